@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
     from lockstep.api.job import TrainingJob
     from lockstep.plan.cluster.calibration import Point
-    from lockstep.platforms.inside.calibrate import Sweep
+    from lockstep.platforms.in_namespace.sweep import Sweep
 
 INTERRUPTED = 130
 
@@ -111,8 +111,8 @@ def _job(found: ClusterFile, nodes: int | None, mode: Mode, most: int | None, im
 
 
 def _measure(job: TrainingJob, found: ClusterFile, namespace: str, context: str | None, timeout: int | None, *, quiet: bool) -> Sweep:
-    from lockstep.platforms.inside.calibrate import sweep_on_cluster
-    from lockstep.platforms.inside.in_namespace import Patience
+    from lockstep.platforms.in_namespace.run import Patience
+    from lockstep.platforms.in_namespace.sweep import sweep_on_cluster
 
     told = False
 

@@ -86,7 +86,7 @@ def _interruptible(looking: Coroutine[Any, Any, ClusterFacts]) -> ClusterFacts:
 async def _look(namespace: str | None, context: str | None, image: str | None) -> ClusterFacts:
     from lockstep.kube.cluster import ApiError, Cluster
     from lockstep.platforms.clusters.clusterfacts import read_facts
-    from lockstep.platforms.inside.probe import probe_nodes
+    from lockstep.platforms.in_namespace.probe import probe_nodes
 
     async with await Cluster.connect(context) as cluster:
         place, source = namespace or cluster.namespace or "default", "of your context"

@@ -98,7 +98,7 @@ def _show(jobs: list[dict[str, Any]], target: Target, output: Output, *, single:
 def _current(jobs: list[dict[str, Any]], target: Target) -> tuple[list[dict[str, Any]], Unheard | None]:
     """The jobs, those marked whose status nobody keeps up to date, and why nobody does."""
     from lockstep.plan.pages.freshness import is_open, marked
-    from lockstep.platforms.jobs.heard import operator_unheard
+    from lockstep.platforms.jobs.observe import operator_unheard
 
     unheard = target.client.run(lambda cluster: operator_unheard(cluster, target.namespace)) if any(map(is_open, jobs)) else None
     return [marked(job, unheard, time.time()) for job in jobs], unheard
@@ -163,7 +163,7 @@ def describe(
     from lockstep.kube.jobs import job_events
     from lockstep.plan.pages.freshness import is_open
     from lockstep.plan.table import describe as page
-    from lockstep.platforms.jobs.heard import operator_unheard
+    from lockstep.platforms.jobs.observe import operator_unheard
 
     found = find_job(job, cluster, namespace, context)
     client, now = found.target.client, time.time()

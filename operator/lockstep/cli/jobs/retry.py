@@ -70,7 +70,7 @@ def _refuse(job: str, status: dict[str, object]) -> None:
 
 def _run_again(file: Path, cluster: str | None, namespace: str | None, context: str | None, workspace: Path | None) -> int:
     """`workspace`: of a local run; None: in a namespace."""
-    from lockstep.platforms.inside.in_namespace import How, run_in_namespace
+    from lockstep.platforms.in_namespace.run import How, run_in_namespace
     from lockstep.platforms.local.retry import failed_run
     from lockstep.platforms.local.run import run_local
 

@@ -152,7 +152,7 @@ def refuse_interactive(job: TrainingJob) -> None:
 def _run_in_namespace(
     file: Path, cluster: str | None, namespace: str | None, context: str | None, changes: list[str] | None, *, attach: bool
 ) -> int:
-    from lockstep.platforms.inside.in_namespace import How, run_in_namespace
+    from lockstep.platforms.in_namespace.run import How, run_in_namespace
 
     inputs = read_inputs(file, cluster, namespace, changes)
     refuse_interactive(inputs.job)

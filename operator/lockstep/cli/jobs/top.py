@@ -109,7 +109,7 @@ async def _looks_of_job(job: Object, context: str | None, interval: float, *, li
     from lockstep.api.objects import is_true
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.pages.top import snapshot
-    from lockstep.platforms.jobs.heard import operator_unheard
+    from lockstep.platforms.jobs.observe import operator_unheard
     from lockstep.platforms.jobs.top import Nodes, curve_on_volume, pods_of
 
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
@@ -145,7 +145,7 @@ async def _looks_of_all(cluster: str, namespace: str | None, context: str | None
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.pages.freshness import is_open
     from lockstep.plan.pages.top import overview, snapshot
-    from lockstep.platforms.jobs.heard import operator_unheard
+    from lockstep.platforms.jobs.observe import operator_unheard
 
     place = target_of(cluster, namespace, context).namespace
     async with await Cluster.connect(context) as connection:

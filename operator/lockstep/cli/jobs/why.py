@@ -63,12 +63,11 @@ async def _look(found: Found, context: str | None, bundle: Path | None) -> Answe
     from lockstep.plan.pages.why import is_awaited, text
     from lockstep.plan.pages.why import why as answer_of
     from lockstep.platforms.clusters.survey import unserved
-    from lockstep.platforms.jobs.heard import operator_unheard
     from lockstep.platforms.jobs.logs import unheard_lines
-    from lockstep.platforms.jobs.look import Look
+    from lockstep.platforms.jobs.observe import JobObserver, operator_unheard
 
     async with await Cluster.connect(context) as connection:
-        look = Look(connection)
+        look = JobObserver(connection)
         observed, unheard, lacks = await asyncio.gather(
             look.at(found.job), operator_unheard(connection, found.namespace), unserved(connection, found.namespace)
         )

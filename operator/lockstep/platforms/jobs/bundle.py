@@ -22,7 +22,7 @@ from lockstep.plan.observed import Observed
 from lockstep.plan.pages.redact import Redactor, secret_values
 from lockstep.plan.times import timestamp
 from lockstep.platforms.files.reader import beside, nodes_with_volumes
-from lockstep.platforms.jobs.look import Look
+from lockstep.platforms.jobs.observe import JobObserver
 from lockstep.platforms.jobs.runs import run_root
 from lockstep_gang.contract import printable_line
 
@@ -88,7 +88,7 @@ class Piece:
 
 async def write_bundle(path: Path, connection: Cluster, observed: Observed, why: str) -> list[str]:
     """Write the archive; what could not be had, one sentence each. Raises OSError when `path` can't be written."""
-    look = Look(connection)
+    look = JobObserver(connection)
     around = [item async for item in _around(look, observed)]
     events = await _events(look, observed)
     redactor = Redactor(secret_values(around))
@@ -111,7 +111,7 @@ async def write_bundle(path: Path, connection: Cluster, observed: Observed, why:
     return missing
 
 
-async def _around(look: Look, observed: Observed) -> AsyncIterator[Object]:
+async def _around(look: JobObserver, observed: Observed) -> AsyncIterator[Object]:
     """The job and everything of the cluster that has a part in it."""
     yield {**observed.job, "kind": "TrainingJob"}
     for item in (*observed.objects.values(), *observed.pods):
@@ -129,7 +129,7 @@ async def _around(look: Look, observed: Observed) -> AsyncIterator[Object]:
             yield item
 
 
-async def _events(look: Look, observed: Observed) -> list[Object]:
+async def _events(look: JobObserver, observed: Observed) -> list[Object]:
     """Of the job and all that it made, oldest first."""
     uids = {item["metadata"]["uid"] for item in (observed.job, *observed.objects.values(), *observed.pods, *observed.claims.values())}
     names = {item["metadata"]["name"] for item in (observed.job, *observed.pods)}

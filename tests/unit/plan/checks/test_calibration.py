@@ -28,9 +28,9 @@ from lockstep.plan.cluster.calibration import (
     with_calibration,
 )
 from lockstep.plan.render.resolve import resolve
-from lockstep.platforms.inside import calibrate
-from lockstep.platforms.inside.calibrate import Sweep, without_claims
-from lockstep.platforms.inside.objects import prepare
+from lockstep.platforms.in_namespace import sweep as module
+from lockstep.platforms.in_namespace.objects import prepare
+from lockstep.platforms.in_namespace.sweep import Sweep, without_claims
 from lockstep_gang.agent.main import main as agent
 from lockstep_gang.agent.preflight import sweep
 
@@ -142,7 +142,7 @@ def measuring(points: tuple[Point, ...]) -> Any:
 def test_the_table_is_printed_and_the_file_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(calibrate, "sweep_on_cluster", measuring(POINTS))
+    monkeypatch.setattr(module, "sweep_on_cluster", measuring(POINTS))
     path = tmp_path / "c.yaml"
     path.write_text(RDMA_FILE)
     assert lockstep(monkeypatch, str(path), "--save") == 0
@@ -156,7 +156,7 @@ def test_the_table_is_printed_and_the_file_has_it(
 def test_unless_it_is_asked_for_the_file_stays_as_it_is_and_how_to_ask_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(calibrate, "sweep_on_cluster", measuring(POINTS))
+    monkeypatch.setattr(module, "sweep_on_cluster", measuring(POINTS))
     path = tmp_path / "c.yaml"
     path.write_text(RDMA_FILE)
     assert lockstep(monkeypatch, str(path)) == 0
@@ -179,7 +179,7 @@ def test_how_it_ends_badly(
     def sweep_on_cluster(*_: Any) -> Sweep:
         raise error
 
-    monkeypatch.setattr(calibrate, "sweep_on_cluster", sweep_on_cluster)
+    monkeypatch.setattr(module, "sweep_on_cluster", sweep_on_cluster)
     path = tmp_path / "c.yaml"
     path.write_text(RDMA_FILE)
     assert lockstep(monkeypatch, str(path)) == code

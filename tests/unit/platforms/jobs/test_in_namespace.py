@@ -16,9 +16,9 @@ from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.plan.observed import Observed
 from lockstep.plan.render.objects import freeze
 from lockstep.plan.render.resolve import resolve
-from lockstep.platforms.inside import in_namespace
-from lockstep.platforms.inside.in_namespace import Patience, _follow, _Log, _remove_finished, _running, _verdict, run_until
-from lockstep.platforms.inside.objects import Run, objects
+from lockstep.platforms.in_namespace import run as module
+from lockstep.platforms.in_namespace.objects import Run, objects
+from lockstep.platforms.in_namespace.run import Patience, _follow, _Log, _remove_finished, _running, _verdict, run_until
 
 Object = dict[str, Any]
 DAY = "2026-11-21T09:00:0"
@@ -187,14 +187,14 @@ class Namespace:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     for name in ("LOOK_SECONDS", "RETRY_SECONDS"):
-        monkeypatch.setattr(in_namespace, name, 0.001)
+        monkeypatch.setattr(module, name, 0.001)
     return monkeypatch
 
 
 def test_a_run_that_holds_part_of_its_nodes_lets_go_and_tries_again(quick: pytest.MonkeyPatch) -> None:
     half, whole = (node(0, RUNS), node(1, None)), (node(0, RUNS), node(1, RUNS))
     server, said = Namespace(ran(), *[half] * 30, whole, (node(0, ended(0)), node(1, ended(0)))), list[str]()
-    quick.setattr(in_namespace.time, "time", lambda: server.now)
+    quick.setattr(module.time, "time", lambda: server.now)
     until_half_is_gone = server.looks
 
     async def follow() -> int:
@@ -212,8 +212,8 @@ def test_a_run_that_holds_part_of_its_nodes_lets_go_and_tries_again(quick: pytes
 def test_a_run_whose_pods_have_nodes_and_do_not_come_up_is_given_up(quick: pytest.MonkeyPatch) -> None:
     pulling = node(1, {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}})
     server, said = Namespace(ran(), (node(0, RUNS), node(1, None)), (node(0, RUNS), pulling)), list[str]()
-    quick.setattr(in_namespace.time, "time", lambda: server.now)
-    quick.setattr(in_namespace, "DRAIN_SECONDS", 0.001)
+    quick.setattr(module.time, "time", lambda: server.now)
+    quick.setattr(module, "DRAIN_SECONDS", 0.001)
     began = server.now
     assert asyncio.run(asyncio.wait_for(_follow(cast(Cluster, server), ran(), said.append), 20)) == 1
     assert 1800 <= server.now - began <= 1860
@@ -225,7 +225,7 @@ def test_a_run_whose_pods_have_nodes_and_do_not_come_up_is_given_up(quick: pytes
 def test_a_run_that_somebody_scales_to_zero_stays_there(quick: pytest.MonkeyPatch) -> None:
     server = Namespace(ran(), ())
     server.items["StatefulSet", "x"]["spec"]["replicas"] = 0
-    quick.setattr(in_namespace.time, "time", lambda: server.now)
+    quick.setattr(module.time, "time", lambda: server.now)
     with pytest.raises(TimeoutError):
         asyncio.run(asyncio.wait_for(_follow(cast(Cluster, server), ran(), lambda line: None), 0.3))
     assert server.scaled == []
@@ -304,10 +304,10 @@ def test_a_job_that_waits_for_nodes_which_are_not_there_says_so_before_it_starts
         raise asyncio.CancelledError
 
     monkeypatch.setattr(Cluster, "connect", connect)
-    monkeypatch.setattr(in_namespace, "prepare", lambda *_: on_nodes(5))
-    monkeypatch.setattr(in_namespace, "_follow", follow)
+    monkeypatch.setattr(module, "prepare", lambda *_: on_nodes(5))
+    monkeypatch.setattr(module, "_follow", follow)
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(in_namespace._run(job(), profile(), "default", None, in_namespace.How.NEW))
+        asyncio.run(module._run(job(), profile(), "default", None, module.How.NEW))
     first, second, *last = capsys.readouterr().out.splitlines()
     assert first.startswith("lockstep: 5 nodes are asked for") and first.endswith("; the job waits until it has them")
     assert second.endswith("Ctrl-C leaves it running")

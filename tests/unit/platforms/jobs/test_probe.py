@@ -14,7 +14,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.kube.cluster import ApiError
 from lockstep.plan.cluster.facts import ClusterFacts, ProbeFacts
 from lockstep.plan.discovery.probe import probe_pods, probed_nodes, read_probe
-from lockstep.platforms.inside import probe
+from lockstep.platforms.in_namespace import probe
 from lockstep_gang.agent.main import main as agent
 from lockstep_gang.agent.preflight.probe import probed
 

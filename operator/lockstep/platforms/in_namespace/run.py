@@ -36,7 +36,7 @@ from lockstep.plan.waiting.containers import is_scheduled
 from lockstep.platforms.clusters.surroundings import nodes_of
 from lockstep.platforms.clusters.survey import with_image
 from lockstep.platforms.files.reader import beside
-from lockstep.platforms.inside.objects import Run, objects, prepare
+from lockstep.platforms.in_namespace.objects import Run, objects, prepare
 from lockstep.platforms.jobs.keeper import VERDICTS, keeper, keeper_name
 from lockstep.platforms.jobs.logs import STAMP
 from lockstep.platforms.output import put

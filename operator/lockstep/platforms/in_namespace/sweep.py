@@ -15,8 +15,8 @@ from lockstep.api.names import DATASETS_VOLUME, WORKSPACE_VOLUME
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.plan.cluster.calibration import Point, is_done, point_in
 from lockstep.platforms.clusters.survey import with_image
-from lockstep.platforms.inside.in_namespace import OWN, Patience, run_until
-from lockstep.platforms.inside.objects import Run, prepare
+from lockstep.platforms.in_namespace.objects import Run, prepare
+from lockstep.platforms.in_namespace.run import OWN, Patience, run_until
 
 LAST_LINES = 6
 POINTS_MAX = 1000

@@ -1,21 +1,22 @@
-"""One look at a job and what is around it, with the rights of whoever asks; what they may not see is said."""
+"""A job and what is around it, as the account of whoever asks may see them, and whether the operator still writes its status."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
 
-from lockstep.api.names import LABEL_JOB
+from lockstep.api.names import LABEL_JOB, OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import FORBIDDEN, ApiError, Cluster
 from lockstep.plan.decide.interactive import unused
 from lockstep.plan.observed import Observed
+from lockstep.plan.pages.freshness import Unheard, unheard_of
 from lockstep.plan.waiting.containers import is_scheduled, scheduler_message
 
 KINDS_OF_A_JOB = ("StatefulSet", "Service", "NetworkPolicy", "ConfigMap")
 
 
-class Look:
+class JobObserver:
     """Lists with the asker's rights. `not_seen` has one sentence for everything that was refused."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -71,3 +72,19 @@ class Look:
             for pod in found
             if is_scheduled(pod) and (pod["metadata"]["namespace"], (pod["metadata"].get("labels") or {}).get(LABEL_JOB)) != mine
         )
+
+
+async def operator_unheard(cluster: Cluster, namespace: str) -> Unheard | None:
+    """None: it is heard, there is none, or its Lease can't be seen. Raises ApiError and OSError."""
+    found = await asyncio.gather(*(_lease(cluster, place) for place in dict.fromkeys((namespace, OPERATOR_NAMESPACE))))
+    lease = next((one for one in found if one is not None), None)
+    return None if lease is None else unheard_of(lease, cluster.clock.now())
+
+
+async def _lease(cluster: Cluster, namespace: str) -> Object | None:
+    try:
+        return await cluster.get("Lease", namespace, OPERATOR_NAME)
+    except ApiError as error:
+        if error.status == FORBIDDEN:
+            return None
+        raise
