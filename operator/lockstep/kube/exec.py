@@ -22,7 +22,8 @@ LINE_BYTES_MAX = 4 << 20
 OUTPUT_BYTES_MAX = 16 << 20
 """Of a program whose output is kept: what a pod prints must not fill this machine's memory."""
 BOOT = "import os, sys\nn, text = int(sys.argv.pop(1)), b''\nwhile len(text) < n:\n text += os.read(0, n - len(text)) or sys.exit('no program came')\nexec(compile(text, 'lockstep', 'exec'))"
-"""`python3 -c BOOT <bytes> …` runs the text that comes first by standard input: a command line of its size would not pass every proxy."""
+"""`python3 -c BOOT <bytes> …` runs the program of that many bytes that comes first on standard input. A command is part of the request's URL, and
+some proxies refuse a URL of a program's size."""
 
 
 class Place(NamedTuple):
@@ -211,3 +212,28 @@ async def output_of(
         if running.code != 0:
             raise running.failure()
     return bytes(output)
+
+
+def boot_command(source: bytes, *arguments: str, options: Sequence[str] = ("-I",)) -> list[str]:
+    """Command that runs the Python program `source`, which is the first to be written to its standard input, with these arguments."""
+    return ["python3", *options, "-c", BOOT, str(len(source)), *arguments]
+
+
+@asynccontextmanager
+async def python_program(
+    cluster: Cluster, place: Place, source: bytes, *arguments: str, options: Sequence[str] = ("-I",), pings: bool = False
+) -> AsyncIterator[Program]:
+    """Start a program of Lockstep's in the container; what is written to it then is its own standard input. Raises as `program` does, and Broken.
+
+    `options`: of python3. -I keeps the container's variables and folders from changing what the program imports.
+    """
+    async with program(cluster, place, boot_command(source, *arguments, options=options), pings=pings) as running:
+        await running.write(source)
+        yield running
+
+
+async def python_output(
+    cluster: Cluster, place: Place, source: bytes, *arguments: str, seconds: float = 60.0, most: int = OUTPUT_BYTES_MAX
+) -> bytes:
+    """What a program of Lockstep's prints in the container. Raises as `output_of` does."""
+    return await output_of(cluster, place, boot_command(source, *arguments), stdin=source, seconds=seconds, most=most)

@@ -36,8 +36,8 @@ def drill(
 
     Example: lockstep drill kill-rank --job demo
     """
-    from lockstep.platforms.drills.drills import run_drill
-    from lockstep.platforms.drills.place import Place
+    from lockstep.platforms.jobs.drilledjob import DrilledJob
+    from lockstep.platforms.jobs.drills import run_drill
 
     found = find_job(job, cluster, namespace, context)
     _refuse_without_rights(found, fault)
@@ -45,10 +45,10 @@ def drill(
     if reason:
         raise ConfigError(f"{fault} on job {job}: {reason}")
     _ask(found, fault, yes=yes)
-    place = Place(found.target.client, found.job, timeout, _say)
+    drilled = DrilledJob(found.target.client, found.job, timeout, _say)
     last = int(found.job["status"]["ranks"]["desired"]) - 1
     try:
-        outcome = run_drill(place, fault, last if rank is None else rank, fill_at_most * MIB)
+        outcome = run_drill(drilled, fault, last if rank is None else rank, fill_at_most * MIB)
     except KeyboardInterrupt:
         tell(f"lockstep: interrupted: {AFTER_INTERRUPT[fault]}; see it with: lockstep get {job} -n {found.namespace}")
         raise typer.Exit(INTERRUPTED) from None
@@ -63,7 +63,7 @@ def _say(line: str) -> None:
 
 
 def _refuse_without_rights(found: Found, fault: Fault) -> None:
-    from lockstep.platforms.drills.drills import missing_rights
+    from lockstep.platforms.jobs.drills import missing_rights
 
     missing = missing_rights(found.target.client, fault, found.namespace)
     if missing:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import secrets
 from dataclasses import dataclass
-from pathlib import Path
 from posixpath import join, normpath
 
 from lockstep.api.errors import Failed
 from lockstep.api.names import WORKSPACE
 from lockstep.kube.cluster import Cluster
-from lockstep.kube.exec import Place, ProgramFailed, output_of
-from lockstep.platforms.inpod import newest
+from lockstep.kube.exec import Place, ProgramFailed, output_of, python_output
+from lockstep.platforms.inpod import newest, source_of
 from lockstep.platforms.inpod.newest import CONFIG, WEIGHTS
 
 EXPORT_SECONDS = 1800.0
@@ -43,8 +42,7 @@ def run_folder(job: str) -> str:
 async def newest_adapter(cluster: Cluster, place: Place, job: str) -> Adapter:
     """Raises NoAdapter."""
     run = run_folder(job)
-    program = Path(newest.__file__).read_text(encoding="utf-8")  # noqa: ASYNC240 (a page, once)
-    answer = await output_of(cluster, place, ["python3", "-I", "-c", program, run])
+    answer = await python_output(cluster, place, source_of(newest), run)
     exported, commit = _folders(answer, run, place.pod)
     if commit is not None:
         return await _exported(cluster, place, job, commit)

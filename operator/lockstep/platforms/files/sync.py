@@ -12,7 +12,6 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,8 @@ import pathspec
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import CONTAINER
 from lockstep.kube.cluster import Cluster
-from lockstep.kube.exec import BOOT, Place, Program, answer_of, lines_in, program
-from lockstep.platforms.inpod import receiver
+from lockstep.kube.exec import Place, Program, answer_of, lines_in, python_program
+from lockstep.platforms.inpod import receiver, source_of
 
 ALWAYS_IGNORED = (".git/", "__pycache__/", "*.pyc", ".venv/", ".lockstep/", ".DS_Store", "*.swp")
 IGNORE_FILES = (".lockstepignore", ".gitignore")
@@ -165,12 +164,9 @@ class _Receiver:
 
     @classmethod
     async def start(cls, cluster: Cluster, place: Place) -> _Receiver:
-        text, stack = _receiver(), AsyncExitStack()
-        command = ["python3", "-I", "-S", "-c", BOOT, str(len(text))]  # (an image's site-packages would be looked through for nothing)
-        running = await stack.enter_async_context(program(cluster, place, command, pings=True))
-        receiver = cls(running, stack)
-        await running.write(text)
-        return receiver
+        stack, options = AsyncExitStack(), ("-I", "-S")  # (an image's site-packages would be looked through for nothing)
+        program = python_program(cluster, place, source_of(receiver), options=options, pings=True)
+        return cls(await stack.enter_async_context(program), stack)
 
     @property
     def has_ended(self) -> bool:
@@ -224,11 +220,6 @@ def _checked(answer: dict[str, Any], files: dict[str, Any], pod: str) -> dict[st
     ):
         raise Failed(f"python3 in pod {pod} asks for what wasn't offered: look at the image's python3")
     return answer
-
-
-@cache
-def _receiver() -> bytes:
-    return Path(receiver.__file__).read_bytes()
 
 
 def _packed(folder: Path, names: Sequence[str], files: dict[str, dict[str, Any]]) -> bytes:

@@ -8,15 +8,14 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path, PurePosixPath
 from posixpath import normpath
 from typing import Any
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.kube.cluster import Cluster
-from lockstep.kube.exec import BOOT, Broken, Place, Program, ProgramFailed, program
-from lockstep.platforms.inpod import carry
+from lockstep.kube.exec import Broken, Place, Program, ProgramFailed, python_program
+from lockstep.platforms.inpod import carry, source_of
 from lockstep.platforms.inpod.carry import CarryError, Gone, Wire
 
 TRIES = 6
@@ -94,23 +93,15 @@ async def _carried(
 
 
 async def _once(cluster: Cluster, place: Place, request: dict[str, Any], end: Callable[[Wire], dict[str, Any]]) -> dict[str, Any]:
-    text = _text()
     mine, theirs = socket.socketpair()
-    command = ["python3", "-I", "-c", BOOT, str(len(text)), json.dumps(request)]
     try:
-        async with program(cluster, place, command) as running:
-            await running.write(text)
+        async with python_program(cluster, place, source_of(carry), json.dumps(request)) as running:
             return await _between(running, mine, theirs, end)
     except (Broken, OSError) as error:
         raise Gone(str(error)) from error
     finally:
         mine.close()
         theirs.close()
-
-
-@cache
-def _text() -> bytes:
-    return Path(carry.__file__).read_bytes()
 
 
 async def _between(running: Program, mine: socket.socket, theirs: socket.socket, end: Callable[[Wire], dict[str, Any]]) -> dict[str, Any]:

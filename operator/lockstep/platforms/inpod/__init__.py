@@ -1,1 +1,30 @@
-"""Programs that are sent into pods as text, and run there by the pod's own Python: standard library only."""
+"""Programs that run in pods: sent there as text, for the Python (3.10 or newer) of whatever image a job has, so they import only the standard library.
+
+A program may import from other modules of this folder. `source_of` is the one place where their texts are joined.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+_FUTURE = "from __future__ import annotations\n"
+_SHARED = re.compile(rf"^from {re.escape(__name__)}\.(\w+) import (?:\([^)]*\)|[^\n(]*)\n", re.MULTILINE)
+
+
+@cache
+def source_of(program: ModuleType) -> bytes:
+    """Text of a program of this folder: its own, after that of the modules of this folder that it imports."""
+    texts: dict[str, str] = {}
+
+    def add(name: str) -> None:
+        text = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+        for shared in _SHARED.findall(text):
+            if shared not in texts:
+                add(shared)
+        texts[name] = _SHARED.sub("", text).replace(_FUTURE, "")
+
+    add(program.__name__.rpartition(".")[2])
+    return "\n".join([_FUTURE, *texts.values()]).encode()

@@ -9,15 +9,14 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import CONTAINER, WORKSPACE
 from lockstep.kube.cluster import Cluster
-from lockstep.kube.exec import STDERR, Place, Program, ProgramFailed, answer_of, program
+from lockstep.kube.exec import STDERR, Place, Program, ProgramFailed, answer_of, python_program
 from lockstep.kube.rights import may
-from lockstep.platforms.inpod import editor
+from lockstep.platforms.inpod import editor, source_of
 
 BEAT_SECONDS = 15.0
 END_SECONDS = 15.0
@@ -48,10 +47,6 @@ async def refuse_without_rights(cluster: Cluster, namespace: str) -> None:
             )
 
 
-def _source() -> str:
-    return Path(editor.__file__).read_text(encoding="utf-8")
-
-
 class Server:
     """One that runs in a pod: where it listens there, and what it says at its end."""
 
@@ -68,16 +63,16 @@ class Server:
 @asynccontextmanager
 async def served(cluster: Cluster, namespace: str, pod: str, wanted: Wanted, echo: Say) -> AsyncIterator[Server]:
     """Start it and wait until it listens; leaving ends it, and all that it has started. Raises Failed with its own last words."""
-    source = _source()
+    source = source_of(editor)
     request = {
         "kind": wanted.kind,
         "folder": wanted.folder,
         "command": wanted.command,
         "cwd": wanted.cwd,
         "token": wanted.token,
-        "source": source,
+        "source": source.decode(),
     }
-    async with program(cluster, Place(namespace, pod, CONTAINER), ["python3", "-c", source], pings=True) as session:
+    async with python_program(cluster, Place(namespace, pod, CONTAINER), source, options=(), pings=True) as session:
         await session.write(json.dumps(request).encode() + b"\n")
         listens: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         ended = asyncio.create_task(_hear(session, listens, echo))

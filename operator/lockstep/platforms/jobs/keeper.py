@@ -6,12 +6,12 @@ Containers of a StatefulSet are always started again, so that without it the pod
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from lockstep.api import names
 from lockstep.api.objects import Object
 from lockstep.kube.kinds import path_of
 from lockstep.platforms.inpod import keeper as program
+from lockstep.platforms.inpod import source_of
 from lockstep_gang.contract.exits import CONFIGURATION, DONE, FAILED, SAVED
 
 VERDICTS = (DONE, FAILED, SAVED, CONFIGURATION)
@@ -61,7 +61,6 @@ def _pod(stateful_set: Object, template: Object) -> Object:
         "server": SERVER, "uid": stateful_set["metadata"]["uid"], "verdicts": list(VERDICTS), "saved": SAVED,
         "pod_path": path_of("Pod", namespace, names.pod_name(job, 0)), "scale_path": path_of("StatefulSet", namespace, job, "scale"),
     }  # fmt: skip
-    source = Path(program.__file__).read_text(encoding="utf-8")
     volumes = [
         volume for volume in template.get("volumes") or [] if (volume.get("persistentVolumeClaim") or {}).get("readOnly")
     ]  # Python may be there
@@ -69,7 +68,7 @@ def _pod(stateful_set: Object, template: Object) -> Object:
     container = {
         "name": "keeper",
         "image": trainer["image"],
-        "command": ["python3", "-I", "-c", source, json.dumps(asked)],
+        "command": ["python3", "-I", "-c", source_of(program).decode(), json.dumps(asked)],
         "env": [variable for variable in trainer.get("env") or [] if "value" in variable],
         "volumeMounts": [mount for mount in trainer.get("volumeMounts") or [] if mount["name"] in {volume["name"] for volume in volumes}],
         "resources": RESOURCES,

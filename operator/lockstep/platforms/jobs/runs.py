@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from lockstep.api.names import RUN_KEY, WORKSPACE
 from lockstep.kube.cluster import Cluster
-from lockstep.kube.exec import Place, Program, answer_of, lines_in, program
+from lockstep.kube.exec import Place, Program, answer_of, lines_in, python_program
 from lockstep.plan.answers import read_summary
-from lockstep.platforms.inpod import runfolder
-
-# The program comes by standard input: a command is part of a URL, which a proxy on the way may find too long.
-BOOTSTRAP = "import json, sys; text, asked = json.loads(sys.stdin.readline()); space = {'__name__': 'runfolder'}; exec(text, space); space['main'](asked)"
+from lockstep.platforms.inpod import runfolder, source_of
 
 
 def run_root(job: str) -> str:
@@ -33,15 +29,10 @@ async def frozen_run(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:
     return run if isinstance(run, dict) else {}
 
 
-def _text() -> str:
-    return Path(runfolder.__file__).read_text(encoding="utf-8")
-
-
 @asynccontextmanager
 async def asked(cluster: Cluster, place: Place, **request: Any) -> AsyncIterator[Program]:
-    """The program with its first request sent."""
-    async with program(cluster, place, ["python3", "-I", "-c", BOOTSTRAP]) as running:
-        await running.write(json.dumps([_text(), request]).encode() + b"\n")
+    """The program, started with its request."""
+    async with python_program(cluster, place, source_of(runfolder), json.dumps(request)) as running:
         yield running
 
 

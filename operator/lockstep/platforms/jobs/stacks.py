@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 
 from lockstep.api.errors import Failed
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import Cluster
-from lockstep.kube.exec import BOOT, NotStarted, Place, answer_of, output_of
+from lockstep.kube.exec import NotStarted, Place, answer_of, python_output
 from lockstep.plan.pages.stacks import RankAnswer, missing, read_ranks
 from lockstep.platforms.files.reader import running_pods
-from lockstep.platforms.inpod import rankstacks
+from lockstep.platforms.inpod import rankstacks, source_of
 from lockstep.platforms.jobs.runs import frozen_run
 
 NODE_SECONDS = 15.0
@@ -47,14 +46,8 @@ async def ask_ranks(cluster: Cluster, job: Object, rank: int | None) -> list[Ran
 
 
 async def _ask_node(cluster: Cluster, place: Place, rank: int | None) -> list[RankAnswer]:
-    text = _text()
-    command = ["python3", "-I", "-c", BOOT, str(len(text)), json.dumps({"rank": rank})]
-    printed = await output_of(cluster, place, command, stdin=text, seconds=NODE_SECONDS)
+    printed = await python_output(cluster, place, source_of(rankstacks), json.dumps({"rank": rank}), seconds=NODE_SECONDS)
     return read_ranks(answer_of(printed, f"pod {place.pod}"))
-
-
-def _text() -> bytes:
-    return Path(rankstacks.__file__).read_bytes()
 
 
 async def _shape(cluster: Cluster, job: Object, pods: int) -> tuple[int, int]:

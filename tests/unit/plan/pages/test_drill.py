@@ -17,9 +17,11 @@ import pytest
 from lockstep.api.errors import ConfigError
 from lockstep.api.objects import Object
 from lockstep.plan.pages.drill import AFTER_INTERRUPT, RISKS, Fault, Outcome, Right, cost_of, has_recovered, rights, text, why_not_now
-from lockstep.platforms.drills import drills
-from lockstep.platforms.drills.place import SOURCE, Place
-from lockstep.platforms.inpod import drill
+from lockstep.platforms.inpod import drill, source_of
+from lockstep.platforms.jobs import drills
+from lockstep.platforms.jobs.drilledjob import DrilledJob
+
+SOURCE = source_of(drill).decode()
 
 
 def job(reason: str = "Running", *, training: bool = True, committed: int | None = 40, counted: int = 0) -> Object:
@@ -49,10 +51,10 @@ def test_what_speaks_against_a_drill_is_said(a_job: Object, fault: Fault, says: 
 
 def test_the_pod_that_is_hurt_is_the_one_that_has_the_rank_also_where_ranks_follow_racks() -> None:
     status = {"nodes": 3, "ranks": {"desired": 6, "order": [0, 2, 1]}}
-    place = Place(None, {"metadata": {"name": "x"}, "status": status}, 1, print)  # type: ignore[arg-type]  # no cluster is asked
-    assert [place.pod_of(rank) for rank in range(6)] == ["x-0", "x-0", "x-2", "x-2", "x-1", "x-1"]
+    drilled = DrilledJob(None, {"metadata": {"name": "x"}, "status": status}, 1, print)  # type: ignore[arg-type]  # no cluster is asked
+    assert [drilled.pod_of(rank) for rank in range(6)] == ["x-0", "x-0", "x-2", "x-2", "x-1", "x-1"]
     with pytest.raises(ConfigError, match="there is no rank 6: the job has 6 ranks, 0 to 5"):
-        place.pod_of(6)
+        drilled.pod_of(6)
 
 
 def test_a_killed_operator_costs_no_restart_so_a_spent_budget_allows_it() -> None:
@@ -123,7 +125,7 @@ def test_the_ranks_own_process_is_hit_and_not_its_workers(rank: subprocess.Popen
         drill.leader(5)
 
 
-def in_pod(verb: str, source: str = SOURCE.read_text(), **arguments: Any) -> subprocess.Popen[str]:
+def in_pod(verb: str, source: str = SOURCE, **arguments: Any) -> subprocess.Popen[str]:
     """The verb as a pod runs it, once it has said its first word."""
     command = [sys.executable, "-I", "-c", source, verb, json.dumps(arguments)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -137,7 +139,7 @@ def test_a_frozen_rank_goes_on_when_nobody_listens_any_more(rank: subprocess.Pop
         assert gone.stdin is not None
         gone.stdin.close()
     assert drill.state_of(rank.pid) in ("R", "S")
-    with in_pod("freeze", SOURCE.read_text().replace("SILENCE_SECONDS = 60.0", "SILENCE_SECONDS = 0.2"), rank=987654) as silent:
+    with in_pod("freeze", SOURCE.replace("SILENCE_SECONDS = 60.0", "SILENCE_SECONDS = 0.2"), rank=987654) as silent:
         silent.wait(30)
         assert drill.state_of(rank.pid) in ("R", "S")
 
@@ -160,7 +162,7 @@ def test_what_watches_ends_with_whoever_asked_for_it() -> None:
 
 
 def test_a_full_volume_is_emptied_when_nobody_listens_any_more(tmp_path: Path) -> None:
-    source = SOURCE.read_text().replace('json.loads(Path(RUN).read_text(encoding="utf-8"))["runDir"]', repr(str(tmp_path)))
+    source = SOURCE.replace('json.loads(Path(RUN).read_text(encoding="utf-8"))["runDir"]', repr(str(tmp_path)))
     source = source.replace("if free > most:", "if False:")
     with in_pod("fill", source, most=1 << 20, seconds=600.0) as filling:
         assert (tmp_path / "drill-fill").stat().st_size == 1 << 20
@@ -170,8 +172,8 @@ def test_a_full_volume_is_emptied_when_nobody_listens_any_more(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-class FrozenPlace:
-    """A place whose pod is a process of this machine."""
+class FrozenJob:
+    """A job whose pod is a process of this machine."""
 
     name, namespace = "x", "ns"
 
@@ -203,13 +205,13 @@ class LocalStream:
 
 
 def test_ctrl_c_lets_a_frozen_rank_go_on_and_says_so(rank: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drills, "Stream", LocalStream)
-    place = FrozenPlace()
-    with pytest.raises(KeyboardInterrupt), drills._frozen(cast(Place, place), "x-1", 987654):
+    monkeypatch.setattr(drills, "VerbStream", LocalStream)
+    job = FrozenJob()
+    with pytest.raises(KeyboardInterrupt), drills._frozen(cast(DrilledJob, job), "x-1", 987654):
         assert drill.state_of(rank.pid) == "T"
         raise KeyboardInterrupt
     assert drill.state_of(rank.pid) in ("R", "S")
-    assert place.said == ["freeze-rank: rank 987654 in pod x-1 goes on"]
+    assert job.said == ["freeze-rank: rank 987654 in pod x-1 goes on"]
 
 
 def commit(root: Path, name: str) -> Path:
@@ -256,5 +258,5 @@ def test_a_volume_with_more_room_than_may_be_filled_is_left_alone(tmp_path: Path
 
 
 def test_what_is_sent_to_pods_needs_nothing_but_python() -> None:
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", SOURCE.read_text(), "hit", '{"rank": -1, "number": 9}'], capture_output=True, text=True, check=False)  # fmt: skip
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", SOURCE, "hit", '{"rank": -1, "number": 9}'], capture_output=True, text=True, check=False)  # fmt: skip
     assert (done.returncode, done.stderr) == (1, "there is no process of rank -1 in this pod\n")

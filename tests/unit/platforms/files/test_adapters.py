@@ -16,6 +16,7 @@ from fake_cluster import FakeCluster
 from lockstep.api.errors import ConfigError
 from lockstep.cli.files.generate import _adapter_in
 from lockstep.cli.main import main
+from lockstep.kube import exec as programs
 from lockstep.kube.exec import Place, ProgramFailed
 from lockstep.platforms.files import adapters
 from lockstep.platforms.files.adapters import Adapter, NoAdapter, newest_adapter
@@ -51,12 +52,16 @@ def test_an_adapter_whose_weights_are_not_there_yet_is_none(tmp_path: Path) -> N
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run's folder, where programs of the pod run as processes here; the trainer's export fails."""
 
-    async def output_of(cluster: Any, place: Place, command: Sequence[str], *, seconds: float = 60.0) -> bytes:
+    async def output_of(
+        cluster: Any, place: Place, command: Sequence[str], *, stdin: bytes = b"", seconds: float = 60.0, most: int = 0
+    ) -> bytes:
         if "-m" in command:
             raise ProgramFailed("pod x-0: shard 1 of 2 is not here")
-        process = await asyncio.create_subprocess_exec(sys.executable, "-I", *command[1:], stdout=subprocess.PIPE)
-        return (await process.communicate())[0]
+        pipe = subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(sys.executable, *command[1:], stdin=pipe, stdout=pipe)
+        return (await process.communicate(stdin))[0]
 
+    monkeypatch.setattr(programs, "output_of", output_of)
     monkeypatch.setattr(adapters, "output_of", output_of)
     monkeypatch.setattr(adapters, "WORKSPACE", str(tmp_path))
     return tmp_path / "runs/x"
@@ -81,10 +86,10 @@ def test_shards_that_are_not_all_in_one_place_are_told_with_the_commands_that_br
 
 @pytest.mark.parametrize("answer", ["", "[]", "[" * 100_000, '{"adapter": 1, "commit": null}', '{"adapter": "/etc", "commit": null}', '{"adapter": null, "commit": "--output"}', '{"adapter": null, "commit": "/w/runs/x/../../../etc"}', " " * (1 << 20)])  # fmt: skip
 def test_an_answer_that_names_no_folder_of_the_run_is_refused(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def output_of(cluster: Any, place: Place, command: Sequence[str]) -> bytes:
+    async def output_of(cluster: Any, place: Place, command: Sequence[str], **options: Any) -> bytes:
         return answer.encode()
 
-    monkeypatch.setattr(adapters, "output_of", output_of)
+    monkeypatch.setattr(programs, "output_of", output_of)
     monkeypatch.setattr(adapters, "WORKSPACE", "/w")
     with pytest.raises(NoAdapter, match="doesn't say which adapter of /w/runs/x is the newest"):
         found()

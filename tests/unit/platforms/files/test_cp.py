@@ -22,6 +22,7 @@ from lockstep.cli.files import cp as cp_module
 from lockstep.cli.files.cp import Copy, Remote, _before_start, _copy_before_start, _tell, known_job, read, read_all
 from lockstep.cli.main import main
 from lockstep.cli.shared.meter import Meter, size
+from lockstep.kube import exec as programs
 from lockstep.kube.exec import Broken, Place, ProgramFailed
 from lockstep.plan.render.resolve import MADE_BY_OPERATOR, PlatformDefaults, resolve
 from lockstep.platforms.files import transfer
@@ -71,7 +72,7 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     lasting: list[int] = []
 
     @asynccontextmanager
-    async def local(cluster: Any, place: Place, command: Sequence[str]) -> AsyncIterator[LocalProgram]:
+    async def local(cluster: Any, place: Place, command: Sequence[str], **options: Any) -> AsyncIterator[LocalProgram]:
         pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.DEVNULL}
         process = await asyncio.create_subprocess_exec(sys.executable, *command[1:], **pipes)
         try:
@@ -81,7 +82,7 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> list[int]:
                 process.kill()
             await process.communicate()
 
-    monkeypatch.setattr(transfer, "program", local)
+    monkeypatch.setattr(programs, "program", local)
     monkeypatch.setattr(transfer, "FIRST_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(transfer, "LONGEST_PAUSE_SECONDS", 0.0)
     return lasting
@@ -124,7 +125,7 @@ def test_a_pod_has_no_say_in_what_a_file_is_called(connections: list[int], tmp_p
     sent = b"".join(json.dumps(line).encode() + b"\n" for line in lines) + b"\0\0\0\2x\n\0\0\0\0"
     sent += json.dumps({"sha256": hashlib.sha256(b"x\n").hexdigest()}).encode() + b"\n"
     liar = f"import sys; sys.stdout.buffer.write({sent!r}); sys.stdout.flush(); sys.stdin.read()".encode()
-    monkeypatch.setattr(transfer, "_text", lambda: liar)
+    monkeypatch.setattr(transfer, "source_of", lambda program: liar)
     (tmp_path / "here/demo").mkdir(parents=True)
     asyncio.run(get(FakeCluster().as_cluster, PLACE, "/workspace/runs/log.jsonl", f"{tmp_path}/here/demo/", ["/workspace"], Progress()))
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()] == ["here/demo/log.jsonl"]

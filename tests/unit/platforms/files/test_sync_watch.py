@@ -16,6 +16,7 @@ from fake_cluster import FakeCluster
 from lockstep.api.errors import ConfigError
 from lockstep.cli.files import sync as verb
 from lockstep.cli.files.sync import Sync, Told
+from lockstep.kube import exec as programs
 from lockstep.kube.exec import Broken, NotStarted, Place, ProgramFailed
 from lockstep.platforms.files import sync as module
 from lockstep.platforms.files.sync import Receivers, Synced
@@ -69,7 +70,7 @@ class Pods:
 @pytest.fixture
 def pods(monkeypatch: pytest.MonkeyPatch) -> Pods:
     found = Pods()
-    monkeypatch.setattr(module, "program", found.program)
+    monkeypatch.setattr(programs, "program", found.program)
     monkeypatch.setattr(verb, "WATCH_SECONDS", 0.01)
     monkeypatch.setattr(verb, "AGAIN_SECONDS", 0.01)
     return found
@@ -183,7 +184,7 @@ def test_what_is_sent_once_ends_its_programs_and_a_folder_that_is_none_is_an_err
 def test_a_pod_whose_program_says_nothing_is_given_up_and_its_program_ended(
     pods: Pods, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_receiver", lambda: b"import time; time.sleep(1000)")
+    monkeypatch.setattr(module, "source_of", lambda program: b"import time; time.sleep(1000)")
     monkeypatch.setattr(module, "SILENCE_SECONDS", 0.2)
 
     async def once() -> list[Synced]:
@@ -195,7 +196,7 @@ def test_a_pod_whose_program_says_nothing_is_given_up_and_its_program_ended(
 
 
 def test_what_is_no_answer_is_that_pod_s_problem(pods: Pods, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_receiver", lambda: b"print('Welcome!', flush=True); input()")
+    monkeypatch.setattr(module, "source_of", lambda program: b"print('Welcome!', flush=True); input()")
 
     async def once() -> list[Synced]:
         async with Receivers(cluster().as_cluster, "ns") as receivers:

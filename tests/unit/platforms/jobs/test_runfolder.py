@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.platforms.inpod import runfolder
-from lockstep.platforms.jobs.runs import BOOTSTRAP
+from lockstep.kube.exec import boot_command
+from lockstep.platforms.inpod import runfolder, source_of
 from lockstep_gang.agent.link import journal
 from lockstep_gang.contract import JobIdentity
 from unit.gang.cases import make_run
@@ -77,12 +77,11 @@ def test_a_file_that_gave_way_is_read_before_the_one_that_grows(tmp_path: Path) 
 
 def asked(*requests: dict[str, object]) -> list[str]:
     """What the program answers when it comes as text, as in a pod."""
-    text = Path(runfolder.__file__).read_text()
-    lines = [json.dumps([text, requests[0]]), *map(json.dumps, requests[1:])]
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", BOOTSTRAP], input="\n".join(lines) + "\n", capture_output=True, text=True, check=True, timeout=60
-    )
-    return done.stdout.splitlines()
+    source = source_of(runfolder)
+    command = boot_command(source, json.dumps(requests[0]), options=("-I", "-S"))
+    questions = b"".join(json.dumps(request).encode() + b"\n" for request in requests[1:])
+    done = subprocess.run([sys.executable, *command[1:]], input=source + questions, capture_output=True, check=True, timeout=60)
+    return done.stdout.decode().splitlines()
 
 
 def test_it_runs_as_text_with_nothing_but_the_standard_library(root: Path) -> None:

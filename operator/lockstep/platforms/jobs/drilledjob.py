@@ -1,41 +1,116 @@
-"""What happens in a job's pods meanwhile, told by themselves, each thing with the time at which it was heard here."""
+"""Job under a drill: how its pods are reached, and what happens in them, each event with the time at which it was heard here."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from lockstep.api.errors import Failed
-from lockstep.api.names import pod_name
+from lockstep.api.names import CONTAINER, pod_name
 from lockstep.api.objects import Object
+from lockstep.kube.client import Client
 from lockstep.kube.cluster import Cluster
-from lockstep.kube.exec import Program, ProgramFailed, answer_of, program
+from lockstep.kube.exec import Place, Program, ProgramFailed, answer_of, python_output, python_program
+from lockstep.kube.jobs import job_status
 from lockstep.plan.pages.drill import WATCHED_PODS
-from lockstep.platforms.drills.place import Place, command_of
+from lockstep.plan.pages.logs import node_of_rank
+from lockstep.platforms.inpod import drill, source_of
 from lockstep.platforms.jobs.runs import lines_of
 
+T = TypeVar("T")
+VERB_SECONDS = 600.0
+POLL_SECONDS = 0.2
 BEAT_SECONDS = 10.0
 """A verb in a pod that hears nothing for a minute undoes what it did, and ends."""
 WORDS_MAX = 1000
 """Of a verb that goes on; each says a handful."""
+Say = Callable[[str], None]
 
 
-class Stream:
+@dataclass(frozen=True)
+class DrilledJob:
+    """The job that is drilled, and how its cluster and its pods are reached."""
+
+    client: Client
+    job: Object
+    timeout_seconds: float
+    say: Say
+
+    @property
+    def name(self) -> str:
+        return str(self.job["metadata"]["name"])
+
+    @property
+    def namespace(self) -> str:
+        return str(self.job["metadata"]["namespace"])
+
+    @property
+    def attempt(self) -> int:
+        return int(self.job["status"]["attempts"])
+
+    @property
+    def tells_steps(self) -> bool:
+        return "step" in (self.job["status"].get("trainer") or {})
+
+    def status(self) -> Object:
+        return job_status(self.client, self.namespace, self.name)
+
+    def pod_of(self, rank: int) -> str:
+        """Raises ConfigError for a rank that the job doesn't have."""
+        status = self.job["status"]
+        return pod_name(self.name, node_of_rank(status["ranks"], int(status["nodes"]), rank))
+
+    def trainer(self, pod: str) -> Place:
+        """Container of the pod that runs the ranks."""
+        return Place(self.namespace, pod, CONTAINER)
+
+    def in_pod(self, pod: str, verb: str, **arguments: Any) -> Object:
+        """Last answer of the pod to `verb`. Raises ProgramFailed."""
+
+        async def ask(cluster: Cluster) -> bytes:
+            return await python_output(cluster, self.trainer(pod), source_of(drill), verb, json.dumps(arguments), seconds=VERB_SECONDS)
+
+        lines = self.client.run(ask).strip().splitlines()
+        answer = answer_of(lines[-1] if lines else b"", f"pod {pod}")
+        if any(
+            not (answer[key] is None or (isinstance(answer[key], int) and not isinstance(answer[key], bool)))
+            for key in ("step", "hit")
+            if key in answer
+        ):
+            raise ProgramFailed(f"python3 in pod {pod} answers {verb} with {str(answer)[:100]}: look at the image's python3")
+        return answer
+
+    def until(self, what: str, look: Callable[[], T | None]) -> T:
+        """First result of `look` that is neither None nor False. Raises Failed after the time that was given."""
+        end = time.monotonic() + self.timeout_seconds
+        while time.monotonic() < end:
+            result = look()
+            if result:
+                return result
+            time.sleep(POLL_SECONDS)
+        raise Failed(
+            f"waited {self.timeout_seconds:.0f} s (--timeout) for {what}, which did not come: lockstep why {self.name} -n {self.namespace}"
+        )
+
+
+class VerbStream:
     """A verb that runs in a pod and says things meanwhile, each with the time at which it was heard here."""
 
-    def __init__(self, place: Place, pod: str, verb: str, **arguments: Any) -> None:
-        self._place, self._pod, self._command = place, pod, command_of(verb, arguments)
+    def __init__(self, drilled: DrilledJob, pod: str, verb: str, **arguments: Any) -> None:
+        self._drilled, self._pod, self._arguments = drilled, pod, (verb, json.dumps(arguments))
         self._heard: list[tuple[float, Object]] = []
         self.ended = False
         self.problem = ""
         self._thread = threading.Thread(target=self._listen, name=f"drill {pod}", daemon=True)
         self._cancel: Callable[[], object] = lambda: None
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> VerbStream:
         self._thread.start()
         return self
 
@@ -60,7 +135,7 @@ class Stream:
 
     def _listen(self) -> None:
         try:
-            self._place.client.run(self._follow)
+            self._drilled.client.run(self._follow)
         except (Failed, OSError) as error:
             self.problem = str(error)
         except asyncio.CancelledError:
@@ -71,7 +146,8 @@ class Stream:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None  # noqa: S101 (this is one)
         self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
-        async with program(cluster, self._place.trainer(self._pod), self._command, pings=True) as running:
+        place = self._drilled.trainer(self._pod)
+        async with python_program(cluster, place, source_of(drill), *self._arguments, pings=True) as running:
             beating = asyncio.create_task(_beat(running))
             try:
                 async for line in lines_of(running):
@@ -90,18 +166,18 @@ async def _beat(running: Program) -> None:
             await running.write(b".")
 
 
-class Watch:
+class DrillWatch:
     """Sees in the pods of a job when the ranks of its attempt end and when the next ones come."""
 
-    def __init__(self, place: Place, target: str) -> None:
-        nodes = int(place.job["status"]["nodes"])
-        pods = list(dict.fromkeys([target, *(pod_name(place.name, node) for node in range(nodes))]))[:WATCHED_PODS]
-        self._streams = {pod: Stream(place, pod, "watch", attempt=place.attempt, seconds=place.timeout_seconds) for pod in pods}
+    def __init__(self, drilled: DrilledJob, target: str) -> None:
+        nodes = int(drilled.job["status"]["nodes"])
+        pods = list(dict.fromkeys([target, *(pod_name(drilled.name, node) for node in range(nodes))]))[:WATCHED_PODS]
+        self._streams = {pod: VerbStream(drilled, pod, "watch", attempt=drilled.attempt, seconds=drilled.timeout_seconds) for pod in pods}
         self.notes = [f"{len(pods)} of {nodes} nodes were watched"] if len(pods) < nodes else []
-        self._place = place
+        self._drilled = drilled
         self._hit = 0.0
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> DrillWatch:
         for stream in self._streams.values():
             stream.__enter__()
         for pod, stream in self._streams.items():

@@ -15,8 +15,7 @@ from lockstep.kube.client import Client
 from lockstep.kube.cluster import FORBIDDEN, MERGE, NOT_FOUND, ApiError, Cluster
 from lockstep.kube.kinds import path_of
 from lockstep.plan.pages.drill import RESTARTS, Fault, Outcome, Right, cost_of, has_recovered, rights
-from lockstep.platforms.drills.place import Place
-from lockstep.platforms.drills.watch import Stream, Watch
+from lockstep.platforms.jobs.drilledjob import DrilledJob, DrillWatch, VerbStream
 
 KILL = 9
 START_SECONDS = 30.0
@@ -37,44 +36,44 @@ def missing_rights(client: Client, fault: Fault, namespace: str) -> list[Right]:
     return [right for right in rights(fault, namespace, home) if not may(right)]
 
 
-def run_drill(place: Place, fault: Fault, rank: int, fill_bytes: int) -> Outcome:
+def run_drill(drilled: DrilledJob, fault: Fault, rank: int, fill_bytes: int) -> Outcome:
     """Raises ConfigError before anything is hurt, ProgramFailed when the fault could not be done, Failed when the job did not recover."""
     if fault is Fault.KILL_OPERATOR:
-        return _kill_operator(place)
+        return _kill_operator(drilled)
     if fault is Fault.FILL_DISK:
-        return _fill_disk(place, fill_bytes)
+        return _fill_disk(drilled, fill_bytes)
     hurts: dict[Fault, Callable[[str], Object]] = {
-        Fault.KILL_RANK: lambda pod: place.in_pod(pod, "hit", rank=rank, number=KILL),
-        Fault.CORRUPT_CHECKPOINT: lambda pod: place.in_pod(pod, "corrupt", rank=rank),
-        Fault.LOSE_NODE: lambda pod: _delete_pod(place, pod),
+        Fault.KILL_RANK: lambda pod: drilled.in_pod(pod, "hit", rank=rank, number=KILL),
+        Fault.CORRUPT_CHECKPOINT: lambda pod: drilled.in_pod(pod, "corrupt", rank=rank),
+        Fault.LOSE_NODE: lambda pod: _delete_pod(drilled, pod),
     }
-    pod = place.pod_of(rank)
-    away = _cordoned(place, pod) if fault is Fault.LOSE_NODE else contextlib.nullcontext()
-    with away, Watch(place, pod) as watch, _frozen(place, pod, rank) if fault is Fault.FREEZE_RANK else contextlib.nullcontext():
+    pod = drilled.pod_of(rank)
+    away = _cordoned(drilled, pod) if fault is Fault.LOSE_NODE else contextlib.nullcontext()
+    with away, DrillWatch(drilled, pod) as watch, _frozen(drilled, pod, rank) if fault is Fault.FREEZE_RANK else contextlib.nullcontext():
         hurt = hurts[fault](pod) if fault in hurts else {}
-        place.say(f"{fault}: done to rank {rank} in pod {pod}; waiting until the job trains again")
-        outcome = _recovery(place, Outcome(fault, f"rank {rank} in pod {pod}", place.attempt), watch)
-    return _with_step_back(place, outcome, hurt) if fault is Fault.CORRUPT_CHECKPOINT else outcome
+        drilled.say(f"{fault}: done to rank {rank} in pod {pod}; waiting until the job trains again")
+        outcome = _recovery(drilled, Outcome(fault, f"rank {rank} in pod {pod}", drilled.attempt), watch)
+    return _with_step_back(drilled, outcome, hurt) if fault is Fault.CORRUPT_CHECKPOINT else outcome
 
 
-def _recovery(place: Place, outcome: Outcome, watch: Watch) -> Outcome:
+def _recovery(drilled: DrilledJob, outcome: Outcome, watch: DrillWatch) -> Outcome:
     assert outcome.fault in RESTARTS  # noqa: S101 (an invariant of the caller)
     attempt = outcome.attempt
 
     def look(done: Callable[[Object], bool]) -> Object | None:
-        status = place.status()
+        status = drilled.status()
         if is_true(status, "Failed"):
             raise Failed(
-                f"the job failed: {(status.get('failure') or {}).get('message', '')}: lockstep why {place.name} -n {place.namespace}"
+                f"the job failed: {(status.get('failure') or {}).get('message', '')}: lockstep why {drilled.name} -n {drilled.namespace}"
             )
         return status if done(status) else None
 
-    place.until(
+    drilled.until(
         "the failure in the job's status",
         lambda: look(lambda status: cost_of(status, attempt) is not None or has_recovered(status, attempt, False)),
     )
     named = watch.since_the_fault()
-    status = place.until("the recovery", lambda: look(lambda status: has_recovered(status, attempt, place.tells_steps)))
+    status = drilled.until("the recovery", lambda: look(lambda status: has_recovered(status, attempt, drilled.tells_steps)))
     well, cost = watch.since_the_fault(), cost_of(status, attempt) or {}
     return replace(
         outcome,
@@ -88,9 +87,9 @@ def _recovery(place: Place, outcome: Outcome, watch: Watch) -> Outcome:
     )
 
 
-def _with_step_back(place: Place, outcome: Outcome, hurt: Object) -> Outcome:
+def _with_step_back(drilled: DrilledJob, outcome: Outcome, hurt: Object) -> Outcome:
     """The gang counts from the newest commit that it heard of; the damaged one had to be left out."""
-    record = place.in_pod(pod_name(place.name, 0), "started_from", attempt=outcome.attempt + 1)
+    record = drilled.in_pod(pod_name(drilled.name, 0), "started_from", attempt=outcome.attempt + 1)
     if record.get("step") is None or hurt.get("step") is None or record["step"] >= hurt["step"]:
         raise Failed(
             f"{hurt.get('damaged')} was damaged, but attempt {outcome.attempt + 1} started from {record.get('start')}: it did not step back"
@@ -101,9 +100,9 @@ def _with_step_back(place: Place, outcome: Outcome, hurt: Object) -> Outcome:
 
 
 @contextmanager
-def _frozen(place: Place, pod: str, rank: int) -> Iterator[None]:
+def _frozen(drilled: DrilledJob, pod: str, rank: int) -> Iterator[None]:
     """The rank stands still meanwhile. The pod itself lets it go on when this process is no more."""
-    stream = Stream(place, pod, "freeze", rank=rank)
+    stream = VerbStream(drilled, pod, "freeze", rank=rank)
     with stream:
         try:
             if not stream.wait("hit", START_SECONDS):
@@ -111,50 +110,53 @@ def _frozen(place: Place, pod: str, rank: int) -> Iterator[None]:
             yield
         finally:
             with contextlib.suppress(Failed, OSError):  # (the pod has gone, and the rank with it)
-                if place.in_pod(pod, "thaw", rank=rank).get("thawed") is True:
-                    place.say(f"{Fault.FREEZE_RANK}: rank {rank} in pod {pod} goes on")
+                if drilled.in_pod(pod, "thaw", rank=rank).get("thawed") is True:
+                    drilled.say(f"{Fault.FREEZE_RANK}: rank {rank} in pod {pod} goes on")
             stream.close()
 
 
-def _delete_pod(place: Place, pod: str) -> Object:
-    place.client.request("DELETE", path_of("Pod", place.namespace, pod), AT_ONCE)
+def _delete_pod(drilled: DrilledJob, pod: str) -> Object:
+    drilled.client.request("DELETE", path_of("Pod", drilled.namespace, pod), AT_ONCE)
     return {}
 
 
 @contextmanager
-def _cordoned(place: Place, pod: str) -> Iterator[None]:
+def _cordoned(drilled: DrilledJob, pod: str) -> Iterator[None]:
     """The pod's node takes no pods meanwhile. One that took none before stays as it was."""
-    node = place.client.request("GET", path_of("Pod", place.namespace, pod))["spec"]["nodeName"]
-    if place.client.request("GET", path_of("Node", None, node))["spec"].get("unschedulable"):
+    node = drilled.client.request("GET", path_of("Pod", drilled.namespace, pod))["spec"]["nodeName"]
+    if drilled.client.request("GET", path_of("Node", None, node))["spec"].get("unschedulable"):
         raise ConfigError(f"node {node} is cordoned already: uncordon it first, or choose another rank")
-    place.say(f"{Fault.LOSE_NODE}: node {node} is cordoned until this ends; if this is killed: kubectl uncordon {node}")
+    drilled.say(f"{Fault.LOSE_NODE}: node {node} is cordoned until this ends; if this is killed: kubectl uncordon {node}")
     try:
-        _set_unschedulable(place, node, True)
+        _set_unschedulable(drilled, node, True)
         yield
     finally:
-        _set_unschedulable(place, node, None)
-        place.say(f"{Fault.LOSE_NODE}: node {node} takes pods again")
+        _set_unschedulable(drilled, node, None)
+        drilled.say(f"{Fault.LOSE_NODE}: node {node} takes pods again")
 
 
-def _set_unschedulable(place: Place, node: str, value: bool | None) -> None:
-    place.client.request("PATCH", path_of("Node", None, node), {"spec": {"unschedulable": value}}, None, MERGE)
+def _set_unschedulable(drilled: DrilledJob, node: str, value: bool | None) -> None:
+    drilled.client.request("PATCH", path_of("Node", None, node), {"spec": {"unschedulable": value}}, None, MERGE)
 
 
-def _kill_operator(place: Place) -> Outcome:
+def _kill_operator(drilled: DrilledJob) -> Outcome:
     """Training must not notice: the attempt stays, steps go on, and another replica, or the next pod, hears of them."""
-    before = place.status()
-    leader = _leader(place)
-    place.client.request("DELETE", path_of("Pod", operator_home(place.client, place.namespace), leader), AT_ONCE)
+    before = drilled.status()
+    leader = _leader(drilled)
+    drilled.client.request("DELETE", path_of("Pod", operator_home(drilled.client, drilled.namespace), leader), AT_ONCE)
     hit = time.monotonic()
-    place.say(f"{Fault.KILL_OPERATOR}: deleted pod {leader}; waiting until another one leads and writes the job's progress")
-    place.until("another leader", lambda: _leader(place) not in ("", leader))
+    drilled.say(f"{Fault.KILL_OPERATOR}: deleted pod {leader}; waiting until another one leads and writes the job's progress")
+    drilled.until("another leader", lambda: _leader(drilled) not in ("", leader))
     led = time.monotonic() - hit
     told = (before.get("trainer") or {}).get("lastUpdateTime")
-    after = place.until("progress written by it", lambda: _news(place.status(), told))
+    after = drilled.until("progress written by it", lambda: _news(drilled.status(), told))
     steps = [(status.get("trainer") or {}).get("step") for status in (before, after)]
     if after["attempts"] != before["attempts"]:
-        raise Failed(f"attempt {before['attempts']} became {after['attempts']}: training was not left alone: lockstep why {place.name}")
-    notes = [f"{_leader(place)} leads after {led:.1f} s", f"training went on: step {steps[0]} to {steps[1]} in attempt {after['attempts']}"]
+        raise Failed(f"attempt {before['attempts']} became {after['attempts']}: training was not left alone: lockstep why {drilled.name}")
+    notes = [
+        f"{_leader(drilled)} leads after {led:.1f} s",
+        f"training went on: step {steps[0]} to {steps[1]} in attempt {after['attempts']}",
+    ]
     heard = time.monotonic() - hit
     attempt = int(after["attempts"])
     return Outcome(Fault.KILL_OPERATOR, f"pod {leader}", attempt, named_seconds=heard, downtime_seconds=0, lost_steps=0, notes=notes)
@@ -175,35 +177,35 @@ def operator_home(client: Client, namespace: str) -> str:
     return namespace
 
 
-def _leader(place: Place) -> str:
+def _leader(drilled: DrilledJob) -> str:
     """The pod that holds the Lease and is there; ''."""
-    home = operator_home(place.client, place.namespace)
-    lease = place.client.request("GET", path_of("Lease", home, OPERATOR_NAME))
-    listed = place.client.request("GET", path_of("Pod", home), None, {"labelSelector": OPERATOR_PODS})
+    home = operator_home(drilled.client, drilled.namespace)
+    lease = drilled.client.request("GET", path_of("Lease", home, OPERATOR_NAME))
+    listed = drilled.client.request("GET", path_of("Pod", home), None, {"labelSelector": OPERATOR_PODS})
     holder = str((lease.get("spec") or {}).get("holderIdentity") or "")
     return holder if holder in {pod["metadata"]["name"] for pod in listed["items"]} else ""
 
 
-def _fill_disk(place: Place, most: int) -> Outcome:
+def _fill_disk(drilled: DrilledJob, most: int) -> Outcome:
     """A save must fail and be told, the attempt must go on, and the next save with room must be a commit again."""
-    pod, before = pod_name(place.name, 0), place.status()
-    with Stream(place, pod, "fill", most=most, seconds=place.timeout_seconds) as filling:
+    pod, before = pod_name(drilled.name, 0), drilled.status()
+    with VerbStream(drilled, pod, "fill", most=most, seconds=drilled.timeout_seconds) as filling:
         try:
-            place.until("a full volume", lambda: filling.said("full") or filling.ended)
+            drilled.until("a full volume", lambda: filling.said("full") or filling.ended)
             if filling.said("full") is None:
                 raise ConfigError(f"the volume of the run's folder was not filled: {filling.problem} (--fill-at-most)")
             hit = time.monotonic()
-            place.say(f"{Fault.FILL_DISK}: the volume is full; waiting for a save that fails")
-            line = place.until("a save that fails", lambda: _failed_save(place, pod, hit))
+            drilled.say(f"{Fault.FILL_DISK}: the volume is full; waiting for a save that fails")
+            line = drilled.until("a save that fails", lambda: _failed_save(drilled, pod, hit))
             failed = time.monotonic() - hit
         finally:
-            place.in_pod(pod, "empty")
-            place.say(f"{Fault.FILL_DISK}: the volume has its room again")
-    freed, step = time.monotonic(), _committed(place.status())
-    after = place.until("a commit after there was room again", lambda: _newer_commit(place.status(), step))
+            drilled.in_pod(pod, "empty")
+            drilled.say(f"{Fault.FILL_DISK}: the volume has its room again")
+    freed, step = time.monotonic(), _committed(drilled.status())
+    after = drilled.until("a commit after there was room again", lambda: _newer_commit(drilled.status(), step))
     if after["attempts"] != before["attempts"]:
         raise Failed(
-            f"attempt {before['attempts']} became {after['attempts']}: a full volume must not end an attempt: lockstep why {place.name}"
+            f"attempt {before['attempts']} became {after['attempts']}: a full volume must not end an attempt: lockstep why {drilled.name}"
         )
     notes = [f"committed again {time.monotonic() - freed:.1f} s after there was room: step {_committed(after)}"]
     done = f"volume of the run's folder, from pod {pod}"
@@ -219,14 +221,14 @@ def _newer_commit(status: Object, step: int) -> Object | None:
     return status if _committed(status) > step else None
 
 
-def _failed_save(place: Place, pod: str, since: float) -> str | None:
+def _failed_save(drilled: DrilledJob, pod: str, since: float) -> str | None:
     """What rank 0 said of it."""
     seconds = int(time.monotonic() - since) + 2
 
     async def look(cluster: Cluster) -> str | None:
-        async for line in cluster.log(place.namespace, pod, CONTAINER, {"sinceSeconds": str(seconds)}):
+        async for line in cluster.log(drilled.namespace, pod, CONTAINER, {"sinceSeconds": str(seconds)}):
             if SAVE_FAILED in line and "FAILED" in line:
                 return line
         return None
 
-    return place.client.run(look)
+    return drilled.client.run(look)
