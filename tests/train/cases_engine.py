@@ -14,7 +14,7 @@ from rank_cases import CountCollectives, add_result, assembled
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep_spec.choices import ZeroStage
-from lockstep_train.assemble import Run, assemble
+from lockstep_train.assemble import assemble
 from lockstep_train.base import ranks as engine_ranks
 from lockstep_train.base.environment import rank_environment
 from lockstep_train.base.errors import TrainerError
@@ -29,6 +29,7 @@ from lockstep_train.engine.start import prepare_deepspeed
 from lockstep_train.evaluate import evaluate
 from lockstep_train.loop import train
 from lockstep_train.report import Reporter
+from lockstep_train.run import Run
 from rounding import SAME_LOSS, gradient_roundings, tolerance
 
 

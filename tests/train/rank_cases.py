@@ -30,6 +30,7 @@ from lockstep_train.engine import step as engine_step
 from lockstep_train.engine.loss import TokenLoss
 from lockstep_train.loop import train
 from lockstep_train.report import Reporter
+from lockstep_train.run import Run
 from lockstep_train.steps import Steps
 
 SKIPPING = ("slow_volume", "copy_beside_a_step", "fail_unexpectedly")
@@ -122,7 +123,7 @@ def main_with(constants: dict[str, int]) -> int:
     return trainer.main([])
 
 
-def assembled() -> assembling.Run:
+def assembled() -> Run:
     environment = rank_environment()
     ranks = engine_ranks.join(environment)
     return assembling.assemble(read_run(trainer.run_file([])), environment, ranks, Reporter(None, environment.rank))

@@ -72,9 +72,8 @@ def _train(config: RunConfig, environment: RankEnvironment, reporter: Reporter, 
     flight.switch_on(config.run_dir / "logs")
     from lockstep_train.assemble import assemble
     from lockstep_train.base.ranks import join, leave
-    from lockstep_train.loop import train
+    from lockstep_train.loop import finishing, train
     from lockstep_train.model.fetched import with_model_here
-    from lockstep_train.saving import finishing
 
     reporter.startup.done("imports")
     ranks = join(environment, config.training.limits.collective_timeout_seconds)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lockstep_spec import length
 from lockstep_spec.modelnames import model_title
@@ -27,48 +25,19 @@ from lockstep_train.data.cache.cachefolder import cache_folder
 from lockstep_train.data.isolation import check_isolation
 from lockstep_train.data.load import Dataset, template_choice
 from lockstep_train.data.share import load_dataset
-from lockstep_train.data.tokens.tokenize import Tokeniser
 from lockstep_train.data.tokens.tokenizer import load_tokeniser
 from lockstep_train.describe import Description, changed_settings, manifest_template, run_identity
 from lockstep_train.engine.build import start_model
-from lockstep_train.engine.loss import TokenLoss
 from lockstep_train.export import export_shards
 from lockstep_train.fetch.model import described
 from lockstep_train.memory.agree import agree_on_memory
 from lockstep_train.memory.host import reserve_copy
 from lockstep_train.model.base_files import RECORD, BaseHash, Copy, adapter_record, base_problem
-from lockstep_train.model.experts import ExpertUsage, count_experts
+from lockstep_train.model.experts import count_experts
 from lockstep_train.model.load import base_digest, model_folder
 from lockstep_train.report import Reporter
-from lockstep_train.saving import SaveReport
+from lockstep_train.run import Run, SaveReport
 from lockstep_train.watch import UNWATCHED, Watch
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run that is ready to take its next step."""
-
-    config: RunConfig
-    ranks: Ranks
-    reporter: Reporter
-    dataset: Dataset
-    tokeniser: Tokeniser
-    plan: length.Plan
-    engine: Any
-    loss: TokenLoss
-    saver: Saver
-    save_report: SaveReport
-    eval_loss_before: str | None
-    """From the commit this run goes on from."""
-    adapter: dict[str, Any]
-    describe: Description
-    usage: ExpertUsage | None
-    """Counts the tokens that each expert gets; None for a model without experts."""
-    watch: Watch
-    shared: bool
-    """All nodes see the same run folder."""
-    base: BaseHash
-    resumed_from: resume.Source | None
 
 
 def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, reporter: Reporter, watch: Watch = UNWATCHED) -> Run:

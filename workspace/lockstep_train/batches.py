@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep_train.assemble import Run
 from lockstep_train.data.sequences.collate import Batch, collate
 from lockstep_train.data.sequences.sampler import global_batch, rank_micro_batches
+from lockstep_train.run import Run
 
 
 @dataclass(frozen=True)

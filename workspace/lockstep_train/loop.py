@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from lockstep_train.assemble import Run
+import contextlib
+from collections.abc import Iterator
+
 from lockstep_train.base import limits
-from lockstep_train.base.errors import Stopped
+from lockstep_train.base.errors import Stopped, TrainerError
 from lockstep_train.base.ranks import vote
 from lockstep_train.base.stop import StopSignal
 from lockstep_train.evaluate import Leaving, evaluate
 from lockstep_train.model.experts import usage_fields
 from lockstep_train.outcome import export_outcome
-from lockstep_train.saving import save_at_border
+from lockstep_train.run import Run
 from lockstep_train.steps import Steps
 
 NOTHING_TO_SAVE = "asked to stop before the first step: the state is the one it started from"
@@ -93,3 +95,33 @@ def _report_experts(run: Run, step: int) -> None:
     if run.usage is not None:
         layers = run.usage.collect()
         run.reporter.experts(step, {str(item.layer): item.counts for item in layers}, **usage_fields(layers))
+
+
+def save_at_border(run: Run, step: int, *, must: bool, saving: bool) -> None:
+    """Start to save `step`; with `must`, wait until it is committed.
+
+    `saving`: some rank was still at the save before when the ranks last met. Then all of them skip this one, rather than
+    wait for a volume that can't keep up; but a save that must be waits. Raises TrainerError if that one fails.
+    """
+    if saving and not must:
+        run.save_report.skip(step, run.saver.last_step)
+        return
+    run.reporter.activity("Save")
+    if not must:
+        run.saver.start(run.engine, step)
+        return
+    saved = run.saver.save(run.engine, step)
+    if not saved.committed:
+        raise TrainerError(f"step {step} could not be saved: {saved.problem}")
+
+
+@contextlib.contextmanager
+def finishing(run: Run) -> Iterator[None]:
+    """Wait for the save under way when the run ends well, or in a way that all ranks share; not when this rank alone has failed."""
+    try:
+        yield
+    except TrainerError:
+        run.saver.finish()
+        raise
+    run.saver.finish()
+    run.saver.upkeep.close()

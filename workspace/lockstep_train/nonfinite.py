@@ -6,16 +6,13 @@ import json
 import time
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed import DistError
 
 from lockstep_spec.choices import Method
 from lockstep_train.base.errors import ConfigError, NonFinite, TrainerError
-
-if TYPE_CHECKING:
-    from lockstep_train.assemble import Run
+from lockstep_train.run import Run
 
 PATIENCE_SECONDS = 10.0
 """For what all ranks find, together."""

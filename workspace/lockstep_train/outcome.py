@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 
 from lockstep_spec.choices import Method
-from lockstep_train.assemble import Run
 from lockstep_train.base import limits
 from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.export import write_adapter
 from lockstep_train.export_model import write_model
 from lockstep_train.model.dtypes import DTYPES
+from lockstep_train.run import Run
 
 
 def export_outcome(run: Run) -> dict[str, str | None]:

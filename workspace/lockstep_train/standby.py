@@ -52,8 +52,7 @@ def import_all(config: RunConfig) -> None:
     import transformers.modeling_utils  # noqa: F401
 
     import lockstep_train.assemble
-    import lockstep_train.loop
-    import lockstep_train.saving  # noqa: F401
+    import lockstep_train.loop  # noqa: F401
     from lockstep_train.base.imports import import_engine, import_method
 
     import_engine()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from lockstep_train.assemble import Run
 from lockstep_train.base import limits
 from lockstep_train.base.errors import NonFinite
 from lockstep_train.base.stop import StopSignal
@@ -18,6 +17,7 @@ from lockstep_train.engine.waits import Waits
 from lockstep_train.nonfinite import explained
 from lockstep_train.report.pace import PaceTeller
 from lockstep_train.report.speed import across_ranks, measure_speed, peak_memory_bytes, peak_reserved_bytes
+from lockstep_train.run import Run
 
 MEASURED_STEPS = 50
 

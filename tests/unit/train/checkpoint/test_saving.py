@@ -127,7 +127,7 @@ def test_a_commit_is_no_leftover(tmp_path: Path) -> None:
 
 def test_a_save_that_fails_or_is_left_out_is_an_event_and_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from lockstep_train.checkpoint.save.save import Saved
-    from lockstep_train.saving import SaveReport
+    from lockstep_train.run import SaveReport
 
     reporter = Reporter(None, 0)
     sent: list[dict[str, object]] = []
