@@ -73,8 +73,8 @@ def measure(size: str, rounds: int, folder: Path) -> None:
     """As one rank."""
     from checkpoint_ways import all_ways, collective_bytes, make_engine, train_step
 
-    from lockstep_train.base.ending import leave_process
     from lockstep_train.base.environment import rank_environment
+    from lockstep_train.base.errors import leave_process
     from lockstep_train.base.ranks import join, leave
 
     ranks = join(rank_environment())

@@ -26,7 +26,7 @@ from lockstep_train.checkpoint.save.save import Saved, Saver
 from lockstep_train.checkpoint.save.upkeep import Upkeep
 from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.checkpoint.zero.self_test import self_test
-from lockstep_train.engine.start import prepare_deepspeed
+from lockstep_train.engine.build import prepare_deepspeed
 
 STEPS = 2
 TOKENS = 64

@@ -24,11 +24,11 @@ from lockstep_spec.memory import Place
 from lockstep_train.base.config import TrainingConfig
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.base.runfile import parse_training
-from lockstep_train.data.sequences.collate import Batch
+from lockstep_train.data.sequences.batches import Batch
 from lockstep_train.engine import build
 from lockstep_train.engine.clock import Clock
 from lockstep_train.engine.step import Stepper
-from lockstep_train.memory.settings import settings_of
+from lockstep_train.memory.agree import size_settings
 from lockstep_train.memory.shape import read_shape
 from lockstep_train.report import Reporter
 from lockstep_train.watch import UNWATCHED
@@ -116,7 +116,7 @@ def training_of(shape: Shape, folder: Path, precision: str) -> TrainingConfig:
 def planned(training: TrainingConfig, device: torch.device, capacity_bytes: int) -> MemoryPlan:
     """The plan that a run of one rank prints."""
     shape = read_shape(Path(training.model.name))
-    return plan_memory(shape, settings_of(training), Place(1, 1, gpu=device.type == "cuda"), capacity_bytes)
+    return plan_memory(shape, size_settings(training), Place(1, 1, gpu=device.type == "cuda"), capacity_bytes)
 
 
 def fitted(shape: Shape, folder: Path, precision: str, device: torch.device, room_bytes: int) -> Shape:

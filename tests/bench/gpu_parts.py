@@ -33,8 +33,7 @@ from gpu_model import (
 from lockstep_train.base.errors import first_line, out_of_memory
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.memory.capacity import device_bytes
-from lockstep_train.report.flops import FlopCount, peak_flops
-from lockstep_train.report.matrices import count_flops
+from lockstep_train.report.flops import FlopCount, count_flops, peak_flops
 
 WARM_STEPS = 2
 ROOM = 0.85

@@ -86,7 +86,7 @@ def hugging_face(gate: Gate, inputs: dict[str, Any]) -> None:
     import peft
     import transformers
 
-    from lockstep_train.data.sequences.sampler import epoch_order
+    from lockstep_train.data.sequences.batches import epoch_order
     from lockstep_train.report.speed import peak_memory_bytes
 
     deepspeed.ops.__compatible_ops__ = {}  # on a CPU it would compile an operator that training doesn't call

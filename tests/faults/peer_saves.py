@@ -40,7 +40,7 @@ class DeepSpeedSession:
 
     def __init__(self, rank: int, folder: Path) -> None:
         join(rank, folder)
-        from lockstep_train.engine.start import prepare_deepspeed
+        from lockstep_train.engine.build import prepare_deepspeed
 
         model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH, bias=False), torch.nn.Linear(WIDTH, WIDTH, bias=False))
         settings = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}

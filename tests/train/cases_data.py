@@ -26,7 +26,7 @@ from lockstep_train.data import isolation, share
 from lockstep_train.data.load import Dataset
 from lockstep_train.data.read.files import whole_files
 from lockstep_train.data.read.records import Conversation
-from lockstep_train.data.sequences.collate import collate
+from lockstep_train.data.sequences.batches import collate
 from lockstep_train.data.tokens import pool, source
 from lockstep_train.data.tokens.attention import choose_attention
 from lockstep_train.data.tokens.tokenize import IGNORED, Example, encode_samples

@@ -21,11 +21,11 @@ from lockstep_train.base.errors import TrainerError
 from lockstep_train.base.runfile import read_run
 from lockstep_train.base.stop import StopSignal
 from lockstep_train.checkpoint.zero import zero_access
-from lockstep_train.data.sequences.collate import Batch
+from lockstep_train.data.sequences.batches import Batch
 from lockstep_train.data.tokens.tokenize import IGNORED
 from lockstep_train.engine import tiles
+from lockstep_train.engine.build import prepare_deepspeed
 from lockstep_train.engine.loss import TokenLoss, tile_head, whole_loss
-from lockstep_train.engine.start import prepare_deepspeed
 from lockstep_train.evaluate import evaluate
 from lockstep_train.loop import train
 from lockstep_train.report import Reporter

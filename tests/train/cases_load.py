@@ -19,7 +19,7 @@ from lockstep_train import generate
 from lockstep_train.base import ranks as engine_ranks
 from lockstep_train.base.environment import rank_environment
 from lockstep_train.base.errors import ConfigError
-from lockstep_train.engine.start import prepare_deepspeed
+from lockstep_train.engine.build import prepare_deepspeed
 from lockstep_train.model import load as loading
 from lockstep_train.model.slices import SliceLoad, reading_slices
 

@@ -18,11 +18,11 @@ from lockstep_train.base import ranks as engine_ranks
 from lockstep_train.base.config import TrainingConfig
 from lockstep_train.base.environment import rank_environment
 from lockstep_train.base.runfile import parse_training
-from lockstep_train.data.sequences.collate import Batch
+from lockstep_train.data.sequences.batches import Batch
 from lockstep_train.engine.build import start_model
 from lockstep_train.engine.clock import Clock
 from lockstep_train.engine.step import Stepper
-from lockstep_train.memory.settings import settings_of
+from lockstep_train.memory.agree import size_settings
 from lockstep_train.memory.shape import read_shape
 from lockstep_train.model.dtypes import DTYPES
 from lockstep_train.model.load import quiet_transformers
@@ -121,7 +121,7 @@ def peak_of(folder: Path, variant: dict[str, Any], ranks: engine_ranks.Ranks) ->
     """The most that tensors took in each part of the second step, and the plan's items of the same run."""
     training = training_of(folder, variant)
     place = Place(ranks.world_size, ranks.local_world_size, gpu=ranks.device.type == "cuda")
-    items = estimate(read_shape(folder, ranks.device), settings_of(training), place)
+    items = estimate(read_shape(folder, ranks.device), size_settings(training), place)
     plan: Any = SimpleNamespace(accumulation=ACCUMULATION, done=SimpleNamespace(steps=0))
     with PeakMemory(ranks.device) as peak:
         engine, loss, _ = start_model(training, folder, plan, ranks, Reporter(None, ranks.rank))

@@ -83,7 +83,7 @@ def count_operations(output: str) -> None:
     import transformers
     from torch.utils.flop_counter import FlopCounterMode
 
-    from lockstep_train.report.matrices import count_flops
+    from lockstep_train.report.flops import count_flops
 
     shape = {
         "vocab_size": 96,

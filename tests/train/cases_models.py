@@ -20,7 +20,7 @@ from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.imports import import_bitsandbytes
 from lockstep_train.base.runfile import parse_training
 from lockstep_train.checkpoint.zero import zero_access
-from lockstep_train.data.sequences.collate import Batch
+from lockstep_train.data.sequences.batches import Batch
 from lockstep_train.data.tokens.tokenize import IGNORED
 from lockstep_train.engine.build import start_model
 from lockstep_train.engine.clock import Clock

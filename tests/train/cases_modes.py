@@ -24,7 +24,7 @@ from lockstep_train.checkpoint.save.save import Job, Saved, Saver
 from lockstep_train.checkpoint.save.upkeep import Upkeep
 from lockstep_train.checkpoint.zero import zero_access, zero_restore
 from lockstep_train.checkpoint.zero.self_test import self_test
-from lockstep_train.engine.start import prepare_deepspeed
+from lockstep_train.engine.build import prepare_deepspeed
 
 STEPS = {"Full": 1, "Lite": 2}
 """Each is committed as a step of its own: the keys in the store are named by it."""

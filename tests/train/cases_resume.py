@@ -12,7 +12,7 @@ import torch
 from rank_cases import assembled
 
 from lockstep_train import __main__ as trainer
-from lockstep_train import batches, steps
+from lockstep_train import steps
 from lockstep_train.base import ranks as engine_ranks
 from lockstep_train.checkpoint.format.load import ShardReader
 from lockstep_train.checkpoint.format.manifest import decode
@@ -21,7 +21,7 @@ from lockstep_train.checkpoint.zero import zero_access
 
 def record_samples(output: str, kill: int | None) -> int:
     """Train, and note which samples this rank takes in which step; be killed at the start of step `kill` on rank 1."""
-    real_step, real_share = steps.step_batches, batches.rank_micro_batches
+    real_step, real_share = steps.step_batches, steps.rank_micro_batches
     at = {"step": 0}
 
     def share(*arguments: Any) -> list[list[int]]:
@@ -36,7 +36,7 @@ def record_samples(output: str, kill: int | None) -> int:
             os.kill(os.getpid(), signal.SIGKILL)
         return real_step(run, step)
 
-    steps.step_batches, batches.rank_micro_batches = step_batches, share
+    steps.step_batches, steps.rank_micro_batches = step_batches, share
     return trainer.main([])
 
 

@@ -17,7 +17,7 @@ from lockstep_train import steps
 from lockstep_train.base import ranks as engine_ranks
 from lockstep_train.base.environment import rank_environment
 from lockstep_train.engine.waits import Waits
-from lockstep_train.report import pace
+from lockstep_train.report import agent
 
 
 def straggle(rank: int, times: float) -> int:
@@ -25,7 +25,7 @@ def straggle(rank: int, times: float) -> int:
     work = [0.1]
     slept = [0.0]
 
-    class Remembering(pace.PaceTeller):
+    class Remembering(agent.PaceTeller):
         def step(self, step: int, own_seconds: float) -> None:
             work.append(own_seconds - slept[-1])
             super().step(step, own_seconds)
@@ -35,7 +35,7 @@ def straggle(rank: int, times: float) -> int:
             slept.append((times - 1) * statistics.median(work))
             time.sleep(slept[-1])
 
-    pace.PACE_SECONDS = 0.0
+    agent.PACE_SECONDS = 0.0
     steps.PaceTeller = Remembering  # type: ignore[misc]
     before_micro_batch(sleep)
     return trainer.main([])

@@ -16,9 +16,17 @@ from pathlib import Path
 from lockstep_train import standby
 from lockstep_train.base import limits
 from lockstep_train.base.config import RunConfig
-from lockstep_train.base.ending import exit_code_of, leave_process
 from lockstep_train.base.environment import RankEnvironment, ignored_variables, rank_environment
-from lockstep_train.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_OUT_OF_MEMORY, ConfigError, Stopped, TrainerError
+from lockstep_train.base.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_OUT_OF_MEMORY,
+    ConfigError,
+    Stopped,
+    TrainerError,
+    exit_code_of,
+    leave_process,
+)
 from lockstep_train.base.runfile import read_run
 from lockstep_train.base.stop import StopSignal
 from lockstep_train.report import Reporter, print_error

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from lockstep_train.base.ranks import Ranks
-from lockstep_train.data.sequences.collate import collate
+from lockstep_train.data.sequences.batches import collate
 from lockstep_train.data.tokens.tokenize import Example
 from lockstep_train.engine.loss import TokenLoss
 

@@ -14,7 +14,7 @@ from lockstep_gang.contract import Cause, Failure, RestartPolicy, State
 from lockstep_gang.contract.exits import FAILED, SAVED
 from lockstep_gang.contract.messages import Error, Stopped
 from lockstep_gang.lifecycle.causes import TRAINER_ENDS
-from lockstep_train.base import ending
+from lockstep_train.base import errors
 from lockstep_train.base.errors import TrainerError
 from unit.gang.story import Story, all_stopped, started
 
@@ -58,15 +58,15 @@ def last_lines(error: Exception) -> tuple[str, ...]:
 
 
 def report_then_exit(story: Story, error: Exception) -> Story:
-    return story.reports(1, report(error)).exits(1, ending.exit_code_of(error), last_lines=last_lines(error))
+    return story.reports(1, report(error)).exits(1, errors.exit_code_of(error), last_lines=last_lines(error))
 
 
 def exit_then_report(story: Story, error: Exception) -> Story:
-    return story.exits(1, ending.exit_code_of(error), last_lines=last_lines(error)).reports(1, report(error))
+    return story.exits(1, errors.exit_code_of(error), last_lines=last_lines(error)).reports(1, report(error))
 
 
 def exit_alone(story: Story, error: Exception) -> Story:
-    return story.exits(1, ending.exit_code_of(error), last_lines=last_lines(error))
+    return story.exits(1, errors.exit_code_of(error), last_lines=last_lines(error))
 
 
 def report_and_killed(story: Story, error: Exception) -> Story:
@@ -97,7 +97,7 @@ def test_the_cause_is_the_same_in_whichever_order_report_and_exit_are_heard(
 
 def test_every_exit_code_and_exception_of_the_trainer_is_in_the_table() -> None:
     decided = {(error.exit_code, error.__name__) for error in trainer_errors() if error.exit_code not in (SAVED, FAILED)}
-    assert decided | {(ending.EXIT_OUT_OF_MEMORY, "OutOfMemoryError")} == {(end.exit_code, end.exception) for end in TRAINER_ENDS}
+    assert decided | {(errors.EXIT_OUT_OF_MEMORY, "OutOfMemoryError")} == {(end.exit_code, end.exception) for end in TRAINER_ENDS}
 
 
 @pytest.mark.parametrize("name", [end.exception for end in TRAINER_ENDS if end.cause is not Cause.OUT_OF_MEMORY])

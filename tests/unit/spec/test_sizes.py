@@ -17,7 +17,7 @@ from lockstep_spec.memory import Place, trained_elements
 from lockstep_spec.settings import Adapter, Settings, read_settings
 from lockstep_spec.traffic import gigabits_per_second, step_traffic, total_bytes
 from lockstep_train.base.runfile import parse_training
-from lockstep_train.memory.settings import settings_of
+from lockstep_train.memory.agree import size_settings
 
 LLAMA_8B: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
@@ -97,7 +97,7 @@ def test_the_trainer_and_the_command_line_read_the_same_settings_of_one_document
     document = given.model_dump(mode="json", by_alias=True)
     del document["model"]["tokenSecret"]  # not in run.json
     told = read_settings(document)
-    assert told == settings_of(parse_training(document))
+    assert told == size_settings(parse_training(document))
     assert (told.max_length, told.quantization, told.adapter.modules_to_save) == (77, Quantization.NF4, ("embed_tokens",))
 
 

@@ -16,8 +16,17 @@ import torch
 import torch.distributed as dist
 
 from lockstep_spec.choices import Precision
-from lockstep_train.base.ending import exit_code_of
-from lockstep_train.base.errors import ConfigError, OutOfMemoryError, Problem, TrainerError, may_pass, problem_of, reason_of, refusal
+from lockstep_train.base.errors import (
+    ConfigError,
+    OutOfMemoryError,
+    Problem,
+    TrainerError,
+    exit_code_of,
+    may_pass,
+    problem_of,
+    reason_of,
+    refusal,
+)
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.checkpoint.format.layout import CommitName
 from lockstep_train.checkpoint.format.manifest import ShardRecord

@@ -12,8 +12,8 @@ from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.trainer import trainer_command
 from lockstep_spec.choices import Schedule
 from lockstep_train.base.config import OptimizationConfig
-from lockstep_train.demo import text
-from lockstep_train.engine.schedule import learning_rate, warmup_steps
+from lockstep_train.demo import __main__
+from lockstep_train.engine.optimizer import learning_rate, warmup_steps
 
 OPTIMIZATION = OptimizationConfig(epochs=1, learning_rate=1.0, micro_batch_size=1, warmup_steps=4, schedule=Schedule.LINEAR)
 
@@ -69,10 +69,10 @@ def test_a_run_shorter_than_its_warm_up_is_legal() -> None:
 
 
 def test_the_demo_has_two_styles_of_real_text_in_every_installation() -> None:
-    manual = text.reference_manual()
+    manual = __main__.reference_manual()
     assert len(manual) > 400
     assert len(set(manual)) == len(manual)
-    assert manual == text.reference_manual()
+    assert manual == __main__.reference_manual()
 
 
 def test_the_exporter_runs_as_a_process_of_its_own() -> None:

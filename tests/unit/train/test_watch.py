@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from lockstep_train.base.ending import exit_code_of
 from lockstep_train.base.environment import ignored_variables
+from lockstep_train.base.errors import exit_code_of
 from lockstep_train.base.limits import FIRST_STEP_SECONDS, step_seconds
 from lockstep_train.base.stop import StopSignal
 from lockstep_train.watch.beats import Beat, explain

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from lockstep_train.base.errors import ConfigError, may_pass
-from lockstep_train.data.sequences.collate import collate
+from lockstep_train.data.sequences.batches import collate
 from lockstep_train.data.tokens.tokenize import IGNORED, Example
 
 DOCUMENT_TOKENS = 24

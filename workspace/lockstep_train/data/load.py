@@ -64,10 +64,10 @@ class Dataset:
 
 
 def data_settings(training: TrainingConfig) -> dict[str, Any]:
-    return settings_of(training.data, training.evaluation)
+    return sequence_settings(training.data, training.evaluation)
 
 
-def settings_of(data: DataConfig, evaluation: EvaluationConfig | None) -> dict[str, Any]:
+def sequence_settings(data: DataConfig, evaluation: EvaluationConfig | None) -> dict[str, Any]:
     """The settings that decide what a sequence is; those at their defaults are left out. With these a refusal can say what was
     changed, where the digest alone could only say that something was."""
     found: dict[str, Any] = {"data.maxLength": data.max_length}

@@ -3,21 +3,71 @@
     python -m lockstep_train.demo --models /workspace/models --datasets /datasets
 
 Writes DIR/tiny-base (a small Llama pretrained on docstrings), DIR/demo.jsonl and DIR/demo.txt (the language reference).
-Every name appears only when it is complete.
+Every name appears only when it is complete. The text needs no download: docstrings of the standard library, and its reference manual.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import importlib
 import json
 import os
+import re
 import shutil
 import sys
+import sysconfig
 import tempfile
 import time
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
+EXCLUDED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "pydoc_data", "__pycache__", "turtledemo"}
+SHORTEST_CHARACTERS = 80
 SAMPLES = 600
+
+
+def standard_library_docstrings() -> list[str]:
+    """Docstrings with at least a sentence or two, in a fixed order, without duplicates."""
+    found: dict[str, None] = {}
+    for path in _sources(Path(sysconfig.get_paths()["stdlib"])):
+        for text in _docstrings(path):
+            if len(text) >= SHORTEST_CHARACTERS and text.isascii():
+                found[text] = None
+    return list(found)
+
+
+def _sources(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.rglob("*.py")):
+        if not EXCLUDED & set(path.relative_to(folder).parts):
+            yield path
+
+
+def _docstrings(path: Path) -> Iterator[str]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError, OSError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text:
+                yield text
+
+
+def reference_manual() -> list[str]:
+    """Paragraphs of prose of the language reference (pydoc's topics), in a fixed order."""
+    topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
+    found: dict[str, None] = {}
+    for name in sorted(topics):
+        for block in re.split(r"\n\s*\n", topics[name]):
+            text = " ".join(block.split())
+            if len(text) >= SHORTEST_CHARACTERS and text.isascii() and text[0].isalpha() and text[-1] in ".:":
+                found[text] = None
+    return list(found)
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -29,7 +79,6 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def make_datasets(folder: Path) -> None:
-    from lockstep_train.demo.text import reference_manual
 
     paragraphs = reference_manual()[:SAMPLES]
     write_whole(folder / "demo.txt", "\n\n".join(paragraphs) + "\n")
@@ -38,7 +87,6 @@ def make_datasets(folder: Path) -> None:
 
 def make_model(folder: Path) -> None:
     from lockstep_train.demo.model import make_base_model
-    from lockstep_train.demo.text import standard_library_docstrings
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=".tiny-base-", dir=folder.parent))

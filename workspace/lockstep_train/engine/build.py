@@ -1,23 +1,35 @@
-"""The base model, its adapter and the DeepSpeed engine over both."""
+"""Build of the base model, its adapter and the DeepSpeed engine over both."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
+import inspect
+import logging
+import os
+import platform
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lockstep_spec import length
-from lockstep_spec.choices import ZeroStage
+from lockstep_spec.choices import Offload, Precision, ZeroStage
+from lockstep_spec.memory import bucket_elements
 from lockstep_spec.shape import ModelShape
-from lockstep_train.base.config import TrainingConfig
-from lockstep_train.base.imports import import_method
+from lockstep_train.base.config import OptimizationConfig, TrainingConfig
+from lockstep_train.base.errors import ConfigError
+from lockstep_train.base.imports import import_engine, import_method
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.checkpoint.zero.self_test import self_test
 from lockstep_train.data.tokens.attention import choose_attention
+from lockstep_train.data.tokens.pool import usable_cores
 from lockstep_train.engine.balance import find_balance
 from lockstep_train.engine.loss import TokenLoss, tile_head
+from lockstep_train.engine.optimizer import torch_optimizer
 from lockstep_train.engine.secondary import check_secondary_shards
 from lockstep_train.engine.settings import deepspeed_settings
-from lockstep_train.engine.start import precision_note, prepare_deepspeed, recompute_activations, refuse_invalid, share_cores, start_engine
 from lockstep_train.model.load import load_base
 from lockstep_train.model.quantize import check_quantization
 from lockstep_train.model.sharded_save import save_sharded
@@ -68,3 +80,105 @@ def start_model(
     if warning is not None:
         reporter.say(warning)
     return engine, TokenLoss(engine, head, balance), trained
+
+
+QUANTIZED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights")
+"""Settings of zero_optimization by which weights are gathered, or kept, in 8 bits."""
+
+
+def prepare_deepspeed() -> Any:
+    """DeepSpeed over the joined process group, without its compiled operators. Before a model is loaded.
+
+    On CPU it would compile a shared-memory all-reduce (31 s, needs g++ and ninja), which only tensor-parallel inference
+    calls: training's collectives go through the process group. So it is marked as not available; pods need no compiler.
+    """
+    deepspeed = import_engine()
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    deepspeed.ops.__compatible_ops__ = {}
+    deepspeed.init_distributed(dist_backend=torch.distributed.get_backend(), verbose=False)
+    return deepspeed
+
+
+def share_cores(optimization: OptimizationConfig, ranks_per_node: int) -> None:
+    """With offload the update runs on CPUs: by this rank's part of the cores, unless the user has set OMP_NUM_THREADS. What the agent sets,
+    one thread a rank, is for ranks that compute on GPUs, or on as many cores as there are ranks."""
+    ours = (None, os.environ.get("LOCKSTEP_DEFAULT_THREADS"))
+    if optimization.offload is Offload.CPU and os.environ.get("OMP_NUM_THREADS") in ours:
+        torch.set_num_threads(max(1, usable_cores() // ranks_per_node))
+
+
+def precision_note(precision: Precision, device: torch.device) -> str | None:
+    """What to say of a precision that works here but is slow: without instructions for it, BF16 took 8 times as long as FP32."""
+    if precision is not Precision.BF16 or device.type != "cpu" or platform.machine() != "x86_64":
+        return None
+    if torch.cpu._is_avx512_bf16_supported():
+        return None
+    return "This CPU has no instructions for BF16 and computes it slowly; training.precision: FP32 may be several times faster"
+
+
+def recompute_activations(base: Any) -> None:
+    """Gradient checkpointing. Non-reentrant: the other kind loses gradients where a layer's input needs none, as on a frozen base."""
+    base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+def refuse_invalid(settings: dict[str, Any]) -> None:
+    """Raises ConfigError for what DeepSpeed refuses, before minutes go into loading a model."""
+    from deepspeed.accelerator import get_accelerator
+    from deepspeed.runtime.precision_config import get_float16_config
+    from deepspeed.runtime.zero.config import get_zero_config
+    from pydantic import ValidationError
+
+    try:
+        get_zero_config(settings)
+        get_float16_config(settings)
+    except ValidationError as error:
+        raise ConfigError(f"training.deepspeed: DeepSpeed refuses it: {' '.join(str(error).split())}") from error
+    _refuse_quantized_bf16(settings)
+    if settings["fp16"]["enabled"] and not get_accelerator().is_fp16_supported():
+        raise ConfigError("training.precision is FP16, which this device can't compute in; BF16 and FP32 can be used")
+
+
+def _refuse_quantized_bf16(settings: dict[str, Any]) -> None:
+    """Before its change 8215 (2026-08) DeepSpeed's quantizer took the bits of BF16 weights for FP16, which trains on wrong values without a word.
+    Since then it is told the format to give back."""
+    from deepspeed.runtime.zero.partition_parameters import CUDAQuantizer
+
+    asked = [name for name in QUANTIZED if settings["zero_optimization"].get(name)]
+    if asked and settings["bf16"]["enabled"] and "dtype" not in inspect.signature(CUDAQuantizer.dequantize).parameters:
+        version = importlib.metadata.version("deepspeed")
+        raise ConfigError(
+            f"training.deepspeed.zero_optimization.{asked[0]} with training.precision BF16 computes with wrong values in DeepSpeed {version}; leave it out, or use "
+            "the image of this version of Lockstep"
+        )
+
+
+def start_engine(model: torch.nn.Module, optimization: OptimizationConfig, settings: dict[str, Any]) -> Any:
+    """A DeepSpeed engine over the model's trainable parameters."""
+    deepspeed = prepare_deepspeed()
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    trainable = [parameter for _, parameter in named]
+    optimizer = torch_optimizer(named, optimization)
+    bucket = {"reduce_bucket_size": bucket_elements(sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trainable))}
+    config = {**settings, "zero_optimization": {**bucket, **settings["zero_optimization"]}}
+    with _zero_in_every_stage():
+        engine, *_ = deepspeed.initialize(model=model, model_parameters=trainable, optimizer=optimizer, config=config)
+    return engine
+
+
+@contextlib.contextmanager
+def _zero_in_every_stage() -> Iterator[None]:
+    """For Stage1 in BF16 with gradients summed in FP32 DeepSpeed would take its BF16_Optimizer in place of ZeRO's, whose state lies where
+    zero_access doesn't look. ZeRO's own sums in FP32, too: it does so for FP16."""
+    from deepspeed.runtime.engine import BFLOAT16, ZERO_OPTIMIZATION, DeepSpeedEngine
+
+    real = DeepSpeedEngine._do_optimizer_sanity_check
+
+    def chosen(engine: Any, optimizer: Any) -> Any:
+        choice = real(engine, optimizer)
+        return ZERO_OPTIMIZATION if choice == BFLOAT16 else choice
+
+    DeepSpeedEngine._do_optimizer_sanity_check = chosen
+    try:
+        yield
+    finally:
+        DeepSpeedEngine._do_optimizer_sanity_check = real

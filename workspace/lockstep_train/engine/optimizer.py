@@ -1,13 +1,15 @@
-"""The optimizer over a model's trainable parameters: what decays and what doesn't."""
+"""The optimizer over a model's trainable parameters, and its learning rate: a pure function of the step, so a resumed run needs no scheduler state."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from lockstep_spec.choices import Offload
+from lockstep_spec import length
+from lockstep_spec.choices import Offload, Schedule
 from lockstep_spec.choices import Optimizer as OptimizerName
 from lockstep_train.base.config import OptimizationConfig
 
@@ -15,7 +17,10 @@ Named = tuple[str, torch.nn.Parameter]
 
 
 def torch_optimizer(parameters: Iterable[Named], optimization: OptimizationConfig) -> torch.optim.Optimizer:
-    """torch's own: no operator to compile, on a GPU or, with offload, on the CPU, where the fused form uses its vector units."""
+    """Return torch's own optimizer: no operator to compile, on a GPU or, with offload, on the CPU, where the fused form uses its vector units.
+
+    Its rate is the full one until `Steps` sets that of a step.
+    """
     kind = torch.optim.AdamW if optimization.optimizer is OptimizerName.ADAMW else torch.optim.Adam
     return kind(
         decay_groups(parameters, optimization.weight_decay),
@@ -44,3 +49,25 @@ def decays(name: str, parameter: torch.nn.Parameter) -> bool:
     """Whether weight decay applies. Stacks of experts have their biases as a matrix, so the name counts, too."""
     dimensions = len(getattr(parameter, "ds_shape", parameter.shape))
     return dimensions > 1 and not name.rsplit(".", 1)[-1].endswith("bias")
+
+
+def learning_rate(optimization: OptimizationConfig, step: int, total_steps: int) -> float:
+    """Rate of optimizer step `step` (from 1): linear warm-up to the full rate, then the schedule, which reaches its end after the last step.
+
+    Cosine and Linear end at `min_learning_rate_ratio` of the full rate.
+    """
+    full, warmup = optimization.learning_rate, warmup_steps(optimization, total_steps)
+    if step <= warmup:
+        return full * step / warmup
+    progress = min(1.0, (step - 1 - warmup) / max(1, total_steps - warmup))
+    least = full * optimization.min_learning_rate_ratio
+    if optimization.schedule is Schedule.COSINE:
+        return least + (full - least) * 0.5 * (1 + math.cos(math.pi * progress))
+    if optimization.schedule is Schedule.LINEAR:
+        return least + (full - least) * (1 - progress)
+    return full
+
+
+def warmup_steps(optimization: OptimizationConfig, total_steps: int) -> int:
+    """Steps of the warm-up, however it is stated."""
+    return length.warmup_steps(optimization.warmup_steps, optimization.warmup_ratio, total_steps)

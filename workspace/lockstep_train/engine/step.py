@@ -15,7 +15,7 @@ from lockstep_spec.choices import NonFinitePolicy
 from lockstep_train.base.errors import NonFinite
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.checkpoint.zero import zero_access
-from lockstep_train.data.sequences.collate import Batch
+from lockstep_train.data.sequences.batches import Batch
 from lockstep_train.engine.clock import Clock
 from lockstep_train.engine.loss import TokenLoss, targets
 from lockstep_train.engine.waits import Waits

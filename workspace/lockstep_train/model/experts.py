@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lockstep_train.data.sequences.collate import Batch
+from lockstep_train.data.sequences.batches import Batch
 from lockstep_train.data.tokens.tokenize import IGNORED
 
 ROUTER_CLASSES = ("TopkRouter", "TopKRouter")

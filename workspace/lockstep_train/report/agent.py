@@ -6,7 +6,9 @@ import contextlib
 import json
 import socket
 import threading
+import time
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 DATAGRAM_BYTES = 60_000
@@ -44,3 +46,27 @@ class Agent:
     def send_error(self, error: BaseException) -> None:
         lines = "".join(traceback.format_exception(error)).splitlines()[-TRACEBACK_LINES:]
         self.send("error", exception=type(error).__name__, message=str(error)[:2000], traceback=[line[:500] for line in lines])
+
+
+PACE_SECONDS = 2.0
+
+
+class PaceTeller:
+    """Sums up steps between two tellings."""
+
+    def __init__(self, agent: Agent, clock: Callable[[], float] = time.monotonic) -> None:
+        self._agent = agent
+        self._clock = clock
+        self._seconds = 0.0
+        self._steps = 0
+        self._told_at = clock()
+
+    def step(self, step: int, own_seconds: float) -> None:
+        """`own_seconds`: of data, forward and backward pass, without what was waited for other ranks."""
+        self._seconds += own_seconds
+        self._steps += 1
+        if self._clock() - self._told_at < PACE_SECONDS:
+            return
+        mean = round(1e6 * self._seconds / self._steps)
+        self._agent.send("pace", step=step, steps=self._steps, microseconds=mean)
+        self._seconds, self._steps, self._told_at = 0.0, 0, self._clock()

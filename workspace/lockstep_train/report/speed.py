@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep_train.base.config import TrainingConfig
-from lockstep_train.report.flops import FlopCount, peak_flops
+from lockstep_train.report.flops import FlopCount, count_flops, peak_flops
 from lockstep_train.report.reporter import Reporter
 
 MEASURED_STEPS = 50
@@ -53,8 +53,6 @@ class Speed:
 def measure_speed(model: Any, training: TrainingConfig, devices: int, reporter: Reporter) -> Speed:
     """For a loaded model. What its MFU is reckoned with is said in events.jsonl, and why there is none."""
     import torch
-
-    from lockstep_train.report.matrices import count_flops
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     peak, reason = peak_flops(device, training.precision.value)

@@ -20,8 +20,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import Enum
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from lockstep_train.base.errors import EXIT_FAILED, EXIT_HANG, EXIT_STOPPED, Hang, Stopped, TrainerError
 from lockstep_train.base.stop import StopSignal
@@ -29,7 +30,9 @@ from lockstep_train.report import Reporter
 from lockstep_train.report.terminal import print_error
 from lockstep_train.watch import flight
 from lockstep_train.watch.beats import Beat, explain
-from lockstep_train.watch.mark import Mark, Reason, Store, make_mark, read_mark
+
+if TYPE_CHECKING:  # it imports torch, which comes later
+    from lockstep_train.base.ranks import Store
 
 PERIOD_SECONDS = 1.0
 BEAT_SECONDS = 5.0
@@ -42,6 +45,38 @@ GRACE_SECONDS = 10.0
 GOODBYE_SECONDS = 3.0
 """How long rank 0, which keeps the store, waits for the others to have read why they end."""
 STORE_TIMEOUT_SECONDS = 5.0
+END_KEY = "watch/end"
+"""Key of the store under which an attempt's early end is marked, once."""
+
+
+class Reason(Enum):
+    """What a rank that sees the mark does."""
+
+    STOP = "stop"
+    """Asked to stop before there is anything to save: end, saved and stopped."""
+    FAILED = "failed"
+    """A rank has failed: end soon, unless the main thread notices by itself."""
+    HANG = "hang"
+    """A rank hangs: end as hung."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    reason: Reason
+    rank: int
+    message: str
+
+
+def make_mark(store: Store, mark: Mark) -> None:
+    """Only the first one counts."""
+    store.compare_set(END_KEY, "", json.dumps({"reason": mark.reason.value, "rank": mark.rank, "message": mark.message}))
+
+
+def read_mark(store: Store) -> Mark | None:
+    if not store.check([END_KEY]):
+        return None
+    value = json.loads(store.get(END_KEY))
+    return Mark(Reason(value["reason"]), value["rank"], value["message"])
 
 
 @dataclass(frozen=True)

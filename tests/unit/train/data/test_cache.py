@@ -18,7 +18,7 @@ from lockstep_train.checkpoint.format.identity import Identity
 from lockstep_train.data.cache import arrays, cachefolder
 from lockstep_train.data.cache.arrays import Arrays, ArrayWriter, Damaged, open_arrays
 from lockstep_train.data.cache.cachefolder import cache_folder, content_digest
-from lockstep_train.data.load import Dataset, resolve_source, settings_of
+from lockstep_train.data.load import Dataset, resolve_source, sequence_settings
 from lockstep_train.data.read.records import Conversation, Sample
 from lockstep_train.data.tokens import source as source_module
 from lockstep_train.data.tokens.source import tokens_of
@@ -300,7 +300,8 @@ def test_other_settings_are_another_dataset_and_are_named(tmp_path: Path, change
     digests = [dataset_of(tmp_path / "cache", path=path, **settings).digest for settings in ({}, change)]
     assert digests[0] != digests[1]
     first, second = (
-        Identity("base", "shapes", digest, 1, 1, settings_of(data, None)) for digest, data in zip(digests, (mine, theirs), strict=True)
+        Identity("base", "shapes", digest, 1, 1, sequence_settings(data, None))
+        for digest, data in zip(digests, (mine, theirs), strict=True)
     )
     assert named in first.differences(second)
     assert any(line.startswith("the dataset is ") for line in first.differences(second))

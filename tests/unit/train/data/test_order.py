@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep_spec import length
-from lockstep_train.data.sequences import sampler
+from lockstep_train.data.sequences import batches
 
 ORDER = [1, 10, 5, 8, 9, 0, 2, 4, 7, 3, 11, 6]
 """A resumed run depends on it: it may not change."""
@@ -17,8 +17,8 @@ def test_every_sample_of_every_epoch_is_computed_exactly_once(count: int, epochs
     plan = length.plan(count=count, epochs=epochs, max_steps=None, global_batch_size=size, world_size=world_size, micro=micro)
     seen: list[int] = []
     for step in range(plan.total_steps):
-        batch = sampler.global_batch(count, 1, step * size, size, plan.total_samples)
-        shares = [sampler.rank_micro_batches(batch, rank, world_size, micro, plan.accumulation) for rank in range(world_size)]
+        batch = batches.global_batch(count, 1, step * size, size, plan.total_samples)
+        shares = [batches.rank_micro_batches(batch, rank, world_size, micro, plan.accumulation) for rank in range(world_size)]
         assert all(len(share) == plan.accumulation for share in shares)
         assert all(len(micro_batch) <= micro for share in shares for micro_batch in share)
         assert sorted(index for share in shares for micro_batch in share for index in micro_batch) == sorted(batch)
@@ -28,21 +28,21 @@ def test_every_sample_of_every_epoch_is_computed_exactly_once(count: int, epochs
 
 
 def test_the_order_depends_on_seed_and_epoch_alone() -> None:
-    orders = [tuple(sampler.epoch_order(50, seed, epoch).tolist()) for seed in (1, 2) for epoch in (0, 1)]
+    orders = [tuple(batches.epoch_order(50, seed, epoch).tolist()) for seed in (1, 2) for epoch in (0, 1)]
     assert len(set(orders)) == 4
-    assert orders[0] == tuple(sampler.epoch_order(50, 1, 0).tolist())
+    assert orders[0] == tuple(batches.epoch_order(50, 1, 0).tolist())
 
 
 def test_the_order_is_the_same_on_every_machine_and_with_every_version_of_every_library() -> None:
-    assert sampler.epoch_order(12, 42, 0).tolist() == ORDER
+    assert batches.epoch_order(12, 42, 0).tolist() == ORDER
 
 
 @given(st.integers(1, 40), st.integers(1, 20), st.integers(1, 3), st.integers(0, 50))
 def test_the_samples_of_a_step_are_the_same_at_any_number_of_ranks(count: int, size: int, micro: int, cursor: int) -> None:
-    batch = sampler.global_batch(count, 7, cursor, size, cursor + size)
+    batch = batches.global_batch(count, 7, cursor, size, cursor + size)
     for world_size in (1, 2, 3, 4, 7):
         accumulation = -(-size // (micro * world_size))
-        shares = [sampler.rank_micro_batches(batch, rank, world_size, micro, accumulation) for rank in range(world_size)]
+        shares = [batches.rank_micro_batches(batch, rank, world_size, micro, accumulation) for rank in range(world_size)]
         assert [index for turn in range(accumulation) for share in shares for index in share[turn]] == batch
 
 

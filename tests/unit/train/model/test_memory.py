@@ -15,9 +15,9 @@ from lockstep_spec.fit import MemoryPlan, after_out_of_memory, choose_partition,
 from lockstep_spec.memory import Place, base_bytes, bucket_bytes, estimate, gathered_elements, trained_elements
 from lockstep_spec.shape import ModelShape, Weight, shape_of
 from lockstep_train.base.config import CheckpointConfig, DataConfig, LoraConfig, ModelConfig, OptimizationConfig, TrainingConfig
+from lockstep_train.memory.agree import size_settings
 from lockstep_train.memory.capacity import host_bytes, own_bytes
 from lockstep_train.memory.host import Need, shortage
-from lockstep_train.memory.settings import settings_of
 
 GB = 1_000_000_000
 TRAINING = TrainingConfig(
@@ -76,23 +76,23 @@ def changed(base: Any = TRAINING, **sections: Any) -> TrainingConfig:
 
 
 def sizes(training: TrainingConfig, place: Place = GPU, shape: ModelShape | None = None) -> dict[str, int]:
-    return {item.name.split(" / ")[0]: item.size_bytes for item in estimate(shape or llama_8b(), settings_of(training), place)}
+    return {item.name.split(" / ")[0]: item.size_bytes for item in estimate(shape or llama_8b(), size_settings(training), place)}
 
 
 def plan(capacity: float, place: Place = GPU, shape: ModelShape | None = None, training: TrainingConfig = TRAINING) -> MemoryPlan:
-    return plan_memory(shape or llama_8b(), settings_of(training), place, int(capacity * GB))
+    return plan_memory(shape or llama_8b(), size_settings(training), place, int(capacity * GB))
 
 
 def test_an_adapter_has_the_published_number_of_parameters() -> None:
     linear = changed(lora={"target_modules": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")})
-    assert trained_elements(llama_8b(), settings_of(linear)) == 41_943_040
-    assert trained_elements(glm_air(), settings_of(TRAINING)) == 31_653_888
+    assert trained_elements(llama_8b(), size_settings(linear)) == 41_943_040
+    assert trained_elements(glm_air(), size_settings(TRAINING)) == 31_653_888
 
 
 def test_experts_in_a_stack_each_get_an_adapter() -> None:
     experts = changed(lora={"target_modules": (), "target_parameters": ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")})
-    assert trained_elements(glm_air(), settings_of(experts)) == 45 * 128 * 16 * (2816 + 4096 + 4096 + 1408)
-    assert trained_elements(llama_8b(), settings_of(changed(method=Method.FULL))) == llama_8b().numel
+    assert trained_elements(glm_air(), size_settings(experts)) == 45 * 128 * 16 * (2816 + 4096 + 4096 + 1408)
+    assert trained_elements(llama_8b(), size_settings(changed(method=Method.FULL))) == llama_8b().numel
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_experts_in_a_stack_each_get_an_adapter() -> None:
     [(ZeroStage.STAGE1, 1, 1, 16), (ZeroStage.STAGE2, 1, 16, 16), (ZeroStage.STAGE3, 16, 16, 16)],
 )
 def test_each_stage_shards_one_thing_more(stage: ZeroStage, weights: int, gradients: int, optimizer: int) -> None:
-    found, trained = sizes(changed(zero_stage=stage)), trained_elements(llama_8b(), settings_of(TRAINING))
+    found, trained = sizes(changed(zero_stage=stage)), trained_elements(llama_8b(), size_settings(TRAINING))
     assert found["weights"] == llama_8b().numel * 2 // weights
     assert found["gradients"] == trained * 4 // gradients
     assert found["FP32 masters and moments"] == trained * 12 // optimizer
@@ -113,7 +113,7 @@ def test_gradients_that_are_summed_in_bf16_take_two_bytes() -> None:
 
 @pytest.mark.parametrize(("method", "elements"), [(Method.LORA, None), (Method.FULL, 500_000_000)])
 def test_gradients_are_reduced_in_a_bucket_of_their_size_and_of_deepspeeds_default_at_most(method: Method, elements: int | None) -> None:
-    trained = trained_elements(llama_8b(), settings_of(TRAINING))
+    trained = trained_elements(llama_8b(), size_settings(TRAINING))
     found = sizes(changed(method=method, zero_stage=ZeroStage.STAGE3))
     assert found["bucket of gradients that are reduced"] == 2 * (elements or trained)
 
@@ -128,7 +128,7 @@ def test_offloading_takes_masters_and_moments_from_the_device() -> None:
 
 
 def test_a_saves_copy_takes_memory_of_a_rank_on_cpus_and_none_of_a_gpus() -> None:
-    cpu, trained = replace(GPU, gpu=False), trained_elements(llama_8b(), settings_of(TRAINING))
+    cpu, trained = replace(GPU, gpu=False), trained_elements(llama_8b(), size_settings(TRAINING))
     assert sizes(TRAINING, cpu)["a save's copy"] == trained * 12 // 16
     assert sizes(changed(checkpoint={"content": Content.LITE}), cpu)["a save's copy"] == trained * 2 // 16
     assert "a save's copy" not in sizes(TRAINING)
@@ -178,15 +178,15 @@ def test_the_memory_of_saves_is_taken_whole_and_once() -> None:
 
 def test_quantising_spares_what_is_no_linear_layer_and_the_head() -> None:
     spared = 2 * 128256 * 4096
-    quarter = base_bytes(llama_8b(), settings_of(changed(model={"quantization": Quantization.NF4})))
+    quarter = base_bytes(llama_8b(), size_settings(changed(model={"quantization": Quantization.NF4})))
     assert quarter == pytest.approx(spared * 2 + (llama_8b().numel - spared) * 0.516, abs=1)
 
 
 def test_without_gradient_checkpointing_each_layer_keeps_what_its_operations_need_again() -> None:
     """Queries, keys, values and attention's output, its input for the adapters, what these reduce it to; the gate and two more; two norms in FP32."""
     per_token = 2 * (2 * 4096 + 2 * 1024 + 4096 + 4 * 16) + 2 * 3 * 14336 + 4 * 2 * 4096
-    assert kept_bytes(llama_8b(), settings_of(TRAINING)) == 8192 * 32 * per_token
-    checkpointed = settings_of(changed(optimization={"gradient_checkpointing": True}))
+    assert kept_bytes(llama_8b(), size_settings(TRAINING)) == 8192 * 32 * per_token
+    checkpointed = size_settings(changed(optimization={"gradient_checkpointing": True}))
     assert kept_bytes(llama_8b(), checkpointed) == 8192 * 32 * 2 * 4096
     assert layer_bytes(llama_8b(), checkpointed) == 8192 * per_token
 
@@ -201,8 +201,8 @@ def test_without_gradient_checkpointing_each_layer_keeps_what_its_operations_nee
     ],
 )
 def test_more_is_kept_where_inputs_are_needed_again(change: dict[str, Any], more: int) -> None:
-    before = layer_bytes(llama_8b(), settings_of(TRAINING))
-    assert layer_bytes(llama_8b(), settings_of(changed(**change), flash_attention=False)) - before == 8192 * more
+    before = layer_bytes(llama_8b(), size_settings(TRAINING))
+    assert layer_bytes(llama_8b(), size_settings(changed(**change), flash_attention=False)) - before == 8192 * more
 
 
 def test_logits_are_counted_whole_where_the_loss_needs_them_whole() -> None:
@@ -217,7 +217,7 @@ def test_logits_are_counted_whole_where_the_loss_needs_them_whole() -> None:
 
 def test_packing_without_flash_attention_needs_a_mask() -> None:
     packed = changed(data={"packing": True})
-    found = {item.name: item.size_bytes for item in estimate(llama_8b(), settings_of(packed, flash_attention=False), GPU)}
+    found = {item.name: item.size_bytes for item in estimate(llama_8b(), size_settings(packed, flash_attention=False), GPU)}
     assert found["mask of packed documents, without flash attention"] == 2 * 4096 * 4096 * 3
     assert not any("mask" in name for name in sizes(packed))
 
@@ -337,14 +337,14 @@ def test_advice_after_running_out_of_memory_says_what_each_setting_saves() -> No
 )
 def test_a_second_copy_is_kept_where_it_helps_and_fits(changes: dict[str, Any], place: Place, capacity: int, expected: int) -> None:
     training = changed(**{"zero_stage": ZeroStage.STAGE3, "optimization": {"gradient_checkpointing": True}, **changes})
-    assert choose_partition(glm_air(), settings_of(training), place, capacity * GB) == expected
+    assert choose_partition(glm_air(), size_settings(training), place, capacity * GB) == expected
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.84, 8), (0.86, 1), (0.99, 1)])
 def test_a_second_copy_that_nobody_asked_for_leaves_a_reserve(share: float, expected: int) -> None:
     training = changed(zero_stage=ZeroStage.STAGE3, optimization={"gradient_checkpointing": True})
     with_copy = plan(1.0, replace(GPU, partition=8), glm_air(), training).total_bytes
-    assert choose_partition(glm_air(), settings_of(training), GPU, int(with_copy / share)) == expected
+    assert choose_partition(glm_air(), size_settings(training), GPU, int(with_copy / share)) == expected
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -376,12 +376,12 @@ def test_the_memory_of_a_host_is_the_least_of_its_limits(tmp_path: Path, files: 
 
 
 def test_stage3_may_have_two_layers_gathered_where_one_is_more_than_deepspeeds_limit_or_what_the_raw_settings_say() -> None:
-    settings, shape = settings_of(changed(zero_stage=ZeroStage.STAGE3)), glm_air()
+    settings, shape = size_settings(changed(zero_stage=ZeroStage.STAGE3)), glm_air()
     layer = 128 * (2816 * 4096 + 4096 * 1408) + 2 * 4096 * 96 * 128 + 2 * 4096 * 8 * 128
     assert gathered_elements(shape, settings, GPU, shape.largest_module) == 2 * layer
     assert gathered_elements(llama_8b(), settings, GPU, 1000) == 1_000_000_000
     raw = {"zero_optimization": {"stage3_max_live_parameters": 0}}
-    stated = settings_of(replace(changed(zero_stage=ZeroStage.STAGE3), deepspeed=raw))
+    stated = size_settings(replace(changed(zero_stage=ZeroStage.STAGE3), deepspeed=raw))
     assert gathered_elements(shape, stated, GPU, shape.largest_module) == shape.largest_module
 
 
@@ -393,7 +393,7 @@ def raw(**zero: Any) -> TrainingConfig:
     ("stated", "elements"), [(500_000_000, 500_000_000), (1e6, 1_000_000), ("2000", 2000), ("many", None), (None, None)]
 )
 def test_a_bucket_of_a_stated_size_is_counted_with_it(stated: Any, elements: int | None) -> None:
-    trained = trained_elements(llama_8b(), settings_of(TRAINING))
+    trained = trained_elements(llama_8b(), size_settings(TRAINING))
     assert sizes(raw(reduce_bucket_size=stated))["bucket of gradients that are reduced"] == 2 * (elements or trained)
     stage2 = replace(TRAINING, deepspeed={"zero_optimization": {"reduce_bucket_size": 500_000_000}})
     assert sizes(stage2)["bucket of gradients that are reduced"] == 1_000_000_000
@@ -440,10 +440,10 @@ def test_weights_that_stay_in_a_ranks_memory_are_counted(zero: dict[str, Any], c
 def test_the_bucket_holds_sums_under_stage1_and_is_there_twice_beside_the_backward_pass(
     stage: ZeroStage, method: Method, each: int
 ) -> None:
-    assert bucket_bytes(settings_of(changed(zero_stage=stage, method=method))) == each
+    assert bucket_bytes(size_settings(changed(zero_stage=stage, method=method))) == each
 
 
 @pytest.mark.parametrize(("method", "overlap", "buckets"), [(Method.LORA, True, 2), (Method.FULL, False, 1), (Method.LORA, False, 1)])
 def test_a_stated_overlap_decides_how_many_buckets_there_are(method: Method, overlap: bool, buckets: int) -> None:
     stated = replace(changed(zero_stage=ZeroStage.STAGE2, method=method), deepspeed={"zero_optimization": {"overlap_comm": overlap}})
-    assert bucket_bytes(settings_of(stated)) == 2 * buckets
+    assert bucket_bytes(size_settings(stated)) == 2 * buckets

@@ -9,7 +9,7 @@ import torch
 
 from lockstep_spec.choices import Offload, Precision
 from lockstep_train.base.config import OptimizationConfig
-from lockstep_train.engine.start import precision_note, share_cores
+from lockstep_train.engine.build import precision_note, share_cores
 
 CPU = torch.device("cpu")
 
@@ -54,6 +54,6 @@ def test_an_offloaded_update_runs_on_its_rank_s_part_of_the_cores_unless_the_use
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
-    monkeypatch.setattr("lockstep_train.engine.start.usable_cores", lambda: 126)
+    monkeypatch.setattr("lockstep_train.engine.build.usable_cores", lambda: 126)
     share_cores(replace(OptimizationConfig(epochs=1, learning_rate=1e-4, micro_batch_size=1), offload=offload), 8)
     assert chosen == ([threads] if threads else [])

@@ -11,10 +11,10 @@ from lockstep_spec.shape import ModelShape, Weight, shape_of
 from lockstep_train.base.config import TrainingConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.runfile import parse_training
+from lockstep_train.engine.build import refuse_invalid
 from lockstep_train.engine.idle_settings import IDLE_ZERO, NEVER_STAGE3, ONLY_STAGE3
 from lockstep_train.engine.raw_values import SECTIONS
 from lockstep_train.engine.settings import deepspeed_settings
-from lockstep_train.engine.start import refuse_invalid
 
 
 def training(optimization: dict[str, Any] | None = None, **change: Any) -> TrainingConfig:

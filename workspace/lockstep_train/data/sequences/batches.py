@@ -1,4 +1,10 @@
-"""Sequences to tensors. Nothing is masked by an attention_mask: what keeps documents apart are their positions.
+"""Batches of a step: which sequences they are, and their tensors.
+
+Which sequences follows from (seed, cursor) alone, so resuming needs one number and no iterator state. The run is one stream of samples: the
+permutation of epoch 0, then of epoch 1, … Step s takes the next `globalBatchSize` of it, whatever the number of ranks; so no sample is lost
+or repeated when that number changes.
+
+Nothing is masked by an attention_mask: what keeps documents apart are their positions.
 
 A row is padded on its right. Attention is causal, so no real token sees the padding, and nothing is learned there; without a
 mask, an unpacked micro-batch takes attention's fast path. In a packed row the positions start again at 0 with every document and
@@ -7,14 +13,41 @@ once more with the padding, which makes the padding a document of its own.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy
 import torch
 
+from lockstep_train.data.cache.arrays import Array
+from lockstep_train.data.sequences.holdout import mix
 from lockstep_train.data.tokens.tokenize import IGNORED, Example
+
+
+@lru_cache(maxsize=2)
+def epoch_order(count: int, seed: int, epoch: int) -> Array:
+    """The permutation of range(count) for one epoch: sorted by a hash of our own, since a library's shuffle may change with it."""
+    start = int.from_bytes(hashlib.sha256(f"lockstep-order:{seed}:{epoch}".encode()).digest()[:8], "big")
+    with numpy.errstate(over="ignore"):
+        numbers = numpy.arange(count, dtype=numpy.uint64) + numpy.uint64(start)
+    return numpy.argsort(mix(numbers), kind="stable")
+
+
+def global_batch(count: int, seed: int, cursor: int, size: int, end: int) -> list[int]:
+    """Indices of the next samples at `cursor` (samples consumed so far): `size` of them, fewer at the `end` of the run."""
+    return [int(epoch_order(count, seed, position // count)[position % count]) for position in range(cursor, min(cursor + size, end))]
+
+
+def rank_micro_batches(batch: Sequence[int], rank: int, world_size: int, micro: int, accumulation: int) -> list[list[int]]:
+    """This rank's micro-batches of a global batch: `accumulation` of them, the last ones possibly short or empty.
+
+    An empty one is a ghost: the rank computes with zero weight, so that every rank runs the same collectives.
+    """
+    starts = [(turn * world_size + rank) * micro for turn in range(accumulation)]
+    return [list(batch[start : start + micro]) for start in starts]
 
 
 @dataclass(frozen=True)
