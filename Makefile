@@ -126,7 +126,7 @@ test-faults: cluster-programs ## power cut at every step of a save, on a disk in
 	@$(PYTEST) -n 2 tests/faults
 
 test-corpus: cluster-programs ## faults whose cause is known, done to real jobs: how many `lockstep why` names; those of ranks are part of test, all others take a quarter of an hour; root
-	@$(PYTEST) -m "corpus or not corpus" tests/corpus tests/cluster/operator/test_corpus.py
+	@$(PYTEST) -m "corpus or not corpus" tests/corpus tests/cluster/operator/life/test_corpus.py
 
 test-gpu: ## whether Lockstep trains on this machine's GPU as it does on CPUs, without .venv: PYTHON with torch, transformers and peft; ARGS="--device cpu"
 	@$(PYTHON) tests/gpu/run.py $(ARGS)
@@ -148,7 +148,7 @@ test-cluster: cluster-programs ## a real API server and real pods; root
 	$(PYTEST) -m "alone and not corpus and not soak" tests/cluster && exit $$shared
 
 drills: cluster-programs ## faults done to a training job on the embedded cluster: what each costs, and that nothing is lost; a node of three that dies; to the operator at every write (parts of test); root
-	@$(PYTEST) tests/cluster/operator/test_drills.py tests/cluster/operator/test_lost_node.py tests/faults/test_operator_faults.py
+	@$(PYTEST) tests/cluster/operator/life/test_drills.py tests/cluster/operator/life/test_lost_node.py tests/faults/test_operator_faults.py
 
 bench-peers: cluster-programs ## Lockstep beside JobSet and Kubeflow Trainer, both built from their Go modules: figures and goals, 22 minutes (ARGS=--quick: six); root
 	@$(BIN)/python tests/bench/peers.py $(ARGS)

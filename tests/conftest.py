@@ -15,9 +15,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from lockstep.cli.shared.paths import STATE
 from lockstep.devcluster.host.layout import NUMBER
-from own_cluster import GIVEN, NOBODYS
+from support.clusters.own_cluster import GIVEN, NOBODYS
 
-pytest_plugins = ["corpus_score"]
+pytest_plugins = ["support.corpus_score"]
 
 
 def pytest_configure() -> None:

@@ -38,8 +38,6 @@ from typing import Any
 
 import aiohttp
 
-from control_plane import control_plane
-from counting_proxy import CountingProxy
 from lockstep.api.names import API_VERSION, OPERATOR_NAME, OPERATOR_NAMESPACE, REPORT_AUDIENCE
 from lockstep.devcluster.host.processes import TIED
 from lockstep.kube.cluster import MERGE, ApiError, Cluster
@@ -57,6 +55,8 @@ from lockstep_gang.contract import (
     report_body,
     report_signature,
 )
+from support.clusters.control_plane import control_plane
+from support.clusters.counting_proxy import CountingProxy
 
 Object = dict[str, Any]
 NAMESPACES = 10

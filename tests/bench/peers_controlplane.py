@@ -20,11 +20,11 @@ from typing import Any
 from bench.operator_scale import OperatorUnderTest, job_of, megabytes, say
 from bench.peers_figures import JOBSET, LOCKSTEP, OWN, TRAINER, Object, count_writes, percentiles, writes_per_job
 from bench.peers_install import JOBSET_MANAGER, TORCH_RUNTIME, TRAINER_MANAGER, Installed, Manager, created_at_last, free_port, identity
-from control_plane import AUDIT_LOG, connected, control_plane
 from lockstep.api.files.yamltext import load_yaml
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.kube.cluster import Cluster
 from lockstep.kube.kinds import path_of
+from support.clusters.control_plane import AUDIT_LOG, connected, control_plane
 
 OPERATOR = "lockstep"
 OPERATOR_ACCOUNT = (OPERATOR_NAMESPACE, OPERATOR_NAME)

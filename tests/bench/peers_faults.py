@@ -22,8 +22,6 @@ from bench.peers_controlplane import SYSTEMS as WITHOUT_NODES
 from bench.peers_controlplane import System, jobset_job, trainer_job, until_gone
 from bench.peers_figures import JOBSET, LOCKSTEP, TRAINER, Life, Object, conditions, life, outcome, running, spread
 from bench.peers_install import JOBSET_MANAGER, TORCH_RUNTIME, TRAINER_MANAGER, Installed, Manager, created_at_last, free_port
-from control_plane import connected
-from installed_operator import local_objects
 from lockstep.api.files.yamltext import load_yaml
 from lockstep.api.names import API_VERSION
 from lockstep.cli.clusters.devcluster import bring_up
@@ -31,7 +29,9 @@ from lockstep.devcluster.host.layout import NUMBER, default_layout
 from lockstep.devcluster.images import BASE
 from lockstep.kube.cluster import Cluster
 from lockstep.platforms.clusters.install import install
-from own_cluster import NUMBERS, own_number
+from support.clusters.control_plane import connected
+from support.clusters.installed_operator import local_objects
+from support.clusters.own_cluster import NUMBERS, own_number
 
 NODES = 2
 VICTIM = "1"

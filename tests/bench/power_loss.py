@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "TOKENIZERS_PARALLELISM": "false", "PYTHONWARNINGS": "ignore"}
-sys.path[:0] = [str(ROOT / folder) for folder in ("workspace", "tests", "tests/train")]
+sys.path[:0] = [str(ROOT / folder) for folder in ("workspace", "tests", "tests/train/ranks")]
 os.environ.update(ENVIRONMENT)
 
 from faults.cut_lockstep import EXIT_NO_DISK, lockstep_subjects, say  # noqa: E402

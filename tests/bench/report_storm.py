@@ -42,10 +42,10 @@ from typing import Any
 import aiohttp
 
 from bench.operator_scale import OperatorUnderTest, Played, job_of, megabytes, milliseconds, operator_at, prepared, reason, say, until_all
-from control_plane import control_plane
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.kube.cluster import Cluster
 from lockstep_gang.contract import State
+from support.clusters.control_plane import control_plane
 
 IDLE, JUNK_PER_SECOND, PIPELINED, ADDRESSES, JOBS, LARGE_BYTES = 1000, 10_000, 250, 20, 10, 500_000
 HEAD = b"POST /v1/report HTTP/1.1\r\nHost: x\r\nX-Lockstep-Job: ns/x/0\r\nX-Lockstep-Signature: 0\r\nContent-Length: %d\r\n\r\n"

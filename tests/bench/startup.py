@@ -25,7 +25,7 @@ MAKE_MODEL = "import sys; import rank_cases; rank_cases.make_model(sys.argv[1])"
 
 
 def environment(**variables: str) -> dict[str, str]:
-    paths = f"{SOURCES}:{ROOT / 'tests' / 'train'}"
+    paths = f"{SOURCES}:{ROOT / 'tests' / 'train' / 'ranks'}"
     return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", **variables}
 
 

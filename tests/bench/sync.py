@@ -139,11 +139,11 @@ def main() -> None:
     sys.path.insert(0, str(HERE.parent))
     from kubernetes import client, config, dynamic
 
-    from cluster_jobs import prepare
     from lockstep.cli.clusters.deploy import Mode, install_cluster
     from lockstep.cli.clusters.devcluster import bring_up
     from lockstep.devcluster import binary
     from lockstep.devcluster.host.layout import cache_root
+    from support.clusters.cluster_jobs import prepare
 
     os.environ.setdefault("KUBECONFIG", str(bring_up()))
     install_cluster("local", Mode.AUTO, None, lambda line: None)

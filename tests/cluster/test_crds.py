@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from kubernetes import client, dynamic
 from pydantic import ValidationError
 
-from crd_rule_cases import CASES, NUMBERS, WrittenRule, job, profile, training, written_rules
-from crd_server import Server, stored, told
 from golden.plan_strategies import jobs, profiles
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.files.yamlnodes import plain_value
 from lockstep.api.generate.crd import training_cluster_crd, training_job_crd
 from lockstep.api.job import TrainingJob
 from lockstep.api.names import GROUP
+from support.clusters.crd_server import Server, stored, told
+from support.crd_rule_cases import CASES, NUMBERS, WrittenRule, job, profile, training, written_rules
 
 CRDS = [training_job_crd(), training_cluster_crd()]
 RULES = pytest.mark.parametrize("rule", list(CASES), ids=lambda rule: rule.message[:40])

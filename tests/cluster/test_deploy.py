@@ -14,16 +14,16 @@ import pytest
 import yaml
 from kubernetes import config, dynamic
 
-from cluster_jobs import SCRIPTS, Jobs, kubeconfig_of, until
-from installed_operator import local_profile
 from lockstep.cli.main import main
 from lockstep.devcluster.host.layout import default_layout
 from lockstep.devcluster.images import BASE
 from lockstep.devcluster.python_volume import publish_code
 from lockstep.plan.cluster.scope import definitions_command
+from support.checkout import ROOT
+from support.clusters.cluster_jobs import SCRIPTS, Jobs, kubeconfig_of, until
+from support.clusters.installed_operator import local_profile
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
-CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def lockstep(*arguments: str, kubeconfig: Path | None = None) -> tuple[int, str, str]:
@@ -49,7 +49,7 @@ def person(api: dynamic.DynamicClient, cluster: Path, namespace: str, tmp_path: 
 @pytest.fixture
 def own_file(namespace: str, tmp_path: Path) -> Path:
     """A file of the embedded cluster under another name, with the jobs in a namespace of this test."""
-    described: dict[str, Any] = yaml.safe_load((CHECKOUT / "clusters" / "local.yaml").read_text())
+    described: dict[str, Any] = yaml.safe_load((ROOT / "clusters" / "local.yaml").read_text())
     described["cluster"] |= {"name": "mine", "namespace": namespace}
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(described))

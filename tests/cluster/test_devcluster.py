@@ -20,7 +20,7 @@ from lockstep.devcluster.host.hostfolders import remove_unused
 from lockstep.devcluster.host.layout import Layout, cache_root
 from lockstep.devcluster.images import BASE
 from lockstep.devcluster.kubeconfig import client_kubeconfig
-from own_cluster import NOBODYS
+from support.clusters.own_cluster import NOBODYS
 
 LAYOUT = Layout(name="test", index=NOBODYS, root=cache_root())
 WANTED = cluster.Wanted(nodes=2)

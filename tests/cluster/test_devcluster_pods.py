@@ -13,7 +13,7 @@ import pytest
 
 from lockstep.devcluster.host.layout import default_layout
 from lockstep.devcluster.images import BASE
-from own_cluster import GIVEN
+from support.clusters.own_cluster import GIVEN
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 VOLUMES = {"w": "local-rwx", "python": "local-python"}

@@ -8,15 +8,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import yaml
 
 from lockstep.api.files.yamltext import dump_yaml
+from support.checkout import ROOT
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
-CHECKOUT = Path(__file__).resolve().parents[2]
 SAMPLE = "manifests/samples/trainingjob.yaml"
 CLAIMS = {"lockstep-python", "ml-datasets", "ml-dev-workspace"}
 
@@ -35,12 +34,12 @@ def no_demo(kubectl: Kubectl) -> Iterator[None]:
 
 
 def run(command: list[str], timeout_seconds: float = 240.0) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False, timeout=timeout_seconds)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=timeout_seconds)
 
 
 def interrupted_at(command: list[str], marker: str) -> int:
     """Press Ctrl-C when the output shows `marker`; the exit code."""
-    process = subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
     try:
         assert process.stdout is not None
         for line in process.stdout:
@@ -79,7 +78,7 @@ def test_deploy_apply_logs_status_and_uninstall_read_well(lockstep: list[str], k
     deployed = run([*lockstep, "deploy", "local", "--mode", "tcp", "--no-dev"])
     assert deployed.returncode == 0, deployed.stderr
     assert "\nReady. Next:\n  lockstep init job first --cluster local -o first.yaml" in deployed.stdout
-    job = yaml.safe_load((CHECKOUT / SAMPLE).read_text())
+    job = yaml.safe_load((ROOT / SAMPLE).read_text())
     job["spec"]["training"]["checkpoint"]["resumeFrom"] = "None"  # an earlier run of the demo is complete
     applied = kubectl("apply", "-n", "lockstep", "-f", "-", input=dump_yaml(job))
     assert applied.returncode == 0, applied.stderr

@@ -12,13 +12,13 @@ import pytest
 import yaml
 from kubernetes import client, dynamic
 
-from cluster.operator.test_verbs import lockstep
-from cluster_jobs import API, Jobs, prepare, until
-from hub_server import TOKEN, Hub, running_hub
+from cluster.operator.verbs.test_verbs import lockstep
 from lockstep.cli.clusters.deploy import Mode, install_cluster
 from lockstep.cli.clusters.quickstart import demo_folder
 from lockstep.devcluster.host.layout import default_layout
 from lockstep.plan.render.readerpod import LABEL_READER_OF
+from support.clusters.cluster_jobs import API, Jobs, prepare, until
+from support.hub_server import TOKEN, Hub, running_hub
 
 NAME = "org/tiny-base"
 DATA = {"name": "data", "mountPath": "/data", "configMap": {"name": "data"}}

@@ -22,9 +22,9 @@ import yaml
 
 from lockstep.devcluster import binary
 from lockstep.devcluster.host.layout import cache_root
+from support.checkout import ROOT
 
-CHECKOUT = Path(__file__).resolve().parents[2]
-GUIDE = CHECKOUT / "docs/how-to/multi-node-guide.md"
+GUIDE = ROOT / "docs/how-to/multi-node-guide.md"
 Page = Callable[..., subprocess.CompletedProcess[str]]
 DONE = r"\[rank 0\] Step (\d+)/\1 \|"
 
@@ -48,7 +48,7 @@ def page(cluster: Path, path: str) -> Page:
         assert command in guide, f"the guide doesn't say: {command}"
         environment = {**os.environ, "PATH": path, **variables}
         return subprocess.run(
-            ["bash", "-c", command], cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False, timeout=seconds
+            ["bash", "-c", command], cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=seconds
         )
 
     return run
@@ -65,7 +65,7 @@ def deployed(page: Page) -> Iterator[str]:
     try:
         yield well(page("make deploy-cluster CLUSTER=local MODE=tcp"))
     finally:
-        subprocess.run(["make", "clean-cluster", "CLUSTER=local", "PVCS=1", "YES=1"], cwd=CHECKOUT, check=False)
+        subprocess.run(["make", "clean-cluster", "CLUSTER=local", "PVCS=1", "YES=1"], cwd=ROOT, check=False)
 
 
 def test_clusters_are_listed_and_rdma_is_refused_where_there_is_none(page: Page) -> None:
@@ -95,9 +95,7 @@ def in_a_terminal(command: str, path: str, *lines: str) -> str:
     """What a person sees who types the command, and then these lines into the shell that it opens."""
     here, there = pty.openpty()
     environment = {**os.environ, "PATH": path}
-    process = subprocess.Popen(
-        command.split(), cwd=CHECKOUT, env=environment, stdin=there, stdout=there, stderr=there, start_new_session=True
-    )
+    process = subprocess.Popen(command.split(), cwd=ROOT, env=environment, stdin=there, stdout=there, stderr=there, start_new_session=True)
     os.close(there)
     seen, end = "", time.monotonic() + 400
     try:
@@ -179,7 +177,7 @@ def test_what_needs_a_gpu_rdma_or_openshift_says_so(page: Page, command: str, sa
 
 
 def test_a_cluster_of_one_s_own_is_described_and_planned(page: Page) -> None:
-    own = CHECKOUT / "clusters" / "my-cluster.yaml"
+    own = ROOT / "clusters" / "my-cluster.yaml"
     example = re.search(r"```yaml\n(cluster:\n  name: my-cluster\n.*?)```", GUIDE.read_text(), re.DOTALL)
     assert example is not None
     try:

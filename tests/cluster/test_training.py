@@ -14,9 +14,7 @@ from typing import Any
 import pytest
 from kubernetes import client, dynamic
 
-from cluster.operator.test_verbs import lockstep
-from cluster_demo import demo_files
-from cluster_jobs import API, Jobs, prepare, until
+from cluster.operator.verbs.test_verbs import lockstep
 from lockstep.api.job import TrainingJob
 from lockstep.cli.clusters.deploy import Mode, install_cluster
 from lockstep.cli.clusters.quickstart import demo_folder
@@ -27,7 +25,9 @@ from lockstep.plan.render.readerpod import LABEL_READER_OF
 from lockstep.plan.render.resolve import PlatformDefaults, resolve
 from lockstep.platforms.files import reader
 from lockstep.platforms.files.files import run_in_pod
-from rounding import forward_roundings, gradient_roundings, tolerance
+from support.clusters.cluster_demo import demo_files
+from support.clusters.cluster_jobs import API, Jobs, prepare, until
+from support.rounding import forward_roundings, gradient_roundings, tolerance
 
 # Of the demo's model and batches: sums in another order.
 FORWARD = forward_roundings(hidden=96, intermediate=256, attention=96, vocabulary=1024, sequence=64, layers=4)

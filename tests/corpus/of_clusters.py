@@ -12,12 +12,12 @@ from typing import Any
 
 from kubernetes import client
 
-from cluster_jobs import API, SERVICE_ACCOUNT, Jobs, until
 from corpus.of_processes import BOTH_WAIT, RANKS, TORCH
 from corpus.verdicts import Expected, Fault
 from lockstep.api.names import COORDINATOR_PORT, OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.devcluster.host import processes
 from lockstep.devcluster.host.layout import default_layout
+from support.clusters.cluster_jobs import API, SERVICE_ACCOUNT, Jobs, until
 
 STEPS = RANKS + "for step in range(4, 100000): steps(step, step)\n"
 

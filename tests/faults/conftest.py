@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from side_by_side import Parts, file_of
+from support.side_by_side import Parts, file_of
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Parts:

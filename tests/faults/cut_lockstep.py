@@ -1,6 +1,6 @@
 """Every save of Lockstep's trainer through power cuts, as JSON; root:
 
-OMP_NUM_THREADS=1 DS_ACCELERATOR=cpu PYTHONPATH=workspace:tests:tests/train python tests/faults/cut_lockstep.py FOLDER
+OMP_NUM_THREADS=1 DS_ACCELERATOR=cpu PYTHONPATH=workspace:tests:tests/train/ranks python tests/faults/cut_lockstep.py FOLDER
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from kubernetes import config, dynamic
 
-from cluster_jobs import Jobs, kubeconfig_of, kubeconfig_of_account
-from control_plane import connected, control_plane
 from lockstep.kube.cluster import MERGE
+from support.clusters.cluster_jobs import Jobs, kubeconfig_of, kubeconfig_of_account
+from support.clusters.control_plane import connected, control_plane
 from unit.cli.test_every_verb import REMOTE, arguments, run, write_cluster_file, write_job_file
 
 NAMESPACE = "lockstep"

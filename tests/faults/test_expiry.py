@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from control_plane import connected, control_plane
 from lockstep.kube import expiry
 from lockstep.kube.cluster import Cluster
 from lockstep.kube.expiry import expiring
+from support.clusters.control_plane import connected, control_plane
 
 PATIENCE_SECONDS = 120.0
 

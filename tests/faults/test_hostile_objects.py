@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from cluster_jobs import Jobs, prepare, until
 from lockstep.api.names import job_labels
 from lockstep.api.objects import DEPTH_MAX
-from operator_faults import Rig, free_port, rig_in
-from played_job import PlayedJob
+from support.clusters.cluster_jobs import Jobs, prepare, until
+from support.clusters.operator_faults import Rig, free_port, rig_in
+from support.clusters.played_job import PlayedJob
 
 MEMORY_MAX_BYTES = 256 << 20
 LARGE = 1_000_000

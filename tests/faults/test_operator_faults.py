@@ -12,11 +12,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster_jobs import Jobs
-from fault_proxy import Fault
 from lockstep.api.names import LABEL_JOB
-from operator_faults import SCENARIOS, SYSTEM, Rig, is_suspended, operator_process, rig_in, settled, tell, written
-from played_job import JOB, PlayedJob
+from support.clusters.cluster_jobs import Jobs
+from support.clusters.fault_proxy import Fault
+from support.clusters.operator_faults import SCENARIOS, SYSTEM, Rig, is_suspended, operator_process, rig_in, settled, tell, written
+from support.clusters.played_job import JOB, PlayedJob
 
 WRITES_MAX = 60
 ALONE = os.environ.get("LOCKSTEP_FAULTS") == "all"

@@ -23,7 +23,7 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
         "OMP_NUM_THREADS": "1",
         "DS_ACCELERATOR": "cpu",
         "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONPATH": f"{TESTS.parent / 'workspace'}:{TESTS}:{TESTS / 'train'}",
+        "PYTHONPATH": f"{TESTS.parent / 'workspace'}:{TESTS}:{TESTS / 'train' / 'ranks'}",
     }
     command = [sys.executable, str(TESTS / "faults/cut_lockstep.py"), str(tmp_path_factory.mktemp("power"))]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=500)

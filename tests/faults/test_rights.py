@@ -17,22 +17,23 @@ from typing import Any
 
 from kubernetes import client, config, dynamic
 
-from cluster_jobs import Jobs, kubeconfig_of, prepare, until
-from control_plane import AUDIT_LOG, CHECKOUT, connected, control_plane, default_objects, local_profile
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE, TLS_SECRET, report_url
 from lockstep.plan.cluster.scope import NAMED_BINDING, PROFILE_KEY, Scope
 from lockstep.platforms.clusters.install import operator_objects
 from lockstep.platforms.clusters.send import Sent, send_permitted
 from lockstep.platforms.operator.certificate import Certificates, renew
 from lockstep_gang.contract import State
-from operator_faults import SCENARIOS, Rig, free_port, is_complete, is_failed, is_suspended, rig_in, running
-from played_job import JOB, PlayedJob
-from rights_used import granted, unused, used
+from support.checkout import ROOT
+from support.clusters.cluster_jobs import Jobs, kubeconfig_of, prepare, until
+from support.clusters.control_plane import AUDIT_LOG, connected, control_plane, default_objects, local_profile
+from support.clusters.operator_faults import SCENARIOS, Rig, free_port, is_complete, is_failed, is_suspended, rig_in, running
+from support.clusters.played_job import JOB, PlayedJob
+from support.clusters.rights_used import granted, unused, used
 
 UNSEEN = {
     "update trainingjobs/finalizers.lockstep.dev": "admission asks for it at each create of a child (OwnerReferencesPermissionEnforcement, "
     "which this API server has switched on): no request of the operator's, so not in the log; without it every create is refused",
-    "get secrets/lockstep-notify": "a webhook's URL, in Secrets called lockstep-notify; tests/cluster/operator/test_observability.py sends to one",
+    "get secrets/lockstep-notify": "a webhook's URL, in Secrets called lockstep-notify; tests/cluster/operator/verbs/test_observability.py sends to one",
 }
 """Right → why no request shows it."""
 USER_ROLES = ("lockstep-edit", "lockstep-view", "lockstep-admin")
@@ -118,7 +119,7 @@ def test_an_admin_of_the_namespace_may_send_all_of_it(tmp_path: Path) -> None:
 
 def sent(scope: Scope, once: bool = True) -> list[dict[str, Any]]:
     """As `lockstep deploy local` sends them for `scope`, beside what an administrator has put there once."""
-    objects = operator_objects(local_profile(), "operator:1", namespace="lockstep", manifests=CHECKOUT / "manifests", scope=scope)
+    objects = operator_objects(local_profile(), "operator:1", namespace="lockstep", manifests=ROOT / "manifests", scope=scope)
     spaces = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in scope.namespaces]
     crds = [item for item in default_objects() if item["kind"] == "CustomResourceDefinition"] if scope.own and once else []
     return [*crds, *spaces, *objects]

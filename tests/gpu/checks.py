@@ -10,7 +10,7 @@ from scene import STEPS, NotHere, Scene, stop, whole
 
 from lockstep_gang.contract.fabric import RankFabric
 from lockstep_gang.lifecycle.fabric.nccl import read_line
-from rounding import forward_roundings, gradient_roundings, tolerance
+from support.rounding import forward_roundings, gradient_roundings, tolerance
 
 FORWARD = forward_roundings(hidden=128, intermediate=344, attention=128, vocabulary=1024, sequence=64, layers=4)
 SAME = STEPS * tolerance(gradient_roundings(FORWARD, 4 * 64))

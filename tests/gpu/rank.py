@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lockstep_train.base.environment import RankEnvironment
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "workspace"), str(ROOT / "tests" / "gpu"), str(ROOT / "tests" / "train"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT / "workspace"), str(ROOT / "tests" / "gpu"), str(ROOT / "tests" / "train" / "ranks"), str(ROOT / "tests")]
 from carried import append_carried  # noqa: E402
 
 ABSENT = ("datasets", "bitsandbytes", "tensorboard", "flash_attn", "mlflow", "wandb", "pytest")
@@ -87,7 +87,7 @@ def main() -> int:
     parser.add_argument("--gloo", action="store_true")
     parser.add_argument("--exhaust", action="store_true")
     parser.add_argument("--record", type=Path)
-    parser.add_argument("--case", help="a function of tests/train/cases_save.py instead of the trainer")
+    parser.add_argument("--case", help="a function of tests/train/ranks/cases_save.py instead of the trainer")
     options = parser.parse_args()
     append_carried()
     hide()

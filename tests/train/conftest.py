@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "ranks"))
 
 from rank_harness import ForkServer, RunFile
 
-from side_by_side import Parts, file_of, longest_first
+from support.side_by_side import Parts, file_of, longest_first
 
 LONGEST = (
     "test_gpu_suite", "test_save", "test_models", "test_freeze", "test_resume", "test_run_local", "test_volumes", "test_quickstart_local", "test_startup",

@@ -1,6 +1,6 @@
 """Bytes that a forward and a backward pass hold beside weights and optimizer state (pure): counted operation by operation in transformers' decoders.
 
-tests/train/test_memory_plan.py holds these counts against what ranks really held. docs/how-to/memory.md explains them.
+tests/train/engine/test_memory_plan.py holds these counts against what ranks really held. docs/how-to/memory.md explains them.
 """
 
 from __future__ import annotations

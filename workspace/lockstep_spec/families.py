@@ -1,6 +1,6 @@
 """A model's parameters from its config.json alone, without torch: the families of decoders whose layers are known here.
 
-The names and shapes are those of transformers' own modules, because targets of an adapter are found by these names; tests/train/test_sizes.py compares
+The names and shapes are those of transformers' own modules, because targets of an adapter are found by these names; tests/train/engine/test_sizes.py compares
 them. Another family is refused: its parameters would be a guess.
 """
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from kubernetes import client, config, dynamic
 
-from cluster_jobs import Jobs, cluster_like_local, prepare, until
-from installed_operator import local_objects, send
 from lockstep.api.names import OPERATOR_NAMESPACE
+from support.clusters.cluster_jobs import Jobs, cluster_like_local, prepare, until
+from support.clusters.installed_operator import local_objects, send
 
 GPU = "nvidia.com/gpu"
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from cluster_file_cases import given, left_out, written
 from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.api.files.clusterkeys import PROFILE_KEYS
 from lockstep.api.files.yamltext import dump_yaml
 from lockstep.api.job import TrainingJob
 from lockstep.plan.render.objects import render
 from lockstep.plan.render.resolve import resolve
+from support.cluster_file_cases import given, left_out, written
 
 # What the command line alone shows: `lockstep deploy` the first two, `lockstep clusters` the third.
 SHOWN = {"security.requires_privileged_scc", "notes", "gpus.type"}

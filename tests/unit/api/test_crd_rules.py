@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from crd_rule_cases import CASES, LABEL_KEYS, Object, WrittenRule, written_rules
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.job import TrainingJob
+from support.crd_rule_cases import CASES, LABEL_KEYS, Object, WrittenRule, written_rules
 
 MODELS = {"TrainingJob": TrainingJob, "TrainingCluster": TrainingCluster}
 SAME_IN_PYTHON = [rule for rule, case in CASES.items() if case.before is None]  # the rest compare with an older object

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from checkout import ROOT
 from lockstep.api.files.patterns import PATTERN_WORDS
 from lockstep.api.generate.crd import training_cluster_crd, training_job_crd
+from support.checkout import ROOT
 
 GENERATE = [sys.executable, str(ROOT / "scripts/generate.py")]
 CRDS = {"TrainingJob": training_job_crd(), "TrainingCluster": training_cluster_crd()}

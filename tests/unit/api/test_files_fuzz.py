@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkout import ROOT
 from lockstep.api.errors import ConfigError
 from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.api.files.clusterkeys import KEYS
 from lockstep.api.files.jobfile import parse_job_file
 from lockstep.api.files.yamltext import dump_yaml
+from support.checkout import ROOT
 
 TEMPLATE = (ROOT / "clusters/template.yaml").read_text()
 SAMPLE = (ROOT / "manifests/samples/trainingjob-glm-air.yaml").read_text()

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from checkout import ROOT
-from crd_rule_cases import NUMBERS, training
 from lockstep.api.errors import ConfigError
 from lockstep.api.files.jobfile import parse_job_file
 from lockstep.api.files.yamlnodes import plain_value
 from lockstep.api.job import TrainingJob
+from support.checkout import ROOT
+from support.crd_rule_cases import NUMBERS, training
 
 SAMPLE = (ROOT / "manifests/samples/trainingjob.yaml").read_text()
 JOB = """\

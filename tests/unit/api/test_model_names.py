@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 from golden.plan_cases import CONTEXT, of_kind, pod_of, profile, trainer_of
-from hub_server import LFS_BYTES, TOKEN, Hub, running_hub
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
 from lockstep.cli.files import model as model_verb
@@ -24,6 +23,7 @@ from lockstep.plan.render.readerpod import reader_pod, with_secrets
 from lockstep.plan.render.resolve import Resolved, resolve
 from lockstep.plan.render.variables import variable_warnings
 from lockstep_spec.modelnames import fetched_folder, folder_name, holds_password, is_address, is_folder, is_hub_name, model_title
+from support.hub_server import LFS_BYTES, TOKEN, Hub, running_hub
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,

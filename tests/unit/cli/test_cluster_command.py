@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
-from api_stub import kubeconfig
-from cluster_facts import GROUPS, RAILS, node, policy, rail, storage_class
-from fake_cluster import FakeCluster
 from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.cli.main import main
 from lockstep.kube import exec as programs
 from lockstep.kube.cluster import ApiError, Cluster
+from support.api_stub import kubeconfig
+from support.cluster_facts import GROUPS, RAILS, node, policy, rail, storage_class
+from support.fake_cluster import FakeCluster
 
 FORBIDDEN = ApiError(403, "Forbidden", "jane may not do that")
 

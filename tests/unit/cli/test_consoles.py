@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from checkout import ROOT
+from support.checkout import ROOT
 
 VERBS = [["clusters"], ["render", "-f", "manifests/samples/trainingjob.yaml", "--explain"], ["get", "--help"]]
 

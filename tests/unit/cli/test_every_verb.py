@@ -21,9 +21,9 @@ import pytest
 import typer
 import yaml
 
-from api_stub import ALWAYS, ApiStub, kubeconfig, served
 from lockstep.cli import main as entry
 from lockstep.kube.kinds import KINDS
+from support.api_stub import ALWAYS, ApiStub, kubeconfig, served
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 ON_THIS_MACHINE = (

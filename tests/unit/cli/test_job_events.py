@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from api_stub import ApiStub, served
 from lockstep.cli.main import main
+from support.api_stub import ApiStub, served
 
 
 @pytest.mark.parametrize("verb", ["events", "describe"])

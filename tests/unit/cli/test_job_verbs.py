@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from api_stub import ApiStub, served
 from lockstep.cli.main import app
+from support.api_stub import ApiStub, served
 
 Object = dict[str, Any]
 JOBS = "/apis/lockstep.dev/v1alpha1/namespaces/team/trainingjobs"

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from api_stub import ApiStub, served
 from golden.plan_cases import job, of_kind, profile
 from lockstep.plan.render.objects import render
 from lockstep.plan.render.resolve import PlatformDefaults, resolve
+from support.api_stub import ApiStub, served
 
 Object = dict[str, Any]
 PATIENCE_SECONDS = 60.0

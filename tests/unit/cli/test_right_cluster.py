@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from api_stub import ApiStub, kubeconfig, served
 from lockstep.cli.shared import deployment
 from lockstep.cli.shared.target import load
 from lockstep.kube.client import ANYWHERE, Connections
+from support.api_stub import ApiStub, kubeconfig, served
 from unit.cli.test_every_verb import REMOTE, VERBS, arguments, run, write_cluster_file, write_job_file
 
 USAGE = 2

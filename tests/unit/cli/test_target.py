@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from api_stub import ApiStub, served
-from checkout import ROOT
 from lockstep.api.errors import ConfigError
 from lockstep.cli.jobs.get import get
 from lockstep.cli.main import main
@@ -19,6 +17,8 @@ from lockstep.cli.shared import deployment
 from lockstep.cli.shared.clusters import peek
 from lockstep.cli.shared.jobargs import Output, known_names, no_such_job
 from lockstep.cli.shared.target import namespace_of, target_of, unnamed_cluster
+from support.api_stub import ApiStub, served
+from support.checkout import ROOT
 
 CLUSTERS = ROOT / "clusters"
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from api_stub import ApiStub, served
 from lockstep.cli.main import app
 from lockstep.cli.shared.progress import waiting
+from support.api_stub import ApiStub, served
 
 Object = dict[str, Any]
 JOBS = "/apis/lockstep.dev/v1alpha1/namespaces/team/trainingjobs"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from checkout import ROOT
 from lockstep.cli.main import HINTS, main
+from support.checkout import ROOT
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["version", "--client"], ["version", "--client", "-o", "json"]])

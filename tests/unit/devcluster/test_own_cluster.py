@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-import own_cluster
 from lockstep.cli.shared.paths import state_folder
 from lockstep.devcluster.host.layout import NUMBER, default_layout
-from own_cluster import NOBODYS, own_number
+from support.clusters import own_cluster
+from support.clusters.own_cluster import NOBODYS, own_number
 
 
 @pytest.fixture
@@ -43,10 +43,12 @@ def test_a_cluster_that_tests_have_not_made_keeps_its_number_and_its_state(clust
 
 def test_what_a_killed_run_has_left_is_removed_by_the_next(clusters: Path) -> None:
     program = (
-        "import os\nfrom own_cluster import own_number\nfrom lockstep.devcluster.host.layout import default_layout\n"
+        "import os\nfrom support.clusters.own_cluster import own_number\nfrom lockstep.devcluster.host.layout import default_layout\n"
         "with own_number():\n    default_layout().state.mkdir()\n    os.kill(os.getpid(), 9)\n"
     )
-    subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(Path(own_cluster.__file__).parent)}, check=False)
+    subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(Path(own_cluster.__file__).parents[2])}, check=False
+    )
     assert (clusters / "lockstep8").is_dir()
     with own_number():
         assert os.environ[NUMBER] == "8" and not default_layout().state.exists()

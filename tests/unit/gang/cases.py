@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from checkout import ROOT
 from lockstep_gang.contract import JobIdentity, ReportTarget, RestartPolicy, Run, WhenDone, run_text
+from support.checkout import ROOT
 
 WORKSPACE = ROOT / "workspace"
 KEY_TEXT = "5a" * 32

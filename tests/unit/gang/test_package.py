@@ -15,8 +15,8 @@ from zipimport import zipimporter
 import pytest
 
 import lockstep_gang
-from checkout import ROOT
 from lockstep_gang.package import compiled_code, write_zipapp
+from support.checkout import ROOT
 from unit.gang.cases import gang
 
 

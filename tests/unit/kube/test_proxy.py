@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 import pytest
 from kubernetes.aio.config import incluster_config
 
-from api_stub import ApiStub, served
 from lockstep.devcluster.certificates import Authority
 from lockstep.kube.client import connect
 from lockstep.kube.proxy import proxy_of
+from support.api_stub import ApiStub, served
 
 HERE = "0.0.0.0"  # noqa: S104 (where one connects to: this machine, by an address that is none of its loopback's)
 OPENSHIFT = "10.128.0.0/14,172.30.0.0/16,.cluster.local,.svc,localhost,127.0.0.1"

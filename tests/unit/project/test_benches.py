@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from checkout import ROOT
+from support.checkout import ROOT
 
 BENCHES = ROOT / "tests" / "bench"
 

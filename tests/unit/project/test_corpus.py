@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from checkout import ROOT
 from corpus.of_clusters import CLUSTER_FAULTS
 from corpus.of_processes import RANK_FAULTS
 from corpus.verdicts import Answer, Expected, Fault, Score, judge
+from support.checkout import ROOT
 
 PAGE = ROOT / "docs/reliability.md"
 BEGIN, END = "<!-- corpus: begin -->\n", "<!-- corpus: end -->\n"

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import typer.main
 
-from checkout import ROOT
 from lockstep.cli.main import app
+from support.checkout import ROOT
 
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\[[^\]\[]*\]\(([^)\s]+)\)")

@@ -24,7 +24,6 @@ import pytest
 import typer.main
 import yaml
 
-from checkout import ROOT
 from lockstep.api.errors import ConfigError
 from lockstep.api.files.clusterkeys import KEYS
 from lockstep.api.files.jobfile import parse_job_file
@@ -36,6 +35,7 @@ from lockstep_spec.families import shape_from_config
 from lockstep_spec.fit import plan_memory
 from lockstep_spec.memory import Place, trained_elements
 from lockstep_spec.settings import read_settings
+from support.checkout import ROOT
 
 Object = dict[str, Any]
 VERBS: Any = typer.main.get_command(app)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from checkout import ROOT
 from lockstep.api.cluster import TrainingClusterSpec
 from lockstep.api.files.clusterfile import ClusterFile
 from lockstep.api.files.clusterkeys import KEYS
@@ -17,6 +16,7 @@ from lockstep.api.shared import StorageMode
 from lockstep.api.training import Training
 from lockstep.cli.shared.clusters import cluster_names, load_cluster
 from lockstep.plan.render.resolve import Transport, resolve
+from support.checkout import ROOT
 
 CLUSTERS = ROOT / "clusters"
 SAMPLES = sorted((ROOT / "manifests/samples").glob("trainingjob*.yaml"))

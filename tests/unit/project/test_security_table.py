@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from checkout import ROOT
+from support.checkout import ROOT
 
 SOURCES = [path for folder in ("operator", "workspace", "scripts", "images") for path in (ROOT / folder).rglob("*.py")]
 

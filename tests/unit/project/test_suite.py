@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from checkout import ROOT
+from support.checkout import ROOT
 
 TESTS = ROOT / "tests"
 INTERRUPTS = """

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from checkout import ROOT
+from support.checkout import ROOT
 
 
 @pytest.fixture(scope="module")

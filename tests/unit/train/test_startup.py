@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from checkout import ROOT
 from lockstep_train.base.imports import hidden
 from lockstep_train.base.startup import StartUp, process_start, startup_line
+from support.checkout import ROOT
 
 
 def test_parts_add_up_to_the_whole_and_are_told_once() -> None:

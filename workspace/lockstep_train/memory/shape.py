@@ -16,7 +16,7 @@ MEASURED = frozenset(
         "mixtral", "olmo2", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "starcoder2",
     }
 )  # fmt: skip
-"""model_type of the architectures whose layers keep what the plan counts (tests/train/test_sizes.py)."""
+"""model_type of the architectures whose layers keep what the plan counts (tests/train/engine/test_sizes.py)."""
 MASKED = frozenset({"falcon"})
 """Of these: those that never leave the mask to attention's kernel."""
 ACTIVATIONS = ("hidden_activation", "hidden_act", "activation_function", "activation")

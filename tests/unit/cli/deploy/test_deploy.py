@@ -10,9 +10,6 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from api_stub import ApiStub, kubeconfig, served
-from checkout import ROOT
-from fake_cluster import FakeCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import ANNOTATION_DEFAULT_CLUSTER, OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.cli.clusters.deploy import OPERATOR_IMAGE, Mode, _checked, deploy, planned
@@ -22,6 +19,9 @@ from lockstep.cli.shared import target
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.kinds import path_of
 from lockstep.platforms.clusters.install import monitoring_objects, with_one_default, without_unknown_kinds
+from support.api_stub import ApiStub, kubeconfig, served
+from support.checkout import ROOT
+from support.fake_cluster import FakeCluster
 
 BESIDE_OPERATOR = "image-registry.openshift-image-registry.svc:5000/lockstep-system"
 CHECKOUT = ROOT

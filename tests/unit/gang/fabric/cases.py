@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from checkout import ROOT
 from lockstep_gang.contract import FabricAsked, FabricReport, Run
 from lockstep_gang.contract.fabric import RankFabric
 from lockstep_gang.lifecycle.fabric.nccl import read_line
 from lockstep_gang.lifecycle.fabric.verdict import verdict
+from support.checkout import ROOT
 from unit.gang.cases import make_run
 
 LOGS = ROOT / "tests" / "fabric_logs"

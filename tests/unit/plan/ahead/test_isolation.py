@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster_facts import network, rail, rdma_cluster
 from golden.plan_cases import job, profile
 from lockstep.api.files.clusterfile import ClusterFile, parse_cluster_file
 from lockstep.plan.ahead.references import reference_lines
@@ -18,6 +17,7 @@ from lockstep.plan.cluster.lookahead import Around, Line, Outcome
 from lockstep.plan.cluster.seen import Seen, Verdict
 from lockstep.plan.discovery.file import discovered
 from lockstep.plan.render.resolve import PlatformDefaults, resolve
+from support.cluster_facts import network, rail, rdma_cluster
 
 COPY = (
     "an administrator: kubectl get net-attach-def eno5np0-network -n theirs -o yaml "

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster_facts import quota, rdma_cluster, with_namespace_rights
 from golden.plan_cases import job, profile
 from lockstep.api.files.clusterfile import ClusterFile, parse_cluster_file
 from lockstep.plan.ahead import planned
@@ -19,6 +18,7 @@ from lockstep.plan.cluster.lookahead import Around, Line, Outcome
 from lockstep.plan.cluster.seen import Verdict
 from lockstep.plan.discovery.file import discovered
 from lockstep.plan.render.resolve import PlatformDefaults, resolve
+from support.cluster_facts import quota, rdma_cluster, with_namespace_rights
 
 Object = dict[str, Any]
 

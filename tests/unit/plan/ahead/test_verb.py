@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from api_stub import ApiStub, served
 from golden.plan_cases import CHECKOUT
 from lockstep.cli.main import app
+from support.api_stub import ApiStub, served
 
 Object = dict[str, Any]
 TEAM = "/api/v1/namespaces/team"

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from api_stub import kubeconfig
-from checkout import ROOT
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.api.shared import FabricMode
@@ -33,6 +31,8 @@ from lockstep.platforms.in_namespace.objects import prepare
 from lockstep.platforms.in_namespace.sweep import Sweep, without_claims
 from lockstep_gang.agent.main import main as agent
 from lockstep_gang.agent.preflight import sweep
+from support.api_stub import kubeconfig
+from support.checkout import ROOT
 
 MIB = 2**20
 POINTS = (Point(MIB, 1000, 8), Point(8 * MIB, 4000, 8), Point(256 * MIB, 2_500, 8))

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster_facts import GROUPS, claim, network, node, policy, quota, rail, rdma_cluster, storage_class, with_namespace_rights
 from lockstep.api.files.clusterfile import ClusterFile, parse_cluster_file
 from lockstep.api.files.clusterkeys import KEYS
 from lockstep.plan.cluster.facts import ClusterFacts, Listing, ProbeFacts, Sight
 from lockstep.plan.discovery.draft import Item, stated, write
 from lockstep.plan.discovery.file import discovered
+from support.cluster_facts import GROUPS, claim, network, node, policy, quota, rail, rdma_cluster, storage_class, with_namespace_rights
 
 
 def file_of(facts: ClusterFacts) -> ClusterFile:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
-from api_stub import ApiStub, served
-from checkout import ROOT
 from lockstep.api.files.clusterfile import ClusterFile, parse_cluster_file
 from lockstep.kube.client import connect
 from lockstep.kube.kinds import path_of
 from lockstep.plan.checks.doctor import examine
 from lockstep.plan.cluster.seen import Finding, Seen, Verdict
 from lockstep.platforms.clusters.survey import survey, survey_rails
+from support.api_stub import ApiStub, served
+from support.checkout import ROOT
 
 CRDS = {crd["metadata"]["name"]: crd for crd in (yaml.safe_load(path.read_text()) for path in (ROOT / "manifests/crds").glob("*.yaml"))}
 

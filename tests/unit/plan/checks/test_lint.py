@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster_facts import claim, network, node, policy, quota, rail, rdma_cluster, storage_class, with_namespace_rights
 from lockstep.api.files.clusterfile import ClusterFile, parse_cluster_file
 from lockstep.plan.checks.alone import lint_alone
 from lockstep.plan.checks.cluster import lint_against
@@ -16,6 +15,7 @@ from lockstep.plan.checks.finding import Finding, line_of
 from lockstep.plan.cluster.facts import ClusterFacts, Listing, Sight
 from lockstep.plan.cluster.seen import Verdict
 from lockstep.plan.discovery.file import discovered
+from support.cluster_facts import claim, network, node, policy, quota, rail, rdma_cluster, storage_class, with_namespace_rights
 
 MAY = {"nccl-scc": True, "restricted-v2": True}
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from checkout import ROOT
 from lockstep.api.objects import Object
 from lockstep.cli.main import app
 from lockstep.plan.observed import Observed
@@ -16,6 +15,7 @@ from lockstep.plan.pages.remedies import NEEDS_NONE, REMEDIES, Remedy, remedy
 from lockstep.plan.pages.why import why
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.reconcile import reconcile
+from support.checkout import ROOT
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, PROFILE, after, fresh, pod, report, running, settled
 
 PLAN = ROOT / "operator" / "lockstep" / "plan"

@@ -9,7 +9,6 @@ from typing import Any
 import jsonschema
 import pytest
 
-from checkout import ROOT
 from lockstep.api.generate.crd import training_job_crd
 from lockstep.api.objects import Object
 from lockstep.plan.decide.accept import REMEMBERED_CHARACTERS
@@ -33,6 +32,7 @@ from lockstep_gang.contract import (
     State,
     TrainerReport,
 )
+from support.checkout import ROOT
 
 NOW = 1_800_000_000.0
 KEY = "ab" * 32

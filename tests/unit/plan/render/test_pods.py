@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import yaml
 
-from checkout import ROOT
 from golden.plan_cases import (
     CONTEXT,
     HOSTILE,
@@ -28,6 +27,7 @@ from lockstep.plan.render.objects import RenderContext, freeze, render
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.template import MARK, fill
 from lockstep_gang.contract import parse_run
+from support.checkout import ROOT
 
 
 def objects(a_job: TrainingJob, a_profile: TrainingCluster) -> list[dict[str, Any]]:

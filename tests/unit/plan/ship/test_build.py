@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from checkout import ROOT
 from lockstep.api.errors import ConfigError
 from lockstep.cli.main import main
 from lockstep.plan.ship.build_failure import failure
 from lockstep.plan.ship.imagebuild import Build, Image, Tool, chosen, commands
+from support.checkout import ROOT
 
 RECORDER = """#!{python}
 import json, os, sys

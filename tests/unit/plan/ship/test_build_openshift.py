@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from api_stub import ApiStub, Object, served
-from checkout import ROOT
 from lockstep.cli.main import main
 from lockstep.plan.ship.imagebuild import CONTEXT, Build, Image
 from lockstep.plan.ship.openshift_build import objects
+from support.api_stub import ApiStub, Object, served
+from support.checkout import ROOT
 
 BUILDS = "/apis/build.openshift.io/v1/namespaces/team"
 STREAMS = "/apis/image.openshift.io/v1/namespaces/team/imagestreams"

@@ -12,8 +12,8 @@ from types import ModuleType
 
 import pytest
 
-from checkout import ROOT
 from lockstep.plan.ship.imagebuild import CONTEXT, Image
+from support.checkout import ROOT
 
 CONTAINERFILES = [ROOT / "images" / image / "Containerfile" for image in Image]
 LOCK = "numpy==2.4.6 \\\n    --hash=sha256:aa\ndeepspeed==0.19.8 \\\n    --hash=sha256:bb\ntorch==2.15.0 \\\n    --hash=sha256:cc \\\n    --hash=sha256:dd\n"

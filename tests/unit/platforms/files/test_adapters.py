@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from fake_cluster import FakeCluster
 from lockstep.api.errors import ConfigError
 from lockstep.cli.files.generate import _adapter_in
 from lockstep.cli.main import main
@@ -22,6 +21,7 @@ from lockstep.platforms.files import adapters
 from lockstep.platforms.files.adapters import Adapter, NoAdapter, newest_adapter
 from lockstep.platforms.inpod.newest import CONFIG, MANIFEST, WEIGHTS, newest
 from lockstep.platforms.jobs.generating import idle_or_own_pod, resources_of
+from support.fake_cluster import FakeCluster
 
 PLACE = Place("ns", "x-0", "trainer")
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from fake_cluster import FakeCluster
 from golden.plan_cases import cluster as profile
 from golden.plan_cases import job
 from golden.plan_cases import profile as a_profile
@@ -27,6 +26,7 @@ from lockstep.kube.exec import Broken, Place, ProgramFailed
 from lockstep.plan.render.resolve import MADE_BY_OPERATOR, PlatformDefaults, resolve
 from lockstep.platforms.files import transfer
 from lockstep.platforms.files.transfer import Carried, Progress, get, put, refuse_outside
+from support.fake_cluster import FakeCluster
 
 PLACE = Place("ns", "x-0", "trainer")
 CHUNKS = bytes(range(256)) * 4096 * 6

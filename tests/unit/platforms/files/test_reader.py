@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from fake_cluster import FakeCluster
 from golden.plan_cases import cluster as profile_with
 from golden.plan_cases import job, of_kind
 from lockstep.api.errors import ConfigError
@@ -20,6 +19,7 @@ from lockstep.plan.render.readerpod import claims_of, is_shared, reader_pod
 from lockstep.plan.render.resolve import PlatformDefaults, resolve
 from lockstep.platforms.files import reader as module
 from lockstep.platforms.files.reader import NoReader, beside
+from support.fake_cluster import FakeCluster
 
 Object = dict[str, Any]
 RUNNING = {"phase": "Running", "containerStatuses": [{"name": "x", "state": {"running": {}}}]}

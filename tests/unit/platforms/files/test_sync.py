@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from checkout import ROOT
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.platforms.files.sync import _packed, scan
 from lockstep.platforms.inpod import receiver
+from support.checkout import ROOT
 
 
 def write(root: Path, **files: str) -> Path:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from fake_cluster import FakeCluster
 from lockstep.api.errors import ConfigError
 from lockstep.cli.files import sync as verb
 from lockstep.cli.files.sync import Sync, Told
@@ -20,6 +19,7 @@ from lockstep.kube import exec as programs
 from lockstep.kube.exec import Broken, NotStarted, Place, ProgramFailed
 from lockstep.platforms.files import sync as module
 from lockstep.platforms.files.sync import Receivers, Synced
+from support.fake_cluster import FakeCluster
 
 
 class LocalProgram:

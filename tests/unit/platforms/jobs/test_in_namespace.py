@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import pytest
 
-from fake_cluster import FakeCluster
 from golden.plan_cases import CONTEXT, job, profile
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.kube.cluster import ApiError, Cluster
@@ -19,6 +18,7 @@ from lockstep.plan.render.resolve import resolve
 from lockstep.platforms.in_namespace import run as module
 from lockstep.platforms.in_namespace.objects import Run, objects
 from lockstep.platforms.in_namespace.run import Patience, _follow, _Log, _remove_finished, _running, _verdict, run_until
+from support.fake_cluster import FakeCluster
 
 Object = dict[str, Any]
 DAY = "2026-11-21T09:00:0"

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from api_stub import ApiStub, served
 from golden.plan_cases import job, of_kind, profile
 from lockstep.plan.render.objects import render
 from lockstep.plan.render.resolve import PlatformDefaults, resolve
 from lockstep.platforms.inpod import keeper as keeper_program
 from lockstep.platforms.jobs.keeper import VERDICTS, keeper
+from support.api_stub import ApiStub, served
 
 Object = dict[str, Any]
 OWNER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "x-run-1", "uid": "u"}

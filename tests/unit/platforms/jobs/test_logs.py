@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fake_cluster import FakeCluster
 from lockstep.api.errors import Failed
 from lockstep.cli.jobs import logs as cli_logs
 from lockstep.cli.main import app
@@ -25,6 +24,7 @@ from lockstep.platforms.jobs import logs as module
 from lockstep.platforms.jobs.logs import Wanted, follow, lines
 from lockstep.platforms.jobs.runs import frozen_run
 from lockstep_gang.contract import JobIdentity
+from support.fake_cluster import FakeCluster
 from unit.gang.cases import make_run
 from unit.platforms.files.test_reader import claim, starts, stateful_set
 from unit.platforms.jobs.test_runfolder import write

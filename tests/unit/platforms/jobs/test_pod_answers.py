@@ -20,7 +20,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fake_cluster import FakeCluster
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.files.sync import NAMES_MAX
 from lockstep.cli.files.sync import _lines as _sync_lines
@@ -42,6 +41,7 @@ from lockstep.platforms.jobs import bundle
 from lockstep.platforms.jobs.editor import _hear
 from lockstep.platforms.jobs.runs import frozen_run
 from lockstep_gang.contract import PREFLIGHT_RESULT, PROBED, SWEEP_POINT
+from support.fake_cluster import FakeCluster
 
 NAMES = st.sampled_from(
     ["gigabits", "memory", "gpus", "curve", "ranks", "bytes", "limitBytes", "index", "percentage", "steps", "medians", "end", "result", "state", "run", "loss", "1", "-1", "1e9", "9" * 40, "evaluations", "evalLoss", "x"]

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from cluster_facts import node, rdma_cluster, with_namespace_rights
-from fake_cluster import FakeCluster
 from lockstep.api.errors import ConfigError
 from lockstep.kube.cluster import ApiError
 from lockstep.plan.cluster.facts import ClusterFacts, ProbeFacts
@@ -17,6 +15,8 @@ from lockstep.plan.discovery.probe import probe_pods, probed_nodes, read_probe
 from lockstep.platforms.in_namespace import probe
 from lockstep_gang.agent.main import main as agent
 from lockstep_gang.agent.preflight.probe import probed
+from support.cluster_facts import node, rdma_cluster, with_namespace_rights
+from support.fake_cluster import FakeCluster
 
 Object = dict[str, Any]
 SAID = {

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from checkout import ROOT
 from lockstep.api.errors import ConfigError
 from lockstep.cli.jobs import retry
 from lockstep.cli.main import app
 from lockstep.kube import jobs
+from support.checkout import ROOT
 
 JOB = """
 apiVersion: lockstep.dev/v1alpha1

@@ -20,7 +20,6 @@ import pytest
 from kubernetes.client.exceptions import ApiException
 from typer.testing import CliRunner
 
-from fake_cluster import FakeCluster
 from lockstep.cli.jobs.top import Form, Looks, _show
 from lockstep.cli.main import app, main
 from lockstep.kube.cluster import ApiError
@@ -29,6 +28,7 @@ from lockstep.plan.pages.top import overview, page, snapshot, sparkline
 from lockstep.platforms.files.reader import NoReader
 from lockstep.platforms.jobs import top as module
 from lockstep.platforms.jobs.top import Nodes, curve_on_volume
+from support.fake_cluster import FakeCluster
 from unit.platforms.jobs.test_logs import local  # noqa: F401 (a fixture)
 
 Object = dict[str, Any]

@@ -13,12 +13,12 @@ import yaml
 from aiohttp import ClientConnectorCertificateError
 from aiohttp.test_utils import TestClient, TestServer
 
-from checkout import ROOT
 from lockstep.kube.cluster import Answers, ApiError, Cluster
 from lockstep.kube.kubeconfig import Server
 from lockstep.platforms.operator import operator
 from lockstep.platforms.operator.certificate import Certificates
 from lockstep.platforms.operator.health import REFUSED_SECONDS, RESYNC_SECONDS_MAX, STUCK_SECONDS, Signs, problem
+from support.checkout import ROOT
 
 MANIFESTS = ROOT / "manifests"
 NOW = 100_000.0

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import yaml
 
-from checkout import ROOT
-from cluster_facts import SCCS, rdma_cluster
 from golden.plan_cases import job
 from lockstep.api.files.clusterfile import ClusterFile, parse_cluster_file
 from lockstep.api.names import ANNOTATION_NETWORKS
@@ -24,6 +22,8 @@ from lockstep.plan.discovery.probe import probe_pods
 from lockstep.plan.render.objects import render
 from lockstep.plan.render.resolve import PlatformDefaults, resolve
 from lockstep.platforms.clusters.install import kustomized
+from support.checkout import ROOT
+from support.cluster_facts import SCCS, rdma_cluster
 
 PRIVILEGED: dict[str, Any] = {"metadata": {"name": "privileged"}, "allowedCapabilities": ["*"], "runAsUser": {"type": "RunAsAny"}}
 OPERATOR = "lockstep-operator:0.1.0"

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import yaml
 
-from checkout import ROOT
 from golden.plan_cases import Case
 from lockstep.plan.render.metadata import pod_labels
 from lockstep.platforms.clusters.install import kustomized
 from lockstep.platforms.operator.certificate import make_certificates
 from lockstep.platforms.operator.metrics import Jobs, Metrics
 from lockstep.platforms.operator.secrets import AUTHORITY, publish_authority
+from support.checkout import ROOT
 from unit.plan.status.test_metrics import job, status
 
 MONITORING = ROOT / "manifests" / "monitoring"

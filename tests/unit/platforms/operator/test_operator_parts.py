@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 import yaml
 
-from api_stub import kubeconfig
-from checkout import ROOT
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.job import TrainingJob
 from lockstep.cli.clusters.deploy import OPERATOR_IMAGE, default_image
@@ -35,6 +33,8 @@ from lockstep.platforms.operator.memory import patience
 from lockstep.platforms.operator.memory.inventory import WATCHED, Inventory
 from lockstep.platforms.operator.memory.queue import Key, WorkQueue, jittered
 from lockstep.platforms.operator.watching import taker
+from support.api_stub import kubeconfig
+from support.checkout import ROOT
 
 MANIFESTS = ROOT / "manifests"
 KEY = ("ns", "x")

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
-from api_stub import ApiStub, served
 from lockstep.api.names import ANNOTATION_TROUBLE
 from lockstep.cli import main as entry
 from lockstep.kube.cluster import Answers
 from lockstep.plan.pages.freshness import STALE_SECONDS, unheard_of
 from lockstep.plan.times import timestamp
+from support.api_stub import ApiStub, served
 
 NOW = 1_800_000_000.0
 Object = dict[str, Any]

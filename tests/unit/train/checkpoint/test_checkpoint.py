@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint_cases import IDENTITY, commits, make_commit, manifest, names, record
 from lockstep_train.base.errors import ConfigError, TrainerError
 from lockstep_train.checkpoint.format import volume
 from lockstep_train.checkpoint.format.chain import Claim, candidates, follows_chain, next_attempt
@@ -19,6 +18,7 @@ from lockstep_train.checkpoint.format.layout import CommitName, parse_commit, pa
 from lockstep_train.checkpoint.format.manifest import FragmentRecord, ShardRecord, decode, encode, shapes
 from lockstep_train.checkpoint.resume import resume
 from lockstep_train.checkpoint.save.rotation import Rotation
+from support.checkpoint_cases import IDENTITY, commits, make_commit, manifest, names, record
 
 
 def test_names_are_parsed_as_they_are_written() -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint_cases import manifest
 from lockstep_train.checkpoint.format.layout import shard_file
 from lockstep_train.checkpoint.format.load import Need, Piece, ShardReader, nearest, pieces
 from lockstep_train.checkpoint.format.manifest import FragmentRecord, ShardRecord
 from lockstep_train.checkpoint.resume.resume import _verdict
+from support.checkpoint_cases import manifest
 
 NUMEL = 103
 

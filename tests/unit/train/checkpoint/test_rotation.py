@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint_cases import commits, make_commit, names, record
 from lockstep_train.checkpoint.format import readers, volume
 from lockstep_train.checkpoint.format.readers import DEAD_SECONDS, Watch, reading
 from lockstep_train.checkpoint.save.rotation import Quality, Rotation, best_commit, doomed_commits
+from support.checkpoint_cases import commits, make_commit, names, record
 
 CHAIN = commits("step-60.a2", "step-50.a2", "step-40.a1", "step-30.a1", "step-20.a1", "step-10.a1")
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from checkpoint_cases import IDENTITY, manifest
 from lockstep_gang.contract.messages import SaveFailed, rank_report_from_json
 from lockstep_train.checkpoint.format.manifest import ShardRecord
 from lockstep_train.report import Reporter
+from support.checkpoint_cases import IDENTITY, manifest
 from unit.train.model.test_settings import training
 
 SHARDS = [ShardRecord(f"shard-r0000{rank}-of-00002.safetensors", 8, "0", ()) for rank in range(2)]

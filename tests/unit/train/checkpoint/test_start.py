@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from checkpoint_cases import commits, make_commit, record
 from lockstep_train.checkpoint.format.chain import Claim, Record, candidates
 from lockstep_train.checkpoint.format.views import refresh_views
 from lockstep_train.checkpoint.format.volume import list_commits, read_records, write_record
+from support.checkpoint_cases import commits, make_commit, record
 
 Started = tuple[str | None, str | None]
 """The commit's folder, and what the attempt's record says of it."""

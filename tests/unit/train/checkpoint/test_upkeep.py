@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import pytest
 
-from checkpoint_cases import make_commit, record
 from lockstep_train.checkpoint.format import volume
 from lockstep_train.checkpoint.format.manifest import Manifest, decode
 from lockstep_train.checkpoint.save.replicas import Replicas
 from lockstep_train.checkpoint.save.rotation import Rotation
 from lockstep_train.checkpoint.save.upkeep import Exporter, Upkeep
+from support.checkpoint_cases import make_commit, record
 
 
 @dataclass

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint_cases import commits, make_commit
 from lockstep_train.checkpoint.format.views import keep_tokenizer, refresh_views
+from support.checkpoint_cases import commits, make_commit
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from checkout import ROOT
 from lockstep_spec.choices import TrainOn
 from lockstep_train.data.tokens.chat import Learnable
 from lockstep_train.data.tokens.turns import LOST_CALL, LOST_CONTENT, LOST_THOUGHT, NO_THOUGHT, ChatTemplate
+from support.checkout import ROOT
 from unit.train.data.chat_cases import TEXTS, decode, runs, samples, says, template
 from unit.train.data.chat_families import CHATML, FAMILIES, GLM, QWEN3, Family
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from hub_server import TOKEN, Hub, hub_of_this_process
 from lockstep_spec.modelnames import FETCHED
 from lockstep_train.base.errors import ConfigError, TrainerError
 from lockstep_train.fetch import fetch as fetching
@@ -27,6 +26,7 @@ from lockstep_train.fetch.hub import DATASETS, HubRepository
 from lockstep_train.fetch.model import TEXTS
 from lockstep_train.fetch.progress import Progress
 from lockstep_train.fetch.remote import MayPass
+from support.hub_server import TOKEN, Hub, hub_of_this_process
 
 WEIGHTS = {name: os.urandom(300_000) for name in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")}
 INDEX = json.dumps({"weight_map": {f"layer.{number}": name for number, name in enumerate(WEIGHTS)}}).encode()

@@ -24,7 +24,7 @@ from lockstep_train.fetch.choose import model_files
 from lockstep_train.fetch.fetch import Fetched, fetch, pin_of
 from lockstep_train.fetch.model import remote_of
 from lockstep_train.fetch.remote import MayPass
-from s3_server import bucket, running_s3
+from support.s3_server import bucket, running_s3
 
 LARGE = os.urandom(12_000_000)
 FILES = {"config.json": b"{}", "tokenizer.json": b"t" * 1000, "model.safetensors": LARGE, "model.bin": b"pickle"}

@@ -1,0 +1,238 @@
+"""`make drills`: faults done to one training job through the command line, what each costs, and that nothing is lost in the end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from lockstep.api.job import TrainingJob
+from lockstep.cli.clusters.quickstart import demo_folder, send_demo
+from lockstep.cli.shared.target import load
+from lockstep.devcluster.host.layout import default_layout
+from lockstep.kube.client import connect
+from lockstep.kube.exec import Place
+from lockstep.plan.render.resolve import PlatformDefaults, resolve
+from lockstep.platforms.files.files import ensure_claims, files_pod, run_in_pod, running_pod
+from support.checkout import ROOT
+from support.clusters.cluster_jobs import API, Jobs, kubeconfig_of, until
+from support.clusters.small_volume import small_volume
+
+pytestmark = pytest.mark.alone
+STEP_LIMIT_SECONDS = 10
+DOWNTIME_SECONDS = 20
+"""Nobody waits, since each fault is the first one since a commit: the ranks' imports take most of it."""
+DISK_BYTES = 400 << 20  # preflight wants 256 MiB of it free before every attempt
+SPEC: dict[str, Any] = {
+    "nodes": 2,
+    "training": {
+        "model": {"name": "/workspace/models/tiny-base"},
+        "lora": {"rank": 4, "alpha": 8},
+        "precision": "FP32",
+        "zeroStage": "Stage2",
+        "data": {"path": "/datasets/demo.jsonl", "maxLength": 128},
+        "optimization": {"epochs": 1000, "maxSteps": 5000, "learningRate": "1e-3", "microBatchSize": 2, "globalBatchSize": 8},
+        "checkpoint": {"everySteps": 10, "keep": 1000},
+        "limits": {"stepTimeoutSeconds": STEP_LIMIT_SECONDS},
+        "metrics": {"tensorBoard": False},
+    },
+    "restart": {"maxRestarts": 10},
+}
+
+
+# Run where a run's folder is: the loss of every step, and the digests of a commit's shards.
+LEARNT = """
+import glob, hashlib, json, os, sys
+folder, step = sys.argv[1:]
+losses = [(entry["step"], entry["loss"]) for entry in map(json.loads, open(folder + "/logs/train_log.jsonl"))]
+commits = [path for path in glob.glob(f"{folder}/checkpoints/step-{step}.a*") if os.path.exists(path + "/manifest.json")]
+newest = max(commits, key=lambda path: int(path.rpartition(".a")[2]), default=folder)
+shards = {os.path.basename(path): hashlib.sha256(open(path, "rb").read()).hexdigest() for path in glob.glob(newest + "/shard-*")}
+print(json.dumps({"losses": losses, "shards": shards}))
+"""
+
+
+def committed(jobs: Jobs) -> int:
+    return int((jobs.job("drilled").get("status") or {}).get("checkpoint", {}).get("lastCommittedStep", 0))
+
+
+def lockstep(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "lockstep.cli.main", *arguments]
+    variables = {**os.environ, **(environment or {})}
+    return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=200, check=False)
+
+
+def drill(jobs: Jobs, fault: str, *arguments: str) -> dict[str, Any]:
+    """What the command reports. The job must be well before it, and have a new commit, so that the backoff is again that of a first failure."""
+    jobs.until_condition("drilled", "Progressing", "True", "Running", 60)
+    before = committed(jobs)
+    until("a new commit", lambda: committed(jobs) > before, 120)
+    done = lockstep("drill", fault, "--job", "drilled", "-n", jobs.namespace, "--yes", "--timeout", "170", "-o", "json", *arguments)
+    assert done.returncode == 0, done.stderr
+    print(done.stderr, done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def files(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """A pod on the namespace's volumes, which hold the demo's model and texts; the workspace is a disk that can be filled."""
+    core, person = client.CoreV1Api(jobs.api.client), connect()
+    job = TrainingJob.model_validate({"metadata": {"name": "drilled"}, "spec": SPEC})
+    resolved = resolve(job, load("local").profile, PlatformDefaults(namespace=jobs.namespace))
+    ensure_claims(person, resolved)
+    layout = default_layout()
+    folder = layout.volumes / jobs.namespace / "ml-dev-workspace"
+    until("the claim's folder", folder.exists)
+    image = tmp_path_factory.mktemp("disk") / "image"
+    with (
+        small_volume(layout, len(core.list_node().items), folder, image, DISK_BYTES),
+        running_pod(person, jobs.namespace, files_pod("files", resolved)) as pod,
+    ):
+        send_demo(person, pod, demo_folder())
+        yield pod
+        jobs.end("drilled")
+        until("the job's pods are gone", lambda: not jobs.pods("drilled"), 60)
+
+
+@pytest.fixture(scope="module")
+def drilled(jobs: Jobs, files: Place) -> Jobs:
+    """The job that everything is done to, with its first commits made."""
+    jobs.create({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": "drilled"}, "spec": SPEC})
+    try:
+        until("a step", lambda: (jobs.job("drilled").get("status") or {}).get("trainer", {}).get("step"), 150)
+        until("two commits", lambda: committed(jobs) >= 20, 200)
+    except AssertionError as error:
+        said = lockstep("logs", "drilled", "-n", jobs.namespace).stdout.splitlines()[-30:]
+        raise AssertionError("\n".join([str(error), str(jobs.job("drilled").get("status")), *said])) from None
+    return jobs
+
+
+@pytest.fixture
+def moves(jobs: Jobs) -> Iterator[Jobs]:
+    """A job of one node that runs."""
+    jobs.start("moves", nodes=1, restart={"maxRestarts": 3, "backoffSeconds": 1})
+    jobs.until_running("moves")
+    yield jobs
+    jobs.end("moves")
+    until("its pod is gone", lambda: not jobs.pods("moves"), 60)
+
+
+def test_without_the_rights_nothing_is_done_and_they_are_named(moves: Jobs, cluster: Path, tmp_path: Path) -> None:
+    pods = [pod["metadata"]["uid"] for pod in moves.pods("moves")]
+    viewer = {"KUBECONFIG": str(kubeconfig_of("view", moves, cluster, tmp_path))}
+    done = lockstep("drill", "lose-node", "--job", "moves", "-n", moves.namespace, "--yes", environment=viewer)
+    place = f"in namespace {moves.namespace}"
+    assert done.returncode == 2
+    assert (
+        f"nothing was done: create pods/exec {place}; delete pods {place}; get nodes of the cluster; patch nodes of the cluster"
+        in done.stderr
+    )
+    assert [pod["metadata"]["uid"] for pod in moves.pods("moves")] == pods
+
+
+def test_a_lost_node_is_left_and_taken_back_and_costs_no_restart(moves: Jobs) -> None:
+    jobs = moves
+    attempt = jobs.job("moves")["status"]["attempts"]
+    before = jobs.pods("moves")[0]["spec"]["nodeName"]
+    done = lockstep("drill", "lose-node", "--job", "moves", "-n", jobs.namespace, "--yes", "--timeout", "150", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["attempt"] == attempt
+    assert jobs.pods("moves")[0]["spec"]["nodeName"] != before
+    assert jobs.job("moves")["status"]["restartsCountTowardsMax"] == 0
+    assert not client.CoreV1Api(jobs.api.client).read_node(before).spec.unschedulable
+
+
+def test_a_drill_asks_before_it_hurts_and_refuses_what_the_job_is_not_ready_for(drilled: Jobs) -> None:
+    done = lockstep("drill", "kill-rank", "--job", "drilled", "-n", drilled.namespace)
+    assert done.returncode == 2
+    assert "ends one rank by SIGKILL: all ranks restart from the last commit. Say --yes to do it" in done.stderr
+    done = lockstep("drill", "kill-rank", "--job", "drilled", "-n", drilled.namespace, "--yes", "--rank", "2")
+    assert (done.returncode, "there is no rank 2: the job has 2 ranks, 0 to 1" in done.stderr) == (2, True)
+    done = lockstep("drill", "fill-disk", "--job", "drilled", "-n", drilled.namespace, "--yes", "--fill-at-most", "1")
+    assert (done.returncode, "no more than 1 are to be written" in done.stderr) == (2, True)
+    assert drilled.job("drilled")["status"]["attempts"] == 1
+
+
+def test_a_killed_rank_stops_all_within_2_seconds_and_all_train_again_within_20(drilled: Jobs) -> None:
+    outcome = drill(drilled, "kill-rank")
+    assert outcome["stopped_seconds"] <= 2
+    assert outcome["downtime_seconds"] <= DOWNTIME_SECONDS
+    assert "rank 1 on node 1 was ended by SIGKILL" in outcome["named"]
+
+
+def test_a_frozen_rank_is_named_within_twice_the_step_limit(drilled: Jobs) -> None:
+    outcome = drill(drilled, "freeze-rank", "--rank", "0")
+    assert outcome["named"].startswith("Hang: rank 0 on node 0 ")
+    assert outcome["named_seconds"] <= 2 * STEP_LIMIT_SECONDS
+    assert outcome["downtime_seconds"] <= 2 * STEP_LIMIT_SECONDS + DOWNTIME_SECONDS  # it begins with the last step before the freeze
+
+
+def test_a_damaged_checkpoint_costs_the_way_to_the_one_before(drilled: Jobs) -> None:
+    outcome = drill(drilled, "corrupt-checkpoint")
+    assert outcome["lost_steps"] >= 10
+    assert "went back to step-" in outcome["notes"][-1]
+    assert outcome["downtime_seconds"] <= DOWNTIME_SECONDS
+
+
+def test_a_full_volume_costs_a_commit_and_no_step(drilled: Jobs) -> None:
+    outcome = drill(drilled, "fill-disk")
+    assert "No space left on device" in outcome["named"]
+    assert outcome["lost_steps"] == 0
+
+
+def test_a_killed_operator_costs_nothing(drilled: Jobs) -> None:
+    before = drilled.job("drilled")["status"]["attempts"]
+    outcome = drill(drilled, "kill-operator")
+    assert outcome["attempt"] == before
+    assert outcome["named_seconds"] <= 60
+
+
+def test_what_a_drilled_job_has_learnt_is_what_an_undisturbed_one_learns(drilled: Jobs, files: Place, tmp_path: Path) -> None:
+    """Bit by bit: every step's loss, and the newest commit's weights and moments."""
+    drilled.change("drilled", suspend=True)
+    drilled.until_condition("drilled", "Suspended", "True", "Suspended", 60)
+    status = drilled.job("drilled")["status"]
+    assert [entry["cause"] for entry in status["restartHistory"]] == ["Killed", "Hang", "Killed"]
+    asked = ["python3", "-c", LEARNT, "/workspace/runs/drilled", str(status["checkpoint"]["lastCommittedStep"] // 10 * 10)]
+    learnt = json.loads(run_in_pod(connect(), files, asked))
+    with undisturbed(tmp_path) as folder:
+        wanted = until("the undisturbed run gets as far", lambda: _learnt(folder, len(learnt["losses"]), asked[-1]), 300)
+    assert [step for step, _ in learnt["losses"]] == list(range(1, len(learnt["losses"]) + 1))
+    assert learnt["losses"] == wanted["losses"][: len(learnt["losses"])]
+    assert learnt["shards"] == wanted["shards"]
+    assert len(learnt["shards"]) == 2
+
+
+@contextlib.contextmanager
+def undisturbed(folder: Path) -> Iterator[Path]:
+    """The run's folder of the same training as two processes of this machine, to which nothing is done."""
+    demo = demo_folder()
+    (folder / "workspace").mkdir()
+    (folder / "workspace" / "models").symlink_to(demo / "models")
+    (folder / "datasets").symlink_to(demo / "datasets")
+    job = {"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": "drilled"}, "spec": SPEC}
+    (folder / "job.yaml").write_text(json.dumps(job))
+    run = [sys.executable, "-m", "lockstep.cli.main", "run", "-f", "job.yaml", "--local", "--workspace", str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with (folder / "output").open("w") as output:
+        process = subprocess.Popen(run, cwd=folder, stdout=output, stderr=output, env=environment)
+    try:
+        yield folder / "workspace" / "runs" / "drilled"
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def _learnt(folder: Path, steps: int, step: str) -> dict[str, Any] | None:
+    done = subprocess.run([sys.executable, "-c", LEARNT, str(folder), step], capture_output=True, text=True, check=False)
+    found: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {"losses": [], "shards": {}}
+    return found if len(found["losses"]) >= steps and found["shards"] else None

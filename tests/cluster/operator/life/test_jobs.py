@@ -1,0 +1,297 @@
+"""The operator in its pod: jobs on real pods, from their creation to what is left of them."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from lockstep.api.status import ConditionType
+from lockstep.kube.cluster import Cluster
+from lockstep.platforms.operator.certificate import service_names
+from lockstep.platforms.operator.operator import Operator, Settings
+from lockstep.platforms.operator.secrets import certificates, master_key
+from support.clusters.cluster_jobs import API, SERVICE_ACCOUNT, Jobs, prepare, until
+from support.clusters.counting_proxy import CountingProxy
+
+IMAGE = "localhost/lockstep/base:1"
+SHOWN_SECONDS = 5.0
+Kubectl = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def profile(jobs: Jobs) -> Iterator[dict[str, Any]]:
+    """A TrainingCluster of this test's own, like `local`."""
+    kind = jobs.kind("TrainingCluster", API)
+    spec = kind.get(name="local").to_dict()["spec"]
+    name = f"{jobs.namespace}-profile"
+    yield kind.create(body={"apiVersion": API, "kind": "TrainingCluster", "metadata": {"name": name}, "spec": spec}).to_dict()
+    kind.delete(name=name)
+
+
+@pytest.fixture
+def counting_proxy(cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CountingProxy]:
+    """Everything that this test's own operator sends goes through it."""
+    with CountingProxy(cluster).running() as proxy:
+        monkeypatch.setenv("KUBECONFIG", str(proxy.kubeconfig(tmp_path)))
+        yield proxy
+
+
+def change_profile(jobs: Jobs, profile: dict[str, Any], spec: dict[str, Any]) -> None:
+    jobs.kind("TrainingCluster", API).patch(
+        name=profile["metadata"]["name"], body={"spec": spec}, content_type="application/merge-patch+json"
+    )
+
+
+def test_a_script_job_completes_on_two_pods_and_leaves_its_claims_and_last_lines(jobs: Jobs) -> None:
+    jobs.start("done", "ok.py")
+    jobs.until_condition("done", "Complete", "True", "Complete", 60)
+    until("no pods", lambda: not jobs.pods("done"))
+    metadata, status = jobs.job("done")["metadata"], jobs.job("done")["status"]
+    assert not metadata.get("finalizers")
+    assert not metadata.get("annotations")
+    assert status["ranks"] == {"desired": 2, "ready": 0}
+    assert (status["cluster"]["name"], status["cluster"]["transport"]) == ("local", "TCP")
+    assert {c["observedGeneration"] for c in status["conditions"]} == {1}
+    assert [c["type"] for c in status["conditions"]] == [str(kind) for kind in ConditionType]
+    stateful_set = jobs.get("StatefulSet", "done", "apps/v1")
+    assert stateful_set is not None
+    assert stateful_set["spec"]["replicas"] == 0
+    log = jobs.get("ConfigMap", "done-log")
+    assert log is not None
+    assert "hello from 0" in log["data"]["node-0.log"]
+    jobs.end("done")
+    until("the StatefulSet is gone", lambda: jobs.get("StatefulSet", "done", "apps/v1") is None)
+    until("the last lines are gone", lambda: jobs.get("ConfigMap", "done-log") is None)
+    assert jobs.get("PersistentVolumeClaim", "ml-dev-workspace") is not None
+
+
+def test_a_failing_rank_is_named_with_its_exception_and_last_lines(jobs: Jobs) -> None:
+    jobs.start("broken", "fail.py")
+    failed = jobs.until_condition("broken", "Failed", "True", "RanksFailed", 60)
+    assert failed["message"] == "rank 1 on node 1 exited with 1: ValueError: the data is not there"
+    failure = jobs.job("broken")["status"]["failure"]
+    assert (failure["rank"], failure["node"], failure["exitCode"]) == (1, 1, 1)
+    assert failure["nodeName"].startswith("lockstep")
+    assert any("the data is not there" in line for line in failure["lastLines"])
+    until("no pods", lambda: not jobs.pods("broken"))
+    jobs.end("broken")
+
+
+def test_a_suspended_job_has_no_pods_and_starts_again_when_it_is_not(jobs: Jobs) -> None:
+    jobs.start("rests", suspend=True)
+    jobs.until_condition("rests", "Suspended", "True", "Suspended", SHOWN_SECONDS)
+    assert jobs.get("StatefulSet", "rests", "apps/v1") is None
+    jobs.change("rests", suspend=False)
+    jobs.until_running("rests")
+    jobs.change("rests", suspend=True)
+    jobs.until_condition("rests", "Suspended", "True", "Suspended", 60)
+    assert jobs.pods("rests") == []
+    jobs.end("rests")
+
+
+def test_a_changed_profile_waits_for_the_next_start_from_zero(jobs: Jobs, profile: dict[str, Any]) -> None:
+    jobs.start("frozen", cluster=profile["metadata"]["name"])
+    jobs.until_running("frozen")
+    before = jobs.get("StatefulSet", "frozen", "apps/v1")
+    assert before is not None
+    pods = {pod["metadata"]["uid"] for pod in jobs.pods("frozen")}
+    change_profile(jobs, profile, {"shmSize": "300Mi"})
+    until("status says pending", lambda: jobs.job("frozen")["status"]["run"]["pending"], SHOWN_SECONDS)
+    jobs.change("frozen", env=[{"name": "NEW", "value": "1"}])
+    until("the new generation is observed", lambda: jobs.job("frozen")["status"]["observedGeneration"] == 2, SHOWN_SECONDS)
+    after = jobs.get("StatefulSet", "frozen", "apps/v1")
+    assert after is not None
+    assert after["metadata"]["generation"] == before["metadata"]["generation"]
+    assert {pod["metadata"]["uid"] for pod in jobs.pods("frozen")} == pods
+    old = jobs.job("frozen")["status"]["run"]["name"]
+    jobs.change("frozen", suspend=True)
+    jobs.until_condition("frozen", "Suspended", "True", "Suspended", 60)
+    jobs.change("frozen", suspend=False)
+    until("pods of the new run", lambda: len(jobs.pods("frozen")) == 2)
+    run = until("status shows the new run", lambda: _other_run(jobs, "frozen", old))
+    assert not run["pending"]
+    volumes = jobs.pods("frozen")[0]["spec"]["volumes"]
+    assert [v["emptyDir"]["sizeLimit"] for v in volumes if v["name"] == "lockstep-shm"] == ["300Mi"]
+    until("the old frozen run is gone", lambda: jobs.get("ConfigMap", old) is None)
+    jobs.end("frozen")
+
+
+def _other_run(jobs: Jobs, name: str, old: str) -> dict[str, Any] | None:
+    run: dict[str, Any] = jobs.job(name)["status"]["run"]
+    return run if run["name"] != old else None
+
+
+def test_a_missing_profile_is_told_and_the_job_starts_when_it_comes(jobs: Jobs) -> None:
+    name = f"{jobs.namespace}-late"
+    jobs.start("waits", cluster=name)
+    told = jobs.until_condition("waits", "Accepted", "False", "ClusterNotFound", SHOWN_SECONDS)
+    assert name in told["message"]
+    kind = jobs.kind("TrainingCluster", API)
+    spec = kind.get(name="local").to_dict()["spec"]
+    kind.create(body={"apiVersion": API, "kind": "TrainingCluster", "metadata": {"name": name}, "spec": spec})
+    try:
+        jobs.until_condition("waits", "Accepted", "True", "Accepted", SHOWN_SECONDS)
+        until("pods", lambda: len(jobs.pods("waits")) == 2)
+    finally:
+        jobs.end("waits")
+        kind.delete(name=name)
+
+
+def test_rdma_where_there_is_none_is_refused_until_the_job_says_otherwise(jobs: Jobs) -> None:
+    jobs.start("fast", fabric={"mode": "RDMA"})
+    jobs.until_condition("fast", "Accepted", "False", "RDMAUnavailable", SHOWN_SECONDS)
+    assert jobs.condition("fast", "Progressing")["reason"] == "RDMAUnavailable"
+    jobs.change("fast", fabric={"mode": "TCP"})
+    jobs.until_condition("fast", "Accepted", "True", "Accepted", SHOWN_SECONDS)
+    jobs.end("fast")
+
+
+def test_a_missing_service_account_is_told_and_the_job_starts_when_it_is_made(other: Jobs) -> None:
+    other.start("nobody")
+    told = other.until_condition("nobody", "Accepted", "False", "ServiceAccountNotFound", SHOWN_SECONDS)
+    assert f"kubectl create serviceaccount {SERVICE_ACCOUNT} -n {other.namespace}" in told["message"]
+    prepare(other.api, other.namespace)
+    other.until_condition("nobody", "Accepted", "True", "Accepted", SHOWN_SECONDS)
+    until("pods", lambda: len(other.pods("nobody")) == 2)
+
+
+def test_a_claim_that_cant_bind_is_named_and_the_job_goes_on_when_it_can(other: Jobs) -> None:
+    prepare(other.api, other.namespace)
+    claim = {
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "ml-dev-workspace"},
+        "spec": {"accessModes": ["ReadWriteMany"], "storageClassName": "no-such-class", "resources": {"requests": {"storage": "1Gi"}}},
+    }  # fmt: skip
+    other.create(claim)
+    other.start("unbound")
+    told = other.until_condition("unbound", "PodsScheduled", "False", "ClaimNotBound")
+    assert "claim ml-dev-workspace is Pending" in told["message"]
+    assert "no-such-class" in told["message"]
+    other.change("unbound", suspend=True)
+    other.until_condition("unbound", "Suspended", "True", "Suspended")
+    other.delete("PersistentVolumeClaim", "ml-dev-workspace")
+    until("the claim is gone", lambda: other.get("PersistentVolumeClaim", "ml-dev-workspace") is None)
+    other.change("unbound", suspend=False)
+    other.until_condition("unbound", "PodsScheduled", "True", "AllScheduled")
+
+
+def test_an_image_that_cant_be_pulled_is_named(jobs: Jobs) -> None:
+    jobs.start("imageless", image="localhost/lockstep/none:1")
+    told = jobs.until_condition("imageless", "RanksReady", "False", "ImagePullFailed")
+    assert "localhost/lockstep/none:1" in told["message"]
+    assert jobs.condition("imageless", "Progressing")["reason"] == "ImagePullFailed"
+    jobs.change("imageless", suspend=True)
+    jobs.until_condition("imageless", "Suspended", "True", "Suspended", 60)
+    jobs.change("imageless", suspend=False, image=IMAGE)
+    jobs.until_condition("imageless", "RanksReady", "True", "AllRanksReady", 60)
+    jobs.end("imageless")
+
+
+def test_nodes_that_lack_a_resource_are_named(jobs: Jobs, gpu_cluster: str) -> None:
+    jobs.start("gpus", cluster=gpu_cluster, gpusPerNode=7)
+    told = jobs.until_condition("gpus", "PodsScheduled", "False", "Unschedulable")
+    nodes = ", ".join(sorted(node.metadata.name for node in client.CoreV1Api(jobs.api.client).list_node().items))
+    assert told["message"] == f"0 of 2 pods scheduled: nodes {nodes} lack nvidia.com/gpu"
+    jobs.change("gpus", suspend=True)
+    jobs.until_condition("gpus", "Suspended", "True", "Suspended")
+    jobs.end("gpus")
+
+
+def test_a_quota_is_told_in_the_words_of_the_api_server(other: Jobs) -> None:
+    prepare(other.api, other.namespace)
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}}
+    other.create(quota)
+    until("the quota counts", lambda: (other.get("ResourceQuota", "few") or {}).get("status", {}).get("hard"))
+    other.start("many")
+    told = other.until_condition("many", "PodsScheduled", "False", "PodsRefused")
+    assert told["message"].startswith("1 of 2 pods created")
+    assert "exceeded quota: few" in told["message"]
+    other.delete("ResourceQuota", "few")
+    other.until_condition("many", "PodsScheduled", "True", "AllScheduled", 60)
+
+
+def test_an_object_of_its_name_that_is_anothers_is_never_touched(jobs: Jobs) -> None:
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "unrelated"}, "data": {"a": "b"}}
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "mine-headless"},
+        "spec": {"clusterIP": "None", "ports": [{"port": 80}]},
+    }
+    jobs.create(body)
+    made = jobs.create(service)
+    jobs.start("mine")
+    told = jobs.until_condition("mine", "Accepted", "False", "NameTaken", SHOWN_SECONDS)
+    assert told["message"].startswith(f"Service mine-headless in namespace {jobs.namespace} exists already")
+    there = jobs.get("Service", "mine-headless")
+    assert there is not None
+    assert there["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]
+    assert jobs.get("StatefulSet", "mine", "apps/v1") is None
+    jobs.delete("Service", "mine-headless")
+    jobs.until_condition("mine", "Accepted", "True", "Accepted", SHOWN_SECONDS)
+    jobs.end("mine")
+
+
+def test_a_job_deleted_and_created_again_under_its_name_works(jobs: Jobs) -> None:
+    first = jobs.start("again")
+    jobs.until_running("again")
+    jobs.end("again")
+    until("the job is gone", lambda: not jobs.job("again"))
+    second = jobs.start("again")
+    assert first["metadata"]["uid"] != second["metadata"]["uid"]
+    jobs.until_running("again")
+    owners = [
+        jobs.get(kind, name, api) for kind, name, api in (("StatefulSet", "again", "apps/v1"), ("Secret", jobs.key_secret("again"), "v1"))
+    ]
+    assert {o["metadata"]["ownerReferences"][0]["uid"] for o in owners if o} == {second["metadata"]["uid"]}
+    jobs.end("again")
+
+
+def test_a_job_runs_on_while_the_operator_is_away_and_its_end_is_heard_afterwards(jobs: Jobs, kubectl: Kubectl) -> None:
+    jobs.start("alone", "until_told.py")
+    jobs.until_running("alone")
+    before = {pod["metadata"]["uid"] for pod in jobs.pods("alone")}
+    transitions = {c["type"]: c["lastTransitionTime"] for c in jobs.job("alone")["status"]["conditions"]}
+    assert kubectl("delete", "pods", "-n", "lockstep-system", "-l", "app.kubernetes.io/component=operator", "--wait").returncode == 0
+    assert {pod["metadata"]["uid"] for pod in jobs.pods("alone")} == before
+    assert {c["type"]: c["lastTransitionTime"] for c in jobs.job("alone")["status"]["conditions"]} == transitions
+    for node in (0, 1):
+        assert kubectl("exec", "-n", jobs.namespace, f"alone-{node}", "-c", "trainer", "--", "touch", "/tmp/end").returncode == 0  # noqa: S108
+    jobs.until_condition("alone", "Complete", "True", "Complete", 60)
+    assert jobs.job("alone")["status"]["attempts"] == 1
+    jobs.end("alone")
+
+
+def test_a_reconcile_that_changes_nothing_sends_nothing(jobs: Jobs, counting_proxy: CountingProxy) -> None:
+    jobs.start("quiet")
+    jobs.until_running("quiet")
+    gloo = jobs.until_condition("quiet", "FabricVerified", "Unknown", "Gloo")
+    assert gloo["message"] == "CPU ranks over gloo (over eth0): nothing to verify"
+
+    async def reconcile_often() -> tuple[int, int]:
+        """(requests before, requests after): a second operator that has just been started and looks at a job that runs."""
+        async with await Cluster.connect() as connection:
+            names = service_names("lockstep-operator", "lockstep-system")
+            master = await master_key(connection, "lockstep-system")
+            tls = await certificates(connection, "lockstep-system", names, datetime.now(UTC))
+            second = Operator(connection, Settings(agent_image=IMAGE), master, tls)
+            await second.resync()
+            key = (jobs.namespace, "quiet")
+            await second.work(key)  # reads the frozen run: lists and watches have only its name
+            before = len(counting_proxy.requests)
+            for _ in range(5):
+                await second.work(key)
+            return before, len(counting_proxy.requests)
+
+    before, after = asyncio.run(reconcile_often())
+    assert before > 10
+    assert after == before
+    writes = [r for r in counting_proxy.requests if r[0] != "GET"]
+    assert [r for r in writes if "/tokenreviews" not in r[1]] == []
+    jobs.end("quiet")

@@ -1,0 +1,85 @@
+"""A job that failed goes on when it is told to."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from support.checkout import ROOT
+from support.clusters.cluster_jobs import API, Jobs
+
+Kubectl = Callable[..., subprocess.CompletedProcess[str]]
+FAILS_FIRST = "import os, sys\nsys.exit(3 if os.environ['LOCKSTEP_ATTEMPT'] == '1' else 0)\n"
+
+
+@pytest.fixture
+def scripted(jobs: Jobs) -> Jobs:
+    jobs.patch("ConfigMap", "scripts", {"data": {"fails-first.py": FAILS_FIRST}})
+    return jobs
+
+
+def lockstep(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "lockstep.cli.main", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_failed_job_is_retried_to_its_end_and_remembers_its_failure(scripted: Jobs) -> None:
+    scripted.start("again", "fails-first.py")
+    scripted.until_condition("again", "Failed", "True", "RanksFailed", 60)
+    done = lockstep("retry", "again", "-n", scripted.namespace)
+    assert done.returncode == 0, done.stderr
+    scripted.until_condition("again", "Failed", "False", "Retried")
+    scripted.until_condition("again", "Complete", "True", "Complete", 60)
+    status = scripted.job("again")["status"]
+    assert (status["attempts"], status["retry"], status["restartsCountTowardsMax"]) == (2, 1, 0)
+    assert [(entry["attempt"], entry["cause"]) for entry in status["restartHistory"]] == [(1, "UserCode")]
+    refused = lockstep("retry", "again", "-n", scripted.namespace)
+    assert (refused.returncode, "is complete: there is nothing to retry" in refused.stderr) == (2, True)
+    scripted.end("again")
+
+
+def test_a_run_without_an_operator_is_retried_as_the_same_job(scripted: Jobs, tmp_path: Path) -> None:
+    volume = {"name": "scripts", "mountPath": "/scripts", "configMap": {"name": "scripts"}}
+    work = {"nodes": 1, "script": {"path": "/scripts/fails-first.py"}, "podTemplate": {"volumes": [volume]}, "restart": {"maxRestarts": 0}}
+    job = tmp_path / "job.yaml"
+    job.write_text(yaml.safe_dump({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": "alone"}, "spec": work}))
+    where = ["-f", str(job), "--in-namespace", "-n", scripted.namespace, "--cluster", "local"]
+    nothing = lockstep("retry", *where)
+    assert (nothing.returncode, "there is no run alone without an operator" in nothing.stderr) == (2, True)
+    first = lockstep("run", *where)
+    assert first.returncode == 1, first.stdout + first.stderr
+    second = lockstep("retry", *where)
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert "attempt 2 starts" in second.stdout
+
+
+def test_a_run_that_was_left_with_ctrl_c_is_followed_to_its_end_and_lets_its_nodes_go(jobs: Jobs, kubectl: Kubectl, tmp_path: Path) -> None:
+    volume = {"name": "scripts", "mountPath": "/scripts", "configMap": {"name": "scripts"}}
+    work = {"nodes": 1, "script": {"path": "/scripts/until_told.py"}, "podTemplate": {"volumes": [volume]}}
+    job = tmp_path / "job.yaml"
+    job.write_text(yaml.safe_dump({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": "left"}, "spec": work}))
+    words = ["run", "-f", str(job), "--in-namespace", "-n", jobs.namespace, "--cluster", "local"]
+    nothing = lockstep(*words, "--attach")
+    assert (nothing.returncode, "no run left without an operator runs" in nothing.stderr) == (2, True), nothing.stderr
+
+    command = [sys.executable, "-m", "lockstep.cli.main", *words]
+    heeds_ctrl_c = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 (a shell's background job ignores it)
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, preexec_fn=heeds_ctrl_c) as first:  # noqa: PLW1509
+        assert first.stdout is not None
+        assert any("attempt 1 starts" in line for line in first.stdout)
+        first.send_signal(signal.SIGINT)
+        said = first.stdout.read()
+    assert (first.returncode, "--in-namespace --attach" in said) == (130, True), said
+
+    assert kubectl("exec", "-n", jobs.namespace, "left-0", "-c", "trainer", "--", "touch", "/tmp/end").returncode == 0  # noqa: S108
+    attached = lockstep(*words, "--attach")
+    assert attached.returncode == 0, attached.stdout + attached.stderr
+    stateful_set = jobs.get("StatefulSet", "left", "apps/v1")
+    assert stateful_set is not None
+    assert stateful_set["spec"]["replicas"] == 0

@@ -1,0 +1,148 @@
+"""Every way to stop a running job saves first: suspend, another size, the deadline, deletion without the operator."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from support.clusters.cluster_jobs import API, Jobs, until
+
+OPERATOR = ("-n", "lockstep-system", "deployment/lockstep-operator")
+Kubectl = Callable[..., subprocess.CompletedProcess[str]]
+
+# A script that counts steps, reports them, goes on from the last one that it saved, and saves when it is told to stop.
+SAVING = """
+import json, os, pathlib, signal, socket, sys, time
+rank, name = int(os.environ["RANK"]), json.loads(pathlib.Path(os.environ["LOCKSTEP_RUN"]).read_text())["job"]["name"]
+saved = pathlib.Path("/workspace") / name
+report = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+report.connect(os.environ["LOCKSTEP_REPORT_SOCKET"])
+def tell(event, **fields):
+    report.send(json.dumps({"event": event, "rank": rank, **fields}).encode())
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+step = int(saved.read_text()) if saved.exists() else 0
+while not told:
+    step += 1
+    tell("step", step=step, totalSteps=100000, metrics={"ranks": os.environ["WORLD_SIZE"]})
+    time.sleep(0.1)
+if rank == 0:
+    saved.write_text(str(step))
+    tell("checkpoint", step=step, path=str(saved))
+sys.exit(75)
+"""
+
+
+@pytest.fixture(scope="module")
+def scripts(jobs: Jobs) -> Jobs:
+    jobs.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "saving"}, "data": {"saving.py": SAVING}})
+    return jobs
+
+
+def start(jobs: Jobs, name: str, **spec: Any) -> None:
+    volume = {"name": "saving", "mountPath": "/scripts", "configMap": {"name": "saving"}}
+    jobs.start(name, "saving.py", podTemplate={"volumes": [volume]}, **spec)
+    jobs.until_running(name)
+
+
+def status(jobs: Jobs, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = jobs.job(name)["status"]
+    return found
+
+
+def saved_on_volume(jobs: Jobs, name: str) -> str:
+    claim = jobs.get("PersistentVolumeClaim", "ml-dev-workspace")
+    assert claim is not None
+    volume = client.CoreV1Api(jobs.api.client).read_persistent_volume(claim["spec"]["volumeName"])
+    return (Path(volume.spec.host_path.path) / name).read_text()
+
+
+def events(jobs: Jobs, name: str) -> list[tuple[str, str]]:
+    found = jobs.kind("Event").get(namespace=jobs.namespace, field_selector=f"involvedObject.name={name}").to_dict()["items"]
+    return [(event["reason"], event["message"]) for event in found]
+
+
+def test_a_job_that_is_scaled_saves_stops_and_goes_on_at_the_new_size(scripts: Jobs, kubectl: Kubectl) -> None:
+    jobs = scripts
+    start(jobs, "grows")
+    scale = ("scale", "-n", jobs.namespace, "trainingjob/grows", "--replicas")
+    for turn, nodes in enumerate((1, 2), 1):
+        assert kubectl(*scale, str(nodes)).returncode == 0
+        until("the stop is told", lambda: status(jobs, "grows").get("stop", {}).get("attempt") == turn, 60)  # noqa: B023
+        stop = status(jobs, "grows")["stop"]
+        assert (stop["save"], stop["lostSteps"], stop["message"]) == ("Saved", 0, f"saved at step {stop['step']} and stopped")
+        jobs.until_condition("grows", "Progressing", "True", "Running", 60)
+        until("steps at the new size", lambda: ranks_of_the_metrics(jobs) == str(nodes))  # noqa: B023
+        assert len(jobs.pods("grows")) == nodes
+        assert status(jobs, "grows")["trainer"]["step"] > stop["step"]
+    told = events(jobs, "grows")
+    assert ("Resizing", "from 2 to 1 nodes: ranks save and stop; 2 pods are still there") in told
+    assert [reason for reason, _ in told].count("SavedAndStopped") == 2
+    jobs.end("grows")
+
+
+def ranks_of_the_metrics(jobs: Jobs) -> str | None:
+    metrics = (status(jobs, "grows").get("trainer") or {}).get("metrics") or []
+    return next((metric["value"] for metric in metrics if metric["name"] == "ranks"), None)
+
+
+def test_a_suspended_job_says_at_which_step_its_work_is_saved(scripts: Jobs) -> None:
+    start(scripts, "rests")
+    scripts.change("rests", suspend=True)
+    told = scripts.until_condition("rests", "Suspended", "True", "Suspended", 60)
+    stop = status(scripts, "rests")["stop"]
+    assert told["message"].startswith(f"saved at step {stop['step']} and stopped; no pods")
+    assert saved_on_volume(scripts, "rests") == str(stop["step"])
+    scripts.end("rests")
+
+
+def test_a_job_at_its_deadline_saves_fails_and_is_deleted_when_its_time_is_over(scripts: Jobs) -> None:
+    start(scripts, "late", ttlSecondsAfterFinished=2)
+    scripts.change("late", activeDeadlineSeconds=1)
+    failed = scripts.until_condition("late", "Failed", "True", "DeadlineExceeded", 60)
+    assert failed["message"].startswith("pods of the job were on nodes for the 1 s of spec.activeDeadlineSeconds; saved at step")
+    until("the job is deleted", lambda: not scripts.job("late"))
+    until("nothing of it is left", lambda: scripts.get("StatefulSet", "late", "apps/v1") is None)
+    assert scripts.get("PersistentVolumeClaim", "ml-dev-workspace") is not None
+
+
+@pytest.fixture
+def no_operator(operator: None, kubectl: Kubectl) -> Iterator[Callable[[], None]]:
+    """Call it: the operator is gone until the end of the test."""
+
+    def away() -> None:
+        assert kubectl("scale", *OPERATOR, "--replicas", "0").returncode == 0
+        wait = (
+            "wait",
+            "-n",
+            "lockstep-system",
+            "pods",
+            "-l",
+            "app.kubernetes.io/component=operator",
+            "--for",
+            "delete",
+            "--timeout",
+            "60s",
+        )
+        assert kubectl(*wait).returncode == 0
+
+    before = kubectl("get", *OPERATOR, "-o", "jsonpath={.spec.replicas}").stdout
+    try:
+        yield away
+    finally:
+        kubectl("scale", *OPERATOR, "--replicas", before)
+        kubectl("rollout", "status", *OPERATOR, "--timeout", "60s")
+
+
+def test_a_job_that_is_deleted_without_an_operator_saves_all_the_same(scripts: Jobs, no_operator: Callable[[], None]) -> None:
+    start(scripts, "deleted")
+    no_operator()
+    assert scripts.kind("TrainingJob", API) is not None
+    scripts.end("deleted")
+    until("its pods are gone", lambda: not scripts.pods("deleted"), 60)
+    assert int(saved_on_volume(scripts, "deleted")) > 0

@@ -1,0 +1,92 @@
+"""`lockstep cluster` on the embedded cluster: as administrator, and with rights in one namespace only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kubernetes import client
+
+from lockstep.api.files.clusterfile import parse_cluster_file
+from lockstep.cli.main import main
+from lockstep.devcluster.kubeconfig import client_kubeconfig
+from support.clusters.cluster_jobs import Jobs, until
+
+
+def lockstep(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["lockstep", "cluster", *arguments])
+    try:
+        return main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+
+
+@pytest.fixture
+def person(jobs: Jobs) -> Iterator[str]:
+    """Whoever holds the role `admin` in the jobs' namespace and nothing else; KUBECONFIG is theirs."""
+    subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "know-cluster"}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "admin"}
+    body = {"metadata": {"name": "know-cluster"}, "roleRef": role, "subjects": [subject]}
+    rbac = client.RbacAuthorizationV1Api(jobs.api.client)
+    rbac.create_namespaced_role_binding(jobs.namespace, body)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", str(client_kubeconfig("know-cluster")))
+        yield "know-cluster"
+    rbac.delete_namespaced_role_binding("know-cluster", jobs.namespace)
+
+
+def test_what_an_administrator_discovers_passes_lint(jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "here.yaml"
+    assert lockstep(monkeypatch, "discover", "here", "-o", str(path), "-n", jobs.namespace) == 0
+    spec = parse_cluster_file(path.read_text(), str(path)).profile.spec
+    assert (spec.platform.value, spec.gpus.per_node, spec.gpus.default_nodes) == ("Kubernetes", 0, 2)
+    assert lockstep(monkeypatch, "lint", str(path)) == 0
+
+
+def test_with_rights_in_one_namespace_the_rest_is_unknown(
+    jobs: Jobs, person: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "here.yaml"
+    assert lockstep(monkeypatch, "discover", "here", "-o", str(path), "-n", jobs.namespace) == 0
+    assert "gpus.per_node: you may not list Node objects (403)" in capsys.readouterr().err
+    assert lockstep(monkeypatch, "lint", str(path)) == 0
+    assert "unknown  " in capsys.readouterr().out
+
+
+def test_probe_pods_see_the_nodes_from_inside_with_rights_in_one_namespace(
+    jobs: Jobs, person: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = "localhost/lockstep/base:1"
+    assert lockstep(monkeypatch, "discover", "here", "-o", str(tmp_path / "h.yaml"), "-n", jobs.namespace, "--probe", image) == 0
+    seen = re.findall(r"node (\S+): 0 GPUs; RDMA devices none; eth0 MTU 1500; lockable memory .*; CapEff 0+\n", capsys.readouterr().out)
+    assert len(set(seen)) == 2
+    left = jobs.kind("Pod").get(namespace=jobs.namespace, label_selector="lockstep.dev/probe").to_dict()["items"]
+    assert [pod for pod in left if not pod["metadata"].get("deletionTimestamp")] == []
+
+
+def test_a_file_that_does_not_fit_the_cluster_fails_with_its_lines(
+    jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_text(
+        f"cluster:\n  name: wrong\n  namespace: {jobs.namespace}\n  platform: kubernetes\nnodes:\n  gpu_nodes: [nobody, noone]\nstorage:\n  class_rwx: gone\n"
+    )
+    assert lockstep(monkeypatch, "lint", str(path)) == 1
+    told = capsys.readouterr().out
+    assert f"failed   {path}:6: nodes.gpu_nodes: nodes nobody, noone are not in the cluster" in told
+    assert f"failed   {path}:8: storage.class_rwx: there is no storage class gone" in told
+
+
+def test_a_sweep_is_measured_with_rights_in_one_namespace_and_leaves_nothing_behind(
+    jobs: Jobs, person: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "local.yaml"
+    path.write_text((Path(__file__).resolve().parents[4] / "clusters" / "local.yaml").read_text())
+    assert lockstep(monkeypatch, "calibrate", str(path), "-n", jobs.namespace, "--max-size", "2Mi", "--save") == 0
+    assert re.search(r"all-reduce over 2 ranks\n.*\n +1 MiB .*\n +2 MiB ", capsys.readouterr().out)
+    assert [point.bytes for point in parse_cluster_file(path.read_text(), "local.yaml").calibration[0].sweep] == [2**20, 2**21]
+    until("its pods gone", lambda: not jobs.pods("lockstep-calibrate"), 60)
+    claims = jobs.kind("PersistentVolumeClaim").get(namespace=jobs.namespace).to_dict()["items"]
+    assert [claim["metadata"]["name"] for claim in claims if "calibrate" in claim["metadata"]["name"]] == []

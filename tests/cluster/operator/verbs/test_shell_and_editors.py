@@ -1,0 +1,164 @@
+"""Shells, TensorBoard and forwards into the pods of a real job, and what is said where they can't be had."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import pty
+import select
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support.clusters.cluster_jobs import Jobs, cluster_like_local, kubeconfig_of, until
+from support.served import LOCKSTEP, all_processes, started
+
+Kubectl = Callable[..., subprocess.CompletedProcess[str]]
+LISTEN = """
+import http.server
+class Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers(); self.wfile.write(b"x" * 300000)
+server = http.server.HTTPServer(("127.0.0.1", 5678), Page)
+print("listening", flush=True)
+server.serve_forever()
+"""
+
+
+@pytest.fixture(scope="module")
+def job(jobs: Jobs) -> Iterator[str]:
+    jobs.start("edit")
+    jobs.until_running("edit")
+    yield "edit"
+    jobs.end("edit")
+
+
+def shell(jobs: Jobs, job: str, typed: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [*LOCKSTEP, "shell", job, *options, "-n", jobs.namespace]
+    return subprocess.run(command, input=typed, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_a_shell_reads_what_it_is_given_in_the_node_that_was_named_and_its_exit_code_is_the_verb_s(jobs: Jobs, job: str) -> None:
+    done = shell(jobs, job, 'echo "node $NODE_RANK of $NNODES in $PWD"; echo aside >&2; exit 7', "--node", "1")
+    assert (done.returncode, done.stdout, done.stderr) == (7, "node 1 of 2 in /workspace\n", "aside\n")
+
+
+def test_a_terminal_gets_a_terminal_in_which_ctrl_c_ends_what_runs_and_not_the_shell(jobs: Jobs, job: str) -> None:
+    here, there = pty.openpty()
+    command = [*LOCKSTEP, "shell", job, "-n", jobs.namespace]
+    process = subprocess.Popen(command, stdin=there, stdout=there, stderr=there, start_new_session=True)
+    os.close(there)
+    try:
+        seen = typed_until(here, "test -t 0 && echo it-is-a-$((40+2))-terminal\n", "it-is-a-42-terminal")
+        seen += typed_until(here, "sh -c 'echo sleeping-$((40+2)); exec sleep 600'\n", "sleeping-42")  # said by what Ctrl-C shall reach
+        seen += typed_until(here, "\x03", "^C")
+        seen += typed_until(here, "echo still-$((40+2)); exit 5\n", "still-42")
+        assert process.wait(timeout=60) == 5, seen
+    finally:
+        process.kill()
+        process.wait()
+        os.close(here)
+
+
+def typed_until(terminal: int, keys: str, expected: str) -> str:
+    os.write(terminal, keys.encode())
+    seen, end = "", time.monotonic() + 60
+    while expected not in seen:
+        assert select.select([terminal], [], [], max(0.0, end - time.monotonic()))[0], seen
+        seen += os.read(terminal, 4096).decode(errors="replace")
+    return seen
+
+
+def get(port: int, path: str, cookie: str = "") -> tuple[int, bytes, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("GET", path, headers={"Cookie": cookie})
+        response = connection.getresponse()
+        return response.status, response.read(), response.headers["Set-Cookie"] or ""
+    finally:
+        connection.close()
+
+
+def test_tensorboard_is_reached_by_its_token_alone_and_ends_with_ctrl_c(jobs: Jobs, job: str, kubectl: Kubectl) -> None:
+    with started(jobs, "tensorboard", job, "--folder", "/workspace") as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        assert address.startswith("http://127.0.0.1:"), process.communicate()
+        port, token = int(address.split(":")[2].split("/")[0]), address.partition("token=")[2]
+        assert get(port, "/data/environment")[0] == 401
+        status, _, cookie = get(port, f"/?token={token}")
+        assert status == 302
+        status, body, _ = get(port, "/data/environment", cookie.partition(";")[0])
+        assert status == 200 and b'"/workspace"' in body
+        assert token not in all_processes(jobs, kubectl, f"{job}-0")
+    until("the server is gone from the pod", lambda: "tensorboard" not in all_processes(jobs, kubectl, f"{job}-0"))
+    with pytest.raises(ConnectionRefusedError):
+        get(port, "/")
+
+
+def test_vscode_reaches_what_listens_on_the_pod_s_loopback(jobs: Jobs, job: str) -> None:
+    command = [*LOCKSTEP, "shell", job, "--node", "1", "-n", jobs.namespace]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert server.stdin is not None and server.stdout is not None
+        server.stdin.write(f"timeout 300 python3 - <<'X'\n{LISTEN}X\nexit\n")
+        server.stdin.flush()
+        assert server.stdout.readline() == "listening\n"
+        with started(jobs, "vscode", job, "--node", "1") as process:
+            assert process.stdout is not None
+            text = ""
+            while not text.endswith("Ctrl-C ends that.\n"):
+                text += (line := process.stdout.readline())
+                assert line, process.communicate()
+            entry = yaml.safe_load(text.partition("configurations:")[2].rpartition("}")[0] + "}")
+            assert (entry["type"], entry["request"], entry["pathMappings"][0]["remoteRoot"]) == ("debugpy", "attach", "/workspace")
+            for _ in range(2):
+                assert get(entry["connect"]["port"], "/")[:2] == (200, b"x" * 300000)
+    finally:
+        server.kill()
+        server.communicate()
+
+
+@pytest.fixture(scope="module")
+def lean(jobs: Jobs) -> Iterator[str]:
+    """A job whose pods have no editors, whether or not `make editors` has put them beside the others on this machine."""
+
+    def without_editors(spec: dict[str, Any]) -> None:
+        for variable in spec["pod"]["env"]:
+            if variable["name"] == "PYTHONPATH":
+                variable["value"] = ":".join(path for path in variable["value"].split(":") if "editors" not in path)
+
+    with cluster_like_local(jobs, "lean", without_editors) as cluster:
+        jobs.start("lean", cluster=cluster)
+        jobs.until_running("lean")
+        yield "lean"
+        jobs.end("lean")
+
+
+@pytest.mark.parametrize(("verb", "lacks"), [(["jupyter", "lean"], "jupyterlab"), (["debug", "lean", "train.py"], "debugpy")])
+def test_what_the_image_lacks_is_said(jobs: Jobs, lean: str, verb: list[str], lacks: str) -> None:
+    done = subprocess.run([*LOCKSTEP, *verb, "-n", jobs.namespace], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert f"has no {lacks}" in done.stderr and "pip install" in done.stderr
+
+
+def test_a_wrong_node_and_a_wrong_job_are_told_with_what_there_is(jobs: Jobs, job: str) -> None:
+    done = shell(jobs, job, "", "--node", "2")
+    assert (done.returncode, done.stderr) == (2, "lockstep: job edit has no node 2: its 2 nodes are 0 to 1\n")
+    done = shell(jobs, "edti", "")
+    assert done.returncode == 2 and "did you mean edit?" in done.stderr
+
+
+def test_who_may_only_look_is_told_what_is_missing(
+    jobs: Jobs, job: str, cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig_of("view", jobs, cluster, tmp_path)))
+    for verb in (["shell", job], ["tensorboard", job]):
+        done = subprocess.run([*LOCKSTEP, *verb, "-n", jobs.namespace], input="", capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode in (1, 2) and len(done.stderr.splitlines()) == 1
+        assert f"you may not run programs in pods of namespace {jobs.namespace} (pods/exec)" in done.stderr

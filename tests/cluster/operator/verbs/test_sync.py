@@ -1,0 +1,64 @@
+"""`lockstep sync` to real pods: shared volumes, a volume a pod, and pods that can't take it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lockstep.cli.main import main
+from support.clusters.cluster_jobs import Jobs
+
+Kubectl = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def sync(monkeypatch: pytest.MonkeyPatch, jobs: Jobs, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["lockstep", "sync", *arguments, "-n", jobs.namespace])
+    try:
+        return main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+
+
+def read(kubectl: Kubectl, jobs: Jobs, pod: str, path: str) -> str:
+    return kubectl("exec", "-n", jobs.namespace, pod, "-c", "trainer", "--", "cat", path).stdout
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "code" / "pkg").mkdir(parents=True)
+    for number in range(20):
+        (tmp_path / "code" / "pkg" / f"m{number}.py").write_text(f"{number}\n")
+    return tmp_path / "code"
+
+
+def test_pods_that_share_their_volume_get_it_once_and_those_that_do_not_each(
+    jobs: Jobs, source: Path, kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs.start("shared")
+    jobs.start("own", storage={"mode": "PerPod"})
+    jobs.until_running("shared")
+    assert sync(monkeypatch, jobs, "shared", str(source)) == 0
+    assert "shared-0: 20 sent" in capsys.readouterr().out
+    assert read(kubectl, jobs, "shared-1", "/workspace/pkg/m7.py") == "7\n"
+    (source / "pkg" / "m7.py").write_text("seven\n")
+    (source / "pkg" / "m8.py").unlink()
+    assert sync(monkeypatch, jobs, "shared", str(source)) == 0
+    assert "shared-0: 1 sent" in (told := capsys.readouterr().out) and "1 removed" in told
+    assert read(kubectl, jobs, "shared-1", "/workspace/pkg/m7.py") == "seven\n"
+
+    jobs.until_running("own")
+    assert sync(monkeypatch, jobs, "own", str(source)) == 0
+    assert {line.partition(":")[0] for line in capsys.readouterr().out.splitlines()} == {"own-0", "own-1"}
+    assert [read(kubectl, jobs, f"own-{node}", "/workspace/pkg/m7.py") for node in (0, 1)] == ["seven\n", "seven\n"]
+    jobs.end("own")
+
+    assert sync(monkeypatch, jobs, "shared", str(source), "--to", "/nowhere") == 1
+    assert "shared-0: not sent: " in (told := capsys.readouterr().out) and "/nowhere" in told
+    jobs.change("shared", suspend=True)
+    jobs.until_condition("shared", "Suspended", "True", "Suspended")
+    assert sync(monkeypatch, jobs, "shared", str(source)) == 2
+    assert "no pod of job shared runs" in capsys.readouterr().err
+    jobs.end("shared")

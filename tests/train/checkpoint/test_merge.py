@@ -1,0 +1,89 @@
+"""`lockstep adapter merge`: the merged folder is the model that was live."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rank_harness import ForkServer, Outcomes
+from typer.testing import CliRunner
+
+from lockstep.cli.files import adapter
+from support.rounding import forward_roundings, tolerance
+
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama": {"family": "llama", "blocks": False},  # each tensor at once, as the command line does, and so equal to the bit
+    "several files": {"family": "llama", "shards": "20KB"},
+    "rslora": {"family": "llama", "lora": {"rankStabilized": True}},
+    "dora": {"family": "llama", "lora": {"dora": True}},
+    "whole layers": {"family": "llama", "lora": {"modulesToSave": ["embed_tokens", "lm_head"]}},
+    "tied embedding trained apart": {"family": "tied", "lora": {"modulesToSave": ["embed_tokens"]}, "separate": True},
+    "tied head trained apart": {"family": "tied", "lora": {"modulesToSave": ["lm_head"]}, "shards": "20KB", "separate": True},
+    "tied and untouched": {"family": "tied"},
+    "from a Lite commit": {"family": "llama", "content": "Lite"},
+    "glm4_moe experts": {"family": "glm4_moe", "lora": {"targetParameters": EXPERTS}, "shards": "20KB"},
+    "qwen3_moe experts": {"family": "qwen3_moe", "lora": {"targetParameters": EXPERTS[:1]}},
+    "mixtral experts": {"family": "mixtral", "lora": {"targetParameters": EXPERTS}},
+    "full": {"family": "tied", "method": "Full"},
+    "full glm4_moe": {"family": "glm4_moe", "method": "Full", "shards": "20KB"},
+}
+FP32_TOLERANCE = tolerance(forward_roundings(hidden=36, intermediate=44, attention=32, vocabulary=96, sequence=20), results=2 * 20 * 96)
+"""Of all logits of the probe."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("merge")
+
+
+@pytest.fixture(scope="module")
+def results(ranks: ForkServer, folder: Path) -> Outcomes:
+    return ranks.run_each("merge_variants", 1, VARIANTS, folder / "results.json", folder=str(folder))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_merged_model_gives_the_live_models_logits(results: Outcomes, variant: str) -> None:
+    result = results[variant]
+    assert (result["missing"], result["unexpected"]) == ([], [])
+    assert result["moved"] > 1e-2, "the adapter changes nothing: the test can't fail"
+    assert result["difference"] < FP32_TOLERANCE
+    assert result.get("peft_difference", 0) < FP32_TOLERANCE
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_merged_folder_has_the_bases_files_names_and_dtypes(results: Outcomes, variant: str) -> None:
+    assert results[variant]["files"] == results[variant]["base_files"]
+    assert results[variant]["shapes_kept"]
+
+
+@pytest.mark.parametrize("variant", [name for name, variant in VARIANTS.items() if variant["family"] == "tied"])
+def test_tied_embeddings_come_apart_only_where_one_of_them_was_trained_alone(results: Outcomes, variant: str) -> None:
+    assert results[variant]["tied"] is (variant in ("tied and untouched", "full"))
+
+
+def test_another_base_model_is_refused(results: Outcomes, folder: Path, tmp_path: Path) -> None:
+    assert results["llama"] and results["tied and untouched"]
+    commit = folder / "llama/run/checkpoints/step-7.a1"
+    merged = CliRunner().invoke(
+        adapter.app, ["merge", str(commit), "--output", str(tmp_path / "out"), "--base", str(folder / "tied-and-untouched/base")]
+    )
+    assert merged.exit_code == 2
+    assert "is not the base model that step 7 was trained on: config.json had SHA-256 " in merged.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_line_merges_shards_of_two_volumes_with_a_base_that_has_moved(results: Outcomes, folder: Path, tmp_path: Path) -> None:
+    assert results["llama"]
+    sources = []
+    for rank in (0, 1):
+        copy = tmp_path / f"volume-{rank}/run/checkpoints/step-7.a1"
+        shutil.copytree(folder / "llama/run/checkpoints/step-7.a1", copy)
+        (copy / f"shard-r0000{1 - rank}-of-00002.safetensors").unlink()
+        sources.append(str(copy))
+    shutil.copytree(folder / "llama/base", tmp_path / "moved")
+    merged = CliRunner().invoke(adapter.app, ["merge", *sources, "--output", str(tmp_path / "out"), "--base", str(tmp_path / "moved")])
+    assert merged.exit_code == 0
+    assert (tmp_path / "out/model.safetensors").read_bytes() == (folder / "llama/merged/model.safetensors").read_bytes()

@@ -1,0 +1,177 @@
+"""Packed and unpacked are the same training; no document sees another; data is prepared once a volume."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rank_harness import ForkServer, RunFile
+
+from support.rounding import SAME_LOSS
+
+
+def losses(folder: Path, log: str = "train_log", key: str = "loss") -> list[float]:
+    return [json.loads(line)[key] for line in (folder / "logs" / f"{log}.jsonl").read_text().splitlines()]
+
+
+def test_a_real_chat_template_gives_the_masks_of_the_assistants_turns(ranks: ForkServer, model: Path, tmp_path: Path) -> None:
+    ended = ranks.run("chat_masks", [None], arguments={"model": str(model), "folder": str(tmp_path / "chat")})
+    assert ended.codes == [0], ended.output
+
+
+def test_a_chat_template_of_the_runs_own_is_used_with_its_variables(ranks: ForkServer, model: Path, tmp_path: Path) -> None:
+    ended = ranks.run("own_template", [None], arguments={"model": str(model), "folder": str(tmp_path)})
+    assert ended.codes == [0], ended.output
+
+
+def test_several_processes_tokenise_what_one_does_also_when_they_are_killed(ranks: ForkServer, model: Path, tmp_path: Path) -> None:
+    ended = ranks.run("several_processes", [None], arguments={"model": str(model), "folder": str(tmp_path)})
+    assert ended.codes == [0], ended.output
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused_before_the_model_is_loaded(
+    ranks: ForkServer, run_file: RunFile, model: Path, tmp_path: Path
+) -> None:
+    smaller = tmp_path / "smaller"
+    path = run_file("smaller-model", model={"name": str(smaller)})
+    ended = ranks.run("rows_of_the_embedding", [path], arguments={"model": str(model), "folder": str(smaller)})
+    assert ended.codes == [78], ended.output
+    assert "but the model has only those below 60 (vocab_size of its config.json)" in ended.output
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_packed_rows_have_the_losses_and_gradients_of_their_documents_alone(ranks: ForkServer, model: Path, attention: str) -> None:
+    ended = ranks.run("packed_like_unpacked", [None], arguments={"model": str(model), "attention": attention})
+    assert ended.codes == [0], ended.output
+
+
+def test_isolation_is_bitwise_and_a_model_that_forgets_positions_is_refused(ranks: ForkServer, model: Path) -> None:
+    ended = ranks.run("isolation_of", [None], arguments={"model": str(model)})
+    assert ended.codes == [0], ended.output
+
+
+def test_isolation_holds_for_experts_and_refuses_recurrent_layers(ranks: ForkServer) -> None:
+    ended = ranks.run("isolation_of_families", [None])
+    assert ended.codes == [0], ended.output
+
+
+def test_flash_attention_is_told_where_documents_begin_and_end(ranks: ForkServer) -> None:
+    ended = ranks.run("boundaries", [None])
+    assert ended.codes == [0], ended.output
+
+
+def test_flash_attention_is_chosen_where_it_can_be_had(ranks: ForkServer, run_file: RunFile) -> None:
+    ended = ranks.run("attention_choice", [run_file("choice")])
+    assert ended.codes == [0], ended.output
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    """Losses of one process with packing; filled by the first test that needs them."""
+    return {}
+
+
+PACKED: dict[str, Any] = {
+    "data": {"packing": True, "maxLength": 128},
+    "optimization": {"globalBatchSize": 4, "maxSteps": 4, "schedule": "Constant", "microBatchSize": 1},
+}
+
+
+def packed_alone(ranks: ForkServer, run_file: RunFile, tmp_path: Path, alone: dict[str, Any]) -> dict[str, Any]:
+    if not alone:
+        ended = ranks.run("main", [run_file("alone", **PACKED | {"optimization": PACKED["optimization"] | {"microBatchSize": 2}})])
+        assert ended.codes == [0], ended.output
+        assert "Packing: documents are kept apart by a block mask for sdpa attention" in ended.output
+        assert "Packed " in ended.output
+        alone["losses"] = losses(tmp_path / "alone")
+        alone["evaluations"] = losses(tmp_path / "alone", "eval_log", "evalLoss")
+    return alone
+
+
+@pytest.mark.parametrize(("stage", "world_size"), [("Stage2", 2), ("Stage3", 3)])
+def test_packed_training_gives_the_same_losses_at_any_number_of_ranks(
+    ranks: ForkServer, run_file: RunFile, tmp_path: Path, alone: dict[str, Any], stage: str, world_size: int
+) -> None:
+    """Under Stage3 with gradient checkpointing: a layer that computes again must be told of the documents again."""
+    expected = packed_alone(ranks, run_file, tmp_path, alone)
+    optimization = PACKED["optimization"] | {"gradientCheckpointing": stage == "Stage3"}
+    ended = ranks.run("main", [run_file("several", zeroStage=stage, **PACKED | {"optimization": optimization})] * world_size)
+    assert ended.codes == [0] * world_size, ended.output
+    assert losses(tmp_path / "several") == pytest.approx(expected["losses"], rel=SAME_LOSS)
+    assert losses(tmp_path / "several", "eval_log", "evalLoss") == pytest.approx(expected["evaluations"], rel=SAME_LOSS)
+
+
+def test_a_packed_run_goes_on_at_another_number_of_ranks_without_losing_or_repeating_a_sequence(
+    ranks: ForkServer, run_file: RunFile, tmp_path: Path, alone: dict[str, Any]
+) -> None:
+    expected = packed_alone(ranks, run_file, tmp_path, alone)
+    begun = run_file("begun", **PACKED | {"optimization": PACKED["optimization"] | {"maxSteps": 2}})
+    assert ranks.run("main", [begun] * 2).codes == [0, 0]
+    ended = ranks.run("main", [run_file("begun", **PACKED)] * 3)
+    assert ended.codes == [0, 0, 0], ended.output
+    assert losses(tmp_path / "begun") == pytest.approx(expected["losses"], rel=SAME_LOSS)
+
+
+def test_packed_and_unpacked_evaluation_are_the_same_number(
+    ranks: ForkServer, run_file: RunFile, tmp_path: Path, alone: dict[str, Any]
+) -> None:
+    expected = packed_alone(ranks, run_file, tmp_path, alone)
+    ended = ranks.run("main", [run_file("unpacked", data={"maxLength": 128}, optimization={"maxSteps": 1})])
+    assert ended.codes == [0], ended.output
+    assert losses(tmp_path / "unpacked", "eval_log", "evalLoss")[0] == pytest.approx(expected["evaluations"][0], rel=SAME_LOSS)
+
+
+def test_a_model_that_lets_documents_leak_is_refused_on_every_rank(ranks: ForkServer, run_file: RunFile) -> None:
+    ended = ranks.run("train_leaking", [run_file("leaking", zeroStage="Stage3", **PACKED)] * 2)
+    assert ended.codes == [78, 78], ended.output
+    assert "changing one document moved the logits of the next one in the same sequence" in ended.output
+
+
+def test_a_rank_without_a_token_to_learn_neither_hangs_nor_poisons_a_step(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"optimization": {"globalBatchSize": 2, "microBatchSize": 1, "maxSteps": 3}}
+    assert ranks.run("main", [run_file("one", **settings)]).codes == [0]
+    ended = ranks.run("main", [run_file("idle", zeroStage="Stage3", **settings)] * 3)
+    assert ended.codes == [0, 0, 0], ended.output
+    assert losses(tmp_path / "idle") == pytest.approx(losses(tmp_path / "one"), rel=SAME_LOSS)
+
+
+def test_data_is_prepared_by_one_rank_a_volume_and_its_problems_reach_every_rank(
+    ranks: ForkServer, run_file: RunFile, model: Path, data: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "prepared"
+    folder.mkdir()
+    arguments = {"folder": str(folder), "data": str(data), "model": str(model)}
+    ended = ranks.run("prepared_once", [run_file("prepared")] * 4, nodes=2, arguments=arguments)
+    assert ended.codes == [0] * 4, ended.output
+    assert sorted(path.name for path in folder.glob("*.[0-3]")) == ["apart.0", "apart.2", "broken.2", "differing.2", "shared.0"]
+
+
+def test_a_commit_of_other_data_is_refused_by_naming_the_setting(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
+    assert ranks.run("main", [run_file("mine", optimization={"maxSteps": 2})]).codes == [0]
+    commit = str(tmp_path / "mine" / "checkpoints" / "step-2.a1")
+    ended = ranks.run("main", [run_file("other", data={"maxLength": 32, "overlong": "Split"}, checkpoint={"resumeFrom": commit})])
+    assert ended.codes == [78]
+    assert "the dataset is " in ended.output
+    assert "data.maxLength is 64, not 32" in ended.output
+    assert "data.overlong is the default, not Split" in ended.output
+
+
+def test_a_damaged_token_cache_is_made_again_and_the_run_goes_on(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
+    assert ranks.run("main", [run_file("again", optimization={"maxSteps": 2})]).codes == [0]
+    path = run_file("again", optimization={"maxSteps": 3})
+    ended = ranks.run("corrupt_cache_while_resuming", [path], arguments={"cache": str(tmp_path / "again" / "cache")})
+    assert ended.codes == [0], ended.output
+    assert "is made again: " in ended.output
+    assert "(step 2)" in ended.output
+
+
+def test_the_preview_marks_what_is_learned_and_loads_no_model(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"prompt": "two and two is", "completion": " four"}\n{"text": "x"}\n')
+    path = run_file("preview", data={"path": str(tmp_path / "x.jsonl")})
+    ended = ranks.run("no_model_in_preview", [None], arguments={"run": str(path)})
+    assert ended.codes == [0], ended.output
+    assert f"{tmp_path}/x.jsonl:1: 21 tokens, 6 learned\n<s>two and two is[ four«</s>»]\n" in ended.output
+    assert "x.jsonl:2" not in ended.output
+    assert not (tmp_path / "preview").exists()

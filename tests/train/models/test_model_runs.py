@@ -1,0 +1,172 @@
+"""Whole runs of other kinds than a dense model with plain LoRA: experts and their usage, full fine-tuning, an adapter to start with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rank_harness import ForkServer, RunFile
+
+from support.rounding import SAME_LOSS
+from train.engine.test_training import losses, records
+
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+
+
+def make(ranks: ForkServer, folder: Path, family: str, **options: Any) -> Path:
+    ended = ranks.run("make_whole_family", [None], arguments={"folder": str(folder), "family": family, **options})
+    assert ended.codes == [0], ended.output
+    return folder
+
+
+@pytest.fixture(scope="module")
+def glm(ranks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(ranks, tmp_path_factory.mktemp("moe") / "glm4_moe", "glm4_moe")
+
+
+def test_a_mixture_of_experts_goes_on_from_a_commit_to_the_same_losses_and_counts(
+    ranks: ForkServer, run_file: RunFile, tmp_path: Path, glm: Path
+) -> None:
+    settings: dict[str, Any] = {
+        "model": {"name": str(glm)},
+        "zeroStage": "Stage3",
+        "lora": {"targetModules": ["q_proj"], "targetParameters": EXPERTS},
+        "optimization": {"maxSteps": 4, "gradientCheckpointing": True},
+        "evaluation": None,
+    }
+    ended = ranks.run("main", [run_file("whole", **settings)] * 2)
+    assert ended.codes == [0, 0], ended.output
+    path = run_file("cut", **settings)
+    assert ranks.run("terminate_at", [path] * 2, arguments={"step": 2, "rank": 1}).codes == [75, 75]
+    ended = ranks.run("main", [path] * 2)
+    assert ended.codes == [0, 0], ended.output
+    assert "Resuming from" in ended.outputs[0]
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    usage = [records(tmp_path / folder, "expert_usage") for folder in ("whole", "cut")]
+    for whole, cut in zip(*usage, strict=True):
+        assert whole["layers"] == cut["layers"]
+    assert [record["step"] for record in usage[0]] == [2, 4]
+    first = usage[0][0]
+    assert sum(first["layers"]["1"]) % 2 == 0  # top_k is 2
+    assert sum(first["share"]["1"]) == pytest.approx(1, abs=1e-5)
+    assert 0 < first["entropy"]["1"] < 1
+    assert first["maxShare"]["1"] == max(first["share"]["1"])
+
+
+def test_a_fully_trained_model_is_left_as_a_folder_that_gives_the_live_models_logits(
+    ranks: ForkServer, run_file: RunFile, tmp_path: Path, glm: Path
+) -> None:
+    settings: dict[str, Any] = {
+        "model": {"name": str(glm)},
+        "method": "Full",
+        "optimization": {"maxSteps": 3, "learningRate": "1e-3"},
+        "checkpoint": {"everySteps": 1},
+        "evaluation": None,
+    }
+    small = {"export_model.SHARD_BYTES": 20_000}
+    whole = ranks.run("main_with", [run_file("whole", zeroStage="Stage2", **settings)] * 2, nodes=2, arguments={"constants": small})
+    assert whole.codes == [0, 0], whole.output
+    assert f"Model: {tmp_path / 'whole/model'}" in whole.output
+    shutil.copytree(tmp_path / "whole/checkpoints", tmp_path / "live/checkpoints")
+    for commit in (tmp_path / "live/checkpoints").glob("step-[23].a1"):
+        shutil.rmtree(commit)
+    model = tmp_path / "live/model"
+    model.mkdir()
+    for stale in (".model.0123.tmp", "model.safetensors", "model-00001-of-00002.safetensors"):
+        (model / stale).touch()  # of an export that was killed, and of one with other files
+    logits = str(tmp_path / "logits.safetensors")
+    arguments = {"output": logits, "constants": small}
+    live = ranks.run("live_logits", [run_file("live", zeroStage="Stage3", **settings)] * 2, arguments=arguments)
+    assert live.codes == [0, 0], live.output
+    assert losses(tmp_path / "live") == pytest.approx(losses(tmp_path / "whole")[1:], rel=SAME_LOSS)
+    index = json.loads((model / "model.safetensors.index.json").read_text())
+    files = {path.name for path in model.glob("*.safetensors")}
+    assert len(files) > 2
+    assert files == set(index["weight_map"].values())
+    assert sorted(path.name for path in model.glob(".*")) == []
+    compared = ranks.run("compare_model", [None], arguments={"folder": str(model), "logits": logits})
+    assert compared.codes == [0], compared.output
+    assert not (tmp_path / "live/adapter").exists()
+
+
+LORA = {"modulesToSave": ["embed_tokens"], "rankStabilized": True}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the first test that needs it keeps an adapter and the evaluation loss it has."""
+    return tmp_path_factory.mktemp("initial")
+
+
+def adapter(ranks: ForkServer, run_file: RunFile, tmp_path: Path, trained: Path) -> Path:
+    if not (trained / "adapter").exists():
+        ended = ranks.run("main", [run_file("first", lora=LORA, optimization={"maxSteps": 4, "learningRate": "2e-2"})])
+        assert ended.codes == [0], ended.output
+        shutil.copytree(tmp_path / "first/adapter", trained / "adapter")
+        (trained / "loss").write_text(str(records(tmp_path / "first", "eval_log")[-1]["evalLoss"]))
+    return trained / "adapter"
+
+
+@pytest.mark.parametrize("stage", ["Stage2", "Stage3"])
+def test_a_run_can_start_with_the_weights_of_an_adapter(
+    ranks: ForkServer, run_file: RunFile, tmp_path: Path, trained: Path, stage: str
+) -> None:
+    folder = adapter(ranks, run_file, tmp_path, trained)
+    path = run_file("second", zeroStage=stage, lora={**LORA, "initFrom": str(folder)}, optimization={"maxSteps": 1})
+    ended = ranks.run("main", [path] * 2)
+    assert ended.codes == [0, 0], ended.output
+    before = records(tmp_path / "second", "eval_log")[0]["evalLoss"]
+    assert before == pytest.approx(float((trained / "loss").read_text()), rel=SAME_LOSS)
+
+
+@pytest.mark.parametrize(
+    ("lora", "said"),
+    [
+        ({"rank": 4}, "its rank is 5, not 4"),
+        ({"targetModules": ["q_proj", "v_proj"]}, "its targetModules is down_proj, q_proj, v_proj, not q_proj, v_proj"),
+        ({"modulesToSave": []}, "its modulesToSave is embed_tokens, not null"),
+        ({"rankStabilized": False}, "its rankStabilized is true, not false"),
+        ("another base", "its base model is other-model, not tiny"),
+        ("no file", "no readable adapter_model.safetensors"),
+    ],
+)
+def test_an_adapter_of_another_kind_is_refused_by_its_difference(
+    ranks: ForkServer, run_file: RunFile, tmp_path: Path, trained: Path, lora: Any, said: str
+) -> None:
+    folder = shutil.copytree(adapter(ranks, run_file, tmp_path, trained), tmp_path / "copy")
+    if lora == "another base":
+        config = json.loads((folder / "adapter_config.json").read_text())
+        (folder / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "org/other-model"}))
+    if lora == "no file":
+        (folder / "adapter_model.safetensors").unlink()
+    change = lora if isinstance(lora, dict) else {}
+    ended = ranks.run("main", [run_file("refused", lora={**LORA, **change, "initFrom": str(folder)})])
+    assert ended.codes == [78], ended.output
+    assert said in ended.output
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "said"),
+    [
+        ({"forced": "eager"}, {"zeroStage": "Stage3"}, "computes its experts with `eager`, which hangs under Stage3"),
+        ({"moe_intermediate_size": 18}, {}, "has rows of 72 bytes, but grouped_mm needs a multiple of 16"),
+        ({}, {"model": {"quantization": "Int8"}}, "bitsandbytes packs linear layers only"),
+        ({}, {"model": {"quantization": "NF4"}}, "model.layers.0.self_attn.q_proj of this model has 36 inputs, and on a CPU NF4 needs"),
+        ({}, {"lora": {"targetParameters": ["experts.up_proj"]}}, "available: mlp.experts.down_proj, mlp.experts.gate_up_proj"),
+        ({}, {"lora": {"modulesToSave": ["embeddings"]}}, "training.lora.modulesToSave: no module named embeddings in this model"),
+        ({}, {"model": {"quantization": "Int8"}, "zeroStage": "Stage3"}, "Int8 can't be used with zeroStage Stage3"),
+        ({}, {"lora": {"targetParameters": EXPERTS, "dropout": "0.1"}}, 'targetParameters needs dropout "0" and dora false'),
+    ],
+)
+def test_what_a_model_cannot_do_is_refused_before_the_first_step(
+    ranks: ForkServer, run_file: RunFile, tmp_path: Path, glm: Path, options: dict[str, Any], settings: dict[str, Any], said: str
+) -> None:
+    folder = make(ranks, tmp_path / "glm4_moe", "glm4_moe", **options) if options else glm
+    settings = {**settings, "lora": {"targetModules": ["q_proj"], **settings.get("lora", {})}}
+    settings["model"] = {"name": str(folder), **settings.get("model", {})}
+    ended = ranks.run("main", [run_file("refused", **settings)])
+    assert ended.codes == [78], ended.output
+    assert said in ended.output

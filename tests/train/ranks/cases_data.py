@@ -1,0 +1,471 @@
+"""Ranks that look at the data: masks of a real tokenizer, packed rows in a real model, who prepares what."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import torch
+from torch.distributed import PrefixStore
+
+from lockstep_spec.choices import DataFormat, Precision, TrainOn
+from lockstep_train import __main__ as trainer
+from lockstep_train.base import ranks as engine_ranks
+from lockstep_train.base.environment import rank_environment
+from lockstep_train.base.errors import ConfigError
+from lockstep_train.base.runfile import read_run
+from lockstep_train.data import isolation, share
+from lockstep_train.data.load import Dataset
+from lockstep_train.data.read.files import whole_files
+from lockstep_train.data.read.records import Conversation
+from lockstep_train.data.sequences.batches import collate
+from lockstep_train.data.tokens import pool, source
+from lockstep_train.data.tokens.attention import choose_attention
+from lockstep_train.data.tokens.tokenize import IGNORED, Example, encode_samples
+from lockstep_train.data.tokens.tokenizer import load_tokeniser
+from lockstep_train.data.tokens.turns import TemplateChoice
+from lockstep_train.data.tokens.wire import batch_of
+from lockstep_train.engine.loss import TokenLoss, tile_head
+from support.rounding import SAME_LOSS, TINY, gradient_roundings, tolerance
+
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<{{ message.role }}>{% if message.role == 'assistant' %}{% generation %}{{ message.content }}{{ eos_token }}"
+    "{% endgeneration %}{% else %}{{ message.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def chat_masks(model: str, folder: str) -> None:
+    """A real tokenizer with a template: comparing beginnings and reading the template's marks say the same."""
+    shutil.copytree(model, folder)
+    (Path(folder) / "chat_template.jinja").write_text(TEMPLATE)
+    tokeniser = load_tokeniser(Path(folder))
+    assert tokeniser.chat is not None
+    assert tokeniser.chat.marked is not None
+    assert tokeniser.digest != load_tokeniser(Path(model)).digest
+    messages = tuple(
+        {"role": ("user", "assistant")[number % 2], "content": content} for number, content in enumerate(["één", "naïve", "b", "ünï"])
+    )
+    broken = source.Broken("x")
+    by_beginnings = encode_samples([Conversation(messages, 0, (), 1)], tokeniser, TrainOn.ASSISTANT, broken)[0]
+    learned = [token for token, mask in zip(by_beginnings.ids, by_beginnings.learned, strict=True) if mask]
+    assert tokeniser.decode(learned) == "naïve</s>ünï</s>", tokeniser.decode(learned)
+    text = tokeniser.chat.render(messages, (), False, {})
+    assert [text[start:end] for start, end in tokeniser.chat.marked(messages, (), {})] == ["naïve</s>", "ünï</s>"]
+    counting = dataclasses.replace(tokeniser.chat, render=lambda *arguments: f"{len(arguments[0])}{arguments[2]}" + text[2:])
+    by_marks = encode_samples([Conversation(messages, 0, (), 1)], dataclasses.replace(tokeniser, chat=counting), TrainOn.ASSISTANT, broken)
+    assert broken.count == 0, broken.first
+    assert len(by_marks) == 1
+
+
+def several_processes(model: str, folder: str) -> None:
+    """Real processes give the tokens of one; also when they are killed meanwhile, and none of them is left."""
+    shutil.copytree(model, f"{folder}/model")
+    (Path(folder) / "own.jinja").write_text(TEMPLATE.replace("<assistant>", "{{ opening }}"))
+    tokeniser = load_tokeniser(Path(folder) / "model", TemplateChoice(f"{folder}/own.jinja", {"opening": "<assistant>"}))
+    records = [
+        {"messages": [{"role": ("user", "assistant")[turn % 2], "content": f"{number} {turn}"} for turn in range(4)]}
+        for number in range(200)
+    ]
+    path = Path(folder) / "chat.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    source.BATCH, pool.AFTER_SECONDS, pool.usable_cores = 20, 0.0, lambda: 3
+    started: list[pool.Process] = []
+
+    class Noted(pool.Process):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            started.append(self)
+
+        def encode(self, line: bytes) -> Any:
+            if killing and batch_of(line)[0].line > 100:
+                self._process.kill()
+            return super().encode(line)
+
+    pool.Process = Noted
+    found = []
+    for case, killing, processes in (("alone", False, 1), ("together", False, 2), ("killed", True, 2)):
+        pool.PROCESSES = processes
+        told: list[str] = []
+        asked = source.Source(str(path), "digest", False, 1.0, whole_files([path], DataFormat.JSONL).samples)
+        found.append(source.tokens_of(asked, tokeniser, TrainOn.ASSISTANT, Path(folder) / case, told.append).digest(*source.TYPES))
+        assert ("goes on alone" in " ".join(told)) == killing, told
+        assert len(started) == {"alone": 0, "together": 2, "killed": 4}[case]
+        assert all(process._process.returncode is not None for process in started)
+    assert len(set(found)) == 1, found
+
+
+def own_template(model: str, folder: str) -> None:
+    """A template of the run's own goes before the tokenizer's, its variables reach it, a row's go before them, and what is wrong with it is told."""
+    shutil.copytree(model, f"{folder}/model")
+    (Path(folder) / "model/chat_template.jinja").write_text("{{ raise_exception('the tokenizer\\'s own') }}")
+    own = Path(folder) / "own.jinja"
+    own.write_text(
+        TEMPLATE.replace("<{{ message.role }}>", "<{{ mark }}{{ strftime_now('%Y') }}{{ message.role }}>").replace(
+            "<assistant>", "<{{ mark }}2025assistant>"
+        )
+    )
+
+    def learned(choice: TemplateChoice, **fields: Any) -> tuple[str, str]:
+        tokeniser = load_tokeniser(Path(folder) / "model", choice)
+        broken = source.Broken("x")
+        messages = ({"role": "user", "content": "q"}, {"role": "assistant", "content": "a"})
+        (sample,) = encode_samples([Conversation(messages, 0, (), 1, **fields)], tokeniser, TrainOn.ASSISTANT, broken)
+        return tokeniser.decode(sample.ids), tokeniser.decode(
+            [token for token, mask in zip(sample.ids, sample.learned, strict=True) if mask]
+        )
+
+    choice = TemplateChoice(str(own), {"mark": "M"})
+    assert learned(choice) == ("<s><M2025user>q<M2025assistant>a</s>", "a</s>"), learned(choice)
+    assert learned(choice, options={"mark": "N"})[0] == "<s><N2025user>q<N2025assistant>a</s>"
+    digests = {load_tokeniser(Path(folder) / "model", one).digest for one in (choice, TemplateChoice(str(own)), TemplateChoice())}
+    assert len(digests) == 3
+    own.write_text(own.read_text() + " ")
+    assert load_tokeniser(Path(folder) / "model", choice).digest not in digests
+    for content, problem in (
+        ("a\n{% if %}", ":2 is no Jinja template: "),
+        (" \n", " is empty; it must be"),
+        (b"\xff", " is not UTF-8; it must be"),
+        (None, " can't be read: No such file"),
+    ):
+        own.unlink()
+        if content is not None:
+            own.write_bytes(content if isinstance(content, bytes) else content.encode())
+        try:
+            load_tokeniser(Path(folder) / "model", choice)
+        except ConfigError as error:
+            assert str(error).startswith(f"training.data.chatTemplate {own}{problem}"), error
+        else:
+            raise AssertionError(f"{content!r} was taken")
+
+
+def rows_of_the_embedding(model: str, folder: str) -> int:
+    """Train with a model whose config.json tells of fewer rows than the tokenizer has tokens."""
+    tokeniser = load_tokeniser(Path(model))
+    assert tokeniser.vocabulary == 258
+    shutil.copytree(model, folder)
+    path = Path(folder) / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "vocab_size": 60}))
+    return trainer.main([])
+
+
+def draw(lengths: list[int], seed: int) -> list[Example]:
+    """Documents of random tokens, a third of them masked."""
+    generator = numpy.random.default_rng(seed)
+    documents = []
+    for length in lengths:
+        ids = generator.integers(2, 250, length)
+        labels = numpy.where(generator.random(length) < 0.33, IGNORED, ids)
+        labels[0] = IGNORED
+        documents.append(Example(ids, labels, "drawn"))
+    return documents
+
+
+def pack(documents: list[Example]) -> Example:
+    return Example(
+        numpy.concatenate([document.ids for document in documents]),
+        numpy.concatenate([document.labels for document in documents]),
+        "packed",
+        tuple(len(document.ids) for document in documents),
+    )
+
+
+def packed_like_unpacked(model: str, attention: str) -> None:
+    """The token sums of losses and their gradients, packed and not, for one row and for two."""
+    from transformers import AutoModelForCausalLM
+
+    documents = draw([9, 1, 17, 2, 5, 12, 3], seed=1)
+    rows = [pack(documents[:4]), pack(documents[4:])]  # of unequal lengths: the second has padding
+    device = torch.device("cpu")
+    module = AutoModelForCausalLM.from_pretrained(model, attn_implementation=attention)
+    loss_of = TokenLoss(module, tile_head(module)[0])
+    expected = loss_and_gradient(module, loss_of, [collate([document], document, 0, device) for document in documents])
+    tokens = sum(len(document.ids) for document in documents)
+    tolerated = tolerance(gradient_roundings(TINY, tokens), results=len(expected[1]))
+    unpacked = collate(documents, documents[0], 0, device)
+    for batches in ([unpacked], [collate([row], row, 0, device) for row in rows], [collate(rows, rows[0], 0, device)]):
+        loss, gradient = loss_and_gradient(module, loss_of, batches)
+        assert abs(loss - expected[0]) < SAME_LOSS * expected[0], (loss, expected[0])
+        assert greatest_difference(gradient, expected[1]) < tolerated
+    masked = collate(rows, rows[0], 0, device)
+    leaking = dataclasses.replace(masked, documents=None)
+    _, gradient = loss_and_gradient(module, loss_of, [leaking])
+    assert greatest_difference(gradient, expected[1]) > 100 * tolerated, "equal gradients say nothing"
+    together = module(input_ids=masked.ids, attention_mask=masked.real.long(), use_cache=False).logits
+    apart = module(**masked.inputs).logits
+    assert (together - apart)[0, 20:].abs().max() > 0.1, "an attention mask was thought to make documents leak"
+
+
+def greatest_difference(mine: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative to the greatest of all."""
+    return float((mine - expected).abs().max() / expected.abs().max())
+
+
+def loss_and_gradient(module: Any, loss_of: TokenLoss, batches: list[Any]) -> tuple[float, torch.Tensor]:
+    module.zero_grad()
+    losses = [loss_of(batch) for batch in batches]
+    sum(losses).backward()
+    return sum(float(loss.detach()) for loss in losses), torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
+
+
+class Engine:
+    """As much of DeepSpeed's engine as the test of isolation uses."""
+
+    training = True
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def __call__(self, **inputs: Any) -> Any:
+        return self.module(**inputs)
+
+    def train(self, mode: bool = True) -> None:
+        self.module.train(mode)
+
+    def eval(self) -> None:
+        self.train(False)
+
+
+def isolation_of(model: str) -> None:
+    """On a module alone: bitwise, at any number of rows; a model that takes no notice of positions is refused."""
+    from transformers import AutoModelForCausalLM
+
+    engine_ranks.join(rank_environment())
+    example = pack(draw([30, 30], seed=2))
+    for attention in ("sdpa", "eager"):
+        module = AutoModelForCausalLM.from_pretrained(model, attn_implementation=attention)
+        engine = Engine(module)
+        for rows in (1, 3):
+            found = isolation.check_isolation(engine, [example], rows, torch.device("cpu"))
+            assert found.apart == 0, (attention, rows, found)
+            assert found.together > 0.1, (attention, rows, found)
+    assert isolation.check_isolation(Engine(Nested(module)), [example], 1, torch.device("cpu")).apart == 0
+    try:
+        isolation.check_isolation(Engine(forgetting_positions(module)), [example], 1, torch.device("cpu"))
+    except ConfigError as error:
+        assert "changing one document moved the logits of the next one" in str(error), error
+    else:
+        raise AssertionError("a leak was not seen")
+    lost: BaseException = OSError(errno.EIO, "Input/output error")
+    for problem, cause, kind in (
+        (RuntimeError("FlashAttention only supports Ampere GPUs or newer."), None, ConfigError),
+        (RuntimeError("Connection closed by peer"), None, RuntimeError),
+        (RuntimeError("flash_attn: CUDA error: an illegal memory access was encountered"), None, RuntimeError),
+        (ValueError("this layer takes no position_ids"), None, ConfigError),
+        (ValueError("the layer failed"), lost, ValueError),
+    ):
+        problem.__cause__ = cause
+        try:
+            isolation.check_isolation(Engine(failing(module, problem)), [example], 1, torch.device("cpu"))
+        except Exception as error:
+            assert type(error) is kind and str(problem) in str(error), error
+        else:
+            raise AssertionError("the error was lost")
+    engine_ranks.leave()
+
+
+class Nested(torch.nn.Module):
+    """A model whose config has the text's settings inside of others."""
+
+    def __init__(self, text: Any) -> None:
+        super().__init__()
+        self.text = text
+        self.config = SimpleNamespace(get_text_config=lambda: text.config)
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.text(**inputs)
+
+
+def failing(module: Any, problem: Exception) -> Any:
+    def forward(**inputs: Any) -> None:
+        raise problem
+
+    module.forward = forward
+    return module
+
+
+def forgetting_positions(module: Any) -> Any:
+    """The model with a forward pass that drops the positions, as any that passes them on wrongly would."""
+    whole = module.forward
+    module.forward = lambda position_ids=None, **inputs: whole(**inputs)
+    return module
+
+
+def isolation_of_families() -> None:
+    """Models with experts are accepted; one with recurrent layers, which see all that came before, is refused."""
+    import transformers
+    from cases_models import MOE, SHARED, configuration
+
+    engine_ranks.join(rank_environment())
+    documents = [dataclasses.replace(document, ids=document.ids % 90) for document in draw([30, 30], seed=2)]
+    for family in ("glm4_moe", "qwen3_moe", "mixtral"):
+        torch.manual_seed(0)
+        engine = Engine(transformers.AutoModelForCausalLM.from_config(configuration(family)))
+        isolation.check_isolation(engine, [pack(documents)], 2, torch.device("cpu"))
+    recurrent = transformers.Qwen3NextConfig(
+        **SHARED | MOE,
+        num_experts=6,
+        shared_expert_intermediate_size=20,
+        linear_num_value_heads=4,
+        linear_num_key_heads=2,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        layer_types=["linear_attention", "full_attention"],
+    )
+    engine = Engine(transformers.AutoModelForCausalLM.from_config(recurrent))
+    try:
+        isolation.check_isolation(engine, [pack(documents)], 1, torch.device("cpu"))
+    except ConfigError as error:
+        assert "training.data.packing can't be used with this model: " in str(error), error
+    else:
+        raise AssertionError("a leak was not seen")
+    engine_ranks.leave()
+
+
+def boundaries() -> None:
+    """Where documents begin and end is told to flash attention as transformers itself would find it in one flat row."""
+    from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
+
+    rows = [pack(draw([4, 1, 7], seed=1)), pack(draw([9], seed=2))]
+    for chosen in ([rows[0]], rows):
+        inputs = collate(chosen, rows[0], 0, torch.device("cpu")).inputs
+        (query, key), (longest, _) = prepare_fa_kwargs_from_position_ids(inputs["position_ids"].reshape(1, -1))
+        assert inputs["cu_seq_lens_q"].tolist() == inputs["cu_seq_lens_k"].tolist() == query.tolist() == key.tolist()
+        assert inputs["max_length_q"] == inputs["max_length_k"] == int(longest)
+        assert inputs["cu_seq_lens_q"].dtype == torch.int32
+        assert "attention_mask" not in inputs
+        assert inputs["use_cache"] is False
+    assert inputs["cu_seq_lens_q"].tolist() == [0, 4, 5, 12, 21, 24]  # the padding of the second row is a document
+
+
+class Settable:
+    """A model whose attention can be set."""
+
+    _supports_flash_attn = True
+
+    def __init__(self) -> None:
+        self.config = SimpleNamespace(_attn_implementation="sdpa")
+
+    def set_attn_implementation(self, name: str) -> None:
+        self.config._attn_implementation = name
+
+
+def attention_choice() -> None:
+    """Flash attention where it can be had, and a line that says what is used."""
+    import transformers.utils
+
+    training = read_run(Path(os.environ["LOCKSTEP_RUN"])).training
+
+    def chosen(
+        device: str, precision: Precision, installed: set[int], packing: bool = True, capability: tuple[int, int] = (9, 0)
+    ) -> tuple[str, str]:
+        torch.cuda.get_device_capability = lambda device: capability  # type: ignore[assignment]
+        for version in (2, 3):
+            setattr(transformers.utils, f"is_flash_attn_{version}_available", lambda version=version: version in installed)
+        model, told = Settable(), [""]
+        data = dataclasses.replace(training.data, packing=packing)
+        choose_attention(model, dataclasses.replace(training, precision=precision, data=data), torch.device(device), told.append)
+        return model.config._attn_implementation, told[-1]
+
+    assert chosen("cuda", Precision.BF16, {2, 3}) == (
+        "flash_attention_3",
+        "Packing: documents are kept apart by the varlen kernel of flash_attention_3",
+    )
+    assert chosen("cuda", Precision.FP16, {2})[0] == "flash_attention_2"
+    assert chosen("cuda", Precision.FP16, {2}, capability=(8, 0))[0] == "flash_attention_2"
+    assert chosen("cuda", Precision.FP16, {2}, capability=(7, 5))[0] == "sdpa"  # Turing, which its kernels don't run on
+    assert chosen("cuda", Precision.FP32, {2, 3})[0] == "sdpa"
+    name, told = chosen("cuda", Precision.BF16, set())
+    assert name == "sdpa"
+    assert "flash attention, which needs no mask, is not installed" in told
+    assert chosen("cpu", Precision.BF16, {2, 3}) == ("sdpa", "Packing: documents are kept apart by a block mask for sdpa attention")
+    assert chosen("cuda", Precision.BF16, {2, 3}, packing=False) == ("sdpa", "")
+
+
+def train_leaking() -> int:
+    """Train with a model that takes no notice of positions."""
+    from lockstep_train import assemble
+
+    real = assemble.start_model
+
+    def leaking(*arguments: Any) -> Any:
+        engine, *rest = real(*arguments)
+        forgetting_positions(engine.module)
+        return engine, *rest
+
+    assemble.start_model = leaking
+    return trainer.main([])
+
+
+def prepared_once(folder: str, data: str, model: str) -> None:
+    """Four ranks on two nodes: who tokenises, what happens with volumes that differ, and that all ranks hear the same."""
+    ranks = engine_ranks.join(rank_environment())
+    config = read_run(Path(os.environ["LOCKSTEP_RUN"]))
+    tokeniser = load_tokeniser(Path(model))
+    real = source.write_tokens
+
+    def load(case: str, run_dir: Path, path: Path) -> tuple[Dataset | None, str]:
+        def counted(*arguments: Any) -> None:
+            (Path(folder) / f"{case}.{ranks.rank}").touch()
+            real(*arguments)
+
+        source.write_tokens = counted
+        training = dataclasses.replace(config.training, data=dataclasses.replace(config.training.data, path=str(path)))
+        mine = dataclasses.replace(ranks, store=PrefixStore(case, ranks.store))
+        try:
+            return share.load_dataset(dataclasses.replace(config, run_dir=run_dir, training=training), tokeniser, mine, print), ""
+        except ConfigError as error:
+            return None, str(error)
+
+    own = Path(folder) / f"node-{ranks.node}"
+    own.mkdir(exist_ok=True)
+    copy = own / "data.jsonl"
+    shared, _ = load("shared", Path(folder) / "run", Path(data))
+    if ranks.first_of_node:
+        shutil.copy(data, copy)
+    apart, _ = load("apart", own / "run", copy)
+    assert shared is not None
+    assert apart is not None
+    assert shared.digest == apart.digest
+    if ranks.rank == 2:
+        copy.write_text(copy.read_text() + '{"text": "more"}\n')
+    nothing, problem = load("differing", own / "run", copy)
+    assert nothing is None
+    assert "the data differs between the volumes of nodes 0, 1" in problem, problem
+    if ranks.rank == 2:
+        copy.write_text("{\n")
+    nothing, problem = load("broken", own / "run", copy)
+    assert nothing is None
+    assert "node-1/data.jsonl:1: not valid JSON" in problem, problem
+    engine_ranks.leave()
+
+
+def preview(run: str, count: int) -> int:
+    return trainer.main(["--run", run, "--preview", str(count)])
+
+
+def no_model_in_preview(run: str) -> int:
+    """Preview in a process that can't load a model."""
+    import transformers
+
+    transformers.AutoModelForCausalLM.from_pretrained = None
+    code = trainer.main(["--run", run, "--preview", "1"])
+    sys.stdout.flush()
+    return code
+
+
+def corrupt_cache_while_resuming(cache: str) -> int:
+    """Flip a byte of the tokens, then train."""
+    victim = next(Path(cache).glob("tokens/*/ids"))
+    whole = bytearray(victim.read_bytes())
+    whole[8] ^= 1
+    victim.write_bytes(whole)
+    assert json.loads((victim.parent / "index.json").read_text())["arrays"]["ids"]["length"] == len(whole) // 4
+    return trainer.main([])

@@ -1,0 +1,156 @@
+"""What ranks really hold at the worst moment of a step, beside the memory plan."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from cases_models import NOTHING_RESIDENT, NotSaving
+from rank_cases import add_result
+
+from lockstep_spec.choices import NonFinitePolicy, Precision
+from lockstep_spec.memory import Place, estimate
+from lockstep_train.base import ranks as engine_ranks
+from lockstep_train.base.config import TrainingConfig
+from lockstep_train.base.environment import rank_environment
+from lockstep_train.base.runfile import parse_training
+from lockstep_train.data.sequences.batches import Batch
+from lockstep_train.engine.build import start_model
+from lockstep_train.engine.clock import Clock
+from lockstep_train.engine.step import Stepper
+from lockstep_train.memory.agree import size_settings
+from lockstep_train.memory.shape import read_shape
+from lockstep_train.model.dtypes import DTYPES
+from lockstep_train.model.load import quiet_transformers
+from lockstep_train.report import Reporter
+from support.peak_memory import PeakMemory
+
+VOCABULARY = 2048
+TOKENS = 512
+PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj"]
+ACCUMULATION = 2
+SHARED = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+LATENT = {
+    "head_dim": 16,
+    "q_lora_rank": 96,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "num_key_value_heads": 8,
+    "n_routed_experts": 16,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 0,
+    "moe_intermediate_size": 256,
+    "num_experts_per_tok": 2,
+}
+NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+MOE = {"moe_intermediate_size": 256, "num_experts_per_tok": 2, "num_experts": 16}
+
+
+def configuration(family: str) -> Any:
+    """Large enough that each item of the plan is some megabytes."""
+    import transformers
+
+    narrow = {name: SHARED[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")}
+    families = {
+        "deepseek_v3": lambda: transformers.DeepseekV3Config(**{**SHARED, **LATENT}),
+        "gpt2": lambda: transformers.GPT2Config(**narrow, n_inner=768, bos_token_id=0, eos_token_id=0, **NO_DROPOUT),
+        "opt": lambda: transformers.OPTConfig(**narrow, ffn_dim=1024, word_embed_proj_dim=256, dropout=0.0),
+        "llama": lambda: transformers.LlamaConfig(**SHARED),
+        "gemma2": lambda: transformers.Gemma2Config(**SHARED),
+        "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**SHARED, **MOE, norm_topk_prob=True),
+    }
+    return families[family]()
+
+
+def training_of(folder: Path, variant: dict[str, Any]) -> TrainingConfig:
+    stage = variant["stage"]
+    return parse_training(
+        {
+            "model": {"name": str(folder)},
+            "method": variant.get("method", "LoRA"),
+            "lora": {"rank": 8, "alpha": 8, "dropout": "0", "targetModules": PROJECTIONS, **variant.get("lora", {})},
+            "zeroStage": stage,
+            "precision": variant.get("precision", "BF16"),
+            "seed": 42,
+            "data": {"path": "unused", "maxLength": TOKENS},
+            "optimization": {
+                "epochs": 1,
+                "learningRate": "1e-4",
+                "microBatchSize": 1,
+                "maxGradientNorm": "1.0",
+                "gradientCheckpointing": variant.get("gc", False),
+            },
+            "evaluation": None,
+            "checkpoint": {"everySteps": 1, "keep": 2, "resumeFrom": "Auto"},
+            "deepspeed": {"zero_optimization": NOTHING_RESIDENT} if stage == "Stage3" else None,
+        }
+    )
+
+
+class Parts:
+    """Marks the parts of a step as the step names them."""
+
+    def __init__(self, peak: PeakMemory) -> None:
+        self._peak = peak
+
+    def at(self, place: str) -> None:
+        self._peak.mark(place.split(" of ", maxsplit=1)[0])
+
+
+def micro_batch(device: torch.device) -> Batch:
+    ids = torch.randint(0, VOCABULARY, (1, TOKENS), device=device)
+    return Batch(ids, ids.clone(), torch.ones_like(ids, dtype=torch.bool))
+
+
+def peak_of(folder: Path, variant: dict[str, Any], ranks: engine_ranks.Ranks) -> dict[str, Any]:
+    """The most that tensors took in each part of the second step, and the plan's items of the same run."""
+    training = training_of(folder, variant)
+    place = Place(ranks.world_size, ranks.local_world_size, gpu=ranks.device.type == "cuda")
+    items = estimate(read_shape(folder, ranks.device), size_settings(training), place)
+    plan: Any = SimpleNamespace(accumulation=ACCUMULATION, done=SimpleNamespace(steps=0))
+    with PeakMemory(ranks.device) as peak:
+        engine, loss, _ = start_model(training, folder, plan, ranks, Reporter(None, ranks.rank))
+        stepper = Stepper(engine, loss, ranks, NotSaving(), Parts(peak), seed=1, policy=NonFinitePolicy.STOP)
+        for step in (1, 2):
+            gc.collect()
+            peak.peaks.clear()  # the first step takes what every other one takes, and makes the optimizer's state
+            batches = [micro_batch(ranks.device) for _ in range(ACCUMULATION)]
+            learned = ACCUMULATION * ranks.world_size * (TOKENS - 1)
+            stepper.take(step, batches, learned, lambda: False, Clock(ranks.device))
+    engine.destroy()
+    return {"peaks": peak.peaks, "items": {item.name: item.size_bytes for item in items}}
+
+
+def peak_variants(folder: str, variants: dict[str, Any], output: str) -> None:
+    """Each variant in this one group; rank 0 adds what came out."""
+    from transformers import AutoModelForCausalLM
+
+    quiet_transformers()
+    ranks = engine_ranks.join(rank_environment())
+    for name, variant in variants.items():
+        model = Path(folder) / name
+        if ranks.first:
+            torch.manual_seed(3)
+            made = AutoModelForCausalLM.from_config(configuration(variant["family"]))
+            made.to(DTYPES[Precision(variant.get("precision", "BF16"))]).save_pretrained(model)
+        dist.barrier()
+        result = peak_of(model, variant, ranks)
+        if ranks.first:
+            add_result(output, name, result)
+        dist.barrier()
+    engine_ranks.leave()

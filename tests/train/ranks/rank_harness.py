@@ -1,0 +1,192 @@
+"""Real ranks for tests: torch processes over gloo, forked from one pre-imported server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+TESTS = HERE.parents[1]
+SOURCES = TESTS.parent / "workspace"
+TIMEOUT_SECONDS = 450
+RunFile = Callable[..., Path]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def torchrun_environment(rank: int, world_size: int, nodes: int, port: int) -> dict[str, str]:
+    local = world_size // nodes
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank % local),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(local),
+        "GROUP_RANK": str(rank // local),
+        "GROUP_WORLD_SIZE": str(nodes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a group of ranks ended: exit codes (negative: the signal) and what each printed."""
+
+    codes: list[int]
+    outputs: list[str]
+
+    @property
+    def output(self) -> str:
+        return "\n".join(self.outputs)
+
+
+class Outcomes(dict[str, Any]):
+    """Variant → what came out of it. Asking for one that failed is an AssertionError with what its ranks printed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failures: dict[str, str] = {}
+
+    def __missing__(self, name: str) -> Any:
+        raise AssertionError(f"{name} failed:\n{self.failures.get(name, 'there is no such variant')}")
+
+
+class ForkServer:
+    """Starts groups of ranks; one at a time. `variables`: of the environment that libraries read when they are loaded."""
+
+    def __init__(self, folder: Path, **variables: str) -> None:
+        self._folder = folder
+        self._groups = 0
+        self._pending = b""
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "DS_ACCELERATOR": "cpu",
+            "PYTHONPATH": f"{SOURCES}:{HERE}:{TESTS}",
+            "TOKENIZERS_PARALLELISM": "false",
+            **variables,
+        }
+        environment.pop("LOCKSTEP_ATTEMPT", None)
+        self._log = (folder / "server.log").open("w")
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "rank_server.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=environment,
+            cwd=folder,
+        )
+        assert self._answer(TIMEOUT_SECONDS) == {"ready": True}
+        self._running: dict[int, int] = {}
+
+    def _answer(self, timeout_seconds: float) -> dict[str, Any] | None:
+        """The next answer, or None after a while. Unbuffered: a line in a buffer would be invisible to select."""
+        assert self._process.stdout is not None
+        descriptor = self._process.stdout.fileno()
+        with selectors.DefaultSelector() as selector:
+            selector.register(descriptor, selectors.EVENT_READ)
+            while b"\n" not in self._pending:
+                if not selector.select(timeout_seconds):
+                    return None
+                received = os.read(descriptor, 65536)
+                assert received, (self._folder / "server.log").read_text()
+                self._pending += received
+        line, self._pending = self._pending.split(b"\n", 1)
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def start(
+        self, target: str, runs: Sequence[Path | None], *, nodes: int = 1, arguments: dict[str, Any] | None = None, **environment: str
+    ) -> list[Path]:
+        """Start one rank a run file (the same one, usually, for each); returns the files their output goes to."""
+        assert not self._running
+        self._groups += 1
+        port = free_port()
+        outputs = [self._folder / f"group-{self._groups}-rank-{rank}.log" for rank in range(len(runs))]
+        ranks = []
+        for rank, run in enumerate(runs):
+            variables = {**torchrun_environment(rank, len(runs), nodes, port), **environment}
+            ranks.append({"environment": {**variables, "LOCKSTEP_RUN": str(run)} if run else variables, "output": str(outputs[rank])})
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"target": target, "arguments": arguments or {}, "ranks": ranks}).encode() + b"\n")
+        self._process.stdin.flush()
+        answer = self._answer(TIMEOUT_SECONDS)
+        assert answer is not None
+        self._running = {pid: rank for rank, pid in enumerate(answer["pids"])}
+        return outputs
+
+    def wait(self, outputs: list[Path], *, kill_rest_after_first: bool = False) -> Ended:
+        """Wait for all ranks. `kill_rest_after_first`: do what the agent does, SIGKILL all once one has failed."""
+        codes = [0] * len(outputs)
+        while self._running:
+            answer = self._answer(TIMEOUT_SECONDS)
+            if answer is None:
+                self.kill()
+                raise AssertionError("ranks did not end in time:\n" + "\n".join(path.read_text() for path in outputs))
+            rank = self._running.pop(answer["pid"])
+            codes[rank] = answer["code"]
+            if kill_rest_after_first and answer["code"] != 0:
+                self._signal(signal.SIGKILL)
+        return Ended(codes, [path.read_text() for path in outputs])
+
+    def run(self, target: str, runs: Sequence[Path | None], **options: Any) -> Ended:
+        kill = options.pop("kill_rest_after_first", False)
+        return self.wait(self.start(target, runs, **options), kill_rest_after_first=kill)
+
+    def run_each(self, target: str, size: int, variants: dict[str, Any], output: Path, *, nodes: int = 1, **arguments: Any) -> Outcomes:
+        """Run all variants in one group of `size` ranks, which adds each one's result to the JSON in `output`.
+
+        A variant that fails ends its group, since its ranks may be anywhere; those after it run in a new one.
+        """
+        outcomes = Outcomes()
+        rest = variants
+        while rest:
+            output.unlink(missing_ok=True)
+            try:
+                given = {**arguments, "variants": rest, "output": str(output)}
+                ended = self.run(target, [None] * size, nodes=nodes, arguments=given, kill_rest_after_first=True)
+                printed, whole = ended.output, ended.codes == [0] * size
+            except AssertionError as hung:
+                printed, whole = str(hung), False
+            outcomes |= json.loads(output.read_text()) if output.exists() else {}
+            rest = {name: variant for name, variant in rest.items() if name not in outcomes}
+            assert rest or whole, f"the group failed after its last variant:\n{printed}"
+            if rest:
+                outcomes.failures[next(iter(rest))] = printed
+                rest = dict(list(rest.items())[1:])
+        return outcomes
+
+    def _signal(self, number: int) -> None:
+        for pid in self._running:
+            with contextlib.suppress(ProcessLookupError):  # it ended a moment ago, and its answer is on the way
+                os.kill(pid, number)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+        while self._running:
+            answer = self._answer(TIMEOUT_SECONDS)
+            assert answer is not None
+            self._running.pop(answer["pid"])
+
+    def close(self) -> None:
+        self.kill()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(TIMEOUT_SECONDS)
+        self._process.stdout.close()
+        self._log.close()

@@ -1,0 +1,24 @@
+"""`lockstep quickstart` where there is no cluster: the same job as processes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from support.checkout import ROOT
+
+
+def test_quickstart_without_a_cluster_trains_and_shows_what_was_learnt() -> None:
+    command = [sys.executable, "-m", "lockstep.cli.main", "quickstart", "--local"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    before, after = (float(re.search(rf"eval loss {word}\s+([0-9.]+)", done.stdout)[1]) for word in ("before", "after"))  # type: ignore[index]
+    assert after < before - 0.3
+    adapter = re.search(r"^  adapter +(\S+)$", done.stdout, re.MULTILINE)
+    assert adapter is not None
+    assert Path(adapter[1], "adapter_model.safetensors").is_file()
+    assert {line.split(":")[0] for line in done.stdout.splitlines() if "adapter: " in line} >= {"Without adapter", "With adapter"}
+    assert "sudo make quickstart" in done.stdout
+    assert "Failed to load" not in done.stdout + done.stderr
