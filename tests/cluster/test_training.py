@@ -19,13 +19,11 @@ from lockstep.api.job import TrainingJob
 from lockstep.cli.clusters.deploy import Mode, install_cluster
 from lockstep.cli.clusters.quickstart import demo_folder
 from lockstep.cli.shared.target import load
-from lockstep.kube.client import connect
 from lockstep.kube.exec import Place
 from lockstep.plan.render.readerpod import LABEL_READER_OF
 from lockstep.plan.render.resolve import PlatformDefaults, resolve
 from lockstep.platforms.files import reader
-from lockstep.platforms.files.files import run_in_pod
-from support.clusters.cluster_demo import demo_files
+from support.clusters.cluster_demo import demo_files, run_in_pod
 from support.clusters.cluster_jobs import API, Jobs, prepare, until
 from support.rounding import forward_roundings, gradient_roundings, tolerance
 
@@ -120,7 +118,7 @@ def test_two_pods_give_the_losses_of_one_process_with_the_same_global_batch(
     jobs: Jobs, files: Place, losses_of_one_process: list[float], stage: str
 ) -> None:
     name = train(jobs, stage)
-    log = run_in_pod(connect(), files, ["cat", f"/workspace/runs/{name}/logs/train_log.jsonl"])
+    log = run_in_pod(files, ["cat", f"/workspace/runs/{name}/logs/train_log.jsonl"])
     assert len(losses_of_one_process) == TRAINING["optimization"]["maxSteps"]
     assert losses_in(log) == pytest.approx(losses_of_one_process, rel=TOLERANCE)
     status = jobs.job(name)["status"]
@@ -136,9 +134,9 @@ def trained(jobs: Jobs, files: Place) -> str:
     return name
 
 
-def readers(jobs: Jobs) -> list[str]:
-    """Of the pods that verbs make for themselves, those that nobody has taken away."""
-    pods = jobs.kind("Pod").get(namespace=jobs.namespace, label_selector=LABEL_READER_OF).to_dict()["items"]
+def readers(jobs: Jobs, job: str) -> list[str]:
+    """Of the pods that verbs make for themselves to read a job's files, those that nobody has taken away."""
+    pods = jobs.kind("Pod").get(namespace=jobs.namespace, label_selector=f"{LABEL_READER_OF}={job}").to_dict()["items"]
     return [pod["metadata"]["name"] for pod in pods if not pod["metadata"].get("deletionTimestamp")]
 
 
@@ -187,7 +185,7 @@ def test_an_adapter_is_fetched_as_it_lies_on_the_volume(jobs: Jobs, trained: str
     told = lockstep(jobs, "adapter", "get", trained, str(tmp_path / "adapter"))
     assert told.returncode == 0, told.stderr
     assert told.stdout == f"{tmp_path}/adapter: /workspace/runs/{trained}/adapter of job {trained}\n"
-    there = run_in_pod(connect(), files, ["sh", "-c", f"cd /workspace/runs/{trained}/adapter; sha256sum *"])
+    there = run_in_pod(files, ["sh", "-c", f"cd /workspace/runs/{trained}/adapter; sha256sum *"])
     assert {line.split()[1]: line.split()[0] for line in there.splitlines()} == {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (tmp_path / "adapter").iterdir()
     }
@@ -200,7 +198,7 @@ def test_text_is_written_with_and_without_the_adapter_and_its_pod_is_gone_afterw
     nothing, base, adapted = told.stdout.split("--- ")
     assert nothing == "" and base.startswith(f"{TRAINING['model']['name']}\nThe value of")
     assert adapted.startswith(f"/workspace/runs/{trained}/adapter\nThe value of")
-    assert readers(jobs) == []
+    assert readers(jobs, trained) == []
 
 
 def test_gpus_that_no_node_has_are_told_instead_of_text(jobs: Jobs, trained: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +208,7 @@ def test_gpus_that_no_node_has_are_told_instead_of_text(jobs: Jobs, trained: str
 
 
 def test_everything_that_training_imports_in_a_pod_is_compiled(jobs: Jobs, files: Place) -> None:
-    count, _, stale = run_in_pod(connect(), files, ["python3", "-c", STALE_BYTECODE]).strip().splitlines()[-1].partition(" ")
+    count, _, stale = run_in_pod(files, ["python3", "-c", STALE_BYTECODE]).strip().splitlines()[-1].partition(" ")
     assert int(count) > 1000
     assert json.loads(stale.replace("'", '"')) == []
 

@@ -101,12 +101,6 @@ def delete_job(client: Client, namespace: str, name: str) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def replace_job(client: Client, namespace: str, job: dict[str, Any]) -> None:
-    """Create the job; one of the same name is deleted first."""
-    delete_job(client, namespace, job["metadata"]["name"])
-    client.request("POST", path_of("TrainingJob", namespace), job)
-
-
 def with_last_applied(document: dict[str, Any]) -> dict[str, Any]:
     """The object as `kubectl apply` creates it: with what was applied in the annotation that its next comparison is made with."""
     import json

@@ -2,27 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from typing import Any, TypeVar
 
 from lockstep.api.job import TrainingJob
-from lockstep.cli.clusters.quickstart import demo_folder, send_demo
+from lockstep.cli.clusters.quickstart import POD_RESOURCES, demo_folder, send_demo
 from lockstep.cli.shared.target import load
 from lockstep.kube.client import connect
-from lockstep.kube.exec import Place
-from lockstep.plan.render.resolve import PlatformDefaults, resolve
-from lockstep.platforms.files.files import ensure_claims, files_pod, running_pod
+from lockstep.kube.cluster import Cluster
+from lockstep.kube.exec import Place, output_of
+from lockstep.plan.render.resolve import PlatformDefaults, Resolved, resolve
+from lockstep.platforms.files.reader import reader, stateful_set_before_start
 from support.clusters.cluster_jobs import Jobs
+
+T = TypeVar("T")
+
+
+def resolved_job(jobs: Jobs, name: str, spec: dict[str, Any]) -> Resolved:
+    """A job of `spec` in the namespace of `jobs`."""
+    job = TrainingJob.model_validate({"metadata": {"name": name}, "spec": spec})
+    return resolve(job, load("local").profile, PlatformDefaults(namespace=jobs.namespace))
+
+
+@contextmanager
+def demo_pod(resolved: Resolved) -> Iterator[Place]:
+    """A pod on the claims that the job mounts, with the demo's files on them, until the end of the block."""
+    loop, stack = asyncio.new_event_loop(), AsyncExitStack()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)  # the pod expires where nothing of it runs
+    thread.start()
+
+    def run(work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+    async def started() -> Place:
+        cluster = await stack.enter_async_context(await Cluster.connect())
+        stateful_set = await stateful_set_before_start(cluster, resolved)
+        place = await stack.enter_async_context(reader(cluster, stateful_set, resources=POD_RESOURCES))
+        await send_demo(cluster, place, demo_folder())
+        return place
+
+    try:
+        yield run(started())
+    finally:
+        run(stack.aclose())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
 
 @contextmanager
 def demo_files(jobs: Jobs, spec: dict[str, Any]) -> Iterator[Place]:
     """A pod that has them, on the claims that a job of `spec` mounts, until the end of the block."""
-    person = connect()
-    job = TrainingJob.model_validate({"metadata": {"name": "files"}, "spec": spec})
-    resolved = resolve(job, load("local").profile, PlatformDefaults(namespace=jobs.namespace))
-    ensure_claims(person, resolved)
-    with running_pod(person, jobs.namespace, files_pod("files", resolved)) as pod:
-        send_demo(person, pod, demo_folder())
+    with demo_pod(resolved_job(jobs, "files", spec)) as pod:
         yield pod
+
+
+def run_in_pod(place: Place, command: list[str]) -> str:
+    """What the command prints there. Raises ProgramFailed."""
+    return connect().run(lambda cluster: output_of(cluster, place, command, seconds=600.0)).decode(errors="replace")

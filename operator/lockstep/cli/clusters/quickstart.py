@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -22,7 +23,7 @@ from lockstep.platforms.output import put, put_text, tell
 
 if TYPE_CHECKING:
     from lockstep.cli.shared.inputs import Inputs
-    from lockstep.kube.client import Client
+    from lockstep.kube.cluster import Cluster
     from lockstep.kube.exec import Place
     from lockstep.plan.render.resolve import Resolved
 
@@ -31,7 +32,10 @@ CLUSTER = "local"
 PROMPT = "Return the"
 AGAIN = " from the beginning, beside the run that is there"
 EXISTS = "import os, sys; print(os.path.exists(sys.argv[1]))"
-FINISHED_TIMEOUT_SECONDS = 900.0
+FINISHED_TIMEOUT_SECONDS, GENERATE_TIMEOUT_SECONDS, GONE_TIMEOUT_SECONDS = 900.0, 600.0, 60.0
+POLL_SECONDS = 0.2
+POD_RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}}
+"""Resources of the pod beside the job. No limits: it loads the model for the sample, too."""
 
 
 def quickstart(
@@ -149,9 +153,8 @@ def _run_on_cluster(context: str | None, embedded: bool) -> int:
     if embedded:
         with _step("Bring up a two-node Kubernetes on this machine"):
             os.environ["KUBECONFIG"] = str(bring_up())
-    client = connect(context)
     inputs = _demo_inputs(again=False)
-    existing = get_job(client, inputs.namespace, inputs.job.metadata.name)
+    existing = get_job(connect(context), inputs.namespace, inputs.job.metadata.name)
     if existing is not None:
         refuse_other_demo(existing)
     demo = demo_folder()
@@ -160,7 +163,7 @@ def _run_on_cluster(context: str | None, embedded: bool) -> int:
     if embedded:
         remember(CLUSTER)
     resolved = resolve(inputs.job, inputs.cluster.profile, PlatformDefaults(namespace=namespace))
-    return _train_and_show(client, context, resolved, demo)
+    return asyncio.run(_train_and_show(context, resolved, demo))
 
 
 def _demo_inputs(again: bool) -> Inputs:
@@ -210,75 +213,93 @@ def refuse_other_demo(existing: dict[str, Any]) -> None:
         )
 
 
-def send_demo(client: Client, pod: Place, demo: Path) -> None:
-    """The model and the texts, onto the volumes that the pod mounts."""
-    from lockstep.platforms.files.files import send_folder
+async def send_demo(cluster: Cluster, place: Place, demo: Path) -> None:
+    """Copy the model and the texts onto the volumes that the container mounts. Raises Failed."""
+    from lockstep.platforms.files.reader import place_roots
+    from lockstep.platforms.files.transfer import Progress, put
 
-    send_folder(client, pod, demo / "models", "/workspace/models")
-    send_folder(client, pod, demo / "datasets", "/datasets")
+    roots = await place_roots(cluster, place, writing=True)
+    await put(cluster, place, demo / "models", "/workspace/models", roots, Progress())
+    await put(cluster, place, demo / "datasets", "/datasets", roots, Progress())
 
 
-def _train_and_show(client: Client, context: str | None, resolved: Resolved, demo: Path) -> int:
+async def _train_and_show(context: str | None, resolved: Resolved, demo: Path) -> int:
     from lockstep.api.objects import is_true
-    from lockstep.platforms.files.files import ensure_claims, files_pod, run_in_pod, running_pod
+    from lockstep.kube.cluster import Cluster
+    from lockstep.kube.exec import output_of
+    from lockstep.platforms.files.reader import reader, stateful_set_before_start
 
     job, namespace = resolved.job, resolved.namespace
-    ensure_claims(client, resolved)
-    with running_pod(client, namespace, files_pod("lockstep-files", resolved)) as files:
-        with _step("Copy the model and the texts to the cluster's volumes"):
-            send_demo(client, files, demo)
-        status = _train(client, context, files, namespace, job.metadata.name)
-        result = status.get("result") or {}
-        if not is_true(status, "Complete"):
-            _print_failure(status, namespace, job.metadata.name)
-            return 1
-        with _step("One sample without and with the adapter"):
-            model = job.spec.training.model.name if job.spec.training else ""
-            put(*run_in_pod(client, files, _generate(model, result["adapter"])).splitlines())
+    async with await Cluster.connect(context) as cluster:
+        stateful_set = await stateful_set_before_start(cluster, resolved)
+        async with reader(cluster, stateful_set, resources=POD_RESOURCES) as pod:
+            with _step("Copy the model and the texts to the cluster's volumes"):
+                await send_demo(cluster, pod, demo)
+            status = await _train(cluster, pod, job.metadata.name)
+            result = status.get("result") or {}
+            if not is_true(status, "Complete"):
+                _print_failure(status, namespace, job.metadata.name)
+                return 1
+            with _step("One sample without and with the adapter"):
+                command = _generate(job.spec.training.model.name if job.spec.training else "", result["adapter"])
+                sample = await output_of(cluster, pod, command, seconds=GENERATE_TIMEOUT_SECONDS)
+                put(*sample.decode(errors="replace").splitlines())
     _print_result(result, f" (on claim {resolved.profile.spec.storage.workspace_claim} of namespace {namespace})")
     _print_next(namespace, job.metadata.name)
     return 0
 
 
-def _train(client: Client, context: str | None, files: Place, namespace: str, name: str) -> dict[str, Any]:
+async def _train(cluster: Cluster, pod: Place, name: str) -> dict[str, Any]:
     """Send the job, follow its log, and return its last status. One of an interrupted quickstart that still runs is followed as it is."""
-    from lockstep.kube.jobs import get_job, has_ended, replace_job
-    from lockstep.platforms.files.files import run_in_pod
+    from lockstep.kube.exec import output_of
+    from lockstep.kube.jobs import has_ended
 
+    namespace = pod.namespace
     logs = f"kubectl logs -n {namespace} -f {name}-0"
-    existing = get_job(client, namespace, name)
+    existing = await cluster.get("TrainingJob", namespace, name)
     if existing is not None:
         refuse_other_demo(existing)
         if not has_ended(existing.get("status", {})):
             with _step(f"Train: {name} runs already: {logs}"):
-                return _follow(client, context, namespace, name)
-    again = run_in_pod(client, files, ["python3", "-c", EXISTS, f"/workspace/runs/{name}"]).strip() == "True"
+                return await _follow(cluster, namespace, name)
+    again = (await output_of(cluster, pod, ["python3", "-c", EXISTS, f"/workspace/runs/{name}"])).strip() == b"True"
     how = f"{JOB_FILE} with training.checkpoint.resumeFrom=None" if again else f"kubectl apply -n {namespace} -f {JOB_FILE}"
     with _step(f"Train{AGAIN if again else ''}: {how}; {logs}"):
-        replace_job(client, namespace, demo_document(namespace, again))
-        return _follow(client, context, namespace, name)
+        await _replace(cluster, demo_document(namespace, again))
+        return await _follow(cluster, namespace, name)
 
 
-def _follow(client: Client, context: str | None, namespace: str, name: str) -> dict[str, Any]:
-    """Print the job's log until it has ended; its last status."""
-    import asyncio
+async def _replace(cluster: Cluster, document: dict[str, Any]) -> None:
+    """Create the job, after the end of one of the same name and of all that belongs to it but its claims. Raises TimeoutError."""
+    from lockstep.kube.kinds import path_of
 
-    from lockstep.kube.cluster import Cluster
-    from lockstep.kube.jobs import has_ended, job_status
+    namespace, name = document["metadata"]["namespace"], document["metadata"]["name"]
+    if await cluster.get("TrainingJob", namespace, name) is not None:
+        await cluster.request("DELETE", path_of("TrainingJob", namespace, name), {"propagationPolicy": "Foreground"})
+        deadline = time.monotonic() + GONE_TIMEOUT_SECONDS
+        while await cluster.get("TrainingJob", namespace, name) is not None:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"TrainingJob {namespace}/{name} is still there {GONE_TIMEOUT_SECONDS:.0f} s after its deletion")
+            await asyncio.sleep(POLL_SECONDS)
+    await cluster.create(document)
+
+
+async def _follow(cluster: Cluster, namespace: str, name: str) -> dict[str, Any]:
+    """Print the job's log until the job has ended, and return its last status."""
+    from lockstep.kube.jobs import has_ended
     from lockstep.platforms.jobs.logs import Wanted, follow
 
     deadline = time.monotonic() + FINISHED_TIMEOUT_SECONDS
 
+    async def status() -> dict[str, Any]:
+        return dict((await cluster.get("TrainingJob", namespace, name) or {}).get("status", {}))
+
     async def over() -> bool:
-        return has_ended(job_status(client, namespace, name)) or time.monotonic() > deadline
+        return has_ended(await status()) or time.monotonic() > deadline
 
-    async def show() -> None:
-        async with await Cluster.connect(context) as cluster:
-            async for line in follow(cluster, namespace, name, Wanted(), over):
-                put(f"    {line}", flush=True)
-
-    asyncio.run(show())
-    return job_status(client, namespace, name)
+    async for line in follow(cluster, namespace, name, Wanted(), over):
+        put(f"    {line}", flush=True)
+    return await status()
 
 
 def _print_failure(status: dict[str, Any], namespace: str, name: str) -> None:

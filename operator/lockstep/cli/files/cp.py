@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -181,35 +181,16 @@ async def _copy(copy: Copy, namespace: str, context: str | None, node: int | Non
 
 async def _copy_before_start(cluster: Cluster, copy: Copy, job: Resolved) -> bool:
     """To or from the volumes that all pods of the job will share: its claims are made where they are missing, and a short-lived pod mounts them."""
-    from lockstep.platforms.files.reader import reader
+    from lockstep.platforms.files.reader import reader, stateful_set_before_start
     from lockstep.platforms.files.transfer import Progress
 
-    stateful_set = await with_claims(cluster, job)
+    stateful_set = await stateful_set_before_start(cluster, job)
     with Meter() as meter:
         progress = Progress(meter.changed)
         meter.transfers = {"node 0": progress}
         async with reader(cluster, stateful_set, say=tell) as place:
             carried = await _carried(cluster, copy, place, progress)
     return _tell(copy, 0, carried)
-
-
-async def with_claims(cluster: Cluster, job: Resolved) -> dict[str, Any]:
-    """The StatefulSet that the job would have, and the claims that all its pods will share, made where they are missing."""
-    from lockstep.kube.cluster import CONFLICT, ApiError
-    from lockstep.plan.render.objects import claims, render
-    from lockstep.plan.render.resolve import resolve
-    from lockstep.platforms.clusters.survey import with_image
-
-    profile = await with_image(cluster, job.job, job.profile, job.namespace)
-    job = resolve(job.job, profile, replace(job.platform, image=None))
-    for claim in claims(job):
-        try:
-            await cluster.create(claim)
-        except ApiError as error:
-            if error.status != CONFLICT:
-                raise
-    (stateful_set,) = [item for item in render(job) if item["kind"] == "StatefulSet"]
-    return stateful_set
 
 
 async def known_job(cluster: Cluster, namespace: str, name: str) -> None:

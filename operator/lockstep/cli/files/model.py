@@ -198,9 +198,8 @@ def _run(coroutine: Any) -> int:
 async def _before_start(job: Resolved, arguments: Sequence[str], context: str | None) -> int:
     """Onto the volumes of a job that its file describes: by its pods where it runs, else by a pod that mounts what its pods would."""
     from lockstep.api.shared import StorageMode
-    from lockstep.cli.files.cp import with_claims
     from lockstep.kube.cluster import Cluster
-    from lockstep.platforms.files.reader import reader
+    from lockstep.platforms.files.reader import reader, stateful_set_before_start
 
     async with await Cluster.connect(context) as cluster:
         if await cluster.get("StatefulSet", job.namespace, job.name) is not None:
@@ -210,7 +209,7 @@ async def _before_start(job: Resolved, arguments: Sequence[str], context: str | 
                 f"storage.mode of job {job.name} is {job.storage_mode.value}: each pod's volume is made with the pod, and each pod fetches the model when "
                 f"the job starts; once it has: lockstep model get NAME --job {job.name}"
             )
-        stateful_set = await with_claims(cluster, job)
+        stateful_set = await stateful_set_before_start(cluster, job)
         async with reader(cluster, stateful_set, seconds=LIFETIME_SECONDS, secrets=True, say=tell) as place:
             return await _fetch(cluster, place, arguments, "")
 

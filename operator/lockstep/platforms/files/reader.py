@@ -14,15 +14,17 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from secrets import token_hex
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import CONTAINER, LABEL_JOB, pod_name
 from lockstep.api.objects import Object, is_running
-from lockstep.kube.cluster import FORBIDDEN, ApiError, Cluster
+from lockstep.kube.cluster import CONFLICT, FORBIDDEN, ApiError, Cluster
 from lockstep.kube.exec import Place
 from lockstep.kube.expiry import REMOVAL_SECONDS, expiring
 from lockstep.plan.observed import Observed, is_terminating
+from lockstep.plan.render.objects import claims, render
 from lockstep.plan.render.readerpod import CONTAINER as READER_CONTAINER
 from lockstep.plan.render.readerpod import (
     LABEL_READER_OF,
@@ -34,8 +36,10 @@ from lockstep.plan.render.readerpod import (
     reader_pod,
     with_secrets,
 )
+from lockstep.plan.render.resolve import Resolved, resolve
 from lockstep.plan.waiting.containers import is_scheduled, why_not_started
 from lockstep.plan.waiting.unscheduled import why_unscheduled
+from lockstep.platforms.clusters.survey import with_image
 
 LIFETIME_SECONDS = 3600
 START_SECONDS = 300.0
@@ -60,6 +64,20 @@ async def stateful_set_of(cluster: Cluster, namespace: str, job: str) -> Object:
             f"lockstep cp -f FILE SRC {job}: puts some there before"
         )
     return found
+
+
+async def stateful_set_before_start(cluster: Cluster, job: Resolved) -> Object:
+    """The StatefulSet that the job would have. The claims that all its pods will share are created where they are missing."""
+    profile = await with_image(cluster, job.job, job.profile, job.namespace)
+    job = resolve(job.job, profile, replace(job.platform, image=None))
+    for claim in claims(job):
+        try:
+            await cluster.create(claim)
+        except ApiError as error:
+            if error.status != CONFLICT:
+                raise
+    (stateful_set,) = [item for item in render(job) if item["kind"] == "StatefulSet"]
+    return stateful_set
 
 
 async def running_pods(cluster: Cluster, namespace: str, job: str) -> dict[int, Place]:

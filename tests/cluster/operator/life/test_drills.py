@@ -14,15 +14,13 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from lockstep.api.job import TrainingJob
-from lockstep.cli.clusters.quickstart import demo_folder, send_demo
-from lockstep.cli.shared.target import load
+from lockstep.cli.clusters.quickstart import demo_folder
 from lockstep.devcluster.host.layout import default_layout
 from lockstep.kube.client import connect
 from lockstep.kube.exec import Place
-from lockstep.plan.render.resolve import PlatformDefaults, resolve
-from lockstep.platforms.files.files import ensure_claims, files_pod, run_in_pod, running_pod
+from lockstep.platforms.files.reader import stateful_set_before_start
 from support.checkout import ROOT
+from support.clusters.cluster_demo import demo_pod, resolved_job, run_in_pod
 from support.clusters.cluster_jobs import API, Jobs, kubeconfig_of, until
 from support.clusters.small_volume import small_volume
 
@@ -85,19 +83,16 @@ def drill(jobs: Jobs, fault: str, *arguments: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def files(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """A pod on the namespace's volumes, which hold the demo's model and texts; the workspace is a disk that can be filled."""
-    core, person = client.CoreV1Api(jobs.api.client), connect()
-    job = TrainingJob.model_validate({"metadata": {"name": "drilled"}, "spec": SPEC})
-    resolved = resolve(job, load("local").profile, PlatformDefaults(namespace=jobs.namespace))
-    ensure_claims(person, resolved)
+    core, resolved = client.CoreV1Api(jobs.api.client), resolved_job(jobs, "files", SPEC)
+    connect().run(lambda cluster: stateful_set_before_start(cluster, resolved))
     layout = default_layout()
     folder = layout.volumes / jobs.namespace / "ml-dev-workspace"
     until("the claim's folder", folder.exists)
     image = tmp_path_factory.mktemp("disk") / "image"
     with (
         small_volume(layout, len(core.list_node().items), folder, image, DISK_BYTES),
-        running_pod(person, jobs.namespace, files_pod("files", resolved)) as pod,
+        demo_pod(resolved) as pod,
     ):
-        send_demo(person, pod, demo_folder())
         yield pod
         jobs.end("drilled")
         until("the job's pods are gone", lambda: not jobs.pods("drilled"), 60)
@@ -203,7 +198,7 @@ def test_what_a_drilled_job_has_learnt_is_what_an_undisturbed_one_learns(drilled
     status = drilled.job("drilled")["status"]
     assert [entry["cause"] for entry in status["restartHistory"]] == ["Killed", "Hang", "Killed"]
     asked = ["python3", "-c", LEARNT, "/workspace/runs/drilled", str(status["checkpoint"]["lastCommittedStep"] // 10 * 10)]
-    learnt = json.loads(run_in_pod(connect(), files, asked))
+    learnt = json.loads(run_in_pod(files, asked))
     with undisturbed(tmp_path) as folder:
         wanted = until("the undisturbed run gets as far", lambda: _learnt(folder, len(learnt["losses"]), asked[-1]), 300)
     assert [step for step, _ in learnt["losses"]] == list(range(1, len(learnt["losses"]) + 1))

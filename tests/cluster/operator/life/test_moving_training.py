@@ -16,11 +16,9 @@ from kubernetes import client
 from lockstep.api.job import TrainingJob
 from lockstep.cli.clusters.quickstart import demo_folder
 from lockstep.cli.shared.target import load
-from lockstep.kube.client import connect
 from lockstep.kube.exec import Place
 from lockstep.plan.render.resolve import PlatformDefaults, resolve
-from lockstep.platforms.files.files import run_in_pod
-from support.clusters.cluster_demo import demo_files
+from support.clusters.cluster_demo import demo_files, run_in_pod
 from support.clusters.cluster_jobs import API, Jobs, until
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
@@ -114,7 +112,7 @@ def test_a_training_that_is_scaled_and_then_moved_learns_what_an_undisturbed_one
     jobs.change("moves", suspend=True)
     jobs.until_condition("moves", "Suspended", "True", "Suspended", 60)
     last = until_stopped(jobs, attempt=3)
-    learnt = run_in_pod(connect(), files, ["cat", "/workspace/runs/moves/logs/train_log.jsonl"])
+    learnt = run_in_pod(files, ["cat", "/workspace/runs/moves/logs/train_log.jsonl"])
     compare(entries(learnt), {1: range(1, scaled + 1), 2: range(scaled + 1, moved + 1), 3: range(moved + 1, last + 1)}, undisturbed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import platform
@@ -14,8 +15,10 @@ import yaml
 from golden.plan_cases import CHECKOUT
 from lockstep.api.errors import ConfigError
 from lockstep.cli.clusters import quickstart
+from lockstep.kube import exec as programs
 from lockstep.kube import jobs
-from lockstep.platforms.files import files
+from lockstep.kube.exec import Place
+from support.fake_cluster import FakeCluster
 
 
 @pytest.mark.parametrize(
@@ -62,12 +65,21 @@ def there(status: Object | None = None, **spec: Any) -> Object:
 def trained(monkeypatch: pytest.MonkeyPatch, existing: Object | None, has_run: bool = False) -> list[Object]:
     """What is sent where the cluster has `existing`, and the volume a run's folder or none."""
     sent: list[Object] = []
-    monkeypatch.setattr(jobs, "get_job", lambda client, namespace, name: existing)
-    monkeypatch.setattr(jobs, "replace_job", lambda client, namespace, job: sent.append(job))
-    monkeypatch.setattr(files, "run_in_pod", lambda client, place, command: f"{has_run}\n")
-    monkeypatch.setattr(quickstart, "_follow", lambda client, context, namespace, name: {"followed": name})
-    anything: Any = None
-    assert quickstart._train(anything, None, anything, "lockstep", "demo") == {"followed": "demo"}
+
+    async def output_of(cluster: Any, place: Place, command: list[str]) -> bytes:
+        return f"{has_run}\n".encode()
+
+    async def replace(cluster: Any, document: Object) -> None:
+        sent.append(document)
+
+    async def follow(cluster: Any, namespace: str, name: str) -> Object:
+        return {"followed": name}
+
+    monkeypatch.setattr(programs, "output_of", output_of)
+    monkeypatch.setattr(quickstart, "_replace", replace)
+    monkeypatch.setattr(quickstart, "_follow", follow)
+    cluster = FakeCluster(*([] if existing is None else [existing | {"kind": "TrainingJob"}])).as_cluster
+    assert asyncio.run(quickstart._train(cluster, Place("lockstep", "demo-reader-1", "reader"), "demo")) == {"followed": "demo"}
     return sent
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 import os
 import shutil
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import mkdtemp
@@ -17,7 +14,8 @@ from tempfile import mkdtemp
 import pytest
 import torch
 
-from lockstep.platforms.files.files import RECEIVE
+from lockstep.platforms.inpod import carry, source_of
+from lockstep.platforms.inpod.carry import Wire
 from lockstep_train.export_model import WeightFiles
 from unit.gang.cases import WORKSPACE, Gang, gang
 
@@ -161,14 +159,16 @@ def test_weights_of_an_exported_model_are_not_for_their_writer_alone(tmp_path: P
 
 
 def test_files_that_are_sent_to_a_volume_are_the_group_s(tmp_path: Path) -> None:
-    (source := tmp_path / "tiny").mkdir(mode=0o755)
-    (source / "config.json").write_text("{}")
-    (source / "config.json").chmod(0o644)
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        archive.add(source, arcname="tiny")
-    data, target = buffer.getvalue(), tmp_path / "volume" / "models"
-    words = [sys.executable, "-I", "-c", RECEIVE, str(len(data)), hashlib.sha256(data).hexdigest(), str(target)]
-    subprocess.run(words, input=data, check=True, umask=0o022)
-    found = {path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / "volume").rglob("*")}
+    tiny, volume = tmp_path / "models" / "tiny", tmp_path / "volume"
+    tiny.mkdir(mode=0o755, parents=True)
+    (tiny / "config.json").write_text("{}")
+    (tiny / "config.json").chmod(0o644)
+    volume.mkdir()
+    request = json.dumps({"take": str(volume / "models"), "roots": [str(volume)]})
+    command = [sys.executable, "-I", "-c", source_of(carry).decode(), request]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, umask=0o022) as process:
+        assert process.stdin is not None and process.stdout is not None
+        carry.give(Wire(process.stdout.fileno(), process.stdin.fileno()), tiny.parent)
+        assert process.wait() == 0
+    found = {path.name: oct(path.stat().st_mode & 0o777) for path in volume.rglob("*")}
     assert found == {"models": "0o775", "tiny": "0o775", "config.json": "0o664"}

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.platforms.inpod import carry
+from lockstep.platforms.inpod import carry, source_of
 from lockstep.platforms.inpod.carry import CarryError, Gone, Wire, draft_of
 
 BYTES = bytes(range(256)) * 4096 * 3  # three chunks
@@ -231,7 +231,7 @@ def give_these(wire: Wire, entries: list[carry.Entry]) -> Any:
 @contextlib.contextmanager
 def pods_end(request: dict[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
     """The pod's end, as the program that it is there: its text, and Python with nothing beside it."""
-    command = [sys.executable, "-I", "-c", Path(carry.__file__).read_text(), json.dumps(request)]
+    command = [sys.executable, "-I", "-c", source_of(carry).decode(), json.dumps(request)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         yield process
 
@@ -268,7 +268,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
         sys.executable,
         "-I",
         "-c",
-        program + Path(carry.__file__).read_text().replace("from __future__ import annotations\n", ""),
+        program + source_of(carry).decode().replace("from __future__ import annotations\n", ""),
         json.dumps(request),
     ]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

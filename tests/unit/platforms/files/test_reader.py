@@ -10,6 +10,7 @@ import pytest
 
 from golden.plan_cases import cluster as profile_with
 from golden.plan_cases import job, of_kind
+from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.kube import expiry
 from lockstep.kube.cluster import ApiError
@@ -68,6 +69,14 @@ def test_a_reader_has_the_claims_and_the_image_of_the_jobs_pods_and_none_of_thei
     assert "nvidia.com/gpu" not in str(pod["spec"]["containers"]) and "secret" not in str(pod["spec"]["volumes"])
     assert "lockstep.dev/job" not in pod["metadata"]["labels"] and "affinity" not in pod["spec"]
     assert pod["spec"]["tolerations"] == template["tolerations"] and pod["spec"]["activeDeadlineSeconds"] == 600
+
+
+def test_a_reader_is_scheduled_and_pulled_as_the_jobs_pods_but_asks_for_no_runtime() -> None:
+    pod = {"imagePullSecrets": ["login"], "tolerations": [{"operator": "Exists"}], "runtimeClassName": "nvidia"}
+    profile = TrainingCluster.model_validate({"metadata": {"name": "p"}, "spec": {"image": "i", "pod": pod, "gpus": {"perNode": 4}}})
+    found = reader_pod(of_kind(render(resolve(job(), profile, PlatformDefaults(namespace="ns"))), "StatefulSet")[0], 0, "abc", 600)["spec"]
+    assert found["tolerations"][0] == {"operator": "Exists"} and found["imagePullSecrets"] == [{"name": "login"}]
+    assert "runtimeClassName" not in found
 
 
 def test_a_reader_is_restricted_also_where_the_jobs_pods_run_as_root() -> None:

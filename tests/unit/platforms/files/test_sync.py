@@ -16,7 +16,7 @@ import pytest
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.platforms.files.sync import _packed, scan
-from lockstep.platforms.inpod import receiver
+from lockstep.platforms.inpod import receiver, source_of
 from support.checkout import ROOT
 
 
@@ -31,7 +31,7 @@ def write(root: Path, **files: str) -> Path:
 def sync(source: Path, target: Path, force: bool = False) -> dict[str, list[str]]:
     """One sync, both ends. The receiver is a process of its own that has only its text."""
     files = scan(source)
-    command = [sys.executable, "-I", "-c", Path(receiver.__file__).read_text()]
+    command = [sys.executable, "-I", "-c", source_of(receiver).decode()]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, umask=0o022) as process:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(json.dumps({"target": str(target), "source": str(source), "files": files, "force": force}).encode() + b"\n")

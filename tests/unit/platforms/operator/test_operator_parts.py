@@ -14,18 +14,15 @@ import pytest
 import yaml
 
 from lockstep.api.cluster import TrainingCluster
-from lockstep.api.job import TrainingJob
 from lockstep.cli.clusters.deploy import OPERATOR_IMAGE, default_image
 from lockstep.kube.cluster import ApiError, Cluster, Unreachable
 from lockstep.kube.kinds import KINDS, path_of
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed
 from lockstep.plan.reconcile.reconcile import Plan
-from lockstep.plan.render.resolve import resolve
 from lockstep.plan.status.events import Note
 from lockstep.platforms.clusters.install import operator_objects
 from lockstep.platforms.clusters.remove import uninstall
-from lockstep.platforms.files.files import files_pod
 from lockstep.platforms.operator import operator
 from lockstep.platforms.operator.certificate import Certificates, make_certificates
 from lockstep.platforms.operator.execute import CREATES_AT_ONCE, Executor
@@ -937,15 +934,6 @@ def test_the_operators_pods_get_the_registry_logins_and_stay_off_gpu_nodes() -> 
         found = next(item for item in objects if item["kind"] == "Deployment")["spec"]["template"]["spec"]
         assert found.get("imagePullSecrets") == ([{"name": "login"}] if said else None)
         assert "tolerations" not in found and "runtimeClassName" not in found
-
-
-def test_a_pod_for_files_is_scheduled_and_pulled_as_the_jobs_pods_but_asks_for_no_runtime() -> None:
-    pod = {"imagePullSecrets": ["login"], "tolerations": [{"operator": "Exists"}], "runtimeClassName": "nvidia"}
-    job = TrainingJob.model_validate({"metadata": {"name": "x"}, "spec": {"script": {"path": "a.py"}}})
-    profile = TrainingCluster.model_validate({"metadata": {"name": "p"}, "spec": {"image": "i", "pod": pod, "gpus": {"perNode": 4}}})
-    found = files_pod("files", resolve(job, profile))["spec"]
-    assert found["tolerations"][0] == {"operator": "Exists"} and found["imagePullSecrets"] == [{"name": "login"}]
-    assert "runtimeClassName" not in found
 
 
 def test_paths_are_those_of_the_api() -> None:
