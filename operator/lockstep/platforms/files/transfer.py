@@ -16,7 +16,7 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.kube.cluster import Cluster
 from lockstep.kube.exec import Broken, Place, Program, ProgramFailed, python_program
 from lockstep.platforms.inpod import carry, source_of
-from lockstep.platforms.inpod.carry import CarryError, Gone, Wire
+from lockstep.platforms.inpod.wire import CarryError, Gone, Wire
 
 TRIES = 6
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 15.0

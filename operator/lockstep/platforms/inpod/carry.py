@@ -1,13 +1,10 @@
-"""Files from one machine to another over a pair of pipes: both ends of `lockstep cp`. One end runs in a pod, by its own Python (3.10 or newer),
-as text; so nothing is imported but the standard library.
+"""Both ends of `lockstep cp`: files from one machine to another over a pair of pipes. One end is a program in a pod.
 
 The giver says what there is, the taker what it has of it, complete or not, with a SHA-256; then only what is missing travels, in chunks, and the
 taker compares the SHA-256 of each whole file before it gives it its name. So a broken transfer goes on where it was, nothing is ever there in
 half, and memory doesn't grow with the files. An end that hears nothing for a minute gives up; one that is busy (hashing) says so.
 
-Neither end trusts the other: who made a pod's image decides what its Python says. So every line, list and file has a limit, every value is checked
-before it is used, and names lead only to where the person at the keyboard said: a taker opens folder after folder below its target without following
-a link, and gives no file a bit that runs it as somebody else.
+A taker opens folder after folder below its destination without following a link, and gives no file a bit that runs it as somebody else.
 """
 
 from __future__ import annotations
@@ -18,181 +15,36 @@ import fcntl
 import hashlib
 import json
 import os
-import select
 import shutil
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TypeGuard
+from typing import Any, BinaryIO
 
-CHUNK = 1 << 20
-SILENCE_SECONDS = 60.0
-BUSY_SECONDS = 5.0
+from lockstep.platforms.inpod.wire import (
+    CHUNK,
+    DRAFT,
+    SILENCE_SECONDS,
+    CarryError,
+    Entry,
+    Gone,
+    Wire,
+    hear_entries,
+    hear_held,
+    hear_plan,
+    is_plain,
+    no_protocol,
+    shown,
+    stays_below,
+)
+
 UNANSWERED_FILES = 64
 SYNCED_BYTES = 1 << 20
 """Files of this size and more are on the disk before they get their name; a thousand small ones would take minutes that way."""
 SYNC_EVERY_BYTES = 256 << 20
-"""So that the last wait for the disk is short, whatever the file's size: the other end takes a long silence for an end."""
-DRAFT = ".lockstep-cp-"
-LINE_BYTES_MAX = 1 << 20
-BATCH_BYTES = LINE_BYTES_MAX // 2
-ENTRIES_MAX = 500_000
-LISTING_BYTES_MAX = 64 << 20
-NAME_BYTES_MAX = 4096
-DEPTH_MAX = 200
-BUSY_MAX = 100_000
-"""Words of a busy end in a row, one every 5 seconds: more than any file takes."""
-WORDS_MAX = 2000
-Entry = dict[str, Any]
-
-
-class CarryError(Exception):
-    """The transfer can't be done, and trying again would not help. The message says what and where."""
-
-
-class Gone(Exception):
-    """The other end has ended, or says nothing any more. What it had received is there at the next try."""
-
-
-class Wire:
-    """One JSON value a line, and frames of bytes, over two descriptors."""
-
-    def __init__(self, source: int, sink: int, silence: float = SILENCE_SECONDS) -> None:
-        self._source, self._sink, self._silence = source, sink, silence
-        os.set_blocking(sink, False)  # else a write that is too large for the pipe never comes back when nobody reads
-        self._buffer = bytearray()
-        self._heard = 0
-        self._said = time.monotonic()
-
-    def say(self, value: object) -> None:
-        self._write(json.dumps(value).encode() + b"\n")
-
-    def busy(self) -> None:
-        """Call this now and then during long work, so that the other end goes on waiting."""
-        if time.monotonic() - self._said > BUSY_SECONDS:
-            self.say({"busy": True})
-
-    def say_all(self, key: str, items: Iterable[object], first: Mapping[str, object] | None = None) -> None:
-        """A list, in as many lines as it takes: each has `key`, and all but the last one have "more". `first`: what the first one has besides."""
-        batch: list[object] = []
-        size, values = 0, dict(first or {})
-        for item in items:
-            length = len(json.dumps(item))
-            if batch and size + length > BATCH_BYTES:
-                self.say({**values, key: batch, "more": True})
-                batch, size, values = [], 0, {}
-            batch.append(item)
-            size += length + 2
-        self.say({**values, key: batch})
-
-    def hear(self) -> dict[str, Any]:
-        """The other end's next object. Raises CarryError with its words when it has given up, or when it says what can't be meant; Gone."""
-        for _ in range(BUSY_MAX):
-            value = self._object()
-            if "failed" in value:
-                words = value["failed"]
-                raise CarryError(words[:WORDS_MAX] if isinstance(words, str) and words else "the other end has given up without a word")
-            if value != {"busy": True}:
-                return value
-        raise CarryError("the other end only says that it is busy: nothing of this transfer can be believed")
-
-    def hear_all(self, key: str) -> Iterator[tuple[Any, dict[str, Any]]]:
-        """Items of a list that `say_all` sent, each with the line that it stood in. Raises as `hear` does."""
-        count, heard = 0, 0
-        while True:
-            before = self._heard
-            value = self.hear()
-            heard += self._heard - before
-            items = value.get(key)
-            if not isinstance(items, list):
-                raise _odd(f"{key} is no list")
-            count += len(items)
-            if count > ENTRIES_MAX or heard > LISTING_BYTES_MAX:
-                raise CarryError(
-                    f"there are more than {ENTRIES_MAX} files and folders, or their names take more than {LISTING_BYTES_MAX >> 20} MiB: copy them in parts, or in an archive"
-                )
-            for item in items:
-                yield item, value
-            if value.get("more") is not True:
-                return
-            if not items:
-                raise _odd(f"{key} has an empty part")
-
-    def _object(self) -> dict[str, Any]:
-        searched = 0
-        while (end := self._buffer.find(b"\n", searched)) < 0:
-            if len(self._buffer) > LINE_BYTES_MAX:
-                raise _odd(f"a line is longer than {LINE_BYTES_MAX} bytes")
-            searched = len(self._buffer)
-            self._fill()
-        if end > LINE_BYTES_MAX:
-            raise _odd(f"a line is longer than {LINE_BYTES_MAX} bytes")
-        line = bytes(self._buffer[:end])
-        del self._buffer[: end + 1]
-        self._heard += end
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            raise _odd(f"it says {line[:80]!r}") from None
-        if not isinstance(value, dict):
-            raise _odd(f"it says {line[:80]!r}")
-        return value
-
-    def pass_on(self, chunk: bytes) -> None:
-        self._write(len(chunk).to_bytes(4, "big") + chunk)
-
-    def frames(self) -> Iterator[bytes]:
-        """Chunks until the empty one. Raises CarryError for one that is larger than any giver sends."""
-        while size := int.from_bytes(self._take(4), "big"):
-            if size > CHUNK:
-                raise _odd(f"a chunk has {size} bytes, of at most {CHUNK}")
-            yield self._take(size)
-
-    def _take(self, size: int) -> bytes:
-        while len(self._buffer) < size:
-            self._fill()
-        data = bytes(self._buffer[:size])
-        del self._buffer[:size]
-        return data
-
-    def _fill(self) -> None:
-        if not _ready(self._source, select.POLLIN, self._silence):
-            raise Gone(f"nothing heard for {self._silence:.0f} s")
-        try:
-            data = os.read(self._source, CHUNK)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            raise Gone(str(error)) from error
-        if not data:
-            raise Gone("the connection broke")
-        self._buffer += data
-
-    def _write(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            if not _ready(self._sink, select.POLLOUT, self._silence):
-                raise Gone(f"nothing was taken for {self._silence:.0f} s")
-            try:
-                view = view[os.write(self._sink, view) :]
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                raise Gone(str(error)) from error
-        self._said = time.monotonic()
-
-
-def _odd(what: str) -> CarryError:
-    return CarryError(f"the other end is no `lockstep cp`: {what}; look at the python3 of the pod's image")
-
-
-def _ready(descriptor: int, event: int, seconds: float) -> bool:
-    """Whether there is something to read, or room to write, or an end to hear of (which select() doesn't wake for when it waits for room)."""
-    poll = select.poll()
-    poll.register(descriptor, event)
-    return bool(poll.poll(seconds * 1000))
+"""Bytes between two waits for the disk, so that the last one is short, whatever the file's size: the other end takes a long silence for an end."""
 
 
 # ---- what there is -----------------------------------------------------------------------------------------------------------------
@@ -227,7 +79,7 @@ def _below(root: Path, path: Path, name: str, allowed: Callable[[Path], bool], a
         yield from _listed(root, path, name, allowed, above)
         return
     target, real = os.readlink(path), Path(os.path.realpath(path))  # noqa: PTH115 (what is written in it, not a Path)
-    if _stays_below(name, target) and _is_below(root, real):
+    if stays_below(name, target) and _is_below(root, real):
         yield {"name": name, "link": target}
     elif not real.exists():
         raise CarryError(f"{path} is a link to {target}, which does not exist: remove it, or make what it leads to")
@@ -235,14 +87,6 @@ def _below(root: Path, path: Path, name: str, allowed: Callable[[Path], bool], a
         raise CarryError(f"{path} is a link to a folder that it is in: remove it")
     else:
         yield from _listed(root, real, name, allowed, (*above, str(real)))
-
-
-def _stays_below(name: str, target: str) -> bool:
-    """Whether a link `name` to `target` can't lead above the folder that `name` counts from: ".." only at its beginning, and no more of them than
-    `name` has folders. One in the middle would go up from wherever another link has led."""
-    parts = target.split("/")
-    ups = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
-    return target != "" and not target.startswith("/") and ups <= name.count("/") and ".." not in parts[ups:]
 
 
 def _is_below(root: Path, path: Path) -> bool:
@@ -264,7 +108,7 @@ def give(
     shown = ({key: value for key, value in entry.items() if key != "path"} for entry in entries)
     wire.say_all("entries", shown, {"name": Path(os.path.abspath(source)).name})  # noqa: PTH100 (a link by its own name)
     files = {number: entry for number, entry in enumerate(entries) if "size" in entry}
-    there = _heard_of(wire, files)
+    there = hear_held(wire, files)
     plan, hashes = [], {}
     for number, entry in files.items():
         have, digest, complete = there.get(number, (0, "", False))
@@ -287,19 +131,8 @@ def give(
     for _ in range(unanswered):
         wire.hear()
     if "ended" not in wire.hear():
-        raise _odd("it doesn't say that it has ended")
+        raise no_protocol("it doesn't say that it has ended")
     return _counts(files, plan, missing)
-
-
-def _heard_of(wire: Wire, files: Mapping[int, Entry]) -> dict[int, tuple[int, str, bool]]:
-    """Number of a file → (bytes, their SHA-256, whether it has its name) of what the taker has of it. Raises CarryError."""
-    there: dict[int, tuple[int, str, bool]] = {}
-    for item, _ in wire.hear_all("have"):
-        number, have, digest, complete = item if isinstance(item, list) and len(item) == 4 else (None, None, None, None)
-        if not (_is_count(number) and number in files and number not in there and _is_count(have) and have <= files[number]["size"]):
-            raise _odd("it has what wasn't offered")
-        there[number] = (have, str(digest), complete is True)
-    return there
 
 
 def _counts(files: Mapping[int, Entry], plan: list[tuple[int, int]], missing: int) -> Entry:
@@ -350,17 +183,17 @@ def take(
     widen: int = 0o600,
     name: str | None = None,
 ) -> Entry:
-    """Receive to `to` (`target_of`). `expected` is told how many bytes will come, `passed` of those that came. `widen`: mode bits that every file gets.
+    """Receive to `to` (`destination_of`). `expected` is told how many bytes will come, `passed` of those that came. `widen`: mode bits that every file gets.
 
     `name`: what lands in a target that is a folder to put it into; None: the giver's own name for it, which must be one component.
     """
-    entries, offered = _heard_entries(wire)
-    target = target_of(to, offered if name is None else name, folder="size" not in entries[0], allowed=allowed)
+    entries, offered = hear_entries(wire)
+    target = destination_of(to, offered if name is None else name, folder="size" not in entries[0], allowed=allowed)
     files = {number: entry for number, entry in enumerate(entries) if "size" in entry}
     begun: dict[int, Any] = {}
     with contextlib.closing(target):
         wire.say_all("have", _had_of(target, files, begun, wire))
-        plan = _heard_plan(wire, files, begun)
+        plan = hear_plan(wire, files, begun)
         missing = sum(files[number]["size"] - offset for number, offset in plan)
         _check_space(target.base, missing)
         expected(missing)
@@ -381,77 +214,6 @@ def take(
     return counts
 
 
-def _heard_entries(wire: Wire) -> tuple[list[Entry], object]:
-    """What the giver has, the file or folder itself first, and its name for that. Raises CarryError unless all of it can be taken."""
-    entries: list[Entry] = []
-    offered: object = None
-    names: set[str] = set()
-    for item, line in wire.hear_all("entries"):
-        entry = _entry_of(item, first=not entries)
-        if entry["name"] in names:
-            raise _odd(f"it has {entry['name']!r} twice")
-        if entries and "dir" not in entries[0]:
-            raise _odd("there is more than the one file")
-        offered = line.get("name") if not entries else offered
-        names.add(entry["name"])
-        entries.append(entry)
-    if not entries:
-        raise _odd("it has nothing")
-    return entries, offered
-
-
-def _entry_of(item: object, *, first: bool) -> Entry:
-    """A file ("size", "mode"), folder ("dir") or link ("link"), and nothing else of what was sent. Raises CarryError."""
-    entry = item if isinstance(item, dict) else {}
-    name, link, size, mode = (entry.get(key) for key in ("name", "link", "size", "mode"))
-    if not isinstance(name, str) or (name == "") != first or (name and not _is_plain(name)):
-        raise CarryError(f"{_shown(name)} would be outside of the target: no part of a name may be empty, '.', '..' or a draft's")
-    if entry.get("dir") is True and "size" not in entry and "link" not in entry:
-        return {"name": name, "dir": True}
-    if _is_count(size) and _is_count(mode) and "link" not in entry and "dir" not in entry:
-        return {"name": name, "size": size, "mode": mode}
-    if not first and isinstance(link, str) and "size" not in entry and "dir" not in entry:
-        if not (_fits(link) and _stays_below(name, link)):
-            raise CarryError(f"{name!r} would be a link to {link[:200]!r}, outside of the target")
-        return {"name": name, "link": link}
-    raise _odd(f"{name[:200]!r} is neither a file nor a folder nor a link")
-
-
-def _is_plain(name: str) -> bool:
-    """Whether a relative path has only components that are names of files, and none of a draft."""
-    parts = name.split("/")
-    return _fits(name) and len(parts) <= DEPTH_MAX and not any(part in {"", ".", ".."} or part.startswith(DRAFT) for part in parts)
-
-
-def _shown(name: object) -> str:
-    return repr(name[:200]) if isinstance(name, str) else f"something of type {type(name).__name__}"
-
-
-def _fits(path: str) -> bool:
-    """Whether it can be handed to the system at all."""
-    try:
-        return "\0" not in path and len(os.fsencode(path)) <= NAME_BYTES_MAX
-    except ValueError:  # (half of a surrogate pair)
-        return False
-
-
-def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
-
-
-def _heard_plan(wire: Wire, files: Mapping[int, Entry], begun: Mapping[int, Any]) -> list[tuple[int, int]]:
-    """(number, offset) of every file that will come: from its beginning, or from the end of what is there. Raises CarryError."""
-    plan: dict[int, int] = {}
-    for item, _ in wire.hear_all("plan"):
-        number, offset = item if isinstance(item, list) and len(item) == 2 else (None, None)
-        if not (_is_count(number) and number in files and number not in plan and _is_count(offset)):
-            raise _odd("it plans to send what it didn't offer")
-        if offset and not (number in begun and offset == begun[number].size):
-            raise _odd("it plans to go on where nothing was begun")
-        plan[number] = offset
-    return list(plan.items())
-
-
 class Begun:
     """The SHA-256 of the first `size` bytes of a file, which goes on where more of it comes."""
 
@@ -460,7 +222,7 @@ class Begun:
         self.update, self.hexdigest = digest.update, digest.hexdigest
 
 
-class Target:
+class Destination:
     """The file or folder that is written, reached from the folder `base` that a person named. Below that, no link is ever followed: whoever made one
     there, and when. `close` it."""
 
@@ -509,20 +271,20 @@ class Target:
         return here
 
 
-def target_of(to: str, name: object, *, folder: bool, allowed: Callable[[Path], bool]) -> Target:
+def destination_of(to: str, name: object, *, folder: bool, allowed: Callable[[Path], bool]) -> Destination:
     """`name` goes below a target that ends with a slash, and a file into a folder that is there; else the target is its new name.
 
     Raises CarryError when `name` is used and is no name of a file, or `allowed` says no.
     """
     into = to.endswith(("/", "/.", "/..")) or to in (".", "..") or (not folder and Path(to).is_dir())
     if into:
-        if not isinstance(name, str) or "/" in name or not _is_plain(name):
-            raise CarryError(f"the other end calls it {_shown(name)}, which is no name of a file in {to}: name the new file or folder, too")
-        target = Target(Path(to), (name,))
+        if not isinstance(name, str) or "/" in name or not is_plain(name):
+            raise CarryError(f"the other end calls it {shown(name)}, which is no name of a file in {to}: name the new file or folder, too")
+        target = Destination(Path(to), (name,))
     elif folder:
-        target = Target(Path(to), ())
+        target = Destination(Path(to), ())
     else:
-        target = Target(Path(to).parent, (Path(to).name,))
+        target = Destination(Path(to).parent, (Path(to).name,))
     if not allowed(Path(os.path.realpath(target.base))):
         raise CarryError(f"{to} is outside of the job's volumes")
     return target
@@ -546,17 +308,12 @@ def _subfolder(above: int, name: str, make: bool) -> int:
         raise
 
 
-def draft_of(place: Path) -> Path:
-    """Where a file is until it is complete."""
-    return place.with_name(_draft_name(place.name))
-
-
-def _draft_name(name: str) -> str:
+def draft_name(name: str) -> str:
     """The same at every try, and never too long."""
     return DRAFT + hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
 
 
-def _had_of(target: Target, files: Mapping[int, Entry], begun: dict[int, Any], wire: Wire) -> Iterator[tuple[int, int, str, bool]]:
+def _had_of(target: Destination, files: Mapping[int, Entry], begun: dict[int, Any], wire: Wire) -> Iterator[tuple[int, int, str, bool]]:
     for number, entry in files.items():
         try:
             holder, name = target.holder(entry["name"], make=False)
@@ -575,7 +332,7 @@ def _had_of(target: Target, files: Mapping[int, Entry], begun: dict[int, Any], w
 
 def _had(holder: int, name: str, place: Path, size: int, wire: Wire) -> tuple[Begun, bool] | None:
     """What is there of a file already, and whether it has its name."""
-    draft = _draft_name(name)
+    draft = draft_name(name)
     state, begun = _state(holder, name), _state(holder, draft)
     if state is not None and stat.S_ISDIR(state.st_mode):
         raise CarryError(f"{place} is a folder where a file would have to be")
@@ -606,10 +363,10 @@ def _check_space(target: Path, missing: int) -> None:
         raise CarryError(f"{missing / 1e9:.2f} GB are to come, and {there} has {free / 1e9:.2f} GB free: make room there first")
 
 
-def _take_file(wire: Wire, target: Target, entry: Entry, offset: int, digest: Any, mode: int, passed: Callable[[int], None]) -> None:
+def _take_file(wire: Wire, target: Destination, entry: Entry, offset: int, digest: Any, mode: int, passed: Callable[[int], None]) -> None:
     place = target.path(entry["name"])
     holder, name = target.holder(entry["name"])
-    draft, size, synced = _draft_name(name), offset, offset
+    draft, size, synced = draft_name(name), offset, offset
     try:
         with os.fdopen(_opened_draft(holder, draft), "r+b", buffering=0) as file:
             _lock(file.fileno(), place.with_name(draft), wire)
@@ -671,13 +428,13 @@ def _lock(descriptor: int, draft: Path, wire: Wire) -> None:
             return
 
 
-def _link(target: Target, name: str, link: str, allowed: Callable[[Path], bool]) -> None:
+def _link(target: Destination, name: str, link: str, allowed: Callable[[Path], bool]) -> None:
     place, root = target.path(name), target.path("")
     leads = Path(os.path.realpath(place.parent / link))
     if not _is_below(Path(os.path.realpath(root)), leads) or not allowed(leads):  # (by a link that was there before)
         raise CarryError(f"{place} would be a link to {link}, outside of {root}")
     holder, last = target.holder(name)
-    draft = _draft_name(last)
+    draft = draft_name(last)
     try:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(draft, dir_fd=holder)

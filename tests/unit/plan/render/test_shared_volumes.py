@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from lockstep.platforms.inpod import carry, source_of
-from lockstep.platforms.inpod.carry import Wire
+from lockstep.platforms.inpod.wire import Wire
 from lockstep_train.export_model import WeightFiles
 from unit.gang.cases import WORKSPACE, Gang, gang
 

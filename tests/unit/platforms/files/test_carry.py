@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from lockstep.platforms.inpod import carry, source_of
-from lockstep.platforms.inpod.carry import CarryError, Gone, Wire, draft_of
+from lockstep.platforms.inpod.carry import draft_name
+from lockstep.platforms.inpod.wire import CHUNK, CarryError, Entry, Gone, Wire
 
 BYTES = bytes(range(256)) * 4096 * 3  # three chunks
 
@@ -115,7 +116,7 @@ def test_a_broken_transfer_goes_on_where_it_was_and_nothing_is_there_in_half(sou
     target = tmp_path / "there"
     target.mkdir()
     (target / "weights").write_bytes(b"the old ones")
-    cut(source, target, carry.CHUNK)
+    cut(source, target, CHUNK)
     assert (target / "weights").read_bytes() == b"the old ones"
     done = copied(source, target)
     assert done["resumed"] == 1 and done["bytes"] < len(BYTES)
@@ -123,7 +124,7 @@ def test_a_broken_transfer_goes_on_where_it_was_and_nothing_is_there_in_half(sou
 
 
 def test_what_arrived_of_another_file_is_not_built_upon(source: Path, tmp_path: Path) -> None:
-    cut(source, tmp_path / "there", carry.CHUNK)
+    cut(source, tmp_path / "there", CHUNK)
     (source / "weights").write_bytes(BYTES[::-1])
     done = copied(source, tmp_path / "there")
     assert done["resumed"] == 0
@@ -132,7 +133,7 @@ def test_what_arrived_of_another_file_is_not_built_upon(source: Path, tmp_path: 
 
 def test_a_whole_file_that_only_lacked_its_name_gets_it(source: Path, tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
-    draft_of(tmp_path / "there" / "weights").write_bytes(BYTES)
+    (tmp_path / "there" / draft_name("weights")).write_bytes(BYTES)
     copied(source, tmp_path / "there")
     assert tree(tmp_path / "there") == tree(source)
 
@@ -210,7 +211,7 @@ def test_damage_on_the_way_is_found_and_the_draft_thrown_away(source: Path, tmp_
         patch.setattr(Wire, "pass_on", damaged)
         with pytest.raises(CarryError, match="weights was damaged on the way"):
             copied(source / "weights", tmp_path / "weights")
-    assert not (tmp_path / "weights").exists() and not draft_of(tmp_path / "weights").exists()
+    assert not (tmp_path / "weights").exists() and not (tmp_path / draft_name("weights")).exists()
 
 
 def test_a_file_that_changes_while_it_is_sent_is_named_and_keeps_its_old_self_there(source: Path, tmp_path: Path) -> None:
@@ -222,7 +223,7 @@ def test_a_file_that_changes_while_it_is_sent_is_named_and_keeps_its_old_self_th
     assert not (tmp_path / "there/weights").exists()
 
 
-def give_these(wire: Wire, entries: list[carry.Entry]) -> Any:
+def give_these(wire: Wire, entries: list[Entry]) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(carry, "listed", lambda source, allowed: entries)
         return carry.give(wire, Path("unused"))

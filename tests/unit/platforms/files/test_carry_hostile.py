@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from lockstep.platforms.inpod import carry
-from lockstep.platforms.inpod.carry import CarryError, Gone, Wire
+from lockstep.platforms.inpod import wire as protocol
+from lockstep.platforms.inpod.wire import CarryError, Gone, Wire
 
 CONTENT = b"evil\n"
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -266,7 +267,7 @@ def test_a_link_that_takes_a_folders_place_meanwhile_is_not_followed(when: str, 
 @pytest.mark.parametrize("what", ["fifo", "hard link", "link", "folder of the draft"])
 def test_what_somebody_has_put_in_the_place_of_a_draft_is_neither_written_nor_waited_for(what: str, home: Path) -> None:
     demo = home / "projects/demo"
-    draft, mine = carry.draft_of(demo / "x"), home / ".bashrc"
+    draft, mine = demo / carry.draft_name("x"), home / ".bashrc"
     if what == "fifo":
         os.mkfifo(draft)
     elif what == "hard link":
@@ -282,7 +283,7 @@ def test_what_somebody_has_put_in_the_place_of_a_draft_is_neither_written_nor_wa
 
 
 def test_a_draft_that_shrank_meanwhile_is_not_filled_with_zeros(tmp_path: Path) -> None:
-    draft = carry.draft_of(tmp_path / "x")
+    draft = tmp_path / carry.draft_name("x")
     draft.write_bytes(CONTENT[:3])
     rest = line({"name": "x", "entries": [file()]}) + line({"plan": [[0, 3]]}) + frames(CONTENT[3:]) + line({"sha256": SHA256})
     with said([rest]) as wire, pytest.raises(CarryError, match="was changed by somebody else"):
@@ -318,7 +319,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize("what", list(ENDLESS))
 def test_what_has_no_end_ends_with_a_sentence_and_little_memory(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carry, "ENTRIES_MAX", 20_000)
+    monkeypatch.setattr(protocol, "ENTRIES_MAX", 20_000)
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1 << 60}))
     first, *rest = ENDLESS[what]
 
