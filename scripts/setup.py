@@ -33,7 +33,7 @@ CONSOLE_SCRIPTS = {
 
 
 def cache_root() -> Path:
-    """Where Lockstep keeps what is costly to make again: $LOCKSTEP_CACHE, else the user's cache folder."""
+    """Folder of what is costly to make again: $LOCKSTEP_CACHE, else the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME")
     own = os.environ.get("LOCKSTEP_CACHE")
     return Path(own) if own else (Path(base) if base else Path.home() / ".cache") / "lockstep"
@@ -119,7 +119,7 @@ def point(link: Path, target: str) -> None:
 
 
 def missing() -> str | None:
-    """What this interpreter lacks, in one sentence; None when it will do."""
+    """The first thing that this interpreter lacks, in one sentence; None when it will do."""
     if sys.version_info < (3, 11):
         return f"{sys.executable} is Python {sys.version.split()[0]}; Lockstep needs 3.11 or newer: make setup PYTHON=/path/to/python3.11"
     if importlib.util.find_spec("ensurepip") is None:

@@ -16,14 +16,14 @@ import pytest
 
 from lockstep.devcluster import cluster, node
 from lockstep.devcluster.host import cgroups, processes
-from lockstep.devcluster.host.hostfolders import remove_unused
 from lockstep.devcluster.host.layout import Layout, cache_root
+from lockstep.devcluster.host.machine import remove_unused
 from lockstep.devcluster.images import BASE
 from lockstep.devcluster.kubeconfig import client_kubeconfig
 from support.clusters.own_cluster import NOBODYS
 
 LAYOUT = Layout(name="test", index=NOBODYS, root=cache_root())
-WANTED = cluster.Wanted(nodes=2)
+WANTED = cluster.ClusterGoal(nodes=2)
 WARM_UP_SECONDS = 15.0
 DAEMONS = 6 + 3 * WANTED.nodes
 
@@ -238,7 +238,7 @@ def start_and_kill(seconds: float) -> None:
     cluster.down(LAYOUT, print)
     code = (
         "from lockstep.devcluster import cluster\nfrom lockstep.devcluster.host.layout import Layout, cache_root\n"
-        f"cluster.up(Layout('test', {LAYOUT.index}, cache_root()), cluster.Wanted(nodes={WANTED.nodes}), print)\n"
+        f"cluster.up(Layout('test', {LAYOUT.index}, cache_root()), cluster.ClusterGoal(nodes={WANTED.nodes}), print)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
         time.sleep(seconds)
@@ -289,11 +289,11 @@ def test_nodes_can_have_different_resources_that_change_on_a_cluster_that_is_up(
         items = json.loads(kubectl("get", "nodes", "-o", "json"))["items"]
         return [item["status"]["allocatable"].get("nvidia.com/gpu") for item in items]
 
-    cluster.up(LAYOUT, cluster.Wanted(nodes=2, resources={None: {"nvidia.com/gpu": 4}, 1: {"nvidia.com/gpu": 2}}), print)
+    cluster.up(LAYOUT, cluster.ClusterGoal(nodes=2, resources={None: {"nvidia.com/gpu": 4}, 1: {"nvidia.com/gpu": 2}}), print)
     assert resources() == ["4", "2"]
     cluster.up(LAYOUT, WANTED, print)
     assert resources() == ["4", "2"]
-    cluster.up(LAYOUT, cluster.Wanted(nodes=2, resources={0: {"nvidia.com/gpu": 1}}), print)
+    cluster.up(LAYOUT, cluster.ClusterGoal(nodes=2, resources={0: {"nvidia.com/gpu": 1}}), print)
     assert resources() == ["1", None]
 
 

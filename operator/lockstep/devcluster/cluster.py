@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,9 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lockstep.api.errors import Failed
-from lockstep.devcluster import binary, controlplane, images, multus, node, python_volume, rails, server
-from lockstep.devcluster.host import cgroups, hostfolders, network, processes, sysctls
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.devcluster import binary, controlplane, images, node, python_volume, rails, server
+from lockstep.devcluster.host import cgroups, machine, network, processes
 from lockstep.devcluster.host.layout import Layout, NodeLayout
 
 Say = Callable[[str], None]
@@ -31,8 +32,8 @@ class ClusterError(Failed):
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What `up` should reach: nodes, and extended resources by node (for every node under the key None).
+class ClusterGoal:
+    """The state that `up` should reach: nodes, and extended resources by node (for every node under the key None).
 
     Resources that are not given are left as they are, so that an `up` for the sake of repair takes nothing away; none: an empty mapping.
     """
@@ -47,6 +48,27 @@ class Wanted:
         if self.resources is None:
             return rails.resources(self.rails) if self.rails is not None else None
         return {**self.resources.get(None, {}), **self.resources.get(number, {})}
+
+
+RESOURCE = re.compile(r"^(?:(\d+):)?([a-z0-9][-a-z0-9.]*/[A-Za-z0-9][-A-Za-z0-9_.]*)=(\d+)$")
+
+
+def parse_resources(texts: Sequence[str], nodes: int) -> Mapping[int | None, Mapping[str, int]]:
+    """Pretended resources of nodes, as the command line writes them: `nvidia.com/gpu=4` is for every node (key None), `1:nvidia.com/gpu=4` for node 1.
+
+    Raises:
+        ConfigError: not of that form, or there is no such node.
+    """
+    resources: dict[int | None, dict[str, int]] = {}
+    for text in texts:
+        match = RESOURCE.match(text)
+        if match is None:
+            raise ConfigError(f"--resource {text}: must be domain/name=count, or node:domain/name=count, for example nvidia.com/gpu=4")
+        number, name, count = match.groups()
+        if number is not None and int(number) >= nodes:
+            raise ConfigError(f"--resource {text}: there is no node {number}; nodes are 0 to {nodes - 1}")
+        resources.setdefault(None if number is None else int(number), {})[name] = int(count)
+    return resources
 
 
 @contextmanager
@@ -90,17 +112,17 @@ def _last_line(log: Path) -> str:
     return lines[-1] if lines else "it said nothing"
 
 
-def up(layout: Layout, wanted: Wanted, say: Say) -> Path:
-    """A cluster with `wanted.nodes` Ready nodes; the administrator's kubeconfig. Starts only what isn't running as it should.
+def up(layout: Layout, goal: ClusterGoal, say: Say) -> Path:
+    """Bring up a cluster with `goal.nodes` Ready nodes and return the administrator's kubeconfig. Starts only what isn't running as it should.
 
     Raises:
         ClusterError: something did not start; the message names its log.
     """
     with _exclusive(layout):
-        wanted_rails = rails.recorded(layout) if wanted.rails is None else wanted.rails
-        cni = _cni_programs(layout, wanted_rails, say)
+        rail_count = rails.recorded(layout) if goal.rails is None else goal.rails
+        cni = _cni_programs(layout, rail_count, say)
         programs, archives = prepare(layout, say)
-        nodes = [layout.node(number) for number in range(wanted.nodes)]
+        nodes = [layout.node(number) for number in range(goal.nodes)]
         _lay_out(layout, nodes)
         with ThreadPoolExecutor() as pool:
             starting = [pool.submit(_start_runtime, n, archives, say) for n in nodes]
@@ -109,13 +131,13 @@ def up(layout: Layout, wanted: Wanted, say: Say) -> Path:
                 future.result()
             began = datetime.now(UTC)
             started = {n.name: began for n in nodes if _start_kubelet(n, programs / binary.MULTI_CALL)}
-            _reach_rails(layout, nodes, wanted_rails, cni)
-        _finish(layout, nodes, wanted, started, say)
+            _reach_rails(layout, nodes, rail_count, cni)
+        _finish(layout, nodes, goal, started, say)
     return layout.kubeconfig
 
 
 def prepare(layout: Layout, say: Say) -> tuple[Path, list[Path]]:
-    """What all clusters of this machine are made of: the programs' folder, the images, and what pods import.
+    """Build what all clusters of this machine share: the programs' folder, the images, and the packages that pods import.
 
     Raises:
         BuildError: the Go command failed.
@@ -132,7 +154,7 @@ def prepare(layout: Layout, say: Say) -> tuple[Path, list[Path]]:
 def _lay_out(layout: Layout, nodes: list[NodeLayout]) -> None:
     for folder in (layout.logs, layout.volumes, layout.python_mount, layout.run):
         folder.mkdir(parents=True, exist_ok=True)
-    sysctls.note(layout.sysctls)
+    machine.note_settings(layout.sysctls)
     cgroups.create_tracking(layout.cgroup)  # first: it is how the `down` of another cluster knows of this one
     controlplane.write_credentials(layout)
     network.create_bridge(layout)
@@ -143,7 +165,7 @@ def _lay_out(layout: Layout, nodes: list[NodeLayout]) -> None:
 
 
 def _daemon(layout: Layout, name: str, command: list[str]) -> bool:
-    """Whether the daemon had to be started: it didn't run, or with another command line."""
+    """Start the daemon unless it runs with this command line; return True if it had to be started."""
     running = processes.running(layout.daemons, name)
     if running and running.command == processes.digest(command):
         return False
@@ -170,10 +192,10 @@ def _start_runtime(n: NodeLayout, archives: list[Path], say: Say) -> None:
         cgroups.kill(n.cgroup)  # containers of a runtime that is gone: nobody else would end them
     _daemon(n.cluster, name, command)
     _wait(n.cluster, f"an answer of containerd on {n.name}", lambda: node.answers(n), name)
-    held = node.image_names(n)
+    imported = node.image_names(n)
     for reference, archive in zip((images.PAUSE, images.BASE), archives, strict=True):
         mark = n.state / f"{reference.replace('/', '-')}.imported"
-        if reference in held and mark.exists() and mark.read_text() == archive.name:
+        if reference in imported and mark.exists() and mark.read_text() == archive.name:
             continue
         say(f"importing {reference} into {n.name}")
         node.import_image(n, archive)
@@ -181,7 +203,7 @@ def _start_runtime(n: NodeLayout, archives: list[Path], say: Say) -> None:
 
 
 def _start_kubelet(n: NodeLayout, kube: Path) -> bool:
-    """Whether it had to be started."""
+    """Start the node's kubelet and kube-proxy; return True if the kubelet had to be started."""
     layout, runtime = n.cluster, f"{n.name}-containerd"
     containerd = processes.running(layout.daemons, runtime)
     if containerd is None:
@@ -194,7 +216,7 @@ def _start_kubelet(n: NodeLayout, kube: Path) -> bool:
 
 def _cni_programs(layout: Layout, count: int, say: Say) -> Path | None:
     plugins = node.cni_folder()
-    return multus.build(layout.root, plugins, say) if count and plugins is not None else None
+    return binary.build_multus(layout.root, plugins, say) if count and plugins is not None else None
 
 
 def _reach_rails(layout: Layout, nodes: list[NodeLayout], count: int, cni: Path | None) -> None:
@@ -221,7 +243,7 @@ def _reach_rails(layout: Layout, nodes: list[NodeLayout], count: int, cni: Path 
     rails.record(layout, count)
 
 
-def _finish(layout: Layout, nodes: list[NodeLayout], wanted: Wanted, started: Mapping[str, datetime], say: Say) -> None:
+def _finish(layout: Layout, nodes: list[NodeLayout], goal: ClusterGoal, started: Mapping[str, datetime], say: Say) -> None:
     """`started`: when kubelets were started just now, by node; what stood in their nodes' status before is no news of them."""
     names = ", ".join(n.name for n in nodes)
     kubelets = [f"{n.name}-kubelet" for n in nodes]
@@ -229,7 +251,7 @@ def _finish(layout: Layout, nodes: list[NodeLayout], wanted: Wanted, started: Ma
         server.create_classes(core)
         _wait(layout, f"nodes {names} Ready", lambda: all(server.node_readiness(core, started).get(n.name) for n in nodes), *kubelets)
         for n in nodes:
-            resources = wanted.of_node(n.number)
+            resources = goal.of_node(n.number)
             if resources is not None:
                 server.set_resources(core, n.name, resources)
         _wait(layout, "the default service account", lambda: server.has_default_account(core), "kube-controller-manager")
@@ -240,12 +262,12 @@ def down(layout: Layout, say: Say, purge: bool = False) -> None:
     """Remove processes, groups, links, rules, sockets and the cluster's state. Images and the data of claims stay, unless purged."""
     with _exclusive(layout):
         cgroups.remove(*cgroups.of_cluster(layout.name))
-        network.remove(layout)
-        sysctls.restore(layout.sysctls)
+        network.remove_all(layout)
+        machine.restore_settings(layout.sysctls)
         shutil.rmtree(layout.run, ignore_errors=True)
         if not cgroups.others(layout.name):  # one that is just coming up needs them, too
             network.forget_namespaces()
-            hostfolders.remove_unused([layout.run.parent, *map(Path, node.PRIVATE_FOLDERS)])
+            machine.remove_unused([layout.run.parent, *map(Path, node.PRIVATE_FOLDERS)])
         if layout.python_mount.exists():
             layout.python_mount.rmdir()  # never its content: that would be the cache
         for path in layout.state.iterdir():
@@ -273,7 +295,7 @@ def _remove(path: Path) -> None:
 
 
 def status(layout: Layout) -> dict[str, Any]:
-    """What runs: daemons by name, nodes and whether they are Ready."""
+    """Daemons by name and nodes by readiness, as `lockstep devcluster status` prints them."""
     daemons = {path.stem: processes.running(layout.daemons, path.stem) is not None for path in sorted(layout.daemons.glob("*.json"))}
     nodes: dict[str, bool] = {}
     if daemons.get("kube-apiserver") and server.is_ready(layout):

@@ -22,14 +22,14 @@ ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 FORM = "3"  # raise it when the way an image is made changes
 
 
-def release() -> dict[str, str]:
+def os_release() -> dict[str, str]:
     """/etc/os-release, unquoted."""
     lines = (line.partition("=") for line in Path("/etc/os-release").read_text().splitlines() if "=" in line)
     return {key: value.strip('"') for key, _, value in lines}
 
 
 def base_key() -> str:
-    facts = release()
+    facts = os_release()
     return hashlib.sha256(f"{FORM}|{facts['ID']}|{facts['VERSION_CODENAME']}|{PACKAGES}".encode()).hexdigest()[:12]
 
 
@@ -41,7 +41,7 @@ def base_archive(root: Path, say: Callable[[str], None]) -> Path:
     """The base image as an archive for `ctr images import`; made with debootstrap once, then cached."""
     archive = base_path(root)
     if not archive.exists():
-        say(f"making the base image {BASE} from {release()['VERSION_CODENAME']} packages (under a minute, cached afterwards)")
+        say(f"making the base image {BASE} from {os_release()['VERSION_CODENAME']} packages (under a minute, cached afterwards)")
         tree = archive.with_suffix(".tree")
         shutil.rmtree(tree, ignore_errors=True)
         tree.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def base_archive(root: Path, say: Callable[[str], None]) -> Path:
                 "debootstrap",
                 "--variant=minbase",
                 f"--include={','.join(PACKAGES)}",
-                release()["VERSION_CODENAME"],
+                os_release()["VERSION_CODENAME"],
                 str(tree),
             ]
             if subprocess.run(command, stdout=output, stderr=output, check=False).returncode != 0:

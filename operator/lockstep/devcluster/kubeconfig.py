@@ -1,4 +1,4 @@
-"""Who may talk to the embedded cluster: the administrator's kubeconfig, and files for other users (for tests of what those may do)."""
+"""Kubeconfigs of the embedded cluster: the administrator's kubeconfig, and files for other users (for tests of what those may do)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def client_kubeconfig(user: str, groups: Sequence[str] = (), layout: Layout | No
     Raises:
         FileNotFoundError: the cluster is not up, so there is no authority.
     """
-    found = layout or default_layout()
-    if not (found.pki / "ca.crt").exists():
-        raise FileNotFoundError(f"{found.pki / 'ca.crt'}: the cluster {found.name} is not up (lockstep devcluster up)")
-    file = found.state / "kubeconfigs" / f"client-{re.sub(r'[^A-Za-z0-9.-]', '-', user)}"
-    Authority(found.pki).kubeconfig(file, found.server, user, *groups, context=found.name, renew=True)
+    layout = layout or default_layout()
+    if not (layout.pki / "ca.crt").exists():
+        raise FileNotFoundError(f"{layout.pki / 'ca.crt'}: the cluster {layout.name} is not up (lockstep devcluster up)")
+    file = layout.state / "kubeconfigs" / f"client-{re.sub(r'[^A-Za-z0-9.-]', '-', user)}"
+    Authority(layout.pki).kubeconfig(file, layout.server, user, *groups, context=layout.name, renew=True)
     return file

@@ -1,4 +1,4 @@
-"""What a machine must have for the embedded cluster: observed first, judged purely, and only then installed."""
+"""Needs of the embedded cluster on its machine: observed first, judged purely, and only then installed."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ PROBES: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What was seen of the machine. A feature that can't be tried yet (its tool isn't installed) is not in `lacks`."""
+class MachineFacts:
+    """The machine as it was observed. A feature that can't be tried yet (its tool isn't installed) is not in `lacks`."""
 
     system: str
     is_root: bool
@@ -70,18 +70,18 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Shortfall:
     """`missing`: why it can't be done, one sentence each; `install`: packages that would mend the rest."""
 
     missing: tuple[str, ...]
     install: tuple[str, ...]
 
 
-def observe(layout: Layout) -> Facts:
-    """Looks, and changes nothing that outlives the look."""
+def observe(layout: Layout) -> MachineFacts:
+    """Look at the machine, and change nothing that outlives the look."""
     linux, root = platform.system() == "Linux", os.geteuid() == 0
-    release = images.release() if linux and Path("/etc/os-release").exists() else {}
-    return Facts(
+    release = images.os_release() if linux and Path("/etc/os-release").exists() else {}
+    return MachineFacts(
         system=platform.system(),
         is_root=root,
         distribution=release.get("ID", ""),
@@ -100,7 +100,7 @@ def observe(layout: Layout) -> Facts:
 
 
 def _output(*command: str) -> str:
-    """What the command prints; nothing when it isn't there or fails."""
+    """Output of the command; empty when it isn't there or fails."""
     if shutil.which(command[0]) is None:
         return ""
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
@@ -112,8 +112,8 @@ def _go_version() -> tuple[int, ...] | None:
 
 
 def _system_python() -> str | None:
-    found = _output("/usr/bin/python3", "-c", "import sysconfig; print(sysconfig.get_python_version())").strip()
-    return found or None
+    version = _output("/usr/bin/python3", "-c", "import sysconfig; print(sysconfig.get_python_version())").strip()
+    return version or None
 
 
 def _lacking() -> list[str]:
@@ -133,14 +133,14 @@ def _routes(layout: Layout) -> list[tuple[str, str]]:
     return [(r["dst"], r.get("dev", "")) for r in routes if r["dst"] != "default" and r.get("dev") != layout.bridge]
 
 
-def judge(facts: Facts) -> Verdict:
-    """What stands in the way, all of it. Nothing is changed before this says that nothing does."""
+def judge(facts: MachineFacts) -> Shortfall:
+    """Everything that stands in the way. Nothing is changed before this says that nothing does."""
     if facts.system != "Linux":
-        return Verdict((f"this is {facts.system}; the embedded cluster needs Linux (`lockstep run --local` runs here)",), ())
+        return Shortfall((f"this is {facts.system}; the embedded cluster needs Linux (`lockstep run --local` runs here)",), ())
     missing = [*_missing_rights(facts), *(f"the kernel has no {feature}" for feature in sorted(facts.lacks)), *_conflicts(facts)]
     if not facts.is_built and (facts.go is None or facts.go < OLDEST_GO):
-        found = "there is no Go" if facts.go is None else f"Go {facts.go[0]}.{facts.go[1]} is too old"
-        missing.append(f"{found} to build Kubernetes with: install 1.24 or newer as https://go.dev/doc/install says")
+        problem = "there is no Go" if facts.go is None else f"Go {facts.go[0]}.{facts.go[1]} is too old"
+        missing.append(f"{problem} to build Kubernetes with: install 1.24 or newer as https://go.dev/doc/install says")
     if facts.base_python and facts.python != facts.base_python:
         missing.append(
             f"the Python of `.venv` is {facts.python}, pods have this distribution's {facts.base_python}: "
@@ -148,20 +148,20 @@ def judge(facts: Facts) -> Verdict:
         )
     packages = _packages(facts)
     if facts.distribution in DISTRIBUTIONS:
-        return Verdict(tuple(missing), packages)
+        return Shortfall(tuple(missing), packages)
     if not facts.has_base_image:
         missing.append(f"{facts.distribution or 'this system'} is neither Debian nor Ubuntu, whose packages the base image is made of")
     missing += [f"install {package} (on Debian and Ubuntu this is done for you)" for package in packages]
-    return Verdict(tuple(missing), ())
+    return Shortfall(tuple(missing), ())
 
 
-def _missing_rights(facts: Facts) -> list[str]:
+def _missing_rights(facts: MachineFacts) -> list[str]:
     if not facts.is_root:
         return ["it needs root: network namespaces and mounts are made (sudo, or `lockstep run --local`, which needs none)"]
     return [] if facts.cgroup_writable else ["/sys/fs/cgroup is read-only: control groups can't be made"]
 
 
-def _conflicts(facts: Facts) -> list[str]:
+def _conflicts(facts: MachineFacts) -> list[str]:
     wanted = [ipaddress.ip_network(text) for text in facts.wanted_networks]
     return [
         f"the network {network} is taken: this machine has a route to {destination} through {device}"
@@ -171,8 +171,8 @@ def _conflicts(facts: Facts) -> list[str]:
     ]
 
 
-def _packages(facts: Facts) -> tuple[str, ...]:
-    """What is to be installed; debootstrap only when there is an image to make."""
+def _packages(facts: MachineFacts) -> tuple[str, ...]:
+    """Packages to install; debootstrap only when there is an image to make."""
     needed = {package for command, package in PACKAGES.items() if command not in facts.commands}
     if facts.has_base_image:
         needed.discard("debootstrap")
@@ -185,10 +185,10 @@ def ensure(layout: Layout, say: Callable[[str], None]) -> None:
     Raises:
         ConfigError: what is missing, a line each.
     """
-    verdict = judge(observe(layout))
-    _refuse(verdict.missing)
-    if verdict.install:
-        install(verdict.install, say)
+    shortfall = judge(observe(layout))
+    _refuse(shortfall.missing)
+    if shortfall.install:
+        install(shortfall.install, say)
         _refuse(judge(observe(layout)).missing)  # what could not be tried without their tools
 
 

@@ -71,7 +71,7 @@ state = "{node.run / "containerd"}"
 
 
 def pod_network_configuration(node: NodeLayout) -> dict[str, object]:
-    """Of eth0 in every pod."""
+    """MTU of eth0 in every pod."""
     ipam = {
         "type": "host-local", "dataDir": str(node.run / "addresses"),
         "ranges": [[{"subnet": node.pod_network}]], "routes": [{"dst": "0.0.0.0/0"}],
@@ -150,7 +150,7 @@ def image_names(node: NodeLayout) -> set[str]:
 
 
 def answers(node: NodeLayout) -> bool:
-    """Whether the node's containerd takes connections, which it does when it has loaded everything."""
+    """Return True if the node's containerd takes connections, which it does when it has loaded everything."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         return connection.connect_ex(str(node.containerd_socket)) == 0
 

@@ -92,7 +92,7 @@ def provision(core: Any, claim: dict[str, Any], layout: Layout) -> None:
     print(f"provisioner: {path} for claim {claim['metadata']['namespace']}/{claim['metadata']['name']}", flush=True)
 
 
-def release(core: Any, volume: dict[str, Any], layout: Layout) -> None:
+def release_volume(core: Any, volume: dict[str, Any], layout: Layout) -> None:
     """Remove the data first and then the volume, so that a failure between them is tried again."""
     path = Path(volume["spec"]["hostPath"]["path"])
     if path.is_relative_to(layout.volumes) and path.exists():
@@ -108,7 +108,7 @@ def work_once(api: Any, core: Any, layout: Layout) -> None:
     claims = api.sanitize_for_serialization(core.list_persistent_volume_claim_for_all_namespaces(resource_version="0"))["items"]
     volumes = api.sanitize_for_serialization(core.list_persistent_volume(label_selector=LABEL))["items"]
     for volume in to_release(volumes):
-        release(core, volume, layout)
+        release_volume(core, volume, layout)
     for claim in to_provision(claims, volumes):
         provision(core, claim, layout)
 

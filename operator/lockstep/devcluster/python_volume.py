@@ -1,4 +1,4 @@
-"""What pods mount as their Python environment: the cached packages and a copy of this checkout's code."""
+"""The Python environment that pods mount: the cached packages and a copy of this checkout's code."""
 
 from __future__ import annotations
 

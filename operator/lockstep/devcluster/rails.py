@@ -24,7 +24,7 @@ GROUP, KIND = "k8s.cni.cncf.io", "NetworkAttachmentDefinition"
 
 
 def network_name(rail: int) -> str:
-    """Of rail 1, 2, …: as clusters name them after the NIC's port."""
+    """Name of the network of rail 1, 2, …: as clusters name them after the NIC's port."""
     return f"eno{4 + rail}np0-network"
 
 
@@ -72,7 +72,7 @@ def definition() -> dict[str, Any]:
 
 
 def recorded(layout: Layout) -> int:
-    """How many an earlier `up` has laid."""
+    """Number of rails that an earlier `up` has laid."""
     path = layout.state / "rails"
     return int(path.read_text()) if path.exists() else 0
 
@@ -82,7 +82,7 @@ def record(layout: Layout, rails: int) -> None:
 
 
 def _bridge(rail: int) -> str:
-    """Its name inside of every node."""
+    """Name of the rail's bridge inside every node."""
     return f"rail{rail}"
 
 
@@ -92,7 +92,7 @@ def _hub(layout: Layout) -> str:
 
 
 def lay(layout: Layout, nodes: list[NodeLayout], rails: int) -> None:
-    """Bridges and cables of the first `rails` rails, those that aren't there yet. Addresses are given out for all nodes together."""
+    """Make the bridges and cables of the first `rails` rails, those that aren't there yet. Addresses are given out for all nodes together."""
     hub = _hub(layout)
     (layout.run / "rails").mkdir(parents=True, exist_ok=True)
     if not network.is_namespace(hub):
@@ -125,7 +125,7 @@ def _is_link(namespace: str, name: str) -> bool:
 
 
 def take_up(layout: Layout, nodes: list[NodeLayout]) -> None:
-    """The bridges in the nodes and the hub with all cables."""
+    """Remove the bridges in the nodes, and the hub with all cables."""
     subprocess.run(["ip", "netns", "delete", _hub(layout)], capture_output=True, check=False)
     for node in nodes:
         for rail in range(1, RAILS_MAX + 1):

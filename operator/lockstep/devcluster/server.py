@@ -1,4 +1,4 @@
-"""What the cluster's API server is asked for: whether it is ready, which nodes are, storage classes, pretended resources."""
+"""Requests to the cluster's API server: its readiness and the nodes', storage classes, pretended resources."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def connected(layout: Layout) -> Iterator[Any]:
 
 
 def is_ready(layout: Layout) -> bool:
-    """Whether the API server answers that it is ready."""
+    """Return True if the API server answers that it is ready."""
     try:
         context = ssl.create_default_context(cafile=str(layout.pki / "ca.crt"))
         context.load_cert_chain(layout.pki / "user-admin.crt", layout.pki / "user-admin.key")
@@ -41,7 +41,7 @@ def is_ready(layout: Layout) -> bool:
 
 
 def node_readiness(core: Any, since: Mapping[str, datetime] | None = None) -> dict[str, bool]:
-    """Whether each node is Ready, by name. `since`: what was said before it is nothing, for the kubelet that said it has ended."""
+    """Readiness of each node by name. `since`: heartbeats before it don't count, because the kubelet that sent them has ended."""
 
     def ready(item: Any) -> bool:
         after = (since or {}).get(item.metadata.name, NEVER).replace(microsecond=0)  # heartbeats are of whole seconds
@@ -52,7 +52,7 @@ def node_readiness(core: Any, since: Mapping[str, datetime] | None = None) -> di
     return {item.metadata.name: ready(item) for item in core.list_node().items}
 
 
-def set_resources(core: Any, node: str, wanted: Mapping[str, int]) -> None:
+def set_resources(core: Any, node: str, counts: Mapping[str, int]) -> None:
     """Give the node these pretended resources and take those of earlier calls away.
 
     Raises:
@@ -60,7 +60,7 @@ def set_resources(core: Any, node: str, wanted: Mapping[str, int]) -> None:
     """
     capacity = core.read_node(node).status.capacity
     changes: dict[str, str | None] = {key: None for key in capacity if "/" in key}
-    changes.update({key: str(count) for key, count in wanted.items()})
+    changes.update({key: str(count) for key, count in counts.items()})
     if any(capacity.get(key) != value for key, value in changes.items()):
         core.patch_node_status(node, {"status": {"capacity": changes, "allocatable": changes}})
 
@@ -89,7 +89,7 @@ def create_attachments(core: Any, layout: Layout, rails: int, namespace: str = "
 
 
 def _is_created(objects: Any, item: dict[str, Any], plural: str) -> bool:
-    """Whether it is there now. A kind that was just defined is answered with 404 until it is served."""
+    """Create the object; return True if it is there now. A kind that was just defined is answered with 404 until it is served."""
     group, version = item["apiVersion"].split("/")
     make = partial(objects.create_namespaced_custom_object, group, version, item["metadata"]["namespace"], plural, item)
     return _tolerate(404, lambda: _tolerate(409, make) or item) is not None
@@ -106,7 +106,7 @@ def delete_attachments(core: Any) -> None:
 
 
 def has_default_account(core: Any) -> bool:
-    """Whether pods can be created in the namespace `default`: the controllers make its service account soon after the start."""
+    """Return True if pods can be created in the namespace `default`: the controllers make its service account soon after the start."""
     return _tolerate(404, lambda: core.read_namespaced_service_account("default", "default")) is not None
 
 

@@ -21,7 +21,7 @@ def third_node(core: client.CoreV1Api) -> Iterator[NodeLayout]:
     layout = default_layout()
     node = layout.node(2)
     try:
-        cluster.up(layout, cluster.Wanted(nodes=3), print)
+        cluster.up(layout, cluster.ClusterGoal(nodes=3), print)
         yield node
     finally:
         _remove(core, node)

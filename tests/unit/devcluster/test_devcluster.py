@@ -19,26 +19,25 @@ from cryptography.x509.oid import NameOID
 
 from lockstep.api.errors import ConfigError
 from lockstep.devcluster import binary, python_volume
-from lockstep.devcluster.binary import build_options, kubernetes_version, source_key
+from lockstep.devcluster.binary import SOURCE, build_options, kubernetes_version, source_key
 from lockstep.devcluster.certificates import Authority
-from lockstep.devcluster.cluster import Wanted
+from lockstep.devcluster.cluster import ClusterGoal, parse_resources
 from lockstep.devcluster.controlplane import commands
-from lockstep.devcluster.host import processes, sysctls
+from lockstep.devcluster.host import machine, processes
 from lockstep.devcluster.host.layout import Layout, default_layout
-from lockstep.devcluster.host.resources import parse
 from lockstep.devcluster.kubeconfig import client_kubeconfig
-from lockstep.devcluster.needs import PACKAGES, Facts, judge
+from lockstep.devcluster.needs import PACKAGES, MachineFacts, judge
 from lockstep.devcluster.provisioner import to_provision, to_release, volume_for
 from lockstep.devcluster.server import node_readiness
 
-READY = Facts(
+READY = MachineFacts(
     system="Linux", is_root=True, distribution="debian", commands=frozenset(PACKAGES), has_cni=True, go=(1, 26), is_built=False,
     lacks=frozenset(), cgroup_writable=True, python="3.11", base_python="3.11", has_base_image=False,
     wanted_networks=("10.89.0.0/24",), routes=(("192.0.2.0/24", "eth0"),),
 )  # fmt: skip
 
 
-def but(**changes: Any) -> Facts:
+def but(**changes: Any) -> MachineFacts:
     return dataclasses.replace(READY, **changes)
 
 
@@ -65,7 +64,7 @@ def test_a_machine_that_has_everything_needs_nothing() -> None:
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "",
 )
-def test_what_is_missing_is_said_in_one_sentence(facts: Facts, sentence: str) -> None:
+def test_what_is_missing_is_said_in_one_sentence(facts: MachineFacts, sentence: str) -> None:
     (missing,) = judge(facts).missing
     assert missing.startswith(sentence)
 
@@ -83,7 +82,7 @@ def test_all_that_is_missing_is_said_at_once() -> None:
         (but(commands=frozenset(PACKAGES) - {"debootstrap"}, has_base_image=True), ()),
     ],
 )
-def test_what_apt_has_is_installed(facts: Facts, packages: tuple[str, ...]) -> None:
+def test_what_apt_has_is_installed(facts: MachineFacts, packages: tuple[str, ...]) -> None:
     assert judge(facts).install == packages
     assert judge(facts).missing == ()
 
@@ -99,14 +98,14 @@ def test_go_is_not_needed_for_what_is_built_already() -> None:
 
 
 def test_resources_are_read_for_all_nodes_and_for_one() -> None:
-    wanted = Wanted(nodes=2, resources=parse(["nvidia.com/gpu=4", "1:nvidia.com/gpu=0", "1:a.b/c=2"], nodes=2))
+    wanted = ClusterGoal(nodes=2, resources=parse_resources(["nvidia.com/gpu=4", "1:nvidia.com/gpu=0", "1:a.b/c=2"], nodes=2))
     assert wanted.of_node(0) == {"nvidia.com/gpu": 4}
     assert wanted.of_node(1) == {"nvidia.com/gpu": 0, "a.b/c": 2}
 
 
 def test_resources_that_nobody_spoke_of_are_left_alone() -> None:
-    assert Wanted(nodes=2).of_node(0) is None
-    assert Wanted(nodes=2, resources={}).of_node(0) == {}
+    assert ClusterGoal(nodes=2).of_node(0) is None
+    assert ClusterGoal(nodes=2, resources={}).of_node(0) == {}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +113,7 @@ def test_resources_that_nobody_spoke_of_are_left_alone() -> None:
 )
 def test_a_resource_that_can_not_be_is_refused(text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        parse([text], nodes=2)
+        parse_resources([text], nodes=2)
 
 
 def addresses(layout: Layout) -> list[str]:
@@ -219,15 +218,15 @@ def test_settings_of_the_machine_are_noted_once_and_put_back(tmp_path: Path) -> 
     setting.parent.mkdir(parents=True)
     setting.write_text("0\n")
     record = tmp_path / "sysctls.json"
-    sysctls.note(record, tmp_path / "proc")
+    machine.note_settings(record, tmp_path / "proc")
     setting.write_text("1\n")
-    sysctls.note(record, tmp_path / "proc")  # a repair, after the kubelet changed it
-    sysctls.restore(record, tmp_path / "proc")
+    machine.note_settings(record, tmp_path / "proc")  # a repair, after the kubelet changed it
+    machine.restore_settings(record, tmp_path / "proc")
     assert setting.read_text() == "0"
 
 
 def test_the_binary_s_key_is_stable_and_its_version_is_go_mod_s() -> None:
-    assert source_key() == source_key()
+    assert source_key(SOURCE, build_options()) == source_key(SOURCE, build_options())
     assert f"-X k8s.io/component-base/version.gitVersion={kubernetes_version()}" in build_options()[-1]
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.api.job import TrainingJob
-from lockstep.devcluster import multus, rails
-from lockstep.devcluster.cluster import Wanted
+from lockstep.devcluster import rails
+from lockstep.devcluster.binary import MULTUS_OPTIONS, MULTUS_SOURCE, source_key
+from lockstep.devcluster.cluster import ClusterGoal
 from lockstep.devcluster.host.layout import Layout
 from lockstep.plan.cluster.railnetworks import are_isolated, read_network, stem
 from lockstep.plan.render.resolve import resolve
@@ -39,13 +40,13 @@ def test_no_network_names_a_resource_since_no_real_plugin_has_given_out_a_device
 @pytest.mark.parametrize(
     ("wanted", "expected"),
     [
-        (Wanted(), None),
-        (Wanted(rails=2), {"openshift.io/eno5np0rdma": 1, "openshift.io/eno6np0rdma": 1}),
-        (Wanted(rails=0), {}),
-        (Wanted(rails=2, resources={0: {"a/b": 1}}), {"a/b": 1}),
+        (ClusterGoal(), None),
+        (ClusterGoal(rails=2), {"openshift.io/eno5np0rdma": 1, "openshift.io/eno6np0rdma": 1}),
+        (ClusterGoal(rails=0), {}),
+        (ClusterGoal(rails=2, resources={0: {"a/b": 1}}), {"a/b": 1}),
     ],
 )
-def test_a_node_has_one_device_a_rail_unless_resources_are_said(wanted: Wanted, expected: dict[str, int] | None) -> None:
+def test_a_node_has_one_device_a_rail_unless_resources_are_said(wanted: ClusterGoal, expected: dict[str, int] | None) -> None:
     assert wanted.of_node(0) == expected
 
 
@@ -57,12 +58,13 @@ def test_the_number_of_rails_is_remembered_for_a_repair(tmp_path: Path) -> None:
     assert rails.recorded(layout) == 4
 
 
-def test_multus_is_built_again_when_its_module_changes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    before = multus.source_key()
-    for path in multus.SOURCE.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes() + b"\n")
-    monkeypatch.setattr(multus, "SOURCE", tmp_path)
-    assert multus.source_key() != before
+def test_multus_is_built_again_when_its_module_changes(tmp_path: Path) -> None:
+    before = source_key(MULTUS_SOURCE, MULTUS_OPTIONS)
+    for path in MULTUS_SOURCE.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    assert source_key(tmp_path, MULTUS_OPTIONS) == before
+    (tmp_path / "go.mod").write_bytes((MULTUS_SOURCE / "go.mod").read_bytes() + b"\n")
+    assert source_key(tmp_path, MULTUS_OPTIONS) != before
 
 
 @pytest.mark.parametrize(("mode", "interface"), [("RDMA", "net1"), ("TCP", None)])

@@ -30,7 +30,7 @@ def _say(text: str) -> None:
 
 @contextmanager
 def _failures() -> Iterator[None]:
-    """What went wrong on the machine as one sentence and exit code 1; a second call may mend it."""
+    """Turn what goes wrong on the machine into one sentence and exit code 1; a second call may mend it."""
     from lockstep.devcluster.cluster import ClusterError
 
     try:
@@ -41,19 +41,19 @@ def _failures() -> Iterator[None]:
 
 
 def bring_up(nodes: int = 2, resources: list[str] | None = None, rails: int | None = None) -> Path:
-    """The embedded cluster, up and Ready; its kubeconfig.
+    """Bring the embedded cluster up and Ready, and return its kubeconfig.
 
     Raises:
         ConfigError: this machine can't do it; the message lists what is missing.
     """
-    from lockstep.devcluster.cluster import Wanted, up
+    from lockstep.devcluster.cluster import ClusterGoal, parse_resources
+    from lockstep.devcluster.cluster import up as bring_cluster_up
     from lockstep.devcluster.host.layout import default_layout
-    from lockstep.devcluster.host.resources import parse
 
-    wanted = Wanted(nodes=nodes, resources=parse(resources, nodes) if resources else None, rails=rails)
+    goal = ClusterGoal(nodes=nodes, resources=parse_resources(resources, nodes) if resources else None, rails=rails)
     layout = default_layout()
     _install(layout)
-    return up(layout, wanted, _say)
+    return bring_cluster_up(layout, goal, _say)
 
 
 def _install(layout: Layout) -> None:
@@ -117,7 +117,7 @@ def down(purge: Annotated[bool, typer.Option(help="Remove images in the nodes an
 
 
 @app.command("status")
-def status(output: FormOption = Form.TEXT) -> None:
+def devcluster_status(output: FormOption = Form.TEXT) -> None:
     """Say which parts run. Exit code 1 when the cluster isn't up.
 
     Example: lockstep devcluster status -o json

@@ -1,4 +1,4 @@
-"""Where the embedded cluster keeps its things, and the names and addresses it uses on the machine."""
+"""Places of the embedded cluster: its folders, and the names and addresses it uses on the machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RUN_ROOT = Path("/run/lockstep")
 
 
 def cache_root() -> Path:
-    """Where costly things are kept: $LOCKSTEP_CACHE, else lockstep/ in the user's cache folder (as scripts/setup.py)."""
+    """Folder of what is costly to make again: $LOCKSTEP_CACHE, else lockstep/ in the user's cache folder (as scripts/setup.py)."""
     own, base = os.environ.get("LOCKSTEP_CACHE"), os.environ.get("XDG_CACHE_HOME")
     return Path(own) if own else (Path(base) if base else Path.home() / ".cache") / "lockstep"
 
@@ -70,12 +70,12 @@ class Layout:
 
     @property
     def python_volume(self) -> Path:
-        """What pods mount as their Python environment: the cached packages and a copy of the checkout's code."""
+        """Folder that pods mount as their Python environment: the cached packages and a copy of the checkout's code."""
         return self.root / "python"
 
     @property
     def python_mount(self) -> Path:
-        """Where the nodes see `python_volume`, read-only; an empty folder outside of them."""
+        """Folder where the nodes see `python_volume`, read-only; an empty folder outside of them."""
         return self.state / "python"
 
     @property
@@ -175,10 +175,10 @@ NUMBERS_MAX = 9
 
 def default_layout() -> Layout:
     """The embedded cluster that $LOCKSTEP_DEVCLUSTER numbers, 0 to 9; unset: 0. Raises ConfigError."""
-    given = os.environ.get(NUMBER, "0")
-    if not given.isdecimal() or int(given) > NUMBERS_MAX:
+    number = os.environ.get(NUMBER, "0")
+    if not number.isdecimal() or int(number) > NUMBERS_MAX:
         raise ConfigError(
-            f"{NUMBER} is {given!r}, must be a number from 0 to {NUMBERS_MAX}: it tells the embedded clusters of one machine apart"
+            f"{NUMBER} is {number!r}, must be a number from 0 to {NUMBERS_MAX}: it tells the embedded clusters of one machine apart"
         )
-    index = int(given)
+    index = int(number)
     return Layout(name=f"{DEFAULT_NAME}{index or ''}", index=index, root=cache_root())

@@ -19,7 +19,7 @@ def run(*command: str) -> None:
 
 
 def succeeds(*command: str) -> bool:
-    """Whether the command ends with 0."""
+    """Return True if the command ends with 0."""
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
@@ -28,7 +28,7 @@ def _link_exists(name: str) -> bool:
 
 
 def is_namespace(name: str) -> bool:
-    """Whether it can be entered: after a kill its file may be left."""
+    """Return True if the namespace can be entered: after a kill its file may be left."""
     return succeeds("nsenter", f"--net=/run/netns/{name}", "true")
 
 
@@ -49,7 +49,7 @@ def create_bridge(layout: Layout) -> None:
 
 
 def create_node(node: NodeLayout, nodes: list[NodeLayout]) -> None:
-    """The node's namespace with its cable to the bridge, and routes to every node's pods, also from the host."""
+    """Make the node's namespace with its cable to the bridge, and routes to every node's pods, also from the host."""
     if not is_namespace(node.namespace):
         subprocess.run(["ip", "netns", "delete", node.namespace], capture_output=True, check=False)
         run("ip", "netns", "add", node.namespace)
@@ -69,13 +69,13 @@ def create_node(node: NodeLayout, nodes: list[NodeLayout]) -> None:
 
 
 def remove_node(node: NodeLayout) -> None:
-    """The node's cable and namespace; its processes must have ended."""
+    """Remove the node's cable and namespace; its processes must have ended."""
     _delete_link(node.link)
     subprocess.run(["ip", "netns", "delete", node.namespace], capture_output=True, check=False)
 
 
-def remove(layout: Layout) -> None:
-    """Everything of this cluster: cables, the bridge and its routes, namespaces, filter rules."""
+def remove_all(layout: Layout) -> None:
+    """Remove everything of this cluster: cables, the bridge and its routes, namespaces, filter rules."""
     for path in sorted(Path("/sys/class/net").glob(f"lk{layout.index}v*")):
         _delete_link(path.name)
     _delete_link(layout.bridge)
