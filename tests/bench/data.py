@@ -65,7 +65,7 @@ def make_inputs(folder: Path, samples: int) -> None:
 def lockstep_open(folder: Path, kind: str) -> Any:
     """The training sequences: made now, or checked and mapped."""
     from lockstep_train.base.config import DataConfig
-    from lockstep_train.data.load import open_dataset, prepare
+    from lockstep_train.data.dataset import open_dataset, prepare
 
     tokeniser = tokeniser_of(folder / "model")
     data = DataConfig(path=str(folder / f"{kind}.jsonl"), max_length=LENGTH)
@@ -128,7 +128,7 @@ def measure(way: str, folder: Path, kind: str, read: bool, gate: bool) -> Measur
     import numpy
     import torch  # noqa: F401 (every rank has it)
 
-    import lockstep_train.data.load  # noqa: F401 (imports are no part of what is compared)
+    import lockstep_train.data.dataset  # noqa: F401 (imports are no part of what is compared)
 
     if way == "datasets":
         import datasets  # noqa: F401

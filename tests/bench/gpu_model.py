@@ -22,6 +22,7 @@ from lockstep_spec.choices import NonFinitePolicy
 from lockstep_spec.fit import MemoryPlan, plan_memory
 from lockstep_spec.memory import Place
 from lockstep_train.base.config import TrainingConfig
+from lockstep_train.base.limits import UNWATCHED
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.base.runfile import parse_training
 from lockstep_train.data.sequences.batches import Batch
@@ -31,7 +32,6 @@ from lockstep_train.engine.step import Stepper
 from lockstep_train.memory.agree import size_settings
 from lockstep_train.memory.shape import read_shape
 from lockstep_train.report import Reporter
-from lockstep_train.watch import UNWATCHED
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 LINEAR = (*ATTENTION, "gate_proj", "up_proj", "down_proj")

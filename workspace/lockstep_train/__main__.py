@@ -31,7 +31,8 @@ from lockstep_train.base.runfile import read_run
 from lockstep_train.base.stop import StopSignal
 from lockstep_train.report import Reporter, print_error
 from lockstep_train.report.sinks.choose import refuse_unusable
-from lockstep_train.watch import Place, Watchdog, flight
+from lockstep_train.watch import Watchdog, flight
+from lockstep_train.watch.watchdog import Place
 
 
 def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:

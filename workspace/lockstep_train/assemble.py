@@ -8,9 +8,11 @@ from pathlib import Path
 from lockstep_spec import length
 from lockstep_spec.modelnames import model_title
 from lockstep_train.base import limits
+from lockstep_train.base.cache import cache_folder
 from lockstep_train.base.config import RunConfig, TrainingConfig
 from lockstep_train.base.environment import RankEnvironment
 from lockstep_train.base.errors import ConfigError
+from lockstep_train.base.limits import UNWATCHED, Watch
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.base.volumes import nodes_share
 from lockstep_train.checkpoint.format.chain import Claim
@@ -21,10 +23,8 @@ from lockstep_train.checkpoint.save.save import Saver
 from lockstep_train.checkpoint.save.upkeep import start_upkeep
 from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.checkpoint.zero.zero_restore import set_counters
-from lockstep_train.data.cache.cachefolder import cache_folder
+from lockstep_train.data.dataset import Dataset, load_dataset, template_choice
 from lockstep_train.data.isolation import check_isolation
-from lockstep_train.data.load import Dataset, template_choice
-from lockstep_train.data.share import load_dataset
 from lockstep_train.data.tokens.tokenizer import load_tokeniser
 from lockstep_train.describe import Description, changed_settings, manifest_template, run_identity
 from lockstep_train.engine.build import start_model
@@ -37,7 +37,6 @@ from lockstep_train.model.experts import count_experts
 from lockstep_train.model.load import base_digest, model_folder
 from lockstep_train.report import Reporter
 from lockstep_train.run import Run, SaveReport
-from lockstep_train.watch import UNWATCHED, Watch
 
 
 def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, reporter: Reporter, watch: Watch = UNWATCHED) -> Run:

@@ -14,7 +14,7 @@ from lockstep_train.checkpoint.format.identity import Identity, parameters_diges
 from lockstep_train.checkpoint.format.manifest import Manifest
 from lockstep_train.checkpoint.resume import resume
 from lockstep_train.checkpoint.zero import zero_access
-from lockstep_train.data.load import Dataset, data_settings
+from lockstep_train.data.dataset import Dataset, data_settings
 
 
 @dataclass

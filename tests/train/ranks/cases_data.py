@@ -22,8 +22,9 @@ from lockstep_train.base import ranks as engine_ranks
 from lockstep_train.base.environment import rank_environment
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.runfile import read_run
-from lockstep_train.data import isolation, share
-from lockstep_train.data.load import Dataset
+from lockstep_train.data import dataset as datasets
+from lockstep_train.data import isolation
+from lockstep_train.data.dataset import Dataset
 from lockstep_train.data.read.files import whole_files
 from lockstep_train.data.read.records import Conversation
 from lockstep_train.data.sequences.batches import collate
@@ -420,7 +421,7 @@ def prepared_once(folder: str, data: str, model: str) -> None:
         training = dataclasses.replace(config.training, data=dataclasses.replace(config.training.data, path=str(path)))
         mine = dataclasses.replace(ranks, store=PrefixStore(case, ranks.store))
         try:
-            return share.load_dataset(dataclasses.replace(config, run_dir=run_dir, training=training), tokeniser, mine, print), ""
+            return datasets.load_dataset(dataclasses.replace(config, run_dir=run_dir, training=training), tokeniser, mine, print), ""
         except ConfigError as error:
             return None, str(error)
 

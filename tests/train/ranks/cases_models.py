@@ -18,6 +18,7 @@ from lockstep_train.base.config import TrainingConfig
 from lockstep_train.base.environment import rank_environment
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.imports import import_bitsandbytes
+from lockstep_train.base.limits import UNWATCHED
 from lockstep_train.base.runfile import parse_training
 from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.data.sequences.batches import Batch
@@ -29,7 +30,6 @@ from lockstep_train.export import write_adapter
 from lockstep_train.model.experts import count_experts
 from lockstep_train.model.load import quiet_transformers
 from lockstep_train.report import Reporter
-from lockstep_train.watch import UNWATCHED
 
 STEPS = 3
 VOCABULARY = 96

@@ -31,8 +31,8 @@ from lockstep_train.base.ranks import Ranks
 from lockstep_train.checkpoint.format.layout import CommitName
 from lockstep_train.checkpoint.format.manifest import ShardRecord
 from lockstep_train.collected import Commit
-from lockstep_train.data import share
-from lockstep_train.data.cache.cachefolder import content_digest
+from lockstep_train.data import dataset
+from lockstep_train.data.dataset import content_digest
 from lockstep_train.data.read import tables
 from lockstep_train.data.read.read import Broken, read_lines
 from lockstep_train.data.tokens import tokenizer
@@ -377,13 +377,13 @@ def test_a_volume_that_is_full_while_data_are_prepared_ends_the_attempt_alone(
     def prepare(*arguments: Any) -> Any:
         raise OSError(number, os.strerror(number), str(tmp_path))
 
-    monkeypatch.setattr(share, "prepare", prepare)
-    monkeypatch.setattr(share, "at_commits", lambda config, commits: config)
-    monkeypatch.setattr(share, "remember_commits", lambda *arguments: None)
+    monkeypatch.setattr(dataset, "prepare", prepare)
+    monkeypatch.setattr(dataset, "at_commits", lambda config, commits: config)
+    monkeypatch.setattr(dataset, "remember_commits", lambda *arguments: None)
     config: Any = SimpleNamespace(run_dir=tmp_path, training=SimpleNamespace(data=None, evaluation=None))
     tokens: Any = None
-    made = share.attempt(config, {}, tokens, tmp_path, print)
-    problem = share.first_problem({0: made})
+    made = dataset.attempt(config, {}, tokens, tmp_path, print)
+    problem = dataset.first_problem({0: made})
     assert problem is not None
     assert problem.final is final
     assert said in problem.message
@@ -411,4 +411,4 @@ def test_a_model_that_one_volume_can_not_hold_at_all_goes_before_the_passing_fau
 
 def test_a_wrong_setting_of_one_volume_goes_before_the_fault_of_another() -> None:
     made = {0: {"problem": Problem("full", final=False)}, 1: {"problem": Problem("wrong")}}
-    assert share.first_problem(made) == Problem("wrong")
+    assert dataset.first_problem(made) == Problem("wrong")

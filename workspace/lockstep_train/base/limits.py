@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from typing import Protocol
 
 STEP_FLOOR_SECONDS = 120.0
 MEDIANS = 3.0
@@ -22,3 +23,27 @@ def step_seconds(configured: int | None, durations: Sequence[float]) -> float:
     if configured is not None:
         return float(configured)
     return max(STEP_FLOOR_SECONDS, MEDIANS * statistics.median(durations)) if durations else FIRST_STEP_SECONDS
+
+
+class Watch(Protocol):
+    """What the run tells whoever watches it."""
+
+    def begin(self, activity: str, limit_seconds: float) -> None:
+        """Something starts that must end, or be begun anew, within the limit."""
+
+    def at(self, place: str) -> None:
+        """A place within the activity; the limit runs on."""
+
+    def loaded(self) -> None:
+        """From here on SIGTERM is the main thread's to handle: there is a state to save."""
+
+
+class Unwatched:
+    """For those who run a part of a run."""
+
+    def begin(self, activity: str, limit_seconds: float) -> None: ...
+    def at(self, place: str) -> None: ...
+    def loaded(self) -> None: ...
+
+
+UNWATCHED = Unwatched()

@@ -1,19 +1,27 @@
-"""Whether the nodes see one volume at the run's folder, or each its own: found out, not believed.
+"""Volumes that nodes share: who sees the same one is found out by trying, and work that all need on one is done by one rank of it.
 
 A folder of a node's own that poses as shared costs a run: the shards of a commit would lie on several disks, and nobody would look
-there. So at every start node 0 writes a file with a name that nobody can know, and the others look for it.
+there. So every node writes a file with a name that nobody can know, and looks for those of the others.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
 import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+from torch.distributed import DistStoreError
+
+from lockstep_train.base import limits
 from lockstep_train.base.config import Storage
 from lockstep_train.base.durable import make_directory
 from lockstep_train.base.errors import ConfigError
+from lockstep_train.base.limits import Watch
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.base.together import refused_together
 
@@ -21,24 +29,18 @@ SHARED_SECONDS = 30.0
 """Network file systems show a new name late, when they have cached that it isn't there."""
 GLANCE_SECONDS = 0.5
 POLL_SECONDS = 0.1
+PATIENCE = timedelta(seconds=30)
+"""Wait for the builders between two looks at how far they are."""
+MARK = ".volume-"
+
+Outcome = dict[str, Any]
+"""What a builder has made, or why it couldn't, as JSON."""
 
 
 def nodes_share(ranks: Ranks, run_dir: Path, storage: Storage | None, shared_seconds: float = SHARED_SECONDS) -> bool:
-    """Whether all nodes see the same `run_dir`. Raises ConfigError, on every rank, when they don't but `storage` says they do."""
-    if ranks.nodes == 1:
-        return True
-    patience = shared_seconds if storage is Storage.SHARED else GLANCE_SECONDS
-    mark = run_dir / f".volume-{secrets.token_hex(16)}"
-    if ranks.first:
-        make_directory(run_dir)
-        mark.touch()
-    name = ranks.publish("storage/mark", mark.name)
-    seen = not ranks.first_of_node or _appears(run_dir, name, patience)
-    answers = ranks.gather("storage/seen", [ranks.node, seen])
-    blind: list[int] = ranks.publish("storage/blind", sorted({node for node, saw in answers or [] if not saw}))
-    if ranks.first:
-        with contextlib.suppress(OSError):
-            mark.unlink()
+    """Return True if all nodes see the same `run_dir`. Raises ConfigError, on every rank, when they don't but `storage` says they do."""
+    lowest = volume_groups(ranks, run_dir, "storage", shared_seconds if storage is Storage.SHARED else GLANCE_SECONDS)
+    blind = [node for node, group in enumerate(lowest) if group != lowest[0]]
     if blind and storage is Storage.SHARED:
         listed = ", ".join(map(str, blind))
         with refused_together(ranks, "storage"):
@@ -49,13 +51,102 @@ def nodes_share(ranks: Ranks, run_dir: Path, storage: Storage | None, shared_sec
     return not blind
 
 
-def _appears(folder: Path, name: str, patience_seconds: float) -> bool:
+def volume_groups(ranks: Ranks, folder: Path, topic: str, patience_seconds: float = 0.0) -> list[int]:
+    """For every node the lowest node that sees the same `folder`, on every rank. No collective; `topic`, of the store's keys, is used once.
+
+    A node looks for the others' marks for up to `patience_seconds`.
+    """
+    if ranks.nodes == 1:
+        return [0]
+    mark = folder / f"{MARK}{ranks.node}-{secrets.token_hex(16)}"
+    if ranks.first_of_node:
+        make_directory(folder)
+        mark.touch()
+    marks = ranks.gather(f"{topic}/marks", mark.name if ranks.first_of_node else None)
+    names: list[str] = ranks.publish(f"{topic}/all-marks", [name for name in marks if name is not None] if marks is not None else None)
+    lowest = _lowest_seen(folder, names, patience_seconds, ranks.node) if ranks.first_of_node else None
+    answers = ranks.gather(f"{topic}/lowest", [ranks.node, lowest])
+    groups = {node: seen for node, seen in answers if seen is not None} if answers is not None else {}
+    agreed: list[int] = ranks.publish(f"{topic}/groups", [groups[node] for node in sorted(groups)])
+    if ranks.first_of_node:
+        with contextlib.suppress(OSError):
+            mark.unlink()
+    return agreed
+
+
+def _lowest_seen(folder: Path, names: Sequence[str], patience_seconds: float, own: int) -> int:
     """By listing, since looking for one name may be answered from a cache."""
     end = time.monotonic() + patience_seconds
     while True:
+        present: set[str] = set()
         with contextlib.suppress(OSError):
-            if any(entry.name == name for entry in folder.iterdir()):
-                return True
-        if time.monotonic() >= end:
-            return False
+            present = {entry.name for entry in folder.iterdir()}.intersection(names)
+        if len(present) == len(names) or time.monotonic() >= end:
+            return min((int(name.removeprefix(MARK).split("-")[0]) for name in present), default=own)
         time.sleep(POLL_SECONDS)
+
+
+class BuildProgress:
+    """What is prepared on a volume or fetched to it, known to all ranks: hours of it are fine as long as it moves.
+
+    A load is begun anew with every line that a builder reports; only one in which nothing moves ends at its limit. All ranks begin as many
+    parts, in the end as many as the builder that reported most: the watchdogs compare how many places each has come to.
+    """
+
+    def __init__(self, ranks: Ranks, watch: Watch, topic: str = "data", activity: str = "Load") -> None:
+        """`topic`: of the store's keys."""
+        self._ranks = ranks
+        self._topic = topic
+        self._activity = activity
+        self._watch = watch
+        self._parts = 0
+
+    def report(self, line: str) -> None:
+        """Say on a builder's rank that it has come further."""
+        self._begin(self._parts + 1, line)
+        self._ranks.store.set(self._key(self._ranks.node), json.dumps([self._parts, line]))
+
+    def follow(self, builders: Iterable[int]) -> None:
+        """Begin what these nodes have begun since the last look."""
+        for builder in builders:
+            if self._ranks.store.check([self._key(builder)]):
+                parts, line = json.loads(self._ranks.store.get(self._key(builder)))
+                self._begin(parts, line)
+
+    def _begin(self, parts: int, line: str) -> None:
+        """The name changes with each part, since the agent restarts its clock only for another one."""
+        while self._parts < parts:
+            self._parts += 1
+            self._watch.begin(f"{self._activity}, part {self._parts + 1}", limits.LOAD_SECONDS)
+            self._watch.at(line)
+
+    def _key(self, node: int) -> str:
+        return f"{self._topic}/told/{node}"
+
+
+def once_per_volume(
+    ranks: Ranks, folder: Path, topic: str, progress: BuildProgress, build: Callable[[], Outcome]
+) -> tuple[dict[int, Outcome], Outcome]:
+    """Run `build` on the first rank of the lowest node of each volume while all others wait; builder's node → outcome, and that of this volume.
+
+    The ranks talk through the store, not by collectives, so nobody waits inside one for what may be hours. A builder that dies ends all
+    ranks: that is the agent's to see.
+    """
+    builder_of = volume_groups(ranks, folder, topic)
+    if ranks.first_of_node and ranks.node == builder_of[ranks.node]:
+        ranks.store.set(f"{topic}/made/{ranks.node}", json.dumps(build()))
+    builders = sorted(set(builder_of))
+    outcomes = _await_outcomes(ranks, builders, topic, progress)
+    return outcomes, outcomes[builder_of[ranks.node]]
+
+
+def _await_outcomes(ranks: Ranks, builders: Sequence[int], topic: str, progress: BuildProgress) -> dict[int, Outcome]:
+    keys = [f"{topic}/made/{builder}" for builder in builders]
+    while True:
+        progress.follow(builders)
+        try:
+            ranks.store.wait(keys, PATIENCE)
+        except DistStoreError:
+            continue
+        progress.follow(builders)  # the last of it, so that all ranks have come to the same place
+        return {builder: json.loads(ranks.store.get(key)) for builder, key in zip(builders, keys, strict=True)}

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TextIO
 
 from lockstep_spec.choices import OnBroken
+from lockstep_train.base.cache import cache_folder
 from lockstep_train.base.config import DataConfig, RunConfig
 from lockstep_train.base.errors import ConfigError
-from lockstep_train.data.cache.cachefolder import cache_folder
-from lockstep_train.data.load import resolve_source, sources_of, template_choice
+from lockstep_train.data.dataset import resolve_source, sources_of, template_choice
 from lockstep_train.data.read.read import Broken
 from lockstep_train.data.tokens.source import Remarks, Source
 from lockstep_train.data.tokens.tokenize import Encoded, Tokeniser, encode_paragraphs, encode_samples

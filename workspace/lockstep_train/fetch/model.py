@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from lockstep_spec.modelnames import COMMIT, is_address, is_folder
+from lockstep_train.base.cache import cache_folder
 from lockstep_train.base.config import ModelConfig, Origin, RunConfig
 from lockstep_train.base.durable import make_directory, write_durably
 from lockstep_train.base.errors import TrainerError
 from lockstep_train.checkpoint.format.layout import MANIFEST
-from lockstep_train.data.cache.cachefolder import cache_folder
 from lockstep_train.fetch.choose import model_files, texts_only
 from lockstep_train.fetch.fetch import Say, fetch, pin_of
 from lockstep_train.fetch.folders import remembered_revision, target_in, whole_record

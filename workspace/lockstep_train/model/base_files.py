@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from lockstep_train.base import limits
+from lockstep_train.base.cache import file_hash, stamp
 from lockstep_train.base.errors import ConfigError, Problem, TrainerError, gravest, problem_of, refusal
+from lockstep_train.base.limits import Watch
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.base.together import refused_together
-from lockstep_train.data.cache.cachefolder import file_hash, stamp
 from lockstep_train.data.tokens.tokenizer import tokeniser_files
 from lockstep_train.model.weight_files import INDEX, weight_paths
-from lockstep_train.watch import Watch
 
 CONFIG = "config.json"
 RECORD = "base_files.json"

@@ -10,18 +10,17 @@ from typing import Any
 
 from lockstep_spec.modelnames import is_folder
 from lockstep_train.base import limits
+from lockstep_train.base.cache import cache_folder
 from lockstep_train.base.config import RunConfig
 from lockstep_train.base.errors import Problem, TrainerError, gravest, problem_of, refusal
+from lockstep_train.base.limits import UNWATCHED, Watch
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.base.together import refused_together
-from lockstep_train.data.cache.cachefolder import cache_folder
-from lockstep_train.data.progress import Progress
-from lockstep_train.data.share import await_made, find_builders
+from lockstep_train.base.volumes import BuildProgress, once_per_volume
 from lockstep_train.fetch.fetch import Say, fetch_problem
 from lockstep_train.fetch.folders import target_in
 from lockstep_train.fetch.model import fetch_model, in_folder, is_fetched, record_pin, recorded_pin, remote_of, resolved_pin
 from lockstep_train.report import Reporter
-from lockstep_train.watch import UNWATCHED, Watch
 
 TOPIC = "model"
 
@@ -37,17 +36,14 @@ def with_model_here(config: RunConfig, ranks: Ranks, reporter: Reporter, watch: 
     with refused_together(ranks, TOPIC):
         pin = _agreed_pin(config, ranks, reporter.say)
         remote = remote_of(model.name)
-        builders = find_builders(ranks, cache, TOPIC)
-        progress = Progress(ranks, watch, TOPIC, "Fetch of the model")
+        progress = BuildProgress(ranks, watch, TOPIC, "Fetch of the model")
 
         def say(line: str) -> None:
             reporter.say(line)
-            progress.told(line)
+            progress.report(line)
 
-        if ranks.first_of_node and ranks.node == builders[ranks.node]:
-            ranks.store.set(f"{TOPIC}/made/{ranks.node}", json.dumps(_attempt(config, pin, say)))
-        made = await_made(ranks, sorted(set(builders)), progress, TOPIC)
-        problem = gravest(Problem(*outcome["problem"]) for outcome in made.values() if "problem" in outcome)
+        outcomes, _ = once_per_volume(ranks, cache, TOPIC, progress, lambda: _attempt(config, pin, say))
+        problem = gravest(Problem(*outcome["problem"]) for outcome in outcomes.values() if "problem" in outcome)
         if problem is not None:
             raise problem.error()
     folder = target_in(cache, remote.kind, model.name, pin).folder

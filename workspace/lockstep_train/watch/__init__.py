@@ -1,5 +1,5 @@
 """A thread that sees when a rank hangs, has lost the others, or is asked to stop before it can save."""
 
-from lockstep_train.watch.watchdog import UNWATCHED, Place, Watch, Watchdog
+from lockstep_train.watch.watchdog import Watchdog
 
-__all__ = ["UNWATCHED", "Place", "Watch", "Watchdog"]
+__all__ = ["Watchdog"]

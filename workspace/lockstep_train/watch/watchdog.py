@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from lockstep_train.base.errors import EXIT_FAILED, EXIT_HANG, EXIT_STOPPED, Hang, Stopped, TrainerError
 from lockstep_train.base.stop import StopSignal
@@ -89,30 +89,6 @@ class Place:
 
     def file(self, what: str, ending: str) -> Path:
         return self.logs / f"{what}-attempt-{self.attempt}-rank-{self.rank}.{ending}"
-
-
-class Watch(Protocol):
-    """What the run tells whoever watches it."""
-
-    def begin(self, activity: str, limit_seconds: float) -> None:
-        """Something starts that must end, or be begun anew, within the limit."""
-
-    def at(self, place: str) -> None:
-        """A place within the activity; the limit runs on."""
-
-    def loaded(self) -> None:
-        """From here on SIGTERM is the main thread's to handle: there is a state to save."""
-
-
-class Unwatched:
-    """For those who run a part of a run."""
-
-    def begin(self, activity: str, limit_seconds: float) -> None: ...
-    def at(self, place: str) -> None: ...
-    def loaded(self) -> None: ...
-
-
-UNWATCHED = Unwatched()
 
 
 class Watchdog:

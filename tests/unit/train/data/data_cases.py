@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep_train.base.config import DataConfig, EvaluationConfig
-from lockstep_train.data.load import Dataset, open_dataset, prepare
+from lockstep_train.data.dataset import Dataset, open_dataset, prepare
 from lockstep_train.data.tokens.tokenize import Tokeniser
 
 BYTES = Tokeniser(encode=lambda text: list(text.encode()), begin=(300,), end=301, pad=301)

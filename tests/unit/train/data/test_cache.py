@@ -12,13 +12,14 @@ import numpy
 import pytest
 
 from lockstep_spec.choices import OnBroken, Overlong, TrainOn
+from lockstep_train.base import cache
+from lockstep_train.base.cache import cache_folder
 from lockstep_train.base.config import DataConfig, EvaluationConfig, EvaluationDataConfig, SourceConfig
 from lockstep_train.base.errors import ConfigError, TrainerError
 from lockstep_train.checkpoint.format.identity import Identity
-from lockstep_train.data.cache import arrays, cachefolder
-from lockstep_train.data.cache.arrays import Arrays, ArrayWriter, Damaged, open_arrays
-from lockstep_train.data.cache.cachefolder import cache_folder, content_digest
-from lockstep_train.data.load import Dataset, resolve_source, sequence_settings
+from lockstep_train.data import arrays
+from lockstep_train.data.arrays import Arrays, ArrayWriter, Damaged, open_arrays
+from lockstep_train.data.dataset import Dataset, content_digest, resolve_source, sequence_settings
 from lockstep_train.data.read.records import Conversation, Sample
 from lockstep_train.data.tokens import source as source_module
 from lockstep_train.data.tokens.source import tokens_of
@@ -226,7 +227,7 @@ def test_a_batch_ends_at_so_many_characters_too_so_that_long_documents_need_no_m
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files count as settled though they were written just now."""
-    monkeypatch.setattr(cachefolder, "SETTLED_SECONDS", -1.0)
+    monkeypatch.setattr(cache, "SETTLED_SECONDS", -1.0)
 
 
 def test_a_file_that_has_just_changed_is_not_believed_to_be_done(tmp_path: Path, data: str) -> None:
@@ -237,8 +238,8 @@ def test_a_file_that_has_just_changed_is_not_believed_to_be_done(tmp_path: Path,
 @pytest.mark.usefixtures("settled")
 def test_a_file_is_hashed_once_while_it_doesnt_change(tmp_path: Path, data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[Path] = []
-    real = arrays.file_digest
-    monkeypatch.setattr(cachefolder, "file_digest", lambda path: (reads.append(path), real(path))[1])
+    real = cache.file_digest
+    monkeypatch.setattr(cache, "file_digest", lambda path: (reads.append(path), real(path))[1])
     first = content_digest(Path(data), tmp_path / "cache")
     assert content_digest(Path(data), tmp_path / "cache") == first
     assert len(reads) == 1
@@ -271,7 +272,7 @@ def test_a_file_that_another_one_took_the_place_of_is_seen(tmp_path: Path, data:
 
 def test_a_cache_that_cannot_be_written_costs_time_and_nothing_else(tmp_path: Path, data: str) -> None:
     (tmp_path / "cache").write_text("a file")
-    assert cachefolder.file_hash(Path(data), tmp_path / "cache") == arrays.file_digest(Path(data))
+    assert cache.file_hash(Path(data), tmp_path / "cache") == cache.file_digest(Path(data))
 
 
 def test_runs_beside_each_other_share_the_workspaces_cache() -> None:

@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 
 from lockstep_spec.choices import TrainOn
 from lockstep_train.base.config import EvaluationConfig
-from lockstep_train.data.load import Dataset
+from lockstep_train.data.dataset import Dataset
 from lockstep_train.data.preview import marked_text
 from lockstep_train.data.read.read import Broken
 from lockstep_train.data.read.records import Conversation, sample_of

@@ -44,17 +44,17 @@ def three_nodes() -> list[Any]:
 
 
 def test_every_rank_begins_as_many_parts_as_the_builder_that_said_most() -> None:
-    from lockstep_train.data.progress import Progress
+    from lockstep_train.base.volumes import BuildProgress
 
     watches = [Places(), Places(), Places()]
-    one, other, waiting = (Progress(ranks, watch) for ranks, watch in zip(three_nodes(), watches, strict=True))
+    one, other, waiting = (BuildProgress(ranks, watch) for ranks, watch in zip(three_nodes(), watches, strict=True))
     for line in ("a", "b", "c"):
-        other.told(line)
-    one.told("x")
+        other.report(line)
+    one.report("x")
     waiting.follow([0, 1])
     assert watches[2].begun == ["Load, part 2", "Load, part 3", "Load, part 4"]
     assert watches[0].begun == ["Load, part 2"], "one that still builds is behind, and would be named"
-    other.told("d")
+    other.report("d")
     for progress in (one, other, waiting):
         progress.follow([0, 1])
     assert watches[0].begun == watches[1].begun == watches[2].begun == [f"Load, part {number}" for number in (2, 3, 4, 5)]
@@ -62,9 +62,10 @@ def test_every_rank_begins_as_many_parts_as_the_builder_that_said_most() -> None
 
 
 def test_whoever_waits_for_the_data_begins_anew_while_its_builder_comes_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lockstep_train.data import share
+    from lockstep_train.base import volumes
+    from lockstep_train.data import dataset
 
-    monkeypatch.setattr(share, "PATIENCE", timedelta(milliseconds=20))
+    monkeypatch.setattr(volumes, "PATIENCE", timedelta(milliseconds=20))
     monkeypatch.setattr(source, "TOLD_EVERY_SECONDS", 0.0)
     monkeypatch.setattr(source, "BATCH", 10)
     path = write_jsonl(tmp_path / "x.jsonl", [{"text": f"sample {number}"} for number in range(50)])
@@ -84,7 +85,7 @@ def test_whoever_waits_for_the_data_begins_anew_while_its_builder_comes_further(
             assert moved.wait(60), "the waiting rank has seen nothing of the first line"
 
     def load(number: int) -> None:
-        share.load_dataset(config, BYTES, everyone[number], say, watches[number])
+        dataset.load_dataset(config, BYTES, everyone[number], say, watches[number])
 
     everyone = three_nodes()
     threads = [threading.Thread(target=load, args=(number,)) for number in range(3)]

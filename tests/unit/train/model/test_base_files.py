@@ -13,14 +13,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from lockstep_train.base import cache
 from lockstep_train.base.errors import ConfigError, TrainerError
+from lockstep_train.base.limits import UNWATCHED
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.checkpoint.format.identity import Identity
-from lockstep_train.data.cache import arrays, cachefolder
 from lockstep_train.model import base_files
 from lockstep_train.model.base_files import BaseHash, adapter_record, hash_base, refuse_other_base
 from lockstep_train.model.load import SAMPLED_BYTES, base_digest
-from lockstep_train.watch import UNWATCHED
 
 COMMIT = "runs/x/checkpoints/step-4.a1"
 REMEDY = "put the recorded files back, or set training.checkpoint.resumeFrom to None to train anew on these"
@@ -75,9 +75,9 @@ def finished(folders: list[Path], recorded: dict[str, str] | None = None, ranks_
 def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each file was read whole; none counts as just written."""
     counted: Counter[str] = Counter()
-    real = arrays.file_digest
-    monkeypatch.setattr(cachefolder, "SETTLED_SECONDS", -1.0)
-    monkeypatch.setattr(cachefolder, "file_digest", lambda path: (counted.update([str(path)]), real(path))[1])
+    real = cache.file_digest
+    monkeypatch.setattr(cache, "SETTLED_SECONDS", -1.0)
+    monkeypatch.setattr(cache, "file_digest", lambda path: (counted.update([str(path)]), real(path))[1])
     return counted
 
 
@@ -179,7 +179,7 @@ def test_a_file_that_one_rank_cannot_read_ends_all_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, reason: str, kind: type[TrainerError]
 ) -> None:
     model = make_model(tmp_path / "model")
-    real = cachefolder.file_hash
+    real = cache.file_hash
 
     def failing(path: Path, cache: Path | None) -> str:
         if path.name == "tokenizer.json":

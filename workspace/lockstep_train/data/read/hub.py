@@ -16,7 +16,7 @@ from lockstep_spec.modelnames import FETCHED, folder_name, is_address
 from lockstep_train.base.config import SourceConfig
 from lockstep_train.base.durable import make_directory, write_durably
 from lockstep_train.base.errors import TrainerError
-from lockstep_train.data.cache.arrays import remove
+from lockstep_train.data.arrays import remove
 from lockstep_train.data.read.files import DataFiles, default_split, rows_of_files, split_files
 from lockstep_train.data.read.layout import CARD, Layout, layout_of, left_out, split_names
 from lockstep_train.data.read.remote import is_folder_like, remote_name, remote_of

@@ -10,7 +10,7 @@ import numpy
 from lockstep_spec.choices import Overlong
 from lockstep_train.base.config import EvaluationConfig
 from lockstep_train.base.errors import ConfigError
-from lockstep_train.data.cache.arrays import Array, Arrays
+from lockstep_train.data.arrays import Array, Arrays
 from lockstep_train.data.sequences.documents import Documents, Made, Rules, blocks_of, documents_of, together
 from lockstep_train.data.sequences.holdout import fixed_subset, held_out, part_of
 from lockstep_train.data.tokens.source import Source

@@ -10,7 +10,7 @@ import numpy
 
 from lockstep_spec.choices import Overlong
 from lockstep_train.base.errors import ConfigError
-from lockstep_train.data.cache.arrays import Array, Arrays
+from lockstep_train.data.arrays import Array, Arrays
 from lockstep_train.data.sequences.packing import offsets
 
 

@@ -20,7 +20,7 @@ import numpy
 
 from lockstep_spec.choices import OnBroken, TrainOn
 from lockstep_train.base.errors import ConfigError
-from lockstep_train.data.cache.arrays import Array, Arrays, ArrayWriter, open_arrays, whole_arrays
+from lockstep_train.data.arrays import Array, Arrays, ArrayWriter, open_arrays, whole_arrays
 from lockstep_train.data.read.read import Broken
 from lockstep_train.data.read.records import AnySample
 from lockstep_train.data.tokens.pool import Encoder, encode_batch, start_pool

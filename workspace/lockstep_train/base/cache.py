@@ -1,4 +1,4 @@
-"""Where what is derived from the data is kept, and what is known of the files it was derived from."""
+"""The workspace's cache folder, and the hashes of files that are known in it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import time
 from pathlib import Path
 
 from lockstep_train.base.durable import make_directory, write_durably
-from lockstep_train.base.errors import refusal
-from lockstep_train.data.cache.arrays import file_digest
 
 SETTLED_SECONDS = 2.0
 """A file that changed this recently may change once more without another time of change: file systems count in ticks, some in whole seconds."""
@@ -22,12 +20,9 @@ def cache_folder(run_dir: Path) -> Path:
     return run_dir.parent.parent / "cache" if run_dir.parent.name == "runs" else run_dir / "cache"
 
 
-def content_digest(path: Path, cache: Path) -> str:
-    """SHA-256 of a data file, by `file_hash`. Raises ConfigError when it can't be read, TrainerError when it can't be read now."""
-    try:
-        return file_hash(path, cache)
-    except OSError as error:
-        raise refusal(f"the data {path} can't be read: {error.strerror}", error) from error
+def file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def stamp(path: Path) -> list[int]:

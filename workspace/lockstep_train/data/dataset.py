@@ -1,20 +1,25 @@
-"""The run's data: sources read and tokenised, divided, cut, packed. All of it is kept on disk; a later start only maps it."""
+"""The run's dataset: sources read and tokenized, divided, cut, packed, once on every volume. All of it is kept on disk; a later start only maps it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lockstep_spec.choices import TEMPLATE_OWN
 from lockstep_spec.modelnames import is_address
-from lockstep_train.base.config import DataConfig, EvaluationConfig, SourceConfig, TrainingConfig
-from lockstep_train.base.errors import ConfigError, TrainerError, refusal
-from lockstep_train.data.cache.arrays import open_arrays, whole_arrays
-from lockstep_train.data.cache.cachefolder import content_digest, stamp
+from lockstep_train.base.cache import cache_folder, file_hash, stamp
+from lockstep_train.base.config import DataConfig, EvaluationConfig, RunConfig, SourceConfig, TrainingConfig
+from lockstep_train.base.errors import ConfigError, Problem, TrainerError, gravest, problem_of, refusal
+from lockstep_train.base.limits import UNWATCHED, Watch
+from lockstep_train.base.ranks import Ranks
+from lockstep_train.base.together import refused_together
+from lockstep_train.base.volumes import BuildProgress, once_per_volume
+from lockstep_train.data.arrays import open_arrays, whole_arrays
+from lockstep_train.data.read.commits import Asked, agreed_commits, at_commits, remember_commits
 from lockstep_train.data.read.files import DataFiles, is_several, local_files
 from lockstep_train.data.read.hub import hub_dataset
 from lockstep_train.data.read.read import Broken
@@ -99,6 +104,14 @@ def evaluation_source(evaluation: EvaluationConfig | None) -> SourceConfig | Non
     """Where the samples for evaluation come from, if they are not held out."""
     data = evaluation.data if evaluation is not None else None
     return SourceConfig(data.path, data.name, data.config, data.split, data.revision, data.format) if data is not None else None
+
+
+def content_digest(path: Path, cache: Path) -> str:
+    """SHA-256 of a data file, by `file_hash`. Raises ConfigError when it can't be read, TrainerError when it can't be read now."""
+    try:
+        return file_hash(path, cache)
+    except OSError as error:
+        raise refusal(f"the data {path} can't be read: {error.strerror}", error) from error
 
 
 def resolve_source(source: SourceConfig, cache: Path, say: Say, digest: Digest = content_digest) -> Source:
@@ -238,3 +251,57 @@ def from_json(value: dict[str, Any]) -> Prepared:
     return Prepared(
         tuple(value["tokens"]), tuple(value["names"]), value["plan"], tuple(value["notes"]), value["digest"], dict(value["files"])
     )
+
+
+def load_dataset(config: RunConfig, tokeniser: Tokeniser, ranks: Ranks, say: Say, watch: Watch = UNWATCHED) -> Dataset:
+    """The same dataset on every rank. Raises, on all of them alike, ConfigError when it can't be used or differs between volumes, and
+    TrainerError for a fault that may pass."""
+    with refused_together(ranks, "data"):
+        dataset = _loaded(config, tokeniser, ranks, say, watch)
+        refuse_unknown_tokens(dataset, tokeniser)
+    return dataset
+
+
+def _loaded(config: RunConfig, tokeniser: Tokeniser, ranks: Ranks, say: Say, watch: Watch) -> Dataset:
+    cache = cache_folder(config.run_dir)
+    commits = agreed_commits(config, ranks, cache, say)
+    progress = BuildProgress(ranks, watch)
+
+    def tell(line: str) -> None:
+        say(line)
+        progress.report(line)
+
+    outcomes, own = once_per_volume(ranks, cache, "data", progress, lambda: attempt(config, commits, tokeniser, cache, tell))
+    problem = first_problem(outcomes)
+    if problem is not None:
+        raise problem.error()
+    return open_dataset(from_json(own["prepared"]), tokeniser)
+
+
+def attempt(config: RunConfig, commits: Mapping[Asked, str], tokeniser: Tokeniser, cache: Path, say: Say) -> dict[str, Any]:
+    """What was prepared, or why it can't be."""
+    training = at_commits(config, commits).training
+    try:
+        remember_commits(commits, config.run_dir, cache)
+        return {"prepared": to_json(prepare(training.data, training.evaluation, tokeniser, cache, say))}
+    except TrainerError as error:
+        return {"problem": problem_of(error)}
+    except OSError as error:
+        message = f"the data can't be prepared in {cache}: {error}; the folder must be writable and have room for 5 bytes a token"
+        return {"problem": problem_of(refusal(message, error))}
+
+
+def first_problem(made: dict[int, dict[str, Any]]) -> Problem | None:
+    """The first problem of any volume, one that is final before others; None when all volumes hold the same data."""
+    problem = gravest(Problem(*outcome["problem"]) for outcome in made.values() if "problem" in outcome)
+    if problem is not None:
+        return problem
+    if len({outcome["prepared"]["digest"] for outcome in made.values()}) > 1:
+        files = {node: outcome["prepared"]["files"] for node, outcome in made.items()}
+        first = next(iter(files.values()))
+        other = next(((path, node) for node, theirs in files.items() for path in first if theirs.get(path) != first[path]), None)
+        which = f"{other[0]} of node {other[1]} is another one than that of node {next(iter(files))}; " if other is not None else ""
+        return Problem(
+            f"the data differs between the volumes of nodes {', '.join(map(str, made))}: {which}copy the same files to all of them"
+        )
+    return None

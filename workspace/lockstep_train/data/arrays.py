@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy
 
+from lockstep_train.base.cache import file_digest
 from lockstep_train.base.durable import make_directory, sync_directory, write_durably
 
 Array = numpy.ndarray[Any, Any]
@@ -144,11 +145,6 @@ def map_array(path: Path, code: str, length: int) -> Array:
     if path.stat().st_size != expected:
         raise Damaged(f"{path} has {path.stat().st_size} bytes, not {expected}")
     return numpy.memmap(path, dtype=code, mode="r") if length else numpy.empty(0, dtype=code)  # an empty file can't be mapped
-
-
-def file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def remove(folder: Path) -> None:

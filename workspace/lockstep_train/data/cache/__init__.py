@@ -1,1 +1,0 @@
-"""What is derived from the data and kept on disk."""
