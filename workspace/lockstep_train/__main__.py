@@ -109,7 +109,7 @@ def _train(config: RunConfig, environment: RankEnvironment, reporter: Reporter, 
 
 
 def show_data(config: RunConfig, count: int) -> int:
-    from lockstep_train.data.preview import preview
+    from lockstep_train.preview import preview
 
     preview(config, count)
     return EXIT_DONE

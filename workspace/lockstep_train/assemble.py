@@ -15,10 +15,10 @@ from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.limits import UNWATCHED, Watch
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.base.volumes import nodes_share
+from lockstep_train.checkpoint import resume
 from lockstep_train.checkpoint.format.chain import Claim
 from lockstep_train.checkpoint.format.kinds import kinds_of
-from lockstep_train.checkpoint.resume import resume
-from lockstep_train.checkpoint.resume.restore import restore
+from lockstep_train.checkpoint.resume import restore_commit
 from lockstep_train.checkpoint.save.save import Saver
 from lockstep_train.checkpoint.save.upkeep import start_upkeep
 from lockstep_train.checkpoint.zero import zero_access
@@ -28,12 +28,12 @@ from lockstep_train.data.isolation import check_isolation
 from lockstep_train.data.tokens.tokenizer import load_tokeniser
 from lockstep_train.describe import Description, changed_settings, manifest_template, run_identity
 from lockstep_train.engine.build import start_model
+from lockstep_train.engine.experts import count_experts
 from lockstep_train.export import export_shards
-from lockstep_train.fetch.model import described
 from lockstep_train.memory.agree import agree_on_memory
 from lockstep_train.memory.host import reserve_copy
 from lockstep_train.model.base_files import RECORD, BaseHash, Copy, adapter_record, base_problem
-from lockstep_train.model.experts import count_experts
+from lockstep_train.model.fetched import described
 from lockstep_train.model.load import base_digest, model_folder
 from lockstep_train.report import Reporter
 from lockstep_train.run import Run, SaveReport
@@ -69,7 +69,7 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     identity = run_identity(training, base_digest(folder), files, dataset, plan, zero_access.parameter_shapes(engine))
     if start.source is not None:
         resume.refuse_another(start.source.manifest, identity, start.source.folder)
-        restore(engine, start.source, ranks, reporter.say)
+        restore_commit(engine, start.source, ranks, reporter.say)
         set_counters(engine, plan.done.steps, plan.accumulation, plan.global_batch_size)
     resume.record_start(ranks, checkpoints, start, claim)
     reporter.startup.done("restore")

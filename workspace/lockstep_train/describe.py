@@ -10,9 +10,9 @@ from typing import Any
 from lockstep_spec import length
 from lockstep_train.base.config import OptimizationConfig, RunConfig, TrainingConfig
 from lockstep_train.base.ranks import Ranks
+from lockstep_train.checkpoint import resume
 from lockstep_train.checkpoint.format.identity import Identity, parameters_digest, training_settings
 from lockstep_train.checkpoint.format.manifest import Manifest
-from lockstep_train.checkpoint.resume import resume
 from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.data.dataset import Dataset, data_settings
 

@@ -23,8 +23,7 @@ from lockstep_spec.choices import Precision
 from lockstep_train.base.durable import make_directory, sync_directory, write_durably
 from lockstep_train.base.errors import reason_of, refusal
 from lockstep_train.model.dtypes import DTYPES
-from lockstep_train.model.folder import CONFIG, copy_others
-from lockstep_train.model.weight_files import weight_paths
+from lockstep_train.model.weight_files import CONFIG, copy_others, weight_paths
 
 SHARD_BYTES = 5 * 10**9
 TEMPORARY = ".model.{}.tmp"

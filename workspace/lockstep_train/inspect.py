@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from lockstep_train.base.errors import EXIT_DONE, EXIT_FAILED, ConfigError, TrainerError, refusal, tell
+from lockstep_train.checkpoint.commits import Collection, Commit, collect
 from lockstep_train.checkpoint.format.layout import CHAIN, MANIFEST, CommitName, record_file
 from lockstep_train.checkpoint.format.manifest import Manifest
 from lockstep_train.checkpoint.format.readers import Watch
 from lockstep_train.checkpoint.save.rotation import NEVER_ROTATED, Quality, best_commit, read_quality
-from lockstep_train.collected import Collection, Commit, collect
 
 Json = dict[str, Any]
 

@@ -9,8 +9,8 @@ from lockstep_train.base import limits
 from lockstep_train.base.errors import Stopped, TrainerError
 from lockstep_train.base.ranks import vote
 from lockstep_train.base.stop import StopSignal
+from lockstep_train.engine.experts import usage_fields
 from lockstep_train.evaluate import Leaving, evaluate
-from lockstep_train.model.experts import usage_fields
 from lockstep_train.outcome import export_outcome
 from lockstep_train.run import Run
 from lockstep_train.steps import Steps

@@ -22,18 +22,17 @@ import torch
 from lockstep_spec.choices import Precision
 from lockstep_train.base.durable import make_directory, write_durably
 from lockstep_train.base.errors import ConfigError, TrainerError, tell
+from lockstep_train.checkpoint.commits import newest_whole
 from lockstep_train.checkpoint.format.kinds import MASTER
 from lockstep_train.checkpoint.format.load import Need, ShardReader, direct
 from lockstep_train.checkpoint.format.manifest import Manifest
-from lockstep_train.collected import newest_whole
 from lockstep_train.model.base_files import refuse_other_base
 from lockstep_train.model.dtypes import DTYPES as PRECISIONS
-from lockstep_train.model.folder import CONFIG, copy_others
+from lockstep_train.model.layouts import Layout
 from lockstep_train.model.load import base_digest
 from lockstep_train.model.merged import Skeleton, skeleton, trained_updates
-from lockstep_train.model.pieces import Layout
 from lockstep_train.model.updates import Update
-from lockstep_train.model.weight_files import DTYPES, INDEX, StoredTensor, WeightReader, read_headers, weight_paths
+from lockstep_train.model.weight_files import CONFIG, DTYPES, INDEX, StoredTensor, WeightReader, copy_others, read_headers, weight_paths
 from lockstep_train.model.weight_writer import NewTensor, write_tensors
 
 BLOCK_ELEMENTS = 8 << 20

@@ -9,14 +9,14 @@ from lockstep_spec import length
 from lockstep_train.base.config import RunConfig
 from lockstep_train.base.limits import Watch
 from lockstep_train.base.ranks import Ranks
-from lockstep_train.checkpoint.resume import resume
+from lockstep_train.checkpoint import resume
 from lockstep_train.checkpoint.save.save import Saved, Saver
 from lockstep_train.data.dataset import Dataset
 from lockstep_train.data.tokens.tokenize import Tokeniser
 from lockstep_train.describe import Description
+from lockstep_train.engine.experts import ExpertUsage
 from lockstep_train.engine.loss import TokenLoss
 from lockstep_train.model.base_files import BaseHash
-from lockstep_train.model.experts import ExpertUsage
 from lockstep_train.report import Reporter
 
 

@@ -17,7 +17,7 @@ from lockstep_train.base.errors import ConfigError
 from lockstep_train.checkpoint.format.chain import Record
 from lockstep_train.checkpoint.format.layout import shard_file
 from lockstep_train.checkpoint.format.volume import write_record
-from lockstep_train.checkpoint.resume.resume import choose_start
+from lockstep_train.checkpoint.resume import choose_start
 
 MUTATIONS = 1000
 NEWEST, BEFORE = "step-4.a1", "step-2.a1"

@@ -19,7 +19,7 @@ from lockstep_spec.settings import Adapter, Settings
 from lockstep_train.base.config import LoraConfig
 from lockstep_train.memory.shape import MEASURED, read_shape
 from lockstep_train.model.dtypes import DTYPES
-from lockstep_train.model.lora import add_lora
+from lockstep_train.model.trained import add_lora
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # which peft asks for
 SMALL: dict[str, Any] = {

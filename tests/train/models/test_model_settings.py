@@ -14,11 +14,10 @@ from lockstep_spec.choices import Method, Quantization, ZeroStage
 from lockstep_spec.shape import Weight, shape_of
 from lockstep_train.base.config import LoraConfig
 from lockstep_train.base.errors import ConfigError
-from lockstep_train.model.experts import LayerUsage, chosen_experts, layer_number, usage_fields
-from lockstep_train.model.initial import description_differences, tensor_differences
-from lockstep_train.model.lora import adapter_names, add_lora
+from lockstep_train.engine.experts import LayerUsage, chosen_experts, layer_number, usage_fields
 from lockstep_train.model.quantize import check_blocks, check_quantization, loading_options
 from lockstep_train.model.targets import check_targets, unmatched_targets, whole_modules
+from lockstep_train.model.trained import adapter_names, add_lora, description_differences, tensor_differences
 
 MINE: dict[str, Any] = {
     "r": 8,

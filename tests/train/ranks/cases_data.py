@@ -30,10 +30,10 @@ from lockstep_train.data.read.records import Conversation
 from lockstep_train.data.sequences.batches import collate
 from lockstep_train.data.tokens import pool, source
 from lockstep_train.data.tokens.attention import choose_attention
+from lockstep_train.data.tokens.pool import batch_of
 from lockstep_train.data.tokens.tokenize import IGNORED, Example, encode_samples
 from lockstep_train.data.tokens.tokenizer import load_tokeniser
 from lockstep_train.data.tokens.turns import TemplateChoice
-from lockstep_train.data.tokens.wire import batch_of
 from lockstep_train.engine.loss import TokenLoss, tile_head
 from support.rounding import SAME_LOSS, TINY, gradient_roundings, tolerance
 

@@ -25,9 +25,9 @@ from lockstep_train.data.sequences.batches import Batch
 from lockstep_train.data.tokens.tokenize import IGNORED
 from lockstep_train.engine.build import start_model
 from lockstep_train.engine.clock import Clock
+from lockstep_train.engine.experts import count_experts
 from lockstep_train.engine.step import Stepper
 from lockstep_train.export import write_adapter
-from lockstep_train.model.experts import count_experts
 from lockstep_train.model.load import quiet_transformers
 from lockstep_train.report import Reporter
 

@@ -9,7 +9,7 @@ from typing import Any
 from lockstep_train import __main__ as trainer
 from lockstep_train import loop
 from lockstep_train.base import volumes
-from lockstep_train.checkpoint.save import line
+from lockstep_train.checkpoint.save import replicas
 from lockstep_train.engine import step as engine_step
 
 
@@ -26,7 +26,7 @@ def keep_no_copies(node: int) -> int:
         raise OSError(28, "No space left on device")
 
     if os.environ["GROUP_RANK"] == str(node):
-        line.Line.receive_file = full
+        replicas.Line.receive_file = full
     return trainer.main([])
 
 

@@ -28,9 +28,9 @@ from lockstep_train.base.errors import (
     refusal,
 )
 from lockstep_train.base.ranks import Ranks
+from lockstep_train.checkpoint.commits import Commit
 from lockstep_train.checkpoint.format.layout import CommitName
 from lockstep_train.checkpoint.format.manifest import ShardRecord
-from lockstep_train.collected import Commit
 from lockstep_train.data import dataset
 from lockstep_train.data.dataset import content_digest
 from lockstep_train.data.read import tables

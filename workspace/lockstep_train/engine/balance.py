@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lockstep_train.model.experts import find_routers
+from lockstep_train.engine.experts import find_routers
 
 ROUTER_CLASS = re.compile(r"Router$|Gating$|MoE\w*Gate$", re.IGNORECASE)
 """Names that transformers gives a router's class."""

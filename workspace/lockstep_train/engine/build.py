@@ -36,6 +36,9 @@ from lockstep_train.model.sharded_save import save_sharded
 from lockstep_train.model.trained import describe_trained, make_trainable
 from lockstep_train.report import Reporter
 
+QUANTIZED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights")
+"""Settings of zero_optimization by which weights are gathered, or kept, in 8 bits."""
+
 
 def start_model(
     training: TrainingConfig,
@@ -80,10 +83,6 @@ def start_model(
     if warning is not None:
         reporter.say(warning)
     return engine, TokenLoss(engine, head, balance), trained
-
-
-QUANTIZED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights")
-"""Settings of zero_optimization by which weights are gathered, or kept, in 8 bits."""
 
 
 def prepare_deepspeed() -> Any:

@@ -19,6 +19,7 @@ from lockstep_train.data.sequences.batches import Batch
 from lockstep_train.data.tokens.tokenize import IGNORED
 from lockstep_train.engine.balance import Balance
 from lockstep_train.engine.tiles import AttachLoss, Gradients, Layer, TrainedLoss, tiled_loss
+from lockstep_train.model.logits import ends_with_layer
 
 
 class TokenLoss:
@@ -130,33 +131,6 @@ def tile_head(model: torch.nn.Module) -> tuple[TiledHead | None, str | None]:
         layer = layer.modules_to_save[layer.active_adapter]
     if type(layer) is not torch.nn.Linear:
         return None, f"its last layer is a {type(layer).__name__}, not a plain linear one"
-    if not ends_with(causal, layer):
+    if not ends_with_layer(causal, layer):
         return None, "it does more to the logits after its last layer"
     return TiledHead(causal, layer), None
-
-
-def ends_with(causal: Any, layer: torch.nn.Linear) -> bool:
-    """Whether the model returns its last layer's output as it is; some scale or cap it (Gemma, Cohere, Granite).
-
-    Asked of the model's own code: its forward pass is run with a body and a last layer that only hand out given tensors.
-    """
-    from transformers.modeling_outputs import MoeModelOutputWithPast
-
-    given = torch.linspace(-90.0, 90.0, 6).view(1, 2, 3)
-    body = MoeModelOutputWithPast(last_hidden_state=torch.zeros(1, 2, layer.in_features))
-    with _forward(getattr(causal, causal.base_model_prefix), body), _forward(layer, given), torch.no_grad():
-        try:
-            returned = causal.forward(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False).logits
-        except Exception:  # whatever a model does that isn't understood here: whole logits are always right
-            return False
-    return isinstance(returned, torch.Tensor) and torch.equal(returned.float(), given)
-
-
-@contextmanager
-def _forward(module: torch.nn.Module, output: Any) -> Iterator[None]:
-    """Within this, the module's forward pass gives `output`."""
-    module.forward = lambda *_, **__: output
-    try:
-        yield
-    finally:
-        del module.forward  # the class's own is behind it

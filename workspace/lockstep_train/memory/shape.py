@@ -31,7 +31,7 @@ def read_shape(folder: Path, device: torch.device | None = None) -> ModelShape:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from lockstep_train.engine.loss import ends_with
+    from lockstep_train.model.logits import ends_with_layer
 
     config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
     with torch.device("meta"):
@@ -43,7 +43,7 @@ def read_shape(folder: Path, device: torch.device | None = None) -> ModelShape:
         for name, parameter in model.named_parameters(remove_duplicate=False)
     ]
     head = model.get_output_embeddings()
-    caps_logits = type(head) is not torch.nn.Linear or not ends_with(model, head)
+    caps_logits = type(head) is not torch.nn.Linear or not ends_with_layer(model, head)
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None)
     shape = shape_of(

@@ -22,9 +22,8 @@ from lockstep_train.base.limits import Watch
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.base.together import refused_together
 from lockstep_train.data.tokens.tokenizer import tokeniser_files
-from lockstep_train.model.weight_files import INDEX, weight_paths
+from lockstep_train.model.weight_files import CONFIG, INDEX, weight_paths
 
-CONFIG = "config.json"
 RECORD = "base_files.json"
 """Beside an exported adapter: the files of the base model that it was trained on."""
 READERS = 4

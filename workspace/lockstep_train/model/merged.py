@@ -12,9 +12,8 @@ import torch
 
 from lockstep_train.base.errors import ConfigError, reason_of, refusal
 from lockstep_train.base.imports import import_peft
-from lockstep_train.model.layouts import Unfitting, model_layouts
+from lockstep_train.model.layouts import Layout, Unfitting, model_layouts
 from lockstep_train.model.load import quiet_transformers
-from lockstep_train.model.pieces import Layout
 from lockstep_train.model.updates import Decomposed, Experts, LowRank, Read, ReadRange, Replaced, Update
 from lockstep_train.model.weight_files import StoredTensor
 

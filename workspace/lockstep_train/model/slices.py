@@ -18,8 +18,7 @@ import torch
 
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.imports import replaced
-from lockstep_train.model.layouts import Unfitting, model_layouts
-from lockstep_train.model.pieces import Layout
+from lockstep_train.model.layouts import Layout, Unfitting, model_layouts
 from lockstep_train.model.weight_files import WeightReader, read_headers
 
 READERS = 4

@@ -1,16 +1,208 @@
-"""What of a model is trained: an adapter beside its frozen weights, or every weight."""
+"""The trained part of a model: an adapter by peft beside its frozen weights, fresh or from `lora.initFrom`, or every weight."""
 
 from __future__ import annotations
 
+import json
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from lockstep_spec.choices import Method
-from lockstep_train.base.config import TrainingConfig
-from lockstep_train.model.initial import start_from_adapter
-from lockstep_train.model.lora import adapter_description, adapter_names, add_lora
+from lockstep_spec.modelnames import model_title
+from lockstep_train.base.config import LoraConfig, TrainingConfig
+from lockstep_train.base.errors import ConfigError, refusal
+from lockstep_train.base.imports import import_peft
+from lockstep_train.model.targets import check_targets, whole_modules
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+WORDS = {
+    "peft_type": "kind",
+    "r": "rank",
+    "lora_alpha": "alpha",
+    "use_rslora": "rankStabilized",
+    "use_dora": "dora",
+    "target_modules": "targetModules",
+    "target_parameters": "targetParameters",
+    "modules_to_save": "modulesToSave",
+    "rank_pattern": "rank_pattern",
+    "alpha_pattern": "alpha_pattern",
+    "bias": "bias",
+}
+"""Settings that change what an adapter's tensors mean, and what a refusal calls them."""
+TIED_WARNING = "Model has `tie_word_embeddings=True`"
+
+
+def add_lora(model: torch.nn.Module, config: LoraConfig, seed: int) -> torch.nn.Module:
+    """Wrap the model; the adapter's first weights depend on the seed alone.
+
+    Under Stage3 the object that load_base keeps alive must still be: by it peft knows that weights have to be gathered where
+    it reads them (DoRA's first magnitudes, layers trained whole). Raises ConfigError naming what is available.
+    """
+    peft = import_peft()
+    check_targets(model, config)
+    torch.manual_seed(seed)
+    with warnings.catch_warnings():
+        # With tied embeddings, a trained copy of the one leaves the other as it was. So does the adapter where it is loaded.
+        warnings.filterwarnings("ignore", message=TIED_WARNING)
+        # autocast_adapter_dtype would keep the adapter in FP32 under Stage3 but not under Stage2; masters are FP32 in both anyway.
+        wrapped: torch.nn.Module = peft.get_peft_model(model, peft_config(model, config), autocast_adapter_dtype=False)
+    gather_whole_experts(wrapped)
+    return wrapped
+
+
+def gather_whole_experts(model: torch.nn.Module) -> None:
+    """Let Stage3 gather a stack of experts and its adapters as one.
+
+    peft nests a wrapper for each adapted parameter and swaps the parameters of the innermost module in every forward pass;
+    DeepSpeed, which follows the modules one by one, then meets them in an order that it didn't record, and ends the run.
+    """
+    from peft.tuners.lora.layer import ParamWrapper
+
+    wrappers = [(name, module) for name, module in model.named_modules() if isinstance(module, ParamWrapper)]
+    for name, wrapper in wrappers:
+        nested = any(name.startswith(f"{other}.") for other, _ in wrappers)
+        if not nested and any(hasattr(parameter, "ds_id") for parameter in wrapper.parameters()):
+            from deepspeed.utils import set_z3_leaf_module
+
+            set_z3_leaf_module(wrapper, True)
+
+
+def peft_config(model: torch.nn.Module, config: LoraConfig) -> Any:
+    peft = import_peft()
+    return peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        lora_dropout=config.dropout,
+        target_modules=list(config.target_modules),
+        target_parameters=list(config.target_parameters) or None,
+        modules_to_save=whole_modules(model, config.modules_to_save) or None,
+        use_rslora=config.rank_stabilized,
+        use_dora=config.dora,
+        task_type="CAUSAL_LM",
+    )
+
+
+def adapter_description(model: torch.nn.Module) -> dict[str, Any]:
+    """adapter_config.json as peft writes it, as a plain JSON object."""
+    config: dict[str, Any] = model.peft_config["default"].to_dict()  # type: ignore[index,union-attr]
+    return {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()} | {"inference_mode": True}
+
+
+def adapter_names(model: torch.nn.Module) -> dict[str, str]:
+    """Trainable parameter → tensor name in adapter_model.safetensors, as peft itself names it.
+
+    peft is given the model's own parameter objects and asked what it would write; so its rules for layers trained whole, DoRA's
+    magnitudes and nested experts hold here, whatever they are. Raises ValueError when it would leave out one that is trained.
+    """
+    from peft import get_peft_model_state_dict
+
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    written = get_peft_model_state_dict(model, state_dict=parameters, save_embedding_layers=False)
+    files = {id(parameter): name for name, parameter in written.items()}
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    lost = [name for name, parameter in trained if id(parameter) not in files]
+    if lost:
+        raise ValueError(f"peft would not write {', '.join(lost)}, which is trained")
+    return {name: files[id(parameter)] for name, parameter in trained}
+
+
+def start_from_adapter(model: torch.nn.Module, folder: Path) -> None:
+    """Copy the adapter's tensors into the wrapped model, before the engine; under Stage3 on every rank, a collective.
+
+    Raises ConfigError naming every difference: another rank, other targets, another base model.
+    """
+    mine = adapter_description(model)
+    theirs = read_description(folder)
+    differences = description_differences(theirs, mine)
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    names = adapter_names(model)
+    tensors = _read_tensors(folder)
+    if not differences:
+        wanted = {names[name]: tuple(getattr(item, "ds_shape", item.shape)) for name, item in parameters.items()}
+        differences = tensor_differences({name: tuple(tensor.shape) for name, tensor in tensors.items()}, wanted)
+    if differences:
+        raise ConfigError(
+            f"training.lora.initFrom {folder} doesn't fit this run: {'; '.join(differences)}; set training.lora to what it was trained with, or leave initFrom out"
+        )
+    for name, parameter in parameters.items():
+        _copy(parameter, tensors[names[name]])
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """adapter_config.json. Raises ConfigError when the folder has none that can be read."""
+    try:
+        description = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise refusal(
+            f"training.lora.initFrom {folder} has no readable {CONFIG} ({error}); it must be the folder of a PEFT adapter", error
+        ) from error
+    if not isinstance(description, dict):
+        raise ConfigError(f"training.lora.initFrom {folder}: {CONFIG} is no JSON object; it must be the folder of a PEFT adapter")
+    return description
+
+
+def description_differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
+    """What the adapter has otherwise than this run, in words (pure). Targets given as a pattern are left to the tensors' names."""
+    found = [
+        f"its {word} is {_say(theirs[key])}, not {_say(mine[key])}"
+        for key, word in WORDS.items()
+        if key in theirs and _comparable(theirs[key]) != _comparable(mine[key]) and not _is_pattern(key, theirs[key])
+    ]
+    base, wanted = (Path(model_title(str(value.get("base_model_name_or_path") or ""))).name for value in (theirs, mine))
+    if base and wanted and base != wanted:
+        found.append(f"its base model is {base}, not {wanted} (base_model_name_or_path in {CONFIG})")
+    return found
+
+
+def tensor_differences(theirs: Mapping[str, tuple[int, ...]], mine: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """The first tensor that is missing, unknown, or of another shape, in words (pure)."""
+    for name in sorted(theirs.keys() ^ mine.keys()):
+        return [f"it has no tensor {name}" if name in mine else f"its tensor {name} belongs to no trained layer"]
+    for name in sorted(mine):
+        if theirs[name] != mine[name]:
+            return [f"its tensor {name} has the shape {list(theirs[name])}, not {list(mine[name])}"]
+    return []
+
+
+def _is_pattern(key: str, value: object) -> bool:
+    return key in {"target_modules", "modules_to_save"} and isinstance(value, str)
+
+
+def _comparable(value: object) -> object:
+    """Order doesn't count in a list, and none is the same as an empty one."""
+    return (sorted(map(str, value)) if isinstance(value, list | set | tuple) else value) or None
+
+
+def _say(value: object) -> str:
+    return (", ".join(sorted(map(str, value))) if isinstance(value, list | set | tuple) else json.dumps(value)) or "empty"
+
+
+def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise refusal(
+            f"training.lora.initFrom {folder} has no readable {WEIGHTS} ({error}); save the adapter with safetensors", error
+        ) from error
+
+
+@torch.no_grad()
+def _copy(parameter: torch.nn.Parameter, value: torch.Tensor) -> None:
+    if not hasattr(parameter, "ds_id"):
+        parameter.copy_(value)
+        return
+    from deepspeed.runtime.zero import GatheredParameters
+
+    with GatheredParameters(parameter, modifier_rank=0):
+        if torch.distributed.get_rank() == 0:
+            parameter.copy_(value)
 
 
 def make_trainable(model: torch.nn.Module, training: TrainingConfig, *, fresh: bool) -> torch.nn.Module:

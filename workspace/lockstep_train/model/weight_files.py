@@ -14,10 +14,13 @@ from typing import Any
 
 import torch
 
+from lockstep_train.base.durable import write_durably
 from lockstep_train.base.errors import ConfigError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+CONFIG = "config.json"
+WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
 STAGING_BYTES = 16 << 20
 """Read at once where the bytes can't go straight to their place: another dtype, or a GPU."""
 DTYPES = {
@@ -130,3 +133,10 @@ class WeightReader:
                 raise ConfigError(f"{path} ended at byte {offset + done} while it was read; download the model again")
             done += count
         return done
+
+
+def copy_others(base: Path, folder: Path) -> None:
+    """Copy tokenizer, generation settings and licence durably to `folder`: every visible file of `base` that is neither weights nor config.json."""
+    for path in sorted(base.iterdir()):
+        if path.is_file() and not path.name.startswith(".") and not path.name.endswith(WEIGHT_ENDINGS) and path.name != CONFIG:
+            write_durably(folder / path.name, path.read_bytes())

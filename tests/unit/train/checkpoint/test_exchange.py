@@ -10,7 +10,7 @@ import pytest
 from lockstep_train.checkpoint.format.layout import shard_file
 from lockstep_train.checkpoint.format.load import Need, Piece, ShardReader, nearest, pieces
 from lockstep_train.checkpoint.format.manifest import FragmentRecord, ShardRecord
-from lockstep_train.checkpoint.resume.resume import _verdict
+from lockstep_train.checkpoint.resume import _verdict
 from support.checkpoint_cases import manifest
 
 NUMEL = 103

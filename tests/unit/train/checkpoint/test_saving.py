@@ -84,7 +84,7 @@ def shards_of(folder: Path) -> Path:
 def test_shards_that_came_to_no_commit_go_once_every_rank_has_answered(tmp_path: Path) -> None:
     """And never before: a rank that is late still writes there."""
     from lockstep_train.checkpoint.save.commit import Decision
-    from lockstep_train.checkpoint.save.leftovers import Leftovers
+    from lockstep_train.checkpoint.save.save import Leftovers
 
     leftovers = Leftovers(two_ranks(nodes=1))
     late, refused = shards_of(tmp_path / "step-1.a1"), shards_of(tmp_path / "step-2.a1")
@@ -100,7 +100,7 @@ def test_shards_that_came_to_no_commit_go_once_every_rank_has_answered(tmp_path:
 @pytest.mark.parametrize(("second_node", "kept"), [(None, True), ("null", True), ('"full"', False)], ids=["silent", "written", "full"])
 def test_shards_stay_where_another_node_may_have_their_manifest(tmp_path: Path, second_node: str | None, kept: bool) -> None:
     from lockstep_train.checkpoint.save.commit import Decision
-    from lockstep_train.checkpoint.save.leftovers import Leftovers
+    from lockstep_train.checkpoint.save.save import Leftovers
 
     ranks = two_ranks(nodes=2)
     leftovers = Leftovers(ranks)
@@ -115,7 +115,7 @@ def test_shards_stay_where_another_node_may_have_their_manifest(tmp_path: Path, 
 
 def test_a_commit_is_no_leftover(tmp_path: Path) -> None:
     from lockstep_train.checkpoint.save.commit import Decision
-    from lockstep_train.checkpoint.save.leftovers import Leftovers
+    from lockstep_train.checkpoint.save.save import Leftovers
 
     leftovers = Leftovers(two_ranks(nodes=1))
     folder = shards_of(tmp_path / "step-1.a1")
@@ -152,7 +152,7 @@ def test_a_manifest_names_the_optimizer_of_the_run(tmp_path: Path) -> None:
     from lockstep_train.base.config import RunConfig
     from lockstep_train.checkpoint.format.manifest import decode, encode
     from lockstep_train.checkpoint.format.volume import View
-    from lockstep_train.checkpoint.resume.resume import Start
+    from lockstep_train.checkpoint.resume import Start
     from lockstep_train.describe import manifest_template
 
     for optimizer in Optimizer:

@@ -34,7 +34,7 @@ def start(run_dir: Path, resume_from: str, given: int) -> Started:
     import torch.distributed as dist
 
     from lockstep_train.base.ranks import Ranks
-    from lockstep_train.checkpoint.resume.resume import choose_start, record_start
+    from lockstep_train.checkpoint.resume import choose_start, record_start
 
     checkpoints, claim = run_dir / "checkpoints", Claim(given, "uid")
     store: Any = dist.HashStore()  # type: ignore[attr-defined]

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep_train.checkpoint.save.line import CHALLENGE_BYTES, SIGNATURE_BYTES, Line, TransferError
-from lockstep_train.checkpoint.save.transfer import Place, Server, Shard, get, put
+from lockstep_train.checkpoint.save.replicas import CHALLENGE_BYTES, SIGNATURE_BYTES, Line, Place, Server, Shard, TransferError, get, put
 
 TOKEN = b"t" * 32
 CONTENT = bytes(range(256)) * 9000  # more than two chunks

@@ -34,7 +34,7 @@ class Nodes:
         self.said: list[str] = []
 
     def start(self, resume_from: str = "Auto", *, shared: bool) -> list[Any]:
-        from lockstep_train.checkpoint.resume.resume import choose_start
+        from lockstep_train.checkpoint.resume import choose_start
 
         def choose(ranks: Any) -> Any:
             say = self.said.append if ranks.first else lambda line: None
@@ -61,7 +61,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(shard.file)
         return shard_problem(folder, shard)
 
-    monkeypatch.setattr("lockstep_train.checkpoint.resume.resume.shard_problem", reading)
+    monkeypatch.setattr("lockstep_train.checkpoint.resume.shard_problem", reading)
     return found
 
 
@@ -101,7 +101,7 @@ def test_what_one_node_fails_to_read_another_gives(nodes: Nodes, monkeypatch: py
             f"{shard.file} can't be read: Input/output error" if names.node == 1 and shard.file == SHARDS[3] else real(folder, shard)
         )
 
-    from lockstep_train.checkpoint.resume import resume
+    from lockstep_train.checkpoint import resume
 
     verified = resume._verified
 
@@ -118,7 +118,7 @@ def test_what_one_node_fails_to_read_another_gives(nodes: Nodes, monkeypatch: py
 
 
 def test_a_shard_that_no_rank_has_read_is_a_problem() -> None:
-    from lockstep_train.checkpoint.resume.resume import _verdict_of_all
+    from lockstep_train.checkpoint.resume import _verdict_of_all
 
     answers = [{"node": node, "shards": {"0": None, "1": None}, "read": {"0": None} if node == 0 else {}} for node in range(2)]
     assert _verdict_of_all(answers, 2)["problem"] == "nobody has read shard 1"

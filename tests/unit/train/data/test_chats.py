@@ -13,15 +13,15 @@ from tokenizers import AddedToken
 from lockstep_spec.choices import TrainOn
 from lockstep_train.base.config import EvaluationConfig
 from lockstep_train.data.dataset import Dataset
-from lockstep_train.data.preview import marked_text
 from lockstep_train.data.read.read import Broken
 from lockstep_train.data.read.records import Conversation, sample_of
 from lockstep_train.data.tokens.chat import encoded
+from lockstep_train.data.tokens.pool import answer_line, answer_of, batch_line, batch_of
 from lockstep_train.data.tokens.source import Remarks
 from lockstep_train.data.tokens.template import stop_tokens
 from lockstep_train.data.tokens.tokenize import Encoded, Tokeniser, encode_samples
 from lockstep_train.data.tokens.tokenizer import load_tokeniser
-from lockstep_train.data.tokens.wire import answer_line, answer_of, batch_line, batch_of
+from lockstep_train.preview import marked_text
 from unit.train.data.chat_cases import TEXTS, decode, encode, saved_tokenizer, says, template
 from unit.train.data.chat_families import CHATML, FAMILIES, PHI3, PHI4, Family
 from unit.train.data.data_cases import dataset_of, write_jsonl

@@ -18,9 +18,21 @@ from lockstep_train.base.errors import ConfigError
 from lockstep_train.data.read.read import Broken
 from lockstep_train.data.read.records import Conversation, Sample
 from lockstep_train.data.tokens import pool as pool_module
-from lockstep_train.data.tokens.pool import Encoder, Lost, Pool, encode_batch, start_pool, usable_cores
+from lockstep_train.data.tokens.pool import (
+    Answer,
+    Batch,
+    Encoder,
+    Lost,
+    Pool,
+    answer_line,
+    answer_of,
+    batch_line,
+    batch_of,
+    encode_batch,
+    start_pool,
+    usable_cores,
+)
 from lockstep_train.data.tokens.tokenize import Encoded
-from lockstep_train.data.tokens.wire import Answer, Batch, answer_line, answer_of, batch_line, batch_of
 from lockstep_train.data.tokens.worker import serve
 from unit.train.data.data_cases import BYTES, PLAIN_BYTES
 

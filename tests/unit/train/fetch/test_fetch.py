@@ -23,9 +23,9 @@ from lockstep_train.fetch import hub as hubs
 from lockstep_train.fetch.choose import model_files, texts_only
 from lockstep_train.fetch.fetch import Fetched, fetch, pin_of
 from lockstep_train.fetch.hub import DATASETS, HubRepository
-from lockstep_train.fetch.model import TEXTS
 from lockstep_train.fetch.progress import Progress
 from lockstep_train.fetch.remote import MayPass
+from lockstep_train.model.fetched import TEXTS
 from support.hub_server import TOKEN, Hub, hub_of_this_process
 
 WEIGHTS = {name: os.urandom(300_000) for name in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")}

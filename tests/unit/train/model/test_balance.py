@@ -21,7 +21,7 @@ from transformers import (
 
 from lockstep_train.base.config import LoraConfig
 from lockstep_train.engine.balance import find_balance, trained_routers
-from lockstep_train.model.lora import add_lora
+from lockstep_train.model.trained import add_lora
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # which peft asks for
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep_train.model.pieces import Layout, Piece, concatenate, stack, stored
+from lockstep_train.model.layouts import Layout, Piece, concatenate, stack, stored
 
 
 def elements(layout: Layout, start: int, numel: int) -> list[str]:

@@ -1,20 +1,273 @@
-"""Volumes of their own: each node also keeps its neighbour's shards, so that any one volume may be lost.
+"""Copies of shards on other nodes' volumes: each node also keeps its neighbor's, so that any one volume may be lost.
 
 A rank sends its shard to the next node once it is durable on its own volume, in the background of the save, and acknowledges when it is
-durable there too. A neighbour that can't keep it costs the second copy, never the commit: the manifest names the nodes that
+durable there too. A neighbor that can't keep it costs the second copy, never the commit: the manifest names the nodes that
 have each shard, and the log says where one copy is all there is.
+
+Shards go from node to node over TCP: a put or a get of one file, proved by HMAC with a token that only this run's ranks know.
+
+    server → client   32 random bytes, the challenge
+    client → server   a frame: the request, as JSON, signed
+    put               the file's bytes, then the server's frame: the problem, or null once the file is durable
+    get               the server's frame, then the file's bytes
+
+A frame is its length (4 bytes), JSON, and HMAC-SHA256 over challenge and JSON. The file's SHA-256 stands in a signed frame, so its
+bytes need no signature. Nothing is unpickled, no path is taken from the wire, and a transfer holds one chunk in memory.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import hmac
+import json
+import os
 import secrets
-from dataclasses import replace
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from lockstep_train.base.durable import make_directory, sync_directory
 from lockstep_train.base.ranks import Ranks
+from lockstep_train.checkpoint.format.layout import is_shard, parse_commit
 from lockstep_train.checkpoint.format.manifest import Manifest, ShardRecord
-from lockstep_train.checkpoint.save.transfer import Place, Server, Shard, get, own_address, put
 from lockstep_train.report import print_error
+
+CHUNK_BYTES = 1 << 20
+CHALLENGE_BYTES = 32
+SIGNATURE_BYTES = 32
+FRAME_BYTES_MAX = 1 << 16
+CONNECTIONS_MAX = 64
+DEADLINE_SECONDS = 300.0
+STRANGER_SECONDS = 10.0
+"""For whoever hasn't proved the token."""
+
+
+class TransferError(OSError):
+    """The other side refused, went away, or sent something else than it promised."""
+
+
+class Line:
+    """One connection with a deadline for everything on it."""
+
+    def __init__(self, connection: socket.socket, token: bytes, deadline_seconds: float) -> None:
+        self._connection = connection
+        self._token = token
+        self.challenge = b""
+        self.allow(deadline_seconds)
+
+    def allow(self, seconds: float) -> None:
+        """From now on everything must be over in so many seconds."""
+        self._end = time.monotonic() + seconds
+
+    def _wait(self) -> socket.socket:
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise TransferError("the deadline has passed")
+        self._connection.settimeout(left)
+        return self._connection
+
+    def read(self, size: int) -> bytes:
+        parts: list[bytes] = []
+        while size:
+            part = self._wait().recv(min(size, CHUNK_BYTES))
+            if not part:
+                raise TransferError("the other side closed the connection")
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def write(self, content: bytes) -> None:
+        self._wait().sendall(content)
+
+    def drain(self) -> None:
+        """Read what the other side still sends, until it closes. A connection closed before that is reset, and what was said last is lost."""
+        while self._wait().recv(CHUNK_BYTES):
+            pass
+
+    def send(self, role: str, value: dict[str, Any]) -> None:
+        body = json.dumps(value).encode()
+        self.write(len(body).to_bytes(4, "big") + body + self._signature(role, body))
+
+    def receive(self, role: str) -> dict[str, Any]:
+        """Raises TransferError unless it was signed for this connection by the other `role`."""
+        size = int.from_bytes(self.read(4), "big")
+        if size > FRAME_BYTES_MAX:
+            raise TransferError("the frame is too long")
+        body = self.read(size)
+        if not hmac.compare_digest(self.read(SIGNATURE_BYTES), self._signature(role, body)):
+            raise TransferError("the signature is wrong: the other side is not of this run")
+        value = json.loads(body)
+        if not isinstance(value, dict):
+            raise TransferError("the frame holds no object")
+        return value
+
+    def _signature(self, role: str, body: bytes) -> bytes:
+        return hmac.digest(self._token, role.encode() + self.challenge + body, "sha256")
+
+    def send_file(self, path: Path, size: int) -> None:
+        with path.open("rb") as file:
+            left = size
+            while left:
+                chunk = file.read(min(left, CHUNK_BYTES))
+                if not chunk:
+                    raise TransferError(f"{path} is shorter than it should be")
+                self.write(chunk)
+                left -= len(chunk)
+
+    def receive_file(self, path: Path, size: int, sha256: str) -> None:
+        """Durable under its name, or not there."""
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+        digest = hashlib.sha256()
+        try:
+            with temporary.open("wb") as file:
+                left = size
+                while left:
+                    chunk = self.read(min(left, CHUNK_BYTES))
+                    digest.update(chunk)
+                    file.write(chunk)
+                    left -= len(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+            if digest.hexdigest() != sha256:
+                raise TransferError(f"{path.name} arrived with another checksum")
+            temporary.replace(path)
+            sync_directory(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a node's server listens."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The file that is meant: `commit` and `file` are names, never paths."""
+
+    commit: str
+    file: str
+    bytes: int
+    sha256: str
+
+
+class Server:
+    """A node's end: keeps what neighbours put, as files of commits of this attempt, and gives what it has."""
+
+    def __init__(self, checkpoints: Path, attempt: int, token: bytes, host: str) -> None:
+        self._checkpoints = checkpoints
+        self._attempt = attempt
+        self._token = token
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, 0), family=family)
+        self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self.place = Place(host, self._socket.getsockname()[1])
+        threading.Thread(target=self._accept, name="lockstep-replicas", daemon=True).start()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts; closing alone doesn't
+        self._socket.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return  # closed
+            if not self._slots.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(target=self._serve, args=(connection,), name="lockstep-replica", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                self._answer(Line(connection, self._token, STRANGER_SECONDS))
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # the client knows, and says it
+        finally:
+            self._slots.release()
+
+    def _answer(self, line: Line) -> None:
+        line.challenge = secrets.token_bytes(CHALLENGE_BYTES)
+        line.write(line.challenge)
+        asked = line.receive("client")
+        line.allow(DEADLINE_SECONDS)
+        shard = Shard(asked["commit"], asked["file"], asked["bytes"], asked["sha256"])
+        name = parse_commit(shard.commit)
+        if name is None or not is_shard(shard.file):
+            raise TransferError("no such file")
+        path = self._checkpoints / str(name) / shard.file
+        if asked["do"] == "get":
+            line.send("server", {"problem": None if path.is_file() else f"{path} is not there"})
+            line.send_file(path, shard.bytes)
+        elif asked["do"] == "put":
+            problem = self._keep(line, path, shard) if name.attempt == self._attempt else "it is of another attempt"
+            line.send("server", {"problem": problem})
+            if problem is not None:
+                line.drain()
+
+    def _keep(self, line: Line, path: Path, shard: Shard) -> str | None:
+        try:
+            make_directory(path.parent)
+            line.receive_file(path, shard.bytes, shard.sha256)
+        except TransferError:
+            raise
+        except OSError as error:
+            return f"{path} can't be written: {error.strerror}"
+        return None
+
+
+def _ask(place: Place, token: bytes, shard: Shard, do: str, then: Callable[[Line], None], deadline_seconds: float) -> None:
+    with socket.create_connection((place.host, place.port), timeout=min(10.0, deadline_seconds)) as connection:
+        line = Line(connection, token, deadline_seconds)
+        line.challenge = line.read(CHALLENGE_BYTES)
+        line.send("client", {"do": do, "commit": shard.commit, "file": shard.file, "bytes": shard.bytes, "sha256": shard.sha256})
+        then(line)
+
+
+def _agree(line: Line) -> None:
+    problem = line.receive("server")["problem"]
+    if problem is not None:
+        raise TransferError(problem)
+
+
+def put(place: Place, token: bytes, shard: Shard, path: Path, deadline_seconds: float = DEADLINE_SECONDS) -> None:
+    """Returns when the file is durable on the other node's volume. Raises OSError."""
+
+    def send(line: Line) -> None:
+        line.send_file(path, shard.bytes)
+        _agree(line)
+
+    _ask(place, token, shard, "put", send, deadline_seconds)
+
+
+def get(place: Place, token: bytes, shard: Shard, path: Path, deadline_seconds: float = DEADLINE_SECONDS) -> None:
+    """The file from another node's volume, checked against its SHA-256, as `path`. Raises OSError."""
+
+    def take(line: Line) -> None:
+        _agree(line)
+        line.receive_file(path, shard.bytes, shard.sha256)
+
+    _ask(place, token, shard, "get", take, deadline_seconds)
+
+
+def own_address(towards: str, port: int) -> str:
+    """This machine's address on the way to another: nothing is sent, the system only chooses a route."""
+    family, kind, protocol, _, address = socket.getaddrinfo(towards, port or 1, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)
+        host: str = probe.getsockname()[0]
+        return host
 
 
 class Replicas:

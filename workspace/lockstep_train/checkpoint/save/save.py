@@ -6,6 +6,7 @@ host buffer is one, and a slow volume must not pile up snapshots.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,10 +19,10 @@ import torch.distributed as dist
 
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.checkpoint.format.kinds import FULL, WEIGHTS
-from lockstep_train.checkpoint.format.layout import CommitName
+from lockstep_train.checkpoint.format.layout import MANIFEST, CommitName
 from lockstep_train.checkpoint.format.manifest import Manifest, ShardRecord, encode
+from lockstep_train.checkpoint.format.volume import discard
 from lockstep_train.checkpoint.save import commit
-from lockstep_train.checkpoint.save.leftovers import Leftovers
 from lockstep_train.checkpoint.save.snapshot import FileImage, HostMemory, Snapshot, lay_out, write_shard
 from lockstep_train.checkpoint.save.upkeep import Upkeep
 from lockstep_train.checkpoint.zero import zero_access
@@ -66,6 +67,40 @@ class Writing:
     @property
     def tag(self) -> str:
         return f"commit/{self.folder.name}"
+
+
+class Leftovers:
+    """Shards of one attempt's saves on one volume that came to no commit.
+
+    They are as large as a commit's, and a volume that is sized for commits has no room for them. One rank a volume removes them, in the
+    background of the save in which it has become sure that nobody writes there any more.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._failed: list[tuple[Path, str, bool]] = []
+        """(folder, tag, whether a manifest was to be written)."""
+        self._still = False
+        """No rank writes any more, neither in the folder of the last save that was decided nor in one before it."""
+
+    def decided(self, folder: Path, tag: str, decision: commit.Decision) -> None:
+        """Once this node has written the manifest, or could not, or has nothing to write."""
+        self._still = decision.answered
+        if not (folder / MANIFEST).exists():
+            self._failed.append((folder, tag, decision.manifest is not None))
+
+    def clear(self) -> None:
+        """Remove what nobody writes to and nobody needs: where another node's volume has the manifest, the shards here are its commit's."""
+        if self._still:
+            with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
+                self._failed = [item for item in self._failed if not self._removed(*item)]
+
+    def _removed(self, folder: Path, tag: str, promised: bool) -> bool:
+        if promised and not commit.written_nowhere(self._ranks, tag):
+            return False
+        if not (folder / MANIFEST).exists():
+            discard(folder)
+        return True
 
 
 class Saver:

@@ -7,6 +7,7 @@ one ends before its work is done, the rank goes on alone.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -18,19 +19,53 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from lockstep_spec.choices import TrainOn
 from lockstep_train.data.read.read import Broken
-from lockstep_train.data.read.records import Conversation
-from lockstep_train.data.tokens.tokenize import Tokeniser, encode_samples
+from lockstep_train.data.read.records import AnySample, Conversation, Sample
+from lockstep_train.data.tokens.tokenize import Encoded, Tokeniser, encode_samples
 from lockstep_train.data.tokens.turns import TemplateChoice
-from lockstep_train.data.tokens.wire import Answer, Batch, answer_of, batch_line
 
 AFTER_SECONDS = 20.0
 """Small data is done before processes have imported what they need."""
 PROCESSES = 8
 """At most: each takes some 400 MB, and a hundred thousand samples a minute are enough."""
+
+Batch = list[AnySample]
+Answer = tuple[list[Encoded], Broken]
+
+
+def batch_line(batch: Batch) -> bytes:
+    """Raises TypeError or ValueError where a message holds what JSON has no form for."""
+    return _line([vars(sample) for sample in batch])
+
+
+def batch_of(line: bytes) -> Batch:
+    return [Conversation(**_tuples(fields)) if "messages" in fields else Sample(**fields) for fields in json.loads(line)]
+
+
+def answer_line(answer: Answer) -> bytes:
+    found, broken = answer
+    samples = [[item.ids, base64.b64encode(item.learned).decode(), item.line, item.remarks] for item in found]
+    return _line({"samples": samples, "broken": vars(broken)})
+
+
+def answer_of(line: bytes) -> Answer:
+    """Raises ValueError for half a line."""
+    said = json.loads(line)
+    samples = [Encoded(ids, base64.b64decode(learned), number, tuple(remarks)) for ids, learned, number, remarks in said["samples"]]
+    reasons = [(number, reason) for number, reason in said["broken"].pop("reasons")]
+    return samples, Broken(**said["broken"], reasons=reasons)
+
+
+def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    return {**fields, **{name: tuple(fields[name]) for name in ("messages", "tools", "untrained")}}
+
+
+def _line(value: Any) -> bytes:
+    """Lone surrogates, which no UTF-8 has, pass as escapes."""
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
 
 class Lost(Exception):

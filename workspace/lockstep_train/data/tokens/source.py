@@ -23,9 +23,8 @@ from lockstep_train.base.errors import ConfigError
 from lockstep_train.data.arrays import Array, Arrays, ArrayWriter, open_arrays, whole_arrays
 from lockstep_train.data.read.read import Broken
 from lockstep_train.data.read.records import AnySample
-from lockstep_train.data.tokens.pool import Encoder, encode_batch, start_pool
+from lockstep_train.data.tokens.pool import Answer, Batch, Encoder, encode_batch, start_pool
 from lockstep_train.data.tokens.tokenize import Encoded, Tokeniser, encode_paragraphs, paragraph_break
-from lockstep_train.data.tokens.wire import Answer, Batch
 
 VERSION = 5
 """Raised when the same text would give other tokens, or other facts about them."""

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lockstep_spec.choices import TrainOn
-from lockstep_train.data.tokens.pool import encode_batch
+from lockstep_train.data.tokens.pool import answer_line, batch_of, encode_batch
 from lockstep_train.data.tokens.tokenize import Tokeniser
 from lockstep_train.data.tokens.tokenizer import load_tokeniser
 from lockstep_train.data.tokens.turns import TemplateChoice
-from lockstep_train.data.tokens.wire import answer_line, batch_of
 
 
 def serve(tokeniser: Tokeniser, train_on: TrainOn, name: str, batches: BinaryIO, answers: BinaryIO) -> None:

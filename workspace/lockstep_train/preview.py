@@ -21,7 +21,7 @@ from lockstep_train.data.read.read import Broken
 from lockstep_train.data.tokens.source import Remarks, Source
 from lockstep_train.data.tokens.tokenize import Encoded, Tokeniser, encode_paragraphs, encode_samples
 from lockstep_train.data.tokens.tokenizer import load_tokeniser
-from lockstep_train.fetch.model import with_tokenizer_here
+from lockstep_train.model.fetched import with_tokenizer_here
 
 LEARNED, PLAIN = "\x1b[1;32m", "\x1b[0m"
 

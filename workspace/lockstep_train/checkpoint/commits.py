@@ -12,7 +12,7 @@ from lockstep_train.checkpoint.format.chain import candidates
 from lockstep_train.checkpoint.format.layout import CHAIN, MANIFEST, CommitName, parse_commit
 from lockstep_train.checkpoint.format.manifest import Manifest, ShardRecord, decode, shapes
 from lockstep_train.checkpoint.format.readers import reading
-from lockstep_train.checkpoint.format.volume import View, merge_views, read_view, shard_problem
+from lockstep_train.checkpoint.format.volume import View, merge_views, read_view, shard_problem, size_problem
 
 
 @dataclass(frozen=True)
@@ -68,16 +68,6 @@ class Commit:
             except FileNotFoundError as error:
                 raise ConfigError(str(error)) from error
             yield
-
-
-def size_problem(folder: Path, record: ShardRecord) -> str | None:
-    """What a look at the names and sizes tells, without reading anything."""
-    path = folder / record.file
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        return f"{path} is missing" if isinstance(error, FileNotFoundError) else f"{path} can't be read: {error.strerror or error}"
-    return None if size == record.bytes else f"{path} has {size} bytes, not {record.bytes}"
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,9 @@ from lockstep_train.base.together import refused_together
 from lockstep_train.checkpoint.format.chain import Claim, Record, candidates, follows_chain, next_attempt
 from lockstep_train.checkpoint.format.identity import Identity
 from lockstep_train.checkpoint.format.layout import CHAIN, MANIFEST, record_file
+from lockstep_train.checkpoint.format.load import ShardReader, direct, exchanged
 from lockstep_train.checkpoint.format.manifest import Manifest, decode, encode, shapes
+from lockstep_train.checkpoint.format.readers import reading
 from lockstep_train.checkpoint.format.views import behind_view
 from lockstep_train.checkpoint.format.volume import (
     MISSING,
@@ -28,6 +31,7 @@ from lockstep_train.checkpoint.format.volume import (
     sweep,
     write_record,
 )
+from lockstep_train.checkpoint.zero import zero_access, zero_restore
 
 Say = Callable[[str], None]
 
@@ -262,3 +266,20 @@ def _heal(checkpoints: Path, source: Source | None) -> None:
         text, _ = _read_manifest(source.folder / MANIFEST)
         if text is None:
             write_durably(source.folder / MANIFEST, encode(source.manifest))
+
+
+def restore_commit(engine: Any, source: Source, ranks: Ranks, say: Callable[[str], None]) -> None:
+    """Load it. A collective where a node's volume lacks a shard. The commit is held meanwhile: it may be one of a running job."""
+    manifest = source.manifest
+    reader = ShardReader(source.folder, manifest)
+    with contextlib.ExitStack() as held:
+        if ranks.first_of_node and source.folder.is_dir():
+            held.enter_context(reading(source.folder, f"job {manifest.job}, resuming"))
+        mine = zero_restore.needs(engine)
+        fetch = direct(reader) if source.everywhere else exchanged(reader, source.holders, source.nodes, mine, ranks)
+        zero_restore.restore(engine, fetch, 0 if reader.lite else manifest.optimizer_step)
+        ranks.gather("load/done", True)
+        ranks.publish("load/over")
+    zero_access.restore_loss_scaler(engine, manifest.loss_scaler)
+    if reader.lite:
+        say(f"{source.folder} is Lite: its weights are loaded, the optimizer's moments begin afresh")
