@@ -1,11 +1,39 @@
-"""The choices among a training's settings: what the API offers, the arithmetic reads and the trainer does are the same."""
+"""Choices among a job's settings: what the API offers, agents and arithmetic read, and the trainer does are the same."""
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import Enum
 
 
-class ZeroStage(StrEnum):
+class Choice(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11; agents run on 3.10)
+    """An enumeration whose members are text, and are printed as it."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class StorageMode(Choice):
+    """`Shared`: one ReadWriteMany pair of claims a namespace. `PerPod`: every pod has volumes of its own."""
+
+    SHARED = "Shared"
+    PER_POD = "PerPod"
+
+
+class DegradedPolicy(Choice):
+    """What happens when NCCL's log says that the fabric is not the one the job asked for: `Fail` ends the job, `Warn` says so."""
+
+    FAIL = "Fail"
+    WARN = "Warn"
+
+
+class Severity(Choice):
+    """An Error stops the start, a Warning doesn't."""
+
+    ERROR = "Error"
+    WARNING = "Warning"
+
+
+class ZeroStage(Choice):
     """What DeepSpeed cuts into shards: optimizer state; also gradients; also weights. Stage1 stands for plain data parallel."""
 
     STAGE1 = "Stage1"
@@ -18,7 +46,7 @@ class ZeroStage(StrEnum):
         return int(self.value[-1])
 
 
-class Precision(StrEnum):
+class Precision(Choice):
     """The number format of weights and activations. Optimizer state is FP32 always."""
 
     BF16 = "BF16"
@@ -26,14 +54,14 @@ class Precision(StrEnum):
     FP32 = "FP32"
 
 
-class Method(StrEnum):
+class Method(Choice):
     """What is trained: a low-rank adapter beside the frozen base model, or every weight of it."""
 
     LORA = "LoRA"
     FULL = "Full"
 
 
-class Quantization(StrEnum):
+class Quantization(Choice):
     """The number format of the frozen base weights: as they are, 4-bit NormalFloat, or 8-bit integers."""
 
     NONE = "None"
@@ -41,14 +69,14 @@ class Quantization(StrEnum):
     INT8 = "Int8"
 
 
-class Offload(StrEnum):
+class Offload(Choice):
     """Where the optimizer's state lives and its step is computed."""
 
     NONE = "None"
     CPU = "CPU"
 
 
-class HierarchicalPartition(StrEnum):
+class HierarchicalPartition(Choice):
     """Whether each node keeps a whole copy of the frozen weights (ZeRO++ hpZ), so that Stage3 gathers them within the node."""
 
     AUTO = "Auto"
@@ -56,14 +84,14 @@ class HierarchicalPartition(StrEnum):
     NONE = "None"
 
 
-class Optimizer(StrEnum):
+class Optimizer(Choice):
     """AdamW decays weights apart from the gradient; Adam adds the decay to it."""
 
     ADAMW = "AdamW"
     ADAM = "Adam"
 
 
-class Schedule(StrEnum):
+class Schedule(Choice):
     """How the learning rate falls after the warm-up."""
 
     COSINE = "Cosine"
@@ -71,14 +99,14 @@ class Schedule(StrEnum):
     CONSTANT = "Constant"
 
 
-class NonFinitePolicy(StrEnum):
+class NonFinitePolicy(Choice):
     """What happens when a loss or a gradient is not finite: the run ends, or that step is left out and counted."""
 
     STOP = "Stop"
     SKIP = "Skip"
 
 
-class DataFormat(StrEnum):
+class DataFormat(Choice):
     """How samples stand in a file: by its name, JSON lines, or plain text."""
 
     AUTO = "Auto"
@@ -86,7 +114,7 @@ class DataFormat(StrEnum):
     TEXT = "Text"
 
 
-class Overlong(StrEnum):
+class Overlong(Choice):
     """What happens to a sample of more than maxLength tokens."""
 
     TRUNCATE = "Truncate"
@@ -95,7 +123,7 @@ class Overlong(StrEnum):
     ERROR = "Error"
 
 
-class TrainOn(StrEnum):
+class TrainOn(Choice):
     """Which tokens are learned: the assistant's (or the completion), its last turn only, or all."""
 
     ASSISTANT = "Assistant"
@@ -103,7 +131,7 @@ class TrainOn(StrEnum):
     ALL = "All"
 
 
-class OnBroken(StrEnum):
+class OnBroken(Choice):
     """What happens to lines of the data that can't be used: the run is refused, or they are left out and counted."""
 
     FAIL = "Fail"
@@ -126,7 +154,7 @@ TEMPLATE_OWN = frozenset(
 """Variables of a chat template that are set by whoever renders it, and by no setting or row."""
 
 
-class Content(StrEnum):
+class Content(Choice):
     """What a checkpoint holds: FP32 masters and optimizer state, for an exact resume; or the trained weights alone."""
 
     FULL = "Full"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
-from lockstep_spec.choices import Content, HierarchicalPartition, Method, Offload, Precision, Quantization, ZeroStage
+from lockstep_spec.choices import Choice, Content, HierarchicalPartition, Method, Offload, Precision, Quantization, ZeroStage
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Adapter:
     dora: bool = False
 
 
-class ParameterPlace(StrEnum):
+class ParameterPlace(Choice):
     """Where Stage3 keeps shards of the weights until they are gathered (offload_param of the raw settings)."""
 
     DEVICE = "none"

@@ -13,14 +13,12 @@ import sys
 import traceback
 from pathlib import Path
 
+from lockstep_spec.exits import DONE, FAILED, OUT_OF_MEMORY
 from lockstep_train import standby
 from lockstep_train.base import limits
 from lockstep_train.base.config import RunConfig
 from lockstep_train.base.environment import RankEnvironment, ignored_variables, rank_environment
 from lockstep_train.base.errors import (
-    EXIT_DONE,
-    EXIT_FAILED,
-    EXIT_OUT_OF_MEMORY,
     ConfigError,
     Stopped,
     TrainerError,
@@ -112,7 +110,7 @@ def show_data(config: RunConfig, count: int) -> int:
     from lockstep_train.preview import preview
 
     preview(config, count)
-    return EXIT_DONE
+    return DONE
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -129,16 +127,16 @@ def main(arguments: list[str] | None = None) -> int:
         train_run(read_run(run_file(arguments)), environment, reporter)
     except Exception as error:
         code = exit_code_of(error)
-        if not isinstance(error, TrainerError) or code in (EXIT_FAILED, EXIT_OUT_OF_MEMORY):
+        if not isinstance(error, TrainerError) or code in (FAILED, OUT_OF_MEMORY):
             traceback.print_exc()
         _tell(reporter, error, rank)
-        if code == EXIT_OUT_OF_MEMORY and reporter is not None:
+        if code == OUT_OF_MEMORY and reporter is not None:
             print_error("\n".join(reporter.out_of_memory_advice))
         return code
     finally:
         if reporter is not None:
             reporter.close()
-    return EXIT_DONE
+    return DONE
 
 
 def _tell(reporter: Reporter | None, error: Exception, rank: int) -> None:

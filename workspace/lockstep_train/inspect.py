@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep_train.base.errors import EXIT_DONE, EXIT_FAILED, ConfigError, TrainerError, refusal, tell
+from lockstep_spec.exits import DONE, FAILED
+from lockstep_train.base.errors import ConfigError, TrainerError, refusal, tell
 from lockstep_train.checkpoint.commits import Collection, Commit, collect
 from lockstep_train.checkpoint.format.layout import CHAIN, MANIFEST, CommitName, record_file
 from lockstep_train.checkpoint.format.manifest import Manifest
@@ -162,7 +163,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (TrainerError, OSError) as error:
         return tell(error)
     print(json.dumps(answer, indent=1))
-    return EXIT_DONE if answer.get("whole", True) else EXIT_FAILED
+    return DONE if answer.get("whole", True) else FAILED
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from lockstep.api.names import API_VERSION, DATASETS_CLAIM, WORKSPACE_CLAIM
 from lockstep.api.network import Memlock, Nccl, Network, Rail, Rdma, Tcp
 from lockstep.api.podtemplate import Toleration
 from lockstep.api.quantity import number
-from lockstep.api.shared import Labels, NodeNames, PlainVariable, StorageMode, values_fit
+from lockstep.api.shared import Labels, NodeNames, PlainVariable, values_fit
+from lockstep_spec.choices import StorageMode
 
 
 class Platform(StrEnum):

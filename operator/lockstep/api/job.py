@@ -12,8 +12,10 @@ from lockstep.api.names import API_VERSION, JOB_NAME_MAX, JOB_NAME_PATTERN
 from lockstep.api.notify import Notify
 from lockstep.api.podtemplate import PodTemplate
 from lockstep.api.preflight import Preflight
-from lockstep.api.shared import DegradedPolicy, FabricMode, ImagePullSecrets, NcclVariable, StorageMode, Variable, VariableSet, values_fit
+from lockstep.api.shared import FabricMode, ImagePullSecrets, NcclVariable, Variable, VariableSet, values_fit
 from lockstep.api.training import Training
+from lockstep_spec.choices import DegradedPolicy, StorageMode
+from lockstep_spec.timeouts import Timeouts
 
 IDLE_SECONDS = 8 * 3600
 WARN_BEFORE_SECONDS = 1800
@@ -60,22 +62,20 @@ class Interactive(Model):
 
 
 Seconds = Annotated[int, Field(ge=5, le=604800)]
-START_SECONDS = 1800
-"""An image of 20 GB at 20 MB/s takes 17 minutes."""
 
 
 class HangTimeouts(Model):
     """How long a rank of a script may go without a report before all ranks are restarted. Counts from a rank's first reported step on."""
 
-    step_seconds: Seconds = 3600
+    step_seconds: Seconds = Timeouts.step_seconds
     """From one reported step to the next report."""
-    evaluate_seconds: Seconds = 7200
+    evaluate_seconds: Seconds = Timeouts.evaluate_seconds
     """In activity Evaluate."""
-    save_seconds: Seconds = 3600
+    save_seconds: Seconds = Timeouts.save_seconds
     """In activity Save."""
-    load_seconds: Seconds = 14400
+    load_seconds: Seconds = Timeouts.load_seconds
     """In activity Init, Fetch or Load."""
-    export_seconds: Seconds = 14400
+    export_seconds: Seconds = Timeouts.export_seconds
     """In activity Export."""
 
 
@@ -211,7 +211,7 @@ class TrainingJobSpec(Model):
     env_from: Annotated[list[VariableSet], Field(max_length=16)] = []
     """Secrets and ConfigMaps whose keys become variables of every rank. Set what the dynamic loader reads (LD_*, GLIBC_TUNABLES) in env: from here it would reach the agent, too, and nobody knows the keys beforehand."""
     restart: Restart = Restart()
-    start_timeout_seconds: Seconds = START_SECONDS
+    start_timeout_seconds: Seconds = Timeouts.start_seconds
     """Time limit of a start, restarts included: first for the nodes to come up, then for the ranks. After it the job fails and frees its GPUs (an Interactive job only if node 0 never runs). Time in which the cluster has no room for a pod, or a queue holds it back, doesn't count."""
     hang_timeouts: HangTimeouts | None = None
     """When a script's rank is taken for hung. Lockstep's trainer has training.limits."""

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from lockstep.api.model import Model
+from lockstep_spec.choices import Severity
 
 FINDINGS_MAX = 20
 EXCLUDED_MAX = 16
@@ -31,13 +32,6 @@ class Preflight(Model):
     """Full: every check, and a short all-reduce where the cluster states network.minimumBusbw. Basic: without the all-reduce. Off: nothing."""
     all_reduce: bool = False
     """true: with mode Full, measure the all-reduce where the cluster states no threshold, too; status.preflight then has the figure."""
-
-
-class Severity(StrEnum):
-    """An Error stops the start, a Warning doesn't."""
-
-    ERROR = "Error"
-    WARNING = "Warning"
 
 
 class PreflightFinding(Model):

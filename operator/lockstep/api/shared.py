@@ -25,20 +25,6 @@ class FabricMode(StrEnum):
     TCP = "TCP"
 
 
-class DegradedPolicy(StrEnum):
-    """What happens when NCCL's log says that the fabric is not the one the job asked for: `Fail` ends the job, `Warn` says so."""
-
-    FAIL = "Fail"
-    WARN = "Warn"
-
-
-class StorageMode(StrEnum):
-    """`Shared`: one ReadWriteMany pair of claims a namespace. `PerPod`: every pod has volumes of its own."""
-
-    SHARED = "Shared"
-    PER_POD = "PerPod"
-
-
 class PlainVariable(Model):
     """An environment variable whose value stands in the file (so: never a secret)."""
 

@@ -34,13 +34,13 @@ from lockstep_gang.contract import (
     ReportTarget,
     Restart,
     Save,
-    Severity,
     State,
     StopReport,
     parse_key,
     report_body,
 )
 from lockstep_gang.coordinator.post import post
+from lockstep_spec.choices import Severity
 from support.clusters.cluster_jobs import API, SERVICE_ACCOUNT, Jobs
 
 NODES = tuple(f"lockstep-played-{number}" for number in range(4))

@@ -11,7 +11,7 @@ from lockstep.api.cluster import Memlock, Platform, TrainingClusterSpec
 from lockstep.api.errors import ConfigError
 from lockstep.api.files.clusterfile import ClusterFile, parse_cluster_file
 from lockstep.api.files.clusterkeys import PROFILE_KEYS, below
-from lockstep.api.shared import StorageMode
+from lockstep_spec.choices import StorageMode
 from support.cluster_file_cases import given, left_out, written
 
 HEAD = "cluster: {name: x, namespace: n}\n"

@@ -36,7 +36,6 @@ from lockstep_gang.contract import (
     Report,
     Restart,
     Save,
-    Severity,
     State,
     StopReport,
     Straggler,
@@ -45,6 +44,7 @@ from lockstep_gang.contract import (
     parse_report,
     report_body,
 )
+from lockstep_spec.choices import Severity
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, UID, running
 
 SCHEMA = jsonschema.Draft202012Validator(training_job_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"])

@@ -17,7 +17,6 @@ from lockstep_gang.agent.link.outbox import WAITING_MAX, Outbox, json_bytes
 from lockstep_gang.agent.ranks.ranks import Node, RankProcess
 from lockstep_gang.agent.ranks.stacks import FILE_BYTES, HANGS, STACKS_BYTES, ProcessState, remove_old, shortened, stack_path
 from lockstep_gang.contract import JobIdentity, RestartPolicy
-from lockstep_gang.contract.exits import INTERNAL
 from lockstep_gang.contract.messages import Pace, message_to_json
 from lockstep_gang.contract.report import HISTORY, Cause, CheckpointReport, Failure, Restart
 from lockstep_gang.coordinator import records
@@ -25,6 +24,7 @@ from lockstep_gang.coordinator.channel import LINE_BYTES_MAX
 from lockstep_gang.coordinator.records import Records, Replaced
 from lockstep_gang.lifecycle.gang import Budget, Gang, new_gang
 from lockstep_gang.lifecycle.history import ATTEMPTS_MAX, AttemptRecord, begun_records, resumed, retained
+from lockstep_spec.exits import INTERNAL
 from unit.gang.cases import KEY, gang, make_run
 from unit.gang.test_scale import endings
 

@@ -10,7 +10,6 @@ import pytest
 
 from lockstep_gang.contract import (
     CheckpointReport,
-    ContractError,
     Failure,
     Metric,
     NodeReport,
@@ -28,7 +27,6 @@ from lockstep_gang.contract import (
     report_bytes_max,
     report_signature,
     run_text,
-    to_json,
 )
 from lockstep_gang.contract.messages import (
     Error,
@@ -49,6 +47,7 @@ from lockstep_gang.contract.messages import (
 )
 from lockstep_gang.contract.proof import Handshake, Opener, Sealer, require_proof
 from lockstep_gang.contract.reply import Fact, FactType, Reply, parse_reply, reply_json
+from lockstep_spec.codec import ContractError, to_json
 from unit.gang.cases import KEY, make_run
 
 REPORT = Report(

@@ -22,13 +22,13 @@ from lockstep.plan.waiting.containers import CUT_OFF_HINTS
 from lockstep_gang.agent.link.cutoff import CutOff
 from lockstep_gang.agent.link.link import Handlers, Link
 from lockstep_gang.contract import JobIdentity, NodeReport, ReportTarget, State
-from lockstep_gang.contract.exits import UNREACHABLE
 from lockstep_gang.contract.trouble import Trouble, TroubleKind
 from lockstep_gang.coordinator import reaching
 from lockstep_gang.coordinator.reaching import resolved, trouble_of
 from lockstep_gang.coordinator.reporter import Reporter
 from lockstep_gang.lifecycle.gang import new_gang
 from lockstep_gang.lifecycle.summary import summarise
+from lockstep_spec.exits import UNREACHABLE
 from unit.gang.cases import KEY, make_run
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, pod, report, running
 

@@ -22,12 +22,12 @@ from lockstep_gang.agent.ranks.reports import ERROR_FILE_BYTES_MAX, read_error_f
 from lockstep_gang.agent.ranks.stacks import SOURCE_BYTES_MAX, dumped, process_state, write_stacks
 from lockstep_gang.agent.session.ask import _told
 from lockstep_gang.agent.session.hostfile import write_hostfile
-from lockstep_gang.contract.codec import ContractError
 from lockstep_gang.contract.fabric import FabricAsked
 from lockstep_gang.contract.messages import COUNT_MAX
 from lockstep_gang.contract.preflight import ExpectedPath, Kind
 from lockstep_gang.coordinator import records
 from lockstep_gang.coordinator.records import GoodputRecord, Records
+from lockstep_spec.codec import ContractError
 from unit.gang.cases import make_run
 from unit.gang.test_bounds import attempt
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import compileall
 import os
 import py_compile
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from zipimport import zipimporter
 import pytest
 
 import lockstep_gang
-from lockstep_gang.package import compiled_code, write_zipapp
+from lockstep_gang.package import SPEC_MODULES, compiled_code, write_zipapp
 from support.checkout import ROOT
 from unit.gang.cases import gang
 
@@ -85,6 +86,18 @@ def test_the_file_alone_runs_a_job(tmp_path: Path) -> None:
     assert "[rank 0] from the zip" in ended.stdout
 
 
+def test_the_file_has_every_module_of_the_ground_that_the_gang_imports_and_no_other() -> None:
+    workspace = ROOT / "workspace"
+    sources = [path.read_text() for path in (workspace / "lockstep_gang").rglob("*.py")]
+    imported = {name for source in sources for name in re.findall(r"^\s*from lockstep_spec\.(\w+) import", source, re.MULTILINE)}
+    within = {
+        name
+        for module in imported
+        for name in re.findall(r"from lockstep_spec\.(\w+) import", (workspace / f"lockstep_spec/{module}.py").read_text())
+    }
+    assert imported | within | {"__init__"} == set(SPEC_MODULES)
+
+
 def test_variables_of_a_job_reach_its_ranks_and_leave_the_agent_alone(tmp_path: Path) -> None:
     """A folder with a logging.py, a Python home that isn't there, and what OpenSSL and others read in the agent's own process."""
     write_zipapp(tmp_path / "agent.pyz")
@@ -151,7 +164,7 @@ def test_the_agent_imports_nothing_that_python_does_not_bring() -> None:
     workspace = ROOT / "workspace"
     code = (
         f"import sys; sys.path.insert(0, {str(workspace)!r}); import lockstep_gang.agent.main, lockstep_gang.coordinator.post\n"
-        "print([n for n in sys.modules if n.split('.')[0] not in sys.stdlib_module_names | {'__main__', 'lockstep_gang'}])"
+        "print([n for n in sys.modules if n.split('.')[0] not in sys.stdlib_module_names | {'__main__', 'lockstep_gang', 'lockstep_spec'}])"
     )
     ended = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=20, check=True)
     assert ended.stdout.strip() == "[]"

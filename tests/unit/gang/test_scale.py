@@ -19,7 +19,6 @@ import pytest
 from bench.gang_scale import measure
 from lockstep_gang.agent.link.outbox import MESSAGE_BYTES, Outbox, bounded, json_bytes
 from lockstep_gang.contract import CheckpointReport, RestartPolicy, Run
-from lockstep_gang.contract.exits import RECONNECT_SECONDS
 from lockstep_gang.contract.messages import (
     Activity,
     AgentMessage,
@@ -37,6 +36,7 @@ from lockstep_gang.contract.messages import (
     message_to_json,
     rank_report_to_json,
 )
+from lockstep_gang.contract.times import RECONNECT_SECONDS
 from lockstep_gang.coordinator import channels, coordinator, news, server
 from lockstep_gang.coordinator.channel import LINE_BYTES_MAX, connect
 from lockstep_gang.coordinator.coordinator import Coordinator, Output

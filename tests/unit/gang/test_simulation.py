@@ -8,7 +8,6 @@ from collections import deque
 import pytest
 
 from lockstep_gang.contract import Expected, RestartPolicy
-from lockstep_gang.contract.exits import RECONNECT_SECONDS
 from lockstep_gang.contract.messages import (
     AgentMessage,
     Exited,
@@ -24,6 +23,7 @@ from lockstep_gang.contract.messages import (
     Stopped,
 )
 from lockstep_gang.contract.preflight import Check, Checked, Looked, Met, Stage
+from lockstep_gang.contract.times import RECONNECT_SECONDS
 from lockstep_gang.lifecycle.decide import decide
 from lockstep_gang.lifecycle.gang import Phase, new_gang
 from lockstep_gang.lifecycle.observe import closed, observe

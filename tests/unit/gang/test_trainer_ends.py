@@ -11,9 +11,9 @@ import pytest
 
 import lockstep_train
 from lockstep_gang.contract import Cause, Failure, RestartPolicy, State
-from lockstep_gang.contract.exits import FAILED, SAVED
 from lockstep_gang.contract.messages import Error, Stopped
 from lockstep_gang.lifecycle.causes import TRAINER_ENDS
+from lockstep_spec.exits import FAILED, OUT_OF_MEMORY, SAVED
 from lockstep_train.base import errors
 from lockstep_train.base.errors import TrainerError
 from unit.gang.story import Story, all_stopped, started
@@ -97,7 +97,7 @@ def test_the_cause_is_the_same_in_whichever_order_report_and_exit_are_heard(
 
 def test_every_exit_code_and_exception_of_the_trainer_is_in_the_table() -> None:
     decided = {(error.exit_code, error.__name__) for error in trainer_errors() if error.exit_code not in (SAVED, FAILED)}
-    assert decided | {(errors.EXIT_OUT_OF_MEMORY, "OutOfMemoryError")} == {(end.exit_code, end.exception) for end in TRAINER_ENDS}
+    assert decided | {(OUT_OF_MEMORY, "OutOfMemoryError")} == {(end.exit_code, end.exception) for end in TRAINER_ENDS}
 
 
 @pytest.mark.parametrize("name", [end.exception for end in TRAINER_ENDS if end.cause is not Cause.OUT_OF_MEMORY])

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from lockstep_spec.choices import Precision, Schedule, ZeroStage
-from lockstep_train.base.config import Storage
+from lockstep_spec.choices import Precision, Schedule, StorageMode, ZeroStage
 from lockstep_train.base.environment import rank_environment
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.runfile import parse_run, parse_training, read_run
@@ -118,8 +117,8 @@ def test_the_rest_of_the_run_file_is_the_agents() -> None:
     assert (run.job_name, run.job_uid, run.run_dir) == ("x", None, Path("/w/runs/x"))
 
 
-@pytest.mark.parametrize(("stated", "storage"), [("Shared", Storage.SHARED), ("PerPod", Storage.PER_POD), (None, None)])
-def test_the_run_file_says_what_the_nodes_see_at_its_folder(stated: str | None, storage: Storage | None) -> None:
+@pytest.mark.parametrize(("stated", "storage"), [("Shared", StorageMode.SHARED), ("PerPod", StorageMode.PER_POD), (None, None)])
+def test_the_run_file_says_what_the_nodes_see_at_its_folder(stated: str | None, storage: StorageMode | None) -> None:
     document = {"job": {"name": "x"}, "runDir": "/r", "training": TRAINING, "storage": stated}
     assert parse_run(document, "run.json").storage is storage
     with pytest.raises(ConfigError, match=r"run\.json: storage is \"Local\", but must be one of Shared, PerPod"):

@@ -23,8 +23,6 @@ from lockstep_gang.agent.ranks.reports import ReportSocket
 from lockstep_gang.agent.ranks.stacks import remove_old
 from lockstep_gang.agent.ranks.standby import Standby
 from lockstep_gang.agent.session.interactive import DevNode
-from lockstep_gang.contract.codec import ContractError
-from lockstep_gang.contract.exits import DONE, FAILED, SAVED, SILENCE_SECONDS, UNREACHABLE
 from lockstep_gang.contract.messages import (
     Error,
     Exited,
@@ -44,8 +42,12 @@ from lockstep_gang.contract.messages import (
 )
 from lockstep_gang.contract.preflight import Check
 from lockstep_gang.contract.report import State
-from lockstep_gang.contract.run import Run, Storage, WhenDone
+from lockstep_gang.contract.run import Run, WhenDone
+from lockstep_gang.contract.times import SILENCE_SECONDS
 from lockstep_gang.contract.trouble import Trouble
+from lockstep_spec.choices import StorageMode
+from lockstep_spec.codec import ContractError
+from lockstep_spec.exits import DONE, FAILED, SAVED, UNREACHABLE
 
 KEEP_SECONDS = 3.0
 """How long the agent's end waits until the logs of NCCL are on the job's volume."""
@@ -164,7 +166,7 @@ class Agent:
         if order.attempt <= self._known_attempt or self._running or self._leaving or self._finish is not None:
             return  # of the past, or ranks of before are here yet
         self._known_attempt = order.attempt
-        if self._node.index == 0 or self._run.storage is not Storage.SHARED:  # a volume that all share is one node's to tidy
+        if self._node.index == 0 or self._run.storage is not StorageMode.SHARED:  # a volume that all share is one node's to tidy
             threading.Thread(target=remove_old, args=(Path(self._run.run_dir) / "logs",), name="old stacks", daemon=True).start()
         self._console.begin_attempt(order.attempt)
         self._outbox.begin_attempt(order.attempt)

@@ -21,14 +21,14 @@ from lockstep_gang.agent.ranks.environment import isolate, place_start
 from lockstep_gang.agent.ranks.ranks import Node
 from lockstep_gang.agent.ranks.reports import make_folder, remove_folder
 from lockstep_gang.agent.session import ask
-from lockstep_gang.contract.codec import ContractError
-from lockstep_gang.contract.exits import CONFIGURATION, INTERNAL, UNREACHABLE
 from lockstep_gang.contract.proof import parse_key
 from lockstep_gang.contract.run import Run, parse_run
 from lockstep_gang.contract.sweep import PROBE, SWEEP
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.server import Server
 from lockstep_gang.lifecycle.preflight.preflight import ends_with_it
+from lockstep_spec.codec import ContractError
+from lockstep_spec.exits import CONFIGURATION, INTERNAL, UNREACHABLE
 
 POD_UMASK = 0o002
 """Pods over RDMA are UID 0 without the right to pass over modes, others a user of their own: their group is what they share on a volume."""

@@ -4,16 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # each part is imported when something of it is asked for: most verbs need nothing but `printable_line`
-    from lockstep_gang.contract.codec import ContractError, from_json, to_json
-    from lockstep_gang.contract.fabric import (
-        DegradedPolicy,
-        DifferingRanks,
-        FabricAsked,
-        FabricReason,
-        FabricReport,
-        Verified,
-        are_whole_names,
-    )
+    from lockstep_gang.contract.fabric import DifferingRanks, FabricAsked, FabricReason, FabricReport, Verified, are_whole_names
     from lockstep_gang.contract.goodput import Goodput, Loss, Spent
     from lockstep_gang.contract.interactive import Idleness, Interactive, InteractiveReport
     from lockstep_gang.contract.preflight import (
@@ -26,7 +17,6 @@ if TYPE_CHECKING:  # each part is imported when something of it is asked for: mo
         Finding,
         Kind,
         PreflightReport,
-        Severity,
     )
     from lockstep_gang.contract.proof import ProofError, is_report_signature, parse_key, report_signature
     from lockstep_gang.contract.reply import Fact, FactType, Reply, parse_reply, reply_json
@@ -54,22 +44,10 @@ if TYPE_CHECKING:  # each part is imported when something of it is asked for: mo
         report_body,
         report_bytes_max,
     )
-    from lockstep_gang.contract.run import (
-        POD_IPS,
-        RUN_FORMAT,
-        JobIdentity,
-        ReportTarget,
-        RestartPolicy,
-        Run,
-        Storage,
-        WhenDone,
-        parse_run,
-        run_text,
-    )
+    from lockstep_gang.contract.run import POD_IPS, RUN_FORMAT, JobIdentity, ReportTarget, RestartPolicy, Run, WhenDone, parse_run, run_text
     from lockstep_gang.contract.stop import Save, StopReport
     from lockstep_gang.contract.sweep import PROBE, PROBED, SWEEP, SWEEP_DONE, SWEEP_POINT
     from lockstep_gang.contract.text import cleaned, json_escaped, number_of, printable, printable_line
-    from lockstep_gang.contract.timeouts import Timeouts
 
 __all__ = [
     "CLAIM_BYTES_MAX",
@@ -89,8 +67,6 @@ __all__ = [
     "Bandwidth",
     "Cause",
     "CheckpointReport",
-    "ContractError",
-    "DegradedPolicy",
     "DifferingRanks",
     "Expected",
     "ExpectedPath",
@@ -122,20 +98,16 @@ __all__ = [
     "RestartPolicy",
     "Run",
     "Save",
-    "Severity",
     "Spent",
     "State",
     "StopReport",
-    "Storage",
     "Straggler",
-    "Timeouts",
     "TrainerReport",
     "Verified",
     "WhenDone",
     "are_whole_names",
     "claimed_job",
     "cleaned",
-    "from_json",
     "is_report_signature",
     "job_header",
     "json_escaped",
@@ -151,10 +123,9 @@ __all__ = [
     "report_bytes_max",
     "report_signature",
     "run_text",
-    "to_json",
 ]
 
-_PARTS = ("text", "sweep", "codec", "timeouts", "stop", "goodput", "fabric", "interactive", "preflight", "proof", "reply", "run", "report")
+_PARTS = ("text", "sweep", "stop", "goodput", "fabric", "interactive", "preflight", "proof", "reply", "run", "report")
 """In which names are looked for, those that import no other part first."""
 
 

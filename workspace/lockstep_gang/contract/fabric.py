@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
 
-
-class DegradedPolicy(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11; agents run on 3.10)
-    """What happens to a job whose fabric is not the one it asked for."""
-
-    FAIL = "Fail"
-    WARN = "Warn"
-
+from lockstep_spec.choices import Choice, DegradedPolicy
 
 _NUMBERED_DRIVERS = frozenset({"mlx4", "mlx5", "hfi1", "cxgb3", "cxgb4"})
 """Their devices have one more number: mlx5_0."""
@@ -64,7 +57,7 @@ class Traffic:
     sent_direct: int = 0
 
 
-class FaultKind(str, Enum):  # noqa: UP042
+class FaultKind(Choice):
     """How much a fault says about its own node: the first kind names a culprit, the last an effect."""
 
     LOCAL = "Local"  # this node's own NIC, limits or interface
@@ -122,7 +115,7 @@ class RankFabric:
     faults: tuple[NcclFault, ...] = ()
 
 
-class Verified(str, Enum):  # noqa: UP042
+class Verified(Choice):
     """Status of the condition FabricVerified."""
 
     TRUE = "True"
@@ -130,7 +123,7 @@ class Verified(str, Enum):  # noqa: UP042
     UNKNOWN = "Unknown"
 
 
-class FabricReason(str, Enum):  # noqa: UP042
+class FabricReason(Choice):
     """Why, in one word."""
 
     VERIFIED = "Verified"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+
+from lockstep_spec.choices import Choice
 
 
-class Spent(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11; agents run on 3.10)
+class Spent(Choice):
     """Every moment is of exactly one kind, so that the kinds add up to the time that has passed."""
 
     QUEUED = "queued"  # waiting for nodes, with no failure to blame

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from enum import Enum
+
+from lockstep_spec.choices import Choice
 
 RUN_TEXT = 256
 """Characters of what runs, and of who asked for it, in a report."""
@@ -18,7 +19,7 @@ class Interactive:
     warn_seconds: int = 0
 
 
-class Idleness(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11; agents run on 3.10)
+class Idleness(Choice):
     NONE = "None"  # it is in use, or was a short while ago
     WARNED = "Warned"
     OVER = "Over"  # its GPUs are to be released

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from enum import Enum
 from typing import Any
 
-from lockstep_gang.contract.codec import ContractError, camel, from_json, to_json
 from lockstep_gang.contract.fabric import RankFabric
 from lockstep_gang.contract.interactive import Asked, Ended, Find, Found, Interrupted, InUse, Printed, Show
 from lockstep_gang.contract.preflight import Check, Checked
 from lockstep_gang.contract.report import State
 from lockstep_gang.contract.text import cleaned
+from lockstep_spec.choices import Choice
+from lockstep_spec.codec import ContractError, camel, from_json, to_json
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ class Pong:
     pass
 
 
-class StopMode(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11; agents run on 3.10)
+class StopMode(Choice):
     KILL = "Kill"  # SIGKILL to the rank's process group, at once
     SAVE = "Save"  # SIGTERM to the rank, which means save and stop
     DUMP = "Dump"  # write down where every rank is, for a few seconds at most, then as KILL

@@ -7,18 +7,14 @@ facts (`Checked`); judging them is the coordinator's. The round's number tells a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+
+from lockstep_spec.choices import Choice, Severity
 
 PREFLIGHT_RESULT = "preflight result: "
 """Begins the line of node 0's log that has the report as JSON, when the preflight was all that was asked for."""
 
 
-class Severity(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11; agents run on 3.10)
-    ERROR = "Error"  # stops the start
-    WARNING = "Warning"
-
-
-class Kind(str, Enum):  # noqa: UP042
+class Kind(Choice):
     FILE = "File"
     FOLDER = "Folder"
 
@@ -68,7 +64,7 @@ class Expected:
     """The job ends after it: no rank is started, and nothing is recorded."""
 
 
-class Stage(str, Enum):  # noqa: UP042
+class Stage(Choice):
     LOOK = "Look"  # at yourself; write a marker, open a port
     MEET = "Meet"  # the others: connect to their ports, look for node 0's marker
     ALL_REDUCE = "AllReduce"

@@ -14,7 +14,7 @@ import os
 import re
 from typing import Any
 
-from lockstep_gang.contract.codec import ContractError
+from lockstep_spec.codec import ContractError
 
 FORMAT = "lockstep-gang/1"
 

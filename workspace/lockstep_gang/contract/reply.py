@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
-from lockstep_gang.contract.codec import ContractError, camel, to_json
+from lockstep_spec.choices import Choice
+from lockstep_spec.codec import ContractError, camel, to_json
 
 FACT_CHARACTERS = 256
 
 
-class FactType(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11; agents run on 3.10)
+class FactType(Choice):
     """What the cluster says of a pod of the job. All but the last say why what ran there is gone."""
 
     NODE_LOST = "NodeLost"  # its Node is not Ready, or gone

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Any
 
-from lockstep_gang.contract.codec import ContractError, from_json, to_json
 from lockstep_gang.contract.fabric import FabricReport
 from lockstep_gang.contract.goodput import Goodput
 from lockstep_gang.contract.interactive import InteractiveReport
@@ -16,6 +14,8 @@ from lockstep_gang.contract.preflight import PreflightReport
 from lockstep_gang.contract.run import JobIdentity
 from lockstep_gang.contract.stop import StopReport
 from lockstep_gang.contract.text import cleaned
+from lockstep_spec.choices import Choice
+from lockstep_spec.codec import ContractError, from_json, to_json
 
 REPORT_FORMAT = "lockstep-report/1"
 REPORT_BYTES_MAX = 1024 * 1024
@@ -35,7 +35,7 @@ _TEXT_CHARACTERS = (4096, 1000, 200)
 """To which all texts of a report that is too large even then are cut, one after the other."""
 
 
-class State(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11; agents run on 3.10)
+class State(Choice):
     WAITING = "Waiting"  # for nodes
     STARTING = "Starting"  # ranks are started, not all have been heard
     RUNNING = "Running"
@@ -97,7 +97,7 @@ class FailedSaves:
     count: int
 
 
-class Cause(str, Enum):  # noqa: UP042
+class Cause(Choice):
     """The kind of a failure: whether starting again may help, and who must act."""
 
     USER_CODE = "UserCode"

@@ -4,32 +4,25 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
-from lockstep_gang.contract.codec import ContractError, from_json, to_json
 from lockstep_gang.contract.fabric import FabricAsked
 from lockstep_gang.contract.interactive import Interactive
 from lockstep_gang.contract.preflight import Expected
-from lockstep_gang.contract.timeouts import Timeouts
+from lockstep_spec.choices import Choice, StorageMode
+from lockstep_spec.codec import ContractError, from_json, to_json
+from lockstep_spec.timeouts import Timeouts
 
 RUN_FORMAT = "lockstep-run/1"
 POD_IPS = "LOCKSTEP_POD_IPS"
 """Variable of a pod: its own addresses, one of each family that the cluster has, with commas in between."""
 
 
-class WhenDone(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11; agents run on 3.10)
+class WhenDone(Choice):
     """What an agent does after the end of the job."""
 
     WAIT = "Wait"  # idle until SIGTERM: a pod whose first process ended would be started again
     EXIT = "Exit"  # exit with 0 (Complete) or 1 (Failed)
-
-
-class Storage(str, Enum):  # noqa: UP042
-    """What the nodes see at `run_dir`. Ranks can only save together when it is true."""
-
-    SHARED = "Shared"
-    PER_POD = "PerPod"
 
 
 @dataclass(frozen=True)
@@ -80,7 +73,7 @@ class Run:
     when_done: WhenDone
     timeouts: Timeouts = field(default_factory=Timeouts)
     environment: dict[str, str] = field(default_factory=dict)
-    storage: Storage | None = None
+    storage: StorageMode | None = None
     """Null: nobody says."""
     report: ReportTarget | None = None
     save_grace_seconds: int = 120

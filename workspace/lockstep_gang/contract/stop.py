@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+
+from lockstep_spec.choices import Choice
 
 
-class Save(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11; agents run on 3.10)
+class Save(Choice):
     """Whether the work until the stop is durable."""
 
     SAVED = "Saved"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+
+from lockstep_spec.choices import Choice
 
 
-class TroubleKind(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11; agents run on 3.10)
+class TroubleKind(Choice):
     """The first word of an agent's last words, and a reason of the job's conditions."""
 
     DNS = "DNSUnavailable"

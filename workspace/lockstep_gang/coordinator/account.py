@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from lockstep_gang.contract.codec import ContractError
 from lockstep_gang.contract.run import Run
 from lockstep_gang.coordinator.records import GoodputRecord, Records
 from lockstep_gang.lifecycle.gang import Gang
 from lockstep_gang.lifecycle.goodput import absent, accounted
 from lockstep_gang.lifecycle.preflight.preflight import ends_with_it
+from lockstep_spec.codec import ContractError
 
 ACCOUNT_SECONDS = 15.0
 """At most so much of what an ended coordinator knew is booked as absence by the next one."""

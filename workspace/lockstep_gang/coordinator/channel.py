@@ -10,8 +10,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, SupportsIndex
 
-from lockstep_gang.contract.codec import ContractError
 from lockstep_gang.contract.proof import FORMAT, Handshake, Opener, ProofError, Sealer, new_nonce, read_object, require_proof
+from lockstep_spec.codec import ContractError
 
 LINE_BYTES_MAX = 4 * 1024 * 1024
 """A Hello with many ranks and their last lines fits; nothing else comes near."""

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from lockstep_gang.contract.exits import PING_SECONDS
 from lockstep_gang.contract.messages import Order, Ping, Start, message_to_json
 from lockstep_gang.contract.run import Run
+from lockstep_gang.contract.times import PING_SECONDS
 from lockstep_gang.coordinator.channel import Channel
 from lockstep_gang.coordinator.ports import free_port
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from lockstep_gang.contract.codec import ContractError
 from lockstep_gang.contract.interactive import Printed
 from lockstep_gang.contract.messages import AgentMessage, Exited, Hello, Pong, StopMode
 from lockstep_gang.contract.reply import Reply
@@ -37,6 +36,7 @@ from lockstep_gang.lifecycle.silences import Silence, unheard
 from lockstep_gang.lifecycle.start import waits_for
 from lockstep_gang.lifecycle.stops import stop_report
 from lockstep_gang.lifecycle.summary import message_of, state_of, summarise
+from lockstep_spec.codec import ContractError
 
 WAITING_LINE_SECONDS = 10.0
 STORAGE_RETRY_SECONDS = 10.0

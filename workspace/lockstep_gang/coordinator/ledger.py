@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from lockstep_gang.contract.codec import ContractError
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import stamp
 from lockstep_gang.coordinator.account import Account
@@ -10,6 +9,7 @@ from lockstep_gang.coordinator.records import Records, Replaced
 from lockstep_gang.lifecycle.decide import Decision
 from lockstep_gang.lifecycle.gang import Gang
 from lockstep_gang.lifecycle.history import begun_records, closed_records, corrected_records, end_record, resumed
+from lockstep_spec.codec import ContractError
 
 
 class Ledger:

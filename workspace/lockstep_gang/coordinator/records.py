@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from lockstep_gang.contract.codec import ContractError, from_json, to_json
 from lockstep_gang.contract.files import open_new, open_regular, read_regular
 from lockstep_gang.contract.goodput import Goodput
 from lockstep_gang.contract.report import CheckpointReport
 from lockstep_gang.lifecycle.history import AttemptRecord, EndRecord
+from lockstep_spec.codec import ContractError, from_json, to_json
 
 T = TypeVar("T")
 TAIL_BYTES = 16 * 1024

@@ -12,13 +12,13 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from lockstep_gang.contract.codec import ContractError
 from lockstep_gang.contract.reply import Reply, parse_reply
 from lockstep_gang.contract.report import Report, report_body
 from lockstep_gang.contract.run import ReportTarget
 from lockstep_gang.contract.trouble import Trouble, TroubleKind
 from lockstep_gang.coordinator.reaching import resolved, trouble_of
 from lockstep_gang.coordinator.waiting import happens
+from lockstep_spec.codec import ContractError
 
 if TYPE_CHECKING:
     from lockstep_gang.coordinator.post import Answer

@@ -8,13 +8,13 @@ import gc
 import resource
 import time
 
-from lockstep_gang.contract.codec import ContractError
-from lockstep_gang.contract.exits import SILENCE_SECONDS, UNHEARD_SECONDS
 from lockstep_gang.contract.messages import Hello, agent_message
 from lockstep_gang.contract.run import Run
+from lockstep_gang.contract.times import SILENCE_SECONDS, UNHEARD_SECONDS
 from lockstep_gang.coordinator.channel import PROOF_SECONDS, Channel, accept, listen
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.ports import listening_addresses
+from lockstep_spec.codec import ContractError
 
 LOOK_SECONDS = 1.0
 PAUSED_SECONDS = 2.0

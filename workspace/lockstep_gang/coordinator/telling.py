@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from lockstep_gang.contract.codec import to_json
 from lockstep_gang.contract.fabric import FabricReason, Verified
 from lockstep_gang.contract.messages import RankExit, StopMode
-from lockstep_gang.contract.preflight import PREFLIGHT_RESULT, Bandwidth, PreflightReport, Severity
+from lockstep_gang.contract.preflight import PREFLIGHT_RESULT, Bandwidth, PreflightReport
 from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.text import number_of
@@ -22,6 +21,8 @@ from lockstep_gang.lifecycle.silences import of_node
 from lockstep_gang.lifecycle.start import banner
 from lockstep_gang.lifecycle.stragglers import in_words
 from lockstep_gang.lifecycle.summary import message_of, state_of
+from lockstep_spec.choices import Severity
+from lockstep_spec.codec import to_json
 
 WITH_LINES = 128
 """So many ranks that end are shown with their last lines: when thousands lose their peers, the first ones tell why."""

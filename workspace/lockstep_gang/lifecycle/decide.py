@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from lockstep_gang.contract.exits import reconnect_seconds
 from lockstep_gang.contract.messages import Finish, Order, Start, Stop, StopMode
 from lockstep_gang.contract.report import Cause, State
 from lockstep_gang.contract.run import Run
+from lockstep_gang.contract.times import reconnect_seconds
 from lockstep_gang.lifecycle import session, stops
 from lockstep_gang.lifecycle.budget import asked_to_go, charged, is_repeated, is_spent, may_start_at
 from lockstep_gang.lifecycle.fabric.fabric import begun, refusal, settled

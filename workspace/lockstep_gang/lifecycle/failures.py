@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from lockstep_gang.contract.exits import MEANINGS, SAVED, SILENCE_SECONDS
 from lockstep_gang.contract.fabric import FaultKind
 from lockstep_gang.contract.messages import OutOfMemory, RankExit
 from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
+from lockstep_gang.contract.times import SILENCE_SECONDS
 from lockstep_gang.lifecycle.causes import blamable, is_killed, rank_cause, remedy, signal_of, trainer_cause
 from lockstep_gang.lifecycle.fabric.fabric import explained, explained_hang, fault_kind, refusal
 from lockstep_gang.lifecycle.gang import Gang, LostNode, Rank, failed_ranks, silent_success
@@ -19,6 +19,7 @@ from lockstep_gang.lifecycle.silences import instead, lasting, named, of_node
 from lockstep_gang.lifecycle.silences import lost as lost_in_silence
 from lockstep_gang.lifecycle.start import late_ranks_failure
 from lockstep_gang.lifecycle.tracebacks import Raised, raised_in
+from lockstep_spec.exits import MEANINGS, SAVED
 
 SEEK_SECONDS = 3.0
 """How long a rank is waited for whose peers have failed for want of it."""

@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from lockstep_gang.contract.exits import progress_seconds
 from lockstep_gang.contract.messages import Dumped
 from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
+from lockstep_gang.contract.times import progress_seconds
 from lockstep_gang.lifecycle.gang import Gang, Rank
 from lockstep_gang.lifecycle.progress import Hang, Progress, later
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lockstep_gang.contract.exits import CONFIGURATION, FAILED, SAVED
 from lockstep_gang.contract.interactive import Asked, Ended, Find, Found, Idleness, Interrupted, InUse
 from lockstep_gang.contract.messages import StopMode, Wish
 from lockstep_gang.contract.run import Run
@@ -20,6 +19,7 @@ from lockstep_gang.lifecycle.gang import Gang, Phase, Request, has_failed
 from lockstep_gang.lifecycle.preflight import preflight
 from lockstep_gang.lifecycle.preflight.state import Preflight
 from lockstep_gang.lifecycle.stops import noted
+from lockstep_spec.exits import CONFIGURATION, FAILED, SAVED
 
 LOOK_SECONDS = 15.0
 """For every node to say whether it has the script; a volume may hang."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from lockstep_gang.contract.exits import SILENCE_SECONDS
 from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
+from lockstep_gang.contract.times import SILENCE_SECONDS
 
 if TYPE_CHECKING:
     from lockstep_gang.lifecycle.gang import Gang

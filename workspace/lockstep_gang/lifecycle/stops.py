@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from lockstep_gang.contract.exits import SAVED
 from lockstep_gang.contract.messages import RankExit, StopMode
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.stop import Save, StopReport
 from lockstep_gang.contract.times import stamp
 from lockstep_gang.lifecycle.gang import Gang, Phase
 from lockstep_gang.lifecycle.hang import seen
+from lockstep_spec.exits import SAVED
 
 LISTED = 5
 SAME_MOMENT_SECONDS = 1.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +20,10 @@ from lockstep_spec.choices import (
     Precision,
     Quantization,
     Schedule,
+    StorageMode,
     TrainOn,
     ZeroStage,
 )
-
-
-class Storage(Enum):
-    """What the nodes see at the run's folder: one volume, or each a volume of its own."""
-
-    SHARED = "Shared"
-    PER_POD = "PerPod"
 
 
 @dataclass(frozen=True)
@@ -224,7 +217,7 @@ class RunConfig:
     job_uid: str | None
     run_dir: Path
     training: TrainingConfig
-    storage: Storage | None = None
+    storage: StorageMode | None = None
     """None: nobody says, and nothing is checked."""
     origin: Origin | None = None
     """Set once the model is fetched; None for a model that is a folder."""

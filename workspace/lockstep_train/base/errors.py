@@ -19,49 +19,43 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-EXIT_DONE = 0
-EXIT_FAILED = 1
-EXIT_STOPPED = 75
-EXIT_HANG = 76
-EXIT_OUT_OF_MEMORY = 77
-EXIT_CONFIG = 78
-EXIT_NON_FINITE = 79
+from lockstep_spec.exits import CONFIGURATION, FAILED, HANG, NON_FINITE, OUT_OF_MEMORY, SAVED
 
 
 class TrainerError(Exception):
     """An end of the run that the trainer itself decided on."""
 
-    exit_code = EXIT_FAILED
+    exit_code = FAILED
 
 
 class ConfigError(TrainerError):
     """One sentence: what was read, where, what is valid and what to do."""
 
-    exit_code = EXIT_CONFIG
+    exit_code = CONFIGURATION
 
 
 class Stopped(TrainerError):
     """The state is committed and the ranks agreed to stop."""
 
-    exit_code = EXIT_STOPPED
+    exit_code = SAVED
 
 
 class Hang(TrainerError):
     """Names the activity and, where it is known, the rank that the others wait for."""
 
-    exit_code = EXIT_HANG
+    exit_code = HANG
 
 
 class OutOfMemoryError(TrainerError):
     """A device's memory is exhausted. Called as torch's own, by which the agent knows it, too."""
 
-    exit_code = EXIT_OUT_OF_MEMORY
+    exit_code = OUT_OF_MEMORY
 
 
 class NonFinite(TrainerError):
     """Names the rank and the step; nothing of that step was applied or saved."""
 
-    exit_code = EXIT_NON_FINITE
+    exit_code = NON_FINITE
 
 
 _LASTING = frozenset(
@@ -243,7 +237,7 @@ def tell(error: TrainerError | OSError) -> int:
     where = f"{error.filename}: " if error.filename else ""
     reason = error.strerror or error
     print(f"lockstep: {where}{reason}; see that the folders can be read and written to, and that the volume has room", file=sys.stderr)
-    return EXIT_FAILED
+    return FAILED
 
 
 _NOT_JOINED = ("Timed out waiting", "NCCL operation timed out", "collective operation timed out", "collective operation timeout")
@@ -252,11 +246,11 @@ _NOT_JOINED = ("Timed out waiting", "NCCL operation timed out", "collective oper
 
 def exit_code_of(error: BaseException) -> int:
     """What the agent reads. A plain TrainerError is judged by what led to it."""
-    if isinstance(error, TrainerError) and error.exit_code != EXIT_FAILED:
+    if isinstance(error, TrainerError) and error.exit_code != FAILED:
         return error.exit_code
     if out_of_memory(error):
-        return EXIT_OUT_OF_MEMORY
-    return EXIT_HANG if any(words in str(error) for words in _NOT_JOINED) else EXIT_FAILED
+        return OUT_OF_MEMORY
+    return HANG if any(words in str(error) for words in _NOT_JOINED) else FAILED
 
 
 def leave_process(code: int) -> None:

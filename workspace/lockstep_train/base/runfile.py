@@ -23,6 +23,7 @@ from lockstep_spec.choices import (
     Precision,
     Quantization,
     Schedule,
+    StorageMode,
     TrainOn,
     ZeroStage,
 )
@@ -39,7 +40,6 @@ from lockstep_train.base.config import (
     OptimizationConfig,
     RunConfig,
     SourceConfig,
-    Storage,
     TrainingConfig,
     WandBConfig,
 )
@@ -204,7 +204,7 @@ def parse_run(document: object, source: str) -> RunConfig:
         job_uid=optional(string)(f"{source}: job.uid", job.get("uid") or None),
         run_dir=Path(string(f"{source}: runDir", document.get("runDir"))),
         training=parse_training(document["training"]),
-        storage=optional(enumerated(Storage))(f"{source}: storage", document.get("storage")),
+        storage=optional(enumerated(StorageMode))(f"{source}: storage", document.get("storage")),
     )
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from torch.distributed import DistStoreError
 
+from lockstep_spec.choices import StorageMode
 from lockstep_train.base import limits
-from lockstep_train.base.config import Storage
 from lockstep_train.base.durable import make_directory
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.limits import Watch
@@ -37,11 +37,11 @@ Outcome = dict[str, Any]
 """What a builder has made, or why it couldn't, as JSON."""
 
 
-def nodes_share(ranks: Ranks, run_dir: Path, storage: Storage | None, shared_seconds: float = SHARED_SECONDS) -> bool:
+def nodes_share(ranks: Ranks, run_dir: Path, storage: StorageMode | None, shared_seconds: float = SHARED_SECONDS) -> bool:
     """Return True if all nodes see the same `run_dir`. Raises ConfigError, on every rank, when they don't but `storage` says they do."""
-    lowest = volume_groups(ranks, run_dir, "storage", shared_seconds if storage is Storage.SHARED else GLANCE_SECONDS)
+    lowest = volume_groups(ranks, run_dir, "storage", shared_seconds if storage is StorageMode.SHARED else GLANCE_SECONDS)
     blind = [node for node, group in enumerate(lowest) if group != lowest[0]]
-    if blind and storage is Storage.SHARED:
+    if blind and storage is StorageMode.SHARED:
         listed = ", ".join(map(str, blind))
         with refused_together(ranks, "storage"):
             raise ConfigError(

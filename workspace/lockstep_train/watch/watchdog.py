@@ -24,7 +24,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep_train.base.errors import EXIT_FAILED, EXIT_HANG, EXIT_STOPPED, Hang, Stopped, TrainerError
+from lockstep_spec.exits import FAILED, HANG, SAVED
+from lockstep_train.base.errors import Hang, Stopped, TrainerError
 from lockstep_train.base.stop import StopSignal
 from lockstep_train.report import Reporter
 from lockstep_train.report.terminal import print_error
@@ -158,7 +159,7 @@ class Watchdog:
                 return
             if self._stop.stacks_requested:
                 self._write_stacks()
-                self._end(EXIT_HANG, "the agent asked where this rank is, because the ranks hang")
+                self._end(HANG, "the agent asked where this rank is, because the ranks hang")
             if self._loading and self._stop.requested:
                 self._leave_early()
             self._tell_agent()
@@ -204,7 +205,7 @@ class Watchdog:
         if time.monotonic() - self._lost_since > GRACE_SECONDS and not self._closed.is_set():
             message = f"rank 0 can't be reached any more ({error})"
             if self._loading and self._stop.requested:
-                self._end(EXIT_STOPPED, message)
+                self._end(SAVED, message)
             self._hang(message)
 
     def _obey(self, mark: Mark) -> None:
@@ -212,11 +213,11 @@ class Watchdog:
             with contextlib.suppress(Exception):
                 self._store.set(f"watch/read/{self._rank}", "")
         if mark.reason is Reason.STOP:
-            self._end(EXIT_STOPPED, mark.message)
+            self._end(SAVED, mark.message)
         if mark.reason is Reason.HANG:
             self._hang(mark.message)
         if not self._closed.wait(GRACE_SECONDS):
-            self._end(EXIT_FAILED, f"rank {mark.rank} has failed ({mark.message}); this rank can't go on without it")
+            self._end(FAILED, f"rank {mark.rank} has failed ({mark.message}); this rank can't go on without it")
 
     def _leave_early(self) -> None:
         """Nothing is saved because nothing has changed: the next start begins where this one did."""
@@ -225,7 +226,7 @@ class Watchdog:
             time.sleep(0.05)
         message = "asked to stop before the first step: the state is the one it started from"
         self._tell(Mark(Reason.STOP, self._rank, message))
-        self._end(EXIT_STOPPED, message)
+        self._end(SAVED, message)
 
     def _expire(self, limit: float) -> None:
         """Two looks at all ranks tell which of them still live. All of them may be looking: so this one goes on to beat meanwhile."""
@@ -252,7 +253,7 @@ class Watchdog:
         self._write_stacks()
         self._reporter.agent.send_error(Hang(message))
         self._reporter.event("hang", message=message)
-        self._end(EXIT_HANG, message)
+        self._end(HANG, message)
 
     def _write_stacks(self) -> None:
         """Of all threads, to standard error and to a file beside the run's logs; on a GPU also NCCL's last operations."""

@@ -99,8 +99,8 @@ def cp(
 
 def _before_start(file: Path, copies: Sequence[Copy], cluster: str | None, namespace: str | None) -> Resolved:
     """What its file says of a job that may never have started. Raises ConfigError."""
-    from lockstep.api.shared import StorageMode
     from lockstep.cli.shared.inputs import read_inputs, resolve_inputs
+    from lockstep_spec.choices import StorageMode
 
     inputs = read_inputs(file, cluster, namespace)
     inputs.aim()

@@ -197,9 +197,9 @@ def _run(coroutine: Any) -> int:
 
 async def _before_start(job: Resolved, arguments: Sequence[str], context: str | None) -> int:
     """Onto the volumes of a job that its file describes: by its pods where it runs, else by a pod that mounts what its pods would."""
-    from lockstep.api.shared import StorageMode
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.files.reader import reader, stateful_set_before_start
+    from lockstep_spec.choices import StorageMode
 
     async with await Cluster.connect(context) as cluster:
         if await cluster.get("StatefulSet", job.namespace, job.name) is not None:
@@ -238,8 +238,9 @@ async def _everywhere(cluster: Cluster, namespace: str, job: str, arguments: Seq
 
 async def _fetch(cluster: Cluster, place: Place, arguments: Sequence[str], before: str) -> int:
     """Run it in the pod and show its lines as they come; the exit code."""
-    from lockstep.cli.shared.trainer import EXIT_USAGE, TRAINER_CONFIG
+    from lockstep.cli.shared.trainer import EXIT_USAGE
     from lockstep.kube.exec import STDOUT, program
+    from lockstep_spec.exits import CONFIGURATION
 
     rest, errors = bytearray(), Output(error=True)
     async with program(cluster, place, ["python3", "-m", MODULE, *arguments], stdin=False, pings=True) as running:
@@ -250,4 +251,4 @@ async def _fetch(cluster: Cluster, place: Place, arguments: Sequence[str], befor
             *lines, rest = bytearray(rest + data).split(b"\n")
             for line in lines:
                 put(f"{before}{line.decode(errors='replace')}")
-        return {0: 0, TRAINER_CONFIG: EXIT_USAGE}.get(running.code or 0, EXIT_FAILED)
+        return {0: 0, CONFIGURATION: EXIT_USAGE}.get(running.code or 0, EXIT_FAILED)

@@ -73,7 +73,7 @@ def _say(line: str) -> None:
 
 
 def _show(result: PreflightReport, as_json: bool) -> None:
-    from lockstep_gang.contract import to_json
+    from lockstep_spec.codec import to_json
 
     if as_json:
         put_json(to_json(result), indent=1)

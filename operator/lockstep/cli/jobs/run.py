@@ -177,11 +177,12 @@ def _run_local(job: TrainingJob, profile: TrainingCluster, workspace: Path) -> i
 
 
 def _preview(job: TrainingJob, profile: TrainingCluster, workspace: Path, samples: int) -> int:
-    from lockstep.cli.shared.trainer import EXIT_FAILED, EXIT_USAGE, TRAINER_CONFIG
+    from lockstep.cli.shared.trainer import EXIT_FAILED, EXIT_USAGE
     from lockstep.platforms.local.preview import preview_local
+    from lockstep_spec.exits import CONFIGURATION
 
     code = preview_local(job, profile, workspace, samples)
-    return {0: 0, TRAINER_CONFIG: EXIT_USAGE}.get(code, EXIT_FAILED)
+    return {0: 0, CONFIGURATION: EXIT_USAGE}.get(code, EXIT_FAILED)
 
 
 def _warn(job: TrainingJob) -> None:

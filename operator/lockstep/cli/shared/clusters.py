@@ -132,7 +132,7 @@ def _mark(found: ClusterFile, server: str | None) -> str:
 
 
 def _row(found: ClusterFile) -> tuple[str, ...]:
-    from lockstep.api.shared import StorageMode
+    from lockstep_spec.choices import StorageMode
 
     spec = found.profile.spec
     storage = (

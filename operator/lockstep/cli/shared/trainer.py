@@ -14,8 +14,8 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.platforms.output import Output
+from lockstep_spec.exits import CONFIGURATION
 
-TRAINER_CONFIG = 78  # the trainer's exit code for what can't be done as asked
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 
@@ -91,4 +91,4 @@ def _run(command: list[str], show: Callable[[bytes], object], heard: Callable[[]
 
 def raise_for(code: int) -> None:
     if code:
-        raise typer.Exit(EXIT_USAGE if code == TRAINER_CONFIG else EXIT_FAILED)
+        raise typer.Exit(EXIT_USAGE if code == CONFIGURATION else EXIT_FAILED)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from lockstep.api import names
 from lockstep.api.objects import Object
 from lockstep.api.quantity import number
-from lockstep.api.shared import StorageMode
 from lockstep.plan.cluster.lookahead import Around, Line, Outcome
 from lockstep.plan.render.resolve import Resolved
 from lockstep.plan.render.storage import Claim, pod_claims, shared_claims
+from lockstep_spec.choices import StorageMode
 
 SECTION = "claims"
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"

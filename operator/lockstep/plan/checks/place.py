@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 from lockstep.api.cluster import TrainingClusterSpec
 from lockstep.api.objects import Object
-from lockstep.api.shared import StorageMode
 from lockstep.plan.checks.finding import Finding, failed, fine, unknown, warning
 from lockstep.plan.checks.site import taints_matter, taints_of, usable_nodes
 from lockstep.plan.cluster.facts import ClusterFacts
@@ -17,6 +16,7 @@ from lockstep.plan.discovery.rights import allows_ipc_lock
 from lockstep.plan.render.fabric import GPU_RESOURCE
 from lockstep.plan.waiting.nodes import allocatable, named
 from lockstep.plan.waiting.taints import shown_taint
+from lockstep_spec.choices import StorageMode
 
 OWN_SCC = "an administrator: lockstep deploy brings one that allows nothing else"
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from lockstep.api.cluster import Platform, TrainingClusterSpec
 from lockstep.api.names import LABEL_HOSTNAME
 from lockstep.api.objects import Object, is_true
-from lockstep.api.shared import StorageMode
 from lockstep.plan.cluster.railnetworks import copy_command, is_out_of_reach, moved_here, out_of_reach
 from lockstep.plan.cluster.seen import DNS_SERVICES, Finding, Seen, Verdict
 from lockstep.plan.render.fabric import GPU_RESOURCE, rail_resources
 from lockstep.plan.render.scheduling import usual_tolerations
 from lockstep.plan.waiting.nodes import allocatable
 from lockstep.plan.waiting.taints import lasting_taints, shown_taint
+from lockstep_spec.choices import StorageMode
 
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 ROLE = "node-role.kubernetes.io/"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 
-from lockstep.api.job import START_SECONDS
 from lockstep.api.names import ANNOTATION_ATTEMPTS_BEFORE
 from lockstep.api.objects import Object, is_running
 from lockstep.plan.decide.accept import Accepted, missing_service_account
@@ -20,6 +19,7 @@ from lockstep.plan.times import remaining, seconds_of
 from lockstep.plan.waiting.containers import is_scheduled, placed_at, waits_for_a_claim, why_not_started
 from lockstep.plan.waiting.unscheduled import why_unscheduled
 from lockstep_gang.contract import State
+from lockstep_spec.timeouts import Timeouts
 
 FRESH_SECONDS = 30.0
 """A report that is older doesn't say that no rank has been started since."""
@@ -72,7 +72,7 @@ def start_overdue(observed: Observed, now: float) -> Notice | None:
     left = until_start_overdue(observed, now)
     if left is None or left > 0:
         return None
-    seconds = observed.job["spec"].get("startTimeoutSeconds", START_SECONDS)
+    seconds = observed.job["spec"].get("startTimeoutSeconds", Timeouts.start_seconds)
     pod = observed.pod(0)
     why = why_not_started(observed) if pod is not None and is_scheduled(pod) else why_unscheduled(observed)
     said = f": {why.message}" if why is not None else ""
@@ -96,7 +96,7 @@ def until_start_overdue(observed: Observed, now: float) -> float | None:
     if created is None or not placed:
         return None
     begun = max(seconds_of(created), 0.0, *(at for at in placed if at <= now))  # the scheduler's clock may be fast
-    return remaining(begun, float(observed.job["spec"].get("startTimeoutSeconds", START_SECONDS)), now)
+    return remaining(begun, float(observed.job["spec"].get("startTimeoutSeconds", Timeouts.start_seconds)), now)
 
 
 def _has_ended(pod: Object) -> bool:

@@ -10,7 +10,7 @@ from lockstep.api.cluster import Network, Rdma, Tcp, TrainingClusterSpec
 from lockstep.api.job import Fabric, TrainingJobSpec
 from lockstep.api.shared import FabricMode, NcclVariable, Variable
 from lockstep.plan.layers import Layer, Layered, Notice, written
-from lockstep_gang.contract import DegradedPolicy, FabricAsked, are_whole_names
+from lockstep_gang.contract import FabricAsked, are_whole_names
 
 Variables = dict[str, Layered[str]]
 
@@ -147,7 +147,7 @@ def fabric_asked(spec: TrainingJobSpec, profile: TrainingClusterSpec, transport:
         hcas=hcas,
         rails=len(profile.network.rdma.rails) if rdma and "NCCL_IB_HCA" not in values else 0,
         gpu_direct=rdma and _asks_for_gpu_direct(values),
-        degraded_policy=DegradedPolicy(spec.fabric.degraded_policy.value),
+        degraded_policy=spec.fabric.degraded_policy,
         nccl_debug=_shown_of_nccl(spec, profile),
     )
 

@@ -22,8 +22,8 @@ from lockstep_gang.contract import (
     PreflightReport,
     Run,
     are_whole_names,
-    from_json,
 )
+from lockstep_spec.codec import from_json
 from lockstep_spec.modelnames import is_address, is_folder
 
 if TYPE_CHECKING:

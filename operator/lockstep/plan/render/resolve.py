@@ -11,7 +11,6 @@ from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import RANKS_MAX, JobType, TrainingJob, ranks_a_node
 from lockstep.api.names import DATASETS, WORKSPACE
-from lockstep.api.shared import StorageMode
 from lockstep.plan.layers import Layer, Layered, Notice, Setting
 from lockstep.plan.render.explain import explain_settings
 from lockstep.plan.render.fabric import Transport, Variables, choose_transport, fabric_refusals, fabric_warnings, nccl_environment
@@ -19,6 +18,7 @@ from lockstep.plan.render.metadata import annotation_refusals
 from lockstep.plan.render.scheduling import scheduling_refusals
 from lockstep.plan.render.storage import claim_refusals, volume_refusals
 from lockstep.plan.render.variables import variable_warnings
+from lockstep_spec.choices import StorageMode
 
 T = TypeVar("T")
 

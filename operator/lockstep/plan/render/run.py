@@ -12,7 +12,9 @@ from lockstep.api.job import JobType, TrainingJobSpec
 from lockstep.plan.render.fabric import fabric_asked
 from lockstep.plan.render.preflight import expected
 from lockstep.plan.render.variables import loader_variables
-from lockstep_gang.contract import Interactive, JobIdentity, ReportTarget, RestartPolicy, Run, Storage, Timeouts, WhenDone
+from lockstep_gang.contract import Interactive, JobIdentity, ReportTarget, RestartPolicy, Run, WhenDone
+from lockstep_spec.choices import StorageMode
+from lockstep_spec.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from lockstep.plan.render.resolve import Resolved
@@ -30,7 +32,7 @@ class Placement:
     run_dir: str
     key_file: str
     when_done: WhenDone
-    storage: Storage
+    storage: StorageMode
     report: ReportTarget | None = None
     coordinator_port: int = names.COORDINATOR_PORT
     master_port: int = names.MASTER_PORT
@@ -43,7 +45,7 @@ def pod_placement(resolved: Resolved, report: ReportTarget | None) -> Placement:
         run_dir=join(names.WORKSPACE, "runs", resolved.name),
         key_file=join(names.KEY_FOLDER, names.KEY_KEY),
         when_done=WhenDone.WAIT,
-        storage=Storage(resolved.storage_mode.value),
+        storage=resolved.storage_mode,
         report=report,
     )
 

@@ -11,8 +11,8 @@ from lockstep.api import names
 from lockstep.api.cluster import ClusterVolume, TrainingClusterSpec
 from lockstep.api.podtemplate import ExtraVolume
 from lockstep.api.quantity import number
-from lockstep.api.shared import StorageMode
 from lockstep.plan.layers import Notice
+from lockstep_spec.choices import StorageMode
 
 if TYPE_CHECKING:
     from lockstep.plan.render.resolve import Resolved

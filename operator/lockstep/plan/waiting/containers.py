@@ -13,8 +13,8 @@ from lockstep.plan.observed import Observed, event_time, is_terminating, start_a
 from lockstep.plan.openshift_images import REGISTRY, pull_command
 from lockstep.plan.times import seconds_of
 from lockstep_gang.contract import Report, printable_line
-from lockstep_gang.contract.exits import SAVED, UNREACHABLE
 from lockstep_gang.contract.trouble import TroubleKind
+from lockstep_spec.exits import SAVED, UNREACHABLE
 
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable", "ImageInspectError")
 _NOT_YET = ("ContainerCreating", "PodInitializing")

@@ -9,10 +9,10 @@ from lockstep.kube.cluster import Cluster
 from lockstep.kube.exec import program
 from lockstep.platforms.files.adapters import run_folder
 from lockstep.platforms.files.reader import Say, beside, nodes_with_volumes
+from lockstep_spec.exits import CONFIGURATION
 
 MODULE = "lockstep_train.inspect"
 ANSWER_BYTES_MAX = 64 << 20
-TRAINER_CONFIG = 78
 BAD_NEWS = 1
 
 
@@ -35,7 +35,7 @@ async def inspected(cluster: Cluster, namespace: str, job: str, verb: str, optio
                 answer += data
                 if len(answer) > ANSWER_BYTES_MAX:
                     raise ConfigError(f"pod {place.pod}: {MODULE} prints more than {ANSWER_BYTES_MAX} bytes, which is no answer")
-            if running.code == TRAINER_CONFIG:
+            if running.code == CONFIGURATION:
                 raise ConfigError(str(running.failure()))
             if running.code != 0 and not (running.code == BAD_NEWS and answer):
                 raise running.failure()

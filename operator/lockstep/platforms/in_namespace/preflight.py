@@ -12,7 +12,6 @@ from lockstep.api import names
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.job import TrainingJob
-from lockstep.api.shared import StorageMode
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.plan.render.preflight import alone, ending_with_it, result_in
 from lockstep.plan.render.resolve import PlatformDefaults, resolve
@@ -20,6 +19,7 @@ from lockstep.platforms.clusters.survey import with_image
 from lockstep.platforms.in_namespace.objects import Run, prepare
 from lockstep.platforms.in_namespace.run import OWN, Patience, run_until
 from lockstep_gang.contract import PreflightReport, WhenDone, parse_run, run_text
+from lockstep_spec.choices import StorageMode
 
 SUFFIX = "-preflight"
 LAST_LINES = 5

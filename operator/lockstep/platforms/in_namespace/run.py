@@ -41,7 +41,7 @@ from lockstep.platforms.jobs.keeper import VERDICTS, keeper, keeper_name
 from lockstep.platforms.jobs.logs import STAMP
 from lockstep.platforms.output import put
 from lockstep_gang.contract import State, number_of, parse_run
-from lockstep_gang.contract.exits import SAVED
+from lockstep_spec.exits import SAVED
 
 COMPLETE, FAILED, INTERRUPTED = 0, 1, 130
 LOOK_SECONDS = 1.0

@@ -12,7 +12,7 @@ from lockstep.api.objects import Object
 from lockstep.kube.kinds import path_of
 from lockstep.platforms.inpod import keeper as program
 from lockstep.platforms.inpod import source_of
-from lockstep_gang.contract.exits import CONFIGURATION, DONE, FAILED, SAVED
+from lockstep_spec.exits import CONFIGURATION, DONE, FAILED, SAVED
 
 VERDICTS = (DONE, FAILED, SAVED, CONFIGURATION)
 """Exit codes of an agent that has nothing left to do; any other one is restarted by the kubelet."""

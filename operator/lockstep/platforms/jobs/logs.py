@@ -20,7 +20,7 @@ from lockstep.platforms.files.reader import beside
 from lockstep.platforms.inpod.keeper import verdict
 from lockstep.platforms.jobs.keeper import VERDICTS
 from lockstep.platforms.jobs.runs import log_lines
-from lockstep_gang.contract.exits import SAVED
+from lockstep_spec.exits import SAVED
 
 RETRY_SECONDS = 0.5
 READER_SECONDS = 600

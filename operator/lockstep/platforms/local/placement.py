@@ -17,7 +17,8 @@ from lockstep.api.training import Training
 from lockstep.plan.render.preflight import WILD
 from lockstep.plan.render.resolve import PlatformDefaults, Resolved
 from lockstep.plan.render.run import Placement, build_run
-from lockstep_gang.contract import AllReduce, Expected, Run, Storage, WhenDone
+from lockstep_gang.contract import AllReduce, Expected, Run, WhenDone
+from lockstep_spec.choices import StorageMode
 from lockstep_spec.modelnames import is_address, is_folder
 
 LOOPBACK = "127.0.0.1"
@@ -40,7 +41,7 @@ def local_run(resolved: Resolved, key_file: Path, ports: tuple[int, int], inheri
         run_dir=str(run_dir(resolved)),
         key_file=str(key_file),
         when_done=WhenDone.EXIT,
-        storage=Storage.SHARED,
+        storage=StorageMode.SHARED,
         coordinator_port=ports[0],
         master_port=ports[1],
     )

@@ -39,7 +39,6 @@ from lockstep_gang.contract import (
     JOB_HEADER,
     REPORT_BYTES_MAX,
     SIGNATURE_HEADER,
-    ContractError,
     JobIdentity,
     Reply,
     Report,
@@ -48,6 +47,7 @@ from lockstep_gang.contract import (
     reply_json,
     report_bytes_max,
 )
+from lockstep_spec.codec import ContractError
 
 PATH = "/v1/report"
 TOO_MANY = 429

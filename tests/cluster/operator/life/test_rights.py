@@ -27,8 +27,8 @@ from lockstep_gang.contract import (
     parse_key,
     report_body,
     report_signature,
-    to_json,
 )
+from lockstep_spec.codec import to_json
 from support.checkout import ROOT
 from support.clusters.cluster_jobs import SCRIPTS, Jobs, kubeconfig_of, until
 

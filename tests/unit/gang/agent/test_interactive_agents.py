@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from lockstep_gang.contract import Interactive, Storage, WhenDone
+from lockstep_gang.contract import Interactive, WhenDone
 from lockstep_gang.package import write_zipapp
+from lockstep_spec.choices import StorageMode
 from unit.gang.cases import WORKSPACE, Gang, gang, gone
 
 SAY = "import os, sys, signal, time\nR = os.environ['RANK']\nF = os.environ['FOLDER']\n"
@@ -24,7 +25,7 @@ FOREVER = SAY + "open(f'{F}/pid-{R}', 'w').write(str(os.getpid()))\nprint('here'
 def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gang]:
     """Two nodes that wait for what they are asked to run."""
     with gang(tmp_path) as made:
-        made.write(SAY, command=(), interactive=Interactive(), storage=Storage.SHARED, when_done=WhenDone.WAIT)
+        made.write(SAY, command=(), interactive=Interactive(), storage=StorageMode.SHARED, when_done=WhenDone.WAIT)
         for node in (0, 1):
             monkeypatch.setenv("LOCKSTEP_SOCKET", str(tmp_path / f"{node}.sock"))
             made.start(node)

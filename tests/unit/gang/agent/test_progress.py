@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from lockstep_gang.agent.ranks.progress import BODY_BYTES, TOKEN, URL, Pace, ProgressServer, offered, said_of, step_line
-from lockstep_gang.contract.codec import ContractError
 from lockstep_gang.contract.messages import Step
+from lockstep_spec.codec import ContractError
 
 OFFER = {URL: "http://127.0.0.1:1/", TOKEN: "/t"}
 

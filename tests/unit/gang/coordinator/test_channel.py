@@ -16,12 +16,13 @@ from pathlib import Path
 import pytest
 
 from lockstep_gang.agent.ranks.reports import parse_datagram
-from lockstep_gang.contract import ContractError, Run
+from lockstep_gang.contract import Run
 from lockstep_gang.contract.messages import Hello, Ping, Start, agent_message, message_to_json
 from lockstep_gang.contract.proof import Sealer
 from lockstep_gang.coordinator.channel import PROOF_BYTES_MAX, Channel, accept, connect
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.server import Server
+from lockstep_spec.codec import ContractError
 from unit.gang.cases import KEY, WORKSPACE, Gang, free_port, gang, make_run
 
 PATIENCE_SECONDS = 60.0

@@ -32,11 +32,11 @@ from lockstep_gang.contract import (
     WhenDone,
     is_report_signature,
     parse_report,
-    to_json,
 )
 from lockstep_gang.coordinator.reporter import Reporter
 from lockstep_gang.lifecycle.gang import new_gang
 from lockstep_gang.lifecycle.summary import summarise
+from lockstep_spec.codec import to_json
 from unit.gang.cases import KEY, Gang, free_port, gang, make_run
 
 

@@ -13,7 +13,8 @@ import pytest
 from lockstep_gang.agent.fabric_news import gloo_interface
 from lockstep_gang.agent.ranks import nccl_log
 from lockstep_gang.agent.ranks.nccl_log import LogChoice, LogFile, NcclLogs, log_choice
-from lockstep_gang.contract import DegradedPolicy, FabricAsked
+from lockstep_gang.contract import FabricAsked
+from lockstep_spec.choices import DegradedPolicy
 from unit.gang.cases import Gang, gang
 from unit.gang.fabric.cases import LOGS
 

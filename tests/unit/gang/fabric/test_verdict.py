@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.contract import DegradedPolicy, FabricAsked, FabricReason, Run, Verified
+from lockstep_gang.contract import FabricAsked, FabricReason, Run, Verified
 from lockstep_gang.contract.fabric import RankFabric
 from lockstep_gang.lifecycle.fabric.verdict import names_words, number_runs, verdict
+from lockstep_spec.choices import DegradedPolicy
 from unit.gang.cases import make_run
 from unit.gang.fabric.cases import all_ranks, gpu_run, judged, read, without_traffic
 

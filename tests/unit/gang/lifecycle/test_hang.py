@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.contract import Cause, RestartPolicy, State, Timeouts
+from lockstep_gang.contract import Cause, RestartPolicy, State
 from lockstep_gang.contract.messages import Activity, Beat, Checkpoint, Dumped, Error, RankReport, RankState, Start, Step, Stop, StopMode
 from lockstep_gang.lifecycle.failures import SEEK_SECONDS
 from lockstep_gang.lifecycle.gang import Phase
 from lockstep_gang.lifecycle.hang import excused
+from lockstep_spec.timeouts import Timeouts
 from unit.gang.story import Story, all_stopped, hello, started
 
 LIMITS = Timeouts(step_seconds=60, evaluate_seconds=600, save_seconds=300)

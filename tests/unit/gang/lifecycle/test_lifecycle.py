@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from lockstep_gang.contract import Cause, RestartPolicy, State
-from lockstep_gang.contract.exits import RECONNECT_SECONDS
 from lockstep_gang.contract.messages import (
     Activity,
     Checkpoint,
@@ -28,6 +27,7 @@ from lockstep_gang.contract.messages import (
     StopMode,
     Stopped,
 )
+from lockstep_gang.contract.times import RECONNECT_SECONDS
 from lockstep_gang.lifecycle.budget import backoff_seconds
 from lockstep_gang.lifecycle.failures import SEEK_SECONDS
 from lockstep_gang.lifecycle.gang import Budget, Phase

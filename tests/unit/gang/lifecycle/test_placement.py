@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep_gang.agent.ranks.environment import Place, rank_environment
-from lockstep_gang.contract import ContractError, Reply, ReportTarget, parse_reply, reply_json
+from lockstep_gang.contract import Reply, ReportTarget, parse_reply, reply_json
 from lockstep_gang.contract.messages import Error, Exited, RankExit, Start, Started, Step, Stop
 from lockstep_gang.coordinator.telling import telling
 from lockstep_gang.lifecycle.placement import WAIT_SECONDS, rank_order, with_racks
 from lockstep_gang.lifecycle.summary import summarise
+from lockstep_spec.codec import ContractError
 from unit.gang.cases import make_run
 from unit.gang.story import Story, all_stopped, hello
 

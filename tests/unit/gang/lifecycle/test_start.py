@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.contract import Cause, CheckpointReport, FabricAsked, Fact, FactType, RestartPolicy, State, Timeouts
+from lockstep_gang.contract import Cause, CheckpointReport, FabricAsked, Fact, FactType, RestartPolicy, State
 from lockstep_gang.contract.messages import Activity, Dumped, Finish, Leaving, Stop, StopMode
 from lockstep_gang.coordinator import coordinator
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.telling import telling
 from lockstep_gang.lifecycle.gang import Facts, Phase, new_gang
 from lockstep_gang.lifecycle.losses import heard
+from lockstep_spec.timeouts import Timeouts
 from unit.gang.cases import KEY, make_run
 from unit.gang.story import Story, all_stopped, hello, started
 

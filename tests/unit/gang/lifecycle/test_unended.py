@@ -11,10 +11,11 @@ import pytest
 
 from lockstep_gang.agent.ranks import stacks
 from lockstep_gang.agent.ranks.stacks import state_after_kill
-from lockstep_gang.contract import RestartPolicy, Save, State, Timeouts
+from lockstep_gang.contract import RestartPolicy, Save, State
 from lockstep_gang.contract.messages import Dumped, Exited, Leaving, RankExit, RankState, Start, Step, Stop, Stopped
 from lockstep_gang.lifecycle.gang import Phase
 from lockstep_gang.lifecycle.hang import excused
+from lockstep_spec.timeouts import Timeouts
 from unit.gang.cases import gang
 from unit.gang.story import Story, failed_before, hello, started
 

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from lockstep_gang.agent.preflight import network, preflight
-from lockstep_gang.contract import Expected, ExpectedPath, Kind, PreflightReport, RestartPolicy, Storage, from_json, run_text
+from lockstep_gang.contract import Expected, ExpectedPath, Kind, PreflightReport, RestartPolicy, run_text
 from lockstep_gang.contract.preflight import PREFLIGHT_RESULT
 from lockstep_gang.coordinator.channel import PROOF_BYTES_MAX
+from lockstep_spec.choices import StorageMode
+from lockstep_spec.codec import from_json
 from unit.gang.cases import KEY, Gang, gang, make_run
 
 SAY = 'import os\nprint("rank", os.environ["RANK"], "runs", flush=True)\n'
@@ -45,7 +47,7 @@ def start(agents: Gang, *, node_1: dict[str, Any] | None = None, **changes: Any)
 
 
 def test_ranks_start_after_a_preflight_that_says_one_line(agents: Gang) -> None:
-    start(agents, preflight=Expected(), storage=Storage.SHARED)
+    start(agents, preflight=Expected(), storage=StorageMode.SHARED)
     assert agents.codes() == [0, 0]
     line = next(line for line in agents.log().splitlines() if "preflight" in line)
     assert line.startswith("[lockstep] preflight: 10 checks on 2 nodes passed in ")
@@ -67,7 +69,7 @@ def test_data_that_is_missing_on_one_node_is_named_with_the_node_and_no_attempt_
 
 
 def test_a_folder_that_is_said_to_be_shared_and_is_not_stops_the_start(agents: Gang) -> None:
-    start(agents, preflight=Expected(), storage=Storage.SHARED, node_1={"run_dir": str(agents.folder / "run-1")})
+    start(agents, preflight=Expected(), storage=StorageMode.SHARED, node_1={"run_dir": str(agents.folder / "run-1")})
     assert agents.codes() == [1, 1]
     failure = agents.record("end.json")["failure"]
     assert (failure["node"], failure["cause"]) == (1, "Storage")
@@ -75,7 +77,7 @@ def test_a_folder_that_is_said_to_be_shared_and_is_not_stops_the_start(agents: G
 
 
 def test_a_shared_folder_that_is_said_to_be_each_node_s_own_stops_the_start(agents: Gang) -> None:
-    start(agents, preflight=Expected(), storage=Storage.PER_POD)
+    start(agents, preflight=Expected(), storage=StorageMode.PER_POD)
     assert agents.codes() == [1, 1]
     assert "node 1 sees what node 0 writes" in agents.record("end.json")["message"]
 
@@ -97,7 +99,7 @@ def test_each_attempt_has_a_preflight_of_its_own(agents: Gang) -> None:
 
 
 def test_preflight_alone_starts_no_rank_and_leaves_nothing_behind(agents: Gang) -> None:
-    start(agents, preflight=Expected(only=True), storage=Storage.SHARED)
+    start(agents, preflight=Expected(only=True), storage=StorageMode.SHARED)
     assert agents.codes() == [0, 0]
     found = result(agents)
     assert (found.ok, len(found.checks), found.nodes, found.findings) == (True, 10, 2, ())

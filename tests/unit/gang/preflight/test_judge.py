@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.contract import Expected, ExpectedPath, ExpectedRdma, Finding, Kind, Run, Severity, Storage
+from lockstep_gang.contract import Expected, ExpectedPath, ExpectedRdma, Finding, Kind, Run
 from lockstep_gang.contract.preflight import GpuFacts, HcaFacts, Looked, Measured, Met, PathFact, RdmaFacts, VolumeFacts
 from lockstep_gang.lifecycle.preflight.all_reduce import busbw, judge_pairs
 from lockstep_gang.lifecycle.preflight.judge import cause_of, judge_all, skews
 from lockstep_gang.lifecycle.preflight.pairs import ROUNDS_MAX, Measurement, judge, next_pairs
+from lockstep_spec.choices import Severity, StorageMode
 from unit.gang.cases import make_run
 
 GIB = 1024**3
@@ -26,7 +27,7 @@ GOOD = Looked(
 
 
 def run(**changes: Any) -> Run:
-    given = {"nodes": 3, "gpus_per_node": 4, "ranks_per_node": 4, "storage": Storage.SHARED, "preflight": EXPECTED}
+    given = {"nodes": 3, "gpus_per_node": 4, "ranks_per_node": 4, "storage": StorageMode.SHARED, "preflight": EXPECTED}
     return make_run(**{**given, "addresses": tuple(f"x-{node}.x-headless.ns.svc" for node in range(3)), **changes})
 
 
@@ -88,11 +89,11 @@ def test_a_missing_input_is_final_and_a_volume_that_stumbles_is_not() -> None:
 
 
 @pytest.mark.parametrize(("storage", "sees", "errors"), [
-    (Storage.SHARED, True, 0), (Storage.SHARED, False, 1), (Storage.PER_POD, False, 0), (Storage.PER_POD, True, 1),
-    (Storage.SHARED, None, 0), (None, True, 0),
+    (StorageMode.SHARED, True, 0), (StorageMode.SHARED, False, 1), (StorageMode.PER_POD, False, 0), (StorageMode.PER_POD, True, 1),
+    (StorageMode.SHARED, None, 0), (None, True, 0),
 ])  # fmt: skip
-def test_a_volume_must_be_shared_exactly_as_claimed(storage: Storage | None, sees: bool | None, errors: int) -> None:
-    seen = {1: Met(sees_marker=storage is Storage.SHARED), 2: Met(sees_marker=sees)}
+def test_a_volume_must_be_shared_exactly_as_claimed(storage: StorageMode | None, sees: bool | None, errors: int) -> None:
+    seen = {1: Met(sees_marker=storage is StorageMode.SHARED), 2: Met(sees_marker=sees)}
     looked = [(node, GOOD, 1000.0, 1000.1) for node in range(3)]
     findings = judge_all(run(storage=storage), looked, seen)
     assert [(f.check, f.node, f.final) for f in findings] == [("shared", 2, True)] * errors

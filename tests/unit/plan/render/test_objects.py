@@ -11,7 +11,8 @@ from golden.plan_cases import CONTEXT, TRAINING, cluster, job, of_kind, profile
 from lockstep.plan.render.objects import PLAIN, RenderContext, children, claims, freeze, render, thaw
 from lockstep.plan.render.resolve import MADE_BY_OPERATOR, PlatformDefaults, Refused, resolve
 from lockstep.plan.render.variables import variable_warnings
-from lockstep_gang.contract import Storage, WhenDone, parse_run
+from lockstep_gang.contract import WhenDone, parse_run
+from lockstep_spec.choices import StorageMode
 
 
 def names(objects: list[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -89,7 +90,7 @@ def test_a_suspended_job_has_no_pods() -> None:
 
 def test_the_run_says_whether_the_nodes_share_their_volume() -> None:
     modes = [parse_run(freeze(resolve(job(storage={"mode": mode}), profile()), CONTEXT).run).storage for mode in ("Shared", "PerPod")]
-    assert modes == [Storage.SHARED, Storage.PER_POD]
+    assert modes == [StorageMode.SHARED, StorageMode.PER_POD]
 
 
 def test_the_run_is_what_the_agents_parse() -> None:

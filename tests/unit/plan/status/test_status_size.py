@@ -24,7 +24,8 @@ from lockstep.plan.status import statussize
 from lockstep.plan.status.events import MESSAGE_BYTES, Note, Told, notes, tellable
 from lockstep.plan.status.statussize import STATUS_BYTES_MAX, fitted, stored_bytes
 from lockstep.platforms.operator.memory.compact import BYTES_MAX, Kept
-from lockstep_gang.contract import NodeReport, RankCount, Report, State, parse_report, to_json
+from lockstep_gang.contract import NodeReport, RankCount, Report, State, parse_report
+from lockstep_spec.codec import to_json
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, fresh, pod
 from unit.plan.reconcile.test_reconcile import report as a_report
 

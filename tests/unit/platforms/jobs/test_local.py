@@ -19,7 +19,8 @@ from lockstep.api.job import TrainingJob
 from lockstep.plan.render.resolve import Resolved, resolve
 from lockstep.platforms.local import agents
 from lockstep.platforms.local.placement import check_inputs, gpus_here, local_defaults, local_run, node_devices
-from lockstep_gang.contract import Run, Storage, WhenDone
+from lockstep_gang.contract import Run, WhenDone
+from lockstep_spec.choices import StorageMode
 
 TRAINING = {"model": {"name": "/workspace/models/tiny"}, "data": {"path": "/datasets/all.jsonl"}}
 
@@ -52,7 +53,7 @@ def test_volumes_are_folders_and_nodes_are_on_loopback(tmp_path: Path) -> None:
     run = made(tmp_path)
     assert (run.run_dir, run.working_directory) == (str(tmp_path / "workspace/runs/x"), str(tmp_path / "workspace"))
     assert (run.addresses, run.coordinator_port, run.master_port) == (("127.0.0.1", "127.0.0.1"), 4000, 5000)
-    assert run.storage is Storage.SHARED
+    assert run.storage is StorageMode.SHARED
     assert run.training is not None
     assert (run.training["model"]["name"], run.training["data"]["path"]) == (
         str(tmp_path / "workspace/models/tiny"),

@@ -38,8 +38,8 @@ from lockstep_gang.contract import (
     report_body,
     report_bytes_max,
     report_signature,
-    to_json,
 )
+from lockstep_spec.codec import to_json
 
 MASTER = b"m" * 32
 LABELS = {"lockstep.dev/job": "x"}

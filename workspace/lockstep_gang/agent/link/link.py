@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from lockstep_gang.contract.codec import ContractError
-from lockstep_gang.contract.exits import PING_SECONDS, spread_seconds
 from lockstep_gang.contract.messages import AgentMessage, Hello, Order, Ping, Pong, message_to_json, order
 from lockstep_gang.contract.run import Run
+from lockstep_gang.contract.times import PING_SECONDS, spread_seconds
 from lockstep_gang.contract.trouble import Trouble, TroubleKind
 from lockstep_gang.coordinator.channel import Channel, connect
 from lockstep_gang.coordinator.reaching import resolved, trouble_of
+from lockstep_spec.codec import ContractError
 
 SAY_SECONDS = 10.0
 BACKLOG_BYTES = 4 * 1024 * 1024

@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lockstep_gang.contract.codec import to_json
-from lockstep_gang.contract.exits import progress_seconds
 from lockstep_gang.contract.messages import (
     Activity,
     AgentMessage,
@@ -25,6 +23,8 @@ from lockstep_gang.contract.messages import (
     Step,
     rank_report_to_json,
 )
+from lockstep_gang.contract.times import progress_seconds
+from lockstep_spec.codec import to_json
 
 NODE_0_SECONDS = 0.5
 """Steps and the like of node 0's ranks are told at most this often, the newest ones: they are shown. Those of other nodes' ranks, of which

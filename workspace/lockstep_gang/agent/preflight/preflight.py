@@ -14,9 +14,10 @@ from lockstep_gang.agent.preflight import devices, files, network, software
 from lockstep_gang.agent.preflight.allreduce import AllReduceRanks
 from lockstep_gang.agent.ranks.environment import inherited
 from lockstep_gang.contract.preflight import Check, Checked, Expected, Looked, Met, Stage
-from lockstep_gang.contract.run import Run, Storage
+from lockstep_gang.contract.run import Run
 from lockstep_gang.coordinator.waiting import in_thread
 from lockstep_gang.lifecycle.preflight.preflight import neighbours
+from lockstep_spec.choices import StorageMode
 
 T = TypeVar("T")
 LOOK_SECONDS = 8.0
@@ -124,7 +125,7 @@ class NodePreflight:
     async def _sees_marker(self, token: str) -> bool | None:
         if self._node == 0 or self._run.storage is None:
             return None
-        wait = files.SEEN_SECONDS if self._run.storage is Storage.SHARED else 0.0
+        wait = files.SEEN_SECONDS if self._run.storage is StorageMode.SHARED else 0.0
         path = files.marker(self._run.run_dir, token, 0)
         return (await _all_in_time({"marker": lambda: files.sees(path, token, wait)})).get("marker")
 

@@ -32,9 +32,9 @@ from lockstep_gang.agent.ranks.stacks import (
     write_stacks,
 )
 from lockstep_gang.agent.ranks.standby import Standby
-from lockstep_gang.contract.exits import DONE, SAVED
 from lockstep_gang.contract.messages import Dumped, Error, OutOfMemory, RankExit, RankState, Start
 from lockstep_gang.contract.run import Run
+from lockstep_spec.exits import DONE, SAVED
 
 NOT_STARTED = 127  # a shell's code for a command that can't be found
 

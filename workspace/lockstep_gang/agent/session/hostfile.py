@@ -7,14 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lockstep_gang.contract.files import read_regular, write_new
-from lockstep_gang.contract.run import Run, Storage
+from lockstep_gang.contract.run import Run
+from lockstep_spec.choices import StorageMode
 
 NAME = "hostfile"
 
 
 def write_hostfile(run: Run, node: int, say: Callable[[str], None]) -> None:
     """On the volume that all share node 0 writes it, where each has its own every node. Nothing of Lockstep needs it."""
-    if node != 0 and run.storage is not Storage.PER_POD:
+    if node != 0 and run.storage is not StorageMode.PER_POD:
         return
     path = Path(run.working_directory) / NAME
     text = "".join(f"{address} slots={run.ranks_per_node}\n" for address in run.addresses)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep_gang.contract.codec import ContractError, from_json
 from lockstep_gang.contract.interactive import Asked, Ended, Interrupted, Show
 from lockstep_gang.contract.messages import AgentMessage
+from lockstep_spec.codec import ContractError, from_json
 
 LINE_BYTES_MAX = 1024 * 1024
 BACKLOG_BYTES = 4 * 1024 * 1024

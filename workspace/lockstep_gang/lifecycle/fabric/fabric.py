@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lockstep_gang.contract.fabric import DegradedPolicy, FabricReason, FabricReport, FaultKind, NcclFault, RankFabric, Verified
+from lockstep_gang.contract.fabric import FabricReason, FabricReport, FaultKind, NcclFault, RankFabric, Verified
 from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.fabric.ncclfaults import worst_fault
 from lockstep_gang.lifecycle.fabric.ranks import has_spoken
 from lockstep_gang.lifecycle.fabric.verdict import Ranks, verdict
+from lockstep_spec.choices import DegradedPolicy
 
 SETTLE_SECONDS = 10.0
 """From the first sign that the fabric is not as asked until it is told, while ranks are still silent."""

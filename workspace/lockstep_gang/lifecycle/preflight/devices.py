@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from lockstep_gang.contract.fabric import are_whole_names
-from lockstep_gang.contract.preflight import ExpectedRdma, Finding, Severity
+from lockstep_gang.contract.preflight import ExpectedRdma, Finding
 from lockstep_gang.lifecycle.preflight.findings import Nodes, error, odd, shown_bytes, warning, where
+from lockstep_spec.choices import Severity
 
 _SLOW_FIX = "look at that NIC's cable and settings: the slowest one sets the speed of all"
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from lockstep_gang.contract.preflight import Finding, Kind, PathFact, VolumeFacts
-from lockstep_gang.contract.run import Storage
 from lockstep_gang.lifecycle.preflight.findings import Nodes, error, shown_bytes, warning, where
+from lockstep_spec.choices import StorageMode
 
 FREE_BYTES_FLOOR = 256 * 1024**2
 """Below it nothing can be recorded any more."""
@@ -44,7 +44,7 @@ def writable(nodes: Nodes) -> Iterator[Finding]:
 
 
 def shared(nodes: Nodes) -> Iterator[Finding]:
-    claimed = nodes.run.storage is Storage.SHARED
+    claimed = nodes.run.storage is StorageMode.SHARED
     if nodes.looked[0].volume is None or nodes.looked[0].volume.error:
         return  # then nobody can see what node 0 wrote
     for node, met in nodes.met.items():
@@ -62,7 +62,7 @@ def shared(nodes: Nodes) -> Iterator[Finding]:
 
 def space(nodes: Nodes) -> Iterator[Finding]:
     for node, volume in _volumes(nodes):
-        if volume.error or (node and nodes.run.storage is Storage.SHARED):
+        if volume.error or (node and nodes.run.storage is StorageMode.SHARED):
             continue  # one volume, told once
         free, needed = volume.free_bytes, volume.checkpoint_bytes or CHECKPOINT_BYTES_UNKNOWN
         message = f"{shown_bytes(free)} are free in {nodes.run.run_dir} on {where(nodes.run, node)}"

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from lockstep_gang.contract.preflight import Finding, Looked, Met, Severity
+from lockstep_gang.contract.preflight import Finding, Looked, Met
 from lockstep_gang.contract.run import Run
+from lockstep_spec.choices import Severity
 
 LookedAt = tuple[int, Looked, float, float]
 """(node, what it found, when it was asked, when its answer came)"""

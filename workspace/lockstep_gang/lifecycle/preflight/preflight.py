@@ -10,18 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lockstep_gang.contract.preflight import (
-    Bandwidth,
-    Check,
-    Checked,
-    Finding,
-    Group,
-    Measured,
-    Peer,
-    PreflightReport,
-    Severity,
-    Stage,
-)
+from lockstep_gang.contract.preflight import Bandwidth, Check, Checked, Finding, Group, Measured, Peer, PreflightReport, Stage
 from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.text import number_of
@@ -30,6 +19,7 @@ from lockstep_gang.lifecycle.preflight.all_reduce import busbw, judge_pairs, why
 from lockstep_gang.lifecycle.preflight.judge import cause_of, checks_of, judge_all, silent
 from lockstep_gang.lifecycle.preflight.pairs import Measurement, next_pairs
 from lockstep_gang.lifecycle.preflight.state import Preflight
+from lockstep_spec.choices import Severity
 
 ROUND_SECONDS = 15.0
 """For one round's answers; an agent gives up a check of its own after 8 s."""

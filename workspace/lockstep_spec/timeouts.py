@@ -10,7 +10,7 @@ class Timeouts:
     """In seconds. A rank that tells its own limits, as Lockstep's trainer does, is judged by those."""
 
     start_seconds: int = 1800
-    """Until every node is here, and then until every rank has been heard."""
+    """Until every node is here, and then until every rank has been heard. An image of 20 GB at 20 MB/s takes 17 minutes."""
     step_seconds: int = 3600
     evaluate_seconds: int = 7200
     save_seconds: int = 3600
