@@ -151,7 +151,7 @@ drills: cluster-programs ## faults done to a training job on the embedded cluste
 	@$(PYTEST) tests/cluster/operator/life/test_drills.py tests/cluster/operator/life/test_lost_node.py tests/faults/test_operator_faults.py
 
 bench-peers: cluster-programs ## Lockstep beside JobSet and Kubeflow Trainer, both built from their Go modules: figures and goals, 22 minutes (ARGS=--quick: six); root
-	@$(BIN)/python tests/bench/peers.py $(ARGS)
+	@$(BIN)/python tests/bench/peers/run.py $(ARGS)
 
 lint: setup ## ruff, mypy, import rules, generated files unchanged
 	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo && $(BIN)/python scripts/generate.py all --check

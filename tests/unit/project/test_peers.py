@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.peers_figures import (
+from bench.peers.figures import (
     Life,
     Outcome,
     conditions,

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.operator_scale import OperatorUnderTest, job_of, megabytes, say
-from bench.peers_figures import JOBSET, LOCKSTEP, OWN, TRAINER, Object, count_writes, percentiles, writes_per_job
-from bench.peers_install import JOBSET_MANAGER, TORCH_RUNTIME, TRAINER_MANAGER, Installed, Manager, created_at_last, free_port, identity
+from bench.peers.figures import JOBSET, LOCKSTEP, OWN, TRAINER, Object, count_writes, percentiles, writes_per_job
+from bench.peers.install import JOBSET_MANAGER, TORCH_RUNTIME, TRAINER_MANAGER, Installed, Manager, created_at_last, free_port, identity
 from lockstep.api.files.yamltext import load_yaml
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.kube.cluster import Cluster

@@ -1,8 +1,8 @@
-""".venv/bin/python tests/bench/peers.py --json (make bench-peers): Lockstep, JobSet and Kubeflow Trainer side by side, as they ship, on this machine. Root.
+""".venv/bin/python tests/bench/peers/run.py --json (make bench-peers): Lockstep, JobSet and Kubeflow Trainer side by side, as they ship, on this machine. Root.
 
 Both peers are built from their Go modules, once; webhooks are on. Two tables, and Lockstep's goals with what was measured for them:
 
-Without nodes (peers_controlplane.py): real etcd, API server and controller manager. One job after the other, the systems in turns, all controllers running:
+Without nodes (controlplane.py): real etcd, API server and controller manager. One job after the other, the systems in turns, all controllers running:
 apply → first pod, → all pods   from before the POST of a job until a watch sees its pods
 writes          by the API server's audit log, to the job's namespace, until nothing more is written; own: by the system's controllers, else by the controller manager
 own CPU, API server's           of the processes in that time, a job
@@ -10,7 +10,7 @@ A burst of jobs of two nodes from eight clients, each system by itself:
 PSS             of the system's controllers with so many jobs whose pods exist; of Trainer, JobSet's with it
 jobs/s          until all pods of the burst exist; CPU until nothing more is written
 
-With real pods (peers_faults.py): an embedded cluster of two nodes, of the number in $LOCKSTEP_DEVCLUSTER or one that is free, made for it and removed. By heartbeats of the processes:
+With real pods (faults.py): an embedded cluster of two nodes, of the number in $LOCKSTEP_DEVCLUSTER or one that is free, made for it and removed. By heartbeats of the processes:
 survivor stopped        from the fault of rank 1 until rank 0 has ended; all run again: until the last process has begun of those that run together again
 create → all processes  from before the POST until the last process has begun
 
@@ -22,7 +22,7 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__":
-    sys.path[0] = __file__.rsplit("/", 2)[0]  # tests/ has what it stands on
+    sys.path[0] = __file__.rsplit("/", 3)[0]  # tests/ has what it stands on
 
 import argparse
 import json
@@ -32,10 +32,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from bench.operator_scale import say
-from bench.peers_controlplane import measure_bursts, measure_sizes
-from bench.peers_faults import measure_faults
-from bench.peers_figures import Object, goals, tables
-from bench.peers_install import PEERS, build
+from bench.peers.controlplane import measure_bursts, measure_sizes
+from bench.peers.faults import measure_faults
+from bench.peers.figures import Object, goals, tables
+from bench.peers.install import PEERS, build
 from lockstep.devcluster.host.layout import cache_root
 
 PARTS = ("sizes", "burst", "faults")

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.operator_scale import reason, say
-from bench.peers_controlplane import SYSTEMS as WITHOUT_NODES
-from bench.peers_controlplane import System, jobset_job, trainer_job, until_gone
-from bench.peers_figures import JOBSET, LOCKSTEP, TRAINER, Life, Object, conditions, life, outcome, running, spread
-from bench.peers_install import JOBSET_MANAGER, TORCH_RUNTIME, TRAINER_MANAGER, Installed, Manager, created_at_last, free_port
+from bench.peers.controlplane import SYSTEMS as WITHOUT_NODES
+from bench.peers.controlplane import System, jobset_job, trainer_job, until_gone
+from bench.peers.figures import JOBSET, LOCKSTEP, TRAINER, Life, Object, conditions, life, outcome, running, spread
+from bench.peers.install import JOBSET_MANAGER, TORCH_RUNTIME, TRAINER_MANAGER, Installed, Manager, created_at_last, free_port
 from lockstep.api.files.yamltext import load_yaml
 from lockstep.api.names import API_VERSION
 from lockstep.cli.clusters.devcluster import bring_up
