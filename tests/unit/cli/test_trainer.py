@@ -22,7 +22,7 @@ from lockstep.cli.files import checkpoint
 from lockstep.cli.shared import progress, trainer
 from lockstep.cli.shared.trainer import _run
 from lockstep.kube.exec import Place, ProgramFailed
-from lockstep.platforms.files import checkpoints
+from lockstep.platforms.files import results
 from lockstep.platforms.output import Output
 from lockstep_train import inspect
 
@@ -130,10 +130,10 @@ class Pod:
             return nodes
 
         for name, stand_in in (("program", program), ("beside", beside), ("nodes_with_volumes", volumes)):
-            monkeypatch.setattr(checkpoints, name, stand_in)
+            monkeypatch.setattr(results, name, stand_in)
 
     def asked(self, verb: str, *options: str) -> tuple[str, int]:
-        return asyncio.run(checkpoints.inspected(cast(Any, None), "team", "x", verb, options, print))
+        return asyncio.run(results.inspect_commits(cast(Any, None), "team", "x", verb, options, print))
 
 
 def test_a_job_s_commits_are_read_where_its_volume_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,8 +73,8 @@ async def _get(job: str, output: Path, node: int, namespace: str, context: str |
     from lockstep.cli.files.cp import known_job
     from lockstep.cli.shared.meter import Meter
     from lockstep.kube.cluster import Cluster
-    from lockstep.platforms.files.adapters import TEMPORARY, newest_adapter
     from lockstep.platforms.files.reader import beside, place_roots
+    from lockstep.platforms.files.results import TEMPORARY, newest_adapter
     from lockstep.platforms.files.transfer import Progress, get
 
     async with await Cluster.connect(context) as cluster:

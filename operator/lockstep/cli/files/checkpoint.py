@@ -56,12 +56,12 @@ async def _in_pod(verb: str, job: str, place: tuple[str, str | None, str | None]
     from lockstep.cli.files.cp import known_job
     from lockstep.cli.shared.target import namespace_of
     from lockstep.kube.cluster import Cluster
-    from lockstep.platforms.files.checkpoints import inspected
+    from lockstep.platforms.files.results import inspect_commits
 
     namespace = namespace_of(*place)
     async with await Cluster.connect(place[2]) as cluster:
         await known_job(cluster, namespace, job)
-        return await inspected(cluster, namespace, job, verb, options, tell)
+        return await inspect_commits(cluster, namespace, job, verb, options, tell)
 
 
 @app.command("list")

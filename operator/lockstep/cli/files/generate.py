@@ -71,7 +71,7 @@ async def _on_cluster(job: str, asked: list[str], gpus: int, namespace: str, con
     from lockstep.cli.files.cp import known_job
     from lockstep.cli.shared.progress import waiting
     from lockstep.kube.cluster import Cluster
-    from lockstep.platforms.files.adapters import newest_adapter
+    from lockstep.platforms.files.results import newest_adapter
     from lockstep.platforms.jobs.generating import base_model, idle_or_own_pod, write_on
 
     def say(line: str) -> None:

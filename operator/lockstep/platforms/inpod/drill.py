@@ -8,6 +8,7 @@ verb undoes what it did and ends, so that a laptop that is shut leaves no frozen
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -19,6 +20,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from lockstep.platforms.inpod.rankprocesses import leads_session, rank_processes, state_letter
 
 RUN = "/etc/lockstep/run/run.json"
 FILLER = "drill-fill"
@@ -57,25 +60,14 @@ def run_dir() -> Path:
 
 
 def processes() -> list[dict[str, int]]:
-    """Every process that belongs to a rank, by the variables that its agent gave it."""
+    """Every process that belongs to a rank: its id, rank, attempt, and whether the agent started it itself."""
     found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            pairs = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
-            known = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-            session = int((folder / "stat").read_text().rpartition(")")[2].split()[3])
-            waiting = waits(folder, known)
-        except (OSError, IndexError):
-            continue  # it ended meanwhile, or is another user's
-        if {"LOCKSTEP_ATTEMPT", "LOCKSTEP_REPORT_SOCKET", "RANK"} <= known.keys() and not waiting:
-            pid = int(folder.name)
-            found.append({"pid": pid, "rank": int(known["RANK"]), "attempt": int(known["LOCKSTEP_ATTEMPT"]), "leads": int(session == pid)})
+    for folder, environment in rank_processes():
+        with contextlib.suppress(OSError, IndexError):  # it ended meanwhile
+            if "LOCKSTEP_REPORT_SOCKET" in environment:
+                rank, attempt = int(environment["RANK"]), int(environment["LOCKSTEP_ATTEMPT"])
+                found.append({"pid": int(folder.name), "rank": rank, "attempt": attempt, "leads": int(leads_session(folder))})
     return found
-
-
-def waits(process: Path, environment: dict[str, str]) -> bool:
-    """Of the next attempt, which has not started: it imports, and waits for its order on standard input."""
-    return "LOCKSTEP_STANDBY" in environment and str((process / "fd" / "0").readlink()).startswith("pipe:")
 
 
 def leader(rank: int) -> int:
@@ -92,23 +84,15 @@ def hit(rank: int, number: int) -> None:
     say(hit=rank)
 
 
-def state_of(pid: int) -> str:
-    """The letter that the kernel gives it; '' for one that has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
-
-
 def freeze(rank: int) -> None:
     """Stop the rank's process for as long as somebody listens, or until it is killed."""
     tether, pid = Tether(), leader(rank)
     os.kill(pid, signal.SIGSTOP)
     try:
-        while state_of(pid) not in (STOPPED, *ENDED):  # it stops when it next leaves the kernel
+        while state_letter(pid) not in (STOPPED, *ENDED):  # it stops when it next leaves the kernel
             time.sleep(WATCH_SECONDS)
         say(hit=rank)
-        while not tether.is_cut and state_of(pid) not in ENDED:
+        while not tether.is_cut and state_letter(pid) not in ENDED:
             time.sleep(WATCH_SECONDS)
     finally:
         let_go_on(pid)
@@ -116,7 +100,7 @@ def freeze(rank: int) -> None:
 
 def let_go_on(pid: int) -> bool:
     """Whether it was stopped until now. Another process that has its number by now isn't, and is left alone."""
-    if state_of(pid) != STOPPED:
+    if state_letter(pid) != STOPPED:
         return False
     os.kill(pid, signal.SIGCONT)
     return True

@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lockstep.platforms.inpod.rankprocesses import PROC, leads_session, rank_processes, state_letter
+
 Object = dict[str, Any]
-PROC = Path("/proc")
 PREPARED = re.compile(r"/memfd:lockstep-stacks-(\d+)\b")
 ANSWER_SECONDS = 3.0
 QUIET_SECONDS = 0.1
@@ -32,15 +33,17 @@ _OF_RANKS = frozenset(
 def processes(run_dir: str | None) -> list[Object]:
     """Every process that belongs to a rank, by the variables that its agent gave it. `run_dir`: of this run only."""
     found = []
-    for folder in PROC.glob("[0-9]*"):
+    for folder, environment in rank_processes():
         try:
-            pairs = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
-            known = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-            if not known.keys() >= _OF_RANKS or _waits(folder, known) or run_dir not in (None, _run_dir(known)):
+            if not environment.keys() >= _OF_RANKS or run_dir not in (None, _run_dir(environment)):
                 continue
-            one = {"rank": int(known["RANK"]), "attempt": int(known["LOCKSTEP_ATTEMPT"]), "node": int(known["LOCKSTEP_NODE"])}
-            one |= {"worldSize": int(known["WORLD_SIZE"]), "ranksPerNode": int(known["LOCAL_WORLD_SIZE"])}
-            found.append({**one, "pid": int(folder.name), "leads": _session(folder) == int(folder.name), "asked": _descriptor(folder)})
+            one = {
+                "rank": int(environment["RANK"]),
+                "attempt": int(environment["LOCKSTEP_ATTEMPT"]),
+                "node": int(environment["LOCKSTEP_NODE"]),
+            }
+            one |= {"worldSize": int(environment["WORLD_SIZE"]), "ranksPerNode": int(environment["LOCAL_WORLD_SIZE"])}
+            found.append({**one, "pid": int(folder.name), "leads": leads_session(folder), "asked": _descriptor(folder)})
         except (OSError, ValueError, IndexError):
             continue  # it ended meanwhile, or is another user's
     return found
@@ -48,15 +51,6 @@ def processes(run_dir: str | None) -> list[Object]:
 
 def _run_dir(environment: Mapping[str, str]) -> str:
     return str(json.loads(Path(environment["LOCKSTEP_RUN"]).read_text(encoding="utf-8"))["runDir"])
-
-
-def _waits(process: Path, environment: Mapping[str, str]) -> bool:
-    """Of the next attempt, which has not started: it imports, and waits for its order on standard input."""
-    return "LOCKSTEP_STANDBY" in environment and str((process / "fd" / "0").readlink()).startswith("pipe:")
-
-
-def _session(process: Path) -> int:
-    return int((process / "stat").read_text().rpartition(")")[2].split()[3])
 
 
 def _descriptor(process: Path) -> tuple[str, int] | None:
@@ -145,10 +139,10 @@ def _why_silent(letter: str, kernel: str) -> str:
 
 def state_of(pid: int) -> tuple[str, str]:
     """(the letter that the kernel gives it, or '' when it has ended; the function of the kernel in which it waits, or '')."""
+    letter = state_letter(pid)
     try:
-        letter = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
         function = (PROC / str(pid) / "wchan").read_text().strip()
-    except (OSError, IndexError):
+    except OSError:
         return "", ""
     return letter, "" if function == "0" else function
 

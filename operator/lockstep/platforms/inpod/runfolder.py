@@ -21,6 +21,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from lockstep.platforms.inpod.rankprocesses import PROC, rank_processes
+
 OUTPUT = "logs/output"
 BEGINS = "[lockstep] this agent begins: job "
 PATIENCE_SECONDS = 60.0
@@ -190,27 +192,9 @@ def memory(root: Path = Path("/sys/fs/cgroup")) -> Json:
     return {}
 
 
-def ranks(proc: Path = Path("/proc")) -> list[int]:
-    """Of processes that run here."""
-    found = set()
-    for folder in proc.glob("[0-9]*"):
-        try:
-            environment = (folder / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"LOCKSTEP_STANDBY=1" in environment and _reads_pipe(folder):
-            continue  # of the next attempt, which has not started
-        named = [entry[5:] for entry in environment if entry.startswith(b"RANK=")]
-        if named and named[0].isdigit() and any(entry.startswith(b"LOCKSTEP_ATTEMPT=") for entry in environment):
-            found.add(int(named[0]))
-    return sorted(found)
-
-
-def _reads_pipe(process: Path) -> bool:
-    try:
-        return str((process / "fd" / "0").readlink()).startswith("pipe:")
-    except OSError:
-        return False
+def ranks(proc: Path = PROC) -> list[int]:
+    """Ranks whose processes run here."""
+    return sorted({int(environment["RANK"]) for _, environment in rank_processes(proc)})
 
 
 def gpus() -> list[Json]:

@@ -22,8 +22,8 @@ from lockstep.plan.observed import Observed
 from lockstep.plan.pages.redact import Redactor, secret_values
 from lockstep.plan.times import timestamp
 from lockstep.platforms.files.reader import beside, nodes_with_volumes
+from lockstep.platforms.files.results import run_folder
 from lockstep.platforms.jobs.observe import JobObserver
-from lockstep.platforms.jobs.runs import run_root
 from lockstep_gang.contract import printable_line
 
 LOG_LINES, LOG_BYTES = 20_000, 32 << 20
@@ -179,7 +179,7 @@ async def _add_run_folder(connection: Cluster, observed: Observed, redactor: Red
         for node in nodes[:READERS_MAX]:
             folder = f"run/{pod_name(observed.name, node)}" if own_volumes else "run"
             async with beside(connection, observed.namespace, observed.name, node, seconds=READER_SECONDS) as place:
-                await _add_from(connection, place, run_root(observed.name), folder, redactor, missing, pieces)
+                await _add_from(connection, place, run_folder(observed.name), folder, redactor, missing, pieces)
     except (LockstepError, OSError) as error:
         missing.append(f"logs and stacks of the run's folder: {error}")
         return

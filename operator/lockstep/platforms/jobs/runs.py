@@ -7,15 +7,12 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from lockstep.api.names import RUN_KEY, WORKSPACE
+from lockstep.api.names import RUN_KEY
 from lockstep.kube.cluster import Cluster
 from lockstep.kube.exec import Place, Program, answer_of, lines_in, python_program
 from lockstep.plan.answers import read_summary
+from lockstep.platforms.files.results import run_folder
 from lockstep.platforms.inpod import runfolder, source_of
-
-
-def run_root(job: str) -> str:
-    return f"{WORKSPACE}/runs/{job}"
 
 
 async def frozen_run(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:
@@ -46,7 +43,7 @@ async def lines_of(running: Program) -> AsyncIterator[str]:
 
 async def log_lines(cluster: Cluster, place: Place, job: str, **request: Any) -> AsyncGenerator[str, None]:
     """Lines of a node's log on the job's volume; `request` as `runfolder.log` takes it."""
-    async with asked(cluster, place, what="log", root=run_root(job), **request) as running:
+    async with asked(cluster, place, what="log", root=run_folder(job), **request) as running:
         async for line in lines_of(running):
             yield line
 
@@ -54,7 +51,7 @@ async def log_lines(cluster: Cluster, place: Place, job: str, **request: Any) ->
 async def summary(cluster: Cluster, place: Place, job: str, points: int = 1000) -> dict[str, Any]:
     """What the run has measured, as `runfolder.summary` says it."""
     text = ""
-    async with asked(cluster, place, what="summary", root=run_root(job), points=points) as running:
+    async with asked(cluster, place, what="summary", root=run_folder(job), points=points) as running:
         async for line in lines_of(running):
             text = line
     return read_summary(answer_of(text, f"pod {place.pod}"))

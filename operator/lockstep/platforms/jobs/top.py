@@ -18,7 +18,8 @@ from lockstep.kube.cluster import FORBIDDEN, ApiError, Cluster
 from lockstep.kube.exec import Place, Program, answer_of
 from lockstep.plan.answers import read_node
 from lockstep.platforms.files.reader import Say, beside, running_pods
-from lockstep.platforms.jobs.runs import asked, lines_of, run_root, summary
+from lockstep.platforms.files.results import run_folder
+from lockstep.platforms.jobs.runs import asked, lines_of, summary
 from lockstep_gang.contract import number_of
 
 NODES_MAX = 32
@@ -103,7 +104,7 @@ class _Asked:
     @classmethod
     async def start(cls, cluster: Cluster, place: Place, job: str, node: int) -> _Asked:
         stack = AsyncExitStack()
-        program = await stack.enter_async_context(asked(cluster, place, what="watch", root=run_root(job), node=node))
+        program = await stack.enter_async_context(asked(cluster, place, what="watch", root=run_folder(job), node=node))
         await asyncio.sleep(FIRST_SECONDS)
         return cls(program, stack)
 

@@ -135,13 +135,13 @@ def in_pod(verb: str, source: str = SOURCE, **arguments: Any) -> subprocess.Pope
 
 def test_a_frozen_rank_goes_on_when_nobody_listens_any_more(rank: subprocess.Popen[bytes]) -> None:
     with in_pod("freeze", rank=987654) as gone:
-        assert drill.state_of(rank.pid) == "T"
+        assert drill.state_letter(rank.pid) == "T"
         assert gone.stdin is not None
         gone.stdin.close()
-    assert drill.state_of(rank.pid) in ("R", "S")
+    assert drill.state_letter(rank.pid) in ("R", "S")
     with in_pod("freeze", SOURCE.replace("SILENCE_SECONDS = 60.0", "SILENCE_SECONDS = 0.2"), rank=987654) as silent:
         silent.wait(30)
-        assert drill.state_of(rank.pid) in ("R", "S")
+        assert drill.state_letter(rank.pid) in ("R", "S")
 
 
 def test_a_rank_that_is_let_go_on_or_killed_ends_its_freezing(rank: subprocess.Popen[bytes], capfd: pytest.CaptureFixture[str]) -> None:
@@ -208,9 +208,9 @@ def test_ctrl_c_lets_a_frozen_rank_go_on_and_says_so(rank: subprocess.Popen[byte
     monkeypatch.setattr(drills, "VerbStream", LocalStream)
     job = FrozenJob()
     with pytest.raises(KeyboardInterrupt), drills._frozen(cast(DrilledJob, job), "x-1", 987654):
-        assert drill.state_of(rank.pid) == "T"
+        assert drill.state_letter(rank.pid) == "T"
         raise KeyboardInterrupt
-    assert drill.state_of(rank.pid) in ("R", "S")
+    assert drill.state_letter(rank.pid) in ("R", "S")
     assert job.said == ["freeze-rank: rank 987654 in pod x-1 goes on"]
 
 

@@ -17,8 +17,8 @@ from lockstep.cli.files.generate import _adapter_in
 from lockstep.cli.main import main
 from lockstep.kube import exec as programs
 from lockstep.kube.exec import Place, ProgramFailed
-from lockstep.platforms.files import adapters
-from lockstep.platforms.files.adapters import Adapter, NoAdapter, newest_adapter
+from lockstep.platforms.files import results
+from lockstep.platforms.files.results import Adapter, NoAdapter, newest_adapter
 from lockstep.platforms.inpod.newest import CONFIG, MANIFEST, WEIGHTS, newest
 from lockstep.platforms.jobs.generating import idle_or_own_pod, resources_of
 from support.fake_cluster import FakeCluster
@@ -62,8 +62,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return (await process.communicate(stdin))[0]
 
     monkeypatch.setattr(programs, "output_of", output_of)
-    monkeypatch.setattr(adapters, "output_of", output_of)
-    monkeypatch.setattr(adapters, "WORKSPACE", str(tmp_path))
+    monkeypatch.setattr(results, "output_of", output_of)
+    monkeypatch.setattr(results, "WORKSPACE", str(tmp_path))
     return tmp_path / "runs/x"
 
 
@@ -90,7 +90,7 @@ def test_an_answer_that_names_no_folder_of_the_run_is_refused(answer: str, monke
         return answer.encode()
 
     monkeypatch.setattr(programs, "output_of", output_of)
-    monkeypatch.setattr(adapters, "WORKSPACE", "/w")
+    monkeypatch.setattr(results, "WORKSPACE", "/w")
     with pytest.raises(NoAdapter, match="doesn't say which adapter of /w/runs/x is the newest"):
         found()
 

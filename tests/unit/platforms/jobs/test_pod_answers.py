@@ -382,7 +382,7 @@ def run_of_an_ended_job(folder: Path, monkeypatch: pytest.MonkeyPatch, volumes: 
     (folder / "checkpoints" / "shard").write_text("gigabytes")
     for name, stand_in in (("beside", beside), ("output_of", output_of), ("nodes_with_volumes", nodes_with_volumes)):
         monkeypatch.setattr(bundle, name, stand_in)
-    monkeypatch.setattr(bundle, "run_root", lambda job: str(folder))
+    monkeypatch.setattr(bundle, "run_folder", lambda job: str(folder))
     job = {"metadata": {"name": "x", "namespace": "n", "uid": "u"}, "spec": {}, "status": {}}
     claims = [{"metadata": {"name": "workspace"}}] if len(volumes) > 1 else []
     stateful_set = {

@@ -1,19 +1,25 @@
-"""The newest adapter of a job, where its files are: the exported one, or one made of the newest commit's shards on the spot."""
+"""What a run has left on its volume: its commits, and its newest adapter. Both are read there, in a pod, so that only answers travel."""
 
 from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from posixpath import join, normpath
 
-from lockstep.api.errors import Failed
+from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import WORKSPACE
 from lockstep.kube.cluster import Cluster
-from lockstep.kube.exec import Place, ProgramFailed, output_of, python_output
+from lockstep.kube.exec import Place, ProgramFailed, output_of, program, python_output
+from lockstep.platforms.files.reader import Say, beside, nodes_with_volumes
 from lockstep.platforms.inpod import newest, source_of
 from lockstep.platforms.inpod.newest import CONFIG, WEIGHTS
+from lockstep_spec.exits import CONFIGURATION
 
+INSPECT_MODULE = "lockstep_train.inspect"
+COMMITS_BYTES_MAX = 64 << 20
+BAD_NEWS = 1
 EXPORT_SECONDS = 1800.0
 ANSWER_BYTES_MAX = 1 << 16
 TEMPORARY = "/tmp"  # noqa: S108 (the pod's own emptyDir)
@@ -37,6 +43,32 @@ class Adapter:
 def run_folder(job: str) -> str:
     """Where a job's pods keep their run."""
     return join(WORKSPACE, "runs", job)
+
+
+async def inspect_commits(cluster: Cluster, namespace: str, job: str, verb: str, options: Sequence[str], say: Say) -> tuple[str, int]:
+    """What the trainer's program prints of the job's run, and its exit code: 0, or 1 for an answer that is bad news.
+
+    In a pod of the job, or in a short-lived one that mounts its claims. Raises ConfigError, NoReader or ProgramFailed.
+    """
+    nodes = await nodes_with_volumes(cluster, namespace, job)
+    if len(nodes) > 1:
+        raise ConfigError(
+            f"job {job} has a volume a pod, and its shards are spread over {len(nodes)}: fetch them (lockstep cp {job}:runs/{job}/checkpoints node-N "
+            f"--node N -n {namespace}, N from {nodes[0]} to {nodes[-1]}) and name the folders: lockstep checkpoint {verb} node-{nodes[0]} …"
+        )
+    folder = run_folder(job)
+    async with beside(cluster, namespace, job, nodes[0] if nodes else 0, say=say) as place:
+        answer = bytearray()
+        async with program(cluster, place, ["python3", "-m", INSPECT_MODULE, verb, folder, *options], stdin=False, pings=True) as running:
+            while data := await running.read():
+                answer += data
+                if len(answer) > COMMITS_BYTES_MAX:
+                    raise ConfigError(f"pod {place.pod}: {INSPECT_MODULE} prints more than {COMMITS_BYTES_MAX} bytes, which is no answer")
+            if running.code == CONFIGURATION:
+                raise ConfigError(str(running.failure()))
+            if running.code != 0 and not (running.code == BAD_NEWS and answer):
+                raise running.failure()
+            return answer.decode(errors="replace"), BAD_NEWS if running.code else 0
 
 
 async def newest_adapter(cluster: Cluster, place: Place, job: str) -> Adapter:
