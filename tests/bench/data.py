@@ -67,9 +67,9 @@ def lockstep_open(folder: Path, kind: str) -> Any:
     from lockstep_train.base.config import DataConfig
     from lockstep_train.data.dataset import open_dataset, prepare
 
-    tokeniser = tokeniser_of(folder / "model")
+    tokenizer = tokenizer_of(folder / "model")
     data = DataConfig(path=str(folder / f"{kind}.jsonl"), max_length=LENGTH)
-    return open_dataset(prepare(data, None, tokeniser, folder / "cache-lockstep", lambda line: None), tokeniser).training
+    return open_dataset(prepare(data, None, tokenizer, folder / "cache-lockstep", lambda line: None), tokenizer).training
 
 
 def datasets_open(folder: Path, kind: str) -> Any:
@@ -77,8 +77,8 @@ def datasets_open(folder: Path, kind: str) -> Any:
     import datasets
 
     from lockstep_spec.choices import TrainOn
-    from lockstep_train.data.read.read import Broken, sample_of
-    from lockstep_train.data.tokens.tokenize import encode_samples
+    from lockstep_train.data.read.text_files import Broken, sample_of
+    from lockstep_train.data.tokens.encode import encode_samples
 
     datasets.disable_progress_bars()
     model = folder / "model"
@@ -86,7 +86,7 @@ def datasets_open(folder: Path, kind: str) -> Any:
     def encode(batch: dict[str, list[Any]], numbers: list[int]) -> dict[str, list[Any]]:
         name, values = next(iter(batch.items()))
         samples = [sample_of({name: value}, number) for value, number in zip(values, numbers, strict=True)]
-        encoded = encode_samples(samples, tokeniser_of(model), TrainOn.ASSISTANT, Broken("bench"))
+        encoded = encode_samples(samples, tokenizer_of(model), TrainOn.ASSISTANT, Broken("bench"))
         return {"ids": [item.ids[:LENGTH] for item in encoded], "learned": [list(item.learned[:LENGTH]) for item in encoded]}
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -98,11 +98,11 @@ def datasets_open(folder: Path, kind: str) -> Any:
 
 
 @functools.cache
-def tokeniser_of(model: Path) -> Any:
+def tokenizer_of(model: Path) -> Any:
     """Loaded before anything is measured, since every rank does; forked processes have it, too."""
-    from lockstep_train.data.tokens.tokenizer import load_tokeniser
+    from lockstep_train.data.tokens.tokenizer import load_tokenizer
 
-    return load_tokeniser(model)
+    return load_tokenizer(model)
 
 
 WAYS: dict[str, Callable[[Path, str], Any]] = {"lockstep": lockstep_open, "datasets": datasets_open}
@@ -132,7 +132,7 @@ def measure(way: str, folder: Path, kind: str, read: bool, gate: bool) -> Measur
 
     if way == "datasets":
         import datasets  # noqa: F401
-    tokeniser_of(folder / "model")
+    tokenizer_of(folder / "model")
     if gate:
         print("ready", flush=True)
         sys.stdin.readline()

@@ -76,7 +76,7 @@ def record(path: Path) -> None:
     leave = ranks.leave
 
     def leaving(*arguments: Callable[[], None]) -> None:
-        flight.write_record(path)
+        flight.write_flight_record(path)
         leave(*arguments)
 
     ranks.leave = leaving

@@ -28,9 +28,9 @@ from lockstep_train.base.errors import (
 from lockstep_train.base.runfile import read_run
 from lockstep_train.base.stop import StopSignal
 from lockstep_train.report import Reporter, print_error
-from lockstep_train.report.sinks.choose import refuse_unusable
+from lockstep_train.report.sinks.choose import refuse_unusable_metrics
 from lockstep_train.watch import Watchdog, flight
-from lockstep_train.watch.watchdog import Place
+from lockstep_train.watch.watchdog import RankPlace
 
 
 def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -53,7 +53,7 @@ def train_run(config: RunConfig, environment: RankEnvironment, reporter: Reporte
     """From start to end, on this rank, watched."""
     stop = StopSignal()
     stop.install()
-    watch = Watchdog(stop, reporter, Place(environment.rank, environment.attempt or 1, config.run_dir / "logs"), leave_process)
+    watch = Watchdog(stop, reporter, RankPlace(environment.rank, environment.attempt or 1, config.run_dir / "logs"), leave_process)
     watch.start()
     try:
         _train(config, environment, reporter, stop, watch)
@@ -74,7 +74,7 @@ def _train(config: RunConfig, environment: RankEnvironment, reporter: Reporter, 
     reporter.activity("Init")
     for warning in ignored_variables():
         reporter.say(warning)
-    refuse_unusable(config.training.metrics)
+    refuse_unusable_metrics(config.training.metrics)
     watch.begin("Start of the ranks", limits.LOAD_SECONDS)
     flight.switch_on(config.run_dir / "logs")
     from lockstep_train.assemble import assemble

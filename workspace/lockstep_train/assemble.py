@@ -25,7 +25,7 @@ from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.checkpoint.zero.zero_restore import set_counters
 from lockstep_train.data.dataset import Dataset, load_dataset, template_choice
 from lockstep_train.data.isolation import check_isolation
-from lockstep_train.data.tokens.tokenizer import load_tokeniser
+from lockstep_train.data.tokens.tokenizer import load_tokenizer
 from lockstep_train.describe import Description, changed_settings, manifest_template, run_identity
 from lockstep_train.engine.build import start_model
 from lockstep_train.engine.experts import count_experts
@@ -47,9 +47,9 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     shared = nodes_share(ranks, config.run_dir, config.storage)
     memory = agree_on_memory(training, folder, ranks, reporter)
     reporter.startup.done("memoryPlan")
-    tokeniser = load_tokeniser(folder, template_choice(training.data))
+    tokenizer = load_tokenizer(folder, template_choice(training.data))
     base = BaseHash(ranks, folder, cache_folder(config.run_dir))
-    dataset = load_dataset(config, tokeniser, ranks, reporter.say, watch)
+    dataset = load_dataset(config, tokenizer, ranks, reporter.say, watch)
     watch.begin("Load of the model", limits.LOAD_SECONDS)
     claim = Claim(environment.attempt, config.job_uid)
     start = resume.choose_start(ranks, checkpoints, training.checkpoint.resume_from, claim, reporter.say, shared=shared)
@@ -89,7 +89,7 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
         ranks,
         reporter,
         dataset,
-        tokeniser,
+        tokenizer,
         plan,
         engine,
         loss,
@@ -116,7 +116,7 @@ def refuse_other_record(adapter: str, folder: Path, files: Mapping[str, str]) ->
         raise ConfigError(problem)
 
 
-def plan_run(training: TrainingConfig, dataset: Dataset, ranks: Ranks, source: resume.Source | None) -> length.Plan:
+def plan_run(training: TrainingConfig, dataset: Dataset, ranks: Ranks, source: resume.VerifiedCommit | None) -> length.Plan:
     """The global batch is fixed at a run's first start: a commit's goes before the default. Raises ConfigError when both are stated and differ."""
     optimization = training.optimization
     stated = optimization.global_batch_size

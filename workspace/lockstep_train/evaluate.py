@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.data.sequences.batches import collate
-from lockstep_train.data.tokens.tokenize import Example
+from lockstep_train.data.tokens.encode import Example
 from lockstep_train.engine.loss import TokenLoss
 
 AGREE_SECONDS = 2.0

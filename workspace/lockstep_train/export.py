@@ -19,8 +19,8 @@ from lockstep_train.base.durable import make_directory, write_durably
 from lockstep_train.base.errors import ConfigError, TrainerError, tell
 from lockstep_train.checkpoint.commits import newest_whole
 from lockstep_train.checkpoint.format.kinds import MASTER
-from lockstep_train.checkpoint.format.load import ShardReader
 from lockstep_train.checkpoint.format.manifest import Manifest
+from lockstep_train.checkpoint.format.shards import ShardReader
 from lockstep_train.model.base_files import RECORD
 from lockstep_train.model.dtypes import DTYPES
 from lockstep_train.model.weight_writer import NAMES, NewTensor, library_order, write_tensors

@@ -58,7 +58,7 @@ def base_of(adapter: Path) -> Path:
 
 
 def load(folder: Path, adapter: Path | None) -> tuple[Any, Any]:
-    """(model, tokeniser), on the first GPU if there is one. Raises ConfigError when a folder isn't what it should be."""
+    """(model, tokenizer), on the first GPU if there is one. Raises ConfigError when a folder isn't what it should be."""
     from lockstep_train.base.imports import import_peft
     from lockstep_train.model.load import quiet_transformers, refuse_missing_tensors
 

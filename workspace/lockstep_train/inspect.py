@@ -21,7 +21,7 @@ from lockstep_train.base.errors import ConfigError, TrainerError, refusal, tell
 from lockstep_train.checkpoint.commits import Collection, Commit, collect
 from lockstep_train.checkpoint.format.layout import CHAIN, MANIFEST, CommitName, record_file
 from lockstep_train.checkpoint.format.manifest import Manifest
-from lockstep_train.checkpoint.format.readers import Watch
+from lockstep_train.checkpoint.format.readers import ReaderWatch
 from lockstep_train.checkpoint.save.rotation import NEVER_ROTATED, Quality, best_commit, read_quality
 
 Json = dict[str, Any]
@@ -32,7 +32,7 @@ def list_commits(collection: Collection) -> Json:
     chain = collection.chain()
     names = [commit.name for commit in chain]
     best = best_commit(names, {commit.name: _quality(commit) for commit in chain})
-    held = {name for folder in collection.checkpoints for name in Watch(folder).held()}
+    held = {name for folder in collection.checkpoints for name in ReaderWatch(folder).held()}
     rows = [_row(commit) | {"onChain": True, "best": commit.name == best, "kept": kept(names, commit.name, best, held)} for commit in chain]
     rows += [_row(commit) | {"onChain": False, "best": False, "kept": []} for commit in collection.off_chain()]
     return {"commits": rows, "problems": folder_problems(collection)}

@@ -80,7 +80,7 @@ def _evaluate(run: Run, step: int, stop: StopSignal, steps: Steps) -> str | None
         return leaving(turn)
 
     micro = run.config.training.optimization.micro_batch_size
-    loss = evaluate(run.engine, run.loss, run.dataset.evaluation, micro, run.tokeniser.pad, run.ranks, leave)
+    loss = evaluate(run.engine, run.loss, run.dataset.evaluation, micro, run.tokenizer.pad, run.ranks, leave)
     if loss is None:
         run.reporter.say(f"The evaluation at step {step} is left: the run is asked to stop")
         return None

@@ -24,14 +24,13 @@ from lockstep_train.base.durable import make_directory, write_durably
 from lockstep_train.base.errors import ConfigError, TrainerError, tell
 from lockstep_train.checkpoint.commits import newest_whole
 from lockstep_train.checkpoint.format.kinds import MASTER
-from lockstep_train.checkpoint.format.load import Need, ShardReader, direct
 from lockstep_train.checkpoint.format.manifest import Manifest
+from lockstep_train.checkpoint.format.shards import RangeNeed, ShardReader, direct
 from lockstep_train.model.base_files import refuse_other_base
 from lockstep_train.model.dtypes import DTYPES as PRECISIONS
-from lockstep_train.model.layouts import Layout
+from lockstep_train.model.layouts import TensorLayout
 from lockstep_train.model.load import base_digest
-from lockstep_train.model.merged import Skeleton, skeleton, trained_updates
-from lockstep_train.model.updates import Update
+from lockstep_train.model.updates import Skeleton, Update, skeleton, trained_updates
 from lockstep_train.model.weight_files import CONFIG, DTYPES, INDEX, StoredTensor, WeightReader, copy_others, read_headers, weight_paths
 from lockstep_train.model.weight_writer import NewTensor, write_tensors
 
@@ -41,7 +40,7 @@ KEPT_FACTORS = 8
 
 
 @dataclass(frozen=True)
-class Part:
+class TargetRange:
     """Elements [start, start + numel) of a stored tensor are the model's `target` from `first` on."""
 
     start: int
@@ -54,17 +53,17 @@ class Merger:
     """Computes the tensors of the merged model's files."""
 
     def __init__(
-        self, layouts: Mapping[str, Layout], added: Mapping[str, Layout], updates: Mapping[str, Update], stored: WeightReader
+        self, layouts: Mapping[str, TensorLayout], added: Mapping[str, TensorLayout], updates: Mapping[str, Update], stored: WeightReader
     ) -> None:
         """`added`: tensors that the base's files lack, by what they start from; they change no stored tensor."""
         self._layouts = {**layouts, **added}
         self._updates = updates
         self._stored = stored
-        self._parts: dict[str, list[Part]] = {}
+        self._parts: dict[str, list[TargetRange]] = {}
         for target in updates.keys() - added.keys():
             first = 0
             for piece in layouts[target].pieces:
-                self._parts.setdefault(piece.name, []).append(Part(piece.start, piece.numel, target, first))
+                self._parts.setdefault(piece.name, []).append(TargetRange(piece.start, piece.numel, target, first))
                 first += piece.numel
 
     @property
@@ -115,7 +114,7 @@ class Merger:
 class Untied:
     """Tensors that were one and no longer are: `layouts` of those that the files lack, by their new names."""
 
-    layouts: Mapping[str, Layout]
+    layouts: Mapping[str, TensorLayout]
     any: bool
 
 
@@ -179,7 +178,7 @@ def _readers(shards: ShardReader, dtype: torch.dtype) -> tuple[Any, Any]:
     fetch = direct(shards)
 
     def read_range(name: str, start: int, numel: int) -> torch.Tensor:
-        return fetch(name, Need(start, numel, whole=False))[MASTER].to(dtype).float()
+        return fetch(name, RangeNeed(start, numel, whole=False))[MASTER].to(dtype).float()
 
     @lru_cache(maxsize=KEPT_FACTORS)
     def read(name: str) -> torch.Tensor:
@@ -193,7 +192,7 @@ def _write_files(
     output: Path,
     tensors: Mapping[str, StoredTensor],
     merger: Merger,
-    added: Mapping[str, Layout],
+    added: Mapping[str, TensorLayout],
     say: Callable[[str], None],
 ) -> None:
     """Every weight file under its name; tensors that the base didn't need come last in the last one."""

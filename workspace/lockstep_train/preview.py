@@ -17,10 +17,10 @@ from lockstep_train.base.cache import cache_folder
 from lockstep_train.base.config import DataConfig, RunConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.data.dataset import resolve_source, sources_of, template_choice
-from lockstep_train.data.read.read import Broken
-from lockstep_train.data.tokens.source import Remarks, Source
-from lockstep_train.data.tokens.tokenize import Encoded, Tokeniser, encode_paragraphs, encode_samples
-from lockstep_train.data.tokens.tokenizer import load_tokeniser
+from lockstep_train.data.read.text_files import Broken
+from lockstep_train.data.tokens.encode import Encoded, encode_paragraphs, encode_samples
+from lockstep_train.data.tokens.source import DataSource, Remarks
+from lockstep_train.data.tokens.tokenizer import Tokenizer, load_tokenizer
 from lockstep_train.model.fetched import with_tokenizer_here
 
 LEARNED, PLAIN = "\x1b[1;32m", "\x1b[0m"
@@ -33,12 +33,12 @@ def preview(config: RunConfig, count: int, output: TextIO = sys.stdout) -> None:
     if not folder.is_dir():
         raise ConfigError(f"training.model.name {folder} is no folder; it must be the model's, with its tokenizer")
     data = config.training.data
-    tokeniser = load_tokeniser(folder, template_choice(data))
+    tokenizer = load_tokenizer(folder, template_choice(data))
     for source in sources_of(data):
         resolved = resolve_source(source, cache_folder(config.run_dir), lambda line: print(line, file=output), unhashed)
-        samples, notes = first_samples(resolved, data, tokeniser, count)
+        samples, notes = first_samples(resolved, data, tokenizer, count)
         for encoded in samples:
-            print(describe(encoded, resolved, data, tokeniser, output.isatty()), file=output)
+            print(describe(encoded, resolved, data, tokenizer, output.isatty()), file=output)
         remarks = Remarks(resolved.name)
         remarks.include(samples)
         for note in [*notes, *remarks.notes()]:
@@ -50,33 +50,33 @@ def unhashed(path: Path, cache: Path) -> str:
     return ""
 
 
-def first_samples(source: Source, data: DataConfig, tokeniser: Tokeniser, count: int) -> tuple[list[Encoded], list[str]]:
+def first_samples(source: DataSource, data: DataConfig, tokenizer: Tokenizer, count: int) -> tuple[list[Encoded], list[str]]:
     """With what is to be told of those that are left out. Raises ConfigError when one of them is broken that may not be."""
     broken = Broken(source.name)
     samples = list(itertools.islice(source.samples(broken), count))
-    found = encode_paragraphs(samples, tokeniser) if source.plain_text else encode_samples(samples, tokeniser, data.train_on, broken)
+    found = encode_paragraphs(samples, tokenizer) if source.plain_text else encode_samples(samples, tokenizer, data.train_on, broken)
     if data.on_broken is OnBroken.FAIL:
         broken.refuse()
     return found, broken.left_out()
 
 
-def describe(encoded: Encoded, source: Source, data: DataConfig, tokeniser: Tokeniser, colour: bool) -> str:
+def describe(encoded: Encoded, source: DataSource, data: DataConfig, tokenizer: Tokenizer, colour: bool) -> str:
     total, learned = len(encoded.ids), sum(encoded.learned[1:])
     heading = f"{source.name}:{encoded.line}: {total} tokens, {learned} learned"
     if total > data.max_length and not source.plain_text:
         heading += f"; longer than maxLength = {data.max_length}: {data.overlong.value}"
-    return f"{heading}\n{marked_text(encoded, tokeniser, colour)}\n"
+    return f"{heading}\n{marked_text(encoded, tokenizer, colour)}\n"
 
 
-def marked_text(encoded: Encoded, tokeniser: Tokeniser, colour: bool) -> str:
+def marked_text(encoded: Encoded, tokenizer: Tokenizer, colour: bool) -> str:
     begin, end = (LEARNED, PLAIN) if colour else ("[", "]")
-    return "".join(f"{begin}{stops_marked(ids, tokeniser)}{end}" if learned else tokeniser.decode(ids) for learned, ids in runs(encoded))
+    return "".join(f"{begin}{stops_marked(ids, tokenizer)}{end}" if learned else tokenizer.decode(ids) for learned, ids in runs(encoded))
 
 
-def stops_marked(ids: list[int], tokeniser: Tokeniser) -> str:
-    groups = itertools.groupby(ids, key=lambda token: token in tokeniser.stops)
+def stops_marked(ids: list[int], tokenizer: Tokenizer) -> str:
+    groups = itertools.groupby(ids, key=lambda token: token in tokenizer.stops)
     return "".join(
-        "".join(f"«{tokeniser.decode([token])}»" for token in group) if stops else tokeniser.decode(list(group)) for stops, group in groups
+        "".join(f"«{tokenizer.decode([token])}»" for token in group) if stops else tokenizer.decode(list(group)) for stops, group in groups
     )
 
 

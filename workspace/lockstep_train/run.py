@@ -12,7 +12,7 @@ from lockstep_train.base.ranks import Ranks
 from lockstep_train.checkpoint import resume
 from lockstep_train.checkpoint.save.save import Saved, Saver
 from lockstep_train.data.dataset import Dataset
-from lockstep_train.data.tokens.tokenize import Tokeniser
+from lockstep_train.data.tokens.tokenizer import Tokenizer
 from lockstep_train.describe import Description
 from lockstep_train.engine.experts import ExpertUsage
 from lockstep_train.engine.loss import TokenLoss
@@ -56,7 +56,7 @@ class Run:
     ranks: Ranks
     reporter: Reporter
     dataset: Dataset
-    tokeniser: Tokeniser
+    tokenizer: Tokenizer
     plan: length.Plan
     engine: Any
     loss: TokenLoss
@@ -72,4 +72,4 @@ class Run:
     shared: bool
     """All nodes see the same run folder."""
     base: BaseHash
-    resumed_from: resume.Source | None
+    resumed_from: resume.VerifiedCommit | None

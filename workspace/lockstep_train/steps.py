@@ -122,7 +122,7 @@ def step_batches(run: Run, step: int) -> StepBatches:
     mine = rank_micro_batches(indices, ranks.rank, ranks.world_size, training.optimization.micro_batch_size, plan.accumulation)
     ghost = examples[indices[0]]
     return StepBatches(
-        batches=[collate([examples[index] for index in micro], ghost, run.tokeniser.pad, ranks.device) for micro in mine],
+        batches=[collate([examples[index] for index in micro], ghost, run.tokenizer.pad, ranks.device) for micro in mine],
         tokens=examples.learned_tokens(indices),
         documents=examples.documents(indices),
         epoch=plan.cursor(step + 1) / len(examples),

@@ -12,7 +12,7 @@ from rank_harness import ForkServer, Outcomes, RunFile
 
 from lockstep_train.checkpoint.format.chain import candidates
 from lockstep_train.checkpoint.format.manifest import decode
-from lockstep_train.checkpoint.format.volume import list_commits, read_records, shard_problem
+from lockstep_train.checkpoint.format.volume import commit_names, read_records, shard_problem
 
 OFFLOAD = {"offload_optimizer": {"device": "cpu", "pin_memory": False}}
 NONE_PERSISTS = {"stage3_param_persistence_threshold": 0}
@@ -79,7 +79,7 @@ def test_a_volume_that_is_too_slow_costs_saves_on_all_ranks_alike_and_no_step(ra
     assert "CHECKPOINT step 3 SKIPPED: step 2 is still being written" in ended.outputs[0]
     checkpoints = tmp_path / "slow/checkpoints"
     assert not (checkpoints / "step-3.a1").exists()
-    assert {name.step for name in list_commits(checkpoints)} >= {1, 2, 5}
+    assert {name.step for name in commit_names(checkpoints)} >= {1, 2, 5}
     events = [record for record in records(tmp_path / "slow/logs/events.jsonl") if record["kind"] == "saveSkipped"]
     assert events[0]["step"] == 3
     assert records(tmp_path / "slow/logs/train_log.jsonl")[-1]["savesSkipped"] == len(events)
@@ -109,7 +109,7 @@ def test_a_rank_killed_at_any_point_of_a_save_leaves_a_whole_commit(
     arguments = {"folder": str(tmp_path), "point": point, "rank": rank}
     ended = ranks.run("die_saving", [None] * 2, arguments=arguments, kill_rest_after_first=True)
     assert ended.codes[rank] == -9, ended.output
-    chain = candidates(list_commits(tmp_path), read_records(tmp_path))
+    chain = candidates(commit_names(tmp_path), read_records(tmp_path))
     assert chain[0].step == newest
     for name in chain:
         manifest = decode((tmp_path / str(name) / "manifest.json").read_bytes())

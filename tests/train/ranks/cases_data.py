@@ -30,9 +30,9 @@ from lockstep_train.data.read.records import Conversation
 from lockstep_train.data.sequences.batches import collate
 from lockstep_train.data.tokens import pool, source
 from lockstep_train.data.tokens.attention import choose_attention
+from lockstep_train.data.tokens.encode import IGNORED, Example, encode_samples
 from lockstep_train.data.tokens.pool import batch_of
-from lockstep_train.data.tokens.tokenize import IGNORED, Example, encode_samples
-from lockstep_train.data.tokens.tokenizer import load_tokeniser
+from lockstep_train.data.tokens.tokenizer import load_tokenizer
 from lockstep_train.data.tokens.turns import TemplateChoice
 from lockstep_train.engine.loss import TokenLoss, tile_head
 from support.rounding import SAME_LOSS, TINY, gradient_roundings, tolerance
@@ -47,21 +47,21 @@ def chat_masks(model: str, folder: str) -> None:
     """A real tokenizer with a template: comparing beginnings and reading the template's marks say the same."""
     shutil.copytree(model, folder)
     (Path(folder) / "chat_template.jinja").write_text(TEMPLATE)
-    tokeniser = load_tokeniser(Path(folder))
-    assert tokeniser.chat is not None
-    assert tokeniser.chat.marked is not None
-    assert tokeniser.digest != load_tokeniser(Path(model)).digest
+    tokenizer = load_tokenizer(Path(folder))
+    assert tokenizer.chat is not None
+    assert tokenizer.chat.marked is not None
+    assert tokenizer.digest != load_tokenizer(Path(model)).digest
     messages = tuple(
         {"role": ("user", "assistant")[number % 2], "content": content} for number, content in enumerate(["één", "naïve", "b", "ünï"])
     )
     broken = source.Broken("x")
-    by_beginnings = encode_samples([Conversation(messages, 0, (), 1)], tokeniser, TrainOn.ASSISTANT, broken)[0]
+    by_beginnings = encode_samples([Conversation(messages, 0, (), 1)], tokenizer, TrainOn.ASSISTANT, broken)[0]
     learned = [token for token, mask in zip(by_beginnings.ids, by_beginnings.learned, strict=True) if mask]
-    assert tokeniser.decode(learned) == "naïve</s>ünï</s>", tokeniser.decode(learned)
-    text = tokeniser.chat.render(messages, (), False, {})
-    assert [text[start:end] for start, end in tokeniser.chat.marked(messages, (), {})] == ["naïve</s>", "ünï</s>"]
-    counting = dataclasses.replace(tokeniser.chat, render=lambda *arguments: f"{len(arguments[0])}{arguments[2]}" + text[2:])
-    by_marks = encode_samples([Conversation(messages, 0, (), 1)], dataclasses.replace(tokeniser, chat=counting), TrainOn.ASSISTANT, broken)
+    assert tokenizer.decode(learned) == "naïve</s>ünï</s>", tokenizer.decode(learned)
+    text = tokenizer.chat.render(messages, (), False, {})
+    assert [text[start:end] for start, end in tokenizer.chat.marked(messages, (), {})] == ["naïve</s>", "ünï</s>"]
+    counting = dataclasses.replace(tokenizer.chat, render=lambda *arguments: f"{len(arguments[0])}{arguments[2]}" + text[2:])
+    by_marks = encode_samples([Conversation(messages, 0, (), 1)], dataclasses.replace(tokenizer, chat=counting), TrainOn.ASSISTANT, broken)
     assert broken.count == 0, broken.first
     assert len(by_marks) == 1
 
@@ -70,7 +70,7 @@ def several_processes(model: str, folder: str) -> None:
     """Real processes give the tokens of one; also when they are killed meanwhile, and none of them is left."""
     shutil.copytree(model, f"{folder}/model")
     (Path(folder) / "own.jinja").write_text(TEMPLATE.replace("<assistant>", "{{ opening }}"))
-    tokeniser = load_tokeniser(Path(folder) / "model", TemplateChoice(f"{folder}/own.jinja", {"opening": "<assistant>"}))
+    tokenizer = load_tokenizer(Path(folder) / "model", TemplateChoice(f"{folder}/own.jinja", {"opening": "<assistant>"}))
     records = [
         {"messages": [{"role": ("user", "assistant")[turn % 2], "content": f"{number} {turn}"} for turn in range(4)]}
         for number in range(200)
@@ -95,8 +95,8 @@ def several_processes(model: str, folder: str) -> None:
     for case, killing, processes in (("alone", False, 1), ("together", False, 2), ("killed", True, 2)):
         pool.PROCESSES = processes
         told: list[str] = []
-        asked = source.Source(str(path), "digest", False, 1.0, whole_files([path], DataFormat.JSONL).samples)
-        found.append(source.tokens_of(asked, tokeniser, TrainOn.ASSISTANT, Path(folder) / case, told.append).digest(*source.TYPES))
+        asked = source.DataSource(str(path), "digest", False, 1.0, whole_files([path], DataFormat.JSONL).samples)
+        found.append(source.tokens_of(asked, tokenizer, TrainOn.ASSISTANT, Path(folder) / case, told.append).digest(*source.TYPES))
         assert ("goes on alone" in " ".join(told)) == killing, told
         assert len(started) == {"alone": 0, "together": 2, "killed": 4}[case]
         assert all(process._process.returncode is not None for process in started)
@@ -115,21 +115,21 @@ def own_template(model: str, folder: str) -> None:
     )
 
     def learned(choice: TemplateChoice, **fields: Any) -> tuple[str, str]:
-        tokeniser = load_tokeniser(Path(folder) / "model", choice)
+        tokenizer = load_tokenizer(Path(folder) / "model", choice)
         broken = source.Broken("x")
         messages = ({"role": "user", "content": "q"}, {"role": "assistant", "content": "a"})
-        (sample,) = encode_samples([Conversation(messages, 0, (), 1, **fields)], tokeniser, TrainOn.ASSISTANT, broken)
-        return tokeniser.decode(sample.ids), tokeniser.decode(
+        (sample,) = encode_samples([Conversation(messages, 0, (), 1, **fields)], tokenizer, TrainOn.ASSISTANT, broken)
+        return tokenizer.decode(sample.ids), tokenizer.decode(
             [token for token, mask in zip(sample.ids, sample.learned, strict=True) if mask]
         )
 
     choice = TemplateChoice(str(own), {"mark": "M"})
     assert learned(choice) == ("<s><M2025user>q<M2025assistant>a</s>", "a</s>"), learned(choice)
     assert learned(choice, options={"mark": "N"})[0] == "<s><N2025user>q<N2025assistant>a</s>"
-    digests = {load_tokeniser(Path(folder) / "model", one).digest for one in (choice, TemplateChoice(str(own)), TemplateChoice())}
+    digests = {load_tokenizer(Path(folder) / "model", one).digest for one in (choice, TemplateChoice(str(own)), TemplateChoice())}
     assert len(digests) == 3
     own.write_text(own.read_text() + " ")
-    assert load_tokeniser(Path(folder) / "model", choice).digest not in digests
+    assert load_tokenizer(Path(folder) / "model", choice).digest not in digests
     for content, problem in (
         ("a\n{% if %}", ":2 is no Jinja template: "),
         (" \n", " is empty; it must be"),
@@ -140,7 +140,7 @@ def own_template(model: str, folder: str) -> None:
         if content is not None:
             own.write_bytes(content if isinstance(content, bytes) else content.encode())
         try:
-            load_tokeniser(Path(folder) / "model", choice)
+            load_tokenizer(Path(folder) / "model", choice)
         except ConfigError as error:
             assert str(error).startswith(f"training.data.chatTemplate {own}{problem}"), error
         else:
@@ -149,8 +149,8 @@ def own_template(model: str, folder: str) -> None:
 
 def rows_of_the_embedding(model: str, folder: str) -> int:
     """Train with a model whose config.json tells of fewer rows than the tokenizer has tokens."""
-    tokeniser = load_tokeniser(Path(model))
-    assert tokeniser.vocabulary == 258
+    tokenizer = load_tokenizer(Path(model))
+    assert tokenizer.vocabulary == 258
     shutil.copytree(model, folder)
     path = Path(folder) / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "vocab_size": 60}))
@@ -409,7 +409,7 @@ def prepared_once(folder: str, data: str, model: str) -> None:
     """Four ranks on two nodes: who tokenises, what happens with volumes that differ, and that all ranks hear the same."""
     ranks = engine_ranks.join(rank_environment())
     config = read_run(Path(os.environ["LOCKSTEP_RUN"]))
-    tokeniser = load_tokeniser(Path(model))
+    tokenizer = load_tokenizer(Path(model))
     real = source.write_tokens
 
     def load(case: str, run_dir: Path, path: Path) -> tuple[Dataset | None, str]:
@@ -421,7 +421,7 @@ def prepared_once(folder: str, data: str, model: str) -> None:
         training = dataclasses.replace(config.training, data=dataclasses.replace(config.training.data, path=str(path)))
         mine = dataclasses.replace(ranks, store=PrefixStore(case, ranks.store))
         try:
-            return datasets.load_dataset(dataclasses.replace(config, run_dir=run_dir, training=training), tokeniser, mine, print), ""
+            return datasets.load_dataset(dataclasses.replace(config, run_dir=run_dir, training=training), tokenizer, mine, print), ""
         except ConfigError as error:
             return None, str(error)
 

@@ -22,7 +22,7 @@ from lockstep_train.base.runfile import read_run
 from lockstep_train.base.stop import StopSignal
 from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.data.sequences.batches import Batch
-from lockstep_train.data.tokens.tokenize import IGNORED
+from lockstep_train.data.tokens.encode import IGNORED
 from lockstep_train.engine import tiles
 from lockstep_train.engine.build import prepare_deepspeed
 from lockstep_train.engine.loss import TokenLoss, tile_head, whole_loss
@@ -251,7 +251,7 @@ def evaluate_subsets(counts: list[int], output: str) -> None:
     """The evaluation loss of the first so many training samples."""
     run = assembled()
     with CountCollectives() as collectives:
-        found = [evaluate(run.engine, run.loss, run.dataset.training[:count], 2, run.tokeniser.pad, run.ranks) for count in counts]
+        found = [evaluate(run.engine, run.loss, run.dataset.training[:count], 2, run.tokenizer.pad, run.ranks) for count in counts]
     if run.config.training.zero_stage is not ZeroStage.STAGE3:
         assert collectives.seen == ["c10d.allreduce_.default"] * len(counts), collectives.seen
     if run.ranks.first:

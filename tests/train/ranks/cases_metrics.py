@@ -14,7 +14,7 @@ from typing import Any
 from lockstep_train import __main__ as trainer
 from lockstep_train.engine import step as engine_step
 from lockstep_train.report import reporter
-from lockstep_train.report.sinks.sink import Point, Sink
+from lockstep_train.report.sinks.sink import MetricsSink, Point
 
 
 def train_against_server(answer: str, document: str) -> int:
@@ -53,14 +53,14 @@ def train_against_server(answer: str, document: str) -> int:
 
 def die_after(step: int) -> int:
     """Train, and be killed while the step after `step` is computed, when all that was measured until then has arrived everywhere."""
-    real, deliver, put = engine_step.seed_micro_batch, Sink._deliver, Sink.put
+    real, deliver, put = engine_step.seed_micro_batch, MetricsSink._deliver, MetricsSink.put
     counts = {"put": 0, "delivered": 0}
 
-    def counted_put(sink: Sink, point: Point) -> None:
+    def counted_put(sink: MetricsSink, point: Point) -> None:
         counts["put"] += 1
         put(sink, point)
 
-    def counted_deliver(sink: Sink, batch: list[Point]) -> bool:
+    def counted_deliver(sink: MetricsSink, batch: list[Point]) -> bool:
         arrived = deliver(sink, batch)
         counts["delivered"] += len(batch)
         return arrived
@@ -72,7 +72,7 @@ def die_after(step: int) -> int:
             os.kill(os.getpid(), signal.SIGKILL)
         real(seed, at, micro, on)
 
-    engine_step.seed_micro_batch, Sink._deliver, Sink.put = seed, counted_deliver, counted_put
+    engine_step.seed_micro_batch, MetricsSink._deliver, MetricsSink.put = seed, counted_deliver, counted_put
     return trainer.main([])
 
 

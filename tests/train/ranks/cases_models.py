@@ -22,7 +22,7 @@ from lockstep_train.base.limits import UNWATCHED
 from lockstep_train.base.runfile import parse_training
 from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.data.sequences.batches import Batch
-from lockstep_train.data.tokens.tokenize import IGNORED
+from lockstep_train.data.tokens.encode import IGNORED
 from lockstep_train.engine.build import start_model
 from lockstep_train.engine.clock import Clock
 from lockstep_train.engine.experts import count_experts

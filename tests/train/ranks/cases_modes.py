@@ -17,8 +17,8 @@ from lockstep_train.base import ranks as engine_ranks
 from lockstep_train.base.environment import rank_environment
 from lockstep_train.checkpoint.format.identity import Identity
 from lockstep_train.checkpoint.format.kinds import FULL, LITE, WEIGHTS, kinds_of
-from lockstep_train.checkpoint.format.load import ShardReader, direct
 from lockstep_train.checkpoint.format.manifest import Manifest, ShardRecord, decode, shapes
+from lockstep_train.checkpoint.format.shards import ShardReader, direct
 from lockstep_train.checkpoint.save.replicas import local_only
 from lockstep_train.checkpoint.save.save import Job, Saved, Saver
 from lockstep_train.checkpoint.save.upkeep import Upkeep

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from lockstep_train.base import ranks as engine_ranks
 from lockstep_train.base.environment import rank_environment
 from lockstep_train.checkpoint.zero import zero_access
-from lockstep_train.data.tokens.tokenize import IGNORED
+from lockstep_train.data.tokens.encode import IGNORED
 from lockstep_train.model.load import quiet_transformers
 
 OPTIMIZATION = {"weightDecay": "0.5", "beta1": "0.7", "beta2": "0.9", "epsilon": "0.01"}

@@ -14,8 +14,8 @@ from rank_cases import assembled
 from lockstep_train import __main__ as trainer
 from lockstep_train import steps
 from lockstep_train.base import ranks as engine_ranks
-from lockstep_train.checkpoint.format.load import ShardReader
 from lockstep_train.checkpoint.format.manifest import decode
+from lockstep_train.checkpoint.format.shards import ShardReader
 from lockstep_train.checkpoint.zero import zero_access
 
 

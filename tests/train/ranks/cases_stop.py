@@ -63,7 +63,7 @@ def die(step: int) -> int:
 
 def terminate_while_loading(rank: int) -> int:
     """One rank is asked to stop while its data is read, which takes very long; the others wait for it."""
-    real = assembling.load_tokeniser
+    real = assembling.load_tokenizer
 
     def slow(*arguments: Any) -> Any:
         if os.environ[RANK] == str(rank):
@@ -71,7 +71,7 @@ def terminate_while_loading(rank: int) -> int:
             time.sleep(600)
         return real(*arguments)
 
-    assembling.load_tokeniser = slow
+    assembling.load_tokenizer = slow
     return trainer.main([])
 
 

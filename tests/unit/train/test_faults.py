@@ -34,7 +34,7 @@ from lockstep_train.checkpoint.format.manifest import ShardRecord
 from lockstep_train.data import dataset
 from lockstep_train.data.dataset import content_digest
 from lockstep_train.data.read import tables
-from lockstep_train.data.read.read import Broken, read_lines
+from lockstep_train.data.read.text_files import Broken, read_lines
 from lockstep_train.data.tokens import tokenizer
 from lockstep_train.model import fetched as model_share
 from lockstep_train.model import load
@@ -328,7 +328,7 @@ def test_loading_a_model_tells_a_fault_from_a_wrong_folder(
     assert failed.value.__cause__ is error
     if not isinstance(error, RuntimeError):
         with pytest.raises(TrainerError) as failed:
-            tokenizer.load_tokeniser(tmp_path)
+            tokenizer.load_tokenizer(tmp_path)
         assert type(failed.value) is kind
 
 
@@ -364,7 +364,7 @@ def test_a_tokenizer_s_file_without_a_tokenizer_is_refused(tmp_path: Path, conte
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(ConfigError, match=r"holds no tokenizer that transformers can load: \S"):
-        tokenizer.load_tokeniser(tmp_path)
+        tokenizer.load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize(

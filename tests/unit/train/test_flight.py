@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lockstep_train.watch.flight import _records, switch_on, write_record
+from lockstep_train.watch.flight import _records, switch_on, write_flight_record
 
 NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_TEMP_FILE")
 RECORD = b'{"entries":[{"profiling_name":"nccl2:all_reduce"}],"version":"2.10"}'
@@ -52,7 +52,7 @@ def test_a_rank_on_a_gpu_writes_the_record_of_the_backend_that_ran(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, functions: dict[str, object]
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch_with(**functions))  # type: ignore[arg-type]  # stands for it
-    write_record(tmp_path / "nccl.json")
+    write_flight_record(tmp_path / "nccl.json")
     assert (tmp_path / "nccl.json").read_bytes() == RECORD
 
 
@@ -68,5 +68,5 @@ def test_where_there_is_no_record_no_file_is_written(
 ) -> None:
     """Before torch was imported, on a CPU, and in a torch that was built without NCCL."""
     monkeypatch.setitem(sys.modules, "torch", torch)  # type: ignore[arg-type]  # stands for it
-    write_record(tmp_path / "nccl.json")
+    write_flight_record(tmp_path / "nccl.json")
     assert list(tmp_path.iterdir()) == []

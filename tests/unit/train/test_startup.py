@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep_train.base.imports import hidden
+from lockstep_train.base.imports import hidden_packages
 from lockstep_train.base.startup import StartUp, process_start, startup_line
 from support.checkout import ROOT
 
@@ -32,7 +32,7 @@ def test_the_start_of_a_process_is_read_behind_a_name_with_spaces_and_parenthese
 
 def test_a_hidden_package_is_not_there_for_who_looks_and_is_there_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
-    with hidden("colorsys"):
+    with hidden_packages("colorsys"):
         assert "colorsys" in sys.modules
         assert sys.modules["colorsys"] is None
     assert "colorsys" not in sys.modules

@@ -101,6 +101,8 @@ _HOST_MEMORY = re.compile(
 """The host's memory, which a plan for the device's says nothing of."""
 
 
+_NOT_JOINED = ("Timed out waiting", "NCCL operation timed out", "collective operation timed out", "collective operation timeout")
+"""Words of gloo and of both NCCL backends for a collective that some rank didn't join."""
 TRIED_AGAIN = "this may pass, and the next attempt tries it again"
 
 
@@ -238,10 +240,6 @@ def tell(error: TrainerError | OSError) -> int:
     reason = error.strerror or error
     print(f"lockstep: {where}{reason}; see that the folders can be read and written to, and that the volume has room", file=sys.stderr)
     return FAILED
-
-
-_NOT_JOINED = ("Timed out waiting", "NCCL operation timed out", "collective operation timed out", "collective operation timeout")
-"""Words of gloo and of both NCCL backends for a collective that some rank didn't join."""
 
 
 def exit_code_of(error: BaseException) -> int:

@@ -15,7 +15,7 @@ from lockstep_train.base.config import TrainingConfig
 
 
 @contextlib.contextmanager
-def hidden(*names: str) -> Iterator[None]:
+def hidden_packages(*names: str) -> Iterator[None]:
     """Packages that can't be found meanwhile, unless they are imported already: for importers that take them only where they are there."""
     absent = [name for name in names if name not in sys.modules]
     for name in absent:
@@ -47,7 +47,7 @@ def import_method(training: TrainingConfig) -> None:
 
 def import_peft() -> Any:
     """peft without bitsandbytes, which it imports where it is there, though only packed weights need it; with them it is imported already."""
-    with hidden("bitsandbytes"):
+    with hidden_packages("bitsandbytes"):
         peft = importlib.import_module("peft")
         available = importlib.import_module("peft.import_utils")
         available.is_bnb_available()  # both remember their first answer: peft asks again when it wraps a layer
@@ -63,13 +63,13 @@ def import_bitsandbytes() -> Any:
     import torch
 
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # it would advise to install `kernels`
-    with replaced(torch, "compile", uncompiled), hidden("kernels"):
+    with replaced(torch, "compile", uncompiled), hidden_packages("kernels"):
         return importlib.import_module("bitsandbytes")
 
 
 def import_deepspeed() -> Any:
     """DeepSpeed without mlflow, which its auto-tuner imports where it is there."""
-    with hidden("mlflow"):
+    with hidden_packages("mlflow"):
         return importlib.import_module("deepspeed")
 
 

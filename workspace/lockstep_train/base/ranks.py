@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -28,6 +29,8 @@ from lockstep_train.base.errors import (
 COLLECTIVE_TIMEOUT_SECONDS = 600
 PATIENCE = timedelta(seconds=30)
 """Of one question to the store, in a wait that has no end of its own."""
+REFUSED_PATIENCE = timedelta(seconds=10)
+"""Wait of rank 0 for the others to have met the same refusal."""
 BACKLOG = 2048
 """Connections that wait to be taken, as TCPStore has it: all ranks come at once."""
 
@@ -206,3 +209,16 @@ def leave(all_arrived: Callable[[], None] = lambda: None) -> None:
     dist.barrier()
     all_arrived()
     dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def refused_together(ranks: Ranks, key: str) -> Iterator[None]:
+    """Around what raises a TrainerError on every rank alike. Rank 0 has the store: it goes last, when the others have read from it."""
+    try:
+        yield
+    except TrainerError:
+        with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
+            ranks.store.set(f"{key}/refused/{ranks.rank}", "1")
+            if ranks.first:
+                ranks.store.wait([f"{key}/refused/{rank}" for rank in range(ranks.world_size)], REFUSED_PATIENCE)
+        raise

@@ -22,8 +22,7 @@ from lockstep_train.base import limits
 from lockstep_train.base.durable import make_directory
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.limits import Watch
-from lockstep_train.base.ranks import Ranks
-from lockstep_train.base.together import refused_together
+from lockstep_train.base.ranks import Ranks, refused_together
 
 SHARED_SECONDS = 30.0
 """Network file systems show a new name late, when they have cached that it isn't there."""
@@ -33,7 +32,7 @@ PATIENCE = timedelta(seconds=30)
 """Wait for the builders between two looks at how far they are."""
 MARK = ".volume-"
 
-Outcome = dict[str, Any]
+BuildOutcome = dict[str, Any]
 """What a builder has made, or why it couldn't, as JSON."""
 
 
@@ -125,8 +124,8 @@ class BuildProgress:
 
 
 def once_per_volume(
-    ranks: Ranks, folder: Path, topic: str, progress: BuildProgress, build: Callable[[], Outcome]
-) -> tuple[dict[int, Outcome], Outcome]:
+    ranks: Ranks, folder: Path, topic: str, progress: BuildProgress, build: Callable[[], BuildOutcome]
+) -> tuple[dict[int, BuildOutcome], BuildOutcome]:
     """Run `build` on the first rank of the lowest node of each volume while all others wait; builder's node → outcome, and that of this volume.
 
     The ranks talk through the store, not by collectives, so nobody waits inside one for what may be hours. A builder that dies ends all
@@ -140,7 +139,7 @@ def once_per_volume(
     return outcomes, outcomes[builder_of[ranks.node]]
 
 
-def _await_outcomes(ranks: Ranks, builders: Sequence[int], topic: str, progress: BuildProgress) -> dict[int, Outcome]:
+def _await_outcomes(ranks: Ranks, builders: Sequence[int], topic: str, progress: BuildProgress) -> dict[int, BuildOutcome]:
     keys = [f"{topic}/made/{builder}" for builder in builders]
     while True:
         progress.follow(builders)

@@ -12,7 +12,7 @@ from lockstep_train.checkpoint.format.chain import candidates
 from lockstep_train.checkpoint.format.layout import CHAIN, MANIFEST, CommitName, parse_commit
 from lockstep_train.checkpoint.format.manifest import Manifest, ShardRecord, decode, shapes
 from lockstep_train.checkpoint.format.readers import reading
-from lockstep_train.checkpoint.format.volume import View, merge_views, read_view, shard_problem, size_problem
+from lockstep_train.checkpoint.format.volume import VolumeView, merge_views, read_view, shard_problem, size_problem
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Collection:
     """The commits of one run, over all the folders that were given."""
 
     checkpoints: tuple[Path, ...]
-    view: View
+    view: VolumeView
     named: tuple[Path, ...] = ()
     """The folders of one commit, where those were given."""
 
@@ -103,7 +103,7 @@ def collect(paths: Sequence[Path]) -> Collection:
             raise ConfigError(
                 f"{', '.join(map(str, paths))} are not folders of one commit; give its folder on each volume, or the runs' folders"
             )
-        return Collection((), View([], [], []), tuple(named))
+        return Collection((), VolumeView([], [], []), tuple(named))
     checkpoints = tuple(path / "checkpoints" if (path / "checkpoints").is_dir() else path for path in paths)
     absent = [path for path in checkpoints if not path.is_dir()]
     if absent:

@@ -10,19 +10,18 @@ from typing import Any
 
 from lockstep_train.base.durable import write_durably
 from lockstep_train.base.errors import ConfigError, refusal
-from lockstep_train.base.ranks import Ranks
-from lockstep_train.base.together import refused_together
+from lockstep_train.base.ranks import Ranks, refused_together
 from lockstep_train.checkpoint.format.chain import Claim, Record, candidates, follows_chain, next_attempt
 from lockstep_train.checkpoint.format.identity import Identity
 from lockstep_train.checkpoint.format.layout import CHAIN, MANIFEST, record_file
-from lockstep_train.checkpoint.format.load import ShardReader, direct, exchanged
 from lockstep_train.checkpoint.format.manifest import Manifest, decode, encode, shapes
 from lockstep_train.checkpoint.format.readers import reading
+from lockstep_train.checkpoint.format.shards import ShardReader, direct, exchanged
 from lockstep_train.checkpoint.format.views import behind_view
 from lockstep_train.checkpoint.format.volume import (
     MISSING,
-    View,
-    list_commits,
+    VolumeView,
+    commit_names,
     merge_views,
     read_records,
     read_view,
@@ -37,7 +36,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Source:
+class VerifiedCommit:
     """A verified commit."""
 
     folder: Path
@@ -58,8 +57,8 @@ class Start:
     """How this attempt begins: its number in the folder, and the commit, or None for step 0."""
 
     attempt: int
-    source: Source | None
-    view: View
+    source: VerifiedCommit | None
+    view: VolumeView
     """What was on any of the volumes."""
 
 
@@ -112,13 +111,13 @@ def record_start(ranks: Ranks, checkpoints: Path, start: Start, claim: Claim) ->
     ranks.publish("start/go", True)
 
 
-def _start_name(source: Source | None, checkpoints: Path) -> str | None:
+def _start_name(source: VerifiedCommit | None, checkpoints: Path) -> str | None:
     if source is None:
         return None
     return source.folder.name if _is_own(source, checkpoints) else str(source.folder)
 
 
-def _is_own(source: Source, checkpoints: Path) -> bool:
+def _is_own(source: VerifiedCommit, checkpoints: Path) -> bool:
     """A commit of this folder, however the path to it was spelled."""
     return source.folder.parent.resolve() == checkpoints.resolve()
 
@@ -134,14 +133,14 @@ def refuse_another(manifest: Manifest, mine: Identity, folder: Path) -> None:
         )
 
 
-def _merged_view(ranks: Ranks, checkpoints: Path, say: Say) -> View:
+def _merged_view(ranks: Ranks, checkpoints: Path, say: Say) -> VolumeView:
     """What is on any node's volume, the same on every rank. What is damaged everywhere is named through `say`."""
-    mine = View([], [], [])
+    mine = VolumeView([], [], [])
     if ranks.first_of_node:
         mine = read_view(checkpoints)
     views = ranks.gather("start/view", mine.to_json())
-    merged: Any = merge_views([View.from_json(view) for view in views]).to_json() if views is not None else None
-    view = View.from_json(ranks.publish("start/merged", merged))
+    merged: Any = merge_views([VolumeView.from_json(view) for view in views]).to_json() if views is not None else None
+    view = VolumeView.from_json(ranks.publish("start/merged", merged))
     for problem in view.unreadable.values():  # to leave its commits out would start the run from an older one, or anew
         raise refusal(problem, problem)
     for attempt in view.damaged:
@@ -166,11 +165,11 @@ def _explicit(path: Path) -> Iterator[Path]:
         yield path
         return
     for folder in (path, path / "checkpoints"):
-        for name in candidates(list_commits(folder), read_records(folder)):
+        for name in candidates(commit_names(folder), read_records(folder)):
             yield folder / str(name)
 
 
-def _first_whole(ranks: Ranks, folders: list[Path], say: Say, shared: Path | None) -> tuple[Source | None, str]:
+def _first_whole(ranks: Ranks, folders: list[Path], say: Say, shared: Path | None) -> tuple[VerifiedCommit | None, str]:
     """And what was wrong with those before it. `shared`: a folder that all nodes see. Of one that somebody named elsewhere nobody knows that."""
     problems: list[str] = []
     for number, folder in enumerate(folders):
@@ -182,7 +181,7 @@ def _first_whole(ranks: Ranks, folders: list[Path], say: Say, shared: Path | Non
     return None, "; ".join(problems)
 
 
-def _verified(ranks: Ranks, folder: Path, key: str, *, shared: bool) -> tuple[Source | None, str | None]:
+def _verified(ranks: Ranks, folder: Path, key: str, *, shared: bool) -> tuple[VerifiedCommit | None, str | None]:
     """Check manifest and shards. The same answer on every rank.
 
     The ranks of a node share the reading, or all ranks do where all nodes see the same files. If one of them then meets anything wrong,
@@ -196,7 +195,7 @@ def _verified(ranks: Ranks, folder: Path, key: str, *, shared: bool) -> tuple[So
         found = _verdict_of_all(answers, len(manifest.shards)) if answers is not None else None
         found = ranks.publish(f"{key}/verdict-once", found)
         if found["problem"] is None:
-            return Source(folder, manifest, found["holders"], found["nodes"]), None
+            return VerifiedCommit(folder, manifest, found["holders"], found["nodes"]), None
     share = range(ranks.local_rank, len(manifest.shards), ranks.local_world_size)
     mine = {str(index): shard_problem(folder, manifest.shards[index]) for index in share}
     answers = ranks.gather(f"{key}/verified", {"node": ranks.node, "shards": mine})
@@ -204,7 +203,7 @@ def _verified(ranks: Ranks, folder: Path, key: str, *, shared: bool) -> tuple[So
     verdict = ranks.publish(f"{key}/verdict", verdict)
     if verdict["problem"] is not None:
         return None, verdict["problem"]
-    return Source(folder, manifest, verdict["holders"], verdict["nodes"]), None
+    return VerifiedCommit(folder, manifest, verdict["holders"], verdict["nodes"]), None
 
 
 def _read_once(ranks: Ranks, folder: Path, manifest: Manifest) -> dict[str, Any]:
@@ -260,7 +259,7 @@ def _read_manifest(path: Path) -> tuple[str | None, str | None]:
     return text, None
 
 
-def _heal(checkpoints: Path, source: Source | None) -> None:
+def _heal(checkpoints: Path, source: VerifiedCommit | None) -> None:
     """Write the manifest of the start where this volume has shards of it, but no whole manifest."""
     if source is not None and _is_own(source, checkpoints) and source.folder.is_dir():
         text, _ = _read_manifest(source.folder / MANIFEST)
@@ -268,7 +267,7 @@ def _heal(checkpoints: Path, source: Source | None) -> None:
             write_durably(source.folder / MANIFEST, encode(source.manifest))
 
 
-def restore_commit(engine: Any, source: Source, ranks: Ranks, say: Callable[[str], None]) -> None:
+def restore_commit(engine: Any, source: VerifiedCommit, ranks: Ranks, say: Callable[[str], None]) -> None:
     """Load it. A collective where a node's volume lacks a shard. The commit is held meanwhile: it may be one of a running job."""
     manifest = source.manifest
     reader = ShardReader(source.folder, manifest)

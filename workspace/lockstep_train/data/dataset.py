@@ -15,21 +15,20 @@ from lockstep_train.base.cache import cache_folder, file_hash, stamp
 from lockstep_train.base.config import DataConfig, EvaluationConfig, RunConfig, SourceConfig, TrainingConfig
 from lockstep_train.base.errors import ConfigError, Problem, TrainerError, gravest, problem_of, refusal
 from lockstep_train.base.limits import UNWATCHED, Watch
-from lockstep_train.base.ranks import Ranks
-from lockstep_train.base.together import refused_together
+from lockstep_train.base.ranks import Ranks, refused_together
 from lockstep_train.base.volumes import BuildProgress, once_per_volume
 from lockstep_train.data.arrays import open_arrays, whole_arrays
 from lockstep_train.data.read.commits import Asked, agreed_commits, at_commits, remember_commits
 from lockstep_train.data.read.files import DataFiles, is_several, local_files
 from lockstep_train.data.read.hub import hub_dataset
-from lockstep_train.data.read.read import Broken
 from lockstep_train.data.read.records import AnySample
 from lockstep_train.data.read.remote import remote_name
+from lockstep_train.data.read.text_files import Broken
 from lockstep_train.data.sequences.divide import Rule, divide
 from lockstep_train.data.sequences.sequences import CONTENT as PLAN_CONTENT
 from lockstep_train.data.sequences.sequences import Sequences, write_sequences
-from lockstep_train.data.tokens.source import CONTENT, Say, Source, named, token_key, tokens_of
-from lockstep_train.data.tokens.tokenize import Tokeniser
+from lockstep_train.data.tokens.source import CONTENT, DataSource, Say, named, token_key, tokens_of
+from lockstep_train.data.tokens.tokenizer import Tokenizer
 from lockstep_train.data.tokens.turns import TemplateChoice
 
 VERSION = 1
@@ -114,11 +113,11 @@ def content_digest(path: Path, cache: Path) -> str:
         raise refusal(f"the data {path} can't be read: {error.strerror}", error) from error
 
 
-def resolve_source(source: SourceConfig, cache: Path, say: Say, digest: Digest = content_digest) -> Source:
+def resolve_source(source: SourceConfig, cache: Path, say: Say, digest: Digest = content_digest) -> DataSource:
     """Raises ConfigError when it isn't there, or no format is stated and its own is none that can be read."""
     if source.path is None or remote_name(source) is not None:
         dataset = hub_dataset(source, cache, say)
-        return Source(dataset.title, dataset.digest, dataset.files.plain_text, source.weight, dataset.files.samples, dataset.pinned)
+        return DataSource(dataset.title, dataset.digest, dataset.files.plain_text, source.weight, dataset.files.samples, dataset.pinned)
     files = local_files(source, say)
     before = _stamps(files)
     content = files.digest(lambda path: digest(path, cache))
@@ -130,7 +129,7 @@ def resolve_source(source: SourceConfig, cache: Path, say: Say, digest: Digest =
                 f"the data {source.path} changed while they were read; once nothing writes there any more, the next attempt reads them again"
             )
 
-    return Source(source.path, content, files.plain_text, source.weight, samples, source.path)
+    return DataSource(source.path, content, files.plain_text, source.weight, samples, source.path)
 
 
 def _stamps(files: DataFiles) -> list[list[int]]:
@@ -161,11 +160,11 @@ def refuse_unreadable(field: str, path: str | None) -> None:
         raise refusal(f"{field} {path} can't be read: {error.strerror}; every node must see the file there", error) from error
 
 
-def prepare(data: DataConfig, evaluation: EvaluationConfig | None, tokeniser: Tokeniser, cache: Path, say: Say) -> Prepared:
+def prepare(data: DataConfig, evaluation: EvaluationConfig | None, tokenizer: Tokenizer, cache: Path, say: Say) -> Prepared:
     """Make on this volume whatever isn't there yet, and check what is. Raises ConfigError."""
-    if data.max_length <= len(tokeniser.begin):
+    if data.max_length <= len(tokenizer.begin):
         raise ConfigError(
-            f"training.data.maxLength = {data.max_length} leaves no room for text after the {len(tokeniser.begin)} tokens this model expects before it"
+            f"training.data.maxLength = {data.max_length} leaves no room for text after the {len(tokenizer.begin)} tokens this model expects before it"
         )
     configs = list(sources_of(data))
     fields = [f"training.data.sources[{index}].path" for index in range(len(configs))] if data.sources else ["training.data.path"]
@@ -176,9 +175,9 @@ def prepare(data: DataConfig, evaluation: EvaluationConfig | None, tokeniser: To
     for setting, config in zip(fields, configs, strict=True):
         refuse_unreadable(setting, config.path)
     sources = [resolve_source(config, cache, say) for config in configs]
-    tokens = [tokens_of(source, tokeniser, data.train_on, cache / "tokens", say, data.on_broken) for source in sources]
-    rule = Rule(data.max_length, data.overlong, data.packing, len(tokeniser.begin), evaluation)
-    described = [[source.name, token_key(source, tokeniser, data.train_on, data.on_broken), source.weight] for source in sources]
+    tokens = [tokens_of(source, tokenizer, data.train_on, cache / "tokens", say, data.on_broken) for source in sources]
+    rule = Rule(data.max_length, data.overlong, data.packing, len(tokenizer.begin), evaluation)
+    described = [[source.name, token_key(source, tokenizer, data.train_on, data.on_broken), source.weight] for source in sources]
     facts = [VERSION, described, _plain(rule)]
     plan = cache / "plans" / hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
     if not _whole(plan, say):
@@ -222,23 +221,23 @@ def packing_note(facts: dict[str, Any], data: DataConfig) -> list[str]:
     return [f"Packed {facts['documents']:,} documents into {facts['sequences']:,} sequences of {data.max_length} tokens, {share:.1%} full"]
 
 
-def open_dataset(prepared: Prepared, tokeniser: Tokeniser) -> Dataset:
+def open_dataset(prepared: Prepared, tokenizer: Tokenizer) -> Dataset:
     """Map what `prepare` made, on any rank of the volume."""
     tokens = [open_arrays(Path(folder), verify=False) for folder in prepared.tokens]
     plan = Path(prepared.plan)
     training, evaluation = (
-        Sequences(open_arrays(plan / part, verify=False), tokens, prepared.names, tokeniser.begin) for part in (TRAINING, EVALUATION)
+        Sequences(open_arrays(plan / part, verify=False), tokens, prepared.names, tokenizer.begin) for part in (TRAINING, EVALUATION)
     )
-    largest = max(*(found.facts["largest"] for found in tokens), *tokeniser.begin, 0)
+    largest = max(*(found.facts["largest"] for found in tokens), *tokenizer.begin, 0)
     return Dataset(training, evaluation, prepared.digest, prepared.notes, prepared.files, largest)
 
 
-def refuse_unknown_tokens(dataset: Dataset, tokeniser: Tokeniser) -> None:
+def refuse_unknown_tokens(dataset: Dataset, tokenizer: Tokenizer) -> None:
     """Raises ConfigError where the model's embedding has no row for a token: that would end a rank inside a kernel, with no word of why."""
-    largest, size = dataset.largest_id, tokeniser.vocabulary
+    largest, size = dataset.largest_id, tokenizer.vocabulary
     if size is not None and largest >= size:
         raise ConfigError(
-            f"the tokenizer gives the token {largest} ({tokeniser.decode([largest])!r}), but the model has only those below {size} (vocab_size of its "
+            f"the tokenizer gives the token {largest} ({tokenizer.decode([largest])!r}), but the model has only those below {size} (vocab_size of its "
             "config.json); take the tokenizer that belongs to the model, or save the model with its embeddings resized for this one"
         )
 
@@ -253,16 +252,16 @@ def from_json(value: dict[str, Any]) -> Prepared:
     )
 
 
-def load_dataset(config: RunConfig, tokeniser: Tokeniser, ranks: Ranks, say: Say, watch: Watch = UNWATCHED) -> Dataset:
+def load_dataset(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, say: Say, watch: Watch = UNWATCHED) -> Dataset:
     """The same dataset on every rank. Raises, on all of them alike, ConfigError when it can't be used or differs between volumes, and
     TrainerError for a fault that may pass."""
     with refused_together(ranks, "data"):
-        dataset = _loaded(config, tokeniser, ranks, say, watch)
-        refuse_unknown_tokens(dataset, tokeniser)
+        dataset = _loaded(config, tokenizer, ranks, say, watch)
+        refuse_unknown_tokens(dataset, tokenizer)
     return dataset
 
 
-def _loaded(config: RunConfig, tokeniser: Tokeniser, ranks: Ranks, say: Say, watch: Watch) -> Dataset:
+def _loaded(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, say: Say, watch: Watch) -> Dataset:
     cache = cache_folder(config.run_dir)
     commits = agreed_commits(config, ranks, cache, say)
     progress = BuildProgress(ranks, watch)
@@ -271,19 +270,19 @@ def _loaded(config: RunConfig, tokeniser: Tokeniser, ranks: Ranks, say: Say, wat
         say(line)
         progress.report(line)
 
-    outcomes, own = once_per_volume(ranks, cache, "data", progress, lambda: attempt(config, commits, tokeniser, cache, tell))
+    outcomes, own = once_per_volume(ranks, cache, "data", progress, lambda: attempt(config, commits, tokenizer, cache, tell))
     problem = first_problem(outcomes)
     if problem is not None:
         raise problem.error()
-    return open_dataset(from_json(own["prepared"]), tokeniser)
+    return open_dataset(from_json(own["prepared"]), tokenizer)
 
 
-def attempt(config: RunConfig, commits: Mapping[Asked, str], tokeniser: Tokeniser, cache: Path, say: Say) -> dict[str, Any]:
+def attempt(config: RunConfig, commits: Mapping[Asked, str], tokenizer: Tokenizer, cache: Path, say: Say) -> dict[str, Any]:
     """What was prepared, or why it can't be."""
     training = at_commits(config, commits).training
     try:
         remember_commits(commits, config.run_dir, cache)
-        return {"prepared": to_json(prepare(training.data, training.evaluation, tokeniser, cache, say))}
+        return {"prepared": to_json(prepare(training.data, training.evaluation, tokenizer, cache, say))}
     except TrainerError as error:
         return {"problem": problem_of(error)}
     except OSError as error:

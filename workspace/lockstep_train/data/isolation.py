@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from lockstep_train.base.errors import ConfigError, may_pass
 from lockstep_train.data.sequences.batches import collate
-from lockstep_train.data.tokens.tokenize import IGNORED, Example
+from lockstep_train.data.tokens.encode import IGNORED, Example
 
 DOCUMENT_TOKENS = 24
 LARGEST_SHARE, LARGEST_SHARE_HALF = 1e-3, 2e-2

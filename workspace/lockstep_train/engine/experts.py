@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from lockstep_train.data.sequences.batches import Batch
-from lockstep_train.data.tokens.tokenize import IGNORED
+from lockstep_train.data.tokens.encode import IGNORED
 
 ROUTER_CLASSES = ("TopkRouter", "TopKRouter")
 DIGITS = 6

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from lockstep_train.data.sequences.batches import Batch
-from lockstep_train.data.tokens.tokenize import IGNORED
+from lockstep_train.data.tokens.encode import IGNORED
 from lockstep_train.engine.balance import Balance
 from lockstep_train.engine.tiles import AttachLoss, Gradients, Layer, TrainedLoss, tiled_loss
 from lockstep_train.model.logits import ends_with_layer

@@ -46,7 +46,7 @@ _VALID: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def refuse_unusable(raw: Mapping[str, Any], stage: ZeroStage) -> None:
+def refuse_unusable_values(raw: Mapping[str, Any], stage: ZeroStage) -> None:
     """Raises ConfigError naming the first raw setting that DeepSpeed would fail on, and what is valid."""
     for key, value in raw.items():
         usable, valid = _VALID.get(key, (None, ""))

@@ -13,7 +13,7 @@ from lockstep_spec.shape import ModelShape
 from lockstep_train.base.config import TrainingConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.engine.idle_settings import STAGE3, refuse_idle
-from lockstep_train.engine.raw_values import refuse_unusable
+from lockstep_train.engine.raw_values import refuse_unusable_values
 
 OWNED = {
     "train_batch_size": "training.optimization.globalBatchSize",
@@ -108,7 +108,7 @@ def refuse_contradictions(raw: Mapping[str, Any], training: TrainingConfig) -> N
     for path in _paths(raw):
         if path in OWNED:
             raise ConfigError(f"training.deepspeed.{path} contradicts {OWNED[path]}, which decides it; set that one instead")
-    refuse_unusable(raw, training.zero_stage)
+    refuse_unusable_values(raw, training.zero_stage)
     _refuse_data_types(raw.get("data_types", {}), training.precision)
     if "fp16" in raw and training.precision is not Precision.FP16:
         raise ConfigError(f"training.deepspeed.fp16 is only read with training.precision FP16, which is {training.precision.value}")

@@ -53,7 +53,7 @@ class Saving(Protocol):
         """Returns when masters and moments may change."""
 
 
-class Progress(Protocol):
+class StepProgress(Protocol):
     """Who watches that a step goes on."""
 
     def at(self, place: str) -> None: ...
@@ -74,7 +74,7 @@ class Stepper:
         loss: TokenLoss,
         ranks: Ranks,
         saving: Saving,
-        progress: Progress,
+        progress: StepProgress,
         *,
         seed: int,
         policy: NonFinitePolicy,

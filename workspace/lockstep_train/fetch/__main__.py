@@ -12,12 +12,12 @@ from pathlib import Path
 
 from lockstep_train.base.errors import ConfigError, TrainerError, tell
 from lockstep_train.fetch.fetch import pin_of
-from lockstep_train.fetch.model import fetch_model, remote_of
+from lockstep_train.fetch.model import fetch_model, model_remote
 
 EXIT_INTERRUPTED = 130
 
 
-def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
+def parse_fetch_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m lockstep_train.fetch", description="Fetch a model by its name.")
     parser.add_argument("name", help="a model of the hub (org/name), or an address (s3://bucket/folder)")
     parser.add_argument("--revision", help="a branch, a tag or a commit of the hub; default: the main branch")
@@ -27,10 +27,10 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def run(arguments: list[str] | None = None) -> None:
-    options = parse_options(arguments)
+    options = parse_fetch_options(arguments)
     if options.name.startswith("/"):
         raise ConfigError(f"{options.name} is a folder: there is nothing to fetch; name a model of the hub (org/name), or an address")
-    pin = pin_of(remote_of(options.name), options.revision, options.cache, _say)
+    pin = pin_of(model_remote(options.name), options.revision, options.cache, _say)
     folder = fetch_model(options.name, pin, options.cache, _say, revision=options.revision, to=options.to)
     _say(f"{options.name} at {pin} is in {folder}")
 

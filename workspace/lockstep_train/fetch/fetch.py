@@ -34,7 +34,7 @@ from lockstep_train.fetch.folders import (
     whole_record,
 )
 from lockstep_train.fetch.hub import is_offline
-from lockstep_train.fetch.progress import Progress, gigabytes
+from lockstep_train.fetch.progress import FetchProgress, gigabytes
 from lockstep_train.fetch.remote import Cancelled, Choose, MayPass, Remote, RemoteFile, everything
 
 Say = Callable[[str], None]
@@ -242,11 +242,11 @@ class Transfer:
         self._say = say
         self._suffix = suffix
         self._cancelled = threading.Event()
-        self._progress = Progress(remote.name, 0, 0, say)
+        self._progress = FetchProgress(remote.name, 0, 0, say)
 
     def bring_all(self, files: Sequence[RemoteFile]) -> None:
         """All of them, several at once. Raises the first problem, when all others have ended."""
-        self._progress = Progress(self._remote.name, sum(file.size for file in files), len(files), self._say)
+        self._progress = FetchProgress(self._remote.name, sum(file.size for file in files), len(files), self._say)
         with ThreadPoolExecutor(TRANSFERS, thread_name_prefix="lockstep-fetch") as pool:
             # The largest first, so that none is alone at the end.
             waiting: set[Future[Path]] = {pool.submit(self.bring, file) for file in sorted(files, key=lambda file: -file.size)}
@@ -329,7 +329,7 @@ class Counted:
     Ends its writer where another's failure has ended the fetch, and, with `too_long`, where the file would grow beyond `size`.
     """
 
-    def __init__(self, file: BinaryIO, progress: Progress, cancelled: threading.Event, size: int, too_long: Exception) -> None:
+    def __init__(self, file: BinaryIO, progress: FetchProgress, cancelled: threading.Event, size: int, too_long: Exception) -> None:
         self._file = file
         self._progress = progress
         self._cancelled = cancelled

@@ -18,7 +18,7 @@ from urllib.parse import quote, urlsplit
 
 from lockstep_spec.modelnames import COMMIT, MODELS
 from lockstep_train.base.errors import ConfigError, TrainerError, first_line
-from lockstep_train.fetch.remote import Cancelled, MayPass, RemoteFile, Sink, matches
+from lockstep_train.fetch.remote import ByteSink, Cancelled, MayPass, RemoteFile, matches
 
 DATASETS = "datasets"
 _KINDS = {MODELS: "model", DATASETS: "dataset"}
@@ -68,7 +68,7 @@ class HubRepository:
             yield from response.json()
             url = response.links.get("next", {}).get("url")
 
-    def read(self, file: RemoteFile, pin: str, sink: Sink, start: int) -> None:
+    def read(self, file: RemoteFile, pin: str, sink: ByteSink, start: int) -> None:
         try:
             self._stream(file, pin, sink, start)
         except (Cancelled, MayPass):
@@ -80,7 +80,7 @@ class HubRepository:
                 sink.restart()
             raise self._storage_problem(error, file) or self.problem(error, pin) from error
 
-    def _stream(self, file: RemoteFile, pin: str, sink: Sink, start: int) -> None:
+    def _stream(self, file: RemoteFile, pin: str, sink: ByteSink, start: int) -> None:
         from huggingface_hub import constants, hf_hub_url
         from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 

@@ -15,17 +15,17 @@ from lockstep_train.fetch.objects import ObjectFolder
 from lockstep_train.fetch.remote import Remote
 
 
-def remote_of(name: str) -> Remote:
+def model_remote(name: str) -> Remote:
     return ObjectFolder(name) if is_address(name) else HubRepository(name)
 
 
 def fetch_model(name: str, pin: str, cache: Path, say: Say, *, revision: str | None = None, to: Path | None = None) -> Path:
     """Everything that training needs of the model, in a folder. Raises ConfigError, TrainerError."""
-    return fetch(remote_of(name), pin, cache, say, choose=model_files(name), revision=revision, to=to).folder
+    return fetch(model_remote(name), pin, cache, say, choose=model_files(name), revision=revision, to=to).folder
 
 
 def is_fetched(name: str, pin: str, cache: Path) -> bool:
-    return whole_record(target_in(cache, remote_of(name).kind, name, pin).folder) is not None
+    return whole_record(target_in(cache, model_remote(name).kind, name, pin).folder) is not None
 
 
 def fetched_near(start: Path, name: str, revision: str | None) -> Path | None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from lockstep_spec.modelnames import MODELS, holds_password
 from lockstep_train.base.errors import ConfigError, first_line
-from lockstep_train.fetch.remote import CHUNK_BYTES, MayPass, RemoteFile, Sink
+from lockstep_train.fetch.remote import CHUNK_BYTES, ByteSink, MayPass, RemoteFile
 
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
 READERS = 16
@@ -77,7 +77,7 @@ class ObjectFolder:
                 )
         return self._listings[pin]
 
-    def read(self, file: RemoteFile, pin: str, sink: Sink, start: int) -> None:
+    def read(self, file: RemoteFile, pin: str, sink: ByteSink, start: int) -> None:
         with contextlib.closing(self._chunks(file, start)) as chunks:
             for chunk in chunks:
                 sink.write(chunk)

@@ -10,7 +10,7 @@ FIRST_SECONDS = 5.0
 EVERY_SECONDS = 30.0
 
 
-class Progress:
+class FetchProgress:
     """Counts bytes and files; any thread may."""
 
     def __init__(

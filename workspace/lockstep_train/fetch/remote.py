@@ -26,7 +26,7 @@ class Cancelled(Exception):
     """Another file's failure ends this one's transfer."""
 
 
-class Sink(Protocol):
+class ByteSink(Protocol):
     """Where a remote writes a file's bytes to: a file opened to append."""
 
     def write(self, data: bytes, /) -> int: ...
@@ -65,7 +65,7 @@ class Remote(Protocol):
     def files(self, pin: str) -> Sequence[RemoteFile]:
         """All files at a pin. Raises as `resolve`."""
 
-    def read(self, file: RemoteFile, pin: str, sink: Sink, start: int) -> None:
+    def read(self, file: RemoteFile, pin: str, sink: ByteSink, start: int) -> None:
         """Append the file's bytes from `start` on. Raises as `resolve`, and OSError of the sink."""
 
     def is_intact(self, file: RemoteFile, path: Path) -> bool:

@@ -11,8 +11,7 @@ from typing import Any
 
 from lockstep_spec.fit import gigabytes
 from lockstep_train.base.errors import ConfigError
-from lockstep_train.base.ranks import Ranks
-from lockstep_train.base.together import refused_together
+from lockstep_train.base.ranks import Ranks, refused_together
 from lockstep_train.checkpoint.save.save import Saver
 from lockstep_train.memory.capacity import host_bytes, own_bytes
 
@@ -20,7 +19,7 @@ REMEDY = "raise the pods' resources.limits.memory, put fewer ranks on a node, or
 
 
 @dataclass(frozen=True)
-class Need:
+class MemoryNeed:
     """Of one rank."""
 
     node: int
@@ -33,7 +32,7 @@ class Need:
 def reserve_copy(saver: Saver, engine: Any, ranks: Ranks) -> None:
     """Take it, on every rank. A collective through the store. Raises ConfigError, on every rank, when a node has too little."""
     told = ranks.gather("save-memory/needs", [ranks.node, host_bytes(), own_bytes(), saver.copy_bytes(engine)])
-    problem = ranks.publish("save-memory/shortage", shortage([Need(*one) for one in told]) if told is not None else None)
+    problem = ranks.publish("save-memory/shortage", shortage([MemoryNeed(*one) for one in told]) if told is not None else None)
     if problem is None:
         failures = ranks.gather("save-memory/taken", _take(saver, engine, ranks))
         problem = ranks.publish("save-memory/failure", next((failure for failure in failures or [] if failure is not None), None))
@@ -42,7 +41,7 @@ def reserve_copy(saver: Saver, engine: Any, ranks: Ranks) -> None:
             raise ConfigError(problem)
 
 
-def shortage(needs: Sequence[Need]) -> str | None:
+def shortage(needs: Sequence[MemoryNeed]) -> str | None:
     """Why the copies have no room beside what the ranks of a node hold now, of the first node of which that is certain."""
     for node in sorted({need.node for need in needs}):
         mine = [need for need in needs if need.node == node]

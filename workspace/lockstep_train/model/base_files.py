@@ -19,9 +19,8 @@ from lockstep_train.base import limits
 from lockstep_train.base.cache import file_hash, stamp
 from lockstep_train.base.errors import ConfigError, Problem, TrainerError, gravest, problem_of, refusal
 from lockstep_train.base.limits import Watch
-from lockstep_train.base.ranks import Ranks
-from lockstep_train.base.together import refused_together
-from lockstep_train.data.tokens.tokenizer import tokeniser_files
+from lockstep_train.base.ranks import Ranks, refused_together
+from lockstep_train.data.tokens.tokenizer import tokenizer_files
 from lockstep_train.model.weight_files import CONFIG, INDEX, weight_paths
 
 RECORD = "base_files.json"
@@ -49,7 +48,7 @@ def base_files(folder: Path) -> dict[str, Path]:
     """
     weights = weight_paths(folder) or sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
     others = [path for path in (folder / CONFIG, folder / INDEX) if path.is_file()]
-    files = {str(path.relative_to(folder)): path for path in (*weights, *others, *tokeniser_files(folder))}
+    files = {str(path.relative_to(folder)): path for path in (*weights, *others, *tokenizer_files(folder))}
     return dict(sorted(files.items(), key=lambda item: (-item[1].stat().st_size, item[0])))
 
 

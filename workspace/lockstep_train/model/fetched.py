@@ -19,14 +19,13 @@ from lockstep_train.base.config import ModelConfig, Origin, RunConfig
 from lockstep_train.base.durable import make_directory, write_durably
 from lockstep_train.base.errors import Problem, TrainerError, gravest, problem_of, refusal
 from lockstep_train.base.limits import UNWATCHED, Watch
-from lockstep_train.base.ranks import Ranks
-from lockstep_train.base.together import refused_together
+from lockstep_train.base.ranks import Ranks, refused_together
 from lockstep_train.base.volumes import BuildProgress, once_per_volume
 from lockstep_train.checkpoint.format.layout import MANIFEST
 from lockstep_train.fetch.choose import texts_only
 from lockstep_train.fetch.fetch import Say, fetch, fetch_problem, pin_of
 from lockstep_train.fetch.folders import target_in
-from lockstep_train.fetch.model import fetch_model, is_fetched, remote_of
+from lockstep_train.fetch.model import fetch_model, is_fetched, model_remote
 from lockstep_train.report import Reporter
 
 TOPIC = "model"
@@ -45,7 +44,7 @@ def with_model_here(config: RunConfig, ranks: Ranks, reporter: Reporter, watch: 
     cache = cache_folder(config.run_dir)
     with refused_together(ranks, TOPIC):
         pin = _agreed_pin(config, ranks, reporter.say)
-        remote = remote_of(model.name)
+        remote = model_remote(model.name)
         progress = BuildProgress(ranks, watch, TOPIC, "Fetch of the model")
 
         def say(line: str) -> None:
@@ -128,7 +127,7 @@ def resolved_pin(config: RunConfig, say: Say) -> str:
     """For a first start. Raises ConfigError, TrainerError."""
     model = config.training.model
     earlier = pin_of_commit(config.training.checkpoint.resume_from, model)
-    return earlier or pin_of(remote_of(model.name), model.revision, cache_folder(config.run_dir), say)
+    return earlier or pin_of(model_remote(model.name), model.revision, cache_folder(config.run_dir), say)
 
 
 def in_folder(config: RunConfig, pin: str, folder: Path) -> RunConfig:
@@ -146,8 +145,8 @@ def with_tokenizer_here(config: RunConfig, say: Say) -> RunConfig:
     cache = cache_folder(config.run_dir)
     pin = recorded_pin(config.run_dir, model) or resolved_pin(config, say)
     if is_fetched(model.name, pin, cache):
-        return in_folder(config, pin, target_in(cache, remote_of(model.name).kind, model.name, pin).folder)
-    return in_folder(config, pin, fetch(remote_of(model.name), pin, cache, say, choose=texts_only(model.name), part=TEXTS).folder)
+        return in_folder(config, pin, target_in(cache, model_remote(model.name).kind, model.name, pin).folder)
+    return in_folder(config, pin, fetch(model_remote(model.name), pin, cache, say, choose=texts_only(model.name), part=TEXTS).folder)
 
 
 def described(adapter: Mapping[str, Any], origin: Origin | None) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from lockstep_train.model.weight_files import DTYPES, StoredTensor
 
 
 @dataclass(frozen=True)
-class Piece:
+class StoredPiece:
     """Elements [start, start + numel) of the stored tensor `name`, flattened."""
 
     name: str
@@ -29,42 +29,42 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TensorLayout:
     """A tensor of `shape`, whose elements in row-major order are those of `pieces`, one after the other."""
 
     shape: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[StoredPiece, ...]
 
     @cached_property
     def _ends(self) -> list[int]:
         return list(accumulate(piece.numel for piece in self.pieces))
 
-    def cut(self, start: int, numel: int) -> list[Piece]:
+    def cut(self, start: int, numel: int) -> list[StoredPiece]:
         """The pieces of elements [start, start + numel)."""
-        found: list[Piece] = []
+        found: list[StoredPiece] = []
         index = bisect_right(self._ends, start)
         while numel > 0:
             piece = self.pieces[index]
             skipped = start - (self._ends[index] - piece.numel)
             taken = min(numel, piece.numel - skipped)
-            found.append(Piece(piece.name, piece.start + skipped, taken))
+            found.append(StoredPiece(piece.name, piece.start + skipped, taken))
             start, numel, index = start + taken, numel - taken, index + 1
         return found
 
 
-def stored(name: str, shape: tuple[int, ...]) -> Layout:
-    return Layout(shape, (Piece(name, 0, math.prod(shape)),))
+def stored(name: str, shape: tuple[int, ...]) -> TensorLayout:
+    return TensorLayout(shape, (StoredPiece(name, 0, math.prod(shape)),))
 
 
-def stack(layouts: Sequence[Layout]) -> Layout:
+def stack(layouts: Sequence[TensorLayout]) -> TensorLayout:
     """torch.stack along dimension 0. Raises ValueError for unequal shapes."""
     shapes = {layout.shape for layout in layouts}
     if len(shapes) != 1:
         raise ValueError(f"tensors of the shapes {sorted(shapes)} can't be stacked")
-    return Layout((len(layouts), *shapes.pop()), tuple(piece for layout in layouts for piece in layout.pieces))
+    return TensorLayout((len(layouts), *shapes.pop()), tuple(piece for layout in layouts for piece in layout.pieces))
 
 
-def concatenate(layouts: Sequence[Layout], dimension: int) -> Layout:
+def concatenate(layouts: Sequence[TensorLayout], dimension: int) -> TensorLayout:
     """torch.cat. Raises ValueError for shapes that differ elsewhere than in `dimension`."""
     around = {layout.shape[:dimension] + layout.shape[dimension + 1 :] for layout in layouts}
     if len(around) != 1:
@@ -72,12 +72,12 @@ def concatenate(layouts: Sequence[Layout], dimension: int) -> Layout:
     first = layouts[0].shape
     shape = (*first[:dimension], sum(layout.shape[dimension] for layout in layouts), *first[dimension + 1 :])
     blocks = math.prod(first[:dimension])
-    pieces: list[Piece] = []
+    pieces: list[StoredPiece] = []
     for block in range(blocks):
         for layout in layouts:
             size = math.prod(layout.shape[dimension:])
             pieces.extend(layout.cut(block * size, size))
-    return Layout(shape, tuple(pieces))
+    return TensorLayout(shape, tuple(pieces))
 
 
 class Unfitting(Exception):
@@ -89,10 +89,10 @@ class _Target:
     """What is collected for one tensor of the model."""
 
     converter: Any = None
-    sources: dict[str, list[Layout]] = field(default_factory=lambda: defaultdict(list))
+    sources: dict[str, list[TensorLayout]] = field(default_factory=lambda: defaultdict(list))
 
 
-def model_layouts(model: Any, weight_mapping: list[Any], tensors: Mapping[str, StoredTensor]) -> tuple[dict[str, Layout], set[str]]:
+def model_layouts(model: Any, weight_mapping: list[Any], tensors: Mapping[str, StoredTensor]) -> tuple[dict[str, TensorLayout], set[str]]:
     """Layout of every tensor of the model that the files hold, and the names in the files that the model has no place for.
 
     `model` is a transformers model, `weight_mapping` its conversions. Raises Unfitting for a conversion that is more than
@@ -129,14 +129,14 @@ def _rename(name: str, renamings: list[Any], converters: list[Any], prefix: str,
     return renamed, pattern
 
 
-def _converted(name: str, target: _Target) -> Layout:
+def _converted(name: str, target: _Target) -> TensorLayout:
     if target.converter is None:
         (layouts,) = target.sources.values()
         return layouts[0]
     converter = target.converter
     if len(converter.target_patterns) != 1:
         raise Unfitting(f"{name} is one of several tensors that one stored tensor is split into")
-    current: dict[str, list[Layout]] = dict(target.sources)
+    current: dict[str, list[TensorLayout]] = dict(target.sources)
     try:
         for operation in converter.operations:
             current = _apply(operation, current, converter.source_patterns)
@@ -148,7 +148,7 @@ def _converted(name: str, target: _Target) -> Layout:
     return result[0]
 
 
-def _apply(operation: Any, current: dict[str, list[Layout]], order: list[str]) -> dict[str, list[Layout]]:
+def _apply(operation: Any, current: dict[str, list[TensorLayout]], order: list[str]) -> dict[str, list[TensorLayout]]:
     """One conversion of transformers, on layouts."""
     from transformers.core_model_loading import Concatenate, MergeModulelist
 

@@ -20,7 +20,7 @@ from lockstep_train.model.moe import experts_modules
 
 
 @dataclass(frozen=True)
-class View:
+class ParameterView:
     """Where a saved tensor lies within a parameter, whole or not at the moment."""
 
     parameter: torch.nn.Parameter
@@ -46,15 +46,15 @@ def _keeping_views(forward: Callable[..., Any]) -> Callable[..., Any]:
     return keeping
 
 
-def as_view(tensor: torch.Tensor) -> torch.Tensor | View:
+def as_view(tensor: torch.Tensor) -> torch.Tensor | ParameterView:
     """What to keep of `tensor`: itself, unless it is a view of a sharded parameter."""
     base = tensor._base
     if not isinstance(base, torch.nn.Parameter) or not hasattr(base, "ds_id"):
         return tensor
-    return View(base, tensor.size(), tensor.stride(), tensor.storage_offset() - base.storage_offset())
+    return ParameterView(base, tensor.size(), tensor.stride(), tensor.storage_offset() - base.storage_offset())
 
 
-def from_view(saved: torch.Tensor | View) -> torch.Tensor:
+def from_view(saved: torch.Tensor | ParameterView) -> torch.Tensor:
     """The tensor again. Raises RuntimeError for a parameter that nothing has gathered for the backward pass."""
     if isinstance(saved, torch.Tensor):
         return saved

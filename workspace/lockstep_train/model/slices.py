@@ -18,7 +18,7 @@ import torch
 
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.imports import replaced
-from lockstep_train.model.layouts import Layout, Unfitting, model_layouts
+from lockstep_train.model.layouts import TensorLayout, Unfitting, model_layouts
 from lockstep_train.model.weight_files import WeightReader, read_headers
 
 READERS = 4
@@ -87,7 +87,7 @@ def _load_slices(model: Any, checkpoint_files: list[str] | None, load_config: An
     )
 
 
-def refuse_wrong_shapes(layouts: dict[str, Layout], places: dict[str, torch.Tensor], folder: object) -> None:
+def refuse_wrong_shapes(layouts: dict[str, TensorLayout], places: dict[str, torch.Tensor], folder: object) -> None:
     """Raises ConfigError, on every rank alike, where the files hold another shape than config.json asks for."""
     wrong = [(name, layout.shape) for name, layout in layouts.items() if layout.shape != tuple(_shape(places[name]))]
     if wrong:
@@ -102,11 +102,11 @@ def _shape(place: Any) -> Any:
     return place.ds_shape if hasattr(place, "ds_id") else place.shape
 
 
-Job = tuple[torch.Tensor, Layout, int, int]
+Job = tuple[torch.Tensor, TensorLayout, int, int]
 """Where to write, what, from which element on, and how many."""
 
 
-def _jobs(place: Any, layout: Layout) -> Iterator[Job]:
+def _jobs(place: Any, layout: TensorLayout) -> Iterator[Job]:
     """This rank's shard, with hpZ also its node's, or a whole buffer."""
     if not hasattr(place, "ds_id"):
         yield place.data.view(-1), layout, 0, place.numel()
@@ -124,7 +124,7 @@ def _jobs(place: Any, layout: Layout) -> Iterator[Job]:
 
 
 @torch.no_grad()
-def _fill(reader: WeightReader, out: torch.Tensor, layout: Layout, start: int, numel: int) -> int:
+def _fill(reader: WeightReader, out: torch.Tensor, layout: TensorLayout, start: int, numel: int) -> int:
     """Bytes read. What is left of the shard is padding: zeroed, because it is uninitialised memory that may hold NaN."""
     written = read = 0
     for piece in layout.cut(start, numel):

@@ -1,16 +1,27 @@
-"""What training changed of a tensor of the base model, a block of rows at a time, in FP32.
+"""Updates: which tensors of a base model a run trained, how, and their new values, a block of rows at a time, in FP32.
 
-A tensor of any number of dimensions is taken as rows of its last one, [rows, width].
+Which ones is asked of transformers and peft, on a model without memory. A tensor of any number of dimensions is taken as rows of its last
+one, [rows, width].
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
+from lockstep_train.base.errors import ConfigError, reason_of, refusal
+from lockstep_train.base.imports import import_peft
+from lockstep_train.model.layouts import TensorLayout, Unfitting, model_layouts
+from lockstep_train.model.load import quiet_transformers
+from lockstep_train.model.weight_files import StoredTensor
+
+PREFIX = "base_model.model."
+ADAPTER = "default"
 Base = Callable[[], torch.Tensor]
 """The same rows of the base model, [count, width], in FP32; called only where they are needed."""
 Read = Callable[[str], torch.Tensor]
@@ -119,3 +130,98 @@ class Experts:
             values[done : done + taken] += self.scale * (left[row : row + taken] @ right)
             done += taken
         return values
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """A base model on torch's meta device, and how its tensors lie in its files."""
+
+    model: Any
+    layouts: Mapping[str, TensorLayout]
+    """By the model's names; tied tensors only where the files have them."""
+    tied: Mapping[str, str]
+    """Tensor → the one that it shares its memory with."""
+
+
+def skeleton(base: Path, tensors: Mapping[str, StoredTensor]) -> Skeleton:
+    """Raises ConfigError for a model that transformers doesn't know, or whose files can't be taken apart range by range."""
+    quiet_transformers()
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(base), local_files_only=True))
+        layouts, _ = model_layouts(model, get_model_conversion_mapping(model), tensors)
+    except Unfitting as error:
+        raise ConfigError(f"{base} can't be merged into: {error}; give a folder with unquantised safetensors weights") from error
+    except Exception as error:  # also ImportError, KeyError and errors of its own: whatever a config.json leads to
+        raise refusal(f"{base} can't be built as a causal language model: {reason_of(error)}", error) from error
+    return Skeleton(model, layouts, dict(getattr(model, "all_tied_weights_keys", None) or {}))
+
+
+def trained_updates(base: Skeleton, adapter: Mapping[str, Any], read: Read, read_range: ReadRange) -> dict[str, Update]:
+    """By the model's names: what was trained of each tensor. `adapter` is the manifest's. Raises ConfigError for a parameter that
+    nothing here knows how to merge."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in base.model.state_dict().items()}
+    if adapter["config"] is None:
+        updates: dict[str, Update] = {name: Replaced(name, _width(shapes[name]), read_range) for name in adapter["names"] if name in shapes}
+    else:
+        updates = dict(_adapter_updates(_wrapped(base.model, adapter["config"]), shapes, read, read_range))
+    merged = {parameter for update in updates.values() for parameter in update.parameters}
+    left = sorted(set(adapter["names"]) - merged)
+    if left:
+        raise ConfigError(f"{left[0]} can't be merged ({len(left)} such parameters): load the exported adapter with peft instead")
+    return updates
+
+
+def _width(shape: tuple[int, ...]) -> int:
+    return shape[-1] if shape else 1
+
+
+def _wrapped(model: Any, config: Mapping[str, Any]) -> Any:
+    peft = import_peft()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about tied embeddings: they are taken apart where it matters
+        return peft.get_peft_model(model, peft.PeftConfig.from_peft_type(**config), low_cpu_mem_usage=True, autocast_adapter_dtype=False)
+
+
+def _adapter_updates(
+    wrapped: Any, shapes: Mapping[str, tuple[int, ...]], read: Read, read_range: ReadRange
+) -> Iterator[tuple[str, Update]]:
+    from peft.tuners.lora.layer import Embedding, Linear, ParamWrapper
+    from peft.utils.other import ModulesToSaveWrapper
+
+    for path, module in wrapped.named_modules():
+        target = path.removeprefix(PREFIX).replace(".base_layer", "")
+        if isinstance(module, ModulesToSaveWrapper):
+            for name, _ in module.modules_to_save[ADAPTER].named_parameters():
+                full = f"{target}.{name}"
+                yield full, Replaced(f"{path}.modules_to_save.{ADAPTER}.{name}", _width(shapes[full]), read_range)
+        elif isinstance(module, ParamWrapper):
+            yield f"{target}.{module.parameter_name}", _parameter_update(path, module, read)
+        elif isinstance(module, Embedding) and ADAPTER in module.lora_embedding_A:
+            a, b = (f"{path}.lora_embedding_{letter}.{ADAPTER}" for letter in "AB")
+            yield f"{target}.weight", LowRank(a, b, module.scaling[ADAPTER], read, transposed=True)
+        elif isinstance(module, Linear):
+            yield f"{target}.weight", _linear_update(path, module, read)
+
+
+def _factors(path: str) -> tuple[str, str]:
+    return f"{path}.lora_A.{ADAPTER}.weight", f"{path}.lora_B.{ADAPTER}.weight"
+
+
+def _linear_update(path: str, module: Any, read: Read) -> Update:
+    low_rank = LowRank(*_factors(path), module.scaling[ADAPTER], read)
+    if not module.use_dora[ADAPTER]:
+        return low_rank
+    return Decomposed(low_rank, f"{path}.lora_magnitude_vector.{ADAPTER}.weight")
+
+
+def _parameter_update(path: str, module: Any, read: Read) -> Update:
+    """peft swaps its in and out features where a module stores [experts, out, in]; it has kept note of that."""
+    scale = module.scaling[ADAPTER]
+    if module.num_experts == 1:
+        return LowRank(*_factors(path), scale, read)
+    transposed = not module._did_swap_in_out_features
+    return Experts(*_factors(path), scale, module.num_experts, module.out_features, module.in_features, transposed, read)

@@ -14,6 +14,7 @@ from typing import Any
 DATAGRAM_BYTES = 60_000
 TRACEBACK_LINES = 30
 PATIENCE_SECONDS = 2.0
+PACE_SECONDS = 2.0
 PROGRESS = frozenset({"activity", "step", "beat", "pace"})
 
 
@@ -46,9 +47,6 @@ class Agent:
     def send_error(self, error: BaseException) -> None:
         lines = "".join(traceback.format_exception(error)).splitlines()[-TRACEBACK_LINES:]
         self.send("error", exception=type(error).__name__, message=str(error)[:2000], traceback=[line[:500] for line in lines])
-
-
-PACE_SECONDS = 2.0
 
 
 class PaceTeller:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+_LAYER = re.compile(r"\.(layers|h|blocks)\.\d+\.")
+_EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 PEAKS: Mapping[str, float] = {
     "GB200": 2500e12,
     "B200": 2250e12,
@@ -105,10 +107,6 @@ def peak_flops(device: str, precision: str) -> tuple[float | None, str | None]:
         if re.search(rf"\b{name}\b", device, re.IGNORECASE):
             return peak, None
     return None, f"no peak FLOP/s is known for the device {device}"
-
-
-_LAYER = re.compile(r"\.(layers|h|blocks)\.\d+\.")
-_EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def count_flops(model: torch.nn.Module) -> FlopCount:

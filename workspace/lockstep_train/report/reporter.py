@@ -15,7 +15,7 @@ from lockstep_train.report import lines
 from lockstep_train.report.agent import Agent
 from lockstep_train.report.jsonl import JsonLog
 from lockstep_train.report.sinks.choose import open_sinks
-from lockstep_train.report.sinks.sink import Point, Sink
+from lockstep_train.report.sinks.sink import MetricsSink, Point
 from lockstep_train.report.terminal import Terminal
 
 MEASUREMENTS = ("train_log", "eval_log", "expert_usage")
@@ -39,7 +39,7 @@ class Reporter:
         self._first = rank == 0
         self._terminal = Terminal(sys.stdout)
         self._logs: dict[str, JsonLog] = {}
-        self._sinks: list[Sink] = []
+        self._sinks: list[MetricsSink] = []
         self._early: list[dict[str, Any]] = []
         self._step = 0
         self.startup = StartUp(began)

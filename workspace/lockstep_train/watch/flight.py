@@ -16,7 +16,7 @@ def switch_on(logs: Path) -> None:
         os.environ.setdefault(name, value)
 
 
-def write_record(path: Path) -> None:
+def write_flight_record(path: Path) -> None:
     """The record as JSON, where there is one. Raises OSError."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():

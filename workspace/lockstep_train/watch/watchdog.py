@@ -81,7 +81,7 @@ def read_mark(store: Store) -> Mark | None:
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """Of a rank: its number, its attempt, and the folder for what it writes down when it hangs."""
 
     rank: int
@@ -95,7 +95,7 @@ class Place:
 class Watchdog:
     """Started before anything slow; `joined` gives it the store once there is one."""
 
-    def __init__(self, stop: StopSignal, reporter: Reporter, place: Place, leave: Callable[[int], None]) -> None:
+    def __init__(self, stop: StopSignal, reporter: Reporter, place: RankPlace, leave: Callable[[int], None]) -> None:
         """`leave` ends the process with an exit code."""
         self._stop = stop
         self._reporter = reporter
@@ -262,7 +262,7 @@ class Watchdog:
             self._place.logs.mkdir(parents=True, exist_ok=True)
             with self._place.file("hang", "txt").open("w") as file:
                 faulthandler.dump_traceback(file=file, all_threads=True)
-            flight.write_record(self._place.file("nccl", "json"))
+            flight.write_flight_record(self._place.file("nccl", "json"))
 
     def _tell(self, mark: Mark) -> None:
         if self._store is not None:

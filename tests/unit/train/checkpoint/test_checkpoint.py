@@ -149,7 +149,7 @@ def test_rotation_never_deletes_the_newest_two(tmp_path: Path) -> None:
 def test_a_folder_without_a_manifest_is_no_commit_and_is_swept_at_the_next_start(tmp_path: Path) -> None:
     make_commits(tmp_path, "step-1.a1")
     (tmp_path / "step-2.a1").mkdir()
-    assert names(volume.list_commits(tmp_path)) == ["step-1.a1"]
+    assert names(volume.commit_names(tmp_path)) == ["step-1.a1"]
     volume.sweep(tmp_path, committed=[])
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-1.a1"]
 
@@ -177,7 +177,7 @@ def test_a_record_that_can_t_be_read_now_starts_no_run_from_an_older_commit(
         raise OSError(number, os.strerror(number), str(path))
 
     monkeypatch.setattr(Path, "read_bytes", fail)
-    torn = volume.View.from_json(volume.read_view(tmp_path).to_json())
+    torn = volume.VolumeView.from_json(volume.read_view(tmp_path).to_json())
     assert torn.damaged == [1]
     assert volume.merge_views([torn, whole]) == whole, "the other volume has it"
     said: list[str] = []

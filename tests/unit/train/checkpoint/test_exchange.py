@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lockstep_train.checkpoint.format.layout import shard_file
-from lockstep_train.checkpoint.format.load import Need, Piece, ShardReader, nearest, pieces
 from lockstep_train.checkpoint.format.manifest import FragmentRecord, ShardRecord
+from lockstep_train.checkpoint.format.shards import RangeNeed, ShardPiece, ShardReader, nearest, pieces
 from lockstep_train.checkpoint.resume import _verdict
 from support.checkpoint_cases import manifest
 
@@ -30,8 +30,8 @@ def reader(saved: int) -> ShardReader:
     return ShardReader(Path("nowhere"), manifest(*shards))
 
 
-def planned(saved: int, ranks: int, holders: list[list[int]], nodes: list[int], *, whole: bool) -> tuple[list[Piece], list[Need]]:
-    needs = [Need(start, numel, whole) for start, numel in cut(ranks)]
+def planned(saved: int, ranks: int, holders: list[list[int]], nodes: list[int], *, whole: bool) -> tuple[list[ShardPiece], list[RangeNeed]]:
+    needs = [RangeNeed(start, numel, whole) for start, numel in cut(ranks)]
     return list(pieces(reader(saved), "w", [{"w": need} for need in needs], nearest(holders, nodes))), needs
 
 

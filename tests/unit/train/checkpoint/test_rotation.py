@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lockstep_train.checkpoint.format import readers, volume
-from lockstep_train.checkpoint.format.readers import DEAD_SECONDS, Watch, reading
+from lockstep_train.checkpoint.format.readers import DEAD_SECONDS, ReaderWatch, reading
 from lockstep_train.checkpoint.save.rotation import Quality, Rotation, best_commit, doomed_commits
 from support.checkpoint_cases import commits, make_commit, names, record
 
@@ -90,7 +90,7 @@ def test_a_commit_that_is_being_read_stays_until_the_reader_is_done(tmp_path: Pa
 
 def test_a_reader_that_comes_between_choosing_and_deleting_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     five_commits(tmp_path)
-    watch = Watch(tmp_path)
+    watch = ReaderWatch(tmp_path)
     rotation = Rotation(tmp_path, keep=2, watch=watch)
     look = watch.held
     looks = iter([set(), None, None, None, None])  # the first look is before the reader comes
@@ -115,7 +115,7 @@ def test_a_dead_reader_holds_for_ten_minutes_on_the_watching_clock_and_is_cleare
     file.write_text('{"reader": "dead", "count": 7}')
     os.utime(file, (0, 0))
     now = [1000.0]
-    watch = Watch(tmp_path, clock=lambda: now[0])
+    watch = ReaderWatch(tmp_path, clock=lambda: now[0])
     assert names(sorted(watch.held())) == ["step-2.a1"]
     now[0] += DEAD_SECONDS - 1
     assert names(sorted(watch.held())) == ["step-2.a1"]
@@ -136,7 +136,7 @@ def test_a_living_reader_holds_for_as_long_as_it_counts(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(readers, "_beat", counted)
     now = [0.0]
-    watch = Watch(tmp_path, clock=lambda: now[0])
+    watch = ReaderWatch(tmp_path, clock=lambda: now[0])
     with reading(tmp_path / "step-2.a1", "a test", beat_seconds=0.001):
         for _ in range(3):
             assert names(sorted(watch.held())) == ["step-2.a1"]

@@ -151,14 +151,14 @@ def test_a_manifest_names_the_optimizer_of_the_run(tmp_path: Path) -> None:
     from lockstep_spec.choices import Optimizer
     from lockstep_train.base.config import RunConfig
     from lockstep_train.checkpoint.format.manifest import decode, encode
-    from lockstep_train.checkpoint.format.volume import View
+    from lockstep_train.checkpoint.format.volume import VolumeView
     from lockstep_train.checkpoint.resume import Start
     from lockstep_train.describe import manifest_template
 
     for optimizer in Optimizer:
         config = RunConfig("x", None, tmp_path, training({"optimizer": optimizer.value}))
         made = manifest_template(
-            config, Start(1, None, View([], [], [])), IDENTITY, {"names": {}}, replace(two_ranks(nodes=1), world_size=0)
+            config, Start(1, None, VolumeView([], [], [])), IDENTITY, {"names": {}}, replace(two_ranks(nodes=1), world_size=0)
         )
         assert made.to_json()["optimizer"]["type"] == optimizer.value
         assert decode(encode(made)) == made

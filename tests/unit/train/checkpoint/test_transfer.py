@@ -10,7 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from lockstep_train.checkpoint.save.replicas import CHALLENGE_BYTES, SIGNATURE_BYTES, Line, Place, Server, Shard, TransferError, get, put
+from lockstep_train.checkpoint.save.replicas import (
+    CHALLENGE_BYTES,
+    SIGNATURE_BYTES,
+    Line,
+    Server,
+    ServerAddress,
+    Shard,
+    TransferError,
+    get,
+    put,
+)
 
 TOKEN = b"t" * 32
 CONTENT = bytes(range(256)) * 9000  # more than two chunks
@@ -91,7 +101,7 @@ def test_a_damaged_shard_is_noticed_on_arrival(server: Server, path: Path, tmp_p
 
 def test_a_server_that_says_nothing_costs_no_more_than_the_deadline(path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(OSError, match="timed out"):
-        put(Place("127.0.0.1", silent.getsockname()[1]), TOKEN, shard(), path, deadline_seconds=0.05)
+        put(ServerAddress("127.0.0.1", silent.getsockname()[1]), TOKEN, shard(), path, deadline_seconds=0.05)
 
 
 def test_a_server_of_another_run_cannot_pretend_that_it_kept_a_shard(path: Path) -> None:
@@ -111,7 +121,7 @@ def test_a_server_of_another_run_cannot_pretend_that_it_kept_a_shard(path: Path)
         thread = threading.Thread(target=pretend)
         thread.start()
         with pytest.raises(TransferError, match="not of this run"):
-            put(Place("127.0.0.1", listening.getsockname()[1]), TOKEN, shard(), path, deadline_seconds=5)
+            put(ServerAddress("127.0.0.1", listening.getsockname()[1]), TOKEN, shard(), path, deadline_seconds=5)
         thread.join()
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from lockstep_train.base.config import DataConfig, EvaluationConfig
 from lockstep_train.data.dataset import Dataset, open_dataset, prepare
-from lockstep_train.data.tokens.tokenize import Tokeniser
+from lockstep_train.data.tokens.tokenizer import Tokenizer
 
-BYTES = Tokeniser(encode=lambda text: list(text.encode()), begin=(300,), end=301, pad=301)
-PLAIN_BYTES = Tokeniser(encode=lambda text: list(text.encode()), begin=(), end=None, pad=0)
+BYTES = Tokenizer(encode=lambda text: list(text.encode()), begin=(300,), end=301, pad=301)
+PLAIN_BYTES = Tokenizer(encode=lambda text: list(text.encode()), begin=(), end=None, pad=0)
 
 
 def write_jsonl(path: Path, records: list[Any]) -> Path:
@@ -20,11 +20,11 @@ def write_jsonl(path: Path, records: list[Any]) -> Path:
 
 
 def dataset_of(
-    cache: Path, tokeniser: Tokeniser = BYTES, evaluation: EvaluationConfig | None = None, told: list[str] | None = None, **data: Any
+    cache: Path, tokenizer: Tokenizer = BYTES, evaluation: EvaluationConfig | None = None, told: list[str] | None = None, **data: Any
 ) -> Dataset:
     """What a run with these settings trains on; `told` receives what is said while it is made."""
     lines = told if told is not None else []
-    return open_dataset(prepare(DataConfig(**{"max_length": 64, **data}), evaluation, tokeniser, cache, lines.append), tokeniser)
+    return open_dataset(prepare(DataConfig(**{"max_length": 64, **data}), evaluation, tokenizer, cache, lines.append), tokenizer)
 
 
 def text_of(ids: Any) -> str:

@@ -23,13 +23,13 @@ from lockstep_train.data.dataset import Dataset, content_digest, resolve_source,
 from lockstep_train.data.read.records import Conversation, Sample
 from lockstep_train.data.tokens import source as source_module
 from lockstep_train.data.tokens.source import tokens_of
-from lockstep_train.data.tokens.tokenize import Tokeniser
+from lockstep_train.data.tokens.tokenizer import Tokenizer
 from unit.train.data.data_cases import BYTES, dataset_of, text_of, write_jsonl
 
 RECORDS = [{"text": "x" * (number % 7) + str(number)} for number in range(50)]
 
 
-def counting(calls: list[str]) -> Tokeniser:
+def counting(calls: list[str]) -> Tokenizer:
     def encode(text: str) -> list[int]:
         calls.append(text)
         return list(text.encode())

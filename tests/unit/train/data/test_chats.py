@@ -13,14 +13,14 @@ from tokenizers import AddedToken
 from lockstep_spec.choices import TrainOn
 from lockstep_train.base.config import EvaluationConfig
 from lockstep_train.data.dataset import Dataset
-from lockstep_train.data.read.read import Broken
 from lockstep_train.data.read.records import Conversation, sample_of
+from lockstep_train.data.read.text_files import Broken
 from lockstep_train.data.tokens.chat import encoded
+from lockstep_train.data.tokens.encode import Encoded, encode_samples
 from lockstep_train.data.tokens.pool import answer_line, answer_of, batch_line, batch_of
 from lockstep_train.data.tokens.source import Remarks
 from lockstep_train.data.tokens.template import stop_tokens
-from lockstep_train.data.tokens.tokenize import Encoded, Tokeniser, encode_samples
-from lockstep_train.data.tokens.tokenizer import load_tokeniser
+from lockstep_train.data.tokens.tokenizer import Tokenizer, load_tokenizer
 from lockstep_train.preview import marked_text
 from unit.train.data.chat_cases import TEXTS, decode, encode, saved_tokenizer, says, template
 from unit.train.data.chat_families import CHATML, FAMILIES, PHI3, PHI4, Family
@@ -29,10 +29,10 @@ from unit.train.data.data_cases import dataset_of, write_jsonl
 QWEN3 = next(family for family in FAMILIES if family.name == "Qwen3")
 
 
-def tokeniser(family: Family) -> Tokeniser:
+def tokenizer(family: Family) -> Tokenizer:
     chat = template(family.template, family.stops)
     stops = frozenset(encode(stop)[0][0] for stop in family.stops)
-    return Tokeniser(lambda text: encode(text)[0], (), None, 0, chat, decode=decode, digest=family.name, stops=stops)
+    return Tokenizer(lambda text: encode(text)[0], (), None, 0, chat, decode=decode, digest=family.name, stops=stops)
 
 
 def thinking(conversation: int) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def texts(sequences: Any) -> list[str]:
 def test_samples_of_a_conversation_are_trained_or_evaluated_together_and_its_whole_is_what_is_evaluated(tmp_path: Path) -> None:
     path = str(write_jsonl(tmp_path / "x.jsonl", [thinking(number) for number in range(40)]))
     evaluation = EvaluationConfig(every_steps=1, holdout=0.3, samples=100)
-    dataset: Dataset = dataset_of(tmp_path / "cache", tokeniser(QWEN3), evaluation, path=path, max_length=1000)
+    dataset: Dataset = dataset_of(tmp_path / "cache", tokenizer(QWEN3), evaluation, path=path, max_length=1000)
     trained, evaluated = texts(dataset.training), texts(dataset.evaluation)
     assert 0 < len(evaluated) < 40
     assert len(trained) == 3 * (40 - len(evaluated))
@@ -70,12 +70,12 @@ def test_samples_of_a_conversation_are_trained_or_evaluated_together_and_its_who
 def test_a_line_says_how_many_samples_came_of_how_many_conversations_at_every_start(tmp_path: Path) -> None:
     path = str(write_jsonl(tmp_path / "x.jsonl", [*(thinking(number) for number in range(4)), {"messages": thinking(9)["messages"][:2]}]))
     for _ in range(2):
-        notes = dataset_of(tmp_path / "cache", tokeniser(QWEN3), path=path, max_length=1000).notes
+        notes = dataset_of(tmp_path / "cache", tokenizer(QWEN3), path=path, max_length=1000).notes
         assert (
             f"{path}: 4 conversations make 12 samples, for the chat template renders earlier answers otherwise than the model writes them"
             in notes[1]
         )
-    last = dataset_of(tmp_path / "cache", tokeniser(QWEN3), path=path, max_length=1000, train_on=TrainOn.LAST_TURN)
+    last = dataset_of(tmp_path / "cache", tokenizer(QWEN3), path=path, max_length=1000, train_on=TrainOn.LAST_TURN)
     assert len(last.training) == 5
     assert len(last.notes) == 1
 
@@ -96,13 +96,13 @@ def test_remarks_and_what_a_row_says_come_back_from_another_process() -> None:
 
 
 def test_the_preview_marks_the_stop_tokens_that_are_learned() -> None:
-    mine = tokeniser(QWEN3)
+    mine = tokenizer(QWEN3)
     ids, _ = encode("<|im_start|>a<|im_end|>\nb<|im_end|>")
     mask = bytes(TEXTS[token] == "b" or number == len(ids) - 1 for number, token in enumerate(ids))
     assert marked_text(Encoded(ids, mask, 1), mine, colour=False) == "<|im_start|>a<|im_end|>\n[b«<|im_end|>»]"
 
 
-class Tokenizer:
+class SomeTokenizer:
     """As much of one of transformers as its stop tokens need."""
 
     def __init__(self, end: int | None) -> None:
@@ -116,16 +116,16 @@ class Tokenizer:
 
 
 def test_stop_tokens_are_those_of_every_file_that_a_server_reads(tmp_path: Path) -> None:
-    assert stop_tokens(tmp_path, Tokenizer(None)) == []
+    assert stop_tokens(tmp_path, SomeTokenizer(None)) == []
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2, "text_config": {"eos_token_id": [3, 4]}}))
-    assert stop_tokens(tmp_path, Tokenizer(9)) == [2, 3, 4, 9]
+    assert stop_tokens(tmp_path, SomeTokenizer(9)) == [2, 3, 4, 9]
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 2, 13, 100, None]}))
-    assert stop_tokens(tmp_path, Tokenizer(9)) == [1, 2, 3, 4, 9], "one has no row, and one is no text"
+    assert stop_tokens(tmp_path, SomeTokenizer(9)) == [1, 2, 3, 4, 9], "one has no row, and one is no text"
 
 
 def learned_of(folder: Path, contents: list[str]) -> list[list[str]]:
     """The tokens that are learned of a chat, a list for each run of them."""
-    mine, broken = load_tokeniser(folder), Broken("x")
+    mine, broken = load_tokenizer(folder), Broken("x")
     (sample,) = encode_samples([sample_of({"messages": says(*contents)}, 1)], mine, TrainOn.ASSISTANT, broken)
     broken.refuse()
     groups: list[list[str]] = []
@@ -163,7 +163,7 @@ def test_an_answer_that_begins_with_white_space_is_cut_off_its_prompt_as_at_infe
         ["b", "<|im_end|>"],
         ["\n", " a", "<|im_end|>"],
     ]
-    mine = load_tokeniser(folder)
+    mine = load_tokenizer(folder)
     (sample,) = encode_samples([sample_of({"messages": says("q", "\na")}, 1)], mine, TrainOn.ASSISTANT, Broken("x"))
     assert sample.ids[: sample.learned.index(1)] == mine.encode("<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n")
 

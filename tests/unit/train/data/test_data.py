@@ -15,10 +15,10 @@ from lockstep_spec.choices import DataFormat, OnBroken, Overlong, TrainOn
 from lockstep_train.base.config import EvaluationConfig, EvaluationDataConfig, SourceConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.data.dataset import refuse_unknown_tokens
-from lockstep_train.data.read.read import Broken, read_jsonl, read_text
 from lockstep_train.data.read.records import AnySample, Conversation, Sample
-from lockstep_train.data.tokens.tokenize import IGNORED, Tokeniser
-from lockstep_train.data.tokens.tokenizer import padding
+from lockstep_train.data.read.text_files import Broken, read_jsonl, read_text
+from lockstep_train.data.tokens.encode import IGNORED
+from lockstep_train.data.tokens.tokenizer import Tokenizer, padding
 from unit.train.data.data_cases import BYTES, PLAIN_BYTES, dataset_of, text_of, write_jsonl
 
 
@@ -172,8 +172,8 @@ def test_the_prompt_and_what_the_model_expects_before_it_are_masked(tmp_path: Pa
 
 
 def test_a_token_that_the_model_has_no_row_for_is_refused_by_its_text(tmp_path: Path) -> None:
-    def refused(records: list[dict[str, str]], tokeniser: Tokeniser, rows: int | None) -> bool:
-        found = dataclasses.replace(tokeniser, vocabulary=rows, decode=text_of)
+    def refused(records: list[dict[str, str]], tokenizer: Tokenizer, rows: int | None) -> bool:
+        found = dataclasses.replace(tokenizer, vocabulary=rows, decode=text_of)
         dataset = dataset_of(tmp_path / "cache", found, path=str(write_jsonl(tmp_path / "x.jsonl", records)))
         try:
             refuse_unknown_tokens(dataset, found)

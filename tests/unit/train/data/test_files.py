@@ -21,8 +21,8 @@ from lockstep_spec.choices import DataFormat
 from lockstep_train.base.config import EvaluationConfig, EvaluationDataConfig, SourceConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.data.read.files import local_files
-from lockstep_train.data.read.layout import layout_of, split_names
-from lockstep_train.data.read.read import Broken
+from lockstep_train.data.read.splits import layout_of, split_names
+from lockstep_train.data.read.text_files import Broken
 from unit.train.data.data_cases import PLAIN_BYTES, dataset_of, text_of, write_jsonl
 
 ROWS = [{"text": f"row {number}"} for number in range(20)]

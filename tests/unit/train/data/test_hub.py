@@ -16,7 +16,7 @@ from lockstep_spec.choices import DataFormat
 from lockstep_train.base.config import EvaluationConfig, EvaluationDataConfig, SourceConfig
 from lockstep_train.base.errors import ConfigError, TrainerError
 from lockstep_train.data.read.hub import HubDataset, hub_dataset
-from lockstep_train.data.read.read import Broken
+from lockstep_train.data.read.text_files import Broken
 from lockstep_train.fetch import fetch as fetching
 from support.hub_server import TOKEN, Hub, hub_of_this_process
 from unit.train.data.data_cases import PLAIN_BYTES, dataset_of, text_of

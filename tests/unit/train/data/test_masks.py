@@ -11,9 +11,10 @@ import pytest
 
 from lockstep_spec.choices import TrainOn
 from lockstep_train.base.errors import ConfigError
-from lockstep_train.data.read.read import Broken
 from lockstep_train.data.read.records import Conversation, Sample
-from lockstep_train.data.tokens.tokenize import Tokeniser, encode_samples
+from lockstep_train.data.read.text_files import Broken
+from lockstep_train.data.tokens.encode import encode_samples
+from lockstep_train.data.tokens.tokenizer import Tokenizer
 from lockstep_train.data.tokens.turns import ChatTemplate, Span
 from unit.train.data.chat_cases import decode, encode, runs, samples, says, template
 
@@ -236,14 +237,14 @@ def test_what_the_template_raises_while_its_marks_are_looked_for_is_told() -> No
         learned(COUNTING, says("one", "two"), marked=marked)
 
 
-def tokeniser(chat: ChatTemplate | None) -> Tokeniser:
-    return Tokeniser(encode=lambda text: encode(text)[0], begin=(), end=None, pad=0, chat=chat)
+def tokenizer(chat: ChatTemplate | None) -> Tokenizer:
+    return Tokenizer(encode=lambda text: encode(text)[0], begin=(), end=None, pad=0, chat=chat)
 
 
 def test_a_sample_in_which_nothing_is_learned_is_an_error_that_names_its_line() -> None:
     broken = Broken("x.jsonl")
     samples = [Sample("one two", None, 1), Conversation(({"role": "user", "content": "hello"},), 0, (), 2)]
-    encoded = encode_samples(samples, tokeniser(template(CHATML, STOPS)), TrainOn.ASSISTANT, broken)
+    encoded = encode_samples(samples, tokenizer(template(CHATML, STOPS)), TrainOn.ASSISTANT, broken)
     assert [item.line for item in encoded] == [1]
     with pytest.raises(ConfigError, match=r"1 broken lines in the data: x\.jsonl:2: no token of it is learned"):
         broken.refuse()
@@ -251,6 +252,6 @@ def test_a_sample_in_which_nothing_is_learned_is_an_error_that_names_its_line() 
 
 def test_messages_without_a_chat_template_are_an_error_that_names_the_line() -> None:
     broken = Broken("x.jsonl")
-    assert encode_samples([Conversation(tuple(says("one", "two")), 0, (), 7)], tokeniser(None), TrainOn.ASSISTANT, broken) == []
+    assert encode_samples([Conversation(tuple(says("one", "two")), 0, (), 7)], tokenizer(None), TrainOn.ASSISTANT, broken) == []
     with pytest.raises(ConfigError, match=r"x\.jsonl:7: chats \(`messages`, .*\) need a tokenizer with a chat template"):
         broken.refuse()

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from lockstep_train.base.config import EvaluationConfig
 from lockstep_train.data.sequences.packing import best_fit_decreasing
-from lockstep_train.data.tokens.tokenize import IGNORED, Tokeniser
+from lockstep_train.data.tokens.encode import IGNORED
+from lockstep_train.data.tokens.tokenizer import Tokenizer
 from unit.train.data.data_cases import BYTES, PLAIN_BYTES, dataset_of, write_jsonl
 
 RECORDS = [{"text": "x" * (1 + 7 * number % 23) + str(number)} for number in range(40)]
@@ -33,12 +34,12 @@ def test_the_longest_documents_go_first_and_the_fullest_sequence_that_fits_takes
     assert [order[begin:end].tolist() for begin, end in itertools.pairwise(starts)] == [[1, 2], [0, 3, 4]]
 
 
-@pytest.mark.parametrize("tokeniser", [BYTES, PLAIN_BYTES], ids=["with a first token of its own", "without"])
-def test_a_pack_holds_whole_documents_whose_first_tokens_are_not_learned(tmp_path: Path, tokeniser: Tokeniser) -> None:
+@pytest.mark.parametrize("tokenizer", [BYTES, PLAIN_BYTES], ids=["with a first token of its own", "without"])
+def test_a_pack_holds_whole_documents_whose_first_tokens_are_not_learned(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path = str(write_jsonl(tmp_path / "x.jsonl", RECORDS))
-    alone = dataset_of(tmp_path / "cache", tokeniser, path=path, max_length=64).training
+    alone = dataset_of(tmp_path / "cache", tokenizer, path=path, max_length=64).training
     told: list[str] = []
-    packed = dataset_of(tmp_path / "cache", tokeniser, path=path, max_length=64, packing=True, told=told)
+    packed = dataset_of(tmp_path / "cache", tokenizer, path=path, max_length=64, packing=True, told=told)
     documents = []
     for example in packed.training:
         assert sum(example.documents) == len(example.ids) <= 64

@@ -15,9 +15,10 @@ import pytest
 
 from lockstep_spec.choices import TrainOn
 from lockstep_train.base.errors import ConfigError
-from lockstep_train.data.read.read import Broken
 from lockstep_train.data.read.records import Conversation, Sample
+from lockstep_train.data.read.text_files import Broken
 from lockstep_train.data.tokens import pool as pool_module
+from lockstep_train.data.tokens.encode import Encoded
 from lockstep_train.data.tokens.pool import (
     Answer,
     Batch,
@@ -32,7 +33,6 @@ from lockstep_train.data.tokens.pool import (
     start_pool,
     usable_cores,
 )
-from lockstep_train.data.tokens.tokenize import Encoded
 from lockstep_train.data.tokens.worker import serve
 from unit.train.data.data_cases import BYTES, PLAIN_BYTES
 

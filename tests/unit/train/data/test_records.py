@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from lockstep_train.base.errors import ConfigError
-from lockstep_train.data.read import read as read_module
-from lockstep_train.data.read.read import Broken, read_jsonl
+from lockstep_train.data.read import text_files as read_module
 from lockstep_train.data.read.records import AnySample, Conversation, Sample, sample_of
+from lockstep_train.data.read.text_files import Broken, read_jsonl
 
 USER, ASSISTANT = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 SYSTEM = {"role": "system", "content": "s"}

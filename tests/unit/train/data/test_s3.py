@@ -14,7 +14,7 @@ import pytest
 from lockstep_train.base.config import SourceConfig
 from lockstep_train.base.errors import ConfigError, TrainerError
 from lockstep_train.data.read.hub import HubDataset, hub_dataset
-from lockstep_train.data.read.read import Broken
+from lockstep_train.data.read.text_files import Broken
 from lockstep_train.fetch import fetch as fetching
 from support.s3_server import bucket, running_s3
 from unit.train.data.data_cases import dataset_of, text_of

@@ -6,20 +6,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as LibraryTokenizer
+from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from lockstep_spec.choices import TrainOn
-from lockstep_train.data.read.read import Broken
 from lockstep_train.data.read.records import Sample
-from lockstep_train.data.tokens.tokenize import Tokeniser, encode_paragraphs, encode_samples, paragraph_break
-from lockstep_train.data.tokens.tokenizer import encode_many, place_many
+from lockstep_train.data.read.text_files import Broken
+from lockstep_train.data.tokens.encode import encode_paragraphs, encode_samples, paragraph_break
+from lockstep_train.data.tokens.tokenizer import Tokenizer, encode_many, place_many
 
 MERGES = [("▁", "a"), ("a", "b"), ("▁", "b"), ("▁a", "b"), ("Ġ", "a"), ("Ġa", "b"), ("Ċ", "Ċ"), (".", "ĊĊ")]
 
 
 def bpe() -> Any:
     pieces = ["<unk>", "▁", ".", "\n", "é", *sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in MERGES)]
-    return Tokenizer(models.BPE({piece: number for number, piece in enumerate(dict.fromkeys(pieces))}, MERGES, unk_token="<unk>"))
+    return LibraryTokenizer(models.BPE({piece: number for number, piece in enumerate(dict.fromkeys(pieces))}, MERGES, unk_token="<unk>"))
 
 
 def llama_2() -> Any:
@@ -53,9 +54,9 @@ MARKING = {"Llama 2": llama_2(), "Mistral": mistral(), "always": mistral("always
 PLAIN = {"GPT-2": byte_level(), "Qwen": byte_level(trim=False), "no pattern": byte_level(regex=False), "no breaks": without_breaks()}
 
 
-def tokeniser(library: Any, places: bool = True) -> Tokeniser:
+def tokenizer(library: Any, places: bool = True) -> Tokenizer:
     fast = SimpleNamespace(is_fast=True, backend_tokenizer=library)
-    return Tokeniser(
+    return Tokenizer(
         encode=lambda text: list(library.encode(text, add_special_tokens=False).ids),
         begin=(),
         end=None,
@@ -73,14 +74,14 @@ def sample(library: Any, prompt: str | None, text: str, places: bool = True) -> 
     """What is given, and what is learned."""
     broken = Broken("x")
     samples = [Sample("a", None, 1), Sample(text, prompt, 2), Sample("b", "a", 3)]
-    encoded = encode_samples(samples, tokeniser(library, places), TrainOn.ALL if prompt is None else TrainOn.ASSISTANT, broken)
+    encoded = encode_samples(samples, tokenizer(library, places), TrainOn.ALL if prompt is None else TrainOn.ASSISTANT, broken)
     found = next(item for item in encoded if item.line == 2)
     given = [token for token, learned in zip(found.ids, found.learned, strict=True) if not learned]
     return pieces(library, given), pieces(library, found.ids[len(given) :])
 
 
 def paragraphs(library: Any, *texts: str) -> list[list[str]]:
-    return [pieces(library, item.ids) for item in encode_paragraphs([Sample(text, None, 1) for text in texts], tokeniser(library))]
+    return [pieces(library, item.ids) for item in encode_paragraphs([Sample(text, None, 1) for text in texts], tokenizer(library))]
 
 
 @pytest.mark.parametrize("name", MARKING)
@@ -98,7 +99,7 @@ def test_an_answer_has_no_space_before_it_that_nobody_wrote(
 ) -> None:
     library = MARKING[name]
     assert sample(library, prompt, answer) == (given, learned)
-    assert pieces(library, tokeniser(library).encode(prompt + answer)) == given + learned, "the two together are what one text would be"
+    assert pieces(library, tokenizer(library).encode(prompt + answer)) == given + learned, "the two together are what one text would be"
 
 
 @pytest.mark.parametrize("name", MARKING)
@@ -109,7 +110,7 @@ def test_a_text_by_itself_keeps_the_mark_of_its_beginning(name: str) -> None:
 @pytest.mark.parametrize("name", MARKING)
 def test_neither_a_paragraph_nor_its_break_begins_with_a_space_that_nobody_wrote(name: str) -> None:
     assert paragraphs(MARKING[name], "ab b", " ab", "b") == [["ab", "▁b", "\n", "\n"], ["▁ab", "\n", "\n"], ["b", "\n", "\n"]]
-    assert len(paragraph_break(tokeniser(MARKING[name]))) == 2
+    assert len(paragraph_break(tokenizer(MARKING[name]))) == 2
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -118,7 +119,7 @@ def test_neither_a_paragraph_nor_its_break_begins_with_a_space_that_nobody_wrote
 )
 def test_other_tokenizers_give_the_ids_of_both_parts_alone(name: str, prompt: str, answer: str) -> None:
     library = PLAIN[name]
-    alone = tuple(pieces(library, tokeniser(library).encode(part)) for part in (prompt, answer))
+    alone = tuple(pieces(library, tokenizer(library).encode(part)) for part in (prompt, answer))
     assert sample(library, prompt, answer) == alone
     assert sample(library, prompt, answer, places=False) == alone
 
@@ -127,5 +128,5 @@ def test_other_tokenizers_give_the_ids_of_both_parts_alone(name: str, prompt: st
 def test_other_tokenizers_give_the_ids_of_paragraphs_alone(name: str) -> None:
     library = PLAIN[name]
     texts = ["ab.", "  b", "é a", "a\nb "]
-    tail = tokeniser(library).encode("\n\n")
-    assert paragraphs(library, *texts) == [pieces(library, tokeniser(library).encode(text) + tail) for text in texts]
+    tail = tokenizer(library).encode("\n\n")
+    assert paragraphs(library, *texts) == [pieces(library, tokenizer(library).encode(text) + tail) for text in texts]

@@ -23,7 +23,7 @@ from lockstep_train.fetch import hub as hubs
 from lockstep_train.fetch.choose import model_files, texts_only
 from lockstep_train.fetch.fetch import Fetched, fetch, pin_of
 from lockstep_train.fetch.hub import DATASETS, HubRepository
-from lockstep_train.fetch.progress import Progress
+from lockstep_train.fetch.progress import FetchProgress
 from lockstep_train.fetch.remote import MayPass
 from lockstep_train.model.fetched import TEXTS
 from support.hub_server import TOKEN, Hub, hub_of_this_process
@@ -356,7 +356,7 @@ def test_who_comes_while_another_fetches_waits_and_then_asks_for_nothing(hub: Hu
 
 def test_progress_is_told_only_while_bytes_come() -> None:
     now, lines = [0.0], list[str]()
-    progress = Progress("org/tiny", 100_000_000_000, 4, lines.append, lambda: now[0])
+    progress = FetchProgress("org/tiny", 100_000_000_000, 4, lines.append, lambda: now[0])
     progress.present(20_000_000_000)
     now[0] = 10.0
     progress.tell()

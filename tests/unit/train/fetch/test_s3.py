@@ -17,12 +17,12 @@ import pytest
 
 from lockstep_spec.modelnames import FETCHED
 from lockstep_train.base.errors import ConfigError, TrainerError
-from lockstep_train.data.read.remote import remote_of as data_remote_of
+from lockstep_train.data.read.remote import data_remote as data_remote_of
 from lockstep_train.fetch import fetch as fetching
 from lockstep_train.fetch import objects
 from lockstep_train.fetch.choose import model_files
 from lockstep_train.fetch.fetch import Fetched, fetch, pin_of
-from lockstep_train.fetch.model import remote_of
+from lockstep_train.fetch.model import model_remote
 from lockstep_train.fetch.remote import MayPass
 from support.s3_server import bucket, running_s3
 
@@ -55,7 +55,7 @@ def put(store: Any, name: str, content: bytes) -> None:
 
 
 def get(cache: Path, address: str = ADDRESS, pin: str | None = None) -> Fetched:
-    remote = remote_of(address)
+    remote = model_remote(address)
     return fetch(remote, pin or pin_of(remote, None, cache, print), cache, print, choose=model_files(address))
 
 
@@ -69,7 +69,7 @@ def test_a_model_of_an_object_store_is_fetched_as_one_of_the_hub(store: Any, tmp
 
 def test_a_revision_of_an_object_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"{ADDRESS} has no revision v1: an object store has none; leave it out"):
-        pin_of(remote_of(ADDRESS), "v1", tmp_path, print)
+        pin_of(model_remote(ADDRESS), "v1", tmp_path, print)
 
 
 def test_objects_that_change_are_another_model_and_a_run_is_told(store: Any, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_password_in_an_address_is_refused_and_not_printed(
 ) -> None:
     monkeypatch.setenv("AWS_REGION", region)
     words = f"an address of {address.partition(':')[0]}:// holds a password or a port .*; take it out"
-    for remote, path in ((remote_of, ""), (data_remote_of, ""), (data_remote_of, "/*.parquet"), (data_remote_of, "/*/a.csv")):
+    for remote, path in ((model_remote, ""), (data_remote_of, ""), (data_remote_of, "/*.parquet"), (data_remote_of, "/*/a.csv")):
         with pytest.raises(ConfigError, match=words) as refused:
             remote(address + path)
         assert "word" not in str(refused.value).replace("password", "")

@@ -17,7 +17,7 @@ from lockstep_spec.shape import ModelShape, Weight, shape_of
 from lockstep_train.base.config import CheckpointConfig, DataConfig, LoraConfig, ModelConfig, OptimizationConfig, TrainingConfig
 from lockstep_train.memory.agree import size_settings
 from lockstep_train.memory.capacity import host_bytes, own_bytes
-from lockstep_train.memory.host import Need, shortage
+from lockstep_train.memory.host import MemoryNeed, shortage
 
 GB = 1_000_000_000
 TRAINING = TrainingConfig(
@@ -143,12 +143,12 @@ def test_a_smaller_copy_is_advised_where_it_saves_memory() -> None:
 @pytest.mark.parametrize(
     ("needs", "expected"),
     [
-        ([Need(0, 10 * GB, 4 * GB, GB), Need(0, 10 * GB, 4 * GB, GB)], None),
-        ([Need(0, 99 * GB, 4 * GB, GB), Need(1, 10 * GB, 6 * GB, 3 * GB), Need(1, 9 * GB, GB, 2 * GB)], "node 1 has 9.0 GB of host memory, of which its 2 ranks hold 7.0 GB, and the copies that saves are written from need 5.0 GB more; raise "),
-        ([Need(0, None, 4 * GB, GB)], None),
+        ([MemoryNeed(0, 10 * GB, 4 * GB, GB), MemoryNeed(0, 10 * GB, 4 * GB, GB)], None),
+        ([MemoryNeed(0, 99 * GB, 4 * GB, GB), MemoryNeed(1, 10 * GB, 6 * GB, 3 * GB), MemoryNeed(1, 9 * GB, GB, 2 * GB)], "node 1 has 9.0 GB of host memory, of which its 2 ranks hold 7.0 GB, and the copies that saves are written from need 5.0 GB more; raise "),
+        ([MemoryNeed(0, None, 4 * GB, GB)], None),
     ],
 )  # fmt: skip
-def test_copies_that_have_no_room_beside_what_a_node_holds_are_told_in_numbers(needs: list[Need], expected: str | None) -> None:
+def test_copies_that_have_no_room_beside_what_a_node_holds_are_told_in_numbers(needs: list[MemoryNeed], expected: str | None) -> None:
     said = shortage(needs)
     assert said is None if expected is None else said is not None and said.startswith(expected)
 

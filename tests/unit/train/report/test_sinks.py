@@ -17,10 +17,10 @@ from lockstep_train.report import reporter as reporter_module
 from lockstep_train.report.reporter import Reporter
 from lockstep_train.report.sinks import choose
 from lockstep_train.report.sinks import sink as sink_module
-from lockstep_train.report.sinks.identity import Identity
+from lockstep_train.report.sinks.identity import ServiceRun
 from lockstep_train.report.sinks.mlflow import flat
 from lockstep_train.report.sinks.redact import redact
-from lockstep_train.report.sinks.sink import Point, Sink
+from lockstep_train.report.sinks.sink import MetricsSink, Point
 
 FOREVER_SECONDS = 60.0
 
@@ -69,8 +69,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sink_module, "POLL_SECONDS", 0.01)
 
 
-def make(connect: Callable[[], Any], told: list[dict[str, Any]]) -> Sink:
-    return Sink("Test", connect, lambda kind, **fields: told.append({"kind": kind, **fields}))
+def make(connect: Callable[[], Any], told: list[dict[str, Any]]) -> MetricsSink:
+    return MetricsSink("Test", connect, lambda kind, **fields: told.append({"kind": kind, **fields}))
 
 
 def point(step: int) -> Point:
@@ -159,7 +159,7 @@ def test_the_end_of_a_run_waits_for_a_hanging_server_only_so_long_and_says_what_
     server.running.clear()
     reporter = Reporter(None, 0)
     reporter.open_logs(tmp_path, 0)
-    reporter._sinks = [Sink("MLflow", server.connect, reporter.event)]
+    reporter._sinks = [MetricsSink("MLflow", server.connect, reporter.event)]
     reporter.step(1, 2, 0.5, None, {"loss": 1.0})
     assert server.arrived.wait(FOREVER_SECONDS)
     reporter.step(2, 2, 1.0, None, {"loss": 1.0})
@@ -171,7 +171,7 @@ def test_the_end_of_a_run_waits_for_a_hanging_server_only_so_long_and_says_what_
 def test_measurements_are_named_by_their_group(server: Server, tmp_path: Path) -> None:
     reporter = Reporter(None, 0)
     reporter.open_logs(tmp_path, 0)
-    reporter._sinks = [Sink("Test", server.connect, reporter.event)]
+    reporter._sinks = [MetricsSink("Test", server.connect, reporter.event)]
     reporter.evaluation(0, 0.0)
     reporter.step(1, 2, 0.5, 9.0, {"loss": 1.5, "mfu": None, "gradientNorm": float("inf")})
     reporter.checkpoint(1, Path("/x"), 10, 0.5)
@@ -187,14 +187,14 @@ def test_measurements_are_named_by_their_group(server: Server, tmp_path: Path) -
 
 def test_a_resumed_run_keeps_its_id_and_a_new_one_in_an_old_folder_gets_its_own(tmp_path: Path) -> None:
     path = tmp_path / "mlflow-run.json"
-    assert Identity(path, "uid-1", 0).recall() is None
-    Identity(path, "uid-1", 0).keep("abc")
-    assert Identity(path, "uid-1", 0).recall() == "abc"  # killed before its first commit
-    assert Identity(path, "uid-2", 8).recall() == "abc"  # a job made again under its old name goes on
-    assert Identity(path, "uid-2", 0).recall() is None
-    assert Identity(path, None, 0).recall() is None
+    assert ServiceRun(path, "uid-1", 0).recall() is None
+    ServiceRun(path, "uid-1", 0).keep("abc")
+    assert ServiceRun(path, "uid-1", 0).recall() == "abc"  # killed before its first commit
+    assert ServiceRun(path, "uid-2", 8).recall() == "abc"  # a job made again under its old name goes on
+    assert ServiceRun(path, "uid-2", 0).recall() is None
+    assert ServiceRun(path, None, 0).recall() is None
     path.write_text("{ torn")
-    assert Identity(path, "uid-1", 8).recall() is None
+    assert ServiceRun(path, "uid-1", 8).recall() is None
 
 
 NOTHING = MetricsConfig(tensor_board=False)
@@ -210,7 +210,7 @@ WANDB = MetricsConfig(tensor_board=False, wandb=WandBConfig())
 def test_a_missing_package_is_told_by_name(monkeypatch: pytest.MonkeyPatch, metrics: MetricsConfig, package: str) -> None:
     monkeypatch.setattr(choose, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=f"the package {package} is not installed; install it in the image"):
-        choose.refuse_unusable(metrics, {"WANDB_API_KEY": "x"})
+        choose.refuse_unusable_metrics(metrics, {"WANDB_API_KEY": "x"})
 
 
 def test_a_folder_that_a_tool_left_behind_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,22 +223,22 @@ def test_a_folder_that_a_tool_left_behind_is_no_package(tmp_path: Path, monkeypa
 def test_an_mlflow_database_address_is_refused_without_its_password() -> None:
     metrics = MetricsConfig(tensor_board=False, mlflow=MLflowConfig("postgresql://anna:hunter2@db/mlflow"))
     with pytest.raises(ConfigError, match="must begin with one of http:, https:, file:, databricks:") as refused:
-        choose.refuse_unusable(metrics)
+        choose.refuse_unusable_metrics(metrics)
     assert "hunter2" not in str(refused.value)
 
 
 def test_wandb_without_a_key_is_refused_and_offline_needs_none(tmp_path: Path) -> None:
     nowhere = {"NETRC": str(tmp_path / "netrc")}
     with pytest.raises(ConfigError, match=r"give WANDB_API_KEY in spec\.env from a Secret"):
-        choose.refuse_unusable(WANDB, nowhere)
-    choose.refuse_unusable(WANDB, {**nowhere, "WANDB_MODE": "offline"})
-    choose.refuse_unusable(WANDB, {**nowhere, "WANDB_API_KEY": "key"})
+        choose.refuse_unusable_metrics(WANDB, nowhere)
+    choose.refuse_unusable_metrics(WANDB, {**nowhere, "WANDB_MODE": "offline"})
+    choose.refuse_unusable_metrics(WANDB, {**nowhere, "WANDB_API_KEY": "key"})
     (tmp_path / "netrc").write_text("machine wandb.corp.example login user password key\n")
-    choose.refuse_unusable(WANDB, {**nowhere, "WANDB_BASE_URL": "https://wandb.corp.example"})
+    choose.refuse_unusable_metrics(WANDB, {**nowhere, "WANDB_BASE_URL": "https://wandb.corp.example"})
 
 
 def test_no_destination_needs_nothing() -> None:
-    choose.refuse_unusable(NOTHING, {})
+    choose.refuse_unusable_metrics(NOTHING, {})
 
 
 def test_secrets_are_blacked_out_by_the_names_of_their_variables() -> None:

@@ -66,7 +66,7 @@ def _beat(file: Path, reader: str, count: int) -> bool:
     return True
 
 
-class Watch:
+class ReaderWatch:
     """What rotation knows of the readers of one checkpoints folder. `clock` is monotonic, in seconds."""
 
     def __init__(self, checkpoints: Path, clock: Callable[[], float] = time.monotonic) -> None:

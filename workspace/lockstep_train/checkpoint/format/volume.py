@@ -21,7 +21,7 @@ MISSING = "is missing"
 
 
 @dataclass(frozen=True)
-class View:
+class VolumeView:
     """What one volume holds."""
 
     commits: list[CommitName]
@@ -43,22 +43,24 @@ class View:
         return {"commits": [str(name) for name in self.commits], "records": records, "damaged": self.damaged, "unreadable": unreadable}
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> View:
+    def from_json(value: Mapping[str, Any]) -> VolumeView:
         commits = [name for name in map(parse_commit, value["commits"]) if name is not None]
-        return View(commits, [Record.from_json(record) for record in value["records"]], list(value["damaged"]), dict(value["unreadable"]))
+        return VolumeView(
+            commits, [Record.from_json(record) for record in value["records"]], list(value["damaged"]), dict(value["unreadable"])
+        )
 
 
-def merge_views(views: Iterable[View]) -> View:
+def merge_views(views: Iterable[VolumeView]) -> VolumeView:
     """What is on at least one volume."""
     known = list(views)
     records = {record.attempt: record for view in known for record in view.records}
     commits = {name for view in known for name in view.commits}
     damaged = {attempt for view in known for attempt in view.damaged}
     unreadable = {attempt: problem for view in known for attempt, problem in view.unreadable.items() if attempt not in records}
-    return View(sorted(commits), [records[attempt] for attempt in sorted(records)], sorted(damaged - records.keys()), unreadable)
+    return VolumeView(sorted(commits), [records[attempt] for attempt in sorted(records)], sorted(damaged - records.keys()), unreadable)
 
 
-def read_view(checkpoints: Path) -> View:
+def read_view(checkpoints: Path) -> VolumeView:
     records: list[Record] = []
     damaged: list[int] = []
     unreadable: dict[int, str] = {}
@@ -76,10 +78,10 @@ def read_view(checkpoints: Path) -> View:
             damaged.append(attempt)
             if may_pass(error):
                 unreadable[attempt] = f"{entry} can't be read: {getattr(error, 'strerror', None) or error}"
-    return View(list_commits(checkpoints), records, damaged, unreadable)
+    return VolumeView(commit_names(checkpoints), records, damaged, unreadable)
 
 
-def list_commits(checkpoints: Path) -> list[CommitName]:
+def commit_names(checkpoints: Path) -> list[CommitName]:
     """Folders that hold a manifest."""
     if not checkpoints.is_dir():
         return []

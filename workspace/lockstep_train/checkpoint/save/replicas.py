@@ -142,7 +142,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Place:
+class ServerAddress:
     """Where a node's server listens."""
 
     host: str
@@ -169,7 +169,7 @@ class Server:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, 0), family=family)
         self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
-        self.place = Place(host, self._socket.getsockname()[1])
+        self.place = ServerAddress(host, self._socket.getsockname()[1])
         threading.Thread(target=self._accept, name="lockstep-replicas", daemon=True).start()
 
     def close(self) -> None:
@@ -227,7 +227,7 @@ class Server:
         return None
 
 
-def _ask(place: Place, token: bytes, shard: Shard, do: str, then: Callable[[Line], None], deadline_seconds: float) -> None:
+def _ask(place: ServerAddress, token: bytes, shard: Shard, do: str, then: Callable[[Line], None], deadline_seconds: float) -> None:
     with socket.create_connection((place.host, place.port), timeout=min(10.0, deadline_seconds)) as connection:
         line = Line(connection, token, deadline_seconds)
         line.challenge = line.read(CHALLENGE_BYTES)
@@ -241,7 +241,7 @@ def _agree(line: Line) -> None:
         raise TransferError(problem)
 
 
-def put(place: Place, token: bytes, shard: Shard, path: Path, deadline_seconds: float = DEADLINE_SECONDS) -> None:
+def put(place: ServerAddress, token: bytes, shard: Shard, path: Path, deadline_seconds: float = DEADLINE_SECONDS) -> None:
     """Returns when the file is durable on the other node's volume. Raises OSError."""
 
     def send(line: Line) -> None:
@@ -251,7 +251,7 @@ def put(place: Place, token: bytes, shard: Shard, path: Path, deadline_seconds: 
     _ask(place, token, shard, "put", send, deadline_seconds)
 
 
-def get(place: Place, token: bytes, shard: Shard, path: Path, deadline_seconds: float = DEADLINE_SECONDS) -> None:
+def get(place: ServerAddress, token: bytes, shard: Shard, path: Path, deadline_seconds: float = DEADLINE_SECONDS) -> None:
     """The file from another node's volume, checked against its SHA-256, as `path`. Raises OSError."""
 
     def take(line: Line) -> None:
@@ -273,7 +273,7 @@ def own_address(towards: str, port: int) -> str:
 class Replicas:
     """This rank's way to the other nodes' volumes; the node's first rank serves them. One copy where nothing is shared, or all is."""
 
-    def __init__(self, ranks: Ranks, copies: int, token: bytes, places: list[Place]) -> None:
+    def __init__(self, ranks: Ranks, copies: int, token: bytes, places: list[ServerAddress]) -> None:
         self._ranks = ranks
         self._copies = copies
         self._token = token
@@ -323,5 +323,5 @@ def connect(ranks: Ranks, checkpoints: Path, attempt: int, copies: int, master: 
     mine = [ranks.node, server.place.host, server.place.port] if server is not None else None
     answers = ranks.gather("replicas/place", mine)
     listed = ranks.publish("replicas/places", sorted(answer for answer in answers or [] if answer is not None))
-    places = [Place(host, port) for _, host, port in listed]
+    places = [ServerAddress(host, port) for _, host, port in listed]
     return Replicas(ranks, min(copies, ranks.nodes), token, places)

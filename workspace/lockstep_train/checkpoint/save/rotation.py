@@ -12,8 +12,8 @@ from lockstep_train.base.durable import sync_directory
 from lockstep_train.checkpoint.format.chain import candidates
 from lockstep_train.checkpoint.format.layout import MANIFEST, TRASH, CommitName
 from lockstep_train.checkpoint.format.manifest import decode
-from lockstep_train.checkpoint.format.readers import Watch
-from lockstep_train.checkpoint.format.volume import list_commits, read_records
+from lockstep_train.checkpoint.format.readers import ReaderWatch
+from lockstep_train.checkpoint.format.volume import commit_names, read_records
 
 NEVER_ROTATED = 2
 
@@ -43,15 +43,15 @@ def doomed_commits(
 class Rotation:
     """Rotates one checkpoints folder. Several nodes may do so at once on a shared volume: what is gone already is no error."""
 
-    def __init__(self, checkpoints: Path, keep: int, watch: Watch | None = None) -> None:
+    def __init__(self, checkpoints: Path, keep: int, watch: ReaderWatch | None = None) -> None:
         self._checkpoints = checkpoints
         self._keep = keep
-        self._watch = watch or Watch(checkpoints)
+        self._watch = watch or ReaderWatch(checkpoints)
         self._qualities: dict[CommitName, Quality | None] = {}
 
     def rotate(self) -> list[CommitName]:
         """Delete what may go; returns it."""
-        chain = candidates(list_commits(self._checkpoints), read_records(self._checkpoints))
+        chain = candidates(commit_names(self._checkpoints), read_records(self._checkpoints))
         for name in chain:
             if name not in self._qualities:
                 self._qualities[name] = read_quality(self._checkpoints / str(name))

@@ -128,7 +128,7 @@ class Saver:
         self._tell = tell
         self._thread = ThreadPoolExecutor(1, "save")
         self._memory = HostMemory()
-        self._source = Source(kinds)
+        self._source = StateLocator(kinds)
         self._copied = threading.Event()
         """Set when the state of the save under way may change."""
         self._ending: Future[Saved] | None = None
@@ -232,7 +232,7 @@ class Saver:
         return commit.outcome(ranks, tag, here) if ranks.first or writing.job.wait else commit.Outcome(committed=False)
 
 
-class Source:
+class StateLocator:
     """Where the state lies: looked up once, since that takes longer than to start a save, and again only if it has moved."""
 
     def __init__(self, kinds: tuple[str, ...]) -> None:

@@ -30,7 +30,7 @@ _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 @dataclass(frozen=True)
-class Piece:
+class FilePiece:
     """Elements that lie side by side both in memory and in the file."""
 
     source: torch.Tensor
@@ -49,7 +49,7 @@ class FileImage:
     header: bytes
     size: int
     """Bytes of the file."""
-    pieces: tuple[Piece, ...]
+    pieces: tuple[FilePiece, ...]
 
 
 def lay_out(fragments: Iterable[Fragment]) -> FileImage:
@@ -93,7 +93,7 @@ def _header(dtypes: dict[str, torch.dtype], total: int) -> tuple[bytes, dict[str
     return len(text).to_bytes(8, "little") + text, starts, begin + offset
 
 
-def _pieces(sources: Sequence[torch.Tensor], dtype: torch.dtype, offset: int) -> Iterator[Piece]:
+def _pieces(sources: Sequence[torch.Tensor], dtype: torch.dtype, offset: int) -> Iterator[FilePiece]:
     """One piece for each stretch of neighbours."""
     first, numel = None, 0
     for source in (item.detach() for item in sources if item.numel()):
@@ -101,11 +101,11 @@ def _pieces(sources: Sequence[torch.Tensor], dtype: torch.dtype, offset: int) ->
             numel += source.numel()
             continue
         if first is not None:
-            yield Piece(first.as_strided((numel,), (1,)), dtype, offset)
+            yield FilePiece(first.as_strided((numel,), (1,)), dtype, offset)
             offset += numel * dtype.itemsize
         first, numel = source, source.numel()
     if first is not None:
-        yield Piece(first.as_strided((numel,), (1,)), dtype, offset)
+        yield FilePiece(first.as_strided((numel,), (1,)), dtype, offset)
 
 
 def _adjoin(first: torch.Tensor, numel: int, source: torch.Tensor) -> bool:

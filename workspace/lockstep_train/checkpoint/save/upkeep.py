@@ -19,7 +19,7 @@ from lockstep_train.checkpoint.format.layout import MANIFEST, TRASH
 from lockstep_train.checkpoint.format.manifest import Manifest, ShardRecord, decode
 from lockstep_train.checkpoint.format.readers import reading
 from lockstep_train.checkpoint.format.views import keep_tokenizer, refresh_views
-from lockstep_train.checkpoint.format.volume import list_commits, read_records
+from lockstep_train.checkpoint.format.volume import commit_names, read_records
 from lockstep_train.checkpoint.save.replicas import Replicas, connect, local_only
 from lockstep_train.checkpoint.save.rotation import Rotation
 from lockstep_train.report import print_error
@@ -54,7 +54,7 @@ class Upkeep:
         if not self.mine:
             return
         try:
-            chain = candidates(list_commits(self._checkpoints), read_records(self._checkpoints))
+            chain = candidates(commit_names(self._checkpoints), read_records(self._checkpoints))
             refresh_views(self._checkpoints.parent, self._checkpoints, chain)
         except OSError as error:
             self._tell(f"{self._checkpoints.parent}: the checkpoint-N views can't be kept: {error}")

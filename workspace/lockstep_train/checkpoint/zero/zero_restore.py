@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lockstep_train.checkpoint.format.kinds import MASTER
-from lockstep_train.checkpoint.format.load import Need, Values
+from lockstep_train.checkpoint.format.shards import RangeNeed, Values
 from lockstep_train.checkpoint.zero.zero_access import (
     Fragment,
     _stage3_range,
@@ -20,19 +20,19 @@ from lockstep_train.checkpoint.zero.zero_access import (
 )
 
 
-def needs(engine: Any) -> dict[str, Need]:
+def needs(engine: Any) -> dict[str, RangeNeed]:
     """What this rank needs of each parameter to restore it."""
     owned = {fragment.name: fragment for fragment in fragments(engine, kinds=(MASTER,))}
     return {name: _need(owned.get(name), whole=parameter.numel() > 0) for name, parameter in trainable(engine)}
 
 
-def _need(fragment: Fragment | None, whole: bool) -> Need:
+def _need(fragment: Fragment | None, whole: bool) -> RangeNeed:
     """`whole`: the parameter is resident, as under Stage1 and Stage2, and under Stage3 where it is small."""
-    return Need(fragment.start, fragment.numel, whole) if fragment is not None else Need(0, 0, whole)
+    return RangeNeed(fragment.start, fragment.numel, whole) if fragment is not None else RangeNeed(0, 0, whole)
 
 
 @torch.no_grad()
-def restore(engine: Any, fetch: Callable[[str, Need], Values], optimizer_step: int) -> None:
+def restore(engine: Any, fetch: Callable[[str, RangeNeed], Values], optimizer_step: int) -> None:
     """Load the state. `fetch` is called on every rank for every parameter in the same order, so it may be a collective.
 
     Moments that it doesn't give are zero, as before the first update.
@@ -56,17 +56,17 @@ def set_counters(engine: Any, step: int, accumulation: int, global_batch_size: i
     engine.micro_steps = step * accumulation
 
 
-def _own(master: torch.Tensor, need: Need) -> torch.Tensor:
+def _own(master: torch.Tensor, need: RangeNeed) -> torch.Tensor:
     return master[need.start : need.start + need.numel] if need.whole else master
 
 
-def _copy_fragment(fragment: Fragment, values: Values, need: Need) -> None:
+def _copy_fragment(fragment: Fragment, values: Values, need: RangeNeed) -> None:
     for kind, tensor in fragment.tensors.items():
         if kind in values:
             tensor.copy_(_own(values[kind], need) if kind == MASTER else values[kind])
 
 
-def _set_weights(optimizer: Any, parameter: Any, master: torch.Tensor, need: Need) -> None:
+def _set_weights(optimizer: Any, parameter: Any, master: torch.Tensor, need: RangeNeed) -> None:
     """The low-precision copy that the forward pass uses; under Stage3 the shard, and the whole one if it stays resident."""
     if is_stage3(parameter):
         _, numel = _stage3_range(optimizer, parameter)

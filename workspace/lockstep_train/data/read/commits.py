@@ -17,7 +17,7 @@ from lockstep_train.base.config import RunConfig, TrainingConfig
 from lockstep_train.base.durable import make_directory, write_durably
 from lockstep_train.base.errors import Problem, TrainerError, problem_of
 from lockstep_train.base.ranks import Ranks
-from lockstep_train.data.read.remote import remote_name, remote_of
+from lockstep_train.data.read.remote import data_remote, remote_name
 from lockstep_train.fetch.fetch import Say, pin_of
 from lockstep_train.fetch.folders import remember_revision, remembered_revision
 from lockstep_train.fetch.hub import DATASETS
@@ -58,7 +58,7 @@ def _chosen(asked: list[Asked], seen: list[list[str | None] | None], cache: Path
 
 def _commit(name: str, revision: str | None, seen: list[str | None], cache: Path, say: Say) -> str:
     earlier = next((commit for commit in seen if commit is not None), None)
-    return earlier or pin_of(remote_of(name), None if is_address(name) else revision, cache, say)
+    return earlier or pin_of(data_remote(name), None if is_address(name) else revision, cache, say)
 
 
 def _earlier(asked: Asked, run_dir: Path, cache: Path) -> str | None:

@@ -12,11 +12,11 @@ from pathlib import Path
 from lockstep_spec.choices import DataFormat
 from lockstep_train.base.config import SourceConfig
 from lockstep_train.base.errors import ConfigError, first_line, refusal
-from lockstep_train.data.read.layout import CARD, Layout, layout_of, left_out, one_of, split_names
-from lockstep_train.data.read.read import Broken, is_plain_text, paragraph_of, read_jsonl, read_text, refuse_packed
 from lockstep_train.data.read.records import AnySample, sample_of
+from lockstep_train.data.read.splits import CARD, DatasetLayout, layout_of, left_out, one_of, split_names
 from lockstep_train.data.read.streams import JSON, PARQUET, TABLES, suffix_of
 from lockstep_train.data.read.tables import parquet_row_count, read_table, row_sample
+from lockstep_train.data.read.text_files import Broken, is_plain_text, paragraph_of, read_jsonl, read_text, refuse_packed
 
 WILD = set("*?[")
 ALL = "train"
@@ -25,7 +25,7 @@ Reader = Callable[[Path, Broken], Iterator[AnySample]]
 
 
 @dataclass(frozen=True)
-class Part:
+class RowRange:
     """Rows of some files."""
 
     paths: tuple[Path, ...]
@@ -39,7 +39,7 @@ class Part:
 class DataFiles:
     """What one source is read from."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[RowRange, ...]
     plain_text: bool
     """Paragraphs that may be joined; else every sample stands for itself."""
     separator: str | None = None
@@ -86,7 +86,7 @@ def reader_of(plain_text: bool, separator: str | None) -> Reader:
 class _Through(Broken):
     """Counts lines or rows through the files of a part, and passes on what is broken in those that are asked for."""
 
-    def __init__(self, whole: Broken, part: Part, offset: int) -> None:
+    def __init__(self, whole: Broken, part: RowRange, offset: int) -> None:
         super().__init__(whole.name)
         self._whole = whole
         self._part = part
@@ -123,7 +123,7 @@ class _Through(Broken):
         return self._part.end is not None and self.before + self.last >= self._part.end
 
 
-def _samples_of(part: Part, read: Reader, broken: Broken, offset: int) -> Generator[AnySample, None, int]:
+def _samples_of(part: RowRange, read: Reader, broken: Broken, offset: int) -> Generator[AnySample, None, int]:
     """Returns how many lines or rows were gone through."""
     through = _Through(broken, part, offset)
     for path in part.paths:
@@ -143,7 +143,7 @@ def row_count(paths: Sequence[Path], read: Reader) -> int:
     """Rows of tables, objects of arrays, or lines. Raises ConfigError."""
     if all(path.suffix.casefold() == PARQUET for path in paths):
         return sum(map(parquet_row_count, paths))
-    ignored = _samples_of(Part(tuple(paths)), read, Broken(""), 0)
+    ignored = _samples_of(RowRange(tuple(paths)), read, Broken(""), 0)
     while True:
         try:
             next(ignored)
@@ -236,7 +236,7 @@ def whole_files(paths: Sequence[Path], format: DataFormat) -> DataFiles:
     if texts and len(texts) < len(paths):
         other = next(path for path in paths if path not in texts)
         raise ConfigError(f"{texts[0]} is plain text and {other} is not; name them as two sources (data.sources), or state their format")
-    return DataFiles((Part(tuple(paths)),), bool(texts))
+    return DataFiles((RowRange(tuple(paths)),), bool(texts))
 
 
 def _is_text(path: Path, format: DataFormat) -> bool:
@@ -265,7 +265,7 @@ def _is_hidden(file: Path) -> bool:
     return any(part.startswith(".") for part in file.parts) or any(part.startswith("__") or part == "lost+found" for part in folders)
 
 
-def split_files(layout: Layout, root: Path, source: SourceConfig, say: Callable[[str], None]) -> DataFiles:
+def split_files(layout: DatasetLayout, root: Path, source: SourceConfig, say: Callable[[str], None]) -> DataFiles:
     """Those of the source's split, which may be a part of one or several together. Raises ConfigError."""
     split = source.split or default_split(layout)
     paths = {name: tuple(root / file for file in layout.files(name)) for name in split_names(split)}
@@ -276,14 +276,14 @@ def split_files(layout: Layout, root: Path, source: SourceConfig, say: Callable[
     return DataFiles(tuple(parts), plain_text, layout.separator)
 
 
-def default_split(layout: Layout) -> str:
+def default_split(layout: DatasetLayout) -> str:
     """For evaluation, where none is stated: validation, or the only one there is."""
     return next(iter(layout.splits)) if len(layout.splits) == 1 else "validation"
 
 
-def _parts(split: str, paths: Mapping[str, tuple[Path, ...]], read: Reader) -> Iterator[Part]:
+def _parts(split: str, paths: Mapping[str, tuple[Path, ...]], read: Reader) -> Iterator[RowRange]:
     if "[" not in split:
-        yield from (Part(paths[name]) for name in split_names(split))
+        yield from (RowRange(paths[name]) for name in split_names(split))
         return
     import datasets
 
@@ -294,7 +294,7 @@ def _parts(split: str, paths: Mapping[str, tuple[Path, ...]], read: Reader) -> I
         raise ConfigError(f"the split {split} can't be taken: {first_line(error)}; there are {one_of_counts(counts)}") from error
     for part in chosen:
         start = part.from_ or 0
-        yield Part(paths[part.splitname], start, part.to if part.to is not None else counts[part.splitname])
+        yield RowRange(paths[part.splitname], start, part.to if part.to is not None else counts[part.splitname])
 
 
 def one_of_counts(counts: Mapping[str, int]) -> str:

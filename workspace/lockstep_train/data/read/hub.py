@@ -18,8 +18,8 @@ from lockstep_train.base.durable import make_directory, write_durably
 from lockstep_train.base.errors import TrainerError
 from lockstep_train.data.arrays import remove
 from lockstep_train.data.read.files import DataFiles, default_split, rows_of_files, split_files
-from lockstep_train.data.read.layout import CARD, Layout, layout_of, left_out, split_names
-from lockstep_train.data.read.remote import is_folder_like, remote_name, remote_of
+from lockstep_train.data.read.remote import data_remote, is_folder_like, remote_name
+from lockstep_train.data.read.splits import CARD, DatasetLayout, layout_of, left_out, split_names
 from lockstep_train.fetch.fetch import fetch, pin_of
 from lockstep_train.fetch.folders import remember_revision, remembered_revision, target_in
 from lockstep_train.fetch.hub import DATASETS
@@ -60,7 +60,7 @@ def hub_dataset(source: SourceConfig, cache: Path, say: Say) -> HubDataset:
     Raises ConfigError for a name, config or split that the hub doesn't have, TrainerError for a network or a volume with which it may work later.
     """
     name = remote_name(source) or ""
-    remote = remote_of(name)
+    remote = data_remote(name)
     commit = _commit(remote, source, cache, say)
     if not is_folder_like(source):
         folder = fetch(remote, commit, cache, say).folder
@@ -82,7 +82,7 @@ def _commit(remote: Remote, source: SourceConfig, cache: Path, say: Say) -> str:
     return remembered_revision(cache, DATASETS, remote.name, source.revision) or pin_of(remote, source.revision, cache, say)
 
 
-def _fetched(remote: Remote, commit: str, source: SourceConfig, cache: Path, say: Say) -> tuple[Layout, Path]:
+def _fetched(remote: Remote, commit: str, source: SourceConfig, cache: Path, say: Say) -> tuple[DatasetLayout, Path]:
     """Which files there are, and the folder with those of the split. Each config and split has a folder of its own."""
     splits = sorted(split_names(source.split)) if source.split is not None else None
     part = "-" + hashlib.sha256(json.dumps([source.config, splits]).encode()).hexdigest()[:16]
@@ -108,11 +108,11 @@ def _fetched(remote: Remote, commit: str, source: SourceConfig, cache: Path, say
     return layout, fetched.folder
 
 
-def _noted(note: Path, what: str) -> Layout | None:
+def _noted(note: Path, what: str) -> DatasetLayout | None:
     """The layout as it was when the files were chosen; None where the note is gone."""
     try:
         value: dict[str, Any] = json.loads(note.read_bytes())
         splits = {str(split): tuple(files) for split, files in value["splits"].items()}
-        return Layout(what, value["config"], splits, value["separator"])
+        return DatasetLayout(what, value["config"], splits, value["separator"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -23,7 +23,7 @@ def remote_name(source: Any) -> str | None:
     return source.name if source.path is None else source.path if is_address(source.path) else None
 
 
-def remote_of(name: str) -> Remote:
+def data_remote(name: str) -> Remote:
     """Raises ConfigError for a pattern that can't be looked for, or an address with a password."""
     if not is_address(name):
         return HubRepository(name, DATASETS)

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from lockstep_train.base.errors import first_line, refusal
-from lockstep_train.data.read.read import Broken, Form, usable
 from lockstep_train.data.read.records import FORMS, KEYS, AnySample, object_of, sample_of
 from lockstep_train.data.read.streams import ARROW, PARQUET, open_data, suffix_of
+from lockstep_train.data.read.text_files import Broken, Form, usable
 
 Row = dict[str, Any]
 BATCH_ROWS = 1000

@@ -24,7 +24,7 @@ import torch
 
 from lockstep_train.data.arrays import Array
 from lockstep_train.data.sequences.holdout import mix
-from lockstep_train.data.tokens.tokenize import IGNORED, Example
+from lockstep_train.data.tokens.encode import IGNORED, Example
 
 
 @lru_cache(maxsize=2)
@@ -58,7 +58,7 @@ class Batch:
     labels: torch.Tensor
     real: torch.Tensor
     """False on padding."""
-    documents: Documents | None = None
+    documents: DocumentBounds | None = None
     """Set for packed rows."""
 
     @property
@@ -69,7 +69,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Documents:
+class DocumentBounds:
     """Where the documents of packed rows begin and end, said in both ways that attention understands."""
 
     positions: torch.Tensor
@@ -105,10 +105,10 @@ def collate(examples: Sequence[Example], ghost: Example, pad: int, device: torch
     return Batch(torch.from_numpy(ids).to(device), torch.from_numpy(labels).to(device), torch.from_numpy(real).to(device), documents)
 
 
-def keep_apart(rows: Sequence[Sequence[int]], width: int, device: torch.device) -> Documents:
+def keep_apart(rows: Sequence[Sequence[int]], width: int, device: torch.device) -> DocumentBounds:
     """`rows`: the lengths of each row's documents."""
     filled = [[*lengths, width - sum(lengths)] if sum(lengths) < width else list(lengths) for lengths in rows]
     positions = numpy.stack([numpy.concatenate([numpy.arange(length) for length in lengths]) for lengths in filled])
     flat = [length for lengths in filled for length in lengths]
     boundaries = numpy.concatenate([[0], numpy.cumsum(flat)]).astype(numpy.int32)
-    return Documents(torch.from_numpy(positions).to(device), torch.from_numpy(boundaries).to(device), max(flat))
+    return DocumentBounds(torch.from_numpy(positions).to(device), torch.from_numpy(boundaries).to(device), max(flat))

@@ -13,7 +13,7 @@ from lockstep_train.base.errors import ConfigError
 from lockstep_train.data.arrays import Array, Arrays
 from lockstep_train.data.sequences.documents import Documents, Made, Rules, blocks_of, documents_of, together
 from lockstep_train.data.sequences.holdout import fixed_subset, held_out, part_of
-from lockstep_train.data.tokens.source import Source
+from lockstep_train.data.tokens.source import DataSource
 
 DONE = {Overlong.TRUNCATE: "cut at their end", Overlong.DROP: "dropped", Overlong.SPLIT: "split"}
 
@@ -48,7 +48,7 @@ class Sides:
     evaluation: list[Array]
 
 
-def divide(sources: Sequence[Source], tokens: Sequence[Arrays], rule: Rule) -> Divided:
+def divide(sources: Sequence[DataSource], tokens: Sequence[Arrays], rule: Rule) -> Divided:
     """Raises ConfigError when nothing is left to train on, or a sample is too long and `overlong` says Error."""
     sides = choose_sides([found["keys"] for found in tokens], rule)
     made: list[Made] = []
@@ -86,7 +86,7 @@ def weighted(keys: Array, indices: Array, weight: float) -> Array:
     return numpy.concatenate([*[indices] * whole, part_of(keys, indices, weight - whole)])
 
 
-def _documents(source: Source, tokens: Arrays, number: int, indices: Array, rule: Rule) -> Made:
+def _documents(source: DataSource, tokens: Arrays, number: int, indices: Array, rule: Rule) -> Made:
     rules = Rules(source.name, number, rule.max_length, rule.overlong, rule.prefix)
     if not source.plain_text:
         return documents_of(tokens, indices, rules)
@@ -95,7 +95,7 @@ def _documents(source: Source, tokens: Arrays, number: int, indices: Array, rule
     return Made(together([part.documents for part in made]), 0, 0)
 
 
-def _note(source: Source, samples: int, seen: int, made: Made, rule: Rule) -> str:
+def _note(source: DataSource, samples: int, seen: int, made: Made, rule: Rule) -> str:
     parts = [f"{samples:,} samples to train on"]
     if source.weight != 1:
         parts.append(f"weight {source.weight:g}: {seen:,} an epoch")

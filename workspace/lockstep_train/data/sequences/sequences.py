@@ -15,7 +15,7 @@ import numpy
 from lockstep_train.data.arrays import Array, Arrays, ArrayWriter
 from lockstep_train.data.sequences.documents import Documents, reordered
 from lockstep_train.data.sequences.packing import best_fit_decreasing, offsets
-from lockstep_train.data.tokens.tokenize import IGNORED, Example
+from lockstep_train.data.tokens.encode import IGNORED, Example
 
 TYPES = {"spans": "<i8", "span_offsets": "<i8", "prefixed": "|b1", "lengths": "<i8", "sequences": "<i8", "learned": "<i4"}
 CONTENT = tuple(TYPES)

@@ -22,9 +22,10 @@ from queue import SimpleQueue
 from typing import IO, Any, cast
 
 from lockstep_spec.choices import TrainOn
-from lockstep_train.data.read.read import Broken
 from lockstep_train.data.read.records import AnySample, Conversation, Sample
-from lockstep_train.data.tokens.tokenize import Encoded, Tokeniser, encode_samples
+from lockstep_train.data.read.text_files import Broken
+from lockstep_train.data.tokens.encode import Encoded, encode_samples
+from lockstep_train.data.tokens.tokenizer import Tokenizer
 from lockstep_train.data.tokens.turns import TemplateChoice
 
 AFTER_SECONDS = 20.0
@@ -72,10 +73,10 @@ class Lost(Exception):
     """A process has ended before it answered."""
 
 
-def encode_batch(batch: Batch, tokeniser: Tokeniser, train_on: TrainOn, name: str) -> Answer:
+def encode_batch(batch: Batch, tokenizer: Tokenizer, train_on: TrainOn, name: str) -> Answer:
     """The samples that can be used, and the others."""
     broken = Broken(name)
-    return encode_samples(batch, tokeniser, train_on, broken), broken
+    return encode_samples(batch, tokenizer, train_on, broken), broken
 
 
 class Process:
@@ -205,13 +206,13 @@ class Encoder:
             self._pool = None
 
 
-def start_pool(tokeniser: Tokeniser, train_on: TrainOn, name: str, say: Callable[[str], None]) -> Pool | None:
+def start_pool(tokenizer: Tokenizer, train_on: TrainOn, name: str, say: Callable[[str], None]) -> Pool | None:
     """None where there is no core for it besides the one of this process, or the tokenizer is nowhere to be loaded from."""
     count = min(PROCESSES, usable_cores() - 1)
-    if count < 2 or tokeniser.folder is None:
+    if count < 2 or tokenizer.folder is None:
         return None
     say(f"Tokenising {name} with {count} processes")
-    return Pool([Process(tokeniser.folder, train_on, name, tokeniser.choice) for _ in range(count)])
+    return Pool([Process(tokenizer.folder, train_on, name, tokenizer.choice) for _ in range(count)])
 
 
 def usable_cores(root: Path = Path("/sys/fs/cgroup")) -> int:

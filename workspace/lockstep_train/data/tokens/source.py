@@ -21,10 +21,11 @@ import numpy
 from lockstep_spec.choices import OnBroken, TrainOn
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.data.arrays import Array, Arrays, ArrayWriter, open_arrays, whole_arrays
-from lockstep_train.data.read.read import Broken
 from lockstep_train.data.read.records import AnySample
+from lockstep_train.data.read.text_files import Broken
+from lockstep_train.data.tokens.encode import Encoded, encode_paragraphs, paragraph_break
 from lockstep_train.data.tokens.pool import Answer, Batch, Encoder, encode_batch, start_pool
-from lockstep_train.data.tokens.tokenize import Encoded, Tokeniser, encode_paragraphs, paragraph_break
+from lockstep_train.data.tokens.tokenizer import Tokenizer
 
 VERSION = 5
 """Raised when the same text would give other tokens, or other facts about them."""
@@ -44,7 +45,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """One source of samples."""
 
     name: str
@@ -59,15 +60,15 @@ class Source:
     """What a manifest calls it: the path, or the hub dataset with its commit."""
 
 
-def token_key(source: Source, tokeniser: Tokeniser, train_on: TrainOn, on_broken: OnBroken = OnBroken.FAIL) -> str:
+def token_key(source: DataSource, tokenizer: Tokenizer, train_on: TrainOn, on_broken: OnBroken = OnBroken.FAIL) -> str:
     """The name of the source's token folder: a hash of everything that the tokens follow from."""
     facts = [
         VERSION,
         source.digest,
         source.plain_text,
-        tokeniser.digest,
-        list(tokeniser.begin),
-        tokeniser.end,
+        tokenizer.digest,
+        list(tokenizer.begin),
+        tokenizer.end,
         train_on.value,
         on_broken.value,
     ]
@@ -75,19 +76,19 @@ def token_key(source: Source, tokeniser: Tokeniser, train_on: TrainOn, on_broken
 
 
 def tokens_of(
-    source: Source, tokeniser: Tokeniser, train_on: TrainOn, folder: Path, say: Say, on_broken: OnBroken = OnBroken.FAIL
+    source: DataSource, tokenizer: Tokenizer, train_on: TrainOn, folder: Path, say: Say, on_broken: OnBroken = OnBroken.FAIL
 ) -> Arrays:
     """The source's tokens: checked, or made now. Raises ConfigError when the source has broken lines that are not to be left out."""
-    place = folder / token_key(source, tokeniser, train_on, on_broken)
+    place = folder / token_key(source, tokenizer, train_on, on_broken)
     found = whole_arrays(place, lambda problem: say(f"The token cache of {source.name} is made again: {problem}"))
     if found is not None:
         return found
-    write_tokens(source, tokeniser, train_on, place, say, on_broken)
+    write_tokens(source, tokenizer, train_on, place, say, on_broken)
     return open_arrays(place, verify=False)
 
 
 def write_tokens(
-    source: Source, tokeniser: Tokeniser, train_on: TrainOn, place: Path, say: Say, on_broken: OnBroken = OnBroken.FAIL
+    source: DataSource, tokenizer: Tokenizer, train_on: TrainOn, place: Path, say: Say, on_broken: OnBroken = OnBroken.FAIL
 ) -> None:
     """Read, tokenise and write the source in batches, so that memory doesn't grow with it. Raises ConfigError."""
     broken = Broken(source.name)
@@ -97,11 +98,11 @@ def write_tokens(
 
     def here(batch: Batch) -> Answer:
         if source.plain_text:
-            return encode_paragraphs(batch, tokeniser), Broken(source.name)
-        return encode_batch(batch, tokeniser, train_on, source.name)
+            return encode_paragraphs(batch, tokenizer), Broken(source.name)
+        return encode_batch(batch, tokenizer, train_on, source.name)
 
     remarks = Remarks(NAME)
-    encoder = Encoder(here, lambda: start_pool(tokeniser, train_on, source.name, say), say)
+    encoder = Encoder(here, lambda: start_pool(tokenizer, train_on, source.name, say), say)
     try:
         writer.append("offsets", numpy.zeros(1, numpy.int64))
         with contextlib.closing(encoder.run(batches(source.samples(broken)))) as answers:
@@ -123,13 +124,13 @@ def write_tokens(
             raise ConfigError("; ".join(named([f"the data {NAME} holds no samples", *lost, *blank], source)))
         notes = [*lost, *remarks.notes(), *blank]
         facts = {"source": source.name, "samples": samples, "tokens": tokens, "largest": largest, "notes": notes}
-        writer.commit({**facts, "separator": len(paragraph_break(tokeniser))})
+        writer.commit({**facts, "separator": len(paragraph_break(tokenizer))})
     except BaseException:
         writer.discard()
         raise
 
 
-def named(notes: Sequence[str], source: Source) -> list[str]:
+def named(notes: Sequence[str], source: DataSource) -> list[str]:
     """Notes on the tokens of a source, which stand for its name as `NAME`."""
     return [note.replace(NAME, source.name) for note in notes]
 

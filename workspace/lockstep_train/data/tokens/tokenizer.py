@@ -7,21 +7,52 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lockstep_train.base.errors import reason_of, refusal
 from lockstep_train.data.tokens.template import chat_template, own_template, stop_tokens
-from lockstep_train.data.tokens.tokenize import Tokeniser
-from lockstep_train.data.tokens.turns import Span, TemplateChoice
+from lockstep_train.data.tokens.turns import ChatTemplate, Span, TemplateChoice
 
 FILES = re.compile(
     r"(tokenizer|special_tokens|added_tokens|vocab|merges|chat_template|sentencepiece|spiece)[^/]*|[^/]*\.(model|tiktoken|jinja)"
 )
 
 
-def load_tokeniser(folder: Path, choice: TemplateChoice = TemplateChoice()) -> Tokeniser:  # noqa: B008 (never changed)
+@dataclass(frozen=True)
+class Tokenizer:
+    """What is needed of a tokenizer, so that this module needs no transformers."""
+
+    encode: Callable[[str], list[int]]
+    """Text to token ids, without special tokens."""
+    begin: tuple[int, ...]
+    """What the model expects before every text (BOS of Llama, [gMASK]<sop> of GLM, nothing for Qwen)."""
+    end: int | None
+    pad: int
+    chat: ChatTemplate | None = None
+    encode_many: Callable[[list[str]], list[list[int]]] | None = None
+    """The same for many texts at once, which fast tokenizers do on several cores."""
+    places: Callable[[list[str]], list[tuple[list[int], list[Span]]]] | None = None
+    """Of each text its ids, without special tokens, and where in it each token stands; None: the tokenizer doesn't know."""
+    decode: Callable[[list[int]], str] = str
+    digest: str = ""
+    """Tells one tokenizer from another."""
+    folder: Path | None = None
+    """Where it was loaded from, and can be loaded again."""
+    choice: TemplateChoice = field(default_factory=TemplateChoice)
+    """Which chat template it was loaded with."""
+    vocabulary: int | None = None
+    """Rows of the model's embedding; None: it can't be told before the model is loaded."""
+    stops: frozenset[int] = frozenset()
+    """The tokens at which the model stops writing."""
+
+    def encode_all(self, texts: list[str]) -> list[list[int]]:
+        return self.encode_many(texts) if self.encode_many is not None else [self.encode(text) for text in texts]
+
+
+def load_tokenizer(folder: Path, choice: TemplateChoice = TemplateChoice()) -> Tokenizer:  # noqa: B008 (never changed)
     """With the chat template that the run states, or its own. Raises ConfigError when the folder has no tokenizer, TrainerError when it can't be read now."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers import AutoTokenizer
@@ -39,7 +70,7 @@ def load_tokeniser(folder: Path, choice: TemplateChoice = TemplateChoice()) -> T
         tokenizer.chat_template = own_template(Path(choice.path))
     vocabulary = vocabulary_size(folder)
     stops = stop_tokens(folder, tokenizer)
-    return Tokeniser(
+    return Tokenizer(
         encode=lambda text: list(tokenizer.encode(text, add_special_tokens=False)),
         begin=tuple(begin),
         end=end,
@@ -48,7 +79,7 @@ def load_tokeniser(folder: Path, choice: TemplateChoice = TemplateChoice()) -> T
         encode_many=lambda texts: encode_many(tokenizer, texts),
         places=(lambda texts: place_many(tokenizer, texts)) if tokenizer.is_fast else None,
         decode=lambda ids: str(tokenizer.decode(ids)),
-        digest=tokeniser_digest(folder, stops, tokenizer.chat_template if choice.path else None, choice.variables),
+        digest=tokenizer_digest(folder, stops, tokenizer.chat_template if choice.path else None, choice.variables),
         folder=folder,
         choice=choice,
         vocabulary=vocabulary,
@@ -115,12 +146,12 @@ def on_all_cores(tokenizer: Any) -> Iterator[Any]:
         os.environ["TOKENIZERS_PARALLELISM"] = before
 
 
-def tokeniser_files(folder: Path) -> list[Path]:
+def tokenizer_files(folder: Path) -> list[Path]:
     """What of a model's folder decides which tokens a text becomes."""
     return sorted(path for path in folder.rglob("*") if path.is_file() and FILES.fullmatch(path.name))
 
 
-def tokeniser_digest(folder: Path, stops: list[int], template: str | None, variables: Mapping[str, Any]) -> str:
+def tokenizer_digest(folder: Path, stops: list[int], template: str | None, variables: Mapping[str, Any]) -> str:
     """Over the tokenizer's files, stop tokens, the template that the run states with its variables, and the versions of the libraries that read them:
     another one means other tokens."""
     import tokenizers
@@ -129,6 +160,6 @@ def tokeniser_digest(folder: Path, stops: list[int], template: str | None, varia
     digest = hashlib.sha256(f"{tokenizers.__version__} {transformers.__version__} {stops}".encode())
     if template is not None or variables:
         digest.update(json.dumps([template, variables], sort_keys=True).encode())
-    for path in tokeniser_files(folder):
+    for path in tokenizer_files(folder):
         digest.update(f"{path.relative_to(folder)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()

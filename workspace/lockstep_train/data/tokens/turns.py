@@ -114,7 +114,7 @@ class Turn:
 def turn_of(chat: Chat, number: int) -> Turn:
     """The assistant's message of this number, as the model meets it. Raises Unmasked; ValueError where no end could be learned."""
     turn = _without_end(chat, number)
-    message = hidden(chat.messages[number], chat.template.stops)
+    message = tokens_hidden(chat.messages[number], chat.template.stops)
     if message == chat.messages[number]:
         return _with_stop(turn, chat, turn.answer)
     answer = _without_end(_with_message(chat, number, message), number).answer
@@ -139,15 +139,15 @@ def _with_message(chat: Chat, number: int, message: Message) -> Chat:
     return replace(chat, messages=(*chat.messages[:number], message, *chat.messages[number + 1 :]))
 
 
-def hidden(value: Any, tokens: Sequence[str]) -> Any:
+def tokens_hidden(value: Any, tokens: Sequence[str]) -> Any:
     """The value with as many other letters in place of these tokens in its texts: those that a template renders are its own then."""
     if isinstance(value, str):
         for token in tokens:
             value = value.replace(token, "x" * len(token))
         return value
     if isinstance(value, Mapping):
-        return {name: hidden(item, tokens) for name, item in value.items()}
-    return [hidden(item, tokens) for item in value] if isinstance(value, list) else value
+        return {name: tokens_hidden(item, tokens) for name, item in value.items()}
+    return [tokens_hidden(item, tokens) for item in value] if isinstance(value, list) else value
 
 
 def place_of(turn: Turn, text: str) -> Span | None:

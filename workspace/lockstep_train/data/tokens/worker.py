@@ -15,16 +15,15 @@ from typing import BinaryIO
 
 from lockstep_spec.choices import TrainOn
 from lockstep_train.data.tokens.pool import answer_line, batch_of, encode_batch
-from lockstep_train.data.tokens.tokenize import Tokeniser
-from lockstep_train.data.tokens.tokenizer import load_tokeniser
+from lockstep_train.data.tokens.tokenizer import Tokenizer, load_tokenizer
 from lockstep_train.data.tokens.turns import TemplateChoice
 
 
-def serve(tokeniser: Tokeniser, train_on: TrainOn, name: str, batches: BinaryIO, answers: BinaryIO) -> None:
+def serve(tokenizer: Tokenizer, train_on: TrainOn, name: str, batches: BinaryIO, answers: BinaryIO) -> None:
     for line in batches:
         if not line.endswith(b"\n"):  # the rank was killed while it wrote
             return
-        answers.write(answer_line(encode_batch(batch_of(line), tokeniser, train_on, name)))
+        answers.write(answer_line(encode_batch(batch_of(line), tokenizer, train_on, name)))
         answers.flush()
 
 
@@ -36,7 +35,7 @@ def main(folder: str, train_on: str, name: str, template: str, variables: str) -
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a library prints is no answer
     with contextlib.suppress(BrokenPipeError):
         choice = TemplateChoice(template or None, json.loads(variables))
-        serve(load_tokeniser(Path(folder), choice), TrainOn(train_on), name, sys.stdin.buffer, answers)
+        serve(load_tokenizer(Path(folder), choice), TrainOn(train_on), name, sys.stdin.buffer, answers)
 
 
 if __name__ == "__main__":

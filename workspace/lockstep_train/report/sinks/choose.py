@@ -14,14 +14,14 @@ from urllib.parse import urlsplit
 
 from lockstep_train.base.config import MetricsConfig, RunConfig
 from lockstep_train.base.errors import ConfigError
-from lockstep_train.report.sinks.identity import Identity
+from lockstep_train.report.sinks.identity import ServiceRun
 from lockstep_train.report.sinks.redact import redact
-from lockstep_train.report.sinks.sink import Sink, Tell, Writer
+from lockstep_train.report.sinks.sink import MetricsSink, Tell, Writer
 
 MLFLOW_SCHEMES = ("http", "https", "file", "databricks")
 
 
-def refuse_unusable(metrics: MetricsConfig, environ: Mapping[str, str] | None = None) -> None:
+def refuse_unusable_metrics(metrics: MetricsConfig, environ: Mapping[str, str] | None = None) -> None:
     """Raises ConfigError for a destination whose package, address or key is missing."""
     variables = os.environ if environ is None else environ
     if metrics.tensor_board:
@@ -57,13 +57,13 @@ def _has_wandb_key(environ: Mapping[str, str]) -> bool:
         return False
 
 
-def open_sinks(config: RunConfig, resumed_step: int, tell: Tell) -> list[Sink]:
+def open_sinks(config: RunConfig, resumed_step: int, tell: Tell) -> list[MetricsSink]:
     """The destinations of `metrics`. Nothing is imported or sent yet."""
     metrics, logs = config.training.metrics, config.run_dir / "logs"
     parameters = run_parameters(config)
 
-    def identity(service: str) -> Identity:
-        return Identity(logs / f"{service}-run.json", config.job_uid, resumed_step)
+    def identity(service: str) -> ServiceRun:
+        return ServiceRun(logs / f"{service}-run.json", config.job_uid, resumed_step)
 
     def tensorboard() -> Writer:
         from lockstep_train.report.sinks.tensorboard import TensorBoardWriter
@@ -83,7 +83,7 @@ def open_sinks(config: RunConfig, resumed_step: int, tell: Tell) -> list[Sink]:
         return WandBWriter(metrics.wandb, config.job_name, logs, identity("wandb"), parameters)
 
     wanted = [("TensorBoard", metrics.tensor_board, tensorboard), ("MLflow", metrics.mlflow, mlflow), ("W&B", metrics.wandb, wandb)]
-    return [Sink(name, connect, tell) for name, setting, connect in wanted if setting]
+    return [MetricsSink(name, connect, tell) for name, setting, connect in wanted if setting]
 
 
 def run_parameters(config: RunConfig) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from lockstep_train.base.durable import write_durably
 
 
 @dataclass(frozen=True)
-class Identity:
+class ServiceRun:
     """One service's id of a run, in a file."""
 
     path: Path

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lockstep_train.base.config import MLflowConfig
-from lockstep_train.report.sinks.identity import Identity
+from lockstep_train.report.sinks.identity import ServiceRun
 from lockstep_train.report.sinks.sink import Point
 
 METRICS_A_REQUEST = 1000
@@ -25,7 +25,7 @@ SETTINGS = {
 class MLflowWriter:
     """The client without its globals: no active run, no autologging."""
 
-    def __init__(self, config: MLflowConfig, job: str, identity: Identity, parameters: Mapping[str, Any]) -> None:
+    def __init__(self, config: MLflowConfig, job: str, identity: ServiceRun, parameters: Mapping[str, Any]) -> None:
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient

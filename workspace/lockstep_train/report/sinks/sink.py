@@ -40,7 +40,7 @@ Tell = Callable[..., None]
 """Reporter.event."""
 
 
-class Sink:
+class MetricsSink:
     """A queue and a thread. The thread starts with the first point, so that no import is paid for by the start of the run."""
 
     def __init__(self, name: str, connect: Callable[[], Writer], tell: Tell) -> None:

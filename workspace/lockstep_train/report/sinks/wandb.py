@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep_train.base.config import WandBConfig
-from lockstep_train.report.sinks.identity import Identity
+from lockstep_train.report.sinks.identity import ServiceRun
 from lockstep_train.report.sinks.sink import Point
 
 INIT_SECONDS = 30
@@ -19,7 +19,7 @@ FINISH_SECONDS = 20
 class WandBWriter:
     """wandb's own process does the sending; it gets no console, no code and no environment to send."""
 
-    def __init__(self, config: WandBConfig, job: str, folder: Path, identity: Identity, parameters: Mapping[str, Any]) -> None:
+    def __init__(self, config: WandBConfig, job: str, folder: Path, identity: ServiceRun, parameters: Mapping[str, Any]) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep_train.model.layouts import Layout, Piece, concatenate, stack, stored
+from lockstep_train.model.layouts import StoredPiece, TensorLayout, concatenate, stack, stored
 
 
-def elements(layout: Layout, start: int, numel: int) -> list[str]:
+def elements(layout: TensorLayout, start: int, numel: int) -> list[str]:
     return [f"{piece.name}{element}" for piece in layout.cut(start, numel) for element in range(piece.start, piece.start + piece.numel)]
 
 
@@ -37,7 +37,7 @@ def test_ranges_of_any_length_cover_each_element_once(ranks: int) -> None:
 def test_nothing_is_cut_past_the_end() -> None:
     assert stored("a", (3,)).cut(3, 0) == []
     assert stored("a", (0,)).cut(0, 0) == []
-    assert stored("a", (5,)).cut(1, 3) == [Piece("a", 1, 3)]
+    assert stored("a", (5,)).cut(1, 3) == [StoredPiece("a", 1, 3)]
 
 
 def test_tensors_of_unequal_shapes_cannot_be_joined() -> None:

@@ -19,7 +19,7 @@ Values = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Need:
+class RangeNeed:
     """What a rank needs of one parameter: masters and moments of [start, start + numel), and with `whole` all masters, because
     the weights that it computes with are all here."""
 
@@ -66,7 +66,7 @@ class ShardReader:
     def spans(self, name: str) -> list[Span]:
         return self._spans.get(name, [])
 
-    def ranges(self, name: str, need: Need) -> dict[str, tuple[int, int]]:
+    def ranges(self, name: str, need: RangeNeed) -> dict[str, tuple[int, int]]:
         """Kind → start and length. A `Lite` commit has no moments."""
         masters = (0, self.numel(name)) if need.whole else (need.start, need.numel)
         return {MASTER: masters} | ({} if self.lite else dict.fromkeys(MOMENTS, (need.start, need.numel)))
@@ -95,10 +95,10 @@ class ShardReader:
         return self._open[index]
 
 
-def direct(reader: ShardReader) -> Callable[[str, Need], Values]:
+def direct(reader: ShardReader) -> Callable[[str, RangeNeed], Values]:
     """For a volume that has every shard: no communication, and no byte is read that isn't needed."""
 
-    def fetch(name: str, need: Need) -> Values:
+    def fetch(name: str, need: RangeNeed) -> Values:
         found: Values = {}
         for kind, (start, numel) in reader.ranges(name, need).items():
             found[kind] = torch.empty(numel)
@@ -112,7 +112,7 @@ def direct(reader: ShardReader) -> Callable[[str, Need], Values]:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ShardPiece:
     """Elements [start, start + numel) of one kind, which `sender` reads for `receiver`."""
 
     sender: int
@@ -123,14 +123,16 @@ class Piece:
     span: Span
 
 
-def pieces(reader: ShardReader, name: str, needs: Sequence[Mapping[str, Need]], sender: Callable[[int, int], int]) -> Iterator[Piece]:
+def pieces(
+    reader: ShardReader, name: str, needs: Sequence[Mapping[str, RangeNeed]], sender: Callable[[int, int], int]
+) -> Iterator[ShardPiece]:
     """Who reads what for whom, of one parameter: the same on every rank. `sender(shard, receiver)` is a rank."""
     for receiver, mine in enumerate(needs):
         for kind, (start, numel) in reader.ranges(name, mine[name]).items() if name in mine else ():
             for span in reader.spans(name):
                 first, count = span.overlap(start, numel)
                 if count > 0:
-                    yield Piece(sender(span.shard, receiver), receiver, kind, first, count, span)
+                    yield ShardPiece(sender(span.shard, receiver), receiver, kind, first, count, span)
 
 
 def nearest(holders: Sequence[Sequence[int]], nodes: Sequence[int]) -> Callable[[int, int], int]:
@@ -147,14 +149,14 @@ def nearest(holders: Sequence[Sequence[int]], nodes: Sequence[int]) -> Callable[
 
 
 def exchanged(
-    reader: ShardReader, holders: Sequence[Sequence[int]], nodes: Sequence[int], mine: Mapping[str, Need], ranks: Ranks
-) -> Callable[[str, Need], Values]:
+    reader: ShardReader, holders: Sequence[Sequence[int]], nodes: Sequence[int], mine: Mapping[str, RangeNeed], ranks: Ranks
+) -> Callable[[str, RangeNeed], Values]:
     """For volumes that have only some shards each: what a node lacks travels from the ranks that hold it, to whom it is
     needed, one parameter at a time. A collective: every rank asks for the same parameters in the same order."""
     needs = _all_needs(ranks, mine)
     sender = nearest(holders, nodes)
 
-    def fetch(name: str, need: Need) -> Values:
+    def fetch(name: str, need: RangeNeed) -> Values:
         plan = list(pieces(reader, name, needs, sender))
         found = {kind: torch.empty(numel) for kind, (_, numel) in reader.ranges(name, need).items()}
         starts = {kind: start for kind, (start, _) in reader.ranges(name, need).items()}
@@ -171,12 +173,12 @@ def exchanged(
     return fetch
 
 
-def _place(found: Values, starts: Mapping[str, int], piece: Piece, values: torch.Tensor) -> None:
+def _place(found: Values, starts: Mapping[str, int], piece: ShardPiece, values: torch.Tensor) -> None:
     begin = piece.start - starts[piece.kind]
     found[piece.kind][begin : begin + piece.numel] = values
 
 
-def _travel(reader: ShardReader, travelling: Sequence[Piece], ranks: Ranks) -> list[tuple[Piece, torch.Tensor]]:
+def _travel(reader: ShardReader, travelling: Sequence[ShardPiece], ranks: Ranks) -> list[tuple[ShardPiece, torch.Tensor]]:
     """One all-to-all. Both sides derive the order from the same plan, so nothing but elements is sent."""
     outgoing = [
         [piece for piece in travelling if piece.sender == ranks.rank and piece.receiver == rank] for rank in range(ranks.world_size)
@@ -195,8 +197,8 @@ def _travel(reader: ShardReader, travelling: Sequence[Piece], ranks: Ranks) -> l
     return list(zip(flat, parts, strict=True))
 
 
-def _all_needs(ranks: Ranks, mine: Mapping[str, Need]) -> list[dict[str, Need]]:
+def _all_needs(ranks: Ranks, mine: Mapping[str, RangeNeed]) -> list[dict[str, RangeNeed]]:
     """Every rank's needs, on every rank."""
     value = {name: [need.start, need.numel, need.whole] for name, need in mine.items()}
     gathered = ranks.publish("load/all-needs", ranks.gather("load/needs", value))
-    return [{name: Need(start, numel, bool(whole)) for name, (start, numel, whole) in item.items()} for item in gathered]
+    return [{name: RangeNeed(start, numel, bool(whole)) for name, (start, numel, whole) in item.items()} for item in gathered]

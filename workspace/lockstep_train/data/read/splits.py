@@ -27,7 +27,7 @@ SHOWN = 20
 
 
 @dataclass(frozen=True)
-class Layout:
+class DatasetLayout:
     """One configuration."""
 
     what: str
@@ -46,7 +46,7 @@ class Layout:
         return self.splits[split]
 
 
-def layout_of(what: str, names: Sequence[str], card: bytes | None, config: str | None) -> Layout:
+def layout_of(what: str, names: Sequence[str], card: bytes | None, config: str | None) -> DatasetLayout:
     """`names`: paths below the root; `card`: the content of README.md. Raises ConfigError."""
     script = f"{PurePosixPath(what.rsplit(maxsplit=1)[-1]).name}.py"
     if script in names:
@@ -66,7 +66,7 @@ def layout_of(what: str, names: Sequence[str], card: bytes | None, config: str |
         return _asked(what, root, config, Path(folder) / "cache")
 
 
-def left_out(layout: Layout, names: Sequence[str]) -> list[str]:
+def left_out(layout: DatasetLayout, names: Sequence[str]) -> list[str]:
     """A line that says so of files that look like data and are of no split; none where a configuration was chosen, for the others are meant to be left out."""
     used = {file for files in layout.splits.values() for file in files}
     others = [name for name in names if name not in used and _looks_like_data(PurePosixPath(name))] if layout.config is None else []
@@ -83,7 +83,7 @@ def _looks_like_data(path: PurePosixPath) -> bool:
     return not is_hidden and path.name not in ABOUT_DATA and suffix_of(path) in {*TABLES, *JSON}
 
 
-def _asked(what: str, root: Path, config: str | None, cache: Path) -> Layout:
+def _asked(what: str, root: Path, config: str | None, cache: Path) -> DatasetLayout:
     import datasets
 
     datasets.logging.set_verbosity_error()  # it warns of settings of a README.md that concern no name
@@ -107,7 +107,7 @@ def _asked(what: str, root: Path, config: str | None, cache: Path) -> Layout:
         raise ConfigError(f"{what} holds {kind} files; Parquet, Arrow, CSV, TSV, JSON and text can be read")
     splits = {str(split): _below(what, root, paths) for split, paths in (builder.config.data_files or {}).items()}
     named = config if config is not None else None if configs == ["default"] else str(builder.config.name)
-    return Layout(what, named, splits, _separator(builder.config))
+    return DatasetLayout(what, named, splits, _separator(builder.config))
 
 
 def _below(what: str, root: Path, paths: Collection[Any]) -> tuple[str, ...]:
