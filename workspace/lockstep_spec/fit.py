@@ -10,6 +10,7 @@ from lockstep_spec.choices import Content, HierarchicalPartition, Method, Offloa
 from lockstep_spec.memory import Item, Place, estimate
 from lockstep_spec.settings import Settings
 from lockstep_spec.shape import ModelShape
+from lockstep_spec.words import decimal_size
 
 GB = 1e9
 UNCERTAIN_SHARE = 0.5
@@ -49,9 +50,9 @@ class MemoryPlan:
     def lines(self) -> list[str]:
         """For people, the largest first."""
         device = "GPU" if self.place.gpu else "rank"
-        head = f"Memory plan per {device}: about {gigabytes(self.total_bytes)} of {gigabytes(self.capacity_bytes)}"
+        head = f"Memory plan per {device}: about {decimal_size(self.total_bytes)} of {decimal_size(self.capacity_bytes)}"
         rows = sorted(self.items, key=lambda item: -item.size_bytes)
-        lines = [head, *(f"  {gigabytes(row.size_bytes):>10}  {row.name}{'' if row.certain else ' (estimated)'}" for row in rows)]
+        lines = [head, *(f"  {decimal_size(row.size_bytes):>10}  {row.name}{'' if row.certain else ' (estimated)'}" for row in rows)]
         if self._doubt:
             lines.append(f"  Activations are {self._doubt}")
         if self.fits and self.tight:
@@ -69,13 +70,9 @@ class MemoryPlan:
             return None
         largest = max(self.items, key=lambda item: item.size_bytes)
         return (
-            f"training needs about {gigabytes(self.total_bytes)} on each {'GPU' if self.place.gpu else 'rank'}, which has {gigabytes(self.capacity_bytes)} "
-            f"(most of it: {largest.name}, {gigabytes(largest.size_bytes)}{self._doubt and f'; activations are {self._doubt}'}); what would fit: {'; or '.join(nearest_settings(self))}"
+            f"training needs about {decimal_size(self.total_bytes)} on each {'GPU' if self.place.gpu else 'rank'}, which has {decimal_size(self.capacity_bytes)} "
+            f"(most of it: {largest.name}, {decimal_size(largest.size_bytes)}{self._doubt and f'; activations are {self._doubt}'}); what would fit: {'; or '.join(nearest_settings(self))}"
         )
-
-
-def gigabytes(size_bytes: float) -> str:
-    return f"{size_bytes / GB:.1f} GB" if size_bytes >= 1e8 else f"{size_bytes / 1e6:.1f} MB"
 
 
 def plan_memory(shape: ModelShape, settings: Settings, place: Place, capacity_bytes: int) -> MemoryPlan:
@@ -153,7 +150,7 @@ def relief(plan: MemoryPlan) -> list[str]:
         changed = change(start)
         if changed is not None:  # of several lengths the first: the longest
             saved.setdefault(text.split(":")[0], (plan.total_bytes - _total(plan, changed), text))
-    return [f"{text} (saves about {gigabytes(size)})" for size, text in sorted(saved.values(), reverse=True) if size > 0]
+    return [f"{text} (saves about {decimal_size(size)})" for size, text in sorted(saved.values(), reverse=True) if size > 0]
 
 
 def after_out_of_memory(plan: MemoryPlan) -> list[str]:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from lockstep.api.objects import Object, condition, is_true
 from lockstep.plan.times import seconds_of
-from lockstep_gang.contract import number_of, printable_line
+from lockstep_gang.contract import printable_line
+from lockstep_spec.words import duration, number_of
 
 COLUMNS = ("NAME", "NODES", "RANKS", "STEP", "PROGRESS", "RESTARTS", "STATE", "AGE")
 VERDICTS = {"True": ", verified", "False": ", NOT as asked"}
@@ -169,16 +170,4 @@ def of_total(step: int | None, total: int | None) -> str:
 
 def age(stamp: str | None, now: float) -> str:
     """How long ago, as kubectl writes it; `-` when nobody says when."""
-    return "-" if not stamp else duration(max(0, int(now - seconds_of(stamp))))
-
-
-def duration(seconds: int) -> str:
-    """Two units at most: 45s, 3m10s, 2h05m, 4d3h."""
-    minutes, second = divmod(int(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    if days:
-        return f"{days}d{hour}h"
-    if hours:
-        return f"{hours}h{minute:02}m"
-    return f"{minutes}m{second:02}s" if minutes else f"{second}s"
+    return "-" if not stamp else duration(max(0, now - seconds_of(stamp)))

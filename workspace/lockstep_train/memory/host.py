@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep_spec.fit import gigabytes
+from lockstep_spec.words import decimal_size
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.ranks import Ranks, refused_together
 from lockstep_train.checkpoint.save.save import Saver
@@ -50,8 +50,8 @@ def shortage(needs: Sequence[MemoryNeed]) -> str | None:
         if limits and held + copies > min(limits):
             whose = f"{len(mine)} ranks hold" if len(mine) > 1 else "rank holds"
             return (
-                f"node {node} has {gigabytes(min(limits))} of host memory, of which its {whose} {gigabytes(held)}, and the copies that "
-                f"saves are written from need {gigabytes(copies)} more; {REMEDY}"
+                f"node {node} has {decimal_size(min(limits))} of host memory, of which its {whose} {decimal_size(held)}, and the copies that "
+                f"saves are written from need {decimal_size(copies)} more; {REMEDY}"
             )
     return None
 
@@ -60,6 +60,6 @@ def _take(saver: Saver, engine: Any, ranks: Ranks) -> str | None:
     try:
         saver.reserve(engine)
     except (MemoryError, OSError) as error:
-        size = gigabytes(saver.copy_bytes(engine))
+        size = decimal_size(saver.copy_bytes(engine))
         return f"rank {ranks.rank} on node {ranks.node} gets no {size} of host memory for the copy that saves are written from: {error}; {REMEDY}"
     return None

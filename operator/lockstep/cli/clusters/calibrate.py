@@ -11,6 +11,7 @@ import typer
 from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.jobargs import ContextOption, Form, FormOption, NamespaceOption, OptionalClusterArgument
 from lockstep.platforms.output import put, put_json, tell
+from lockstep_spec.words import binary_size
 
 if TYPE_CHECKING:
     from lockstep.api.calibration import Calibration
@@ -136,14 +137,7 @@ def _head(point: Point) -> tuple[str, str]:
 
 
 def _row(point: Point) -> str:
-    return f"{_size(point.bytes):>10} {_time(point.microseconds):>12} {point.algorithm_gbs:>12.4g} {point.bus_gbs:>12.4g}"
-
-
-def _size(count: int) -> str:
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if count >= unit:
-            return f"{count / unit:g} {name}"
-    return f"{count} B"
+    return f"{binary_size(point.bytes):>10} {_time(point.microseconds):>12} {point.algorithm_gbs:>12.4g} {point.bus_gbs:>12.4g}"
 
 
 def _time(microseconds: int) -> str:

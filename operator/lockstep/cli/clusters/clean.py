@@ -251,12 +251,12 @@ async def _refuse_without_rights(connection: Cluster, objects: list[dict[str, An
     """All or nothing: half of an operator is worse than either."""
     from lockstep.plan.ship.deploy import called
     from lockstep.platforms.clusters.remove import may_not_delete
+    from lockstep_spec.words import listed
 
     forbidden = await may_not_delete(connection, objects)
     if forbidden:
-        named = ", ".join(called(item) for item in forbidden[:3])
-        more = f" and {len(forbidden) - 3} more" if len(forbidden) > 3 else ""
-        raise Failed(f"you may not delete {named}{more}, and nothing was removed: an administrator of the cluster does this")
+        names = listed([called(item) for item in forbidden], 3)
+        raise Failed(f"you may not delete {names}, and nothing was removed: an administrator of the cluster does this")
 
 
 async def _rollback(context: str | None, home: str, yes: bool) -> None:

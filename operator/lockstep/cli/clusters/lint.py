@@ -11,7 +11,7 @@ import typer
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.shared.jobargs import ContextOption, Form, FormOption, NamespaceOption, OptionalClusterArgument
 from lockstep.platforms.output import put, put_json
-from lockstep_gang.contract import number_of
+from lockstep_spec.words import number_of
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile

@@ -17,7 +17,7 @@ from lockstep.api.names import JOB_NAME_PATTERN
 from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, Form, FormOption, HiddenJsonOption, NamespaceOption
 from lockstep.cli.shared.trainer import ask_trainer
 from lockstep.platforms.output import put, put_json_text, tell
-from lockstep_gang.contract import number_of
+from lockstep_spec.words import decimal_size, number_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -143,7 +143,13 @@ def commits_table(commits: list[Json]) -> Table:
     for commit in commits:
         kept = ", ".join(commit["kept"]) or "checkpoint.keep" if commit["onChain"] else "not on the chain: no start chooses it"
         table.add_row(
-            commit["name"], _time(commit), _loss(commit), size(commit.get("bytes")), commit.get("content", ""), _files(commit), kept
+            commit["name"],
+            _time(commit),
+            _loss(commit),
+            decimal_size(commit["bytes"]) if "bytes" in commit else "",
+            commit.get("content", ""),
+            _files(commit),
+            kept,
         )
     return table
 
@@ -166,7 +172,7 @@ def verdicts(commits: list[Json]) -> list[str]:
     lines: list[str] = []
     for commit in commits:
         if not commit["problems"]:
-            lines.append(f"{commit['name']}: whole ({size(commit['bytes'])} read)")
+            lines.append(f"{commit['name']}: whole ({decimal_size(commit['bytes'])} read)")
         else:
             lines += [f"{commit['name']}: {problem}" for problem in commit["problems"]]
     return lines
@@ -186,7 +192,7 @@ def words(answer: Json) -> list[str]:
         f"Trained         {told['method']}{': ' + settings if settings else ''}",
         f"Parameters      {told['trainableParameters']:,} in {len(parameters)} tensors, each in {each}",
         f"Saved by        {number_of(told['ranks'], 'rank')}, {told['zeroStage']}, {told['precision']}",
-        f"Content         {told['content']}, {size(told['bytes'])}",
+        f"Content         {told['content']}, {decimal_size(told['bytes'])}",
         f"Batch and seed  global batch {told['globalBatchSize']}, seed {told['seed']}",
         f"Eval loss       {loss}; before training: {told['evalLossBefore'] or 'not evaluated'}",
     ]
@@ -201,18 +207,8 @@ def shards_table(shards: list[Json]) -> Table:
 
     table = Table("shard", "size", "fragments", "where")
     for shard in shards:
-        table.add_row(shard["file"], size(shard["bytes"]), str(len(shard["fragments"])), shard["problem"] or shard["path"])
+        table.add_row(shard["file"], decimal_size(shard["bytes"]), str(len(shard["fragments"])), shard["problem"] or shard["path"])
     return table
-
-
-def size(count: int | None) -> str:
-    """Bytes for people (pure)."""
-    if count is None:
-        return ""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count} B"
 
 
 def _print(table: Table) -> None:

@@ -14,8 +14,9 @@ import typer
 from lockstep.api.errors import ConfigError, LockstepError
 from lockstep.cli.shared.inputs import only
 from lockstep.cli.shared.jobargs import UNNAMED, ContextOption, NamespaceOption, unknown_job
-from lockstep.cli.shared.meter import Meter, size
+from lockstep.cli.shared.meter import Meter
 from lockstep.platforms.output import put, tell
+from lockstep_spec.words import decimal_size
 
 if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster
@@ -238,7 +239,7 @@ def _tell(copy: Copy, node: int, result: Any) -> bool:
         tell(f"{where}: not copied: {result}")
         return False
     done = (
-        f"{result.sent} of {_files(result.files)} copied ({size(result.bytes)})"
+        f"{result.sent} of {_files(result.files)} copied ({decimal_size(result.bytes)})"
         if result.sent
         else f"{_files(result.files)} {'was' if result.files == 1 else 'were'} there already"
     )

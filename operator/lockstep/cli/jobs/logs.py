@@ -45,7 +45,7 @@ def logs(
 
     Example: lockstep logs demo --follow --rank 3
     """
-    from lockstep.plan.pages.logs import seconds_of
+    from lockstep.plan.pages.logs import parse_duration
     from lockstep.platforms.jobs.logs import Wanted
 
     if rank is not None and node is not None:
@@ -54,7 +54,7 @@ def logs(
         raise ConfigError("say either --previous or --attempt")
     if follow and (errors or previous or attempt is not None):
         raise ConfigError("--follow shows the attempt that runs and those to come: it doesn't go with --errors, --attempt and --previous")
-    wanted = Wanted(node or 0, rank, tail, None if since is None else seconds_of(since), attempt)
+    wanted = Wanted(node or 0, rank, tail, None if since is None else parse_duration(since), attempt)
     if local:
         from lockstep.cli.jobs.logs_local import print_local
 

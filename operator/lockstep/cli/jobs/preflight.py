@@ -10,7 +10,7 @@ import typer
 from lockstep.cli.shared.inputs import ClusterOption, FileOption, NamespaceOption, only, read_inputs
 from lockstep.cli.shared.jobargs import Form, FormOption, HiddenJsonOption
 from lockstep.platforms.output import put, put_json, tell
-from lockstep_gang.contract import number_of
+from lockstep_spec.words import binary_size, number_of
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
@@ -81,8 +81,9 @@ def _show(result: PreflightReport, as_json: bool) -> None:
     _table(result)
     measured = result.all_reduce
     if measured is not None:
-        size = f"{measured.bytes // 1024**2} MiB over {measured.ranks} ranks"
-        put(f"all-reduce of {size}: {measured.bytes_per_second / 1e9:.3g} GB/s bus bandwidth")
+        put(
+            f"all-reduce of {binary_size(measured.bytes)} over {measured.ranks} ranks: {measured.bytes_per_second / 1e9:.3g} GB/s bus bandwidth"
+        )
     found = "passed" if result.ok else "found errors: the job would not start"
     put(f"{number_of(len(result.checks), 'check')} on {number_of(result.nodes, 'node')} {found} ({result.milliseconds / 1000:.1f} s)")
 

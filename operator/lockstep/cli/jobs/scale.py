@@ -10,7 +10,7 @@ import typer
 from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, Found, JobArgument, NamespaceOption, find_job
 from lockstep.platforms.output import put
-from lockstep_gang.contract import number_of
+from lockstep_spec.words import number_of
 
 if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster

@@ -8,20 +8,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from lockstep.platforms.output import put_over, tell
+from lockstep_spec.words import decimal_size, duration
 
 if TYPE_CHECKING:
     from lockstep.platforms.files.transfer import Progress
 
 AT_A_TERMINAL_SECONDS, ELSEWHERE_SECONDS = 0.2, 10.0
-
-
-def size(count: float) -> str:
-    """Decimal, as disks are sold: 1.5 GB."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError("unreachable")
 
 
 class Meter:
@@ -46,15 +38,15 @@ class Meter:
             self._write(self.line(now - self._begun))
 
     def line(self, seconds: float) -> str:
-        """`x-0 45%  x-1 43%  of 2.0 GB, 120.0 MB/s, 0:09 left`."""
+        """`x-0 45%  x-1 43%  of 2.0 GB, 120.0 MB/s, 9s left`."""
         known = {name: transfer for name, transfer in self.transfers.items() if transfer.expected}
         if not known:
             return ""
         shares = "  ".join(f"{name} {100 * transfer.passed // transfer.expected}%" for name, transfer in known.items())
         slowest = min(known.values(), key=lambda transfer: transfer.passed / transfer.expected)
         rate = slowest.passed / max(seconds, 0.1)
-        left = int((slowest.expected - slowest.passed) / rate) if rate else 0
-        return f"{shares}  of {size(slowest.expected)}, {size(rate)}/s, {left // 60}:{left % 60:02d} left"
+        left = (slowest.expected - slowest.passed) / rate if rate else 0
+        return f"{shares}  of {decimal_size(slowest.expected)}, {decimal_size(rate)}/s, {duration(left)} left"
 
     def _write(self, line: str) -> None:
         if self._terminal:

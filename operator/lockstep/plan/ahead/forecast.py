@@ -15,14 +15,14 @@ from lockstep.api.quantity import amount, number
 from lockstep.plan.cluster.lookahead import Line, Outcome
 from lockstep.plan.render.fabric import GPU_RESOURCE
 from lockstep.plan.render.resolve import Resolved
-from lockstep.plan.table import duration
 from lockstep_spec import length
 from lockstep_spec.checkpoint import commit_bytes, saves
-from lockstep_spec.fit import asked_partition, choose_partition, gigabytes, nearest_settings, plan_memory
+from lockstep_spec.fit import asked_partition, choose_partition, nearest_settings, plan_memory
 from lockstep_spec.memory import Place, trained_elements
 from lockstep_spec.settings import Settings, read_settings
 from lockstep_spec.shape import ModelShape
 from lockstep_spec.traffic import gigabits_per_second, step_traffic, total_bytes
+from lockstep_spec.words import decimal_size, duration, step_duration
 
 GPU_MEMORY_LABEL = "nvidia.com/gpu.memory"
 """In MiB, by NVIDIA's GPU feature discovery."""
@@ -129,12 +129,14 @@ def _memory(told: Forecast, resolved: Resolved, settings: Settings, known: Known
     refusal = None if size is None else plan.refusal()
     if size is None:
         told.add(
-            "memory", Outcome.UNKNOWN, f"a {each} needs about {gigabytes(plan.total_bytes)}; whether it has that: {known.capacity_source}"
+            "memory",
+            Outcome.UNKNOWN,
+            f"a {each} needs about {decimal_size(plan.total_bytes)}; whether it has that: {known.capacity_source}",
         )
     elif refusal is not None:
         told.add("memory", Outcome.REFUSED, refusal)
     else:
-        said = f"a {each} needs about {gigabytes(plan.total_bytes)} of {gigabytes(size)} ({known.capacity_source})"
+        said = f"a {each} needs about {decimal_size(plan.total_bytes)} of {decimal_size(size)} ({known.capacity_source})"
         if plan.tight:
             told.add("memory", Outcome.RISK, f"{said}: it may run out", f"what fits: {'; or '.join(nearest_settings(plan))}")
         else:
@@ -144,7 +146,7 @@ def _memory(told: Forecast, resolved: Resolved, settings: Settings, known: Known
     told.add(
         "memory",
         Outcome.NOTE,
-        "; ".join(f"{gigabytes(item.size_bytes)} {item.name}{'' if item.certain else ' (estimated)'}" for item in largest),
+        "; ".join(f"{decimal_size(item.size_bytes)} {item.name}{'' if item.certain else ' (estimated)'}" for item in largest),
     )
     return place
 
@@ -167,17 +169,17 @@ def _network(told: Forecast, resolved: Resolved, settings: Settings, known: Know
     total = total_bytes(flows)
     told.figures |= {"stepNodeBytes": total, "stepTraffic": {flow.name: flow.node_bytes for flow in flows}}
     most = "at most " if settings.zero_stage.number == 3 else ""
-    parts = "; ".join(f"{gigabytes(flow.node_bytes)} {flow.name}" for flow in flows)
-    told.add("network", Outcome.NOTE, f"a step sends {most}{gigabytes(total)} from each node, and as much to it: {parts}")
+    parts = "; ".join(f"{decimal_size(flow.node_bytes)} {flow.name}" for flow in flows)
+    told.add("network", Outcome.NOTE, f"a step sends {most}{decimal_size(total)} from each node, and as much to it: {parts}")
     speed = resolved.profile.spec.network.minimum_busbw
     if speed is not None:
         told.add(
             "network",
             Outcome.NOTE,
-            f"that takes {_seconds(total / (float(speed) * 1e9))} at the cluster's network.minimum_busbw, {speed} GB/s",
+            f"that takes {step_duration(total / (float(speed) * 1e9))} at the cluster's network.minimum_busbw, {speed} GB/s",
         )
     else:
-        times = ", ".join(f"{_seconds(total * 8 / (gigabits * 1e9))} at {gigabits} Gb/s" for gigabits in SPEEDS)
+        times = ", ".join(f"{step_duration(total * 8 / (gigabits * 1e9))} at {gigabits} Gb/s" for gigabits in SPEEDS)
         told.add("network", Outcome.NOTE, f"that takes {times} a node")
     if seconds is None:
         told.add(
@@ -191,7 +193,7 @@ def _network(told: Forecast, resolved: Resolved, settings: Settings, known: Know
         told.add(
             "network",
             Outcome.NOTE,
-            f"a step of {_seconds(seconds)} needs {_speed(needed)} Gb/s a node and direction, if it is sent evenly over the step",
+            f"a step of {step_duration(seconds)} needs {_speed(needed)} Gb/s a node and direction, if it is sent evenly over the step",
         )
 
 
@@ -260,19 +262,19 @@ def _saves(told: Forecast, resolved: Resolved, settings: Settings, known: Known,
     copies = checkpoint["replicas"] if resolved.storage_mode.value == "PerPod" else 1
     size = commit_bytes(known.shape, settings, full=full, adapter=checkpoint["exportAdapter"], copies=copies)
     told.figures["checkpointBytes"] = size
-    what = f"{gigabytes(size)} each ({checkpoint['content']}, {'12' if full else settings.element_bytes} bytes a trained parameter)"
+    what = f"{decimal_size(size)} each ({checkpoint['content']}, {'12' if full else settings.element_bytes} bytes a trained parameter)"
     if run is None:
         told.add("saves", Outcome.NOTE, f"a checkpoint every {checkpoint['everySteps']} steps, {what}; how many: the steps are not known")
         return
     found = saves(run.total_steps, checkpoint["everySteps"], checkpoint["keep"], size, evaluates=training["evaluation"] is not None)
     told.figures |= {"checkpoints": found.count, "checkpointsMostBytes": found.most_bytes}
-    told.add("saves", Outcome.NOTE, f"{found.count} checkpoints, {what}, at most {gigabytes(found.most_bytes)} on the volumes together")
+    told.add("saves", Outcome.NOTE, f"{found.count} checkpoints, {what}, at most {decimal_size(found.most_bytes)} on the volumes together")
     room = number(resolved.profile.spec.storage.workspace_size) * (resolved.nodes if resolved.storage_mode.value == "PerPod" else 1)
     if found.most_bytes > room:
         told.add(
             "saves",
             Outcome.RISK,
-            f"the checkpoints need {gigabytes(found.most_bytes)}, which is more than the cluster's workspace of {gigabytes(float(room))}",
+            f"the checkpoints need {decimal_size(found.most_bytes)}, which is more than the cluster's workspace of {decimal_size(float(room))}",
             "lower checkpoint.keep, or give /workspace more",
         )
 
@@ -297,19 +299,17 @@ def _time(told: Forecast, known: Known, run: length.Plan | None, seconds: float 
     bound = "about" if measured else "at most"
     why = "its steps' tokens and speed" if measured else "every sample as long as maxLength"
     if run is None:
-        told.add("time", Outcome.UNKNOWN, f"{bound} {_seconds(seconds)} a step ({known.pace.source}; {why}); how many steps is not known")
+        told.add(
+            "time", Outcome.UNKNOWN, f"{bound} {step_duration(seconds)} a step ({known.pace.source}; {why}); how many steps is not known"
+        )
         return
     total = seconds * run.total_steps
     told.figures |= {"stepSeconds": round(seconds, 3), "seconds": round(total, 1)}
     told.add(
         "time", Outcome.NOTE,
-        f"{bound} {duration(round(total))}: {run.total_steps} steps of {_seconds(seconds)} ({known.pace.source}; {why}); without start, evaluation and restarts",
+        f"{bound} {duration(round(total))}: {run.total_steps} steps of {step_duration(seconds)} ({known.pace.source}; {why}); without start, evaluation and restarts",
     )  # fmt: skip
 
 
 def _speed(gigabits: float) -> str:
     return "less than 0.001" if gigabits < 0.001 else f"{gigabits:.3g}" if gigabits < 100 else f"{gigabits:,.0f}"
-
-
-def _seconds(value: float) -> str:
-    return f"{value * 1000:.3g} ms" if value < 1 else duration(round(value)) if value >= 100 else f"{value:.3g} s"

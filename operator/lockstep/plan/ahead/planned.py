@@ -20,7 +20,7 @@ from lockstep.plan.cluster.quota import quota_lines
 from lockstep.plan.render.objects import claims, render
 from lockstep.plan.render.resolve import MADE_BY_OPERATOR, UNNAMED_IMAGE, Refused, Resolved, refuse_missing_gpus, trainer_image
 from lockstep.plan.render.storage import pod_claims
-from lockstep_gang.contract import number_of
+from lockstep_spec.words import number_of
 
 SHOWN = 60
 """Characters of a value that a change shows."""

@@ -14,6 +14,7 @@ from lockstep.plan.render.scheduling import usual_tolerations
 from lockstep.plan.waiting.nodes import allocatable
 from lockstep.plan.waiting.taints import lasting_taints, shown_taint
 from lockstep_spec.choices import StorageMode
+from lockstep_spec.words import named
 
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 ROLE = "node-role.kubernetes.io/"
@@ -217,5 +218,4 @@ def _are(names: list[str]) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"node{'s' if len(names) > 1 else ''} {', '.join(names[:NAMED])}{more}"
+    return named("node", names, NAMED)

@@ -16,6 +16,7 @@ from lockstep.plan.decide.facts import NodeTrouble, node_index, node_trouble, tr
 from lockstep.plan.observed import Observed, ReceivedReport, current_report, owner_uid
 from lockstep.plan.times import seconds_of
 from lockstep.plan.waiting.containers import is_scheduled, scheduler_message
+from lockstep_spec.words import listed
 
 FRESH_SECONDS = 30.0
 """A report that is older says nothing about who is connected now."""
@@ -63,13 +64,12 @@ def lost_nodes(observed: Observed, received: ReceivedReport | None, now: float, 
     if not found:
         return Verdict()
     found.sort(key=lambda lost: _MOST_URGENT.index(lost.reason))
-    more = f" (and {len(found) - NAMED} more)" if len(found) > NAMED else ""
     at = [(max(lost.due, listening_since + FRESH_SECONDS), lost.pod) for lost in found if lost.due is not None]
     looks = [min(due - now, LOOK_AGAIN_MAX_SECONDS) for due, _ in at if due > now]
     looks += [LOOK_AGAIN_SECONDS for lost in found if lost.reason == "AgentConnected"]
     return Verdict(
         reason=found[0].reason,
-        message="; ".join(lost.message for lost in found[:NAMED]) + more,
+        message=listed([lost.message for lost in found], NAMED, "; "),
         replace=tuple(pod for due, pod in at if due <= now and pod is not None),
         again_seconds=min(looks, default=None),
     )

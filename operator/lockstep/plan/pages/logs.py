@@ -64,7 +64,7 @@ def of_rank(line: str, rank: int | None) -> bool:
     return rank is None or line.startswith(f"[rank {rank}] ")
 
 
-def seconds_of(text: str) -> int:
+def parse_duration(text: str) -> int:
     """`90s`, `10m`, `2h30m` or `1d`, as kubectl's --since. Raises ConfigError."""
     found = re.fullmatch(r"(\d+[smhd])+", text)
     if found is None:

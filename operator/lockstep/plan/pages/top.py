@@ -9,7 +9,8 @@ from typing import Any
 from lockstep.api.objects import Object, condition
 from lockstep.plan.columns import aligned
 from lockstep.plan.pages.logs import nodes_of, ranks_of_node
-from lockstep.plan.table import VERDICTS, age, duration, of_total
+from lockstep.plan.table import VERDICTS, age, of_total
+from lockstep_spec.words import binary_size, duration, listed
 
 LOCAL = "local run"
 """Instead of a namespace."""
@@ -91,7 +92,7 @@ def page(found: Object, now: float, width: int = 100) -> Iterator[str]:
         yield from aligned([_COLUMNS, *(row for node in found["nodes"] for row in _rows(node))])
     for problem in dict.fromkeys(node["problem"] for node in found["nodes"] if "problem" in node):
         names = [node["pod"] for node in found["nodes"] if node.get("problem") == problem]
-        yield f"not seen: {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}: {problem}"
+        yield f"not seen: {listed(names, 4)}: {problem}"
 
 
 def _progress(found: Object) -> str:
@@ -172,10 +173,7 @@ def _bytes(count: Any) -> str:
         value = float(count)
     except (TypeError, ValueError):
         return str(count)
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
-        if value >= size:
-            return f"{value / size:.1f} {unit}"
-    return f"{value:.0f} B"
+    return binary_size(value)
 
 
 def overview(jobs: Sequence[Object]) -> Iterator[str]:

@@ -16,7 +16,8 @@ from lockstep.plan.pages.nextstep import next_steps
 from lockstep.plan.pages.remedies import Step
 from lockstep.plan.reasons import Reason
 from lockstep.plan.status.conditions import Fact, View, pods_scheduled, progressing, ranks_ready
-from lockstep_gang.contract import number_of, printable_line
+from lockstep_gang.contract import printable_line
+from lockstep_spec.words import duration, number_of
 
 LABEL_COLUMNS = 13
 SHOWN_LINES = 10
@@ -196,7 +197,7 @@ def _progress(status: Object) -> str:
     if "step" not in trainer:
         return f"all ranks run, attempt {status.get('attempts', 1)}"
     total = f" of {trainer['totalSteps']}" if "totalSteps" in trainer else ""
-    left = f", {_duration(trainer['estimatedRemainingSeconds'])} to go" if "estimatedRemainingSeconds" in trainer else ""
+    left = f", {duration(trainer['estimatedRemainingSeconds'])} to go" if "estimatedRemainingSeconds" in trainer else ""
     commit = (status.get("checkpoint") or {}).get("lastCommittedStep")
     saved = f"; saved up to step {commit}" if commit is not None else "; nothing is saved yet"
     return f"step {trainer['step']}{total}{left}, attempt {status.get('attempts', 1)}{saved}"
@@ -241,16 +242,8 @@ def cost(status: Object) -> str:
     gpus = sum(loss.get("gpuSeconds", 0) for loss in (status.get("goodput") or {}).get("losses", []))
     since = " (the last ten of them counted)" if status.get("restarts", 0) > len(history) else ""
     spent = f", {gpus} GPU-seconds in all" if gpus else ""
-    noun = "failure" if len(history) == 1 else "failures"
-    without = [f"{_duration(down)} without training"] if overcome else []
-    return f"{len(history)} {noun} ({causes}){since}: {', '.join([*steps, *without])}{spent}"
-
-
-def _duration(seconds: int) -> str:
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds // size} {unit}"
-    return f"{seconds} s"
+    without = [f"{duration(down)} without training"] if overcome else []
+    return f"{number_of(len(history), 'failure')} ({causes}){since}: {', '.join([*steps, *without])}{spent}"
 
 
 def text(answer: Answer) -> str:

@@ -14,7 +14,8 @@ from lockstep.api.status import ConditionType
 from lockstep.plan.decide.stopping import stop_event
 from lockstep.plan.reasons import Reason
 from lockstep.plan.times import age
-from lockstep_gang.contract import number_of, printable_line
+from lockstep_gang.contract import printable_line
+from lockstep_spec.words import number_of
 
 NORMAL, WARNING = "Normal", "Warning"
 MESSAGE_BYTES = 1024

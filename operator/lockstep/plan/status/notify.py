@@ -15,6 +15,7 @@ from lockstep.api.objects import Object, is_true
 from lockstep.plan.observed import Observed
 from lockstep.plan.times import seconds_of
 from lockstep_gang.contract import printable_line
+from lockstep_spec.words import duration
 
 BOUND_SECONDS = 1800.0
 """After the end of the job; one try is made in any case."""
@@ -81,17 +82,10 @@ def _text(body: Object) -> str:
         f"TrainingJob {body['namespace']}/{body['name']} {'is complete' if body['outcome'] == 'Complete' else 'has failed'}",
         f" ({body['cause']})" if body["cause"] else "",
         f" at step {body['step']}{total}" if body["step"] is not None else "",
-        f" after {_duration(body['durationSeconds'])}" if body["durationSeconds"] is not None else "",
+        f" after {duration(body['durationSeconds'])}" if body["durationSeconds"] is not None else "",
         f": {body['message']}" if body["outcome"] == "Failed" else "",
     ]
     return "".join(parts)
-
-
-def _duration(seconds: int) -> str:
-    hours, minutes = divmod(seconds // 60, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min" if minutes else f"{seconds} s"
 
 
 def _seconds(time: str | None) -> float | None:

@@ -15,6 +15,7 @@ from lockstep.plan.times import seconds_of
 from lockstep_gang.contract import Report, printable_line
 from lockstep_gang.contract.trouble import TroubleKind
 from lockstep_spec.exits import SAVED, UNREACHABLE
+from lockstep_spec.words import named
 
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable", "ImageInspectError")
 _NOT_YET = ("ContainerCreating", "PodInitializing")
@@ -169,8 +170,7 @@ def _is_heard(pod: Object, report: Report | None) -> bool:
 
 
 def _named(pods: list[str]) -> str:
-    shown = ", ".join(pods[:NAMED_PODS]) + (f" and {len(pods) - NAMED_PODS} more" if len(pods) > NAMED_PODS else "")
-    return f"pod{'s' if len(pods) > 1 else ''} {shown}"
+    return named("pod", pods, NAMED_PODS)
 
 
 def _told(observed: Observed, trouble: Trouble, pods: list[str]) -> str:

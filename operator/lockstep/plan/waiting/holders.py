@@ -10,6 +10,7 @@ from decimal import Decimal
 from lockstep.api.names import LABEL_JOB
 from lockstep.api.objects import Object
 from lockstep.plan.waiting.requests import request
+from lockstep_spec.words import listed
 
 NAMED_HOLDERS = 3
 JOB_KIND = "TrainingJob"
@@ -58,8 +59,7 @@ def who_holds(
 ) -> str:
     """The largest holders, each with the command that frees what it has; '' when nobody is seen."""
     found = holders(pods, nodes, resource, asked, unused)
-    more = f" and {len(found) - NAMED_HOLDERS} others" if len(found) > NAMED_HOLDERS else ""
-    return "; ".join(str(holder) for holder in found[:NAMED_HOLDERS]) + more
+    return listed(found, NAMED_HOLDERS, "; ")
 
 
 def _owner(pod: Object) -> tuple[str, str, str, str]:

@@ -13,6 +13,7 @@ from lockstep.api.quantity import number
 from lockstep.plan.waiting.holders import who_holds
 from lockstep.plan.waiting.requests import asked, request
 from lockstep.plan.waiting.taints import barring_taints, shown_taint
+from lockstep_spec import words
 
 NAMED_NODES = 4
 GIB = Decimal(2**30)
@@ -149,6 +150,4 @@ def _in_use(pod: Object, nodes: list[Object], resource: str, others: Others) -> 
 
 def named(nodes: list[str]) -> str:
     """`node a`, or `nodes a, b and 3 more`."""
-    shown = ", ".join(sorted(nodes)[:NAMED_NODES])
-    more = f" and {len(nodes) - NAMED_NODES} more" if len(nodes) > NAMED_NODES else ""
-    return f"{'node' if len(nodes) == 1 else 'nodes'} {shown}{more}"
+    return words.named("node", sorted(nodes), NAMED_NODES)

@@ -9,6 +9,7 @@ from lockstep.plan.observed import Observed, is_terminating
 from lockstep.plan.reasons import Reason
 from lockstep.plan.times import age, remaining, seconds_of
 from lockstep.plan.waiting.containers import NAMED_PODS
+from lockstep_spec.words import listed
 
 OVERDUE_SECONDS = 15.0
 """A controller and a kubelet that work take a second or two."""
@@ -32,10 +33,9 @@ def why_still_there(observed: Observed, now: float) -> Notice | None:
     late = [pod for pod in observed.pods if is_terminating(pod) and _until_late(pod, now) <= 0]
     if not late:
         return None
-    names = ", ".join(str(pod["metadata"]["name"]) for pod in late[:NAMED_PODS])
-    more = f" and {len(late) - NAMED_PODS} more" if len(late) > NAMED_PODS else ""
+    names = listed([pod["metadata"]["name"] for pod in late], NAMED_PODS)
     first = late[0]["metadata"]
-    since = f"{names}{more} should have ended at {first['deletionTimestamp']}"
+    since = f"{names} should have ended at {first['deletionTimestamp']}"
     if first.get("finalizers"):
         return Notice(
             Reason.POD_NOT_ENDED, f"{since}, and finalizer {first['finalizers'][0]} keeps it: its owner takes it off, or nobody any more"

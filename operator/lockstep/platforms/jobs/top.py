@@ -20,7 +20,7 @@ from lockstep.plan.answers import read_node
 from lockstep.platforms.files.reader import Say, beside, running_pods
 from lockstep.platforms.files.results import run_folder
 from lockstep.platforms.jobs.runs import asked, lines_of, summary
-from lockstep_gang.contract import number_of
+from lockstep_spec.words import number_of
 
 NODES_MAX = 32
 """Of a larger job these are asked; the others' rows have no rates."""

@@ -59,12 +59,12 @@ def test_everything_is_counted_when_everything_is_known() -> None:
         "checkpoints": 3, "checkpointBytes": 384, "checkpointsMostBytes": 1152,
     }  # fmt: skip
     assert (found.figures["parameters"], found.figures["trainedParameters"]) == (212, 32)
-    assert told(found, "time").startswith("note: at most 40s: 10 steps of 4 s")
+    assert told(found, "time").startswith("note: at most 40s: 10 steps of 4s")
 
 
 def test_a_measured_run_gives_its_own_tokens_a_step() -> None:
     found = forecast(resolved(), Known(**{**vars(KNOWN), "pace": Pace(100.0, "a log", tokens_per_step=200.0)}))
-    assert told(found, "time").startswith("note: about 20s: 10 steps of 2 s (a log; its steps' tokens and speed)")
+    assert told(found, "time").startswith("note: about 20s: 10 steps of 2s (a log; its steps' tokens and speed)")
 
 
 def test_what_nobody_says_is_unknown_in_every_section_and_names_what_would_say_it() -> None:
@@ -118,7 +118,7 @@ def test_max_steps_end_a_run_earlier() -> None:
 def test_a_checkpoint_that_is_larger_than_the_workspace_is_said() -> None:
     small = resolved({"storage": {"workspaceSize": "1Ki"}})  # 1152 bytes do not go into 1024
     found = forecast(small, KNOWN)
-    assert "risk: the checkpoints need 0.0 MB, which is more than the cluster's workspace" in told(found, "saves")
+    assert "risk: the checkpoints need 1.2 kB, which is more than the cluster's workspace" in told(found, "saves")
     assert verdict(found.lines) is Verdict.MAY_FAIL
     assert "more than" not in told(forecast(resolved({"storage": {"workspaceSize": "2Ki"}}), KNOWN), "saves")
 

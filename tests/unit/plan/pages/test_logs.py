@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lockstep.api.errors import ConfigError
-from lockstep.plan.pages.logs import error_lines, node_of_rank, of_rank, rank_failures, ranks_of_node, seconds_of
+from lockstep.plan.pages.logs import error_lines, node_of_rank, of_rank, parse_duration, rank_failures, ranks_of_node
 
 LOG = """\
 [lockstep] attempt 1 starts: 4 ranks on 2 nodes
@@ -47,13 +47,13 @@ def test_rank_1_is_not_rank_10() -> None:
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("10m", 600), ("2h30m", 9000), ("1d", 86400)])
 def test_times_are_written_as_for_kubectl(text: str, seconds: int) -> None:
-    assert seconds_of(text) == seconds
+    assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "10", "m", "-5m", "10 minutes"])
 def test_a_time_without_a_unit_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="such as 90s"):
-        seconds_of(text)
+        parse_duration(text)
 
 
 def test_every_failed_rank_is_found_with_its_own_last_lines() -> None:

@@ -44,7 +44,7 @@ def test_a_failed_job_says_who_failed_first_what_it_cost_and_what_to_type() -> N
     assert "x: Failed: rank 1 on node 1 exited with 1: ValueError: no" in said
     assert "first cause  rank 1 on node 1 (Node node-1), after step 47: UserCode (ValueError)\n" in said
     assert "last lines   Traceback\n             ValueError: no" in said
-    assert "lost         2 failures (1 Fabric, 1 UserCode): 37 steps done again, 51 s without training" in said
+    assert "lost         2 failures (1 Fabric, 1 UserCode): 37 steps done again, 51s without training" in said
     assert "next         lockstep retry x -n ns   # again from the last checkpoint; the script failed by itself: correct it first" in said
     assert "lockstep why x -n ns --bundle x.tar.gz" in said
 
@@ -55,7 +55,7 @@ def test_steps_that_nothing_did_again_are_lost_or_still_to_be_done() -> None:
     ended = {"conditions": [{"type": "Failed", "status": "True"}], "attempts": 2}
     assert cost({**ended, "restartHistory": [open_entry]}) == "1 failure (1 Hang): 6 steps lost"
     assert cost({"attempts": 2, "restartHistory": [open_entry]}) == "1 failure (1 Hang): 6 steps to be done again"
-    both = "2 failures (1 Fabric, 1 Hang): 7 steps done again, 6 steps lost, 13 s without training"
+    both = "2 failures (1 Fabric, 1 Hang): 7 steps done again, 6 steps lost, 13s without training"
     assert cost({**ended, "restartHistory": [before, open_entry]}) == both
 
 
@@ -149,7 +149,7 @@ def restarting() -> Observed:
         (refused(), "Refused", False, "no TrainingCluster is annotated", "lockstep clusters"),
         (suspended(), "Suspended", True, "no pods", "lockstep resume x -n ns"),
         (settled(), "Starting", True, "all pods run", "lockstep logs x -n ns -f"),
-        (gets_on(), "Running", True, "step 47 of 120, 2 h to go, attempt 1; saved up to step 40", "lockstep logs x -n ns -f"),
+        (gets_on(), "Running", True, "step 47 of 120, 2h1m to go, attempt 1; saved up to step 40", "lockstep logs x -n ns -f"),
         (waiting(), "Waiting", False, "nvidia.com/gpu is in use on node a: Pod ml/dev-0 holds 8 (kubectl delete pod dev-0 -n ml)", "lockstep events x -n ns"),
         (silent(), "Silent", False, "has not reported", "kubectl logs x-0 -n ns --tail 50"),
         (partitioned(), "NodeNotHeard", False, "node 1 (x-1) is not heard", "kubectl get pods -n ns -l lockstep.dev/job=x -o wide"),

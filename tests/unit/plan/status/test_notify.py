@@ -47,14 +47,14 @@ def test_a_complete_job_is_told_with_step_and_duration() -> None:
     assert found == {
         "id": f"{UID}-0-Complete", "namespace": "ns", "name": "x", "outcome": "Complete", "message": "every rank ended well", "step": 100,
         "totalSteps": 100, "durationSeconds": 3720, "goodputPercentage": 91,
-        "text": "TrainingJob ns/x is complete at step 100 of 100 after 1 h 2 min",
+        "text": "TrainingJob ns/x is complete at step 100 of 100 after 1h2m",
     }  # fmt: skip
 
 
 def test_a_failed_job_is_told_with_its_cause() -> None:
     found = body(ended("Failed", "rank 1 ran out of memory", failure={"cause": "OutOfMemory", "lastLines": ["secret"]}))
     assert found["cause"] == "OutOfMemory"
-    assert found["text"] == "TrainingJob ns/x has failed (OutOfMemory) after 1 h 2 min: rank 1 ran out of memory"
+    assert found["text"] == "TrainingJob ns/x has failed (OutOfMemory) after 1h2m: rank 1 ran out of memory"
     assert "secret" not in str(found)
 
 
