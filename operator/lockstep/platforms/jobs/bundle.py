@@ -17,12 +17,13 @@ from lockstep.api.errors import Failed, LockstepError
 from lockstep.api.names import CONTAINER, RUN_FOLDER, RUN_KEY, pod_name
 from lockstep.api.objects import Object, is_running
 from lockstep.kube.cluster import ApiError, Cluster
-from lockstep.kube.exec import Place, ProgramFailed, output_of
+from lockstep.kube.exec import Place, ProgramFailed, python_output
 from lockstep.plan.observed import Observed
 from lockstep.plan.pages.redact import Redactor, secret_values
 from lockstep.plan.times import timestamp
 from lockstep.platforms.files.reader import beside, nodes_with_volumes
 from lockstep.platforms.files.results import run_folder
+from lockstep.platforms.inpod import runfiles, source_of
 from lockstep.platforms.jobs.observe import JobObserver
 from lockstep_gang.contract import printable_line
 
@@ -39,27 +40,6 @@ READER_SECONDS = 900
 """How long a pod lives that shows the volume of a job without pods."""
 READERS_MAX = 16
 """Volumes of a job without pods that are looked at, one after the other."""
-# Run in a pod by its own Python: small files of the run's folder as tar, the end of long ones, and nothing of models and checkpoints.
-SEND = """
-import io, json, os, sys, tarfile
-root = sys.argv[1] if os.path.isdir(sys.argv[1]) else json.load(open(sys.argv[1]))["runDir"]
-most, left = int(sys.argv[2]), int(sys.argv[3])
-skipped = {"checkpoints", "adapter", "model", "cache", "offload"}
-with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
-    for folder, below, files in os.walk(root):
-        below[:] = sorted(name for name in below if name not in skipped and not name.startswith("checkpoint-"))
-        for name in sorted(files):
-            path = os.path.join(folder, name)
-            if name.startswith("drill-") or not os.path.isfile(path) or left <= 0:
-                continue
-            with open(path, "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - most))
-                data = file.read(min(most, left))
-            left -= len(data)
-            entry = tarfile.TarInfo(os.path.relpath(path, root))
-            entry.size, entry.mtime = len(data), int(os.path.getmtime(path))
-            archive.addfile(entry, io.BytesIO(data))
-"""
 FULL = f"the bundle has more than {BUNDLE_BYTES_MAX >> 20} MiB already"
 ABOUT = """What `lockstep why --bundle` found of job {name} in namespace {namespace} at {time}.
 
@@ -195,9 +175,9 @@ async def _add_from(
     if _is_full(pieces):
         missing.append(f"the run's folder as pod {place.pod} has it: {FULL}")
         return
-    command = ["python3", "-I", "-c", SEND, source, str(FILE_BYTES), str(ALL_BYTES)]
     try:
-        data = await output_of(connection, place, command, seconds=SEND_SECONDS, most=ARCHIVE_BYTES_MAX)
+        limits = str(FILE_BYTES), str(ALL_BYTES)
+        data = await python_output(connection, place, source_of(runfiles), source, *limits, seconds=SEND_SECONDS, most=ARCHIVE_BYTES_MAX)
     except (Failed, OSError) as error:
         missing.append(f"the run's folder as pod {place.pod} has it (needs the right to exec into pods): {error}")
         return

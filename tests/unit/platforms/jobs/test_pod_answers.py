@@ -24,6 +24,7 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.files.sync import NAMES_MAX
 from lockstep.cli.files.sync import _lines as _sync_lines
 from lockstep.cli.jobs.diff_runs import _of_folder
+from lockstep.kube import exec as programs
 from lockstep.kube.cluster import LOG_LINE_BYTES_MAX, _lines
 from lockstep.kube.exec import LINE_BYTES_MAX, STDOUT, Place, Program, ProgramFailed, answer_of, ending_of, lines_in
 from lockstep.kube.kinds import path_of
@@ -370,8 +371,8 @@ def run_of_an_ended_job(folder: Path, monkeypatch: pytest.MonkeyPatch, volumes: 
     async def beside(cluster: Any, namespace: str, job: str, node: int, **_: Any) -> AsyncIterator[Place]:
         yield Place(namespace, f"{job}-files-{node}", "files")
 
-    async def output_of(cluster: Any, place: Place, command: list[str], **_: Any) -> bytes:
-        return subprocess.run([sys.executable, *command[1:]], capture_output=True, check=True).stdout  # noqa: ASYNC221 (a moment, once)
+    async def output_of(cluster: Any, place: Place, command: list[str], *, stdin: bytes, **_: Any) -> bytes:
+        return subprocess.run([sys.executable, *command[1:]], input=stdin, capture_output=True, check=True).stdout  # noqa: ASYNC221 (a moment, once)
 
     async def nodes_with_volumes(*_: Any) -> list[int]:
         return volumes
@@ -380,8 +381,9 @@ def run_of_an_ended_job(folder: Path, monkeypatch: pytest.MonkeyPatch, volumes: 
     (folder / "logs" / "stacks.txt").write_text("Thread 1: all_reduce\n")
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "shard").write_text("gigabytes")
-    for name, stand_in in (("beside", beside), ("output_of", output_of), ("nodes_with_volumes", nodes_with_volumes)):
+    for name, stand_in in (("beside", beside), ("nodes_with_volumes", nodes_with_volumes)):
         monkeypatch.setattr(bundle, name, stand_in)
+    monkeypatch.setattr(programs, "output_of", output_of)
     monkeypatch.setattr(bundle, "run_folder", lambda job: str(folder))
     job = {"metadata": {"name": "x", "namespace": "n", "uid": "u"}, "spec": {}, "status": {}}
     claims = [{"metadata": {"name": "workspace"}}] if len(volumes) > 1 else []
