@@ -35,8 +35,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lockstep_gang.agent.link.link import Handlers, Link
-from lockstep_gang.agent.link.outbox import Outbox
+from lockstep_gang.agent.link import Handlers, Link
+from lockstep_gang.agent.outbox import Outbox
 from lockstep_gang.contract import ReportTarget, RestartPolicy, Run
 from lockstep_gang.contract.messages import (
     Activity,
@@ -55,7 +55,7 @@ from lockstep_gang.contract.messages import (
     Stop,
     Stopped,
 )
-from lockstep_gang.coordinator import post
+from lockstep_gang.coordinator import https_post
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.server import Server
 from lockstep_gang.lifecycle.gang import Phase
@@ -89,7 +89,7 @@ def say(**event: Any) -> None:
 
 async def coordinate(run: Run) -> None:
     """The coordinator's process: says what it sees of its gang, and at the end of a line on its input how late its loop was since the last one."""
-    post.post = lambda *_: post.Answer(200, b"{}")  # type: ignore[assignment]
+    https_post.post = lambda *_: https_post.Answer(200, b"{}")  # type: ignore[assignment]
     coordinator = Coordinator(run, KEY, Output(lambda line: say(line=line), tuple, lambda _: None))
     hellos, connected = 0, coordinator.connected
 

@@ -39,7 +39,7 @@ from lockstep_gang.contract import (
     parse_key,
     report_body,
 )
-from lockstep_gang.coordinator.post import post
+from lockstep_gang.coordinator.https_post import post
 from lockstep_spec.choices import Severity
 from support.clusters.cluster_jobs import API, SERVICE_ACCOUNT, Jobs
 

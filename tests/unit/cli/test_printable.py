@@ -31,7 +31,7 @@ from lockstep.plan.status.events import notes
 from lockstep.platforms.jobs.terminal import _show
 from lockstep.platforms.operator.replica import OneLine
 from lockstep.platforms.output import Output, put, put_json, put_text, tell
-from lockstep_gang.agent.link.console import Console
+from lockstep_gang.agent.log import Console
 from lockstep_gang.agent.ranks.reports import parse_datagram, read_error_file
 from lockstep_gang.contract import cleaned, json_escaped, parse_report, printable, printable_line
 from lockstep_gang.contract.messages import Error

@@ -12,8 +12,8 @@ import pytest
 
 from lockstep.platforms.jobs.keeper import VERDICTS
 from lockstep_gang.agent.agent import Agent
-from lockstep_gang.agent.link.console import Console
-from lockstep_gang.agent.link.outbox import WAITING_MAX, Outbox, json_bytes
+from lockstep_gang.agent.log import Console
+from lockstep_gang.agent.outbox import WAITING_MAX, Outbox, json_bytes
 from lockstep_gang.agent.ranks.ranks import Node, RankProcess
 from lockstep_gang.agent.ranks.stacks import FILE_BYTES, HANGS, STACKS_BYTES, ProcessState, remove_old, shortened, stack_path
 from lockstep_gang.contract import JobIdentity, RestartPolicy

@@ -19,12 +19,12 @@ from lockstep.plan.pages.why import Where, why
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.plan.waiting.containers import CUT_OFF_HINTS
-from lockstep_gang.agent.link.cutoff import CutOff
-from lockstep_gang.agent.link.link import Handlers, Link
+from lockstep_gang.agent.cutoff import CutOff
+from lockstep_gang.agent.link import Handlers, Link
 from lockstep_gang.contract import JobIdentity, NodeReport, ReportTarget, State
 from lockstep_gang.contract.trouble import Trouble, TroubleKind
-from lockstep_gang.coordinator import reaching
-from lockstep_gang.coordinator.reaching import resolved, trouble_of
+from lockstep_gang.coordinator import network_trouble
+from lockstep_gang.coordinator.network_trouble import resolved, trouble_of
 from lockstep_gang.coordinator.reporter import Reporter
 from lockstep_gang.lifecycle.gang import new_gang
 from lockstep_gang.lifecycle.summary import summarise
@@ -54,7 +54,7 @@ def test_what_an_error_means_for_whoever_looks_after_the_cluster(error: Exceptio
 
 
 def test_a_name_server_that_never_answers_is_dns_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reaching, "RESOLVE_SECONDS", 0.01)
+    monkeypatch.setattr(network_trouble, "RESOLVE_SECONDS", 0.01)
 
     async def look_up() -> None:
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lambda *args, **options: asyncio.sleep(60))
@@ -83,7 +83,7 @@ async def until_known(work: Any, look: Any) -> Trouble:
 
 
 def test_an_agent_and_a_coordinator_know_that_names_can_t_be_resolved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("lockstep_gang.agent.link.link.resolved", unresolvable)
+    monkeypatch.setattr("lockstep_gang.agent.link.resolved", unresolvable)
     monkeypatch.setattr("lockstep_gang.coordinator.reporter.resolved", unresolvable)
     run = make_run(report=ReportTarget("https://lockstep-operator.lockstep-system.svc:8443/v1/report", str(tmp_path / "token"), ""))
     nothing: Any = lambda *args: None  # noqa: E731

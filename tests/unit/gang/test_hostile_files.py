@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from lockstep_gang.agent.link.journal import Journal
+from lockstep_gang.agent.log import Journal
 from lockstep_gang.agent.preflight.files import path_facts, sees
 from lockstep_gang.agent.ranks.nccl_log import FILES_MAX, NcclLogs, log_choice
-from lockstep_gang.agent.ranks.progress import METRICS, Pace, said_of
+from lockstep_gang.agent.ranks.progress_server import METRICS, Pace, said_of
 from lockstep_gang.agent.ranks.reports import ERROR_FILE_BYTES_MAX, read_error_file
 from lockstep_gang.agent.ranks.stacks import SOURCE_BYTES_MAX, dumped, process_state, write_stacks
-from lockstep_gang.agent.session.ask import _told
-from lockstep_gang.agent.session.hostfile import write_hostfile
+from lockstep_gang.agent.session.client import _told
+from lockstep_gang.agent.session.interactive import write_hostfile
 from lockstep_gang.contract.fabric import FabricAsked
 from lockstep_gang.contract.messages import COUNT_MAX
 from lockstep_gang.contract.preflight import ExpectedPath, Kind

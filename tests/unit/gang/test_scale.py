@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from bench.gang_scale import measure
-from lockstep_gang.agent.link.outbox import MESSAGE_BYTES, Outbox, bounded, json_bytes
+from lockstep_gang.agent.outbox import MESSAGE_BYTES, Outbox, bounded, json_bytes
 from lockstep_gang.contract import CheckpointReport, RestartPolicy, Run
 from lockstep_gang.contract.messages import (
     Activity,
@@ -37,12 +37,12 @@ from lockstep_gang.contract.messages import (
     rank_report_to_json,
 )
 from lockstep_gang.contract.times import RECONNECT_SECONDS
-from lockstep_gang.coordinator import channels, coordinator, news, server
+from lockstep_gang.coordinator import channels, coordinator, server
 from lockstep_gang.coordinator.channel import LINE_BYTES_MAX, connect
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
-from lockstep_gang.coordinator.news import report_change
+from lockstep_gang.coordinator.log_lines import WITH_LINES, telling
+from lockstep_gang.coordinator.reporter import report_change
 from lockstep_gang.coordinator.server import Server
-from lockstep_gang.coordinator.telling import WITH_LINES, telling
 from lockstep_gang.lifecycle.decide import decide
 from lockstep_gang.lifecycle.gang import Gang, Node, Nodes, Phase, Ranks, new_gang
 from lockstep_gang.lifecycle.hang import deadlines
@@ -166,7 +166,7 @@ def test_a_node_s_state_is_counted_without_a_look_at_all_others() -> None:
 def test_a_report_is_made_only_when_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of(2)
     before = training(run)
-    monkeypatch.setattr(news, "summarise", lambda *_: pytest.fail("a report was made"))
+    monkeypatch.setattr(reporter_module, "summarise", lambda *_: pytest.fail("a report was made"))
     reporter: Any = Untold()
     for after in (
         replace(before, checkpoint=CheckpointReport(5, "/c/5", "2026-01-01T00:00:00Z")),

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from lockstep_gang.agent.fabric_news import FabricNews
-from lockstep_gang.agent.link.console import Console
-from lockstep_gang.agent.link.cutoff import CutOff
-from lockstep_gang.agent.link.link import Handlers, Link, watch
-from lockstep_gang.agent.link.outbox import Outbox, bounded
-from lockstep_gang.agent.preflight.preflight import NodePreflight
+from lockstep_gang.agent.cutoff import CutOff
+from lockstep_gang.agent.link import Handlers, Link, watch
+from lockstep_gang.agent.log import Console
+from lockstep_gang.agent.outbox import Outbox, bounded
+from lockstep_gang.agent.preflight.answers import NodePreflight
+from lockstep_gang.agent.ranks.fabric import FabricNews
 from lockstep_gang.agent.ranks.processes import become_subreaper, ended_children
-from lockstep_gang.agent.ranks.progress import ProgressServer
+from lockstep_gang.agent.ranks.progress_server import ProgressServer
 from lockstep_gang.agent.ranks.ranks import Node, Ranks, Survivors
 from lockstep_gang.agent.ranks.reports import ReportSocket
 from lockstep_gang.agent.ranks.stacks import remove_old

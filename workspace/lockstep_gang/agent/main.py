@@ -13,20 +13,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep_gang.agent.agent import Agent
-from lockstep_gang.agent.link.console import Console
-from lockstep_gang.agent.link.cutoff import LAST_WORDS
-from lockstep_gang.agent.link.journal import Journal
-from lockstep_gang.agent.preflight import probe, sweep
+from lockstep_gang.agent.cutoff import LAST_WORDS
+from lockstep_gang.agent.log import Console, Journal
+from lockstep_gang.agent.preflight import facts, sweep
 from lockstep_gang.agent.ranks.environment import isolate, place_start
 from lockstep_gang.agent.ranks.ranks import Node
 from lockstep_gang.agent.ranks.reports import make_folder, remove_folder
-from lockstep_gang.agent.session import ask
+from lockstep_gang.agent.session import client
 from lockstep_gang.contract.proof import parse_key
 from lockstep_gang.contract.run import Run, parse_run
 from lockstep_gang.contract.sweep import PROBE, SWEEP
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.server import Server
-from lockstep_gang.lifecycle.preflight.preflight import ends_with_it
+from lockstep_gang.lifecycle.preflight.rounds import ends_with_it
 from lockstep_spec.codec import ContractError
 from lockstep_spec.exits import CONFIGURATION, INTERNAL, UNREACHABLE
 
@@ -40,12 +39,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The agent's exit code: 0 complete, 1 failed, 75 saved and stopped as asked, 78 what it was given can't be used; 70 a fault of its own,
     which is no verdict on the job."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    if given[:1] and given[0] in ask.VERBS:
-        return ask.main(given)
+    if given[:1] and given[0] in client.VERBS:
+        return client.main(given)
     if given[:1] == [SWEEP]:
         return sweep.main(given[1:])
     if given[:1] == [PROBE]:
-        return probe.main()
+        return facts.probe()
     try:
         return _agent(_parse(given))
     except Exception:  # Python's own exit code for it, 1, would say that the job has failed

@@ -120,6 +120,16 @@ class Run:
         first = self.position_of(node) * self.ranks_per_node
         return range(first, first + self.ranks_per_node)
 
+    def pod_name(self, node: int) -> str:
+        """First label of the node's address, which is its pod's name; empty where it is a number."""
+        first = self.addresses[node].split(".")[0]
+        return "" if first.isdecimal() or ":" in first else first
+
+    def node_name(self, node: int) -> str:
+        """`node 1 (x-1)`: its index, and its pod's name if that is known."""
+        name = self.pod_name(node)
+        return f"node {node} ({name})" if name else f"node {node}"
+
 
 def _require(holds: bool, name: str, value: object, valid: str) -> None:
     if not holds:

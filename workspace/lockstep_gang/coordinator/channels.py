@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from lockstep_gang.contract.interactive import Show
 from lockstep_gang.contract.messages import Order, Ping, Start, message_to_json
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import PING_SECONDS
 from lockstep_gang.coordinator.channel import Channel
 from lockstep_gang.coordinator.ports import free_port
+from lockstep_gang.lifecycle.gang import Request
 
 PING_TURNS = 20
 
@@ -77,3 +79,28 @@ class Channels:
             last = now
             for channel in [channel for node, channel in self.of_node.items() if node % PING_TURNS in due]:
                 channel.send(message_to_json(Ping()))
+
+
+BACKLOG_BYTES = 8 * 1024 * 1024
+
+
+class Showing:
+    """To the node where somebody asked."""
+
+    def __init__(self, channels: Mapping[int, Channel]) -> None:
+        self._channels = channels
+        self._left_out = 0
+
+    def show(self, request: Request | None, lines: tuple[str, ...]) -> None:
+        """Nothing where nobody asked, or nobody waits for the end."""
+        if request is None or (request.asked.detached and request.started):
+            self._left_out = 0
+            return
+        channel = self._channels.get(request.node)
+        if channel is None or channel.backlog_bytes > BACKLOG_BYTES:
+            self._left_out += len(lines)
+            return
+        if self._left_out:
+            lines = (f"[lockstep] {self._left_out} lines left out: they came too fast to be shown here; node 0's log has them", *lines)
+            self._left_out = 0
+        channel.send(message_to_json(Show(request.asked.id, lines)))

@@ -15,24 +15,21 @@ from lockstep_gang.contract.reply import Reply
 from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.trouble import Trouble
-from lockstep_gang.coordinator.account import ACCOUNT_SECONDS, Account
 from lockstep_gang.coordinator.channel import Channel
-from lockstep_gang.coordinator.channels import Channels
-from lockstep_gang.coordinator.ledger import Ledger
-from lockstep_gang.coordinator.news import report_change
+from lockstep_gang.coordinator.channels import Channels, Showing
+from lockstep_gang.coordinator.ledger import ACCOUNT_SECONDS, Account, Ledger
+from lockstep_gang.coordinator.log_lines import telling
 from lockstep_gang.coordinator.records import Records
-from lockstep_gang.coordinator.reporter import Reporter
-from lockstep_gang.coordinator.showing import Showing
-from lockstep_gang.coordinator.telling import telling
-from lockstep_gang.coordinator.waiting import happens, in_thread
+from lockstep_gang.coordinator.reporter import Reporter, report_change
+from lockstep_gang.coordinator.waits import happens, in_thread
 from lockstep_gang.lifecycle.decide import Decision, decide
-from lockstep_gang.lifecycle.gang import Gang, Phase
+from lockstep_gang.lifecycle.gang import Gang, Phase, Silence
 from lockstep_gang.lifecycle.goodput import accounted
 from lockstep_gang.lifecycle.hang import excused, waited_for
 from lockstep_gang.lifecycle.losses import heard, is_asking
 from lockstep_gang.lifecycle.observe import closed, ended_as_ordered, observe, spoke
 from lockstep_gang.lifecycle.placement import with_racks
-from lockstep_gang.lifecycle.silences import Silence, unheard
+from lockstep_gang.lifecycle.silences import unheard
 from lockstep_gang.lifecycle.start import waits_for
 from lockstep_gang.lifecycle.stops import stop_report
 from lockstep_gang.lifecycle.summary import message_of, state_of, summarise

@@ -15,18 +15,16 @@ from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import reconnect_seconds
 from lockstep_gang.lifecycle import session, stops
 from lockstep_gang.lifecycle.budget import asked_to_go, charged, is_repeated, is_spent, may_start_at
-from lockstep_gang.lifecycle.fabric.fabric import begun, refusal, settled
-from lockstep_gang.lifecycle.fabric.fabric import wake_at as fabric_wake_at
+from lockstep_gang.lifecycle.fabric.state import begun, refusal, settled
+from lockstep_gang.lifecycle.fabric.state import wake_at as fabric_wake_at
 from lockstep_gang.lifecycle.failures import first_failure, is_final, seeking
 from lockstep_gang.lifecycle.gang import Ending, Gang, LostNode, Node, Phase, Rank, Ranks, has_failed, told_to_start
 from lockstep_gang.lifecycle.goodput import accounted, accounted_now_and_then
 from lockstep_gang.lifecycle.hang import hang_failure, noticed
 from lockstep_gang.lifecycle.hang import overdue as overdue_rank
-from lockstep_gang.lifecycle.idle import wake_at as idle_wake_at
-from lockstep_gang.lifecycle.idle import with_idleness
 from lockstep_gang.lifecycle.losses import back_without_a_word, doubted_until, is_doubted, told_to_go
 from lockstep_gang.lifecycle.placement import awaited, placed
-from lockstep_gang.lifecycle.preflight import preflight
+from lockstep_gang.lifecycle.preflight import rounds
 from lockstep_gang.lifecycle.progress import Hang
 from lockstep_gang.lifecycle.silences import lasting
 from lockstep_gang.lifecycle.start import is_late, late_nodes_failure, late_ranks_failure, missing_ranks, start_deadline, timed
@@ -54,7 +52,7 @@ class Decision:
 
 def decide(gang: Gang, run: Run, now: float) -> Decision:
     """The next step and the orders that follow from it."""
-    gang = with_idleness(accounted_now_and_then(gang, run, now), run, now)
+    gang = session.with_idleness(accounted_now_and_then(gang, run, now), run, now)
     step = _next_step(timed(with_idle_stop(gang, now), now), run, now)
     gang, orders = _orders(step.gang, run)
     return replace(step, gang=gang, orders=orders, wake_at=_wake_at(gang, run, now))
@@ -96,10 +94,10 @@ def _waiting(gang: Gang, run: Run, now: float) -> Decision:
     if is_late(gang, run, now):
         failure = late_nodes_failure(gang, run)
         return _ended(replace(gang, failure=failure, final=True), State.FAILED, failure.message)
-    if now < gang.not_before - preflight.BEFORE_SECONDS or not here:
-        return Decision(replace(gang, preflight=preflight.interrupted(gang.preflight)))
-    gang = replace(gang, preflight=preflight.advance(gang.preflight, run, gang.failure.cause if gang.failure else None, now))
-    if not gang.preflight.passed or preflight.ends_with_it(run):
+    if now < gang.not_before - rounds.BEFORE_SECONDS or not here:
+        return Decision(replace(gang, preflight=rounds.interrupted(gang.preflight)))
+    gang = replace(gang, preflight=rounds.advance(gang.preflight, run, gang.failure.cause if gang.failure else None, now))
+    if not gang.preflight.passed or rounds.ends_with_it(run):
         return _before_the_attempt(gang, run)
     return _start(replace(gang, placement=awaited(gang.placement, run, now)), run, now)
 
@@ -112,7 +110,7 @@ def _start(gang: Gang, run: Run, now: float) -> Decision:
     attempt = max(gang.attempt, gang.known_attempt) + 1
     ranks = Ranks((Rank(),) * run.world_size)
     fresh = replace(gang, phase=Phase.ACTIVE, attempt=attempt, known_attempt=attempt, restarts=gang.budget.failures, ranks=ranks)
-    fresh = replace(fresh, preflight=preflight.used(gang.preflight), fabric=begun(run, now), began_at=now, in_time_until=math.inf)
+    fresh = replace(fresh, preflight=rounds.used(gang.preflight), fabric=begun(run, now), began_at=now, in_time_until=math.inf)
     fresh = session.begun(fresh)
     return Decision(
         replace(
@@ -140,11 +138,11 @@ def _before_the_attempt(gang: Gang, run: Run) -> Decision:
     """The preflight is under way, or was all there is to do, or can't pass any more."""
     if gang.preflight.passed:
         return replace(_ended(gang, State.COMPLETE, "preflight passed"), end=False)
-    failure = preflight.failure_of(gang.preflight) if gang.preflight.over else None
+    failure = rounds.failure_of(gang.preflight) if gang.preflight.over else None
     if failure is None:
         return Decision(gang)
     failed = _ended(replace(gang, failure=failure, final=True), State.FAILED, failure.message)
-    return replace(failed, end=not preflight.ends_with_it(run))
+    return replace(failed, end=not rounds.ends_with_it(run))
 
 
 def _active(gang: Gang, run: Run, now: float) -> Decision:
@@ -286,7 +284,7 @@ def _order(gang: Gang, run: Run, index: int) -> Order | None:
 def _question(gang: Gang, run: Run, node: int) -> Order | None:
     if gang.phase is not Phase.WAITING:
         return None
-    return preflight.order_of(gang.preflight, run, node) or session.question(gang, node)
+    return rounds.order_of(gang.preflight, run, node) or session.question(gang, node)
 
 
 def _wake_at(gang: Gang, run: Run, now: float) -> float | None:
@@ -296,16 +294,16 @@ def _wake_at(gang: Gang, run: Run, now: float) -> float | None:
     times += [deadline for deadline in waits if deadline is not None and deadline < math.inf]
     times += [gang.seeks_until] if gang.phase is Phase.ACTIVE and gang.seeks_until > now else []
     if gang.phase is Phase.WAITING:
-        times += [at for at in (gang.not_before - preflight.BEFORE_SECONDS, gang.not_before) if at > now]
+        times += [at for at in (gang.not_before - rounds.BEFORE_SECONDS, gang.not_before) if at > now]
     doubted = doubted_until(gang, run) if gang.phase is Phase.WAITING and is_spent(gang.budget, run) else None
     if doubted is not None and doubted > now:
         times.append(doubted)
-    checked = preflight.wake_at(gang.preflight) if gang.phase is Phase.WAITING else None
+    checked = rounds.wake_at(gang.preflight) if gang.phase is Phase.WAITING else None
     if checked is not None and checked > now:
         times.append(checked)
     fabric = fabric_wake_at(gang.fabric) if gang.phase is Phase.ACTIVE else None
     times += [fabric] if fabric is not None else []
-    times += [at for at in (idle_wake_at(gang, run), session.wake_at(gang)) if at is not None]
+    times += [at for at in (session.wake_at(gang, run),) if at is not None]
     if gang.phase is Phase.WAITING and gang.placement.waits_until is not None and gang.placement.waits_until > now:
         times.append(gang.placement.waits_until)
     return min(times, default=None)

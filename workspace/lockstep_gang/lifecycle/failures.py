@@ -11,11 +11,11 @@ from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import SILENCE_SECONDS
 from lockstep_gang.lifecycle.causes import blamable, is_killed, rank_cause, remedy, signal_of, trainer_cause
-from lockstep_gang.lifecycle.fabric.fabric import explained, explained_hang, fault_kind, refusal
+from lockstep_gang.lifecycle.fabric.state import explained, explained_hang, fault_kind, refusal
 from lockstep_gang.lifecycle.gang import Gang, LostNode, Rank, failed_ranks, silent_success
 from lockstep_gang.lifecycle.hang import STOPPED, hang_failure, stopped_rank
 from lockstep_gang.lifecycle.progress import Hang
-from lockstep_gang.lifecycle.silences import instead, lasting, named, of_node
+from lockstep_gang.lifecycle.silences import instead, lasting, of_node
 from lockstep_gang.lifecycle.silences import lost as lost_in_silence
 from lockstep_gang.lifecycle.start import late_ranks_failure
 from lockstep_gang.lifecycle.tracebacks import Raised, raised_in
@@ -170,7 +170,7 @@ def _node_failure(gang: Gang, run: Run, lost: LostNode) -> Failure:
     silence = of_node(gang, lost.node)
     if silence is not None:
         return lost_in_silence(silence, run)
-    who, coordinator = named(lost.node, run), named(0, run)
+    who, coordinator = run.node_name(lost.node), run.node_name(0)
     if not lost.by_itself:
         text = f"{who} was lost: its agent ended or its connection closed, and its ranks with it"
     elif gang.paused_seconds > SILENCE_SECONDS / 2:

@@ -14,11 +14,10 @@ from lockstep_gang.contract.reply import Fact, FactType
 from lockstep_gang.contract.report import CheckpointReport, FailedSaves, Failure, Restart, State, Straggler, TrainerReport
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.stop import StopReport
-from lockstep_gang.lifecycle.fabric.fabric import FabricState
+from lockstep_gang.lifecycle.fabric.state import FabricState
 from lockstep_gang.lifecycle.placement import Placement
-from lockstep_gang.lifecycle.preflight.state import Preflight
+from lockstep_gang.lifecycle.preflight.rounds import Preflight
 from lockstep_gang.lifecycle.progress import Hang, Progress, Wait
-from lockstep_gang.lifecycle.silences import Silence
 
 
 class Phase(Enum):
@@ -158,6 +157,18 @@ class LostNode:
     node: int
     by_itself: bool = False
     """Its agent is there, and has stopped them without an order: it had heard nothing for too long."""
+
+
+@dataclass(frozen=True)
+class Silence:
+    """Nothing was heard of a node, times in Unix seconds."""
+
+    node: int
+    since: float
+    arrives: bool
+    """Its machine acknowledges what the coordinator's sends."""
+    until: float | None = None
+    """When it was heard again; None: not yet."""
 
 
 @dataclass(frozen=True)

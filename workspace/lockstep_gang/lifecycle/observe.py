@@ -35,11 +35,11 @@ from lockstep_gang.contract.report import CheckpointReport, FailedSaves, Metric,
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import stamp
 from lockstep_gang.lifecycle.budget import reached, training_again
-from lockstep_gang.lifecycle.fabric.fabric import seen, training
+from lockstep_gang.lifecycle.fabric.state import seen, training
 from lockstep_gang.lifecycle.gang import Gang, LostNode, Node, Phase, Rank, told_to_start, was_stopped
 from lockstep_gang.lifecycle.goodput import accounted_now_and_then, stepped
 from lockstep_gang.lifecycle.hang import STOPPED, watched
-from lockstep_gang.lifecycle.preflight.preflight import answered
+from lockstep_gang.lifecycle.preflight.rounds import answered
 from lockstep_gang.lifecycle.progress import later, told
 from lockstep_gang.lifecycle.session import wished
 from lockstep_gang.lifecycle.silences import ended, heard_again

@@ -3,21 +3,22 @@
     asked → all nodes here → preflight, once an agent is another one → every node has the script → attempt → ended
 
 One run at a time. Its failure is told to whoever asked and to nobody else: nothing is restarted, no budget is spent, the job goes on.
+An environment that nobody uses is warned, then its GPUs are released. A run is use until it has ended.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from lockstep_gang.contract.interactive import Asked, Ended, Find, Found, Idleness, Interrupted, InUse
+from lockstep_gang.contract.interactive import RUN_TEXT, Asked, Ended, Find, Found, Idleness, InteractiveReport, Interrupted, InUse
 from lockstep_gang.contract.messages import StopMode, Wish
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.text import number_of
 from lockstep_gang.contract.times import stamp
 from lockstep_gang.lifecycle.failures import first_failure
-from lockstep_gang.lifecycle.gang import Gang, Phase, Request, has_failed
-from lockstep_gang.lifecycle.preflight import preflight
-from lockstep_gang.lifecycle.preflight.state import Preflight
+from lockstep_gang.lifecycle.gang import Gang, Phase, Request, Session, has_failed
+from lockstep_gang.lifecycle.preflight import rounds
+from lockstep_gang.lifecycle.preflight.rounds import Preflight
 from lockstep_gang.lifecycle.stops import noted
 from lockstep_spec.exits import CONFIGURATION, FAILED, SAVED
 
@@ -106,14 +107,14 @@ def prepared(gang: Gang, run: Run, now: float) -> tuple[Gang, bool]:
     here = gang.nodes.counts.free == run.nodes
     if request is None or gang.nodes[0].leaving:
         gang = gang if request is None else ended(gang, SAVED, "the environment is being stopped", now)
-        return replace(gang, preflight=preflight.interrupted(gang.preflight)), False
+        return replace(gang, preflight=rounds.interrupted(gang.preflight)), False
     asker = gang.nodes[request.node]
     if request.interrupts:
         return ended(gang, INTERRUPTED, f"stopped before it started: {request.why}", now), False
     if asker.connected and asker.instance != request.instance:
         return ended(gang, FAILED, "the agent of whoever asked was started again", now), False
     if not here:
-        return replace(gang, preflight=preflight.interrupted(gang.preflight)), False
+        return replace(gang, preflight=rounds.interrupted(gang.preflight)), False
     gang, passed = _checked(gang, run, now)
     return _looked(gang, run, now) if passed and gang.session.request is not None else (gang, False)
 
@@ -123,8 +124,8 @@ def _checked(gang: Gang, run: Run, now: float) -> tuple[Gang, bool]:
     instances = tuple(node.instance for node in gang.nodes)
     if gang.session.checked == instances:
         return gang, True
-    gang = replace(gang, preflight=preflight.advance(gang.preflight, run, None, now))
-    failure = preflight.failure_of(gang.preflight) if gang.preflight.failures else None
+    gang = replace(gang, preflight=rounds.advance(gang.preflight, run, None, now))
+    failure = rounds.failure_of(gang.preflight) if gang.preflight.failures else None
     if failure is not None:
         fresh = replace(gang, preflight=Preflight(round=gang.preflight.round, result=gang.preflight.result))
         return ended(fresh, CONFIGURATION, failure.message, now), False
@@ -153,13 +154,6 @@ def question(gang: Gang, node: int) -> Find | None:
     if gang.phase is not Phase.WAITING or request is None or not request.looked_at or any(node == other for other, _ in request.found):
         return None
     return Find(request.asked.id, request.asked.command, request.asked.folder)
-
-
-def wake_at(gang: Gang) -> float | None:
-    """When the time to say whether the script is there is up."""
-    request = gang.session.request
-    waits = gang.phase is Phase.WAITING and request is not None and request.looked_at and len(request.found) < len(gang.nodes)
-    return request.looked_at + LOOK_SECONDS if waits and request is not None else None
 
 
 def older_scripts(request: Request) -> tuple[int, ...]:
@@ -223,3 +217,59 @@ def _answered(gang: Gang, node: int, said: Ended) -> Gang:
 
 def _with(gang: Gang, **changes: object) -> Gang:
     return replace(gang, session=replace(gang.session, **changes))  # type: ignore[arg-type]
+
+
+def with_idleness(gang: Gang, run: Run, now: float) -> Gang:
+    """The gang with how long nobody has used it; of a job that is no dev environment nothing changes."""
+    if run.interactive is None:
+        return gang
+    session = gang.session
+    if session.request is not None or not session.used_at:
+        session = replace(session, used_at=now)
+    passed, limits = now - session.used_at, run.interactive
+    if not limits.idle_seconds or passed < limits.warn_seconds:
+        idleness = Idleness.NONE
+    else:
+        idleness = Idleness.OVER if passed >= limits.idle_seconds else Idleness.WARNED
+    return replace(gang, session=replace(session, idleness=idleness))
+
+
+def wake_at(gang: Gang, run: Run) -> float | None:
+    """Time at which the session changes though nobody said anything: nodes must have looked for the script, or the idle time goes on; None: never."""
+    request = gang.session.request
+    if request is None:
+        return _idle_wake_at(gang.session, run)
+    waits = gang.phase is Phase.WAITING and request.looked_at and len(request.found) < len(gang.nodes)
+    return request.looked_at + LOOK_SECONDS if waits else None
+
+
+def _idle_wake_at(session: Session, run: Run) -> float | None:
+    """Time of the warning, then of the release."""
+    if run.interactive is None or not run.interactive.idle_seconds or session.idleness is Idleness.OVER:
+        return None
+    warned = session.idleness is Idleness.WARNED
+    return session.used_at + (run.interactive.idle_seconds if warned else run.interactive.warn_seconds)
+
+
+def idleness_line(session: Session, run: Run) -> str:
+    """For the log, when it has changed."""
+    assert run.interactive is not None  # noqa: S101 (the caller asked)
+    if session.idleness is Idleness.NONE:
+        return "the environment is in use again"
+    since = f"nobody has used the environment since {stamp(session.used_at)}"
+    if session.idleness is Idleness.WARNED:
+        return f"{since}: its GPUs are released at {stamp(session.used_at + run.interactive.idle_seconds)}, unless something is run or a shell is used"
+    return f"{since}: its GPUs are released now; it comes back with: lockstep resume {run.job.name} -n {run.job.namespace}"
+
+
+def interactive_report(gang: Gang, run: Run) -> InteractiveReport | None:
+    """For the operator. Null: it is no dev environment."""
+    if run.interactive is None:
+        return None
+    session, request = gang.session, gang.session.request
+    ready = all(node.connected and not node.leaving for node in gang.nodes)
+    if request is not None:
+        return InteractiveReport(ready, request.asked.text[:RUN_TEXT], request.asked.by[:RUN_TEXT], stamp(request.since))
+    release = stamp(session.used_at + run.interactive.idle_seconds) if session.idleness is not Idleness.NONE else None
+    since = stamp(session.used_at) if release is not None else None  # each change of a job's status is a write
+    return InteractiveReport(ready, idle_since=since, idleness=session.idleness, release=release)

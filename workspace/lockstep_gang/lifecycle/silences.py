@@ -7,30 +7,15 @@ Meanwhile the ranks of all other nodes wait for those of that node, and their li
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
 
 from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import SILENCE_SECONDS
-
-if TYPE_CHECKING:
-    from lockstep_gang.lifecycle.gang import Gang
+from lockstep_gang.lifecycle.gang import Gang, Silence
 
 SHOWN = 3
-
-
-@dataclass(frozen=True)
-class Silence:
-    """Nothing was heard of a node, times in Unix seconds."""
-
-    node: int
-    since: float
-    arrives: bool
-    """Its machine acknowledges what the coordinator's sends."""
-    until: float | None = None
-    """When it was heard again; None: not yet."""
 
 
 def unheard(gang: Gang, silence: Silence) -> Gang:
@@ -70,7 +55,7 @@ def instead(gang: Gang, run: Run, since: float) -> Failure | None:
 
 def lost(silence: Silence, run: Run) -> Failure:
     text = (
-        f"{named(silence.node, run)} was lost: nothing was heard of it for {SILENCE_SECONDS:.0f} s, and nobody closed its connection; "
+        f"{run.node_name(silence.node)} was lost: nothing was heard of it for {SILENCE_SECONDS:.0f} s, and nobody closed its connection; "
         f"{_why(silence, run)}"
     )
     return Failure(message=text, node=silence.node, cause=Cause.NODE_LOST)
@@ -79,7 +64,7 @@ def lost(silence: Silence, run: Run) -> Failure:
 def _interrupted(silence: Silence, run: Run) -> Failure:
     seconds = (silence.until or silence.since) - silence.since
     text = (
-        f"{named(0, run)} and {named(silence.node, run)} could not talk for {seconds:.0f} s, from {_clock(silence.since)} on; meanwhile ranks "
+        f"{run.node_name(0)} and {run.node_name(silence.node)} could not talk for {seconds:.0f} s, from {_clock(silence.since)} on; meanwhile ranks "
         "waited for each other until their time was up, and none of them is to blame"
     )
     return Failure(message=text, node=silence.node, cause=Cause.FABRIC)
@@ -89,7 +74,7 @@ def live(gang: Gang, run: Run) -> str:
     """`node 1 (x-1) is not heard since 12:00:05 UTC: …`; empty while all are."""
     silences = lasting(gang)
     more = f"; nor are {len(silences) - SHOWN} more nodes" if len(silences) > SHOWN else ""
-    return "; ".join(f"{named(s.node, run)} is not heard since {_clock(s.since)}: {_why(s, run)}" for s in silences[:SHOWN]) + more
+    return "; ".join(f"{run.node_name(s.node)} is not heard since {_clock(s.since)}: {_why(s, run)}" for s in silences[:SHOWN]) + more
 
 
 def lines(before: Gang, after: Gang, run: Run) -> Iterator[str]:
@@ -101,21 +86,15 @@ def lines(before: Gang, after: Gang, run: Run) -> Iterator[str]:
         if (silence.node, silence.since, silence.until) in known:
             continue
         if silence.until is None:
-            yield f"{named(silence.node, run)} is not heard since {_clock(silence.since)}: {_why(silence, run)}"
+            yield f"{run.node_name(silence.node)} is not heard since {_clock(silence.since)}: {_why(silence, run)}"
         else:
-            yield f"{named(silence.node, run)} is heard again, after {silence.until - silence.since:.0f} s"
-
-
-def named(node: int, run: Run) -> str:
-    """`node 1 (x-1)`: with the first label of its address, unless that is a number."""
-    first = run.addresses[node].split(".")[0]
-    return f"node {node}" if not first or first.isdigit() or ":" in first else f"node {node} ({first})"
+            yield f"{run.node_name(silence.node)} is heard again, after {silence.until - silence.since:.0f} s"
 
 
 def _why(silence: Silence, run: Run) -> str:
     if silence.arrives:
-        return f"its machine takes what {named(0, run)} sends, so its agent is stopped or gets no CPU"
-    return f"what {named(0, run)} sends doesn't arrive there, so the network between the two is broken, or that machine hangs or is down"
+        return f"its machine takes what {run.node_name(0)} sends, so its agent is stopped or gets no CPU"
+    return f"what {run.node_name(0)} sends doesn't arrive there, so the network between the two is broken, or that machine hangs or is down"
 
 
 def _clock(at: float) -> str:

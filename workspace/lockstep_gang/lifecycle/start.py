@@ -99,7 +99,7 @@ def _allowed(run: Run) -> str:
 def listed_nodes(gang: Gang, run: Run, nodes: list[int]) -> str:
     """`node 1 of 2: x-1 (ImagePullBackOff)`, as far as that is known."""
     shown = ", ".join(str(node) for node in nodes[:SHOWN]) + (f" and {len(nodes) - SHOWN} more" if len(nodes) > SHOWN else "")
-    pods = ", ".join(filter(None, (gang.facts.waiting(node) or pod_name(run, node) for node in nodes[:SHOWN])))
+    pods = ", ".join(filter(None, (gang.facts.waiting(node) or run.pod_name(node) for node in nodes[:SHOWN])))
     return f"node{'s' if len(nodes) > 1 else ''} {shown} of {run.nodes}" + (f": {pods}" if pods else "")
 
 
@@ -110,17 +110,11 @@ def listed_ranks(run: Run, ranks: tuple[int, ...]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {shown} on node{'s' if len(nodes) > 1 else ''} {where}"
 
 
-def pod_name(run: Run, node: int) -> str:
-    """The first label of the node's address; empty where it is a number."""
-    first = run.addresses[node].split(".")[0]
-    return "" if not first or first.isdigit() or ":" in first else first
-
-
 def banner(gang: Gang, run: Run) -> Iterator[str]:
     """What an attempt starts with, after the line that says that it does."""
     ranks = number_of(run.ranks_per_node, "rank")
     each = f"{ranks} and {number_of(run.gpus_per_node, 'GPU')} each" if run.gpus_per_node else f"{ranks} each, on CPUs"
-    nodes = ", ".join(filter(None, (pod_name(run, node) for node in range(min(run.nodes, SHOWN)))))
+    nodes = ", ".join(filter(None, (run.pod_name(node) for node in range(min(run.nodes, SHOWN)))))
     more = f" and {run.nodes - SHOWN} more" if nodes and run.nodes > SHOWN else ""
     yield f"  nodes: {nodes + more or run.nodes}, {each}"
     yield f"  fabric: {_fabric(run)}"

@@ -8,8 +8,8 @@ from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle import silences
 from lockstep_gang.lifecycle.gang import Gang, Phase
 from lockstep_gang.lifecycle.goodput import proven
-from lockstep_gang.lifecycle.idle import interactive_report
-from lockstep_gang.lifecycle.preflight import preflight
+from lockstep_gang.lifecycle.preflight import rounds
+from lockstep_gang.lifecycle.session import interactive_report
 from lockstep_gang.lifecycle.start import absent_nodes, listed_nodes, listed_ranks, missing_ranks
 from lockstep_gang.lifecycle.stops import busy_nodes, noted
 
@@ -93,8 +93,8 @@ def _waiting_for(gang: Gang, run: Run) -> str:
     after = f", after {gang.failure.message}" if gang.failure is not None else ""
     if missing:
         return noted(f"waiting for {listed_nodes(gang, run, missing)}{after}", gang, run)
-    checking = preflight.message_of(gang.preflight)
-    if checking and (gang.failure is None or not preflight.is_looking(gang.preflight)):  # within a backoff it is too short to be told
+    checking = rounds.message_of(gang.preflight)
+    if checking and (gang.failure is None or not rounds.is_looking(gang.preflight)):  # within a backoff it is too short to be told
         return checking + after
     request = gang.session.request
     if request is not None and request.looked_at:

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from lockstep_gang.agent.ranks.script import argv, look
-from lockstep_gang.agent.session import ask
+from lockstep_gang.agent.session import client
 from lockstep_gang.agent.session.activity import Activity
-from lockstep_gang.agent.session.printed import BUNDLE_CHARACTERS, WAITING_CHARACTERS, PrintedLines
+from lockstep_gang.agent.session.interactive import BUNDLE_CHARACTERS, WAITING_CHARACTERS, PrintedLines
 from lockstep_gang.contract.interactive import Asked, Find
 
 PTS_3 = 136 << 8 | 3
@@ -138,7 +138,7 @@ def test_a_script_that_is_here_is_known_by_its_content(tmp_path: Path) -> None:
 def test_whoever_waits_for_a_script_hears_of_the_silence_until_a_rank_has_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ask, "QUIET_SECONDS", 0.05)
+    monkeypatch.setattr(client, "QUIET_SECONDS", 0.05)
     here, agent = socket.socketpair()
     lines = ["[lockstep] all 2 ranks run", "[rank 0] here", None]
 
@@ -151,7 +151,7 @@ def test_whoever_waits_for_a_script_hears_of_the_silence_until_a_rank_has_printe
 
     patience: list[float | None] = []
 
-    class Watched(ask.Conversation):
+    class Watched(client.Conversation):
         def _heard(self, seconds: float | None) -> list[dict[str, Any]]:
             patience.append(seconds)
             return super()._heard(seconds)

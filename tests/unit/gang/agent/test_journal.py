@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from lockstep_gang.agent.link.journal import BEGINS, Journal
+from lockstep_gang.agent.log import BEGINS, Journal
 from lockstep_gang.contract import ReportTarget, Run
 from unit.gang.cases import make_run
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.agent.ranks.progress import BODY_BYTES, TOKEN, URL, Pace, ProgressServer, offered, said_of, step_line
+from lockstep_gang.agent.ranks.progress_server import BODY_BYTES, TOKEN, URL, Pace, ProgressServer, offered, said_of, step_line
 from lockstep_gang.contract.messages import Step
 from lockstep_spec.codec import ContractError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep_gang.agent.link.console import LINES_WAITING_MAX, Console
+from lockstep_gang.agent.log import LINES_WAITING_MAX, Console
 from lockstep_gang.agent.ranks import relay as relay_module
 from lockstep_gang.agent.ranks.relay import LAST_LINE_CHARACTERS, LAST_LINES, Relay, printable
 from lockstep_gang.agent.ranks.reports import read_error_file

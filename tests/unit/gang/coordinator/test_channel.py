@@ -257,7 +257,7 @@ import asyncio, sys
 from pathlib import Path
 from lockstep_gang.agent.agent import Agent
 from lockstep_gang.agent.ranks.reports import make_folder
-from lockstep_gang.agent.link.console import Console
+from lockstep_gang.agent.log import Console
 from lockstep_gang.agent.ranks.ranks import Node
 from lockstep_gang.contract import parse_run
 run = parse_run(Path(sys.argv[1]).read_text())
@@ -326,7 +326,7 @@ def test_an_agent_that_hears_nothing_stops_its_ranks_and_tells_so_when_the_coord
 
 
 FROZEN = SHORT_SILENCE.replace("silence_seconds=0.5", "silence_seconds=1").replace(
-    "folder = ", "from lockstep_gang.agent.link import link\nlink.LOOK_SECONDS, link.PAUSED_SECONDS = 0.1, 0.5\nfolder = "
+    "folder = ", "from lockstep_gang.agent import link\nlink.LOOK_SECONDS, link.PAUSED_SECONDS = 0.1, 0.5\nfolder = "
 )
 
 

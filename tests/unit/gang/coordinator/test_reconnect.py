@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.agent.link import link, outbox
-from lockstep_gang.agent.link.outbox import Outbox
+from lockstep_gang.agent import link, outbox
+from lockstep_gang.agent.outbox import Outbox
 from lockstep_gang.contract import Run
 from lockstep_gang.contract.messages import Hello, message_to_json
 from lockstep_gang.contract.times import RECONNECT_SECONDS, progress_seconds, reconnect_seconds, spread_seconds

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep_gang.agent.fabric_news import gloo_interface
 from lockstep_gang.agent.ranks import nccl_log
+from lockstep_gang.agent.ranks.fabric import gloo_interface
 from lockstep_gang.agent.ranks.nccl_log import LogChoice, LogFile, NcclLogs, log_choice
 from lockstep_gang.contract import FabricAsked
 from lockstep_spec.choices import DegradedPolicy

@@ -10,8 +10,8 @@ import pytest
 from lockstep_gang.contract import Cause, FabricAsked, FabricReason, Failure, RestartPolicy, State, Verified
 from lockstep_gang.contract.fabric import RankFabric
 from lockstep_gang.contract.messages import Error, FabricSeen, Step, Stop, StopMode
-from lockstep_gang.coordinator.telling import telling
-from lockstep_gang.lifecycle.fabric.fabric import SETTLE_SECONDS, STEPS_SECONDS, explained_hang
+from lockstep_gang.coordinator.log_lines import telling
+from lockstep_gang.lifecycle.fabric.state import SETTLE_SECONDS, STEPS_SECONDS, explained_hang
 from lockstep_gang.lifecycle.gang import Phase
 from lockstep_spec.choices import DegradedPolicy
 from unit.gang.fabric.cases import read

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from lockstep_gang.contract.fabric import FaultKind, Hca, RankFabric, Traffic
-from lockstep_gang.lifecycle.fabric.nccl import messages, read_line
-from lockstep_gang.lifecycle.fabric.ncclfaults import worst_fault
-from lockstep_gang.lifecycle.fabric.ranks import has_traffic, transport_of, uses_direct, why_not_direct, why_sockets
+from lockstep_gang.lifecycle.fabric.nccl import messages, read_line, worst_fault
+from lockstep_gang.lifecycle.fabric.rank_fabric import has_traffic, transport_of, uses_direct, why_not_direct, why_sockets
 from unit.gang.fabric.cases import LOGS, read
 
 HEAD = "x-0:71:88 [0] NCCL INFO "

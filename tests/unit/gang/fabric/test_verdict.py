@@ -179,7 +179,7 @@ def test_a_run_that_does_not_say_what_was_asked_has_no_verdict() -> None:
     ],
 )
 def test_names_are_compared_as_nccl_compares_them(asked: tuple[str, ...], has: str, lacks: tuple[str, ...]) -> None:
-    from lockstep_gang.lifecycle.fabric.ranks import missing_hcas
+    from lockstep_gang.lifecycle.fabric.rank_fabric import missing_hcas
 
     rank = read("2.27-ib-gpudirect-too-far")
     assert missing_hcas(replace(rank, hcas=(replace(rank.hcas[0], name=has),)), asked) == lacks

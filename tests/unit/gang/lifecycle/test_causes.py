@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.agent.link.outbox import bounded
+from lockstep_gang.agent.outbox import bounded
 from lockstep_gang.agent.ranks import relay as relay_module
 from lockstep_gang.agent.ranks.memory import MemoryGroup
 from lockstep_gang.agent.ranks.relay import Relay

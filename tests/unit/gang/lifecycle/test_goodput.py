@@ -26,8 +26,8 @@ from lockstep_gang.contract.messages import (
     rank_report_to_json,
 )
 from lockstep_gang.coordinator import coordinator
-from lockstep_gang.coordinator.account import ACCOUNT_SECONDS, Account
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
+from lockstep_gang.coordinator.ledger import ACCOUNT_SECONDS, Account
 from lockstep_gang.coordinator.records import GoodputRecord, Records
 from lockstep_gang.lifecycle.gang import Facts, new_gang
 from lockstep_gang.lifecycle.goodput import absent, accounted

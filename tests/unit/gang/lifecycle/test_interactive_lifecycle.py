@@ -11,7 +11,7 @@ from lockstep_gang.contract import Interactive
 from lockstep_gang.contract.interactive import Asked, Ended, Find, Found, Idleness, Interrupted, InUse
 from lockstep_gang.contract.messages import Leaving, Start, Started, Step, Stop, StopMode, Stopped
 from lockstep_gang.contract.report import State
-from lockstep_gang.coordinator.telling import telling
+from lockstep_gang.coordinator.log_lines import telling
 from lockstep_gang.lifecycle.gang import Phase
 from lockstep_gang.lifecycle.history import AttemptRecord, resumed
 from unit.gang.cases import make_run

@@ -11,8 +11,8 @@ import pytest
 from lockstep_gang.contract import Cause, Fact, FactType, ReportTarget, RestartPolicy, State
 from lockstep_gang.contract.messages import Checkpoint, Leaving, Start, Started, Step, Stopped
 from lockstep_gang.contract.times import stamp
+from lockstep_gang.coordinator.log_lines import telling
 from lockstep_gang.coordinator.records import Records, Replaced
-from lockstep_gang.coordinator.telling import telling
 from lockstep_gang.lifecycle.history import begun_records, closed_records, corrected_records, end_record, resumed
 from lockstep_gang.lifecycle.losses import heard, is_asking
 from unit.gang.cases import make_run

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lockstep_gang.agent.ranks.environment import Place, rank_environment
 from lockstep_gang.contract import Reply, ReportTarget, parse_reply, reply_json
 from lockstep_gang.contract.messages import Error, Exited, RankExit, Start, Started, Step, Stop
-from lockstep_gang.coordinator.telling import telling
+from lockstep_gang.coordinator.log_lines import telling
 from lockstep_gang.lifecycle.placement import WAIT_SECONDS, rank_order, with_racks
 from lockstep_gang.lifecycle.summary import summarise
 from lockstep_spec.codec import ContractError

@@ -8,11 +8,11 @@ import pytest
 
 from lockstep_gang.contract import Cause, RestartPolicy, State
 from lockstep_gang.contract.messages import Beat, RankExit, RankState, Start, Step, Stopped
-from lockstep_gang.coordinator.telling import telling
-from lockstep_gang.lifecycle.gang import Gang, Phase
+from lockstep_gang.coordinator.log_lines import telling
+from lockstep_gang.lifecycle.gang import Gang, Phase, Silence
 from lockstep_gang.lifecycle.hang import excused
 from lockstep_gang.lifecycle.observe import closed, spoke
-from lockstep_gang.lifecycle.silences import Silence, unheard
+from lockstep_gang.lifecycle.silences import unheard
 from lockstep_spec.timeouts import Timeouts
 from unit.gang.story import Story, hello, started
 

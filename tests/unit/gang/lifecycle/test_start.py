@@ -13,7 +13,7 @@ from lockstep_gang.contract import Cause, CheckpointReport, FabricAsked, Fact, F
 from lockstep_gang.contract.messages import Activity, Dumped, Finish, Leaving, Stop, StopMode
 from lockstep_gang.coordinator import coordinator
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
-from lockstep_gang.coordinator.telling import telling
+from lockstep_gang.coordinator.log_lines import telling
 from lockstep_gang.lifecycle.gang import Facts, Phase, new_gang
 from lockstep_gang.lifecycle.losses import heard
 from lockstep_spec.timeouts import Timeouts

@@ -13,7 +13,7 @@ from lockstep_gang.contract import Save, State, StopReport
 from lockstep_gang.contract.messages import Checkpoint, Error, Exited, Leaving, RankExit, Step, Stopped
 from lockstep_gang.coordinator import coordinator
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
-from lockstep_gang.coordinator.telling import telling
+from lockstep_gang.coordinator.log_lines import telling
 from unit.gang.cases import KEY
 from unit.gang.story import Story, all_stopped, failed_before, hello, started
 

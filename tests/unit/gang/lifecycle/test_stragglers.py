@@ -10,7 +10,7 @@ import pytest
 
 from lockstep_gang.contract import Straggler
 from lockstep_gang.contract.messages import Pace, Progressed, rank_report_to_json
-from lockstep_gang.coordinator.telling import telling
+from lockstep_gang.coordinator.log_lines import telling
 from lockstep_gang.lifecycle.gang import Gang
 from lockstep_gang.lifecycle.stragglers import ENOUGH, WINDOW, judged, with_pace
 from unit.gang.story import Story, started

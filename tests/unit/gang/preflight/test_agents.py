@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.agent.preflight import network, preflight
+from lockstep_gang.agent.preflight import network
 from lockstep_gang.contract import Expected, ExpectedPath, Kind, PreflightReport, RestartPolicy, run_text
 from lockstep_gang.contract.preflight import PREFLIGHT_RESULT
 from lockstep_gang.coordinator.channel import PROOF_BYTES_MAX
@@ -116,9 +116,9 @@ def test_preflight_alone_fails_at_once_and_leaves_the_records_of_the_job_as_they
 
 
 def test_a_check_that_hangs_is_given_up_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(answers, "LOOK_SECONDS", 0.2)
     never = threading.Event()
-    found = asyncio.run(preflight._all_in_time({"good": lambda: 1, "hangs": never.wait}))
+    found = asyncio.run(answers._all_in_time({"good": lambda: 1, "hangs": never.wait}))
     never.set()
     assert found == {"good": 1}
 

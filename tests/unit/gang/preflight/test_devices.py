@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep_gang.agent.preflight.devices import gpu_facts, rdma_facts
+from lockstep_gang.agent.preflight.facts import gpu_facts, rdma_facts
 from lockstep_gang.contract.preflight import ExpectedRdma, GpuFacts, HcaFacts
 
 GID = "0000:0000:0000:0000:0000:ffff:0a00:0105"

@@ -9,9 +9,8 @@ import pytest
 
 from lockstep_gang.contract import Expected, ExpectedPath, ExpectedRdma, Finding, Kind, Run
 from lockstep_gang.contract.preflight import GpuFacts, HcaFacts, Looked, Measured, Met, PathFact, RdmaFacts, VolumeFacts
-from lockstep_gang.lifecycle.preflight.all_reduce import busbw, judge_pairs
+from lockstep_gang.lifecycle.preflight.all_reduce import ROUNDS_MAX, Measurement, busbw, judge, judge_pairs, next_pairs
 from lockstep_gang.lifecycle.preflight.judge import cause_of, judge_all, skews
-from lockstep_gang.lifecycle.preflight.pairs import ROUNDS_MAX, Measurement, judge, next_pairs
 from lockstep_spec.choices import Severity, StorageMode
 from unit.gang.cases import make_run
 

@@ -11,7 +11,7 @@ from lockstep_gang.contract import AllReduce, Cause, Expected, ExpectedPath, Kin
 from lockstep_gang.contract.messages import Exited, RankExit, Start, Started, Stopped
 from lockstep_gang.contract.preflight import Check, Checked, Looked, Measured, Met, PathFact, Stage
 from lockstep_gang.lifecycle.gang import Phase
-from lockstep_gang.lifecycle.preflight.preflight import PATIENCE_SECONDS, neighbours
+from lockstep_gang.lifecycle.preflight.rounds import PATIENCE_SECONDS, neighbours
 from unit.gang.cases import make_run
 from unit.gang.story import Story, all_stopped, failed_before, hello
 

@@ -14,7 +14,7 @@ from lockstep.cli.jobs import diff_runs
 from lockstep.cli.main import app
 from lockstep.cli.shared.jobargs import Found
 from lockstep.plan.pages.diffruns import Side, compare, page, results_of, spec_of, told_of
-from lockstep_gang.agent.link.journal import Journal
+from lockstep_gang.agent.log import Journal
 from lockstep_gang.contract import run_text
 from unit.api.test_jobfile import JOB
 from unit.gang.cases import make_run

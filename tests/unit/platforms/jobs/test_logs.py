@@ -266,7 +266,7 @@ def local(tmp_path: Path) -> Path:
     """The folder of a run that has failed in its second attempt."""
     root = tmp_path / "workspace/runs/x"
     run = replace(make_run(nodes=1, ranks_per_node=2), run_dir=str(root), job=JobIdentity("x", "ns", "u"))
-    from lockstep_gang.agent.link.journal import Journal
+    from lockstep_gang.agent.log import Journal
 
     journal = Journal(run, 0, lambda line: None)
     for attempt in (1, 2):

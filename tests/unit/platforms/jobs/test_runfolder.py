@@ -13,7 +13,7 @@ import pytest
 
 from lockstep.kube.exec import boot_command
 from lockstep.platforms.inpod import runfolder, source_of
-from lockstep_gang.agent.link import journal
+from lockstep_gang.agent.log import BEGINS, Journal
 from lockstep_gang.contract import JobIdentity
 from unit.gang.cases import make_run
 
@@ -21,7 +21,7 @@ from unit.gang.cases import make_run
 def write(root: Path, uid: str, *lines: tuple[int, str]) -> None:
     """As an agent does."""
     run = replace(make_run(nodes=2), run_dir=str(root), job=JobIdentity("x", "ns", uid))
-    kept = journal.Journal(run, 0, lambda line: None)
+    kept = Journal(run, 0, lambda line: None)
     for attempt, line in lines:
         kept.begin_attempt(attempt)
         kept.write(line)
@@ -37,7 +37,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_agents_and_readers_mean_the_same_line() -> None:
-    assert journal.BEGINS + " " == runfolder.BEGINS
+    assert BEGINS + " " == runfolder.BEGINS
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_line_may_have_anything_in_it(tmp_path: Path) -> None:
 def test_a_file_that_gave_way_is_read_before_the_one_that_grows(tmp_path: Path) -> None:
     run = replace(make_run(nodes=2), run_dir=str(tmp_path))
     for number in range(3):
-        kept = journal.Journal(run, 0, lambda line: None, file_bytes=300)
+        kept = Journal(run, 0, lambda line: None, file_bytes=300)
         for line in range(3):
             kept.write(f"{number}.{line} {'x' * 50}")
         kept.close(5)

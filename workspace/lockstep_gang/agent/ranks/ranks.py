@@ -15,7 +15,7 @@ from lockstep_gang.agent.ranks.environment import Place, inherited, rank_environ
 from lockstep_gang.agent.ranks.memory import MemoryGroup
 from lockstep_gang.agent.ranks.nccl_log import LogChoice, NcclLogs, log_choice
 from lockstep_gang.agent.ranks.processes import Ended, group_is_gone, kill_strays, send, send_to_group, start_process
-from lockstep_gang.agent.ranks.progress import offered
+from lockstep_gang.agent.ranks.progress_server import offered
 from lockstep_gang.agent.ranks.relay import Relay, drain
 from lockstep_gang.agent.ranks.reports import read_error_file
 from lockstep_gang.agent.ranks.script import argv

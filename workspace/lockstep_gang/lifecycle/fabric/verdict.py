@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from lockstep_gang.contract.fabric import DifferingRanks, FabricAsked, FabricReason, FabricReport, RankFabric, Verified
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle.fabric.ranks import (
+from lockstep_gang.lifecycle.fabric.rank_fabric import (
     NVLINK,
     PLUGIN,
     RDMA,

@@ -1,14 +1,84 @@
-"""The short all-reduce: its bandwidth, and who makes it slow."""
+"""The short all-reduce (pure): its bandwidth, and which node makes it slow.
+
+First pairs of nodes measure it, then each node in doubt with one that is known to be good. A node is good once a pair with it was fast; it is
+bad when a pair of it and a good one was slow. Every round has its deadline and there are only so many rounds, so the search ends whatever hangs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from lockstep_gang.contract.preflight import Finding, Measured
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle.preflight.findings import LookedAt, error, warning, where
-from lockstep_gang.lifecycle.preflight.pairs import Measurement, judge
+from lockstep_gang.lifecycle.preflight.findings import LookedAt, error, warning
+
+ROUNDS_MAX = 4
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What an all-reduce of some nodes brought: bytes a second of bus bandwidth, 0 with an error."""
+
+    nodes: tuple[int, ...]
+    bytes_per_second: int
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`unclear`: slow with everyone they were measured with, of whom nobody is known to be good."""
+
+    bad: tuple[int, ...]
+    unclear: tuple[int, ...]
+
+
+def judge(nodes: int, pairs: Sequence[Measurement], minimum: int) -> Verdict:
+    good = _good(pairs, minimum)
+    slow = [set(pair.nodes) for pair in pairs if pair.bytes_per_second < minimum]
+    doubtful = [node for node in range(nodes) if node not in good and any(node in pair for pair in slow)]
+    bad = tuple(node for node in doubtful if any(node in pair and pair & good for pair in slow))
+    return Verdict(bad, tuple(node for node in doubtful if node not in bad))
+
+
+def next_pairs(nodes: int, pairs: Sequence[Measurement], minimum: int, rounds: int) -> tuple[tuple[int, ...], ...]:
+    """The pairs of the next round, `rounds` having been made; none: nothing more can be learnt."""
+    if rounds == 0:
+        return tuple((node, node + 1) for node in range(0, nodes - 1, 2))
+    if rounds >= ROUNDS_MAX:
+        return ()
+    good, verdict = _good(pairs, minimum), judge(nodes, pairs, minimum)
+    known = {*good, *verdict.bad}
+    doubtful = [node for node in range(nodes) if node not in known]
+    measured = {frozenset(pair.nodes) for pair in pairs}
+    return _matched(doubtful, sorted(good), measured) if good else _reshuffled(doubtful, measured)
+
+
+def _good(pairs: Sequence[Measurement], minimum: int) -> set[int]:
+    return {node for pair in pairs if pair.bytes_per_second >= minimum for node in pair.nodes}
+
+
+def _matched(doubtful: list[int], good: list[int], measured: set[frozenset[int]]) -> tuple[tuple[int, ...], ...]:
+    """Each of the doubtful with a good one of its own, as far as there are enough of them."""
+    free, found = list(good), []
+    for node in doubtful:
+        partner = next((other for other in free if frozenset((node, other)) not in measured), None)
+        if partner is not None:
+            free.remove(partner)
+            found.append((partner, node))
+    return tuple(found)
+
+
+def _reshuffled(doubtful: list[int], measured: set[frozenset[int]]) -> tuple[tuple[int, ...], ...]:
+    """Nobody is known to be good yet: other pairs than before."""
+    free, found = list(doubtful), []
+    while free:
+        node = free.pop(0)
+        partner = next((other for other in free if frozenset((node, other)) not in measured), None)
+        if partner is not None:
+            free.remove(partner)
+            found.append((node, partner))
+    return tuple(found)
 
 
 def busbw(measured: Measured) -> int:
@@ -42,7 +112,7 @@ def _slow_node(run: Run, node: int, pairs: Sequence[Measurement], minimum: int) 
     worst = min(own, key=lambda pair: pair.bytes_per_second)
     others = ", ".join(str(other) for pair in own for other in pair.nodes if other != node)
     seen = worst.error or f"{gigabytes(worst.bytes_per_second)} busbw, the cluster asks for {gigabytes(minimum)}"
-    message = f"{where(run, node)} is slow with every node that it was paired with ({others}): {seen}"
+    message = f"{run.node_name(node)} is slow with every node that it was paired with ({others}): {seen}"
     fix = "look at its NICs, cables and switch port; the job goes on without it where another node is free"
     return replace(error("allReduce", node, message, fix), excludes=True)
 
@@ -53,7 +123,7 @@ def _slow_together(run: Run, unclear: Sequence[int], whole: Measurement, minimum
     if run.nodes == 2:
         return error("allReduce", None, message, "two nodes can't tell which one it is: run preflight with a third one")
     if unclear:
-        listed = ", ".join(where(run, node) for node in unclear[:8])
+        listed = ", ".join(run.node_name(node) for node in unclear[:8])
         return error("allReduce", None, f"{message}; slow in pairs, too: {listed}", "compare the cluster's threshold with nccl-tests")
     return error(
         "allReduce", None, f"{message}; every pair is fast", "look at the switches between the nodes: their uplinks are too narrow"

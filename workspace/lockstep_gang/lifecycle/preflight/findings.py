@@ -23,6 +23,10 @@ class Nodes:
     met: Mapping[int, Met]
     skews: Mapping[int, float]
 
+    def name(self, node: int) -> str:
+        """The node as messages name it."""
+        return self.run.node_name(node)
+
 
 def error(check: str, node: int | None, message: str, fix: str) -> Finding:
     return Finding(check, Severity.ERROR, message, fix, node)
@@ -30,12 +34,6 @@ def error(check: str, node: int | None, message: str, fix: str) -> Finding:
 
 def warning(check: str, node: int | None, message: str, fix: str) -> Finding:
     return Finding(check, Severity.WARNING, message, fix, node)
-
-
-def where(run: Run, node: int) -> str:
-    """A node as messages call it: its index, and the host name of its pod."""
-    name = run.addresses[node].split(".")[0]
-    return f"node {node}" if name.isdecimal() or ":" in name else f"node {node} ({name})"
 
 
 def odd(values: Mapping[int, str]) -> Iterator[tuple[int, str, str]]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from lockstep_gang.contract.preflight import Finding, Met
 from lockstep_gang.contract.report import Cause
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle.preflight import devices, files, network, software
-from lockstep_gang.lifecycle.preflight.findings import LookedAt, Nodes, error, where
+from lockstep_gang.lifecycle.preflight import checks
+from lockstep_gang.lifecycle.preflight.findings import LookedAt, Nodes, error
 
 _UNFINISHED = {
     "unresolved": ("names", "is the cluster's DNS there?"),
@@ -57,14 +57,14 @@ def skews(looked: Sequence[LookedAt]) -> dict[int, float]:
 def silent(run: Run, answered: Iterable[int], seconds: float) -> list[Finding]:
     missing = sorted(set(range(run.nodes)) - set(answered))
     fix = "look at its agent's log; if its machine hangs, delete the pod"
-    return [error("answer", node, f"{where(run, node)} did not answer in {seconds:.0f} s", fix) for node in missing]
+    return [error("answer", node, f"{run.node_name(node)} did not answer in {seconds:.0f} s", fix) for node in missing]
 
 
 def _unfinished(nodes: Nodes) -> Iterator[Finding]:
     for node, looked in nodes.looked.items():
         for part in looked.unfinished:
             check, fix = _UNFINISHED.get(part, ("answer", "look at its agent's log"))
-            yield error(check, node, f"{where(nodes.run, node)} could not finish the check of {check} in time", fix)
+            yield error(check, node, f"{nodes.name(node)} could not finish the check of {check} in time", fix)
 
 
 def _has_gpus(run: Run) -> bool:
@@ -80,22 +80,24 @@ def _has_peers(run: Run) -> bool:
 
 
 _CHECKS = (
-    _Check("names", Cause.SETUP, network.names),
-    _Check("peers", Cause.FABRIC, network.peers, _has_peers),
-    _Check("paths", Cause.CONFIGURATION, files.paths),
-    _Check("writable", Cause.STORAGE, files.writable),
-    _Check("shared", Cause.STORAGE, files.shared, lambda run: run.nodes > 1 and run.storage is not None),
-    _Check("space", Cause.STORAGE, files.space),
-    _Check("sharedMemory", Cause.SETUP, files.shared_memory, lambda run: run.preflight is not None and run.preflight.shm_bytes is not None),
-    _Check("gpus", Cause.SETUP, devices.gpus, _has_gpus),
-    _Check("driver", Cause.SETUP, devices.drivers, _has_gpus),
-    _Check("python", Cause.SETUP, software.python, _has_peers),
-    _Check("libraries", Cause.SETUP, software.libraries, _has_peers),
-    _Check("environment", Cause.SETUP, software.environment, _has_peers),
-    _Check("clock", Cause.SETUP, network.clocks, _has_peers),
-    _Check("lockedMemory", Cause.SETUP, devices.locked_memory, _has_rdma),
-    _Check("hcas", Cause.FABRIC, devices.hcas, _has_rdma),
-    _Check("rates", Cause.FABRIC, devices.rates, _has_rdma),
-    _Check("gids", Cause.FABRIC, devices.gids, _has_rdma),
-    _Check("mtu", Cause.FABRIC, devices.mtus, _has_rdma),
+    _Check("names", Cause.SETUP, checks.names),
+    _Check("peers", Cause.FABRIC, checks.peers, _has_peers),
+    _Check("paths", Cause.CONFIGURATION, checks.paths),
+    _Check("writable", Cause.STORAGE, checks.writable),
+    _Check("shared", Cause.STORAGE, checks.shared, lambda run: run.nodes > 1 and run.storage is not None),
+    _Check("space", Cause.STORAGE, checks.space),
+    _Check(
+        "sharedMemory", Cause.SETUP, checks.shared_memory, lambda run: run.preflight is not None and run.preflight.shm_bytes is not None
+    ),
+    _Check("gpus", Cause.SETUP, checks.gpus, _has_gpus),
+    _Check("driver", Cause.SETUP, checks.drivers, _has_gpus),
+    _Check("python", Cause.SETUP, checks.python, _has_peers),
+    _Check("libraries", Cause.SETUP, checks.libraries, _has_peers),
+    _Check("environment", Cause.SETUP, checks.environment, _has_peers),
+    _Check("clock", Cause.SETUP, checks.clocks, _has_peers),
+    _Check("lockedMemory", Cause.SETUP, checks.locked_memory, _has_rdma),
+    _Check("hcas", Cause.FABRIC, checks.hcas, _has_rdma),
+    _Check("rates", Cause.FABRIC, checks.rates, _has_rdma),
+    _Check("gids", Cause.FABRIC, checks.gids, _has_rdma),
+    _Check("mtu", Cause.FABRIC, checks.mtus, _has_rdma),
 )

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from lockstep_gang.agent.preflight import devices, files, network, software
+from lockstep_gang.agent.preflight import facts, files, network
 from lockstep_gang.agent.preflight.allreduce import AllReduceRanks
 from lockstep_gang.agent.ranks.environment import inherited
 from lockstep_gang.contract.preflight import Check, Checked, Expected, Looked, Met, Stage
 from lockstep_gang.contract.run import Run
-from lockstep_gang.coordinator.waiting import in_thread
-from lockstep_gang.lifecycle.preflight.preflight import neighbours
+from lockstep_gang.coordinator.waits import in_thread
+from lockstep_gang.lifecycle.preflight.rounds import neighbours
 from lockstep_spec.choices import StorageMode
 
 T = TypeVar("T")
@@ -94,14 +94,14 @@ class NodePreflight:
             "unresolved": lambda: network.unresolved(near),
             "paths": lambda: files.path_facts(expected.paths, run.working_directory),
             "volume": lambda: files.volume_facts(run.run_dir, check.token, self._node),
-            "shm_bytes": devices.shm_bytes,
-            "gpus": devices.gpu_facts,
-            "versions": software.versions,
-            "environment": lambda: software.environment(variables),
+            "shm_bytes": facts.shm_bytes,
+            "gpus": facts.gpu_facts,
+            "versions": facts.versions,
+            "environment": lambda: facts.compared_variables(variables),
         }
         if expected.rdma is not None:
             rdma = expected.rdma
-            parts["rdma"] = lambda: devices.rdma_facts(rdma)
+            parts["rdma"] = lambda: facts.rdma_facts(rdma)
         port = await self._open_door()
         found = await _all_in_time(parts)
         unfinished = tuple(sorted(set(parts) - set(found)))

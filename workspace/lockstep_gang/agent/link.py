@@ -14,7 +14,7 @@ from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import PING_SECONDS, spread_seconds
 from lockstep_gang.contract.trouble import Trouble, TroubleKind
 from lockstep_gang.coordinator.channel import Channel, connect
-from lockstep_gang.coordinator.reaching import resolved, trouble_of
+from lockstep_gang.coordinator.network_trouble import resolved, trouble_of
 from lockstep_spec.codec import ContractError
 
 SAY_SECONDS = 10.0

@@ -1,15 +1,22 @@
-"""GPUs, RDMA NICs and memory limits, as the kernel shows them. `root` is the file system to look at, another one in tests."""
+"""Facts about this node: GPUs, RDMA NICs and memory limits as the kernel shows them, installed versions, and variables.
+
+`root` is the file system to look at, another one in tests.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import platform
 import re
 import resource
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from lockstep_gang.contract.preflight import ExpectedRdma, GpuFacts, HcaFacts, RdmaFacts
+from lockstep_gang.contract.sweep import PROBED
 
 ROOT = Path("/")
 _CAP_IPC_LOCK = 14
@@ -95,3 +102,52 @@ def _text(path: Path) -> str:
     with contextlib.suppress(OSError):  # an empty slot of a table answers EINVAL
         return path.read_text(encoding="utf-8", errors="replace").strip()
     return ""
+
+
+LIBRARIES = (
+    "torch", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "deepspeed", "transformers", "peft", "accelerate", "safetensors", "numpy",
+    "bitsandbytes",
+)  # fmt: skip
+PYTHON = "python"
+_PREFIXES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "UCX_", "FI_", "PYTORCH_CUDA_", "PYTORCH_ALLOC_")
+_NAMES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "OMP_NUM_THREADS", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS")
+_VALUE_CHARACTERS = 300
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of every installed library, which ranks of all nodes must have alike. Nothing is imported to find one."""
+    import importlib.metadata  # 40 ms that an agent's start need not wait for
+
+    found = {PYTHON: platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def compared_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Variables that change how ranks talk and compute. Named one by one or by prefix, so that no secret is ever among them."""
+    return {name: value[:_VALUE_CHARACTERS] for name, value in sorted(variables.items()) if name in _NAMES or name.startswith(_PREFIXES)}
+
+
+def probe(root: Path = ROOT) -> int:
+    """Print a line of JSON: this node as a pod sees it (`agent.pyz probe`), for `lockstep cluster discover --probe`."""
+    print(PROBED + json.dumps(probed(root)), flush=True)
+    return 0
+
+
+def probed(root: Path) -> dict[str, Any]:
+    """GPUs of the whole machine: the pod itself has none, so that it never waits for one. HCAs as sysfs shows them, which may be more than a pod gets."""
+    interfaces = _names(root / "sys/class/net")
+    facts = rdma_facts(ExpectedRdma(interfaces=tuple(interfaces)), root)
+    status = _text(root / "proc/self/status").splitlines()
+    return {
+        "gpus": len(_names(root / "proc/driver/nvidia/gpus")),
+        "driver": gpu_facts(root).driver,
+        "hcas": {hca.device: f"{hca.state} {hca.link_layer} {hca.rate}".strip() for hca in facts.hcas},
+        "interfaces": {name: mtu for name, mtu in facts.mtus.items() if name != "lo"},
+        "memlock_bytes": facts.memlock_bytes,
+        "capabilities": next((line.split()[1] for line in status if line.startswith("CapEff:")), ""),
+    }

@@ -8,18 +8,52 @@ minutes, and else the job has failed.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from lockstep_gang.contract.preflight import Bandwidth, Check, Checked, Finding, Group, Measured, Peer, PreflightReport, Stage
+from lockstep_gang.contract.preflight import Bandwidth, Check, Checked, Finding, Group, Looked, Measured, Met, Peer, PreflightReport, Stage
 from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.text import number_of
 from lockstep_gang.contract.times import stamp
-from lockstep_gang.lifecycle.preflight.all_reduce import busbw, judge_pairs, why_not_measured
+from lockstep_gang.lifecycle.preflight.all_reduce import Measurement, busbw, judge_pairs, next_pairs, why_not_measured
 from lockstep_gang.lifecycle.preflight.judge import cause_of, checks_of, judge_all, silent
-from lockstep_gang.lifecycle.preflight.pairs import Measurement, next_pairs
-from lockstep_gang.lifecycle.preflight.state import Preflight
 from lockstep_spec.choices import Severity
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What was asked, what nodes answered, and what came of the last one."""
+
+    stage: Stage | None = None
+    """What all nodes are being asked; null: nothing."""
+    round: int = 0
+    token: int = 0
+    """Of this preflight: the number of its first round."""
+    began_at: float = 0.0
+    asked_at: float = 0.0
+    answers: tuple[tuple[int, Checked, float], ...] = ()
+    """(node, its answer, when it came) of this round."""
+    looked: tuple[tuple[int, Looked, float, float], ...] = ()
+    """(node, what it found, when it was asked, when it answered)."""
+    met: tuple[tuple[int, Met], ...] = ()
+    groups: tuple[tuple[int, ...], ...] = ()
+    ports: tuple[tuple[int, int], ...] = ()
+    """(node, a port that is free there)."""
+    whole: Measurement | None = None
+    bandwidth: Bandwidth | None = None
+    pairs: tuple[Measurement, ...] = ()
+    pair_rounds: int = 0
+    passed: bool = False
+    """The next attempt may start."""
+    result: PreflightReport | None = None
+    """Of the last one that ended."""
+    failures: int = 0
+    """Since the last one that passed."""
+    first_failed_at: float = 0.0
+    retry_at: float = 0.0
+    over: bool = False
+    """It failed, and making it again can't help any more."""
+
 
 ROUND_SECONDS = 15.0
 """For one round's answers; an agent gives up a check of its own after 8 s."""

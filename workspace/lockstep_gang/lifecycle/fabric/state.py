@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from lockstep_gang.contract.fabric import FabricReason, FabricReport, FaultKind, NcclFault, RankFabric, Verified
 from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle.fabric.ncclfaults import worst_fault
-from lockstep_gang.lifecycle.fabric.ranks import has_spoken
+from lockstep_gang.lifecycle.fabric.nccl import worst_fault
+from lockstep_gang.lifecycle.fabric.rank_fabric import has_spoken
 from lockstep_gang.lifecycle.fabric.verdict import Ranks, verdict
 from lockstep_spec.choices import DegradedPolicy
 

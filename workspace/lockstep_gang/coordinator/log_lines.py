@@ -12,10 +12,9 @@ from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.text import number_of
 from lockstep_gang.lifecycle.gang import Gang, Phase, Request
-from lockstep_gang.lifecycle.idle import line as idle_line
 from lockstep_gang.lifecycle.placement import racks_line
-from lockstep_gang.lifecycle.preflight.preflight import ends_with_it
-from lockstep_gang.lifecycle.session import older_scripts
+from lockstep_gang.lifecycle.preflight.rounds import ends_with_it
+from lockstep_gang.lifecycle.session import idleness_line, older_scripts
 from lockstep_gang.lifecycle.silences import lines as silence_lines
 from lockstep_gang.lifecycle.silences import of_node
 from lockstep_gang.lifecycle.start import banner
@@ -165,7 +164,7 @@ def runs(before: Gang, after: Gang, run: Run) -> Iterator[str]:
     if new.last is not None and new.last != old.last:
         yield f"{new.last.message} (exit code {new.last.exit_code})"
     if new.idleness is not old.idleness:
-        yield idle_line(new, run)
+        yield idleness_line(new, run)
 
 
 def _asked(old: Request | None, new: Request, run: Run) -> Iterator[str]:

@@ -1,1 +1,0 @@
-"""What a node says: to the coordinator, to its log, and at its end."""
