@@ -38,6 +38,7 @@ from lockstep_gang.contract.messages import (
 )
 from lockstep_gang.contract.times import RECONNECT_SECONDS
 from lockstep_gang.coordinator import channels, coordinator, server
+from lockstep_gang.coordinator import reporter as reporter_module
 from lockstep_gang.coordinator.channel import LINE_BYTES_MAX, connect
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.log_lines import WITH_LINES, telling

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.agent.preflight import network
+from lockstep_gang.agent.preflight import answers, network
 from lockstep_gang.contract import Expected, ExpectedPath, Kind, PreflightReport, RestartPolicy, run_text
 from lockstep_gang.contract.preflight import PREFLIGHT_RESULT
 from lockstep_gang.coordinator.channel import PROOF_BYTES_MAX
