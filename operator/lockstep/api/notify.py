@@ -1,4 +1,4 @@
-"""spec.notify and status.notification: who is told of a job's end, and whether it was heard."""
+"""spec.notify: who is told of a job's end."""
 
 from __future__ import annotations
 
@@ -24,16 +24,3 @@ class Notify(Model):
 
     webhook_secret_ref: SecretKey
     """Where the URL stands that the operator sends one POST with a small JSON object to. https, or a Service of the cluster. The operator may read a Secret called lockstep-notify; one of another name needs a Role that lets it."""
-
-
-class NotificationStatus(Model):
-    """What became of the message about the job's end."""
-
-    id: Annotated[str, Field(max_length=128)]
-    """Stands in the message too: one that comes twice has the same id."""
-    delivered: bool
-    """Whether the receiver answered with 2xx."""
-    attempts: Annotated[int, Field(ge=0)]
-    """How often the operator has tried."""
-    message: Annotated[str, Field(max_length=1024)]
-    """How it went; never the URL."""

@@ -1,24 +1,79 @@
-"""TrainingJob.status: what is observed, never what is wished."""
+"""TrainingJob.status: what is observed, never what is wished. Declared here once: its CRD, its bounds, and what builds it come from these models."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any, ParamSpec, Self, TypeVar, cast
 
 from pydantic import Field
 
 from lockstep.api.model import Model, list_map
-from lockstep.api.notify import NotificationStatus
-from lockstep.api.preflight import ExcludedNodes, PreflightStatus
+from lockstep_spec.choices import Severity
 
+P = ParamSpec("P")
+Part = TypeVar("Part", bound="StatusPart")
+
+FINDINGS_MAX = 20
+EXCLUDED_MAX = 16
 Name = Annotated[str, Field(max_length=64)]
 Seconds = Annotated[int, Field(ge=0)]
 Time = Annotated[str, Field(max_length=32, json_schema_extra={"format": "date-time"})]
-Text = Annotated[str, Field(max_length=1024)]
+TEXT_MAX, LONG_TEXT_MAX = 1024, 4096
+Text = Annotated[str, Field(max_length=TEXT_MAX)]
+LongText = Annotated[str, Field(max_length=LONG_TEXT_MAX)]
 Count = Annotated[int, Field(ge=0)]
 
 
-class FabricDifference(Model):
+class StatusPart(Model):
+    """Part of a status. It is read and built unchecked: `statussize.fitted` bounds the whole status at the end, by the schema of these models."""
+
+    @classmethod
+    def stored(cls, value: object) -> Self | None:
+        """Return the part as status has it; None if status has none. Unknown fields are left out, and nothing else is checked."""
+        if not isinstance(value, dict):
+            return None
+        present = ((name, part, value[alias]) for alias, name, part in _fields(cls) if value.get(alias) is not None)
+        return _built(cls, {name: item if part is None else _stored(part, item) for name, part, item in present})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the part as it is stored: camelCase, and only the fields that were given and are not None."""
+        return self.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True, warnings=False)
+
+
+def unchecked(model: Callable[P, Part], *_: P.args, **fields: P.kwargs) -> Part:
+    """Return a part with these fields, whatever their values: what a pod reports may be of any size. Types are checked where it is called."""
+    return _built(cast(type[Part], model), fields)
+
+
+def _built(model: type[Part], fields: dict[str, Any]) -> Part:
+    return cast(Part, _blank(model).model_copy(update=fields))
+
+
+@cache
+def _blank(model: type[StatusPart]) -> StatusPart:
+    """Return a part of which nothing is given: a copy of it costs a third of what pydantic takes for a new one."""
+    return model.model_construct()
+
+
+@cache
+def _fields(model: type[StatusPart]) -> tuple[tuple[str, str, type[StatusPart] | None], ...]:
+    """(camelCase, snake_case, the model of the field or of its items) of each field."""
+    return tuple((field.alias or name, name, _part_in(field.annotation)) for name, field in model.model_fields.items())
+
+
+def _part_in(annotation: Any) -> type[StatusPart] | None:
+    if isinstance(annotation, type) and issubclass(annotation, StatusPart):
+        return annotation
+    return next(filter(None, map(_part_in, getattr(annotation, "__args__", ()))), None)
+
+
+def _stored(part: type[StatusPart], value: object) -> object:
+    return [item for item in map(part.stored, value) if item is not None] if isinstance(value, list) else part.stored(value)
+
+
+class FabricDifference(StatusPart):
     """Ranks of one node that are not as asked, or not as the others."""
 
     node: Count
@@ -31,7 +86,7 @@ class FabricDifference(Model):
     """How they differ, and why if NCCL says so."""
 
 
-class FabricStatus(Model):
+class FabricStatus(StatusPart):
     """What the ranks of the newest attempt use, from NCCL's own log. Condition FabricVerified judges it."""
 
     transport: Name | None = None
@@ -54,7 +109,7 @@ class FabricStatus(Model):
     """Ranks that differ, by node."""
 
 
-class LossStatus(Model):
+class LossStatus(StatusPart):
     """What the failures of one cause have cost."""
 
     cause: Annotated[str, Field(max_length=64)]
@@ -65,7 +120,7 @@ class LossStatus(Model):
     """The same, times the GPUs that the job held."""
 
 
-class GoodputStatus(Model):
+class GoodputStatus(StatusPart):
     """Seconds since the job was accepted, by what they were spent on. Written with progress, otherwise at most every 5 minutes."""
 
     percentage: Annotated[int, Field(ge=0, le=100)] | None = None
@@ -91,7 +146,7 @@ class GoodputStatus(Model):
     """From the last step before a failure to the next step."""
     stopped_seconds: Seconds = 0
     """From a stop that was asked for to the next start."""
-    losses: Annotated[list[LossStatus], Field(max_length=16)] = []
+    losses: Annotated[list[LossStatus], Field(max_length=16)] | None = None
     """Lost and down, by cause."""
 
 
@@ -125,7 +180,7 @@ class ConditionStatus(StrEnum):
 REASON_PATTERN = r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"
 
 
-class Condition(Model):
+class Condition(StatusPart):
     """One observation of a job, as metav1.Condition."""
 
     type: Annotated[str, Field(max_length=64)]
@@ -134,7 +189,7 @@ class Condition(Model):
     """True, False or Unknown."""
     reason: Annotated[str, Field(pattern=REASON_PATTERN, max_length=128)]
     """Why, in one word."""
-    message: Annotated[str, Field(max_length=4096)]
+    message: LongText
     """Why, for a person."""
     last_transition_time: Time
     """Since when the status is what it is."""
@@ -142,18 +197,18 @@ class Condition(Model):
     """The generation of the spec that was looked at."""
 
 
-class Ranks(Model):
+class Ranks(StatusPart):
     """Ranks of the whole job."""
 
     desired: Count
     """Nodes × ranks a node."""
     ready: Count
     """Ranks whose process runs and has reported."""
-    order: Annotated[list[Count], Field(max_length=1024)] = []
+    order: Annotated[list[Count], Field(max_length=1024)] | None = None
     """Nodes, by their index in the job, in the order of their ranks; unset: ranks follow the nodes' numbers."""
 
 
-class ClusterInUse(Model):
+class ClusterInUse(StatusPart):
     """The TrainingCluster that the running pods were made from, and the transport they use."""
 
     name: Text
@@ -164,7 +219,7 @@ class ClusterInUse(Model):
     """RDMA or TCP."""
 
 
-class Metric(Model):
+class Metric(StatusPart):
     """A number as the trainer wrote it."""
 
     name: Annotated[str, Field(max_length=64)]
@@ -173,7 +228,7 @@ class Metric(Model):
     """For example "1.8312"."""
 
 
-class TrainerStatus(Model):
+class TrainerStatus(StatusPart):
     """What the trainer last said; written at most every 15 seconds."""
 
     activity: Text | None = None
@@ -192,7 +247,7 @@ class TrainerStatus(Model):
     """When the trainer said so."""
 
 
-class CheckpointStatus(Model):
+class CheckpointStatus(StatusPart):
     """The newest durable checkpoint."""
 
     last_committed_step: Count
@@ -203,7 +258,7 @@ class CheckpointStatus(Model):
     """Its folder on the workspace volume."""
 
 
-class FailedSavesStatus(Model):
+class FailedSavesStatus(StatusPart):
     """Saves that have failed since the newest commit. Unset: the newest save was committed."""
 
     since: Time
@@ -216,7 +271,7 @@ class FailedSavesStatus(Model):
     """Why: the rank, the path and the system's words."""
 
 
-class FailureStatus(Model):
+class FailureStatus(StatusPart):
     """The first failure of the job's last attempt."""
 
     rank: Count | None = None
@@ -239,13 +294,13 @@ class FailureStatus(Model):
     """What a rank that hung was doing."""
     stacks: Text | None = None
     """File on the workspace volume with the Python stacks of all threads of a rank that hung."""
-    message: Annotated[str, Field(max_length=4096)] = ""
+    message: LongText = ""
     """The exception's message, or what else is known."""
     last_lines: Annotated[list[Text], Field(max_length=20)] = []
     """Its last lines of output."""
 
 
-class RestartStatus(Model):
+class RestartStatus(StatusPart):
     """A failed attempt and what it cost."""
 
     attempt: Count
@@ -270,7 +325,7 @@ class RestartStatus(Model):
     """Whether it counts toward restart.maxRestarts: not when the node was lost or the pod preempted or evicted."""
 
 
-class RunStatus(Model):
+class RunStatus(StatusPart):
     """The frozen run that the pods use, and whether a newer one waits for the next start from zero."""
 
     name: Text
@@ -279,7 +334,7 @@ class RunStatus(Model):
     """true: spec or TrainingCluster have changed since; the change takes effect at the next start from zero pods."""
 
 
-class ResultStatus(Model):
+class ResultStatus(StatusPart):
     """Where a finished job left its adapter or its model, and what it brought."""
 
     adapter: Text | None = None
@@ -294,7 +349,7 @@ class ResultStatus(Model):
     """What else is to be known: that nothing was left to do, say, and how to train anew."""
 
 
-class InterferenceStatus(Model):
+class InterferenceStatus(StatusPart):
     """What somebody else did to the job's own objects in the last ten minutes, and what Lockstep did about it."""
 
     time: Time
@@ -303,7 +358,7 @@ class InterferenceStatus(Model):
     """Which object, what was done, by whom where that is known."""
 
 
-class StopStatus(Model):
+class StopStatus(StatusPart):
     """The last stop that was asked for (suspend, resize, deadline, a drained node), and what became of the work until then."""
 
     time: Time
@@ -320,18 +375,18 @@ class StopStatus(Model):
     """The same for a person, with the reason."""
 
 
-class ActiveTime(Model):
+class ActiveTime(StatusPart):
     """For how long pods of the job have been on nodes; compared with spec.activeDeadlineSeconds."""
 
     since: Time | None = None
     """Since when pods are on nodes; unset: none is."""
     earlier_seconds: Count = 0
     """The sum of all times before."""
-    retry: Count = 0
+    retry: Count | None = None
     """The spec.restart.retry that it is counted for: a retry starts anew."""
 
 
-class PlacementStatus(Model):
+class PlacementStatus(StatusPart):
     """Nodes that a job holds while some of its pods have none, and when it releases them so that another job can run. Unset once every pod has a node."""
 
     placed: Count = 0
@@ -342,13 +397,13 @@ class PlacementStatus(Model):
     """Since when no further pod has got a node."""
     release_time: Time | None = None
     """When the job lets go of its nodes unless all pods have one by then; unset: it holds none."""
-    releases: Count = 0
+    releases: Count | None = None
     """How often it has let go since all its pods last had a node."""
     retry_time: Time | None = None
     """It has let go, and makes its pods again at this time, or when jobs that were created earlier have their nodes."""
 
 
-class InteractiveStatus(Model):
+class InteractiveStatus(StatusPart):
     """What a dev environment does, and for how long nobody has used it."""
 
     script: Annotated[str, Field(max_length=256)] | None = None
@@ -367,7 +422,78 @@ class InteractiveStatus(Model):
     """spec.interactive.resume at the release: a larger one brings the pods back."""
 
 
-class TrainingJobStatus(Model):
+class PreflightFinding(StatusPart):
+    """One check that a node did not pass."""
+
+    check: Annotated[str, Field(max_length=64)]
+    """Which one: docs/how-to/preflight.md has the table."""
+    severity: Severity
+    node: Count | None = None
+    """The node's index in the job. Left out: it is about several nodes together."""
+    node_name: Text | None = None
+    """The Node that its pod runs on."""
+    message: Text
+    """What was seen."""
+    fix: Text
+    """What to do."""
+
+
+class AllReduceStatus(StatusPart):
+    """The bandwidth of the short all-reduce."""
+
+    ranks: Count
+    """Processes that took part: one a GPU, or one a node without GPUs."""
+    bytes: Count
+    """Bytes that each of them reduced."""
+    busbw: Annotated[str, Field(max_length=32)]
+    """Bus bandwidth in decimal GB/s: 2 (ranks - 1) / ranks × bytes / time."""
+
+
+class PreflightStatus(StatusPart):
+    """What the last preflight found."""
+
+    time: Time
+    """When it ended."""
+    ok: bool
+    """false: an error stopped the start."""
+    checks: Count
+    """Checks that were made."""
+    nodes: Count
+    """Nodes that were looked at."""
+    milliseconds: Count
+    """Duration of the checks."""
+    findings: Annotated[list[PreflightFinding], Field(max_length=FINDINGS_MAX)] = []
+    """Checks that failed or warned, errors first."""
+    omitted: Count = 0
+    """Further findings that are not listed."""
+    all_reduce: AllReduceStatus | None = None
+
+
+class ExcludedNode(StatusPart):
+    """A node that this job no longer uses."""
+
+    name: Annotated[str, Field(max_length=253)]
+    """The Node."""
+    time: Time
+    """Since when."""
+    message: Text
+    """What preflight found there."""
+
+
+class NotificationStatus(StatusPart):
+    """What became of the message about the job's end."""
+
+    id: Annotated[str, Field(max_length=128)]
+    """Stands in the message too: one that comes twice has the same id."""
+    delivered: bool
+    """Whether the receiver answered with 2xx."""
+    attempts: Annotated[int, Field(ge=0)]
+    """How often the operator has tried."""
+    message: Text
+    """How it went; never the URL."""
+
+
+class TrainingJobStatus(StatusPart):
     """Observed state of a TrainingJob."""
 
     model_config = Model.model_config | {"extra": "ignore"}  # a newer operator's fields don't stop an older one
@@ -394,7 +520,7 @@ class TrainingJobStatus(Model):
     """Failures since the last new checkpoint that count toward restart.maxRestarts; a new checkpoint sets it to 0 at the next failure."""
     retry: Count | None = None
     """restart.retry of the last start: what status says of an end is of that one."""
-    restart_history: Annotated[list[RestartStatus], Field(max_length=10)] = []
+    restart_history: Annotated[list[RestartStatus], Field(max_length=10)] | None = None
     """The last failures and what each cost, the newest at the end."""
     ranks: Ranks | None = None
     cluster: ClusterInUse | None = None
@@ -413,5 +539,5 @@ class TrainingJobStatus(Model):
     notification: NotificationStatus | None = None
     preflight: PreflightStatus | None = None
     interactive: InteractiveStatus | None = None
-    excluded_nodes: ExcludedNodes = []
+    excluded_nodes: Annotated[list[ExcludedNode], Field(max_length=EXCLUDED_MAX)] | None = None
     """Nodes that preflight found bad for this job: its pods are not placed there. Suspending the job clears the list."""

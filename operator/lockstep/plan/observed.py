@@ -127,6 +127,11 @@ class Observed:
     def _pods_by_name(self) -> Mapping[str, Object]:
         return {str(pod["metadata"]["name"]): pod for pod in self.pods}
 
+    def node_name(self, node: int | None) -> str | None:
+        """Name of the Node that this node's pod is on; None if there is no such pod, or it has no Node yet."""
+        pod = None if node is None else self.pod(node)
+        return None if pod is None else pod["spec"].get("nodeName")
+
     def events_of(self, uid: str) -> list[Object]:
         """Warnings about the object of this uid, newest first."""
         found = [event for event in self.warnings if event["involvedObject"].get("uid") == uid]

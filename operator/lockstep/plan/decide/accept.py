@@ -13,6 +13,7 @@ from lockstep.api.cluster import TrainingCluster
 from lockstep.api.job import TrainingJob
 from lockstep.api.names import ANNOTATION_DEFAULT_CLUSTER
 from lockstep.api.objects import Object
+from lockstep.api.status import ClusterInUse, unchecked
 from lockstep.plan.decide.excluded import excluded_names
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import UNREADABLE, Observed, is_terminating, start_anew
@@ -36,12 +37,12 @@ class Accepted:
     frozen: Frozen
 
     @cached_property
-    def profile(self) -> Object:
-        """For status.cluster."""
+    def cluster(self) -> ClusterInUse:
+        """status.cluster of a job that starts with it."""
         profile = self.resolved.profile
         text = json.dumps(profile.spec.to_dict(), sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:HASH_CHARACTERS]
-        return {"name": profile.metadata.name, "hash": digest, "transport": str(self.resolved.transport)}
+        return unchecked(ClusterInUse, name=profile.metadata.name, hash=digest, transport=str(self.resolved.transport))
 
 
 def accept(observed: Observed, context: RenderContext) -> Accepted | Notice:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lockstep.api.objects import Object
-from lockstep.api.preflight import EXCLUDED_MAX
+from lockstep.api.status import EXCLUDED_MAX, ExcludedNode, unchecked
 from lockstep.plan.decide.interactive import is_stopped
 from lockstep.plan.observed import Observed
 from lockstep.plan.waiting.nodes import fitting_nodes
@@ -18,26 +17,24 @@ from lockstep_gang.contract import Finding, Report
 if TYPE_CHECKING:
     from lockstep.plan.render.objects import Frozen
 
-TEXT = 1024
-
 
 def excluded_names(observed: Observed) -> tuple[str, ...]:
     """As status has them."""
     return tuple(node["name"] for node in observed.status.get("excludedNodes") or [])
 
 
-def excluded_nodes(observed: Observed, report: Report | None, running: Frozen | None, time: str) -> list[Object]:
-    """status.excludedNodes. A suspended job begins anew: that is how the list is cleared."""
+def excluded_nodes(observed: Observed, report: Report | None, running: Frozen | None, time: str) -> list[ExcludedNode]:
+    """Return status.excludedNodes. Suspending a job clears the list."""
     if is_stopped(observed):
         return []
-    found = list(observed.status.get("excludedNodes") or [])
+    excluded = [node for item in observed.status.get("excludedNodes") or [] if (node := ExcludedNode.stored(item)) is not None]
     bad = _bad_nodes(observed, report) if running is not None else {}
     for name, finding in bad.items():
-        left_out = {node["name"] for node in found} | {name}
-        is_new = name not in {node["name"] for node in found}
-        if is_new and len(found) < EXCLUDED_MAX and running is not None and _enough_without(observed, left_out, running.nodes):
-            found.append({"name": name, "time": time, "message": finding.message[:TEXT]})
-    return found
+        others = {node.name for node in excluded}
+        is_new = name not in others and len(excluded) < EXCLUDED_MAX
+        if is_new and running is not None and _enough_without(observed, others | {name}, running.nodes):
+            excluded.append(unchecked(ExcludedNode, name=name, time=time, message=finding.message))
+    return excluded
 
 
 def pods_on_excluded(observed: Observed) -> str | None:

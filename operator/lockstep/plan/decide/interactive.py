@@ -11,10 +11,9 @@ from typing import Any
 
 from lockstep.api.job import JobType
 from lockstep.api.objects import Object, condition
+from lockstep.api.status import InteractiveStatus, unchecked
 from lockstep.plan.observed import Observed, ReceivedReport
-from lockstep_gang.contract import Idleness, InteractiveReport, Report
-
-SCRIPT, BY = 256, 128
+from lockstep_gang.contract import Idleness, Report
 
 
 def is_interactive(job: Mapping[str, Any]) -> bool:
@@ -43,30 +42,30 @@ def release_due(observed: Observed, received: ReceivedReport | None) -> bool:
     return said is not None and said.idleness is Idleness.OVER and observed.replicas > 0 and not is_stopped(observed)
 
 
-def interactive_status(observed: Observed, received: ReceivedReport | None, now: str) -> Object | None:
-    """status.interactive. None: there is nothing to say."""
-    before = observed.status.get("interactive") or {}
+def interactive_status(observed: Observed, received: ReceivedReport | None, now: str) -> InteractiveStatus | None:
+    """Return status.interactive; None if there is nothing to say."""
     if not is_interactive(observed.job) or observed.job["spec"].get("suspend", False):
         return None
+    before = InteractiveStatus.stored(observed.status.get("interactive")) or unchecked(InteractiveStatus)
     if is_released(observed):
         return before
     if release_due(observed, received):
-        return {"released": now, "resume": resumes(observed.job), **({"idleSince": before["idleSince"]} if "idleSince" in before else {})}
-    said = received.report.interactive if received is not None else None
-    if said is None:
-        return {key: value for key, value in before.items() if key not in ("released", "resume")} or None if observed.pods else None
-    return _said(said) or None
-
-
-def _said(report: InteractiveReport) -> Object:
-    fields: dict[str, Any] = {
-        "script": report.script[:SCRIPT] or None,
-        "by": report.by[:BY] or None,
-        "since": report.since,
-        "idleSince": report.idle_since,
-        "releaseTime": report.release,
-    }
-    return {key: value for key, value in fields.items() if value is not None}
+        return unchecked(InteractiveStatus, released=now, resume=resumes(observed.job), idle_since=before.idle_since)
+    report = received.report.interactive if received is not None else None
+    if report is None and not observed.pods:
+        return None
+    if report is None:
+        status = before.model_copy(update={"released": None, "resume": None})
+    else:
+        status = unchecked(
+            InteractiveStatus,
+            script=report.script or None,
+            by=report.by or None,
+            since=report.since,
+            idle_since=report.idle_since,
+            release_time=report.release,
+        )
+    return status if status.to_dict() else None
 
 
 def unused(jobs: Iterable[Object]) -> frozenset[tuple[str, str]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lockstep.api.job import TrainingJobSpec
 from lockstep.api.model import Model
-from lockstep.api.objects import Object
+from lockstep.api.status import ActiveTime, unchecked
 from lockstep.plan.decide.retry import asked
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, ReceivedReport
@@ -29,34 +29,37 @@ def _set_fields(part: Model, path: str, names: tuple[str, ...]) -> Iterator[str]
     yield from (f"{path}.{fields[name].alias}" for name in names if getattr(part, name) != fields[name].default)
 
 
-def active_time(observed: Observed, now: float) -> Object | None:
-    """status.active: counted while any pod of the job is on a node, so neither suspended nor queued time is in it. A retry starts anew."""
-    before = observed.status.get("active") or {}
-    retry = int((observed.job["spec"].get("restart") or {}).get("retry", 0))
-    if retry != before.get("retry", 0):
-        before = {}
-    earlier, since = int(before.get("earlierSeconds", 0)), not_ahead(before.get("since"), now)
-    kept: Object = {"retry": retry} if retry else {}
-    if any(is_scheduled(pod) for pod in observed.pods):
-        return kept | {"since": since or timestamp(now), "earlierSeconds": earlier}
-    return ended_active_time(kept | {"earlierSeconds": earlier} | ({} if since is None else {"since": since}), now)
+def active_time(observed: Observed, now: float) -> ActiveTime | None:
+    """Return status.active: counted while any pod of the job is on a node, so neither suspended nor queued time is in it. A retry starts anew."""
+    retry = asked(observed)
+    before = ActiveTime.stored(observed.status.get("active"))
+    if before is None or retry != (before.retry or 0):
+        before = unchecked(ActiveTime)
+    since = not_ahead(before.since, now)
+    is_active = any(map(is_scheduled, observed.pods))
+    counted = unchecked(
+        ActiveTime,
+        retry=retry or None,
+        since=since or (timestamp(now) if is_active else None),
+        earlier_seconds=before.earlier_seconds,
+    )
+    return counted if is_active else ended_active_time(counted, now)
 
 
-def ended_active_time(active: Object | None, now: float) -> Object | None:
-    """The same when no time counts any more: no pod is on a node, or those of a job that has ended are on their way out."""
+def ended_active_time(active: ActiveTime | None, now: float) -> ActiveTime | None:
+    """Return the same once no time counts: no pod is on a node, or those of a job that has ended are on their way out."""
     seconds = round(active_seconds(active, now))
-    kept = {key: value for key, value in (active or {}).items() if key != "since"}
-    return kept | {"earlierSeconds": seconds} if seconds else None
+    return unchecked(ActiveTime, retry=active.retry, earlier_seconds=seconds) if active is not None and seconds else None
 
 
-def active_seconds(active: Object | None, now: float) -> float:
+def active_seconds(active: ActiveTime | None, now: float) -> float:
+    """Seconds that have been counted until now."""
     if active is None:
         return 0.0
-    running = age(seconds_of(active["since"]), now) if "since" in active else 0.0
-    return float(active["earlierSeconds"]) + running
+    return active.earlier_seconds + (0.0 if active.since is None else age(seconds_of(active.since), now))
 
 
-def overdue(observed: Observed, active: Object | None, now: float) -> Notice | None:
+def overdue(observed: Observed, active: ActiveTime | None, now: float) -> Notice | None:
     """That spec.activeDeadlineSeconds is over, as the failure says it."""
     deadline = observed.job["spec"].get("activeDeadlineSeconds")
     if deadline is None or active_seconds(active, now) < deadline:
@@ -64,10 +67,10 @@ def overdue(observed: Observed, active: Object | None, now: float) -> Notice | N
     return Notice(Reason.DEADLINE_EXCEEDED, f"pods of the job were on nodes for the {deadline} s of spec.activeDeadlineSeconds")
 
 
-def until_overdue(observed: Observed, active: Object | None, now: float) -> float | None:
+def until_overdue(observed: Observed, active: ActiveTime | None, now: float) -> float | None:
     """Seconds; None: no clock runs."""
     deadline = observed.job["spec"].get("activeDeadlineSeconds")
-    if deadline is None or active is None or "since" not in active:
+    if deadline is None or active is None or active.since is None:
         return None
     left = deadline - active_seconds(active, now)
     return max(left, 0.0) + 0.1 if left > 0 else None

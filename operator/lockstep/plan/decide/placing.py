@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.api.objects import Object
+from lockstep.api.status import PlacementStatus, unchecked
 from lockstep.plan.decide.interactive import is_interactive, is_stopped
 from lockstep.plan.observed import Observed, is_terminating
 from lockstep.plan.times import seconds_of, timestamp
@@ -43,8 +44,7 @@ LOOK_SECONDS = 10.0
 class Placing:
     """Where a job stands with its nodes; nothing of it is set while all of its pods have one, or none is wanted."""
 
-    status: Object | None = None
-    """status.placement."""
+    status: PlacementStatus | None = None
     lets_go: bool = False
     """Its pods are to go now, or are going."""
     is_away: bool = False
@@ -55,78 +55,84 @@ class Placing:
 
 
 def placing(observed: Observed, now: float) -> Placing:
-    """Of a job that has not ended."""
-    before = observed.status.get("placement") or {}
+    """Return where a job that has not ended stands with its nodes."""
     if is_stopped(observed):
         return Placing()
+    before = PlacementStatus.stored(observed.status.get("placement")) or unchecked(PlacementStatus)
     if observed.replicas == 0:
         return _without_replicas(observed, before, now)
     return _with_replicas(observed, before, now)
 
 
-def _with_replicas(observed: Observed, before: Object, now: float) -> Placing:
+def _with_replicas(observed: Observed, before: PlacementStatus, now: float) -> Placing:
     placed, wanted = sum(is_scheduled(pod) and not is_terminating(pod) for pod in observed.pods), observed.replicas
     if placed >= wanted:
         return Placing()
-    releases = {"releases": before["releases"]} if before.get("releases") else {}
+    releases = before.releases or None
     if not _lacks_room(observed) or (placed == 0 and all(map(is_gated, observed.pods))):
-        return Placing(releases or None)
-    counted = {"placed": placed, "wanted": wanted, **releases}
+        return Placing(unchecked(PlacementStatus, releases=releases) if releases else None)
     since = _since(before, placed, now)
     if placed == 0 and _earlier_holders(observed):
-        return _release(observed, counted, "an earlier job gathers its nodes", now)
-    if placed == 0 or _is_in_use(observed):
-        return Placing({**counted, "since": timestamp(since)})
+        return _release(observed, placed, wanted, releases or 0, "an earlier job gathers its nodes", now)
     due = since + _hold_seconds(observed, before, now)
-    if now >= due:
-        return _release(observed, counted, f"held {placed} of {wanted} nodes for {now - since:.0f} s while the rest found none", now)
-    status = {**counted, "since": timestamp(since), "releaseTime": timestamp(due)}
-    return Placing(status, message=holding_words(status), again_seconds=min(due - now, LOOK_SECONDS))
+    held = placed > 0 and not _is_in_use(observed)
+    if held and now >= due:
+        why = f"held {placed} of {wanted} nodes for {now - since:.0f} s while the rest found none"
+        return _release(observed, placed, wanted, releases or 0, why, now)
+    status = unchecked(
+        PlacementStatus,
+        placed=placed,
+        wanted=wanted,
+        releases=releases,
+        since=timestamp(since),
+        release_time=timestamp(due) if held else None,
+    )
+    return Placing(status, message=holding_words(status), again_seconds=min(due - now, LOOK_SECONDS) if held else None)
 
 
-def _without_replicas(observed: Observed, before: Object, now: float) -> Placing:
-    if not {"retryTime", "releaseTime"} & before.keys():
+def _without_replicas(observed: Observed, before: PlacementStatus, now: float) -> Placing:
+    if before.retry_time is None and before.release_time is None:
         return Placing()
-    if "retryTime" not in before:  # scaled to zero, and then the operator ended before it could say so
-        before = _released(observed, before, now)
-    words = f"let go of {_share(before)} nodes so that another job can run" if before.get("placed") else "makes room for an earlier job"
+    if before.retry_time is None:  # scaled to zero, and then the operator ended before it could say so
+        before = _released(observed, before.placed, before.wanted, before.releases or 0, now)
+    words = f"let go of {_share(before)} nodes so that another job can run" if before.placed else "makes room for an earlier job"
     if observed.pods:
         return Placing(before, lets_go=True, message=words)
-    releases = int(before.get("releases", 0))
-    left = seconds_of(before["retryTime"]) - now
+    releases, retry_time = before.releases or 0, str(before.retry_time)
+    left = seconds_of(retry_time) - now
     if left > _away_seconds(observed, releases) + 1.0:
         left = 0.0  # by a clock that was ahead
     if left > 0:
-        return Placing(before, is_away=True, message=f"{words}; tries again at {before['retryTime']}", again_seconds=left)
+        return Placing(before, is_away=True, message=f"{words}; tries again at {retry_time}", again_seconds=left)
     if left > -TURN_SECONDS and _earlier_holders(observed):
         text = f"{words}; tries again once an earlier job has its nodes, at {timestamp(now + left + TURN_SECONDS)} at the latest"
         return Placing(before, is_away=True, message=text, again_seconds=min(left + TURN_SECONDS, LOOK_SECONDS))
-    return Placing({"releases": releases})
+    return Placing(unchecked(PlacementStatus, releases=releases))
 
 
-def _release(observed: Observed, counted: Object, why: str, now: float) -> Placing:
-    what = "lets go of them so that another job can run" if counted["placed"] else "this one, which holds none, makes no pods meanwhile"
-    return Placing(_released(observed, counted, now), lets_go=True, message=f"{why}, and {what}")
+def _release(observed: Observed, placed: int, wanted: int, releases: int, why: str, now: float) -> Placing:
+    what = "lets go of them so that another job can run" if placed else "this one, which holds none, makes no pods meanwhile"
+    return Placing(_released(observed, placed, wanted, releases, now), lets_go=True, message=f"{why}, and {what}")
 
 
-def _released(observed: Observed, counted: Object, now: float) -> Object:
-    """status.placement from here on; making room without having held any node is no release."""
-    numbers = {key: int(counted.get(key, 0)) for key in ("placed", "wanted")}
-    releases = int(counted.get("releases", 0)) + bool(numbers["placed"])
-    return {**numbers, "releases": releases, "retryTime": timestamp(now + _away_seconds(observed, releases))}
+def _released(observed: Observed, placed: int, wanted: int, releases: int, now: float) -> PlacementStatus:
+    """Return status.placement from here on; making room without having held any node is no release."""
+    releases += placed > 0
+    retry_time = timestamp(now + _away_seconds(observed, releases))
+    return unchecked(PlacementStatus, placed=placed, wanted=wanted, releases=releases, retry_time=retry_time)
 
 
-def holding_words(placement: Object, now: float | None = None) -> str:
-    """`holds 1 of 2 nodes; lets go in 40 s so that another job can run`; with the time of day where `now` isn't given; '' for one that holds none."""
-    if "releaseTime" not in placement:
+def holding_words(placement: PlacementStatus | None, now: float | None = None) -> str:
+    """Return `holds 1 of 2 nodes; lets go in 40 s so that another job can run`; with the time of day if `now` is None; '' for a job that holds none."""
+    if placement is None or placement.release_time is None:
         return ""
-    left = None if now is None else max(0, round(seconds_of(placement["releaseTime"]) - now))
-    when = f"at {placement['releaseTime']}" if left is None else f"in {left} s"
+    left = None if now is None else max(0, round(seconds_of(placement.release_time) - now))
+    when = f"at {placement.release_time}" if left is None else f"in {left} s"
     return f"holds {_share(placement)} nodes; lets go {when} so that another job can run"
 
 
-def _share(placement: Object) -> str:
-    return f"{placement.get('placed', 0)} of {placement.get('wanted', 0)}"
+def _share(placement: PlacementStatus) -> str:
+    return f"{placement.placed} of {placement.wanted}"
 
 
 def is_unplaced(job: Mapping[str, Any]) -> bool:
@@ -154,16 +160,15 @@ def _is_in_use(observed: Observed) -> bool:
     return any(seconds_of(pod["metadata"].get("creationTimestamp", timestamp(0))) > began for pod in observed.pods if not is_scheduled(pod))
 
 
-def _since(before: Object, placed: int, now: float) -> float:
+def _since(before: PlacementStatus, placed: int, now: float) -> float:
     """When the job got its last node; now, if that is news, or was said by a clock that was ahead."""
-    since = before.get("since")
-    if since is None or placed > before.get("placed", 0) or seconds_of(since) > now:
+    if before.since is None or placed > before.placed or seconds_of(before.since) > now:
         return now
-    return seconds_of(since)
+    return seconds_of(before.since)
 
 
-def _hold_seconds(observed: Observed, before: Object, now: float) -> float:
-    jitter = _spread(observed, "hold", int(before.get("releases", 0)))
+def _hold_seconds(observed: Observed, before: PlacementStatus, now: float) -> float:
+    jitter = _spread(observed, "hold", before.releases or 0)
     if observed.waiting is None:  # nobody here sees who else waits
         start = observed.job["spec"].get("startTimeoutSeconds")
         hold = HOLD_SECONDS * (1.0 + jitter)

@@ -6,10 +6,10 @@ again, so that a gang is never half of an old and half of a new start. Deleting 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from lockstep.api.objects import Object
+from lockstep.api.status import StopStatus, unchecked
 from lockstep.plan.decide.accept import Accepted, missing_service_account
 from lockstep.plan.decide.excluded import pods_on_excluded
 from lockstep.plan.decide.interactive import is_released, is_stopped
@@ -20,9 +20,7 @@ from lockstep.plan.observed import Observed, ReceivedReport, is_terminating, own
 from lockstep.plan.reasons import Reason
 from lockstep.plan.render.objects import Frozen
 from lockstep.plan.times import timestamp
-from lockstep_gang.contract import CheckpointReport, Report, Save, StopReport
-
-TEXT = 1024
+from lockstep_gang.contract import CheckpointReport, Report, Save
 
 
 class StopEvent(StrEnum):
@@ -42,14 +40,6 @@ _EVENTS = {
 }
 
 
-@dataclass(frozen=True)
-class Stopping:
-    """Why pods that are there have to go; `reason` is what Progressing says."""
-
-    reason: Reason
-    why: str
-
-
 def stopping(  # noqa: PLR0911 (a table of cases reads best as one)
     observed: Observed,
     accepted: Accepted | None,
@@ -58,24 +48,24 @@ def stopping(  # noqa: PLR0911 (a table of cases reads best as one)
     place: Placing | None = None,
     *,
     begun: bool = True,
-) -> Stopping | None:
+) -> Notice | None:
     """For a job that has pods and has not ended: whether they are to stop now. `begun`: `starting.has_begun`."""
     if is_stopped(observed):
-        return Stopping(Reason.STOPPING, "nobody used the environment" if is_released(observed) else "spec.suspend is true")
+        return Notice(Reason.STOPPING, "nobody used the environment" if is_released(observed) else "spec.suspend is true")
     if overdue is not None:
-        return Stopping(Reason.DEADLINE_EXCEEDED, overdue.message)
+        return Notice(Reason.DEADLINE_EXCEEDED, overdue.message)
     left_out = pods_on_excluded(observed)
     if left_out is not None:
-        return Stopping(Reason.NODE_EXCLUDED, left_out)
+        return Notice(Reason.NODE_EXCLUDED, left_out)
     if accepted is not None and running is not None and _new_size(observed, accepted, running):
-        return Stopping(Reason.RESIZING, f"from {running.nodes} to {accepted.frozen.nodes} nodes")
+        return Notice(Reason.RESIZING, f"from {running.nodes} to {accepted.frozen.nodes} nodes")
     if not begun and accepted is not None and (why := _replaced(observed, accepted, running)) is not None:
-        return Stopping(Reason.START_REPLACED, why)
+        return Notice(Reason.START_REPLACED, why)
     if place is not None and place.lets_go:
-        return Stopping(Reason.NODES_RELEASED, place.message)
+        return Notice(Reason.NODES_RELEASED, place.message)
     if observed.replicas == 0 and any(is_terminating(pod) for pod in observed.pods):
         by = scaled_words(observed, "the job starts again after it")
-        return Stopping(Reason.STOPPING, by or "this stop had begun already; the job starts again after it")
+        return Notice(Reason.STOPPING, by or "this stop had begun already; the job starts again after it")
     return None
 
 
@@ -113,26 +103,26 @@ def last_word(observed: Observed, received: ReceivedReport | None) -> Report | N
     return report if report.attempt >= int(observed.status.get("attempts") or 0) else None
 
 
-def stop_status(observed: Observed, received: ReceivedReport | None, *, ended: bool, now: float) -> Object | None:
-    """status.stop: as reported; Unknown when the pods are gone and nobody said it; else what it was before."""
-    before = observed.status.get("stop")
-    told = received.report.stop if received is not None else None
-    if told is not None and (before is None or before["attempt"] <= told.attempt):
-        return _reported(told)
+def stop_status(observed: Observed, received: ReceivedReport | None, *, ended: bool, now: float) -> StopStatus | None:
+    """Return status.stop: as reported; Unknown if the pods are gone and no report said it; else as it was before."""
+    before = StopStatus.stored(observed.status.get("stop"))
+    stop = received.report.stop if received is not None else None
+    if stop is not None and (before is None or before.attempt <= stop.attempt):
+        return unchecked(
+            StopStatus,
+            time=stop.time,
+            attempt=stop.attempt,
+            save=stop.save.value,
+            step=stop.step,
+            lost_steps=stop.lost_steps,
+            message=stop.message,
+        )
     attempt = int(observed.status.get("attempts") or 0)
     just_gone = observed.at_zero and int(observed.status.get("nodes") or 0) > 0
     ran = attempt > attempts_before(observed)
-    if just_gone and not ended and ran and (before is None or before["attempt"] < attempt):
+    if just_gone and not ended and ran and (before is None or before.attempt < attempt):
         return _unknown(observed, commit(observed, received), attempt, now)
     return before
-
-
-def _reported(stop: StopReport) -> Object:
-    fields = {
-        "time": stop.time, "attempt": stop.attempt, "save": stop.save.value, "step": stop.step, "lostSteps": stop.lost_steps,
-        "message": stop.message[:TEXT],
-    }  # fmt: skip
-    return {key: value for key, value in fields.items() if value is not None}
 
 
 def commit(observed: Observed, received: ReceivedReport | None) -> CheckpointReport | None:
@@ -144,12 +134,11 @@ def commit(observed: Observed, received: ReceivedReport | None) -> CheckpointRep
     return newest if before is None or newest.time >= before else None
 
 
-def _unknown(observed: Observed, heard: CheckpointReport | None, attempt: int, now: float) -> Object:
+def _unknown(observed: Observed, heard: CheckpointReport | None, attempt: int, now: float) -> StopStatus:
     step = heard.step if heard is not None else (observed.status.get("checkpoint") or {}).get("lastCommittedStep")
     newest = "status knew of no checkpoint" if step is None else f"the newest checkpoint that was reported is step {step}"
     message = f"the pods are gone and node 0 did not say how the stop went; {newest}, `lockstep checkpoint` shows what is on the volume"
-    found = {"time": timestamp(now), "attempt": attempt, "save": Save.UNKNOWN.value, "message": message}
-    return found if step is None else found | {"step": step}
+    return unchecked(StopStatus, time=timestamp(now), attempt=attempt, save=Save.UNKNOWN.value, message=message, step=step)
 
 
 def stop_event(before: Object, after: Object) -> tuple[str, StopEvent, str] | None:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from lockstep.api.objects import Object, is_true
-from lockstep.api.status import ConditionStatus
+from lockstep.api.status import ConditionStatus, PlacementStatus
 from lockstep.plan.decide.placing import holding_words
 from lockstep.plan.observed import Observed
 from lockstep.plan.pages.freshness import Unheard
@@ -170,7 +170,7 @@ def _summary(state: Where, observed: Observed, conditions: dict[str, Object], no
     if state is Where.REFUSED:
         return _message(conditions, "Accepted")
     if state in (Where.WAITING, Where.STARTING) and observed.pods:
-        holding = holding_words(observed.status.get("placement") or {}, now)
+        holding = holding_words(PlacementStatus.stored(observed.status.get("placement")), now)
         return "; ".join(filter(None, (waits_for(observed, now) or _message(conditions, "Progressing"), holding)))
     if state is Where.RUNNING:
         ready = conditions.get("RanksReady", {})
@@ -183,7 +183,7 @@ def _summary(state: Where, observed: Observed, conditions: dict[str, Object], no
 
 def waits_for(observed: Observed, now: float) -> str:
     """What keeps pods from running, looked at anew: whoever asks may see more than the operator. '' once all of them run."""
-    view = View(observed, None, None, observed.replicas, False, False, False, "", now, hears=False)
+    view = View(observed=observed, wanted_pods=observed.replicas, now=now, hears=False)
     scheduled = pods_scheduled(view)
     ready = ranks_ready(view, scheduled)
     summary = progressing(view, scheduled, ready, Fact(ConditionStatus.FALSE, Reason.NOT_RESTARTING, ""))

@@ -8,9 +8,10 @@ The rules:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lockstep.api.objects import Object, is_true
+from lockstep.api.status import ActiveTime, StopStatus
 from lockstep.plan.decide.accept import Accepted, accept, claim_going, missing_service_account, service_account_gone
 from lockstep.plan.decide.coalesce import is_passing
 from lockstep.plan.decide.interactive import is_stopped
@@ -93,51 +94,72 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
     accepted = accept(observed, context)
     there = gang(observed, accepted.frozen if isinstance(accepted, Accepted) else None, context)
     has_failed = is_true(observed.status, "Failed") and not is_retried(observed, there.run)  # unless a retry was asked for since
-    word, life = last_word(observed, received), _life(observed, received, has_failed=has_failed, now=now)
+    word, active = last_word(observed, received), active_time(observed, now)
+    stopped = stop_status(observed, received, ended=_has_ended(observed, received, has_failed=has_failed), now=now)
     heard, received = received, _newest(observed, received)
-    late = None if context.clock_off else overdue(observed, life["active"], now)
+    late = None if context.clock_off else overdue(observed, active, now)
     stuck = None if context.clock_off else start_overdue(observed, now)
-    end = _ending(observed, received, life, late, stuck, has_failed=has_failed)
+    end = _ending(observed, received, stopped, late, stuck, has_failed=has_failed)
     expires = until_expired(observed, now) if end.finished and not context.clock_off else None
     if expires is not None and expires <= 0 and observed.at_zero and due_message(observed) is None:
         return Plan(delete=(observed.job,))
     held = held_until(observed, received, now)
     if end.finished and held is None:
-        life["active"] = ended_active_time(observed.status.get("active"), now)
+        active = ended_active_time(ActiveTime.stored(observed.status.get("active")), now)
     lost = lost_nodes(observed, received, now, context.listening_since)
     place = Placing() if end.finished or _foreign(observed) is not None else placing(observed, now)
     begun = end.finished or has_begun(observed, heard, now)
     decision = _decide(observed, accepted, there, late, place, finished=end.finished, held=held is not None, begun=begun)
-    stop = decision.stopping
-    life["placement"] = place.status if stop is None or stop.reason is Reason.NODES_RELEASED else None
+    is_placing = decision.stopping is None or decision.stopping.reason is Reason.NODES_RELEASED
     create, apply, delete = object_writes(observed, decision, context)
     if end.finished:
         create, apply = with_log(observed, received, create, apply)
-    view = replace(
-        _view(observed, received, decision, end, now),
-        held_until=held,
-        last_word=word,
-        commit=commit(observed, heard),
-        stopped=_stopped(observed, word, life),
-    )
-    anew = "" if end.finished else made_anew(observed, there.run, context)
-    view = replace(
-        view, lost=lost, place=place, listening_since=context.listening_since, made_anew=anew, pending=_is_pending(decision, end)
-    )
     taken_back = not begun and observed.obstacle is not None and observed.stateful_set is None and not observed.at_zero
     if taken_back:
         create, apply, delete = (), (), ()
     is_half_made = not begun and not decision.starts and not is_told(observed, decision.running)
     mended = () if is_half_made else repairs(observed, decision, create, delete)
-    life["interference"], until_forgotten = (None, None) if end.finished else interference(observed, mended, now)
-    if life["interference"] is not None:
-        view = replace(view, interference=life["interference"]["message"])
-    status = _status(view, decision, life)
+    meddling, until_forgotten = (None, None) if end.finished else interference(observed, mended, now)
+    view = View(
+        observed=observed,
+        refusal=None if end.finished else decision.refusal,
+        received=received,
+        wanted_pods=decision.replicas,
+        suspend=is_stopped(observed),
+        complete=end.complete,
+        failed=end.failed,
+        failure_message=end.message,
+        failure_reason=end.reason,
+        now=now,
+        stopping=decision.stopping,
+        stopped=_stop_message(observed, word, stopped),
+        last_word=word,
+        commit=commit(observed, heard),
+        held_until=held,
+        lost=lost,
+        listening_since=context.listening_since,
+        place=place,
+        made_anew="" if end.finished else made_anew(observed, there.run, context),
+        interference="" if meddling is None else meddling.message,
+        pending=_is_pending(decision, end),
+    )
+    accepted_run = decision.accepted
+    is_current = accepted_run is not None and decision.running is not None and accepted_run.frozen.hash == decision.running.hash
+    status = job_status(
+        view,
+        decision.running,
+        cluster=accepted_run.cluster if accepted_run is not None and is_current else None,
+        pending=decision.running is not None and accepted_run is not None and not is_current,
+        stop=stopped,
+        active=active,
+        placement=place.status if is_placing else None,
+        interference=meddling,
+    )
     write, again = due(observed.status, status, now)
     looks = (
         again,
         _next_look(view),
-        until_overdue(observed, life["active"], now),
+        until_overdue(observed, active, now),
         until_start_overdue(observed, now) if not end.finished else None,
         None if end.finished else until_overdue_pods(observed, now),
         lost.again_seconds,
@@ -170,14 +192,19 @@ def _newest(observed: Observed, received: ReceivedReport | None) -> ReceivedRepo
     return current_report(observed, received)
 
 
-def _life(observed: Observed, received: ReceivedReport | None, *, has_failed: bool, now: float) -> Object:
-    ended = received is not None and received.report.state in (State.COMPLETE, State.FAILED)
-    ended = ended or is_true(observed.status, "Complete") or has_failed
-    return {"stop": stop_status(observed, received, ended=ended, now=now), "active": active_time(observed, now)}
+def _has_ended(observed: Observed, received: ReceivedReport | None, *, has_failed: bool) -> bool:
+    reported = received is not None and received.report.state in (State.COMPLETE, State.FAILED)
+    return reported or is_true(observed.status, "Complete") or has_failed
 
 
 def _ending(
-    observed: Observed, received: ReceivedReport | None, life: Object, late: Notice | None, stuck: Notice | None, *, has_failed: bool
+    observed: Observed,
+    received: ReceivedReport | None,
+    stopped: StopStatus | None,
+    late: Notice | None,
+    stuck: Notice | None,
+    *,
+    has_failed: bool,
 ) -> Ending:
     """What status says already is final; then what the gang says of itself; then the deadline, once the stop it asked for is over."""
     known = {c["type"]: c for c in observed.status.get("conditions", []) if c["status"] == "True"}
@@ -191,15 +218,15 @@ def _ending(
     if "Failed" in known or state is State.FAILED:
         return Ending(failed=True, reason=_failure_reason(known.get("Failed"), received), message=_failure_message(observed, received))
     if late is not None and observed.at_zero:
-        how = life["stop"].get("message", "") if life["stop"] is not None else "no rank ever ran"
+        how = stopped.message if stopped is not None else "no rank ever ran"
         return Ending(failed=True, reason=Reason.DEADLINE_EXCEEDED, message=f"{late.message}; {how}")
     return Ending(failed=True, reason=Reason.START_TIMEOUT, message=stuck.message) if stuck is not None else Ending()
 
 
-def _stopped(observed: Observed, word: Report | None, life: Object) -> str:
-    """What came of the stop of the newest attempt, if that was stopped."""
+def _stop_message(observed: Observed, word: Report | None, stopped: StopStatus | None) -> str:
+    """Return what came of the stop of the newest attempt, if that was stopped."""
     attempt = word.attempt if word is not None else observed.status.get("attempts")
-    return str(life["stop"].get("message", "")) if life["stop"] is not None and life["stop"]["attempt"] == attempt else ""
+    return stopped.message if stopped is not None and stopped.attempt == attempt else ""
 
 
 def _decide(
@@ -268,23 +295,6 @@ def _owned_by_namesake(observed: Observed, item: Object) -> bool:
     return any(o["kind"] == "TrainingJob" and o["name"] == observed.name for o in owners)
 
 
-def _view(observed: Observed, received: ReceivedReport | None, decision: Decision, end: Ending, now: float) -> View:
-    stop = decision.stopping
-    return View(
-        observed=observed,
-        refusal=None if end.finished else decision.refusal,
-        received=received,
-        wanted_pods=decision.replicas,
-        suspend=is_stopped(observed),
-        complete=end.complete,
-        failed=end.failed,
-        failure_message=end.message,
-        failure_reason=end.reason,
-        stopping=Notice(stop.reason, stop.why) if stop is not None else None,
-        now=now,
-    )
-
-
 def _failure_reason(known: Object | None, received: ReceivedReport | None) -> str:
     if known is not None:
         return str(known["reason"])
@@ -299,13 +309,6 @@ def _failure_message(observed: Observed, received: ReceivedReport | None) -> str
     return next(
         (c["message"] for c in known if c["type"] == "Failed" and c["status"] == "True"), received.report.message if received else ""
     )
-
-
-def _status(view: View, decision: Decision, life: Object) -> Object:
-    accepted, running = decision.accepted, decision.running
-    is_current = accepted is not None and running is not None and accepted.frozen.hash == running.hash
-    profile = accepted.profile if accepted is not None and is_current else None
-    return job_status(view, running, profile, life, pending=running is not None and accepted is not None and not is_current)
 
 
 def _is_pending(decision: Decision, end: Ending) -> bool:

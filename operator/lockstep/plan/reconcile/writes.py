@@ -9,22 +9,22 @@ from functools import lru_cache
 
 from lockstep.api.names import job_labels, log_name, run_name
 from lockstep.api.objects import Object, is_running
+from lockstep.api.status import InterferenceStatus, unchecked
 from lockstep.plan.decide.accept import Accepted
 from lockstep.plan.decide.interactive import is_stopped
 from lockstep.plan.decide.starting import start_mark
-from lockstep.plan.decide.stopping import Stopping, scaled_words
+from lockstep.plan.decide.stopping import scaled_words
 from lockstep.plan.diff import changes, needs_recreation
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, ReceivedReport, is_terminating, owner_uid
 from lockstep.plan.reasons import Reason
-from lockstep.plan.render.objects import TEMPLATE_KEY, Frozen, RenderContext, children, claims, has_lost_key, run_proof
+from lockstep.plan.render.objects import TEMPLATE_KEY, Frozen, RenderContext, children, claims, has_lost_key, job_reference, run_proof
 from lockstep.plan.status.events import WARNING, Note
 from lockstep.plan.times import remaining, seconds_of, timestamp
 from lockstep.plan.waiting.containers import lacks_secret
 
 LOG_KEY = "node-0.log"
 INTERFERENCE_SECONDS = 600.0
-MESSAGE_CHARACTERS = 1024
 REMEMBERED_JOBS, REMEMBERED_CHARACTERS = 32, 64 << 10
 """How many jobs have their rendered objects remembered, since each look compares them, and how large such a job's run may be: most have 10 KB."""
 
@@ -40,7 +40,7 @@ class Decision:
     replicas: int
     starts: bool
     """From zero pods, with `accepted.frozen`."""
-    stopping: Stopping | None = None
+    stopping: Notice | None = None
     """Pods that are there are to go, and the job has not ended."""
     proven: bool = True
     """`running` is the operator's own, so that its pod template may be applied."""
@@ -151,12 +151,13 @@ def repairs(observed: Observed, decision: Decision, create: tuple[Object, ...], 
     )
 
 
-def interference(observed: Observed, notes: tuple[Note, ...], now: float) -> tuple[Object | None, float | None]:
-    """status.interference, and in how many seconds it has been told for long enough. What an event says once is hard to find a minute later."""
+def interference(observed: Observed, notes: tuple[Note, ...], now: float) -> tuple[InterferenceStatus | None, float | None]:
+    """Return status.interference, and in how many seconds it goes away: an Event alone is hard to find a minute later."""
     if notes:
-        return {"time": timestamp(now), "message": "; ".join(note.message for note in notes)[:MESSAGE_CHARACTERS]}, INTERFERENCE_SECONDS
-    before = observed.status.get("interference")
-    left = remaining(seconds_of(before["time"]), INTERFERENCE_SECONDS, now) if before else 0.0
+        message = "; ".join(note.message for note in notes)
+        return unchecked(InterferenceStatus, time=timestamp(now), message=message), INTERFERENCE_SECONDS
+    before = InterferenceStatus.stored(observed.status.get("interference") or None)
+    left = remaining(seconds_of(before.time), INTERFERENCE_SECONDS, now) if before is not None else 0.0
     return (before, left) if left > 0 else (None, None)
 
 
@@ -264,10 +265,11 @@ def with_log(
 
 def last_lines(observed: Observed, received: ReceivedReport) -> Object:
     """ConfigMap x-log."""
-    owner = {"apiVersion": observed.job["apiVersion"], "kind": "TrainingJob", "name": observed.name, "uid": observed.uid,
-             "controller": True, "blockOwnerDeletion": False}  # fmt: skip
     metadata = {
-        "name": log_name(observed.name), "namespace": observed.namespace, "labels": job_labels(observed.name), "ownerReferences": [owner],
-    }  # fmt: skip
+        "name": log_name(observed.name),
+        "namespace": observed.namespace,
+        "labels": job_labels(observed.name),
+        "ownerReferences": [job_reference(observed.name, observed.uid)],
+    }
     text = "\n".join(received.report.log) + "\n"
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {LOG_KEY: text}}

@@ -183,7 +183,7 @@ def children(frozen: Frozen, *, owner_uid: str | None, key: str, replicas: int, 
 
     `proof`: `run_proof` of the run, where an operator writes it.
     """
-    owner = None if owner_uid is None else _owner(frozen.job, owner_uid)
+    owner = None if owner_uid is None else job_reference(frozen.job, owner_uid)
     return [
         _secret(frozen, owner, key),
         _run_config_map(frozen, owner, proof),
@@ -193,7 +193,8 @@ def children(frozen: Frozen, *, owner_uid: str | None, key: str, replicas: int, 
     ]
 
 
-def _owner(job: str, uid: str) -> Object:
+def job_reference(job: str, uid: str) -> Object:
+    """Owner reference of everything that belongs to a TrainingJob."""
     return {
         "apiVersion": names.API_VERSION, "kind": "TrainingJob", "name": job, "uid": uid, "controller": True, "blockOwnerDeletion": False,
     }  # fmt: skip

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
 
 from lockstep.api.names import pod_name
-from lockstep.api.objects import Object, condition, is_running
-from lockstep.api.status import ConditionStatus, ConditionType
+from lockstep.api.objects import condition, is_running
+from lockstep.api.status import Condition, ConditionStatus, ConditionType, unchecked
 from lockstep.plan.decide.interactive import is_ready, is_released, ready_words, released_words, resume_command, running_words
 from lockstep.plan.decide.lostnode import Verdict
 from lockstep.plan.decide.placing import Placing
@@ -24,7 +23,6 @@ from lockstep.plan.waiting.unscheduled import why_unscheduled
 from lockstep_gang.contract import CheckpointReport, Report, State, Straggler, printable_line
 from lockstep_spec.words import number_of
 
-MESSAGE_CHARACTERS = 4096
 SILENT_SECONDS = 60.0
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 
@@ -41,21 +39,21 @@ class Fact:
     message: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class View:
-    """What the conditions are made from: things observed, and what reconcile has decided about them."""
+    """What conditions are made from: what was observed, and what reconcile has decided about it."""
 
     observed: Observed
-    refusal: Notice | None
-    received: ReceivedReport | None
-    """Of the pod that is node 0 now."""
     wanted_pods: int
-    suspend: bool
-    complete: bool
-    failed: bool
-    failure_message: str
     now: float
+    refusal: Notice | None = None
+    received: ReceivedReport | None = None
+    """The report of the pod that is node 0 now."""
+    suspend: bool = False
+    complete: bool = False
+    failed: bool = False
     failure_reason: str = Reason.RANKS_FAILED
+    failure_message: str = ""
     stopping: Notice | None = None
     """Why the pods that are there go now: a reason and a sentence."""
     stopped: str = ""
@@ -391,19 +389,20 @@ def _held(view: View) -> Fact:
     return Fact(TRUE, Reason.HOLDING, f"{stay} for a look ({look}); end it sooner: {sooner}")
 
 
-def with_times(observed: Observed, found: dict[ConditionType, Fact], now: float) -> list[Object]:
-    """metav1.Conditions; lastTransitionTime changes with the status only, as Kubernetes defines it."""
+def with_times(observed: Observed, facts: dict[ConditionType, Fact], now: float) -> list[Condition]:
+    """Return metav1.Conditions; lastTransitionTime changes with the status only, as Kubernetes defines it."""
     before = {c["type"]: c for c in observed.status.get("conditions", [])}
-    return [_condition(kind, fact, before.get(kind), observed.generation, now) for kind, fact in found.items()]
-
-
-def _condition(kind: ConditionType, fact: Fact, before: Object | None, generation: int, now: float) -> dict[str, Any]:
-    kept = before is not None and before["status"] == fact.status
-    return {
-        "type": str(kind),
-        "status": str(fact.status),
-        "reason": str(fact.reason),
-        "message": printable_line(fact.message)[:MESSAGE_CHARACTERS],
-        "lastTransitionTime": before["lastTransitionTime"] if kept and before is not None else timestamp(now),
-        "observedGeneration": generation,
-    }
+    return [
+        unchecked(
+            Condition,
+            type=kind,
+            status=fact.status,
+            reason=fact.reason,
+            message=printable_line(fact.message),
+            last_transition_time=before[kind]["lastTransitionTime"]
+            if before.get(kind, {}).get("status") == fact.status
+            else timestamp(now),
+            observed_generation=observed.generation,
+        )
+        for kind, fact in facts.items()
+    ]

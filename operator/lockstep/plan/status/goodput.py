@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from lockstep.api.objects import Object
+from lockstep.api.status import GoodputStatus, LossStatus, unchecked
 from lockstep.plan.observed import Observed
 from lockstep.plan.times import seconds_of
 from lockstep_gang.contract import Cause, Goodput, Report, Spent
@@ -19,22 +19,35 @@ _USEFUL = (Spent.TRAIN, Spent.EVALUATE)
 _NO_PODS = (Spent.QUEUED, Spent.STOPPED)
 
 
-def goodput_status(observed: Observed, report: Report) -> Object | None:
+def goodput_status(observed: Observed, report: Report) -> GoodputStatus | None:
     """None: this gang keeps no account, as those of older agents."""
     book = report.goodput
     if book is None or not book.began:
         return None
-    seconds = {kind: book.spent.get(kind, 0) // 1000 for kind in KINDS}
-    seconds[Spent.QUEUED.value] += _queued_before(observed, book)
+
+    def seconds(kind: Spent) -> int:
+        return book.spent.get(kind.value, 0) // 1000
+
     losses = [
-        {"cause": cause, "seconds": loss.milliseconds // 1000, "gpuSeconds": loss.gpu_milliseconds // 1000}
+        unchecked(LossStatus, cause=cause, seconds=loss.milliseconds // 1000, gpu_seconds=loss.gpu_milliseconds // 1000)
         for cause, loss in sorted(book.causes.items())
         if cause in CAUSES
     ]
-    found: dict[str, Any] = {f"{kind}Seconds": value for kind, value in seconds.items()}
-    percentage = percentage_of(book.spent, book.furthest_step)
-    found |= {} if percentage is None else {"percentage": percentage}
-    return found | ({"losses": losses[:16]} if losses else {})
+    return unchecked(
+        GoodputStatus,
+        percentage=percentage_of(book.spent, book.furthest_step),
+        queued_seconds=seconds(Spent.QUEUED) + _queued_before(observed, book),
+        preflight_seconds=seconds(Spent.PREFLIGHT),
+        load_seconds=seconds(Spent.LOAD),
+        train_seconds=seconds(Spent.TRAIN),
+        unknown_seconds=seconds(Spent.UNKNOWN),
+        evaluate_seconds=seconds(Spent.EVALUATE),
+        save_seconds=seconds(Spent.SAVE),
+        lost_seconds=seconds(Spent.LOST),
+        down_seconds=seconds(Spent.DOWN),
+        stopped_seconds=seconds(Spent.STOPPED),
+        losses=losses or None,
+    )
 
 
 def percentage_of(spent: Mapping[str, int], furthest_step: int) -> int | None:

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lockstep.api.objects import Object, is_true
+from lockstep.api.status import NotificationStatus, unchecked
 from lockstep.plan.observed import Observed
 from lockstep.plan.times import seconds_of
 from lockstep_gang.contract import printable_line
@@ -132,9 +133,9 @@ def next_try(attempts: int, ended: float, now: float) -> float | None:
     return wait if now + wait <= min(ended, now) + BOUND_SECONDS and attempts <= TRIES_MAX else None
 
 
-def notification_status(observed: Observed) -> Object | None:
-    """status.notification."""
-    found = observed.delivery
-    if found is None:
-        return observed.status.get("notification")
-    return {"id": found.id, "delivered": found.delivered, "attempts": found.attempts, "message": printable_line(found.message)[:1024]}
+def notification_status(observed: Observed) -> NotificationStatus | None:
+    """Return status.notification."""
+    sent = observed.delivery
+    if sent is None:
+        return NotificationStatus.stored(observed.status.get("notification"))
+    return unchecked(NotificationStatus, id=sent.id, delivered=sent.delivered, attempts=sent.attempts, message=printable_line(sent.message))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from lockstep.api.objects import Object, condition
-from lockstep.api.status import ConditionType
+from lockstep.api.objects import condition
+from lockstep.api.status import (
+    AllReduceStatus,
+    ConditionType,
+    FabricDifference,
+    FabricStatus,
+    PreflightFinding,
+    PreflightStatus,
+    unchecked,
+)
 from lockstep.plan.observed import Observed
-from lockstep_gang.contract import Bandwidth, DifferingRanks, FabricReport, Finding, PreflightReport, Report, State
+from lockstep_gang.contract import Bandwidth, FabricReport, Finding, PreflightReport, Report, State
 
 NOT_STARTED = "NotStarted"
-NAME, TEXT, LIST, DIFFERING = 64, 1024, 64, 32
 
 
 def fabric_words(observed: Observed, report: Report | None) -> tuple[str, str, str]:
@@ -23,65 +28,67 @@ def fabric_words(observed: Observed, report: Report | None) -> tuple[str, str, s
     return "Unknown", NOT_STARTED, "no rank has been started"
 
 
-def fabric_status(observed: Observed, fabric: FabricReport) -> Object:
-    """status.fabric, bounded as its schema says."""
-    fields: dict[str, Any] = {
-        "transport": fabric.transport,
-        "network": fabric.network and fabric.network[:NAME],
-        "hcas": [name[:NAME] for name in fabric.hcas[:LIST]],
-        "link": fabric.link and fabric.link[:NAME],
-        "interfaces": [name[:NAME] for name in fabric.interfaces[:LIST]],
-        "gpuDirect": fabric.gpu_direct and fabric.gpu_direct[:NAME],
-        "ncclVersion": fabric.nccl_version and fabric.nccl_version[:NAME],
-        "ranksHeard": fabric.ranks_heard,
-        "differing": [_difference(observed, ranks) for ranks in fabric.differing[:DIFFERING]],
-    }
-    return {key: value for key, value in fields.items() if value is not None}
-
-
-def _difference(observed: Observed, ranks: DifferingRanks) -> Object:
-    pod = observed.pod(ranks.node)
-    name = (pod or {}).get("spec", {}).get("nodeName")
-    known = (observed.status.get("fabric") or {}).get("differing", [])
-    kept = next((d.get("nodeName") for d in known if d["node"] == ranks.node), None)
-    fields = {"node": ranks.node, "nodeName": name or kept, "ranks": ranks.ranks[:NAME], "why": ranks.why[:TEXT]}
-    return {key: value for key, value in fields.items() if value is not None}
-
-
-TEXT = 1024
+def fabric_status(observed: Observed, fabric: FabricReport) -> FabricStatus:
+    """Return status.fabric."""
+    before = FabricStatus.stored(observed.status.get("fabric"))
+    names = {item.node: item.node_name for item in before.differing} if before is not None else {}
+    return unchecked(
+        FabricStatus,
+        transport=fabric.transport,
+        network=fabric.network,
+        hcas=list(fabric.hcas),
+        link=fabric.link,
+        interfaces=list(fabric.interfaces),
+        gpu_direct=fabric.gpu_direct,
+        nccl_version=fabric.nccl_version,
+        ranks_heard=fabric.ranks_heard,
+        differing=[
+            unchecked(
+                FabricDifference,
+                node=ranks.node,
+                node_name=observed.node_name(ranks.node) or names.get(ranks.node),
+                ranks=ranks.ranks,
+                why=ranks.why,
+            )
+            for ranks in fabric.differing
+        ],
+    )
 
 
 def preflight_stops(report: Report) -> bool:
-    """Whether no rank is started because of what preflight found."""
+    """Return True if preflight keeps the ranks from being started."""
     failed = report.preflight is not None and not report.preflight.ok
     return failed and report.state in (State.WAITING, State.BACKING_OFF)
 
 
-def preflight_status(observed: Observed, result: PreflightReport) -> Object:
-    """status.preflight. A node's name is taken while its pod is there, and kept after that."""
-    before = observed.status.get("preflight") or {}
-    known = {f.get("node"): f.get("nodeName") for f in before.get("findings", [])} if before.get("time") == result.time else {}
-    found: dict[str, Any] = {
-        "time": result.time, "ok": result.ok, "checks": len(result.checks), "nodes": result.nodes, "milliseconds": result.milliseconds,
-        "findings": [_finding(observed, finding, known.get(finding.node)) for finding in result.findings], "omitted": result.omitted,
-    }  # fmt: skip
-    if result.all_reduce is not None:
-        found["allReduce"] = _bandwidth(result.all_reduce)
-    return found
+def preflight_status(observed: Observed, result: PreflightReport) -> PreflightStatus:
+    """Return status.preflight. A node's name is read while its pod is there, and stays after that."""
+    before = PreflightStatus.stored(observed.status.get("preflight"))
+    names = {finding.node: finding.node_name for finding in before.findings} if before is not None and before.time == result.time else {}
+    return unchecked(
+        PreflightStatus,
+        time=result.time,
+        ok=result.ok,
+        checks=len(result.checks),
+        nodes=result.nodes,
+        milliseconds=result.milliseconds,
+        findings=[_finding(observed, finding, names.get(finding.node)) for finding in result.findings],
+        omitted=result.omitted,
+        all_reduce=None if result.all_reduce is None else _bandwidth(result.all_reduce),
+    )
 
 
-def _finding(observed: Observed, finding: Finding, known: str | None) -> Object:
-    pod = None if finding.node is None else observed.pod(finding.node)
-    fields = {
-        "check": finding.check,
-        "severity": finding.severity.value,
-        "node": finding.node,
-        "nodeName": known or (pod or {}).get("spec", {}).get("nodeName"),
-        "message": finding.message[:TEXT],
-        "fix": finding.fix[:TEXT],
-    }
-    return {key: value for key, value in fields.items() if value is not None}
+def _finding(observed: Observed, finding: Finding, name: str | None) -> PreflightFinding:
+    return unchecked(
+        PreflightFinding,
+        check=finding.check,
+        severity=finding.severity,
+        node=finding.node,
+        node_name=name or observed.node_name(finding.node),
+        message=finding.message,
+        fix=finding.fix,
+    )
 
 
-def _bandwidth(measured: Bandwidth) -> Object:
-    return {"ranks": measured.ranks, "bytes": measured.bytes, "busbw": f"{measured.bytes_per_second / 1e9:.3f}"}
+def _bandwidth(measured: Bandwidth) -> AllReduceStatus:
+    return unchecked(AllReduceStatus, ranks=measured.ranks, bytes=measured.bytes, busbw=f"{measured.bytes_per_second / 1e9:.3f}")

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from lockstep.api.names import LABEL_JOB
 from lockstep.api.objects import Object, is_running
+from lockstep.api.status import (
+    LONG_TEXT_MAX,
+    ActiveTime,
+    CheckpointStatus,
+    ClusterInUse,
+    FailedSavesStatus,
+    FailureStatus,
+    InterferenceStatus,
+    Metric,
+    PlacementStatus,
+    Ranks,
+    RestartStatus,
+    ResultStatus,
+    RunStatus,
+    StopStatus,
+    TrainerStatus,
+    TrainingJobStatus,
+    unchecked,
+)
 from lockstep.plan.decide.excluded import excluded_nodes
 from lockstep.plan.decide.interactive import interactive_status
 from lockstep.plan.decide.retry import retry_of
@@ -18,175 +35,165 @@ from lockstep.plan.status.notify import notification_status
 from lockstep.plan.status.reported import fabric_status, preflight_status
 from lockstep.plan.status.statussize import fitted
 from lockstep.plan.times import not_ahead, remaining, seconds_of, timestamp
-from lockstep_gang.contract import Cause, CheckpointReport, Failure, Report, Restart, printable_line
+from lockstep_gang.contract import Cause, CheckpointReport, Failure, Report, Restart, TrainerReport, printable_line
 
 PROGRESS_SECONDS = 15.0
-TEXT, LONG_TEXT, VALUE = 1024, 4096, 64
 COUNT_MAX = 2**63 - 1
-LAST_LINES, METRICS, HISTORY = 20, 32, 10
+LAST_LINES, HISTORY = 20, 10
 _PROGRESS = ("trainer", "checkpoint", "goodput")
-RESULT_FIELDS = {"adapter": TEXT, "model": TEXT, "evalLossBefore": VALUE, "evalLossAfter": VALUE, "note": TEXT}
+_LAST_KNOWN = ("trainer", "checkpoint", "failure", "fabric", "preflight", "result", "goodput")
+"""Parts that stay as they were until a report has another."""
+_REPORTED = ("attempts", "restarts", "restartsCountTowardsMax", "restartHistory", "failedSaves")
+"""Parts of which every report says all; without one they stay as they were."""
 
 
-def job_status(view: View, running: Frozen | None, profile: Object | None, life: Object, pending: bool) -> Object:
-    """The whole status, `fitted`; `life` has `stop` and `active`. What nobody says any more (no report since the operator's start) stays as it was."""
+def job_status(
+    view: View,
+    running: Frozen | None,
+    *,
+    cluster: ClusterInUse | None,
+    pending: bool,
+    stop: StopStatus | None,
+    active: ActiveTime | None,
+    placement: PlacementStatus | None,
+    interference: InterferenceStatus | None,
+) -> Object:
+    """Return the whole status, `fitted`. What is not reported (there was no report since the operator's start) stays as it was."""
     observed, before = view.observed, view.observed.status
-    status: dict[str, Any] = {
-        "observedGeneration": observed.generation,
-        "conditions": with_times(observed, facts(view), view.now),
-        "nodes": len(observed.pods)
-        if view.held_until is not None or not view.finished
-        else 0,  # those of a job that ended are on their way out
-        "runningNodes": sum(map(is_running, observed.pods)) if view.held_until is not None or not view.finished else 0,
-        "selector": f"{LABEL_JOB}={observed.name}",
-        "notification": notification_status(observed),
-        "startTime": before.get("startTime") or (timestamp(view.now) if observed.pods else None),
-        "completionTime": (not_ahead(before.get("completionTime"), view.now) or timestamp(view.now)) if view.finished else None,
-        "retry": (retry_of(running) or None) if running is not None else before.get("retry"),
-        "ranks": _ranks(view, running),
-        "cluster": profile or before.get("cluster"),
-        **life,
-        "excludedNodes": excluded_nodes(observed, view.report, running, timestamp(view.now)) or None,
-        "interactive": interactive_status(observed, view.received, timestamp(view.now)),
-        "run": {"name": running.name, "pending": pending} if running is not None else before.get("run"),
-        **{
-            key: before.get(key)
-            for key in (
-                "attempts",
-                "restarts",
-                "restartsCountTowardsMax",
-                "restartHistory",
-                "trainer",
-                "checkpoint",
-                "failedSaves",
-                "failure",
-                "fabric",
-                "preflight",
-                "result",
-                "goodput",
-            )
-        },
-    }
-    if view.failed and view.failure_reason == Reason.START_TIMEOUT:
-        status["failure"] = {"cause": Cause.SETUP.value, "node": 0, "message": printable_line(view.failure_message)[:LONG_TEXT]}
-    if view.commit is not None:  # a commit stays, whatever became of the pod that told of it
-        status["checkpoint"] = _commit(view.commit)
-    said = view.report or view.last_word
-    if said is not None:
-        status |= _reported(observed, said, view.now)
-    return fitted({key: value for key, value in status.items() if value is not None})
+    pods = observed.pods if view.held_until is not None or not view.finished else ()  # those of a job that ended are on their way out
+    started = before.get("startTime") or (timestamp(view.now) if observed.pods else None)
+    own = unchecked(
+        TrainingJobStatus,
+        observed_generation=observed.generation,
+        conditions=with_times(observed, facts(view), view.now),
+        nodes=len(pods),
+        running_nodes=sum(map(is_running, pods)),
+        selector=f"{LABEL_JOB}={observed.name}",
+        notification=notification_status(observed),
+        start_time=started,
+        completion_time=(not_ahead(before.get("completionTime"), view.now) or timestamp(view.now)) if view.finished else None,
+        retry=(retry_of(running) or None) if running is not None else before.get("retry"),
+        ranks=_ranks(view, running),
+        cluster=cluster or ClusterInUse.stored(before.get("cluster")),
+        stop=stop,
+        active=active,
+        placement=placement,
+        interference=interference,
+        excluded_nodes=excluded_nodes(observed, view.report, running, timestamp(view.now)) or None,
+        interactive=interactive_status(observed, view.received, timestamp(view.now)),
+        run=unchecked(RunStatus, name=running.name, pending=pending) if running is not None else RunStatus.stored(before.get("run")),
+        failure=_start_failure(view),
+        checkpoint=None if view.commit is None else _commit(view.commit),  # it stays, whatever became of the pod that reported it
+    )
+    report = view.report or view.last_word
+    reported = {} if report is None else _reported(observed, report, view.now).to_dict()
+    carried = _LAST_KNOWN if report is not None else (*_LAST_KNOWN, *_REPORTED)
+    return fitted({key: before[key] for key in carried if key in before} | own.to_dict() | reported)
 
 
-def _ranks(view: View, running: Frozen | None) -> Object | None:
-    before = view.observed.status.get("ranks") or {}
+def _ranks(view: View, running: Frozen | None) -> Ranks | None:
+    before = Ranks.stored(view.observed.status.get("ranks") or None)
     if view.report is not None and view.observed.pods:
-        ready = 0 if view.finished else view.report.ranks.ready
-        kept = before.get("order", []) if view.finished else []  # a coordinator that comes after the end has placed no rank
-        return {"desired": view.report.ranks.desired, "ready": ready} | _order(list(view.report.order) or kept)
+        # A coordinator that starts after the end has placed no rank.
+        order = list(view.report.order) or (before.order if before is not None and view.finished else None)
+        return unchecked(Ranks, desired=view.report.ranks.desired, ready=0 if view.finished else view.report.ranks.ready, order=order)
     if running is None:
-        return before or None
+        return before
     desired = running.nodes * running.parsed.ranks_per_node
-    order = before.get("order", []) if desired == before.get("desired") else []
-    return {"desired": desired, "ready": before.get("ready", 0) if view.observed.pods else 0} | _order(order)
+    ready = before.ready if before is not None and view.observed.pods else 0
+    return unchecked(Ranks, desired=desired, ready=ready, order=before.order if before is not None and desired == before.desired else None)
 
 
-def _order(order: list[int]) -> Object:
-    return {"order": order} if order else {}
+def _start_failure(view: View) -> FailureStatus | None:
+    if not view.failed or view.failure_reason != Reason.START_TIMEOUT:
+        return None
+    return unchecked(FailureStatus, cause=Cause.SETUP.value, node=0, message=printable_line(view.failure_message))
 
 
-def _reported(observed: Observed, report: Report, now: float) -> Object:
-    found: dict[str, Any] = {
-        "attempts": report.attempt,
-        "restarts": report.restarts,
-        "restartsCountTowardsMax": report.restarts_counted,
-        "restartHistory": [_restart(restart) for restart in report.history[-HISTORY:]] or None,
-    }
-    if (goodput := goodput_status(observed, report)) is not None:
-        found["goodput"] = goodput
-    if report.trainer is not None:
-        found["trainer"] = _trainer(observed.status.get("trainer") or {}, report, now)
-    if report.checkpoint is not None:
-        found["checkpoint"] = _commit(report.checkpoint)
+def _reported(observed: Observed, report: Report, now: float) -> TrainingJobStatus:
+    """Return the parts that this report decides."""
     failed = report.failed_saves
-    found["failedSaves"] = failed and {
-        "since": failed.since,
-        "count": _count(failed.count),
-        "step": _count(failed.step),
-        "message": failed.problem[:TEXT],
-    }
-    if report.failure is not None:
-        found["failure"] = _failure(observed, report.failure)
-    if report.fabric is not None:
-        found["fabric"] = fabric_status(observed, report.fabric)
-    if report.preflight is not None:
-        found["preflight"] = preflight_status(observed, report.preflight)
-    if report.result is not None:
-        found["result"] = {key: str(report.result[key])[:size] for key, size in RESULT_FIELDS.items() if report.result.get(key)}
-    return found
+    return unchecked(
+        TrainingJobStatus,
+        attempts=report.attempt,
+        restarts=report.restarts,
+        restarts_count_towards_max=report.restarts_counted,
+        restart_history=[_restart(restart) for restart in report.history[-HISTORY:]] or None,
+        goodput=goodput_status(observed, report),
+        trainer=None if report.trainer is None else _trainer(observed, report.trainer, now),
+        checkpoint=None if report.checkpoint is None else _commit(report.checkpoint),
+        failed_saves=None
+        if failed is None
+        else unchecked(FailedSavesStatus, since=failed.since, count=failed.count, step=failed.step, message=failed.problem),
+        failure=None if report.failure is None else _failure(observed, report.failure),
+        fabric=None if report.fabric is None else fabric_status(observed, report.fabric),
+        preflight=None if report.preflight is None else preflight_status(observed, report.preflight),
+        result=ResultStatus.stored(report.result and {key: str(value) for key, value in report.result.items() if value}),
+    )
 
 
-def _commit(commit: CheckpointReport) -> Object:
-    return {"lastCommittedStep": max(0, min(commit.step, COUNT_MAX)), "lastCommitTime": commit.time, "path": commit.path[:TEXT]}
+def _commit(commit: CheckpointReport) -> CheckpointStatus:
+    step = max(0, min(commit.step, COUNT_MAX))
+    return unchecked(CheckpointStatus, last_committed_step=step, last_commit_time=commit.time, path=commit.path)
 
 
-def _trainer(before: Object, report: Report, now: float) -> Object:
-    said = report.trainer
-    assert said is not None  # noqa: S101 (the caller asked)
-    step, total = _count(said.step), _count(said.total_steps)
-    fields = {
-        "activity": said.activity and said.activity[:TEXT],
-        "step": step,
-        "totalSteps": total,
-        "progressPercentage": min(100, 100 * step // total) if step is not None and total else None,
-        "estimatedRemainingSeconds": _count(said.estimated_remaining_seconds),
-        "metrics": [{"name": m.name[:VALUE], "value": m.value[:VALUE]} for m in said.metrics[:METRICS]],
-    }
-    found = {key: value for key, value in fields.items() if value is not None}
-    unchanged = found == {key: value for key, value in before.items() if key != "lastUpdateTime"}
-    return {**found, "lastUpdateTime": (not_ahead(before.get("lastUpdateTime"), now) if unchanged else None) or timestamp(now)}
+def _trainer(observed: Observed, report: TrainerReport, now: float) -> TrainerStatus:
+    step, total = _count(report.step), _count(report.total_steps)
+    trainer = unchecked(
+        TrainerStatus,
+        activity=report.activity,
+        step=step,
+        total_steps=total,
+        progress_percentage=min(100, 100 * step // total) if step is not None and total else None,
+        estimated_remaining_seconds=report.estimated_remaining_seconds,
+        metrics=[unchecked(Metric, name=metric.name, value=metric.value) for metric in report.metrics],
+    )
+    before = observed.status.get("trainer") or {}
+    is_same = fitted({"trainer": trainer.to_dict()})["trainer"] == {k: v for k, v in before.items() if k != "lastUpdateTime"}
+    updated = not_ahead(before.get("lastUpdateTime"), now) if is_same else None
+    return trainer.model_copy(update={"last_update_time": updated or timestamp(now)})
 
 
 def _count(number: int | None) -> int | None:
-    """None for what the API server takes for no count: it would refuse the whole status, the job's end with it."""
+    """Return None for a number that the API server does not take as a count."""
     return number if number is not None and 0 <= number <= COUNT_MAX else None
 
 
-def _failure(observed: Observed, failure: Failure) -> Object:
-    pod = None if failure.node is None else observed.pod(failure.node)
-    known = observed.status.get("failure") or {}
-    same = known.get("node") == failure.node and known.get("message") == failure.message[:LONG_TEXT]
-    fields = {
-        "rank": failure.rank,
-        "node": failure.node,
-        "nodeName": (pod or {}).get("spec", {}).get("nodeName") or (known.get("nodeName") if same else None),
-        "exitCode": failure.exit_code,
-        "signal": failure.signal,
-        "exception": failure.exception and failure.exception[:TEXT],
-        "cause": failure.cause and failure.cause.value,
-        "step": _count(failure.step),
-        "activity": failure.activity and failure.activity[:TEXT],
-        "stacks": failure.stacks and failure.stacks[:TEXT],
-        "message": failure.message[:LONG_TEXT],
-        "lastLines": [line[:TEXT] for line in failure.last_lines[-LAST_LINES:]],
-    }
-    return {key: value for key, value in fields.items() if value is not None}
+def _failure(observed: Observed, failure: Failure) -> FailureStatus:
+    before = FailureStatus.stored(observed.status.get("failure"))
+    is_same = before is not None and before.node == failure.node and before.message == failure.message[:LONG_TEXT_MAX]
+    return unchecked(
+        FailureStatus,
+        rank=failure.rank,
+        node=failure.node,
+        node_name=observed.node_name(failure.node) or (before.node_name if before is not None and is_same else None),
+        exit_code=failure.exit_code,
+        signal=failure.signal,
+        exception=failure.exception,
+        cause=failure.cause and failure.cause.value,
+        step=failure.step,
+        activity=failure.activity,
+        stacks=failure.stacks,
+        message=failure.message,
+        last_lines=list(failure.last_lines[-LAST_LINES:]),
+    )
 
 
-def _restart(restart: Restart) -> Object:
+def _restart(restart: Restart) -> RestartStatus:
     failure = restart.failure
-    fields = {
-        "attempt": restart.attempt,
-        "time": restart.failed,
-        "cause": (failure.cause or Cause.INTERNAL).value,
-        "message": failure.message[:TEXT],
-        "rank": failure.rank,
-        "node": failure.node,
-        "lostSteps": _count(restart.lost_steps),
-        "downtimeSeconds": restart.downtime_seconds,
-        "downSince": restart.down_since,
-        "counts": restart.counts,
-    }
-    return {key: value for key, value in fields.items() if value is not None}
+    return unchecked(
+        RestartStatus,
+        attempt=restart.attempt,
+        time=restart.failed,
+        cause=(failure.cause or Cause.INTERNAL).value,
+        message=failure.message,
+        rank=failure.rank,
+        node=failure.node,
+        lost_steps=restart.lost_steps,
+        downtime_seconds=restart.downtime_seconds,
+        down_since=restart.down_since,
+        counts=restart.counts,
+    )
 
 
 def due(before: Object, wanted: Object, now: float) -> tuple[bool, float | None]:

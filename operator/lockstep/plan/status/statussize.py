@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from lockstep.api.generate.schema import Schema, structural_schema
@@ -58,26 +58,29 @@ def _schema() -> Schema:
 
 def _fitted(value: Any, schema: Schema, *, is_whole: bool) -> Any:
     """`is_whole`: what lacks a required field is left out, too, and not only what has a wrong one."""
-    if schema["type"] == "object" and isinstance(value, dict):
-        return _fitted_object(value, schema, is_whole=is_whole)
-    if schema["type"] == "array" and isinstance(value, list):
-        items = (_fitted(item, schema["items"], is_whole=is_whole) for item in value[: schema["maxItems"]])
-        return [item for item in items if item is not _LEFT_OUT]
-    if schema["type"] == "string" and isinstance(value, str):
+    kind = schema["type"]
+    if kind == "string" and isinstance(value, str):
         return _fitted_text(value, schema)
-    if schema["type"] == "boolean":
+    if kind == "object" and isinstance(value, dict):
+        return _fitted_object(value, schema, is_whole=is_whole)
+    if kind == "array" and isinstance(value, list):
+        items = [_fitted(item, schema["items"], is_whole=is_whole) for item in value[: schema["maxItems"]]]
+        return [item for item in items if item is not _LEFT_OUT]
+    if kind == "boolean":
         return value if isinstance(value, bool) else _LEFT_OUT
-    is_number = schema["type"] == "integer" and isinstance(value, int) and not isinstance(value, bool)
+    is_number = kind == "integer" and isinstance(value, int) and not isinstance(value, bool)
     least = schema.get("minimum", -_INTEGER_MAX)
     return value if is_number and least <= value <= schema.get("maximum", _INTEGER_MAX) else _LEFT_OUT
 
 
 def _fitted_object(value: Object, schema: Schema, *, is_whole: bool) -> Any:
-    known = ((name, field) for name, field in schema["properties"].items() if value.get(name) is not None)
-    fields = {name: _fitted(value[name], field, is_whole=is_whole) for name, field in known}
-    fits = {name: fields[name] for name in value if fields.get(name, _LEFT_OUT) is not _LEFT_OUT}
-    required = (name for name in schema.get("required", ()) if is_whole or name in value)
-    return fits if all(name in fits for name in required) else _LEFT_OUT
+    fields = schema["properties"]
+    fits = {}
+    for name, item in value.items():
+        fitting = _LEFT_OUT if item is None or name not in fields else _fitted(item, fields[name], is_whole=is_whole)
+        if fitting is not _LEFT_OUT:
+            fits[name] = fitting
+    return fits if all(name in fits for name in schema.get("required", ()) if is_whole or name in value) else _LEFT_OUT
 
 
 def _fitted_text(text: str, schema: Schema) -> Any:
@@ -86,11 +89,12 @@ def _fitted_text(text: str, schema: Schema) -> Any:
     if "enum" in schema:
         return text if text in schema["enum"] else _LEFT_OUT
     cut = text[: schema["maxLength"]]
-    return cut if re.search(schema.get("pattern", ""), cut) else _LEFT_OUT
+    return cut if "pattern" not in schema or re.search(schema["pattern"], cut) else _LEFT_OUT
 
 
+@lru_cache(1024)
 def _is_time(text: str) -> bool:
-    """The API server takes more: the year 0, and an offset of 99 hours."""
+    """Return True if it can be computed with. The API server takes more: the year 0, and an offset of 99 hours."""
     try:
         return bool(_TIME.fullmatch(text)) and seconds_of(text) is not None
     except ValueError:

@@ -336,7 +336,7 @@ async def _follow(cluster: Cluster, run: Run, say: Say) -> int:
             if ended is not None:
                 break
             await _follow_placing(cluster, run, observed, place)
-            status = {"placement": place.status} if place.status else {}
+            status = {"placement": place.status.to_dict()} if place.status is not None else {}
             text = _waiting_for(observed, run, place)
             if text not in ("", told):
                 say(f"lockstep: {text}")
@@ -420,7 +420,7 @@ def _waiting_for(observed: Observed, run: Run, place: Placing) -> str:
     """'' once all pods run."""
     if place.lets_go or place.is_away:
         return place.message
-    view = View(observed, None, None, run.frozen.nodes, False, False, False, "", time.time(), place=place)
+    view = View(observed=observed, wanted_pods=run.frozen.nodes, now=time.time(), place=place)
     scheduled = pods_scheduled(view)
     ready = ranks_ready(view, scheduled)
     summary = progressing(view, scheduled, ready, restarting=Fact(ConditionStatus.FALSE, Reason.NOT_RESTARTING, ""))

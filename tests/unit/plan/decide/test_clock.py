@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from lockstep.api.objects import Object
+from lockstep.api.status import ActiveTime
 from lockstep.kube.clock import OFF_SECONDS, SLOW_SECONDS, ServerClock
 from lockstep.kube.cluster import Cluster
 from lockstep.kube.kubeconfig import Server
@@ -133,7 +134,7 @@ def test_what_waits_for_clocks_to_agree_is_looked_at_again_soon_and_said(ahead: 
 
 
 def test_no_time_has_passed_since_a_moment_that_lies_ahead() -> None:
-    assert active_seconds({"since": timestamp(NOW + YEAR), "earlierSeconds": 7}, NOW) == 7
+    assert active_seconds(ActiveTime(since=timestamp(NOW + YEAR), earlier_seconds=7), NOW) == 7
 
 
 def ended(**spec: object) -> Observed:
@@ -190,7 +191,8 @@ def test_times_that_lie_ahead_are_stored_anew() -> None:
     assert plan.status is not None and plan.status["completionTime"] == timestamp(NOW)
     running = settled(report())
     running.job["status"]["active"] = {"since": timestamp(NOW + YEAR), "earlierSeconds": 7}
-    assert active_time(running, NOW) == {"since": timestamp(NOW), "earlierSeconds": 7}
+    active = active_time(running, NOW)
+    assert active is not None and active.to_dict() == {"since": timestamp(NOW), "earlierSeconds": 7}
 
 
 def test_no_wait_is_longer_than_what_was_asked_for() -> None:

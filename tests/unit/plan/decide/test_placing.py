@@ -37,6 +37,12 @@ def holding_since(seconds: float, *others: Object, **placement: Any) -> Observed
     return half_placed(*others, **{"placed": 1, "wanted": 2, "since": timestamp(NOW - seconds)} | placement)
 
 
+def placed_status(observed: Observed) -> Object | None:
+    """status.placement, as it is stored."""
+    status = placing(observed, NOW).status
+    return None if status is None else status.to_dict()
+
+
 def other(created: str = "2027-01-02T00:00:00Z", uid: str = "u", **placement: Any) -> Object:
     said = {"placed": 1, "wanted": 2, "since": timestamp(NOW), **placement}
     return {
@@ -59,7 +65,7 @@ def queued(uid: str = "u") -> Object:
 
 
 def hold_seconds(*others: Object) -> float:
-    said = placing(half_placed(*others), NOW).status
+    said = placed_status(half_placed(*others))
     assert said is not None
     return seconds_of(said["releaseTime"]) - NOW
 
@@ -141,7 +147,7 @@ def test_a_job_lets_go_and_tries_again_and_every_step_is_told() -> None:
 def test_each_release_keeps_a_job_away_for_longer_up_to_a_limit() -> None:
     waits = []
     for releases in range(12):
-        said = placing(holding_since(10**4, queued(), releases=releases), NOW).status
+        said = placed_status(holding_since(10**4, queued(), releases=releases))
         assert said is not None
         waits.append(seconds_of(said["retryTime"]) - NOW)
     first, most = AWAY_SECONDS
@@ -171,7 +177,7 @@ def test_times_of_a_clock_that_was_ahead_hold_nobody() -> None:
     said = {**gone.job["status"]["placement"], "retryTime": timestamp(NOW + 86400)}
     ahead = replace(gone, job={**gone.job, "status": {**gone.status, "placement": said}})
     assert not placing(ahead, NOW).is_away
-    held = placing(holding_since(-86400, queued()), NOW).status
+    held = placed_status(holding_since(-86400, queued()))
     assert held is not None
     assert held["since"] == timestamp(NOW)
 
@@ -362,7 +368,7 @@ class Simulation:
             self.done.append(job)
 
     def _act(self, job: Job, decision: Placing) -> None:
-        job.placement = decision.status
+        job.placement = None if decision.status is None else decision.status.to_dict()
         if decision.lets_go and job.replicas:
             job.replicas, job.leaves, job.releases = 0, self.now + self.chance.uniform(1, 30), job.releases + 1
         if not (decision.lets_go or decision.is_away or job.replicas or job.leaves):

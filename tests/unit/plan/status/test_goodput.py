@@ -30,8 +30,9 @@ def with_times(observed: Observed, created: str, started: str | None, **spec: An
 
 
 def status_of(received: ReceivedReport, observed: Observed | None = None) -> dict[str, Any]:
-    found = goodput_status(observed or with_times(settled(), "2027-01-15T07:50:00Z", "2027-01-15T07:59:00Z"), received.report)
-    assert found is not None
+    status = goodput_status(observed or with_times(settled(), "2027-01-15T07:50:00Z", "2027-01-15T07:59:00Z"), received.report)
+    assert status is not None
+    found = status.to_dict()
     GoodputStatus.model_validate(found)
     return found
 

@@ -14,8 +14,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from lockstep.api.job import TrainingJobSpec
-from lockstep.api.notify import NotificationStatus
 from lockstep.api.objects import Object
+from lockstep.api.status import NotificationStatus
 from lockstep.kube.cluster import ApiError
 from lockstep.plan.decide.lifetime import without_operator
 from lockstep.plan.observed import Delivery, Observed
