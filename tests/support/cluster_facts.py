@@ -6,10 +6,11 @@ import dataclasses
 import json
 from typing import Any
 
-from lockstep.plan.cluster.facts import ClusterFacts, Listing, Sight
+from lockstep.plan.cluster.facts import NETWORK, ClusterFacts, Listing, Sight
 
 Object = dict[str, Any]
 RAILS = (5, 6, 7, 8)
+NAMESPACES = ("nccl-test", "theirs", "default", "openshift-sriov-network-operator")
 GROUPS = frozenset({"security.openshift.io", "k8s.cni.cncf.io", "sriovnetwork.openshift.io", "storage.k8s.io"})
 
 
@@ -69,9 +70,16 @@ SCCS = (
 )
 
 
+def namespace_seen(name: str, present: bool | None = True, **labels: str) -> dict[tuple[str, str], Listing]:
+    """The namespace with these labels; `present` None: it may not be read."""
+    item = {"metadata": {"name": name, "labels": labels}}
+    listing = Listing("Namespace", sight=Sight.FORBIDDEN) if present is None else Listing("Namespace", (item,) if present else ())
+    return {("Namespace", name): listing}
+
+
 def rdma_cluster(**lists: tuple[Object, ...]) -> ClusterFacts:
-    """Two nodes of four GPUs and four rails on OpenShift; `lists` replace what it has, by kind."""
-    seen = {
+    """Two nodes of four GPUs and four rails on OpenShift; `lists` replace what it has, by kind. Networks of other namespaces are seen, too."""
+    kinds = {
         "Node": (node("a"), node("b"), node("control", gpus=0, rails=0)),
         "NetworkAttachmentDefinition": tuple(map(rail, RAILS)),
         "SriovNetworkNodePolicy": tuple(map(policy, RAILS)),
@@ -85,13 +93,16 @@ def rdma_cluster(**lists: tuple[Object, ...]) -> ClusterFacts:
         "ResourceQuota": (),
         "LimitRange": (),
     } | lists
+    networks = {namespace: tuple(item for item in kinds[NETWORK] if item["metadata"]["namespace"] == namespace) for namespace in NAMESPACES}
     return ClusterFacts(
+        namespace="nccl-test",
         server="https://api.example.com:6443",
         version="v1.30.1",
-        namespace="nccl-test",
-        groups=GROUPS,
-        lists={kind: Listing(kind, items) for kind, items in seen.items()},
         namespace_from="as you said",
+        groups=GROUPS,
+        lists={kind: Listing(kind, items) for kind, items in kinds.items()} | {NETWORK: Listing(NETWORK, networks.pop("nccl-test"))},
+        objects=namespace_seen("nccl-test"),
+        networks_elsewhere={namespace: Listing(NETWORK, items) for namespace, items in networks.items()},
     )
 
 
@@ -99,4 +110,4 @@ def with_namespace_rights(facts: ClusterFacts) -> ClusterFacts:
     """What whoever has the role admin in the namespace sees of it."""
     hidden = ("Node", "StorageClass", "PersistentVolume", "SecurityContextConstraints", "SriovNetworkNodePolicy")
     lists = {kind: Listing(kind, sight=Sight.FORBIDDEN) if kind in hidden else listing for kind, listing in facts.lists.items()}
-    return dataclasses.replace(facts, lists=lists, namespace_there=None)
+    return dataclasses.replace(facts, lists=lists, objects=namespace_seen(facts.namespace, None))

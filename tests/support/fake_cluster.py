@@ -41,6 +41,9 @@ class FakeCluster:
         items = [item for (found, _), item in self.objects.items() if found == kind]
         return {"items": [i for i in items if not name or (i["metadata"].get("labels") or {}).get(name) == value]}
 
+    async def try_out(self, item: Object, *, apply: bool = False) -> tuple[Object, list[str]]:
+        return item, []
+
     async def create(self, item: Object) -> Object:
         item["metadata"].setdefault("uid", f"uid-of-{item['metadata']['name']}")
         item.setdefault("status", {})

@@ -254,15 +254,17 @@ class Cluster:
             raise
         return True
 
-    async def try_out(self, item: Object, *, apply: bool = False) -> list[str]:
-        """What the API server warns of if `item` were created (or applied), which it isn't. Raises ApiError where it would be refused."""
+    async def try_out(self, item: Object, *, apply: bool = False) -> tuple[Object, list[str]]:
+        """`item` as the API server would store it if it were created (or applied), which it isn't, and what it warns of. Raises ApiError where it would be refused."""
         if apply:
             query = {"fieldManager": FIELD_MANAGER, "force": "true", "fieldValidation": "Strict", **DRY_RUN}
             response = await self._send("PATCH", _object_path(item), item, query=query, content_type=APPLY)
         else:
             response = await self._send("POST", _object_path(item, collection=True), item, query=DRY_RUN)
+        with _reaching(self.server):
+            stored = self._parsed(await response.read())
         stated = response.headers.getall("Warning", [])
-        return [found[1].replace('\\"', '"') for text in stated if (found := _WARNING.match(text))]
+        return stored, [found[1].replace('\\"', '"') for text in stated if (found := _WARNING.match(text))]
 
     async def list(self, kind: str, namespace: str | None = None, query: Mapping[str, str] | None = None) -> Object:
         """All objects as one List; items get their kind and apiVersion."""

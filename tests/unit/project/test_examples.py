@@ -101,7 +101,7 @@ def check_job(job: Object, cluster: Path | None, folder: Path, file: Path | None
     if training is not None and (MODELS / Path(training["model"]["name"]).name).is_dir():
         model = ["--model-config", MODELS / Path(training["model"]["name"]).name]
     plan = json.loads(typed("plan", "-f", path, *on, *model, "--offline", "-o", "json"))
-    on_gpus = any("GPUs" in line["said"] for line in plan["lines"] if line["section"] == "job")
+    on_gpus = any("GPUs" in line["message"] for line in plan["lines"] if line["section"] == "job")
     memory = [line["outcome"] for line in plan["lines"] if line["section"] == "memory"]
     if training is not None and on_gpus:
         assert memory[0] == "ok", f"{plan['said']}; if the model's shape is not known: manifests/samples/models/ has no folder of its name"

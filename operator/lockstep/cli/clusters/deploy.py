@@ -19,7 +19,7 @@ from lockstep.platforms.output import put, put_text, tell
 if TYPE_CHECKING:
     from lockstep.api.cluster import TrainingCluster
     from lockstep.api.files.clusterfile import ClusterFile
-    from lockstep.plan.checks.finding import Finding
+    from lockstep.plan.cluster.finding import Finding
     from lockstep.plan.cluster.scope import Scope
 
 OPERATOR_IMAGE = "lockstep-operator:0.1.0"  # as images/operator/Containerfile is built; a cluster may know it under another name
@@ -82,18 +82,18 @@ class Deployment:
     def findings(self) -> list[Finding]:
         """What the cluster file alone shows to be wrong for jobs of this mode."""
         from lockstep.plan.checks.alone import lint_alone, of_mode
-        from lockstep.plan.cluster.seen import Verdict
+        from lockstep.plan.cluster.finding import Outcome
 
         found = of_mode(lint_alone(self.cluster, self.sent_image), self.profile.spec.network.mode)
-        return [one for one in found if one.verdict in (Verdict.FAILED, Verdict.WARNING)]
+        return [one for one in found if one.outcome in (Outcome.FAILED, Outcome.WARNING)]
 
     @property
     def default_image(self) -> Finding | None:
         """Which image jobs run that name none; None where the cluster names it, or none is known (`findings`)."""
         from lockstep.plan.checks.alone import IMAGE, lint_alone
-        from lockstep.plan.cluster.seen import Verdict
+        from lockstep.plan.cluster.finding import Outcome
 
-        return next((one for one in lint_alone(self.cluster, self.sent_image) if one.key == IMAGE and one.verdict is Verdict.OK), None)
+        return next((one for one in lint_alone(self.cluster, self.sent_image) if one.subject == IMAGE and one.outcome is Outcome.OK), None)
 
     @property
     def said(self) -> str:
@@ -173,13 +173,13 @@ def deploy(
 
 def warn_of(plan: Deployment) -> None:
     """Say the findings on standard error, each with its line: a dry run's standard output is YAML."""
-    from lockstep.plan.checks.finding import line_of
+    from lockstep.plan.cluster.finding import line_of
 
     note = plan.default_image
     if note is not None:
-        tell(f"note: {plan.file}:{line_of(note.key, plan.cluster.lines)}: {note.key}: {note.said}")
+        tell(f"note: {plan.file}:{line_of(note.subject, plan.cluster.lines)}: {note.subject}: {note.message}")
     for one in plan.findings:
-        tell(f"warning: {plan.file}:{line_of(one.key, plan.cluster.lines)}: {one.key}: {one.said}", f"  → {one.fix}")
+        tell(f"warning: {plan.file}:{line_of(one.subject, plan.cluster.lines)}: {one.subject}: {one.message}", f"  → {one.fix}")
 
 
 Chosen = Literal["all", "own"] | tuple[str, ...] | None
@@ -300,11 +300,11 @@ def as_deployed(plan: Deployment, context: str | None) -> tuple[Mode | None, str
     """What an earlier deployment has chosen, where it may be seen. An image of the default's name goes with this version."""
     from lockstep.kube.client import connect
     from lockstep.plan.openshift_images import repository, short_name
-    from lockstep.platforms.clusters import survey
+    from lockstep.platforms.clusters import deployed
     from lockstep.platforms.clusters.install import code_volumes
 
     name = plan.profile.metadata.name
-    mode, image, scope = connect(context).run(lambda cluster: survey.as_deployed(cluster, name, plan.namespace))
+    mode, image, scope = connect(context).run(lambda cluster: deployed.as_deployed(cluster, name, plan.namespace))
     own = bool(code_volumes(plan.profile)) or repository(short_name(image or "", scope.home)) == repository(OPERATOR_IMAGE)
     chosen: Chosen = "own" if scope.own else scope.namespaces or None
     return Mode(mode.lower()) if mode else None, None if own else image, chosen

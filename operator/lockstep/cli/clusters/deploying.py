@@ -191,16 +191,19 @@ async def _until_operator_is_ready(connection: Cluster, plan: Deployment, sent: 
 async def _rails_are_there(connection: Cluster, plan: Deployment, progress: Progress) -> bool:
     """Whether pods can have every network that the cluster names, where jobs use RDMA: without one they wait for ever."""
     from lockstep.cli.clusters.deploy import Mode
-    from lockstep.plan.checks.site import fabric
-    from lockstep.plan.cluster.seen import Verdict
-    from lockstep.platforms.clusters.survey import survey_rails
+    from lockstep.plan.checks.rails import check_networks
+    from lockstep.plan.cluster.facts import NETWORK
+    from lockstep.plan.cluster.finding import Outcome
+    from lockstep.platforms.clusters.facts import network_facts
 
     spec = plan.profile.spec
     if plan.mode is Mode.TCP or not spec.network.rdma.enabled:
         return True
-    missing = [one for one in fabric(await survey_rails(connection, spec, plan.namespace), spec) if one.verdict is Verdict.FAILED]
+    facts = await network_facts(connection, spec, plan.namespace)
+    findings = check_networks(spec, facts) if facts.list(NETWORK).seen else ()
+    missing = [one for one in findings if one.outcome is Outcome.FAILED]
     for finding in missing:
-        progress.done("network", f"MISSING: {finding.said}\n{'':13}→ {finding.fix}")
+        progress.done("network", f"MISSING: {finding.message}\n{'':13}→ {finding.fix}")
     return not missing
 
 

@@ -85,7 +85,7 @@ def _interruptible(looking: Coroutine[Any, Any, ClusterFacts]) -> ClusterFacts:
 
 async def _look(namespace: str | None, context: str | None, image: str | None) -> ClusterFacts:
     from lockstep.kube.cluster import ApiError, Cluster
-    from lockstep.platforms.clusters.clusterfacts import read_facts
+    from lockstep.platforms.clusters.facts import discover_facts
     from lockstep.platforms.in_namespace.probe import probe_nodes
 
     async with await Cluster.connect(context) as cluster:
@@ -95,7 +95,7 @@ async def _look(namespace: str | None, context: str | None, image: str | None) -
         elif not cluster.namespace:
             source = "your context names none: this is Kubernetes' own default; say another with -n"
         try:
-            facts = await read_facts(cluster, place, source)
+            facts = await discover_facts(cluster, place, source)
             return facts if image is None else replace(facts, probes=await probe_nodes(cluster, facts, image))
         except (ApiError, OSError) as error:
             hint = "is it up? Is --context, or KUBECONFIG, the right one? Has your login run out?"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from lockstep.platforms.output import put, put_json
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
-    from lockstep.plan.cluster.seen import Finding
+    from lockstep.plan.cluster.finding import Finding
 
 
 def doctor(
@@ -33,29 +32,29 @@ def doctor(
     """
     with waiting(f"looking at cluster {cluster}"):
         from lockstep.cli.shared.target import load, use_embedded_cluster
-        from lockstep.plan.cluster.seen import Verdict
+        from lockstep.plan.cluster.finding import Outcome
 
         found = load(cluster)
         use_embedded_cluster(found.cluster.name, context)
         findings = [_tools(), *asyncio.run(_examine(found, namespace or found.cluster.namespace, context))]
     if output is Form.JSON:
-        put_json([asdict(finding) for finding in findings])
+        put_json([{"subject": one.subject, "verdict": one.outcome.value, "message": one.message, "fix": one.fix} for one in findings])
     else:
         for finding in findings:
-            put(f"{finding.verdict.value:8} {finding.subject:16} {finding.said}")
+            put(f"{finding.outcome.value:8} {finding.subject:16} {finding.message}")
             if finding.fix:
                 put(f"{'':25} → {finding.fix}")
-    if any(finding.verdict is Verdict.FAILED for finding in findings):
+    if any(finding.outcome is Outcome.FAILED for finding in findings):
         raise typer.Exit(1)
 
 
 def _tools() -> Finding:
-    from lockstep.plan.cluster.seen import Finding, Verdict
+    from lockstep.plan.cluster.finding import Finding, Outcome
 
-    there = [name for name in ("kubectl", "oc") if shutil.which(name)]
-    if there:
-        return Finding("tools", Verdict.OK, f"{' and '.join(there)} found")
-    return Finding("tools", Verdict.WARNING, "neither kubectl nor oc is installed", "lockstep's own verbs need neither")
+    installed = [name for name in ("kubectl", "oc") if shutil.which(name)]
+    if installed:
+        return Finding("tools", Outcome.OK, f"{' and '.join(installed)} found")
+    return Finding("tools", Outcome.WARNING, "neither kubectl nor oc is installed", "lockstep's own verbs need neither")
 
 
 async def _examine(found: ClusterFile, namespace: str, context: str | None) -> list[Finding]:
@@ -63,22 +62,22 @@ async def _examine(found: ClusterFile, namespace: str, context: str | None) -> l
     from lockstep.cli.shared.target import OtherCluster
     from lockstep.kube.cluster import ApiError, Cluster
     from lockstep.plan.checks.doctor import examine
-    from lockstep.plan.cluster.seen import Finding, Verdict
-    from lockstep.platforms.clusters.survey import survey
+    from lockstep.plan.cluster.finding import Finding, Outcome
+    from lockstep.platforms.clusters.facts import doctor_facts
 
     try:
         connection = await Cluster.connect(context)
     except OtherCluster as error:
-        return [Finding("context", Verdict.FAILED, str(error), "kubectl config get-contexts; then say --context NAME")]
+        return [Finding("context", Outcome.FAILED, str(error), "kubectl config get-contexts; then say --context NAME")]
     async with connection:
         try:
             version = (await connection.request("GET", "/version"))["gitVersion"]
         except (OSError, ApiError) as error:
             fix = "is it up? Is --context, or KUBECONFIG, the right one? Has your login run out?"
-            return [Finding("API server", Verdict.FAILED, f"{connection.server} doesn't answer as it should: {error}", fix)]
-        findings = [Finding("API server", Verdict.OK, f"{connection.server}, Kubernetes {version}")]
-        seen = await survey(connection, found, namespace)
-    return [*findings, *examine(found, seen, _definitions(checkout() / "manifests" / "crds"))]
+            return [Finding("API server", Outcome.FAILED, f"{connection.server} doesn't answer as it should: {error}", fix)]
+        findings = [Finding("API server", Outcome.OK, f"{connection.server}, Kubernetes {version}")]
+        facts = await doctor_facts(connection, found, namespace)
+    return [*findings, *examine(found, facts, _definitions(checkout() / "manifests" / "crds"))]
 
 
 def _definitions(folder: Path) -> dict[str, dict[str, object]]:

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.names import OPERATOR_NAME
 from lockstep.cli.shared.jobargs import ContextOption, Form, FormOption, NamespaceOption, OptionalClusterArgument
 from lockstep.platforms.output import put, put_json
 from lockstep_spec.words import number_of
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
-    from lockstep.plan.checks.finding import Finding
     from lockstep.plan.cluster.facts import ClusterFacts
+    from lockstep.plan.cluster.finding import Finding
 
 
 def lint(
@@ -28,30 +29,35 @@ def lint(
 ) -> None:
     """Check a cluster file: rails, storage classes, HCAs, GID, MTU, SCC, quota, nodes; each finding with its line and what to do.
 
-    It only reads, with your rights; what you may not see is said to be unknown. Exit code 1: something fails, or the cluster doesn't answer.
+    It changes nothing: it reads with your rights, and tries out one pod by a dry run. What you may not see is unknown. Exit code 1: something fails, or the cluster doesn't answer.
 
     Example: lockstep cluster lint barcelona --offline
     """
     from lockstep.cli.clusters.deploy import default_image
     from lockstep.cli.shared.target import load, use_embedded_cluster
     from lockstep.plan.checks.alone import lint_alone
-    from lockstep.plan.cluster.seen import Verdict
+    from lockstep.plan.checks.lint import lint_against
+    from lockstep.plan.cluster.finding import Outcome
+    from lockstep.plan.cluster.scope import image_of
 
     found = load(cluster)
-    operator_image, against = default_image(found.profile), []
+    operator_image = default_image(found.profile)
+    against: list[Finding] = []
     unanswered: Failed | ConfigError | None = None
     if not offline:
         try:
             use_embedded_cluster(found.cluster.name, context)
-            facts, there = asyncio.run(_look(found, namespace, context))
-            operator_image, against = there or operator_image, _against(found, facts)
+            facts = asyncio.run(_look(found, namespace, context))
+            against = list(lint_against(found, facts))
+            deployment = facts.object("Deployment", OPERATOR_NAME).first
+            operator_image = operator_image if deployment is None else image_of(deployment)
         except (Failed, ConfigError) as error:  # what the file alone says is told all the same
             unanswered = error
     findings = [*lint_alone(found, operator_image), *against]
     _show(findings, file_of(cluster), found, as_json=output is Form.JSON)
     if unanswered is not None:
         raise unanswered
-    if any(finding.verdict is Verdict.FAILED for finding in findings):
+    if any(finding.outcome is Outcome.FAILED for finding in findings):
         raise typer.Exit(1)
 
 
@@ -60,33 +66,18 @@ def file_of(cluster: str) -> str:
     return cluster if cluster.endswith((".yaml", ".yml")) or "/" in cluster else str(Path("clusters") / f"{cluster}.yaml")
 
 
-def _against(found: ClusterFile, facts: ClusterFacts) -> list[Finding]:
-    from lockstep.plan.checks.cluster import lint_against
-
-    return list(lint_against(found, facts))
-
-
-async def _look(found: ClusterFile, namespace: str | None, context: str | None) -> tuple[ClusterFacts, str | None]:
-    """And the image of the operator that works there; None: there is none, or it may not be seen."""
-    from dataclasses import replace
-
+async def _look(found: ClusterFile, namespace: str | None, context: str | None) -> ClusterFacts:
     from lockstep.cli.shared.target import OtherCluster
     from lockstep.kube.cluster import ApiError, Cluster
-    from lockstep.platforms.clusters import survey
-    from lockstep.platforms.clusters.clusterfacts import may_use_sccs, read_facts
+    from lockstep.platforms.clusters.facts import lint_facts
 
-    spec = found.profile.spec
-    elsewhere = frozenset(name.partition("/")[0] for name in spec.network.rdma.networks if "/" in name)
     try:
         cluster = await Cluster.connect(context)
     except OtherCluster as error:
         raise Failed(f"only the file was looked at: {error}; --offline asks no cluster") from None
     async with cluster as connection:
         try:
-            place = namespace or found.cluster.namespace
-            facts = await read_facts(connection, place, elsewhere=elsewhere)
-            operator_image, _ = await survey.operator_image(connection, place)
-            return replace(facts, may_use_scc=await may_use_sccs(connection, facts, spec.security.service_account)), operator_image
+            return await lint_facts(connection, found.profile.spec, namespace or found.cluster.namespace)
         except (ApiError, OSError) as error:
             raise Failed(
                 f"only the file was looked at: {connection.server} doesn't answer as it should: {error}; --offline asks no cluster"
@@ -94,15 +85,15 @@ async def _look(found: ClusterFile, namespace: str | None, context: str | None) 
 
 
 def _show(findings: list[Finding], path: str, found: ClusterFile, *, as_json: bool) -> None:
-    from lockstep.plan.checks.finding import line_of
+    from lockstep.plan.cluster.finding import line_of
 
     rows = [
         {
-            "verdict": one.verdict.value,
+            "verdict": one.outcome.value,
             "file": path,
-            "line": line_of(one.key, found.lines),
-            "key": one.key,
-            "said": one.said,
+            "line": line_of(one.subject, found.lines),
+            "key": one.subject,
+            "message": one.message,
             "fix": one.fix,
         }
         for one in findings
@@ -111,7 +102,7 @@ def _show(findings: list[Finding], path: str, found: ClusterFile, *, as_json: bo
         put_json(rows)
         return
     for row in rows:
-        put(f"{row['verdict']:8} {path}:{row['line']}: {row['key']}: {row['said']}")
+        put(f"{row['verdict']:8} {path}:{row['line']}: {row['key']}: {row['message']}")
         if row["fix"]:
             put(f"{'':8} → {row['fix']}")
     bad = sum(row["verdict"] in ("failed", "warning") for row in rows)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
     from lockstep.kube.cluster import Cluster
 
+NOT_SEEN = "you may not look"
+
 
 @dataclass(frozen=True)
 class Overview:
@@ -59,15 +61,16 @@ def status(cluster: OptionalClusterArgument = "local", context: ContextOption = 
 
 
 async def overview(cluster: Cluster, found: ClusterFile) -> Overview:
+    from lockstep.platforms.clusters.facts import read_operator
     from lockstep.platforms.clusters.remove import jobs_of
-    from lockstep.platforms.clusters.survey import operator_deployment
 
-    deployment, may_see = await operator_deployment(cluster, found.cluster.namespace)
+    operator = await read_operator(cluster, found.cluster.namespace)
+    deployment = operator.first
     return Overview(
         namespace=found.cluster.namespace,
         home=OPERATOR_NAMESPACE if deployment is None else str(deployment["metadata"]["namespace"]),
-        operator=_operator_state(deployment, may_see),
-        operator_ready=_replicas(deployment) > 0 if may_see else None,
+        operator=_operator_state(deployment) if operator.seen else NOT_SEEN,
+        operator_ready=_replicas(deployment) > 0 if operator.seen else None,
         profile=f"{found.profile.metadata.name}: {await _profile(cluster, found)}",
         scope=_scope_words(deployment),
         jobs=await jobs_of(cluster, found.cluster.namespace),
@@ -85,26 +88,19 @@ def _replicas(deployment: dict[str, Any] | None) -> int:
     return int((deployment or {}).get("status", {}).get("readyReplicas", 0))
 
 
-def _operator_state(deployment: dict[str, Any] | None, may_see: bool) -> str:
-    if not may_see:
-        return "you may not look"
+def _operator_state(deployment: dict[str, Any] | None) -> str:
     return "not installed" if deployment is None else f"{_replicas(deployment)} of {deployment['spec']['replicas']} ready"
 
 
 async def _profile(cluster: Cluster, found: ClusterFile) -> str:
-    from lockstep.platforms.clusters.survey import profile_if_seen
+    from lockstep.plan.checks.doctor import differing_keys
+    from lockstep.platforms.clusters.facts import read_profile
 
-    there, may_see = await profile_if_seen(cluster, found.profile.metadata.name, found.cluster.namespace)
-    return "you may not look" if there is None and not may_see else _profile_state(there, found)
-
-
-def _profile_state(profile: dict[str, Any] | None, found: ClusterFile) -> str:
-    if profile is None:
-        return "not on the cluster"
-    mine = found.profile.spec.to_dict()
-    mode = profile["spec"].get("network", {}).get("mode", "Auto")
-    mine["network"]["mode"] = mode
-    differs = sorted(key for key, value in mine.items() if profile["spec"].get(key) != value)
+    listing = await read_profile(cluster, found.profile.metadata.name, found.cluster.namespace)
+    if listing.first is None:
+        return "not on the cluster" if listing.seen else NOT_SEEN
+    mode = listing.first["spec"].get("network", {}).get("mode", "Auto")
+    differs = differing_keys(found.profile.spec, listing.first)
     return f"installed, mode {mode}" + (f"; differs from its file in {', '.join(differs)}" if differs else "")
 
 

@@ -77,13 +77,14 @@ def _show(versions: list[tuple[str, str]]) -> None:
 async def _cluster_versions(namespace: str, context: str | None) -> list[tuple[str, str]]:
     from lockstep.api.names import OPERATOR_NAMESPACE
     from lockstep.kube.cluster import Cluster
-    from lockstep.platforms.clusters.survey import operator_deployment
+    from lockstep.plan.cluster.scope import image_of
+    from lockstep.platforms.clusters.facts import read_operator
 
     async with await Cluster.connect(context) as connection:
         kubernetes = (await connection.request("GET", "/version"))["gitVersion"]
-        deployment, may_see = await operator_deployment(connection, namespace)
-    if not may_see:
+        operator = await read_operator(connection, namespace)
+    if not operator.seen:
         image = f"unknown: you may not look into namespace {OPERATOR_NAMESPACE}"
     else:
-        image = "not installed" if deployment is None else str(deployment["spec"]["template"]["spec"]["containers"][0]["image"])
+        image = "not installed" if operator.first is None else image_of(operator.first)
     return [("operator", image), ("Kubernetes", kubernetes)]

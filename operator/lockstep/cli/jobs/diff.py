@@ -49,7 +49,7 @@ def diff(
 
 async def _observe(inputs: Inputs, context: str | None) -> list[dict[str, Any]]:
     from lockstep.kube.cluster import Cluster
-    from lockstep.platforms.clusters.surroundings import objects_of
+    from lockstep.platforms.clusters.facts import objects_of
 
     async with await Cluster.connect(context) as connection:
         return await objects_of(connection, inputs.job.metadata.name, inputs.namespace)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from lockstep.cli.shared.inputs import Inputs
     from lockstep.plan.ahead.forecast import Forecast
     from lockstep.plan.ahead.live import Comparison
-    from lockstep.plan.cluster.lookahead import Around, Line
+    from lockstep.plan.cluster.facts import ClusterFacts
+    from lockstep.plan.cluster.finding import Finding
     from lockstep.plan.render.resolve import Resolved
 
 
@@ -56,7 +57,7 @@ def plan(
 
     Example: lockstep plan -f job.yaml --model-config models/Llama-3.1-8B --samples 48000
     """
-    from lockstep.plan.cluster.lookahead import EXIT_CODES, Verdict, verdict
+    from lockstep.plan.ahead.planned import EXIT_CODES, PlanVerdict, verdict
 
     asked = Asked(context, model_config, samples, data, tokens_per_second, train_log, offline=offline)
     jobs = [(inputs, resolve_inputs(inputs)) for inputs in read_all(file, cluster, namespace, changes)]
@@ -66,11 +67,11 @@ def plan(
         values = [_as_json(*one) for one in plans]
         put_json(values[0] if len(values) == 1 else values, indent=1)
     else:
-        for (inputs, _), (lines, _) in zip(jobs, plans, strict=True):
+        for (inputs, _), (findings, _) in zip(jobs, plans, strict=True):
             if len(jobs) > 1:
                 put(f"{inputs.source}:")
-            _show(lines)
-    raise typer.Exit(EXIT_CODES[max((verdict(lines) for lines, _ in plans), key=list(Verdict).index)])
+            _show(findings)
+    raise typer.Exit(EXIT_CODES[max((verdict(findings) for findings, _ in plans), key=list(PlanVerdict).index)])
 
 
 @dataclass(frozen=True)
@@ -86,52 +87,49 @@ class Asked:
     offline: bool
 
 
-def _plan(inputs: Inputs, resolved: Resolved, asked: Asked) -> tuple[list[Line], Forecast]:
+def _plan(inputs: Inputs, resolved: Resolved, asked: Asked) -> tuple[list[Finding], Forecast]:
     from lockstep.cli.jobs.planfacts import known_facts
     from lockstep.cli.shared.target import use_embedded_cluster
     from lockstep.plan.ahead import planned
     from lockstep.plan.ahead.forecast import capacity, forecast
 
     sources = (asked.model_config, asked.samples, asked.data, asked.tokens_per_second, asked.train_log)
-    facts = known_facts(resolved, *sources, offline=asked.offline)
-    tried = planned.samples(resolved, inputs.job)
-    compared, around = None, None
+    known = known_facts(resolved, *sources, offline=asked.offline)
+    samples = planned.samples(resolved, inputs.job)
+    compared, facts = None, None
     if not asked.offline:
         use_embedded_cluster(inputs.cluster.cluster.name, asked.context)
-        compared, around = asyncio.run(_look(resolved, tried, asked.context))
-    size, source = capacity(resolved, None if around is None else around.nodes)
-    figures = forecast(resolved, replace(facts, capacity_bytes=size, capacity_source=source))
-    return planned.all_lines(resolved, tried[1], compared, around, figures), figures
+        compared, facts = asyncio.run(_look(resolved, samples, asked.context))
+    size, source = capacity(resolved, () if facts is None else facts.list("Node").items)
+    estimate = forecast(resolved, replace(known, capacity_bytes=size, capacity_source=source))
+    return planned.all_findings(resolved, samples[1], compared, facts, estimate), estimate
 
 
-async def _look(resolved: Resolved, tried: list[Object], context: str | None) -> tuple[list[Comparison] | None, Around]:
+async def _look(resolved: Resolved, samples: list[Object], context: str | None) -> tuple[list[Comparison] | None, ClusterFacts]:
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.ahead.live import compare
-    from lockstep.plan.ahead.planned import new_objects
-    from lockstep.platforms.clusters.surroundings import look_around, observed
+    from lockstep.platforms.clusters.facts import objects_seen, plan_facts
 
     async with await Cluster.connect(context) as connection:
-        seen = await observed(connection, resolved.name, resolved.namespace)
-        compared = None if seen is None else compare(resolved, seen)
-        return compared, await look_around(connection, resolved, tried, new_objects(resolved, compared))
+        objects = await objects_seen(connection, resolved.name, resolved.namespace)
+        return None if objects is None else compare(resolved, objects), await plan_facts(connection, resolved, samples)
 
 
-def _show(lines: list[Line]) -> None:
-    from lockstep.plan.cluster.lookahead import sentence
+def _show(findings: list[Finding]) -> None:
+    from lockstep.plan.ahead.planned import sentence
 
-    for line in lines:
-        put(f"{line.outcome.value:8} {line.section:10} {line.said}")
-        if line.fix:
-            put(f"{'':19} → {line.fix}")
-    put(sentence(lines))
-
-
-def _as_json(lines: list[Line], told: Forecast) -> dict[str, Any]:
-    from lockstep.plan.cluster.lookahead import sentence, verdict
-
-    described = [_line_as_json(line) for line in lines]
-    return {"verdict": verdict(lines).value, "said": sentence(lines), "lines": described, "figures": told.figures}
+    for one in findings:
+        put(f"{one.outcome.value:8} {one.subject:10} {one.message}")
+        if one.fix:
+            put(f"{'':19} → {one.fix}")
+    put(sentence(findings))
 
 
-def _line_as_json(line: Line) -> dict[str, Any]:
-    return {"section": line.section, "outcome": line.outcome.value, "said": line.said} | ({"fix": line.fix} if line.fix else {})
+def _as_json(findings: list[Finding], estimate: Forecast) -> dict[str, Any]:
+    from lockstep.plan.ahead.planned import sentence, verdict
+
+    lines = [
+        {"section": one.subject, "outcome": one.outcome.value, "message": one.message} | ({"fix": one.fix} if one.fix else {})
+        for one in findings
+    ]
+    return {"verdict": verdict(findings).value, "message": sentence(findings), "lines": lines, "figures": estimate.figures}

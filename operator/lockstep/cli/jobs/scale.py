@@ -64,12 +64,12 @@ def _ask(found: Found, wanted: int, *, yes: bool) -> None:
 
 async def _lacking(cluster: Cluster, found: Found, wanted: int) -> str:
     """Why too few nodes have room now; '' where enough have, or where the account may not look, or nothing says what a pod asks for."""
-    from lockstep.plan.cluster.fitting import node_lines
-    from lockstep.plan.cluster.lookahead import Outcome
-    from lockstep.platforms.clusters.surroundings import room_around
+    from lockstep.plan.cluster.finding import Outcome
+    from lockstep.plan.cluster.fitting import room
+    from lockstep.platforms.clusters.facts import room_facts
 
     stateful_set = await cluster.get("StatefulSet", found.namespace, found.name)
     if stateful_set is None:
         return ""
-    lines = node_lines(stateful_set["spec"]["template"], wanted, await room_around(cluster, found.namespace, found.name))
-    return next((line.said for line in lines if line.outcome is Outcome.WAITS), "")
+    findings = room(stateful_set["spec"]["template"], wanted, await room_facts(cluster, found.namespace, found.name))
+    return next((one.message for one in findings if one.outcome is Outcome.WAITS), "")

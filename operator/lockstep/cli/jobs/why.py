@@ -62,7 +62,7 @@ async def _look(found: Found, context: str | None, bundle: Path | None) -> Answe
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.pages.why import is_awaited, text
     from lockstep.plan.pages.why import why as answer_of
-    from lockstep.platforms.clusters.survey import unserved
+    from lockstep.platforms.clusters.deployed import unserved
     from lockstep.platforms.jobs.logs import unheard_lines
     from lockstep.platforms.jobs.observe import JobObserver, operator_unheard
 

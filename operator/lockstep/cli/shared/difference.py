@@ -36,8 +36,8 @@ async def _diff_deployment(objects: list[dict[str, Any]], context: str | None) -
     from lockstep.kube.cluster import ApiError, Cluster
     from lockstep.plan.ahead.live import Comparison
     from lockstep.plan.ship.deploy import called
-    from lockstep.platforms.clusters.dryrun import would_change
     from lockstep.platforms.clusters.install import with_one_default
+    from lockstep.platforms.clusters.send import would_change
 
     differs, unseen = False, 0
     async with await Cluster.connect(context) as connection:

@@ -12,7 +12,7 @@ from typing import Any
 
 from lockstep.api.objects import Object
 from lockstep.api.quantity import amount, number
-from lockstep.plan.cluster.lookahead import Line, Outcome
+from lockstep.plan.cluster.finding import Finding, Outcome
 from lockstep.plan.render.fabric import GPU_RESOURCE
 from lockstep.plan.render.resolve import Resolved
 from lockstep_spec import length
@@ -61,16 +61,16 @@ class Known:
 
 @dataclass
 class Forecast:
-    """Lines for people, and the same as numbers."""
+    """Findings for people, and the same as numbers."""
 
-    lines: list[Line] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
 
-    def add(self, section: str, outcome: Outcome, said: str, fix: str = "") -> None:
-        self.lines.append(Line(section, outcome, said, fix))
+    def add(self, section: str, outcome: Outcome, message: str, fix: str = "") -> None:
+        self.findings.append(Finding(section, outcome, message, fix))
 
 
-def capacity(resolved: Resolved, nodes: Iterable[Object] | None) -> tuple[int | None, str]:
+def capacity(resolved: Resolved, nodes: Iterable[Object]) -> tuple[int | None, str]:
     """A GPU's memory by the nodes' labels (the smallest), else by the cluster's gpus.type; of a CPU rank its share of the pod's limit."""
     if resolved.gpus_per_node == 0:
         limit = amount(resolved.profile.spec.resources.limits.memory or "")
@@ -78,9 +78,7 @@ def capacity(resolved: Resolved, nodes: Iterable[Object] | None) -> tuple[int | 
             return None, "the cluster sets no resources.limits.memory"
         return int(limit) // resolved.ranks_per_node, f"resources.limits.memory / {resolved.ranks_per_node} ranks"
     labels = [
-        node["metadata"].get("labels", {})
-        for node in nodes or ()
-        if node.get("status", {}).get("allocatable", {}).get(GPU_RESOURCE, "0") != "0"
+        node["metadata"].get("labels", {}) for node in nodes if node.get("status", {}).get("allocatable", {}).get(GPU_RESOURCE, "0") != "0"
     ]
     stated = [int(found[GPU_MEMORY_LABEL]) for found in labels if str(found.get(GPU_MEMORY_LABEL, "")).isdigit()]
     if stated:

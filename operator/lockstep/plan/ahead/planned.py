@@ -1,22 +1,25 @@
-"""The plan of one job: its objects, what a cluster would say to them, and what the run will need, as lines (pure)."""
+"""The plan of one job: its objects, what a cluster would say to them, and what the run will need, as findings and one verdict over them (pure)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
 
 from lockstep.api import names
+from lockstep.api.cluster import Platform
 from lockstep.api.job import TrainingJob
 from lockstep.api.objects import Object
-from lockstep.plan.ahead.admission import admission_lines
-from lockstep.plan.ahead.claims import claim_lines
+from lockstep.plan.ahead.claims import claim_findings
 from lockstep.plan.ahead.forecast import Forecast
 from lockstep.plan.ahead.live import Comparison
-from lockstep.plan.ahead.references import reference_lines
-from lockstep.plan.cluster.fitting import node_lines
-from lockstep.plan.cluster.limitrange import as_admitted
-from lockstep.plan.cluster.lookahead import Around, Line, Outcome
-from lockstep.plan.cluster.quota import quota_lines
+from lockstep.plan.ahead.references import reference_findings
+from lockstep.plan.checks.doctor import differing_keys
+from lockstep.plan.cluster.facts import SCC_REVIEW, ClusterFacts
+from lockstep.plan.cluster.finding import Finding, Outcome
+from lockstep.plan.cluster.fitting import room
+from lockstep.plan.cluster.quota import BEYOND, EXCEEDED, limits_given, quota_findings
+from lockstep.plan.cluster.scope import image_of
 from lockstep.plan.render.objects import claims, render
 from lockstep.plan.render.resolve import MADE_BY_OPERATOR, UNNAMED_IMAGE, Refused, Resolved, refuse_missing_gpus, trainer_image
 from lockstep.plan.render.storage import pod_claims
@@ -24,13 +27,59 @@ from lockstep_spec.words import number_of
 
 SHOWN = 60
 """Characters of a value that a change shows."""
+CONCERNS_START = ("image", "cluster", "objects", "nodes", "quota", "claims", "admission", "needs", "memory")
+"""Sections that say whether the job can start; the others tell what it will do then."""
 
 
-def job_line(resolved: Resolved) -> Line:
+class PlanVerdict(StrEnum):
+    """What all findings come to."""
+
+    FITS = "fits now"
+    FITS_AS_SEEN = "fits as far as can be seen"
+    WAITS = "would wait"
+    MAY_FAIL = "may fail once it runs"
+    REFUSED = "refused"
+
+
+EXIT_CODES = {
+    PlanVerdict.FITS: 0, PlanVerdict.FITS_AS_SEEN: 0, PlanVerdict.REFUSED: 1, PlanVerdict.WAITS: 3, PlanVerdict.MAY_FAIL: 4,
+}  # fmt: skip
+
+
+def verdict(findings: Iterable[Finding]) -> PlanVerdict:
+    """The gravest of what the findings say. A risk is graver than waiting, which ends by itself."""
+    findings = list(findings)
+    outcomes = {one.outcome for one in findings if one.subject in CONCERNS_START}
+    if Outcome.REFUSED in outcomes:
+        return PlanVerdict.REFUSED
+    if any(one.outcome is Outcome.RISK for one in findings):
+        return PlanVerdict.MAY_FAIL
+    if Outcome.WAITS in outcomes:
+        return PlanVerdict.WAITS
+    return PlanVerdict.FITS_AS_SEEN if Outcome.UNKNOWN in outcomes else PlanVerdict.FITS
+
+
+def sentence(findings: Sequence[Finding]) -> str:
+    """The last line of the plan."""
+    result = verdict(findings)
+    if result is PlanVerdict.REFUSED:
+        return f"refused: {'; '.join(one.message for one in findings if one.outcome is Outcome.REFUSED)}"
+    awaited = ", and for ".join(dict.fromkeys(one.awaited for one in findings if one.outcome is Outcome.WAITS))
+    unknown = list(dict.fromkeys(one.subject for one in findings if one.outcome is Outcome.UNKNOWN and one.subject in CONCERNS_START))
+    not_known = f"; not known: {', '.join(unknown)}" if unknown else ""
+    if result is PlanVerdict.MAY_FAIL:
+        risks = "; ".join(one.message for one in findings if one.outcome is Outcome.RISK)
+        return f"may fail once it runs: {risks}{f'; would wait for {awaited}' if awaited else ''}{not_known}"
+    if result is PlanVerdict.WAITS:
+        return f"would wait for {awaited}{not_known}"
+    return f"fits as far as can be seen{not_known}" if result is PlanVerdict.FITS_AS_SEEN else "fits now"
+
+
+def _job(resolved: Resolved) -> Finding:
     ranks = number_of(resolved.gpus_per_node, "GPU") if resolved.gpus_per_node else number_of(resolved.ranks_per_node, "CPU rank")
     where = f"namespace {resolved.namespace}, by cluster {resolved.profile.metadata.name}"
-    said = f"{resolved.name} in {where}: {number_of(resolved.nodes, 'node')} with {ranks} each, {resolved.transport} between them, storage {resolved.storage_mode.value}"
-    return Line("job", Outcome.NOTE, said)
+    message = f"{resolved.name} in {where}: {number_of(resolved.nodes, 'node')} with {ranks} each, {resolved.transport} between them, storage {resolved.storage_mode.value}"
+    return Finding("job", Outcome.NOTE, message)
 
 
 def samples(resolved: Resolved, job: TrainingJob) -> list[Object]:
@@ -38,8 +87,8 @@ def samples(resolved: Resolved, job: TrainingJob) -> list[Object]:
     body = job.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
     body |= {"apiVersion": job.api_version, "kind": job.kind}
     body["metadata"] |= {"namespace": resolved.namespace}
-    (found,) = [item for item in render(resolved) if item["kind"] == "StatefulSet"]
-    text = json.dumps(found).replace(json.dumps(MADE_BY_OPERATOR)[1:-1], resolved.image)
+    (rendered,) = [item for item in render(resolved) if item["kind"] == "StatefulSet"]
+    text = json.dumps(rendered).replace(json.dumps(MADE_BY_OPERATOR)[1:-1], resolved.image)
     stateful_set: Object = json.loads(text)
     metadata = {key: value for key, value in stateful_set["metadata"].items() if key not in ("name", "ownerReferences")}
     stateful_set["metadata"] = metadata | {"generateName": f"{resolved.name[:40]}-"}
@@ -56,48 +105,49 @@ def pod_of(stateful_set: Object, resolved: Resolved) -> Object:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
 
 
-def _image_lines(resolved: Resolved, around: Around | None) -> Iterator[Line]:
-    """Of a job to which neither it nor its cluster gives an image: as the operator will decide."""
+def _image(resolved: Resolved, facts: ClusterFacts | None) -> Iterator[Finding]:
+    """The image of a job to which neither it nor its cluster gives one: as the operator will decide."""
     if resolved.image != MADE_BY_OPERATOR:
         return
-    if around is None or around.operator_image is None:
-        yield Line("image", Outcome.UNKNOWN, UNNAMED_IMAGE)
+    deployment = None if facts is None else facts.object("Deployment", names.OPERATOR_NAME).first
+    if deployment is None:
+        yield Finding("image", Outcome.UNKNOWN, UNNAMED_IMAGE)
         return
-    image = trainer_image(around.operator_image)
+    image = trainer_image(image_of(deployment))
     if image is not None:
-        yield Line("image", Outcome.OK, f"{image}, from beside the operator's image: neither the job nor its cluster names one")
+        yield Finding("image", Outcome.OK, f"{image}, from beside the operator's image: neither the job nor its cluster names one")
         return
-    said = f"neither the job nor its cluster names one, and the operator's image {around.operator_image} isn't called lockstep-operator:TAG, so that none is known beside it"
-    yield Line("image", Outcome.REFUSED, said, "set spec.image, or image in the cluster file")
+    message = f"neither the job nor its cluster names one, and the operator's image {image_of(deployment)} isn't called lockstep-operator:TAG, so that none is known beside it"
+    yield Finding("image", Outcome.REFUSED, message, "set spec.image, or image in the cluster file")
 
 
-def _gpu_lines(resolved: Resolved) -> Iterator[Line]:
+def _gpus(resolved: Resolved) -> Iterator[Finding]:
     """What the operator refuses, whatever the nodes have now."""
     try:
         refuse_missing_gpus(resolved)
     except Refused as error:
-        yield Line("nodes", Outcome.REFUSED, str(error))
+        yield Finding("nodes", Outcome.REFUSED, str(error))
 
 
-def object_lines(resolved: Resolved, compared: Sequence[Comparison] | None) -> Iterator[Line]:
+def _objects(resolved: Resolved, compared: Sequence[Comparison] | None) -> Iterator[Finding]:
     """`compared`: None where the cluster was not asked, or may not be read."""
     if compared is None:
         listed = ", ".join(f"{item['kind']}/{item['metadata']['name']}" for item in render(resolved))
-        yield Line("objects", Outcome.NOTE, f"would be made where missing: {listed} (lockstep render prints them)")
+        yield Finding("objects", Outcome.NOTE, f"would be made where missing: {listed} (lockstep render prints them)")
         return
-    absent = [found.name for found in compared if found.absent]
-    same = [found.name for found in compared if not found.differs]
+    absent = [one.name for one in compared if one.absent]
+    same = [one.name for one in compared if not one.differs]
     if absent:
-        yield Line("objects", Outcome.OK, f"would be made: {', '.join(absent)}")
+        yield Finding("objects", Outcome.OK, f"would be made: {', '.join(absent)}")
     if same:
-        yield Line("objects", Outcome.OK, f"there and as they should be: {', '.join(same)}")
-    for found in compared:
-        if found.foreign:
+        yield Finding("objects", Outcome.OK, f"there and as they should be: {', '.join(same)}")
+    for one in compared:
+        if one.foreign:
             fix = "give the job another name, or remove what is there"
-            yield Line("objects", Outcome.REFUSED, f"{found.name} is there and belongs to something else", fix)
-        elif found.changes:
-            changes = "; ".join(f"{change.path}: {_short(change.observed)} → {_short(change.desired)}" for change in found.changes)
-            yield Line("objects", Outcome.NOTE, f"{found.name} would change at the next start from zero pods: {changes}")
+            yield Finding("objects", Outcome.REFUSED, f"{one.name} is there and belongs to something else", fix)
+        elif one.changes:
+            changes = "; ".join(f"{change.path}: {_short(change.observed)} → {_short(change.desired)}" for change in one.changes)
+            yield Finding("objects", Outcome.NOTE, f"{one.name} would change at the next start from zero pods: {changes}")
 
 
 def _short(value: object) -> str:
@@ -105,52 +155,113 @@ def _short(value: object) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
-def new_objects(resolved: Resolved, compared: Sequence[Comparison] | None) -> frozenset[str] | None:
-    """What a quota would have to have room for. A Secret is never looked at: there is one where there is a StatefulSet."""
-    if compared is None:
-        return None
-    absent = {found.name for found in compared if found.absent}
-    if f"StatefulSet/{resolved.name}" in absent:
-        absent.add(f"Secret/{names.key_secret_name(resolved.name)}")
-    return frozenset(absent)
-
-
-def cluster_lines(resolved: Resolved, pod: Object, around: Around) -> Iterator[Line]:
-    """Everything that the cluster would say."""
-    yield from _profile(resolved, around)
-    yield from node_lines(as_admitted(pod, around.ranges or ())[0], resolved.nodes, around)
+def cluster_findings(resolved: Resolved, pod: Object, compared: Sequence[Comparison] | None, facts: ClusterFacts) -> Iterator[Finding]:
+    """Everything that the cluster would say. `pod`: as it was tried out; what the API server has made of it counts."""
+    yield from _profile(resolved, facts)
+    tried = facts.tries.get("Pod")
+    admitted = (tried and tried.admitted) or pod
+    yield from room(admitted, resolved.nodes, facts)
     if resolved.job.spec.queue_name is not None:
-        yield Line("nodes", Outcome.NOTE, f"Kueue's queue {resolved.job.spec.queue_name} decides when it starts, by a quota of its own")
-    yield from quota_lines(pod, resolved.nodes, _others(resolved, around), around)
-    yield from claim_lines(resolved, around)
-    yield from admission_lines(resolved, around)
-    yield from reference_lines(resolved, around)
+        message = f"Kueue's queue {resolved.job.spec.queue_name} decides when it starts, by a quota of its own"
+        yield Finding("nodes", Outcome.NOTE, message)
+    yield from quota_findings(admitted, resolved.nodes, _others(resolved, compared, facts), facts)
+    yield from _limits(pod, admitted)
+    yield from claim_findings(resolved, facts)
+    yield from _admission(resolved, facts)
+    yield from reference_findings(resolved, facts)
 
 
-def _profile(resolved: Resolved, around: Around) -> Iterator[Line]:
+def _limits(pod: Object, admitted: Object) -> Iterator[Finding]:
+    """Limits that nobody has stated, and that every pod gets."""
+    for container, limits in limits_given(pod, admitted).items():
+        listed = ", ".join(
+            f"{value} {resource}{f' ({BEYOND[resource]})' if resource in BEYOND else ''}" for resource, value in limits.items()
+        )
+        message = f"a LimitRange of the namespace limits container {container}, which states no limit, to {listed}"
+        yield Finding("quota", Outcome.NOTE, message, "state resources.limits in the cluster")
+
+
+def _profile(resolved: Resolved, facts: ClusterFacts) -> Iterator[Finding]:
     name = resolved.profile.metadata.name
-    there = around.present.get(("TrainingCluster", name))
-    job = around.tries.get("TrainingJob")
-    if there is None:
-        yield Line("cluster", Outcome.UNKNOWN, f"whether TrainingCluster {name} is as its file says: your account may not read it")
-    elif not there and (job is None or job.accepted is not None):
+    profile, job = facts.object("TrainingCluster", name), facts.tries.get("TrainingJob")
+    if not profile.seen:
+        message = f"whether TrainingCluster {name} is as its file says: your account may not read it"
+        yield Finding("cluster", Outcome.UNKNOWN, message)
+    elif profile.first is None and (job is None or job.accepted is not None):
         fix = f"lockstep deploy {name} (needs the rights of an administrator)"
-        yield Line("cluster", Outcome.REFUSED, f"TrainingCluster {name} is not on the cluster", fix)
-    elif around.profile_differs:
-        said = f"TrainingCluster {name} differs from its file in {', '.join(around.profile_differs)}: the cluster's counts, this plan goes by the file"
-        yield Line("cluster", Outcome.NOTE, said, f"lockstep deploy {name}")
-    if around.own_pods:
-        said = f"the job has {number_of(len(around.own_pods), 'pod')} now: what they use is counted as free"
-        yield Line("cluster", Outcome.NOTE, said)
+        yield Finding("cluster", Outcome.REFUSED, f"TrainingCluster {name} is not on the cluster", fix)
+    elif profile.first is not None and (differs := differing_keys(resolved.profile.spec, profile.first)):
+        message = f"TrainingCluster {name} differs from its file in {', '.join(differs)}: the cluster's counts, this plan goes by the file"
+        yield Finding("cluster", Outcome.NOTE, message, f"lockstep deploy {name}")
+    if facts.own_pods:
+        message = f"the job has {number_of(len(facts.own_pods), 'pod')} now: what they use is counted as free"
+        yield Finding("cluster", Outcome.NOTE, message)
 
 
-def _others(resolved: Resolved, around: Around) -> list[Object]:
-    """The job's objects beside its pods; claims of pods only where they are not there yet."""
-    there = {claim["metadata"]["name"] for claim in around.claims or ()}
-    found = [item for item in render(resolved) if item["kind"] != "PersistentVolumeClaim"]
-    found += [claim for claim in claims(resolved) if claim["metadata"]["name"] not in there]
-    new = None if around.new is None else [item for item in found if f"{item['kind']}/{item['metadata']['name']}" in around.new]
-    return [*(found if new is None else new), *(claim for claim in _pod_claims(resolved) if claim["metadata"]["name"] not in there)]
+def _admission(resolved: Resolved, facts: ClusterFacts) -> Iterator[Finding]:
+    """What the API server says to dry runs of the job, a pod and the StatefulSet; on OpenShift, which SCC the pods' account gets."""
+    for kind in ("TrainingJob", "Pod", "StatefulSet"):
+        tried = facts.tries.get(kind)
+        if tried is None:
+            continue
+        if tried.accepted is None:
+            yield Finding("admission", Outcome.UNKNOWN, f"whether a {kind} would be admitted: {tried.message}")
+        elif tried.accepted:
+            yield Finding("admission", Outcome.OK, f"a dry run of the {kind} was admitted")
+        elif EXCEEDED in tried.message:  # by what others use now: what all pods need of it is counted, where quotas may be listed
+            counted = facts.list("ResourceQuota").seen
+            message, awaited = f"the API server has no room for the {kind} now: {tried.message}", "the namespace's quota to have room"
+            yield Finding(
+                "admission", Outcome.NOTE if counted else Outcome.WAITS, message, "" if counted else "kubectl describe quota", awaited
+            )
+        else:
+            yield Finding(
+                "admission", Outcome.REFUSED, f"the API server refuses the {kind}: {tried.message}", _mended(tried.message, facts.namespace)
+            )
+        for warning in dict.fromkeys(tried.warnings):
+            yield Finding("admission", Outcome.NOTE, f"the API server warns of the {kind}: {warning}")
+    if resolved.profile.spec.platform is Platform.OPENSHIFT:
+        yield _by_scc(resolved, facts)
+
+
+def _mended(message: str, namespace: str) -> str:
+    if "PodSecurity" in message:
+        return "use another namespace, or fabric.mode: TCP, whose pods are `restricted`; or an administrator: kubectl label namespace … pod-security.kubernetes.io/enforce=privileged"
+    if "security context constraint" in message:
+        return "an administrator grants the SCC to the service account (lockstep deploy prints the command)"
+    if "no PriorityClass" in message:
+        return "kubectl get priorityclasses lists those there are"
+    if any(words in message for words in ("must specify", "usage per", " limit of ")):
+        return f"change the cluster's resources, or have an administrator change what refuses them (kubectl describe quota,limitrange -n {namespace})"
+    return ""
+
+
+def _by_scc(resolved: Resolved, facts: ClusterFacts) -> Finding:
+    account = resolved.profile.spec.security.service_account
+    review = facts.tries.get(SCC_REVIEW)
+    if review is None or review.accepted is None:
+        why = review.message if review is not None else "the cluster was not asked"
+        return Finding("admission", Outcome.UNKNOWN, f"which SCC service account {account} gets: {why}")
+    if review.accepted:
+        return Finding("admission", Outcome.OK, f"service account {account} may run such pods{review.message}")
+    fix = f"an administrator: oc adm policy add-scc-to-user SCC -z {account} -n {facts.namespace} (docs/how-to/fabric.md says which)"
+    return Finding("admission", Outcome.REFUSED, f"no SCC of service account {account} admits the job's pods{review.message}", fix)
+
+
+def _others(resolved: Resolved, compared: Sequence[Comparison] | None, facts: ClusterFacts) -> list[Object]:
+    """The job's objects beside its pods that would be made; claims of pods only where they are not there yet."""
+    present = {claim["metadata"]["name"] for claim in facts.list("PersistentVolumeClaim").items}
+    objects = [item for item in render(resolved) if item["kind"] != "PersistentVolumeClaim"] + claims(resolved, present)
+    if compared is not None:
+        new = _new(resolved, compared)
+        objects = [item for item in objects if f"{item['kind']}/{item['metadata']['name']}" in new]
+    return [*objects, *(claim for claim in _pod_claims(resolved) if claim["metadata"]["name"] not in present)]
+
+
+def _new(resolved: Resolved, compared: Sequence[Comparison]) -> set[str]:
+    """Kind/name of what would be made. A Secret is never looked at: there is one where there is a StatefulSet."""
+    absent = {one.name for one in compared if one.absent}
+    return absent | ({f"Secret/{names.key_secret_name(resolved.name)}"} if f"StatefulSet/{resolved.name}" in absent else set())
 
 
 def _pod_claims(resolved: Resolved) -> Iterator[Object]:
@@ -166,13 +277,15 @@ def _pod_claims(resolved: Resolved) -> Iterator[Object]:
             }
 
 
-def all_lines(resolved: Resolved, pod: Object, compared: Sequence[Comparison] | None, around: Around | None, told: Forecast) -> list[Line]:
-    """`around`: None offline."""
-    lines = [job_line(resolved), *_image_lines(resolved, around), *_gpu_lines(resolved), *object_lines(resolved, compared)]
-    if around is not None:
-        lines += cluster_lines(resolved, pod, around)
+def all_findings(
+    resolved: Resolved, pod: Object, compared: Sequence[Comparison] | None, facts: ClusterFacts | None, estimate: Forecast
+) -> list[Finding]:
+    """Everything that there is to say, in order. `facts`: None offline."""
+    findings = [_job(resolved), *_image(resolved, facts), *_gpus(resolved), *_objects(resolved, compared)]
+    if facts is not None:
+        findings += cluster_findings(resolved, pod, compared, facts)
     else:
-        lines.append(Line("cluster", Outcome.UNKNOWN, "nodes, quota, claims, admission: the cluster was not asked (--offline)"))
+        findings.append(Finding("cluster", Outcome.UNKNOWN, "nodes, quota, claims, admission: the cluster was not asked (--offline)"))
     if resolved.suspend:
-        lines.append(Line("job", Outcome.NOTE, "spec.suspend is true: it starts when it is resumed"))
-    return lines + told.lines
+        findings.append(Finding("job", Outcome.NOTE, "spec.suspend is true: it starts when it is resumed"))
+    return findings + estimate.findings

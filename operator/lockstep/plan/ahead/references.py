@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lockstep.plan.cluster.lookahead import Around, Line, Outcome
+from lockstep.plan.cluster.facts import NETWORK, ClusterFacts
+from lockstep.plan.cluster.finding import Finding, Outcome
 from lockstep.plan.cluster.railnetworks import is_out_of_reach, moved_here, out_of_reach
 from lockstep.plan.render.fabric import Transport
 from lockstep.plan.render.resolve import Resolved
@@ -15,7 +16,7 @@ SECTION = "needs"
 
 @dataclass(frozen=True)
 class Reference:
-    """`field`: where the job or its cluster names it. `missing`: what its absence comes to."""
+    """One object that somebody else makes. `field`: where the job or its cluster names it. `missing`: what its absence comes to."""
 
     kind: str
     name: str
@@ -24,13 +25,13 @@ class Reference:
 
 
 def references(resolved: Resolved) -> list[Reference]:
-    """Of one object only the first, unless a later one needs it more."""
-    found: dict[tuple[str, str], Reference] = {}
+    """Everything that the job's pods name; of one object only the first reference, unless a later one needs it more."""
+    by_name: dict[tuple[str, str], Reference] = {}
     for reference in _references(resolved):
-        known = found.get((reference.kind, reference.name))
-        if known is None or known.missing is Outcome.NOTE:
-            found[reference.kind, reference.name] = reference
-    return list(found.values())
+        earlier = by_name.get((reference.kind, reference.name))
+        if earlier is None or earlier.missing is Outcome.NOTE:
+            by_name[reference.kind, reference.name] = reference
+    return list(by_name.values())
 
 
 def _references(resolved: Resolved) -> Iterator[Reference]:
@@ -58,22 +59,23 @@ def _references(resolved: Resolved) -> Iterator[Reference]:
             yield Reference("ConfigMap", volume.config_map.name, f"podTemplate.volumes[{volume.name}]")
 
 
-def reference_lines(resolved: Resolved, around: Around) -> Iterator[Line]:
-    there = []
+def reference_findings(resolved: Resolved, facts: ClusterFacts) -> Iterator[Finding]:
+    """One finding about each object that is missing or can't be seen, and one about all that are there."""
+    present = []
     for reference in references(resolved):
-        known = around.present.get((reference.kind, reference.name))
+        listing = facts.object(reference.kind, reference.name)
         what = f"{reference.kind} {reference.name} ({reference.field})"
-        if known is None:
-            yield Line(SECTION, Outcome.UNKNOWN, f"whether {what} exists: your account may not read it")
-        elif known:
-            there.append(f"{reference.kind} {reference.name}")
+        if not listing.seen:
+            yield Finding(SECTION, Outcome.UNKNOWN, f"whether {what} exists: your account may not read it")
+        elif listing.first is not None:
+            present.append(f"{reference.kind} {reference.name}")
         else:
-            yield Line(SECTION, reference.missing, f"{what} is not in namespace {around.namespace}", _how(reference, around.namespace))
-    if there:
-        contents = " (contents are not read)" if any("Account" not in name for name in there) else ""
-        yield Line(SECTION, Outcome.OK, f"{', '.join(there)} {'is' if len(there) == 1 else 'are'} there{contents}")
+            yield Finding(SECTION, reference.missing, f"{what} is not in namespace {facts.namespace}", _how(reference, facts.namespace))
+    if present:
+        contents = " (contents are not read)" if any("Account" not in name for name in present) else ""
+        yield Finding(SECTION, Outcome.OK, f"{', '.join(present)} {'is' if len(present) == 1 else 'are'} there{contents}")
     if resolved.transport is Transport.RDMA:
-        yield from _networks(resolved, around)
+        yield from _networks(resolved, facts)
 
 
 def _how(reference: Reference, namespace: str) -> str:
@@ -84,20 +86,22 @@ def _how(reference: Reference, namespace: str) -> str:
     return f"kubectl create {kind} {reference.name} -n {namespace} …, or take it out of the {place}"
 
 
-def _networks(resolved: Resolved, around: Around) -> Iterator[Line]:
-    for network in dict.fromkeys(resolved.profile.spec.network.rdma.networks):
-        if is_out_of_reach(network, around.namespace, resolved.profile.spec.platform):
-            yield Line(SECTION, Outcome.UNKNOWN, out_of_reach(network, around.namespace), moved_here(network, around.namespace))
-    local = list(dict.fromkeys(name for name in resolved.profile.spec.network.rdma.networks if "/" not in name))
+def _networks(resolved: Resolved, facts: ClusterFacts) -> Iterator[Finding]:
+    networks, namespace = resolved.profile.spec.network.rdma.networks, facts.namespace
+    for network in dict.fromkeys(networks):
+        if is_out_of_reach(network, namespace, resolved.profile.spec.platform):
+            yield Finding(SECTION, Outcome.UNKNOWN, out_of_reach(network, namespace), moved_here(network, namespace))
+    local = list(dict.fromkeys(name for name in networks if "/" not in name))
     if not local:
         return
-    if around.networks is None:
-        said = f"whether the networks {', '.join(local)} exist: your account may not list NetworkAttachmentDefinitions, or the cluster has none"
-        yield Line(SECTION, Outcome.UNKNOWN, said)
+    if not facts.list(NETWORK).seen:
+        message = f"whether the networks {', '.join(local)} exist: your account may not list NetworkAttachmentDefinitions, or the cluster has none"
+        yield Finding(SECTION, Outcome.UNKNOWN, message)
         return
-    missing = [name for name in local if name not in around.networks]
+    present = {item["metadata"]["name"] for item in facts.list(NETWORK).items}
+    missing = [name for name in local if name not in present]
     if missing:
         fix = "an administrator makes its NetworkAttachmentDefinition there"
-        yield Line(SECTION, Outcome.REFUSED, f"network {', '.join(missing)} is not in namespace {around.namespace}", fix)
+        yield Finding(SECTION, Outcome.REFUSED, f"network {', '.join(missing)} is not in namespace {namespace}", fix)
     else:
-        yield Line(SECTION, Outcome.OK, f"the networks {', '.join(local)} are there")
+        yield Finding(SECTION, Outcome.OK, f"the networks {', '.join(local)} are there")

@@ -10,8 +10,7 @@ from lockstep.api.cluster import TrainingClusterSpec
 from lockstep.api.files.clusterfile import ClusterFile
 from lockstep.api.quantity import number
 from lockstep.api.shared import FabricMode
-from lockstep.plan.checks.finding import Finding, failed, fine, warning
-from lockstep.plan.cluster.seen import Verdict
+from lockstep.plan.cluster.finding import Finding, Outcome, failed, fine, warning
 from lockstep.plan.render.resolve import default_image_said
 from lockstep_gang.contract import are_whole_names
 
@@ -49,14 +48,14 @@ def lint_alone(found: ClusterFile, operator_image: str) -> Iterator[Finding]:
 
 def of_mode(findings: Iterable[Finding], mode: FabricMode) -> list[Finding]:
     """What concerns jobs that use `mode`: over TCP nothing of RDMA does."""
-    return [one for one in findings if mode is not FabricMode.TCP or not one.key.startswith("network.rdma")]
+    return [one for one in findings if mode is not FabricMode.TCP or not one.subject.startswith("network.rdma")]
 
 
 def _tcp(spec: TrainingClusterSpec) -> Iterator[Finding]:
     excluded = spec.network.tcp.interface_exclude.removeprefix("^").removeprefix("=").split(",")
     if "lo" not in excluded:
-        said = f"{spec.network.tcp.interface_exclude} doesn't leave out lo: NCCL may take the loopback, which no other node reaches"
-        yield warning("network.tcp.interface_exclude", said, "write ^lo,docker0")
+        message = f"{spec.network.tcp.interface_exclude} doesn't leave out lo: NCCL may take the loopback, which no other node reaches"
+        yield warning("network.tcp.interface_exclude", message, "write ^lo,docker0")
 
 
 def _rails(spec: TrainingClusterSpec) -> Iterator[Finding]:
@@ -72,16 +71,16 @@ def _rails(spec: TrainingClusterSpec) -> Iterator[Finding]:
     devices = rdma.devices if are_whole_names(rdma.devices) else []  # beginnings don't say how many they take
     for key, names, there in (("devices", devices, counted), ("interfaces", rdma.interfaces, networks)):
         if there and names and len(names) != there:
-            said = f"{len(names)} {key} but {there} rails: NCCL uses those that it finds, and the others stand idle"
-            yield failed(f"network.rdma.{key}", said, f"one of the {key} a rail; leave {key} out and NCCL takes all")
+            message = f"{len(names)} {key} but {there} rails: NCCL uses those that it finds, and the others stand idle"
+            yield failed(f"network.rdma.{key}", message, f"one of the {key} a rail; leave {key} out and NCCL takes all")
     if counted and gpus and gpus % counted and counted % gpus:
-        said = f"{counted} rails for {gpus} GPUs: some NICs serve more GPUs than others, and the slowest sets the pace"
-        yield warning("network.rdma.rails", said, "as many rails as GPUs, or a number that divides them")
+        message = f"{counted} rails for {gpus} GPUs: some NICs serve more GPUs than others, and the slowest sets the pace"
+        yield warning("network.rdma.rails", message, "as many rails as GPUs, or a number that divides them")
     yield from _interfaces(spec)
     without = [number for number, rail in enumerate(rdma.rails) if rail.resource is None]
     if without and len(without) < rails:
-        said = f"{rdma.rails[without[0]].network} names no resource, though others do: pods may land where that NIC is taken"
-        yield warning(f"network.rdma.rails[{without[0]}]", said, "name the extended resource that counts it")
+        message = f"{rdma.rails[without[0]].network} names no resource, though others do: pods may land where that NIC is taken"
+        yield warning(f"network.rdma.rails[{without[0]}]", message, "name the extended resource that counts it")
 
 
 def _interfaces(spec: TrainingClusterSpec) -> Iterator[Finding]:
@@ -91,26 +90,26 @@ def _interfaces(spec: TrainingClusterSpec) -> Iterator[Finding]:
     made = {f"net{number}" for number in range(1, networks + 1)}
     strange = [name for name in names if name.lstrip("=") not in made]
     if rdma.rails and not networks and (absent := [name for name in names if _MULTUS.fullmatch(name)]):
-        said = f"{', '.join(absent)}: Multus makes such interfaces, and no rail has a network"
-        yield failed("network.rdma.interfaces", said, "leave it out, or name an interface that every pod has, such as eth0")
+        message = f"{', '.join(absent)}: Multus makes such interfaces, and no rail has a network"
+        yield failed("network.rdma.interfaces", message, "leave it out, or name an interface that every pod has, such as eth0")
     if networks and strange and len(names) == networks:
-        said = f"{', '.join(strange)}: Multus names the rails' interfaces net1 to net{networks}"
+        message = f"{', '.join(strange)}: Multus names the rails' interfaces net1 to net{networks}"
         yield warning(
-            "network.rdma.interfaces", said, f'write "{",".join(sorted(made))}", unless the networks name their interfaces otherwise'
+            "network.rdma.interfaces", message, f'write "{",".join(sorted(made))}", unless the networks name their interfaces otherwise'
         )
 
 
 def _knobs(spec: TrainingClusterSpec) -> Iterator[Finding]:
     rdma, mtu = spec.network.rdma, spec.network.mtu
     if rdma.gid_index is not None and rdma.gid_index % 2 == 0:
-        said = f"entry {rdma.gid_index} of a Mellanox NIC's table is RoCE v1, which switches don't route; RoCE v2 has the odd ones"
-        yield warning("network.rdma.gid_index", said, "leave it out (NCCL 2.21 and newer finds it), or write 3")
+        message = f"entry {rdma.gid_index} of a Mellanox NIC's table is RoCE v1, which switches don't route; RoCE v2 has the odd ones"
+        yield warning("network.rdma.gid_index", message, "leave it out (NCCL 2.21 and newer finds it), or write 3")
     if rdma.dmabuf is False:
-        said = "without DMA-BUF, GPUs and NICs talk directly only where nvidia-peermem is loaded; else every byte goes through the host's memory"
-        yield warning("network.rdma.dmabuf", said, "leave it out: NCCL uses it where it can")
+        message = "without DMA-BUF, GPUs and NICs talk directly only where nvidia-peermem is loaded; else every byte goes through the host's memory"
+        yield warning("network.rdma.dmabuf", message, "leave it out: NCCL uses it where it can")
     if rdma.gdr_level in ("0", "LOC"):
-        said = f"{rdma.gdr_level} switches GPUDirect RDMA off: every byte goes through the host's memory"
-        yield warning("network.rdma.gdr_level", said, "leave it out, or write SYS")
+        message = f"{rdma.gdr_level} switches GPUDirect RDMA off: every byte goes through the host's memory"
+        yield warning("network.rdma.gdr_level", message, "leave it out, or write SYS")
     if mtu is not None and mtu < LEAST_ROCE_MTU:
         yield warning(
             "network.mtu", f"rails with an MTU of {mtu} cut RDMA's packets of 4096 bytes into smaller ones", "9000 on NICs and switches"
@@ -126,20 +125,22 @@ def _nccl(spec: TrainingClusterSpec) -> Iterator[Finding]:
                 key, "NCCL_IB_DISABLE is 1, so RDMA is off in every job, RDMA ones included", "take it out: TCP jobs have it anyway"
             )
         elif variable.name == "NCCL_IB_HCA" and variable.value.startswith("^"):
-            said = f"NCCL_IB_HCA is {variable.value}: ^ leaves these devices out, it is no pattern"
-            yield failed(key, said, "take it out, or list the devices in network.rdma.devices")
+            message = f"NCCL_IB_HCA is {variable.value}: ^ leaves these devices out, it is no pattern"
+            yield failed(key, message, "take it out, or list the devices in network.rdma.devices")
         elif typed and getattr(spec.network.rdma, typed) not in (None, []):
             yield warning(key, f"{variable.name} hides network.rdma.{typed}", "keep one of them")
 
 
 def _pods(spec: TrainingClusterSpec, operator_image: str) -> Iterator[Finding]:
     if spec.image is None:
-        said, is_known = default_image_said(operator_image)
-        yield fine(IMAGE, f"{said} (lockstep build trainer makes it)") if is_known else warning(IMAGE, said, "name the trainer's image")
+        message, is_known = default_image_said(operator_image)
+        yield (
+            fine(IMAGE, f"{message} (lockstep build trainer makes it)") if is_known else warning(IMAGE, message, "name the trainer's image")
+        )
     memory = spec.resources.limits.memory
     if memory is not None and number(spec.shm_size) >= number(memory):
-        said = f"shared memory may take {spec.shm_size}, and counts against the limit of {memory}: whoever fills it is killed"
-        yield failed("shm_size", said, "less than resources.limits.memory")
+        message = f"shared memory may take {spec.shm_size}, and counts against the limit of {memory}: whoever fills it is killed"
+        yield failed("shm_size", message, "less than resources.limits.memory")
     if spec.security.requires_privileged_scc:
         yield warning("security.requires_privileged_scc", "it has no effect: no pod that Lockstep makes is privileged", "take it out")
 
@@ -152,8 +153,10 @@ def _threshold(found: ClusterFile) -> Iterator[Finding]:
         return
     best = max(float(point.busbw) for point in measured.sweep)
     if float(minimum) > best * CALIBRATED_PART:
-        said = f"{minimum} GB/s is asked of preflight's all-reduce, but {best:g} GB/s is the best that was measured here on {measured.day}"
-        yield failed("network.minimum_busbw", said, f"about {best * 0.8:.3g}: what a healthy fabric always reaches")
+        message = (
+            f"{minimum} GB/s is asked of preflight's all-reduce, but {best:g} GB/s is the best that was measured here on {measured.day}"
+        )
+        yield failed("network.minimum_busbw", message, f"about {best * 0.8:.3g}: what a healthy fabric always reaches")
 
 
 def _calibration(found: ClusterFile) -> Iterator[Finding]:
@@ -161,8 +164,8 @@ def _calibration(found: ClusterFile) -> Iterator[Finding]:
     name, nodes = found.cluster.name, found.profile.spec.gpus.default_nodes
     if nodes > 1 and _measured(found) is None:
         over = "RDMA" if found.profile.spec.network.rdma.enabled else "TCP"
-        said = f"never calibrated over {over}: what the network between the nodes gives is not known"
-        yield Finding("calibration", Verdict.UNKNOWN, said, f"lockstep cluster calibrate {name} --save")
+        message = f"never calibrated over {over}: what the network between the nodes gives is not known"
+        yield Finding("calibration", Outcome.UNKNOWN, message, f"lockstep cluster calibrate {name} --save")
 
 
 def _measured(found: ClusterFile) -> Calibration | None:

@@ -1,60 +1,81 @@
-"""Is this cluster ready for jobs? From what one person may see of it: what is right, what is wrong, and how to mend it (pure)."""
+"""A cluster's readiness for jobs, from what one person may see of it: what is right, what is wrong, and how to mend it (pure)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from lockstep.api.cluster import TrainingClusterSpec
 from lockstep.api.files.clusterfile import ClusterFile
-from lockstep.api.names import OPERATOR_NAMESPACE
-from lockstep.api.objects import Object
-from lockstep.plan.checks.site import site
-from lockstep.plan.cluster.scope import image_of
-from lockstep.plan.cluster.seen import NOT_YOURS, Finding, Seen, Verdict
+from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
+from lockstep.api.objects import Object, is_true
+from lockstep.plan.checks.rails import check_rails
+from lockstep.plan.checks.site import check_nodes, check_storage, usable_nodes
+from lockstep.plan.cluster.facts import DNS_SERVICES, NOT_YOURS, ClusterFacts, Sight
+from lockstep.plan.cluster.finding import Finding, Outcome
+from lockstep.plan.cluster.scope import image_of, unserved
+from lockstep.plan.discovery.nodes import host
+from lockstep.plan.render.fabric import GPU_RESOURCE
 from lockstep.plan.render.resolve import default_image_said
+from lockstep.plan.waiting.nodes import allocatable
+from lockstep_spec.choices import StorageMode
+
+CRD = "CustomResourceDefinition"
+SERVICE = "kubernetes.io/service-name"
 
 
-def examine(found: ClusterFile, seen: Seen, crds: Mapping[str, Object]) -> Iterator[Finding]:
+def examine(found: ClusterFile, facts: ClusterFacts, crds: Mapping[str, Object]) -> Iterator[Finding]:
     """Every finding, in the order in which they should be mended. `crds`: those of this version, by name."""
-    yield from _rights(seen)
-    yield from _definitions(seen, crds, found.cluster.name)
-    yield _operator(seen, found.cluster.name)
-    yield _profile(seen, found)
-    yield from _image(seen, found)
-    yield _account(seen, found)
-    yield from site(seen, found.profile.spec)
+    spec = found.profile.spec
+    yield from _rights(facts)
+    yield from _definitions(facts, crds, found.cluster.name)
+    yield _operator(facts, found.cluster.name)
+    yield _profile(facts, found)
+    yield from _image(facts, found)
+    yield _account(facts, found)
+    yield _dns(facts)
+    yield from _nodes(facts, spec)
+    yield from _about("storage", check_storage(spec, facts))
+    if spec.storage.mode is StorageMode.SHARED:
+        yield from _claims(facts, spec)
+    yield from _fabric(facts, spec)
 
 
-def _rights(seen: Seen) -> Iterator[Finding]:
-    lacking = [what for what, allowed in seen.rights.items() if not allowed and (seen.serves or "TrainingJob" not in what)]
-    where = f"in namespace {seen.namespace}"
+def _about(subject: str, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Findings that lint has, too, as doctor tells them: the file's key stands in the message."""
+    for one in findings:
+        yield replace(one, subject=subject, message=f"{one.subject}: {one.message}")
+
+
+def _rights(facts: ClusterFacts) -> Iterator[Finding]:
+    lacking = [what for what, allowed in facts.rights.items() if not allowed and (facts.jobs is Sight.SEEN or "TrainingJob" not in what)]
+    where = f"in namespace {facts.namespace}"
     if lacking:
-        fix = f"an administrator: kubectl create rolebinding USER-edit --clusterrole=edit --user=USER -n {seen.namespace}"
-        yield Finding("rights", Verdict.FAILED, f"you may not {', '.join(lacking)} {where}", fix)
-    elif seen.rights:
-        yield Finding("rights", Verdict.OK, f"you may {', '.join(what for what, allowed in seen.rights.items() if allowed)} {where}")
+        fix = f"an administrator: kubectl create rolebinding USER-edit --clusterrole=edit --user=USER -n {facts.namespace}"
+        yield Finding("rights", Outcome.FAILED, f"you may not {', '.join(lacking)} {where}", fix)
+    elif facts.rights:
+        yield Finding("rights", Outcome.OK, f"you may {', '.join(what for what, allowed in facts.rights.items() if allowed)} {where}")
 
 
-def _definitions(seen: Seen, wanted: Mapping[str, Object], cluster: str) -> Iterator[Finding]:
+def _definitions(facts: ClusterFacts, expected: Mapping[str, Object], cluster: str) -> Iterator[Finding]:
     deploy = f"lockstep deploy {cluster} (needs the rights of an administrator)"
-    if seen.crds is None and seen.serves is None:
-        yield Finding("CRDs", Verdict.UNKNOWN, f"whether this cluster knows TrainingJobs: {NOT_YOURS}")
+    if not facts.list(CRD).seen:
+        yield {
+            Sight.FORBIDDEN: Finding("CRDs", Outcome.UNKNOWN, f"whether this cluster knows TrainingJobs: {NOT_YOURS}"),
+            Sight.NO_SUCH_KIND: Finding("CRDs", Outcome.FAILED, "this cluster doesn't know TrainingJobs", deploy),
+            Sight.SEEN: Finding("CRDs", Outcome.UNKNOWN, "TrainingJobs are known here; of which version, you may not see"),
+        }[facts.jobs]
         return
-    if seen.crds is None and not seen.serves:
-        yield Finding("CRDs", Verdict.FAILED, "this cluster doesn't know TrainingJobs", deploy)
-        return
-    if seen.crds is None:
-        yield Finding("CRDs", Verdict.UNKNOWN, "TrainingJobs are known here; of which version, you may not see")
-        return
-    absent = [name for name in wanted if name not in seen.crds]
-    older = [name for name, crd in wanted.items() if name in seen.crds and _schema(seen.crds[name]) != _schema(crd)]
+    present = {item["metadata"]["name"]: item for item in facts.list(CRD).items}
+    absent = [name for name in expected if name not in present]
+    older = [name for name, crd in expected.items() if name in present and _schema(present[name]) != _schema(crd)]
     if absent:
-        yield Finding("CRDs", Verdict.FAILED, f"{', '.join(absent)} not installed", deploy)
+        yield Finding("CRDs", Outcome.FAILED, f"{', '.join(absent)} not installed", deploy)
     elif older:
-        yield Finding("CRDs", Verdict.WARNING, f"{', '.join(older)} of another version than this lockstep's", deploy)
+        yield Finding("CRDs", Outcome.WARNING, f"{', '.join(older)} of another version than this lockstep's", deploy)
     else:
-        yield Finding("CRDs", Verdict.OK, f"{len(wanted)} installed, of this version")
+        yield Finding("CRDs", Outcome.OK, f"{len(expected)} installed, of this version")
 
 
 def _schema(crd: Object) -> object:
@@ -68,65 +89,151 @@ def _fields(schema: Object) -> object:
     return inner or (_fields(items) if isinstance(items, dict) else schema.get("type"))
 
 
-def _operator(seen: Seen, cluster: str) -> Finding:
-    if not seen.may_see_operator:
-        return Finding("operator", Verdict.UNKNOWN, f"you may not look into namespace {OPERATOR_NAMESPACE}")
-    if seen.deployment is None:
+def _operator(facts: ClusterFacts, cluster: str) -> Finding:
+    operator = facts.object("Deployment", OPERATOR_NAME)
+    if not operator.seen:
+        return Finding("operator", Outcome.UNKNOWN, f"you may not look into namespace {OPERATOR_NAMESPACE}")
+    deployment = operator.first
+    if deployment is None:
         return Finding(
-            "operator", Verdict.FAILED, "not installed", f"lockstep deploy {cluster}; or without one: lockstep run --in-namespace"
+            "operator", Outcome.FAILED, "not installed", f"lockstep deploy {cluster}; or without one: lockstep run --in-namespace"
         )
-    if seen.unserved:
-        return Finding("operator", Verdict.FAILED, f"none works in namespace {seen.namespace}", seen.unserved)
-    home = seen.deployment["metadata"].get("namespace", OPERATOR_NAMESPACE)
-    ready, wanted = seen.deployment.get("status", {}).get("readyReplicas", 0), seen.deployment["spec"].get("replicas", 1)
-    if ready < wanted and seen.operator_stuck:
-        found = f"{ready} of {wanted} replicas ready: {seen.operator_stuck}"
-        return Finding("operator", Verdict.WARNING if ready else Verdict.FAILED, found, f"kubectl describe pods -n {home}")
+    why = unserved(facts)
+    if why:
+        return Finding("operator", Outcome.FAILED, f"none works in namespace {facts.namespace}", why)
+    home = deployment["metadata"].get("namespace", OPERATOR_NAMESPACE)
+    ready, replicas = deployment.get("status", {}).get("readyReplicas", 0), deployment["spec"].get("replicas", 1)
+    counted = f"{ready} of {replicas} replicas ready"
+    if ready < replicas and facts.operator_trouble:
+        outcome = Outcome.WARNING if ready else Outcome.FAILED
+        return Finding("operator", outcome, f"{counted}: {facts.operator_trouble}", f"kubectl describe pods -n {home}")
     if not ready:
-        logs = f"kubectl logs -n {home} deploy/{seen.deployment['metadata']['name']}"
-        return Finding("operator", Verdict.FAILED, f"0 of {wanted} replicas ready", logs)
-    verdict = Verdict.OK if ready >= wanted else Verdict.WARNING
-    return Finding("operator", verdict, f"{ready} of {wanted} replicas ready", "" if ready >= wanted else f"kubectl get pods -n {home}")
+        return Finding("operator", Outcome.FAILED, counted, f"kubectl logs -n {home} deploy/{deployment['metadata']['name']}")
+    outcome, fix = (Outcome.OK, "") if ready >= replicas else (Outcome.WARNING, f"kubectl get pods -n {home}")
+    return Finding("operator", outcome, counted, fix)
 
 
-def _profile(seen: Seen, found: ClusterFile) -> Finding:
+def _profile(facts: ClusterFacts, found: ClusterFile) -> Finding:
     name = found.profile.metadata.name
     deploy = f"lockstep deploy {found.cluster.name}"
-    if seen.profile is None and "TrainingCluster" in seen.hidden:
-        return Finding("cluster", Verdict.UNKNOWN, f"whether TrainingCluster {name} is as its file says: {NOT_YOURS}")
-    if seen.profile is None:
-        return Finding("cluster", Verdict.FAILED, f"TrainingCluster {name} is not on the cluster", deploy)
-    differs = differing_keys(found.profile.spec, seen.profile)
+    profile = facts.object("TrainingCluster", name)
+    if not profile.seen:
+        return Finding("cluster", Outcome.UNKNOWN, f"whether TrainingCluster {name} is as its file says: {NOT_YOURS}")
+    if profile.first is None:
+        return Finding("cluster", Outcome.FAILED, f"TrainingCluster {name} is not on the cluster", deploy)
+    differs = differing_keys(found.profile.spec, profile.first)
     if differs:
-        return Finding("cluster", Verdict.WARNING, f"{name} differs from its file in {', '.join(differs)}", f"{deploy}, or lockstep diff")
-    return Finding("cluster", Verdict.OK, f"{name} is as its file says")
+        return Finding("cluster", Outcome.WARNING, f"{name} differs from its file in {', '.join(differs)}", f"{deploy}, or lockstep diff")
+    return Finding("cluster", Outcome.OK, f"{name} is as its file says")
 
 
-def differing_keys(spec: TrainingClusterSpec, there: Object) -> list[str]:
+def differing_keys(spec: TrainingClusterSpec, profile: Object) -> list[str]:
     """Sections in which the TrainingCluster on the cluster is not as the file has it."""
     stated = spec.to_dict()
     stated.get("network", {}).pop("mode", None)  # MODE= of the deployment, not the file's
-    return sorted(key for key, value in stated.items() if _without_mode(key, there["spec"].get(key)) != value)
+    return sorted(key for key, value in stated.items() if _without_mode(key, profile["spec"].get(key)) != value)
 
 
 def _without_mode(key: str, value: Any) -> Any:
     return {k: v for k, v in value.items() if k != "mode"} if key == "network" and isinstance(value, dict) else value
 
 
-def _image(seen: Seen, found: ClusterFile) -> Iterator[Finding]:
-    """Of a cluster that names none."""
-    if found.profile.spec.image is None and seen.deployment is not None:
-        said, is_known = default_image_said(image_of(seen.deployment))
-        yield Finding(
-            "image", Verdict.OK if is_known else Verdict.WARNING, said, "" if is_known else "image: in the cluster file, or in each job"
-        )
+def _image(facts: ClusterFacts, found: ClusterFile) -> Iterator[Finding]:
+    """The image of jobs on a cluster that names none."""
+    deployment = facts.object("Deployment", OPERATOR_NAME).first
+    if found.profile.spec.image is None and deployment is not None:
+        message, is_known = default_image_said(image_of(deployment))
+        if is_known:
+            yield Finding("image", Outcome.OK, message)
+        else:
+            yield Finding("image", Outcome.WARNING, message, "image: in the cluster file, or in each job")
 
 
-def _account(seen: Seen, found: ClusterFile) -> Finding:
+def _account(facts: ClusterFacts, found: ClusterFile) -> Finding:
     name = found.profile.spec.security.service_account
-    if seen.account is None and "ServiceAccount" in seen.hidden:
-        return Finding("service account", Verdict.UNKNOWN, f"whether {name} is in namespace {seen.namespace}: {NOT_YOURS}")
-    if seen.account is None:
-        fix = f"kubectl create serviceaccount {name} -n {seen.namespace}"
-        return Finding("service account", Verdict.FAILED, f"{name} is not in namespace {seen.namespace}", fix)
-    return Finding("service account", Verdict.OK, f"{name} is there")
+    account = facts.object("ServiceAccount", name)
+    if not account.seen:
+        return Finding("service account", Outcome.UNKNOWN, f"whether {name} is in namespace {facts.namespace}: {NOT_YOURS}")
+    if account.first is None:
+        fix = f"kubectl create serviceaccount {name} -n {facts.namespace}"
+        return Finding("service account", Outcome.FAILED, f"{name} is not in namespace {facts.namespace}", fix)
+    return Finding("service account", Outcome.OK, f"{name} is there")
+
+
+def _dns(facts: ClusterFacts) -> Finding:
+    """Pods of a job find each other by name."""
+    slices = facts.list("EndpointSlice")
+    if not slices.seen:
+        return Finding("DNS", Outcome.UNKNOWN, f"you may not look at the endpoints of {' or '.join(DNS_SERVICES)}")
+    ready = ready_endpoints(slices.items)
+    if not ready:
+        return Finding(
+            "DNS",
+            Outcome.UNKNOWN,
+            f"there is neither {' nor '.join(DNS_SERVICES)}: preflight's check names shows whether pods find each other",
+        )
+    name, count = max(ready.items(), key=lambda item: item[1])
+    if count:
+        return Finding("DNS", Outcome.OK, f"{name} has {count} ready endpoint{'s' if count > 1 else ''}")
+    fix = f"kubectl get pods -n {name.partition('/')[0]}"
+    return Finding("DNS", Outcome.FAILED, f"{name} has no ready endpoint: pods can't find each other by name", fix)
+
+
+def ready_endpoints(slices: Iterable[Object]) -> dict[str, int]:
+    """Number of ready endpoints of each of DNS_SERVICES that has EndpointSlices."""
+    ready: dict[str, int] = {}
+    for part in slices:
+        service = part["metadata"]["labels"][SERVICE]
+        name = next(name for name in DNS_SERVICES if name.endswith(f"/{service}"))
+        endpoints = part.get("endpoints") or []
+        ready[name] = ready.get(name, 0) + sum((endpoint.get("conditions") or {}).get("ready") is not False for endpoint in endpoints)
+    return ready
+
+
+def _nodes(facts: ClusterFacts, spec: TrainingClusterSpec) -> Iterator[Finding]:
+    usable = usable_nodes(facts.list("Node").items, spec)
+    troubled = {host(node): why for node in usable if (why := _trouble(node, spec))}
+    for name, why in troubled.items():
+        yield Finding("nodes", Outcome.WARNING, f"node {name} {why}", f"kubectl describe node {name}")
+    yield from _about("nodes", check_nodes(spec, facts, troubled))
+
+
+def _trouble(node: Object, spec: TrainingClusterSpec) -> str:
+    if not is_true(node.get("status", {}), "Ready"):
+        return "is not Ready"
+    if node["spec"].get("unschedulable"):
+        return "is cordoned"
+    gpus = allocatable(node, GPU_RESOURCE)
+    return f"has {gpus} of {spec.gpus.per_node} GPUs" if gpus < spec.gpus.per_node else ""
+
+
+def _claims(facts: ClusterFacts, spec: TrainingClusterSpec) -> Iterator[Finding]:
+    claims = facts.list("PersistentVolumeClaim")
+    if not claims.seen:
+        yield Finding("claims", Outcome.UNKNOWN, f"you may not list claims in namespace {facts.namespace}")
+        return
+    by_name = {item["metadata"]["name"]: item for item in claims.items}
+    for name in (spec.storage.workspace_claim, spec.storage.datasets_claim):
+        yield _claim(name, by_name.get(name))
+
+
+def _claim(name: str, claim: Object | None) -> Finding:
+    if claim is None:
+        return Finding("claims", Outcome.OK, f"{name} is not there yet: the first job makes it")
+    phase, modes = claim.get("status", {}).get("phase", "Pending"), claim["spec"].get("accessModes", [])
+    if "ReadWriteMany" not in modes:
+        fix = "name another claim in the cluster file, or use storage.mode: volumeClaimTemplates"
+        return Finding("claims", Outcome.FAILED, f"{name} is {', '.join(modes)}: pods of several nodes can't all mount it", fix)
+    if phase == "Bound":
+        return Finding("claims", Outcome.OK, f"{name} is bound, ReadWriteMany")
+    return Finding("claims", Outcome.WARNING, f"{name} is {phase}", f"kubectl describe pvc {name}")
+
+
+def _fabric(facts: ClusterFacts, spec: TrainingClusterSpec) -> Iterator[Finding]:
+    if not spec.network.rdma.enabled:
+        yield Finding("fabric", Outcome.OK, "TCP: the cluster has no RDMA")
+        return
+    if not spec.network.rdma.rails:
+        fix = "name each NIC's network, resource or both in network.rdma.rails (docs/how-to/describe-a-cluster.md)"
+        yield Finding("fabric", Outcome.WARNING, "RDMA without rails: nothing puts an RDMA NIC into the pods", fix)
+    yield from _about("fabric", check_rails(spec, facts))

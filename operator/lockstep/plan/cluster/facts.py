@@ -1,4 +1,4 @@
-"""What one person may see of a cluster, and what not: discovery writes a file from it, lint holds a file against it (pure)."""
+"""A cluster as one person sees it: what discover, lint, doctor and plan judge (pure)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,25 @@ from enum import StrEnum
 from lockstep.api.objects import Object
 
 OPENSHIFT_GROUP = "security.openshift.io"
-MULTUS_GROUP = "k8s.cni.cncf.io"
+NETWORK = "NetworkAttachmentDefinition"
+POD_SECURITY = "pod-security.kubernetes.io/enforce"
+SCC_REVIEW = "PodSecurityPolicyReview"
+"""OpenShift's answer to which service accounts may run a pod."""
+DNS_SERVICES = ("kube-system/kube-dns", "openshift-dns/dns-default")
+"""Kubernetes' and OpenShift's, namespace/name."""
+NOT_YOURS = "your account may not read it"
+RIGHTS = {
+    "create TrainingJobs": ("create", "TrainingJob", ""),
+    "read logs of pods": ("get", "Pod", "log"),
+    "run programs in pods": ("create", "Pod", "exec"),
+    "create pods": ("create", "Pod", ""),
+    "create claims": ("create", "PersistentVolumeClaim", ""),
+}
+"""What a user of the namespace needs: verb, kind, subresource."""
 
 
 class Sight(StrEnum):
-    """How a list was answered."""
+    """How a read was answered."""
 
     SEEN = "seen"
     FORBIDDEN = "forbidden"  # 403
@@ -22,7 +36,7 @@ class Sight(StrEnum):
 
 @dataclass(frozen=True)
 class Listing:
-    """Objects of one kind; none of them where `sight` isn't SEEN."""
+    """Objects of one kind, or the one that was asked for by name; none of them where `sight` isn't SEEN."""
 
     kind: str
     items: tuple[Object, ...] = ()
@@ -31,6 +45,10 @@ class Listing:
     @property
     def seen(self) -> bool:
         return self.sight is Sight.SEEN
+
+    @property
+    def first(self) -> Object | None:
+        return self.items[0] if self.items else None
 
     @property
     def why_not(self) -> str:
@@ -60,29 +78,67 @@ class ProbeFacts:
 
 
 @dataclass(frozen=True)
-class ClusterFacts:
-    """One look at a cluster with one person's rights."""
+class Try:
+    """The API server's answer to a dry run of creating an object. None of what it says has happened."""
 
-    server: str
-    version: str
+    accepted: bool | None
+    """None: it could not be asked."""
+    message: str = ""
+    warnings: tuple[str, ...] = ()
+    admitted: Object | None = None
+    """The object as the API server would store it, with what LimitRanges and webhooks have written into it."""
+
+
+@dataclass(frozen=True)
+class ClusterFacts:
+    """One look at a cluster with one person's rights. What a verb has not asked for is as if it were not to be seen."""
+
     namespace: str
-    groups: frozenset[str]
-    """API groups that the server has."""
-    lists: Mapping[str, Listing]
-    """By kind: Node, StorageClass, PersistentVolume, PersistentVolumeClaim, NetworkAttachmentDefinition, …"""
+    server: str = ""
+    version: str = ""
     namespace_from: str = ""
     """Who named the namespace."""
-    namespace_there: bool | None = True
-    """None: not for this person to see."""
-    pod_security: str = ""
-    """The namespace's Pod Security level, as its label says."""
+    groups: frozenset[str] = frozenset()
+    """API groups that the server has."""
+    lists: Mapping[str, Listing] = field(default_factory=dict)
+    """By kind: those of the whole cluster, or of the namespace; Pods of all namespaces that have not ended."""
+    objects: Mapping[tuple[str, str], Listing] = field(default_factory=dict)
+    """By kind and name: what was asked for by name. Seen and empty: it isn't there."""
+    networks_elsewhere: Mapping[str, Listing] = field(default_factory=dict)
+    """NetworkAttachmentDefinitions of other namespaces, by namespace; of all namespaces under ''."""
+    own_pods: tuple[Object, ...] = ()
+    """Of the job itself, where it runs already."""
+    rights: Mapping[str, bool] = field(default_factory=dict)
+    """What the person may do, in the words of RIGHTS."""
     may_use_scc: Mapping[str, bool] | None = None
     """Whether the service account may use each SCC; None: not asked, or not for this person to ask."""
+    jobs: Sight = Sight.SEEN
+    """Whether the API server knows TrainingJobs."""
+    operator_trouble: str = ""
+    """What keeps a pod of the operator from starting."""
+    tries: Mapping[str, Try] = field(default_factory=dict)
+    """Kind → what the API server said to a dry run of it; SCC_REVIEW → which SCC admits the pod."""
     probes: tuple[ProbeFacts, ...] = ()
 
     def list(self, kind: str) -> Listing:
         return self.lists.get(kind, Listing(kind, sight=Sight.NO_SUCH_KIND))
 
+    def object(self, kind: str, name: str) -> Listing:
+        return self.objects.get((kind, name), Listing(kind, sight=Sight.FORBIDDEN))
+
+    def networks_of(self, namespace: str) -> Listing:
+        return (
+            self.list(NETWORK)
+            if namespace == self.namespace
+            else self.networks_elsewhere.get(namespace, Listing(NETWORK, sight=Sight.FORBIDDEN))
+        )
+
     @property
     def is_openshift(self) -> bool:
         return OPENSHIFT_GROUP in self.groups
+
+    @property
+    def pod_security(self) -> str:
+        """The namespace's Pod Security level, as its label says; '' where there is none, or it can't be seen."""
+        namespace = self.object("Namespace", self.namespace).first or {"metadata": {}}
+        return str((namespace["metadata"].get("labels") or {}).get(POD_SECURITY, ""))

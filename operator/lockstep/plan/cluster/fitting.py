@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 
 from lockstep.api.objects import Object
-from lockstep.plan.cluster.lookahead import Around, Line, Outcome
+from lockstep.plan.cluster.facts import ClusterFacts
+from lockstep.plan.cluster.finding import Finding, Outcome
 from lockstep.plan.waiting.holders import who_holds
 from lockstep.plan.waiting.nodes import allocatable, named, shown_amount, why_never
 from lockstep.plan.waiting.requests import PODS, asked, request
@@ -20,27 +21,28 @@ SECTION = "nodes"
 OVER = ("Succeeded", "Failed")
 
 
-def node_lines(pod: Object, needed: int, around: Around) -> Iterator[Line]:
-    """`pod`: one as the job's StatefulSet would make it, all of which are alike and want a node each."""
-    if around.nodes is None:
-        said = (
+def room(pod: Object, needed: int, facts: ClusterFacts) -> Iterator[Finding]:
+    """Findings about where `needed` pods fit now. `pod`: one as the job's StatefulSet would make it, all of which are alike and want a node each."""
+    nodes = facts.list("Node")
+    if not nodes.seen:
+        message = (
             f"whether {needed} nodes have room: your account may not list nodes (an administrator can: lockstep plan, with the same file)"
         )
-        yield Line(SECTION, Outcome.UNKNOWN, said)
+        yield Finding(SECTION, Outcome.UNKNOWN, message)
         return
-    never = {name_of(node): why for node in around.nodes if (why := why_never(pod, node)) is not None}
-    possible = [node for node in around.nodes if name_of(node) not in never]
-    if around.pods is None:
-        yield from _unseen(possible, needed, len(around.nodes))
+    never = {name_of(node): why for node in nodes.items if (why := why_never(pod, node)) is not None}
+    possible = [node for node in nodes.items if name_of(node) not in never]
+    if not facts.list("Pod").seen:
+        yield from _unseen(possible, needed, len(nodes.items))
         yield from _obstacles(never)
         return
-    mine = {str(found["metadata"]["uid"]) for found in around.own_pods or ()}
-    others = [other for other in around.pods if str(other["metadata"]["uid"]) not in mine]
+    mine = {str(own["metadata"]["uid"]) for own in facts.own_pods}
+    others = [other for other in facts.list("Pod").items if str(other["metadata"]["uid"]) not in mine]
     lacking = lacks(pod, possible, others)
     fitting = [name_of(node) for node in possible if name_of(node) not in lacking]
     if len(fitting) >= needed:
-        said = f"{len(fitting)} of {len(around.nodes)} nodes fit now ({', '.join(sorted(fitting))}); the job needs {needed}"
-        yield Line(SECTION, Outcome.OK, said)
+        message = f"{len(fitting)} of {len(nodes.items)} nodes fit now ({', '.join(sorted(fitting))}); the job needs {needed}"
+        yield Finding(SECTION, Outcome.OK, message)
     else:
         yield _too_few(pod, needed, fitting, possible, lacking, others)
     yield from _obstacles({name: text for name, (_, text) in lacking.items()} | never)
@@ -52,18 +54,18 @@ def never_enough(pod: Object, needed: int, nodes: Sequence[Object]) -> str:
     possible = len(nodes) - len(never)
     if possible >= needed:
         return ""
-    why = "; ".join(line.said for line in _obstacles(never))
+    why = "; ".join(one.message for one in _obstacles(never))
     return f"{needed} nodes are asked for, and even when idle {_only(possible)} of the cluster's {len(nodes)} could take a pod{why and f' ({why})'}"
 
 
-def _unseen(possible: Sequence[Object], needed: int, total: int) -> Iterator[Line]:
+def _unseen(possible: Sequence[Object], needed: int, total: int) -> Iterator[Finding]:
     text = f"{len(possible)} of {total} nodes are such that they could take a pod; the job needs {needed}"
     if len(possible) < needed:
-        yield Line(
+        yield Finding(
             SECTION, Outcome.WAITS, text, "add nodes, or ask for fewer (spec.nodes)", f"{_more(needed - len(possible))} that can take a pod"
         )
     else:
-        yield Line(SECTION, Outcome.UNKNOWN, f"{text}; what is free on them: your account may not list pods of all namespaces")
+        yield Finding(SECTION, Outcome.UNKNOWN, f"{text}; what is free on them: your account may not list pods of all namespaces")
 
 
 def _too_few(
@@ -73,16 +75,16 @@ def _too_few(
     possible: Sequence[Object],
     lacking: Mapping[str, tuple[str, str]],
     others: Sequence[Object],
-) -> Line:
+) -> Finding:
     missing = needed - len(fitting)
     there = f" ({', '.join(sorted(fitting))})" if fitting else ""
-    said = f"{len(fitting)} of the {needed} nodes that the job needs fit now{there}"
+    message = f"{len(fitting)} of the {needed} nodes that the job needs fit now{there}"
     if len(possible) < needed:
         idle = f"even when idle {_only(len(possible))} could take a pod"
-        return Line(
+        return Finding(
             SECTION,
             Outcome.WAITS,
-            f"{said}; {idle}",
+            f"{message}; {idle}",
             "add nodes, or ask for fewer (spec.nodes)",
             f"{_more(missing)} that can take a pod ({idle})",
         )
@@ -90,7 +92,7 @@ def _too_few(
     for node, (resource, _) in lacking.items():
         wanting[resource].append(node)
     who = [who_holds(others, frozenset(nodes), resource, request(pod, resource)) for resource, nodes in wanting.items()]
-    return Line(SECTION, Outcome.WAITS, said, "; ".join(filter(None, who)), f"room on {_more(missing)}")
+    return Finding(SECTION, Outcome.WAITS, message, "; ".join(filter(None, who)), f"room on {_more(missing)}")
 
 
 def _only(count: int) -> str:
@@ -101,12 +103,12 @@ def _more(count: int) -> str:
     return f"{count} more node{'s' if count > 1 else ''}"
 
 
-def _obstacles(why: Mapping[str, str]) -> Iterator[Line]:
+def _obstacles(why: Mapping[str, str]) -> Iterator[Finding]:
     groups: dict[str, list[str]] = defaultdict(list)
     for node, text in why.items():
         groups[text].append(node)
     for text, nodes in groups.items():
-        yield Line(SECTION, Outcome.NOTE, f"{named(nodes)}: {text}")
+        yield Finding(SECTION, Outcome.NOTE, f"{named(nodes)}: {text}")
 
 
 def lacks(pod: Object, nodes: Iterable[Object], others: Iterable[Object]) -> dict[str, tuple[str, str]]:

@@ -1,16 +1,19 @@
-"""What a namespace's ResourceQuotas and LimitRanges leave for a job (pure)."""
+"""Arithmetic that no dry run does: all pods and claims of a job against what a namespace's quotas have left (pure).
+
+What the API server makes of one pod (limits that it doesn't state, bounds of a LimitRange, amounts that a quota wants stated) a dry run of that pod says.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 
-from lockstep.api import names
 from lockstep.api.objects import Object
-from lockstep.api.quantity import number
-from lockstep.plan.cluster.limitrange import Filled, Refusal, as_admitted, containers, refusals, rules
-from lockstep.plan.cluster.lookahead import Around, Line, Outcome
+from lockstep.api.quantity import amount, number
+from lockstep.plan.cluster.facts import ClusterFacts
+from lockstep.plan.cluster.finding import Finding, Outcome
 from lockstep.plan.waiting.nodes import shown_amount
 from lockstep.plan.waiting.requests import effective, request
 
@@ -20,26 +23,75 @@ COUNTED = {
     "Service": "services", "Secret": "secrets", "ConfigMap": "configmaps", "PersistentVolumeClaim": "persistentvolumeclaims",
     "StatefulSet": "statefulsets.apps", "NetworkPolicy": "networkpolicies.networking.k8s.io",
 }  # fmt: skip
-MUST_STATE = frozenset({"cpu", "memory", *(f"{which}.{name}" for which in ("requests", "limits") for name in ("cpu", "memory"))})
-"""Of these, a quota that counts them refuses a pod with a container that doesn't state its amount; init containers, too."""
-BEYOND = {"cpu": " (it is throttled there)", "memory": " (what takes more is killed, OOMKilled)"}
+BEYOND = {"cpu": "it is throttled there", "memory": "what takes more is killed, OOMKilled"}
+"""What becomes of a container that wants more than its limit."""
+
+EXCEEDED = "exceeded quota"
+"""Part of the API server's refusal of a pod for which a quota has no room at the moment."""
 
 
-def quota_lines(pod: Object, pods: int, others: Sequence[Object], around: Around) -> Iterator[Line]:
-    """`others`: what else would be made, claims of every pod among them."""
-    pod, filled = as_admitted(pod, around.ranges or ())
-    if around.quotas is None:
-        yield Line(SECTION, Outcome.UNKNOWN, "whether a ResourceQuota leaves room: your account may not list them")
+@dataclass(frozen=True)
+class Shortage:
+    """One amount of one quota that is too small for what is asked for, now or ever."""
+
+    quota: str
+    resource: str
+    need: Decimal
+    hard: Decimal
+    free: Decimal
+
+    @property
+    def is_final(self) -> bool:
+        """True if it is too small even when nobody else uses any of it."""
+        return self.need > self.hard
+
+
+def shortages(quota: Object, pod: Object, need: Amounts, present: Amounts) -> Iterator[Shortage]:
+    """`need`: by the quota's own names. `present`: the part of what is used that is free for this job again: its own pods'."""
+    if not in_scope(quota, pod):
+        return
+    status = quota.get("status") or {}
+    for resource, stated in (status.get("hard") or (quota.get("spec") or {}).get("hard") or {}).items():
+        hard, wants = amount(str(stated)), need.get(resource)
+        if hard is None or not wants:
+            continue
+        free = hard - number((status.get("used") or {}).get(resource)) + present.get(resource, Decimal(0))
+        if wants > min(hard, free):
+            yield Shortage(str(quota["metadata"]["name"]), resource, wants, hard, free)
+
+
+def quota_findings(pod: Object, pods: int, others: Sequence[Object], facts: ClusterFacts) -> Iterator[Finding]:
+    """`pod`: as the API server would admit it. `others`: what else would be made, claims of every pod among them."""
+    quotas = facts.list("ResourceQuota")
+    if not quotas.seen:
+        yield Finding(SECTION, Outcome.UNKNOWN, "whether a ResourceQuota leaves room: your account may not list them")
     else:
-        running = len(around.own_pods or ())
-        need, there = needed(pod, pods, others), needed(pod, running, ())
-        found = [line for quota in around.quotas for line in _quota(quota, pod, need, there)]
-        yield from found or [Line(SECTION, Outcome.OK, _no_obstacle(around.quotas))]
-    yield from _ranges(pod, filled, others, around.ranges or ())
+        need, present = needed(pod, pods, others), needed(pod, len(facts.own_pods), ())
+        short = [_short(one) for quota in quotas.items for one in shortages(quota, pod, need, present)]
+        yield from short or [Finding(SECTION, Outcome.OK, _no_obstacle(quotas.items))]
+    claims = [item for item in others if item["kind"] == "PersistentVolumeClaim"]
+    for limit_range in facts.list("LimitRange").items:
+        for rule in (limit_range.get("spec") or {}).get("limits") or []:
+            for claim in claims if rule.get("type") == "PersistentVolumeClaim" else ():
+                yield from _claim_bounds(limit_range["metadata"]["name"], rule, claim)
 
 
 def _no_obstacle(quotas: Sequence[Object]) -> str:
     return f"{', '.join(sorted(q['metadata']['name'] for q in quotas))} leaves room" if quotas else "the namespace has no ResourceQuota"
+
+
+def _short(one: Shortage) -> Finding:
+    plain = one.resource.removeprefix("requests.").removeprefix("limits.")
+    need, hard = _shown(one.need, plain), _shown(one.hard, plain)
+    asks = f"the job asks for {need} {one.resource}"
+    if one.is_final:
+        fix = f"ask for less, or have an administrator raise it (kubectl describe quota {one.quota})"
+        return Finding(SECTION, Outcome.REFUSED, f"quota {one.quota} allows {hard} in all, {asks}", fix)
+    left = _shown(max(one.free, Decimal(0)), plain)
+    awaited = f"quota {one.quota} to have {need} {one.resource} free"
+    return Finding(
+        SECTION, Outcome.WAITS, f"quota {one.quota} has {left} of {hard} left, {asks}", f"kubectl describe quota {one.quota}", awaited
+    )
 
 
 def needed(pod: Object, pods: int, others: Iterable[Object]) -> dict[str, Decimal]:
@@ -59,14 +111,34 @@ def needed(pod: Object, pods: int, others: Iterable[Object]) -> dict[str, Decima
 
 
 def of_pod(pod: Object) -> dict[str, Decimal]:
+    """Amounts of one pod, by the quota's own names."""
     need = {"pods": Decimal(1), "count/pods": Decimal(1)}
     for which in ("requests", "limits"):
-        for resource in {name for c in containers(pod) for name in ((c.get("resources") or {}).get(which) or {})}:
+        for resource in {name for c in containers(pod) for name in _amounts(c, which)}:
             value = request(pod, resource) if which == "requests" else effective(pod, resource, which)
             need[f"{which}.{resource}"] = value
             if which == "requests" and resource in ("cpu", "memory", "ephemeral-storage"):
                 need[resource] = value
     return need
+
+
+def containers(pod: Object) -> list[Object]:
+    return [container for kind in ("containers", "initContainers") for container in pod["spec"].get(kind) or []]
+
+
+def _amounts(container: Object, which: str) -> dict[str, str]:
+    return (container.get("resources") or {}).get(which) or {}
+
+
+def limits_given(stated: Object, admitted: Object | None) -> dict[str, dict[str, str]]:
+    """Container → the limits by resource that it doesn't state, and that a LimitRange has given it in the pod that the API server admitted."""
+    before = {container["name"]: _amounts(container, "limits") for container in containers(stated)}
+    given = {
+        str(container["name"]): {key: value for key, value in _amounts(container, "limits").items() if key not in before[container["name"]]}
+        for container in containers(admitted or stated)
+        if container["name"] in before
+    }
+    return {name: limits for name, limits in given.items() if limits}
 
 
 def _count_claim(need: Counter[str], claim: Object) -> None:
@@ -78,58 +150,15 @@ def _count_claim(need: Counter[str], claim: Object) -> None:
         need[f"{storage_class}.storageclass.storage.k8s.io/persistentvolumeclaims"] += 1
 
 
-def _quota(quota: Object, pod: Object, need: Amounts, there: Amounts) -> Iterator[Line]:
-    if not in_scope(quota, pod):
-        return
-    name, status = quota["metadata"]["name"], quota.get("status", {})
-    counted = status.get("hard") or quota["spec"].get("hard") or {}
-    missing = unstated(counted, pod)
-    if missing:
-        said = f"quota {name} counts {', '.join(missing)}, so every container must state it"
-        quoted = "; ".join(f"{resource} for: {','.join(who)}" for resource, who in missing.items())
-        fix = "state it in the cluster's resources, or have an administrator make a LimitRange with defaults"
-        yield Line(SECTION, Outcome.REFUSED, f'{said}: refused with "failed quota: {name}: must specify {quoted}"', fix)
-    for resource, stated in counted.items():
-        if not need.get(resource):
-            continue
-        hard, used = number(stated), number((status.get("used") or {}).get(resource))
-        free, plain = hard - used + there.get(resource, Decimal(0)), resource.removeprefix("requests.").removeprefix("limits.")
-        asks = f"the job asks for {_shown(need[resource], plain)} {resource}"
-        if need[resource] > hard:
-            fix = f"ask for less, or have an administrator raise it (kubectl describe quota {name})"
-            yield Line(SECTION, Outcome.REFUSED, f"quota {name} allows {_shown(hard, plain)} in all, {asks}", fix)
-        elif need[resource] > free:
-            left = _shown(max(free, Decimal(0)), plain)
-            awaited = f"quota {name} to have {_shown(need[resource], plain)} {resource} free"
-            yield Line(
-                SECTION,
-                Outcome.WAITS,
-                f"quota {name} has {left} of {_shown(hard, plain)} left, {asks}",
-                f"kubectl describe quota {name}",
-                awaited,
-            )
-
-
-def unstated(counted: Iterable[str], pod: Object) -> dict[str, list[str]]:
-    """What the quota counts of CPU and memory and a container doesn't state → the names of such containers, both in the API server's order."""
-    found = {}
-    for resource in sorted(MUST_STATE.intersection(counted)):
-        which, _, name = resource.rpartition(".")
-        without = [c["name"] for c in containers(pod) if name not in ((c.get("resources") or {}).get(which or "requests") or {})]
-        if without:
-            found[resource] = sorted(without)
-    return found
-
-
 def _shown(value: Decimal, resource: str) -> str:
     return shown_amount(value, "memory" if resource.endswith("storage") else resource)
 
 
 def in_scope(quota: Object, pod: Object) -> bool:
-    """Whether the quota counts such pods. Ours always ask for something, so they are never BestEffort; they have no deadline of their own."""
-    scopes = {*(quota["spec"].get("scopes") or [])}
-    rules = (quota["spec"].get("scopeSelector") or {}).get("matchExpressions") or []
-    scopes |= {str(rule["scopeName"]) for rule in rules if rule["scopeName"] != "PriorityClass"}
+    """Return True if the quota counts such pods. Ours always ask for something, so they are never BestEffort; they have no deadline of their own."""
+    spec = quota.get("spec") or {}
+    rules = (spec.get("scopeSelector") or {}).get("matchExpressions") or []
+    scopes = {*(spec.get("scopes") or []), *(str(rule["scopeName"]) for rule in rules if rule["scopeName"] != "PriorityClass")}
     if scopes & {"BestEffort", "Terminating", "CrossNamespacePodAffinity"}:
         return False
     return all(_priority_fits(rule, pod["spec"].get("priorityClassName", "")) for rule in rules if rule["scopeName"] == "PriorityClass")
@@ -140,35 +169,11 @@ def _priority_fits(rule: Object, priority: str) -> bool:
     return {"In": listed, "NotIn": not listed, "Exists": bool(priority), "DoesNotExist": not priority}.get(str(rule["operator"]), True)
 
 
-def _ranges(pod: Object, filled: Sequence[Filled], others: Iterable[Object], ranges: Sequence[Object]) -> Iterator[Line]:
-    refused = refusals(pod, filled, ranges)
-    for one in refused:
-        yield Line(SECTION, Outcome.REFUSED, f'{one.said}: refused with "{one.quoted}"', _mended(one))
-    told = {(one.container, one.resource) for one in refused}
-    for name in dict.fromkeys(one.container for one in filled):
-        given = [one for one in filled if one.container == name and one.which == "limits" and (name, one.resource) not in told]
-        if given:
-            listed = ", ".join(f"{one.value} {one.resource}{BEYOND.get(one.resource, '')}" for one in given)
-            said = f"LimitRange {', '.join(dict.fromkeys(one.range for one in given))} limits container {name}, which states no limit, to {listed}"
-            yield Line(SECTION, Outcome.NOTE, said, "state resources.limits in the cluster")
-    claims = [item for item in others if item["kind"] == "PersistentVolumeClaim"]
-    for limit_range in ranges:
-        for rule in rules(limit_range, "PersistentVolumeClaim"):
-            for claim in claims:
-                yield from _claim_bounds(limit_range["metadata"]["name"], rule, claim)
-
-
-def _mended(one: Refusal) -> str:
-    if one.container == names.AGENT_CONTAINER:
-        return "change the range: this container is Lockstep's own, and no cluster says what it needs"
-    return f"change the cluster's resources.{one.which}.{one.resource}, or the range"
-
-
-def _claim_bounds(name: str, rule: Object, claim: Object) -> Iterator[Line]:
+def _claim_bounds(name: str, rule: Object, claim: Object) -> Iterator[Finding]:
     asks, who = claim["spec"]["resources"]["requests"]["storage"], f"claim {claim['metadata']['name']}"
     most, least = ((rule.get(bound) or {}).get("storage") for bound in ("max", "min"))
     fix = "change the cluster's storage sizes, or the range"
     if most is not None and number(asks) > number(most):
-        yield Line(SECTION, Outcome.REFUSED, f"LimitRange {name} allows at most {most} storage, {who} has {asks}", fix)
+        yield Finding(SECTION, Outcome.REFUSED, f"LimitRange {name} allows at most {most} storage, {who} has {asks}", fix)
     if least is not None and number(asks) < number(least):
-        yield Line(SECTION, Outcome.REFUSED, f"LimitRange {name} wants at least {least} storage, {who} has {asks}", fix)
+        yield Finding(SECTION, Outcome.REFUSED, f"LimitRange {name} wants at least {least} storage, {who} has {asks}", fix)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from lockstep.api.cluster import Platform, TrainingCluster
 from lockstep.api.names import ANNOTATION_CLUSTER, APP, LABEL_MANAGED_BY, LABEL_NAME, OPERATOR_NAME, OPERATOR_NAMESPACE, report_url
 from lockstep.api.objects import Object
+from lockstep.plan.cluster.facts import ClusterFacts
 from lockstep.plan.render.fabric import Transport
 from lockstep.plan.render.security import locks_memory_as_root
 
@@ -86,18 +87,21 @@ def image_of(deployment: Object) -> str:
     return str(deployment["spec"]["template"]["spec"]["containers"][0]["image"])
 
 
-def why_unserved(namespace: str, deployment: Object | None, *, is_bound: bool | None, is_left_alone: bool) -> str:
-    """Why no operator works in `namespace`, as far as one can see, and who changes that; "" where one does.
+def unserved(facts: ClusterFacts) -> str:
+    """Why no operator works in the namespace, as far as this person may see, and who changes that; "" where one does.
 
-    `deployment`: the operator's. `is_bound`: whether the namespace has NAMED_BINDING; None: it can't be seen. `is_left_alone`: whether it has a service
-    account of an operator of its own.
+    Judges the operator's Deployment, and in the namespace NAMED_BINDING and a ServiceAccount of an operator of its own.
     """
+    operator, binding = facts.object("Deployment", OPERATOR_NAME), facts.object("RoleBinding", NAMED_BINDING)
+    namespace, deployment = facts.namespace, operator.first
     if deployment is None:
-        return "no operator is installed: lockstep deploy CLUSTER, or run the job without one (lockstep run --in-namespace)"
+        none = "no operator is installed: lockstep deploy CLUSTER, or run the job without one (lockstep run --in-namespace)"
+        return none if operator.seen else ""
+    is_elsewhere = deployment["metadata"]["namespace"] != namespace
     scope = scope_of(deployment)
     if scope.own and namespace in scope.namespaces:
         return ""
-    if is_left_alone:
+    if is_elsewhere and facts.object("ServiceAccount", OPERATOR_NAME).first is not None:
         return (
             f"namespace {namespace} has ServiceAccount {OPERATOR_NAME}, as if it had an operator of its own, and no Deployment of that name: repeat "
             f"lockstep deploy CLUSTER --namespace-only, or kubectl delete serviceaccount {OPERATOR_NAME} -n {namespace}"
@@ -108,7 +112,7 @@ def why_unserved(namespace: str, deployment: Object | None, *, is_bound: bool | 
             f"the operator works in {', '.join(scope.namespaces)} only: an administrator adds {namespace} (lockstep deploy CLUSTER --namespaces {wider}), "
             "or an admin of the namespace deploys one there (lockstep deploy CLUSTER --namespace-only)"
         )
-    if scope.namespaces and is_bound is False:
+    if scope.namespaces and binding.seen and binding.first is None:
         return f"the operator has lost its rights in namespace {namespace}: an administrator repeats lockstep deploy CLUSTER --namespaces {','.join(scope.namespaces)}"
     return ""
 

@@ -49,13 +49,14 @@ PROVISIONERS = {
     "topolvm.cybozu.com": Shareable.NO,
     "rancher.io/local-path": Shareable.NO,
     "hostpath.csi.k8s.io": Shareable.NO,
+    "lockstep.dev/devcluster": Shareable.YES,  # folders of one machine, which all embedded nodes see
 }
 """What a provisioner makes file systems for. RBD has ReadWriteMany for raw blocks only."""
 
 
 @dataclass(frozen=True)
-class Judged:
-    """One class, and how we know."""
+class JudgedClass:
+    """One storage class, and how we know."""
 
     name: str
     shareable: Shareable
@@ -63,28 +64,32 @@ class Judged:
     is_default: bool = False
 
 
-def judge_classes(facts: ClusterFacts) -> list[Judged]:
+def is_default_class(item: Object) -> bool:
+    return (item["metadata"].get("annotations") or {}).get(DEFAULT_CLASS) == "true"
+
+
+def judge_classes(facts: ClusterFacts) -> list[JudgedClass]:
     """Every storage class that was seen, the best for sharing first."""
     order = list(Shareable)
-    found = [judge_class(item, facts) for item in facts.list("StorageClass").items]
-    return sorted(found, key=lambda judged: (order.index(judged.shareable), not judged.is_default, judged.name))
+    classes = [judge_class(item, facts) for item in facts.list("StorageClass").items]
+    return sorted(classes, key=lambda judged: (order.index(judged.shareable), not judged.is_default, judged.name))
 
 
-def judge_class(item: Object, facts: ClusterFacts) -> Judged:
+def judge_class(item: Object, facts: ClusterFacts) -> JudgedClass:
     name, provisioner = str(item["metadata"]["name"]), str(item.get("provisioner", ""))
-    is_default = item["metadata"].get("annotations", {}).get(DEFAULT_CLASS) == "true"
+    is_default = is_default_class(item)
     bound, waiting = _shared(facts, name, "Bound"), _waiting(facts, name)
     if bound:
-        return Judged(name, Shareable.YES, f"{RWX} volumes of it are bound ({', '.join(bound[:3])})", is_default)
+        return JudgedClass(name, Shareable.YES, f"{RWX} volumes of it are bound ({', '.join(bound[:3])})", is_default)
     known = next((verdict for end, verdict in PROVISIONERS.items() if provisioner.endswith(end)), Shareable.UNKNOWN)
     if waiting and known is not Shareable.NO:
-        return Judged(name, Shareable.DOUBTFUL, f"{RWX} claims of it wait and none is bound ({', '.join(waiting[:3])})", is_default)
-    said = {
+        return JudgedClass(name, Shareable.DOUBTFUL, f"{RWX} claims of it wait and none is bound ({', '.join(waiting[:3])})", is_default)
+    reasons = {
         Shareable.YES: f"its provisioner {provisioner} makes shared file systems; no claim of it was seen bound",
         Shareable.NO: f"its provisioner {provisioner} makes volumes for one node at a time",
         Shareable.UNKNOWN: f"its provisioner {provisioner} is not one that Lockstep knows, and no {RWX} volume of it was seen",
     }
-    return Judged(name, known, said.get(known, ""), is_default)
+    return JudgedClass(name, known, reasons.get(known, ""), is_default)
 
 
 def _shared(facts: ClusterFacts, name: str, phase: str) -> list[str]:

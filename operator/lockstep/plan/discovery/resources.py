@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 
+from lockstep.api.objects import Object
 from lockstep.api.quantity import number
 from lockstep.plan.cluster.facts import ClusterFacts
-from lockstep.plan.cluster.limitrange import amounts, default_requests_and_limits, rules
 from lockstep.plan.discovery.draft import Entry, left_out, stated, unknown
 from lockstep.plan.discovery.nodes import Group, default_nodes
 from lockstep.plan.waiting.nodes import GIB, allocatable
@@ -56,7 +56,7 @@ def limits_needed(facts: ClusterFacts) -> dict[str, list[str]]:
     """Of CPU and memory, what a pod must state limits of, and why."""
     found: dict[str, list[str]] = {}
     for limit_range in facts.list("LimitRange").items:
-        _, limits = default_requests_and_limits(limit_range)
+        limits = default_limits(limit_range)
         given = ", ".join(f"{resource} {limits[resource]}" for resource in sorted(limits) if resource in AMOUNTS)
         for resource in AMOUNTS:
             if resource in limits:
@@ -70,11 +70,24 @@ def limits_needed(facts: ClusterFacts) -> dict[str, list[str]]:
     return found
 
 
+def default_limits(limit_range: Object) -> dict[str, str]:
+    """Limits of a container that states none: a maximum is a default limit, too."""
+    rules = _rules(limit_range, "Container")
+    return {
+        resource: str(value) for rule in rules for resource, value in {**(rule.get("max") or {}), **(rule.get("default") or {})}.items()
+    }
+
+
+def _rules(limit_range: Object, *kinds: str) -> list[Object]:
+    """`kinds`: Container, Pod or PersistentVolumeClaim."""
+    return [rule for rule in (limit_range.get("spec") or {}).get("limits") or [] if rule.get("type") in kinds]
+
+
 def _bounds(facts: ClusterFacts, group: Group, resource: str) -> dict[str, Decimal]:
     """Who keeps a pod from more, and how much that is; of a quota, each pod of a job of the default size has its part."""
     found: dict[str, Decimal] = {}
     for limit_range in facts.list("LimitRange").items:
-        most = [amounts(rule, "max") for kind in ("Container", "Pod") for rule in rules(limit_range, kind)]
+        most = [rule.get("max") or {} for rule in _rules(limit_range, "Container", "Pod")]
         if stated_most := [number(each[resource]) for each in most if resource in each]:
             found[f"limit range {limit_range['metadata']['name']}"] = min(stated_most)
     pods = default_nodes(facts, group.gpus, len(group.nodes)).value

@@ -1,1 +1,1 @@
-"""A cluster as a whole: survey, install, record, remove."""
+"""A cluster as a whole: what one person sees of it, install, record, remove."""

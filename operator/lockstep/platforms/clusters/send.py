@@ -10,12 +10,14 @@ from lockstep.api.objects import Object
 from lockstep.kube.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster
 from lockstep.kube.rights import forbidden
 from lockstep.plan.cluster.scope import Scope, is_outdated, outdated
-from lockstep.plan.ship.deploy import CLAIM, DEFINITION, Left, State, called, open_ones, state_of
-from lockstep.platforms.clusters.install import send_one, until_established
+from lockstep.plan.diff import Change, changes
+from lockstep.plan.ship.deploy import CLAIM, DEFINITION, ONLY_CREATED, Left, State, called, difference, open_ones, state_of
+from lockstep.platforms.clusters.install import FIELD_MANAGER, send_one, until_established
 
 Say = Callable[[str], None]
 CREATE = ("create",)
 APPLY = ("create", "patch")
+LOOKS = 5  # at most, at an object that others write meanwhile
 
 
 @dataclass(frozen=True)
@@ -116,3 +118,26 @@ async def is_served(cluster: Cluster) -> bool:
             return False
         raise
     return True
+
+
+async def would_change(cluster: Cluster, item: Object) -> list[Change] | None:
+    """What sending `item` would change, by the API server's own dry run. None: it is not there.
+
+    One that may only be read is compared field by field. Raises ApiError for any other refusal.
+    """
+    metadata = item["metadata"]
+    differences: list[Change] = []
+    for _ in range(LOOKS):
+        before = await cluster.get(item["kind"], metadata.get("namespace"), metadata["name"])
+        if before is None or item["kind"] in (*ONLY_CREATED, "TrainingJob"):  # of which an existing one stays as it is
+            return None if before is None else []
+        try:
+            after = await cluster.apply(item, manager=FIELD_MANAGER, strict=True, dry_run=True)
+        except ApiError as error:
+            if error.status != FORBIDDEN:
+                raise
+            return changes(item, before)
+        differences = difference(after, before)
+        if after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]:  # nobody wrote in between
+            break
+    return differences

@@ -39,7 +39,7 @@ from lockstep.plan.render.readerpod import (
 from lockstep.plan.render.resolve import Resolved, resolve
 from lockstep.plan.waiting.containers import is_scheduled, why_not_started
 from lockstep.plan.waiting.unscheduled import why_unscheduled
-from lockstep.platforms.clusters.survey import with_image
+from lockstep.platforms.clusters.deployed import with_image
 
 LIFETIME_SECONDS = 3600
 START_SECONDS = 300.0

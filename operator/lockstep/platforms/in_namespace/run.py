@@ -33,8 +33,8 @@ from lockstep.plan.reasons import Reason
 from lockstep.plan.render.objects import claims, thaw
 from lockstep.plan.status.conditions import Fact, View, pods_scheduled, progressing, ranks_ready
 from lockstep.plan.waiting.containers import is_scheduled
-from lockstep.platforms.clusters.surroundings import nodes_of
-from lockstep.platforms.clusters.survey import with_image
+from lockstep.platforms.clusters.deployed import with_image
+from lockstep.platforms.clusters.facts import list_kind
 from lockstep.platforms.files.reader import beside
 from lockstep.platforms.in_namespace.objects import Run, objects, prepare
 from lockstep.platforms.jobs.keeper import VERDICTS, keeper, keeper_name
@@ -147,9 +147,9 @@ async def run_until(cluster: Cluster, run: Run, say: Say, heard: asyncio.Event, 
 
 async def lacking_nodes(cluster: Cluster, run: Run) -> str:
     """In words, that the cluster has too few nodes for the run even when all of it is idle; '' where it has enough, or may not be looked at."""
-    nodes = await nodes_of(cluster)
+    nodes = await list_kind(cluster, "Node")
     (found,) = [item for item in objects(run) if item["kind"] == "StatefulSet"]
-    return "" if nodes is None else never_enough(found["spec"]["template"], run.frozen.nodes, nodes)
+    return never_enough(found["spec"]["template"], run.frozen.nodes, nodes.items) if nodes.seen else ""
 
 
 async def _refuse_too_few_nodes(cluster: Cluster, run: Run, say: Say, patience: Patience) -> None:

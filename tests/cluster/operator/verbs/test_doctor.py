@@ -33,7 +33,7 @@ def test_a_deployed_cluster_is_found_well(
     assert {
         name: findings[name]["verdict"] for name in ("API server", "rights", "CRDs", "service account", "nodes", "storage", "fabric")
     } == dict.fromkeys(("API server", "rights", "CRDs", "service account", "nodes", "storage", "fabric"), "ok")
-    assert "ready" in findings["operator"]["said"]
+    assert "ready" in findings["operator"]["message"]
 
 
 def test_a_namespace_without_anything_is_told_what_it_lacks(

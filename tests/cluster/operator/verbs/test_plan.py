@@ -33,7 +33,7 @@ def plan(jobs: Jobs, folder: Path, code: int, kubeconfig: Path | None = None) ->
 
 
 def said(found: Found, section: str, outcome: str) -> str:
-    return " | ".join(line["said"] for line in found["lines"] if (line["section"], line["outcome"]) == (section, outcome))
+    return " | ".join(line["message"] for line in found["lines"] if (line["section"], line["outcome"]) == (section, outcome))
 
 
 def test_a_plan_says_what_the_cluster_would_and_makes_nothing(other: Jobs, kubectl: Kubectl, cluster: Path, tmp_path: Path) -> None:

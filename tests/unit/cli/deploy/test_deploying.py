@@ -28,11 +28,10 @@ from lockstep.plan.openshift_images import puller
 from lockstep.plan.ship.deploy import Left, State, called, counted, difference, of_one_cluster, removable_claims, users
 from lockstep.platforms.clusters import install, remove
 from lockstep.platforms.clusters.devenv import dev_environment, ensure_dev_environment, how_far, until_up
-from lockstep.platforms.clusters.dryrun import LOOKS, would_change
+from lockstep.platforms.clusters.facts import operator_trouble
 from lockstep.platforms.clusters.install import InstallError
 from lockstep.platforms.clusters.record import Deployment, Record, deployment_of, read_record, write_record
-from lockstep.platforms.clusters.send import Sent, send_permitted
-from lockstep.platforms.clusters.survey import _what_stops
+from lockstep.platforms.clusters.send import LOOKS, Sent, send_permitted, would_change
 
 
 class Api(Cluster):
@@ -212,7 +211,7 @@ def test_a_deployment_that_would_change_nothing_says_so(
             raise answer
         return answer
 
-    monkeypatch.setattr("lockstep.platforms.clusters.dryrun.would_change", would_change)
+    monkeypatch.setattr("lockstep.platforms.clusters.send.would_change", would_change)
     objects = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": "team"}} for name in "ab"]
     try:
         diff_deployment(objects, None)
@@ -462,7 +461,7 @@ def test_a_network_that_the_profile_names_and_the_namespace_lacks_is_told_with_w
     with Progress() as progress:
         assert not asyncio.run(_rails_are_there(api, plan, progress))
         told = capsys.readouterr().out
-        assert f"MISSING: network {names[0]} is not in namespace {plan.namespace}" in told
+        assert f"MISSING: there is no NetworkAttachmentDefinition {names[0]} in namespace {plan.namespace}" in told
         assert f"kubectl get net-attach-def {names[0]} -n theirs" in told and names[1] not in told
         assert asyncio.run(_rails_are_there(api, planned("barcelona", Mode.TCP), progress))
         put(api, {"kind": "NetworkAttachmentDefinition", "metadata": {"name": names[0], "namespace": plan.namespace}})
@@ -483,7 +482,7 @@ def operator_waiting(image: str, reason: str) -> Api:
 def test_the_doctor_names_an_image_of_the_operator_that_can_not_be_pulled() -> None:
     api = operator_waiting("new:1", "ImagePullBackOff")
     (deployment,) = [item for name, item in api.objects.items() if name.startswith("Deployment ")]
-    assert asyncio.run(_what_stops(api, deployment)).startswith("the operator's image new:1 can't be pulled (pull access denied): ")
+    assert asyncio.run(operator_trouble(api, deployment)).startswith("the operator's image new:1 can't be pulled (pull access denied): ")
 
 
 def test_an_image_of_the_operator_that_can_not_be_pulled_ends_the_wait_with_what_to_type() -> None:

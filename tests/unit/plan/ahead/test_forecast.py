@@ -12,7 +12,8 @@ from golden.plan_cases import TRAINING, job, profile
 from lockstep.api.errors import ConfigError
 from lockstep.cli.jobs.planfacts import known_facts, read_pace
 from lockstep.plan.ahead.forecast import Forecast, Known, Pace, capacity, forecast
-from lockstep.plan.cluster.lookahead import EXIT_CODES, Outcome, Verdict, sentence, verdict
+from lockstep.plan.ahead.planned import EXIT_CODES, PlanVerdict, sentence, verdict
+from lockstep.plan.cluster.finding import Outcome
 from lockstep.plan.render.resolve import PlatformDefaults, Resolved, resolve
 from lockstep_spec.families import shape_from_config
 
@@ -35,7 +36,7 @@ def resolved(profile_spec: Object | None = None, nodes: int = 2, **training: Any
 
 
 def told(found: Forecast, section: str) -> str:
-    return " | ".join(f"{line.outcome.value}: {line.said}" for line in found.lines if line.section == section)
+    return " | ".join(f"{line.outcome.value}: {line.message}" for line in found.findings if line.subject == section)
 
 
 KNOWN = Known(
@@ -46,7 +47,7 @@ KNOWN = Known(
 def test_everything_is_counted_when_everything_is_known() -> None:
     pace = Pace(96.0, "--tokens-per-second")
     found = forecast(resolved(), Known(**{**vars(KNOWN), "pace": pace}))
-    assert [line.outcome for line in found.lines if line.outcome is Outcome.UNKNOWN] == []
+    assert [line.outcome for line in found.findings if line.outcome is Outcome.UNKNOWN] == []
     # 300 samples, 32 a step: 10 steps, 3.125 an epoch. A step has at most 32 × 12 = 384 tokens, 4 s at 96 tokens/s: 40 s.
     assert {key: found.figures[key] for key in ("steps", "stepsPerEpoch", "stepSeconds", "seconds")} == {
         "steps": 10, "stepsPerEpoch": 3.12, "stepSeconds": 4.0, "seconds": 40.0,
@@ -69,7 +70,7 @@ def test_a_measured_run_gives_its_own_tokens_a_step() -> None:
 
 def test_what_nobody_says_is_unknown_in_every_section_and_names_what_would_say_it() -> None:
     found = forecast(resolved(), Known(capacity_source="no label"))
-    unknown = {line.section: line.said for line in found.lines if line.outcome is Outcome.UNKNOWN}
+    unknown = {line.subject: line.message for line in found.findings if line.outcome is Outcome.UNKNOWN}
     assert set(unknown) == {"memory", "network", "steps", "saves", "time"}
     assert ("--model-config" in unknown["memory"], "--samples" in unknown["steps"], "--tokens-per-second" in unknown["time"]) == (
         True,
@@ -86,11 +87,11 @@ def test_a_run_that_can_not_fit_is_refused_in_the_trainers_words() -> None:
 def test_a_run_that_may_run_out_is_a_risk_with_settings_that_fit() -> None:
     """Between what shapes alone need and what all estimates add up to: it isn't refused, and doesn't fit either."""
     found = forecast(resolved(), Known(**{**vars(KNOWN), "capacity_bytes": 10**9}))
-    line = next(line for line in found.lines if line.section == "memory")
-    assert (line.outcome, line.said) == (Outcome.RISK, "a GPU needs about 1.3 GB of 1.0 GB (by type): it may run out")
+    line = next(line for line in found.findings if line.subject == "memory")
+    assert (line.outcome, line.message) == (Outcome.RISK, "a GPU needs about 1.3 GB of 1.0 GB (by type): it may run out")
     assert line.fix.startswith("what fits: ")
-    assert (verdict(found.lines), EXIT_CODES[verdict(found.lines)]) == (Verdict.MAY_FAIL, 4)
-    assert sentence(found.lines) == f"may fail once it runs: {line.said}"
+    assert (verdict(found.findings), EXIT_CODES[verdict(found.findings)]) == (PlanVerdict.MAY_FAIL, 4)
+    assert sentence(found.findings) == f"may fail once it runs: {line.message}"
 
 
 def test_samples_held_out_for_evaluation_are_not_trained_on() -> None:
@@ -119,7 +120,7 @@ def test_a_checkpoint_that_is_larger_than_the_workspace_is_said() -> None:
     small = resolved({"storage": {"workspaceSize": "1Ki"}})  # 1152 bytes do not go into 1024
     found = forecast(small, KNOWN)
     assert "risk: the checkpoints need 1.2 kB, which is more than the cluster's workspace" in told(found, "saves")
-    assert verdict(found.lines) is Verdict.MAY_FAIL
+    assert verdict(found.findings) is PlanVerdict.MAY_FAIL
     assert "more than" not in told(forecast(resolved({"storage": {"workspaceSize": "2Ki"}}), KNOWN), "saves")
 
 
@@ -137,8 +138,8 @@ def test_times_are_given_at_the_profiles_own_speed_where_it_has_one() -> None:
 
 def test_a_script_is_its_own_affair() -> None:
     script = resolve(job(nodes=2, script={"path": "a.py"}), profile(**GPUS), PlatformDefaults(namespace="team"))
-    (line,) = forecast(script, KNOWN).lines
-    assert (line.outcome, "its script's affair" in line.said) == (Outcome.NOTE, True)
+    (line,) = forecast(script, KNOWN).findings
+    assert (line.outcome, "its script's affair" in line.message) == (Outcome.NOTE, True)
 
 
 def gpu_node(**labels: str) -> Object:
@@ -151,9 +152,9 @@ def test_a_gpus_memory_is_the_smallest_label_else_what_the_profile_says() -> Non
     )
     assert by_label[0] == 40960 * 2**20
     assert capacity(resolved(), [gpu_node()])[0] == 80 * 10**9
-    assert capacity(resolved({"gpus": {"perNode": 2}}), None)[0] is None
+    assert capacity(resolved({"gpus": {"perNode": 2}}), ())[0] is None
     on_cpus: Object = {"gpus": {"perNode": 0}, "resources": {"limits": {"memory": "8Gi"}}}
-    assert capacity(resolved(on_cpus), None)[0] == 8 * 2**30
+    assert capacity(resolved(on_cpus), ())[0] == 8 * 2**30
 
 
 def facts(given: Resolved | None = None, **named: Any) -> Known:

@@ -9,12 +9,11 @@ import yaml
 
 from golden.plan_cases import job, profile
 from lockstep.api.files.clusterfile import ClusterFile, parse_cluster_file
-from lockstep.plan.ahead.references import reference_lines
-from lockstep.plan.checks.cluster import lint_against
-from lockstep.plan.checks.finding import Finding
-from lockstep.plan.checks.site import fabric
-from lockstep.plan.cluster.lookahead import Around, Line, Outcome
-from lockstep.plan.cluster.seen import Seen, Verdict
+from lockstep.plan.ahead.references import reference_findings
+from lockstep.plan.checks.doctor import examine
+from lockstep.plan.checks.lint import lint_against
+from lockstep.plan.cluster.facts import ClusterFacts, Listing
+from lockstep.plan.cluster.finding import Finding, Outcome
 from lockstep.plan.discovery.file import discovered
 from lockstep.plan.render.resolve import PlatformDefaults, resolve
 from support.cluster_facts import network, rail, rdma_cluster
@@ -45,14 +44,14 @@ def cluster_file(first: str, platform: str) -> ClusterFile:
 
 def linted(first: str, platform: str, *networks: dict[str, Any]) -> list[Finding]:
     facts = rdma_cluster(NetworkAttachmentDefinition=(*map(rail, (6, 7, 8)), *networks))
-    return [one for one in lint_against(cluster_file(first, platform), facts) if one.key == "network.rdma.rails[0].network"]
+    return [one for one in lint_against(cluster_file(first, platform), facts) if one.subject == "network.rdma.rails[0].network"]
 
 
 @pytest.mark.parametrize(("first", "platform", "warned"), NAMED)
 def test_lint_warns_of_a_network_that_pods_of_the_namespace_can_not_have(first: str, platform: str, warned: bool) -> None:
     there = network("eno5np0-network", first.rpartition("/")[0] or "nccl-test", resource="openshift.io/eno5np0rdma", mtu=9000)
     found = linted(first, platform, there)
-    assert [(one.verdict, SAID in one.said, one.fix) for one in found] == ([(Verdict.WARNING, True, COPY)] if warned else [])
+    assert [(one.outcome, SAID in one.message, one.fix) for one in found] == ([(Outcome.WARNING, True, COPY)] if warned else [])
 
 
 @pytest.mark.parametrize(("platform", "advised"), [("kubernetes", True), ("openshift", False)])
@@ -63,9 +62,8 @@ def test_to_name_a_network_of_another_namespace_is_advised_only_where_it_works(p
 
 @pytest.mark.parametrize(("first", "platform", "warned"), NAMED)
 def test_doctor_warns_of_it_too(first: str, platform: str, warned: bool) -> None:
-    seen = Seen("nccl-test", networks=frozenset(f"eno{number}np0-network" for number in (5, 6, 7, 8)))
-    found = list(fabric(seen, cluster_file(first, platform).profile.spec))
-    assert [(one.verdict, SAID in one.said, one.fix) for one in found] == ([(Verdict.WARNING, True, COPY)] if warned else [])
+    found = [one for one in examine(cluster_file(first, platform), rdma_cluster(), {}) if one.subject == "fabric" and SAID in one.message]
+    assert [(one.outcome, SAID in one.message, one.fix) for one in found] == ([(Outcome.WARNING, True, COPY)] if warned else [])
 
 
 @pytest.mark.parametrize(("platform", "doubted"), [("OpenShift", True), ("Kubernetes", False)])
@@ -73,5 +71,6 @@ def test_a_plan_doubts_that_such_a_job_starts(platform: str, doubted: bool) -> N
     rdma = {"enabled": True, "rails": [{"network": "theirs/eno5np0-network", "resource": "x.com/y"}]}
     given = profile(platform=platform, network={"rdma": rdma}, security={"ipcLock": True}, gpus={"perNode": 4}, image="trainer:1")
     resolved = resolve(job(nodes=2), given, PlatformDefaults(namespace="nccl-test"))
-    found: list[Line] = list(reference_lines(resolved, Around("nccl-test", present={("ServiceAccount", "ml-dev-sa"): True})))
-    assert [SAID in line.said for line in found if line.outcome is Outcome.UNKNOWN] == ([True] if doubted else [])
+    account = Listing("ServiceAccount", ({"metadata": {"name": "ml-dev-sa"}},))
+    found = list(reference_findings(resolved, ClusterFacts("nccl-test", objects={("ServiceAccount", "ml-dev-sa"): account})))
+    assert [SAID in one.message for one in found if one.outcome is Outcome.UNKNOWN] == ([True] if doubted else [])

@@ -11,10 +11,11 @@ import pytest
 
 from golden.plan_cases import CHECKOUT, job, profile
 from lockstep.plan.ahead import planned
-from lockstep.plan.ahead.admission import ENFORCE, REVIEW
 from lockstep.plan.ahead.forecast import Forecast
 from lockstep.plan.ahead.live import Comparison
-from lockstep.plan.cluster.lookahead import EXIT_CODES, Around, Line, Outcome, Try, Verdict, sentence, verdict
+from lockstep.plan.ahead.planned import EXIT_CODES, PlanVerdict, sentence, verdict
+from lockstep.plan.cluster.facts import NETWORK, SCC_REVIEW, ClusterFacts, Listing, Sight, Try
+from lockstep.plan.cluster.finding import Finding, Outcome
 from lockstep.plan.render.resolve import PlatformDefaults, Resolved, resolve
 from lockstep.plan.waiting.requests import request
 
@@ -49,26 +50,42 @@ def holder(name: str, on: str, gpus: int, **more: Any) -> Object:
     }
 
 
-def around(**changes: Any) -> Around:
-    """A cluster on which the job would start at once."""
-    healthy = Around(
-        namespace="team", namespace_labels={}, nodes=(node("a"), node("b"), node("c")), pods=(), own_pods=(), quotas=(), ranges=(), claims=(),
-        classes=CLASSES, networks=frozenset(), present={("ServiceAccount", "ml-dev-sa"): True, ("TrainingCluster", "test"): True}, tries=ADMITTED,
+KINDS = {
+    "nodes": "Node", "pods": "Pod", "quotas": "ResourceQuota", "ranges": "LimitRange", "claims": "PersistentVolumeClaim",
+    "classes": "StorageClass", "networks": NETWORK,
+}  # fmt: skip
+
+
+def around(**changes: Any) -> ClusterFacts:
+    """A cluster on which the job would start at once. Lists: their items, None where they may not be read; `present`: kind and name → is it there."""
+    lists: dict[str, Any] = {
+        "nodes": (node("a"), node("b"), node("c")),
+        "classes": CLASSES,
+        **{name: () for name in KINDS if name not in ("nodes", "classes")},
+    }
+    lists |= {name: changes.pop(name) for name in KINDS if name in changes}
+    present = changes.pop("present", {("ServiceAccount", "ml-dev-sa"): True})
+    healthy = ClusterFacts(
+        namespace="team",
+        lists={KINDS[name]: Listing(KINDS[name], sight=Sight.FORBIDDEN) if items is None else Listing(KINDS[name], items) for name, items in lists.items()},
+        objects={key: Listing(key[0], ({"metadata": {"name": key[1]}},) if there else ()) for key, there in present.items()},
+        tries=ADMITTED,
     )  # fmt: skip
     return replace(healthy, **changes)
 
 
-def lines(seen: Around | None, given: Resolved | None = None, compared: list[Comparison] | None = None) -> list[Line]:
+def lines(facts: ClusterFacts | None, given: Resolved | None = None, compared: list[Comparison] | None = None) -> list[Finding]:
+    """Of a cluster whose TrainingCluster is as its file says, unless `facts` has another."""
     given = given or resolved()
     pod = planned.samples(given, given.job)[1]
-    named = seen and replace(
-        seen, present={**seen.present, ("TrainingCluster", given.profile.metadata.name): seen.present.get(("TrainingCluster", "test"))}
-    )
-    return planned.all_lines(given, pod, compared, named, Forecast())
+    name = ("TrainingCluster", given.profile.metadata.name)
+    same = {name: Listing("TrainingCluster", ({"spec": given.profile.spec.to_dict()},))}
+    known = facts and replace(facts, objects=same | dict(facts.objects))
+    return planned.all_findings(given, pod, compared, known, Forecast())
 
 
-def told(found: list[Line], *outcomes: Outcome) -> str:
-    return " | ".join(f"{line.said} → {line.fix}" for line in found if line.outcome in outcomes)
+def told(found: list[Finding], *outcomes: Outcome) -> str:
+    return " | ".join(f"{line.message} → {line.fix}" for line in found if line.outcome in outcomes)
 
 
 def test_a_job_that_everything_is_ready_for_fits_now() -> None:
@@ -113,7 +130,7 @@ def test_nodes_that_the_profile_does_not_name_are_left_out() -> None:
     only = resolved({"nodes": {"gpuNodes": ["a", "b"]}})
     assert "is none of those that the job and its cluster name" in told(lines(around(), only), Outcome.NOTE)
     selected = resolved({"nodes": {"selector": {"pool": "gpu"}}})
-    assert verdict(lines(around(), selected)) is Verdict.WAITS
+    assert verdict(lines(around(), selected)) is PlanVerdict.WAITS
 
 
 def test_what_may_not_be_seen_of_nodes_is_said_and_not_guessed() -> None:
@@ -121,7 +138,7 @@ def test_what_may_not_be_seen_of_nodes_is_said_and_not_guessed() -> None:
     assert sentence(blind) == "fits as far as can be seen; not known: nodes"
     half = lines(around(pods=None))
     assert "your account may not list pods of all namespaces" in told(half, Outcome.UNKNOWN)
-    assert verdict(lines(around(nodes=(node("a"),), pods=None))) is Verdict.WAITS
+    assert verdict(lines(around(nodes=(node("a"),), pods=None))) is PlanVerdict.WAITS
 
 
 def test_a_pods_request_is_counted_as_the_scheduler_counts_it() -> None:
@@ -182,22 +199,24 @@ def test_what_the_jobs_own_pods_use_of_a_quota_is_theirs_to_use_again() -> None:
 )
 def test_a_quota_counts_only_for_pods_in_its_scope(scope: Object, counts: bool) -> None:
     found = verdict(lines(around(quotas=(quota({"pods": "1"}, **scope),))))
-    assert found is (Verdict.REFUSED if counts else Verdict.FITS)
+    assert found is (PlanVerdict.REFUSED if counts else PlanVerdict.FITS)
 
 
 @pytest.mark.parametrize(
     ("rule", "said"),
     [
-        ({"type": "Container", "max": {"memory": "100Gi"}}, "LimitRange r allows at most 100Gi memory, container trainer has 128Gi"),
-        ({"type": "Container", "min": {"cpu": "16"}}, "LimitRange r wants at least 16 cpu, container trainer has 8"),
         (
             {"type": "PersistentVolumeClaim", "max": {"storage": "200Gi"}},
             "LimitRange r allows at most 200Gi storage, claim ml-datasets has 500Gi",
         ),
-        ({"type": "Container", "max": {"memory": "128Gi"}}, ""),
+        (
+            {"type": "PersistentVolumeClaim", "min": {"storage": "200Gi"}},
+            "LimitRange r wants at least 200Gi storage, claim ml-dev-workspace has 100Gi",
+        ),
+        ({"type": "PersistentVolumeClaim", "max": {"storage": "500Gi"}}, ""),
     ],
 )
-def test_a_limit_range_refuses_what_is_too_much_or_too_little(rule: Object, said: str) -> None:
+def test_a_limit_range_refuses_claims_that_are_too_large_or_too_small(rule: Object, said: str) -> None:
     found = told(lines(around(ranges=({"metadata": {"name": "r"}, "spec": {"limits": [rule]}},))), Outcome.REFUSED)
     assert (said in found) if said else found == ""
 
@@ -268,14 +287,37 @@ RDMA: Object = {
 }  # fmt: skip
 
 
-def test_without_the_right_to_try_pods_the_namespaces_labels_are_read() -> None:
+def test_without_the_right_to_try_pods_their_admission_is_unknown() -> None:
     no_right = ADMITTED | {"Pod": Try(None, "your account may not create one")}
-    seen = around(tries=no_right, namespace_labels={ENFORCE: "restricted"}, networks=frozenset({"rail1"}))
-    assert "which the job's pods fulfil" in told(lines(seen), Outcome.OK)
-    assert "enforces Pod Security restricted, which has no place for the UID 0 and CAP_IPC_LOCK of RDMA pods" in told(
-        lines(seen, resolved(RDMA)), Outcome.REFUSED
-    )
-    assert "your account may not create one" in told(lines(seen), Outcome.UNKNOWN)
+    found = lines(around(tries=no_right))
+    assert "whether a Pod would be admitted: your account may not create one" in told(found, Outcome.UNKNOWN)
+    assert sentence(found) == "fits as far as can be seen; not known: admission"
+
+
+FULL = 'pods "x-0" is forbidden: exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2'
+
+
+def test_a_quota_that_is_used_up_now_is_waited_for_and_no_refusal() -> None:
+    tries = ADMITTED | {"Pod": Try(False, FULL)}
+    counted = lines(around(tries=tries, quotas=(quota({"pods": "2"}, {"pods": "2"}),)))
+    assert sentence(counted) == "would wait for quota q to have 2 pods free"
+    assert f"the API server has no room for the Pod now: {FULL}" in told(counted, Outcome.NOTE)
+    unseen = lines(around(tries=tries, quotas=None))
+    assert sentence(unseen) == "would wait for the namespace's quota to have room; not known: quota"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        'pods "x-0" is forbidden: failed quota: q: must specify limits.cpu for: trainer',
+        'pods "x-0" is forbidden: maximum memory usage per Container is 100Gi, but limit is 128Gi',
+        'Pod "x-0" is invalid: spec.containers[0].resources.requests: Invalid value: "8": must be less than or equal to cpu limit of 500m',
+    ],
+)
+def test_a_pod_of_the_wrong_size_is_refused_in_the_servers_words(message: str) -> None:
+    found = lines(around(tries=ADMITTED | {"Pod": Try(False, message)}))
+    assert sentence(found) == f"refused: the API server refuses the Pod: {message}"
+    assert "kubectl describe quota,limitrange -n team" in told(found, Outcome.REFUSED)
 
 
 @pytest.mark.parametrize(
@@ -292,7 +334,7 @@ def test_without_the_right_to_try_pods_the_namespaces_labels_are_read() -> None:
     ],
 )
 def test_on_openshift_the_service_accounts_sccs_are_asked_for(answer: Try | None, outcome: Outcome, said: str) -> None:
-    tries = ADMITTED | ({REVIEW: answer} if answer is not None else {})
+    tries = ADMITTED | ({SCC_REVIEW: answer} if answer is not None else {})
     assert said in told(lines(around(tries=tries), resolved({"platform": "OpenShift"})), outcome)
 
 
@@ -306,7 +348,7 @@ def test_a_taint_that_the_profile_tolerates_is_no_obstacle() -> None:
 
 
 def test_a_registry_login_of_the_profile_that_is_missing_is_noted() -> None:
-    seen = around(present={("Secret", "pull"): False, ("ServiceAccount", "ml-dev-sa"): True, ("TrainingCluster", "test"): True})
+    seen = around(present={("Secret", "pull"): False, ("ServiceAccount", "ml-dev-sa"): True})
     found = lines(seen, resolved({"pod": {"imagePullSecrets": ["pull"]}}))
     assert "Secret pull (the cluster's pod.image_pull_secrets) is not in namespace team" in told(found, Outcome.NOTE)
     assert "or take it out of the cluster file" in told(found, Outcome.NOTE)
@@ -339,12 +381,11 @@ def test_what_pods_name_must_exist(missing: tuple[str, str], outcome: Outcome, s
         ("ConfigMap", "o"),
         ("ConfigMap", "scripts"),
         ("ServiceAccount", "ml-dev-sa"),
-        ("TrainingCluster", "test"),
     ]
     present = {name: name != missing for name in every}
     found = lines(around(present=present), resolved(**NEEDS))
     assert said in told(found, outcome)
-    assert verdict(found) is (Verdict.REFUSED if outcome is Outcome.REFUSED else Verdict.FITS)
+    assert verdict(found) is (PlanVerdict.REFUSED if outcome is Outcome.REFUSED else PlanVerdict.FITS)
 
 
 def test_a_rails_network_must_be_in_the_namespace() -> None:
@@ -361,14 +402,19 @@ def test_rails_without_a_network_are_not_looked_for_and_one_network_only_once() 
 
 
 def test_the_clusters_profile_must_be_there_and_a_difference_is_said() -> None:
-    gone = around(present={("ServiceAccount", "ml-dev-sa"): True, ("TrainingCluster", "test"): False})
+    gone = around(present={("ServiceAccount", "ml-dev-sa"): True, ("TrainingCluster", "p"): False})
+    spec = resolved().profile.spec.to_dict()
+    other = replace(
+        gone,
+        objects={**gone.objects, ("TrainingCluster", "p"): Listing("TrainingCluster", ({"spec": spec | {"gpus": {"perNode": 8}}},))},
+    )
     assert "is not on the cluster → lockstep deploy" in told(lines(gone), Outcome.REFUSED)
-    assert "differs from its file in gpus: the cluster's counts" in told(lines(around(profile_differs=("gpus",))), Outcome.NOTE)
+    assert "differs from its file in gpus: the cluster's counts" in told(lines(other), Outcome.NOTE)
 
 
 def test_objects_of_others_are_in_the_way_and_new_ones_are_listed() -> None:
     compared = [Comparison("Service/x-headless", absent=True), Comparison("StatefulSet/x", foreign=True)]
-    found = lines(around(new=frozenset({"Service/x-headless"})), compared=compared)
+    found = lines(around(), compared=compared)
     assert sentence(found) == "refused: StatefulSet/x is there and belongs to something else"
     assert "would be made: Service/x-headless" in told(found, Outcome.OK)
 
@@ -381,23 +427,23 @@ def test_offline_only_the_files_are_told() -> None:
 
 def test_a_refusal_weighs_more_than_a_risk_a_risk_more_than_a_wait_and_a_wait_more_than_what_is_unknown() -> None:
     refused, risk, waits, unknown = (
-        Line("quota", outcome, outcome.value, awaited="w") for outcome in (Outcome.REFUSED, Outcome.RISK, Outcome.WAITS, Outcome.UNKNOWN)
+        Finding("quota", outcome, outcome.value, awaited="w") for outcome in (Outcome.REFUSED, Outcome.RISK, Outcome.WAITS, Outcome.UNKNOWN)
     )
     cases = ([unknown, waits, risk, refused], [unknown, waits, risk], [unknown, waits], [unknown], [])
     assert [verdict(found) for found in cases] == [
-        Verdict.REFUSED, Verdict.MAY_FAIL, Verdict.WAITS, Verdict.FITS_AS_SEEN, Verdict.FITS,
+        PlanVerdict.REFUSED, PlanVerdict.MAY_FAIL, PlanVerdict.WAITS, PlanVerdict.FITS_AS_SEEN, PlanVerdict.FITS,
     ]  # fmt: skip
     assert sentence(cases[1]) == "may fail once it runs: risk; would wait for w; not known: quota"
     assert sentence(cases[2]) == "would wait for w; not known: quota"
-    assert [EXIT_CODES[found] for found in Verdict] == [0, 0, 3, 4, 1]
+    assert [EXIT_CODES[found] for found in PlanVerdict] == [0, 0, 3, 4, 1]
 
 
 def test_the_page_lists_every_verdict_with_its_exit_code() -> None:
     page = (CHECKOUT / "docs/how-to/plan.md").read_text(encoding="utf-8")
     assert [
-        found.value for found in Verdict if not re.search(rf"^\| `{found.value}.*` \| {EXIT_CODES[found]} \|", page, re.MULTILINE)
+        found.value for found in PlanVerdict if not re.search(rf"^\| `{found.value}.*` \| {EXIT_CODES[found]} \|", page, re.MULTILINE)
     ] == []
 
 
 def test_what_only_the_run_itself_will_show_says_nothing_of_its_start() -> None:
-    assert verdict([Line("time", Outcome.UNKNOWN, "how long")]) is Verdict.FITS
+    assert verdict([Finding("time", Outcome.UNKNOWN, "how long")]) is PlanVerdict.FITS

@@ -81,7 +81,7 @@ def test_json_holds_the_lines_the_figures_and_the_verdict(stub: ApiStub, tmp_pat
     done = plan(job_file(tmp_path, **spec), "-o", "json", "--model-config", str(tmp_path), "--samples", "10")
     found = json.loads(done.output)
     assert (found["verdict"], found["figures"]["parameters"], found["figures"]["steps"]) == ("fits as far as can be seen", 212, 5)
-    assert {"section": "quota", "outcome": "ok", "said": "the namespace has no ResourceQuota"} in found["lines"]
+    assert {"section": "quota", "outcome": "ok", "message": "the namespace has no ResourceQuota"} in found["lines"]
 
 
 def test_warnings_of_the_server_are_told(stub: ApiStub, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_with_rights_in_one_namespace_what_may_not_be_seen_is_unknown() -> None:
 
 def test_a_cluster_without_multus_gpus_and_openshift_is_described_too() -> None:
     lists = {"Node": Listing("Node", (node("a", gpus=0, rails=0), node("b", gpus=0, rails=0)))}
-    found = file_of(ClusterFacts("https://10.0.0.1:6443", "v1.34.4", "default", frozenset(), lists)).profile.spec
+    found = file_of(ClusterFacts("default", "https://10.0.0.1:6443", "v1.34.4", lists=lists)).profile.spec
     assert (found.platform.value, found.gpus.per_node, found.network.rdma.enabled, found.nodes.gpu_nodes) == ("Kubernetes", 0, False, [])
 
 

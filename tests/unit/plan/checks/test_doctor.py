@@ -12,9 +12,10 @@ import yaml
 from lockstep.api.files.clusterfile import ClusterFile, parse_cluster_file
 from lockstep.kube.client import connect
 from lockstep.kube.kinds import path_of
-from lockstep.plan.checks.doctor import examine
-from lockstep.plan.cluster.seen import Finding, Seen, Verdict
-from lockstep.platforms.clusters.survey import survey, survey_rails
+from lockstep.plan.checks.doctor import examine, ready_endpoints
+from lockstep.plan.cluster.facts import NETWORK, ClusterFacts, Listing, Sight
+from lockstep.plan.cluster.finding import Finding, Outcome
+from lockstep.platforms.clusters.facts import doctor_facts, network_facts
 from support.api_stub import ApiStub, served
 from support.checkout import ROOT
 
@@ -49,41 +50,82 @@ def claim(name: str, phase: str = "Bound", mode: str = "ReadWriteMany") -> dict[
     return {"metadata": {"name": name}, "spec": {"accessModes": [mode]}, "status": {"phase": phase}}
 
 
-def operator(image: str = "r.example.com/lockstep-operator:1") -> dict[str, Any]:
-    template = {"spec": {"containers": [{"image": image}]}}
-    return {"metadata": {"name": "lockstep-operator"}, "spec": {"replicas": 2, "template": template}, "status": {"readyReplicas": 2}}
+def operator(image: str = "r.example.com/lockstep-operator:1", namespaces: str = "") -> dict[str, Any]:
+    container = {"image": image, "env": [{"name": "LOCKSTEP_NAMESPACES", "value": namespaces}]}
+    return {
+        "metadata": {"name": "lockstep-operator", "namespace": "lockstep-system"},
+        "spec": {"replicas": 2, "template": {"spec": {"containers": [container]}}},
+        "status": {"readyReplicas": 2},
+    }
 
 
-def healthy(found: ClusterFile) -> Seen:
-    return Seen(
+def network(namespace: str) -> dict[str, Any]:
+    return {"metadata": {"name": "rail1", "namespace": namespace}}
+
+
+def endpoints(service: str, *ready: bool | None) -> dict[str, Any]:
+    metadata = {"name": f"{service}-abc", "labels": {"kubernetes.io/service-name": service}}
+    return {"metadata": metadata, "endpoints": [{"conditions": {} if one is None else {"ready": one}} for one in ready]}
+
+
+def healthy(found: ClusterFile) -> ClusterFacts:
+    lists = {
+        "CustomResourceDefinition": tuple(CRDS.values()),
+        "Node": (node("a"), node("b")),
+        "StorageClass": ({"metadata": {"name": "nfs"}, "provisioner": "nfs.csi.k8s.io"},),
+        "PersistentVolumeClaim": (claim("ml-dev-workspace"),),
+        NETWORK: (network("ns"),),
+        "EndpointSlice": (endpoints("kube-dns", True, True),),
+    }
+    objects = {
+        ("Deployment", "lockstep-operator"): operator(),
+        ("TrainingCluster", "c"): {"spec": found.profile.spec.to_dict()},
+        ("ServiceAccount", "ml-dev-sa"): {"metadata": {"name": "ml-dev-sa"}},
+    }
+    return ClusterFacts(
         namespace="ns",
         rights={"create TrainingJobs": True},
-        crds=CRDS,
-        deployment=operator(),
-        profile={"spec": found.profile.spec.to_dict()},
-        nodes=(node("a"), node("b")),
-        classes=({"metadata": {"name": "nfs"}},),
-        claims=(claim("ml-dev-workspace"),),
-        account={"metadata": {"name": "ml-dev-sa"}},
-        networks=frozenset({"rail1"}),
-        dns={"kube-system/kube-dns": 2},
+        lists={kind: Listing(kind, items) for kind, items in lists.items()},
+        objects={key: Listing(key[0], (item,)) for key, item in objects.items()},
     )
 
 
+NAMED: dict[str, tuple[str, str]] = {
+    "deployment": ("Deployment", "lockstep-operator"), "profile": ("TrainingCluster", "c"), "account": ("ServiceAccount", "ml-dev-sa"),
+}  # fmt: skip
+KINDS = {
+    "crds": "CustomResourceDefinition", "nodes": "Node", "classes": "StorageClass", "claims": "PersistentVolumeClaim", "networks": NETWORK,
+    "dns": "EndpointSlice",
+}  # fmt: skip
+
+
 def findings(found: ClusterFile | None = None, **changes: Any) -> list[Finding]:
+    """Of the healthy cluster with changes. Lists: their items, or how they were answered; single objects likewise, None where it isn't there."""
     stated = found or cluster_file()
-    return list(examine(stated, dataclasses.replace(healthy(stated), **changes), CRDS))
+    facts = healthy(stated)
+    lists, objects = dict(facts.lists), dict(facts.objects)
+    for name in KINDS.keys() & changes.keys():
+        value = changes.pop(name)
+        lists[KINDS[name]] = Listing(KINDS[name], sight=value) if isinstance(value, Sight) else Listing(KINDS[name], tuple(value))
+    for name in NAMED.keys() & changes.keys():
+        value, key = changes.pop(name), NAMED[name]
+        objects[key] = Listing(key[0], sight=value) if isinstance(value, Sight) else Listing(key[0], () if value is None else (value,))
+    return list(examine(stated, dataclasses.replace(facts, lists=lists, objects=objects, **changes), CRDS))
+
+
+HIDDEN = Sight.FORBIDDEN
 
 
 def test_a_healthy_cluster_has_nothing_to_mend() -> None:
     found = findings()
-    assert {finding.verdict for finding in found} == {Verdict.OK} and not any(finding.fix for finding in found)
+    assert {finding.outcome for finding in found} == {Outcome.OK} and not any(finding.fix for finding in found)
     assert {finding.subject for finding in found} == {
         "rights", "CRDs", "operator", "cluster", "image", "service account", "DNS", "nodes", "storage", "claims", "fabric"
     }  # fmt: skip
 
 
-OLD_CRDS = {name: {"spec": {"versions": [{"schema": {"openAPIV3Schema": {"properties": {"spec": {"type": "object"}}}}}]}} for name in CRDS}
+OLD_SCHEMA = {"openAPIV3Schema": {"properties": {"spec": {"type": "object"}}}}
+OLD_CRDS = [{"metadata": {"name": name}, "spec": {"versions": [{"schema": OLD_SCHEMA}]}} for name in CRDS]
 DOWN = {**operator(), "status": {}}
 
 
@@ -99,56 +141,57 @@ TAINT = {"key": "dedicated", "value": "infra", "effect": "NoSchedule"}
 )
 def test_of_a_cluster_without_an_image_it_is_said_which_one_jobs_get(image: str, verdict: str, said: str) -> None:
     (found,) = [one for one in findings(deployment=operator(image)) if one.subject == "image"]
-    assert found.verdict.value == verdict and said in found.said
+    assert found.outcome.value == verdict and said in found.message
     assert not [one for one in findings(cluster_file(image="trainer:1")) if one.subject == "image"]
     assert not [one for one in findings(deployment=None) if one.subject == "image"]
 
 
 def test_a_taint_that_the_profile_tolerates_is_no_trouble() -> None:
     found = cluster_file(pod={"tolerations": [{"key": "dedicated", "operator": "Exists"}]})
-    assert {one.verdict for one in findings(found, nodes=(node("a", taints=[TAINT]), node("b", taints=[TAINT])))} == {Verdict.OK}
+    assert {one.outcome for one in findings(found, nodes=(node("a", taints=[TAINT]), node("b", taints=[TAINT])))} == {Outcome.OK}
 
 
 @pytest.mark.parametrize(
     ("changes", "verdict", "said"),
     [
         ({"rights": {"create pods": False, "create claims": True}}, "failed", "you may not create pods in namespace ns"),
-        ({"crds": {}}, "failed", "not installed"),
+        ({"crds": ()}, "failed", "not installed"),
         ({"crds": OLD_CRDS}, "warning", "of another version than this lockstep's"),
-        ({"crds": None}, "unknown", "TrainingJobs are known here; of which version, you may not see"),
-        ({"crds": None, "serves": False}, "failed", "this cluster doesn't know TrainingJobs"),
-        ({"unserved": "the operator works in a only"}, "failed", "none works in namespace ns"),
+        ({"crds": HIDDEN}, "unknown", "TrainingJobs are known here; of which version, you may not see"),
+        ({"crds": HIDDEN, "jobs": Sight.NO_SUCH_KIND}, "failed", "this cluster doesn't know TrainingJobs"),
+        ({"deployment": operator(namespaces="a")}, "failed", "none works in namespace ns"),
         ({"deployment": None}, "failed", "not installed"),
-        ({"deployment": None, "may_see_operator": False}, "unknown", "you may not look into namespace"),
+        ({"deployment": HIDDEN}, "unknown", "you may not look into namespace"),
         ({"deployment": DOWN}, "failed", "0 of 2 replicas ready"),
         ({"profile": None}, "failed", "TrainingCluster c is not on the cluster"),
         ({"profile": {"spec": {"gpus": {"perNode": 8}}}}, "warning", "differs from its file in"),
         ({"account": None}, "failed", "ml-dev-sa is not in namespace ns"),
-        ({"dns": None}, "unknown", "you may not look at the endpoints of kube-system/kube-dns or openshift-dns/dns-default"),
-        ({"dns": {}}, "unknown", "there is neither kube-system/kube-dns nor openshift-dns/dns-default"),
-        ({"dns": {"openshift-dns/dns-default": 0}}, "failed", "openshift-dns/dns-default has no ready endpoint"),
-        ({"nodes": None}, "unknown", "you may not list nodes"),
+        ({"dns": HIDDEN}, "unknown", "you may not look at the endpoints of kube-system/kube-dns or openshift-dns/dns-default"),
+        ({"dns": ()}, "unknown", "there is neither kube-system/kube-dns nor openshift-dns/dns-default"),
+        ({"dns": (endpoints("dns-default"),)}, "failed", "openshift-dns/dns-default has no ready endpoint"),
+        ({"nodes": HIDDEN}, "unknown", "you may not list Node objects"),
         ({"nodes": (node("a"), node("b", ready="Unknown"))}, "warning", "node b is not Ready"),
         ({"nodes": (node("a"), node("b", unschedulable=True))}, "warning", "node b is cordoned"),
         (
             {"nodes": (node("a"), node("b", taints=[TAINT]))},
             "warning",
-            "node b has the taint dedicated=infra:NoSchedule, which the cluster's",
+            "node b has the taint dedicated=infra:NoSchedule, which is not tolerated",
         ),
-        ({"nodes": (node("a"), node("b", taints=[TAINT]))}, "failed", "1 of 2 nodes that the cluster allows can take pods"),
-        ({"nodes": (node("a"), node("b", gpus=3))}, "failed", "1 of 2 nodes that the cluster allows can take pods"),
+        ({"nodes": (node("a"), node("b", taints=[TAINT]))}, "failed", "1 of the 2 nodes that the cluster allows can take its pods"),
+        ({"nodes": (node("a"), node("b", gpus=3))}, "failed", "1 of the 2 nodes that the cluster allows can take its pods"),
         ({"nodes": (node("a"), node("b", gpus=3))}, "warning", "node b has 3 of 4 GPUs"),
-        ({"nodes": (node("a"),)}, "warning", "node b of nodes.gpu_nodes is not in the cluster"),
-        ({"classes": ({"metadata": {"name": "ceph"}},)}, "failed", "storage.class_rwx is nfs; the cluster has ceph"),
+        ({"nodes": (node("a"),)}, "failed", "nodes.gpu_nodes: node b is not in the cluster"),
+        ({"classes": ({"metadata": {"name": "ceph"}},)}, "failed", "storage.class_rwx: there is no storage class nfs"),
         ({"claims": (claim("ml-dev-workspace", mode="ReadWriteOnce"),)}, "failed", "pods of several nodes can't all mount it"),
         ({"claims": (claim("ml-datasets", phase="Pending"),)}, "warning", "ml-datasets is Pending"),
-        ({"networks": frozenset()}, "failed", "network rail1 is not in namespace ns"),
-        ({"networks": None}, "unknown", "whether network rail1 exists"),
+        ({"networks": ()}, "failed", "there is no NetworkAttachmentDefinition rail1 in namespace ns"),
+        ({"networks": HIDDEN}, "unknown", "whether the networks are there"),
+        ({"networks": Sight.NO_SUCH_KIND}, "failed", "nothing attaches networks to pods"),
         ({"nodes": (node("a"), node("b", rails=0))}, "warning", "node b has no x.com/rail1"),
     ],
 )
 def test_what_is_wrong_is_said(changes: dict[str, Any], verdict: str, said: str) -> None:
-    assert any(finding.verdict.value == verdict and said in finding.said for finding in findings(**changes)), findings(**changes)
+    assert any(finding.outcome.value == verdict and said in finding.message for finding in findings(**changes)), findings(**changes)
 
 
 COPY = (
@@ -158,9 +201,7 @@ COPY = (
 
 
 def slices(namespace: str, service: str, *ready: bool | None) -> dict[str, Any]:
-    metadata = {"name": f"{service}-abc", "labels": {"kubernetes.io/service-name": service}}
-    endpoints = [{"conditions": {} if one is None else {"ready": one}} for one in ready]
-    return {path_of("EndpointSlice", namespace): {"metadata": {}, "items": [{"metadata": metadata, "endpoints": endpoints}]}}
+    return {path_of("EndpointSlice", namespace): {"metadata": {}, "items": [endpoints(service, *ready)]}}
 
 
 @pytest.mark.parametrize(
@@ -177,28 +218,28 @@ def test_the_ready_endpoints_of_the_cluster_s_dns_are_counted(
 ) -> None:
     with served(there, tmp_path) as path:
         monkeypatch.setenv("KUBECONFIG", str(path))
-        seen = connect().run(lambda cluster: survey(cluster, cluster_file(), "ns"))
-    assert seen.dns == expected
+        facts = connect().run(lambda cluster: doctor_facts(cluster, cluster_file(), "ns"))
+    listing = facts.list("EndpointSlice")
+    assert (ready_endpoints(listing.items) if listing.seen else None) == expected
 
 
 def test_what_fails_comes_with_what_to_do() -> None:
-    wrong = findings(crds={}, deployment=None, profile=None, account=None, classes=())
-    assert all(finding.fix for finding in wrong if finding.verdict is Verdict.FAILED)
+    wrong = findings(crds=(), deployment=None, profile=None, account=None, classes=())
+    assert all(finding.fix for finding in wrong if finding.outcome is Outcome.FAILED)
 
 
 def test_without_a_class_the_cluster_s_default_counts() -> None:
     found = cluster_file(storage={"mode": "volumeClaimTemplates"})
     default = {"metadata": {"name": "gp3", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}}
-    said = [finding.said for finding in findings(found, classes=(default,))]
-    assert "storage.class_rwo is not set: claims get the default class gp3" in said
-    assert any("has no default class" in finding.said for finding in findings(found, classes=({"metadata": {"name": "gp3"}},)))
+    said = [finding.message for finding in findings(found, classes=(default,))]
+    assert "storage.class_rwo: no class is set, so claims get the default class gp3" in said
+    assert any("has no default class" in finding.message for finding in findings(found, classes=({"metadata": {"name": "gp3"}},)))
 
 
-def network(namespace: str) -> dict[str, Any]:
-    return {"metadata": {"name": "rail1", "namespace": namespace}}
+OWN = "networks belong to a namespace: an administrator makes one for each rail in yours"
 
 
-@pytest.mark.parametrize(("there", "fix"), [((), "an administrator makes its NetworkAttachmentDefinition"), (("theirs",), COPY)])
+@pytest.mark.parametrize(("there", "fix"), [((), OWN), (("theirs",), COPY)])
 def test_a_rail_that_another_namespace_has_is_copied_from_there(
     there: tuple[str, ...], fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,51 +247,54 @@ def test_a_rail_that_another_namespace_has_is_copied_from_there(
     listed = {path_of(kind, None): {"metadata": {}, "items": [network(namespace) for namespace in there]}}
     with served(ApiStub({path_of(kind, "ns"): {"metadata": {}, "items": []}, **listed}), tmp_path) as path:
         monkeypatch.setenv("KUBECONFIG", str(path))
-        seen = connect().run(lambda cluster: survey_rails(cluster, cluster_file().profile.spec, "ns"))
-    found = findings(networks=seen.networks, networks_elsewhere=seen.networks_elsewhere)
-    assert [finding.fix for finding in found if "rail1 is not in namespace ns" in finding.said] == [fix]
+        facts = connect().run(lambda cluster: network_facts(cluster, cluster_file().profile.spec, "ns"))
+    found = findings(networks=facts.list(NETWORK).items, networks_elsewhere=facts.networks_elsewhere)
+    assert [finding.fix for finding in found if "rail1 in namespace ns" in finding.message] == [fix]
 
 
 def test_rails_of_one_network_are_looked_at_once_and_their_devices_counted() -> None:
     rails = [{"network": "rail1", "resource": "x.com/rail1"}] * 2
     found = cluster_file(network={"rdma": {"enabled": True, "rails": rails}})
-    few = [finding.said for finding in findings(found) if finding.subject == "fabric"]
-    assert few == ["nodes a, b have fewer than 2 of x.com/rail1"]
+    few = [finding.message for finding in findings(found) if finding.subject == "fabric"]
+    assert few == ["network.rdma.rails[0].resource: no node that the cluster allows has 2 of x.com/rail1"]
     many = findings(found, nodes=(node("a", rails=2), node("b", rails=8)))
-    assert [finding.said for finding in many if finding.subject == "fabric"] == ["every node has 2 of x.com/rail1"]
-    assert [finding.said for finding in findings(found, networks=frozenset()) if finding.verdict is Verdict.FAILED] == [
-        "network rail1 is not in namespace ns"
+    assert [finding.message for finding in many if finding.subject == "fabric"] == [
+        "network.rdma.rails[0].resource: every node that the cluster allows has 2 of x.com/rail1"
     ]
+    assert [
+        finding.message
+        for finding in findings(found, nodes=(node("a", rails=2), node("b", rails=8)), networks=())
+        if finding.outcome is Outcome.FAILED
+    ] == ["network.rdma.rails[0].network: there is no NetworkAttachmentDefinition rail1 in namespace ns"]
 
 
 def test_without_networks_multus_is_not_asked_for() -> None:
     found = cluster_file(network={"rdma": {"enabled": True, "rails": [{"resource": "x.com/rail1"}]}})
-    assert [finding.said for finding in findings(found, networks=None) if finding.subject == "fabric"] == ["every node has x.com/rail1"]
+    assert [finding.message for finding in findings(found, networks=HIDDEN) if finding.subject == "fabric"] == [
+        "network.rdma.rails[0].resource: every node that the cluster allows has x.com/rail1, one each: one RDMA pod a node"
+    ]
 
 
 def test_rdma_without_rails_is_a_warning() -> None:
     found = cluster_file(network={"rdma": {"enabled": True}})
-    assert any(finding.verdict is Verdict.WARNING and "RDMA without rails" in finding.said for finding in findings(found))
+    assert any(finding.outcome is Outcome.WARNING and "RDMA without rails" in finding.message for finding in findings(found))
 
 
 def test_a_right_to_what_the_cluster_does_not_know_yet_is_no_right_that_a_person_lacks() -> None:
     """RBAC has no rule for a kind before its definition is there; another role would not help."""
     rights = {"create TrainingJobs": False, "create pods": True}
-    found = findings(rights=rights, crds=None, serves=False)
-    assert [one.said for one in found if one.subject == "rights"] == ["you may create pods in namespace ns"]
+    found = findings(rights=rights, crds=HIDDEN, jobs=Sight.NO_SUCH_KIND)
+    assert [one.message for one in found if one.subject == "rights"] == ["you may create pods in namespace ns"]
 
 
 def test_what_may_not_be_read_is_unknown_and_not_missing() -> None:
-    hidden = {
-        finding.subject: finding
-        for finding in findings(profile=None, account=None, hidden=frozenset({"TrainingCluster", "ServiceAccount"}))
-    }
+    hidden = {finding.subject: finding for finding in findings(profile=HIDDEN, account=HIDDEN)}
     for subject in ("cluster", "service account"):
-        assert (hidden[subject].verdict, hidden[subject].fix) == (Verdict.UNKNOWN, "")
-        assert hidden[subject].said.endswith("your account may not read it")
-    assert not any(finding.verdict is Verdict.FAILED for finding in hidden.values())
-    assert {finding.subject for finding in findings(profile=None, account=None) if finding.verdict is Verdict.FAILED} == {
+        assert (hidden[subject].outcome, hidden[subject].fix) == (Outcome.UNKNOWN, "")
+        assert hidden[subject].message.endswith("your account may not read it")
+    assert not any(finding.outcome is Outcome.FAILED for finding in hidden.values())
+    assert {finding.subject for finding in findings(profile=None, account=None) if finding.outcome is Outcome.FAILED} == {
         "cluster",
         "service account",
     }
-    assert next(finding for finding in findings(crds=None, serves=None) if finding.subject == "CRDs").verdict is Verdict.UNKNOWN
+    assert next(finding for finding in findings(crds=HIDDEN, jobs=HIDDEN) if finding.subject == "CRDs").outcome is Outcome.UNKNOWN

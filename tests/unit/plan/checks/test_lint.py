@@ -10,12 +10,22 @@ import yaml
 
 from lockstep.api.files.clusterfile import ClusterFile, parse_cluster_file
 from lockstep.plan.checks.alone import lint_alone
-from lockstep.plan.checks.cluster import lint_against
-from lockstep.plan.checks.finding import Finding, line_of
-from lockstep.plan.cluster.facts import ClusterFacts, Listing, Sight
-from lockstep.plan.cluster.seen import Verdict
+from lockstep.plan.checks.lint import lint_against
+from lockstep.plan.cluster.facts import POD_SECURITY, ClusterFacts, Listing, Sight, Try
+from lockstep.plan.cluster.finding import Finding, Outcome, line_of
 from lockstep.plan.discovery.file import discovered
-from support.cluster_facts import claim, network, node, policy, quota, rail, rdma_cluster, storage_class, with_namespace_rights
+from support.cluster_facts import (
+    claim,
+    namespace_seen,
+    network,
+    node,
+    policy,
+    quota,
+    rail,
+    rdma_cluster,
+    storage_class,
+    with_namespace_rights,
+)
 
 MAY = {"nccl-scc": True, "restricted-v2": True}
 
@@ -42,7 +52,7 @@ def merged(old: Any, new: Any) -> Any:
 
 
 def bad(findings: Any) -> list[tuple[str, str]]:
-    return [(one.key, one.verdict.value) for one in findings if one.verdict in (Verdict.FAILED, Verdict.WARNING)]
+    return [(one.subject, one.outcome.value) for one in findings if one.outcome in (Outcome.FAILED, Outcome.WARNING)]
 
 
 def seen(facts: ClusterFacts) -> ClusterFacts:
@@ -50,7 +60,7 @@ def seen(facts: ClusterFacts) -> ClusterFacts:
 
 
 def said(findings: Any) -> str:
-    return " | ".join(f"{one.said} → {one.fix}" for one in findings)
+    return " | ".join(f"{one.message} → {one.fix}" for one in findings)
 
 
 def test_what_was_discovered_has_nothing_to_mend() -> None:
@@ -125,7 +135,7 @@ def test_rails_of_one_network_are_neither_counted_by_networks_nor_told_twice() -
     nodes = tuple(node(name, rails=4) for name in ("a", "b"))
     found = cluster_file(**rdma(rails=rails, cross_nic=None))
     assert bad([*lint_alone(found, OPERATOR), *lint_against(found, seen(rdma_cluster(Node=nodes)))]) == []
-    keys = [one.key for one in lint_against(found, seen(rdma_cluster())) if one.key.startswith("network.rdma.rails")]
+    keys = [one.subject for one in lint_against(found, seen(rdma_cluster())) if one.subject.startswith("network.rdma.rails")]
     assert keys == ["network.rdma.rails[0].resource"]
 
 
@@ -134,7 +144,7 @@ def test_rails_without_a_network_need_no_multus(sight: Sight) -> None:
     found, facts = cluster_file(**rdma(rails=[{"resource": "openshift.io/eno5np0rdma"}], interfaces=None)), seen(rdma_cluster())
     hidden = {**facts.lists, "NetworkAttachmentDefinition": Listing("NetworkAttachmentDefinition", sight=sight)}
     findings = list(lint_against(found, dataclasses.replace(facts, lists=hidden)))
-    assert [one.verdict for one in findings if one.key.startswith("network.rdma.rails")] == [Verdict.OK]
+    assert [one.outcome for one in findings if one.subject.startswith("network.rdma.rails")] == [Outcome.OK]
 
 
 def routed(number: int) -> Any:
@@ -167,8 +177,6 @@ CLUSTER: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "no default class": ({}, {"storage": {"mode": "volumeClaimTemplates", "class_rwo": "gone"}}, "storage.class_rwo", "failed"),
     "no SCC with IPC_LOCK": ({"SecurityContextConstraints": ()}, {}, "security.ipc_lock", "failed"),
     "too small a quota for GPUs": ({"ResourceQuota": (quota(requests_nvidia_com__gpu="4"),)}, {}, "gpus.default_nodes", "failed"),
-    "a quota that wants limits": ({"ResourceQuota": (quota(limits_memory="4Ti"),)}, {}, "resources.limits.memory", "failed"),
-    "a limit range": ({"LimitRange": ({"metadata": {"name": "l"}, "spec": {"limits": [{"type": "Container", "max": {"cpu": "8"}}]}},)}, {}, "resources.requests.cpu", "failed"),
     "the wrong platform": ({}, {"cluster": {"platform": "kubernetes"}}, "cluster.platform", "warning"),
 }  # fmt: skip
 
@@ -179,6 +187,26 @@ def test_the_cluster_shows(case: str) -> None:
     findings = bad(lint_against(cluster_file(**sections), seen(rdma_cluster(**lists))))
     assert (key, verdict) in findings
     assert {found for found, _ in findings} == {key} or case == "a node without the device"
+
+
+MUST_STATE = 'pods "lockstep-lint-x" is forbidden: failed quota: team: must specify limits.memory for: trainer'
+EXCEEDED = 'pods "lockstep-lint-x" is forbidden: exceeded quota: team, requested: pods=1, used: pods=9, limited: pods=9'
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (Try(True), []),
+        (Try(False, MUST_STATE), [("resources", "failed")]),
+        (Try(False, EXCEEDED), []),  # what the quota has left is counted for all pods of a job
+        (Try(None, "your account may not create one"), [("resources", "unknown")]),
+    ],
+)
+def test_a_pod_that_the_api_server_refuses_is_told_in_its_words(answer: Try, expected: list[tuple[str, str]]) -> None:
+    findings = list(lint_against(cluster_file(), dataclasses.replace(seen(rdma_cluster()), tries={"Pod": answer})))
+    assert [(one.subject, one.outcome.value) for one in findings if one.subject == "resources"] == expected
+    assert bad(findings) == [one for one in expected if one[1] != "unknown"]
+    assert not expected or answer.message in said(findings)
 
 
 def test_rails_with_routes_between_them_are_not_isolated() -> None:
@@ -232,7 +260,7 @@ def test_used_quota_is_a_warning_that_it_waits() -> None:
 )
 def test_whether_the_service_account_may_use_the_scc(may: Any, key: str, verdict: str) -> None:
     facts = dataclasses.replace(rdma_cluster(), may_use_scc=may)
-    assert (key, verdict) in [(one.key, one.verdict.value) for one in lint_against(cluster_file(), facts)]
+    assert (key, verdict) in [(one.subject, one.outcome.value) for one in lint_against(cluster_file(), facts)]
 
 
 @pytest.mark.parametrize(
@@ -254,7 +282,11 @@ def test_an_scc_that_gives_rdma_pods_no_group_of_the_volumes_is_told(groups: dic
 
 
 def test_pod_security_that_refuses_ipc_lock_is_told_with_the_command() -> None:
-    findings = list(lint_against(cluster_file(), dataclasses.replace(seen(rdma_cluster()), pod_security="restricted")))
+    findings = list(
+        lint_against(
+            cluster_file(), dataclasses.replace(seen(rdma_cluster()), objects=namespace_seen("nccl-test", **{POD_SECURITY: "restricted"}))
+        )
+    )
     assert bad(findings) == [("security.ipc_lock", "failed")]
     assert "kubectl label namespace nccl-test pod-security.kubernetes.io/enforce=privileged" in said(findings)
 
@@ -263,7 +295,7 @@ def test_with_rights_in_one_namespace_what_may_not_be_seen_is_unknown_and_nothin
     findings = list(lint_against(cluster_file(), with_namespace_rights(rdma_cluster())))
     assert bad(findings) == []
     assert {"nodes.gpu_nodes", "storage.class_rwx", "cluster.namespace", "security.ipc_lock"} <= {
-        one.key for one in findings if one.verdict is Verdict.UNKNOWN
+        one.subject for one in findings if one.outcome is Outcome.UNKNOWN
     }
 
 
@@ -277,14 +309,14 @@ def test_with_rights_in_one_namespace_what_may_not_be_seen_is_unknown_and_nothin
 def test_networks_that_are_not_to_be_seen(sight: Sight, verdict: str, words: str) -> None:
     facts = seen(rdma_cluster())
     hidden = {**facts.lists, "NetworkAttachmentDefinition": Listing("NetworkAttachmentDefinition", sight=sight)}
-    found = [one for one in lint_against(cluster_file(), dataclasses.replace(facts, lists=hidden)) if one.key == "network.rdma.rails"]
-    assert [one.verdict.value for one in found] == [verdict] and words in found[0].said
+    found = [one for one in lint_against(cluster_file(), dataclasses.replace(facts, lists=hidden)) if one.subject == "network.rdma.rails"]
+    assert [one.outcome.value for one in found] == [verdict] and words in found[0].message
 
 
 @pytest.mark.parametrize(("there", "verdict"), [(False, "failed"), (None, "unknown")])
 def test_a_namespace_that_is_not_there(there: bool | None, verdict: str) -> None:
-    findings = lint_against(cluster_file(), dataclasses.replace(seen(rdma_cluster()), namespace_there=there))
-    assert ("cluster.namespace", verdict) in [(one.key, one.verdict.value) for one in findings]
+    findings = lint_against(cluster_file(), dataclasses.replace(seen(rdma_cluster()), objects=namespace_seen("nccl-test", there)))
+    assert ("cluster.namespace", verdict) in [(one.subject, one.outcome.value) for one in findings]
 
 
 def test_every_failure_and_warning_says_what_to_do() -> None:
@@ -293,7 +325,7 @@ def test_every_failure_and_warning_says_what_to_do() -> None:
         findings += lint_alone(cluster_file(**sections), OPERATOR)
     for lists, sections, *_ in CLUSTER.values():
         findings += lint_against(cluster_file(**sections), seen(rdma_cluster(**lists)))
-    assert [one for one in findings if one.verdict in (Verdict.FAILED, Verdict.WARNING) and not one.fix] == []
+    assert [one for one in findings if one.outcome in (Outcome.FAILED, Outcome.WARNING) and not one.fix] == []
 
 
 def test_a_finding_is_at_the_line_of_its_key_or_of_the_section_around_it() -> None:
@@ -304,16 +336,16 @@ def test_a_finding_is_at_the_line_of_its_key_or_of_the_section_around_it() -> No
 @pytest.mark.parametrize(
     ("operator_image", "verdict", "said"),
     [
-        (OPERATOR, Verdict.OK, "jobs that name none run lockstep-trainer:0.1.0, from beside the operator's image"),
-        ("r.example.com/t/lockstep-operator:2", Verdict.OK, "jobs that name none run r.example.com/t/lockstep-trainer:2, "),
+        (OPERATOR, Outcome.OK, "jobs that name none run lockstep-trainer:0.1.0, from beside the operator's image"),
+        ("r.example.com/t/lockstep-operator:2", Outcome.OK, "jobs that name none run r.example.com/t/lockstep-trainer:2, "),
         (
             "r.example.com/mine:1",
-            Verdict.WARNING,
+            Outcome.WARNING,
             "jobs that name none are refused: the operator's image r.example.com/mine:1 isn't called",
         ),
     ],
 )
-def test_a_file_without_an_image_says_what_runs_then(operator_image: str, verdict: Verdict, said: str) -> None:
-    (found,) = [one for one in lint_alone(cluster_file(), operator_image) if one.key == "image"]
-    assert found.verdict is verdict and said in found.said
-    assert [one for one in lint_alone(cluster_file(image="registry.example.com/a:1"), operator_image) if one.key == "image"] == []
+def test_a_file_without_an_image_says_what_runs_then(operator_image: str, verdict: Outcome, said: str) -> None:
+    (found,) = [one for one in lint_alone(cluster_file(), operator_image) if one.subject == "image"]
+    assert found.outcome is verdict and said in found.message
+    assert [one for one in lint_alone(cluster_file(image="registry.example.com/a:1"), operator_image) if one.subject == "image"] == []

@@ -15,8 +15,8 @@ from lockstep.api.names import ANNOTATION_NETWORKS
 from lockstep.cli.clusters.deploy import Mode, planned, warn_of
 from lockstep.cli.clusters.deploying import tell_end
 from lockstep.plan.checks.alone import lint_alone
-from lockstep.plan.checks.cluster import lint_against
-from lockstep.plan.cluster.seen import Verdict
+from lockstep.plan.checks.lint import lint_against
+from lockstep.plan.cluster.finding import Outcome
 from lockstep.plan.discovery.file import discovered
 from lockstep.plan.discovery.probe import probe_pods
 from lockstep.plan.render.objects import render
@@ -39,8 +39,8 @@ def old_file(platform: str = "openshift") -> ClusterFile:
 
 @pytest.mark.parametrize("platform", ["openshift", "kubernetes"])
 def test_lint_says_of_an_old_file_that_the_key_has_no_effect(platform: str) -> None:
-    found = [one for one in lint_alone(old_file(platform), OPERATOR) if one.verdict not in (Verdict.OK, Verdict.UNKNOWN)]
-    assert [(one.key, one.verdict.value, one.said) for one in found] == [
+    found = [one for one in lint_alone(old_file(platform), OPERATOR) if one.outcome not in (Outcome.OK, Outcome.UNKNOWN)]
+    assert [(one.subject, one.outcome.value, one.message) for one in found] == [
         ("security.requires_privileged_scc", "warning", "it has no effect: no pod that Lockstep makes is privileged")
     ]
 
@@ -69,13 +69,13 @@ def test_a_discovered_file_does_not_have_the_key() -> None:
 def test_an_scc_that_allows_everything_is_never_advised(sccs: tuple[dict[str, Any], ...], fix: str) -> None:
     facts = dataclasses.replace(rdma_cluster(SecurityContextConstraints=sccs), may_use_scc={"privileged": False, "nccl-scc": False})
     found = parse_cluster_file(discovered("c", rdma_cluster())[0], "c.yaml")
-    assert [one.fix for one in lint_against(found, facts) if one.key.startswith("security.")] == [fix]
+    assert [one.fix for one in lint_against(found, facts) if one.subject.startswith("security.")] == [fix]
 
 
 def test_a_pod_of_the_guide_s_cluster_gets_a_network_and_a_device_for_each_interface_that_nccl_is_told_of() -> None:
     (text,) = re.findall(r"```yaml\n(cluster:\n.*?)```", (ROOT / "docs/how-to/multi-node-guide.md").read_text(), re.DOTALL)
     found = parse_cluster_file(text, "my-cluster.yaml")
-    assert [one.key for one in lint_alone(found, OPERATOR)] == ["calibration"], "nobody has measured it"
+    assert [one.subject for one in lint_alone(found, OPERATOR)] == ["calibration"], "nobody has measured it"
     resolved = resolve(job(fabric={"mode": "RDMA"}), found.profile, PlatformDefaults(namespace="nccl-test", image="trainer:1"))
     (stateful_set,) = [item for item in render(resolved) if item["kind"] == "StatefulSet"]
     pod = stateful_set["spec"]["template"]

@@ -1,0 +1,58 @@
+"""One thing that was looked at, of a cluster, a cluster file or a job, and what came of it (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Outcome(StrEnum):
+    """Outcome of one check. A check of a cluster or its file warns or fails; a plan tells whether the job starts."""
+
+    OK = "ok"
+    NOTE = "note"  # worth knowing, and in nobody's way
+    WARNING = "warning"  # it works, and probably not as meant
+    WAITS = "waits"  # the job would start by itself once something is free
+    RISK = "risk"  # the job would start, and may fail once it runs
+    FAILED = "failed"  # something must be mended before jobs run
+    REFUSED = "refused"  # the job can't run until somebody changes something
+    UNKNOWN = "unknown"  # not for this person to see, or nobody has said
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of one check."""
+
+    subject: str
+    """Part of the cluster (doctor), key of the cluster file such as network.rdma.rails[1].network (lint), or section of the plan."""
+    outcome: Outcome
+    message: str
+    fix: str = ""
+    """What to do, as a sentence or a command."""
+    awaited: str = ""
+    """What a job waits for, worded to follow `would wait for`; only with WAITS."""
+
+
+def failed(subject: str, message: str, fix: str) -> Finding:
+    return Finding(subject, Outcome.FAILED, message, fix)
+
+
+def warning(subject: str, message: str, fix: str) -> Finding:
+    return Finding(subject, Outcome.WARNING, message, fix)
+
+
+def unknown(subject: str, message: str) -> Finding:
+    return Finding(subject, Outcome.UNKNOWN, message)
+
+
+def fine(subject: str, message: str) -> Finding:
+    return Finding(subject, Outcome.OK, message)
+
+
+def line_of(key: str, lines: Mapping[str, int]) -> int:
+    """Line of the key, or of the nearest section around it that the file has."""
+    place = key
+    while place not in lines and place:
+        place = place[: max(place.rfind("."), place.rfind("["), 0)]
+    return lines.get(place, 1)
