@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 SAVED = 75
-"""Exit code that says: I was asked to stop, and have saved."""
+"""Exit code of a run that was asked to stop, and has saved."""
 VOCABULARY, LENGTH = 64, 16
 
 
@@ -87,7 +87,7 @@ def make_data(samples: int) -> TensorDataset:
 
 
 def loss_of(engine: Any, tokens: torch.Tensor) -> torch.Tensor:
-    """Of one micro-batch; `tokens`: [batch, LENGTH]."""
+    """Loss of one micro-batch; `tokens`: [batch, LENGTH]."""
     return torch.nn.functional.cross_entropy(engine(tokens).float().flatten(0, 1), tokens.flatten())
 
 
@@ -105,7 +105,7 @@ def join() -> torch.device:
 
 
 def mean(value: torch.Tensor) -> float:
-    """Over all ranks. Every rank must call it: a collective that only some call waits for ever."""
+    """Mean over all ranks. Every rank must call it: a collective that only some call waits for ever."""
     dist.all_reduce(value)
     return float(value) / dist.get_world_size()
 
@@ -127,7 +127,7 @@ class StopRequest:
 
 
 def save(engine: Any, path: Path, step: int) -> None:
-    """The weights, by rank 0, under a temporary name first: a kill leaves the old file or the new one. (The optimizer starts afresh.)"""
+    """Save the weights, by rank 0, under a temporary name first: a kill leaves the old file or the new one. (The optimizer starts afresh.)"""
     with deepspeed.zero.GatheredParameters(list(engine.module.parameters()), modifier_rank=None):  # does nothing under ZeRO-1 and 2
         weights = {name: value.detach().float().cpu().contiguous() for name, value in engine.module.state_dict().items()}
     if dist.get_rank() == 0:
@@ -145,7 +145,7 @@ def save(engine: Any, path: Path, step: int) -> None:
 
 
 def load(model: torch.nn.Module, path: Path) -> int:
-    """The step of the saved weights, which are now the model's; 0 when there are none."""
+    """Load the saved weights into the model; their step, or 0 when there are none."""
     if not path.exists():
         return 0
     from safetensors import safe_open
@@ -156,7 +156,7 @@ def load(model: torch.nn.Module, path: Path) -> int:
 
 
 class Report:
-    """Steps for `kubectl get tj`; without Lockstep around, nothing."""
+    """Reports of steps for `kubectl get tj`; without Lockstep, nothing."""
 
     def __init__(self) -> None:
         self._socket = None

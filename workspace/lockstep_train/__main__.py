@@ -50,7 +50,7 @@ def run_file(arguments: list[str] | None = None) -> Path:
 
 
 def train_run(config: RunConfig, environment: RankEnvironment, reporter: Reporter) -> None:
-    """From start to end, on this rank, watched."""
+    """Train a run from start to end on this rank, watched."""
     stop = StopSignal()
     stop.install()
     watch = Watchdog(stop, reporter, RankPlace(environment.rank, environment.attempt or 1, config.run_dir / "logs"), leave_process)
@@ -70,7 +70,7 @@ def train_run(config: RunConfig, environment: RankEnvironment, reporter: Reporte
 
 
 def _train(config: RunConfig, environment: RankEnvironment, reporter: Reporter, stop: StopSignal, watch: Watchdog) -> None:
-    """torch is imported only here: a wrong setting is told within 0.1 s."""
+    """Train, and import torch only here: a wrong setting is reported within 0.1 s."""
     reporter.activity("Init")
     for warning in ignored_variables():
         reporter.say(warning)
@@ -140,7 +140,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _tell(reporter: Reporter | None, error: Exception, rank: int) -> None:
-    """What ended the run, first to people and the agent; only then may destinations of metrics take their time."""
+    """Tell what ended the run, people and the agent first; only then may destinations of metrics take their time."""
     if reporter is not None:
         reporter.end_bar()
     stopped = isinstance(error, Stopped)

@@ -109,7 +109,7 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
 
 
 def refuse_other_record(adapter: str, folder: Path, files: Mapping[str, str]) -> None:
-    """Raises ConfigError for an adapter to start with that says it was trained on another base model."""
+    """Raise ConfigError for an adapter to start with that says it was trained on another base model."""
     remedy = f"set training.model.name to that one, or remove {RECORD} from the adapter's folder to use it all the same"
     problem = base_problem(folder, [Copy((0,), files)], adapter_record(Path(adapter)), f"training.lora.initFrom {adapter}", remedy)
     if problem is not None:

@@ -1,4 +1,4 @@
-"""What a manifest says of a run, but for the step and the shards."""
+"""Description of a run in its manifests, but for the step and the shards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lockstep_train.data.dataset import Dataset, data_settings
 
 @dataclass
 class Description:
-    """Gives the manifest of a step; the shards are added when they are written."""
+    """Manifest of each step; the shards are added when they are written."""
 
     template: Manifest
     plan: length.Plan
@@ -39,7 +39,7 @@ class Description:
         self.template = replace(self.template, eval_loss_before=loss)
 
     def set_eval_loss(self, step: int, loss: float) -> None:
-        """What the next commits say of how good they are; NaN is no answer, and would never compare."""
+        """Set what the next commits say of how good they are; NaN is no answer, and would never compare."""
         if math.isfinite(loss):
             self.template = replace(self.template, eval_loss=loss, eval_step=step)
 
@@ -91,7 +91,7 @@ def manifest_template(config: RunConfig, start: resume.Start, identity: Identity
 
 
 def optimizer_settings(optimization: OptimizationConfig) -> dict[str, float]:
-    """What of the update may change between attempts, by its path below `training`. Learning rate and schedule are functions of the step."""
+    """Settings of the update that may change between attempts, by their paths below `training`. Learning rate and schedule are functions of the step."""
     return {
         "optimization.weightDecay": optimization.weight_decay,
         "optimization.beta1": optimization.beta1,
@@ -101,7 +101,7 @@ def optimizer_settings(optimization: OptimizationConfig) -> dict[str, float]:
 
 
 def changed_settings(manifest: Manifest, training: TrainingConfig) -> list[str]:
-    """In words, what a commit was trained with otherwise of that which a run may change; pure."""
+    """Settings that a run may change and a commit was trained with otherwise, in words (pure)."""
     before = {"precision": manifest.precision, "optimization.optimizer": manifest.optimizer, **manifest.optimizer_settings}
     optimization = training.optimization
     now = {

@@ -16,7 +16,7 @@ from lockstep_train.engine.loss import TokenLoss
 
 AGREE_SECONDS = 2.0
 MOST_TURNS = 64
-"""An evaluation is left after about so many seconds, and after so many batches at most."""
+"""Most batches between two agreements, which are about AGREE_SECONDS apart."""
 
 
 def evaluation_batches(count: int, size: int) -> list[list[int]]:
@@ -67,7 +67,7 @@ def turns_between(turns: int, seconds: float) -> int:
 
 
 class Leaving:
-    """How ranks agree to leave an evaluation that one of them was asked to stop in: by a small all-reduce every few turns.
+    """Agreement of the ranks to leave an evaluation that one of them was asked to stop in: by a small all-reduce every few turns.
 
     A stop comes to the ranks at different moments, and with a copy of the weights on each node (hpZ) one node may be many turns ahead of another: whoever
     left by what it has seen itself would be waited for in a gather. So all decide at the same turns, and when they agree next follows from what they
@@ -82,7 +82,7 @@ class Leaving:
         self._next = 0
 
     def __call__(self, turn: int) -> bool:
-        """Whether all ranks leave before this turn. `turn` counts up from 0, on every rank."""
+        """Return True if all ranks leave before this turn. `turn` counts up from 0, on every rank."""
         if turn < self._next:
             return False
         exchanged = torch.tensor([self._asked(), self._clock() - self._since], dtype=torch.float64, device=self._ranks.device)

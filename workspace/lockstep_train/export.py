@@ -1,4 +1,4 @@
-"""A PEFT adapter folder from a commit's shards, on a CPU, without the base model:
+"""Make a PEFT adapter folder from a commit's shards, on a CPU, without the base model:
 
 python -m lockstep_train.export runs/my-job --output adapter
 """
@@ -48,7 +48,7 @@ def write_streaming(
     precision: str,
     base_files: Mapping[str, str],
 ) -> None:
-    """As `write_adapter`, one parameter after the other: `read` gives its FP32 values when its turn has come."""
+    """Write as `write_adapter` does, one parameter after the other: `read` gives its FP32 values when its turn has come."""
     dtype = DTYPES[Precision(precision)]
     parameters = {adapter["names"][name]: name for name in shapes}
     tensors = library_order(NewTensor(adapter["names"][name], NAMES[dtype], shape) for name, shape in shapes.items())
@@ -70,7 +70,7 @@ def export(paths: Sequence[Path], output: Path) -> Manifest:
 
 
 def export_shards(folder: Path, manifest: Manifest, paths: Sequence[Path]) -> None:
-    """The adapter of a commit into `folder`, from shards that were checked; `paths` says where each is."""
+    """Write the adapter of a commit into `folder`, from shards that were checked; `paths` says where each is."""
     reader = ShardReader(folder, manifest, paths)
     files = manifest.identity.base_files
     write_streaming(folder, reader.shapes, lambda name: reader.read(name, MASTER), manifest.adapter, manifest.precision, files)

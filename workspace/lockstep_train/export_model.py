@@ -1,4 +1,4 @@
-"""A whole model's folder after full fine-tuning: what transformers loads, written layer by layer.
+"""Write a whole model's folder after full fine-tuning: what transformers loads, written layer by layer.
 
 The tensors get the names and the layout of the base model's own files, by transformers' rules, so that whatever reads the base
 (other trainers, inference servers) reads this too. What the training has no part in is copied: buffers, tensors that
@@ -49,7 +49,7 @@ def write_model(folder: Path, base: Path, tensors: Iterable[tuple[str, torch.Ten
 
 
 def empty_model(base: Path) -> Any:
-    """The model without memory: transformers' rules hang on it."""
+    """Build the model without memory: transformers' rules depend on it."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
@@ -63,7 +63,7 @@ def empty_model(base: Path) -> Any:
 
 
 def by_layer(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    """Neighbours of one layer together, because some layouts join several of its tensors."""
+    """Group neighbors of one layer, because some layouts join several of its tensors."""
 
     def layer(item: tuple[str, torch.Tensor]) -> str:
         found = LAYER.match(item[0])
@@ -74,7 +74,7 @@ def by_layer(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[list[tuple
 
 
 def stored_tensors(skeleton: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors as the base model's files have them: fused experts one by one, older names."""
+    """Convert tensors to what the base model's files have: fused experts one by one, older names."""
     from transformers.core_model_loading import revert_weight_conversion
 
     stored: dict[str, torch.Tensor] = revert_weight_conversion(skeleton, tensors)
@@ -82,7 +82,7 @@ def stored_tensors(skeleton: Any, tensors: dict[str, torch.Tensor]) -> dict[str,
 
 
 def untrained_tensors(base: Path, written: set[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors of the base that are not in `written`, as they are. Of the files that transformers reads: a folder may hold the same weights
+    """Yield tensors of the base that are not in `written`, as they are, from the files that transformers reads: a folder may hold the same weights
     once more in another library's files and names, such as Mistral's consolidated.safetensors."""
     from safetensors import safe_open
 
@@ -93,7 +93,7 @@ def untrained_tensors(base: Path, written: set[str]) -> Iterator[tuple[str, torc
 
 
 def copy_rest(base: Path, folder: Path, dtype: str) -> None:
-    """config.json with the new number format, and every file that holds no weights."""
+    """Copy config.json with the new number format, and every file that holds no weights."""
     copy_others(base, folder)
     config: dict[str, Any] = json.loads((base / CONFIG).read_text(encoding="utf-8"))
     config = {key: value for key, value in config.items() if key != "torch_dtype"} | {"dtype": dtype}
@@ -101,7 +101,7 @@ def copy_rest(base: Path, folder: Path, dtype: str) -> None:
 
 
 class WeightFiles:
-    """Collects tensors and writes a file whenever one is full. Their final names say how many there are, so they come last."""
+    """Weight files, written whenever one is full. Their final names say how many there are, so they come last."""
 
     def __init__(self, folder: Path) -> None:
         self.written: set[str] = set()

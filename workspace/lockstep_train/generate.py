@@ -1,4 +1,4 @@
-"""What a model writes, without and with an adapter:
+"""Print what a model writes, without and with an adapter:
 
 python -m lockstep_train.generate --model models/tiny-base --adapter runs/demo/adapter --prompt 'The value of'
 python -m lockstep_train.generate --adapter runs/demo/adapter --prompt 'The value of' --stream     # token by token, with the adapter
@@ -23,7 +23,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 
 def complete(model: Any, tokenizer: Any, prompt: str, tokens: int) -> str:
-    """The prompt and what the model finds likeliest after it, without repeating three words in a row (a small model loves to)."""
+    """Complete the prompt with what the model finds likeliest after it, without repeating three words in a row (a small model loves to)."""
     import torch
 
     torch.manual_seed(0)
@@ -58,7 +58,7 @@ def base_of(adapter: Path) -> Path:
 
 
 def load(folder: Path, adapter: Path | None) -> tuple[Any, Any]:
-    """(model, tokenizer), on the first GPU if there is one. Raises ConfigError when a folder isn't what it should be."""
+    """Load (model, tokenizer), on the first GPU if there is one. Raises ConfigError when a folder isn't what it should be."""
     from lockstep_train.base.imports import import_peft
     from lockstep_train.model.load import quiet_transformers, refuse_missing_tensors
 
@@ -108,7 +108,7 @@ def stream(folder: Path, adapter: Path | None, prompt: str, tokens: int, *, comp
 
 
 def without_adapter(model: Any, adapter: Path | None) -> Any:
-    """A `with` in which the model is its base: read once, whichever is asked for."""
+    """Return a context in which the model is its base: it is read once, whichever is asked for."""
     return contextlib.nullcontext() if adapter is None else model.disable_adapter()
 
 

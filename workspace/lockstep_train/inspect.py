@@ -1,4 +1,4 @@
-"""What the commits of a run are, as JSON, for `lockstep checkpoint`:
+"""Print the commits of a run as JSON, for `lockstep checkpoint`:
 
 python -m lockstep_train.inspect list runs/my-job
 python -m lockstep_train.inspect verify runs/my-job [--all]
@@ -39,7 +39,7 @@ def list_commits(collection: Collection) -> Json:
 
 
 def kept(chain: Sequence[CommitName], name: CommitName, best: CommitName | None, held: set[CommitName]) -> list[str]:
-    """Why rotation would keep it, whatever `checkpoint.keep` is (pure)."""
+    """Reasons for rotation to keep it, whatever `checkpoint.keep` is (pure)."""
     reasons = {"newest": name in chain[:NEVER_ROTATED], "best": name == best, "being read": name in held}
     return [reason for reason, holds in reasons.items() if holds]
 
@@ -55,7 +55,7 @@ def _quality(commit: Commit) -> Quality | None:
 
 
 def _row(commit: Commit) -> Json:
-    """What a look at names, sizes and the manifest tells; checksums are for `verify`."""
+    """Row of a commit by names, sizes and the manifest; checksums are for `verify`."""
     row: Json = {
         "name": str(commit.name),
         "step": commit.name.step,

@@ -1,4 +1,4 @@
-"""The loop: train, evaluate, save, stop when asked, export at the end."""
+"""Loop of a run: train, evaluate, save, stop when asked, export at the end."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def train(run: Run, stop: StopSignal) -> dict[str, str | None]:
 
 
 def _nothing_left(run: Run) -> str | None:
-    """What to tell of a run whose steps an earlier one has done, and how to train all the same."""
+    """Note on a run whose steps an earlier one has done, and how to train all the same."""
     source, total = run.resumed_from, run.plan.total_steps
     if source is None or run.plan.done.steps < total or source.manifest.job_uid == run.config.job_uid:
         return None
@@ -71,7 +71,7 @@ def _nothing_left(run: Run) -> str | None:
 
 
 def _evaluate(run: Run, step: int, stop: StopSignal, steps: Steps) -> str | None:
-    """None: left, because the ranks are asked to stop."""
+    """Evaluate; None when the evaluation was left, because the ranks are asked to stop."""
     run.reporter.activity("Evaluate")
     leaving = Leaving(run.ranks, lambda: stop.requested)
 
@@ -91,7 +91,7 @@ def _evaluate(run: Run, step: int, stop: StopSignal, steps: Steps) -> str | None
 
 
 def _report_experts(run: Run, step: int) -> None:
-    """With every commit, so that a run that goes on from it counts each step once. A small collective."""
+    """Report the experts' tokens with every commit, so that a run that goes on from it counts each step once. A small collective."""
     if run.usage is not None:
         layers = run.usage.collect()
         run.reporter.experts(step, {str(item.layer): item.counts for item in layers}, **usage_fields(layers))

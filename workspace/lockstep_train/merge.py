@@ -1,4 +1,4 @@
-"""A full model folder from a commit's shards and the base model, on a CPU, tensor by tensor:
+"""Make a full model folder from a commit's shards and the base model, on a CPU, tensor by tensor:
 
 python -m lockstep_train.merge runs/my-job --output merged
 
@@ -36,7 +36,7 @@ from lockstep_train.model.weight_writer import NewTensor, write_tensors
 
 BLOCK_ELEMENTS = 8 << 20
 KEPT_FACTORS = 8
-"""Trained parameters kept in memory: those of two neighbouring tensors at least."""
+"""Trained parameters kept in memory: those of two neighboring tensors at least."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class TargetRange:
 
 
 class Merger:
-    """Computes the tensors of the merged model's files."""
+    """Computation of the tensors of the merged model's files."""
 
     def __init__(
         self, layouts: Mapping[str, TensorLayout], added: Mapping[str, TensorLayout], updates: Mapping[str, Update], stored: WeightReader
@@ -72,7 +72,7 @@ class Merger:
         return set(self._parts)
 
     def tensor(self, name: str) -> Iterator[torch.Tensor]:
-        """A stored tensor's elements, flattened, block by block, in the dtype it is stored in."""
+        """Yield a stored tensor's elements, flattened, block by block, in the dtype it is stored in."""
         stored = self._stored.tensors[name]
         done = 0
         for part in sorted(self._parts.get(name, []), key=lambda part: part.start):
@@ -88,7 +88,7 @@ class Merger:
             yield block
 
     def merged(self, target: str, start: int, numel: int, dtype: torch.dtype) -> Iterator[torch.Tensor]:
-        """Elements [start, start + numel) of one of the model's tensors that training may have changed."""
+        """Yield elements [start, start + numel) of one of the model's tensors that training may have changed."""
         layout = self._layouts[target]
         width = layout.shape[-1] if layout.shape else 1
         step = max(1, BLOCK_ELEMENTS // width)
@@ -119,7 +119,7 @@ class Untied:
 
 
 def untie(model: Skeleton, updates: Mapping[str, Update], adapter: Mapping[str, Any]) -> Untied:
-    """An adapter on one of two tied tensors changes only that one, so the merged model must have both. Trained whole, they stay one."""
+    """Untie tensors: an adapter on one of two tied tensors changes only that one, so the merged model must have both. Trained whole, they stay one."""
     apart = {} if adapter["config"] is None else {name: source for name, source in model.tied.items() if {name, source} & updates.keys()}
     return Untied({name: model.layouts[source] for name, source in apart.items() if name not in model.layouts}, bool(apart))
 
@@ -174,7 +174,7 @@ def _write_model(folder: Path, output: Path, manifest: Manifest, shards: ShardRe
 
 
 def _readers(shards: ShardReader, dtype: torch.dtype) -> tuple[Any, Any]:
-    """The trained parameters as the live model computes with them: rounded to the run's precision."""
+    """Readers of the trained parameters as the live model computes with them: rounded to the run's precision."""
     fetch = direct(shards)
 
     def read_range(name: str, start: int, numel: int) -> torch.Tensor:
@@ -195,7 +195,7 @@ def _write_files(
     added: Mapping[str, TensorLayout],
     say: Callable[[str], None],
 ) -> None:
-    """Every weight file under its name; tensors that the base didn't need come last in the last one."""
+    """Write every weight file under its name; tensors that the base didn't need come last in the last one."""
     files = weight_paths(folder)
     for number, file in enumerate(files, 1):
         say(f"writing {output / file.name}, file {number} of {len(files)}")

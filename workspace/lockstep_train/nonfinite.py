@@ -1,4 +1,4 @@
-"""Why a loss or a gradient is not finite: the base model, where it is at fault, and not the learning rate."""
+"""Reasons why a loss or a gradient is not finite: the base model, where it is at fault, and not the learning rate."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lockstep_train.base.errors import ConfigError, NonFinite, TrainerError
 from lockstep_train.run import Run
 
 PATIENCE_SECONDS = 10.0
-"""For what all ranks find, together."""
+"""Wait for what all ranks find, together."""
 
 
 def explained(run: Run, step: int, error: NonFinite) -> TrainerError:
-    """The error to raise instead, on every rank alike: a ConfigError where the base model is at fault, which another attempt can't mend."""
+    """Error to raise instead, on every rank alike: a ConfigError where the base model is at fault, which another attempt can't mend."""
     folder = run.config.training.model.name
     fault = _first(run, _base_changed(run) or _weight_at_fault(run, step))
     if fault is not None:
@@ -37,7 +37,7 @@ def explained(run: Run, step: int, error: NonFinite) -> TrainerError:
 
 
 def _base_changed(run: Run) -> str | None:
-    """Where a volume's fault hides it, the weights in memory still tell."""
+    """Name a changed file; None where a volume's fault hides it, for the weights in memory still tell."""
     try:
         return run.base.changed()
     except TrainerError:
@@ -45,7 +45,7 @@ def _base_changed(run: Run) -> str | None:
 
 
 def _weight_at_fault(run: Run, step: int) -> str | None:
-    """A weight of the base model that is NaN or infinite, as far as this rank has it. Of weights that are trained only the first step can tell."""
+    """Name a weight of the base model that is NaN or infinite, as far as this rank has it. Of weights that are trained only the first step can tell."""
     trained = run.config.training.method is Method.FULL and step == 1
     for name, parameter in run.engine.module.named_parameters():
         values = getattr(parameter, "ds_tensor", parameter)
@@ -55,7 +55,7 @@ def _weight_at_fault(run: Run, step: int) -> str | None:
 
 
 def _first(run: Run, fault: str | None) -> str | None:
-    """The first fault that any rank has, by the store, since not every rank need come here. Rank 0 keeps the store until the others have read."""
+    """First fault that any rank has, by the store, since not every rank need come here. Rank 0 keeps the store until the others have read."""
     ranks, end = run.ranks, time.monotonic() + PATIENCE_SECONDS
     _tell(run, "nonfinite", json.dumps(fault))
     faults = [json.loads(answer) for rank in range(ranks.world_size) if (answer := _heard(run, f"nonfinite/{rank}", end)) is not None]
@@ -72,7 +72,7 @@ def _tell(run: Run, what: str, text: str) -> None:
 
 
 def _heard(run: Run, key: str, end: float) -> bytes | None:
-    """None: that rank doesn't come here, or rank 0 has ended."""
+    """Value of a key; None when that rank doesn't come here, or rank 0 has ended."""
     try:
         run.ranks.store.wait([key], timedelta(seconds=max(0.001, end - time.monotonic())))
         return bytes(run.ranks.store.get(key))

@@ -1,4 +1,4 @@
-"""What a finished run leaves: an adapter's folder, or a whole model's."""
+"""Outcome of a finished run: an adapter's folder, or a whole model's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lockstep_train.run import Run
 
 
 def export_outcome(run: Run) -> dict[str, str | None]:
-    """Write it on every volume and say where. A collective: masters are gathered, which is fine at the end."""
+    """Write the outcome on every volume and say where. A collective: masters are gathered, which is fine at the end."""
     run.reporter.activity("Export")
     full = run.config.training.method is Method.FULL
     run.watch.begin(f"Export of the {'model' if full else 'adapter'}", limits.EXPORT_SECONDS)
@@ -31,12 +31,12 @@ def export_outcome(run: Run) -> dict[str, str | None]:
 
 
 def _writes(run: Run) -> bool:
-    """One rank for each volume."""
+    """Return True on one rank for each volume."""
     return run.ranks.first if run.shared else run.ranks.first_of_node
 
 
 def _export_adapter(run: Run, folder: Path) -> None:
-    """Whoever writes holds the whole adapter, in the run's precision; the other ranks one parameter at a time."""
+    """Export the adapter: whoever writes holds all of it, in the run's precision; the other ranks one parameter at a time."""
     precision = run.config.training.precision
     masters = zero_access.gather_masters(run.engine)
     if _writes(run):
@@ -47,7 +47,7 @@ def _export_adapter(run: Run, folder: Path) -> None:
 
 
 def _export_model(run: Run, folder: Path) -> None:
-    """One parameter at a time: only one rank of a node needs the memory of a layer and of a file."""
+    """Export the model one parameter at a time: only one rank of a node needs the memory of a layer and of a file."""
     masters = zero_access.gather_masters(run.engine)
     if _writes(run):
         write_model(folder, Path(run.config.training.model.name), masters, run.config.training.precision.value)
@@ -56,6 +56,6 @@ def _export_model(run: Run, folder: Path) -> None:
 
 
 def _take_part(masters: Iterator[tuple[str, torch.Tensor]]) -> None:
-    """In the gathering, and keep nothing."""
+    """Take part in the gathering, and keep nothing."""
     for _ in masters:
         pass

@@ -1,4 +1,4 @@
-"""The first samples as the model would learn them, printed: tokens in brackets (bold on a terminal) are learned, « » mark the stop tokens among them.
+"""Print the first samples as the model would learn them: tokens in brackets (bold on a terminal) are learned, « » mark the stop tokens among them.
 
 lockstep run -f job.yaml --local --preview 3
 python -m lockstep_train --run run.json --preview 3          a run's file that is there already
@@ -46,12 +46,12 @@ def preview(config: RunConfig, count: int, output: TextIO = sys.stdout) -> None:
 
 
 def unhashed(path: Path, cache: Path) -> str:
-    """Nothing is cached, so a file needn't be read to its end."""
+    """Return no digest: nothing is cached, so a file needn't be read to its end."""
     return ""
 
 
 def first_samples(source: DataSource, data: DataConfig, tokenizer: Tokenizer, count: int) -> tuple[list[Encoded], list[str]]:
-    """With what is to be told of those that are left out. Raises ConfigError when one of them is broken that may not be."""
+    """Return the first samples, and the notes on those that are left out. Raises ConfigError when one of them is broken that may not be."""
     broken = Broken(source.name)
     samples = list(itertools.islice(source.samples(broken), count))
     found = encode_paragraphs(samples, tokenizer) if source.plain_text else encode_samples(samples, tokenizer, data.train_on, broken)
@@ -60,16 +60,16 @@ def first_samples(source: DataSource, data: DataConfig, tokenizer: Tokenizer, co
     return found, broken.left_out()
 
 
-def describe(encoded: Encoded, source: DataSource, data: DataConfig, tokenizer: Tokenizer, colour: bool) -> str:
+def describe(encoded: Encoded, source: DataSource, data: DataConfig, tokenizer: Tokenizer, color: bool) -> str:
     total, learned = len(encoded.ids), sum(encoded.learned[1:])
     heading = f"{source.name}:{encoded.line}: {total} tokens, {learned} learned"
     if total > data.max_length and not source.plain_text:
         heading += f"; longer than maxLength = {data.max_length}: {data.overlong.value}"
-    return f"{heading}\n{marked_text(encoded, tokenizer, colour)}\n"
+    return f"{heading}\n{marked_text(encoded, tokenizer, color)}\n"
 
 
-def marked_text(encoded: Encoded, tokenizer: Tokenizer, colour: bool) -> str:
-    begin, end = (LEARNED, PLAIN) if colour else ("[", "]")
+def marked_text(encoded: Encoded, tokenizer: Tokenizer, color: bool) -> str:
+    begin, end = (LEARNED, PLAIN) if color else ("[", "]")
     return "".join(f"{begin}{stops_marked(ids, tokenizer)}{end}" if learned else tokenizer.decode(ids) for learned, ids in runs(encoded))
 
 
@@ -81,6 +81,6 @@ def stops_marked(ids: list[int], tokenizer: Tokenizer) -> str:
 
 
 def runs(encoded: Encoded) -> Iterator[tuple[bool, list[int]]]:
-    """Neighbouring tokens of one kind, together: a character may be made of several."""
+    """Group neighboring tokens of one kind: a character may be made of several."""
     for learned, group in itertools.groupby(zip(encoded.learned, encoded.ids, strict=True), key=lambda pair: pair[0]):
         yield bool(learned), [token for _, token in group]

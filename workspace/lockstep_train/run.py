@@ -21,7 +21,7 @@ from lockstep_train.report import Reporter
 
 
 class SaveReport:
-    """Tells how each save ended, at once and from any thread, and counts for the metrics of the next step."""
+    """Reports of how each save ended, at once and from any thread, and counts for the metrics of the next step."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
@@ -30,7 +30,7 @@ class SaveReport:
         self._skipped = 0
 
     def __call__(self, saved: Saved) -> None:
-        """Only rank 0 knows of every save whether it is committed."""
+        """Report a save. Only rank 0 knows of every save whether it is committed."""
         self._seconds = saved.seconds
         if saved.committed:
             self._reporter.checkpoint(saved.step, saved.folder, saved.bytes, saved.seconds, stall_seconds=saved.stall_seconds)
@@ -63,13 +63,13 @@ class Run:
     saver: Saver
     save_report: SaveReport
     eval_loss_before: str | None
-    """From the commit this run goes on from."""
+    """Loss from the commit this run goes on from."""
     adapter: dict[str, Any]
     describe: Description
     usage: ExpertUsage | None
     """Counts the tokens that each expert gets; None for a model without experts."""
     watch: Watch
     shared: bool
-    """All nodes see the same run folder."""
+    """True if all nodes see the same run folder."""
     base: BaseHash
     resumed_from: resume.VerifiedCommit | None

@@ -1,4 +1,4 @@
-"""A rank that waits for its order: it is started while the gang still backs off, so that its imports are done when it may go.
+"""Standby of a rank that waits for its order: it is started while the gang still backs off, so that its imports are done when it may go.
 
 The agent starts it as any rank, with LOCKSTEP_STANDBY=1 and a pipe as standard input. The order is one line of JSON: when it was `given`, on the
 monotonic clock, and in `environment` the variables that are otherwise by now, null for those that are gone. Until it comes, standard input is that pipe, by which others see that it waits; then /dev/null.
@@ -47,7 +47,7 @@ def follow(order: dict[str, str | None], environ: MutableMapping[str, str]) -> N
 
 
 def import_all(config: RunConfig) -> None:
-    """In the order in which a start comes to them."""
+    """Import everything, in the order in which a start comes to it."""
     flight.switch_on(config.run_dir / "logs")
     import transformers.modeling_utils  # noqa: F401
 

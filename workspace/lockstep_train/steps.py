@@ -24,7 +24,7 @@ MEASURED_STEPS = 50
 
 
 class Steps:
-    """Takes the run's steps and remembers how long the last ones took."""
+    """Stepper of a run, which remembers how long the last steps took."""
 
     def __init__(self, run: Run, stop: StopSignal) -> None:
         training = run.config.training
@@ -53,7 +53,7 @@ class Steps:
 
     @property
     def limit_seconds(self) -> float:
-        """For one step, or for one batch of an evaluation, which is less."""
+        """Limit of one step, or of one batch of an evaluation, which is less."""
         return limits.step_seconds(self._run.config.training.limits.step_timeout_seconds, self._durations)
 
     def take(self, step: int) -> StepResult:
@@ -99,7 +99,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class StepBatches:
-    """What one step trains on."""
+    """Batches that one step trains on."""
 
     batches: list[Batch]
     """This rank's micro-batches."""
@@ -110,11 +110,11 @@ class StepBatches:
     epoch: float
     """Passes over the data once this step is done."""
     sources: list[str]
-    """Where the global batch's samples stand: file:line."""
+    """Places of the global batch's samples: file:line."""
 
 
 def step_batches(run: Run, step: int) -> StepBatches:
-    """A pure function of the step and of who this rank is: nothing is drawn, nothing is remembered."""
+    """Batches of a step: a pure function of the step and of the rank: nothing is drawn, nothing is remembered."""
     training, plan, ranks = run.config.training, run.plan, run.ranks
     examples = run.dataset.training
     cursor = plan.cursor(step)

@@ -65,9 +65,7 @@ def fewer_nodes_have_the_whole_state(ranks: ForkServer, runs: list[Path], folder
     assert state(folder / "node-0/checkpoints/step-3.a2") == state(folder / "node-1/checkpoints/step-3.a2") == state(before)
 
 
-def test_a_neighbour_that_cannot_keep_a_copy_costs_the_copy_and_not_the_commit(
-    ranks: ForkServer, run_file: RunFile, tmp_path: Path
-) -> None:
+def test_a_neighbor_that_cannot_keep_a_copy_costs_the_copy_and_not_the_commit(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"optimization": {"maxSteps": 2}, "checkpoint": {"replicas": 2}, "evaluation": None}
     runs = [run_file(f"node-{node}", storage="PerPod", **settings) for node in range(2)]
     ended = ranks.run("keep_no_copies", runs, nodes=2, arguments={"node": 1})

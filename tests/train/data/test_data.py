@@ -26,7 +26,7 @@ def test_a_chat_template_of_the_runs_own_is_used_with_its_variables(ranks: ForkS
     assert ended.codes == [0], ended.output
 
 
-def test_several_processes_tokenise_what_one_does_also_when_they_are_killed(ranks: ForkServer, model: Path, tmp_path: Path) -> None:
+def test_several_processes_tokenize_what_one_does_also_when_they_are_killed(ranks: ForkServer, model: Path, tmp_path: Path) -> None:
     ended = ranks.run("several_processes", [None], arguments={"model": str(model), "folder": str(tmp_path)})
     assert ended.codes == [0], ended.output
 

@@ -406,7 +406,7 @@ def train_leaking() -> int:
 
 
 def prepared_once(folder: str, data: str, model: str) -> None:
-    """Four ranks on two nodes: who tokenises, what happens with volumes that differ, and that all ranks hear the same."""
+    """Four ranks on two nodes: who tokenizes, what happens with volumes that differ, and that all ranks hear the same."""
     ranks = engine_ranks.join(rank_environment())
     config = read_run(Path(os.environ["LOCKSTEP_RUN"]))
     tokenizer = load_tokenizer(Path(model))

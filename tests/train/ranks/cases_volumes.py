@@ -20,7 +20,7 @@ def impatient() -> int:
 
 
 def keep_no_copies(node: int) -> int:
-    """Train with a node whose volume is full for what its neighbours send."""
+    """Train with a node whose volume is full for what its neighbors send."""
 
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")

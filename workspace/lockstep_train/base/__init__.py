@@ -1,1 +1,1 @@
-"""What every other part of the trainer stands on."""
+"""Ground that every other part of the trainer stands on."""

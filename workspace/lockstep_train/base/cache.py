@@ -26,7 +26,7 @@ def file_digest(path: Path) -> str:
 
 
 def stamp(path: Path) -> list[int]:
-    """What another content of the file can't leave as it is: size, inode, and both times of change in nanoseconds.
+    """Stamp of a file's content, which no other content leaves as it is: size, inode, and both times of change in nanoseconds.
 
     Whoever writes can put mtime back (`cp -p`, `touch -r`), but not ctime. Raises OSError.
     """

@@ -11,7 +11,7 @@ from pathlib import Path
 
 CHUNK_BYTES = 8 << 20
 SHARED = 0o664
-"""For the group, too, as far as the umask allows: on a cluster another pod that goes on here may have another user."""
+"""Mode of new files: writable for the group, as far as the umask allows, since on a cluster another pod that goes on here may have another user."""
 
 
 def sync_directory(folder: Path) -> None:
@@ -51,7 +51,7 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def write_pages_durably(path: Path, pages: memoryview, size: int) -> None:
-    """As `write_durably`, for the first `size` bytes of whole pages, past the page cache where the volume allows it.
+    """Write durably, as `write_durably` does, the first `size` bytes of whole pages, past the page cache where the volume allows it.
 
     Direct writes spare the processor a copy of everything, and the training's files their place in the cache.
     """

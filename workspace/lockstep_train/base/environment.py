@@ -1,4 +1,4 @@
-"""Who this process is among the ranks, from torchrun's and the agent's variables."""
+"""Place of this process among the ranks, from torchrun's and the agent's variables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lockstep_train.base.errors import ConfigError
 
 @dataclass(frozen=True)
 class RankEnvironment:
-    """Who this process is, in torchrun's variables; a lone process is rank 0 of 1."""
+    """Place of this process among the ranks, in torchrun's variables; a lone process is rank 0 of 1."""
 
     rank: int
     world_size: int

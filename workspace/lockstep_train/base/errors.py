@@ -1,4 +1,4 @@
-"""How a run ends other than well, and the exit code the agent reads for each.
+"""Errors that end a run, and the exit code that the agent reads for each.
 
 TrainerError         1  what another attempt may not meet: a volume, a device or a peer that failed
 ├── ConfigError     78  what the user asked for can't be done; retrying can't help
@@ -23,7 +23,7 @@ from lockstep_spec.exits import CONFIGURATION, FAILED, HANG, NON_FINITE, OUT_OF_
 
 
 class TrainerError(Exception):
-    """An end of the run that the trainer itself decided on."""
+    """End of a run that the trainer itself decided on."""
 
     exit_code = FAILED
 
@@ -80,9 +80,9 @@ _PASSING_WORDS = re.compile(
     + r"|\bCUDA (driver )?error\b|\bHIP error\b|\bcuDNN error\b|\bCU(DNN|BLAS|SPARSE|SOLVER)_STATUS_|\bNCCL (error|Error)\b"
     r"|Connection closed by peer|Application timeout caused pair closure|Timed out waiting|timed out connecting|operation timed out|error sending request",
 )
-"""Of errors that libraries write in C++ and Rust raise as RuntimeError and the like, and of problems that are text already."""
+"""Words of errors that libraries in C++ and Rust raise as RuntimeError and the like, and of problems that are text already."""
 _NUMBER = re.compile(r"\[Errno (-?\d+)\]|\(os error (\d+)\)")
-"""As Python and Rust write the system's errors, whatever the language of the words beside it."""
+"""Number of a system's error as Python and Rust write it, whatever the language of the words beside it."""
 _LASTING_WORDS = re.compile(
     r"no kernel image is available|driver version is insufficient|invalid device function|driver on your system is too old|driver is a stub library"
     r"|not supported in the installed CUDA driver|unsupported display driver|forward compatibility was attempted|compiled with an unsupported toolchain"
@@ -141,14 +141,14 @@ def refusal(message: str, cause: BaseException | str) -> TrainerError:
 
 
 def may_pass(cause: BaseException | str) -> bool:
-    """Whether another attempt may not meet it: a fault of a volume, a network, a device or a peer, anywhere in the chain of causes."""
+    """Return True if another attempt may not meet it: a fault of a volume, a network, a device or a peer, anywhere in the chain of causes."""
     if isinstance(cause, str):
         return _words_may_pass(cause)
     return any(_passes(error) for error in _chain(cause))
 
 
 def out_of_memory(cause: BaseException | str) -> bool:
-    """Whether a device's memory is exhausted, in the words of any library, anywhere in the chain of causes. torch's errors are recognized by
+    """Return True if a device's memory is exhausted, in the words of any library, anywhere in the chain of causes. torch's errors are recognized by
     their names and words, since torch may not even be imported."""
     if isinstance(cause, str):
         return _OUT_OF_MEMORY.search(cause) is not None
@@ -194,7 +194,7 @@ def _words_may_pass(text: str) -> bool:
 
 
 def lasts_on_this_device(words: str) -> bool:
-    """Whether a library's words for a GPU that can't be used say that GPU or driver don't fit the image; all others may pass."""
+    """Return True if a library's words for a GPU that can't be used say that the GPU or its driver doesn't fit the image; all others may pass."""
     return _LASTING_WORDS.search(words) is not None
 
 
@@ -220,7 +220,7 @@ def _remedy(cause: BaseException | str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Of a library's error, which may go on with advice for others."""
+    """First line of a library's error, which may go on with advice for others."""
     return str(error).strip().split("\n", 1)[0]
 
 
@@ -243,7 +243,7 @@ def tell(error: TrainerError | OSError) -> int:
 
 
 def exit_code_of(error: BaseException) -> int:
-    """What the agent reads. A plain TrainerError is judged by what led to it."""
+    """Exit code that the agent reads. A plain TrainerError is judged by what led to it."""
     if isinstance(error, TrainerError) and error.exit_code != FAILED:
         return error.exit_code
     if out_of_memory(error):

@@ -16,7 +16,7 @@ from lockstep_train.base.config import TrainingConfig
 
 @contextlib.contextmanager
 def hidden_packages(*names: str) -> Iterator[None]:
-    """Packages that can't be found meanwhile, unless they are imported already: for importers that take them only where they are there."""
+    """Hide packages meanwhile, unless they are imported already: for importers that take them only where they are there."""
     absent = [name for name in names if name not in sys.modules]
     for name in absent:
         sys.modules[name] = None  # type: ignore[assignment]  # the import system's own mark for "not there"
@@ -28,7 +28,7 @@ def hidden_packages(*names: str) -> Iterator[None]:
 
 
 def import_engine() -> Any:
-    """DeepSpeed with what its `initialize` imports. Its deprecations are for its authors."""
+    """Import DeepSpeed with what its `initialize` imports. Its deprecations are for its authors."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         deepspeed = import_deepspeed()
@@ -38,7 +38,7 @@ def import_engine() -> Any:
 
 
 def import_method(training: TrainingConfig) -> None:
-    """What a way of training takes, in this order: with packed weights, peft has to find bitsandbytes."""
+    """Import what a way of training needs, in this order: with packed weights, peft has to find bitsandbytes."""
     if training.model.quantization is not Quantization.NONE:
         import_bitsandbytes()
     if training.method is Method.LORA:
@@ -46,7 +46,7 @@ def import_method(training: TrainingConfig) -> None:
 
 
 def import_peft() -> Any:
-    """peft without bitsandbytes, which it imports where it is there, though only packed weights need it; with them it is imported already."""
+    """Import peft without bitsandbytes, which it imports where it is there, though only packed weights need it; with them it is imported already."""
     with hidden_packages("bitsandbytes"):
         peft = importlib.import_module("peft")
         available = importlib.import_module("peft.import_utils")
@@ -56,7 +56,7 @@ def import_peft() -> Any:
 
 
 def import_bitsandbytes() -> Any:
-    """bitsandbytes without torch's compiler: decorating its kernels for other devices than NVIDIA's imports inductor and compiles at first use.
+    """Import bitsandbytes without torch's compiler: decorating its kernels for other devices than NVIDIA's imports inductor and compiles at first use.
 
     And without `kernels`, by which it would download compiled code for CPUs with AVX512-BF16, for a format that isn't used here (model/quantize.py).
     """
@@ -68,13 +68,13 @@ def import_bitsandbytes() -> Any:
 
 
 def import_deepspeed() -> Any:
-    """DeepSpeed without mlflow, which its auto-tuner imports where it is there."""
+    """Import DeepSpeed without mlflow, which its auto-tuner imports where it is there."""
     with hidden_packages("mlflow"):
         return importlib.import_module("deepspeed")
 
 
 def import_muon() -> None:
-    """DeepSpeed's Muon optimizer, which `initialize` looks up and we never use, without torch's compiler.
+    """Import DeepSpeed's Muon optimizer, which `initialize` looks up and we never use, without torch's compiler.
 
     Its functions are decorated with torch.compile, and that decorator alone imports inductor: 2 s of every start and restart.
     """
@@ -85,13 +85,13 @@ def import_muon() -> None:
 
 
 def uncompiled(function: Callable[..., Any] | None = None, **_: Any) -> Any:
-    """In place of torch.compile: the function as it is, also as `@compile(…)`."""
+    """Return the function as it is, in place of torch.compile; also as `@compile(…)`."""
     return function if function is not None else lambda wrapped: wrapped
 
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """A module's or a class's attribute, replaced for a while."""
+    """Replace a module's or a class's attribute for a while."""
     before = vars(owner)[name]
     setattr(owner, name, value)
     try:

@@ -1,4 +1,4 @@
-"""How long each part of a run may go without an end (pure). Generous: a limit that fires in a healthy run costs the run."""
+"""Time limits of the parts of a run (pure), and the protocol of who watches them. Generous: a limit that fires in a healthy run costs the run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 STEP_FLOOR_SECONDS = 120.0
 MEDIANS = 3.0
 FIRST_STEP_SECONDS = 1800.0
-"""Also of the evaluation before it: communicators are made, kernels are chosen and pages are read the first time."""
+"""Limit of the first step and of the evaluation before it: communicators are made, kernels are chosen and pages are read the first time."""
 LOAD_SECONDS = 4 * 3600.0
 """Data and model, from a slow volume or from the hub. Begun anew whenever whoever prepares the data says how far it is."""
 SAVE_SECONDS = 1800.0
@@ -18,7 +18,7 @@ END_SECONDS = 300.0
 
 
 def step_seconds(configured: int | None, durations: Sequence[float]) -> float:
-    """For one step or one batch of an evaluation. `durations`: of the last steps, of which 3 medians are allowed unless a limit is
+    """Limit of one step or one batch of an evaluation. `durations`: seconds of the last steps, of which 3 medians are allowed unless a limit is
     configured; a first step has none."""
     if configured is not None:
         return float(configured)
@@ -26,20 +26,20 @@ def step_seconds(configured: int | None, durations: Sequence[float]) -> float:
 
 
 class Watch(Protocol):
-    """What the run tells whoever watches it."""
+    """Listener to what a run is doing."""
 
     def begin(self, activity: str, limit_seconds: float) -> None:
-        """Something starts that must end, or be begun anew, within the limit."""
+        """Start an activity that must end, or be begun anew, within the limit."""
 
     def at(self, place: str) -> None:
-        """A place within the activity; the limit runs on."""
+        """Note a place within the activity; the limit runs on."""
 
     def loaded(self) -> None:
-        """From here on SIGTERM is the main thread's to handle: there is a state to save."""
+        """Leave SIGTERM to the main thread from here on: there is a state to save."""
 
 
 class Unwatched:
-    """For those who run a part of a run."""
+    """Watch of nobody, for those who run a part of a run."""
 
     def begin(self, activity: str, limit_seconds: float) -> None: ...
     def at(self, place: str) -> None: ...

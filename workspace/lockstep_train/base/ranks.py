@@ -28,7 +28,7 @@ from lockstep_train.base.errors import (
 
 COLLECTIVE_TIMEOUT_SECONDS = 600
 PATIENCE = timedelta(seconds=30)
-"""Of one question to the store, in a wait that has no end of its own."""
+"""Time limit of one question to the store, in a wait that has no end of its own."""
 REFUSED_PATIENCE = timedelta(seconds=10)
 """Wait of rank 0 for the others to have met the same refusal."""
 BACKLOG = 2048
@@ -52,7 +52,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True)
 class Ranks:
-    """This rank among the others. `store` is TCP key-value storage beside the collectives: it can't deadlock them."""
+    """Position of this rank among the others. `store` is TCP key-value storage beside the collectives: it can't deadlock them."""
 
     rank: int
     world_size: int
@@ -140,7 +140,7 @@ def join(environment: RankEnvironment, timeout_seconds: int = COLLECTIVE_TIMEOUT
 
 
 def _listening(address: str, port: int) -> int | None:
-    """A socket for the store at the address by which the others know this node: TCPStore's own listens on all interfaces, rails included.
+    """Listen for the store at the address by which the others know this node: TCPStore's own listens on all interfaces, rails included.
 
     None where that address isn't this node's own, or the port is taken: TCPStore then says what is wrong.
     """
@@ -164,13 +164,13 @@ def _listening(address: str, port: int) -> int | None:
 
 
 def _set_default_timeout(timeout: timedelta) -> None:
-    """Of groups that are made without one, as DeepSpeed makes all of its own: torch reads these names whenever it makes a group."""
+    """Set the time limit of groups that are made without one, as DeepSpeed makes all of its own: torch reads these names whenever it makes a group."""
     distributed_c10d.default_pg_timeout = timeout
     distributed_c10d.default_pg_nccl_timeout = timeout  # type: ignore[attr-defined]
 
 
 def _unusable_gpus(gpus: int) -> TrainerError:
-    """The error to raise: training on CPUs would hold the GPUs for nothing, and say so nowhere.
+    """Error to raise: training on CPUs would hold the GPUs for nothing, and say so nowhere.
 
     Only an image that doesn't fit the driver ends the job. GPUs may still be starting, be busy or be lost to this pod alone.
     """
@@ -195,7 +195,7 @@ def _unusable_gpus(gpus: int) -> TrainerError:
 
 
 def vote(asked: bool, ranks: Ranks) -> bool:
-    """Whether any rank asks; the same answer on all of them."""
+    """Return True, on all ranks alike, if any rank asks."""
     asking = torch.tensor(float(asked), device=ranks.device)
     dist.all_reduce(asking, op=dist.ReduceOp.MAX)
     return bool(asking.item())
@@ -213,7 +213,7 @@ def leave(all_arrived: Callable[[], None] = lambda: None) -> None:
 
 @contextlib.contextmanager
 def refused_together(ranks: Ranks, key: str) -> Iterator[None]:
-    """Around what raises a TrainerError on every rank alike. Rank 0 has the store: it goes last, when the others have read from it."""
+    """Let all ranks end by a TrainerError that each of them raises, and none by the loss of its peers. Rank 0 has the store: it goes last, when the others have read from it."""
     try:
         yield
     except TrainerError:

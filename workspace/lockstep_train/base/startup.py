@@ -1,4 +1,4 @@
-"""How long each part of a start takes, from the process's own start to the end of its first step: that is what a restart costs."""
+"""Seconds that each part of a start takes, from the process's own start to the end of its first step: the cost of a restart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STAT = Path("/proc/self/stat")
 
 
 def process_start(stat: Path = STAT) -> float:
-    """When this process began, on the clock since boot: the operating system's word, so that Python's own start is in it."""
+    """Start of this process, on the clock since boot: the operating system's word, so that Python's own start is in it."""
     fields = stat.read_text().rpartition(")")[2].split()  # the name in parentheses may hold spaces
     return int(fields[19]) / os.sysconf("SC_CLK_TCK")
 

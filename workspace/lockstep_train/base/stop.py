@@ -14,11 +14,11 @@ class StopSignal:
     def __init__(self) -> None:
         self.requested = False
         self.stacks_requested = False
-        """By SIGUSR2: the gang hangs and is about to be stopped."""
+        """Set by SIGUSR2: the gang hangs and is about to be stopped."""
         self._readable: int | None = None
 
     def install(self) -> None:
-        """Only in the main thread; before torch is imported, so that a signal during start-up isn't lost."""
+        """Install the handlers, in the main thread, before torch is imported, so that a signal during start-up isn't lost."""
         self._readable, writable = os.pipe()
         os.set_blocking(self._readable, False)
         os.set_blocking(writable, False)
@@ -27,7 +27,7 @@ class StopSignal:
         signal.signal(signal.SIGUSR2, self._handle_usr2)
 
     def wait(self, seconds: float) -> None:
-        """In another thread: returns after `seconds`, or at once when the signal comes. While the main thread waits within a
+        """Wait, in another thread, for `seconds`, or until the signal comes. While the main thread waits within a
         collective no Python runs there, not even the handler; the C handler's byte in the pipe is seen all the same."""
         if self._readable is None:
             select.select([], [], [], seconds)
@@ -41,4 +41,4 @@ class StopSignal:
         self.requested = True
 
     def _handle_usr2(self, number: int, frame: FrameType | None) -> None:
-        """The byte in the pipe is what counts."""
+        """Do nothing: the byte in the pipe is what counts."""

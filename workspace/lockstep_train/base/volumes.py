@@ -33,7 +33,7 @@ PATIENCE = timedelta(seconds=30)
 MARK = ".volume-"
 
 BuildOutcome = dict[str, Any]
-"""What a builder has made, or why it couldn't, as JSON."""
+"""Result of a builder, or why there is none, as JSON."""
 
 
 def nodes_share(ranks: Ranks, run_dir: Path, storage: StorageMode | None, shared_seconds: float = SHARED_SECONDS) -> bool:
@@ -51,7 +51,7 @@ def nodes_share(ranks: Ranks, run_dir: Path, storage: StorageMode | None, shared
 
 
 def volume_groups(ranks: Ranks, folder: Path, topic: str, patience_seconds: float = 0.0) -> list[int]:
-    """For every node the lowest node that sees the same `folder`, on every rank. No collective; `topic`, of the store's keys, is used once.
+    """Return for every node the lowest node that sees the same `folder`, on every rank. No collective; `topic`, of the store's keys, is used once.
 
     A node looks for the others' marks for up to `patience_seconds`.
     """
@@ -74,7 +74,7 @@ def volume_groups(ranks: Ranks, folder: Path, topic: str, patience_seconds: floa
 
 
 def _lowest_seen(folder: Path, names: Sequence[str], patience_seconds: float, own: int) -> int:
-    """By listing, since looking for one name may be answered from a cache."""
+    """Find marks by listing, since looking for one name may be answered from a cache."""
     end = time.monotonic() + patience_seconds
     while True:
         present: set[str] = set()
@@ -86,7 +86,7 @@ def _lowest_seen(folder: Path, names: Sequence[str], patience_seconds: float, ow
 
 
 class BuildProgress:
-    """What is prepared on a volume or fetched to it, known to all ranks: hours of it are fine as long as it moves.
+    """Progress of what is prepared on a volume or fetched to it, known to all ranks: hours of it are fine as long as it moves.
 
     A load is begun anew with every line that a builder reports; only one in which nothing moves ends at its limit. All ranks begin as many
     parts, in the end as many as the builder that reported most: the watchdogs compare how many places each has come to.
@@ -113,7 +113,7 @@ class BuildProgress:
                 self._begin(parts, line)
 
     def _begin(self, parts: int, line: str) -> None:
-        """The name changes with each part, since the agent restarts its clock only for another one."""
+        """Begin parts under a new name each, since the agent restarts its clock only for another one."""
         while self._parts < parts:
             self._parts += 1
             self._watch.begin(f"{self._activity}, part {self._parts + 1}", limits.LOAD_SECONDS)

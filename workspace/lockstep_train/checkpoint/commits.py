@@ -24,7 +24,7 @@ class Commit:
     """Its folder on each volume that has one."""
 
     def manifest(self) -> Manifest:
-        """Raises ValueError, with every folder's reason, when none has one that can be read."""
+        """Read the manifest. Raises ValueError, with every folder's reason, when none has one that can be read."""
         problems = []
         for folder in self.folders:
             try:
@@ -36,7 +36,7 @@ class Commit:
         raise ValueError("; ".join(problems) or "it has no folder")
 
     def shard(self, record: ShardRecord, *, checksum: bool = True) -> tuple[Path | None, str | None]:
-        """Where the shard is, undamaged; or why it is nowhere. Without `checksum` only sizes are compared."""
+        """Return where the shard is, undamaged, or why it is nowhere. Without `checksum` only sizes are compared."""
         problems = []
         for folder in self.folders:
             problem = shard_problem(folder, record) if checksum else size_problem(folder, record)
@@ -47,7 +47,7 @@ class Commit:
         return None, told[0]
 
     def problems(self, manifest: Manifest, *, checksum: bool = True) -> list[str]:
-        """What is wrong with its shards."""
+        """Problems of its shards."""
         return [problem for record in manifest.shards if (problem := self.shard(record, checksum=checksum)[1]) is not None]
 
     def shard_paths(self, manifest: Manifest) -> list[Path]:
@@ -83,7 +83,7 @@ class Collection:
         return Commit(name, tuple(folder for parent in self.checkpoints if (folder := parent / str(name)).is_dir()))
 
     def chain(self) -> list[Commit]:
-        """What a start would try, newest first; or the one commit that was named."""
+        """Commits that a start would try, newest first; or the one commit that was named."""
         if self.named:
             return [Commit(_name_of(self.named[0]), self.named)]
         return [self.commit(name) for name in candidates(self.view.commits, self.view.records)]
@@ -117,13 +117,13 @@ def collect(paths: Sequence[Path]) -> Collection:
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether it is a run's folder, also of one that has not saved yet, or a checkpoints folder."""
+    """Return True for a run's folder, also of one that has not saved yet, and for a checkpoints folder."""
     known = (folder / "checkpoints", folder / "gang", folder / CHAIN)
     return folder.name == "checkpoints" or any(path.is_dir() for path in known) or any(parse_commit(path.name) for path in folder.iterdir())
 
 
 def _name_of(folder: Path) -> CommitName:
-    """By its name, or what its manifest says where the folder was renamed. Raises ConfigError."""
+    """Name of a commit by its folder, or by its manifest where the folder was renamed. Raises ConfigError."""
     name = parse_commit(folder.name)
     if name is not None:
         return name

@@ -1,4 +1,4 @@
-"""Which commit this attempt starts from: all ranks agree, through the store, on one that is whole and undamaged."""
+"""Start of an attempt from a commit: all ranks agree, through the store, on one that is whole and undamaged, and load it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class VerifiedCommit:
     folder: Path
     manifest: Manifest
     holders: list[list[int]]
-    """For each shard the ranks that found it undamaged, one a node whose volume has it. On one volume another rank may have read it."""
+    """Ranks that found a shard undamaged, for each shard, one a node whose volume has it. On one volume another rank may have read it."""
     nodes: list[int]
     """Each rank's node."""
 
@@ -54,12 +54,12 @@ class VerifiedCommit:
 
 @dataclass(frozen=True)
 class Start:
-    """How this attempt begins: its number in the folder, and the commit, or None for step 0."""
+    """Beginning of this attempt: its number in the folder, and the commit, or None for step 0."""
 
     attempt: int
     source: VerifiedCommit | None
     view: VolumeView
-    """What was on any of the volumes."""
+    """Commits and records on any of the volumes."""
 
 
 def choose_start(ranks: Ranks, checkpoints: Path, resume_from: str, claim: Claim, say: Say, *, shared: bool = False) -> Start:
@@ -118,12 +118,12 @@ def _start_name(source: VerifiedCommit | None, checkpoints: Path) -> str | None:
 
 
 def _is_own(source: VerifiedCommit, checkpoints: Path) -> bool:
-    """A commit of this folder, however the path to it was spelled."""
+    """Return True for a commit of this folder, however the path to it was spelled."""
     return source.folder.parent.resolve() == checkpoints.resolve()
 
 
 def refuse_another(manifest: Manifest, mine: Identity, folder: Path) -> None:
-    """Raises ConfigError naming every difference between the commit and this run."""
+    """Raise ConfigError naming every difference between the commit and this run."""
     differences = manifest.identity.differences(mine)
     if differences:
         raise ConfigError(
@@ -134,7 +134,7 @@ def refuse_another(manifest: Manifest, mine: Identity, folder: Path) -> None:
 
 
 def _merged_view(ranks: Ranks, checkpoints: Path, say: Say) -> VolumeView:
-    """What is on any node's volume, the same on every rank. What is damaged everywhere is named through `say`."""
+    """Collect what is on any node's volume, the same on every rank. What is damaged everywhere is named through `say`."""
     mine = VolumeView([], [], [])
     if ranks.first_of_node:
         mine = read_view(checkpoints)
@@ -170,7 +170,7 @@ def _explicit(path: Path) -> Iterator[Path]:
 
 
 def _first_whole(ranks: Ranks, folders: list[Path], say: Say, shared: Path | None) -> tuple[VerifiedCommit | None, str]:
-    """And what was wrong with those before it. `shared`: a folder that all nodes see. Of one that somebody named elsewhere nobody knows that."""
+    """Return the first commit that is whole, and the problems of those before it. `shared`: a folder that all nodes see; one that somebody named elsewhere may not be."""
     problems: list[str] = []
     for number, folder in enumerate(folders):
         source, problem = _verified(ranks, folder, f"start/{number}", shared=folder.parent == shared)
@@ -215,7 +215,7 @@ def _read_once(ranks: Ranks, folder: Path, manifest: Manifest) -> dict[str, Any]
 
 
 def _verdict_of_all(answers: list[dict[str, Any]], shards: int) -> dict[str, Any]:
-    """As `_verdict`, but one problem of one rank is enough for a problem, and so is a shard that nobody has read."""
+    """Judge as `_verdict` does, but one problem of one rank is enough for a problem, and so is a shard that nobody has read."""
     read = {index: problem for answer in answers for index, problem in answer["read"].items()}
     seen = [problem for answer in answers for problem in answer["shards"].values()]
     problem = next((problem for problem in [*read.values(), *seen] if problem is not None), None)
@@ -226,7 +226,7 @@ def _verdict_of_all(answers: list[dict[str, Any]], shards: int) -> dict[str, Any
 
 
 def _verdict(answers: list[dict[str, Any]], shards: int) -> dict[str, Any]:
-    """From every rank's findings: who can read which shard. A shard that nobody can read is a problem."""
+    """Judge by every rank's findings who can read which shard. A shard that nobody can read is a problem."""
     holders: list[list[int]] = []
     for index in range(shards):
         found = {rank: answer["shards"][str(index)] for rank, answer in enumerate(answers) if str(index) in answer["shards"]}
@@ -268,7 +268,7 @@ def _heal(checkpoints: Path, source: VerifiedCommit | None) -> None:
 
 
 def restore_commit(engine: Any, source: VerifiedCommit, ranks: Ranks, say: Callable[[str], None]) -> None:
-    """Load it. A collective where a node's volume lacks a shard. The commit is held meanwhile: it may be one of a running job."""
+    """Load a verified commit. A collective where a node's volume lacks a shard. The commit is held meanwhile: it may be one of a running job."""
     manifest = source.manifest
     reader = ShardReader(source.folder, manifest)
     with contextlib.ExitStack() as held:

@@ -1,1 +1,1 @@
-"""From a file of text to the token batches of each rank."""
+"""Data of a run, from files of text to the token batches of each rank."""

@@ -31,7 +31,7 @@ ABANDONED_SECONDS = 3600
 
 
 class Damaged(Exception):
-    """The folder is not what its index says, or has none."""
+    """Folder that is not what its index says, or has none."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Arrays:
 
     folder: Path
     facts: dict[str, Any]
-    """What the writer said about the whole."""
+    """Facts that the writer stated about the whole."""
     sums: dict[str, str]
     arrays: dict[str, Array]
 
@@ -131,7 +131,7 @@ def whole_arrays(folder: Path, tell: Callable[[Damaged], None]) -> Arrays | None
 
 
 def _seen(folder: Path) -> tuple[int, int] | None:
-    """Tells a folder from another one of its name; None where there is none."""
+    """Identity of a folder, which tells it from another one of its name; None where there is none."""
     try:
         status = folder.stat()
     except FileNotFoundError:
@@ -140,7 +140,7 @@ def _seen(folder: Path) -> tuple[int, int] | None:
 
 
 def map_array(path: Path, code: str, length: int) -> Array:
-    """Raises Damaged when the file has another size."""
+    """Map one array. Raises Damaged when the file has another size."""
     expected = length * numpy.dtype(code).itemsize
     if path.stat().st_size != expected:
         raise Damaged(f"{path} has {path.stat().st_size} bytes, not {expected}")

@@ -40,7 +40,7 @@ Digest = Callable[[Path, Path], str]
 
 @dataclass(frozen=True)
 class Prepared:
-    """Where everything lies on this volume, and what is to be told about it. Sent from the rank that made it to the others."""
+    """Places of everything on this volume, and the notes about it. Sent from the rank that made it to the others."""
 
     tokens: tuple[str, ...]
     """Folders, one a source."""
@@ -60,11 +60,11 @@ class Dataset:
     """SHA-256 over the training tokens, their masks and their division into sequences: another one means that a data cursor has
     no meaning."""
     notes: tuple[str, ...]
-    """What to tell at the start, a line each."""
+    """Lines to print at the start."""
     files: dict[str, str] = field(default_factory=dict)
     """Each path, and each hub dataset with its commit → the SHA-256 of its content."""
     largest_id: int = 0
-    """Of all tokens, those before every text among them."""
+    """Largest id of all tokens, those before every text among them."""
 
 
 def data_settings(training: TrainingConfig) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def data_settings(training: TrainingConfig) -> dict[str, Any]:
 
 
 def sequence_settings(data: DataConfig, evaluation: EvaluationConfig | None) -> dict[str, Any]:
-    """The settings that decide what a sequence is; those at their defaults are left out. With these a refusal can say what was
+    """Settings that decide what a sequence is; those at their defaults are left out. With these a refusal can say what was
     changed, where the digest alone could only say that something was."""
     found: dict[str, Any] = {"data.maxLength": data.max_length}
     default = DataConfig(max_length=data.max_length)
@@ -100,7 +100,7 @@ def sources_of(data: DataConfig) -> Sequence[SourceConfig]:
 
 
 def evaluation_source(evaluation: EvaluationConfig | None) -> SourceConfig | None:
-    """Where the samples for evaluation come from, if they are not held out."""
+    """Source of the samples for evaluation, if they are not held out."""
     data = evaluation.data if evaluation is not None else None
     return SourceConfig(data.path, data.name, data.config, data.split, data.revision, data.format) if data is not None else None
 
@@ -114,7 +114,7 @@ def content_digest(path: Path, cache: Path) -> str:
 
 
 def resolve_source(source: SourceConfig, cache: Path, say: Say, digest: Digest = content_digest) -> DataSource:
-    """Raises ConfigError when it isn't there, or no format is stated and its own is none that can be read."""
+    """Find a source's samples. Raises ConfigError when it isn't there, or no format is stated and its own is none that can be read."""
     if source.path is None or remote_name(source) is not None:
         dataset = hub_dataset(source, cache, say)
         return DataSource(dataset.title, dataset.digest, dataset.files.plain_text, source.weight, dataset.files.samples, dataset.pinned)
@@ -133,7 +133,7 @@ def resolve_source(source: SourceConfig, cache: Path, say: Say, digest: Digest =
 
 
 def _stamps(files: DataFiles) -> list[list[int]]:
-    """What changes with the files. Raises ConfigError, or TrainerError for a volume that may answer later."""
+    """Stamps that change with the files. Raises ConfigError, or TrainerError for a volume that may answer later."""
     try:
         return [stamp(path) for path in files.paths]
     except OSError as error:
@@ -141,7 +141,7 @@ def _stamps(files: DataFiles) -> list[list[int]]:
 
 
 def template_choice(data: DataConfig) -> TemplateChoice:
-    """Raises ConfigError for variables that are Lockstep's own."""
+    """Chat template that a run states. Raises ConfigError for variables that are Lockstep's own."""
     variables = data.chat_template_kwargs or {}
     own = sorted(TEMPLATE_OWN & variables.keys())
     if own:
@@ -152,7 +152,7 @@ def template_choice(data: DataConfig) -> TemplateChoice:
 
 
 def refuse_unreadable(field: str, path: str | None) -> None:
-    """Raises ConfigError naming the setting whose file can't be opened."""
+    """Raise ConfigError naming the setting whose file can't be opened."""
     try:
         if path is not None and not is_address(path) and not is_several(Path(path)):
             Path(path).open("rb").close()
@@ -206,7 +206,7 @@ def _plain(rule: Rule) -> list[Any]:
 
 
 def _whole(plan: Path, say: Say) -> bool:
-    """Whether both parts of the plan are there; a damaged one is removed."""
+    """Return True if both parts of the plan are there; a damaged one is removed."""
     parts = [
         whole_arrays(plan / part, lambda problem: say(f"The plan of the sequences is made again: {problem}"))
         for part in (EVALUATION, TRAINING)
@@ -233,7 +233,7 @@ def open_dataset(prepared: Prepared, tokenizer: Tokenizer) -> Dataset:
 
 
 def refuse_unknown_tokens(dataset: Dataset, tokenizer: Tokenizer) -> None:
-    """Raises ConfigError where the model's embedding has no row for a token: that would end a rank inside a kernel, with no word of why."""
+    """Raise ConfigError where the model's embedding has no row for a token: that would end a rank inside a kernel, with no word of why."""
     largest, size = dataset.largest_id, tokenizer.vocabulary
     if size is not None and largest >= size:
         raise ConfigError(
@@ -253,7 +253,7 @@ def from_json(value: dict[str, Any]) -> Prepared:
 
 
 def load_dataset(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, say: Say, watch: Watch = UNWATCHED) -> Dataset:
-    """The same dataset on every rank. Raises, on all of them alike, ConfigError when it can't be used or differs between volumes, and
+    """Load the same dataset on every rank. Raises, on all of them alike, ConfigError when it can't be used or differs between volumes, and
     TrainerError for a fault that may pass."""
     with refused_together(ranks, "data"):
         dataset = _loaded(config, tokenizer, ranks, say, watch)
@@ -278,7 +278,7 @@ def _loaded(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, say: Say, wat
 
 
 def attempt(config: RunConfig, commits: Mapping[Asked, str], tokenizer: Tokenizer, cache: Path, say: Say) -> dict[str, Any]:
-    """What was prepared, or why it can't be."""
+    """Prepare the data; the outcome is what was prepared, or the problem."""
     training = at_commits(config, commits).training
     try:
         remember_commits(commits, config.run_dir, cache)
@@ -291,7 +291,7 @@ def attempt(config: RunConfig, commits: Mapping[Asked, str], tokenizer: Tokenize
 
 
 def first_problem(made: dict[int, dict[str, Any]]) -> Problem | None:
-    """The first problem of any volume, one that is final before others; None when all volumes hold the same data."""
+    """First problem of any volume, one that is final before others; None when all volumes hold the same data."""
     problem = gravest(Problem(*outcome["problem"]) for outcome in made.values() if "problem" in outcome)
     if problem is not None:
         return problem

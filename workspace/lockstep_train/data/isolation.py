@@ -1,7 +1,7 @@
 """A test, on the model that is about to be trained, that documents in one sequence don't see each other.
 
 Whether they do depends on the model's code, the attention chosen and the libraries' versions, and a leak shows in no loss curve:
-documents that saw their neighbours' tokens moved logits by 0.3 and more, silently. So it is measured at every start.
+documents that saw their neighbors' tokens moved logits by 0.3 and more, silently. So it is measured at every start.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lockstep_train.data.tokens.encode import IGNORED, Example
 
 DOCUMENT_TOKENS = 24
 LARGEST_SHARE, LARGEST_SHARE_HALF = 1e-3, 2e-2
-"""Of what a leak would do; the second one in BF16 and FP16. Attention gives a masked token the weight 0 exactly, so the difference
+"""Largest share of what a leak would do; the second one in BF16 and FP16. Attention gives a masked token the weight 0 exactly, so the difference
 is 0 to the bit in dense models. Kernels that group tokens by expert may round differently when other tokens change: 5e-7 of 5
 was seen in FP32; in half precision one such step is 8e-3 of a logit."""
 
@@ -29,17 +29,17 @@ _KERNEL = re.compile(r"flash.?att|no kernel image|not implemented for", re.IGNOR
 
 @dataclass(frozen=True)
 class Isolation:
-    """By how much the logits of a document moved when the one before it was changed."""
+    """Movement of a document's logits when the document before it was changed."""
 
     apart: float
-    """Packed as in training."""
+    """Movement when packed as in training."""
     together: float
-    """As one document: what a leak does."""
+    """Movement within one document: what a leak does."""
     largest_share: float = LARGEST_SHARE
 
 
 def check_isolation(engine: Any, examples: Any, rows: int, device: torch.device) -> Isolation:
-    """Raises ConfigError, on every rank alike, on a leak. All ranks run the same four forward passes, as Stage3 needs.
+    """Test the isolation. Raises ConfigError, on every rank alike, on a leak. All ranks run the same four forward passes, as Stage3 needs.
 
     `examples`: the packed sequences; `rows`: the micro-batch size, since what is right for one row may leak with more.
     """
@@ -74,7 +74,7 @@ def check_isolation(engine: Any, examples: Any, rows: int, device: torch.device)
 
 
 def _lacks_kernel(error: RuntimeError) -> bool:
-    """The attention chosen doesn't run here. Other errors say nothing of packing."""
+    """Return True if the attention chosen doesn't run here. Other errors say nothing of packing."""
     return isinstance(error, NotImplementedError) or _KERNEL.search(str(error)) is not None
 
 
@@ -85,7 +85,7 @@ def _second_half(engine: Any, ids: Any, documents: tuple[int, ...], rows: int, d
 
 
 def refuse_leak(isolation: Isolation) -> None:
-    """Raises ConfigError."""
+    """Raise ConfigError for a leak, and where no effect was seen at all."""
     if not isolation.together > 0:  # also NaN
         raise ConfigError(
             "training.data.packing can't be used: with this model no effect of one token on the next was seen, so it can't be shown that documents are kept apart; set packing to false"

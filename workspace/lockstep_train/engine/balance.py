@@ -23,7 +23,7 @@ COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
 
 @dataclass(frozen=True)
 class Balance:
-    """A factor, and a loss of all routers' logits: 1 a top_k-th expert where the load is even, and more where it isn't."""
+    """Balance loss: a factor, and a loss of all routers' logits: 1 a top_k-th expert where the load is even, and more where it isn't."""
 
     coefficient: float
     experts: int
@@ -31,12 +31,12 @@ class Balance:
     loss: Callable[..., torch.Tensor]
 
     def __call__(self, router_logits: tuple[torch.Tensor, ...], real: torch.Tensor) -> torch.Tensor:
-        """Of one micro-batch, times the factor: a scalar. `router_logits`: [batch × sequence, experts] a layer; `real` [batch, sequence] is False on padding."""
+        """Loss of one micro-batch, times the factor: a scalar. `router_logits`: [batch × sequence, experts] a layer; `real` [batch, sequence] is False on padding."""
         return self.coefficient * self.loss(router_logits, self.experts, self.top_k, real)
 
 
 def find_balance(model: torch.nn.Module) -> tuple[Balance | None, str | None]:
-    """The balance loss of a model, wrapped by peft or not, whose routers are trained; or a warning that it has none. (None, None): none is needed."""
+    """Find the balance loss of a model, wrapped by peft or not, whose routers are trained; or a warning that it has none. (None, None): none is needed."""
     if not any(trained_routers(model)):
         return None, None
     causal: Any = getattr(model, "get_base_model", lambda: model)()
@@ -62,6 +62,6 @@ def trained_routers(model: torch.nn.Module) -> Iterator[str]:
 
 
 def _is_router(name: str, modules: Mapping[str, torch.nn.Module]) -> bool:
-    """By its class, or as the `gate` or `router` beside `experts`, whatever its class is."""
+    """Return True for a router, by its class, or as the `gate` or `router` beside `experts`, whatever its class is."""
     parent, _, last = name.rpartition(".")
     return ROUTER_CLASS.search(type(modules[name]).__name__) is not None or (last in {"gate", "router"} and f"{parent}.experts" in modules)

@@ -49,7 +49,7 @@ def start_model(
     partition: int = 1,
     shape: ModelShape | None = None,
 ) -> tuple[Any, TokenLoss, dict[str, Any]]:
-    """The engine, tested to keep its state where we look for it, its loss, and what a manifest says of what is trained."""
+    """Start the engine, tested to keep its state where we look for it; also its loss, and what a manifest says of what is trained."""
     check_quantization(training)
     slow = precision_note(training.precision, ranks.device)
     if slow is not None:
@@ -86,7 +86,7 @@ def start_model(
 
 
 def prepare_deepspeed() -> Any:
-    """DeepSpeed over the joined process group, without its compiled operators. Before a model is loaded.
+    """Prepare DeepSpeed over the joined process group, without its compiled operators. Before a model is loaded.
 
     On CPU it would compile a shared-memory all-reduce (31 s, needs g++ and ninja), which only tensor-parallel inference
     calls: training's collectives go through the process group. So it is marked as not available; pods need no compiler.
@@ -99,7 +99,7 @@ def prepare_deepspeed() -> Any:
 
 
 def share_cores(optimization: OptimizationConfig, ranks_per_node: int) -> None:
-    """With offload the update runs on CPUs: by this rank's part of the cores, unless the user has set OMP_NUM_THREADS. What the agent sets,
+    """Set the threads of an update that runs on CPUs, with offload: by this rank's part of the cores, unless the user has set OMP_NUM_THREADS. What the agent sets,
     one thread a rank, is for ranks that compute on GPUs, or on as many cores as there are ranks."""
     ours = (None, os.environ.get("LOCKSTEP_DEFAULT_THREADS"))
     if optimization.offload is Offload.CPU and os.environ.get("OMP_NUM_THREADS") in ours:
@@ -107,7 +107,7 @@ def share_cores(optimization: OptimizationConfig, ranks_per_node: int) -> None:
 
 
 def precision_note(precision: Precision, device: torch.device) -> str | None:
-    """What to say of a precision that works here but is slow: without instructions for it, BF16 took 8 times as long as FP32."""
+    """Note on a precision that works here but is slow: without instructions for it, BF16 took 8 times as long as FP32."""
     if precision is not Precision.BF16 or device.type != "cpu" or platform.machine() != "x86_64":
         return None
     if torch.cpu._is_avx512_bf16_supported():
@@ -116,12 +116,12 @@ def precision_note(precision: Precision, device: torch.device) -> str | None:
 
 
 def recompute_activations(base: Any) -> None:
-    """Gradient checkpointing. Non-reentrant: the other kind loses gradients where a layer's input needs none, as on a frozen base."""
+    """Turn on gradient checkpointing. Non-reentrant: the other kind loses gradients where a layer's input needs none, as on a frozen base."""
     base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 def refuse_invalid(settings: dict[str, Any]) -> None:
-    """Raises ConfigError for what DeepSpeed refuses, before minutes go into loading a model."""
+    """Raise ConfigError for what DeepSpeed refuses, before minutes go into loading a model."""
     from deepspeed.accelerator import get_accelerator
     from deepspeed.runtime.precision_config import get_float16_config
     from deepspeed.runtime.zero.config import get_zero_config
@@ -138,7 +138,7 @@ def refuse_invalid(settings: dict[str, Any]) -> None:
 
 
 def _refuse_quantized_bf16(settings: dict[str, Any]) -> None:
-    """Before its change 8215 (2026-08) DeepSpeed's quantizer took the bits of BF16 weights for FP16, which trains on wrong values without a word.
+    """Refuse quantized BF16 weights where DeepSpeed can't have them: before its change 8215 (2026-08) its quantizer took their bits for FP16, which trains on wrong values silently.
     Since then it is told the format to give back."""
     from deepspeed.runtime.zero.partition_parameters import CUDAQuantizer
 
@@ -152,7 +152,7 @@ def _refuse_quantized_bf16(settings: dict[str, Any]) -> None:
 
 
 def start_engine(model: torch.nn.Module, optimization: OptimizationConfig, settings: dict[str, Any]) -> Any:
-    """A DeepSpeed engine over the model's trainable parameters."""
+    """Start a DeepSpeed engine over the model's trainable parameters."""
     deepspeed = prepare_deepspeed()
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     trainable = [parameter for _, parameter in named]
@@ -166,7 +166,7 @@ def start_engine(model: torch.nn.Module, optimization: OptimizationConfig, setti
 
 @contextlib.contextmanager
 def _zero_in_every_stage() -> Iterator[None]:
-    """For Stage1 in BF16 with gradients summed in FP32 DeepSpeed would take its BF16_Optimizer in place of ZeRO's, whose state lies where
+    """Keep ZeRO in every stage: for Stage1 in BF16 with gradients summed in FP32 DeepSpeed would take its BF16_Optimizer in place of ZeRO's, whose state lies where
     zero_access doesn't look. ZeRO's own sums in FP32, too: it does so for FP16."""
     from deepspeed.runtime.engine import BFLOAT16, ZERO_OPTIMIZATION, DeepSpeedEngine
 

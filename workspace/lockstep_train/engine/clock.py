@@ -1,4 +1,4 @@
-"""Where the time of a step goes."""
+"""Clock of a step's parts."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Clock:
         self._laps = [("", self._now())]
 
     def lap(self, part: str) -> None:
-        """What happened since the last lap was `part`."""
+        """End a lap: what happened since the last one was `part`."""
         self._laps.append((part, self._now()))
 
     def seconds(self) -> Mapping[str, float]:
-        """By part, 0 for those that did not happen. Waits for the device."""
+        """Seconds by part, 0 for those that did not happen. Waits for the device."""
         found = dict.fromkeys(PARTS, 0.0)
         if self._device.type == "cuda":
             self._laps[-1][1].synchronize()

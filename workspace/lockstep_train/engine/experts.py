@@ -1,4 +1,4 @@
-"""How many tokens each expert gets: counted on the device, exact under gradient checkpointing, one all-reduce when it is read."""
+"""Counts of the tokens that each expert gets: taken on the device, exact under gradient checkpointing, one all-reduce when it is read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DIGITS = 6
 
 @dataclass(frozen=True)
 class LayerUsage:
-    """What one layer's router chose since the last reading, over all ranks."""
+    """Choices of one layer's router since the last reading, over all ranks."""
 
     layer: int
     counts: tuple[int, ...]
@@ -32,14 +32,14 @@ class LayerUsage:
 
     @property
     def entropy(self) -> float:
-        """Of the shares, as a part of its greatest value: 1 is an even load, 0 a single expert."""
+        """Entropy of the shares, as a part of its greatest value: 1 is an even load, 0 a single expert."""
         if len(self.counts) < 2:
             return 1.0
         return -sum(share * math.log(share) for share in self.shares if share) / math.log(len(self.counts))
 
 
 def usage_fields(layers: Sequence[LayerUsage]) -> dict[str, dict[str, Any]]:
-    """What stands beside the counts in expert_usage.jsonl: field → layer → value."""
+    """Fields beside the counts in expert_usage.jsonl: field → layer → value."""
     return {
         "share": {str(item.layer): [round(share, DIGITS) for share in item.shares] for item in layers},
         "entropy": {str(item.layer): round(item.entropy, DIGITS) for item in layers},
@@ -48,7 +48,7 @@ def usage_fields(layers: Sequence[LayerUsage]) -> dict[str, dict[str, Any]]:
 
 
 class ExpertUsage:
-    """Counts on this rank. Nothing in it waits for the device until `collect`."""
+    """Counter of this rank. Nothing in it waits for the device until `collect`."""
 
     def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
         routers = find_routers(model)
@@ -61,7 +61,7 @@ class ExpertUsage:
             router.register_forward_hook(self._hook(row))
 
     def look_at(self, batch: Batch) -> None:
-        """Before a forward pass over `batch`: padding doesn't count, nor a row in which nothing is learned (the ghosts that give
+        """Look at a batch before its forward pass: padding doesn't count, nor a row in which nothing is learned (the ghosts that give
         every rank equal work)."""
         learned = (batch.labels != IGNORED).any(dim=1, keepdim=True)
         self._real = (batch.real & learned).flatten().long()
@@ -78,7 +78,7 @@ class ExpertUsage:
         return count
 
     def collect(self) -> list[LayerUsage]:
-        """What all ranks counted since the last call. A collective, of 8 bytes a layer and expert."""
+        """Sum what all ranks counted since the last call. A collective, of 8 bytes a layer and expert."""
         total = self._counts.clone()
         dist.all_reduce(total)
         self._counts.zero_()

@@ -34,7 +34,7 @@ STAGE3 = (
     "prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold", "max_live_parameters", "max_reuse_distance",
     "module_granularity_threshold", "use_all_reduce_for_fetch_params", "allgather_sequential",
 )  # fmt: skip
-"""With the prefix stage3_ or without."""
+"""Settings with the prefix stage3_ or without."""
 ONLY_STAGE3 = frozenset(
     {
         *STAGE3, *(f"stage3_{name}" for name in STAGE3), "offload_param", "cpu_offload_param", "sub_group_size", "zero_quantized_weights",
@@ -52,7 +52,7 @@ NEVER_STAGE3 = frozenset(
 
 
 def refuse_idle(raw: Mapping[str, Any], stage: ZeroStage) -> None:
-    """Raises ConfigError naming the first raw setting that would do nothing in this run, and why."""
+    """Raise ConfigError naming the first raw setting that would do nothing in this run, and why."""
     for key in raw:
         if key in IDLE:
             raise _idle(key, IDLE[key])

@@ -23,7 +23,7 @@ from lockstep_train.model.logits import ends_with_layer
 
 
 class TokenLoss:
-    """Call it with a batch. Without a tiled head it goes by whole logits. `balance`: of routers that are trained."""
+    """Loss of a batch. Without a tiled head it goes by whole logits. `balance`: of routers that are trained."""
 
     def __init__(self, engine: Any, head: TiledHead | None, balance: Balance | None = None) -> None:
         self._engine = engine
@@ -49,7 +49,7 @@ class TokenLoss:
 
 
 def whole_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The same from logits [batch, sequence, words]."""
+    """Compute the same from logits [batch, sequence, words]."""
     return torch.nn.functional.cross_entropy(
         logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum"
     )
@@ -57,14 +57,14 @@ def whole_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Targets:
-    """What is learned: places in the flattened batch, and the word that follows at each. Only these rows reach the last layer."""
+    """Targets of a batch: places in the flattened batch, and the word that follows at each. Only these rows reach the last layer."""
 
     places: torch.Tensor
     classes: torch.Tensor
 
 
 def targets(labels: torch.Tensor) -> Targets:
-    """From labels [batch, sequence]: the token at place i predicts the one at i + 1."""
+    """Find targets in labels [batch, sequence]: the token at place i predicts the one at i + 1."""
     following = torch.full_like(labels, IGNORED)
     following[:, :-1] = labels[:, 1:]
     flat = following.flatten()
@@ -85,7 +85,7 @@ class TiledHead:
     """The last layer of a causal language model, whose forward pass can be turned into the loss's."""
 
     def __init__(self, model: torch.nn.Module, layer: torch.nn.Linear) -> None:
-        """Before DeepSpeed adds its hooks, which must stay outside of what is replaced here."""
+        """Replace the forward passes, before DeepSpeed adds its hooks, which must stay outside of them."""
         self._layer = layer
         self._forward_layer = layer.forward
         self._forward_model = model.forward
@@ -96,7 +96,7 @@ class TiledHead:
 
     @contextmanager
     def learning(self, wanted: Targets) -> Iterator[None]:
-        """Within this, a forward pass gives the loss as its `logits`."""
+        """Let forward passes within this give the loss as their `logits`."""
         self._targets = wanted
         try:
             yield

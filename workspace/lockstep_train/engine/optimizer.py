@@ -46,7 +46,7 @@ def decay_groups(parameters: Iterable[Named], weight_decay: float) -> list[dict[
 
 
 def decays(name: str, parameter: torch.nn.Parameter) -> bool:
-    """Whether weight decay applies. Stacks of experts have their biases as a matrix, so the name counts, too."""
+    """Return True if weight decay applies. Stacks of experts have their biases as a matrix, so the name counts, too."""
     dimensions = len(getattr(parameter, "ds_shape", parameter.shape))
     return dimensions > 1 and not name.rsplit(".", 1)[-1].endswith("bias")
 

@@ -47,7 +47,7 @@ _VALID: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def refuse_unusable_values(raw: Mapping[str, Any], stage: ZeroStage) -> None:
-    """Raises ConfigError naming the first raw setting that DeepSpeed would fail on, and what is valid."""
+    """Raise ConfigError naming the first raw setting that DeepSpeed would fail on, and what is valid."""
     for key, value in raw.items():
         usable, valid = _VALID.get(key, (None, ""))
         if usable is not None and not usable(value):

@@ -1,4 +1,4 @@
-"""A check at start that the second copy of the weights, which the ranks of a node share (ZeRO++ hpZ), is that of the weights.
+"""Check at start that the second copy of the weights, which the ranks of a node share (ZeRO++ hpZ), is that of the weights.
 
 Runs with such copies have trained on wrong weights, silently, with a loss that only looked bad. A second forward pass without
 the copies would show it, but would send the whole model between the nodes, which is what the copies are there to avoid. Instead
@@ -24,7 +24,7 @@ WEIGHTS = 65_521
 
 @torch.no_grad()
 def check_secondary_shards(model: torch.nn.Module) -> None:
-    """A collective. Raises TrainerError, on every rank, where a frozen weight as gathered within a node is not the weight."""
+    """Compare the copies with the weights. A collective. Raises TrainerError, on every rank, where a frozen weight as gathered within a node is not the weight."""
     names = {parameter: name for name, parameter in model.named_parameters() if _copied(parameter)}
     if not names:
         return
@@ -47,7 +47,7 @@ def check_secondary_shards(model: torch.nn.Module) -> None:
 
 
 def fingerprint(values: torch.Tensor, start: int) -> torch.Tensor:
-    """Of a flat range that begins at element `start` of a tensor; those of ranges that cover it add up to that of the whole.
+    """Fingerprint of a flat range that begins at element `start` of a tensor; those of ranges that cover it add up to that of the whole.
 
     A sum of the elements' bits, each times its place, modulo 2⁶⁴: exact, whatever the order of the additions.
     """
@@ -61,7 +61,7 @@ def fingerprint(values: torch.Tensor, start: int) -> torch.Tensor:
 
 
 def _copied(parameter: Any) -> bool:
-    """Frozen, sharded, with a copy: those of trained weights are dropped before each update."""
+    """Return True for a weight that is frozen, sharded, and has a copy: copies of trained weights are dropped before each update."""
     return not parameter.requires_grad and getattr(parameter, "ds_secondary_tensor", None) is not None
 
 

@@ -54,7 +54,7 @@ PASSED_ON = (
 
 
 def deepspeed_settings(training: TrainingConfig, accumulation: int, partition: int = 1, shape: ModelShape | None = None) -> dict[str, Any]:
-    """Only what we decide, with the raw settings laid over it; the learning rate is set by us before every step, so DeepSpeed
+    """Settings that we decide, with the raw settings laid over them; the learning rate is set by us before every step, so DeepSpeed
     gets no scheduler. `partition`: ranks that share a second copy of the weights (hpZ); 1: there is none. `shape`: the model's, where known.
 
     Raises ConfigError for a raw setting that contradicts a field of ours or that DeepSpeed would not read.
@@ -89,13 +89,13 @@ def deepspeed_settings(training: TrainingConfig, accumulation: int, partition: i
 
 
 def _overlaps(training: TrainingConfig) -> bool:
-    """Under Stage3 the setting gives gathers of weights a stream of their own beside the computing, and with method Full it reduces gradients beside the
+    """Return True where overlapping pays. Under Stage3 it gives gathers of weights a stream of their own beside the computing, and with method Full it reduces gradients beside the
     backward pass. An adapter's few gradients under Stage1 and Stage2 gain nothing by it, and their bucket would be there twice."""
     return training.zero_stage is ZeroStage.STAGE3 or training.method is Method.FULL
 
 
 def refuse_contradictions(raw: Mapping[str, Any], training: TrainingConfig) -> None:
-    """Raises ConfigError naming the first raw setting that would do nothing, that Lockstep decides itself, that it doesn't know, or that can't work."""
+    """Raise ConfigError naming the first raw setting that would do nothing, that Lockstep decides itself, that it doesn't know, or that can't work."""
     refuse_idle(raw, training.zero_stage)
     for key in raw:
         if key not in PASSED_ON and key not in OWNED:
@@ -115,7 +115,7 @@ def refuse_contradictions(raw: Mapping[str, Any], training: TrainingConfig) -> N
 
 
 def _refuse_data_types(chosen: Any, precision: Precision) -> None:
-    """Gradients are summed in FP32, or in the format that they have."""
+    """Refuse sums of gradients in other formats than FP32 and the one that they have."""
     valid = sorted({"fp32", precision.value.lower()})
     value = chosen.get("grad_accum_dtype") if isinstance(chosen, Mapping) else None
     if chosen != {} and (not isinstance(chosen, Mapping) or set(chosen) != {"grad_accum_dtype"} or value not in valid):

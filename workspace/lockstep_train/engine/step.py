@@ -29,38 +29,38 @@ class StepResult:
     loss: float
     """Mean over all learned tokens of the global batch."""
     gradient_norm: float
-    """Before clipping; infinite for a step that was left out."""
+    """Norm before clipping; infinite for a step that was left out."""
     stop: bool
-    """Some rank was asked to stop; all ranks see the same answer."""
+    """True if some rank was asked to stop; all ranks see the same answer."""
     saving: bool
-    """Some rank still writes the last save; all ranks see the same answer, so that all skip the next one or none does."""
+    """True if some rank still writes the last save; all ranks see the same answer, so that all skip the next one or none does."""
     skipped: str | None
-    """Why the update was left out, on all ranks alike; None when it was applied."""
+    """Reason why the update was left out, on all ranks alike; None when it was applied."""
     seconds: Mapping[str, float]
-    """Of each part of the step on this rank (clock.PARTS)."""
+    """Seconds of each part of the step on this rank (clock.PARTS)."""
     own_seconds: float
-    """Of data, forward and backward on this rank, without what it waited for others."""
+    """Seconds of data, forward and backward on this rank, without what it waited for others."""
     told: list[list[float]]
-    """What each rank told of itself, in rank order."""
+    """Values that each rank reported of itself, in rank order."""
 
 
 class Saving(Protocol):
-    """What a step must know of the saves that run beside it."""
+    """Saves that run beside a step, as far as it must know of them."""
 
     @property
     def busy(self) -> bool: ...
     def before_update(self) -> None:
-        """Returns when masters and moments may change."""
+        """Wait until masters and moments may change."""
 
 
 class StepProgress(Protocol):
-    """Who watches that a step goes on."""
+    """Listener to how far a step is."""
 
     def at(self, place: str) -> None: ...
 
 
 def seed_micro_batch(seed: int, step: int, micro: int, rank: int) -> None:
-    """Dropout depends on (seed, step, micro-batch, rank) alone: a resumed step draws what the first run drew."""
+    """Seed dropout by (seed, step, micro-batch, rank) alone: a resumed step draws what the first run drew."""
     digest = hashlib.sha256(f"{seed}:{step}:{micro}:{rank}".encode()).digest()
     torch.manual_seed(int.from_bytes(digest[:7], "big"))
 
@@ -123,7 +123,7 @@ class Stepper:
         return StepResult(math.fsum(losses) / tokens, norm, stop, busy, skipped, seconds, own, told_by_rank)
 
     def _gradients(self, step: int, batches: Sequence[Batch], tokens: int, clock: Clock) -> torch.Tensor:
-        """This rank's summed loss; its gradients are left where DeepSpeed reduces them.
+        """Compute this rank's summed loss; its gradients are left where DeepSpeed reduces them.
 
         Each sum of losses is divided by `tokens` and multiplied by the number of ranks because DeepSpeed averages over them;
         a mean of means is up to 48 % off on uneven lengths.
@@ -190,7 +190,7 @@ def _wrong_loss(step: int, losses: Sequence[float]) -> str | None:
 def exchange(
     loss: torch.Tensor, told: Sequence[float], flags: Sequence[bool], ranks: Ranks
 ) -> tuple[list[float], list[list[float]], list[bool]]:
-    """Every rank's loss, what each tells of itself, and for each flag whether any rank has set it, in one all-reduce.
+    """Exchange every rank's loss, what each reports of itself, and for each flag whether any rank has set it, in one all-reduce.
 
     Every rank has slots of its own, so that a NaN names its rank.
     """

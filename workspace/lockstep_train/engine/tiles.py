@@ -21,13 +21,13 @@ FP16_SCALE = 1024.0
 
 @dataclass
 class Gradients:
-    """Of the summed loss; for `weight` and `bias` only where they are trained."""
+    """Gradients of the summed loss; for `weight` and `bias` only where they are trained."""
 
     rows: torch.Tensor
     weight: torch.Tensor | None
     bias: torch.Tensor | None
     scale: float
-    """What they are multiplied by."""
+    """Factor that they are multiplied by."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def tiled_loss(rows: torch.Tensor, layer: Layer, classes: torch.Tensor, gradient
 
 
 def _room(rows: torch.Tensor, layer: Layer) -> Gradients:
-    """The weight's gradient is summed over tiles in FP32: in BF16 every addition would round."""
+    """Room for the gradients. The weight's is summed over tiles in FP32: in BF16 every addition would round."""
     weight = torch.zeros_like(layer.weight, dtype=torch.float32) if layer.trained else None
     bias = torch.zeros_like(layer.bias, dtype=torch.float32) if layer.trained and layer.bias is not None else None
     return Gradients(torch.zeros_like(rows), weight, bias, FP16_SCALE if rows.dtype is torch.float16 else 1.0)
@@ -84,7 +84,7 @@ def _add_gradients(
 
 
 class AttachLoss(torch.autograd.Function):
-    """Gives a loss that was computed elsewhere its place in the graph: its gradient for `rows` is known already."""
+    """Give a loss that was computed elsewhere its place in the graph: its gradient for `rows` is known already."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, loss: torch.Tensor, found: Gradients) -> torch.Tensor:
@@ -98,7 +98,7 @@ class AttachLoss(torch.autograd.Function):
 
 
 class TrainedLoss(torch.autograd.Function):
-    """The tiled loss where the layer itself is trained, too."""
+    """Tiled loss where the layer itself is trained, too."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, classes: torch.Tensor) -> torch.Tensor:
@@ -115,5 +115,5 @@ class TrainedLoss(torch.autograd.Function):
 
 
 def _scaled(tensor: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """In FP32 first: with FP16's loss scale the product of two FP16 numbers may overflow where the result doesn't."""
+    """Scale in FP32 first: with FP16's loss scale the product of two FP16 numbers may overflow where the result doesn't."""
     return (tensor.float() * scale.float()).to(dtype)

@@ -1,4 +1,4 @@
-"""How long this rank has waited inside collective operations, so that its own time is known: a step takes all ranks equally long.
+"""Time that this rank has waited inside collective operations, so that its own time is known: a step takes all ranks equally long.
 
 Every wait of a c10d operation ends in `Work.wait`. On CPUs the host waits there. On a GPU it only makes the stream wait, so the stream's
 own times before and after are taken. An operation that isn't asynchronous runs on that stream itself: there the wait lies between the times
@@ -23,11 +23,11 @@ COLLECTIVES = (
 )  # fmt: skip
 """Methods of torch's ProcessGroup, of several versions."""
 _counting: Waits | None = None
-"""Whose waits are counted: one of a process."""
+"""Waits that are counted: one of a process."""
 
 
 class Waits:
-    """Of one run."""
+    """Waits of one run."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
@@ -54,7 +54,7 @@ class Waits:
         return self._begun
 
     def begin(self) -> None:
-        """Only from here to `taken` is anything kept: an evaluation of thousands of batches must not pile up events."""
+        """Keep waits from here to `taken` only: an evaluation of thousands of batches must not pile up events."""
         self._seconds, self._events, self._begun = 0.0, [], True
 
     def now(self) -> Any:
@@ -71,7 +71,7 @@ class Waits:
             self._seconds += time.perf_counter() - before
 
     def taken(self) -> Taken:
-        """What was waited since `begin`."""
+        """Waits since `begin`."""
         self._begun = False
         return Taken(self._seconds, self._events)
 
@@ -94,7 +94,7 @@ def _always(waits: Waits, given: Iterable[Any]) -> bool:
 
 
 def _on_the_stream(waits: Waits, given: Iterable[Any]) -> bool:
-    """Issued to run on the current stream: torch has that in the operation's options."""
+    """Return True for an operation that was issued to run on the current stream: torch has that in the operation's options."""
     return waits.on_gpu and any(getattr(value, "asyncOp", True) is False for value in given)
 
 

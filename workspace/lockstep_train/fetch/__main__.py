@@ -1,4 +1,4 @@
-"""A model by its name into a folder, ahead of time: in a pod, or here.
+"""Fetch a model by its name into a folder, ahead of time: in a pod, or here.
 
 python -m lockstep_train.fetch zai-org/GLM-4.5-Air --cache /workspace/cache
 python -m lockstep_train.fetch zai-org/GLM-4.5-Air --to /workspace/models/GLM-4.5-Air

@@ -1,4 +1,4 @@
-"""Which files of a model's repository are needed to train and to use it: safetensors weights, configuration and tokenizer (pure)."""
+"""Choice of the files of a model's repository that are needed to train and to use it: safetensors weights, configuration and tokenizer (pure)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ PICKLED = re.compile(r".*\.(bin|pt|pth|ckpt|pkl)")
 TEXTS = re.compile(
     r"(?!.*\.index\.json$)([^/]+\.(json|jinja|model|tiktoken)|(merges|vocab)[^/]*\.txt|LICEN[CS]E[^/]*|additional_chat_templates/[^/]+\.jinja)"
 )
-"""Beside weights: configuration, generation settings, tokenizer, chat templates and the licence. No code: none is ever run."""
+"""Files needed beside weights: configuration, generation settings, tokenizer, chat templates and the license. No code: none is ever run."""
 Read = Callable[[str], bytes]
 
 
 def model_files(name: str) -> Choose:
-    """Of the model `name`: all that training it needs. Raises ConfigError for one without safetensors weights."""
+    """Choose all files that training the model `name` needs. Raises ConfigError for one without safetensors weights."""
 
     def choose(files: Sequence[RemoteFile], read: Read) -> list[RemoteFile]:
         refuse_no_model(name, files)
@@ -33,7 +33,7 @@ def model_files(name: str) -> Choose:
 
 
 def texts_only(name: str) -> Choose:
-    """Without the weights: what shows how data becomes tokens."""
+    """Choose the files without the weights, which show how data becomes tokens."""
 
     def choose(files: Sequence[RemoteFile], read: Read) -> list[RemoteFile]:
         refuse_no_model(name, files)

@@ -40,20 +40,20 @@ from lockstep_train.fetch.remote import Cancelled, Choose, MayPass, Remote, Remo
 Say = Callable[[str], None]
 T = TypeVar("T")
 TRANSFERS = 8
-"""At once. One connection seldom fills a link."""
+"""Transfers at once. One connection seldom fills a link."""
 ATTEMPTS = 6
 BACKOFF_SECONDS = 1.0
-"""Doubled with each attempt that brought nothing: half a minute in all."""
+"""First wait, doubled with each attempt that brought nothing: half a minute in all."""
 LONGEST_WAIT_SECONDS = 300.0
-"""However long a server asks to be left alone. The hub counts requests by five minutes."""
+"""Longest wait, however long a server asks to be left alone. The hub counts requests by five minutes."""
 SHORT_WAIT_SECONDS = 10.0
-"""Where there is another answer."""
+"""Longest wait where there is another answer."""
 RESERVE_BYTES = 64 << 20
-"""Left free on the volume."""
+"""Bytes left free on the volume."""
 TICK_SECONDS = 1.0
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _MOVED = frozenset({errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.ESTALE})
-"""What a process meets whose folder another has finished, renamed or removed."""
+"""Errors of a process whose folder another has finished, renamed or removed."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Fetched:
 
 
 def pin_of(remote: Remote, revision: str | None, cache: Path, say: Say) -> str:
-    """The commit that a revision stands for now; without a network, the one that it stood for when it was fetched into `cache`, and `say` tells.
+    """Resolve the commit that a revision stands for now; without a network, the one that it stood for when it was fetched into `cache`, and `say` tells.
 
     Raises ConfigError for a wrong name, revision or token, and TrainerError where nobody can be asked.
     """
@@ -99,7 +99,7 @@ def fetch(
     to: Path | None = None,
     revision: str | None = None,
 ) -> Fetched:
-    """The folder of the remote's files at `pin`, whole. What is there already is not asked for again.
+    """Fetch the remote's files at `pin` into a folder, whole. What is there already is not requested again.
 
     `choose`: which files; another choice than the usual one has a `part` of its own. `to`: a folder instead of that in the cache. `revision`: what
     people call the pin, remembered for starts without a network.
@@ -176,7 +176,7 @@ def _fill(target: Target, remote: Remote, pin: str, choose: Choose, say: Say, su
 
 
 def _refuse_outside(remote: Remote, file: RemoteFile) -> None:
-    """A listing is somebody else's text: no path of it may lead out of the folder."""
+    """Refuse paths that lead out of the folder: a listing is somebody else's text."""
     path = PurePosixPath(file.path)
     if path.is_absolute() or ".." in path.parts or path.name.endswith(PART):
         raise ConfigError(f"{remote.name} has a file {file.path!r}, which can't be kept in a folder; name another revision or copy")
@@ -193,7 +193,7 @@ def _refuse_full(target: Target, remote: Remote, files: Sequence[RemoteFile], su
 
 
 def fetch_problem(error: OSError, folder: Path) -> str:
-    """What is wrong with the volume, in words."""
+    """Problem of the volume, in words."""
     where = error.filename or folder
     if error.errno in _FULL:
         return f"{where} can't be written: {error.strerror}; free room on the volume, or take a larger claim: what is there so far is kept"
@@ -212,7 +212,7 @@ def _at(revision: str | None) -> str:
 
 
 def _with_patience(ask: Callable[[], T], say: Say, attempts: int = ATTEMPTS, longest_seconds: float = LONGEST_WAIT_SECONDS) -> T:
-    """The answer, asked for again while what is wrong may pass. Raises MayPass at the end."""
+    """Ask again while what is wrong may pass. Raises MayPass at the end."""
     for failures in range(1, attempts):
         try:
             return ask()
@@ -224,16 +224,16 @@ def _with_patience(ask: Callable[[], T], say: Say, attempts: int = ATTEMPTS, lon
 
 
 def _wait_after(problem: MayPass, failures: int) -> float:
-    """How long to wait after so many failures in a row."""
+    """Seconds to wait after so many failures in a row."""
     return min(max(problem.wait_seconds, BACKOFF_SECONDS * 2.0 ** max(0, failures - 1)), LONGEST_WAIT_SECONDS)
 
 
 class _TooLong(MayPass):
-    """The remote sends more bytes of a file than it has published."""
+    """Error of a remote that sends more bytes of a file than it has published."""
 
 
 class Transfer:
-    """Files of one remote into one folder. `suffix`: of unfinished ones."""
+    """Transfer of one remote's files into one folder. `suffix`: of unfinished ones."""
 
     def __init__(self, folder: Path, remote: Remote, pin: str, say: Say, suffix: str = PART) -> None:
         self._folder = folder
@@ -245,7 +245,7 @@ class Transfer:
         self._progress = FetchProgress(remote.name, 0, 0, say)
 
     def bring_all(self, files: Sequence[RemoteFile]) -> None:
-        """All of them, several at once. Raises the first problem, when all others have ended."""
+        """Bring all files, several at once. Raises the first problem, when all others have ended."""
         self._progress = FetchProgress(self._remote.name, sum(file.size for file in files), len(files), self._say)
         with ThreadPoolExecutor(TRANSFERS, thread_name_prefix="lockstep-fetch") as pool:
             # The largest first, so that none is alone at the end.
@@ -262,7 +262,7 @@ class Transfer:
                 raise
 
     def bring(self, file: RemoteFile) -> Path:
-        """One file, whole and checked. Raises ConfigError, MayPass, TrainerError, OSError."""
+        """Bring one file, whole and checked. Raises ConfigError, MayPass, TrainerError, OSError."""
         path = self._folder / file.path
         if _size(path) == file.size and path.is_file():
             self._progress.present(file.size)
@@ -286,7 +286,7 @@ class Transfer:
         )
 
     def _read(self, file: RemoteFile, part: Path) -> None:
-        """All bytes of it. As many attempts as bring it further, and a few more."""
+        """Read all bytes of a file, in as many attempts as bring it further, and a few more."""
         failures, furthest = 0, _size(part) if _size(part) <= file.size else 0
         self._progress.present(furthest)
         while True:
@@ -324,7 +324,7 @@ class Transfer:
 
 
 class Counted:
-    """A file that is written to, of which each byte counts as progress.
+    """File that is written to, of which each byte counts as progress.
 
     Ends its writer where another's failure has ended the fetch, and, with `too_long`, where the file would grow beyond `size`.
     """

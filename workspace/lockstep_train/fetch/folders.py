@@ -1,4 +1,4 @@
-"""Where fetched files lie on a volume, what is known of them, and who may write them.
+"""Folders of fetched files on a volume, what is known of them, and who may write them.
 
 cache/models/org--model/<commit>/                       whole and checked; .lockstep-fetched.json says what it is
 cache/models/org--model/.<commit>.partial/              while it is fetched; a file without `.part` is whole and checked
@@ -30,7 +30,7 @@ from lockstep_train.base.errors import ConfigError, TrainerError
 PART = ".part"
 _OWNED = re.compile(r"(\.[0-9a-f]{16})?\.part$")
 ABANDONED_SECONDS = 600.0
-"""Longer than any wait between two writes of one file."""
+"""Seconds without a write after which a file is abandoned: longer than any wait between two writes."""
 MOUNTS = Path("/proc/self/mountinfo")
 _LOCAL_LOCKS = re.compile(r"\b(nolock|local_lock=(flock|all)|localflock)\b")
 """Options of NFS and Lustre with which a lock holds on one node only."""
@@ -45,7 +45,7 @@ class Target:
 
     folder: Path
     pin: str = ""
-    """Of a folder whose own path doesn't name it."""
+    """Pin of a folder whose own path doesn't name it."""
 
     @property
     def partial(self) -> Path:
@@ -58,12 +58,12 @@ class Target:
 
 
 def target_in(cache: Path, kind: str, name: str, pin: str, part: str = "") -> Target:
-    """`part`: what stands for a choice of files that is not the usual one."""
+    """Target in the cache. `part`: what stands for a choice of files that is not the usual one."""
     return Target(Path(fetched_folder(str(cache), name, pin + part, kind)))
 
 
 def whole_record(folder: Path) -> dict[str, Any] | None:
-    """What a folder of fetched files is; None where it isn't whole: no record, or a file that is not there with its size."""
+    """Record of a folder of fetched files; None where it isn't whole: no record, or a file that is not there with its size."""
     try:
         record = json.loads((folder / FETCHED).read_bytes())
         whole = _first_changed(folder, record["files"]) is None
@@ -73,7 +73,7 @@ def whole_record(folder: Path) -> dict[str, Any] | None:
 
 
 def _first_changed(folder: Path, sizes: dict[str, int]) -> str | None:
-    """The first file that hasn't its size. Raises OSError for one that isn't there."""
+    """First file that doesn't have its size. Raises OSError for one that isn't there."""
     return next((path for path, size in sizes.items() if (folder / path).stat().st_size != size), None)
 
 
@@ -95,7 +95,7 @@ def commit_folder(target: Target, record: dict[str, Any]) -> None:
 
 
 def prepare_partial(target: Target, name: str, suffix: str) -> None:
-    """The folder to fetch into: what an earlier fetch of `name` at this pin has left, or a folder that was whole and no longer is.
+    """Prepare the folder to fetch into: what an earlier fetch of `name` at this pin has left, or a folder that was whole and no longer is.
 
     `suffix`: of this process' unfinished files. Raises ConfigError, OSError; FileExistsError where the folder has become whole.
     """
@@ -137,7 +137,7 @@ def _recorded(folder: Path) -> tuple[Any, Any]:
 
 
 def _remove_other_pins(target: Target) -> None:
-    """What was begun of other commits for the same folder: nobody goes on with it."""
+    """Remove what was begun of other commits for the same folder: nobody goes on with it."""
     if target.pin:
         other = re.compile(rf"\.{re.escape(target.folder.name)}\.[0-9a-f]{{40}}\.partial")
         for folder in target.folder.parent.iterdir():
@@ -185,7 +185,7 @@ def _locked(descriptor: int) -> bool:
 
 
 def _locks_hold(descriptor: int) -> bool:
-    """Whether a lock that is held keeps other nodes out, too."""
+    """Return True if a lock that is held keeps other nodes out, too."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -202,7 +202,7 @@ def _revision_file(cache: Path, kind: str, name: str, revision: str | None) -> P
 
 
 def remember_revision(cache: Path, kind: str, name: str, revision: str | None, pin: str) -> None:
-    """So that a start without a network can take the commit that a branch had when it was fetched."""
+    """Remember a branch's commit, so that a start without a network can take it."""
     path = _revision_file(cache, kind, name, revision)
     make_directory(path.parent)
     write_durably(path, json.dumps({"revision": revision, "pin": pin, "time": time.time()}).encode())
@@ -216,6 +216,6 @@ def remembered_revision(cache: Path, kind: str, name: str, revision: str | None)
 
 
 def free_bytes(folder: Path) -> int | None:
-    """None where the volume doesn't say, as some in user space don't."""
+    """Free bytes of a volume; None where it doesn't say, as some in user space don't."""
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize if status.f_blocks else None

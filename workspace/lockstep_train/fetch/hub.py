@@ -24,14 +24,14 @@ DATASETS = "datasets"
 _KINDS = {MODELS: "model", DATASETS: "dataset"}
 OK, UNAUTHORIZED, FORBIDDEN, TIMEOUT, NO_SUCH_RANGE, THROTTLED, SERVER = 200, 401, 403, 408, 416, 429, 500
 LIMITS_SECONDS = {"connect": 10.0, "read": 30.0, "write": 30.0, "pool": 30.0}
-"""Without a byte. The client itself waits for ever."""
+"""Time limits without a byte. The client itself waits for ever."""
 THROTTLED_SECONDS = 30.0
-"""Where a server answers 429 and doesn't say for how long."""
+"""Wait where a server answers 429 and doesn't say for how long."""
 
 
 @dataclass(frozen=True)
 class HubRepository:
-    """`name` at the hub. The token is HF_TOKEN's, or that of a login on this machine."""
+    """Repository `name` of the hub. The token is HF_TOKEN's, or that of a login on this machine."""
 
     name: str
     kind: str = MODELS
@@ -98,7 +98,7 @@ class HubRepository:
         return matches(file.digest, path)
 
     def problem(self, error: Exception, revision: str | None) -> Exception:
-        """What to raise for what the client has raised: ConfigError where only another name, revision or token helps."""
+        """Error to raise for what the client has raised: ConfigError where only another name, revision or token helps."""
         if isinstance(error, TrainerError):
             return error
         final, status = self._final(error, revision), _status(error)
@@ -108,7 +108,7 @@ class HubRepository:
         return MayPass(f"{shown_endpoint()} can't be asked for the {_KINDS[self.kind]} {self.name}: {reason}", _wait_seconds(error))
 
     def _storage_problem(self, error: Exception, file: RemoteFile) -> MayPass | None:
-        """Of the server that the hub has redirected to, whose addresses expire: it knows nothing of names and tokens."""
+        """Problem of the server that the hub has redirected to, whose addresses expire: it knows nothing of names and tokens."""
         response = getattr(error, "response", None)
         if response is None or _is_of_hub(response):
             return None
@@ -171,14 +171,14 @@ def _status(error: Exception) -> int | None:
 
 
 def _is_of_hub(response: Any) -> bool:
-    """Whether the hub itself has answered, and not the storage that it redirects to."""
+    """Return True if the hub itself has answered, and not the storage that it redirects to."""
     own, asked = urlsplit(endpoint()), urlsplit(str(response.url))
     path = asked.path.removeprefix(own.path)
     return "X-Error-Code" in response.headers or (own.hostname == asked.hostname and (path.startswith("/api/") or "/resolve/" in path))
 
 
 def _wait_seconds(error: Exception) -> float:
-    """How long the server asks to be left alone, in either of the two headers for it."""
+    """Seconds for which the server asks to be left alone, in either of the two headers for it."""
     from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]
 
     headers = getattr(getattr(error, "response", None), "headers", {})
@@ -198,7 +198,7 @@ def _words(error: Exception) -> str:
 
 
 def is_of_volume(error: BaseException) -> bool:
-    """Whether an error is one of writing here: the network's own have a response, or none of the system's numbers."""
+    """Return True if an error is one of writing here: the network's own have a response, or none of the system's numbers."""
     return (
         isinstance(error, OSError)
         and error.errno is not None
@@ -224,7 +224,7 @@ def is_offline() -> bool:
 
 
 def prepared_session() -> Any:
-    """The client's own session, which limits the time of each request from now on and writes no warnings into a pod's log."""
+    """Prepare the client's own session, which limits the time of each request from now on and writes no warnings into a pod's log."""
     from huggingface_hub import get_session
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
@@ -236,6 +236,6 @@ def prepared_session() -> Any:
 
 
 def _limit(request: Any) -> None:
-    """A hook, since callers inside the client ask for no limit by name."""
+    """Limit a request; a hook, since callers inside the client ask for no limit by name."""
     stated = request.extensions.get("timeout", {})
     request.extensions["timeout"] = {phase: stated.get(phase) or seconds for phase, seconds in LIMITS_SECONDS.items()}

@@ -1,4 +1,4 @@
-"""A folder of an object store (s3://, gs://, abfs://), through pyarrow's file systems.
+"""Folders of object stores (s3://, gs://, abfs://), through pyarrow's file systems.
 
 pyarrow is there already, since datasets reads tables by it; s3fs would bring botocore, which contradicts other packages. The store has no commits,
 so the pin is a digest over each object's path, size and ETag: another listing is another model.
@@ -23,7 +23,7 @@ SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
 READERS = 16
 _AWS = re.compile(r"AWS Error (\w+)(?: \(HTTP status (\d+)\))?")
 _UNKNOWN = re.compile(r"ExceptionName: (\w+) Message: (.*?) \(Request")
-"""What pyarrow leaves of an error that it has no word for."""
+"""Words that pyarrow leaves of an error that it doesn't know."""
 _FINAL_STATUSES = frozenset({"301", "400", "401", "403", "404"})
 _FINAL = re.compile(
     r"NO_SUCH_BUCKET|NO_SUCH_KEY|ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|INVALID_CLIENT_TOKEN_ID|UNRECOGNIZED_CLIENT"
@@ -35,14 +35,14 @@ _CREDENTIALS = (
 _MIB = 1 << 20
 PART_BYTES = (8 * _MIB, 5 * _MIB, 10 * _MIB, 15 * _MIB, 16 * _MIB, 20 * _MIB, 25 * _MIB, 32 * _MIB, 50 * _MIB, 64 * _MIB, 100 * _MIB, 128 * _MIB,
               256 * _MIB, 512 * _MIB, 1024 * _MIB, 50_000_000, 100_000_000)  # fmt: skip
-"""Of uploads in parts: what aws, boto, rclone, MinIO and s5cmd take. The ETag of such an object follows from it, and nobody tells it."""
+"""Sizes of parts of uploads by aws, boto, rclone, MinIO and s5cmd. The ETag of such an object follows from it, and nobody tells it."""
 
 
 class ObjectFolder:
-    """`address` in its store, such as s3://bucket/models/Qwen3-8B."""
+    """Folder `address` of an object store, such as s3://bucket/models/Qwen3-8B."""
 
     def __init__(self, address: str, kind: str = MODELS) -> None:
-        """Raises ConfigError for an address that holds a password, so that none gets into a message or a folder's name."""
+        """Raise ConfigError for an address that holds a password, so that none gets into a message or a folder's name."""
         refuse_password(address)
         self._name = address.rstrip("/")
         self._kind = kind
@@ -83,7 +83,7 @@ class ObjectFolder:
                 sink.write(chunk)
 
     def _chunks(self, file: RemoteFile, start: int) -> Generator[bytes]:
-        """Its errors are the store's: those of whoever takes the chunks don't come by here."""
+        """Yield chunks. Its errors are the store's: those of whoever takes the chunks don't come by here."""
         system, root = self._system()
         try:
             with system.open_input_file(f"{root}/{file.path}") as stream:
@@ -98,7 +98,7 @@ class ObjectFolder:
             raise self._problem(error) from error
 
     def is_intact(self, file: RemoteFile, path: Path) -> bool:
-        """By the ETag where that is an MD5. Where it isn't one (encryption by a key service, an unknown size of parts), two equal reads are taken for right."""
+        """Compare with the ETag where that is an MD5. Where it isn't one (encryption by a key service, an unknown size of parts), two equal reads are taken for right."""
         kind, _, tag = file.digest.partition(":")
         if kind != "etag" or not re.fullmatch(r"[0-9a-f]{32}(-[0-9]+)?", tag) or _is_etag(path, file.size, tag):
             return True
@@ -147,7 +147,7 @@ class ObjectFolder:
             raise self._problem(error) from error
 
     def _problem(self, error: OSError) -> Exception:
-        """ConfigError where only another address or another key helps."""
+        """Error to raise: ConfigError where only another address or another key helps."""
         if isinstance(error, FileNotFoundError):
             return ConfigError(f"{self._name} holds nothing; check the address, and that the key may list it: {_CREDENTIALS}")
         reason, final = _reason(error)
@@ -157,7 +157,7 @@ class ObjectFolder:
 
 
 def refuse_password(address: str) -> None:
-    """Raises ConfigError, which doesn't quote the address."""
+    """Raise ConfigError, which doesn't quote the address."""
     if holds_password(address):
         scheme = address.partition("://")[0]
         raise ConfigError(
@@ -199,7 +199,7 @@ def _is_etag(path: Path, size: int, tag: str) -> bool:
 
 
 def _part_sizes(size: int, parts: int) -> Iterator[int]:
-    """Those that make so many parts of it; of one part any does."""
+    """Sizes that make so many parts of it; of one part any does."""
     sizes = PART_BYTES if parts > 1 else (max(size, 1),)
     return (part for part in sizes if max(1, -(-size // part)) == parts)
 

@@ -1,4 +1,4 @@
-"""How far a fetch has come, in lines: only while bytes come, since a line is taken for a sign of life."""
+"""Progress of a fetch, in lines: only while bytes come, since a line is taken for a sign of life."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EVERY_SECONDS = 30.0
 
 
 class FetchProgress:
-    """Counts bytes and files; any thread may."""
+    """Counter of bytes and files, for any thread."""
 
     def __init__(
         self, name: str, size_bytes: int, files: int, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
@@ -27,17 +27,17 @@ class FetchProgress:
         self._next = clock() + FIRST_SECONDS
 
     def moved(self, count: int) -> None:
-        """So many bytes more; fewer where a file is begun anew."""
+        """Count so many bytes more; fewer where a file is begun anew."""
         with self._lock:
             self._bytes += count
 
     def present(self, count: int) -> None:
-        """So many bytes were there before: they are no part of the speed."""
+        """Count bytes that were there before: they are no part of the speed."""
         with self._lock:
             self._present += count
 
     def done(self) -> None:
-        """One more file."""
+        """Count one more file."""
         with self._lock:
             self._ended += 1
 

@@ -1,4 +1,4 @@
-"""What a hub and an object store have in common: a listing that is pinned, and files that are read from any byte on."""
+"""Remotes, which are hubs and object stores: a listing that is pinned, and files that are read from any byte on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CHUNK_BYTES = 8 << 20
 
 
 class MayPass(Exception):
-    """A network, a server or a store that fails now and may not fail later. The message is one sentence without its remedy.
+    """Error of a network, a server or a store that fails now and may not fail later. The message is one sentence without its remedy.
 
     `wait_seconds`: how long the server asks to be left alone.
     """
@@ -23,11 +23,11 @@ class MayPass(Exception):
 
 
 class Cancelled(Exception):
-    """Another file's failure ends this one's transfer."""
+    """Error of a transfer that another file's failure ends."""
 
 
 class ByteSink(Protocol):
-    """Where a remote writes a file's bytes to: a file opened to append."""
+    """Target of a file's bytes: a file opened to append."""
 
     def write(self, data: bytes, /) -> int: ...
 
@@ -38,9 +38,9 @@ class ByteSink(Protocol):
 @dataclass(frozen=True)
 class RemoteFile:
     path: str
-    """Below the repository's root."""
+    """Path below the repository's root."""
     size: int
-    """In bytes."""
+    """Size in bytes."""
     digest: str
     """`sha256:…`, `git:…` (SHA-1 of a git blob), `etag:…` (of an object store), or empty where the remote has none."""
 
@@ -50,17 +50,17 @@ class Remote(Protocol):
 
     @property
     def name(self) -> str:
-        """As people write it."""
+        """Name as people write it."""
 
     @property
     def kind(self) -> str:
         """`models` or `datasets`: also the folder of the cache that it goes to."""
 
     def is_pin(self, revision: str | None) -> bool:
-        """Whether the revision names one content for ever, so that nothing needs to be asked."""
+        """Return True if the revision names one content for ever, so that nothing needs to be asked."""
 
     def resolve(self, revision: str | None) -> str:
-        """The pin of a revision, now. Raises ConfigError for a name, a revision or a token that can't be right, else MayPass."""
+        """Resolve the pin of a revision, now. Raises ConfigError for a name, a revision or a token that can't be right, else MayPass."""
 
     def files(self, pin: str) -> Sequence[RemoteFile]:
         """All files at a pin. Raises as `resolve`."""
@@ -69,7 +69,7 @@ class Remote(Protocol):
         """Append the file's bytes from `start` on. Raises as `resolve`, and OSError of the sink."""
 
     def is_intact(self, file: RemoteFile, path: Path) -> bool:
-        """Whether the file on the volume is the remote's, by its digest."""
+        """Return True if the file on the volume is the remote's, by its digest."""
 
 
 Choose = Callable[[Sequence[RemoteFile], Callable[[str], bytes]], Sequence[RemoteFile]]
@@ -90,7 +90,7 @@ def git_digest(path: Path) -> str:
 
 
 def matches(digest: str, path: Path) -> bool:
-    """Whether a file has a digest of the forms `sha256:…` and `git:…`."""
+    """Return True if a file has a digest of the forms `sha256:…` and `git:…`."""
     kind, _, value = digest.partition(":")
     if kind == "git":
         return git_digest(path) == value

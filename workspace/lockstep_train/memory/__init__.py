@@ -1,1 +1,1 @@
-"""What a rank needs of its device's memory, told before anything is loaded."""
+"""Memory that a rank needs of its device, estimated before anything is loaded."""

@@ -1,4 +1,4 @@
-"""All ranks agree on one plan before anything is loaded."""
+"""Agreement of all ranks on one memory plan before anything is loaded."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _tell(plan: MemoryPlan, reporter: Reporter) -> None:
 
 
 def size_settings(training: TrainingConfig, *, flash_attention: bool = True) -> Settings:
-    """`flash_attention`: there is one that keeps packed documents apart."""
+    """Settings from which a run's sizes follow. `flash_attention`: there is one that keeps packed documents apart."""
     lora, optimization = training.lora, training.optimization
     return Settings(
         max_length=training.data.max_length,

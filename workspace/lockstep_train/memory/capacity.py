@@ -1,4 +1,4 @@
-"""How much memory a rank's device has."""
+"""Memory of a rank's device."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _machine(root: Path) -> int | None:
 
 
 def _group_limits(root: Path) -> list[int]:
-    """Of this group and all around it. In a container the own group is the root of what is mounted, whatever its path is said to be."""
+    """Limits of this group and all around it. In a container the own group is the root of what is mounted, whatever its path is said to be."""
     limits: list[int] = []
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)

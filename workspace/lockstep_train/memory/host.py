@@ -20,17 +20,17 @@ REMEDY = "raise the pods' resources.limits.memory, put fewer ranks on a node, or
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Of one rank."""
+    """Memory that one rank holds and needs."""
 
     node: int
     limit_bytes: int | None
-    """Of its node's ranks together; None: not known."""
+    """Limit of its node's ranks together; None: not known."""
     held_bytes: int
     copy_bytes: int
 
 
 def reserve_copy(saver: Saver, engine: Any, ranks: Ranks) -> None:
-    """Take it, on every rank. A collective through the store. Raises ConfigError, on every rank, when a node has too little."""
+    """Take the copy's memory, on every rank. A collective through the store. Raises ConfigError, on every rank, when a node has too little."""
     told = ranks.gather("save-memory/needs", [ranks.node, host_bytes(), own_bytes(), saver.copy_bytes(engine)])
     problem = ranks.publish("save-memory/shortage", shortage([MemoryNeed(*one) for one in told]) if told is not None else None)
     if problem is None:
@@ -42,7 +42,7 @@ def reserve_copy(saver: Saver, engine: Any, ranks: Ranks) -> None:
 
 
 def shortage(needs: Sequence[MemoryNeed]) -> str | None:
-    """Why the copies have no room beside what the ranks of a node hold now, of the first node of which that is certain."""
+    """Reason why the copies have no room beside what the ranks of a node hold now, for the first node of which that is certain."""
     for node in sorted({need.node for need in needs}):
         mine = [need for need in needs if need.node == node]
         limits = [need.limit_bytes for need in mine if need.limit_bytes is not None]

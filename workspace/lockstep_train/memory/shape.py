@@ -18,13 +18,13 @@ MEASURED = frozenset(
 )  # fmt: skip
 """model_type of the architectures whose layers keep what the plan counts (tests/train/engine/test_sizes.py)."""
 MASKED = frozenset({"falcon"})
-"""Of these: those that never leave the mask to attention's kernel."""
+"""Architectures, of these, that never leave the mask to attention's kernel."""
 ACTIVATIONS = ("hidden_activation", "hidden_act", "activation_function", "activation")
 """Names that configurations have for an activation function."""
 
 
 def read_shape(folder: Path, device: torch.device | None = None) -> ModelShape:
-    """From config.json alone: the model is built without memory. `device`: where it will compute; None: on a GPU.
+    """Read a model's sizes from config.json alone: it is built without memory. `device`: where it will compute; None: on a GPU.
 
     Raises what transformers raises for a configuration it doesn't know.
     """
@@ -62,7 +62,7 @@ def read_shape(folder: Path, device: torch.device | None = None) -> ModelShape:
 
 
 def kept_by_activation(config: Any) -> tuple[int, bool]:
-    """How many tensors autograd keeps of the activation function, and whether its output is one of them. Of an unknown one: its input."""
+    """Number of tensors that autograd keeps of the activation function, and whether its output is one of them. Of an unknown one: its input."""
     import torch
     from transformers.activations import ACT2FN
 

@@ -1,4 +1,4 @@
-"""Which base model it is: a SHA-256 over every byte of each file that decides what is computed.
+"""Identity of a base model: a SHA-256 over every byte of each file that decides what is computed.
 
 Each file is hashed by one rank of all the nodes that see the same one, in a thread beside the load, which needs the same pages; at later
 starts a note says what is known (cache/cachefolder.py). Nodes with a copy of their own are compared with each other.
@@ -24,7 +24,7 @@ from lockstep_train.data.tokens.tokenizer import tokenizer_files
 from lockstep_train.model.weight_files import CONFIG, INDEX, weight_paths
 
 RECORD = "base_files.json"
-"""Beside an exported adapter: the files of the base model that it was trained on."""
+"""File beside an exported adapter: the files of the base model that it was trained on."""
 READERS = 4
 SHOWN = 16
 """Digits of a SHA-256 in a message."""
@@ -35,7 +35,7 @@ Files = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Copy:
-    """What some nodes have in the model's folder, alike on all of them."""
+    """Files that some nodes have in the model's folder, alike on all of them."""
 
     nodes: tuple[int, ...]
     files: Files
@@ -53,7 +53,7 @@ def base_files(folder: Path) -> dict[str, Path]:
 
 
 def hash_base(folder: Path) -> dict[str, str]:
-    """Of all its files, by this process alone. Raises ConfigError, or TrainerError for what can't be read now."""
+    """Hash all files of a base model, by this process alone. Raises ConfigError, or TrainerError for what can't be read now."""
     files = _present_files(folder)
     with ThreadPoolExecutor(READERS) as pool:
         return dict(zip(files, pool.map(lambda path: _hashed(path, None), files.values()), strict=True))
@@ -74,7 +74,7 @@ def refuse_other_base(folder: Path, recorded: Files, trained: str, remedy: str) 
 
 
 def base_problem(folder: Path, copies: Sequence[Copy], recorded: Files, trained: str, remedy: str) -> str | None:
-    """What is wrong with the base model, by what `recorded` says of it (nothing: only the nodes are compared); pure."""
+    """Problem of the base model, by what `recorded` says of it (nothing: only the nodes are compared); pure."""
     if recorded:
         wrong = [copy for copy in copies if copy.files != recorded]
         if not wrong:
@@ -117,7 +117,7 @@ def _hashed(path: Path, cache: Path | None) -> str:
 
 
 def node_groups(marks: Sequence[tuple[int, str]]) -> dict[int, int]:
-    """For every node the lowest one whose files have the same stamps, which no two files on different volumes have. `marks`: (node, stamps)."""
+    """Lowest node, for every node, whose files have the same stamps, which no two files on different volumes have. `marks`: (node, stamps)."""
     lowest: dict[str, int] = {}
     for node, mark in sorted(marks):
         lowest.setdefault(mark, node)
@@ -125,7 +125,7 @@ def node_groups(marks: Sequence[tuple[int, str]]) -> dict[int, int]:
 
 
 def merged_copies(groups: Mapping[int, int], hashes: Sequence[tuple[int, Files]]) -> list[Copy]:
-    """What each rank hashed, by its node, put together: nodes whose files have the same content make one copy."""
+    """Merge what each rank hashed, by its node: nodes whose files have the same content make one copy."""
     by_group: dict[int, dict[str, str]] = {}
     for node, files in hashes:
         by_group.setdefault(groups[node], {}).update(files)
@@ -147,10 +147,10 @@ def adapter_record(adapter: Path) -> Files:
 
 
 class BaseHash:
-    """Of a run's base model, begun before the data and the model are loaded. Every rank takes part; nothing of it is a collective."""
+    """Hash of a run's base model, begun before the data and the model are loaded. Every rank takes part; nothing of it is a collective."""
 
     def __init__(self, ranks: Ranks, folder: Path, cache: Path) -> None:
-        """Raises ConfigError where a file is missing, TrainerError where it can't be read now."""
+        """Begin. Raises ConfigError where a file is missing, TrainerError where it can't be read now."""
         self._ranks = ranks
         self._folder = folder
         self._files = _present_files(folder)
@@ -186,7 +186,7 @@ class BaseHash:
             self._problem = problem_of(error) if isinstance(error, TrainerError) else unforeseen
 
     def finish(self, recorded: Files, commit: str, watch: Watch) -> Files:
-        """What all nodes have. Raises ConfigError, on every rank, where it isn't what `commit` has recorded (empty: no commit, or one from
+        """Wait for the hashes, and return those that all nodes have. Raises ConfigError, on every rank, where it isn't what `commit` has recorded (empty: no commit, or one from
         before files were recorded), where nodes have another one, and where files were changed meanwhile; TrainerError where one can't be read now."""
         watch.begin("Hash of the base model", limits.LOAD_SECONDS)
         self._thread.join()
@@ -209,7 +209,7 @@ class BaseHash:
         return dict(files)
 
     def changed(self) -> str | None:
-        """Which file this node has changed since the start. Raises TrainerError when that can't be told now."""
+        """Name the file of this node that was changed since the start. Raises TrainerError when that can't be told now."""
         try:
             stamps = self._stamped()
         except ConfigError as error:

@@ -1,4 +1,4 @@
-"""The dtype that each training.precision computes in."""
+"""Dtypes that each training.precision computes in."""
 
 from __future__ import annotations
 

@@ -30,12 +30,12 @@ from lockstep_train.report import Reporter
 
 TOPIC = "model"
 PIN = "model.json"
-"""In the run's folder: which commit its model is. Written before anything is fetched, so that a branch that moves changes no run."""
+"""File in the run's folder: the commit of its model. Written before anything is fetched, so that a branch that moves changes no run."""
 TEXTS = "-texts"
 
 
 def with_model_here(config: RunConfig, ranks: Ranks, reporter: Reporter, watch: Watch = UNWATCHED) -> RunConfig:
-    """The run with a folder as its model, which every node sees. Raises, on every rank alike, ConfigError or TrainerError."""
+    """Give the run a folder as its model, which every node sees. Raises, on every rank alike, ConfigError or TrainerError."""
     model = config.training.model
     if is_folder(model.name):
         return config
@@ -62,7 +62,7 @@ def with_model_here(config: RunConfig, ranks: Ranks, reporter: Reporter, watch: 
 
 
 def _attempt(config: RunConfig, pin: str, say: Say) -> dict[str, Any]:
-    """Nothing, or why the model can't be had on this volume."""
+    """Fetch the model to this volume; nothing, or the problem."""
     model, cache = config.training.model, cache_folder(config.run_dir)
     try:
         record_pin(config.run_dir, model, pin)
@@ -77,7 +77,7 @@ def _attempt(config: RunConfig, pin: str, say: Say) -> dict[str, Any]:
 
 
 def _agreed_pin(config: RunConfig, ranks: Ranks, say: Say) -> str:
-    """That of an earlier start on any volume, else what the name stands for now, by the word of rank 0."""
+    """Pin of an earlier start on any volume, else what the name stands for now, by the word of rank 0."""
     own = recorded_pin(config.run_dir, config.training.model) if ranks.first_of_node else None
     pins = ranks.gather(f"{TOPIC}/pins", own)
     if pins is not None:
@@ -97,12 +97,12 @@ def _chosen_pin(config: RunConfig, pins: list[str | None], say: Say) -> dict[str
 
 
 def recorded_pin(run_dir: Path, model: ModelConfig) -> str | None:
-    """What an earlier start of the run has resolved; None where there was none, or the run names another model now."""
+    """Pin that an earlier start of the run has resolved; None where there was none, or the run names another model now."""
     return _pin_in(run_dir / PIN, model, lambda record: record)
 
 
 def pin_of_commit(resume_from: str, model: ModelConfig) -> str | None:
-    """What the checkpoint that the run goes on from was trained with, where the job names one."""
+    """Pin that the checkpoint that the run goes on from was trained with, where the job names one."""
     if not resume_from.startswith("/"):
         return None
     return _pin_in(Path(resume_from) / MANIFEST, model, lambda manifest: manifest["baseOrigin"])
@@ -117,14 +117,14 @@ def _pin_in(path: Path, model: ModelConfig, record_of: Callable[[Any], Any]) -> 
 
 
 def record_pin(run_dir: Path, model: ModelConfig, pin: str) -> None:
-    """Durable before this returns. Raises OSError."""
+    """Record the pin durably. Raises OSError."""
     if recorded_pin(run_dir, model) != pin:
         make_directory(run_dir)
         write_durably(run_dir / PIN, json.dumps({"name": model.name, "revision": model.revision, "pin": pin}).encode())
 
 
 def resolved_pin(config: RunConfig, say: Say) -> str:
-    """For a first start. Raises ConfigError, TrainerError."""
+    """Resolve the pin for a first start. Raises ConfigError, TrainerError."""
     model = config.training.model
     earlier = pin_of_commit(config.training.checkpoint.resume_from, model)
     return earlier or pin_of(model_remote(model.name), model.revision, cache_folder(config.run_dir), say)
@@ -138,7 +138,7 @@ def in_folder(config: RunConfig, pin: str, folder: Path) -> RunConfig:
 
 
 def with_tokenizer_here(config: RunConfig, say: Say) -> RunConfig:
-    """For a look at the data, by one process: the model's folder, where it is there, else one of its files without the weights."""
+    """Give the run a tokenizer for a look at the data, by one process: the model's folder, where it is there, else one of its files without the weights."""
     model = config.training.model
     if is_folder(model.name):
         return config
@@ -150,7 +150,7 @@ def with_tokenizer_here(config: RunConfig, say: Say) -> RunConfig:
 
 
 def described(adapter: Mapping[str, Any], origin: Origin | None) -> dict[str, Any]:
-    """What a manifest says of an adapter, its base model by the hub's name where it has one: as PEFT finds it on any machine."""
+    """Description of an adapter in a manifest, its base model by the hub's name where it has one: as PEFT finds it on any machine."""
     if origin is None or is_address(origin.name) or adapter.get("config") is None:
         return dict(adapter)
     return {**adapter, "config": {**adapter["config"], "base_model_name_or_path": origin.name, "revision": origin.pin}}

@@ -81,12 +81,12 @@ def concatenate(layouts: Sequence[TensorLayout], dimension: int) -> TensorLayout
 
 
 class Unfitting(Exception):
-    """This model can't be read slice by slice: why."""
+    """Reason why this model can't be read slice by slice."""
 
 
 @dataclass
 class _Target:
-    """What is collected for one tensor of the model."""
+    """Parts collected for one tensor of the model."""
 
     converter: Any = None
     sources: dict[str, list[TensorLayout]] = field(default_factory=lambda: defaultdict(list))

@@ -1,4 +1,4 @@
-"""The base model from a folder, offline."""
+"""Loading of the base model from a folder, offline."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def base_digest(folder: Path) -> str:
 
 
 def refuse_missing_weights(folder: Path) -> None:
-    """Raises ConfigError for a folder without weights, and for safetensors files that are missing or cut off, naming the file."""
+    """Raise ConfigError for a folder without weights, and for safetensors files that are missing or cut off, naming the file."""
     paths = weight_paths(folder)
     read_headers(paths)
     if not paths and not any(folder.glob("*.bin")) and not any(folder.glob("*.safetensors")):
@@ -62,7 +62,7 @@ def refuse_missing_weights(folder: Path) -> None:
 
 
 def quiet_transformers() -> None:
-    """No progress bars in a pod's log, no deprecations that are for its own authors."""
+    """Silence progress bars in a pod's log, and deprecations that are for transformers' own authors."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -77,7 +77,7 @@ def load_base(
     say: Callable[[str], None] = print,
     quantization: Quantization = Quantization.NONE,
 ) -> torch.nn.Module:
-    """A causal LM with frozen weights: under Stage3 each rank reads its own slices, else all of it goes straight to `device`.
+    """Load a causal LM with frozen weights: under Stage3 each rank reads its own slices, else all of it goes straight to `device`.
 
     Raises ConfigError when the weights are missing, transformers can't load the folder, or its experts can't be trained this way.
     """
@@ -95,7 +95,7 @@ def load_base(
 
 
 def load_sharded(folder: Path, precision: Precision, deepspeed_config: dict[str, Any], say: Callable[[str], None]) -> torch.nn.Module:
-    """Every weight sharded from the start; see slices.py. A model that can't be read so is loaded by transformers, and `say` tells."""
+    """Load every weight sharded from the start; see slices.py. A model that can't be read so is loaded by transformers, and `say` tells."""
     from transformers.integrations import HfDeepSpeedConfig
 
     # transformers and peft look for this object to decide whether to shard while loading, and whether to gather what they read.
@@ -109,13 +109,13 @@ def load_sharded(folder: Path, precision: Precision, deepspeed_config: dict[str,
 
 
 def load_whole(folder: Path, precision: Precision, device: torch.device | None = None, **options: Any) -> torch.nn.Module:
-    """All weights on every rank. On a GPU they go there tensor by tensor; on CPUs ranks share the file's pages until they write."""
+    """Load all weights on every rank. On a GPU they go there tensor by tensor; on CPUs ranks share the file's pages until they write."""
     placement = {} if device is None or device.type == "cpu" else {"device_map": {"": device}}
     return from_pretrained(folder, precision, **placement, **options)
 
 
 def from_pretrained(folder: Path, precision: Precision, **options: Any) -> torch.nn.Module:
-    """transformers' loader. Raises, with the first line of what it says, ConfigError, or TrainerError for a fault that may pass."""
+    """Load by transformers. Raises, with the first line of what it says, ConfigError, or TrainerError for a fault that may pass."""
     quiet_transformers()
     from transformers import AutoModelForCausalLM
 
@@ -158,7 +158,7 @@ def judging_conversions() -> Iterator[None]:
 
 
 def refuse_missing_tensors(missing: Collection[str], folder: str) -> None:
-    """Raises ConfigError for tensors that the model has and its files don't: transformers draws them at random.
+    """Raise ConfigError for tensors that the model has and its files don't: transformers draws them at random.
 
     `missing`: as transformers reports them, without tied ones and those that the model's code fills itself.
     """

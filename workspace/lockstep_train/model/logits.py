@@ -1,4 +1,4 @@
-"""Whether a model's logits are what its last layer gives: asked of the model's own code."""
+"""Test, by the model's own code, that a model's logits are what its last layer gives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def ends_with_layer(causal: Any, layer: torch.nn.Linear) -> bool:
-    """Whether the model returns its last layer's output as it is; some scale or cap it (Gemma, Cohere, Granite).
+    """Return True if the model returns its last layer's output as it is; some scale or cap it (Gemma, Cohere, Granite).
 
     Asked of the model's own code: its forward pass is run with a body and a last layer that only hand out given tensors.
     """
@@ -28,7 +28,7 @@ def ends_with_layer(causal: Any, layer: torch.nn.Linear) -> bool:
 
 @contextmanager
 def _forward(module: torch.nn.Module, output: Any) -> Iterator[None]:
-    """Within this, the module's forward pass gives `output`."""
+    """Let the module's forward pass give `output` within this."""
     module.forward = lambda *_, **__: output
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a mixture-of-experts model must be like to be trained over several ranks."""
+"""Conditions for training a mixture-of-experts model over several ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def experts_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Modu
 
 
 def implementation(experts: Any) -> str:
-    """How the experts are computed: transformers' own name of it, or `eager` where it offers no choice."""
+    """Implementation of the experts: transformers' own name of it, or `eager` where it offers no choice."""
     if type(experts).__name__ in STATIC_CLASSES:
         return "grouped_mm"
     if not hasattr(experts, "is_concatenated"):  # set by transformers where there is a choice
@@ -33,7 +33,7 @@ def implementation(experts: Any) -> str:
 
 
 def check_experts(model: torch.nn.Module, stage: ZeroStage, quantization: Quantization) -> None:
-    """Raises ConfigError for experts that would hang, fail in the first step, or stay as large as they were.
+    """Raise ConfigError for experts that would hang, fail in the first step, or stay as large as they were.
 
     Stage3 needs every rank to run the same modules in the same order, and `eager` runs those of the experts that its tokens hit.
     """
@@ -54,7 +54,7 @@ def check_experts(model: torch.nn.Module, stage: ZeroStage, quantization: Quanti
 
 
 def check_rows(name: str, experts: torch.nn.Module) -> None:
-    """Raises ConfigError when grouped_mm can't take a stack of weights: its rows must be whole blocks of 16 bytes."""
+    """Raise ConfigError when grouped_mm can't take a stack of weights: its rows must be whole blocks of 16 bytes."""
     for parameter_name, parameter in experts.named_parameters(recurse=False):
         shape = getattr(parameter, "ds_shape", parameter.shape)
         row_bytes = shape[-1] * parameter.element_size()

@@ -14,7 +14,7 @@ from lockstep_train.base.errors import ConfigError
 
 
 def check_quantization(training: TrainingConfig) -> None:
-    """Raises ConfigError where packed weights can't be trained on: in shards, or themselves."""
+    """Raise ConfigError where packed weights can't be trained on: in shards, or themselves."""
     quantization = training.model.quantization
     if quantization is Quantization.NONE:
         return
@@ -30,7 +30,7 @@ def check_quantization(training: TrainingConfig) -> None:
 
 
 def check_blocks(shape: ModelShape, quantization: Quantization, device: torch.device) -> None:
-    """Raises ConfigError where a CPU would unpack NF4 with wrong scales.
+    """Raise ConfigError where a CPU would unpack NF4 with wrong scales.
 
     bitsandbytes packs a weight as one flat row of blocks, but its AVX-512 code unpacks it row by row and takes every row for whole blocks
     (https://github.com/bitsandbytes-foundation/bitsandbytes/pull/2072 has both). Refused on every CPU: a job may start again on another one.
@@ -57,7 +57,7 @@ def keep_trainable(model: torch.nn.Module) -> None:
 
 
 def loading_options(quantization: Quantization, dtype: torch.dtype) -> dict[str, Any]:
-    """What from_pretrained gets besides; nothing for weights as they are. They are packed on this rank's device as they are read.
+    """Options that from_pretrained gets besides; nothing for weights as they are. They are packed on this rank's device as they are read.
 
     NF4 with double quantization: the scales are packed too, 0.37 bits a weight less for nothing measurable (QLoRA, section 3).
     """

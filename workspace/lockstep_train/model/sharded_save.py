@@ -1,4 +1,4 @@
-"""Autograd keeps a sharded weight as the parameter that it is, never as the storage that it was gathered into.
+"""Hooks that let autograd keep a sharded weight as the parameter that it is, never as the storage that it was gathered into.
 
 Under Stage3 a weight is whole only while its module computes. What autograd keeps of it for the backward pass must therefore be the parameter, which
 DeepSpeed gathers again by then. A view of it (transformers' grouped_mm keeps each stack of experts transposed) would keep the whole weight alive from
@@ -21,13 +21,13 @@ from lockstep_train.model.moe import experts_modules
 
 @dataclass(frozen=True)
 class ParameterView:
-    """Where a saved tensor lies within a parameter, whole or not at the moment."""
+    """Place of a saved tensor within a parameter, whole or not at the moment."""
 
     parameter: torch.nn.Parameter
     size: torch.Size
     stride: tuple[int, ...]
     offset: int | torch.SymInt
-    """From the parameter's own first element: the buffer that it is gathered into is another one each time."""
+    """Offset from the parameter's own first element: the buffer that it is gathered into is another one each time."""
 
 
 def save_sharded(model: torch.nn.Module) -> None:
@@ -47,7 +47,7 @@ def _keeping_views(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def as_view(tensor: torch.Tensor) -> torch.Tensor | ParameterView:
-    """What to keep of `tensor`: itself, unless it is a view of a sharded parameter."""
+    """Return what to keep of `tensor`: itself, unless it is a view of a sharded parameter."""
     base = tensor._base
     if not isinstance(base, torch.nn.Parameter) or not hasattr(base, "ds_id"):
         return tensor
@@ -55,7 +55,7 @@ def as_view(tensor: torch.Tensor) -> torch.Tensor | ParameterView:
 
 
 def from_view(saved: torch.Tensor | ParameterView) -> torch.Tensor:
-    """The tensor again. Raises RuntimeError for a parameter that nothing has gathered for the backward pass."""
+    """Return the tensor again. Raises RuntimeError for a parameter that nothing has gathered for the backward pass."""
     if isinstance(saved, torch.Tensor):
         return saved
     whole = saved.parameter.detach()

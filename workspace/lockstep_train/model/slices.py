@@ -27,16 +27,16 @@ READERS = 4
 
 @dataclass
 class SliceLoad:
-    """What a load did."""
+    """Outcome of a load."""
 
     bytes_read: int = 0
     fallback: str | None = None
-    """Why transformers' own loader was used instead."""
+    """Reason why transformers' own loader was used instead."""
 
 
 @contextlib.contextmanager
 def reading_slices(load: SliceLoad) -> Iterator[None]:
-    """While this is open, `from_pretrained` under Stage3 makes every rank read its own slices; `load` says how it went."""
+    """Let `from_pretrained` under Stage3 make every rank read its own slices, within this; `load` says how it went."""
     from deepspeed.runtime.zero.partition_parameters import Init
     from transformers import PreTrainedModel
 
@@ -54,7 +54,7 @@ def reading_slices(load: SliceLoad) -> Iterator[None]:
 
 
 def _shard_empty(init: Any, parameter: Any) -> None:
-    """zero.Init's step for a new parameter, without the broadcast: what would be sent is uninitialised memory."""
+    """Shard a new parameter as zero.Init does, without the broadcast: what would be sent is uninitialized memory."""
     init._convert_to_deepspeed_param(parameter)
     parameter.partition()
 
@@ -64,7 +64,7 @@ def _load_slices(model: Any, checkpoint_files: list[str] | None, load_config: An
     from transformers.utils.loading_report import LoadStateDictInfo
 
     if load_config.hf_quantizer is not None:
-        raise Unfitting("its weights are quantised")
+        raise Unfitting("its weights are quantized")
     if not checkpoint_files or not all(file.endswith(".safetensors") for file in checkpoint_files):
         raise Unfitting("its weights are no safetensors files")
     tensors = read_headers([Path(file) for file in checkpoint_files])
@@ -88,7 +88,7 @@ def _load_slices(model: Any, checkpoint_files: list[str] | None, load_config: An
 
 
 def refuse_wrong_shapes(layouts: dict[str, TensorLayout], places: dict[str, torch.Tensor], folder: object) -> None:
-    """Raises ConfigError, on every rank alike, where the files hold another shape than config.json asks for."""
+    """Raise ConfigError, on every rank alike, where the files hold another shape than config.json asks for."""
     wrong = [(name, layout.shape) for name, layout in layouts.items() if layout.shape != tuple(_shape(places[name]))]
     if wrong:
         name, shape = wrong[0]
@@ -103,11 +103,11 @@ def _shape(place: Any) -> Any:
 
 
 Job = tuple[torch.Tensor, TensorLayout, int, int]
-"""Where to write, what, from which element on, and how many."""
+"""Job of a reader: where to write, what, from which element on, and how many."""
 
 
 def _jobs(place: Any, layout: TensorLayout) -> Iterator[Job]:
-    """This rank's shard, with hpZ also its node's, or a whole buffer."""
+    """Yield the jobs of this rank's shard, with hpZ also its node's, or of a whole buffer."""
     if not hasattr(place, "ds_id"):
         yield place.data.view(-1), layout, 0, place.numel()
         return
@@ -118,14 +118,14 @@ def _jobs(place: Any, layout: TensorLayout) -> Iterator[Job]:
         shards.append((place.ds_secondary_tensor, groups._get_zero_param_intra_parallel_rank_in_mygroup()))
     for shard, index in shards:
         if getattr(shard, "final_location", None) is not None or hasattr(shard, "ds_quant_scale"):
-            raise Unfitting("its shards are kept on disk or quantised by DeepSpeed")
+            raise Unfitting("its shards are kept on disk or quantized by DeepSpeed")
         start = min(shard.ds_numel * index, place.ds_numel)
         yield shard, layout, start, min(shard.ds_numel, place.ds_numel - start)
 
 
 @torch.no_grad()
 def _fill(reader: WeightReader, out: torch.Tensor, layout: TensorLayout, start: int, numel: int) -> int:
-    """Bytes read. What is left of the shard is padding: zeroed, because it is uninitialised memory that may hold NaN."""
+    """Fill a shard; bytes read. What is left of the shard is padding: zeroed, because it is uninitialized memory that may hold NaN."""
     written = read = 0
     for piece in layout.cut(start, numel):
         read += reader.read(piece.name, piece.start, out[written : written + piece.numel])

@@ -1,4 +1,4 @@
-"""Which layers of a model an adapter's settings name, and what to say of a name that names none (pure)."""
+"""Layers of a model that an adapter's settings name, and errors for names of none (pure)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def matching_names(targets: Sequence[str], names: Iterable[str]) -> list[str]:
 
 
 def whole_modules(model: torch.nn.Module, targets: Sequence[str]) -> list[str]:
-    """What to give peft as modules_to_save, so that it trains the layers that `targets` name and no others.
+    """Names to give peft as modules_to_save, so that it trains the layers that `targets` name and no others.
 
     peft asks only how a name ends, and for `norm` trained `q_norm` too. Where that happens the layers' full names are given.
     """
@@ -51,7 +51,7 @@ def weighted_modules(model: torch.nn.Module) -> list[str]:
 
 
 def check_targets(model: torch.nn.Module, config: LoraConfig) -> None:
-    """Raises ConfigError naming the first setting with a name that this model doesn't have, and the names it has."""
+    """Raise ConfigError naming the first setting with a name that this model doesn't have, and the names it has."""
     for field, targets, names in (
         ("targetModules", config.target_modules, linear_modules(model)),
         ("targetParameters", config.target_parameters, stacked_parameters(model)),

@@ -133,7 +133,7 @@ def start_from_adapter(model: torch.nn.Module, folder: Path) -> None:
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """adapter_config.json. Raises ConfigError when the folder has none that can be read."""
+    """Read adapter_config.json. Raises ConfigError when the folder has none that can be read."""
     try:
         description = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -146,7 +146,7 @@ def read_description(folder: Path) -> dict[str, Any]:
 
 
 def description_differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
-    """What the adapter has otherwise than this run, in words (pure). Targets given as a pattern are left to the tensors' names."""
+    """Differences of the adapter from this run, in words (pure). Targets given as a pattern are left to the tensors' names."""
     found = [
         f"its {word} is {_say(theirs[key])}, not {_say(mine[key])}"
         for key, word in WORDS.items()
@@ -159,7 +159,7 @@ def description_differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) 
 
 
 def tensor_differences(theirs: Mapping[str, tuple[int, ...]], mine: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """The first tensor that is missing, unknown, or of another shape, in words (pure)."""
+    """First tensor that is missing, unknown, or of another shape, in words (pure)."""
     for name in sorted(theirs.keys() ^ mine.keys()):
         return [f"it has no tensor {name}" if name in mine else f"its tensor {name} belongs to no trained layer"]
     for name in sorted(mine):
@@ -173,7 +173,7 @@ def _is_pattern(key: str, value: object) -> bool:
 
 
 def _comparable(value: object) -> object:
-    """Order doesn't count in a list, and none is the same as an empty one."""
+    """Value for a comparison: order doesn't count in a list, and none is the same as an empty one."""
     return (sorted(map(str, value)) if isinstance(value, list | set | tuple) else value) or None
 
 
@@ -206,7 +206,7 @@ def _copy(parameter: torch.nn.Parameter, value: torch.Tensor) -> None:
 
 
 def make_trainable(model: torch.nn.Module, training: TrainingConfig, *, fresh: bool) -> torch.nn.Module:
-    """The model with its trainable parameters, before the engine. `fresh`: no commit will be loaded, so `initFrom` counts.
+    """Give the model its trainable parameters, before the engine. `fresh`: no commit will be loaded, so `initFrom` counts.
 
     Raises ConfigError for a target or a folder that doesn't fit this model.
     """
@@ -223,7 +223,7 @@ def _with_adapter(model: torch.nn.Module, training: TrainingConfig, fresh: bool)
 
 
 def describe_trained(model: torch.nn.Module, training: TrainingConfig) -> dict[str, Any]:
-    """For a manifest: the method, adapter_config.json (or None), and trainable parameter → tensor of the exported file."""
+    """Describe for a manifest: the method, adapter_config.json (or None), and trainable parameter → tensor of the exported file."""
     if training.method is Method.FULL:
         names = {name: name for name, _ in model.named_parameters()}
         return {"method": Method.FULL.value, "config": None, "names": names}

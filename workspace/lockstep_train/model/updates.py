@@ -31,7 +31,7 @@ ReadRange = Callable[[str, int, int], torch.Tensor]
 
 
 class Update(Protocol):
-    """A tensor's new values."""
+    """Update of a tensor: its new values."""
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -61,7 +61,7 @@ class Replaced:
 
 @dataclass(frozen=True)
 class LowRank:
-    """W + scale · B · A, of lora_A [rank, in] and lora_B [out, rank]; an embedding's factors have other names and W is transposed."""
+    """Low-rank update W + scale · B · A, of lora_A [rank, in] and lora_B [out, rank]; an embedding's factors have other names and W is transposed."""
 
     a: str
     b: str
@@ -81,7 +81,7 @@ class LowRank:
 
 @dataclass(frozen=True)
 class Decomposed:
-    """DoRA: every row of W + scale · B · A, stretched to its magnitude."""
+    """DoRA update: every row of W + scale · B · A, stretched to its magnitude."""
 
     low_rank: LowRank
     magnitude: str
@@ -99,7 +99,7 @@ class Decomposed:
 
 @dataclass(frozen=True)
 class Experts:
-    """All experts' weights in one tensor [experts, out, in], or [experts, in, out] (`transposed`).
+    """Update of all experts' weights in one tensor [experts, out, in], or [experts, in, out] (`transposed`).
 
     The factors are laid out unalike: lora_A [experts · rank, in] has the expert slowest, lora_B [out, rank · experts] fastest.
     """
@@ -138,13 +138,13 @@ class Skeleton:
 
     model: Any
     layouts: Mapping[str, TensorLayout]
-    """By the model's names; tied tensors only where the files have them."""
+    """Layouts by the model's names; tied tensors only where the files have them."""
     tied: Mapping[str, str]
     """Tensor → the one that it shares its memory with."""
 
 
 def skeleton(base: Path, tensors: Mapping[str, StoredTensor]) -> Skeleton:
-    """Raises ConfigError for a model that transformers doesn't know, or whose files can't be taken apart range by range."""
+    """Build a skeleton. Raises ConfigError for a model that transformers doesn't know, or whose files can't be taken apart range by range."""
     quiet_transformers()
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.conversion_mapping import get_model_conversion_mapping
@@ -154,14 +154,14 @@ def skeleton(base: Path, tensors: Mapping[str, StoredTensor]) -> Skeleton:
             model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(base), local_files_only=True))
         layouts, _ = model_layouts(model, get_model_conversion_mapping(model), tensors)
     except Unfitting as error:
-        raise ConfigError(f"{base} can't be merged into: {error}; give a folder with unquantised safetensors weights") from error
+        raise ConfigError(f"{base} can't be merged into: {error}; give a folder with unquantized safetensors weights") from error
     except Exception as error:  # also ImportError, KeyError and errors of its own: whatever a config.json leads to
         raise refusal(f"{base} can't be built as a causal language model: {reason_of(error)}", error) from error
     return Skeleton(model, layouts, dict(getattr(model, "all_tied_weights_keys", None) or {}))
 
 
 def trained_updates(base: Skeleton, adapter: Mapping[str, Any], read: Read, read_range: ReadRange) -> dict[str, Update]:
-    """By the model's names: what was trained of each tensor. `adapter` is the manifest's. Raises ConfigError for a parameter that
+    """Updates of each tensor that was trained, by the model's names. `adapter` is the manifest's. Raises ConfigError for a parameter that
     nothing here knows how to merge."""
     shapes = {name: tuple(tensor.shape) for name, tensor in base.model.state_dict().items()}
     if adapter["config"] is None:
@@ -219,7 +219,7 @@ def _linear_update(path: str, module: Any, read: Read) -> Update:
 
 
 def _parameter_update(path: str, module: Any, read: Read) -> Update:
-    """peft swaps its in and out features where a module stores [experts, out, in]; it has kept note of that."""
+    """Update of a parameter. peft swaps its in and out features where a module stores [experts, out, in]; it has kept note of that."""
     scale = module.scaling[ADAPTER]
     if module.num_experts == 1:
         return LowRank(*_factors(path), scale, read)

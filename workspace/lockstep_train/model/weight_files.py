@@ -39,13 +39,13 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where one tensor's bytes are."""
+    """Place of one tensor's bytes."""
 
     file: Path
     dtype: str
     shape: tuple[int, ...]
     offset: int
-    """Of its first byte in the file."""
+    """Offset of its first byte in the file."""
 
 
 def weight_paths(folder: Path) -> list[Path]:
@@ -136,7 +136,7 @@ class WeightReader:
 
 
 def copy_others(base: Path, folder: Path) -> None:
-    """Copy tokenizer, generation settings and licence durably to `folder`: every visible file of `base` that is neither weights nor config.json."""
+    """Copy tokenizer, generation settings and license durably to `folder`: every visible file of `base` that is neither weights nor config.json."""
     for path in sorted(base.iterdir()):
         if path.is_file() and not path.name.startswith(".") and not path.name.endswith(WEIGHT_ENDINGS) and path.name != CONFIG:
             write_durably(folder / path.name, path.read_bytes())

@@ -1,4 +1,4 @@
-"""What a run tells: lines for people, JSONL files for tools, datagrams for the agent, and metrics for dashboards.
+"""Reports of a run: lines for people, JSONL files for tools, datagrams for the agent, and metrics for dashboards.
 
 None of them can stop the training or make it wait: a full disk costs a record, a server that hangs costs its metrics.
 """

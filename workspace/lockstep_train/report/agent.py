@@ -29,7 +29,7 @@ class Agent:
         self._lock = threading.Lock()
 
     def send(self, event: str, **fields: Any) -> None:
-        """Progress is dropped at once when the agent's queue is full; what matters later waits for it a little."""
+        """Send an event. Progress is dropped at once when the agent's queue is full; what matters later waits for it a little."""
         if self._socket is None or self._path is None:
             return
         datagram = json.dumps({"rank": self._rank, "event": event, **fields}).encode()
@@ -50,7 +50,7 @@ class Agent:
 
 
 class PaceTeller:
-    """Sums up steps between two tellings."""
+    """Pace of a rank: its own time a step, sent every few seconds, since who holds the others up can't be seen from anything else."""
 
     def __init__(self, agent: Agent, clock: Callable[[], float] = time.monotonic) -> None:
         self._agent = agent

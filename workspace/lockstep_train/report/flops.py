@@ -55,20 +55,20 @@ class Matrix:
     """One weight matrix, or a stack of experts' matrices."""
 
     weights: int
-    """That one token passes."""
+    """Weights that one token passes."""
     trained: bool
     in_layer: bool
-    """Within a decoder layer: computed again in the backward pass by gradient checkpointing."""
+    """True within a decoder layer: computed again in the backward pass by gradient checkpointing."""
 
 
 @dataclass(frozen=True)
 class FlopCount:
-    """What one token and one document cost."""
+    """Cost of one token and of one document."""
 
     frozen: int
     trained: int
     in_layers: int
-    """Of both, the weights within decoder layers."""
+    """Weights of both within decoder layers."""
     attention_width: int
     """Heads × their size, over all layers."""
 
@@ -82,7 +82,7 @@ class FlopCount:
         return (4 * self.frozen + 6 * self.trained) * sum(lengths) + 6 * self.attention_width * sum(length * length for length in lengths)
 
     def recomputed(self, documents: Iterable[int]) -> int:
-        """What gradient checkpointing does on top: each layer's forward pass once more. HFU counts it too."""
+        """Operations that gradient checkpointing does on top: each layer's forward pass once more. HFU counts it too."""
         lengths = list(documents)
         return 2 * self.in_layers * sum(lengths) + 2 * self.attention_width * sum(length * length for length in lengths)
 
@@ -98,9 +98,9 @@ def count(matrices: Iterable[Matrix], attention_width: int) -> FlopCount:
 
 
 def peak_flops(device: str, precision: str) -> tuple[float | None, str | None]:
-    """FLOP/s of one device, or None and why."""
+    """Peak FLOP/s of one device, or None and why."""
     if precision == "FP32":
-        return None, "FP32 has no tensor cores to be utilised"
+        return None, "FP32 has no tensor cores to be utilized"
     if re.search(r"\bMIG\b", device):
         return None, f"the peak FLOP/s of a part of a GPU are not known ({device})"
     for name, peak in PEAKS.items():
@@ -110,7 +110,7 @@ def peak_flops(device: str, precision: str) -> tuple[float | None, str | None]:
 
 
 def count_flops(model: torch.nn.Module) -> FlopCount:
-    """Of a transformers model, with or without an adapter, sharded or not."""
+    """Count the operations of a transformers model, with or without an adapter, sharded or not."""
     config = model.config.get_text_config()  # type: ignore[operator, union-attr]
     heads = int(config.num_attention_heads)
     head_size = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
@@ -131,7 +131,7 @@ def matrices(model: torch.nn.Module, visited_share: float) -> Iterator[Matrix]:
 
 
 def full_shape(parameter: Any) -> tuple[int, ...]:
-    """The weight's own shape, where Stage3 or a quantised format stores another."""
+    """The weight's own shape, where Stage3 or a quantized format stores another."""
     packed = getattr(parameter, "quant_state", None)
     if packed is not None:
         return tuple(packed.shape)
@@ -139,7 +139,7 @@ def full_shape(parameter: Any) -> tuple[int, ...]:
 
 
 def _visited_share(config: Any) -> float:
-    """Of the routed experts, the share that a token visits."""
+    """Share of the routed experts that a token visits."""
     total = next((getattr(config, name) for name in _EXPERT_COUNTS if getattr(config, name, None)), None)
     visited = getattr(config, "num_experts_per_tok", None)
     return visited / total if total and visited else 1.0

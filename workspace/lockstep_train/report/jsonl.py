@@ -15,15 +15,15 @@ from typing import Any
 SCHEMA = 1
 _TAIL_BYTES = 1 << 20
 _UNWRITTEN_BYTES = 64 << 20
-"""Kept of records that the disk has no room for."""
+"""Most bytes kept of records that the disk has no room for."""
 Record = dict[str, Any]
 
 
 class JsonLog:
-    """Appends records to a file, a line each, from any thread. Opening it drops a torn last line and what a resume undid."""
+    """Log of records in a file, a line each, for any thread. Opening it drops a torn last line and what a resume undid."""
 
     def __init__(self, path: Path, resumed_step: int, attempt: int | None, history: bool = False) -> None:
-        """Of later steps than `resumed_step`, a log of measurements forgets its records: those steps are measured again. A
+        """Open the log. A log of measurements forgets its records of later steps than `resumed_step`: those steps are measured again. A
         `history` of events keeps them with `undone: true`, for they did happen. Raises OSError when the file can't be made."""
         path.parent.mkdir(parents=True, exist_ok=True)
         if not _ends_before(path, resumed_step):
@@ -47,7 +47,7 @@ class JsonLog:
                 self._write_down()
 
     def _write_down(self) -> None:
-        """All there is room for. What a full disk leaves, in the middle of a line too, is kept, and follows once there is room."""
+        """Write all there is room for. What a full disk leaves, in the middle of a line too, is kept, and follows once there is room."""
         with contextlib.suppress(OSError, ValueError):  # neither a disk nor a closed file may end the run
             while self._unwritten:
                 self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
@@ -59,7 +59,7 @@ class JsonLog:
 
 
 def finite(value: Any) -> Any:
-    """`value` with null for every NaN and infinity: JSON has no name for them, and jq stops at one."""
+    """Return `value` with null for every NaN and infinity: JSON has no name for them, and jq stops at one."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -70,13 +70,13 @@ def finite(value: Any) -> Any:
 
 
 def _ends_before(path: Path, step: int) -> bool:
-    """Whether the file is whole and needs no rewriting: steps never fall within it, so its last line tells."""
+    """Return True if the file is whole and needs no rewriting: steps never fall within it, so its last line tells."""
     tail = _tail(path)
     return not tail or (tail.endswith(b"\n") and -1 < _last_step(path) <= step)
 
 
 def _last_step(path: Path) -> int:
-    """Of the last line; -1 when there is none or it is torn."""
+    """Step of the last line; -1 when there is none or it is torn."""
     last = parse(_tail(path)[:-1].rpartition(b"\n")[2])
     return -1 if last is None else int(last["step"])
 
@@ -103,7 +103,7 @@ def _rewrite(path: Path, step: int, history: bool) -> None:
 
 
 def parse(line: bytes) -> Record | None:
-    """A line's record; None for a torn one."""
+    """Parse a line's record; None for a torn one."""
     try:
         record = json.loads(line)
     except ValueError:

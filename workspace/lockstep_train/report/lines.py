@@ -1,4 +1,4 @@
-"""The lines people grep for. Their beginnings are an interface: `Step `, `Eval Loss: `, `CHECKPOINT `."""
+"""Lines that people grep for. Their beginnings are an interface: `Step `, `Eval Loss: `, `CHECKPOINT `."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Values = Mapping[str, float | None]
 
 
 def step_line(step: int, total: int, remaining_seconds: float | None, values: Values) -> str:
-    """`Step 12/1502 | Loss: 2.2310 | LR: 1.33e-07 | …`. What is not known is left out."""
+    """Line of a step: `Step 12/1502 | Loss: 2.2310 | LR: 1.33e-07 | …`. What is not known is left out."""
     shown = [
         ("Loss", values.get("loss"), number),
         ("LR", values.get("learningRate"), rate),
@@ -64,7 +64,7 @@ def duration(seconds: float) -> str:
 
 
 def metric_text(name: str, value: float) -> str:
-    """A value as the job's status shows it."""
+    """Text of a value as the job's status shows it."""
     forms = {
         "learningRate": rate,
         "tokensPerSecond": whole,

@@ -1,4 +1,4 @@
-"""One voice of a run: what happens is said once, and goes wherever it is wanted."""
+"""Reporter of a run: what happens is reported once, and goes wherever it is wanted."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from lockstep_train.report.terminal import Terminal
 
 MEASUREMENTS = ("train_log", "eval_log", "expert_usage")
 DRAIN_SECONDS = {"Done": 15.0, "Stopped": 8.0, "Failed": 3.0}
-"""How long the end of a run waits for its metrics to arrive, all destinations together."""
+"""Seconds that the end of a run waits for its metrics to arrive, all destinations together."""
 STATUS_METRICS = (
     "loss", "learningRate", "gradientNorm", "tokensPerSecond", "mfu", "stepSeconds", "peakMemoryBytes", "skippedSteps", "saveWaitSeconds", "saveSeconds",
     "saveFailures", "savesSkipped",
 )  # fmt: skip
-"""Of a step's values, what the job's status shows."""
+"""Values of a step that the job's status shows."""
 EVENTS_KEPT = 200
-"""Events of the start-up, before the files are open."""
+"""Most events of the start-up, before the files are open."""
 
 
 class Reporter:
-    """Everything rank 0 says; other ranks only tell their agent that they live. Any thread may call it, and nothing here raises."""
+    """Reports of rank 0; other ranks only tell their agent that they live. Any thread may call it, and nothing here raises."""
 
     def __init__(self, socket_path: str | None, rank: int, began: float | None = None) -> None:
         """`began`: when the start began, on the clock since boot; None: when the process did."""
@@ -47,7 +47,7 @@ class Reporter:
         """Lines for a rank whose device runs out of memory, once there is a plan."""
 
     def open_run(self, config: RunConfig, resumed_step: int, attempt: int | None = None) -> None:
-        """From here on everything is also written to the run's logs and sent where `metrics` says."""
+        """Write everything also to the run's logs from here on, and send it where `metrics` says."""
         self.open_logs(config.run_dir / "logs", resumed_step, attempt)
         if self._first:
             self._sinks = open_sinks(config, resumed_step, self.event)
@@ -72,14 +72,14 @@ class Reporter:
             self.say(f"{path} can't be written ({error.strerror}): training goes on without it")
 
     def close(self, outcome: str = "Done") -> None:
-        """The end of the run: Done, Stopped or Failed. Waits a bounded time for the destinations of metrics; may be called twice."""
+        """End the run's reports: Done, Stopped or Failed. Waits a bounded time for the destinations of metrics; may be called twice."""
         self.end_bar()
         self._close_sinks(outcome)
         for log in self._logs.values():
             log.close()
 
     def end_bar(self) -> None:
-        """Nothing is shown in place any more: what others print next gets a line of its own."""
+        """End the bar: what others print next gets a line of its own."""
         self._terminal.close()
 
     def _close_sinks(self, outcome: str) -> None:
@@ -94,7 +94,7 @@ class Reporter:
                 self.event("sinkIncomplete", line=line, sink=sink.name, droppedPoints=sink.dropped)
 
     def say(self, line: str) -> None:
-        """A line on rank 0's standard output."""
+        """Print a line on rank 0's standard output."""
         if self._first:
             self._terminal.line(line)
 
@@ -102,12 +102,12 @@ class Reporter:
         self.agent.send_activity(activity)
 
     def resumed(self, step: int, total: int) -> None:
-        """What is done already when this start begins: shown before its own first step."""
+        """Report what is done already when this start begins: shown before its own first step."""
         if self._first:
             self.agent.send("activity", activity="Resume", step=step, totalSteps=total)
 
     def event(self, kind: str, *, line: str | None = None, step: int | None = None, **fields: Any) -> None:
-        """Something that happens now and then: a record in events.jsonl and, with `line`, a line for people.
+        """Report something that happens now and then: a record in events.jsonl and, with `line`, a line for people.
 
         `kind` is camelCase, `fields` are what a tool may read, with units in their names. Default `step`: the last finished one.
         """
@@ -122,7 +122,7 @@ class Reporter:
             self._early.append(record if step is None else {"step": step, **record})
 
     def step(self, step: int, total: int, epoch: float, remaining_seconds: float | None, values: Mapping[str, float | None]) -> None:
-        """`values`: `loss`, `learningRate`, `gradientNorm`, `tokensPerSecond`, `stepSeconds` and what else is measured; None: not known."""
+        """Report a step. `values`: `loss`, `learningRate`, `gradientNorm`, `tokensPerSecond`, `stepSeconds` and what else is measured; None: not known."""
         self._step = step
         if not self._first:
             self.agent.send("step", step=step, totalSteps=total)
@@ -140,7 +140,7 @@ class Reporter:
             self.event("startUp", line=startup_line(seconds), seconds=seconds)
 
     def evaluation(self, step: int, loss: float, **fields: Any) -> None:
-        """The evaluation loss at `step`, with its perplexity; `fields` go into eval_log.jsonl as they are."""
+        """Report the evaluation loss at `step`, with its perplexity; `fields` go into eval_log.jsonl as they are."""
         self.startup.done("evaluation")
         perplexity = math.exp(loss) if loss < 700 else None
         texts = {"evalLoss": lines.number(loss)} | ({} if perplexity is None else {"perplexity": f"{perplexity:.4g}"})
@@ -152,7 +152,7 @@ class Reporter:
     def checkpoint(
         self, step: int, path: Path, size_bytes: int, seconds: float, *, stall_seconds: float | None = None, **fields: Any
     ) -> None:
-        """A durable commit. `size_bytes` of this rank's shard, `seconds` from the snapshot to the commit, `stall_seconds` that training waited."""
+        """Report a durable commit. `size_bytes` of this rank's shard, `seconds` from the snapshot to the commit, `stall_seconds` that training waited."""
         self.agent.send("checkpoint", step=step, path=str(path), bytes=size_bytes)
         line = lines.checkpoint_line(step, path, size_bytes, seconds, stall_seconds)
         measured = {"bytes": size_bytes, "seconds": round(seconds, 4), "stallSeconds": stall_seconds}
@@ -160,12 +160,12 @@ class Reporter:
         self._measure("checkpoint", step, measured)
 
     def save_failed(self, step: int, problem: str, seconds: float) -> None:
-        """A save that is no commit, `seconds` after its snapshot."""
+        """Report a save that is no commit, `seconds` after its snapshot."""
         self.agent.send("savefailed", step=step, problem=problem[:2000])
         self.event("saveFailed", line=f"CHECKPOINT step {step} FAILED: {problem}", step=step, problem=problem, seconds=round(seconds, 4))
 
     def experts(self, step: int, layers: Mapping[str, Sequence[int]], **fields: Any) -> None:
-        """Tokens that each expert of each layer got in `step`, over all ranks: `layers` maps a layer's name to counts, expert by expert."""
+        """Report the tokens that each expert of each layer got in `step`, over all ranks: `layers` maps a layer's name to counts, expert by expert."""
         self._write("expert_usage", {"step": step, **fields, "layers": {name: list(counts) for name, counts in layers.items()}})
         loads = [max(counts) * len(counts) / total for counts in layers.values() if (total := sum(counts)) > 0]
         self._measure("experts", step, {"highestLoad": max(loads, default=None)})  # of the mean: 1 is balance

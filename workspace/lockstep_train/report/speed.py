@@ -1,4 +1,4 @@
-"""How fast a run goes, and for how long yet."""
+"""Speed of a run, and the time that is left."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MEASURED_STEPS = 50
 
 @dataclass
 class Speed:
-    """Measures steps against what the devices could do."""
+    """Speed of steps against what the devices could do."""
 
     flops: FlopCount | None
     """None: not counted, because the model is of an unknown kind."""
@@ -30,7 +30,7 @@ class Speed:
     _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=MEASURED_STEPS))
 
     def step(self, seconds: float, documents: Sequence[int]) -> dict[str, float | None]:
-        """One step's values. `documents`: lengths in tokens of what all ranks trained on, padding left out."""
+        """Values of one step. `documents`: lengths in tokens of what all ranks trained on, padding left out."""
         self._seconds.append(seconds)
         needed = self.flops.needed(documents) if self.flops else None
         again = self.flops.recomputed(documents) if self.flops and self.recomputes else None
@@ -43,7 +43,7 @@ class Speed:
         }
 
     def remaining_seconds(self, steps: int) -> float:
-        """Of so many steps like the last fifty: by their median, which one slow step doesn't move."""
+        """Seconds of so many steps like the last fifty: by their median, which one slow step doesn't move."""
         return statistics.median(self._seconds) * steps
 
     def _share(self, operations: int | None, seconds: float) -> float | None:
@@ -51,7 +51,7 @@ class Speed:
 
 
 def measure_speed(model: Any, training: TrainingConfig, devices: int, reporter: Reporter) -> Speed:
-    """For a loaded model. What its MFU is reckoned with is said in events.jsonl, and why there is none."""
+    """Speed of a loaded model. What its MFU is computed from is in events.jsonl, or why there is none."""
     import torch
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
@@ -67,7 +67,7 @@ def measure_speed(model: Any, training: TrainingConfig, devices: int, reporter: 
 
 
 def peak_memory_bytes(on_gpu: bool) -> int:
-    """The most this rank has held: of the GPU's memory, or else of the machine's."""
+    """Most memory that this rank has held: of the GPU's, or else of the machine's."""
     if on_gpu:
         import torch
 
@@ -76,7 +76,7 @@ def peak_memory_bytes(on_gpu: bool) -> int:
 
 
 def peak_reserved_bytes(on_gpu: bool) -> int:
-    """The most that torch had taken of the GPU's memory, with what lay unused between tensors; 0 on CPUs."""
+    """Most memory that torch had taken of the GPU's, with what lay unused between tensors; 0 on CPUs."""
     if not on_gpu:
         return 0
     import torch

@@ -14,7 +14,7 @@ _CLEAR = "\r\x1b[K"
 
 
 class Terminal:
-    """Writes whole lines, from any thread. A stream that fails or is closed costs its lines, never the run."""
+    """Writer of whole lines, for any thread. A stream that fails or is closed costs its lines, never the run."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -27,7 +27,7 @@ class Terminal:
             self._write(f"{_CLEAR}{text}\n{self._bar}" if self._bar else f"{text}\n")
 
     def progress(self, done: int, total: int, text: str) -> None:
-        """A line into a pipe; on a terminal the bar's new state."""
+        """Show progress: a line into a pipe; on a terminal the bar's new state."""
         if not self._has_bar:
             self.line(text)
             return
@@ -49,7 +49,7 @@ class Terminal:
 
 
 def bar(done: int, total: int, text: str, columns: int) -> str:
-    """At most `columns` characters, so that the terminal doesn't wrap what the next state must overwrite."""
+    """Bar of at most `columns` characters, so that the terminal doesn't wrap what the next state must overwrite."""
     cells = BAR_CELLS * done // max(1, total)
     return f"[{'#' * cells}{'.' * (BAR_CELLS - cells)}] {100 * done // max(1, total):3d} % | {text}"[: max(0, columns)]
 

@@ -11,13 +11,13 @@ DEFAULTS = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 
 
 def switch_on(logs: Path) -> None:
-    """Before the process group is made. What the user has set stays."""
+    """Switch the recorder on, before the process group is made. What the user has set stays."""
     for name, value in {**DEFAULTS, "TORCH_FR_DUMP_TEMP_FILE": str(logs / "nccl-timeout-rank-")}.items():
         os.environ.setdefault(name, value)
 
 
 def write_flight_record(path: Path) -> None:
-    """The record as JSON, where there is one. Raises OSError."""
+    """Write the record as JSON, where there is one. Raises OSError."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return
@@ -27,7 +27,7 @@ def write_flight_record(path: Path) -> None:
 
 
 def _records(c10d: Any) -> list[bytes]:
-    """One for each of torch's two NCCL backends, of which ranks use one: in torch 2.15 `nccl` is nccl2 unless TORCH_DIST_USE_NCCL2=0,
+    """Records of each of torch's two NCCL backends, of which ranks use one: in torch 2.15 `nccl` is nccl2 unless TORCH_DIST_USE_NCCL2=0,
     and records where the older one's function doesn't look."""
     found = []
     if hasattr(c10d, "_dump_fr_trace_json"):

@@ -37,21 +37,21 @@ if TYPE_CHECKING:  # it imports torch, which comes later
 
 PERIOD_SECONDS = 1.0
 BEAT_SECONDS = 5.0
-"""How often the agent hears of a rank that has not moved."""
+"""Interval at which the agent hears of a rank that has not moved."""
 LOOKS_APART_SECONDS = 3.0
 JOIN_SECONDS = 10.0
-"""How long a stop during start-up waits for the store, to tell the others."""
+"""Seconds that a stop during start-up waits for the store, to tell the others."""
 GRACE_SECONDS = 10.0
-"""After another rank's failure: the main thread usually gets an error of its own, which says more."""
+"""Wait after another rank's failure: the main thread usually gets an error of its own, which says more."""
 GOODBYE_SECONDS = 3.0
-"""How long rank 0, which keeps the store, waits for the others to have read why they end."""
+"""Seconds that rank 0, which keeps the store, waits for the others to have read why they end."""
 STORE_TIMEOUT_SECONDS = 5.0
 END_KEY = "watch/end"
 """Key of the store under which an attempt's early end is marked, once."""
 
 
 class Reason(Enum):
-    """What a rank that sees the mark does."""
+    """Reason of an end, and what a rank that sees the mark does."""
 
     STOP = "stop"
     """Asked to stop before there is anything to save: end, saved and stopped."""
@@ -69,7 +69,7 @@ class Mark:
 
 
 def make_mark(store: Store, mark: Mark) -> None:
-    """Only the first one counts."""
+    """Mark the attempt's end; only the first mark counts."""
     store.compare_set(END_KEY, "", json.dumps({"reason": mark.reason.value, "rank": mark.rank, "message": mark.message}))
 
 
@@ -82,7 +82,7 @@ def read_mark(store: Store) -> Mark | None:
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Of a rank: its number, its attempt, and the folder for what it writes down when it hangs."""
+    """Place of a rank: its number, its attempt, and the folder for what it writes down when it hangs."""
 
     rank: int
     attempt: int
@@ -93,7 +93,7 @@ class RankPlace:
 
 
 class Watchdog:
-    """Started before anything slow; `joined` gives it the store once there is one."""
+    """Watching thread of a rank, started before anything slow; `joined` gives it the store once there is one."""
 
     def __init__(self, stop: StopSignal, reporter: Reporter, place: RankPlace, leave: Callable[[int], None]) -> None:
         """`leave` ends the process with an exit code."""
@@ -138,14 +138,14 @@ class Watchdog:
         self._loading = False
 
     def failed(self, error: BaseException) -> None:
-        """Called by the main thread when it ends with an error: the others should not wait for this rank."""
+        """Mark a failure, from the main thread when it ends with an error: the others should not wait for this rank."""
         self.close()
         if self._store is not None:
             with contextlib.suppress(Exception):  # the store may be what failed
                 make_mark(self._store, Mark(Reason.FAILED, self._rank, f"{type(error).__name__}: {error}"[:500]))
 
     def end_of_others(self) -> TrainerError | None:
-        """Why the others have ended, where an error of the main thread only shows that they have: a connection that is gone."""
+        """Error that tells why the others have ended, where an error of the main thread only shows that they have: a connection that is gone."""
         with contextlib.suppress(Exception):
             mark = read_mark(self._store) if self._store is not None else None
             if mark is not None and mark.reason is not Reason.FAILED:
@@ -199,7 +199,7 @@ class Watchdog:
         return Beat(position, activity, place, round(time.monotonic() - since, 1), self._beats)
 
     def _lose_store(self, error: Exception) -> None:
-        """Rank 0 keeps the store: without it this rank can't go on. If rank 0 had ended, its agent would have stopped this rank by now: it
+        """Handle a lost store. Rank 0 keeps it: without it this rank can't go on. If rank 0 had ended, its agent would have stopped this rank by now: it
         is frozen, or the network between is cut."""
         self._lost_since = self._lost_since or time.monotonic()
         if time.monotonic() - self._lost_since > GRACE_SECONDS and not self._closed.is_set():
@@ -220,7 +220,7 @@ class Watchdog:
             self._end(FAILED, f"rank {mark.rank} has failed ({mark.message}); this rank can't go on without it")
 
     def _leave_early(self) -> None:
-        """Nothing is saved because nothing has changed: the next start begins where this one did."""
+        """Leave without a save, because nothing has changed: the next start begins where this one did."""
         end = time.monotonic() + JOIN_SECONDS
         while self._store is None and time.monotonic() < end:
             time.sleep(0.05)
@@ -229,7 +229,7 @@ class Watchdog:
         self._end(SAVED, message)
 
     def _expire(self, limit: float) -> None:
-        """Two looks at all ranks tell which of them still live. All of them may be looking: so this one goes on to beat meanwhile."""
+        """End an activity that takes too long. Two looks at all ranks tell which of them still live. All of them may be looking: so this one goes on to beat meanwhile."""
         self._exchange()
         before = self._read_beats()
         end = time.monotonic() + LOOKS_APART_SECONDS
@@ -256,7 +256,7 @@ class Watchdog:
         self._end(HANG, message)
 
     def _write_stacks(self) -> None:
-        """Of all threads, to standard error and to a file beside the run's logs; on a GPU also NCCL's last operations."""
+        """Write the stacks of all threads to standard error and to a file beside the run's logs; on a GPU also NCCL's last operations."""
         faulthandler.dump_traceback(file=sys.__stderr__ or sys.stderr, all_threads=True)
         with contextlib.suppress(OSError):
             self._place.logs.mkdir(parents=True, exist_ok=True)
@@ -276,7 +276,7 @@ class Watchdog:
         self._leave(code)
 
     def _wait_for_readers(self) -> None:
-        """The store ends with this process: the others must have read why first."""
+        """Wait for the others to have read why: the store ends with this process."""
         end = time.monotonic() + GOODBYE_SECONDS
         keys = [f"watch/read/{rank}" for rank in range(1, self._ranks)]
         with contextlib.suppress(Exception):

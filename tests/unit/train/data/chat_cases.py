@@ -53,7 +53,7 @@ def template(source: str, stops: Sequence[str], marked: Any = None, special: Seq
 
 
 def runs(sample: Learnable) -> list[str]:
-    """The neighbouring tokens that are learned, as text."""
+    """The neighboring tokens that are learned, as text."""
     texts: list[str] = []
     for number, (token, learned) in enumerate(zip(sample.ids, sample.learned, strict=True)):
         if learned:

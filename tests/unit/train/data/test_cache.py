@@ -49,8 +49,8 @@ def data(tmp_path: Path) -> str:
 def test_tokens_are_made_once_also_for_other_lengths_and_packing(tmp_path: Path, data: str) -> None:
     calls: list[str] = []
     first = dataset_of(tmp_path / "cache", counting(calls), path=data)
-    tokenised = sum(text in calls for text in (record["text"] for record in RECORDS))
-    assert tokenised == 50
+    tokenized = sum(text in calls for text in (record["text"] for record in RECORDS))
+    assert tokenized == 50
     del calls[:]
     again = dataset_of(tmp_path / "cache", counting(calls), path=data)
     dataset_of(tmp_path / "cache", counting(calls), path=data, max_length=8)
@@ -59,7 +59,7 @@ def test_tokens_are_made_once_also_for_other_lengths_and_packing(tmp_path: Path,
     assert (content(again), again.digest) == (content(first), first.digest)
 
 
-def test_changed_data_is_tokenised_anew(tmp_path: Path, data: str) -> None:
+def test_changed_data_is_tokenized_anew(tmp_path: Path, data: str) -> None:
     first = dataset_of(tmp_path / "cache", path=data)
     write_jsonl(Path(data), [{"text": "other"}])
     changed = dataset_of(tmp_path / "cache", path=data)

@@ -99,7 +99,7 @@ def test_the_preview_marks_the_stop_tokens_that_are_learned() -> None:
     mine = tokenizer(QWEN3)
     ids, _ = encode("<|im_start|>a<|im_end|>\nb<|im_end|>")
     mask = bytes(TEXTS[token] == "b" or number == len(ids) - 1 for number, token in enumerate(ids))
-    assert marked_text(Encoded(ids, mask, 1), mine, colour=False) == "<|im_start|>a<|im_end|>\n[b«<|im_end|>»]"
+    assert marked_text(Encoded(ids, mask, 1), mine, color=False) == "<|im_start|>a<|im_end|>\n[b«<|im_end|>»]"
 
 
 class SomeTokenizer:

@@ -261,7 +261,7 @@ def test_blocks_of_plain_text_lose_no_text_and_fit(
         assert len(whole) - len(joined) <= len(paragraphs) + 1
 
 
-def test_neighbouring_paragraphs_share_a_block_with_the_break_between_them(tmp_path: Path) -> None:
+def test_neighboring_paragraphs_share_a_block_with_the_break_between_them(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("one\n\ntwo\n\nthree")
     dataset = dataset_of(tmp_path / "cache", path=str(tmp_path / "x.txt"), max_length=11)
     assert texts(dataset.training) == ["one\n\ntwo", "three"]

@@ -1,4 +1,4 @@
-"""Several processes tokenise what one would, in the same order, and whatever happens to them nothing is lost."""
+"""Several processes tokenize what one would, in the same order, and whatever happens to them nothing is lost."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_there_is_no_pool_without_cores_for_it_or_a_tokenizer_to_load(monkeypatc
     started = start_pool(on_disk, TrainOn.ASSISTANT, "x", told.append)
     assert started is not None
     started.close()
-    assert (started.size, told) == (8, ["Tokenising x with 8 processes"])
+    assert (started.size, told) == (8, ["Tokenizing x with 8 processes"])
 
 
 def test_a_process_answers_each_batch_until_its_input_ends() -> None:
@@ -160,7 +160,7 @@ def test_batches_and_answers_come_back_as_they_were_sent() -> None:
 
 
 @pytest.mark.usefixtures("at_once")
-def test_what_has_no_json_is_tokenised_by_the_rank_in_its_place() -> None:
+def test_what_has_no_json_is_tokenized_by_the_rank_in_its_place() -> None:
     day = {"role": "user", "content": "x", "at": datetime.date(2026, 1, 1)}
     batches = [*BATCHES[:3], [Conversation((day,), 0, (), 3)], *BATCHES[4:]]
     here: list[int] = []

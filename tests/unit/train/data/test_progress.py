@@ -93,7 +93,7 @@ def test_whoever_waits_for_the_data_begins_anew_while_its_builder_comes_further(
         thread.start()
     for thread in threads:
         thread.join(120)
-    assert [line.split(",")[0] for line in lines] == [f"Tokenised {count} samples of {path}" for count in (10, 20, 30, 40, 50)]
+    assert [line.split(",")[0] for line in lines] == [f"Tokenized {count} samples of {path}" for count in (10, 20, 30, 40, 50)]
     assert watches[0].begun == watches[1].begun == watches[2].begun == [f"Load, part {number}" for number in range(2, 7)]
 
 
@@ -103,4 +103,4 @@ def test_how_fast_samples_come_is_told_every_half_minute() -> None:
     for at, samples in ((10.0, 20_000), (30.0, 60_000), (45.0, 80_000), (62.0, 120_000)):
         now[0] = at
         pace.at(samples)
-    assert lines == ["Tokenised 60,000 samples of x.jsonl, 2,000/s", "Tokenised 120,000 samples of x.jsonl, 1,875/s"]
+    assert lines == ["Tokenized 60,000 samples of x.jsonl, 2,000/s", "Tokenized 120,000 samples of x.jsonl, 1,875/s"]

@@ -176,7 +176,7 @@ def test_the_memory_of_saves_is_taken_whole_and_once() -> None:
     assert memory.begin(image).buffer is buffer
 
 
-def test_quantising_spares_what_is_no_linear_layer_and_the_head() -> None:
+def test_quantizing_spares_what_is_no_linear_layer_and_the_head() -> None:
     spared = 2 * 128256 * 4096
     quarter = base_bytes(llama_8b(), size_settings(changed(model={"quantization": Quantization.NF4})))
     assert quarter == pytest.approx(spared * 2 + (llama_8b().numel - spared) * 0.516, abs=1)

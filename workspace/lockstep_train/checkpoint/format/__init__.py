@@ -1,1 +1,1 @@
-"""What a commit is on disk."""
+"""Format of a commit on disk."""

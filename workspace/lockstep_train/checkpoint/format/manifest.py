@@ -110,7 +110,7 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(text: bytes | str) -> Manifest:
-    """Raises ValueError, in words, when it is not a whole manifest of a format we know."""
+    """Raise ValueError, in words, when it is not a whole manifest of a format we know."""
     value = unseal(text)
     if value.get("format") != FORMAT:
         raise ValueError(f"not a manifest of the format {FORMAT}")

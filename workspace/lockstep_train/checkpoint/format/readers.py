@@ -1,4 +1,4 @@
-"""How a reader of a commit keeps rotation away from it, on a volume that any number of machines share.
+"""Readers of commits, from which rotation keeps away, on a volume that any number of machines share.
 
 A reader puts a file beside the commits that names the one it reads, and counts up in it while it lives. Rotation takes a
 reader for dead when its file has not changed for ten minutes on rotation's own monotonic clock. So neither side trusts the other's
@@ -55,7 +55,7 @@ def _keep_beating(file: Path, reader: str, done: threading.Event, beat_seconds: 
 
 
 def _beat(file: Path, reader: str, count: int) -> bool:
-    """Replaced in one go, so that nobody reads half a file; a power loss needs no reader to come back."""
+    """Replace the file in one go, so that nobody reads half of it; a power loss needs no reader to come back."""
     temporary = file.with_name(f".{file.name}.tmp")
     try:
         make_directory(file.parent)
@@ -67,7 +67,7 @@ def _beat(file: Path, reader: str, count: int) -> bool:
 
 
 class ReaderWatch:
-    """What rotation knows of the readers of one checkpoints folder. `clock` is monotonic, in seconds."""
+    """Rotation's view of the readers of one checkpoints folder. `clock` is monotonic, in seconds."""
 
     def __init__(self, checkpoints: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = checkpoints / READERS

@@ -1,4 +1,4 @@
-"""From a commit's shards to the ranges of parameters that each rank needs, wherever the shards are."""
+"""Ranges of parameters that each rank needs, read from a commit's shards wherever they are."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from lockstep_train.checkpoint.format.kinds import MASTER, MOMENTS, WEIGHTS
 from lockstep_train.checkpoint.format.manifest import Manifest, shapes
 
 Values = dict[str, torch.Tensor]
-"""By kind: FP32 elements of the range that was asked for."""
+"""FP32 elements of the range that was asked for, by kind."""
 
 
 @dataclass(frozen=True)
 class RangeNeed:
-    """What a rank needs of one parameter: masters and moments of [start, start + numel), and with `whole` all masters, because
+    """Range of one parameter that a rank needs: masters and moments of [start, start + numel), and with `whole` all masters, because
     the weights that it computes with are all here."""
 
     start: int
@@ -72,7 +72,7 @@ class ShardReader:
         return {MASTER: masters} | ({} if self.lite else dict.fromkeys(MOMENTS, (need.start, need.numel)))
 
     def read(self, name: str, kind: str) -> torch.Tensor:
-        """A whole flattened parameter in FP32, from shards that are all here."""
+        """Read a whole flattened parameter in FP32, from shards that are all here."""
         whole = torch.empty(self.numel(name))
         for span in self.spans(name):
             whole[span.start : span.start + span.numel] = self.part(span, kind, span.start, span.numel)
@@ -96,7 +96,7 @@ class ShardReader:
 
 
 def direct(reader: ShardReader) -> Callable[[str, RangeNeed], Values]:
-    """For a volume that has every shard: no communication, and no byte is read that isn't needed."""
+    """Return a reader for a volume that has every shard: no communication, and no byte is read that isn't needed."""
 
     def fetch(name: str, need: RangeNeed) -> Values:
         found: Values = {}
@@ -126,7 +126,7 @@ class ShardPiece:
 def pieces(
     reader: ShardReader, name: str, needs: Sequence[Mapping[str, RangeNeed]], sender: Callable[[int, int], int]
 ) -> Iterator[ShardPiece]:
-    """Who reads what for whom, of one parameter: the same on every rank. `sender(shard, receiver)` is a rank."""
+    """Plan who reads what for whom, of one parameter: the same on every rank. `sender(shard, receiver)` is a rank."""
     for receiver, mine in enumerate(needs):
         for kind, (start, numel) in reader.ranges(name, mine[name]).items() if name in mine else ():
             for span in reader.spans(name):
@@ -151,7 +151,7 @@ def nearest(holders: Sequence[Sequence[int]], nodes: Sequence[int]) -> Callable[
 def exchanged(
     reader: ShardReader, holders: Sequence[Sequence[int]], nodes: Sequence[int], mine: Mapping[str, RangeNeed], ranks: Ranks
 ) -> Callable[[str, RangeNeed], Values]:
-    """For volumes that have only some shards each: what a node lacks travels from the ranks that hold it, to whom it is
+    """Return a reader for volumes that have only some shards each: what a node lacks travels from the ranks that hold it, to whom it is
     needed, one parameter at a time. A collective: every rank asks for the same parameters in the same order."""
     needs = _all_needs(ranks, mine)
     sender = nearest(holders, nodes)
@@ -163,9 +163,9 @@ def exchanged(
         local = [piece for piece in plan if piece.sender == piece.receiver == ranks.rank]
         for piece in local:
             _place(found, starts, piece, reader.part(piece.span, piece.kind, piece.start, piece.numel))
-        travelling = [piece for piece in plan if piece.sender != piece.receiver]
-        if travelling:
-            received = _travel(reader, travelling, ranks)
+        traveling = [piece for piece in plan if piece.sender != piece.receiver]
+        if traveling:
+            received = _travel(reader, traveling, ranks)
             for piece, values in received:
                 _place(found, starts, piece, values)
         return found
@@ -178,14 +178,10 @@ def _place(found: Values, starts: Mapping[str, int], piece: ShardPiece, values: 
     found[piece.kind][begin : begin + piece.numel] = values
 
 
-def _travel(reader: ShardReader, travelling: Sequence[ShardPiece], ranks: Ranks) -> list[tuple[ShardPiece, torch.Tensor]]:
-    """One all-to-all. Both sides derive the order from the same plan, so nothing but elements is sent."""
-    outgoing = [
-        [piece for piece in travelling if piece.sender == ranks.rank and piece.receiver == rank] for rank in range(ranks.world_size)
-    ]
-    incoming = [
-        [piece for piece in travelling if piece.receiver == ranks.rank and piece.sender == rank] for rank in range(ranks.world_size)
-    ]
+def _travel(reader: ShardReader, traveling: Sequence[ShardPiece], ranks: Ranks) -> list[tuple[ShardPiece, torch.Tensor]]:
+    """Exchange pieces in one all-to-all. Both sides derive the order from the same plan, so nothing but elements is sent."""
+    outgoing = [[piece for piece in traveling if piece.sender == ranks.rank and piece.receiver == rank] for rank in range(ranks.world_size)]
+    incoming = [[piece for piece in traveling if piece.receiver == ranks.rank and piece.sender == rank] for rank in range(ranks.world_size)]
     read = [reader.part(piece.span, piece.kind, piece.start, piece.numel) for group in outgoing for piece in group]
     sent = torch.cat(read).to(ranks.device) if read else torch.empty(0, device=ranks.device)
     sizes_out = [sum(piece.numel for piece in group) for group in outgoing]

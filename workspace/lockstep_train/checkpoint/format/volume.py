@@ -1,4 +1,4 @@
-"""What is on the volume this node sees: commits, chain records, shards."""
+"""Commits, chain records and shards on the volume that this node sees."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MISSING = "is missing"
 
 @dataclass(frozen=True)
 class VolumeView:
-    """What one volume holds."""
+    """Commits and chain records of one volume."""
 
     commits: list[CommitName]
     records: list[Record]
@@ -51,7 +51,7 @@ class VolumeView:
 
 
 def merge_views(views: Iterable[VolumeView]) -> VolumeView:
-    """What is on at least one volume."""
+    """Merge what is on at least one volume."""
     known = list(views)
     records = {record.attempt: record for view in known for record in view.records}
     commits = {name for view in known for name in view.commits}
@@ -95,13 +95,13 @@ def read_records(checkpoints: Path) -> list[Record]:
 
 
 def write_record(checkpoints: Path, record: Record) -> None:
-    """Durable before this returns: no commit of the attempt may exist without it."""
+    """Write the record durably: no commit of the attempt may exist without it."""
     make_directory(checkpoints / CHAIN)
     write_durably(checkpoints / CHAIN / record_file(record.attempt), seal(record.to_json()))
 
 
 def size_problem(folder: Path, shard: ShardRecord) -> str | None:
-    """As `shard_problem`, by the file's name and size alone."""
+    """Problem of a shard by its file's name and size alone; else as `shard_problem`."""
     path = folder / shard.file
     try:
         size = path.stat().st_size
@@ -113,7 +113,7 @@ def size_problem(folder: Path, shard: ShardRecord) -> str | None:
 
 
 def shard_problem(folder: Path, shard: ShardRecord) -> str | None:
-    """Why the shard can't be used, or None: its size and checksum are what the manifest says."""
+    """Problem for which a shard can't be used; None when its size and checksum are what the manifest says."""
     path = folder / shard.file
     problem = size_problem(folder, shard)
     if problem is not None:

@@ -1,4 +1,4 @@
-"""From shards to a commit: every rank acknowledges its shard in the store, and the manifest makes it count.
+"""Commit of a save: every rank acknowledges its shard in the store, and the manifest makes it count.
 
 No collective: a slow disk delays the commit, never a peer's step. Each node's first rank writes the same manifest to the
 volume it sees, so shared volumes (the writes are identical) and a volume a node both work. A wait in the store may cost a turn of
@@ -22,7 +22,7 @@ from lockstep_train.checkpoint.format.layout import MANIFEST
 from lockstep_train.checkpoint.format.manifest import ShardRecord
 
 DEADLINE = timedelta(minutes=10)
-"""For every rank's shard. Nobody but the background waits for it, so a slow volume may take its time."""
+"""Time limit for every rank's shard. Nobody but the background waits for it, so a slow volume may take its time."""
 
 SHOWN = 4
 """Ranks whose problems are written out."""
@@ -30,7 +30,7 @@ SHOWN = 4
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a save ended: committed on all nodes' volumes, or why not."""
+    """End of a save: committed on all nodes' volumes, or why not."""
 
     committed: bool
     problem: str | None = None
@@ -38,7 +38,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Decision:
-    """What rank 0 has decided when it has heard of all shards: the manifest to write, or why there is none."""
+    """Decision of rank 0 once it has heard of all shards: the manifest to write, or why there is none."""
 
     manifest: str | None = None
     problem: str | None = None
@@ -53,7 +53,7 @@ def acknowledge(ranks: Ranks, tag: str, shard: ShardRecord | None, problem: str 
 
 
 def decide(ranks: Ranks, tag: str, manifest: Callable[[Sequence[ShardRecord]], bytes], deadline: timedelta = DEADLINE) -> Decision:
-    """On rank 0: wait for every shard, then publish the manifest, or that there will be none."""
+    """Wait, on rank 0, for every shard, then publish the manifest, or that there will be none."""
     keys = [f"{tag}/shard/{rank}" for rank in range(ranks.world_size)]
     answered = True
     try:
@@ -76,18 +76,18 @@ def decide(ranks: Ranks, tag: str, manifest: Callable[[Sequence[ShardRecord]], b
 
 
 def _problem(rank: int, answer: dict[str, Any]) -> str:
-    """A rank that never answered has no node."""
+    """Describe a rank's problem; one that never answered has no node."""
     where = f" on node {answer['node']}" if "node" in answer else ""
     return f"rank {rank}{where}: {answer['problem']}"
 
 
 def decided(ranks: Ranks, tag: str) -> Decision:
-    """On the other nodes' first ranks: wait for what rank 0 has decided."""
+    """Wait, on the other nodes' first ranks, for what rank 0 has decided."""
     return Decision(**json.loads(_wait(ranks, [f"{tag}/decision"])[0]))
 
 
 def finish(ranks: Ranks, tag: str, folder: Path, decided: Decision) -> Outcome:
-    """On each node's first rank: write the manifest, once decided, to the volume this node sees."""
+    """Write the manifest, once decided, on each node's first rank, to the volume this node sees."""
     problem = decided.problem
     if decided.manifest is not None:
         try:
@@ -108,13 +108,13 @@ def outcome(ranks: Ranks, tag: str, here: Outcome | None) -> Outcome:
 
 
 def written_nowhere(ranks: Ranks, tag: str) -> bool:
-    """Whether every node has said that it has no manifest of this save. Waits for none of them."""
+    """Return True if every node has said that it has no manifest of this save. Waits for none of them."""
     keys = [f"{tag}/written/{node}" for node in range(ranks.nodes)]
     return ranks.store.check(keys) and all(json.loads(answer) is not None for answer in ranks.store.multi_get(keys))
 
 
 def forget(ranks: Ranks, tag: str) -> None:
-    """On rank 0, after the outcome: free the store of the records that nobody reads any more."""
+    """Free the store, on rank 0 and after the outcome, of the store of the records that nobody reads any more."""
     for key in [f"{tag}/decision", *[f"{tag}/shard/{rank}" for rank in range(ranks.world_size)]]:
         ranks.store.delete_key(key)
 

@@ -44,7 +44,7 @@ FRAME_BYTES_MAX = 1 << 16
 CONNECTIONS_MAX = 64
 DEADLINE_SECONDS = 300.0
 STRANGER_SECONDS = 10.0
-"""For whoever hasn't proved the token."""
+"""Time limit of whoever hasn't proved the token."""
 
 
 class TransferError(OSError):
@@ -52,7 +52,7 @@ class TransferError(OSError):
 
 
 class Line:
-    """One connection with a deadline for everything on it."""
+    """Connection between two ranks, with one deadline for everything on it."""
 
     def __init__(self, connection: socket.socket, token: bytes, deadline_seconds: float) -> None:
         self._connection = connection
@@ -61,7 +61,7 @@ class Line:
         self.allow(deadline_seconds)
 
     def allow(self, seconds: float) -> None:
-        """From now on everything must be over in so many seconds."""
+        """Set the deadline: everything must be over in so many seconds from now on."""
         self._end = time.monotonic() + seconds
 
     def _wait(self) -> socket.socket:
@@ -94,7 +94,7 @@ class Line:
         self.write(len(body).to_bytes(4, "big") + body + self._signature(role, body))
 
     def receive(self, role: str) -> dict[str, Any]:
-        """Raises TransferError unless it was signed for this connection by the other `role`."""
+        """Receive a frame. Raises TransferError unless it was signed for this connection by the other `role`."""
         size = int.from_bytes(self.read(4), "big")
         if size > FRAME_BYTES_MAX:
             raise TransferError("the frame is too long")
@@ -120,7 +120,7 @@ class Line:
                 left -= len(chunk)
 
     def receive_file(self, path: Path, size: int, sha256: str) -> None:
-        """Durable under its name, or not there."""
+        """Receive a file: it is durable under its name, or not there."""
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         digest = hashlib.sha256()
         try:
@@ -143,7 +143,7 @@ class Line:
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """Where a node's server listens."""
+    """Address at which a node's server listens."""
 
     host: str
     port: int
@@ -160,7 +160,7 @@ class Shard:
 
 
 class Server:
-    """A node's end: keeps what neighbours put, as files of commits of this attempt, and gives what it has."""
+    """Server of a node: keeps what neighbors put, as files of commits of this attempt, and gives what it has."""
 
     def __init__(self, checkpoints: Path, attempt: int, token: bytes, host: str) -> None:
         self._checkpoints = checkpoints
@@ -242,7 +242,7 @@ def _agree(line: Line) -> None:
 
 
 def put(place: ServerAddress, token: bytes, shard: Shard, path: Path, deadline_seconds: float = DEADLINE_SECONDS) -> None:
-    """Returns when the file is durable on the other node's volume. Raises OSError."""
+    """Send a file, and wait until it is durable on the other node's volume. Raises OSError."""
 
     def send(line: Line) -> None:
         line.send_file(path, shard.bytes)
@@ -252,7 +252,7 @@ def put(place: ServerAddress, token: bytes, shard: Shard, path: Path, deadline_s
 
 
 def get(place: ServerAddress, token: bytes, shard: Shard, path: Path, deadline_seconds: float = DEADLINE_SECONDS) -> None:
-    """The file from another node's volume, checked against its SHA-256, as `path`. Raises OSError."""
+    """Fetch a file from another node's volume, checked against its SHA-256, as `path`. Raises OSError."""
 
     def take(line: Line) -> None:
         _agree(line)
@@ -271,7 +271,7 @@ def own_address(towards: str, port: int) -> str:
 
 
 class Replicas:
-    """This rank's way to the other nodes' volumes; the node's first rank serves them. One copy where nothing is shared, or all is."""
+    """Way of this rank to the other nodes' volumes; the node's first rank serves them. One copy where nothing is shared, or all is."""
 
     def __init__(self, ranks: Ranks, copies: int, token: bytes, places: list[ServerAddress]) -> None:
         self._ranks = ranks
@@ -280,7 +280,7 @@ class Replicas:
         self._places = places
 
     def copy(self, folder: Path, shard: ShardRecord) -> ShardRecord:
-        """Put a shard that is durable here on the neighbours' volumes; the record says who has it."""
+        """Put a shard that is durable here on the neighbors' volumes; the record says who has it."""
         nodes = [self._ranks.node]
         for distance in range(1, self._copies):
             node = (self._ranks.node + distance) % self._ranks.nodes
@@ -292,7 +292,7 @@ class Replicas:
         return replace(shard, nodes=tuple(nodes))
 
     def fetch(self, folder: Path, shard: ShardRecord, path: Path) -> None:
-        """A shard that this node's volume lacks, from one that has it. Raises OSError."""
+        """Fetch a shard that this node's volume lacks from one that has it. Raises OSError."""
         errors: list[str] = []
         for node in (node for node in shard.nodes if node < len(self._places) and node != self._ranks.node):
             try:
@@ -312,7 +312,7 @@ def _named(commit: str, shard: ShardRecord) -> Shard:
 
 
 def local_only(ranks: Ranks) -> Replicas:
-    """For one volume: nothing travels."""
+    """Return replicas for one volume: nothing travels."""
     return Replicas(ranks, 1, b"", [])
 
 

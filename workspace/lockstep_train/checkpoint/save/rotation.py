@@ -1,4 +1,4 @@
-"""Which commits are deleted, and how. Names, the chain and the manifests decide; never a clock or an mtime."""
+"""Rotation of commits. Names, the chain and the manifests decide which are deleted; never a clock or an mtime."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ NEVER_ROTATED = 2
 
 @dataclass(frozen=True)
 class Quality:
-    """How good a commit is, by its manifest: the evaluation loss, and how many steps before the commit it was measured."""
+    """Quality of a commit by its manifest: the evaluation loss, and how many steps before the commit it was measured."""
 
     loss: float
     age: int
 
 
 def best_commit(chain: Sequence[CommitName], qualities: Mapping[CommitName, Quality | None]) -> CommitName | None:
-    """The one with the lowest loss; of equals the one measured closest to its commit, then the newest (`chain` is newest first)."""
+    """Commit with the lowest loss; of equals the one measured closest to its commit, then the newest (`chain` is newest first)."""
     known = [(quality.loss, quality.age, place, name) for place, name in enumerate(chain) if (quality := qualities.get(name)) is not None]
     return min(known)[3] if known else None
 
@@ -35,7 +35,7 @@ def best_commit(chain: Sequence[CommitName], qualities: Mapping[CommitName, Qual
 def doomed_commits(
     chain: Sequence[CommitName], keep: int, qualities: Mapping[CommitName, Quality | None], held: Collection[CommitName]
 ) -> list[CommitName]:
-    """What `keep` leaves no room for; never the newest two, the best, or one that is being read. `chain` is newest first."""
+    """Commits that `keep` leaves no room for; never the newest two, the best, or one that is being read. `chain` is newest first."""
     best = best_commit(chain, qualities)
     return [name for name in chain[max(keep, NEVER_ROTATED) :] if name != best and name not in held]
 
@@ -50,7 +50,7 @@ class Rotation:
         self._qualities: dict[CommitName, Quality | None] = {}
 
     def rotate(self) -> list[CommitName]:
-        """Delete what may go; returns it."""
+        """Delete and return what may go."""
         chain = candidates(commit_names(self._checkpoints), read_records(self._checkpoints))
         for name in chain:
             if name not in self._qualities:
@@ -59,7 +59,7 @@ class Rotation:
         return [name for name in doomed if self._delete(name)]
 
     def _delete(self, name: CommitName) -> bool:
-        """First the name goes, so that a half-deleted folder never looks like a commit; then readers are looked for once more."""
+        """Delete a commit: first the name goes, so that a half-deleted folder never looks like a commit; then readers are looked for once more."""
         folder, trash = self._checkpoints / str(name), self._checkpoints / f"{TRASH}{name}"
         with contextlib.suppress(FileNotFoundError):
             folder.rename(trash)
@@ -72,7 +72,7 @@ class Rotation:
 
 
 def read_quality(commit: Path) -> Quality | None:
-    """None when it says none, or can't be read: then it is not the best."""
+    """Read a commit's quality; None when it says none, or can't be read: then it is not the best."""
     with contextlib.suppress(OSError, ValueError):
         manifest = decode((commit / MANIFEST).read_bytes())
         if manifest.eval_loss is not None and manifest.eval_step:  # the evaluation before step 1 measures no commit

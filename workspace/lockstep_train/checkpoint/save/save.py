@@ -30,16 +30,16 @@ from lockstep_train.checkpoint.zero import zero_access
 
 @dataclass(frozen=True)
 class Saved:
-    """How a save ended. Ranks that don't wait for the commit know neither that it is committed nor why it isn't."""
+    """End of a save. Ranks that don't wait for the commit know neither that it is committed nor why it isn't."""
 
     step: int
     folder: Path
     bytes: int
-    """Of this rank's shard."""
+    """Size of this rank's shard."""
     seconds: float
-    """From the call to the commit."""
+    """Seconds from the call to the commit."""
     stall_seconds: float
-    """How long training waited for it."""
+    """Seconds that training waited for it."""
     committed: bool
     problem: str | None
 
@@ -62,7 +62,7 @@ class Writing:
     job: Job
     folder: Path
     manifest: Manifest
-    """Without its shards."""
+    """Manifest without its shards."""
 
     @property
     def tag(self) -> str:
@@ -84,7 +84,7 @@ class Leftovers:
         """No rank writes any more, neither in the folder of the last save that was decided nor in one before it."""
 
     def decided(self, folder: Path, tag: str, decision: commit.Decision) -> None:
-        """Once this node has written the manifest, or could not, or has nothing to write."""
+        """Note a save once this node has written its manifest, or could not, or has nothing to write."""
         self._still = decision.answered
         if not (folder / MANIFEST).exists():
             self._failed.append((folder, tag, decision.manifest is not None))
@@ -137,11 +137,11 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """Whether a save is under way. It differs from rank to rank: ranks that act on it must agree first."""
+        """True while a save is under way. It differs from rank to rank: ranks that act on it must agree first."""
         return self._ending is not None and not self._ending.done()
 
     def copy_bytes(self, engine: Any) -> int:
-        """Of this rank's state as a save writes it."""
+        """Size of this rank's state as a save writes it."""
         return self._source.image(engine).size
 
     def reserve(self, engine: Any) -> None:
@@ -160,7 +160,7 @@ class Saver:
         return self._ending
 
     def before_update(self) -> None:
-        """Returns when masters and moments may change: the snapshot has them. Raises what the background thread did not expect."""
+        """Wait until masters and moments may change: the snapshot has them. Raises what the background thread did not expect."""
         if self._ending is None:
             return
         if not self._copied.is_set():
@@ -197,7 +197,7 @@ class Saver:
         return saved
 
     def _copy(self, job: Job) -> Writing:
-        """What must be done before the next update: the copy, and what the manifest says of the state."""
+        """Do what must be done before the next update: the copy, and what the manifest says of the state."""
         folder = self._checkpoints / str(CommitName(attempt=self._attempt, step=job.step))
         try:
             job.snapshot.copy()
@@ -209,7 +209,7 @@ class Saver:
             self._copied.set()
 
     def _write(self, writing: Writing) -> None:
-        """A full or failing disk must not end the training: it is said in the acknowledgement, and there is no commit."""
+        """Write the shard. A full or failing disk must not end the training: it is said in the acknowledgement, and there is no commit."""
         folder = writing.folder
         try:
             shard = write_shard(folder, writing.job.snapshot, self._ranks.rank, self._ranks.world_size)
@@ -233,7 +233,7 @@ class Saver:
 
 
 class StateLocator:
-    """Where the state lies: looked up once, since that takes longer than to start a save, and again only if it has moved."""
+    """Location of the state: looked up once, since that takes longer than to start a save, and again only if it has moved."""
 
     def __init__(self, kinds: tuple[str, ...]) -> None:
         self._kinds = kinds

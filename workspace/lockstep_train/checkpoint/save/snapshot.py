@@ -34,16 +34,16 @@ class FilePiece:
     """Elements that lie side by side both in memory and in the file."""
 
     source: torch.Tensor
-    """1-D."""
+    """Source, 1-D."""
     dtype: torch.dtype
-    """In the file."""
+    """Number format in the file."""
     offset: int
     """Byte in the file."""
 
 
 @dataclass(frozen=True)
 class FileImage:
-    """What a shard file will hold, and from where."""
+    """Content of a shard file to be written, and where it comes from."""
 
     records: tuple[FragmentRecord, ...]
     header: bytes
@@ -53,7 +53,7 @@ class FileImage:
 
 
 def lay_out(fragments: Iterable[Fragment]) -> FileImage:
-    """A safetensors file: for each kind one flat tensor, the fragments' elements in the order of the records.
+    """Lay out a safetensors file: for each kind one flat tensor, the fragments' elements in the order of the records.
 
     That order is the memory's, not the model's, so that a few large copies do instead of three a parameter.
     """
@@ -68,7 +68,7 @@ def lay_out(fragments: Iterable[Fragment]) -> FileImage:
 
 
 def _in_memory_order(fragments: list[Fragment]) -> list[Fragment]:
-    """Storages in the order in which the model meets them (addresses differ from run to run), then by place in the storage."""
+    """Sort storages in the order in which the model meets them (addresses differ from run to run), then by place in the storage."""
     seen: dict[int, int] = {}
 
     def place(fragment: Fragment) -> tuple[int, int]:
@@ -94,7 +94,7 @@ def _header(dtypes: dict[str, torch.dtype], total: int) -> tuple[bytes, dict[str
 
 
 def _pieces(sources: Sequence[torch.Tensor], dtype: torch.dtype, offset: int) -> Iterator[FilePiece]:
-    """One piece for each stretch of neighbours."""
+    """One piece for each stretch of neighbors."""
     first, numel = None, 0
     for source in (item.detach() for item in sources if item.numel()):
         if first is not None and _adjoin(first, numel, source):
@@ -117,7 +117,7 @@ class HostBuffer:
     """Whole pages of host memory, so that a file can be written from it past the page cache; pinned where a GPU copies into it."""
 
     def __init__(self, size: int, pinned: bool) -> None:
-        """Raises MemoryError or OSError when there is none."""
+        """Take the memory. Raises MemoryError or OSError when there is none."""
         self.size = -(-max(size, 1) // PAGE_BYTES) * PAGE_BYTES
         self.memory = mmap.mmap(-1, self.size)
         self.bytes = torch.frombuffer(self.memory, dtype=torch.uint8)
@@ -137,7 +137,7 @@ class Snapshot:
     image: FileImage
     buffer: HostBuffer
     begun: Any
-    """What the training stream had queued when the save began (a CUDA event); None without a GPU."""
+    """CUDA event of what the training stream had queued when the save began; None without a GPU."""
 
     @property
     def content(self) -> memoryview:
@@ -145,7 +145,7 @@ class Snapshot:
         return memoryview(self.buffer.memory)
 
     def copy(self) -> None:
-        """Returns when the buffer has everything."""
+        """Copy until the buffer has everything."""
         self.buffer.memory[: len(self.image.header)] = self.image.header
         if self.begun is None:
             self._copy_pieces()
@@ -164,7 +164,7 @@ class Snapshot:
 
 
 class HostMemory:
-    """The one buffer of all saves."""
+    """Buffer of all saves."""
 
     def __init__(self) -> None:
         self._buffer: HostBuffer | None = None
@@ -195,7 +195,7 @@ class HostMemory:
 
 
 def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Without a GPU in chunks, between which other threads get their turn at the memory."""
+    """Copy a piece; without a GPU in chunks, between which other threads get their turn at the memory."""
     if source.is_cuda:
         target.copy_(source, non_blocking=True)
         return

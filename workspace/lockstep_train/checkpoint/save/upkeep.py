@@ -1,4 +1,4 @@
-"""What happens to a commit once it counts: older ones are rotated away, its view appears, its adapter is exported.
+"""Upkeep of a commit once it counts: older ones are rotated away, its view appears, its adapter is exported.
 
 All of it in the background of training, once on each volume, and nothing of it can undo the commit or stop the run.
 """
@@ -25,7 +25,7 @@ from lockstep_train.checkpoint.save.rotation import Rotation
 from lockstep_train.report import print_error
 
 EXPORT_SECONDS = 300.0
-"""How long the end of a run waits for an export under way; less where the other ranks wait less."""
+"""Seconds that the end of a run waits for an export under way; less where the other ranks wait less."""
 
 Tell = Callable[[str], None]
 WriteAdapter = Callable[[Path, Manifest, Sequence[Path]], None]
@@ -33,7 +33,7 @@ WriteAdapter = Callable[[Path, Manifest, Sequence[Path]], None]
 
 
 class Upkeep:
-    """What a rank does for the volume it sees. One rank a volume looks after it (`mine`); the others only send copies of shards."""
+    """Maintain one volume's commits: rotation, views, copies, exports. One rank a volume looks after it (`mine`); the others only send copies of shards."""
 
     def __init__(
         self, checkpoints: Path, keep: int, replicas: Replicas, tell: Tell, *, mine: bool = True, exporter: Exporter | None = None
@@ -50,7 +50,7 @@ class Upkeep:
         return self._replicas.copy(folder, shard)
 
     def refresh(self) -> None:
-        """Views as they should be."""
+        """Make the views as they should be."""
         if not self.mine:
             return
         try:
@@ -60,7 +60,7 @@ class Upkeep:
             self._tell(f"{self._checkpoints.parent}: the checkpoint-N views can't be kept: {error}")
 
     def committed(self, folder: Path) -> None:
-        """After a save. It did not come to a commit where the manifest is not there."""
+        """Look after the volume after a save. It did not come to a commit where the manifest is not there."""
         if not self.mine or not (folder / MANIFEST).exists():
             return
         try:
@@ -73,7 +73,7 @@ class Upkeep:
         lacking = self._replicas.lacking(manifest)
         if lacking:
             self._tell(
-                f"CHECKPOINT step {manifest.step} | {', '.join(lacking)} of {folder} has one copy only: its neighbour could not keep the other"
+                f"CHECKPOINT step {manifest.step} | {', '.join(lacking)} of {folder} has one copy only: its neighbor could not keep the other"
             )
         newest = max((record.attempt for record in read_records(self._checkpoints)), default=0)
         if newest > manifest.attempt:
@@ -124,7 +124,7 @@ class Exporter:
                 self._tell(f"CHECKPOINT step {item[1].step} | its adapter can't be exported: {error}")
 
     def _export(self, folder: Path, manifest: Manifest) -> None:
-        """From the shards: those that other volumes have are fetched first. Held, so that rotation leaves the commit alone."""
+        """Export from the shards: those that other volumes have are fetched first. The commit is held, so that rotation leaves it alone."""
         with (
             reading(folder, f"job {manifest.job}, exporting"),
             tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{TRASH}fetched-") as fetched,
@@ -143,7 +143,7 @@ class Exporter:
 def start_upkeep(
     config: RunConfig, ranks: Ranks, attempt: int, master: tuple[str, int], model: Path, write: WriteAdapter, *, shared: bool, say: Tell
 ) -> Upkeep:
-    """Of this rank. A collective through the store. `master`: where rank 0 is reached; `model`: the base model's folder;
+    """Start the upkeep of this rank. A collective through the store. `master`: where rank 0 is reached; `model`: the base model's folder;
     `write`: makes an adapter of a commit's shards."""
     settings, checkpoints = config.training.checkpoint, config.run_dir / "checkpoints"
     if shared and settings.replicas > 1:

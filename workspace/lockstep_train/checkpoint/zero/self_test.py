@@ -1,4 +1,4 @@
-"""Whether this DeepSpeed keeps its state where zero_access looks for it. Another version could differ without a word."""
+"""Self-test of DeepSpeed: it must keep its state where zero_access looks for it. Another version could differ without a word."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.checkpoint.zero.zero_access import UnknownDeepSpeed
 
 BLOCK_ELEMENTS = 1 << 22
-"""What is written or compared at once: beside one parameter, gathered by DeepSpeed, the test takes 36 MB of the device, however large a
+"""Elements written or compared at once: beside one parameter, gathered by DeepSpeed, the test takes 36 MB of the device, however large a
 tensor is. Nothing of a step is in memory yet."""
 PATTERN_PERIOD = 65_521
 
@@ -44,7 +44,7 @@ def _check(engine: Any, kind: str) -> None:
 
 @contextlib.contextmanager
 def _patterned(tensor: torch.Tensor, start: int) -> Iterator[None]:
-    """The pattern from its element `start` on, in place of the values meanwhile. They wait in host memory, which has room: it will hold a
+    """Put the pattern from its element `start` on in place of the values meanwhile. They wait in host memory, which has room: it will hold a
     save's copy of everything. The moments of a new engine are all zero and need none."""
     before = tensor.to("cpu", copy=True) if any(bool(block.any()) for _, block in _blocks(tensor)) else None
     for first, block in _blocks(tensor):
@@ -66,7 +66,7 @@ def _reads_pattern(parameter: torch.nn.Parameter, kind: str) -> bool:
 
 
 def _blocks(flat: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-    """Views of neighbouring elements, each with the place of its first."""
+    """Views of neighboring elements, each with the place of its first."""
     for first in range(0, flat.numel(), BLOCK_ELEMENTS):
         yield first, flat[first : first + BLOCK_ELEMENTS]
 

@@ -1,6 +1,6 @@
 """The only module that knows DeepSpeed's internals (deepspeed 0.19.8, pinned).
 
-Stage3 cuts every trainable parameter, flattened, into equal chunks, one a rank; the last rank's chunk ends in uninitialised
+Stage3 cuts every trainable parameter, flattened, into equal chunks, one a rank; the last rank's chunk ends in uninitialized
 padding. Stage1 and Stage2 cut one flat buffer of all parameters; a rank owns whole parameters and up to two cut ones.
 Either way a rank's part of a parameter is one range of its elements, and reading it needs no collective.
 """
@@ -32,7 +32,7 @@ class Fragment:
     start: int
     numel: int
     tensors: Mapping[str, torch.Tensor]
-    """By kind: `fp32` and, once the optimizer has state, the two moments."""
+    """Tensors by kind: `fp32` and, once the optimizer has state, the two moments."""
 
 
 def is_stage3(parameter: torch.nn.Parameter) -> bool:
@@ -49,7 +49,7 @@ def parameter_shapes(engine: Any) -> dict[str, tuple[int, ...]]:
 
 
 def fragments(engine: Any, kinds: tuple[str, ...] = KINDS) -> Iterator[Fragment]:
-    """What this rank owns. No collective. Not during a forward pass: looking at a module's parameters may gather them then."""
+    """Fragments that this rank owns. No collective. Not during a forward pass: looking at a module's parameters may gather them then."""
     if kinds == LITE and not any(is_stage3(parameter) for _, parameter in trainable(engine)):
         yield from _even_weights(engine)
         return
@@ -62,7 +62,7 @@ def fragments(engine: Any, kinds: tuple[str, ...] = KINDS) -> Iterator[Fragment]
 
 
 def _even_weights(engine: Any) -> Iterator[Fragment]:
-    """Under Stage1 and Stage2 every rank has all the weights, so each takes an equal share of the elements."""
+    """Equal shares of the weights under Stage1 and Stage2, where every rank has them all."""
     parameters = trainable(engine)
     numbers = [parameter.numel() for _, parameter in parameters]
     for index, start, numel in even_share(numbers, torch.distributed.get_rank(), torch.distributed.get_world_size()):
@@ -72,13 +72,13 @@ def _even_weights(engine: Any) -> Iterator[Fragment]:
 
 
 class Places:
-    """Where the state lies. Until it has moved, views taken earlier are views of the state of now.
+    """Locations of the state. Until it has moved, views taken earlier are views of the state of now.
 
     Every save asks, on the training thread: so what was found is held and compared, instead of looked up again.
     """
 
     def __init__(self, engine: Any, kinds: tuple[str, ...], weights_of: Sequence[torch.nn.Parameter]) -> None:
-        """After `fragments` of these kinds. `weights_of`: the trainable parameters, where their weights are read."""
+        """Find them, after `fragments` of these kinds. `weights_of`: the trainable parameters, where their weights are read."""
         self._held: list[tuple[Any, Any, Any]] = []
         """(container, key, what was there): of the lists and mappings that lead to the tensors."""
         self._tensors: list[tuple[Any, Any, torch.Tensor, int]] = []
@@ -160,12 +160,12 @@ def optimizer_step(engine: Any) -> int:
 
 
 def seeks_loss_scale(engine: Any) -> bool:
-    """Whether an overflow lowers the loss scale: in FP16, unless the raw settings fix one."""
+    """Return True if an overflow lowers the loss scale: in FP16, unless the raw settings fix one."""
     return bool(getattr(getattr(engine.optimizer, "loss_scaler", None), "dynamic", False))
 
 
 def loss_scaler_state(engine: Any) -> dict[str, Any] | None:
-    """What the dynamic loss scaler of FP16 has learned; None without one."""
+    """State of the dynamic loss scaler of FP16; None without one."""
     return {name: getattr(engine.optimizer.loss_scaler, name) for name in _LOSS_SCALER} if seeks_loss_scale(engine) else None
 
 

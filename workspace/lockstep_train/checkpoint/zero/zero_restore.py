@@ -1,4 +1,4 @@
-"""A commit's state into a DeepSpeed engine: masters, moments, the weights that compute, counters."""
+"""Restoring of a commit's state into a DeepSpeed engine: masters, moments, the weights that compute, counters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lockstep_train.checkpoint.zero.zero_access import (
 
 
 def needs(engine: Any) -> dict[str, RangeNeed]:
-    """What this rank needs of each parameter to restore it."""
+    """Ranges of each parameter that this rank needs to restore it."""
     owned = {fragment.name: fragment for fragment in fragments(engine, kinds=(MASTER,))}
     return {name: _need(owned.get(name), whole=parameter.numel() > 0) for name, parameter in trainable(engine)}
 

@@ -25,11 +25,11 @@ from lockstep_train.fetch.hub import DATASETS
 Asked = tuple[str, str | None]
 """A dataset's name or an address, and the revision that the job states."""
 PINS = "data.json"
-"""In the run's folder: what each stands for in this run. Written before anything is fetched."""
+"""File in the run's folder: what each stands for in this run. Written before anything is fetched."""
 
 
 def asked_of(training: TrainingConfig) -> list[Asked]:
-    """What the run takes from elsewhere, each once."""
+    """Sources that the run takes from elsewhere, each once."""
     own = training.evaluation.data if training.evaluation is not None else None
     sources: list[Any] = [training.data, *training.data.sources, *([own] if own is not None else [])]
     named = [(remote_name(source), source.revision) for source in sources]
@@ -62,7 +62,7 @@ def _commit(name: str, revision: str | None, seen: list[str | None], cache: Path
 
 
 def _earlier(asked: Asked, run_dir: Path, cache: Path) -> str | None:
-    """What an earlier start of this run had, or for a dataset of the hub any run on this volume."""
+    """Commit that an earlier start of this run had, or for a dataset of the hub any run on this volume."""
     recorded = _recorded(run_dir).get(asked)
     return recorded if recorded is not None or is_address(asked[0]) else remembered_revision(cache, DATASETS, *asked)
 
@@ -75,7 +75,7 @@ def _recorded(run_dir: Path) -> dict[Asked, str]:
 
 
 def remember_commits(commits: Mapping[Asked, str], run_dir: Path, cache: Path) -> None:
-    """On this volume, for later starts. Raises OSError."""
+    """Record commits on this volume, for later starts. Raises OSError."""
     recorded = _recorded(run_dir)
     pins = {**recorded, **commits}
     if pins != recorded:

@@ -37,13 +37,13 @@ class RowRange:
 
 @dataclass(frozen=True)
 class DataFiles:
-    """What one source is read from."""
+    """Files that one source is read from."""
 
     parts: tuple[RowRange, ...]
     plain_text: bool
     """Paragraphs that may be joined; else every sample stands for itself."""
     separator: str | None = None
-    """Of CSV files that have another one than a comma."""
+    """Separator of CSV files that have another one than a comma."""
 
     @property
     def paths(self) -> list[Path]:
@@ -61,7 +61,7 @@ class DataFiles:
             before += yield from _samples_of(part, reader_of(self.plain_text, self.separator), broken, before)
 
     def digest(self, of: Callable[[Path], str]) -> str:
-        """Over the contents and which rows of them are read: of one whole file its own."""
+        """Digest over the contents and which rows of them are read; of one whole file its own."""
         contents = [of(path) for path in self.paths]
         chosen = [[part.start, part.end, len(part.paths)] for part in self.parts]
         if len(contents) == 1 and chosen == [[0, None, 1]] and self.separator is None:
@@ -70,7 +70,7 @@ class DataFiles:
 
 
 def reader_of(plain_text: bool, separator: str | None) -> Reader:
-    """What reads a file, by its name and by whether its texts are paragraphs."""
+    """Reader of a file, by its name and by whether its texts are paragraphs."""
 
     def read(path: Path, broken: Broken) -> Iterator[AnySample]:
         suffix = suffix_of(path)
@@ -101,7 +101,7 @@ class _Through(Broken):
         self.last = line
 
     def number(self, line: int) -> int | None:
-        """What stands for a row of this file; None for one that is left out."""
+        """Number that stands for a row of this file; None for one that is left out."""
         row = self.before + line
         return self._offset + row if row > self._part.start and (self._part.end is None or row <= self._part.end) else None
 
@@ -124,7 +124,7 @@ class _Through(Broken):
 
 
 def _samples_of(part: RowRange, read: Reader, broken: Broken, offset: int) -> Generator[AnySample, None, int]:
-    """Returns how many lines or rows were gone through."""
+    """Yield the samples of a part; return how many lines or rows were gone through."""
     through = _Through(broken, part, offset)
     for path in part.paths:
         for sample in read(path, through):
@@ -152,12 +152,12 @@ def row_count(paths: Sequence[Path], read: Reader) -> int:
 
 
 def is_several(path: Path) -> bool:
-    """Whether a path means several files: a folder, or a pattern with *, ? or [ in it."""
+    """Return True if a path means several files: a folder, or a pattern with *, ? or [ in it."""
     return path.is_dir() or bool(WILD & set(str(path)) and not path.exists())
 
 
 def local_files(source: SourceConfig, say: Callable[[str], None]) -> DataFiles:
-    """Those of `source.path`: a file, a pattern or a folder. Raises ConfigError, or TrainerError for a volume that may answer later."""
+    """Files of `source.path`: a file, a pattern or a folder. Raises ConfigError, or TrainerError for a volume that may answer later."""
     path = Path(source.path or "")
     if not is_several(path):
         return rows_of_files([path], source, say)
@@ -174,7 +174,7 @@ def local_files(source: SourceConfig, say: Callable[[str], None]) -> DataFiles:
 
 
 def pattern_files(pattern: Path) -> list[Path]:
-    """Those that match, in the order of their names. Hidden ones match where a part of the pattern begins as they do. Raises ConfigError and OSError."""
+    """Files that match a pattern, in the order of their names. Hidden ones match where a part of the pattern begins as they do. Raises ConfigError and OSError."""
     count = next(number for number, part in enumerate(pattern.parts) if WILD & set(part))
     top, parts = Path(*pattern.parts[:count]), pattern.parts[count:]
     try:
@@ -214,7 +214,7 @@ def folders_of(folder: Path, walked: tuple[Path, ...] = ()) -> Iterator[Path]:
 
 
 def _comes_to(target: Path, root: Path) -> bool:
-    """Whether a walk from the root comes to the target, or one from the target to the root."""
+    """Return True if a walk from the root comes to the target, or one from the target to the root."""
     return root.is_relative_to(target) or (target.is_relative_to(root) and not _is_hidden(target.relative_to(root) / "x"))
 
 
@@ -244,7 +244,7 @@ def _is_text(path: Path, format: DataFormat) -> bool:
 
 
 def folder_files(folder: Path, source: SourceConfig, say: Callable[[str], None]) -> DataFiles:
-    """Those of a split of a folder. Raises ConfigError and OSError."""
+    """Files of a split of a folder. Raises ConfigError and OSError."""
     files = [path for below in folders_of(folder) for path in below.iterdir() if _is_file(path) and not _is_hidden(Path(path.name))]
     names = sorted(str(path.relative_to(folder)) for path in files)
     card = (folder / CARD).read_bytes() if CARD in names else None
@@ -255,18 +255,18 @@ def folder_files(folder: Path, source: SourceConfig, say: Callable[[str], None])
 
 
 def _is_file(path: Path) -> bool:
-    """Also for a link to nothing: it is refused when it is read, and no data are missed."""
+    """Return True for a file, also for a link to nothing: it is refused when it is read, and no data are missed."""
     return path.is_file() or (path.is_symlink() and not path.exists())
 
 
 def _is_hidden(file: Path) -> bool:
-    """By its path below what was asked for; so is what a file system lost and found."""
+    """Return True for a hidden file, by its path below what was asked for; so is what a file system lost and found."""
     folders = file.parent.parts
     return any(part.startswith(".") for part in file.parts) or any(part.startswith("__") or part == "lost+found" for part in folders)
 
 
 def split_files(layout: DatasetLayout, root: Path, source: SourceConfig, say: Callable[[str], None]) -> DataFiles:
-    """Those of the source's split, which may be a part of one or several together. Raises ConfigError."""
+    """Files of the source's split, which may be a part of one or several together. Raises ConfigError."""
     split = source.split or default_split(layout)
     paths = {name: tuple(root / file for file in layout.files(name)) for name in split_names(split)}
     everything = [path for files in paths.values() for path in files]
@@ -277,7 +277,7 @@ def split_files(layout: DatasetLayout, root: Path, source: SourceConfig, say: Ca
 
 
 def default_split(layout: DatasetLayout) -> str:
-    """For evaluation, where none is stated: validation, or the only one there is."""
+    """Split for evaluation, where none is stated: validation, or the only one there is."""
     return next(iter(layout.splits)) if len(layout.splits) == 1 else "validation"
 
 

@@ -83,7 +83,7 @@ def _commit(remote: Remote, source: SourceConfig, cache: Path, say: Say) -> str:
 
 
 def _fetched(remote: Remote, commit: str, source: SourceConfig, cache: Path, say: Say) -> tuple[DatasetLayout, Path]:
-    """Which files there are, and the folder with those of the split. Each config and split has a folder of its own."""
+    """Fetch a split; the layout of all files, and the folder with those of the split. Each config and split has a folder of its own."""
     splits = sorted(split_names(source.split)) if source.split is not None else None
     part = "-" + hashlib.sha256(json.dumps([source.config, splits]).encode()).hexdigest()[:16]
     note = cache / DATASETS / folder_name(remote.name) / "layouts" / f"{commit}{part}.json"

@@ -1,4 +1,4 @@
-"""From one object of a file or a table to a sample: a pure function, the same for lines, arrays and rows.
+"""Samples from single objects of a file or a table: a pure function, the same for lines, arrays and rows.
 
 | keys | form |
 |---|---|
@@ -35,7 +35,7 @@ TOO_DEEP = "lists or objects nested too deeply to be read"
 
 
 def texts_of(value: Any) -> Iterator[str]:
-    """All strings within it."""
+    """Yield all strings within a value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list | tuple):
@@ -44,7 +44,7 @@ def texts_of(value: Any) -> Iterator[str]:
 
 
 def refuse_half_characters(*values: Any) -> None:
-    """Raises ValueError where JSON's escapes made a string that has no UTF-8."""
+    """Raise ValueError where JSON's escapes made a string that has no UTF-8."""
     for text in texts_of(values):
         try:
             text.encode()
@@ -77,7 +77,7 @@ class Conversation:
 
     messages: tuple[dict[str, Any], ...]
     given: int
-    """So many of them are the prompt: never learned, whoever speaks."""
+    """Number of messages that are the prompt: never learned, whoever speaks."""
     tools: tuple[Any, ...]
     line: int
     untrained: tuple[int, ...] = ()
@@ -90,7 +90,7 @@ class Conversation:
 
     @property
     def characters(self) -> int:
-        """About, for nothing is rendered yet."""
+        """Approximate number, for nothing is rendered yet."""
         return len(str(self.messages)) + len(str(self.tools))
 
 
@@ -98,7 +98,7 @@ AnySample = Sample | Conversation
 
 
 def parse_object(line: str) -> dict[str, Any]:
-    """Raises ValueError."""
+    """Parse a line as a JSON object. Raises ValueError."""
     try:
         record = json.loads(line)
     except RecursionError as error:
@@ -109,14 +109,14 @@ def parse_object(line: str) -> dict[str, Any]:
 
 
 def object_of(record: object) -> dict[str, Any]:
-    """Raises ValueError for what is no JSON object."""
+    """Return a record that is a JSON object. Raises ValueError for what is none."""
     if not isinstance(record, dict):
         raise ValueError("not a JSON object")
     return record
 
 
 def sample_of(record: Mapping[str, Any], line: int) -> AnySample:
-    """What a record holds; of several forms in one record the first of the module's table counts. Raises ValueError.
+    """Sample that a record holds; of several forms in one record the first of the module's table counts. Raises ValueError.
 
     Keys without a value are as good as absent: tables fill them in.
     """
@@ -137,7 +137,7 @@ def sample_of(record: Mapping[str, Any], line: int) -> AnySample:
 
 
 def _are_filled(record: Mapping[str, Any], question: str, answer: str) -> bool:
-    """Whether both keys have a value. Raises ValueError where one of two that are there has none: the row's `text`, if it has one, may be the bare question."""
+    """Return True if both keys have a value. Raises ValueError where one of two that are there has none: the row's `text`, if it has one, may be the bare question."""
     asked, answered = record.get(question) is not None, record.get(answer) is not None
     if asked != answered and question in record and answer in record:
         raise ValueError(f"`{answer if asked else question}` has no value")
@@ -151,7 +151,7 @@ def _conversation(record: Mapping[str, Any], messages: list[dict[str, Any]], giv
 
 
 def _is_trained(message: Mapping[str, Any], number: int) -> bool:
-    """By `train` and `weight`; of messages that are not the assistant's it says nothing. Raises ValueError."""
+    """Return True if a message is learned, by `train` and `weight`; it says nothing of messages that are not the assistant's. Raises ValueError."""
     train, weight = message.get("train"), message.get("weight")
     if train is not None and not isinstance(train, bool):
         raise ValueError(f"`train` of message {number} is neither true nor false")
@@ -182,7 +182,7 @@ def _messages(record: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
 
 
 def _message(message: object, place: str) -> dict[str, Any]:
-    """In the form that templates know, also where it has the older one, of one `function_call` and answers of a `function`."""
+    """Message in the form that templates know, also where it has the older one, of one `function_call` and answers of a `function`."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise ValueError(f"`{place}` is not an object with a `role`")
     calls = _tool_calls(message, place)
@@ -199,7 +199,7 @@ def _without(value: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _content(content: Any, place: str) -> str | None:
-    """Parts that are text are lines of one."""
+    """Content as one text: parts that are text are its lines."""
     if content is None or isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else [content]
@@ -220,7 +220,7 @@ def _tool_calls(message: Mapping[str, Any], place: str) -> list[dict[str, Any]] 
 
 
 def _call(call: object, place: str) -> dict[str, Any]:
-    """With the object around the function that templates expect, and keys in the order of servers, for some templates render all of them."""
+    """Call with the object around the function that templates expect, and keys in the order of servers, for some templates render all of them."""
     outer = _without(call) if isinstance(call, dict) else {}
     own = {"id", "type", "index"}
     function = outer.pop("function", None) or {name: outer.pop(name) for name in list(outer) if name not in own}
@@ -289,7 +289,7 @@ def _system(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _tools(record: Mapping[str, Any]) -> tuple[Any, ...]:
-    """A function that stands there bare, as in ShareGPT's files and OpenAI's older `functions`, gets the object around it that templates expect."""
+    """Tools of a record. A function that stands there bare, as in ShareGPT's files and OpenAI's older `functions`, gets the object around it that templates expect."""
     name = "functions" if record.get("functions") and not record.get("tools") else "tools"
     value = _decoded(record.get(name) or [], name)
     if not isinstance(value, list):
@@ -312,13 +312,13 @@ def _options(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _list(value: Any, name: str) -> list[Any]:
-    """Empty for what is no list."""
+    """List that a value is, or holds as JSON text; empty for what is none."""
     decoded = _decoded(value, name) if isinstance(value, str) and value.lstrip().startswith("[") else value
     return decoded if isinstance(decoded, list) else []
 
 
 def _decoded(value: Any, name: str) -> Any:
-    """Tables without nested columns hold lists and objects as JSON text. Raises ValueError."""
+    """Decode a value: tables without nested columns hold lists and objects as JSON text. Raises ValueError."""
     if not isinstance(value, str):
         return value
     try:

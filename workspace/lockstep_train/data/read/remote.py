@@ -24,19 +24,19 @@ def remote_name(source: Any) -> str | None:
 
 
 def data_remote(name: str) -> Remote:
-    """Raises ConfigError for a pattern that can't be looked for, or an address with a password."""
+    """Remote of a dataset's name or of an address. Raises ConfigError for a pattern that can't be looked for, or an address with a password."""
     if not is_address(name):
         return HubRepository(name, DATASETS)
     return ObjectFiles(name) if names_objects(name) else ObjectFolder(name, DATASETS)
 
 
 def names_objects(address: str) -> bool:
-    """Whether an address is of objects, by a data file's name or a pattern at its end, and not of a folder."""
+    """Return True if an address is of objects, by a data file's name or a pattern at its end, and not of a folder."""
     return bool(WILD & set(address)) or suffix_of(PurePosixPath(address)) in {*JSON, *TABLES, TEXT}
 
 
 def is_folder_like(source: SourceConfig) -> bool:
-    """Whether a source is divided into splits: hub datasets and folders are."""
+    """Return True if a source is divided into splits: hub datasets and folders are."""
     return source.path is None or not names_objects(source.path)
 
 

@@ -1,4 +1,4 @@
-"""Which files of a folder or of a hub's repository are a configuration and its splits: by the rules of `datasets`, from their names alone.
+"""Splits and configurations of a folder or of a hub's repository: by the rules of `datasets`, from the files' names alone.
 
 `datasets` is asked with a folder of empty files that have these names, and the README.md, whose head may name configurations. So the same
 rules hold for a folder, for a repository before anything of it is fetched, and for an object store.
@@ -20,7 +20,7 @@ CARD = "README.md"
 READABLE = {"parquet", "arrow", "csv", "json", "text"}
 """Builders of `datasets` whose files Lockstep reads."""
 NO_DATA = {"state.json"}
-"""What `save_to_disk` of `datasets` puts beside the data, and its own rules don't leave out."""
+"""Files that `save_to_disk` of `datasets` puts beside the data, and its own rules don't leave out."""
 ABOUT_DATA = {*NO_DATA, "config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"}
 """Files that are named as data are, and hold none."""
 SHOWN = 20
@@ -28,18 +28,18 @@ SHOWN = 20
 
 @dataclass(frozen=True)
 class DatasetLayout:
-    """One configuration."""
+    """Splits of one configuration."""
 
     what: str
-    """As messages call it: `the dataset org/name`, `the folder /datasets/x`."""
+    """Name in messages: `the dataset org/name`, `the folder /datasets/x`."""
     config: str | None
     splits: Mapping[str, tuple[str, ...]]
     """Split → its files, in the order in which they are read."""
     separator: str | None = None
-    """Of CSV files, where the README.md states it."""
+    """Separator of CSV files, where the README.md states it."""
 
     def files(self, split: str) -> tuple[str, ...]:
-        """Of a split by name. Raises ConfigError, naming those that there are."""
+        """Files of a split by name. Raises ConfigError, naming those that there are."""
         if split not in self.splits:
             of = f" (config {self.config})" if self.config is not None else ""
             raise ConfigError(f"{self.what}{of} has no split {split}; it has {one_of(self.splits)}")
@@ -67,7 +67,7 @@ def layout_of(what: str, names: Sequence[str], card: bytes | None, config: str |
 
 
 def left_out(layout: DatasetLayout, names: Sequence[str]) -> list[str]:
-    """A line that says so of files that look like data and are of no split; none where a configuration was chosen, for the others are meant to be left out."""
+    """Warn of files that look like data and are of no split, in a line or none; none where a configuration was chosen, for the others are meant to be left out."""
     used = {file for files in layout.splits.values() for file in files}
     others = [name for name in names if name not in used and _looks_like_data(PurePosixPath(name))] if layout.config is None else []
     if not others:
@@ -134,7 +134,7 @@ PART = re.compile(r"\s*(?P<name>\w+(\.\w+)*)\s*(?P<slice>\[[^\]]*\])?\s*")
 
 
 def split_names(split: str) -> list[str]:
-    """Of `train`, `train[:10%]`, `train+test`: the splits that are named. Raises ConfigError."""
+    """Splits that `train`, `train[:10%]`, `train+test` name. Raises ConfigError."""
     parts = [PART.fullmatch(part) for part in split.split("+")]
     if any(part is None for part in parts):
         raise ConfigError(f"the split {split} can't be understood; write train, train[:1000], train[10%:20%] or train+validation")

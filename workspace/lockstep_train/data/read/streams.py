@@ -1,4 +1,4 @@
-"""What a data file is by its name, and its bytes, whatever it is compressed with."""
+"""Kind of a data file by its name, and its bytes, whatever it is compressed with."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ DECOMPRESSORS: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".bz2": bz2
 
 
 def suffix_of(path: PurePath) -> str:
-    """How the content's name ends, in lower case, whatever it is compressed with: .jsonl of data.jsonl.gz."""
+    """Suffix of the content's name, in lower case, whatever it is compressed with: .jsonl of data.jsonl.gz."""
     name = path.with_suffix("") if is_compressed(path) else path
     return name.suffix.casefold()
 
 
 def is_compressed(path: PurePath) -> bool:
-    """By its name."""
+    """Return True for a compressed file, by its name."""
     return path.suffix.casefold() in DECOMPRESSORS
 
 
@@ -52,7 +52,7 @@ def open_data(path: Path) -> io.BufferedReader:
 
 
 class _Decompressed(io.RawIOBase):
-    """A file that is cut off or isn't compressed raises OSError: the libraries have four words for that."""
+    """Decompressed file that raises OSError where it is cut off or isn't compressed: the libraries have four words for that."""
 
     def __init__(self, path: Path, content: Any) -> None:
         self._path = path

@@ -29,7 +29,7 @@ JSON_CELLS = ("messages", "conversations")
 
 
 def read_table(path: Path, broken: Broken, form: Form, separator: str | None = None) -> Iterator[AnySample]:
-    """A sample a row, rows counted from 1 as lines are.
+    """Yield a sample for each row, rows counted from 1 as lines are.
 
     `separator`: of a CSV file that has another one than its name says. Raises ConfigError for a file that can't be read.
     """
@@ -39,12 +39,12 @@ def read_table(path: Path, broken: Broken, form: Form, separator: str | None = N
 
 
 def row_sample(row: Row, line: int) -> AnySample | None:
-    """None for a row that holds nothing. Raises ValueError."""
+    """Sample of a row; None for one that holds nothing. Raises ValueError."""
     return None if is_blank(row) else sample_of({key: without_nulls(value) for key, value in row.items()}, line)
 
 
 def rows_of(path: Path, separator: str | None = None) -> Iterator[Row]:
-    """Raises ConfigError for a file that is cut off, or isn't what its name says."""
+    """Yield the rows of a table. Raises ConfigError for a file that is cut off, or isn't what its name says."""
     suffix = suffix_of(path)
     with _readable(path), open_data(path) as file:
         if suffix == PARQUET:
@@ -56,7 +56,7 @@ def rows_of(path: Path, separator: str | None = None) -> Iterator[Row]:
 
 
 def parquet_row_count(path: Path) -> int:
-    """As the file's end has it, without reading the rows. Raises ConfigError."""
+    """Count of rows as the file's end has it, without reading them. Raises ConfigError."""
     import pyarrow.parquet
 
     with _readable(path), open_data(path) as file:
@@ -65,7 +65,7 @@ def parquet_row_count(path: Path) -> int:
 
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Raises, for what the libraries raise, ConfigError, or TrainerError for a fault that may pass."""
+    """Raise, for what the libraries raise, ConfigError, or TrainerError for a fault that may pass."""
     try:
         yield
     except (OSError, csv.Error, ValueError, OverflowError, NotImplementedError) as error:  # pyarrow's errors are of these kinds, too
@@ -86,7 +86,7 @@ def _parquet_rows(file: BinaryIO) -> Iterator[Row]:
 
 
 def _arrow_rows(file: BinaryIO) -> Iterator[Row]:
-    """Of a stream, as `datasets` saves it, or of an Arrow file."""
+    """Rows of a stream, as `datasets` saves it, or of an Arrow file."""
     import pyarrow
 
     magic = file.read(6)
@@ -104,7 +104,7 @@ def _arrow_rows(file: BinaryIO) -> Iterator[Row]:
 
 
 def _cells(file: BinaryIO, separator: str) -> Iterator[Row]:
-    """Cells are texts, but for messages, which are JSON; an empty one is none. A blank line is no row."""
+    """Yield rows whose cells are texts, but for messages, which are JSON; an empty one is none. A blank line is no row."""
     csv.field_size_limit(sys.maxsize)
     with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
         lines = csv.reader(text, delimiter=separator, strict=True)
@@ -125,13 +125,13 @@ def _cell(name: str, cell: str | None) -> Any:
 
 
 def is_blank(row: Row) -> bool:
-    """Whether all of a row's columns that samples are made of are empty: text datasets have such a row for each empty line."""
+    """Return True if all of a row's columns that samples are made of are empty: text datasets have such a row for each empty line."""
     values = [row[key] for key in FORMS if key in row]
     return bool(values) and not any(value.strip() if isinstance(value, str) else value is not None for value in values)
 
 
 def without_nulls(value: Any) -> Any:
-    """Of an object all keys that have a value. Tables give each object of a column the keys of all of them, and a template would render those
+    """Keep of an object all keys that have a value. Tables give each object of a column the keys of all of them, and a template would render those
     as if somebody had written null. What stands in a list keeps its place."""
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}

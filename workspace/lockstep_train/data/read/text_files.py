@@ -22,7 +22,7 @@ from lockstep_train.data.read.streams import ARCHIVES, ARROW, JSON, PARQUET, TAB
 
 REPORTED_LINES = 5
 Form = Callable[[dict[str, Any], int], AnySample | None]
-"""From a record and its line to a sample; None where the record holds nothing. Raises ValueError."""
+"""Form of records: (record, line) → sample; None where the record holds nothing. Raises ValueError."""
 
 
 @dataclass
@@ -37,10 +37,10 @@ class Broken:
     """Rows that hold nothing."""
 
     def at(self, line: int) -> None:
-        """Called with each line or row that is read, before what becomes of it."""
+        """Note each line or row that is read, before what becomes of it."""
 
     def skip(self, line: int) -> None:
-        """A row holds nothing: that is no mistake, but said."""
+        """Count a row that holds nothing: that is no mistake, but it is reported."""
         self.blank += 1
 
     def add(self, line: int, reason: str) -> None:
@@ -49,7 +49,7 @@ class Broken:
         del self.reasons[REPORTED_LINES:]
 
     def include(self, other: Broken) -> None:
-        """Those that were found elsewhere."""
+        """Add those that were found elsewhere."""
         self.count += other.count
         self.blank += other.blank
         self.reasons = sorted([*self.reasons, *other.reasons])[:REPORTED_LINES]
@@ -59,14 +59,14 @@ class Broken:
         return [f"{self.name}:{line}: {reason}" for line, reason in self.reasons]
 
     def refuse(self) -> None:
-        """Raises ConfigError when there are any."""
+        """Raise ConfigError when there are any."""
         if self.count:
             raise ConfigError(
                 f"{self.count} broken lines in the data: {self._told()}; mend them, or set training.data.onBroken to Drop to leave them out"
             )
 
     def left_out(self) -> list[str]:
-        """A line that says so of those that are not refused; none when there are none."""
+        """Warn of those that are not refused, in a line; in none when there are none."""
         return [f"WARNING: {self.name}: {self.count:,} broken lines are left out: {self._told()}"] if self.count else []
 
     def _told(self) -> str:
@@ -75,7 +75,7 @@ class Broken:
 
 
 def is_plain_text(path: Path) -> bool:
-    """By its name, where no format is stated. Raises ConfigError for what is neither, though it may look so."""
+    """Return True for plain text, by the file's name, where no format is stated. Raises ConfigError for what is neither, though it may look so."""
     if suffix_of(path) in {*TABLES, *JSON}:
         return False
     if _begins_with_object(path):
@@ -87,7 +87,7 @@ def is_plain_text(path: Path) -> bool:
 
 
 def refuse_packed(path: Path) -> None:
-    """Raises ConfigError for a file whose content can't be read from its beginning to its end."""
+    """Raise ConfigError for a file whose content can't be read from its beginning to its end."""
     suffix = suffix_of(path)
     if suffix in ARCHIVES:
         raise ConfigError(f"the data {path} is an archive ({suffix}); unpack it, and name its folder")
@@ -102,7 +102,7 @@ BEGINS_OBJECTS = re.compile(rb"(\xef\xbb\xbf)?\s*\[\s*\{\s*\"")
 
 
 def _begins_with_object(path: Path) -> bool:
-    """Whether the first line that is not blank is a JSON object, or the file begins as an array of them."""
+    """Return True if the first line that is not blank is a JSON object, or the file begins as an array of them."""
     try:
         with open_data(path) as file:
             beginning = file.peek(4096)
@@ -118,7 +118,7 @@ def _begins_with_object(path: Path) -> bool:
 
 
 def read_lines(path: Path, broken: Broken) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers; one that is not UTF-8 is broken. Raises ConfigError when the file can't be read."""
+    """Yield lines with their numbers; one that is not UTF-8 is broken. Raises ConfigError when the file can't be read."""
     try:
         with open_data(path) as file:
             for number, line in enumerate(file, start=1):
@@ -132,7 +132,7 @@ def read_lines(path: Path, broken: Broken) -> Iterator[tuple[int, str]]:
 
 
 def usable(form: Form, parse: Callable[[Any], dict[str, Any]], content: object, line: int, broken: Broken) -> Iterator[AnySample]:
-    """The sample of a line or a row; none where it holds nothing or is broken, which `broken` is told."""
+    """Yield the sample of a line or a row; none where it holds nothing or is broken, which `broken` records."""
     try:
         sample = form(parse(content), line)
     except RecursionError:
@@ -157,7 +157,7 @@ def paragraph_of(record: dict[str, Any], line: int) -> Sample | None:
 
 
 def read_jsonl(path: Path, broken: Broken, form: Form = sample_of) -> Iterator[AnySample]:
-    """One sample a line that is not blank, or one an object of an array. Raises ConfigError when the file can't be read."""
+    """Yield a sample for each line that is not blank, or for each object of an array. Raises ConfigError when the file can't be read."""
     try:
         with open_data(path) as file:
             is_array = BEGINS_ARRAY.match(file.peek(4096)) is not None
@@ -229,7 +229,7 @@ class _Elements:
     def __init__(self, read: Callable[[], str]) -> None:
         """`read` gives the next characters, none at the end."""
         self.line = 1
-        """Where the element begins that is wrong, or what stands in its place."""
+        """Line where the element begins that is wrong, or what stands in its place."""
         self._read = read
         self._text = ""
         self._position = 0

@@ -42,7 +42,7 @@ def global_batch(count: int, seed: int, cursor: int, size: int, end: int) -> lis
 
 
 def rank_micro_batches(batch: Sequence[int], rank: int, world_size: int, micro: int, accumulation: int) -> list[list[int]]:
-    """This rank's micro-batches of a global batch: `accumulation` of them, the last ones possibly short or empty.
+    """Micro-batches of this rank of a global batch: `accumulation` of them, the last ones possibly short or empty.
 
     An empty one is a ghost: the rank computes with zero weight, so that every rank runs the same collectives.
     """
@@ -70,7 +70,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class DocumentBounds:
-    """Where the documents of packed rows begin and end, said in both ways that attention understands."""
+    """Bounds of the documents of packed rows, given in both ways that attention understands."""
 
     positions: torch.Tensor
     """[batch, sequence]. Eager attention, SDPA and flex attention derive a block mask from it, row by row."""
@@ -106,7 +106,7 @@ def collate(examples: Sequence[Example], ghost: Example, pad: int, device: torch
 
 
 def keep_apart(rows: Sequence[Sequence[int]], width: int, device: torch.device) -> DocumentBounds:
-    """`rows`: the lengths of each row's documents."""
+    """Bounds that keep documents apart. `rows`: the lengths of each row's documents."""
     filled = [[*lengths, width - sum(lengths)] if sum(lengths) < width else list(lengths) for lengths in rows]
     positions = numpy.stack([numpy.concatenate([numpy.arange(length) for length in lengths]) for lengths in filled])
     flat = [length for lengths in filled for length in lengths]

@@ -1,4 +1,4 @@
-"""Which samples are trained on, how often, and which are evaluated; and what was done to those that are too long."""
+"""Division of samples into those that are trained on, how often, and those that are evaluated; and notes on those that are too long."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Sides:
 
 
 def divide(sources: Sequence[DataSource], tokens: Sequence[Arrays], rule: Rule) -> Divided:
-    """Raises ConfigError when nothing is left to train on, or a sample is too long and `overlong` says Error."""
+    """Divide the samples. Raises ConfigError when nothing is left to train on, or a sample is too long and `overlong` says Error."""
     sides = choose_sides([found["keys"] for found in tokens], rule)
     made: list[Made] = []
     notes: list[str] = []
@@ -81,7 +81,7 @@ def choose_sides(keys: Sequence[Array], rule: Rule) -> Sides:
 
 
 def weighted(keys: Array, indices: Array, weight: float) -> Array:
-    """Every sample as often as the weight says; of a fraction, the samples that their content chooses."""
+    """Repeat every sample as often as the weight says; of a fraction, the samples that their content chooses."""
     whole = int(weight)
     return numpy.concatenate([*[indices] * whole, part_of(keys, indices, weight - whole)])
 
@@ -103,7 +103,7 @@ def _note(source: DataSource, samples: int, seen: int, made: Made, rule: Rule) -
 
 
 def _what_was_made(samples: int, made: Sequence[Made], rule: Rule) -> Iterator[str]:
-    """How many documents so many samples became, and what was done to those that are too long."""
+    """Count the documents that so many samples became, and say what was done to those that are too long."""
     documents, overlong, unlearned = (
         sum(counts) for counts in zip(*((len(part.documents), part.overlong, part.unlearned) for part in made), strict=True)
     )
@@ -116,7 +116,7 @@ def _what_was_made(samples: int, made: Sequence[Made], rule: Rule) -> Iterator[s
 
 
 def _evaluation_notes(tokens: Sequence[Arrays], sides: Sides, made: Sequence[Made], rule: Rule) -> list[str]:
-    """How many are evaluated and what became of them, and of a file of its own how many of them are trained on as well."""
+    """Note how many are evaluated and what became of them, and of a file of its own how many of them are trained on as well."""
     if rule.evaluation is None:
         return []
     chosen = sum(map(len, sides.evaluation))

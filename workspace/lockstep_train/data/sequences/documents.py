@@ -1,4 +1,4 @@
-"""From whole samples to documents of at most maxLength tokens: what is too long is cut, dropped, split or refused, and plain
+"""Documents of at most maxLength tokens, from whole samples: what is too long is cut, dropped, split or refused, and plain
 text is put together. Nothing is copied: a document is a list of spans of its source's tokens."""
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Documents:
     spans: Array
     """[spans, 3]: source, first token, number of tokens."""
     span_counts: Array
-    """How many spans each document has."""
+    """Number of spans of each document."""
     prefixed: Array
-    """Whether the tokens that the model expects before every text are to be put before it."""
+    """True where the tokens that the model expects before every text are to be put before it."""
     lengths: Array
     learned: Array
     """Tokens that are predicted."""
@@ -34,7 +34,7 @@ class Documents:
 
 @dataclass(frozen=True)
 class Rules:
-    """How documents are made. `source` names it in messages, `number` is its place among the run's sources."""
+    """Rules by which documents are made. `source` names it in messages, `number` is its place among the run's sources."""
 
     source: str
     number: int
@@ -54,7 +54,7 @@ class Made:
 
 
 def documents_of(tokens: Arrays, chosen: Array, rules: Rules) -> Made:
-    """A document a sample, in the order of `chosen`. Raises ConfigError for a sample that the rules don't allow."""
+    """Make a document of each sample, in the order of `chosen`. Raises ConfigError for a sample that the rules don't allow."""
     lengths = tokens["offsets"][chosen + 1] - tokens["offsets"][chosen]
     overlong = lengths > rules.max_length
     if not overlong.any():
@@ -122,7 +122,7 @@ def _counted(tokens: Arrays, cut: tuple[Array, Array], rules: Rules) -> Document
 
 
 def blocks_of(tokens: Arrays, chosen: Array, rules: Rules) -> Made:
-    """Plain text: neighbouring paragraphs joined up to maxLength tokens; a longer one is continued in the next block, so that
+    """Make documents of plain text: neighboring paragraphs joined up to maxLength tokens; a longer one is continued in the next block, so that
     nothing is lost."""
     tail = int(tokens.facts["separator"])
     found = list(_blocks(tokens["offsets"], chosen, tail, rules.max_length - rules.prefix))
@@ -166,7 +166,7 @@ def _without_tail(block: list[tuple[int, int]], tail: int) -> list[tuple[int, in
 
 
 def select(documents: Documents, kept: Array) -> Documents:
-    """Those documents for which the mask is true."""
+    """Documents for which the mask is true."""
     return Documents(
         documents.spans[numpy.repeat(kept, documents.span_counts)],
         documents.span_counts[kept],

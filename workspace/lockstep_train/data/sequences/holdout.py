@@ -1,4 +1,4 @@
-"""Which samples are kept for evaluation: decided by content alone, so that growing, shuffling or resharding the data never
+"""Holdout of samples for evaluation: decided by content alone, so that growing, shuffling or resharding the data never
 moves a sample between the two sides, and duplicates stay together. Whole samples are chosen, before anything is cut or packed."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ KEYS = 2**64
 
 
 def held_out(keys: Sequence[Array], share: float) -> list[Array]:
-    """For each source a mask over its samples' `keys`. Where the share is too small for the data, the smallest key is held out."""
+    """Masks over the samples' `keys`, one a source. Where the share is too small for the data, the smallest key is held out."""
     threshold = numpy.uint64(min(KEYS - 1, int(share * KEYS)))
     masks = [source < threshold for source in keys]
     if not any(mask.any() for mask in masks):
@@ -23,7 +23,7 @@ def held_out(keys: Sequence[Array], share: float) -> list[Array]:
 
 
 def fixed_subset(keys: Sequence[Array], candidates: Sequence[Array], samples: int) -> list[Array]:
-    """For each source at most so many of its candidates that there are `samples` in all: always the same, in an order that is
+    """Choose, for each source, at most so many of its candidates that there are `samples` in all: always the same, in an order that is
     the content's. Duplicates of one sample count once."""
     chosen = numpy.concatenate([source[indices] for source, indices in zip(keys, candidates, strict=True)])
     smallest = numpy.unique(chosen)[:samples]
@@ -38,14 +38,14 @@ def fixed_subset(keys: Sequence[Array], candidates: Sequence[Array], samples: in
 
 
 def part_of(keys: Array, indices: Array, share: float) -> Array:
-    """A share of the samples, rounded, in their order; always the same ones, also when the data grows but for a few."""
+    """Share of the samples, rounded, in their order; always the same ones, also when the data grows but for a few."""
     count = round(len(indices) * share)
     order = numpy.argsort(mix(keys[indices]), kind="stable")
     return indices[numpy.sort(order[:count])]
 
 
 def mix(values: Array) -> Array:
-    """A permutation of the 64-bit numbers without visible pattern (the finaliser of SplitMix64), the same on every machine."""
+    """A permutation of the 64-bit numbers without visible pattern (the finalizer of SplitMix64), the same on every machine."""
     with numpy.errstate(over="ignore"):
         mixed = values + numpy.uint64(0x9E3779B97F4A7C15)
         mixed = (mixed ^ (mixed >> numpy.uint64(30))) * numpy.uint64(0xBF58476D1CE4E5B9)

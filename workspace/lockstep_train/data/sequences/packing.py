@@ -1,4 +1,4 @@
-"""Several documents into one sequence: best fit, longest first. The plan follows from the lengths alone and is the same in
+"""Packing of several documents into one sequence: best fit, longest first. The plan follows from the lengths alone and is the same in
 every epoch, so a sequence is a unit that a cursor can count."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from lockstep_train.data.arrays import Array
 
 
 def best_fit_decreasing(lengths: Array, capacity: int) -> tuple[Array, Array]:
-    """(documents in the order of their sequences, offsets of the sequences into them). Every length is at most `capacity`.
+    """Pack documents: (documents in the order of their sequences, offsets of the sequences into them). Every length is at most `capacity`.
 
     Each document goes to the sequence with the least room that still holds it; documents of one length keep their order.
     """
@@ -42,5 +42,5 @@ def best_fit_decreasing(lengths: Array, capacity: int) -> tuple[Array, Array]:
 
 
 def offsets(counts: Array) -> Array:
-    """Where each of these runs begins, and where the last one ends."""
+    """Offset at which each of these runs begins, and at which the last one ends."""
     return numpy.concatenate([numpy.zeros(1, numpy.int64), numpy.cumsum(counts, dtype=numpy.int64)])

@@ -1,4 +1,4 @@
-"""Which attention keeps packed documents apart.
+"""Attention that keeps packed documents apart.
 
 | attention | how it tells documents apart | cost |
 |---|---|---|
@@ -22,7 +22,7 @@ HALF = {Precision.BF16, Precision.FP16}
 
 
 def choose_attention(model: Any, training: TrainingConfig, device: torch.device, say: Callable[[str], None]) -> None:
-    """With packing, set the model's attention and say which; without it, transformers' choice stays."""
+    """Set the model's attention with packing, and say which; without packing, transformers' choice stays."""
     if not training.data.packing:
         return
     chosen = varlen_attention() if flash_possible(model, training.precision, device) else None

@@ -47,7 +47,7 @@ class Learnable:
     learned: bytes
     """A byte a token: 1 where it is learned."""
     remarks: tuple[str, ...] = ()
-    """What is odd about its answers; one that holds for several turns is there several times."""
+    """Oddities of its answers; one that holds for several turns is there several times."""
 
 
 def encode_conversation(conversation: Conversation, template: ChatTemplate, train_on: TrainOn) -> list[Learnable]:
@@ -72,7 +72,7 @@ def encode_conversation(conversation: Conversation, template: ChatTemplate, trai
 
 
 def _with_arguments(message: Message, form: Callable[[Any], Any]) -> Message:
-    """With the arguments of its calls in one of the two forms that data have them in: servers give templates objects."""
+    """Message with the arguments of its calls in one of the two forms that data have them in: servers give templates objects."""
     if not message.get("tool_calls"):
         return message
     functions = [call["function"] for call in message["tool_calls"]]
@@ -116,7 +116,7 @@ def _learned_turns(conversation: Conversation) -> list[int]:
 
 
 def _whole(chat: Chat, conversation: Conversation) -> Learnable:
-    """All of it, as it is rendered, with the stop token that the next speaker's marker is."""
+    """Learn all of a conversation as it is rendered, with the stop token that the next speaker's marker is."""
     if conversation.untrained:
         raise ValueError("`train: false` and `weight: 0` need training.data.trainOn Assistant or LastTurn, for All learns every message")
     text = chat.beginning(len(chat.messages), asked=False)
@@ -131,7 +131,7 @@ def _whole(chat: Chat, conversation: Conversation) -> Learnable:
 
 @cache
 def _beginning(template: ChatTemplate) -> tuple[int, ...]:
-    """What the template has before every message, where that is special tokens alone: GLM's [gMASK]<sop>, which the model is always given."""
+    """Tokens that the template has before every message, where that is special tokens alone: GLM's [gMASK]<sop>, which the model is always given."""
     try:
         text = Chat((), (), {}, template).beginning(0, asked=False)
     except Unmasked:
@@ -156,7 +156,7 @@ def across(places: Sequence[Span], border: int) -> int | None:
 
 
 def _in_pieces(template: ChatTemplate, text: str, cuts: Sequence[int]) -> tuple[list[int], list[Span]]:
-    """Encoded as at inference: what the model is given ends at a cut, and what it writes begins there."""
+    """Encode as at inference: what the model is given ends at a cut, and what it writes begins there."""
     ids, places = template.encode(text[: cuts[0]])
     for start, end in itertools.pairwise([*cuts, len(text)]):
         more, found = _continued(template, text[start:end])
@@ -189,7 +189,7 @@ def _without_white_space(template: ChatTemplate, text: str, places: Sequence[Spa
 
 
 def _marked(chat: Chat, turns: Sequence[int]) -> Learnable:
-    """By the template's marks, one for each of the assistant's messages. Raises ValueError where the template refuses the conversation."""
+    """Mask by the template's marks, one for each of the assistant's messages. Raises ValueError where the template refuses the conversation."""
     assert chat.template.marked is not None  # noqa: S101 (the caller asked)
     text = chat.beginning(len(chat.messages), asked=False)
     try:
@@ -220,7 +220,7 @@ def _says_something(message: Message) -> bool:
 
 
 def _ended(template: ChatTemplate, text: str, span: Span) -> tuple[Span, tuple[str, ...]]:
-    """A marked part through its stop token, which stands at its end or right behind it, and what is odd about it."""
+    """Extend a marked part through its stop token, which stands at its end or right behind it, and what is odd about it."""
     start, end = span
     written, following = text[start:end].rstrip(), text[end:].lstrip()
     if written.endswith(template.stops):

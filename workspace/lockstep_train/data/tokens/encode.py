@@ -31,7 +31,7 @@ class Example:
     source: str
     """file:line of what it begins with."""
     documents: tuple[int, ...] = ()
-    """With packing: the lengths of the documents it holds."""
+    """Lengths of the documents it holds, with packing."""
 
     @property
     def packed(self) -> bool:
@@ -56,11 +56,11 @@ class Encoded:
     """A byte a token: 1 where it is learned."""
     line: int
     remarks: tuple[str, ...] = ()
-    """What is odd about its answers; one that holds for several turns is there several times."""
+    """Oddities of its answers; one that holds for several turns is there several times."""
 
 
 def encode_samples(samples: Sequence[AnySample], tokenizer: Tokenizer, train_on: TrainOn, broken: Broken) -> list[Encoded]:
-    """Every sample with its end token; those in which nothing is learned are broken."""
+    """Encode every sample with its end token; those in which nothing is learned are broken."""
     plain = [sample for sample in samples if isinstance(sample, Sample)]
     prompts = iter(tokenizer.encode_all([sample.prompt for sample in plain if sample.prompt is not None]))
     answers = iter(encode_continued([sample.text for sample in plain if sample.prompt is not None], tokenizer))
@@ -99,7 +99,7 @@ def _conversation(conversation: Conversation, tokenizer: Tokenizer, train_on: Tr
 
 
 def encode_paragraphs(samples: Sequence[AnySample], tokenizer: Tokenizer) -> list[Encoded]:
-    """Plain text: every paragraph with the break after it, so that neighbours can simply be put together."""
+    """Encode plain text: every paragraph with the break after it, so that neighbors can simply be put together."""
     paragraphs = [sample for sample in samples if isinstance(sample, Sample)]
     tail = paragraph_break(tokenizer)
     return [

@@ -1,4 +1,4 @@
-"""Conversations tokenised by several processes: rendering a chat template is work of Python's own, of which threads do no more.
+"""Conversations tokenized by several processes: rendering a chat template is work of Python's own, of which threads do no more.
 
 They are programs of their own and no forks, since a rank has threads of torch and NCCL when its data is prepared; each has a tokenizer of
 its own. They start when a source turns out to take long, and the results come in the order of the data, as one process gives them. Where
@@ -29,16 +29,16 @@ from lockstep_train.data.tokens.tokenizer import Tokenizer
 from lockstep_train.data.tokens.turns import TemplateChoice
 
 AFTER_SECONDS = 20.0
-"""Small data is done before processes have imported what they need."""
+"""Seconds before processes are started: small data is done before they have imported what they need."""
 PROCESSES = 8
-"""At most: each takes some 400 MB, and a hundred thousand samples a minute are enough."""
+"""Most processes: each takes some 400 MB, and a hundred thousand samples a minute are enough."""
 
 Batch = list[AnySample]
 Answer = tuple[list[Encoded], Broken]
 
 
 def batch_line(batch: Batch) -> bytes:
-    """Raises TypeError or ValueError where a message holds what JSON has no form for."""
+    """Batch as a line of JSON. Raises TypeError or ValueError where a message holds what JSON has no form for."""
     return _line([vars(sample) for sample in batch])
 
 
@@ -53,7 +53,7 @@ def answer_line(answer: Answer) -> bytes:
 
 
 def answer_of(line: bytes) -> Answer:
-    """Raises ValueError for half a line."""
+    """Answer from its line. Raises ValueError for half a line."""
     said = json.loads(line)
     samples = [Encoded(ids, base64.b64decode(learned), number, tuple(remarks)) for ids, learned, number, remarks in said["samples"]]
     reasons = [(number, reason) for number, reason in said["broken"].pop("reasons")]
@@ -65,22 +65,22 @@ def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _line(value: Any) -> bytes:
-    """Lone surrogates, which no UTF-8 has, pass as escapes."""
+    """Line of JSON; lone surrogates, which no UTF-8 has, pass as escapes."""
     return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
 
 class Lost(Exception):
-    """A process has ended before it answered."""
+    """Process that ended before it answered."""
 
 
 def encode_batch(batch: Batch, tokenizer: Tokenizer, train_on: TrainOn, name: str) -> Answer:
-    """The samples that can be used, and the others."""
+    """Encode a batch: the samples that can be used, and the others."""
     broken = Broken(name)
     return encode_samples(batch, tokenizer, train_on, broken), broken
 
 
 class Process:
-    """One that tokenises; see worker.py."""
+    """Process that tokenizes; see worker.py."""
 
     def __init__(self, folder: Path, train_on: TrainOn, name: str, choice: TemplateChoice) -> None:
         environment = {
@@ -104,7 +104,7 @@ class Process:
         self._batches, self._answers = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
 
     def encode(self, line: bytes) -> Answer:
-        """Of a batch as `batch_line` gives it. Raises Lost."""
+        """Encode a batch as `batch_line` gives it. Raises Lost."""
         try:
             self._batches.write(line)
             self._batches.flush()
@@ -117,14 +117,14 @@ class Process:
         self._process.wait()
 
     def close(self) -> None:
-        """After nobody reads from it any more."""
+        """Close its streams, after nobody reads from them any more."""
         for stream in (self._batches, self._answers):
             with contextlib.suppress(OSError):  # what was still to be written
                 stream.close()
 
 
 class Pool:
-    """A thread for each process, which only waits for it."""
+    """Pool of processes, with a thread for each that only waits for it."""
 
     def __init__(self, processes: list[Process]) -> None:
         self.size = len(processes)
@@ -132,10 +132,10 @@ class Pool:
         self._idle: SimpleQueue[Process] = SimpleQueue()
         for process in processes:
             self._idle.put(process)
-        self._threads = ThreadPoolExecutor(self.size, "lockstep-tokenise")
+        self._threads = ThreadPoolExecutor(self.size, "lockstep-tokenize")
 
     def submit(self, batch: Batch) -> Future[Answer] | None:
-        """None for one that can't be handed to another process."""
+        """Hand a batch to a process; None for one that can't be handed over."""
         try:
             line = batch_line(batch)
         except (TypeError, ValueError):
@@ -158,7 +158,7 @@ class Pool:
 
 
 class Encoder:
-    """Batches in, answers out: by this process, and by a pool once it has taken long."""
+    """Encoder of batches: by this process, and by a pool once it has taken long."""
 
     def __init__(self, here: Callable[[Batch], Answer], start: Callable[[], Pool | None], say: Callable[[str], None]) -> None:
         self._here = here
@@ -169,7 +169,7 @@ class Encoder:
         self._waiting: deque[tuple[Batch, Future[Answer]]] = deque()
 
     def run(self, batches: Iterable[Batch]) -> Generator[tuple[int, Answer], None, None]:
-        """How many samples each batch has, and what became of it, in their order."""
+        """Yield how many samples each batch has, and what became of it, in their order."""
         began = time.monotonic()
         try:
             for batch in batches:
@@ -188,14 +188,14 @@ class Encoder:
             self._close()
 
     def _answers(self, left: int) -> Iterator[tuple[int, Answer]]:
-        """The oldest ones, until so many are still waited for."""
+        """Yield the oldest answers, until so many are still waited for."""
         while len(self._waiting) > left:
             batch, future = self._waiting.popleft()
             try:
                 answer = future.result()
             except (Lost, CancelledError):
                 if self._pool is not None:
-                    self._say("A process that tokenises has ended before its work: this rank goes on alone, which takes longer")
+                    self._say("A process that tokenizes has ended before its work: this rank goes on alone, which takes longer")
                 self._close()
                 answer = self._here(batch)
             yield len(batch), answer
@@ -207,16 +207,16 @@ class Encoder:
 
 
 def start_pool(tokenizer: Tokenizer, train_on: TrainOn, name: str, say: Callable[[str], None]) -> Pool | None:
-    """None where there is no core for it besides the one of this process, or the tokenizer is nowhere to be loaded from."""
+    """Start a pool; None where there is no core for it besides the one of this process, or the tokenizer is nowhere to be loaded from."""
     count = min(PROCESSES, usable_cores() - 1)
     if count < 2 or tokenizer.folder is None:
         return None
-    say(f"Tokenising {name} with {count} processes")
+    say(f"Tokenizing {name} with {count} processes")
     return Pool([Process(tokenizer.folder, train_on, name, tokenizer.choice) for _ in range(count)])
 
 
 def usable_cores(root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Of the machine's cores as many as this process may use at once, by its affinity and its container's limit."""
+    """Number of the machine's cores that this process may use at once, by its affinity and its container's limit."""
     cores = len(os.sched_getaffinity(0))
     with contextlib.suppress(OSError, ValueError):  # no limit: there is no file, or it says max or -1
         quota, period = _quota(root)

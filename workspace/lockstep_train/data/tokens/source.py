@@ -1,7 +1,7 @@
-"""The sources of a run's data, and the tokenised form of each, made once and kept on disk.
+"""The sources of a run's data, and the tokenized form of each, made once and kept on disk.
 
 A source's tokens are kept whole: not cut to maxLength, not packed, not divided into training and evaluation. So those settings
-can be changed without tokenising again.
+can be changed without tokenizing again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lockstep_train.data.tokens.tokenizer import Tokenizer
 VERSION = 5
 """Raised when the same text would give other tokens, or other facts about them."""
 BATCH = 2000
-"""Samples that are tokenised at once, unless they have more characters:"""
+"""Samples that are tokenized at once, unless they have more characters:"""
 BATCH_CHARACTERS = 4_000_000
 """150 bytes of memory a token; one sample may have more."""
 TOLD_EVERY_SECONDS = 30.0
@@ -49,15 +49,15 @@ class DataSource:
     """One source of samples."""
 
     name: str
-    """As messages call it: the file, or the hub dataset with its split."""
+    """Name in messages: the file, or the hub dataset with its split."""
     digest: str
-    """Of the content."""
+    """Digest of the content."""
     plain_text: bool
     """Paragraphs that may be joined; else every sample stands for itself."""
     weight: float
     samples: Callable[[Broken], Iterator[AnySample]]
     pinned: str = ""
-    """What a manifest calls it: the path, or the hub dataset with its commit."""
+    """Name in a manifest: the path, or the hub dataset with its commit."""
 
 
 def token_key(source: DataSource, tokenizer: Tokenizer, train_on: TrainOn, on_broken: OnBroken = OnBroken.FAIL) -> str:
@@ -78,7 +78,7 @@ def token_key(source: DataSource, tokenizer: Tokenizer, train_on: TrainOn, on_br
 def tokens_of(
     source: DataSource, tokenizer: Tokenizer, train_on: TrainOn, folder: Path, say: Say, on_broken: OnBroken = OnBroken.FAIL
 ) -> Arrays:
-    """The source's tokens: checked, or made now. Raises ConfigError when the source has broken lines that are not to be left out."""
+    """Return the source's tokens: checked, or made now. Raises ConfigError when the source has broken lines that are not to be left out."""
     place = folder / token_key(source, tokenizer, train_on, on_broken)
     found = whole_arrays(place, lambda problem: say(f"The token cache of {source.name} is made again: {problem}"))
     if found is not None:
@@ -90,7 +90,7 @@ def tokens_of(
 def write_tokens(
     source: DataSource, tokenizer: Tokenizer, train_on: TrainOn, place: Path, say: Say, on_broken: OnBroken = OnBroken.FAIL
 ) -> None:
-    """Read, tokenise and write the source in batches, so that memory doesn't grow with it. Raises ConfigError."""
+    """Read, tokenize and write the source in batches, so that memory doesn't grow with it. Raises ConfigError."""
     broken = Broken(source.name)
     writer = ArrayWriter(place, TYPES)
     tokens = samples = seen = largest = 0
@@ -136,7 +136,7 @@ def named(notes: Sequence[str], source: DataSource) -> list[str]:
 
 
 class Remarks:
-    """What is worth telling about a source's samples, counted."""
+    """Remarks on a source's samples, counted."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -145,7 +145,7 @@ class Remarks:
         self._divided = Counter[str]()
 
     def include(self, encoded: Sequence[Encoded]) -> None:
-        """The samples of whole lines."""
+        """Count the remarks of the samples of whole lines."""
         for line, group in itertools.groupby(encoded, key=lambda item: item.line):
             samples = list(group)
             self._divided.update({"conversations": 1, "samples": len(samples)} if len(samples) > 1 else ())
@@ -154,7 +154,7 @@ class Remarks:
                 self._first.setdefault(remark, line)
 
     def notes(self) -> list[str]:
-        """A line each, the most frequent first."""
+        """Notes of a line each, the most frequent first."""
         divided = (
             f"{self._name}: {self._divided['conversations']:,} conversations make {self._divided['samples']:,} samples, for the chat template "
             "renders earlier answers otherwise than the model writes them (trainOn: LastTurn learns one of each conversation)"
@@ -167,7 +167,7 @@ class Remarks:
 
 
 class Pace:
-    """Says every now and then how many samples are done, and how fast they come."""
+    """Report, every now and then, of how many samples are done and how fast they come."""
 
     def __init__(self, name: str, say: Say, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = name
@@ -176,15 +176,15 @@ class Pace:
         self._told = (clock(), 0)
 
     def at(self, samples: int) -> None:
-        """Called with each batch that is done, and never by the clock: what is said is taken for a sign of life."""
+        """Report with a batch that is done, and never by the clock: a line is taken for a sign of life."""
         now, (then, before) = self._clock(), self._told
         if now - then >= TOLD_EVERY_SECONDS:
             self._told = (now, samples)
-            self._say(f"Tokenised {samples:,} samples of {self._name}, {(samples - before) / (now - then):,.0f}/s")
+            self._say(f"Tokenized {samples:,} samples of {self._name}, {(samples - before) / (now - then):,.0f}/s")
 
 
 def batches(samples: Iterator[AnySample]) -> Iterator[list[AnySample]]:
-    """At most so many samples each, and no more once they have so many characters."""
+    """Split samples into batches of at most BATCH samples, and no more once they have BATCH_CHARACTERS characters."""
     batch: list[AnySample] = []
     characters = 0
     for sample in samples:
@@ -198,7 +198,7 @@ def batches(samples: Iterator[AnySample]) -> Iterator[list[AnySample]]:
 
 
 def append(writer: ArrayWriter, encoded: list[Encoded], before: int) -> Array:
-    """Add these samples after `before` tokens; the ids of them all. Samples of one conversation have the key of its first one, which has all of it: they
+    """Add these samples after `before` tokens, and return the ids of them all. Samples of one conversation have the key of its first one, which has all of it: they
     are evaluated or trained on together."""
     lengths = numpy.array([len(item.ids) for item in encoded])
     ids = numpy.fromiter(itertools.chain.from_iterable(item.ids for item in encoded), numpy.int32, int(lengths.sum()))

@@ -95,7 +95,7 @@ def on_one_day(template: str) -> str:
 
 
 def stop_tokens(folder: Path, tokenizer: Any) -> list[int]:
-    """All that servers stop at: `eos_token_id` of generation_config.json and config.json, and the tokenizer's own. Raises ConfigError."""
+    """Tokens that servers stop at: `eos_token_id` of generation_config.json and config.json, and the tokenizer's own. Raises ConfigError."""
     stated = {number for name in ("generation_config.json", "config.json") for number in _stated(folder / name)}
     if tokenizer.eos_token_id is not None:
         stated.add(tokenizer.eos_token_id)

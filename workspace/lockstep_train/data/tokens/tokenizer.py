@@ -23,26 +23,26 @@ FILES = re.compile(
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """What is needed of a tokenizer, so that this module needs no transformers."""
+    """Tokenizer, reduced to what the data needs, so that its users need no transformers."""
 
     encode: Callable[[str], list[int]]
     """Text to token ids, without special tokens."""
     begin: tuple[int, ...]
-    """What the model expects before every text (BOS of Llama, [gMASK]<sop> of GLM, nothing for Qwen)."""
+    """Tokens that the model expects before every text (BOS of Llama, [gMASK]<sop> of GLM, nothing for Qwen)."""
     end: int | None
     pad: int
     chat: ChatTemplate | None = None
     encode_many: Callable[[list[str]], list[list[int]]] | None = None
-    """The same for many texts at once, which fast tokenizers do on several cores."""
+    """Encoder of many texts at once, which fast tokenizers do on several cores."""
     places: Callable[[list[str]], list[tuple[list[int], list[Span]]]] | None = None
-    """Of each text its ids, without special tokens, and where in it each token stands; None: the tokenizer doesn't know."""
+    """Ids of each text, without special tokens, and where in it each token stands; None: the tokenizer doesn't know."""
     decode: Callable[[list[int]], str] = str
     digest: str = ""
-    """Tells one tokenizer from another."""
+    """Digest that tells one tokenizer from another."""
     folder: Path | None = None
-    """Where it was loaded from, and can be loaded again."""
+    """Folder from which it was loaded, and can be loaded again."""
     choice: TemplateChoice = field(default_factory=TemplateChoice)
-    """Which chat template it was loaded with."""
+    """Chat template that it was loaded with."""
     vocabulary: int | None = None
     """Rows of the model's embedding; None: it can't be told before the model is loaded."""
     stops: frozenset[int] = frozenset()
@@ -53,7 +53,7 @@ class Tokenizer:
 
 
 def load_tokenizer(folder: Path, choice: TemplateChoice = TemplateChoice()) -> Tokenizer:  # noqa: B008 (never changed)
-    """With the chat template that the run states, or its own. Raises ConfigError when the folder has no tokenizer, TrainerError when it can't be read now."""
+    """Load the folder's tokenizer, with the chat template that the run states, or its own. Raises ConfigError when the folder has no tokenizer, TrainerError when it can't be read now."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers import AutoTokenizer
 
@@ -96,7 +96,7 @@ def keep_white_space_in_places(backend: Any) -> None:
 
 
 def _untrimmed(state: Any) -> Any:
-    """A post-processor's state, which may hold those of others."""
+    """Change a post-processor's state, which may hold those of others."""
     if isinstance(state, dict):
         return {name: False if name == "trim_offsets" else _untrimmed(value) for name, value in state.items()}
     return [_untrimmed(value) for value in state] if isinstance(state, list) else state
@@ -114,13 +114,13 @@ def vocabulary_size(folder: Path) -> int | None:
 
 
 def padding(pad: int | None, end: int | None, vocabulary: int | None) -> int:
-    """What fills rows up. No token sees it, so any does that the model has: pad tokens are often added to a tokenizer alone."""
+    """Token that fills rows up. No token sees it, so any does that the model has: pad tokens are often added to a tokenizer alone."""
     known = (token for token in (pad, end) if token is not None and (vocabulary is None or token < vocabulary))
     return next(known, 0)
 
 
 def encode_many(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    """Fast tokenizers are asked directly, since what transformers lays around their answers costs as much as tokenising on many cores."""
+    """Encode many texts. Fast tokenizers are asked directly, since what transformers lays around their answers costs as much as tokenizing on many cores."""
     if not tokenizer.is_fast:
         return [list(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
     with on_all_cores(tokenizer) as backend:
@@ -134,7 +134,7 @@ def place_many(tokenizer: Any, texts: list[str]) -> list[tuple[list[int], list[S
 
 @contextlib.contextmanager
 def on_all_cores(tokenizer: Any) -> Iterator[Any]:
-    """The library's own tokenizer: only the process that builds the token cache comes here, and it starts no others meanwhile."""
+    """Give the library's own tokenizer, on all cores: only the process that builds the token cache comes here, and it starts no others meanwhile."""
     before = os.environ.get("TOKENIZERS_PARALLELISM", "false")
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     backend = tokenizer.backend_tokenizer
@@ -147,12 +147,12 @@ def on_all_cores(tokenizer: Any) -> Iterator[Any]:
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """What of a model's folder decides which tokens a text becomes."""
+    """Files of a model's folder that decide which tokens a text becomes."""
     return sorted(path for path in folder.rglob("*") if path.is_file() and FILES.fullmatch(path.name))
 
 
 def tokenizer_digest(folder: Path, stops: list[int], template: str | None, variables: Mapping[str, Any]) -> str:
-    """Over the tokenizer's files, stop tokens, the template that the run states with its variables, and the versions of the libraries that read them:
+    """Digest over the tokenizer's files, stop tokens, the template that the run states with its variables, and the versions of the libraries that read them:
     another one means other tokens."""
     import tokenizers
     import transformers

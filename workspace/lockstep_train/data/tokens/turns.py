@@ -21,7 +21,7 @@ from lockstep_train.data.read.records import texts_of
 
 OPEN_THOUGHT = re.compile(r"<think>\s*\Z")
 BEGUN_THOUGHT = re.compile(r"\s*(<think>\s*(</think>\s*)?|<\|channel>thought\s*(<channel\|>\s*)?)\Z")
-"""With which a generation prompt ends; the second form is Gemma 4's."""
+"""End of a generation prompt that begins a thought; the second form is Gemma 4's."""
 EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\n*")
 """Put in by templates of reasoning models where there was no thought (GLM, Qwen): form, not something to learn."""
 CLOSED_AT_ONCE = re.compile(r"\s*</think>\n*")
@@ -34,19 +34,19 @@ Message = dict[str, Any]
 
 
 class Unmasked(ValueError):
-    """Why the learned parts of a conversation can't be located."""
+    """Reason why the learned parts of a conversation can't be located."""
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """What is needed of a tokenizer that has one."""
+    """Chat template, reduced to what is needed of it."""
 
     render: Callable[[Sequence[Message], Sequence[Any], bool, Mapping[str, Any]], str]
     """(messages, tools, whether to end with the generation prompt, the row's own variables) → text. May raise what the template raises."""
     marked: Callable[[Sequence[Message], Sequence[Any], Mapping[str, Any]], list[Span]] | None
     """The parts that the template marks by `{% generation %}`, or None when it has no such marks."""
     encode: Callable[[str], tuple[list[int], list[Span]]]
-    """Token ids without special tokens added, and where in the text each token stands."""
+    """Encoder: token ids without special tokens added, and where in the text each token stands."""
     stops: tuple[str, ...]
     """The tokens at which the model stops writing, as text."""
     special: frozenset[str] = frozenset()
@@ -57,7 +57,7 @@ class ChatTemplate:
 
 @dataclass(frozen=True)
 class TemplateChoice:
-    """What a run states of its chat template."""
+    """Chat template that a run states."""
 
     path: str | None = None
     """A file of its own; None: the tokenizer's."""
@@ -93,13 +93,13 @@ class Turn:
 
     number: int
     given: str
-    """What the model is given."""
+    """Text that the model is given."""
     form: str
     """An empty thought that the template puts in."""
     answer: str
-    """What the model writes, through its stop token."""
+    """Text that the model writes, through its stop token."""
     remarks: tuple[str, ...] = ()
-    """What is odd about it, in words that are the same for all turns of a kind."""
+    """Oddities, in words that are the same for all turns of a kind."""
 
     @property
     def text(self) -> str:
@@ -140,7 +140,7 @@ def _with_message(chat: Chat, number: int, message: Message) -> Chat:
 
 
 def tokens_hidden(value: Any, tokens: Sequence[str]) -> Any:
-    """The value with as many other letters in place of these tokens in its texts: those that a template renders are its own then."""
+    """Replace these tokens in a value's texts by as many other letters: those that a template renders are its own then."""
     if isinstance(value, str):
         for token in tokens:
             value = value.replace(token, "x" * len(token))
@@ -151,7 +151,7 @@ def tokens_hidden(value: Any, tokens: Sequence[str]) -> Any:
 
 
 def place_of(turn: Turn, text: str) -> Span | None:
-    """Where the turn's answer stands in a rendering that goes on after it; None where the template has rewritten it, or what comes before it.
+    """Place of the turn's answer in a rendering that goes on after it; None where the template has rewritten it, or what comes before it.
 
     An empty thought is form: it may be there or not.
     """
@@ -164,7 +164,7 @@ def place_of(turn: Turn, text: str) -> Span | None:
 
 
 def _divided(chat: Chat, number: int) -> tuple[str, str, bool]:
-    """What the model is given, what comes after it, and whether the generation prompt opens a thought."""
+    """Divide a turn: what the model is given, what comes after it, and whether the generation prompt opens a thought."""
     problem: Unmasked | None = None
     asked = None
     try:
@@ -205,7 +205,7 @@ def _without_thought(asked: str) -> Iterator[str]:
 
 
 def _prompts(chat: Chat, number: int, asked: str | None) -> Iterator[str]:
-    """What stands right before the turn, also where all that comes before is rendered otherwise: the message before it and the generation prompt, and
+    """Texts right before the turn, also where all that comes before is rendered otherwise: the message before it and the generation prompt, and
     that prompt alone."""
     before = str(chat.messages[number - 1].get("content") or "").strip() if number else ""
     if asked is not None and before and before in asked:
@@ -231,7 +231,7 @@ LOST_THOUGHT = "answers have a thought in a field of its own that the chat templ
 
 
 def _with_thought(turn: Turn, chat: Chat, opened: bool) -> Turn:
-    """With the message's thought where the template dropped it, for that is what the model writes."""
+    """Add the message's thought where the template dropped it, for that is what the model writes."""
     thought, others, changed, pause = _thought_of(chat.messages[turn.number])
     if not thought:
         return replace(turn, remarks=(NO_THOUGHT,)) if opened else turn
@@ -267,7 +267,7 @@ STAND_IN = "qx-a-part-of-this-message-xq"
 
 
 def _renders(chat: Chat, turn: Turn, text: str, others: Any, changed: Message) -> bool:
-    """Whether the template renders this part of the message. Where `others` hold the same text, too, the message `changed` tells, with STAND_IN in its place."""
+    """Return True if the template renders this part of the message. Where `others` hold the same text, too, the message `changed` tells, with STAND_IN in its place."""
     if text not in turn.answer:
         return False
     if not any(text in other for other in texts_of(others)):
@@ -279,12 +279,12 @@ def _renders(chat: Chat, turn: Turn, text: str, others: Any, changed: Message) -
 
 
 def _others(message: Message, *names: str) -> list[Any]:
-    """What a message says besides these parts."""
+    """Parts of a message besides these."""
     return [value for name, value in message.items() if name not in (*names, "role")]
 
 
 def _without_second_thought(turn: Turn) -> Turn:
-    """Without the empty thought that a template puts before a content which has its own."""
+    """Remove the empty thought that a template puts before a content which has its own."""
     given_open = OPEN_THOUGHT.search(turn.given) is not None
     form = (CLOSED_AT_ONCE if given_open else EMPTY_THOUGHT).match(turn.answer)
     if form is None:
@@ -298,7 +298,7 @@ LOST_CALL = "answers call tools in a way that the chat template doesn't render: 
 
 
 def _checked(turn: Turn, chat: Chat) -> Turn:
-    """Raises Unmasked where the answer isn't what the message says; templates may leave it out beside calls of tools."""
+    """Check a turn. Raises Unmasked where the answer isn't what the message says; templates may leave it out beside calls of tools."""
     message = chat.messages[turn.number]
     calls = message.get("tool_calls") or []
     if not all(_renders_call(chat, turn, number) for number in range(len(calls))):
@@ -397,7 +397,7 @@ def _calling(arguments: Any) -> Message:
 
 @cache
 def takes_text(template: ChatTemplate, tools: bool) -> bool:
-    """Whether arguments of calls have to be JSON text: the template refuses an object (DeepSeek's), or writes it in Python's form."""
+    """Return True if arguments of calls have to be JSON text: the template refuses an object (DeepSeek's), or writes it in Python's form."""
     tool = {"type": "function", "function": {"name": "f", "description": "f", "parameters": {"type": "object", "properties": {}}}}
 
     def rendered(arguments: Any) -> str | None:

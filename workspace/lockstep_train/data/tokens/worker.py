@@ -1,4 +1,4 @@
-"""A process that tokenises for a rank: python -m lockstep_train.data.tokens.worker TOKENIZER-FOLDER TRAIN-ON SOURCE TEMPLATE VARIABLES
+"""A process that tokenizes for a rank: python -m lockstep_train.data.tokens.worker TOKENIZER-FOLDER TRAIN-ON SOURCE TEMPLATE VARIABLES
 
 Batches of samples come on its standard input, answers go to its standard output, until the input ends: with the rank, however that ends.
 """

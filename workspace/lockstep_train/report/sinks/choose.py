@@ -1,4 +1,4 @@
-"""Which destinations a run has. What can't work is refused before anything is loaded."""
+"""Choice of a run's destinations of metrics. What can't work is refused before anything is loaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MLFLOW_SCHEMES = ("http", "https", "file", "databricks")
 
 
 def refuse_unusable_metrics(metrics: MetricsConfig, environ: Mapping[str, str] | None = None) -> None:
-    """Raises ConfigError for a destination whose package, address or key is missing."""
+    """Raise ConfigError for a destination whose package, address or key is missing."""
     variables = os.environ if environ is None else environ
     if metrics.tensor_board:
         _need("tensorboard", "metrics.tensorBoard", "tensorboard", "set metrics.tensorBoard to false")
@@ -58,7 +58,7 @@ def _has_wandb_key(environ: Mapping[str, str]) -> bool:
 
 
 def open_sinks(config: RunConfig, resumed_step: int, tell: Tell) -> list[MetricsSink]:
-    """The destinations of `metrics`. Nothing is imported or sent yet."""
+    """Destinations of `metrics`. Nothing is imported or sent yet."""
     metrics, logs = config.training.metrics, config.run_dir / "logs"
     parameters = run_parameters(config)
 
@@ -87,7 +87,7 @@ def open_sinks(config: RunConfig, resumed_step: int, tell: Tell) -> list[Metrics
 
 
 def run_parameters(config: RunConfig) -> dict[str, Any]:
-    """The run's settings as tables show them; without where metrics go, which may name a server's user."""
+    """Settings of the run as tables show them; without where metrics go, which may name a server's user."""
     training = {name: _plain(value) for name, value in vars(config.training).items() if name != "metrics"}
     return {**training, "job": config.job_name}
 

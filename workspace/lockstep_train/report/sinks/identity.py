@@ -1,4 +1,4 @@
-"""Under which id a run is known to MLflow or Weights & Biases: kept in the run's folder, so that a resumed run goes on there."""
+"""Id under which a run is known to MLflow or Weights & Biases: kept in the run's folder, so that a resumed run goes on there."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from lockstep_train.base.durable import write_durably
 
 @dataclass(frozen=True)
 class ServiceRun:
-    """One service's id of a run, in a file."""
+    """Id of a run at one service, in a file."""
 
     path: Path
     job_uid: str | None
     resumed_step: int
 
     def recall(self) -> str | None:
-        """The id that an earlier attempt kept; None for a run that starts anew, be it in an old folder."""
+        """Id that an earlier attempt kept; None for a run that starts anew, be it in an old folder."""
         try:
             kept = json.loads(self.path.read_bytes())
             same_run = self.resumed_step > 0 or (self.job_uid is not None and kept["jobUid"] == self.job_uid)

@@ -23,7 +23,7 @@ SETTINGS = {
 
 
 class MLflowWriter:
-    """The client without its globals: no active run, no autologging."""
+    """Writer by the client without its globals: no active run, no autologging."""
 
     def __init__(self, config: MLflowConfig, job: str, identity: ServiceRun, parameters: Mapping[str, Any]) -> None:
         for name, value in SETTINGS.items():
@@ -64,7 +64,7 @@ class MLflowWriter:
             self._client.log_batch(self._run, metrics=listed[start : start + METRICS_A_REQUEST])
 
     def _last_step(self, name: str) -> int:
-        """Of what earlier attempts sent: MLflow can't take back the steps that are done again, and shows a step twice."""
+        """Last step that earlier attempts sent: MLflow can't take back the steps that are done again, and shows a step twice."""
         if not self._resumed:
             return -1
         if name not in self._last_steps:

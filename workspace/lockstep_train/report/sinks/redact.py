@@ -1,4 +1,4 @@
-"""No secret leaves through a line or a file of ours."""
+"""Redaction: no secret leaves through a line or a file of ours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHORTEST_SECRET = 6
 
 
 def redact(text: str, environ: Mapping[str, str] | None = None) -> str:
-    """`text` without users and passwords of URLs, and without values of environment variables that are named like secrets."""
+    """Return `text` without users and passwords of URLs, and without values of environment variables that are named like secrets."""
     text = _USER_IN_URL.sub("***@", text)
     for name, value in (os.environ if environ is None else environ).items():
         if _SECRET_NAME.search(name) and len(value) >= _SHORTEST_SECRET:

@@ -1,4 +1,4 @@
-"""A destination of metrics that can neither block nor kill the training, whatever its client library does."""
+"""Destination of metrics that can neither block nor kill the training, whatever its client library does."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Point:
 
 
 class Writer(Protocol):
-    """A client library behind two calls. Both may raise, hang or exit; they run in the sink's thread."""
+    """Client library behind two calls. Both may raise, hang or exit; they run in the sink's thread."""
 
     def write(self, points: list[Point]) -> None: ...
     def close(self, outcome: str) -> None:
@@ -37,11 +37,11 @@ class Writer(Protocol):
 
 
 Tell = Callable[..., None]
-"""Reporter.event."""
+"""Function that reports an event: Reporter.event."""
 
 
 class MetricsSink:
-    """A queue and a thread. The thread starts with the first point, so that no import is paid for by the start of the run."""
+    """Destination with a queue and a thread. The thread starts with the first point, so that no import is paid for by the start of the run."""
 
     def __init__(self, name: str, connect: Callable[[], Writer], tell: Tell) -> None:
         self.name = name
@@ -57,7 +57,7 @@ class MetricsSink:
         self._started = False
 
     def put(self, point: Point) -> None:
-        """Never waits: a point that finds the queue full is dropped and counted."""
+        """Put a point without waiting: one that finds the queue full is dropped and counted."""
         try:
             self._points.put_nowait(point)
         except queue.Full:
@@ -72,7 +72,7 @@ class MetricsSink:
         self._closing.set()
 
     def drained(self, timeout_seconds: float) -> bool:
-        """Whether everything has arrived within that time; what hasn't is counted as dropped."""
+        """Return True if everything has arrived within that time; what hasn't is counted as dropped."""
         if not self._started:
             return True
         self._thread.join(max(0.0, timeout_seconds))
@@ -88,7 +88,7 @@ class MetricsSink:
             self._try(lambda writer: writer.close(self._outcome))
 
     def _take(self) -> list[Point]:
-        """The points that are there; waits a moment for the first."""
+        """Take the points that are there; waits a moment for the first."""
         batch: list[Point] = []
         with contextlib.suppress(queue.Empty):
             batch.append(self._points.get(timeout=POLL_SECONDS))
@@ -116,7 +116,7 @@ class MetricsSink:
         return True
 
     def _failed(self, error: BaseException) -> None:
-        """Told once a run: a server that is away for a night must not fill the log."""
+        """Report a failure once a run: a server that is away for a night must not fill the log."""
         if not self._told:
             self._told = True
             reason = redact(f"{type(error).__name__}: {' '.join(str(error).split())}")[:300]

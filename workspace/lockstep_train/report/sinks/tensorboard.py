@@ -9,7 +9,7 @@ from lockstep_train.report.sinks.sink import Point
 
 
 class TensorBoardWriter:
-    """torch's writer. After a resume, TensorBoard hides what an earlier attempt wrote of the steps that are done again."""
+    """Writer by torch. After a resume, TensorBoard hides what an earlier attempt wrote of the steps that are done again."""
 
     def __init__(self, folder: Path, resumed_step: int) -> None:
         with warnings.catch_warnings():

@@ -17,7 +17,7 @@ FINISH_SECONDS = 20
 
 
 class WandBWriter:
-    """wandb's own process does the sending; it gets no console, no code and no environment to send."""
+    """Writer by wandb, whose own process does the sending; it gets no console, no code and no environment to send."""
 
     def __init__(self, config: WandBConfig, job: str, folder: Path, identity: ServiceRun, parameters: Mapping[str, Any]) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
@@ -47,7 +47,7 @@ class WandBWriter:
             identity.keep(run_id)
 
     def write(self, points: list[Point]) -> None:
-        """Steps that the service has already are left out: it refuses to go back, with a warning each."""
+        """Write points. Steps that the service has already are left out: it refuses to go back, with a warning each."""
         for point in points:
             if point.step >= self._run.step:
                 self._run.log(dict(point.values), step=point.step)
