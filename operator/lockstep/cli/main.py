@@ -65,7 +65,7 @@ VERBS = {
         "model": "files.model.app",
     },
     "Clusters": {
-        "clusters": "shared.clusters.list_clusters",
+        "clusters": "clusters.clusters.list_clusters",
         "cluster": "clusters.cluster.app",
         "doctor": "clusters.doctor.doctor",
         "deploy": "clusters.deploy.deploy",

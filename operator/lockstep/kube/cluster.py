@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from lockstep.api.errors import Failed
 from lockstep.api.objects import Object
+from lockstep.kube.aim import Kubeconfig
 from lockstep.kube.clock import ServerClock, boot_seconds
 from lockstep.kube.connection import Connection, server_of
 from lockstep.kube.kinds import path_of, type_meta
 from lockstep.kube.reading import METADATA_EACH, METADATA_LIST, PageSize, content_within, loads, with_items
 
+T = TypeVar("T")
 FIELD_MANAGER = "lockstep-operator"
 LOG_SECONDS = 30 * 24 * 3600.0  # a followed log ends with its container
 LOG_LINE_BYTES_MAX = 1 << 18
@@ -171,7 +173,7 @@ class Cluster:
 
     @classmethod
     async def connect(cls, context: str | None = None) -> Cluster:
-        """By KUBECONFIG and --context, else as the pod's service account. Raises ConfigError."""
+        """Connect to the cluster aimed at, by its kubeconfig and `context`, else as the pod's service account. Raises ConfigError."""
         return cls(Connection(await server_of(context)))
 
     async def _send(
@@ -371,6 +373,48 @@ class Cluster:
         response = await self._send("GET", path, None, query=query, seconds=LOG_SECONDS)
         async for line in _lines(response, LOG_LINE_BYTES_MAX):
             yield line.decode(errors="replace")
+
+
+class Client:
+    """What blocking verbs talk through: one request by itself, or one asynchronous piece of work, each on a connection of its own."""
+
+    def __init__(self, context: str | None = None, kubeconfig: Kubeconfig | None = None) -> None:
+        """Raises ConfigError when there is no cluster to talk to."""
+        self._server = _run(lambda: server_of(context, kubeconfig))
+
+    def run(self, work: Callable[[Cluster], Coroutine[Any, Any, T]]) -> T:
+        """Return the result of `work`, done on a connection that ends with it."""
+
+        async def done() -> T:
+            async with Cluster(Connection(self._server)) as cluster:
+                return await work(cluster)
+
+        return _run(done)
+
+    def request(
+        self, method: str, path: str, body: object | None = None, query: Mapping[str, str] | None = None, content_type: str = JSON
+    ) -> Object:
+        """Send one request by itself. Raises as `Cluster.request` does."""
+        return self.run(lambda cluster: cluster.request(method, path, body, query, content_type))
+
+    @property
+    def server(self) -> str:
+        """The API server's URL."""
+        return self._server.url
+
+
+def _run(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run it as asyncio.run does; on a thread of its own for verbs that are in an event loop themselves."""
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(make())
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(lambda: asyncio.run(make())).result()
 
 
 @contextmanager

@@ -6,14 +6,16 @@ import os
 import time
 from collections.abc import Sequence
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 from lockstep.api.errors import ConfigError
-from lockstep.kube import kubeconfig
-from lockstep.kube.client import IN_CLUSTER, Connections, has_kubeconfig, kubeconfig_path, no_cluster
-from lockstep.kube.kubeconfig import Server
+from lockstep.kube.aim import Connections, Kubeconfig, environment_kubeconfig
+from lockstep.kube.kubeconfig import Server, impersonation_of, proxy_to, read_server, trusting
 
 UNAUTHORIZED = 401
+IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
+"""Variable that every pod has."""
 READ_BYTES = 1 << 21
 """A watch's event is one line, and may be as large as an object."""
 
@@ -113,31 +115,33 @@ async def headers_of(server: Server) -> Any:
     return headers
 
 
-async def server_of(context: str | None) -> Server:
-    """By KUBECONFIG and --context, else as the pod's service account. Raises ConfigError, also for a cluster that is not the one aimed at."""
+async def server_of(context: str | None, kubeconfig: Kubeconfig | None = None) -> Server:
+    """Return the API server of `kubeconfig`, else of the kubeconfig that leads to the cluster aimed at, else of the pod's service account.
+
+    Raises ConfigError, also for a cluster that is not the one aimed at.
+    """
     aim = Connections.aim
-    aim.choose(context)
-    known, asked = Connections.servers, (kubeconfig_path(), context)
-    server = known[asked] if known and asked in known else await _configured(context)
+    files = kubeconfig or aim.kubeconfig(context)
+    known, key = Connections.servers, (files.paths, context)
+    server = known[key] if known and key in known else await _configured(files, context)
     aim.check(server.url, context)
     if known is not None:
-        known[asked] = server
+        known[key] = server
     return server
 
 
-async def _configured(context: str | None) -> Server:
-    if has_kubeconfig() or IN_CLUSTER not in os.environ:
-        try:
-            found = kubeconfig.read(kubeconfig_path(), context)
-        except ConfigError as error:
-            raise no_cluster(error) from None
-        if found is not None:
-            return found
-    return await _by_the_library(context)
+async def _configured(files: Kubeconfig, context: str | None) -> Server:
+    if not files.exists and IN_CLUSTER in os.environ:
+        return await _by_the_library(None, None)
+    try:
+        server = read_server(files.paths, context)
+    except ConfigError as error:
+        raise _no_cluster(files, error) from None
+    return server or await _by_the_library(files, context)
 
 
-async def _by_the_library(context: str | None) -> Server:
-    """A service account, whose token's file is read again now and then, and logins that only the library knows.
+async def _by_the_library(files: Kubeconfig | None, context: str | None) -> Server:
+    """Return the server of a service account (`files` None), whose token is read again now and then, or of a login that only the library knows.
 
     From a pod the API server is near: a proxy that its environment names is for what lies outside of the cluster.
     """
@@ -149,24 +153,38 @@ async def _by_the_library(context: str | None) -> Server:
     namespace = proxy = None
     impersonation: tuple[tuple[str, str], ...] = ()
     try:
-        if has_kubeconfig() or IN_CLUSTER not in os.environ:
-            loader = await config.load_kube_config(kubeconfig_path(), context=context, client_configuration=configuration)
-            namespace = loader.current_context.get("context", {}).get("namespace")
-            proxy = kubeconfig.proxy_to(configuration.host, {"name": "of the context", "proxy-url": configuration.proxy})
-            impersonation = kubeconfig.impersonation_of(kubeconfig_path(), context)
-        else:
+        if files is None:
             config.load_incluster_config(client_configuration=configuration)
+        else:
+            loader = await config.load_kube_config(files.paths, context=context, client_configuration=configuration)
+            namespace = loader.current_context.get("context", {}).get("namespace")
+            proxy = proxy_to(configuration.host, {"name": "of the context", "proxy-url": configuration.proxy})
+            impersonation = impersonation_of(files.paths, context)
     except config.ConfigException as error:
-        raise no_cluster(error) from None
+        raise _no_cluster(files or environment_kubeconfig(), error) from None
 
     async def authorization() -> str | None:
         return (await configuration.auth_settings()).get("BearerToken", {}).get("value") or None
 
-    tls = kubeconfig.trusting(cafile=configuration.ssl_ca_cert)
+    tls = trusting(cafile=configuration.ssl_ca_cert)
     if configuration.cert_file:
         tls.load_cert_chain(configuration.cert_file, configuration.key_file)
     if not configuration.verify_ssl:
         tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
     return Server(
         configuration.host, namespace, tls, authorization, impersonation=impersonation, tls_name=configuration.tls_server_name, proxy=proxy
+    )
+
+
+def _no_cluster(files: Kubeconfig, error: Exception) -> ConfigError:
+    """A kubeconfig that isn't there, or that lacks what it should have: its content is the person's to correct."""
+    path = files.paths
+    if not any(Path(part).expanduser().exists() for part in path.split(os.pathsep) if part):
+        stated = f"KUBECONFIG names {path}, which is not there" if files.is_stated else f"there is no {path} and KUBECONFIG is not set"
+        return ConfigError(
+            f"no cluster can be reached: {stated}; set KUBECONFIG to a kubeconfig file (for the embedded cluster: make cluster-up)"
+        )
+    problem = str(error).removesuffix(".")
+    return ConfigError(
+        f"no cluster can be reached by {path}: {problem}; set KUBECONFIG to another file, or say a --context that it has (kubectl config get-contexts)"
     )

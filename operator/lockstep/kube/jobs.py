@@ -9,8 +9,7 @@ from typing import Any
 
 from lockstep.api.names import LABEL_JOB, RUN_KEY, run_name
 from lockstep.api.objects import is_true
-from lockstep.kube.client import Client
-from lockstep.kube.cluster import MERGE, NOT_FOUND, ApiError
+from lockstep.kube.cluster import MERGE, NOT_FOUND, ApiError, Client
 from lockstep.kube.kinds import path_of
 
 GONE_TIMEOUT_SECONDS = 60.0

@@ -84,7 +84,7 @@ class Server:
     """None: directly, whatever the environment says."""
 
 
-def read(paths: str, context: str | None = None) -> Server | None:
+def read_server(paths: str, context: str | None = None) -> Server | None:
     """The server of `context`, or of the current one. None: only the client library can log in there. Raises ConfigError."""
     namespace, cluster, user = _chosen(paths, context)
     if "auth-provider" in user:

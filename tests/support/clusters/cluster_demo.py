@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 from lockstep.api.job import TrainingJob
 from lockstep.cli.clusters.quickstart import POD_RESOURCES, demo_folder, send_demo
 from lockstep.cli.shared.target import load
-from lockstep.kube.client import connect
-from lockstep.kube.cluster import Cluster
+from lockstep.kube.cluster import Client, Cluster
 from lockstep.kube.exec import Place, output_of
 from lockstep.plan.render.resolve import PlatformDefaults, Resolved, resolve
 from lockstep.platforms.files.reader import reader, stateful_set_before_start
@@ -62,4 +61,4 @@ def demo_files(jobs: Jobs, spec: dict[str, Any]) -> Iterator[Place]:
 
 def run_in_pod(place: Place, command: list[str]) -> str:
     """What the command prints there. Raises ProgramFailed."""
-    return connect().run(lambda cluster: output_of(cluster, place, command, seconds=600.0)).decode(errors="replace")
+    return Client().run(lambda cluster: output_of(cluster, place, command, seconds=600.0)).decode(errors="replace")

@@ -8,8 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from lockstep.api.errors import ConfigError
+from lockstep.cli.clusters.clusters import print_clusters
 from lockstep.cli.main import app
-from lockstep.cli.shared.clusters import load_cluster, print_clusters
+from lockstep.cli.shared.clusterfiles import load_cluster
 
 
 @pytest.fixture

@@ -50,6 +50,6 @@ def test_an_answer_that_is_no_is_told_in_a_word(monkeypatch: pytest.MonkeyPatch,
     def asks() -> None:
         raise typer.Abort
 
-    monkeypatch.setattr("lockstep.cli.shared.clusters.list_clusters", asks)
+    monkeypatch.setattr("lockstep.cli.clusters.clusters.list_clusters", asks)
     assert run(monkeypatch, ["clusters"]) == 1
     assert capsys.readouterr().err == "Aborted.\n"

@@ -14,7 +14,7 @@ import pytest
 
 from lockstep.cli.shared import deployment
 from lockstep.cli.shared.target import load
-from lockstep.kube.client import ANYWHERE, Connections
+from lockstep.kube.aim import ANYWHERE, Connections
 from support.api_stub import ApiStub, kubeconfig, served
 from unit.cli.test_every_verb import REMOTE, VERBS, arguments, run, write_cluster_file, write_job_file
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.cli.jobs.get import get
 from lockstep.cli.main import main
 from lockstep.cli.shared import deployment
-from lockstep.cli.shared.clusters import peek
+from lockstep.cli.shared.clusterfiles import peek
 from lockstep.cli.shared.jobargs import Output, known_names, no_such_job
 from lockstep.cli.shared.target import namespace_of, target_of, unnamed_cluster
 from support.api_stub import ApiStub, served
@@ -70,7 +71,7 @@ def test_what_is_not_plain_is_left_to_the_models(tmp_path: Path, text: str) -> N
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in CLUSTERS.glob("*.yaml") if path.stem != "template"))
 def test_a_short_look_at_a_cluster_file_finds_what_the_models_find(name: str) -> None:
-    from lockstep.cli.shared.clusters import load_cluster
+    from lockstep.cli.shared.clusterfiles import load_cluster
 
     found = load_cluster(name, CLUSTERS).cluster
     assert peek(name, CLUSTERS) == (found.name, found.namespace, found.api)
@@ -79,8 +80,7 @@ def test_a_short_look_at_a_cluster_file_finds_what_the_models_find(name: str) ->
 @pytest.fixture
 def nothing_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No KUBECONFIG, no embedded cluster, nothing deployed from here; the home folder of somebody without a kubeconfig."""
-    monkeypatch.setenv("KUBECONFIG", "put back afterwards")
-    monkeypatch.delenv("KUBECONFIG")
+    monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("LOCKSTEP_STATE", str(tmp_path))
@@ -119,7 +119,7 @@ def test_with_nothing_but_a_kubeconfig_in_the_home_folder_verbs_ask_its_cluster(
         assert "there is no TrainingJob in namespace" in capsys.readouterr().out
         seen = len(stub.asked)
         assert seen > 0
-        monkeypatch.delenv("KUBECONFIG")
+        assert "KUBECONFIG" not in os.environ, "a name was resolved, and nothing else changed"
         for words in (["get", "--cluster", "local"], ["deploy", "local"]):
             monkeypatch.setattr("sys.argv", ["lockstep", *words])
             assert main() == 2, "whoever names the embedded cluster means it"

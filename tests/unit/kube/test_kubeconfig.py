@@ -16,7 +16,7 @@ import yaml
 
 from lockstep.api.errors import ConfigError
 from lockstep.kube import kubeconfig, loginprogram
-from lockstep.kube.kubeconfig import Server, read
+from lockstep.kube.kubeconfig import Server, read_server
 
 V1 = "client.authentication.k8s.io/v1"
 
@@ -33,7 +33,7 @@ def write(path: Path, user: dict[str, Any], *, name: str = "a", **cluster: Any) 
 
 
 def found(paths: str, context: str | None = None) -> Server:
-    server = read(paths, context)
+    server = read_server(paths, context)
     assert server is not None
     return server
 
@@ -83,11 +83,11 @@ def test_of_several_files_the_first_that_names_a_thing_counts(tmp_path: Path) ->
 def test_a_kubeconfig_that_cannot_be_used_is_named_with_what_is_wrong(tmp_path: Path, content: str, said: str) -> None:
     (tmp_path / "k").write_text(content)
     with pytest.raises(ConfigError, match=said):
-        read(str(tmp_path / "k"))
+        read_server(str(tmp_path / "k"))
 
 
 def test_a_legacy_login_is_left_to_the_library(tmp_path: Path) -> None:
-    assert read(write(tmp_path / "k", {"auth-provider": {"name": "oidc"}})) is None
+    assert read_server(write(tmp_path / "k", {"auth-provider": {"name": "oidc"}})) is None
 
 
 def plugin(folder: Path, status: dict[str, Any], **stated: Any) -> dict[str, Any]:
@@ -145,12 +145,12 @@ def test_a_login_program_that_wants_it_is_told_of_the_cluster(tmp_path: Path) ->
 )
 def test_a_login_program_that_fails_is_told_in_its_own_words(tmp_path: Path, stated: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        read(write(tmp_path / "k", {"exec": {"apiVersion": V1} | stated}))
+        read_server(write(tmp_path / "k", {"exec": {"apiVersion": V1} | stated}))
 
 
 def test_certificates_that_are_none_are_told(tmp_path: Path) -> None:
     bad = base64.b64encode(b"nonsense").decode()
     with pytest.raises(ConfigError, match="a certificate of the kubeconfig can't be used"):
-        read(write(tmp_path / "k", {}, server="https://a", **{"certificate-authority-data": bad}))
+        read_server(write(tmp_path / "k", {}, server="https://a", **{"certificate-authority-data": bad}))
     with pytest.raises(ConfigError, match="certificate-authority of the kubeconfig can't be read"):
-        read(write(tmp_path / "k", {}, server="https://a", **{"certificate-authority": "gone.crt"}))
+        read_server(write(tmp_path / "k", {}, server="https://a", **{"certificate-authority": "gone.crt"}))

@@ -24,9 +24,9 @@ import yaml
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.devcluster.certificates import Authority
 from lockstep.kube import kubeconfig
-from lockstep.kube.client import connect, has_kubeconfig, kubeconfig_path
-from lockstep.kube.cluster import ApiError
-from lockstep.kube.kubeconfig import Server, read
+from lockstep.kube.aim import Kubeconfig, environment_kubeconfig
+from lockstep.kube.cluster import ApiError, Client
+from lockstep.kube.kubeconfig import Server, read_server
 
 V1, BETA = "client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1"
 HTTPS = {"server": "https://a:6443"}
@@ -46,7 +46,7 @@ def config(
 
 
 def server_of(paths: str, context: str | None = None) -> Server:
-    server = read(paths, context)
+    server = read_server(paths, context)
     assert server is not None
     return server
 
@@ -94,12 +94,12 @@ def test_a_user_that_acts_as_another_does_so_in_every_request(tmp_path: Path, us
 @pytest.mark.parametrize("user", [{"as-uid": "7"}, {"as-groups": ["a"]}, {"as-user-extra": {"a": ["b"]}}, {"as": "", "as-uid": "7"}])
 def test_groups_or_more_without_somebody_to_act_as_are_refused(tmp_path: Path, user: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="nobody to act as is named"):
-        read(config(tmp_path, {"token": "t", **user}))
+        read_server(config(tmp_path, {"token": "t", **user}))
 
 
 def test_a_name_that_would_end_its_header_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a character that no header may have"):
-        read(config(tmp_path, {"as": "joe\r\nX-Remote-User: root"}))
+        read_server(config(tmp_path, {"as": "joe\r\nX-Remote-User: root"}))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_the_header_that_says_who_asks(tmp_path: Path, user: dict[str, Any], exp
 def test_a_token_s_file_without_a_token_is_told_before_anything_is_asked(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(ConfigError, match="tokenFile of the kubeconfig can't be read"):
-        read(config(tmp_path, {"tokenFile": name}))
+        read_server(config(tmp_path, {"tokenFile": name}))
 
 
 def test_a_token_s_file_that_is_gone_for_a_moment_leaves_the_last_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_what_kubectl_would_not_take_is_refused_with_its_place(
     tmp_path: Path, user: dict[str, Any], cluster: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        read(config(tmp_path, user, cluster))
+        read_server(config(tmp_path, user, cluster))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_what_kubectl_would_not_take_is_refused_with_its_place(
 def test_a_value_of_another_type_is_refused_with_its_place(tmp_path: Path, part: dict[str, Any], words: str) -> None:
     """`insecure-skip-tls-verify: "false"` is text, and a text is true: nobody's certificate would be looked at."""
     with pytest.raises(ConfigError, match=words):
-        read(config(tmp_path, **part))
+        read_server(config(tmp_path, **part))
 
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30))
@@ -217,7 +217,7 @@ def test_a_file_that_is_no_kubeconfig_is_refused_within_bounds(tmp_path: Path, t
     """Some of these end the process, or fill its memory, in a parser without bounds."""
     (tmp_path / "config").write_text(text)
     with pytest.raises(ConfigError) as refused:
-        read(str(tmp_path / "config"))
+        read_server(str(tmp_path / "config"))
     assert len(str(refused.value)) < 1000
 
 
@@ -240,7 +240,7 @@ def test_two_things_of_one_name_in_a_file_are_refused(tmp_path: Path, kind: str)
     content[kind] *= 2
     path.write_text(yaml.safe_dump(content))
     with pytest.raises(ConfigError, match=f"two {kind} of the name"):
-        read(str(path))
+        read_server(str(path))
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_two_things_of_one_name_in_a_file_are_refused(tmp_path: Path, kind: str)
 )  # fmt: skip
 def test_a_context_that_names_what_is_not_there_is_refused(tmp_path: Path, context: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        read(config(tmp_path, context=context))
+        read_server(config(tmp_path, context=context))
 
 
 def test_a_context_without_a_user_asks_as_nobody(tmp_path: Path) -> None:
@@ -259,13 +259,13 @@ def test_a_context_without_a_user_asks_as_nobody(tmp_path: Path) -> None:
 
 def test_a_folder_is_no_kubeconfig(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no kubeconfig"):
-        read(str(tmp_path))
+        read_server(str(tmp_path))
 
 
 def test_an_empty_kubeconfig_variable_is_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert (kubeconfig_path(), has_kubeconfig()) == (str(tmp_path / ".kube" / "config"), False)
+    assert environment_kubeconfig() == Kubeconfig(str(tmp_path / ".kube" / "config"), is_stated=False)
 
 
 # Several files
@@ -327,7 +327,7 @@ def test_a_key_with_a_password_is_refused_and_nobody_is_asked_for_it(tmp_path: P
     (tmp_path / "client.key").write_bytes(key.private_bytes(serialization.Encoding.PEM, form, locked))
     user = {"client-certificate": str(pki / "client.crt"), "client-key": "client.key"}
     with pytest.raises(ConfigError, match="a certificate of the kubeconfig can't be used"):
-        read(config(tmp_path, user, HTTPS))
+        read_server(config(tmp_path, user, HTTPS))
 
 
 @pytest.mark.parametrize(
@@ -367,13 +367,13 @@ def test_a_cluster_s_proxy_is_taken_whatever_the_environment_says(tmp_path: Path
 )
 def test_a_proxy_that_cannot_be_used_is_refused_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, words: str) -> None:
     with pytest.raises(ConfigError, match=f"proxy-url of cluster k in the kubeconfig .*{words}"):
-        read(config(tmp_path, cluster={"proxy-url": url}))
+        read_server(config(tmp_path, cluster={"proxy-url": url}))
 
 
 def test_a_socks_proxy_of_the_environment_is_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "socks5://127.0.0.1:1080")
     with pytest.raises(ConfigError, match="HTTPS_PROXY or HTTP_PROXY names is a SOCKS proxy"):
-        read(config(tmp_path))
+        read_server(config(tmp_path))
 
 
 # Login programs
@@ -417,13 +417,13 @@ def credential(version: str = V1, **status: Any) -> dict[str, Any]:
 )
 def test_what_a_login_program_prints_must_be_a_credential(tmp_path: Path, printed: str | dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        read(config(tmp_path, program(tmp_path, printed)))
+        read_server(config(tmp_path, program(tmp_path, printed)))
 
 
 def test_a_certificate_that_a_login_program_gives_must_be_one(tmp_path: Path) -> None:
     user = program(tmp_path, credential(clientCertificateData="foo", clientKeyData="bar"))
     with pytest.raises(ConfigError, match="gave a certificate that can't be used"):
-        read(config(tmp_path, user, HTTPS))
+        read_server(config(tmp_path, user, HTTPS))
 
 
 @pytest.mark.parametrize(
@@ -435,7 +435,7 @@ def test_a_certificate_that_a_login_program_gives_must_be_one(tmp_path: Path) ->
 )  # fmt: skip
 def test_a_credential_of_another_form_is_refused_in_a_sentence(tmp_path: Path, status: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="printed no ExecCredential that can be used"):
-        read(config(tmp_path, program(tmp_path, credential(**status)), HTTPS))
+        read_server(config(tmp_path, program(tmp_path, credential(**status)), HTTPS))
 
 
 def test_no_program_of_the_folder_where_one_stands_is_run_by_a_dot_in_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,13 +444,13 @@ def test_no_program_of_the_folder_where_one_stands_is_run_by_a_dot_in_path(tmp_p
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f".{os.pathsep}{os.environ['PATH']}")
     with pytest.raises(ConfigError, match="logs in by the program login, which is not installed"):
-        read(config(tmp_path, user))
+        read_server(config(tmp_path, user))
     assert not (tmp_path / "runs").exists()
 
 
 def test_what_is_nested_without_end_is_no_credential(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="printed no ExecCredential"):
-        read(config(tmp_path, program(tmp_path, "[" * 100_000)))
+        read_server(config(tmp_path, program(tmp_path, "[" * 100_000)))
 
 
 def test_a_login_program_is_beside_the_file_that_names_its_user(tmp_path: Path) -> None:
@@ -487,13 +487,13 @@ def test_a_person_sees_what_a_login_program_asks(
     script.write_text(
         script.read_text().replace("import os, sys\n", "import os, sys\nprint('open https://login, enter ABCD', file=sys.stderr)\n")
     )
-    read(config(tmp_path, user))
+    read_server(config(tmp_path, user))
     assert "enter ABCD" in capfd.readouterr().err
 
 
 def test_a_login_program_that_fails_without_a_word_is_told_with_its_code(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="failed: exit code 73"):
-        read(config(tmp_path, program(tmp_path, "", 73)))
+        read_server(config(tmp_path, program(tmp_path, "", 73)))
 
 
 @pytest.mark.parametrize(
@@ -519,7 +519,7 @@ def test_a_login_program_that_must_ask_a_person_needs_a_terminal(tmp_path: Path,
     user = program(tmp_path, credential(token="t"))
     user["exec"]["interactiveMode"] = "Always"
     with pytest.raises(ConfigError, match="standard input is no terminal"):
-        read(config(tmp_path, user))
+        read_server(config(tmp_path, user))
 
 
 @pytest.mark.parametrize("version", [V1, BETA])
@@ -531,7 +531,7 @@ def test_a_login_program_that_wants_it_is_told_of_the_cluster_and_its_extension(
         "tls-server-name": "bar", "certificate-authority-data": base64.b64encode(b"baz").decode(), "proxy-url": "http://p:1",
         "extensions": [{"name": "other", "extension": {}}, {"name": "client.authentication.k8s.io/exec", "extension": extension}],
     }  # fmt: skip
-    read(config(tmp_path, user, cluster))
+    read_server(config(tmp_path, user, cluster))
     assert json.loads((tmp_path / "asked").read_text())["spec"]["cluster"] == {
         "server": "http://a:8080", "tls-server-name": "bar", "certificate-authority-data": "YmF6", "proxy-url": "http://p:1", "config": extension,
     }  # fmt: skip
@@ -578,7 +578,7 @@ def api() -> Iterator[ApiServer]:
 
 def ask(api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: dict[str, Any]) -> str:
     monkeypatch.setenv("KUBECONFIG", config(tmp_path, user, {"server": f"http://127.0.0.1:{api.server_port}"}))
-    return str(connect().request("GET", "/version")["gitVersion"])
+    return str(Client().request("GET", "/version")["gitVersion"])
 
 
 def test_requests_carry_every_header_of_impersonation(api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -614,7 +614,7 @@ def test_a_token_that_was_exchanged_in_its_file_is_read_when_the_old_one_is_refu
 ) -> None:
     (tmp_path / "token").write_text("old")
     monkeypatch.setenv("KUBECONFIG", config(tmp_path, {"tokenFile": "token"}, {"server": f"http://127.0.0.1:{api.server_port}"}))
-    client = connect()
+    client = Client()
     (tmp_path / "token").write_text("t")
     assert client.request("GET", "/version")["gitVersion"] == "v1.36.0"
     assert len(api.asked) == 2
@@ -646,7 +646,7 @@ def test_a_proxy_s_password_is_in_no_error(tmp_path: Path, monkeypatch: pytest.M
             cluster = HTTPS | {"proxy-url": f"http://me:s3cret@127.0.0.1:{server.server_port}"}
             monkeypatch.setenv("KUBECONFIG", config(tmp_path, {"token": "t"}, cluster))
             with pytest.raises(Failed, match="407 Proxy Authentication Required") as refused:
-                connect().request("GET", "/version")
+                Client().request("GET", "/version")
         finally:
             server.shutdown()
             thread.join()
@@ -710,4 +710,4 @@ def test_a_ca_without_key_identifiers_is_trusted_by_newer_pythons_too(
     strict(monkeypatch)
     cluster = {"server": f"https://127.0.0.1:{api.server_port}", "certificate-authority": "ca.crt"}
     monkeypatch.setenv("KUBECONFIG", config(tmp_path, {"token": "t"}, cluster))
-    assert connect().request("GET", "/version")["gitVersion"] == "v1.36.0"
+    assert Client().request("GET", "/version")["gitVersion"] == "v1.36.0"

@@ -14,7 +14,7 @@ import pytest
 from kubernetes.aio.config import incluster_config
 
 from lockstep.devcluster.certificates import Authority
-from lockstep.kube.client import connect
+from lockstep.kube.cluster import Client
 from lockstep.kube.proxy import proxy_of
 from support.api_stub import ApiStub, served
 
@@ -91,7 +91,7 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def version() -> str:
-    return str(connect().request("GET", "/version")["gitVersion"])
+    return str(Client().request("GET", "/version")["gitVersion"])
 
 
 def test_a_laptop_reaches_a_server_in_a_network_that_no_proxy_names_directly(

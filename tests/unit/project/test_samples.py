@@ -13,7 +13,7 @@ from lockstep.api.files.clusterfile import ClusterFile
 from lockstep.api.files.clusterkeys import KEYS
 from lockstep.api.files.jobfile import parse_job_file
 from lockstep.api.training import Training
-from lockstep.cli.shared.clusters import cluster_names, load_cluster
+from lockstep.cli.shared.clusterfiles import cluster_names, load_cluster
 from lockstep.plan.render.resolve import Transport, resolve
 from lockstep_spec.choices import StorageMode
 from support.checkout import ROOT

@@ -62,12 +62,11 @@ def calibrate(
     Example: lockstep cluster calibrate barcelona --mode rdma
     """
     from lockstep.cli.shared.paths import from_here
-    from lockstep.cli.shared.target import load, refuse_other_cluster, use_embedded_cluster
+    from lockstep.cli.shared.target import load, refuse_other_cluster
     from lockstep.plan.cluster.calibration import calibration_of
 
     found = load(cluster)
     job = _job(found, nodes, mode, _bytes(most), image)
-    use_embedded_cluster(found.cluster.name, context)
     refuse_other_cluster(found, context, False)
     sweep = _measure(job, found, namespace or found.cluster.namespace, context, timeout, quiet=output is Form.JSON)
     measured = calibration_of(sweep.points, sweep.transport, sweep.nodes, _today())
@@ -164,7 +163,7 @@ def _path(cluster: str, found: ClusterFile) -> Path:
 
 def _store(path: Path, measured: Calibration, found: ClusterFile, *, quiet: bool) -> None:
     from lockstep.api.files.clusterfile import parse_cluster_file
-    from lockstep.cli.shared.clusters import read_text
+    from lockstep.cli.shared.clusterfiles import read_text
     from lockstep.cli.shared.paths import from_here
     from lockstep.plan.cluster.calibration import replaced, with_calibration
 

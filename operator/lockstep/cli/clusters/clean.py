@@ -82,9 +82,8 @@ def rollback(cluster: ClusterArgument, yes: YesOption = False, force: ForceOptio
 
 def _plan(cluster: str, context: str | None, force: bool) -> Deployment:
     """What was sent, whatever it was sent with. Raises ConfigError for the wrong cluster."""
-    from lockstep.cli.shared.target import refuse_other_cluster, use_embedded_cluster
+    from lockstep.cli.shared.target import refuse_other_cluster
 
-    use_embedded_cluster(cluster, context)
     plan = planned(cluster, Mode.AUTO)
     refuse_other_cluster(plan.cluster, context, force)
     scope = as_deployed(plan, context)[2]

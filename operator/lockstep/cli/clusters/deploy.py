@@ -284,9 +284,9 @@ def _checked(
     Raises:
         ConfigError: that is not the one that the cluster file names, and `force` is not given.
     """
-    from lockstep.cli.shared.target import refuse_other_cluster, use_embedded_cluster
+    from lockstep.cli.shared.target import is_embedded, refuse_other_cluster
 
-    embedded = use_embedded_cluster(cluster, context)
+    embedded = is_embedded(cluster, context)
     said = (mode or Mode.AUTO, image, "", monitoring, scope)
     first = planned(cluster, *said)  # before anything is changed, the embedded cluster's code too
     refuse_other_cluster(first.cluster, context, force)
@@ -298,13 +298,13 @@ def _checked(
 
 def as_deployed(plan: Deployment, context: str | None) -> tuple[Mode | None, str | None, Chosen]:
     """What an earlier deployment has chosen, where it may be seen. An image of the default's name goes with this version."""
-    from lockstep.kube.client import connect
+    from lockstep.kube.cluster import Client
     from lockstep.plan.openshift_images import repository, short_name
     from lockstep.platforms.clusters import deployed
     from lockstep.platforms.clusters.install import code_volumes
 
     name = plan.profile.metadata.name
-    mode, image, scope = connect(context).run(lambda cluster: deployed.as_deployed(cluster, name, plan.namespace))
+    mode, image, scope = Client(context).run(lambda cluster: deployed.as_deployed(cluster, name, plan.namespace))
     own = bool(code_volumes(plan.profile)) or repository(short_name(image or "", scope.home)) == repository(OPERATOR_IMAGE)
     chosen: Chosen = "own" if scope.own else scope.namespaces or None
     return Mode(mode.lower()) if mode else None, None if own else image, chosen
@@ -314,9 +314,9 @@ def _remember_forced(plan: Deployment, context: str | None) -> None:
     """Let the verbs to come take this API server for the cluster's, as its deployment does."""
     from lockstep.cli.shared.deployment import remember_forced
     from lockstep.cli.shared.target import is_same_host
-    from lockstep.kube.client import connect
+    from lockstep.kube.cluster import Client
 
-    stated, server = plan.cluster.cluster.api, connect(context).server
+    stated, server = plan.cluster.cluster.api, Client(context).server
     if stated and not is_same_host(stated, server):
         remember_forced(plan.cluster.cluster.name, server)
 

@@ -48,12 +48,12 @@ def discover(
     Example: lockstep cluster discover mine -n nccl-test
     """
     from lockstep.cli.shared.paths import checkout
-    from lockstep.cli.shared.target import use_embedded_cluster
+    from lockstep.cli.shared.target import aim_at
 
     path = None if output == STDOUT else Path(output) if output else checkout() / "clusters" / f"{name}.yaml"
     _refuse_to_overwrite(path, force)
     _check_name(name)
-    use_embedded_cluster(name, context)
+    aim_at(name, None, checked=False)
     facts = _interruptible(_look(namespace, context, probe))
     text, entries = _written(name, facts)
     if path is None:

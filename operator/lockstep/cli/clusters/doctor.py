@@ -31,11 +31,10 @@ def doctor(
     Example: lockstep doctor barcelona
     """
     with waiting(f"looking at cluster {cluster}"):
-        from lockstep.cli.shared.target import load, use_embedded_cluster
+        from lockstep.cli.shared.target import load
         from lockstep.plan.cluster.finding import Outcome
 
         found = load(cluster)
-        use_embedded_cluster(found.cluster.name, context)
         findings = [_tools(), *asyncio.run(_examine(found, namespace or found.cluster.namespace, context))]
     if output is Form.JSON:
         put_json([{"subject": one.subject, "verdict": one.outcome.value, "message": one.message, "fix": one.fix} for one in findings])

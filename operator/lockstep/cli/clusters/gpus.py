@@ -36,13 +36,12 @@ def gpus(
 
     Example: lockstep cluster gpus barcelona
     """
-    from lockstep.cli.shared.target import load, use_embedded_cluster
+    from lockstep.cli.shared.target import load
 
     found = load(cluster)
     if found.profile.spec.gpus.per_node == 0:
         put(f"cluster {found.cluster.name} has no GPUs (gpus.per_node is 0 in its file): ranks run on the CPU")
         return
-    use_embedded_cluster(found.cluster.name, context)
     said = asyncio.run(_ask(namespace or found.cluster.namespace, job, context, cluster))
     _show(said)
     silent = [f"{pod}: {error}" for pod, error in said.items() if isinstance(error, str)]

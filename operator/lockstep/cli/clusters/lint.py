@@ -34,7 +34,7 @@ def lint(
     Example: lockstep cluster lint barcelona --offline
     """
     from lockstep.cli.clusters.deploy import default_image
-    from lockstep.cli.shared.target import load, use_embedded_cluster
+    from lockstep.cli.shared.target import load
     from lockstep.plan.checks.alone import lint_alone
     from lockstep.plan.checks.lint import lint_against
     from lockstep.plan.cluster.finding import Outcome
@@ -46,7 +46,6 @@ def lint(
     unanswered: Failed | ConfigError | None = None
     if not offline:
         try:
-            use_embedded_cluster(found.cluster.name, context)
             facts = asyncio.run(_look(found, namespace, context))
             against = list(lint_against(found, facts))
             deployment = facts.object("Deployment", OPERATOR_NAME).first

@@ -40,11 +40,10 @@ def status(cluster: OptionalClusterArgument = "local", context: ContextOption = 
 
     Example: lockstep status local
     """
-    from lockstep.cli.shared.clusters import UnknownCluster
-    from lockstep.cli.shared.target import load, use_embedded_cluster
+    from lockstep.cli.shared.clusterfiles import UnknownCluster
+    from lockstep.cli.shared.target import load
     from lockstep.kube.cluster import Cluster
 
-    use_embedded_cluster(cluster, context)
     try:
         found = load(cluster)
     except UnknownCluster as error:

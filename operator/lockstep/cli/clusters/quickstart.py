@@ -145,16 +145,16 @@ def _run_on_cluster(context: str | None, embedded: bool) -> int:
     from lockstep.cli.clusters.devcluster import bring_up
     from lockstep.cli.shared.deployment import remember
     from lockstep.cli.shared.target import Verb
-    from lockstep.kube.client import connect
+    from lockstep.kube.cluster import Client
     from lockstep.kube.jobs import get_job
     from lockstep.plan.render.resolve import PlatformDefaults, resolve
 
     Verb.unnamed = CLUSTER  # its file is that of any small cluster
     if embedded:
         with _step("Bring up a two-node Kubernetes on this machine"):
-            os.environ["KUBECONFIG"] = str(bring_up())
+            bring_up()
     inputs = _demo_inputs(again=False)
-    existing = get_job(connect(context), inputs.namespace, inputs.job.metadata.name)
+    existing = get_job(Client(context), inputs.namespace, inputs.job.metadata.name)
     if existing is not None:
         refuse_other_demo(existing)
     demo = demo_folder()
@@ -245,7 +245,7 @@ async def _train_and_show(context: str | None, resolved: Resolved, demo: Path) -
                 sample = await output_of(cluster, pod, command, seconds=GENERATE_TIMEOUT_SECONDS)
                 put(*sample.decode(errors="replace").splitlines())
     _print_result(result, f" (on claim {resolved.profile.spec.storage.workspace_claim} of namespace {namespace})")
-    _print_next(namespace, job.metadata.name)
+    _print_next(context, namespace, job.metadata.name)
     return 0
 
 
@@ -314,11 +314,12 @@ def _print_result(result: dict[str, Any], where: str = "") -> None:
     put(f"  adapter            {result.get('adapter')}{where}")
 
 
-def _print_next(namespace: str, name: str) -> None:
-    kubeconfig = os.environ.get("KUBECONFIG", "your kubeconfig")
+def _print_next(context: str | None, namespace: str, name: str) -> None:
+    from lockstep.kube.aim import Connections
+
     put_text(f"""
 Next:
-  export KUBECONFIG={kubeconfig}
+  export KUBECONFIG={Connections.aim.kubeconfig(context).paths}
   kubectl get tj -n {namespace} -w
   kubectl describe tj {name} -n {namespace}
   kubectl apply -n {namespace} -f manifests/samples/trainingjob-zero3.yaml

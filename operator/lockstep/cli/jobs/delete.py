@@ -72,15 +72,14 @@ def delete(
 def _of_files(files: list[Path], cluster: str | None, namespace: str | None, context: str | None) -> list[Found]:
     """Each job once. Raises ConfigError for a mistake in any file, for the wrong cluster, and for a job that isn't there."""
     from lockstep.cli.shared.inputs import read_all
-    from lockstep.cli.shared.target import Target, unnamed_cluster, use_embedded_cluster
-    from lockstep.kube.client import connect
+    from lockstep.cli.shared.target import Target, unnamed_cluster
+    from lockstep.kube.cluster import Client
     from lockstep.kube.jobs import get_job
 
     found: dict[tuple[str, str], Found] = {}
     for inputs in read_all(files, cluster, namespace, unnamed=lambda: unnamed_cluster(context)):
         inputs.aim()
-        use_embedded_cluster(inputs.cluster.cluster.name, context)
-        target, name = Target(connect(context), inputs.namespace, inputs.cluster.cluster.name), inputs.job.metadata.name
+        target, name = Target(Client(context), inputs.namespace, inputs.cluster.cluster.name), inputs.job.metadata.name
         job = get_job(target.client, inputs.namespace, name)
         if job is None:
             raise ConfigError(f"{inputs.source}: {no_such_job(target, name)}")

@@ -83,7 +83,7 @@ def _of_file(path: Path, cluster: str) -> Side:
 
 def _names_cluster(path: Path) -> bool:
     from lockstep.api.files.jobfile import parse_job_file
-    from lockstep.cli.shared.clusters import read_text
+    from lockstep.cli.shared.clusterfiles import read_text
 
     return parse_job_file(read_text(path), str(path)).spec.cluster is not None
 

@@ -89,7 +89,6 @@ class Asked:
 
 def _plan(inputs: Inputs, resolved: Resolved, asked: Asked) -> tuple[list[Finding], Forecast]:
     from lockstep.cli.jobs.planfacts import known_facts
-    from lockstep.cli.shared.target import use_embedded_cluster
     from lockstep.plan.ahead import planned
     from lockstep.plan.ahead.forecast import capacity, forecast
 
@@ -98,7 +97,6 @@ def _plan(inputs: Inputs, resolved: Resolved, asked: Asked) -> tuple[list[Findin
     samples = planned.samples(resolved, inputs.job)
     compared, facts = None, None
     if not asked.offline:
-        use_embedded_cluster(inputs.cluster.cluster.name, asked.context)
         compared, facts = asyncio.run(_look(resolved, samples, asked.context))
     size, source = capacity(resolved, () if facts is None else facts.list("Node").items)
     estimate = forecast(resolved, replace(known, capacity_bytes=size, capacity_source=source))

@@ -54,11 +54,9 @@ def preflight(
 
         result = preflight_local(job, inputs.cluster.profile, workspace)
     else:
-        from lockstep.cli.shared.target import use_embedded_cluster
         from lockstep.platforms.in_namespace.preflight import preflight_on_cluster
         from lockstep.platforms.in_namespace.run import Patience
 
-        use_embedded_cluster(inputs.cluster.cluster.name, context)
         result = preflight_on_cluster(job, inputs.cluster.profile, inputs.namespace, context, _say, Patience.of(timeout))
     _show(result, as_json or output is Form.JSON)
     raise typer.Exit(0 if result.ok else 1)

@@ -118,7 +118,7 @@ def run(
 def _fresh(file: Path) -> list[str]:
     """The change that --fresh makes. Raises ConfigError for a script, of whose checkpoints Lockstep knows nothing."""
     from lockstep.api.files.jobfile import parse_job_file
-    from lockstep.cli.shared.clusters import read_text
+    from lockstep.cli.shared.clusterfiles import read_text
 
     if str(file) != "-" and parse_job_file(read_text(file), str(file)).spec.training is None:
         raise ConfigError(

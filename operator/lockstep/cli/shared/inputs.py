@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from lockstep.api.errors import ConfigError
+from lockstep.cli.shared.clusterfiles import cluster_names, load_cluster, read_text
 from lockstep.platforms.output import tell
 
 if TYPE_CHECKING:
@@ -147,7 +148,6 @@ def _read_jobs(
     file: Path, cluster: str | None, namespace: str | None, changes: Sequence[str] | None, unnamed: Callable[[], str] | None
 ) -> list[Inputs]:
     from lockstep.api.files.jobfile import job_nodes, read_job
-    from lockstep.cli.shared.clusters import read_text
 
     jobs = [read_job(node, str(file), changes or ()) for node in job_nodes(read_text(file), str(file))]
     several = len(jobs) > 1
@@ -165,7 +165,6 @@ FRESH = "training.checkpoint.resumeFrom=None"
 def read_inputs(file: Path, cluster: str | None, namespace: str | None, changes: Sequence[str] | None = None) -> Inputs:
     """Raises ConfigError with every mistake of the job file, of `changes` (--set), or of the cluster file, or when they name no cluster."""
     from lockstep.api.files.jobfile import parse_job_file
-    from lockstep.cli.shared.clusters import read_text
 
     return _inputs(parse_job_file(read_text(file), str(file), changes or ()), file, cluster, namespace, str(file))
 
@@ -179,7 +178,6 @@ def _inputs(job: TrainingJob, file: Path, cluster: str | None, namespace: str | 
 
 
 def _read_cluster(job: TrainingJob, file: Path, cluster: str | None) -> ClusterFile:
-    from lockstep.cli.shared.clusters import cluster_names, load_cluster
     from lockstep.cli.shared.paths import checkout
     from lockstep.cli.shared.target import aim_at
 
@@ -188,9 +186,8 @@ def _read_cluster(job: TrainingJob, file: Path, cluster: str | None) -> ClusterF
         known = ", ".join(cluster_names(checkout() / "clusters"))
         raise ConfigError(f"{file}: spec.cluster is not set: set it or say --cluster; known are {known}")
     name = cluster or stated or ""
-    is_path = "/" in name or name.endswith((".yaml", ".yml"))
     try:
-        found = load_cluster(name, Path() if is_path else checkout() / "clusters")
+        found = load_cluster(name)
     except ConfigError as error:
         if name == stated and str(error).startswith("there is no cluster"):
             raise ConfigError(f"{file}: spec.cluster: {error}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,10 +10,15 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from lockstep.api.errors import ConfigError
+from lockstep.cli.shared.clusterfiles import cluster_names, load_cluster, peek
+from lockstep.cli.shared.deployment import deployed_last, server_of, was_forced
+from lockstep.cli.shared.paths import checkout
+from lockstep.devcluster.host.layout import default_layout
+from lockstep.kube.aim import ANYWHERE, Connections, Kubeconfig, environment_kubeconfig
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
-    from lockstep.kube.client import Client
+    from lockstep.kube.cluster import Client
 
 EMBEDDED = "local"
 
@@ -35,110 +39,97 @@ class Target:
 
 def load(cluster: str) -> ClusterFile:
     """The cluster file of clusters/, or of a path."""
-    from lockstep.cli.shared.clusters import load_cluster
-    from lockstep.cli.shared.paths import checkout
-
-    is_path = "/" in cluster or cluster.endswith((".yaml", ".yml"))
-    found = load_cluster(cluster, Path() if is_path else checkout() / "clusters")
+    found = load_cluster(cluster)
     aim_at(found.cluster.name, found.cluster.api)
     return found
 
 
 class Verb:
-    """The verb that runs now, for as long as it does."""
+    """What the verb that runs was told, besides `Connections`."""
 
-    runs = False
     unnamed: str | None = None
     """The cluster that stands in where none was named and none was deployed from here; its name promises nothing."""
     forced = False
     """The person has said that the kubeconfig's cluster is the one that is meant."""
-    aimed = False
-    """Its connections are kept to one cluster."""
 
 
 @contextmanager
 def one_verb() -> Iterator[None]:
     """Forget, at the end of a verb, which cluster its connections were for: a process may run several."""
-    from lockstep.kube.client import Connections
-
-    Verb.runs, Connections.servers = True, {}
+    Connections.servers = {}
     try:
         yield
     finally:
-        Connections.servers = None
-        _take_anywhere()
-        Verb.runs, Verb.unnamed, Verb.forced = False, None, False
+        Connections.servers, Connections.aim = None, ANYWHERE
+        Verb.unnamed, Verb.forced = None, False
 
 
-def aim_at(name: str, api: str | None) -> None:
-    """Keep every connection of the verb that runs to this cluster: what it is told counts, whatever the kubeconfig talks to."""
-    if Verb.runs and not Verb.forced:
-        from lockstep.kube.client import Connections
+def aim_at(name: str, api: str | None, *, checked: bool = True) -> None:
+    """Keep every connection of the verb that runs to this cluster: what it is told counts, whatever the kubeconfig talks to.
 
-        Connections.aim, Verb.aimed = ClusterAim(name, api, promised=name != Verb.unnamed), True
-
-
-def _take_anywhere() -> None:
-    if Verb.aimed:  # else the client needn't be imported
-        from lockstep.kube.client import ANYWHERE, Connections
-
-        Connections.aim, Verb.aimed = ANYWHERE, False
+    `checked` False: the kubeconfig's cluster is taken for it.
+    """
+    if Connections.servers is not None:
+        Connections.aim = ClusterAim(name, api, is_named=name != Verb.unnamed, is_checked=checked and not Verb.forced)
 
 
 @dataclass(frozen=True)
 class ClusterAim:
-    """A cluster file's cluster, as what connections are kept to (`client.Aim`)."""
+    """A cluster file's cluster, as what connections are kept to (`kube.aim.Aim`)."""
 
     name: str
     api: str | None
     """`cluster.api` of its file."""
-    promised: bool = True
+    is_named: bool = True
     """Somebody named it, or it was deployed last from this checkout. Else it only stands in for the cluster of the kubeconfig."""
+    is_checked: bool = True
+    """Another API server than its own is refused."""
 
-    def choose(self, context: str | None) -> None:
-        use_embedded_cluster(self.name, context)
+    def kubeconfig(self, context: str | None) -> Kubeconfig:
+        """Return the embedded cluster's kubeconfig for `local`, unless KUBECONFIG or --context says otherwise. Raises ConfigError: it isn't up."""
+        usual = environment_kubeconfig()
+        if self.name != EMBEDDED or context is not None or usual.is_stated:
+            return usual
+        embedded = embedded_kubeconfig()
+        if embedded is not None:
+            return embedded
+        if not self.is_named and usual.exists:
+            return usual  # as kubectl would
+        raise ConfigError("the embedded cluster is not up: `make cluster-up`, or name another one by --cluster, KUBECONFIG or --context")
 
     def check(self, server: str, context: str | None) -> None:
         """Raises OtherCluster."""
-        from lockstep.cli.shared.deployment import server_of, was_forced
-        from lockstep.devcluster.host.layout import default_layout
-
-        if not self.promised:
+        if not (self.is_named and self.is_checked):
             return
         if self.api:
             if not is_same_host(self.api, server) and not was_forced(self.name, server):
                 place = f"your kubeconfig talks to {server}, but cluster {self.name} is at {self.api} (cluster.api in its file)"
-                raise OtherCluster(_refusal(place, self.name, server, context))
+                raise self._refusal(place, server, context)
             return
         embedded = default_layout()
         if self.name == EMBEDDED and server == embedded.server:
             return
         if self.name == EMBEDDED and context is None and embedded.kubeconfig.exists():
             place = f"your kubeconfig talks to {server}, but cluster local is the embedded one at {embedded.server} (unset KUBECONFIG)"
-            raise OtherCluster(_refusal(place, self.name, server, context))
+            raise self._refusal(place, server, context)
         known = server_of(self.name)
         if known is not None and known != server:
             place = f"your kubeconfig talks to {server}, but cluster {self.name} was deployed to {known} from this checkout, and its file states no cluster.api"
-            raise OtherCluster(_refusal(place, self.name, server, context))
+            raise self._refusal(place, server, context)
         if cluster_at(server, self.name):
             place = f"your kubeconfig talks to {server}, but you named cluster {self.name}"
-            raise OtherCluster(_refusal(place, self.name, server, context))
+            raise self._refusal(place, server, context)
 
-
-def _refusal(place: str, name: str, server: str, context: str | None) -> str:
-    from lockstep.kube.client import has_kubeconfig
-
-    other = cluster_at(server, name)
-    who = f"context {context} of your kubeconfig" if context else "your kubeconfig" if has_kubeconfig() else "this pod's service account"
-    hint = f", or name the cluster of this one: {other}" if other else ""
-    return f"{place.replace('your kubeconfig', who, 1)}: choose its context with --context{hint}"
+    def _refusal(self, place: str, server: str, context: str | None) -> OtherCluster:
+        other = cluster_at(server, self.name)
+        is_in_pod = not self.kubeconfig(context).exists
+        who = f"context {context} of your kubeconfig" if context else "this pod's service account" if is_in_pod else "your kubeconfig"
+        hint = f", or name the cluster of this one: {other}" if other else ""
+        return OtherCluster(f"{place.replace('your kubeconfig', who, 1)}: choose its context with --context{hint}")
 
 
 def cluster_at(server: str, but: str) -> str | None:
     """The cluster of clusters/, other than `but`, whose file states this API server."""
-    from lockstep.cli.shared.clusters import cluster_names, peek
-    from lockstep.cli.shared.paths import checkout
-
     try:
         folder = checkout() / "clusters"
     except ConfigError:
@@ -150,60 +141,42 @@ def cluster_at(server: str, but: str) -> str | None:
     return None
 
 
-def use_embedded_cluster(cluster: str, context: str | None) -> bool:
-    """Whether the embedded cluster is meant: `local`, where neither KUBECONFIG nor --context says otherwise.
+def embedded_kubeconfig() -> Kubeconfig | None:
+    """Return the kubeconfig of the embedded cluster; None while that is not up."""
+    path = default_layout().kubeconfig
+    return Kubeconfig(str(path)) if path.exists() else None
+
+
+def is_embedded(cluster: str, context: str | None) -> bool:
+    """Return True if the embedded cluster is meant: `local`, where neither KUBECONFIG nor --context says otherwise.
 
     Raises:
         ConfigError: it is not up.
     """
-    if cluster != EMBEDDED or context is not None or os.environ.get("KUBECONFIG"):
-        return bool(os.environ.get("KUBECONFIG")) and _is_embedded(os.environ["KUBECONFIG"])
-    from lockstep.devcluster.host.layout import default_layout
-
-    kubeconfig = default_layout().kubeconfig
-    if not kubeconfig.exists():
-        raise ConfigError("the embedded cluster is not up: `make cluster-up`, or name another one by --cluster, KUBECONFIG or --context")
-    os.environ["KUBECONFIG"] = str(kubeconfig)
-    return True
+    files = ClusterAim(cluster, None, is_named=cluster != Verb.unnamed).kubeconfig(context)
+    return Path(files.paths) == default_layout().kubeconfig
 
 
 def unnamed_cluster(context: str | None) -> str:
-    """Which cluster file counts where none is named: with --context none but the context's own words, else that of the cluster deployed last.
+    """Return the cluster whose file counts where none is named: with --context none but the context's own words, else the one deployed last.
 
     Where none was deployed from here and the embedded cluster isn't up, ~/.kube/config is asked, as kubectl would.
     """
-    from lockstep.cli.shared.deployment import deployed_last
-    from lockstep.devcluster.host.layout import default_layout
-
     last = deployed_last() if context is None else None
     Verb.unnamed = EMBEDDED if last is None else None
-    if last is None and not os.environ.get("KUBECONFIG") and not default_layout().kubeconfig.exists():
-        from lockstep.kube.client import has_kubeconfig, kubeconfig_path
-
-        if has_kubeconfig():
-            os.environ["KUBECONFIG"] = kubeconfig_path()
     return last or EMBEDDED
-
-
-def _is_embedded(kubeconfig: str) -> bool:
-    from lockstep.devcluster.host.layout import default_layout
-
-    return Path(kubeconfig) == default_layout().kubeconfig
 
 
 def target_of(cluster: str, namespace: str | None, context: str | None) -> Target:
     """A connection to the cluster of the kubeconfig, and the namespace that is meant there."""
-    from lockstep.kube.client import connect
+    from lockstep.kube.cluster import Client
 
     chosen = namespace_of(cluster, namespace, context)
-    return Target(connect(context), chosen, cluster)
+    return Target(Client(context), chosen, cluster)
 
 
 def namespace_of(cluster: str, namespace: str | None, context: str | None) -> str:
     """Which namespace is meant on a cluster. Its models are imported only where its file needs explaining."""
-    from lockstep.cli.shared.clusters import peek
-    from lockstep.cli.shared.paths import checkout
-
     stated = peek(cluster, checkout() / "clusters")
     if stated is None:
         section = load(cluster).cluster
@@ -215,13 +188,12 @@ def namespace_of(cluster: str, namespace: str | None, context: str | None) -> st
 
 def _namespace(cluster: str, of_file: str, asked: str | None, context: str | None) -> str:
     """As kubectl's: what is asked, else the context's own. A cluster file that is named says it for its cluster."""
-    embedded = use_embedded_cluster(cluster, context)
+    embedded = is_embedded(cluster, context)
     if asked or embedded or cluster != EMBEDDED:
         return asked or of_file
-    from lockstep.kube.client import kubeconfig_path
     from lockstep.kube.kubeconfig import namespace_of_context
 
-    return namespace_of_context(kubeconfig_path(), context) or of_file
+    return namespace_of_context(environment_kubeconfig().paths, context) or of_file
 
 
 def is_same_host(stated: str, server: str) -> bool:
@@ -239,16 +211,17 @@ def is_same_host(stated: str, server: str) -> bool:
 
 
 def current_server(context: str | None) -> str | None:
-    """The URL of the API server that commands talk to now: the kubeconfig's, else that of the embedded cluster when it is up."""
-    from lockstep.devcluster.host.layout import default_layout
-    from lockstep.kube.client import connect, has_kubeconfig
+    """Return the URL of the API server that commands talk to now: the kubeconfig's, else that of the embedded cluster when it is up."""
+    from lockstep.kube.cluster import Client
 
-    if not has_kubeconfig() and context is None:
-        if not default_layout().kubeconfig.exists():
+    files = environment_kubeconfig()
+    if not files.exists and context is None:
+        embedded = embedded_kubeconfig()
+        if embedded is None:
             return None
-        os.environ["KUBECONFIG"] = str(default_layout().kubeconfig)
+        files = embedded
     try:
-        return connect(context).server
+        return Client(context, files).server
     except ConfigError:
         if context is not None:
             raise
@@ -257,8 +230,6 @@ def current_server(context: str | None) -> str | None:
 
 def is_talked_to(found: ClusterFile, server: str) -> bool:
     """Whether the server is this cluster's. The embedded cluster has an address of its own and no name in its file."""
-    from lockstep.devcluster.host.layout import default_layout
-
     if found.cluster.api:
         return is_same_host(found.cluster.api, server)
     return found.cluster.name == EMBEDDED and server == default_layout().server
@@ -270,13 +241,14 @@ def refuse_other_cluster(found: ClusterFile, context: str | None, force: bool) -
     Raises:
         OtherCluster: the kubeconfig's server is another cluster's, unless `force` says that it is this one's.
     """
-    from lockstep.kube.client import connect
+    from lockstep.kube.cluster import Client
 
+    name, api = found.cluster.name, found.cluster.api
     if force:
-        Verb.forced = Verb.runs
-        return _take_anywhere()
-    aim = ClusterAim(found.cluster.name, found.cluster.api, promised=found.cluster.name != Verb.unnamed)
+        Verb.forced = Connections.servers is not None
+        return aim_at(name, api)
+    aim = ClusterAim(name, api, is_named=name != Verb.unnamed)
     try:
-        aim.check(connect(context).server, context)
+        aim.check(Client(context).server, context)
     except OtherCluster as error:
         raise OtherCluster(f"{error}, or say --force (make: FORCE=1)") from None

@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 from lockstep.api.errors import Failed
 from lockstep.api.names import CONTAINER, pod_name
 from lockstep.api.objects import Object
-from lockstep.kube.client import Client
-from lockstep.kube.cluster import Cluster
+from lockstep.kube.cluster import Client, Cluster
 from lockstep.kube.exec import Place, Program, ProgramFailed, answer_of, python_output, python_program
 from lockstep.kube.jobs import job_status
 from lockstep.plan.pages.drill import WATCHED_PODS

@@ -11,8 +11,7 @@ from dataclasses import replace
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import CONTAINER, OPERATOR_NAME, OPERATOR_NAMESPACE, pod_name
 from lockstep.api.objects import Object, is_true
-from lockstep.kube.client import Client
-from lockstep.kube.cluster import FORBIDDEN, MERGE, NOT_FOUND, ApiError, Cluster
+from lockstep.kube.cluster import FORBIDDEN, MERGE, NOT_FOUND, ApiError, Client, Cluster
 from lockstep.kube.kinds import path_of
 from lockstep.plan.pages.drill import RESTARTS, Fault, Outcome, Right, cost_of, has_recovered, rights
 from lockstep.platforms.jobs.drilledjob import DrilledJob, DrillWatch, VerbStream

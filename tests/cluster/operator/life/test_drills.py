@@ -16,7 +16,7 @@ from kubernetes import client
 
 from lockstep.cli.clusters.quickstart import demo_folder
 from lockstep.devcluster.host.layout import default_layout
-from lockstep.kube.client import connect
+from lockstep.kube.cluster import Client
 from lockstep.kube.exec import Place
 from lockstep.platforms.files.reader import stateful_set_before_start
 from support.checkout import ROOT
@@ -84,7 +84,7 @@ def drill(jobs: Jobs, fault: str, *arguments: str) -> dict[str, Any]:
 def files(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """A pod on the namespace's volumes, which hold the demo's model and texts; the workspace is a disk that can be filled."""
     core, resolved = client.CoreV1Api(jobs.api.client), resolved_job(jobs, "files", SPEC)
-    connect().run(lambda cluster: stateful_set_before_start(cluster, resolved))
+    Client().run(lambda cluster: stateful_set_before_start(cluster, resolved))
     layout = default_layout()
     folder = layout.volumes / jobs.namespace / "ml-dev-workspace"
     until("the claim's folder", folder.exists)

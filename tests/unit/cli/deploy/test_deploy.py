@@ -145,8 +145,8 @@ def test_the_embedded_cluster_must_be_up_to_be_meant(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))
     with pytest.raises(ConfigError, match="the embedded cluster is not up: `make cluster-up`"):
-        target.use_embedded_cluster("local", None)
-    assert target.use_embedded_cluster("barcelona", None) is False
+        target.is_embedded("local", None)
+    assert target.is_embedded("barcelona", None) is False
 
 
 def test_another_cluster_than_the_file_s_is_refused_unless_it_is_forced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

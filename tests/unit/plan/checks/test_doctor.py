@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from lockstep.api.files.clusterfile import ClusterFile, parse_cluster_file
-from lockstep.kube.client import connect
+from lockstep.kube.cluster import Client
 from lockstep.kube.kinds import path_of
 from lockstep.plan.checks.doctor import examine, ready_endpoints
 from lockstep.plan.cluster.facts import NETWORK, ClusterFacts, Listing, Sight
@@ -218,7 +218,7 @@ def test_the_ready_endpoints_of_the_cluster_s_dns_are_counted(
 ) -> None:
     with served(there, tmp_path) as path:
         monkeypatch.setenv("KUBECONFIG", str(path))
-        facts = connect().run(lambda cluster: doctor_facts(cluster, cluster_file(), "ns"))
+        facts = Client().run(lambda cluster: doctor_facts(cluster, cluster_file(), "ns"))
     listing = facts.list("EndpointSlice")
     assert (ready_endpoints(listing.items) if listing.seen else None) == expected
 
@@ -247,7 +247,7 @@ def test_a_rail_that_another_namespace_has_is_copied_from_there(
     listed = {path_of(kind, None): {"metadata": {}, "items": [network(namespace) for namespace in there]}}
     with served(ApiStub({path_of(kind, "ns"): {"metadata": {}, "items": []}, **listed}), tmp_path) as path:
         monkeypatch.setenv("KUBECONFIG", str(path))
-        facts = connect().run(lambda cluster: network_facts(cluster, cluster_file().profile.spec, "ns"))
+        facts = Client().run(lambda cluster: network_facts(cluster, cluster_file().profile.spec, "ns"))
     found = findings(networks=facts.list(NETWORK).items, networks_elsewhere=facts.networks_elsewhere)
     assert [finding.fix for finding in found if "rail1 in namespace ns" in finding.message] == [fix]
 

@@ -1,0 +1,71 @@
+"""`lockstep clusters`: the cluster files of a checkout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lockstep.api.errors import ConfigError
+from lockstep.cli.shared.clusterfiles import cluster_names, load_cluster
+from lockstep.cli.shared.target import current_server, is_talked_to
+
+if TYPE_CHECKING:
+    from lockstep.api.files.clusterfile import ClusterFile
+
+
+def list_clusters(
+    context: Annotated[str | None, typer.Option(help="The context of your kubeconfig that * is told of. Default: the current one.")] = None,
+) -> None:
+    """The cluster files in clusters/; * is the one that your kubeconfig's context talks to. No cluster is asked.
+
+    Example: lockstep clusters
+    """
+    from lockstep.cli.shared.paths import checkout
+
+    print_clusters(checkout() / "clusters", current_server(context))
+
+
+def print_clusters(folder: Path, server: str | None = None) -> None:
+    """A table of the clusters in `folder`; `server`: the API server that is talked to now.
+
+    Raises ConfigError, after the table, for those that can't be read.
+    """
+    from rich.table import Table
+
+    from lockstep.cli.shared.consoles import console
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("", "NAME", "PLATFORM", "NODES", "GPUS", "FABRIC", "STORAGE", "NAMESPACE", "DESCRIPTION"):
+        table.add_column(column, overflow="fold")
+    mistakes: list[str] = []
+    for name in cluster_names(folder):
+        try:
+            found = load_cluster(name, folder)
+            table.add_row("*" if server is not None and is_talked_to(found, server) else "", *_row(found))
+        except ConfigError as error:
+            mistakes += map(str, error.args)
+            table.add_row("", name, "(has mistakes)")
+    console().print(table)
+    if mistakes:
+        raise ConfigError(*mistakes)
+
+
+def _row(found: ClusterFile) -> tuple[str, ...]:
+    from lockstep_spec.choices import StorageMode
+
+    spec = found.profile.spec
+    storage = (
+        f"rwx {spec.storage.class_rwx or ''}" if spec.storage.mode is StorageMode.SHARED else f"per pod {spec.storage.class_rwo or ''}"
+    )
+    return (
+        found.cluster.name,
+        spec.platform.value,
+        str(len(spec.nodes.gpu_nodes) or "any"),
+        f"{spec.gpus.per_node} x {spec.gpus.type or 'GPU'}" if spec.gpus.per_node else "none",
+        "RDMA, TCP" if spec.network.rdma.enabled else "TCP",
+        storage.strip(),
+        found.cluster.namespace,
+        found.cluster.description,
+    )

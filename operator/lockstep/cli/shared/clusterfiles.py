@@ -1,0 +1,95 @@
+"""Cluster files: those of clusters/ by their names, any other by its path."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lockstep.api.errors import ConfigError
+
+if TYPE_CHECKING:  # the models take 0.4 s to import, which `lockstep --help` needn't wait for
+    from lockstep.api.files.clusterfile import ClusterFile
+
+TEMPLATE = "template"
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file; for `-` what is piped in. Raises ConfigError when there is none, or it is no UTF-8."""
+    try:
+        if str(path) == "-":
+            return sys.stdin.buffer.read().decode("utf-8")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: can't be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start})") from error
+
+
+class UnknownCluster(ConfigError):
+    """No file of clusters/ has this name; the message lists those there are."""
+
+
+def cluster_names(folder: Path) -> list[str]:
+    """The clusters of a folder: its NAME.yaml files but the template."""
+    return sorted(path.stem for path in folder.glob("*.yaml") if path.stem != TEMPLATE)
+
+
+def is_path(name_or_path: str) -> bool:
+    """Return True for what has a slash in it or ends in .yaml or .yml."""
+    return "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
+
+
+def load_cluster(name_or_path: str, folder: Path | None = None) -> ClusterFile:
+    """Return the cluster file NAME.yaml of `folder` (by default the checkout's clusters/), or the file at a path.
+
+    Raises UnknownCluster for a name without a file, ConfigError with every mistake in it.
+    """
+    from lockstep.api.files.clusterfile import parse_cluster_file
+    from lockstep.cli.shared.paths import checkout, from_here
+
+    if is_path(name_or_path):
+        return parse_cluster_file(read_text(Path(name_or_path)), name_or_path)
+    folder = folder or checkout() / "clusters"
+    path = from_here(folder / f"{name_or_path}.yaml")
+    if not path.is_file():
+        raise UnknownCluster(_unknown_cluster(name_or_path, folder))
+    found = parse_cluster_file(read_text(path), str(path))
+    if found.cluster.name != name_or_path:
+        raise ConfigError(f"{path}: cluster.name is {found.cluster.name}; it must be the file's name, {name_or_path}")
+    return found
+
+
+def peek(name_or_path: str, folder: Path) -> tuple[str, str, str | None] | None:
+    """Return the cluster's name, namespace and API host as its file states them, without the models, whose import takes as long as a small verb does.
+
+    None: only `load_cluster` can tell, or can say what is wrong with it.
+    """
+    import yaml
+
+    from lockstep.api.files.yamltext import load_yaml
+
+    path = Path(name_or_path) if is_path(name_or_path) else folder / f"{name_or_path}.yaml"
+    try:
+        found = load_yaml(path.read_text(encoding="utf-8"))["cluster"]
+        name, namespace, api = found["name"], found["namespace"], found.get("api")
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, AttributeError):
+        return None
+    plain = (
+        isinstance(name, str)
+        and isinstance(namespace, str)
+        and isinstance(api, str | None)
+        and (is_path(name_or_path) or name == name_or_path)
+    )
+    return (name, namespace, api) if plain else None
+
+
+def _unknown_cluster(name: str, folder: Path) -> str:
+    from lockstep.api.files.problems import nearest
+    from lockstep.cli.shared.paths import from_here
+
+    known, folder = cluster_names(folder), from_here(folder)
+    close = nearest(name, known)
+    there = f"known are {', '.join(known)}" if known else "there is none yet"
+    hint = f"did you mean {close}?" if close else f"lockstep init cluster {name} begins one"
+    return f"there is no cluster {name} in {folder}/: {there}; {hint}"

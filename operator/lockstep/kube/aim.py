@@ -1,0 +1,62 @@
+"""Which cluster connections are for, and the kubeconfig that leads there."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from lockstep.kube.kubeconfig import Server
+
+
+@dataclass(frozen=True)
+class Kubeconfig:
+    """Files that name clusters, users and contexts."""
+
+    paths: str
+    """As KUBECONFIG has them, with colons between several."""
+    is_stated: bool = True
+    """KUBECONFIG or a verb names them; else this is where kubectl looks."""
+
+    @property
+    def exists(self) -> bool:
+        """True if somebody names them, or the file is there."""
+        return self.is_stated or Path(self.paths).exists()
+
+
+def environment_kubeconfig() -> Kubeconfig:
+    """Return what KUBECONFIG names now, else ~/.kube/config. (The client library reads KUBECONFIG once, when it is imported.)"""
+    stated = os.environ.get("KUBECONFIG")
+    return Kubeconfig(stated, True) if stated else Kubeconfig(str(Path.home() / ".kube" / "config"), False)
+
+
+class Aim(Protocol):
+    """The cluster that connections are for."""
+
+    def kubeconfig(self, context: str | None) -> Kubeconfig:
+        """Return the files that lead to it. Raises ConfigError when it isn't up."""
+
+    def check(self, server: str, context: str | None) -> None:
+        """Raise ConfigError if this API server is another cluster's. Called before anything is sent to it."""
+
+
+class _Anywhere:
+    """Whichever cluster the kubeconfig names."""
+
+    def kubeconfig(self, context: str | None) -> Kubeconfig:
+        return environment_kubeconfig()
+
+    def check(self, server: str, context: str | None) -> None: ...
+
+
+ANYWHERE = _Anywhere()
+
+
+class Connections:
+    """What holds for every connection that this process opens."""
+
+    aim: Aim = ANYWHERE
+    servers: dict[tuple[str, str | None], Server] | None = None
+    """While a verb runs: the servers of kubeconfigs read so far, by paths and context, so that a login program runs once. Else None."""
