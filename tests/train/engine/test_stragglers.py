@@ -14,7 +14,7 @@ from rank_harness import ForkServer, RunFile
 from lockstep_gang.contract import JobIdentity, RestartPolicy, Run, WhenDone
 from lockstep_gang.contract.messages import Pace
 from lockstep_gang.lifecycle.gang import new_gang
-from lockstep_gang.lifecycle.stragglers import judged, with_pace
+from lockstep_gang.lifecycle.stragglers import with_pace, with_stragglers
 
 STEPS = 22
 RUN = Run(
@@ -54,7 +54,7 @@ def test_a_slow_rank_is_known_by_its_own_time(ranks: ForkServer, run_file: RunFi
     for event in sorted(told, key=lambda event: (event["step"], -event["rank"])):
         pace = Pace(event["rank"], event["step"], event["steps"], event["microseconds"])
         gang = gang.with_rank(pace.rank, with_pace(gang.ranks[pace.rank], pace))
-    assert [straggler.rank for straggler in judged(gang, RUN).stragglers] == [1]
+    assert [straggler.rank for straggler in with_stragglers(gang, RUN).stragglers] == [1]
 
 
 def test_on_gpus_waits_are_found_whether_an_operation_is_asynchronous_or_not(ranks: ForkServer) -> None:

@@ -21,8 +21,8 @@ from lockstep_gang.contract.messages import (
 )
 from lockstep_gang.lifecycle.decide import Decision, decide
 from lockstep_gang.lifecycle.gang import Budget, Gang, Phase, new_gang
-from lockstep_gang.lifecycle.observe import closed, observe
-from lockstep_gang.lifecycle.summary import summarise
+from lockstep_gang.lifecycle.observe import connection_closed, observe
+from lockstep_gang.lifecycle.summary import summarize
 from unit.gang.cases import make_run
 
 
@@ -69,7 +69,7 @@ class Story:
         return self.hears(self.run.node_of(rank), Exited(self.gang.attempt, exit_))
 
     def loses(self, node: int) -> Story:
-        self.gang = closed(self.gang, node, self.now)
+        self.gang = connection_closed(self.gang, node, self.now)
         return self.decide()
 
     def waits(self, seconds: float) -> Story:
@@ -78,7 +78,7 @@ class Story:
 
     @property
     def report(self) -> Any:
-        return summarise(self.gang, self.run)
+        return summarize(self.gang, self.run)
 
 
 def hello(node: int, attempt: int = 0, known: int = 0, instance: str = "", ranks: tuple[RankState, ...] = ()) -> Hello:

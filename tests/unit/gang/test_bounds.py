@@ -14,7 +14,7 @@ from lockstep.platforms.jobs.keeper import VERDICTS
 from lockstep_gang.agent.agent import Agent
 from lockstep_gang.agent.log import Console
 from lockstep_gang.agent.outbox import WAITING_MAX, Outbox, json_bytes
-from lockstep_gang.agent.ranks.ranks import Node, RankProcess
+from lockstep_gang.agent.ranks.ranks import LocalNode, RankProcess
 from lockstep_gang.agent.ranks.stacks import FILE_BYTES, HANGS, STACKS_BYTES, ProcessState, remove_old, shortened, stack_path
 from lockstep_gang.contract import JobIdentity, RestartPolicy
 from lockstep_gang.contract.messages import Pace, message_to_json
@@ -23,7 +23,7 @@ from lockstep_gang.coordinator import records
 from lockstep_gang.coordinator.channel import LINE_BYTES_MAX
 from lockstep_gang.coordinator.records import Records, Replaced
 from lockstep_gang.lifecycle.gang import Budget, Gang, new_gang
-from lockstep_gang.lifecycle.history import ATTEMPTS_MAX, AttemptRecord, begun_records, resumed, retained
+from lockstep_gang.lifecycle.history import ATTEMPTS_MAX, AttemptRecord, begun_records, resume_gang, retained_records
 from lockstep_spec.exits import INTERNAL
 from unit.gang.cases import KEY, gang, make_run
 from unit.gang.test_scale import endings
@@ -58,12 +58,12 @@ def test_a_coordinator_goes_on_from_the_retained_records_as_from_all(seed: int) 
         outcome = draw.choice(["Failed", "Stopped", "Complete"])
         record = attempt(number, uid, outcome, outcome == "Failed" and draw.random() < 0.1, number if draw.random() < 0.01 else None)
         all_records.append(record)
-        bounded = retained([*bounded, record])
+        bounded = retained_records([*bounded, record])
     assert ATTEMPTS_MAX <= len(bounded) <= ATTEMPTS_MAX + HISTORY + 1
     assert bounded == sorted(bounded, key=lambda record: record.attempt)
     for uid in ("uid-1", "uid-2"):
         run = replace(RUN, job=JobIdentity("x", "ns", uid))
-        assert seen(resumed(run, bounded, None, 1000.0)) == seen(resumed(run, all_records, None, 1000.0))
+        assert seen(resume_gang(run, bounded, None, 1000.0)) == seen(resume_gang(run, all_records, None, 1000.0))
 
 
 def test_what_is_written_when_an_attempt_begins_is_what_is_retained() -> None:
@@ -132,7 +132,7 @@ def test_what_a_rank_wrote_when_it_hung_is_shortened_before_it_is_written(tmp_pa
     rank.rank, rank.pid = 7, 1
     rank._attempt, rank._asked, rank._seen = 1, True, ProcessState("S", "futex_wait")
     rank._relay = SimpleNamespace(captured=[f"line {number}" for number in range(100_000)])  # type: ignore[assignment]
-    told = rank.dumped(Node(run, 0, "run.json", tmp_path / "report.sock", tmp_path))
+    told = rank.dumped(LocalNode(run, 0, "run.json", tmp_path / "report.sock", tmp_path))
     assert told is not None and told.stacks == str(stack_path(run.run_dir, 1, 7))
     assert Path(told.stacks).stat().st_size < STACKS_BYTES // 8192 + 1000
 
@@ -140,7 +140,7 @@ def test_what_a_rank_wrote_when_it_hung_is_shortened_before_it_is_written(tmp_pa
 def test_what_an_agent_says_of_its_ranks_when_it_connects_is_bounded() -> None:
     run = make_run(nodes=1, ranks_per_node=64)
     with tempfile.TemporaryDirectory(prefix="lockstep-", dir="/tmp") as folder:
-        agent = Agent(run, KEY, Node(run, 0, "run.json", Path(folder, "report.sock"), Path(folder)), Console(1))
+        agent = Agent(run, KEY, LocalNode(run, 0, "run.json", Path(folder, "report.sock"), Path(folder)), Console(1))
         try:
             ranks = SimpleNamespace(states=lambda: endings(64, "😀"))
             agent._ranks, agent._fabric = ranks, SimpleNamespace(forget_told=lambda _: None)  # type: ignore[assignment]

@@ -27,7 +27,7 @@ from lockstep_gang.coordinator import network_trouble
 from lockstep_gang.coordinator.network_trouble import resolved, trouble_of
 from lockstep_gang.coordinator.reporter import Reporter
 from lockstep_gang.lifecycle.gang import new_gang
-from lockstep_gang.lifecycle.summary import summarise
+from lockstep_gang.lifecycle.summary import summarize
 from lockstep_spec.exits import UNREACHABLE
 from unit.gang.cases import KEY, make_run
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, pod, report, running
@@ -92,7 +92,7 @@ def test_an_agent_and_a_coordinator_know_that_names_can_t_be_resolved(monkeypatc
         link = Link(run, KEY, 1, Handlers(nothing, nothing, nothing, nothing))
         assert run.report is not None
         reporter = Reporter(run.report, KEY, nothing, nothing)
-        reporter.transition(summarise(new_gang(run), run))
+        reporter.transition(summarize(new_gang(run), run))
         return await until_known(link.run(), lambda: link.trouble), await until_known(reporter.run(), lambda: reporter.trouble)
 
     of_agent, of_coordinator = asyncio.run(both())

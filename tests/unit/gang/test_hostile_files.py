@@ -17,7 +17,7 @@ import pytest
 from lockstep_gang.agent.log import Journal
 from lockstep_gang.agent.preflight.files import path_facts, sees
 from lockstep_gang.agent.ranks.nccl_log import FILES_MAX, NcclLogs, log_choice
-from lockstep_gang.agent.ranks.progress_server import METRICS, Pace, said_of
+from lockstep_gang.agent.ranks.progress_server import METRICS, RemainingTime, parse_status
 from lockstep_gang.agent.ranks.reports import ERROR_FILE_BYTES_MAX, read_error_file
 from lockstep_gang.agent.ranks.stacks import SOURCE_BYTES_MAX, dumped, process_state, write_stacks
 from lockstep_gang.agent.session.client import _told
@@ -224,10 +224,10 @@ def test_a_step_that_a_script_posts_stays_a_number_that_reports_can_have(number:
         {"name": "total_steps", "value": number},
         *({"name": f"\x1b[2J\n{n}", "value": "\x1b]0;x\x07"} for n in range(50)),
     ]
-    said = said_of(json.dumps({"trainerStatus": {"progressPercentage": 1, "metrics": metrics}}).encode())
-    pace = Pace()
+    said = parse_status(json.dumps({"trainerStatus": {"progressPercentage": 1, "metrics": metrics}}).encode())
+    pace = RemainingTime()
     pace.step(said, 0.0)
-    said = said_of(json.dumps({"trainerStatus": {"metrics": [{"name": "current_step", "value": "2"}, *metrics[1:]]}}).encode())
+    said = parse_status(json.dumps({"trainerStatus": {"metrics": [{"name": "current_step", "value": "2"}, *metrics[1:]]}}).encode())
     step = pace.step(said, 1e9)
     assert step is not None and 0 <= (step.total_steps or 0) <= COUNT_MAX and 0 <= (step.estimated_remaining_seconds or 0) <= COUNT_MAX
     assert len(step.metrics) <= METRICS and all(text.isprintable() for item in step.metrics.items() for text in item)

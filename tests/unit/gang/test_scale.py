@@ -41,13 +41,13 @@ from lockstep_gang.coordinator import channels, coordinator, server
 from lockstep_gang.coordinator import reporter as reporter_module
 from lockstep_gang.coordinator.channel import LINE_BYTES_MAX, connect
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
-from lockstep_gang.coordinator.log_lines import WITH_LINES, telling
+from lockstep_gang.coordinator.log_lines import WITH_LINES, log_lines
 from lockstep_gang.coordinator.reporter import report_change
 from lockstep_gang.coordinator.server import Server
 from lockstep_gang.lifecycle.decide import decide
 from lockstep_gang.lifecycle.gang import Gang, Node, Nodes, Phase, Ranks, new_gang
 from lockstep_gang.lifecycle.hang import deadlines
-from lockstep_gang.lifecycle.observe import closed, ended_as_ordered, observe
+from lockstep_gang.lifecycle.observe import connection_closed, ended_as_ordered, observe
 from unit.gang.cases import KEY, free_port, make_run
 from unit.gang.test_simulation import Day
 
@@ -73,12 +73,12 @@ def taken(gang: Gang, run: Run, message: AgentMessage | None, node: int, now: fl
     """As the coordinator does with each message that comes by itself."""
     before = gang
     gang = observe(gang, run, node, message, now) if message is not None else gang
-    for _ in telling(before, gang, run):
+    for _ in log_lines(before, gang, run):
         pass
     report_change(Untold(), before, gang, run, tuple)  # type: ignore[arg-type]
     while True:
         before, gang = gang, decide(gang, run, now).gang
-        for _ in telling(before, gang, run):
+        for _ in log_lines(before, gang, run):
             pass
         report_change(Untold(), before, gang, run, tuple)  # type: ignore[arg-type]
         if gang.phase is before.phase:
@@ -167,7 +167,7 @@ def test_a_node_s_state_is_counted_without_a_look_at_all_others() -> None:
 def test_a_report_is_made_only_when_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of(2)
     before = training(run)
-    monkeypatch.setattr(reporter_module, "summarise", lambda *_: pytest.fail("a report was made"))
+    monkeypatch.setattr(reporter_module, "summarize", lambda *_: pytest.fail("a report was made"))
     reporter: Any = Untold()
     for after in (
         replace(before, checkpoint=CheckpointReport(5, "/c/5", "2026-01-01T00:00:00Z")),
@@ -295,7 +295,7 @@ def test_only_the_first_of_very_many_ends_are_shown_with_their_last_lines() -> N
     lines = tuple(f"line {number}" for number in range(20))
     for rank in range(8, run.world_size):  # those of node 0 are in its log
         gang = observe(gang, run, run.node_of(rank), Exited(1, RankExit(rank, 1, None, False, None, lines)), 1002.0)
-    told = list(telling(before, gang, run))
+    told = list(log_lines(before, gang, run))
     assert sum("exited with 1" in line for line in told) == run.world_size - 8
     assert sum(line.endswith("| line 19") for line in told) == WITH_LINES
 
@@ -305,7 +305,7 @@ def test_orders_of_all_nodes_follow_from_what_changed_and_of_one_from_its_own_st
     gang = training(run)
     asked = decide(gang, run, 1002.0)
     assert asked.orders == ()
-    again = closed(asked.gang, 5, 1002.0)
+    again = connection_closed(asked.gang, 5, 1002.0)
     again = observe(again, run, 5, Hello(5, "agent-5", 1, 1, tuple(RankState(rank, True) for rank in run.ranks_of(5))), 1003.0)
     failed = observe(again, run, 2, Exited(1, RankExit(16, 1, None, False)), 1003.0)
     assert {node for node, _ in decide(failed, run, 1003.0).orders} == set(range(16))

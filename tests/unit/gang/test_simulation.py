@@ -26,7 +26,7 @@ from lockstep_gang.contract.preflight import Check, Checked, Looked, Met, Stage
 from lockstep_gang.contract.times import RECONNECT_SECONDS
 from lockstep_gang.lifecycle.decide import decide
 from lockstep_gang.lifecycle.gang import Phase, new_gang
-from lockstep_gang.lifecycle.observe import closed, observe
+from lockstep_gang.lifecycle.observe import connection_closed, observe
 from unit.gang.cases import make_run
 
 NODES = 3
@@ -117,7 +117,7 @@ class Day:
         self.decide()
 
     def lose(self, agent: SimulatedAgent, crash: bool) -> None:
-        self.gang = closed(self.gang, agent.node, self.now)
+        self.gang = connection_closed(self.gang, agent.node, self.now)
         if not crash and agent.running and self.draw.random() < 0.3:
             agent.end(137, ordered=True)
         agent.connected, agent.inbox, agent.outbox = False, deque(), deque()

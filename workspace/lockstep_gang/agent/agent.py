@@ -15,10 +15,10 @@ from lockstep_gang.agent.link import Handlers, Link, watch
 from lockstep_gang.agent.log import Console
 from lockstep_gang.agent.outbox import Outbox, bounded
 from lockstep_gang.agent.preflight.answers import NodePreflight
-from lockstep_gang.agent.ranks.fabric import FabricNews
+from lockstep_gang.agent.ranks.fabric import FabricReporter
 from lockstep_gang.agent.ranks.processes import become_subreaper, ended_children
 from lockstep_gang.agent.ranks.progress_server import ProgressServer
-from lockstep_gang.agent.ranks.ranks import Node, Ranks, Survivors
+from lockstep_gang.agent.ranks.ranks import LocalNode, LocalRanks, Survivors
 from lockstep_gang.agent.ranks.reports import ReportSocket
 from lockstep_gang.agent.ranks.stacks import remove_old
 from lockstep_gang.agent.ranks.standby import Standby
@@ -60,7 +60,7 @@ DUMP_SECONDS = 3.0
 class Agent:
     """One node of a gang. `run` ends when the agent's process may end, with its exit code."""
 
-    def __init__(self, run: Run, key: bytes, node: Node, console: Console, silence_seconds: float = SILENCE_SECONDS) -> None:
+    def __init__(self, run: Run, key: bytes, node: LocalNode, console: Console, silence_seconds: float = SILENCE_SECONDS) -> None:
         self._run, self._node, self._console = run, node, console
         self._silence_seconds = silence_seconds
         self._socket = ReportSocket(node.folder)
@@ -72,14 +72,14 @@ class Agent:
         self._outbox = Outbox(node.index, run.world_size, self.link.send)
         self._instance = os.urandom(8).hex()
         self._known_attempt = 0
-        self._ranks: Ranks | None = None
+        self._ranks: LocalRanks | None = None
         self._standby = Standby()
         self._running = False
         self._leaving = False
         self._finish: Finish | None = None
         self._done = asyncio.Event()
         self._malformed_said = False
-        self._fabric = FabricNews(run, self.link.send)
+        self._fabric = FabricReporter(run, self.link.send)
         self.unheard_trouble: Callable[[], Trouble | None] = lambda: self.link.trouble
         """What keeps this node from being heard."""
         self.cut_off: Trouble | None = None
@@ -171,7 +171,7 @@ class Agent:
         self._console.begin_attempt(order.attempt)
         self._outbox.begin_attempt(order.attempt)
         self._progress.begin_attempt()
-        self._ranks = Ranks(self._node, order, self._dev.writer(order, self._console.write))
+        self._ranks = LocalRanks(self._node, order, self._dev.writer(order, self._console.write))
         self._running = True
         if self._node.index != 0:  # else it would be empty where only rank 0 prints
             self._console.say(

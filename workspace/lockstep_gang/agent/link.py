@@ -129,7 +129,7 @@ PAUSED_SECONDS = 2.0
 """A look that comes so late means that this process itself did not run: its pod was frozen, or its machine moved or starved."""
 
 
-class Heard(Protocol):
+class Listener(Protocol):
     """Whoever listens to the coordinator."""
 
     @property
@@ -137,7 +137,7 @@ class Heard(Protocol):
         """When it last heard something, `time.monotonic`."""
 
 
-async def watch(link: Heard, silence_seconds: float, unheard: Callable[[], None]) -> None:
+async def watch(link: Listener, silence_seconds: float, unheard: Callable[[], None]) -> None:
     """Until cancelled: call `unheard` every second from `silence_seconds` of silence on. After a pause of this process the silence begins anew."""
     since = time.monotonic()
     while True:

@@ -17,7 +17,7 @@ from lockstep_gang.agent.cutoff import LAST_WORDS
 from lockstep_gang.agent.log import Console, Journal
 from lockstep_gang.agent.preflight import facts, sweep
 from lockstep_gang.agent.ranks.environment import isolate, place_start
-from lockstep_gang.agent.ranks.ranks import Node
+from lockstep_gang.agent.ranks.ranks import LocalNode
 from lockstep_gang.agent.ranks.reports import make_folder, remove_folder
 from lockstep_gang.agent.session import client
 from lockstep_gang.contract.proof import parse_key
@@ -68,7 +68,7 @@ def _agent(options: argparse.Namespace) -> int:
     if not ends_with_it(run):  # a preflight alone leaves the job's folder as it is
         console.journal = Journal(run, index, console.say)
     folder = make_folder(_temporary())
-    node = Node(run, index, options.run, folder / "report.sock", folder, start=place_start(folder))
+    node = LocalNode(run, index, options.run, folder / "report.sock", folder, start=place_start(folder))
     try:
         return asyncio.run(_serve(run, key, node, (console, options.parent)))
     except (ContractError, OSError) as error:
@@ -115,7 +115,7 @@ def node_index(option: str | None, variable: str | None, nodes: int) -> int:
     return int(given)
 
 
-async def _serve(run: Run, key: bytes, node: Node, around: tuple[Console, int | None]) -> int:
+async def _serve(run: Run, key: bytes, node: LocalNode, around: tuple[Console, int | None]) -> int:
     console, parent = around
     agent = Agent(run, key, node, console)
     if parent is not None:
@@ -145,7 +145,7 @@ async def _serve(run: Run, key: bytes, node: Node, around: tuple[Console, int | 
     return serving.result()
 
 
-def _end_if_cut_off(agent: Agent, node: Node, console: Console) -> None:
+def _end_if_cut_off(agent: Agent, node: LocalNode, console: Console) -> None:
     """At once: Python's own end waits up to 20 s for threads that ask a name server which doesn't answer. Nothing runs yet."""
     if agent.cut_off is not None:
         remove_folder(node.folder)

@@ -84,7 +84,7 @@ class Channels:
 BACKLOG_BYTES = 8 * 1024 * 1024
 
 
-class Showing:
+class RunOutput:
     """To the node where somebody asked."""
 
     def __init__(self, channels: Mapping[int, Channel]) -> None:

@@ -16,23 +16,23 @@ from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.trouble import Trouble
 from lockstep_gang.coordinator.channel import Channel
-from lockstep_gang.coordinator.channels import Channels, Showing
-from lockstep_gang.coordinator.ledger import ACCOUNT_SECONDS, Account, Ledger
-from lockstep_gang.coordinator.log_lines import telling
+from lockstep_gang.coordinator.channels import Channels, RunOutput
+from lockstep_gang.coordinator.ledger import ACCOUNT_SECONDS, GoodputAccount, Ledger
+from lockstep_gang.coordinator.log_lines import log_lines
 from lockstep_gang.coordinator.records import Records
 from lockstep_gang.coordinator.reporter import Reporter, report_change
-from lockstep_gang.coordinator.waits import happens, in_thread
+from lockstep_gang.coordinator.waits import happens_within, in_thread
 from lockstep_gang.lifecycle.decide import Decision, decide
 from lockstep_gang.lifecycle.gang import Gang, Phase, Silence
 from lockstep_gang.lifecycle.goodput import accounted
-from lockstep_gang.lifecycle.hang import excused, waited_for
-from lockstep_gang.lifecycle.losses import heard, is_asking
-from lockstep_gang.lifecycle.observe import closed, ended_as_ordered, observe, spoke
+from lockstep_gang.lifecycle.hang import with_pause, with_reconnects_extended
+from lockstep_gang.lifecycle.losses import waits_for_facts, with_facts
+from lockstep_gang.lifecycle.observe import connection_closed, ended_as_ordered, node_heard_again, observe
 from lockstep_gang.lifecycle.placement import with_racks
-from lockstep_gang.lifecycle.silences import unheard
+from lockstep_gang.lifecycle.silences import with_silence
 from lockstep_gang.lifecycle.start import waits_for
 from lockstep_gang.lifecycle.stops import stop_report
-from lockstep_gang.lifecycle.summary import message_of, state_of, summarise
+from lockstep_gang.lifecycle.summary import message_of, state_of, summarize
 from lockstep_spec.codec import ContractError
 
 WAITING_LINE_SECONDS = 10.0
@@ -71,7 +71,7 @@ class Coordinator:
         self._output = output
         self._clock = time.time() - time.monotonic()
         records = Records(run.run_dir)
-        self._account = Account(records, run, output.say)
+        self._account = GoodputAccount(records, run, output.say)
         self._ledger = Ledger(records, run, self._account)
         self.gang = self._ledger.opened(run, self._now())
         self._changes: deque[Change] = deque()
@@ -85,7 +85,7 @@ class Coordinator:
         self._corrects = False
         self._retry_at = 0.0
         self._channels = Channels(run, output.say)
-        self._showing = Showing(self._channels.of_node)
+        self._showing = RunOutput(self._channels.of_node)
         self._wake = asyncio.Event()
         self._wake_at: float | None = None
         self._broken: BaseException | None = None
@@ -93,7 +93,7 @@ class Coordinator:
         self._committed = asyncio.Event()
         self._reporter = Reporter(run.report, key, self._replied, output.say) if run.report is not None else None
         if self._reporter is not None:
-            self._reporter.transition(summarise(self.gang, run, log=output.tail()))
+            self._reporter.transition(summarize(self.gang, run, log=output.tail()))
 
     @property
     def unheard_trouble(self) -> Trouble | None:
@@ -159,17 +159,17 @@ class Coordinator:
         """Its connection is there, and nothing has come for so long."""
         if self._channels.of_node.get(node) is channel:
             silence = Silence(node, self._now() - seconds, channel.arrives)
-            self._become(lambda gang: unheard(gang, silence))
+            self._become(lambda gang: with_silence(gang, silence))
 
     def heard_again(self, node: int, channel: Channel) -> None:
         if self._channels.of_node.get(node) is channel:
             now = self._now()
-            self._become(lambda gang: spoke(gang, node, now))
+            self._become(lambda gang: node_heard_again(gang, node, now))
 
     def disconnected(self, node: int, channel: Channel) -> None:
         if self._channels.drop(node, channel):
             now = self._now()
-            self._become(lambda gang: closed(gang, node, now, unheard=channel.is_given_up))
+            self._become(lambda gang: connection_closed(gang, node, now, unheard=channel.is_given_up))
 
     async def settle(self) -> None:
         """Before node 0's agent ends: let the other nodes save or hear the end, and the operator take the last report.
@@ -180,7 +180,7 @@ class Coordinator:
         deadline = (self.gang.stop_began + self._run.save_grace_seconds if saving else self._now()) + SETTLE_SECONDS
         while self._now() < deadline and not self._settled():
             self._changed.clear()
-            await happens(self._changed, deadline - self._now())
+            await happens_within(self._changed, deadline - self._now())
         if self.gang.phase is Phase.STOPPING and self.gang.stopping is StopMode.SAVE:
             before, self.gang = self.gang, replace(self.gang, stopped=stop_report(self.gang, self._run, self._now()))
             self._tell(before)
@@ -203,7 +203,7 @@ class Coordinator:
         now = self._now()
 
         def change(gang: Gang) -> Gang:
-            after = replace(heard(gang, reply.facts, now), placement=with_racks(gang.placement, reply.racks))
+            after = replace(with_facts(gang, reply.facts, now), placement=with_racks(gang.placement, reply.racks))
             self._corrects |= (gang.history, gang.budget) != (after.history, after.budget)
             return after
 
@@ -255,7 +255,7 @@ class Coordinator:
                 break
         self._wake_up(decision.wake_at)
         if self._reporter is not None:
-            self._reporter.ask(is_asking(self.gang))
+            self._reporter.ask(waits_for_facts(self.gang))
 
     def _excuse(self) -> None:
         """After a time in which this process did not run, or had too much to do, what was said meanwhile is still to be read: it judges nobody."""
@@ -265,7 +265,7 @@ class Coordinator:
         self._pulse_due = self._now() + PULSE_SECONDS
         if late > PAUSED_SECONDS:
             self._output.say(f"the coordinator did not run for {late:.0f} s; nobody is judged by that time")
-        self._changes.append(partial(excused if late > PAUSED_SECONDS else waited_for, seconds=late))
+        self._changes.append(partial(with_pause if late > PAUSED_SECONDS else with_reconnects_extended, seconds=late))
         if self._recording is None:
             self._take_in()
 
@@ -321,7 +321,7 @@ class Coordinator:
 
     def _tell(self, before: Gang) -> None:
         """Into the log and to the operator, as far as something changed."""
-        for line in telling(before, self.gang, self._run):
+        for line in log_lines(before, self.gang, self._run):
             self._say(line)
         self._changed.set()
         if self.gang.checkpoint != before.checkpoint:
@@ -331,7 +331,7 @@ class Coordinator:
 
     async def _decide_in_time(self) -> None:
         while True:
-            if await happens(self._wake, None if self._wake_at is None else max(0.0, self._wake_at - self._now())):
+            if await happens_within(self._wake, None if self._wake_at is None else max(0.0, self._wake_at - self._now())):
                 self._wake.clear()
                 if self._broken is not None:
                     raise self._broken
@@ -358,11 +358,11 @@ class Coordinator:
         """Also when nothing happens for long: what the time was spent on stays true in reports and on the volume. A commit is kept soon."""
         while True:
             await asyncio.sleep(COMMIT_SECONDS)
-            await happens(self._committed, ACCOUNT_SECONDS - COMMIT_SECONDS)
+            await happens_within(self._committed, ACCOUNT_SECONDS - COMMIT_SECONDS)
             self._committed.clear()
             self.gang = accounted(self.gang, self._run, self._now())
             if self._reporter is not None:
-                self._reporter.refresh(partial(summarise, self.gang, self._run))
+                self._reporter.refresh(partial(summarize, self.gang, self._run))
             in_thread(partial(self._account.keep, self.gang), "account")
 
     def _now(self) -> float:

@@ -11,8 +11,8 @@ from lockstep_gang.contract.times import stamp
 from lockstep_gang.coordinator.records import GoodputRecord, Records, Replaced
 from lockstep_gang.lifecycle.decide import Decision
 from lockstep_gang.lifecycle.gang import Gang
-from lockstep_gang.lifecycle.goodput import absent, accounted
-from lockstep_gang.lifecycle.history import begun_records, closed_records, corrected_records, end_record, resumed
+from lockstep_gang.lifecycle.goodput import accounted, with_absence
+from lockstep_gang.lifecycle.history import begun_records, closed_records, corrected_records, end_record, resume_gang
 from lockstep_gang.lifecycle.preflight.rounds import ends_with_it
 from lockstep_spec.codec import ContractError
 
@@ -20,7 +20,7 @@ ACCOUNT_SECONDS = 15.0
 """At most so much of what an ended coordinator knew is booked as absence by the next one."""
 
 
-class Account:
+class GoodputAccount:
     """Reads and writes gang/goodput.json; what stands in the way is said once."""
 
     def __init__(self, records: Records, run: Run, say: Callable[[str], None]) -> None:
@@ -44,7 +44,7 @@ class Account:
 
     def opened(self, gang: Gang, now: float) -> Gang:
         """The gang of a coordinator that begins, with the account of those before it."""
-        return accounted(absent(replace(gang, goodput=self.found().goodput), self._run, now), self._run, now)
+        return accounted(with_absence(replace(gang, goodput=self.found().goodput), self._run, now), self._run, now)
 
     def keep(self, gang: Gang) -> None:
         """Write it down, if it has changed, and nobody is at it: a volume that hangs must hold up one thread, not the gang. Any thread."""
@@ -72,7 +72,7 @@ class Account:
 class Ledger:
     """Raises ContractError and OSError when the volume's records can't be read."""
 
-    def __init__(self, records: Records, run: Run, account: Account) -> None:
+    def __init__(self, records: Records, run: Run, account: GoodputAccount) -> None:
         self._records = records
         self._folder = f"{run.run_dir}/gang"
         self._account = account
@@ -81,7 +81,7 @@ class Ledger:
     def opened(self, run: Run, now: float) -> Gang:
         """The gang of a coordinator that begins."""
         left = self._account.found()
-        gang = resumed(run, self._attempts, self._records.end(), now, left.checkpoint, left.goodput.until / 1000)
+        gang = resume_gang(run, self._attempts, self._records.end(), now, left.checkpoint, left.goodput.until / 1000)
         return self._account.opened(gang, now)
 
     def write(self, decision: Decision, run: Run, now: float) -> None:

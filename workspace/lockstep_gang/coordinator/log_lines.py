@@ -15,10 +15,9 @@ from lockstep_gang.lifecycle.gang import Gang, Phase, Request
 from lockstep_gang.lifecycle.placement import racks_line
 from lockstep_gang.lifecycle.preflight.rounds import ends_with_it
 from lockstep_gang.lifecycle.session import idleness_line, older_scripts
-from lockstep_gang.lifecycle.silences import lines as silence_lines
-from lockstep_gang.lifecycle.silences import of_node
-from lockstep_gang.lifecycle.start import banner
-from lockstep_gang.lifecycle.stragglers import in_words
+from lockstep_gang.lifecycle.silences import open_silence_of, silence_lines
+from lockstep_gang.lifecycle.start import start_banner
+from lockstep_gang.lifecycle.stragglers import straggler_text
 from lockstep_gang.lifecycle.summary import message_of, state_of
 from lockstep_spec.choices import Severity
 from lockstep_spec.codec import to_json
@@ -27,7 +26,7 @@ WITH_LINES = 128
 """So many ranks that end are shown with their last lines: when thousands lose their peers, the first ones tell why."""
 
 
-def telling(before: Gang, after: Gang, run: Run) -> Iterator[str]:
+def log_lines(before: Gang, after: Gang, run: Run) -> Iterator[str]:
     """The lines that say how `after` differs from `before`."""
     """Looks only at what has changed: it is asked after every message of every node."""
     yield from silence_lines(before, after, run)
@@ -37,7 +36,7 @@ def telling(before: Gang, after: Gang, run: Run) -> Iterator[str]:
     yield from _preflight(before, after, run)
     yield from _fabric(before, after)
     yield from _stragglers(before, after)
-    yield from runs(before, after, run)
+    yield from session_lines(before, after, run)
     yield from _phases(before, after, run)
 
 
@@ -53,7 +52,7 @@ def _nodes(before: Gang, after: Gang, run: Run) -> Iterator[str]:
             yield f"node {index} is here ({after.nodes.counts.here} of {run.nodes})"
         elif old.connected and not new.connected:
             yield f"node {index} is gone: " + (
-                "its connection closed" if of_node(after, index) is None else "nothing is heard of it any more"
+                "its connection closed" if open_silence_of(after, index) is None else "nothing is heard of it any more"
             )
 
 
@@ -86,7 +85,7 @@ def _stragglers(before: Gang, after: Gang) -> Iterator[str]:
         return
     for straggler in after.stragglers:
         if straggler not in before.stragglers:
-            yield in_words(straggler)
+            yield straggler_text(straggler)
     now = {straggler.rank for straggler in after.stragglers}
     for straggler in before.stragglers:
         if straggler.rank not in now:
@@ -118,7 +117,7 @@ def _phases(before: Gang, after: Gang, run: Run) -> Iterator[str]:
     elif after.attempt > before.attempt:
         again = f", restart {after.restarts} of at most {run.restart.max_restarts}" if after.restarts else ""
         yield f"attempt {after.attempt} starts: {number_of(run.world_size, 'rank')} on {number_of(run.nodes, 'node')}{again}"
-        yield from banner(after, run)
+        yield from start_banner(after, run)
         line = racks_line(after.placement)
         if line is not None:
             yield line
@@ -156,7 +155,7 @@ def _measured(bandwidth: Bandwidth | None) -> str:
     return f", all-reduce of {size} over {bandwidth.ranks} ranks: {bandwidth.bytes_per_second / 1e9:.3g} GB/s busbw"
 
 
-def runs(before: Gang, after: Gang, run: Run) -> Iterator[str]:
+def session_lines(before: Gang, after: Gang, run: Run) -> Iterator[str]:
     """Nothing of a Batch job."""
     old, new = before.session, after.session
     if new.request is not None:

@@ -15,9 +15,9 @@ from lockstep_gang.contract.report import Report, report_body
 from lockstep_gang.contract.run import ReportTarget, Run
 from lockstep_gang.contract.trouble import Trouble, TroubleKind
 from lockstep_gang.coordinator.network_trouble import resolved, trouble_of
-from lockstep_gang.coordinator.waits import happens
+from lockstep_gang.coordinator.waits import happens_within
 from lockstep_gang.lifecycle.gang import Gang, Phase
-from lockstep_gang.lifecycle.summary import message_facts, message_of, state_of, summarise
+from lockstep_gang.lifecycle.summary import message_facts, message_of, state_of, summarize
 from lockstep_spec.codec import ContractError
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Reporter:
 
     async def run(self) -> None:
         while True:
-            await happens(self._wake, max(0.0, self._due() - time.monotonic()))
+            await happens_within(self._wake, max(0.0, self._due() - time.monotonic()))
             self._wake.clear()
             while self._transitions:
                 await self._deliver(self._transitions[0])
@@ -166,11 +166,11 @@ class Reporter:
 def report_change(reporter: Reporter, before: Gang, after: Gang, run: Run, tail: Callable[[], tuple[str, ...]]) -> None:
     """`tail`: the last lines of node 0's log, which go with a turn. A report takes a look at every rank: but for turns it is made when it is sent."""
     if _turns(before) != _turns(after):
-        reporter.transition(replace(summarise(after, run), log=tail()))
+        reporter.transition(replace(summarize(after, run), log=tail()))
     elif _is_news(before, after, run):
-        reporter.news(partial(summarise, after, run))
+        reporter.news(partial(summarize, after, run))
     else:
-        reporter.refresh(partial(summarise, after, run))
+        reporter.refresh(partial(summarize, after, run))
 
 
 def _is_news(before: Gang, after: Gang, run: Run) -> bool:

@@ -11,7 +11,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def happens(event: asyncio.Event, seconds: float | None) -> bool:
+async def happens_within(event: asyncio.Event, seconds: float | None) -> bool:
     """Whether the event comes within so long (None: however long that takes). Not wait_for: that raises in two ways depending on Python's version."""
     waiting = asyncio.ensure_future(event.wait())
     done, _ = await asyncio.wait([waiting], timeout=seconds)

@@ -9,7 +9,7 @@ from lockstep_gang.contract.report import HISTORY, Cause, Failure, Restart
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import seconds_of, stamp
 from lockstep_gang.lifecycle.gang import OWN_FAULTS, Budget, Gang
-from lockstep_gang.lifecycle.losses import explained, explaining
+from lockstep_gang.lifecycle.losses import explained_by_fact, explaining_fact
 
 BACKOFF_MAX_SECONDS = 300
 TOLD_TO_END = "node {node} was told to end (SIGTERM), and nobody says by whom"
@@ -19,10 +19,10 @@ COMPARED_CHARACTERS = 800
 """Of an error's words: the message that holds them is cut at its end, and there at another place for another rank."""
 
 
-def charged(gang: Gang, failure: Failure, now: float) -> Gang:
+def with_failure_charged(gang: Gang, failure: Failure, now: float) -> Gang:
     """The gang after its attempt failed: history longer by one, and budget spent unless the cluster took a node away."""
-    fact = explaining(gang, failure, now)
-    failure = failure if fact is None else explained(failure, fact)
+    fact = explaining_fact(gang, failure, now)
+    failure = failure if fact is None else explained_by_fact(failure, fact)
     budget, committed = gang.budget, gang.checkpoint.step if gang.checkpoint is not None else 0
     if committed > budget.committed_step:
         budget = replace(budget, counted=0)
@@ -50,7 +50,7 @@ def _down_since(gang: Gang, failure: Failure, now: float) -> str:
     return stamp(min([now, *(silence.since for silence in gang.silences if silence.node == failure.node)]))
 
 
-def reached(gang: Gang, hello: Hello, now: float) -> Gang:
+def with_step_reached(gang: Gang, hello: Hello, now: float) -> Gang:
     """The gang of a new coordinator after an agent has told how far its ranks had come: the one before it died with what it knew."""
     last = gang.history[-1] if gang.history else None
     furthest_rank = max((state for state in hello.ranks if state.step is not None), key=lambda state: state.step or 0, default=None)
@@ -70,7 +70,7 @@ def reached(gang: Gang, hello: Hello, now: float) -> Gang:
     )
 
 
-def asked_to_go(gang: Gang, now: float) -> tuple[Restart, ...]:
+def nodes_that_left(gang: Gang, now: float) -> tuple[Restart, ...]:
     """For each node that was told to go, and by whom nobody has said yet: the entry of the history that it becomes if the cluster did."""
     step = gang.trainer.step if gang.trainer is not None else None
     nodes = [index for index, node in enumerate(gang.nodes) if node.leaving]
@@ -116,7 +116,7 @@ def may_start_at(gang: Gang, run: Run, failed_at: float) -> float:
     return max(failed_at + backoff_seconds(run, gang.budget.counted), spaced)
 
 
-def training_again(gang: Gang, now: float) -> Gang:
+def with_downtime_ended(gang: Gang, now: float) -> Gang:
     """The first step after a restart ends the downtime of the failure before it, which began with the last step before that."""
     if not gang.history or gang.history[-1].downtime_seconds is not None or gang.history[-1].attempt >= gang.attempt:
         return gang

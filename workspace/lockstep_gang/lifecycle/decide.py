@@ -14,20 +14,18 @@ from lockstep_gang.contract.report import Cause, State
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import reconnect_seconds
 from lockstep_gang.lifecycle import session, stops
-from lockstep_gang.lifecycle.budget import asked_to_go, charged, is_repeated, is_spent, may_start_at
-from lockstep_gang.lifecycle.fabric.state import begun, refusal, settled
-from lockstep_gang.lifecycle.fabric.state import wake_at as fabric_wake_at
-from lockstep_gang.lifecycle.failures import first_failure, is_final, seeking
+from lockstep_gang.lifecycle.budget import is_repeated, is_spent, may_start_at, nodes_that_left, with_failure_charged
+from lockstep_gang.lifecycle.fabric.state import fabric_wake_at, judged_by_now, new_fabric, refusal
+from lockstep_gang.lifecycle.failures import first_failure, is_final, with_cause_sought
 from lockstep_gang.lifecycle.gang import Ending, Gang, LostNode, Node, Phase, Rank, Ranks, has_failed, told_to_start
 from lockstep_gang.lifecycle.goodput import accounted, accounted_now_and_then
-from lockstep_gang.lifecycle.hang import hang_failure, noticed
-from lockstep_gang.lifecycle.hang import overdue as overdue_rank
-from lockstep_gang.lifecycle.losses import back_without_a_word, doubted_until, is_doubted, told_to_go
-from lockstep_gang.lifecycle.placement import awaited, placed
+from lockstep_gang.lifecycle.hang import hang_failure, overdue_hang, watchdog_hang
+from lockstep_gang.lifecycle.losses import doubted_until, is_doubted, with_nodes_that_left, with_unexplained_leave
+from lockstep_gang.lifecycle.placement import place_ranks, with_racks_awaited
 from lockstep_gang.lifecycle.preflight import rounds
 from lockstep_gang.lifecycle.progress import Hang
-from lockstep_gang.lifecycle.silences import lasting
-from lockstep_gang.lifecycle.start import is_late, late_nodes_failure, late_ranks_failure, missing_ranks, start_deadline, timed
+from lockstep_gang.lifecycle.silences import open_silences
+from lockstep_gang.lifecycle.start import is_late, late_nodes_failure, late_ranks_failure, missing_ranks, start_deadline, with_wait
 from lockstep_gang.lifecycle.stops import stop_report, with_idle_stop
 
 PORTS = 64
@@ -53,7 +51,7 @@ class Decision:
 def decide(gang: Gang, run: Run, now: float) -> Decision:
     """The next step and the orders that follow from it."""
     gang = session.with_idleness(accounted_now_and_then(gang, run, now), run, now)
-    step = _next_step(timed(with_idle_stop(gang, now), now), run, now)
+    step = _next_step(with_wait(with_idle_stop(gang, now), now), run, now)
     gang, orders = _orders(step.gang, run)
     return replace(step, gang=gang, orders=orders, wake_at=_wake_at(gang, run, now))
 
@@ -64,7 +62,7 @@ def _next_step(gang: Gang, run: Run, now: float) -> Decision:
     if gang.phase is Phase.ACTIVE:
         return _active(gang, run, now)
     if stops.is_over(gang, run, now):
-        return _stopped(stops.given_up(accounted(gang, run, now)), run, now)
+        return _stopped(stops.with_stop_concluded(accounted(gang, run, now)), run, now)
     return Decision(_hastened(gang, run, now) if gang.phase is Phase.STOPPING else gang)
 
 
@@ -76,8 +74,8 @@ def _hastened(gang: Gang, run: Run, now: float) -> Gang:
 
 def _for_a_request(gang: Gang, run: Run, now: float) -> Decision:
     """In a dev environment: an attempt starts when somebody has asked for it."""
-    gang, may_start = session.prepared(gang, run, now)
-    return _start(replace(gang, placement=awaited(gang.placement, run, now)), run, now) if may_start else Decision(gang)
+    gang, may_start = session.prepare_request(gang, run, now)
+    return _start(replace(gang, placement=with_racks_awaited(gang.placement, run, now)), run, now) if may_start else Decision(gang)
 
 
 def _run_over(gang: Gang, outcome: str) -> Decision:
@@ -99,19 +97,19 @@ def _waiting(gang: Gang, run: Run, now: float) -> Decision:
     gang = replace(gang, preflight=rounds.advance(gang.preflight, run, gang.failure.cause if gang.failure else None, now))
     if not gang.preflight.passed or rounds.ends_with_it(run):
         return _before_the_attempt(gang, run)
-    return _start(replace(gang, placement=awaited(gang.placement, run, now)), run, now)
+    return _start(replace(gang, placement=with_racks_awaited(gang.placement, run, now)), run, now)
 
 
 def _start(gang: Gang, run: Run, now: float) -> Decision:
     if now < max(gang.not_before, gang.placement.waits_until or 0.0):
         return Decision(gang)
-    gang = replace(back_without_a_word(gang), placement=placed(gang.placement, run))
+    gang = replace(with_unexplained_leave(gang), placement=place_ranks(gang.placement, run))
     run = replace(run, order=gang.placement.order)
     attempt = max(gang.attempt, gang.known_attempt) + 1
     ranks = Ranks((Rank(),) * run.world_size)
     fresh = replace(gang, phase=Phase.ACTIVE, attempt=attempt, known_attempt=attempt, restarts=gang.budget.failures, ranks=ranks)
-    fresh = replace(fresh, preflight=rounds.used(gang.preflight), fabric=begun(run, now), began_at=now, in_time_until=math.inf)
-    fresh = session.begun(fresh)
+    fresh = replace(fresh, preflight=rounds.used(gang.preflight), fabric=new_fabric(run, now), began_at=now, in_time_until=math.inf)
+    fresh = session.request_started(fresh)
     return Decision(
         replace(
             fresh,
@@ -121,7 +119,7 @@ def _start(gang: Gang, run: Run, now: float) -> Decision:
             late=(),
             dumps=(),
             lost=(),
-            silences=lasting(fresh),
+            silences=open_silences(fresh),
             seeks_until=0.0,
             examined=0,
             paused_seconds=0.0,
@@ -138,7 +136,7 @@ def _before_the_attempt(gang: Gang, run: Run) -> Decision:
     """The preflight is under way, or was all there is to do, or can't pass any more."""
     if gang.preflight.passed:
         return replace(_ended(gang, State.COMPLETE, "preflight passed"), end=False)
-    failure = rounds.failure_of(gang.preflight) if gang.preflight.over else None
+    failure = rounds.preflight_failure(gang.preflight) if gang.preflight.over else None
     if failure is None:
         return Decision(gang)
     failed = _ended(replace(gang, failure=failure, final=True), State.FAILED, failure.message)
@@ -146,11 +144,11 @@ def _before_the_attempt(gang: Gang, run: Run) -> Decision:
 
 
 def _active(gang: Gang, run: Run, now: float) -> Decision:
-    gang = replace(gang, fabric=settled(gang.fabric, run, now))
+    gang = replace(gang, fabric=judged_by_now(gang.fabric, run, now))
     away = [(index, gang.nodes[index]) for index in sorted(gang.nodes.away)]
     overdue = [LostNode(node.closed_sign, index) for index, node in away if _overdue(node, run, now)]
     if overdue or gang.lost or has_failed(gang, run):
-        gang = seeking(replace(gang, lost=(*gang.lost, *overdue)), run, now)
+        gang = with_cause_sought(replace(gang, lost=(*gang.lost, *overdue)), run, now)
         return Decision(gang) if now < gang.seeks_until else _stop_failed(gang, run, now)
     refused = refusal(gang.fabric, run)
     if refused is not None:
@@ -168,7 +166,7 @@ def _active(gang: Gang, run: Run, now: float) -> Decision:
 
 def _done(gang: Gang, run: Run, now: float) -> Decision:
     if run.interactive is not None:
-        return _run_over(session.completed(gang, now), "Complete")
+        return _run_over(session.request_completed(gang, now), "Complete")
     note = (gang.result or {}).get("note")
     return replace(_ended(gang, State.COMPLETE, f"all ranks are done; {note}" if note else "all ranks are done"), close="Complete")
 
@@ -187,19 +185,19 @@ def _stop(gang: Gang, mode: StopMode, reason: str, now: float) -> Decision:
 
 def _stuck(gang: Gang, run: Run, now: float) -> tuple[Gang, Decision | None]:
     """Ranks that have not come, or don't move any more. While a node is not heard nobody knows that."""
-    if lasting(gang):
+    if open_silences(gang):
         return gang, None
     if is_late(gang, run, now):
         gang = replace(gang, late=tuple(missing_ranks(gang)))
         return gang, _stop(gang, StopMode.DUMP, late_ranks_failure(gang, run).message, now)
-    gang, hang = overdue_rank(gang, run, now)
+    gang, hang = overdue_hang(gang, run, now)
     return gang, _stop_hung(gang, run, hang, now) if hang is not None else None
 
 
 def _stop_failed(gang: Gang, run: Run, now: float) -> Decision:
     failure = first_failure(gang, run)
     if failure.cause is Cause.HANG and failure.rank is not None:  # by the watchdog of that rank
-        hung = noticed(gang, failure.rank, now)
+        hung = watchdog_hang(gang, failure.rank, now)
         without_blame = first_failure(replace(gang, hang=hung), run)
         if without_blame.cause is not Cause.HANG:
             return _stop(replace(gang, hang=hung), StopMode.KILL, without_blame.message, now)
@@ -219,16 +217,16 @@ def _stopped(gang: Gang, run: Run, now: float) -> Decision:
     if run.interactive is not None:
         leaving = gang.nodes.counts.leaving > 0
         gang = replace(gang, stopped=stop_report(gang, run, now)) if leaving and gang.stopping is StopMode.SAVE else gang
-        return _run_over(*session.stopped(gang, run, now))
+        return _run_over(*session.request_stopped(gang, run, now))
     if _all_done(gang) and not has_failed(gang, run):
         return _done(gang, run, now)
     if gang.stopping is StopMode.SAVE:
         waiting = replace(gang, phase=Phase.WAITING, failure=None, stopped=stop_report(gang, run, now))
-        return Decision(told_to_go(waiting, asked_to_go(gang, now)), close="Stopped")
+        return Decision(with_nodes_that_left(waiting, nodes_that_left(gang, now)), close="Stopped")
     failure = first_failure(gang, run)
     final = is_final(gang, run) or is_repeated(gang, failure)
-    failure = replace(failure, message=stops.noted(failure.message, gang, run))
-    failed = replace(charged(gang, failure, now), phase=Phase.WAITING, final=final)
+    failure = replace(failure, message=stops.with_stuck_nodes(failure.message, gang, run))
+    failed = replace(with_failure_charged(gang, failure, now), phase=Phase.WAITING, final=final)
     if final or (is_spent(failed.budget, run) and not is_doubted(failed, run, now)):
         return replace(_ended(failed, State.FAILED, failure.message), close="Failed")
     return Decision(replace(failed, not_before=may_start_at(failed, run, gang.stop_began)), close="Failed")
@@ -284,7 +282,7 @@ def _order(gang: Gang, run: Run, index: int) -> Order | None:
 def _question(gang: Gang, run: Run, node: int) -> Order | None:
     if gang.phase is not Phase.WAITING:
         return None
-    return rounds.order_of(gang.preflight, run, node) or session.question(gang, node)
+    return rounds.preflight_order(gang.preflight, run, node) or session.question(gang, node)
 
 
 def _wake_at(gang: Gang, run: Run, now: float) -> float | None:
@@ -298,12 +296,12 @@ def _wake_at(gang: Gang, run: Run, now: float) -> float | None:
     doubted = doubted_until(gang, run) if gang.phase is Phase.WAITING and is_spent(gang.budget, run) else None
     if doubted is not None and doubted > now:
         times.append(doubted)
-    checked = rounds.wake_at(gang.preflight) if gang.phase is Phase.WAITING else None
+    checked = rounds.preflight_wake_at(gang.preflight) if gang.phase is Phase.WAITING else None
     if checked is not None and checked > now:
         times.append(checked)
     fabric = fabric_wake_at(gang.fabric) if gang.phase is Phase.ACTIVE else None
     times += [fabric] if fabric is not None else []
-    times += [at for at in (session.wake_at(gang, run),) if at is not None]
+    times += [at for at in (session.session_wake_at(gang, run),) if at is not None]
     if gang.phase is Phase.WAITING and gang.placement.waits_until is not None and gang.placement.waits_until > now:
         times.append(gang.placement.waits_until)
     return min(times, default=None)

@@ -11,12 +11,11 @@ from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import SILENCE_SECONDS
 from lockstep_gang.lifecycle.causes import blamable, is_killed, rank_cause, remedy, signal_of, trainer_cause
-from lockstep_gang.lifecycle.fabric.state import explained, explained_hang, fault_kind, refusal
+from lockstep_gang.lifecycle.fabric.state import explained_by_nccl, fault_kind, hang_explained_by_nccl, refusal
 from lockstep_gang.lifecycle.gang import Gang, LostNode, Rank, failed_ranks, silent_success
 from lockstep_gang.lifecycle.hang import STOPPED, hang_failure, stopped_rank
 from lockstep_gang.lifecycle.progress import Hang
-from lockstep_gang.lifecycle.silences import instead, lasting, of_node
-from lockstep_gang.lifecycle.silences import lost as lost_in_silence
+from lockstep_gang.lifecycle.silences import open_silence_of, open_silences, silence_to_blame, silent_node_failure
 from lockstep_gang.lifecycle.start import late_ranks_failure
 from lockstep_gang.lifecycle.tracebacks import Raised, raised_in
 from lockstep_spec.exits import MEANINGS, SAVED
@@ -43,8 +42,8 @@ def first_failure(gang: Gang, run: Run) -> Failure:
         return late_ranks_failure(gang, run)
     if gang.hang is not None:
         since = gang.ranks[gang.hang.rank].progress.since
-        hung = explained_hang(hang_failure(gang, run, gang.hang), gang.fabric, run)
-        hung = instead(gang, run, since) or _left_alone(gang, run, gang.hang) or hung
+        hung = hang_explained_by_nccl(hang_failure(gang, run, gang.hang), gang.fabric, run)
+        hung = silence_to_blame(gang, run, since) or _left_alone(gang, run, gang.hang) or hung
         return replace(hung, step=gang.trainer.step if gang.trainer is not None else None)
     step = gang.trainer.step if gang.trainer is not None else None
     refused = refusal(gang.fabric, run)
@@ -54,7 +53,7 @@ def first_failure(gang: Gang, run: Run) -> Failure:
     if failure is None:
         return Failure(message="the attempt failed, and no rank or node says why", cause=Cause.INTERNAL, step=step)
     if lost_peer and failure.rank is not None:
-        failure = instead(gang, run, gang.ranks[failure.rank].progress.since) or _ended_too_early(gang, run, failure) or failure
+        failure = silence_to_blame(gang, run, gang.ranks[failure.rank].progress.since) or _ended_too_early(gang, run, failure) or failure
     stopped = stopped_rank(gang)
     if stopped is not None and (lost_peer or failure.cause in _BY_A_STOPPED_RANK):
         failure = hang_failure(gang, run, Hang(stopped, 0, (stopped,)))
@@ -88,13 +87,13 @@ def _left_alone(gang: Gang, run: Run, hang: Hang) -> Failure | None:
     return _done_too_early(run, done[0], text, waiting.exit.last_lines if waiting.exit is not None else ())
 
 
-def seeking(gang: Gang, run: Run, now: float) -> Gang:
+def with_cause_sought(gang: Gang, run: Run, now: float) -> Gang:
     """The gang with how long it waits for a cause. A rank that fails for want of its peer may be quicker than the peer, which still writes what
     it died of, and would be killed before it has."""
     new = gang.ranks.ended[gang.examined :]
     gang = replace(gang, examined=len(gang.ranks.ended), seeks_until=gang.seeks_until or now + SEEK_SECONDS)
     failed = [index for index in new if not _is_done(gang.ranks[index]) or silent_success(gang, run, index)]
-    over = gang.lost or gang.nodes.away or lasting(gang) or len(gang.ranks.ended) == len(gang.ranks)
+    over = gang.lost or gang.nodes.away or open_silences(gang) or len(gang.ranks.ended) == len(gang.ranks)
     if over or any(_has_own_cause(gang, run, index) for index in failed):
         return replace(gang, seeks_until=min(gang.seeks_until, now))
     return gang
@@ -140,7 +139,7 @@ def _most_telling(gang: Gang, run: Run) -> tuple[int, Failure | None]:
     if blame:
         own = _raised_before_it_was_stopped(gang, run)
         blame, first = (0, own) if own is not None else best
-    return blame, explained(first, gang.fabric, run) if first is not None and first.rank is not None else first
+    return blame, explained_by_nccl(first, gang.fabric, run) if first is not None and first.rank is not None else first
 
 
 def _raised_before_it_was_stopped(gang: Gang, run: Run) -> Failure | None:
@@ -167,9 +166,9 @@ def _decided(rank: Rank) -> Cause | None:
 
 
 def _node_failure(gang: Gang, run: Run, lost: LostNode) -> Failure:
-    silence = of_node(gang, lost.node)
+    silence = open_silence_of(gang, lost.node)
     if silence is not None:
-        return lost_in_silence(silence, run)
+        return silent_node_failure(silence, run)
     who, coordinator = run.node_name(lost.node), run.node_name(0)
     if not lost.by_itself:
         text = f"{who} was lost: its agent ended or its connection closed, and its ranks with it"

@@ -28,7 +28,7 @@ def accounted(gang: Gang, run: Run, now: float) -> Gang:
     book, moment = gang.goodput, int(now * 1000)
     if not book.began:
         return replace(gang, goodput=replace(book, began=moment, until=moment))
-    kind = spent_on(gang, run)
+    kind = activity_of(gang, run)
     if kind is None:
         return gang
     gpus = run.nodes * run.gpus_per_node
@@ -49,7 +49,7 @@ def accounted_now_and_then(gang: Gang, run: Run, now: float) -> Gang:
     return accounted(gang, run, now) if is_due else gang
 
 
-def absent(gang: Gang, run: Run, now: float) -> Gang:
+def with_absence(gang: Gang, run: Run, now: float) -> Gang:
     """The gang of a new coordinator: while there was none, the job was stopped as asked, or down."""
     book, moment = gang.goodput, int(now * 1000)
     if not book.began or gang.ending is not None or moment <= book.until:
@@ -59,7 +59,7 @@ def absent(gang: Gang, run: Run, now: float) -> Gang:
     return replace(gang, goodput=_added(book, Spent.DOWN, moment, _cause(gang, run), run.nodes * run.gpus_per_node))
 
 
-def stepped(gang: Gang, report: Step) -> Gang:
+def with_step(gang: Gang, report: Step) -> Gang:
     """After rank 0 told a step: how far the job has ever come, and how long the step waited for a save. A script that tells its first one had
     been loading until then."""
     book = gang.goodput
@@ -75,7 +75,7 @@ def stepped(gang: Gang, report: Step) -> Gang:
     return replace(gang, goodput=replace(book, furthest_step=report.step, spent=spent))
 
 
-def proven(gang: Gang) -> Goodput:
+def proven_goodput(gang: Gang) -> Goodput:
     """The account as of the last step or evaluation, for the report: what is counted from reports must not be taken back by a failure."""
     book = gang.goodput
     if gang.phase not in (Phase.ACTIVE, Phase.STOPPING):
@@ -85,7 +85,7 @@ def proven(gang: Gang) -> Goodput:
     return replace(book, spent=spent, until=book.until - sum(open_.values()))
 
 
-def spent_on(gang: Gang, run: Run) -> Spent | None:
+def activity_of(gang: Gang, run: Run) -> Spent | None:
     """What the gang is doing; None once it has ended."""
     if gang.phase is Phase.ENDED:
         return None

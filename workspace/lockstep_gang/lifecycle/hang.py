@@ -15,7 +15,7 @@ from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import progress_seconds
 from lockstep_gang.lifecycle.gang import Gang, Rank
-from lockstep_gang.lifecycle.progress import Hang, Progress, later
+from lockstep_gang.lifecycle.progress import Hang, Progress, shifted
 
 SLACK_SECONDS = (5.0, 15.0)
 """Least and most that a rank with a watchdog of its own is given beyond its limit; half the limit in between. It knows more than we."""
@@ -25,7 +25,7 @@ STOPPED = frozenset({"T", "t"})
 SHOWN = 5
 
 
-def overdue(gang: Gang, run: Run, now: float) -> tuple[Gang, Hang | None]:
+def overdue_hang(gang: Gang, run: Run, now: float) -> tuple[Gang, Hang | None]:
     """The hang of the rank whose time was up first. All ranks are looked at only when the time of one of them may be up, which the gang remembers."""
     if now < gang.in_time_until:
         return gang, None
@@ -35,26 +35,26 @@ def overdue(gang: Gang, run: Run, now: float) -> tuple[Gang, Hang | None]:
     return gang, Hang(rank, _limit(gang.ranks[rank].progress, run) or 0, suspects(gang, now))
 
 
-def watched(gang: Gang, run: Run, ranks: Iterable[int]) -> Gang:
+def with_deadlines_of(gang: Gang, run: Run, ranks: Iterable[int]) -> Gang:
     """The gang after these ranks have moved, or their node has come back: the limit of what they are in now may be shorter."""
     at = min((at for _, at in deadlines(gang, run, ranks)), default=math.inf)
     return gang if at >= gang.in_time_until else replace(gang, in_time_until=at)
 
 
-def noticed(gang: Gang, rank: int, now: float) -> Hang:
+def watchdog_hang(gang: Gang, rank: int, now: float) -> Hang:
     """The hang that a rank's own watchdog has ended it for."""
     error, progress = gang.ranks[rank].error, gang.ranks[rank].progress
     return Hang(rank, progress.limit_seconds or 0, suspects(gang, now), error.message if error is not None else "")
 
 
-def excused(gang: Gang, seconds: float) -> Gang:
+def with_pause(gang: Gang, seconds: float) -> Gang:
     """The gang after this process itself didn't run for so long: what ranks said in that time is still to be read."""
-    ranks = {index: replace(rank, progress=later(rank.progress, seconds)) for index, rank in enumerate(gang.ranks)}
+    ranks = {index: replace(rank, progress=shifted(rank.progress, seconds)) for index, rank in enumerate(gang.ranks)}
     paused = max(seconds, gang.paused_seconds)
-    return replace(waited_for(gang, seconds).with_ranks(ranks), stop_began=gang.stop_began + seconds, paused_seconds=paused)
+    return replace(with_reconnects_extended(gang, seconds).with_ranks(ranks), stop_began=gang.stop_began + seconds, paused_seconds=paused)
 
 
-def waited_for(gang: Gang, seconds: float) -> Gang:
+def with_reconnects_extended(gang: Gang, seconds: float) -> Gang:
     """The gang with so much longer for nodes whose connection has closed: nobody could have been heard in that time."""
     away = {index: gang.nodes[index] for index in gang.nodes.away}
     nodes = {index: replace(node, closed_at=node.closed_at + seconds) for index, node in away.items() if node.closed_at is not None}
@@ -128,7 +128,7 @@ def hang_failure(gang: Gang, run: Run, hang: Hang) -> Failure:
     shown = blamed[0] if blamed else hang.rank
     progress, dump = gang.ranks[shown].progress, dumps.get(shown)
     limit = f" within {hang.limit_seconds} s" if hang.limit_seconds else ""
-    text = f"{_who(blamed, run, dumps)}: {progress.doing} has not ended{limit}{seen(dump)}"
+    text = f"{_who(blamed, run, dumps)}: {progress.doing} has not ended{limit}{dump_text(dump)}"
     if hang.said and not blamed:
         text += f"; rank {hang.rank} says: {hang.said}"
     stacks = dump.stacks if dump is not None else None
@@ -166,7 +166,7 @@ def _who(blamed: tuple[int, ...], run: Run, dumps: Mapping[int, Dumped]) -> str:
     return f"rank {names} on {where} hangs" if len(blamed) == 1 else f"ranks {names} on {where} hang"
 
 
-def seen(dump: Dumped | None) -> str:
+def dump_text(dump: Dumped | None) -> str:
     """What is to be said of it beside its progress."""
     if dump is None:
         return ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from lockstep_gang.contract.report import HISTORY, Cause, CheckpointReport, Failure, Restart, State
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import seconds_of, stamp
-from lockstep_gang.lifecycle.budget import TOLD_TO_END, charged, may_start_at
+from lockstep_gang.lifecycle.budget import TOLD_TO_END, may_start_at, with_failure_charged
 from lockstep_gang.lifecycle.gang import Budget, Ending, Gang, Phase, new_gang
 
 END_FORMAT = "lockstep-end/1"
@@ -59,10 +59,10 @@ def begun_records(attempts: Sequence[AttemptRecord], gang: Gang, run: Run, start
     begun = AttemptRecord(
         gang.attempt, run.job.uid, gang.restarts, started, budget=gang.budget, checkpoint=gang.checkpoint, retry=run.restart.retry
     )
-    return retained([*_with_costs(attempts, gang), begun])
+    return retained_records([*_with_costs(attempts, gang), begun])
 
 
-def retained(attempts: Sequence[AttemptRecord]) -> list[AttemptRecord]:
+def retained_records(attempts: Sequence[AttemptRecord]) -> list[AttemptRecord]:
     """The newest records. The last one has the highest number and the budget; of its job the newest commit and the newest failures stay, however
     many attempts came after them."""
     last = attempts[-1:]
@@ -110,7 +110,7 @@ def end_record(gang: Gang, run: Run, ended: str) -> EndRecord:
     )
 
 
-def resumed(
+def resume_gang(
     run: Run,
     attempts: Sequence[AttemptRecord],
     end: EndRecord | None,
@@ -146,7 +146,7 @@ def resumed(
     if own[-1].outcome is not None and own[-1].restart is not None:  # its end was recorded in full
         return replace(gang, failure=own[-1].restart.failure, not_before=may_start_at(gang, run, now))
     text = f"attempt {own[-1].attempt} ended without a word: node 0's agent was killed, ran out of memory or lost its node"
-    gang = charged(replace(gang, worked_at=alive_at), Failure(message=text, node=0, cause=Cause.NODE_LOST), now)
+    gang = with_failure_charged(replace(gang, worked_at=alive_at), Failure(message=text, node=0, cause=Cause.NODE_LOST), now)
     return replace(gang, not_before=may_start_at(gang, run, now))
 
 

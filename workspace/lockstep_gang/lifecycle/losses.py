@@ -37,7 +37,7 @@ _PRESSURES = (
 """What a Node evicts pods for, in the kubelet's words."""
 
 
-def explaining(gang: Gang, failure: Failure, failed_at: float) -> Fact | None:
+def explaining_fact(gang: Gang, failure: Failure, failed_at: float) -> Fact | None:
     """The fact by which this failure was the cluster's doing; None: nobody says so."""
     used = {entry.explained_by for entry in gang.history}
     fitting = [fact for fact in gang.facts.told if fact.type in LOSSES and fact.pod_uid not in used and _is_near(fact, failed_at)]
@@ -53,7 +53,7 @@ def _is_near(fact: Fact, failed_at: float) -> bool:
     return since is None or failed_at - BEFORE_SECONDS <= since <= failed_at + AFTER_SECONDS
 
 
-def explained(failure: Failure, fact: Fact) -> Failure:
+def explained_by_fact(failure: Failure, fact: Fact) -> Failure:
     """The failure in the cluster's words."""
     said = f": {fact.message}" if fact.message else ""
     cause = _CAUSES[fact.type]
@@ -62,26 +62,26 @@ def explained(failure: Failure, fact: Fact) -> Failure:
     return Failure(f"node {fact.node} {_WORDS[fact.type]}{said}", node=fact.node, cause=cause, step=failure.step)
 
 
-def heard(gang: Gang, told: Sequence[Fact], now: float) -> Gang:
+def with_facts(gang: Gang, told: Sequence[Fact], now: float) -> Gang:
     """The gang after a reply of the operator: the losses that its facts explain are explained, and their budget is given back."""
     gang = replace(gang, facts=replace(gang.facts, told=tuple(told), heard_at=now))
     for index, entry in enumerate(gang.history):
-        fact = explaining(gang, entry.failure, seconds_of(entry.failed) or now) if entry.explained_by is None else None
+        fact = explaining_fact(gang, entry.failure, seconds_of(entry.failed) or now) if entry.explained_by is None else None
         if fact is not None:
             gang = _corrected(gang, index, fact)
-    return told_to_go(gang, gang.facts.left)
+    return with_nodes_that_left(gang, gang.facts.left)
 
 
 def _corrected(gang: Gang, index: int, fact: Fact) -> Gang:
     entry = gang.history[index]
     if fact.type in OWN_FAULTS:
-        corrected = replace(entry, failure=explained(entry.failure, fact), explained_by=fact.pod_uid)
+        corrected = replace(entry, failure=explained_by_fact(entry.failure, fact), explained_by=fact.pod_uid)
         history = (*gang.history[:index], corrected, *gang.history[index + 1 :])
         is_newest = index == len(gang.history) - 1 and gang.failure is not None
         return replace(gang, history=history, failure=corrected.failure if is_newest else gang.failure)
     counted = [i for i, other in enumerate(gang.history) if other.counts]
     recent = counted[-gang.budget.counted :] if gang.budget.counted else []  # the others are of before the last new commit
-    failure = explained(entry.failure, fact)
+    failure = explained_by_fact(entry.failure, fact)
     corrected = replace(entry, failure=failure, counts=False, explained_by=fact.pod_uid)
     is_last = index == len(gang.history) - 1
     return replace(
@@ -92,16 +92,16 @@ def _corrected(gang: Gang, index: int, fact: Fact) -> Gang:
     )
 
 
-def told_to_go(gang: Gang, left: Sequence[Restart]) -> Gang:
+def with_nodes_that_left(gang: Gang, left: Sequence[Restart]) -> Gang:
     """The gang after nodes were told to go and its ranks had saved: an entry of the history where the cluster says why."""
     for entry in left:
-        fact = explaining(gang, entry.failure, seconds_of(entry.failed) or 0.0)
+        fact = explaining_fact(gang, entry.failure, seconds_of(entry.failed) or 0.0)
         if fact is not None:
-            return _remembered(gang, replace(entry, failure=explained(entry.failure, fact), explained_by=fact.pod_uid))
+            return _remembered(gang, replace(entry, failure=explained_by_fact(entry.failure, fact), explained_by=fact.pod_uid))
     return replace(gang, facts=replace(gang.facts, left=tuple(left)))
 
 
-def back_without_a_word(gang: Gang) -> Gang:
+def with_unexplained_leave(gang: Gang) -> Gang:
     """The gang as its next attempt starts, if nobody has said why a node was told to go: a stop of the job would have taken the coordinator's
     node too, so it was something else. A fact that comes later still says what."""
     found = next((entry for entry in gang.facts.left if entry.failure.node), None)
@@ -134,6 +134,6 @@ def is_doubted(gang: Gang, run: Run, now: float) -> bool:
     return until is not None and now < until
 
 
-def is_asking(gang: Gang) -> bool:
+def waits_for_facts(gang: Gang) -> bool:
     """Whether the operator's next answer is waited for."""
     return gang.phase is Phase.WAITING and gang.nodes.counts.present < len(gang.nodes)

@@ -34,16 +34,16 @@ from lockstep_gang.contract.preflight import Checked
 from lockstep_gang.contract.report import CheckpointReport, FailedSaves, Metric, TrainerReport
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import stamp
-from lockstep_gang.lifecycle.budget import reached, training_again
-from lockstep_gang.lifecycle.fabric.state import seen, training
+from lockstep_gang.lifecycle.budget import with_downtime_ended, with_step_reached
+from lockstep_gang.lifecycle.fabric.state import after_step, with_ranks_heard
 from lockstep_gang.lifecycle.gang import Gang, LostNode, Node, Phase, Rank, told_to_start, was_stopped
-from lockstep_gang.lifecycle.goodput import accounted_now_and_then, stepped
-from lockstep_gang.lifecycle.hang import STOPPED, watched
-from lockstep_gang.lifecycle.preflight.rounds import answered
-from lockstep_gang.lifecycle.progress import later, told
-from lockstep_gang.lifecycle.session import wished
-from lockstep_gang.lifecycle.silences import ended, heard_again
-from lockstep_gang.lifecycle.stragglers import judged_now_and_then, paced
+from lockstep_gang.lifecycle.goodput import accounted_now_and_then, with_step
+from lockstep_gang.lifecycle.hang import STOPPED, with_deadlines_of
+from lockstep_gang.lifecycle.preflight.rounds import with_answer
+from lockstep_gang.lifecycle.progress import progress_after, shifted
+from lockstep_gang.lifecycle.session import with_wish
+from lockstep_gang.lifecycle.silences import with_silence_over, without_silence
+from lockstep_gang.lifecycle.stragglers import with_sample, with_stragglers_now_and_then
 
 
 def observe(gang: Gang, run: Run, node: int, message: AgentMessage, now: float) -> Gang:  # noqa: PLR0911 (one return a kind of message)
@@ -52,9 +52,9 @@ def observe(gang: Gang, run: Run, node: int, message: AgentMessage, now: float) 
     if isinstance(message, Hello):
         return _hello(gang, run, node, message, now)
     if isinstance(message, Checked):
-        return replace(gang, preflight=answered(gang.preflight, node, message, now))
+        return replace(gang, preflight=with_answer(gang.preflight, node, message, now))
     if isinstance(message, Wish):
-        return wished(gang, run, node, message, now)
+        return with_wish(gang, run, node, message, now)
     if isinstance(message, Leaving):
         return gang.with_node(node, replace(gang.nodes[node], leaving=True))
     if isinstance(message, Stopped) and message.attempt == gang.nodes[node].attempt:
@@ -76,24 +76,24 @@ def _of_the_attempt(
     if isinstance(message, Exited):
         return _exited(gang, run, node, message.exit)
     if isinstance(message, FabricSeen):
-        return replace(gang, fabric=seen(gang.fabric, run, message.ranks, run.ranks_of(node), now))
+        return replace(gang, fabric=with_ranks_heard(gang.fabric, run, message.ranks, run.ranks_of(node), now))
     return _reported(gang, run, node, rank_report_from_json(message.report), now)
 
 
-def closed(gang: Gang, node: int, now: float, *, unheard: bool = False) -> Gang:
+def connection_closed(gang: Gang, node: int, now: float, *, unheard: bool = False) -> Gang:
     """The gang after the connection of `node` closed, or was given up since nothing was heard on it."""
-    gang = gang if unheard else ended(gang, node)
+    gang = gang if unheard else without_silence(gang, node)
     away = replace(gang.nodes[node], connected=False, closed_at=now, closed_sign=gang.signs + 1, told=None)
     return replace(gang.with_node(node, away), signs=gang.signs + 1)
 
 
-def spoke(gang: Gang, node: int, now: float) -> Gang:
+def node_heard_again(gang: Gang, node: int, now: float) -> Gang:
     """The gang after a node that was not heard is heard again. What ranks of all nodes waited for meanwhile gets that time once more."""
-    again = heard_again(gang, node, now)
+    again = with_silence_over(gang, node, now)
     if again is gang or gang.phase is not Phase.ACTIVE:
         return again
     seconds = now - min(silence.since for silence in gang.silences if silence.node == node)
-    ranks = {index: replace(rank, progress=later(rank.progress, seconds)) for index, rank in enumerate(gang.ranks) if rank.exit is None}
+    ranks = {index: replace(rank, progress=shifted(rank.progress, seconds)) for index, rank in enumerate(gang.ranks) if rank.exit is None}
     return again.with_ranks(ranks)
 
 
@@ -103,15 +103,15 @@ def _hello(gang: Gang, run: Run, node: int, hello: Hello, now: float) -> Gang:
     leaving = hello.leaving or (same and before.leaving)
     here = Node(connected=True, instance=hello.instance, attempt=hello.attempt, stuck=same and before.stuck, leaving=leaving)
     gang = replace(gang.with_node(node, here), known_attempt=max(gang.known_attempt, hello.known_attempt))
-    gang = spoke(gang, node, now)
+    gang = node_heard_again(gang, node, now)
     if gang.phase is Phase.WAITING:
-        return reached(gang, hello, now)
+        return with_step_reached(gang, hello, now)
     if gang.phase not in (Phase.ACTIVE, Phase.STOPPING):
         return gang
     if hello.known_attempt == gang.attempt:
         for state in hello.ranks:
             gang = _caught_up(gang, run, node, state, now)
-    gang = watched(gang, run, run.ranks_of(node))
+    gang = with_deadlines_of(gang, run, run.ranks_of(node))
     exits = [gang.ranks[rank].exit for rank in run.ranks_of(node)]
     if gang.phase is Phase.STOPPING:
         return _stopped_unheard(gang, node, before, exits)
@@ -187,10 +187,10 @@ def _sign(gang: Gang, rank: int) -> tuple[Gang, int]:
     return (gang, known) if known else (replace(gang, signs=gang.signs + 1), gang.signs + 1)
 
 
-def heard(rank: Rank, report: RankReport, now: float) -> Rank:
+def rank_after_report(rank: Rank, report: RankReport, now: float) -> Rank:
     """After one of its reports. Written out, since `replace` takes several times as long, and a big gang says thousands of these a second."""
-    paces = paced(rank.paces, report) if isinstance(report, Pace) else rank.paces
-    return Rank(True, rank.exit, rank.error, rank.sign, told(rank.progress, report, now), paces, rank.dumped)
+    paces = with_sample(rank.paces, report) if isinstance(report, Pace) else rank.paces
+    return Rank(True, rank.exit, rank.error, rank.sign, progress_after(rank.progress, report, now), paces, rank.dumped)
 
 
 def _progressed(gang: Gang, run: Run, node: int, reports: list[RankReport], now: float) -> Gang:
@@ -199,25 +199,25 @@ def _progressed(gang: Gang, run: Run, node: int, reports: list[RankReport], now:
     of_node = run.ranks_of(node)
     own = [report for report in reports if report.rank in of_node]
     for report in own:
-        ranks[report.rank] = heard(ranks.get(report.rank) or gang.ranks[report.rank], report, now)
-    gang = watched(gang.with_ranks(ranks), run, ranks)
+        ranks[report.rank] = rank_after_report(ranks.get(report.rank) or gang.ranks[report.rank], report, now)
+    gang = with_deadlines_of(gang.with_ranks(ranks), run, ranks)
     if any(isinstance(report, Step) for report in own):
-        gang = replace(gang, fabric=training(gang.fabric, run, now))
+        gang = replace(gang, fabric=after_step(gang.fabric, run, now))
     for report in own:
         if report.rank == 0:
-            gang = judged_now_and_then(gang, run, now) if isinstance(report, Pace) else _told_by_rank_zero(gang, report, now)
+            gang = with_stragglers_now_and_then(gang, run, now) if isinstance(report, Pace) else _told_by_rank_zero(gang, report, now)
     return gang
 
 
 def _reported(gang: Gang, run: Run, node: int, report: RankReport, now: float) -> Gang:
     if report.rank not in run.ranks_of(node):
         return gang
-    gang = watched(gang.with_rank(report.rank, heard(gang.ranks[report.rank], report, now)), run, (report.rank,))
+    gang = with_deadlines_of(gang.with_rank(report.rank, rank_after_report(gang.ranks[report.rank], report, now)), run, (report.rank,))
     if isinstance(report, Error):
         gang, sign = _sign(gang, report.rank)
         return gang.with_rank(report.rank, replace(gang.ranks[report.rank], error=report, sign=sign))
     if isinstance(report, Step):
-        gang = replace(gang, fabric=training(gang.fabric, run, now))
+        gang = replace(gang, fabric=after_step(gang.fabric, run, now))
     return _told_by_rank_zero(gang, report, now) if report.rank == 0 else gang
 
 
@@ -229,7 +229,7 @@ def _told_by_rank_zero(gang: Gang, report: RankReport, now: float) -> Gang:
         return replace(gang, trainer=replace(trainer, activity=report.activity))
     if isinstance(report, Step):
         step = replace(trainer, step=report.step, total_steps=report.total_steps, metrics=_merged(trainer.metrics, report.metrics))
-        gang = replace(stepped(training_again(gang, now), report), worked_at=now)
+        gang = replace(with_step(with_downtime_ended(gang, now), report), worked_at=now)
         return replace(gang, trainer=replace(step, estimated_remaining_seconds=report.estimated_remaining_seconds))
     if isinstance(report, Evaluate):
         return replace(gang, unproven={}, trainer=replace(trainer, metrics=_merged(trainer.metrics, report.metrics)))

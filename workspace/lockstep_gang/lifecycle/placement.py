@@ -29,7 +29,7 @@ def rank_order(racks: Sequence[str]) -> tuple[int, ...]:
     return tuple(sorted(range(len(racks)), key=lambda node: (first[racks[node]], node)))
 
 
-def awaited(placement: Placement, run: Run, now: float) -> Placement:
+def with_racks_awaited(placement: Placement, run: Run, now: float) -> Placement:
     """All nodes are here: the clock of the wait for the operator's word runs, where a word is to come."""
     knows = len(placement.racks) == run.nodes or not run.rack_grouped or run.nodes == 1
     if knows:
@@ -37,7 +37,7 @@ def awaited(placement: Placement, run: Run, now: float) -> Placement:
     return placement if placement.waits_until is not None else replace(placement, waits_until=now + WAIT_SECONDS)
 
 
-def placed(placement: Placement, run: Run) -> Placement:
+def place_ranks(placement: Placement, run: Run) -> Placement:
     """For the attempt that begins now."""
     order = rank_order(placement.racks) if len(placement.racks) == run.nodes else ()
     return Placement(placement.racks, () if order == tuple(range(run.nodes)) else order)

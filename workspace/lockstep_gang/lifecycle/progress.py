@@ -57,7 +57,7 @@ class Hang:
     """The rank's own words, when it noticed by itself."""
 
 
-def told(progress: Progress, report: RankReport, now: float) -> Progress:
+def progress_after(progress: Progress, report: RankReport, now: float) -> Progress:
     """The progress after a report of the rank. With beats only those count: they say more exactly when something began."""
     if isinstance(report, Beat):
         since = progress.since if report.activity == progress.activity and progress.position is not None else now
@@ -77,6 +77,6 @@ def _activity(before: str, report: RankReport) -> str:
     return before
 
 
-def later(progress: Progress, seconds: float) -> Progress:
+def shifted(progress: Progress, seconds: float) -> Progress:
     """As if everything had been heard so much later: nobody could have been heard in that time."""
     return replace(progress, since=progress.since + seconds, heard_at=progress.heard_at + seconds)

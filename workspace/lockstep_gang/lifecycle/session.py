@@ -19,7 +19,7 @@ from lockstep_gang.lifecycle.failures import first_failure
 from lockstep_gang.lifecycle.gang import Gang, Phase, Request, Session, has_failed
 from lockstep_gang.lifecycle.preflight import rounds
 from lockstep_gang.lifecycle.preflight.rounds import Preflight
-from lockstep_gang.lifecycle.stops import noted
+from lockstep_gang.lifecycle.stops import with_stuck_nodes
 from lockstep_spec.exits import CONFIGURATION, FAILED, SAVED
 
 LOOK_SECONDS = 15.0
@@ -43,7 +43,7 @@ SIGNALS = {
 LISTED = 5
 
 
-def wished(gang: Gang, run: Run, node: int, message: Wish, now: float) -> Gang:
+def with_wish(gang: Gang, run: Run, node: int, message: Wish, now: float) -> Gang:
     """The gang after somebody on `node` asked for something, or the agent there answered."""
     if run.interactive is None:
         return gang
@@ -101,18 +101,18 @@ def _found(gang: Gang, node: int, found: Found) -> Gang:
     return _with(gang, request=replace(request, found=(*request.found, (node, found))))
 
 
-def prepared(gang: Gang, run: Run, now: float) -> tuple[Gang, bool]:
+def prepare_request(gang: Gang, run: Run, now: float) -> tuple[Gang, bool]:
     """The gang one step nearer to the attempt that was asked for, and whether that may start now."""
     request = gang.session.request
     here = gang.nodes.counts.free == run.nodes
     if request is None or gang.nodes[0].leaving:
-        gang = gang if request is None else ended(gang, SAVED, "the environment is being stopped", now)
+        gang = gang if request is None else request_ended(gang, SAVED, "the environment is being stopped", now)
         return replace(gang, preflight=rounds.interrupted(gang.preflight)), False
     asker = gang.nodes[request.node]
     if request.interrupts:
-        return ended(gang, INTERRUPTED, f"stopped before it started: {request.why}", now), False
+        return request_ended(gang, INTERRUPTED, f"stopped before it started: {request.why}", now), False
     if asker.connected and asker.instance != request.instance:
-        return ended(gang, FAILED, "the agent of whoever asked was started again", now), False
+        return request_ended(gang, FAILED, "the agent of whoever asked was started again", now), False
     if not here:
         return replace(gang, preflight=rounds.interrupted(gang.preflight)), False
     gang, passed = _checked(gang, run, now)
@@ -125,10 +125,10 @@ def _checked(gang: Gang, run: Run, now: float) -> tuple[Gang, bool]:
     if gang.session.checked == instances:
         return gang, True
     gang = replace(gang, preflight=rounds.advance(gang.preflight, run, None, now))
-    failure = rounds.failure_of(gang.preflight) if gang.preflight.failures else None
+    failure = rounds.preflight_failure(gang.preflight) if gang.preflight.failures else None
     if failure is not None:
         fresh = replace(gang, preflight=Preflight(round=gang.preflight.round, result=gang.preflight.result))
-        return ended(fresh, CONFIGURATION, failure.message, now), False
+        return request_ended(fresh, CONFIGURATION, failure.message, now), False
     return (_with(gang, checked=instances), True) if gang.preflight.passed else (gang, False)
 
 
@@ -144,7 +144,7 @@ def _looked(gang: Gang, run: Run, now: float) -> tuple[Gang, bool]:
     problems += [f"node {silent[0]} did not say within {LOOK_SECONDS:.0f} s whether it has {request.asked.command[0]}"] if silent else []
     if problems:
         more = f"; nor can {number_of(len(problems) - 1, 'more node')} run it" if len(problems) > 1 else ""
-        return ended(gang, CONFIGURATION, problems[0] + more, now), False
+        return request_ended(gang, CONFIGURATION, problems[0] + more, now), False
     return gang, True
 
 
@@ -162,7 +162,7 @@ def older_scripts(request: Request) -> tuple[int, ...]:
     return tuple(node for node, digest in sorted(digests.items()) if digest != digests.get(0, digest))
 
 
-def begun(gang: Gang) -> Gang:
+def request_started(gang: Gang) -> Gang:
     """The attempt starts. Whoever doesn't wait for its end hears so, and that is all they wait for."""
     request = gang.session.request
     if request is None:
@@ -180,7 +180,7 @@ def interrupting(gang: Gang) -> StopMode | None:
     return StopMode.SAVE if request.interrupts == 1 else StopMode.KILL
 
 
-def stopped(gang: Gang, run: Run, now: float) -> tuple[Gang, str]:
+def request_stopped(gang: Gang, run: Run, now: float) -> tuple[Gang, str]:
     """The gang when no rank of the run is left, and the outcome for the record."""
     request = gang.session.request
     if request is None:
@@ -188,20 +188,20 @@ def stopped(gang: Gang, run: Run, now: float) -> tuple[Gang, str]:
     if gang.stopping in (None, StopMode.KILL, StopMode.DUMP) and (has_failed(gang, run) or not request.interrupts):
         failure = first_failure(gang, run)
         code = failure.exit_code or 128 + SIGNALS.get(failure.signal or "", 0) if failure.exit_code or failure.signal else FAILED
-        return ended(gang, code, noted(f"{request.asked.text} failed: {failure.message}", gang, run), now), "Failed"
+        return request_ended(gang, code, with_stuck_nodes(f"{request.asked.text} failed: {failure.message}", gang, run), now), "Failed"
     code, why = (INTERRUPTED, request.why) if request.interrupts else (SAVED, gang.stop_reason)
-    return ended(gang, code, noted(f"{request.asked.text} was stopped: {why}", gang, run), now), "Stopped"
+    return request_ended(gang, code, with_stuck_nodes(f"{request.asked.text} was stopped: {why}", gang, run), now), "Stopped"
 
 
-def completed(gang: Gang, now: float) -> Gang:
+def request_completed(gang: Gang, now: float) -> Gang:
     """Every rank ended well."""
     request = gang.session.request
     if request is None:
         return gang
-    return ended(gang, 0, f"{request.asked.text} is done after {now - request.since:.0f} s", now)
+    return request_ended(gang, 0, f"{request.asked.text} is done after {now - request.since:.0f} s", now)
 
 
-def ended(gang: Gang, exit_code: int, message: str, now: float) -> Gang:
+def request_ended(gang: Gang, exit_code: int, message: str, now: float) -> Gang:
     """Nothing runs any more; whoever waits for the end hears how it went."""
     request = gang.session.request
     assert request is not None  # noqa: S101 (only what was asked for can end)
@@ -234,7 +234,7 @@ def with_idleness(gang: Gang, run: Run, now: float) -> Gang:
     return replace(gang, session=replace(session, idleness=idleness))
 
 
-def wake_at(gang: Gang, run: Run) -> float | None:
+def session_wake_at(gang: Gang, run: Run) -> float | None:
     """Time at which the session changes though nobody said anything: nodes must have looked for the script, or the idle time goes on; None: never."""
     request = gang.session.request
     if request is None:

@@ -18,42 +18,42 @@ from lockstep_gang.lifecycle.gang import Gang, Silence
 SHOWN = 3
 
 
-def unheard(gang: Gang, silence: Silence) -> Gang:
+def with_silence(gang: Gang, silence: Silence) -> Gang:
     """The gang after a connected node was found silent."""
     return replace(gang, silences=(*(other for other in gang.silences if other.node != silence.node), silence))
 
 
-def heard_again(gang: Gang, node: int, now: float) -> Gang:
+def with_silence_over(gang: Gang, node: int, now: float) -> Gang:
     silences = tuple(replace(s, until=now) if s.node == node and s.until is None else s for s in gang.silences)
     return gang if silences == gang.silences else replace(gang, silences=silences)
 
 
-def ended(gang: Gang, node: int) -> Gang:
+def without_silence(gang: Gang, node: int) -> Gang:
     """The gang after the end of the node's connection was heard: that says more than its silence before."""
     silences = tuple(silence for silence in gang.silences if silence.node != node)
     return gang if len(silences) == len(gang.silences) else replace(gang, silences=silences)
 
 
-def lasting(gang: Gang) -> tuple[Silence, ...]:
+def open_silences(gang: Gang) -> tuple[Silence, ...]:
     """Those that are not over, the first one first."""
     return tuple(sorted((s for s in gang.silences if s.until is None), key=lambda silence: silence.since))
 
 
-def of_node(gang: Gang, node: int) -> Silence | None:
-    return next((silence for silence in lasting(gang) if silence.node == node), None)
+def open_silence_of(gang: Gang, node: int) -> Silence | None:
+    return next((silence for silence in open_silences(gang) if silence.node == node), None)
 
 
-def instead(gang: Gang, run: Run, since: float) -> Failure | None:
+def silence_to_blame(gang: Gang, run: Run, since: float) -> Failure | None:
     """What to name instead of a rank that waited for others from `since` on; None: all nodes were heard."""
     silences = [s for s in gang.silences if s.since <= gang.stop_began or gang.stop_began < since]
     silences = [s for s in silences if s.until is None or s.until > since]
     if not silences:
         return None
     first = min(silences, key=lambda silence: (silence.until is not None, silence.since))
-    return lost(first, run) if first.until is None else _interrupted(first, run)
+    return silent_node_failure(first, run) if first.until is None else _interrupted(first, run)
 
 
-def lost(silence: Silence, run: Run) -> Failure:
+def silent_node_failure(silence: Silence, run: Run) -> Failure:
     text = (
         f"{run.node_name(silence.node)} was lost: nothing was heard of it for {SILENCE_SECONDS:.0f} s, and nobody closed its connection; "
         f"{_why(silence, run)}"
@@ -70,14 +70,14 @@ def _interrupted(silence: Silence, run: Run) -> Failure:
     return Failure(message=text, node=silence.node, cause=Cause.FABRIC)
 
 
-def live(gang: Gang, run: Run) -> str:
+def open_silences_text(gang: Gang, run: Run) -> str:
     """`node 1 (x-1) is not heard since 12:00:05 UTC: …`; empty while all are."""
-    silences = lasting(gang)
+    silences = open_silences(gang)
     more = f"; nor are {len(silences) - SHOWN} more nodes" if len(silences) > SHOWN else ""
     return "; ".join(f"{run.node_name(s.node)} is not heard since {_clock(s.since)}: {_why(s, run)}" for s in silences[:SHOWN]) + more
 
 
-def lines(before: Gang, after: Gang, run: Run) -> Iterator[str]:
+def silence_lines(before: Gang, after: Gang, run: Run) -> Iterator[str]:
     """For the log, of what has changed."""
     if before.silences is after.silences:
         return

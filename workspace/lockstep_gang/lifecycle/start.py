@@ -10,9 +10,9 @@ from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.text import number_of
 from lockstep_gang.lifecycle.gang import Gang, Phase
-from lockstep_gang.lifecycle.hang import seen
+from lockstep_gang.lifecycle.hang import dump_text
 from lockstep_gang.lifecycle.progress import Wait
-from lockstep_gang.lifecycle.stops import busy_nodes, noted
+from lockstep_gang.lifecycle.stops import busy_nodes, with_stuck_nodes
 
 SHOWN = 5
 _UNPLACED = frozenset({"Unschedulable", "Scheduling", "NotCreated"})
@@ -49,7 +49,7 @@ def waits_for(gang: Gang, now: float) -> str:
     return "ranks" if gang.phase is Phase.ACTIVE and gang.ranks.counts.missing else ""
 
 
-def timed(gang: Gang, now: float) -> Gang:
+def with_wait(gang: Gang, now: float) -> Gang:
     """The gang with the beginning of what it waits for: of nodes, the moment from which every one of them has had room."""
     what = waits_for(gang, now)
     if what == "nodes" and unplaced_nodes(gang):
@@ -78,7 +78,7 @@ def late_nodes_failure(gang: Gang, run: Run) -> Failure:
     what = [f"{listed_nodes(gang, run, absent)} did not come"] if absent else []
     what += [f"{listed_nodes(gang, run, busy)} did not get rid of earlier ranks"] if busy else []
     after = f", after {gang.failure.message}" if gang.failure is not None else ""
-    text = noted(f"{' and '.join(what)} within the {_allowed(run)}{after}", gang, run)
+    text = with_stuck_nodes(f"{' and '.join(what)} within the {_allowed(run)}{after}", gang, run)
     return Failure(message=text[:1000], node=missing_nodes(gang)[0], cause=Cause.SETUP)
 
 
@@ -88,7 +88,7 @@ def late_ranks_failure(gang: Gang, run: Run) -> Failure:
     dump = next((dump for dump in gang.dumps if dump.rank == rank), None)
     stacks = dump.stacks if dump is not None else None
     where = f"; stacks of all its threads are in {stacks}" if stacks else ""
-    text = f"{listed_ranks(run, gang.late)} did not report within the {_allowed(run)}{seen(dump)}{where}"
+    text = f"{listed_ranks(run, gang.late)} did not report within the {_allowed(run)}{dump_text(dump)}{where}"
     return Failure(message=text[:1000], rank=rank, node=run.node_of(rank), cause=Cause.SETUP, activity="start", stacks=stacks)
 
 
@@ -110,7 +110,7 @@ def listed_ranks(run: Run, ranks: tuple[int, ...]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {shown} on node{'s' if len(nodes) > 1 else ''} {where}"
 
 
-def banner(gang: Gang, run: Run) -> Iterator[str]:
+def start_banner(gang: Gang, run: Run) -> Iterator[str]:
     """What an attempt starts with, after the line that says that it does."""
     ranks = number_of(run.ranks_per_node, "rank")
     each = f"{ranks} and {number_of(run.gpus_per_node, 'GPU')} each" if run.gpus_per_node else f"{ranks} each, on CPUs"

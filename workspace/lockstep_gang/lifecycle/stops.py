@@ -10,7 +10,7 @@ from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.stop import Save, StopReport
 from lockstep_gang.contract.times import stamp
 from lockstep_gang.lifecycle.gang import Gang, Phase
-from lockstep_gang.lifecycle.hang import seen
+from lockstep_gang.lifecycle.hang import dump_text
 from lockstep_spec.exits import SAVED
 
 LISTED = 5
@@ -62,7 +62,7 @@ def _why_not_saved(gang: Gang, run: Run, now: float) -> str:
     exits = {index: rank.exit for index, rank in enumerate(gang.ranks) if rank.exit is not None}
     stuck = [index for index in busy_nodes(gang) if gang.nodes[index].stuck]
     if stuck:
-        return unended(gang, run, stuck)
+        return stuck_nodes_text(gang, run, stuck)
     killed = [index for index, exit_ in exits.items() if exit_.signal == "SIGKILL"]
     if killed and now - gang.stop_began >= run.save_grace_seconds - SAME_MOMENT_SECONDS:
         return f"{_ranks(killed)} still ran after the {run.save_grace_seconds} s that a save may take, and were killed"
@@ -122,18 +122,18 @@ def is_over(gang: Gang, run: Run, now: float) -> bool:
     return deadline is not None and (not gang.nodes.counts.busy or now >= deadline)
 
 
-def given_up(gang: Gang) -> Gang:
+def with_stop_concluded(gang: Gang) -> Gang:
     """The gang whose attempt is concluded: nodes that have ranks yet are known for it."""
     return gang.with_nodes({index: replace(gang.nodes[index], stuck=True) for index in busy_nodes(gang)})
 
 
-def noted(text: str, gang: Gang, run: Run) -> str:
+def with_stuck_nodes(text: str, gang: Gang, run: Run) -> str:
     """`text`, and which nodes could not end their ranks."""
-    note = unended(gang, run, [index for index in busy_nodes(gang) if gang.nodes[index].stuck])
+    note = stuck_nodes_text(gang, run, [index for index in busy_nodes(gang) if gang.nodes[index].stuck])
     return text if not note or note in text else f"{text[: max(0, 998 - len(note))]}; {note}"
 
 
-def unended(gang: Gang, run: Run, nodes: list[int]) -> str:
+def stuck_nodes_text(gang: Gang, run: Run, nodes: list[int]) -> str:
     """`node 1 could not end rank 3; its process can't be interrupted (state D): …; its node needs a look`; empty without nodes."""
     more = f"; so it is on {len(nodes) - SHOWN} more nodes" if len(nodes) > SHOWN else ""
     return "; ".join(_on_node(gang, run, node) for node in nodes[:SHOWN])[:600] + more
@@ -143,10 +143,10 @@ def _on_node(gang: Gang, run: Run, node: int) -> str:
     ranks = list(_left(gang, run, node))
     if not ranks:
         dump = next((dump for dump in gang.dumps if dump.rank in run.ranks_of(node) and dump.state == "D"), None)
-        return f"node {node} could not end all processes of attempt {gang.nodes[node].attempt}{seen(dump)}; its node needs a look"
+        return f"node {node} could not end all processes of attempt {gang.nodes[node].attempt}{dump_text(dump)}; its node needs a look"
     names = ", ".join(str(rank) for rank in ranks[:SHOWN]) + (f" and {len(ranks) - SHOWN} more" if len(ranks) > SHOWN else "")
     dump = next((dump for dump in gang.dumps if dump.rank in ranks and dump.state), None)
-    return f"node {node} could not end rank{'s' if len(ranks) > 1 else ''} {names}{seen(dump)}; its node needs a look"
+    return f"node {node} could not end rank{'s' if len(ranks) > 1 else ''} {names}{dump_text(dump)}; its node needs a look"
 
 
 def _left(gang: Gang, run: Run, node: int) -> Iterator[int]:

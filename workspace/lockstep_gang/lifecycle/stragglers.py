@@ -35,21 +35,21 @@ LISTED = 8
 
 
 def with_pace(rank: Rank, pace: Pace) -> Rank:
-    return replace(rank, paces=paced(rank.paces, pace))
+    return replace(rank, paces=with_sample(rank.paces, pace))
 
 
-def paced(paces: tuple[Pace, ...], pace: Pace) -> tuple[Pace, ...]:
+def with_sample(paces: tuple[Pace, ...], pace: Pace) -> tuple[Pace, ...]:
     return (*paces, pace)[-WINDOW:]
 
 
-def judged_now_and_then(gang: Gang, run: Run, now: float) -> Gang:
-    """As `judged`, when rank 0 tells its pace, so that the work doesn't grow with the square of the ranks; in a big gang not every time."""
+def with_stragglers_now_and_then(gang: Gang, run: Run, now: float) -> Gang:
+    """As `with_stragglers`, when rank 0 tells its pace, so that the work doesn't grow with the square of the ranks; in a big gang not every time."""
     if now < gang.straggled_at + max(0, run.world_size - JUDGED_AT_ONCE) / 1000:
         return gang
-    return replace(judged(gang, run), straggled_at=now)
+    return replace(with_stragglers(gang, run), straggled_at=now)
 
 
-def judged(gang: Gang, run: Run) -> Gang:
+def with_stragglers(gang: Gang, run: Run) -> Gang:
     """The gang with its stragglers."""
     return replace(gang, stragglers=_stragglers(gang, run))
 
@@ -91,7 +91,7 @@ def _named(run: Run, rank: int, ratio: float, samples: tuple[Pace, ...], before:
     return Straggler(rank, run.node_of(rank), f"{ratio:.2f}", sum(sample.steps for sample in samples))
 
 
-def in_words(straggler: Straggler) -> str:
+def straggler_text(straggler: Straggler) -> str:
     return (
         f"rank {straggler.rank} on node {straggler.node} is slow: its own work takes {straggler.slowdown} times as long as that of the"
         f" others, over {straggler.steps} steps, and all ranks wait for it"

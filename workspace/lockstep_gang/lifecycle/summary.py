@@ -7,14 +7,14 @@ from lockstep_gang.contract.report import NodeReport, RankCount, Report, State
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle import silences
 from lockstep_gang.lifecycle.gang import Gang, Phase
-from lockstep_gang.lifecycle.goodput import proven
+from lockstep_gang.lifecycle.goodput import proven_goodput
 from lockstep_gang.lifecycle.preflight import rounds
 from lockstep_gang.lifecycle.session import interactive_report
 from lockstep_gang.lifecycle.start import absent_nodes, listed_nodes, listed_ranks, missing_ranks
-from lockstep_gang.lifecycle.stops import busy_nodes, noted
+from lockstep_gang.lifecycle.stops import busy_nodes, with_stuck_nodes
 
 
-def summarise(gang: Gang, run: Run, sequence: int = 0, log: tuple[str, ...] = ()) -> Report:
+def summarize(gang: Gang, run: Run, sequence: int = 0, log: tuple[str, ...] = ()) -> Report:
     """The report of this moment."""
     state = state_of(gang)
     return Report(
@@ -36,14 +36,14 @@ def summarise(gang: Gang, run: Run, sequence: int = 0, log: tuple[str, ...] = ()
         stragglers=gang.stragglers if gang.phase is Phase.ACTIVE else (),
         stop=gang.stopped,
         result=gang.result if state is State.COMPLETE else None,
-        goodput=proven(gang) if run.interactive is None else None,
+        goodput=proven_goodput(gang) if run.interactive is None else None,
         fabric=gang.fabric.verdict,
         log=log,
         retry=run.restart.retry,
         preflight=gang.preflight.result,
         interactive=interactive_report(gang, run),
         order=gang.placement.order,
-        unheard=silences.live(gang, run) if gang.phase is Phase.ACTIVE else "",
+        unheard=silences.open_silences_text(gang, run) if gang.phase is Phase.ACTIVE else "",
     )
 
 
@@ -62,7 +62,7 @@ def message_of(gang: Gang, run: Run) -> str:
     if gang.ending is not None:
         return gang.ending.message
     trouble = f"; {gang.trouble}" if gang.trouble is not None and gang.phase is not Phase.WAITING else ""
-    unheard = silences.live(gang, run) if gang.phase is not Phase.WAITING else ""
+    unheard = silences.open_silences_text(gang, run) if gang.phase is not Phase.WAITING else ""
     return _message(gang, run) + (f"; {unheard}" if unheard else "") + trouble
 
 
@@ -92,8 +92,8 @@ def _waiting_for(gang: Gang, run: Run) -> str:
     missing = absent_nodes(gang) or [index for index, node in enumerate(gang.nodes) if node.connected and node.stuck]
     after = f", after {gang.failure.message}" if gang.failure is not None else ""
     if missing:
-        return noted(f"waiting for {listed_nodes(gang, run, missing)}{after}", gang, run)
-    checking = rounds.message_of(gang.preflight)
+        return with_stuck_nodes(f"waiting for {listed_nodes(gang, run, missing)}{after}", gang, run)
+    checking = rounds.preflight_message(gang.preflight)
     if checking and (gang.failure is None or not rounds.is_looking(gang.preflight)):  # within a backoff it is too short to be told
         return checking + after
     request = gang.session.request

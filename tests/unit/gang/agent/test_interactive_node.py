@@ -15,7 +15,7 @@ import pytest
 
 from lockstep_gang.agent.ranks.script import argv, look
 from lockstep_gang.agent.session import client
-from lockstep_gang.agent.session.activity import Activity
+from lockstep_gang.agent.session.activity import ShellActivity
 from lockstep_gang.agent.session.interactive import BUNDLE_CHARACTERS, WAITING_CHARACTERS, PrintedLines
 from lockstep_gang.contract.interactive import Asked, Find
 
@@ -29,7 +29,7 @@ class Pod:
         self.proc, self.terminals = folder / "proc", folder / "pts"
         self.terminals.mkdir()
         self.process(os.getpid(), seconds=1000)
-        self.activity = Activity(self.proc, self.terminals)
+        self.activity = ShellActivity(self.proc, self.terminals)
         self.activity.seen(1000.0)
 
     def process(self, pid: int, parent: int = 1, terminal: int = 0, seconds: float = 0.0) -> None:

@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.agent.ranks.progress_server import BODY_BYTES, TOKEN, URL, Pace, ProgressServer, offered, said_of, step_line
+from lockstep_gang.agent.ranks.progress_server import (
+    BODY_BYTES,
+    TOKEN,
+    URL,
+    ProgressServer,
+    RemainingTime,
+    offered,
+    parse_status,
+    step_line,
+)
 from lockstep_gang.contract.messages import Step
 from lockstep_spec.codec import ContractError
 
@@ -24,38 +33,38 @@ def body(percentage: int | None = None, **metrics: Any) -> bytes:
 
 
 def test_steps_come_with_what_the_script_measured_and_with_the_time_that_is_left() -> None:
-    pace = Pace()
-    assert pace.step(said_of(body(0, total_steps=100)), 10.0) is None
-    first = pace.step(said_of(body(10, current_step=10, total_steps=100, current_epoch=1.25, loss=2.34567891)), 15.0)
+    pace = RemainingTime()
+    assert pace.step(parse_status(body(0, total_steps=100)), 10.0) is None
+    first = pace.step(parse_status(body(10, current_step=10, total_steps=100, current_epoch=1.25, loss=2.34567891)), 15.0)
     assert first == Step(0, 10, 100, 1, None, {"loss": "2.34568"})
-    second = pace.step(said_of(body(20, current_step=20, total_steps=100)), 25.0)
+    second = pace.step(parse_status(body(20, current_step=20, total_steps=100)), 25.0)
     assert second is not None
     assert second.estimated_remaining_seconds == 80
 
 
 def test_the_time_left_after_a_resume_counts_only_this_attempt_s_steps() -> None:
-    pace = Pace()
-    pace.step(said_of(body(90, current_step=900, total_steps=1000)), 100.0)
-    step = pace.step(said_of(body(91, current_step=910, total_steps=1000)), 120.0)
+    pace = RemainingTime()
+    pace.step(parse_status(body(90, current_step=900, total_steps=1000)), 100.0)
+    step = pace.step(parse_status(body(91, current_step=910, total_steps=1000)), 120.0)
     assert step is not None
     assert step.estimated_remaining_seconds == 180  # Trainer itself would say 2 s: 20 s for 910 steps
 
 
 def test_the_last_word_names_no_step_and_stands_for_the_last_one() -> None:
-    pace = Pace()
-    pace.step(said_of(body(0, total_steps=40)), 0.0)
-    step = pace.step(said_of(body(100, train_runtime=3.5)), 9.0)
+    pace = RemainingTime()
+    pace.step(parse_status(body(0, total_steps=40)), 0.0)
+    step = pace.step(parse_status(body(100, train_runtime=3.5)), 9.0)
     assert step == Step(0, 40, 40, None, 0, {"train_runtime": "3.5"})
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"trainerStatus": 3}', '{"trainerStatus": {"metrics": [4]}}', "[" * 60_000])
 def test_what_is_no_progress_is_refused_with_its_form(text: str) -> None:
     with pytest.raises(ContractError, match="trainerStatus"):
-        said_of(text.encode())
+        parse_status(text.encode())
 
 
 def test_odd_values_are_left_out_or_shown_as_they_are() -> None:
-    said = said_of(body(True, current_step="nan", total_steps="-4", note="x" * 100))
+    said = parse_status(body(True, current_step="nan", total_steps="-4", note="x" * 100))
     assert (said.percentage, said.step, said.total, said.metrics) == (None, None, 0, {"note": "x" * 64})
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from lockstep_gang.agent.log import LINES_WAITING_MAX, Console
 from lockstep_gang.agent.ranks import relay as relay_module
-from lockstep_gang.agent.ranks.relay import LAST_LINE_CHARACTERS, LAST_LINES, Relay, printable
+from lockstep_gang.agent.ranks.relay import LAST_LINE_CHARACTERS, LAST_LINES, Relay, printable_bytes
 from lockstep_gang.agent.ranks.reports import read_error_file
 
 
@@ -25,7 +25,7 @@ from lockstep_gang.agent.ranks.reports import read_error_file
     ],
 )
 def test_only_printable_text_is_passed_on(raw: bytes, text: str) -> None:
-    assert printable(raw) == text
+    assert printable_bytes(raw) == text
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 1000])

@@ -64,7 +64,7 @@ def test_coordinator_and_preflight_are_not_met_on_the_machine_s_other_addresses(
     async def scene() -> None:
         server = Server(run, KEY, Coordinator(run, KEY, output), output)
         assert await server.start() == (POD, run.coordinator_port)
-        door = network.Door(run, KEY, 0)
+        door = network.ProbePort(run, KEY, 0)
         port = await door.open()
         answered = [await asyncio.to_thread(is_answered, address, p) for p in (run.coordinator_port, port) for address in (POD, ELSEWHERE)]
         door.close()

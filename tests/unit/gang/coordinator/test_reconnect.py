@@ -22,7 +22,7 @@ from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.lifecycle.decide import decide
 from lockstep_gang.lifecycle.gang import Node, Phase, Rank, new_gang
 from lockstep_gang.lifecycle.hang import SILENT_SECONDS, deadlines, suspects
-from lockstep_gang.lifecycle.observe import closed
+from lockstep_gang.lifecycle.observe import connection_closed
 from lockstep_gang.lifecycle.progress import Progress
 from unit.gang.cases import KEY
 from unit.gang.test_scale import Untold, run_of, training, until, with_server
@@ -37,7 +37,7 @@ def test_a_closed_connection_of_a_big_gang_has_longer_to_come_back() -> None:
 
 def test_a_node_of_a_big_gang_is_lost_only_after_that_longer_time() -> None:
     run = run_of(256)
-    gang = closed(training(run), 5, 1002.0)
+    gang = connection_closed(training(run), 5, 1002.0)
     assert decide(gang, run, 1002.0 + RECONNECT_SECONDS + 0.5).gang.phase is Phase.ACTIVE
     assert decide(gang, run, 1002.0 + reconnect_seconds(256) + 0.1).gang.phase is Phase.STOPPING
 

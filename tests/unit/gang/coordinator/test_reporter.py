@@ -35,7 +35,7 @@ from lockstep_gang.contract import (
 )
 from lockstep_gang.coordinator.reporter import Reporter
 from lockstep_gang.lifecycle.gang import new_gang
-from lockstep_gang.lifecycle.summary import summarise
+from lockstep_gang.lifecycle.summary import summarize
 from lockstep_spec.codec import to_json
 from unit.gang.cases import KEY, Gang, free_port, gang, make_run
 
@@ -238,7 +238,7 @@ def test_jobs_that_an_operator_did_not_hear_come_back_at_different_moments(monke
 
     async def deliver() -> None:
         reporter = Reporter(ReportTarget("https://127.0.0.1:1/", "", str(tmp_path / "none")), KEY, lambda reply: None, lambda text: None)
-        reporter.transition(summarise(new_gang(make_run()), make_run()))
+        reporter.transition(summarize(new_gang(make_run()), make_run()))
         with pytest.raises(Enough):
             await reporter.run()
 

@@ -19,7 +19,7 @@ from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.records import Records
 from lockstep_gang.lifecycle.gang import Phase
 from lockstep_gang.lifecycle.history import AttemptRecord
-from lockstep_gang.lifecycle.summary import summarise
+from lockstep_gang.lifecycle.summary import summarize
 from unit.gang.cases import KEY, gang, gone, make_run
 from unit.gang.story import hello
 
@@ -75,7 +75,7 @@ class Scene:
 
     @property
     def message(self) -> str:
-        return summarise(self.coordinator.gang, self.run).message
+        return summarize(self.coordinator.gang, self.run).message
 
     async def until(self, holds: Callable[[], bool]) -> None:
         for _ in range(2000):

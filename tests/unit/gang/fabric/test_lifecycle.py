@@ -10,8 +10,8 @@ import pytest
 from lockstep_gang.contract import Cause, FabricAsked, FabricReason, Failure, RestartPolicy, State, Verified
 from lockstep_gang.contract.fabric import RankFabric
 from lockstep_gang.contract.messages import Error, FabricSeen, Step, Stop, StopMode
-from lockstep_gang.coordinator.log_lines import telling
-from lockstep_gang.lifecycle.fabric.state import SETTLE_SECONDS, STEPS_SECONDS, explained_hang
+from lockstep_gang.coordinator.log_lines import log_lines
+from lockstep_gang.lifecycle.fabric.state import SETTLE_SECONDS, STEPS_SECONDS, hang_explained_by_nccl
 from lockstep_gang.lifecycle.gang import Phase
 from lockstep_spec.choices import DegradedPolicy
 from unit.gang.fabric.cases import read
@@ -138,16 +138,16 @@ def test_the_log_says_it_once() -> None:
     story = logs(gpu_story(), 0, "2.18-ib-peermem")
     before = story.gang
     logs(story, 1, "2.18-ib-peermem")
-    lines = list(telling(before, story.gang, story.run))
+    lines = list(log_lines(before, story.gang, story.run))
     assert lines == ["fabric: RDMA over mlx5_0, mlx5_1 (IB), GPUDirect by nvidia-peermem, verified on 4 of 4 ranks"]
-    assert list(telling(story.gang, story.gang, story.run)) == []
+    assert list(log_lines(story.gang, story.gang, story.run)) == []
 
 
 def test_the_log_warns_of_a_bad_fabric() -> None:
     story = logs(gpu_story(), 0, "2.18-ib-peermem")
     before = story.gang
     logs(story, 1, "2.18-sockets-no-libibverbs")
-    assert list(telling(before, story.gang, story.run)) == [f"warning, fabric: {SENTENCE}"]
+    assert list(log_lines(before, story.gang, story.run)) == [f"warning, fabric: {SENTENCE}"]
 
 
 @pytest.mark.parametrize(
@@ -212,9 +212,9 @@ def test_a_hang_is_explained_by_the_hung_ranks_nccl_and_else_told_what_another_o
     own, others, none = (Failure("a rank hangs", rank=rank, cause=Cause.HANG) for rank in (1, 2, 2))
     words = "NET/IB : Got completion from peer 10.0.0.12<52042> with error 12, opcode 1, len 32768, vendor err 129 (Recv)"
     fabric = story.gang.fabric
-    assert explained_hang(own, fabric, story.run) == replace(own, message=f"a rank hangs; NCCL says: {words}", cause=Cause.FABRIC)
-    assert explained_hang(others, fabric, story.run) == replace(others, message=f"a rank hangs; NCCL says on rank 1: {words}")
-    assert explained_hang(none, gpu_story().gang.fabric, story.run) is none
+    assert hang_explained_by_nccl(own, fabric, story.run) == replace(own, message=f"a rank hangs; NCCL says: {words}", cause=Cause.FABRIC)
+    assert hang_explained_by_nccl(others, fabric, story.run) == replace(others, message=f"a rank hangs; NCCL says on rank 1: {words}")
+    assert hang_explained_by_nccl(none, gpu_story().gang.fabric, story.run) is none
 
 
 def test_a_run_of_an_older_version_has_no_verdict_and_runs() -> None:

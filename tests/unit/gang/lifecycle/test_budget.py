@@ -14,7 +14,7 @@ from lockstep_gang.contract.times import stamp
 from lockstep_gang.lifecycle.budget import may_start_at
 from lockstep_gang.lifecycle.causes import rank_cause
 from lockstep_gang.lifecycle.gang import Budget, Phase, new_gang
-from lockstep_gang.lifecycle.history import AttemptRecord, begun_records, closed_records, resumed
+from lockstep_gang.lifecycle.history import AttemptRecord, begun_records, closed_records, resume_gang
 from lockstep_gang.lifecycle.tracebacks import Raised
 from unit.gang.cases import make_run
 from unit.gang.story import Story, all_stopped, failed_before, hello, started
@@ -141,7 +141,7 @@ def test_another_coordinator_backs_off_after_the_second_failure_too() -> None:
     records = closed_records(records, "Failed", failing(story).gang)
     records = begun_records(records, story.gang, story.run, "2026-01-01T00:00:00Z")
     records = closed_records(records, "Failed", failing(started_again(story), "ValueError: other").gang)
-    again = Story(story.run, resumed(story.run, records, None, story.now)).hears(0, hello(0)).hears(1, hello(1))
+    again = Story(story.run, resume_gang(story.run, records, None, story.now)).hears(0, hello(0)).hears(1, hello(1))
     assert (again.gang.phase, again.waits(9.9).orders) == (Phase.WAITING, [])
     assert [order.attempt for _, order in again.waits(0.1).orders if isinstance(order, Start)] == [3, 3]
 
@@ -185,7 +185,7 @@ def test_budget_and_history_outlive_the_coordinator() -> None:
     begun = begun_records([], story.gang, story.run, "2026-01-01T00:00:00Z")
     failing(story)
     records = closed_records(begun, "Failed", story.gang)
-    again = Story(story.run, resumed(story.run, records, None, story.now)).decide()
+    again = Story(story.run, resume_gang(story.run, records, None, story.now)).decide()
     assert again.report.history == story.report.history
     assert (again.report.restarts_counted, again.report.checkpoint, again.gang.failure.cause) == (
         1,
@@ -201,15 +201,15 @@ def test_each_end_of_a_coordinator_without_a_word_counts_though_nobody_could_rec
     run = make_run(restart=RestartPolicy(1, 0))
     records = []
     for _ in range(2):
-        story = Story(run, resumed(run, records, None, 1000.0)).hears(0, hello(0)).hears(1, hello(1))
+        story = Story(run, resume_gang(run, records, None, 1000.0)).hears(0, hello(0)).hears(1, hello(1))
         records = begun_records(records, story.gang, run, "2026-01-01T00:00:00Z")
-    assert Story(run, resumed(run, records, None, 1000.0)).decide().report.state is State.FAILED
+    assert Story(run, resume_gang(run, records, None, 1000.0)).decide().report.state is State.FAILED
 
 
 def died(story: Story, records: list[Any]) -> tuple[Story, list[Any]]:
     """Node 0 with its coordinator is killed in the middle of the attempt; the next one has the records, and the commit beside them."""
     commit = story.gang.checkpoint
-    again = Story(story.run, resumed(story.run, records, None, story.now, commit))
+    again = Story(story.run, resume_gang(story.run, records, None, story.now, commit))
     again.now = story.now + 60
     again.hears(0, hello(0)).hears(1, hello(1)).waits(10)
     return again, begun_records(records, again.gang, story.run, "2026-01-01T00:00:00Z") if again.gang.ending is None else records
@@ -239,9 +239,9 @@ def test_the_newer_of_two_commits_counts_wherever_it_was_written_down() -> None:
     story = started(restart=RestartPolicy(3, 0)).reports(0, Checkpoint(0, 40, "/c/40"))
     records = begun_records([], story.gang, story.run, "2026-01-01T00:00:00Z")
     older = CheckpointReport(90, "/c/90", "1970-01-01T00:00:01Z")  # an attempt went back behind it
-    assert resumed(story.run, records, None, 2000.0, older).checkpoint == story.gang.checkpoint
+    assert resume_gang(story.run, records, None, 2000.0, older).checkpoint == story.gang.checkpoint
     newer = CheckpointReport(20, "/c/20", "1970-01-01T01:00:00Z")
-    assert resumed(story.run, records, None, 2000.0, newer).checkpoint == newer
+    assert resume_gang(story.run, records, None, 2000.0, newer).checkpoint == newer
 
 
 def test_downtime_begins_with_the_last_step_and_not_when_the_failure_was_noticed() -> None:
@@ -261,7 +261,7 @@ def test_an_attempt_that_never_came_to_a_step_makes_the_downtime_before_it_longe
 def test_downtime_after_the_coordinator_s_death_begins_when_it_was_last_alive_or_the_ranks_last_stepped() -> None:
     run = make_run(restart=RestartPolicy(3, 10))
     records = [AttemptRecord(1, run.job.uid, 0, "1970-01-01T00:00:00Z")]
-    story = Story(run, resumed(run, records, None, 1000.0, None, 970.0))
+    story = Story(run, resume_gang(run, records, None, 1000.0, None, 970.0))
     assert story.gang.history[0].down_since == "1970-01-01T00:16:10Z"
     story.hears(1, hello(1, attempt=1, ranks=(RankState(1, True, step=48, step_age_seconds=22),)))
     assert story.gang.history[0].down_since == "1970-01-01T00:16:18Z"

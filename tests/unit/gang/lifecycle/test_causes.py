@@ -16,7 +16,7 @@ from lockstep_gang.contract import Cause, CheckpointReport, Failure, RestartPoli
 from lockstep_gang.contract.messages import OutOfMemory, RankExit, RankState
 from lockstep_gang.lifecycle.causes import rank_cause
 from lockstep_gang.lifecycle.gang import Budget
-from lockstep_gang.lifecycle.history import AttemptRecord, resumed
+from lockstep_gang.lifecycle.history import AttemptRecord, resume_gang
 from lockstep_gang.lifecycle.tracebacks import Raised
 from unit.gang.cases import make_run
 from unit.gang.story import Story, all_stopped, hello, started
@@ -181,7 +181,7 @@ def test_steps_that_only_the_ranks_of_a_dead_coordinator_knew_count_as_lost() ->
     run = make_run(restart=RestartPolicy(3, 10))
     commit = CheckpointReport(40, "/run/checkpoints/step-40.a1", "2026-01-01T00:00:00Z")
     record = AttemptRecord(1, run.job.uid, 0, "2026-01-01T00:00:00Z", budget=Budget(), checkpoint=commit)
-    story = Story(run, resumed(run, [record], None, 1000.0))
+    story = Story(run, resume_gang(run, [record], None, 1000.0))
     assert story.gang.history[0].lost_steps == 0
     story.hears(1, hello(1, attempt=1, ranks=(RankState(1, True, step=48),)))
     assert (story.gang.history[0].lost_steps, story.gang.history[0].failure.step, story.gang.goodput.furthest_step) == (8, 48, 48)

@@ -27,10 +27,10 @@ from lockstep_gang.contract.messages import (
 )
 from lockstep_gang.coordinator import coordinator
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
-from lockstep_gang.coordinator.ledger import ACCOUNT_SECONDS, Account
+from lockstep_gang.coordinator.ledger import ACCOUNT_SECONDS, GoodputAccount
 from lockstep_gang.coordinator.records import GoodputRecord, Records
 from lockstep_gang.lifecycle.gang import Facts, new_gang
-from lockstep_gang.lifecycle.goodput import absent, accounted
+from lockstep_gang.lifecycle.goodput import accounted, with_absence
 from lockstep_gang.lifecycle.history import begun_records
 from unit.gang.cases import KEY, make_run
 from unit.gang.story import Story, all_stopped, hello, started
@@ -169,7 +169,7 @@ def test_a_stop_that_was_asked_for_saves_and_is_then_stopped_not_down() -> None:
     story = started(**TRAINER).reports(0, Step(0, 1)).waits(2).hears(0, Leaving())
     all_stopped(story.waits(3).exits(0, 75).exits(1, 75))
     fresh = replace(new_gang(story.run), attempt=1, goodput=story.gang.goodput)
-    story.gang = absent(fresh, story.run, story.now + 50)
+    story.gang = with_absence(fresh, story.run, story.now + 50)
     assert seconds(story) == {"train": 2, "save": 3, "stopped": 50}
 
 
@@ -233,18 +233,18 @@ def happen(story: Story, run: Run, kind: str, node: int, number: int) -> None:
         story.loses(node)
     elif kind == "crash" and story.gang.ending is None:
         fresh = replace(new_gang(run), attempt=story.gang.attempt, failure=story.gang.failure, history=story.gang.history)
-        story.gang = absent(replace(fresh, goodput=story.gang.goodput), run, story.now)
+        story.gang = with_absence(replace(fresh, goodput=story.gang.goodput), run, story.now)
 
 
 def test_another_coordinator_goes_on_with_the_account_and_books_the_gap(tmp_path: Path) -> None:
     run, said = make_run(**TRAINER, run_dir=str(tmp_path)), list[str]()
-    first = Account(Records(run.run_dir), run, said.append)
+    first = GoodputAccount(Records(run.run_dir), run, said.append)
     gang = first.opened(new_gang(run), 100.0)
     first.keep(accounted(gang, run, 130.0))
-    after = Account(Records(run.run_dir), run, said.append).opened(new_gang(run), 142.5)
+    after = GoodputAccount(Records(run.run_dir), run, said.append).opened(new_gang(run), 142.5)
     assert (after.goodput.began, after.goodput.until, after.goodput.spent) == (100_000, 142_500, {"queued": 42_500})
     other = replace(run, job=replace(run.job, uid="another"))
-    assert Account(Records(run.run_dir), other, said.append).opened(new_gang(other), 150.0).goodput == Goodput(150_000, 150_000)
+    assert GoodputAccount(Records(run.run_dir), other, said.append).opened(new_gang(other), 150.0).goodput == Goodput(150_000, 150_000)
     assert said == []
 
 
@@ -252,13 +252,13 @@ def test_an_account_that_cannot_be_read_or_written_is_said_once_and_stops_nothin
     run, said = make_run(**TRAINER, run_dir=str(tmp_path)), list[str]()
     (tmp_path / "gang").mkdir()
     (tmp_path / "gang" / "goodput.json").write_text("{")
-    account = Account(Records(run.run_dir), run, said.append)
+    account = GoodputAccount(Records(run.run_dir), run, said.append)
     gang = account.opened(new_gang(run), 5.0)
     assert gang.goodput == Goodput(5000, 5000)
     assert "begins anew" in said[0]
     blocked = replace(run, run_dir=str(tmp_path / "file" / "x"))
     (tmp_path / "file").touch()
-    account = Account(Records(blocked.run_dir), blocked, said.append)
+    account = GoodputAccount(Records(blocked.run_dir), blocked, said.append)
     account.keep(gang)
     account.keep(accounted(gang, run, 9.0))
     assert [line for line in said if line.startswith("cannot write down")] == said[1:]
@@ -267,7 +267,7 @@ def test_an_account_that_cannot_be_read_or_written_is_said_once_and_stops_nothin
 
 def test_while_its_coordinator_was_lost_the_job_was_down_and_after_a_stop_stopped(tmp_path: Path) -> None:
     run = make_run(**TRAINER, run_dir=str(tmp_path))
-    account = Account(Records(run.run_dir), run, print)
+    account = GoodputAccount(Records(run.run_dir), run, print)
     account.keep(replace(new_gang(run), goodput=Goodput(0 + 1, 1001, {"train": 1000})))
     lost = replace(new_gang(run), attempt=1, failure=Failure("node 0 is gone", cause=Cause.NODE_LOST))
     after = account.opened(lost, 31.001).goodput
@@ -278,9 +278,9 @@ def test_while_its_coordinator_was_lost_the_job_was_down_and_after_a_stop_stoppe
 def test_a_preflight_on_its_own_leaves_the_job_s_account_alone(tmp_path: Path) -> None:
     run = make_run(**TRAINER, run_dir=str(tmp_path))
     kept = replace(new_gang(run), goodput=Goodput(1, 2, {"train": 1}))
-    Account(Records(run.run_dir), run, print).keep(kept)
+    GoodputAccount(Records(run.run_dir), run, print).keep(kept)
     alone = replace(run, job=replace(run.job, uid="another"), preflight=Expected(only=True))
-    Account(Records(run.run_dir), alone, print).keep(replace(kept, goodput=Goodput(5, 6, {"preflight": 1})))
+    GoodputAccount(Records(run.run_dir), alone, print).keep(replace(kept, goodput=Goodput(5, 6, {"preflight": 1})))
     assert Records(run.run_dir).goodput(run.job.uid).goodput == kept.goodput
 
 
@@ -294,7 +294,7 @@ def test_a_volume_that_hangs_holds_up_one_writer_and_nobody_else(tmp_path: Path)
             assert goes_on.wait(10)
             super().write_goodput(record)
 
-    account = Account(Hanging(run.run_dir), run, print)
+    account = GoodputAccount(Hanging(run.run_dir), run, print)
     first = replace(new_gang(run), goodput=Goodput(1, 2, {"train": 1}))
     writer = threading.Thread(target=account.keep, args=(first,))
     writer.start()
@@ -312,8 +312,8 @@ def test_a_replaced_coordinator_writes_nothing_over_its_successor_s_account(tmp_
     old.write_attempts(begun)
     new.write_attempts(begun_records(new.attempts(), replace(story.gang, attempt=2), story.run, "2026-01-01T00:01:00Z"))
     theirs = replace(story.gang, goodput=Goodput(1, 9, {"train": 8}))
-    Account(new, story.run, said.append).keep(theirs)
-    Account(old, story.run, said.append).keep(replace(story.gang, goodput=Goodput(1, 5, {"train": 4})))
+    GoodputAccount(new, story.run, said.append).keep(theirs)
+    GoodputAccount(old, story.run, said.append).keep(replace(story.gang, goodput=Goodput(1, 5, {"train": 4})))
     assert Records(str(tmp_path)).goodput("uid-1").goodput == theirs.goodput
     assert len(said) == 1
     assert "attempt 2 of another coordinator is there" in said[0]
@@ -332,10 +332,10 @@ def test_two_coordinators_that_write_at_once_have_a_draft_each(tmp_path: Path, m
 
 def test_the_newest_commit_is_kept_and_an_account_without_one_is_read_as_before(tmp_path: Path) -> None:
     story = started(**TRAINER, run_dir=str(tmp_path)).reports(0, Checkpoint(0, 40, "/c"))
-    Account(Records(str(tmp_path)), story.run, print).keep(story.gang)
-    assert Account(Records(str(tmp_path)), story.run, print).found().checkpoint == story.gang.checkpoint
+    GoodputAccount(Records(str(tmp_path)), story.run, print).keep(story.gang)
+    assert GoodputAccount(Records(str(tmp_path)), story.run, print).found().checkpoint == story.gang.checkpoint
     (tmp_path / "gang" / "goodput.json").write_text('{"jobUid": "uid-1", "goodput": {"began": 1, "until": 2}}')
-    assert Account(Records(str(tmp_path)), story.run, print).found() == GoodputRecord("uid-1", Goodput(1, 2))
+    assert GoodputAccount(Records(str(tmp_path)), story.run, print).found() == GoodputRecord("uid-1", Goodput(1, 2))
 
 
 def test_a_coordinator_keeps_a_commit_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

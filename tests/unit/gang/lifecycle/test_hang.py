@@ -11,7 +11,7 @@ from lockstep_gang.contract import Cause, RestartPolicy, State
 from lockstep_gang.contract.messages import Activity, Beat, Checkpoint, Dumped, Error, RankReport, RankState, Start, Step, Stop, StopMode
 from lockstep_gang.lifecycle.failures import SEEK_SECONDS
 from lockstep_gang.lifecycle.gang import Phase
-from lockstep_gang.lifecycle.hang import excused
+from lockstep_gang.lifecycle.hang import with_pause
 from lockstep_spec.timeouts import Timeouts
 from unit.gang.story import Story, all_stopped, hello, started
 
@@ -238,7 +238,7 @@ def test_a_rank_of_a_node_that_is_away_is_not_judged_and_has_time_once_it_is_bac
 def test_time_in_which_the_coordinator_itself_did_not_run_is_nobody_s() -> None:
     story = scripted()
     story.now += 1000
-    story.gang = excused(story.gang, 1000)
+    story.gang = with_pause(story.gang, 1000)
     assert story.decide().gang.phase is Phase.ACTIVE
 
 

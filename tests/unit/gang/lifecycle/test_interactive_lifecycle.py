@@ -11,9 +11,9 @@ from lockstep_gang.contract import Interactive
 from lockstep_gang.contract.interactive import Asked, Ended, Find, Found, Idleness, Interrupted, InUse
 from lockstep_gang.contract.messages import Leaving, Start, Started, Step, Stop, StopMode, Stopped
 from lockstep_gang.contract.report import State
-from lockstep_gang.coordinator.log_lines import telling
+from lockstep_gang.coordinator.log_lines import log_lines
 from lockstep_gang.lifecycle.gang import Phase
-from lockstep_gang.lifecycle.history import AttemptRecord, resumed
+from lockstep_gang.lifecycle.history import AttemptRecord, resume_gang
 from unit.gang.cases import make_run
 from unit.gang.story import Story, hello
 
@@ -80,7 +80,7 @@ def test_another_version_of_the_script_is_told_of() -> None:
     story = environment().hears(0, ASKED, Found("1", digest="x"))
     before = story.gang
     story.hears(1, Found("1", digest="y"))
-    assert any("a.py on node 1 is not the same as on node 0" in line for line in telling(before, story.gang, RUN))
+    assert any("a.py on node 1 is not the same as on node 0" in line for line in log_lines(before, story.gang, RUN))
 
 
 def test_the_end_is_told_to_whoever_asked_and_the_next_run_can_start() -> None:
@@ -190,5 +190,5 @@ def test_nothing_starts_while_the_gpus_are_being_released() -> None:
 
 
 def test_a_coordinator_that_is_started_again_waits_for_the_next_request() -> None:
-    gang = resumed(RUN, [AttemptRecord(4, "uid-1", 0, "2026-01-01T00:00:00Z")], None, 1000.0)
+    gang = resume_gang(RUN, [AttemptRecord(4, "uid-1", 0, "2026-01-01T00:00:00Z")], None, 1000.0)
     assert (gang.phase, gang.failure, gang.not_before, gang.attempt) == (Phase.WAITING, None, 0.0, 4)

@@ -31,7 +31,7 @@ from lockstep_gang.contract.times import RECONNECT_SECONDS
 from lockstep_gang.lifecycle.budget import backoff_seconds
 from lockstep_gang.lifecycle.failures import SEEK_SECONDS
 from lockstep_gang.lifecycle.gang import Budget, Phase
-from lockstep_gang.lifecycle.history import AttemptRecord, end_record, resumed
+from lockstep_gang.lifecycle.history import AttemptRecord, end_record, resume_gang
 from lockstep_gang.lifecycle.tracebacks import raised_in
 from unit.gang.cases import make_run
 from unit.gang.story import Story, all_stopped, failed_before, hello, started
@@ -420,13 +420,13 @@ def record(attempt: int, uid: str = "uid-1", restarts: int = 0, outcome: str | N
 @pytest.mark.parametrize(("outcome", "restarts"), [(None, 1), ("Stopped", 0)])
 def test_an_attempt_that_ended_with_its_coordinator_counts_unless_it_was_asked_to(outcome: str | None, restarts: int) -> None:
     run = make_run(restart=RestartPolicy(3, 0))
-    story = Story(run, resumed(run, [record(4, outcome=outcome)], None, 1000.0)).hears(0, hello(0)).hears(1, hello(1))
+    story = Story(run, resume_gang(run, [record(4, outcome=outcome)], None, 1000.0)).hears(0, hello(0)).hears(1, hello(1))
     assert (story.gang.attempt, story.report.restarts) == (5, restarts)
 
 
 def test_a_coordinator_that_keeps_dying_is_not_tried_for_ever() -> None:
     run = make_run(restart=RestartPolicy(1, 0))
-    story = Story(run, resumed(run, [record(1), record(2, restarts=1, budget=Budget(1, 1))], None, 1000.0)).decide()
+    story = Story(run, resume_gang(run, [record(1), record(2, restarts=1, budget=Budget(1, 1))], None, 1000.0)).decide()
     assert (story.report.state, story.records) == (State.FAILED, ["end"])
     assert "ended without a word" in story.report.message
 
@@ -434,7 +434,7 @@ def test_a_coordinator_that_keeps_dying_is_not_tried_for_ever() -> None:
 def test_a_job_that_has_ended_is_never_started_again() -> None:
     story = started().exits(0).exits(1)
     end = end_record(story.gang, story.run, "2026-01-01T00:00:00Z")
-    again = Story(story.run, resumed(story.run, [record(1)], end, 2000.0)).hears(0, hello(0)).hears(1, hello(1))
+    again = Story(story.run, resume_gang(story.run, [record(1)], end, 2000.0)).hears(0, hello(0)).hears(1, hello(1))
     assert (again.records, again.report.state) == ([], State.COMPLETE)
     assert again.orders == [(1, Finish(State.COMPLETE, "all ranks are done"))]
 
@@ -442,6 +442,6 @@ def test_a_job_that_has_ended_is_never_started_again() -> None:
 def test_another_job_of_the_same_name_starts_anew_under_a_larger_attempt_number() -> None:
     story = started().exits(0).exits(1)
     end = replace(end_record(story.gang, story.run, "2026-01-01T00:00:00Z"), job_uid="earlier")
-    gang = resumed(story.run, [record(1, uid="earlier", restarts=2)], end, 2000.0)
+    gang = resume_gang(story.run, [record(1, uid="earlier", restarts=2)], end, 2000.0)
     again = Story(story.run, gang).hears(0, hello(0)).hears(1, hello(1))
     assert (again.gang.attempt, again.report.restarts) == (2, 0)

@@ -11,10 +11,10 @@ import pytest
 from lockstep_gang.contract import Cause, Fact, FactType, ReportTarget, RestartPolicy, State
 from lockstep_gang.contract.messages import Checkpoint, Leaving, Start, Started, Step, Stopped
 from lockstep_gang.contract.times import stamp
-from lockstep_gang.coordinator.log_lines import telling
+from lockstep_gang.coordinator.log_lines import log_lines
 from lockstep_gang.coordinator.records import Records, Replaced
-from lockstep_gang.lifecycle.history import begun_records, closed_records, corrected_records, end_record, resumed
-from lockstep_gang.lifecycle.losses import heard, is_asking
+from lockstep_gang.lifecycle.history import begun_records, closed_records, corrected_records, end_record, resume_gang
+from lockstep_gang.lifecycle.losses import waits_for_facts, with_facts
 from unit.gang.cases import make_run
 from unit.gang.story import Story, hello, started
 
@@ -28,7 +28,7 @@ def fact(kind: FactType = FactType.NODE_LOST, node: int = 1, at: float = 1000.0,
 
 def told(story: Story, *facts: Fact) -> Story:
     """The operator's reply comes."""
-    story.gang = heard(story.gang, facts, story.now)
+    story.gang = with_facts(story.gang, facts, story.now)
     return story.decide()
 
 
@@ -94,7 +94,7 @@ def test_a_rank_that_lost_its_peer_to_a_lost_node_is_not_to_blame() -> None:
 
 def test_with_nothing_spare_the_operator_is_asked_before_the_job_fails() -> None:
     story = lost(started(**NOTHING_SPARE))
-    assert (story.report.state, is_asking(story.gang)) == (State.BACKING_OFF, True)
+    assert (story.report.state, waits_for_facts(story.gang)) == (State.BACKING_OFF, True)
     told(story.waits(40), fact(at=1045))
     back(story)
     assert [order.attempt for _, order in story.orders if isinstance(order, Start)] == [2, 2]
@@ -162,7 +162,7 @@ def test_a_node_that_was_told_to_go_and_comes_back_is_remembered_though_nobody_s
 def test_node_zero_that_was_told_to_go_is_remembered_only_if_the_cluster_says_that_the_job_was_not_stopped(deleted: bool) -> None:
     run = make_run(**NOTHING_SPARE)
     stopped = [replace(record, outcome="Stopped") for record in begun_records([], started(**NOTHING_SPARE).gang, run, stamp(1000.0))]
-    story = told(Story(run, resumed(run, stopped, None, 1010.0, alive_at=1000.0)), *([fact(FactType.DELETED, 0)] if deleted else []))
+    story = told(Story(run, resume_gang(run, stopped, None, 1010.0, alive_at=1000.0)), *([fact(FactType.DELETED, 0)] if deleted else []))
     story.hears(0, hello(0, known=1, instance="new")).hears(1, hello(1, known=1))
     assert story.gang.attempt == 2
     assert [entry.failure.message for entry in story.report.history] == (["node 0 lost its pod: Node b is NotReady"] if deleted else [])
@@ -183,7 +183,7 @@ def test_the_record_is_corrected_and_the_next_coordinator_starts_from_it() -> No
     begun = begun_records([], story.gang, story.run, "2026-01-01T00:00:00Z")
     closed_ = closed_records(begun, "Failed", lost(story).gang)
     corrected = corrected_records(closed_, told(story, fact()).gang)
-    again = resumed(story.run, corrected, None, story.now)
+    again = resume_gang(story.run, corrected, None, story.now)
     assert (again.budget.counted, again.budget.failures, again.history[0].explained_by) == (0, 1, "pod-1")
 
 
@@ -191,7 +191,7 @@ def test_node_zero_lost_goes_on_from_the_record_and_is_explained_by_the_first_re
     run = make_run(**NOTHING_SPARE)
     before = Story(run).hears(0, hello(0)).hears(1, hello(1))
     records = begun_records([], before.gang, run, "2026-01-01T00:00:00Z")
-    story = Story(run, resumed(run, records, None, 1000.0)).decide()
+    story = Story(run, resume_gang(run, records, None, 1000.0)).decide()
     story.hears(0, hello(0, instance="new")).hears(1, hello(1, known=1))
     assert (story.report.state, story.records) == (State.BACKING_OFF, [])
     told(story, fact(node=0, pod_uid="pod-0", at=950))
@@ -203,7 +203,7 @@ def test_the_log_says_what_does_not_count() -> None:
     story = lost(started(restart=RestartPolicy(3, 0), report=REPORT))
     before = story.gang
     told(story, fact())
-    assert list(telling(before, story.gang, story.run)) == [
+    assert list(log_lines(before, story.gang, story.run)) == [
         "node 1 was lost: Node b is NotReady: attempt 1 does not count toward restart.maxRestarts"
     ]
 
@@ -244,10 +244,10 @@ def test_a_raised_retry_passes_over_the_failure_and_keeps_its_history() -> None:
     story, records = failed()
     end = end_record(story.gang, story.run, "2026-01-01T00:00:09Z")
     run = make_run(restart=RestartPolicy(0, 0, retry=1))
-    again = Story(run, resumed(run, records, end, story.now)).hears(0, hello(0)).hears(1, hello(1))
+    again = Story(run, resume_gang(run, records, end, story.now)).hears(0, hello(0)).hears(1, hello(1))
     assert [order.attempt for _, order in again.orders if isinstance(order, Start)] == [2, 2]
     assert (again.report.restarts_counted, again.report.retry, len(again.report.history)) == (0, 1, 1)
-    same = Story(story.run, resumed(story.run, records, end, story.now)).decide()
+    same = Story(story.run, resume_gang(story.run, records, end, story.now)).decide()
     assert same.report.state is State.FAILED
 
 
@@ -255,9 +255,9 @@ def test_the_budget_is_filled_once_a_retry_however_often_its_coordinator_starts(
     story, records = failed()
     end = end_record(story.gang, story.run, "2026-01-01T00:00:09Z")
     run = make_run(restart=RestartPolicy(0, 0, retry=1))
-    again = Story(run, resumed(run, records, end, story.now)).hears(0, hello(0)).hears(1, hello(1))
+    again = Story(run, resume_gang(run, records, end, story.now)).hears(0, hello(0)).hears(1, hello(1))
     records = begun_records(records, again.gang, run, "2026-01-01T00:01:00Z")
-    assert Story(run, resumed(run, records, end, story.now)).decide().report.state is State.FAILED
+    assert Story(run, resume_gang(run, records, end, story.now)).decide().report.state is State.FAILED
 
 
 def test_a_complete_job_stays_complete_whatever_the_retry() -> None:
@@ -267,7 +267,7 @@ def test_a_complete_job_stays_complete_whatever_the_retry() -> None:
         story.exits(rank)
     end = end_record(story.gang, story.run, "2026-01-01T00:00:09Z")
     run = make_run(restart=RestartPolicy(0, 0, retry=9))
-    assert resumed(run, closed_records(records, "Complete", story.gang), end, story.now).ending is not None
+    assert resume_gang(run, closed_records(records, "Complete", story.gang), end, story.now).ending is not None
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["told before", "told after"])

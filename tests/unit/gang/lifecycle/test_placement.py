@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep_gang.agent.ranks.environment import Place, rank_environment
+from lockstep_gang.agent.ranks.environment import RankPlace, rank_environment
 from lockstep_gang.contract import Reply, ReportTarget, parse_reply, reply_json
 from lockstep_gang.contract.messages import Error, Exited, RankExit, Start, Started, Step, Stop
-from lockstep_gang.coordinator.log_lines import telling
+from lockstep_gang.coordinator.log_lines import log_lines
 from lockstep_gang.lifecycle.placement import WAIT_SECONDS, rank_order, with_racks
-from lockstep_gang.lifecycle.summary import summarise
+from lockstep_gang.lifecycle.summary import summarize
 from lockstep_spec.codec import ContractError
 from unit.gang.cases import make_run
 from unit.gang.story import Story, all_stopped, hello
@@ -108,8 +108,8 @@ def test_rank_0_is_heard_wherever_the_others_are() -> None:
 
 def test_the_report_has_the_order_of_the_ranks() -> None:
     story = four(("b", "a", "b", "a"))
-    assert summarise(story.gang, story.run).order == (0, 2, 1, 3)
-    assert summarise(four().gang, story.run).order == ()
+    assert summarize(story.gang, story.run).order == (0, 2, 1, 3)
+    assert summarize(four().gang, story.run).order == ()
 
 
 def test_without_a_word_of_the_operator_a_start_waits_shortly_and_goes_by_numbers() -> None:
@@ -145,14 +145,14 @@ def test_the_log_says_so_when_ranks_follow_the_racks() -> None:
     story = four()
     before = story.gang
     story.gang = replace(before, placement=with_racks(before.placement, ("a", "", "a", "")))
-    lines = list(telling(before, story.decide().gang, story.run))
+    lines = list(log_lines(before, story.decide().gang, story.run))
     assert "ranks follow the racks: node 0, 2 (rack a), then 1, 3 (no rack)" in lines
 
 
 def test_a_rank_learns_its_place_and_its_pod_s_number() -> None:
     run = make_run(nodes=4, ranks_per_node=2)
     start = Start(1, 0, "x-0", 29500, group_rank=1)
-    found = rank_environment(run, start, Place(2, 1, 1, "/run.json", "/socket", "/error"), {})
+    found = rank_environment(run, start, RankPlace(2, 1, 1, "/run.json", "/socket", "/error"), {})
     wanted = {"RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1", "NODE_RANK": "1", "LOCKSTEP_NODE": "2"}
     assert {name: found[name] for name in wanted} == wanted
 
@@ -164,7 +164,7 @@ def test_ranks_that_share_a_node_have_one_thread_each_and_know_whether_the_user_
     ranks: int, inherited: dict[str, str], threads: str | None, ours: bool
 ) -> None:
     run = make_run(nodes=2, ranks_per_node=ranks)
-    found = rank_environment(run, Start(1, 0, "x-0", 29500), Place(0, 0, 0, "/run.json", "/socket", "/error"), inherited)
+    found = rank_environment(run, Start(1, 0, "x-0", 29500), RankPlace(0, 0, 0, "/run.json", "/socket", "/error"), inherited)
     assert (found.get("OMP_NUM_THREADS"), "LOCKSTEP_DEFAULT_THREADS" in found) == (threads, ours)
 
 
@@ -187,5 +187,5 @@ def test_segments_of_gpu_memory_can_grow_unless_the_user_sets_the_allocator(
     gpus: int, stated: dict[str, str], expected: str | None
 ) -> None:
     run = make_run(gpus_per_node=gpus, ranks_per_node=max(1, gpus))
-    found = rank_environment(run, Start(1, 0, "x-0", 29500), Place(0, 0, 0, "/run.json", "/socket", "/error"), stated)
+    found = rank_environment(run, Start(1, 0, "x-0", 29500), RankPlace(0, 0, 0, "/run.json", "/socket", "/error"), stated)
     assert found.get("PYTORCH_ALLOC_CONF") == expected

@@ -8,11 +8,11 @@ import pytest
 
 from lockstep_gang.contract import Cause, RestartPolicy, State
 from lockstep_gang.contract.messages import Beat, RankExit, RankState, Start, Step, Stopped
-from lockstep_gang.coordinator.log_lines import telling
+from lockstep_gang.coordinator.log_lines import log_lines
 from lockstep_gang.lifecycle.gang import Gang, Phase, Silence
-from lockstep_gang.lifecycle.hang import excused
-from lockstep_gang.lifecycle.observe import closed, spoke
-from lockstep_gang.lifecycle.silences import unheard
+from lockstep_gang.lifecycle.hang import with_pause
+from lockstep_gang.lifecycle.observe import connection_closed, node_heard_again
+from lockstep_gang.lifecycle.silences import with_silence
 from lockstep_spec.timeouts import Timeouts
 from unit.gang.story import Story, hello, started
 
@@ -31,17 +31,17 @@ def training(limit: int = 10) -> Story:
 
 
 def silent(story: Story, node: int = 1, *, since: float = 8.0, arrives: bool = False) -> Story:
-    story.gang = unheard(story.gang, Silence(node, story.now - since, arrives))
+    story.gang = with_silence(story.gang, Silence(node, story.now - since, arrives))
     return story.decide()
 
 
 def given_up(story: Story, node: int = 1) -> Story:
-    story.gang = closed(story.gang, node, story.now, unheard=True)
+    story.gang = connection_closed(story.gang, node, story.now, unheard=True)
     return story.decide()
 
 
 def heard(story: Story, node: int = 1) -> Story:
-    story.gang = spoke(story.gang, node, story.now)
+    story.gang = node_heard_again(story.gang, node, story.now)
     return story.decide()
 
 
@@ -136,7 +136,7 @@ def test_a_script_s_ranks_that_lost_their_peers_in_a_silence_are_not_blamed() ->
 
 def test_a_coordinator_that_did_not_run_is_what_others_did_not_hear() -> None:
     story = training(limit=600).waits(40)
-    story.gang = excused(story.gang, 39.0)
+    story.gang = with_pause(story.gang, 39.0)
     stopped = RankState(1, True, RankExit(1, None, "SIGKILL", ordered=True))
     story.loses(1).hears(1, hello(1, known=1, ranks=(stopped,)))
     failure = ended(story, 0)
@@ -150,11 +150,11 @@ def test_a_coordinator_that_did_not_run_is_what_others_did_not_hear() -> None:
 def test_the_log_says_when_a_node_is_not_heard_and_when_it_is_again() -> None:
     story = training().waits(8)
     before: Gang = story.gang
-    assert list(telling(before, silent(story).gang, story.run)) == [f"node 1 (x-1) is not heard since 00:16:40 UTC: {BROKEN}"]
+    assert list(log_lines(before, silent(story).gang, story.run)) == [f"node 1 (x-1) is not heard since 00:16:40 UTC: {BROKEN}"]
     before = story.gang
-    assert list(telling(before, heard(story.waits(2)).gang, story.run)) == ["node 1 (x-1) is heard again, after 10 s"]
+    assert list(log_lines(before, heard(story.waits(2)).gang, story.run)) == ["node 1 (x-1) is heard again, after 10 s"]
     before = silent(story.waits(8)).gang
-    assert "node 1 is gone: nothing is heard of it any more" in telling(before, given_up(story).gang, story.run)
+    assert "node 1 is gone: nothing is heard of it any more" in log_lines(before, given_up(story).gang, story.run)
 
 
 def test_the_next_attempt_begins_without_what_was_not_heard_in_the_last() -> None:

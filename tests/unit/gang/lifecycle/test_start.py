@@ -13,9 +13,9 @@ from lockstep_gang.contract import Cause, CheckpointReport, FabricAsked, Fact, F
 from lockstep_gang.contract.messages import Activity, Dumped, Finish, Leaving, Stop, StopMode
 from lockstep_gang.coordinator import coordinator
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
-from lockstep_gang.coordinator.log_lines import telling
+from lockstep_gang.coordinator.log_lines import log_lines
 from lockstep_gang.lifecycle.gang import Facts, Phase, new_gang
-from lockstep_gang.lifecycle.losses import heard
+from lockstep_gang.lifecycle.losses import with_facts
 from lockstep_spec.timeouts import Timeouts
 from unit.gang.cases import KEY, make_run
 from unit.gang.story import Story, all_stopped, hello, started
@@ -31,7 +31,7 @@ def waiting(**changes: Any) -> Story:
 
 def told(story: Story, *reasons: str) -> Story:
     """The operator's answer: why node 1's pod doesn't run; without a reason it has a node, and runs."""
-    story.gang = heard(story.gang, [Fact(FactType.WAITING, 1, "x-1", reason) for reason in reasons], story.now)
+    story.gang = with_facts(story.gang, [Fact(FactType.WAITING, 1, "x-1", reason) for reason in reasons], story.now)
     return story.decide()
 
 
@@ -122,7 +122,7 @@ def test_every_attempt_begins_with_what_it_runs_on_and_goes_on_from() -> None:
     run = make_run(addresses=ADDRESSES, gpus_per_node=4, ranks_per_node=4)
     before = new_gang(run)
     begun = replace(before, phase=Phase.ACTIVE, attempt=2, restarts=1, checkpoint=CheckpointReport(7, "/c/step-7.a1", "t"))
-    assert list(telling(before, begun, run)) == [
+    assert list(log_lines(before, begun, run)) == [
         "attempt 2 starts: 8 ranks on 2 nodes, restart 1 of at most 0",
         "  nodes: x-0, x-1, 4 ranks and 4 GPUs each",
         "  fabric: not stated, taken as it is",
@@ -134,7 +134,7 @@ def test_every_attempt_begins_with_what_it_runs_on_and_goes_on_from() -> None:
 def test_one_of_a_thing_is_told_in_the_singular() -> None:
     run = make_run(nodes=1, addresses=ADDRESSES[:1], gpus_per_node=0, ranks_per_node=1)
     before = new_gang(run)
-    lines = list(telling(before, replace(before, phase=Phase.ACTIVE, attempt=1), run))
+    lines = list(log_lines(before, replace(before, phase=Phase.ACTIVE, attempt=1), run))
     assert lines[0] == "attempt 1 starts: 1 rank on 1 node"
     assert lines[1].endswith(", 1 rank each, on CPUs")
 
@@ -156,13 +156,13 @@ def test_a_rank_that_has_ended_well_does_not_make_a_gang_start_again() -> None:
 def test_a_first_attempt_says_where_a_start_looks_and_not_that_there_is_nothing(training: dict[str, Any] | None, words: str) -> None:
     run = make_run(training=training)
     before = new_gang(run)
-    assert f"  from: {words}" in telling(before, replace(before, phase=Phase.ACTIVE, attempt=1), run)
+    assert f"  from: {words}" in log_lines(before, replace(before, phase=Phase.ACTIVE, attempt=1), run)
 
 
 def test_an_attempt_names_the_devices_that_were_asked_for_without_nccl_s_sign_for_exactly() -> None:
     run = make_run(addresses=ADDRESSES, gpus_per_node=4, ranks_per_node=4, fabric=FabricAsked("RDMA", ("=mlx5_0", "=mlx5_1")))
     before = new_gang(run)
-    assert "  fabric: asked for RDMA on mlx5_0, mlx5_1" in telling(before, replace(before, phase=Phase.ACTIVE, attempt=1), run)
+    assert "  fabric: asked for RDMA on mlx5_0, mlx5_1" in log_lines(before, replace(before, phase=Phase.ACTIVE, attempt=1), run)
 
 
 def test_node_0_says_again_and_again_whom_it_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from lockstep_gang.contract import Save, State, StopReport
 from lockstep_gang.contract.messages import Checkpoint, Error, Exited, Leaving, RankExit, Step, Stopped
 from lockstep_gang.coordinator import coordinator
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
-from lockstep_gang.coordinator.log_lines import telling
+from lockstep_gang.coordinator.log_lines import log_lines
 from unit.gang.cases import KEY
 from unit.gang.story import Story, all_stopped, failed_before, hello, started
 
@@ -154,7 +154,7 @@ def test_the_log_says_once_what_came_of_the_stop() -> None:
     story = stopping(training(step=43, commit=43))
     before = story.gang
     ended(story, 75, 75)
-    assert list(telling(before, story.gang, story.run)).count("saved at step 43 and stopped") == 1
+    assert list(log_lines(before, story.gang, story.run)).count("saved at step 43 and stopped") == 1
 
 
 def test_node_0_waits_for_a_slower_node_as_long_as_a_save_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from lockstep_gang.contract import Straggler
 from lockstep_gang.contract.messages import Pace, Progressed, rank_report_to_json
-from lockstep_gang.coordinator.log_lines import telling
+from lockstep_gang.coordinator.log_lines import log_lines
 from lockstep_gang.lifecycle.gang import Gang
-from lockstep_gang.lifecycle.stragglers import ENOUGH, WINDOW, judged, with_pace
+from lockstep_gang.lifecycle.stragglers import ENOUGH, WINDOW, with_pace, with_stragglers
 from unit.gang.story import Story, started
 
 SECOND = 1_000_000
@@ -29,7 +29,7 @@ def steps(story: Story, count: int, time_of: Callable[[int, int], float]) -> Ite
     for step in range(1, count + 1):
         for rank in range(story.run.world_size - 1, -1, -1):
             gang = gang.with_rank(rank, with_pace(gang.ranks[rank], Pace(rank, step, 1, round(time_of(rank, step)))))
-        gang = judged(gang, story.run)
+        gang = with_stragglers(gang, story.run)
         yield gang
 
 
@@ -78,7 +78,7 @@ def test_a_rank_that_recovers_is_not_named_any_more_and_the_log_says_both() -> N
     seen = [story.gang, *steps(story, 120, lambda rank, step: SECOND * (1.5 if rank == 1 and step < 60 else 1))]
     assert [straggler.rank for straggler in seen[59].stragglers] == [1]
     assert seen[-1].stragglers == ()
-    lines = [line for before, after in itertools.pairwise(seen) for line in telling(before, after, story.run)]
+    lines = [line for before, after in itertools.pairwise(seen) for line in log_lines(before, after, story.run)]
     assert (
         lines[0]
         == "rank 1 on node 1 is slow: its own work takes 1.50 times as long as that of the others, over 20 steps, and all ranks wait for it"

@@ -14,7 +14,7 @@ from lockstep_gang.agent.ranks.stacks import state_after_kill
 from lockstep_gang.contract import RestartPolicy, Save, State
 from lockstep_gang.contract.messages import Dumped, Exited, Leaving, RankExit, RankState, Start, Step, Stop, Stopped
 from lockstep_gang.lifecycle.gang import Phase
-from lockstep_gang.lifecycle.hang import excused
+from lockstep_gang.lifecycle.hang import with_pause
 from lockstep_spec.timeouts import Timeouts
 from unit.gang.cases import gang
 from unit.gang.story import Story, failed_before, hello, started
@@ -83,7 +83,7 @@ def test_a_save_has_its_grace_and_then_a_minute() -> None:
 
 def test_time_in_which_the_coordinator_did_not_run_is_none_of_the_nodes() -> None:
     story = stopping()
-    story.gang = excused(story.gang, 100)
+    story.gang = with_pause(story.gang, 100)
     assert story.waits(100).gang.phase is Phase.STOPPING
     assert story.hears(1, Stopped(1)).report.failure.message == "rank 0 on node 0 exited with 1: ValueError: no"
 

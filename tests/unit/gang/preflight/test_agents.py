@@ -128,7 +128,7 @@ def knocking(key: bytes) -> str:
 
     async def knock() -> str:
         run = make_run()
-        door = network.Door(run, KEY, 0)
+        door = network.ProbePort(run, KEY, 0)
         port = await door.open()
         try:
             return await network.why_unreachable(run, key, 1, 0, port)
@@ -147,7 +147,7 @@ def test_a_stranger_at_the_door_gets_no_room(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(network, "PROOF_SECONDS", 600.0)
 
     async def knock() -> None:
-        door = network.Door(make_run(), KEY, 0)
+        door = network.ProbePort(make_run(), KEY, 0)
         reader, writer = await asyncio.open_connection("127.0.0.1", await door.open())
         try:
             await reader.readline()

@@ -11,7 +11,7 @@ from lockstep_gang.contract import AllReduce, Cause, Expected, ExpectedPath, Kin
 from lockstep_gang.contract.messages import Exited, RankExit, Start, Started, Stopped
 from lockstep_gang.contract.preflight import Check, Checked, Looked, Measured, Met, PathFact, Stage
 from lockstep_gang.lifecycle.gang import Phase
-from lockstep_gang.lifecycle.preflight.rounds import PATIENCE_SECONDS, neighbours
+from lockstep_gang.lifecycle.preflight.rounds import PATIENCE_SECONDS, neighbors
 from unit.gang.cases import make_run
 from unit.gang.story import Story, all_stopped, failed_before, hello
 
@@ -201,9 +201,9 @@ def test_preflight_alone_ends_the_job_and_records_nothing() -> None:
 
 
 def test_of_many_nodes_each_meets_a_few_and_is_met_by_as_many() -> None:
-    assert neighbours(0, 2) == (1,)
-    assert neighbours(1, 4) == (0, 2, 3)
-    met = [other for node in range(1024) for other in neighbours(node, 1024)]
+    assert neighbors(0, 2) == (1,)
+    assert neighbors(1, 4) == (0, 2, 3)
+    met = [other for node in range(1024) for other in neighbors(node, 1024)]
     assert {met.count(node) for node in (0, 1, 511, 1023)} == {10}
 
 

@@ -66,14 +66,14 @@ def store(dist: Any, rank: int, world_size: int, timeout: timedelta) -> Any:
 
 def times(torch: Any, dist: Any, tensor: Any) -> list[float]:
     """Seconds of some all-reduces of `tensor`; of one only, where that takes long. All ranks do as many: they agree on the first."""
-    first = timed(torch, dist, tensor)
+    first = all_reduce_seconds(torch, dist, tensor)
     agreed = torch.tensor([first], device=tensor.device)
     dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
     more = 0 if float(agreed.item()) > ENOUGH_SECONDS / TIMES else TIMES
-    return [timed(torch, dist, tensor) for _ in range(more)] or [first]
+    return [all_reduce_seconds(torch, dist, tensor) for _ in range(more)] or [first]
 
 
-def timed(torch: Any, dist: Any, tensor: Any) -> float:
+def all_reduce_seconds(torch: Any, dist: Any, tensor: Any) -> float:
     dist.barrier()
     start = time.perf_counter()
     dist.all_reduce(tensor)

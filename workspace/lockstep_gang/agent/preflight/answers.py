@@ -16,7 +16,7 @@ from lockstep_gang.agent.ranks.environment import inherited
 from lockstep_gang.contract.preflight import Check, Checked, Expected, Looked, Met, Stage
 from lockstep_gang.contract.run import Run
 from lockstep_gang.coordinator.waits import in_thread
-from lockstep_gang.lifecycle.preflight.rounds import neighbours
+from lockstep_gang.lifecycle.preflight.rounds import neighbors
 from lockstep_spec.choices import StorageMode
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class NodePreflight:
         self._round = 0
         self._answer: Checked | None = None
         self._task: asyncio.Task[None] | None = None
-        self._door: network.Door | None = None
+        self._door: network.ProbePort | None = None
         self._ranks: AllReduceRanks | None = None
 
     def take(self, check: Check) -> None:
@@ -88,7 +88,7 @@ class NodePreflight:
     async def _look(self, check: Check) -> Looked:
         received_ms = _now_ms()
         run, expected = self._run, self._expected
-        near = [run.addresses[node] for node in sorted({0, *neighbours(self._node, run.nodes)})]
+        near = [run.addresses[node] for node in sorted({0, *neighbors(self._node, run.nodes)})]
         variables = {**inherited(), **run.environment}
         parts: dict[str, Callable[[], Any]] = {
             "unresolved": lambda: network.unresolved(near),
@@ -109,7 +109,7 @@ class NodePreflight:
 
     async def _open_door(self) -> int:
         self._shut()
-        self._door = network.Door(self._run, self._key, self._node)
+        self._door = network.ProbePort(self._run, self._key, self._node)
         try:
             return await self._door.open()
         except OSError:

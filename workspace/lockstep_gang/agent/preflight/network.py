@@ -38,7 +38,7 @@ def _why_unresolved(address: str) -> str:
     return ""
 
 
-class Door:
+class ProbePort:
     """The port that the others knock at: whoever doesn't prove the job's key gets nothing, and whoever does, a proof."""
 
     def __init__(self, run: Run, key: bytes, node: int) -> None:

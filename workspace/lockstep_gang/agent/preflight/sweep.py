@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     dist.init_process_group("nccl" if cuda else "gloo")
     try:
         for size in sizes(options.least, options.most):
-            _tell(dist, SWEEP_POINT + json.dumps(measured(torch, dist, device, size)))
+            _tell(dist, SWEEP_POINT + json.dumps(measure_size(torch, dist, device, size)))
         _tell(dist, SWEEP_DONE)
     finally:
         dist.destroy_process_group()
@@ -49,17 +49,17 @@ def sizes(least: int, most: int) -> Iterator[int]:
         size *= 2
 
 
-def measured(torch: Any, dist: Any, device: Any, size: int) -> dict[str, int]:
+def measure_size(torch: Any, dist: Any, device: Any, size: int) -> dict[str, int]:
     """The median of several all-reduces of `size` bytes of fp32, of the slowest rank."""
     tensor = torch.ones(max(1, size // 4), device=device)
-    first = _agreed(torch, dist, device, max(timed(torch, dist, tensor) for _ in range(WARM_UP)))
+    first = _agreed(torch, dist, device, max(seconds_of_one(torch, dist, tensor) for _ in range(WARM_UP)))
     times = TIMES if first * TIMES < ENOUGH_SECONDS else 1
-    taken = sorted(timed(torch, dist, tensor) for _ in range(times))
+    taken = sorted(seconds_of_one(torch, dist, tensor) for _ in range(times))
     slowest = _agreed(torch, dist, device, taken[len(taken) // 2])
     return {"bytes": tensor.numel() * 4, "microseconds": max(1, round(slowest * 1e6)), "ranks": dist.get_world_size()}
 
 
-def timed(torch: Any, dist: Any, tensor: Any) -> float:
+def seconds_of_one(torch: Any, dist: Any, tensor: Any) -> float:
     """Seconds of one all-reduce, from when all ranks are there."""
     dist.barrier()
     start = time.perf_counter()

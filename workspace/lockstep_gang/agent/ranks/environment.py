@@ -39,7 +39,7 @@ other sizes, and segments that can't grow leave holes between them."""
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """Where on this node a rank is, and the files it and its agent share."""
 
     node: int
@@ -52,7 +52,7 @@ class Place:
     error_file: str
 
 
-def rank_environment(run: Run, start: Start, place: Place, inherited: Mapping[str, str]) -> dict[str, str]:
+def rank_environment(run: Run, start: Start, place: RankPlace, inherited: Mapping[str, str]) -> dict[str, str]:
     """The pod's own variables, over them the run's, over them torchrun's and ours."""
     rank = place.group_rank * run.ranks_per_node + place.local_rank
     stated = {**inherited, **run.environment}

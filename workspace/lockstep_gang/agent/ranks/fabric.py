@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from lockstep_gang.agent.ranks.environment import inherited
-from lockstep_gang.agent.ranks.ranks import Ranks
+from lockstep_gang.agent.ranks.ranks import LocalRanks
 from lockstep_gang.contract.fabric import RankFabric
 from lockstep_gang.contract.messages import FabricSeen
 from lockstep_gang.contract.run import Run
@@ -20,27 +20,27 @@ READ_SECONDS = 1.0
 """NCCL's logs are read so often."""
 
 
-class FabricNews:
+class FabricReporter:
     """Of the newest attempt's ranks, while they run."""
 
     def __init__(self, run: Run, send: Callable[[FabricSeen], None]) -> None:
         self._gloo = GlooInterface(run)
         self._send = send
 
-    def forget_told(self, ranks: Ranks | None) -> None:
+    def forget_told(self, ranks: LocalRanks | None) -> None:
         """Whoever listens is new: everything is to be told again."""
         self._gloo.forget_told()
         if ranks is not None:
             ranks.nccl.forget_told()
 
-    def tell(self, ranks: Ranks | None) -> None:
+    def tell(self, ranks: LocalRanks | None) -> None:
         if ranks is None or not ranks.leaders:
             return
         seen = (*ranks.nccl.news(), *self._gloo.news(ranks.attempt, ranks.group_rank))
         if seen:
             self._send(FabricSeen(ranks.attempt, seen))
 
-    async def watch(self, newest: Callable[[], Ranks | None]) -> None:
+    async def watch(self, newest: Callable[[], LocalRanks | None]) -> None:
         """Until cancelled."""
         while True:
             self.tell(newest())

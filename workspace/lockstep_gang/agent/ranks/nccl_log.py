@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from lockstep_gang.agent.ranks.relay import LINE_BYTES_MAX, printable
+from lockstep_gang.agent.ranks.relay import LINE_BYTES_MAX, printable_bytes
 from lockstep_gang.contract.fabric import FabricAsked, RankFabric
 from lockstep_gang.contract.files import open_regular, read_regular, write_new
 from lockstep_gang.lifecycle.fabric.nccl import messages, read_line
@@ -85,7 +85,7 @@ class LogFile:
         for raw in whole:
             text = raw.strip(b"\0\r ")
             if text:
-                yield printable(text[:LINE_BYTES_MAX])
+                yield printable_bytes(text[:LINE_BYTES_MAX])
         if len(self._rest) > LINE_BYTES_MAX:
             self._rest = b""
 

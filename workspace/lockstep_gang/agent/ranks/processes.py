@@ -24,7 +24,7 @@ _prctl = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedProcess:
     """A child that ended, by an exit code or by a signal's name."""
 
     pid: int
@@ -63,7 +63,7 @@ def start_process(
     return process.pid
 
 
-def ended_children(leaders: Mapping[int, object]) -> Iterator[Ended]:
+def ended_children(leaders: Mapping[int, object]) -> Iterator[EndedProcess]:
     """Children that ended since the last time, orphans too. The process group of a leader is killed before its number is free again."""
     while True:
         try:
@@ -74,7 +74,7 @@ def ended_children(leaders: Mapping[int, object]) -> Iterator[Ended]:
             return
         pid, status, used = found
         code = os.waitstatus_to_exitcode(status)
-        yield Ended(pid, code if code >= 0 else None, signal_name(-code) if code < 0 else None, used.ru_maxrss * _MAXRSS_BYTES)
+        yield EndedProcess(pid, code if code >= 0 else None, signal_name(-code) if code < 0 else None, used.ru_maxrss * _MAXRSS_BYTES)
 
 
 def _next_ended(leaders: Mapping[int, object]) -> tuple[int, int, resource.struct_rusage] | None:

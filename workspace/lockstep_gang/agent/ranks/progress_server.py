@@ -31,7 +31,7 @@ _OWN = frozenset({"current_step", "total_steps", "current_epoch"})
 
 
 @dataclass(frozen=True)
-class Said:
+class TrainerStatus:
     """One body, as far as it is understood."""
 
     percentage: int | None
@@ -41,7 +41,7 @@ class Said:
     metrics: dict[str, str]
 
 
-def said_of(body: bytes) -> Said:
+def parse_status(body: bytes) -> TrainerStatus:
     """Raises ContractError."""
     try:
         status = json.loads(body)["trainerStatus"]
@@ -52,7 +52,7 @@ def said_of(body: bytes) -> Said:
             f'a progress report is not {{"trainerStatus": {{"progressPercentage": …, "metrics": […]}}}}: {error!r}'
         ) from None
     shown = {printable_line(name)[:CHARACTERS]: _short(value) for name, value in list(values.items())[-METRICS:] if name not in _OWN}
-    return Said(
+    return TrainerStatus(
         percentage if type(percentage) is int else None,
         _whole(values.get("current_step")),
         _whole(values.get("total_steps")),
@@ -75,14 +75,14 @@ def _short(text: str) -> str:
         return printable_line(text)[:CHARACTERS]
 
 
-class Pace:
+class RemainingTime:
     """From what is said one time after another to steps with the time that is left. One attempt long."""
 
     def __init__(self) -> None:
         self._total: int | None = None
         self._first: tuple[int, float] | None = None
 
-    def step(self, said: Said, now: float) -> Step | None:
+    def step(self, said: TrainerStatus, now: float) -> Step | None:
         """None: no step is known yet."""
         self._total = said.total or self._total
         step = said.step if said.step is not None else (self._total if said.percentage == 100 else None)
@@ -118,7 +118,7 @@ class ProgressServer:
         self._token = os.urandom(24).hex()
         self._take = take
         self._say = say
-        self._pace = Pace()
+        self._pace = RemainingTime()
         self._server: asyncio.Server | None = None
         self._malformed_said = False
 
@@ -136,7 +136,7 @@ class ProgressServer:
 
     def begin_attempt(self) -> None:
         """The pace of another attempt says nothing about this one."""
-        self._pace = Pace()
+        self._pace = RemainingTime()
 
     def close(self) -> None:
         if self._server is not None:
@@ -171,7 +171,7 @@ class ProgressServer:
 
     def _received(self, body: bytes) -> None:
         try:
-            step = self._pace.step(said_of(body), time.monotonic())
+            step = self._pace.step(parse_status(body), time.monotonic())
         except ContractError as error:
             if not self._malformed_said:
                 self._malformed_said = True

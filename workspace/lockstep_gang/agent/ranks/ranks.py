@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lockstep_gang.agent.ranks.environment import Place, inherited, rank_environment, with_start
+from lockstep_gang.agent.ranks.environment import RankPlace, inherited, rank_environment, with_start
 from lockstep_gang.agent.ranks.memory import MemoryGroup
 from lockstep_gang.agent.ranks.nccl_log import LogChoice, NcclLogs, log_choice
-from lockstep_gang.agent.ranks.processes import Ended, group_is_gone, kill_strays, send, send_to_group, start_process
+from lockstep_gang.agent.ranks.processes import EndedProcess, group_is_gone, kill_strays, send, send_to_group, start_process
 from lockstep_gang.agent.ranks.progress_server import offered
 from lockstep_gang.agent.ranks.relay import Relay, drain
 from lockstep_gang.agent.ranks.reports import read_error_file
@@ -40,7 +40,7 @@ NOT_STARTED = 127  # a shell's code for a command that can't be found
 
 
 @dataclass(frozen=True)
-class Node:
+class LocalNode:
     """What is the same for all attempts on this node."""
 
     run: Run
@@ -58,7 +58,7 @@ class Node:
 class RankProcess:
     """One rank: its process, its pipe, and what is known of it."""
 
-    def __init__(self, node: Node, start: Start, local_rank: int, write: Callable[[str], None]) -> None:
+    def __init__(self, node: LocalNode, start: Start, local_rank: int, write: Callable[[str], None]) -> None:
         group_rank = node.index if start.group_rank is None else start.group_rank
         self.rank = group_rank * node.run.ranks_per_node + local_rank
         self.pid = 0
@@ -79,7 +79,7 @@ class RankProcess:
         self._asked = False
         self._relay = Relay(self.rank, write)
         self._error_file = node.folder / f"error-{start.attempt}-{self.rank}.json"
-        place = Place(node.index, group_rank, local_rank, node.run_path, str(node.report_socket), str(self._error_file))
+        place = RankPlace(node.index, group_rank, local_rank, node.run_path, str(node.report_socket), str(self._error_file))
         container = inherited()
         container |= offered(node.reporting, {**container, **node.run.environment})
         environment = rank_environment(node.run, start, place, container)
@@ -136,7 +136,7 @@ class RankProcess:
         state = state_after_kill(self.pid)
         return Dumped(self._attempt, self.rank, state.letter, state.kernel_function)
 
-    def dumped(self, node: Node) -> Dumped | None:
+    def dumped(self, node: LocalNode) -> Dumped | None:
         """What was seen of it, once; None: nothing was looked for, or nothing found."""
         seen, self._seen = self._seen, None
         if seen is None:
@@ -147,7 +147,7 @@ class RankProcess:
         shown = shortened(lines, node.run.world_size)
         return dumped(self._attempt, self.rank, seen, lines, write_stacks(path, head, shown) if self._asked else None)
 
-    def ended(self, ended: Ended, out_of_memory: OutOfMemory | None) -> RankExit:
+    def ended(self, ended: EndedProcess, out_of_memory: OutOfMemory | None) -> RankExit:
         """All it wrote before its end is in the pipe by now, so its last lines are its last."""
         self.relay()
         self._relay.finish()
@@ -167,10 +167,10 @@ class RankProcess:
             self._relay.went_on()
 
 
-class Ranks:
+class LocalRanks:
     """All ranks of one attempt on this node."""
 
-    def __init__(self, node: Node, start: Start, write: Callable[[str], None]) -> None:
+    def __init__(self, node: LocalNode, start: Start, write: Callable[[str], None]) -> None:
         self.attempt = start.attempt
         self._node = node
         self._ranks = [RankProcess(node, start, local, write) for local in range(node.run.ranks_per_node)]
@@ -250,7 +250,7 @@ class Ranks:
             rank.look()
             send_to_group(pid, signal.SIGKILL)
 
-    def reap(self, ended: Ended) -> RankExit | None:
+    def reap(self, ended: EndedProcess) -> RankExit | None:
         """The exit of the rank that this child was; None for an orphan."""
         rank = self._by_pid.pop(ended.pid, None)
         if rank is None:
@@ -295,13 +295,13 @@ class Survivors:
         self._send = send
         self._attempt = 0
 
-    def killed(self, ranks: Ranks) -> None:
+    def killed(self, ranks: LocalRanks) -> None:
         """Its ranks were sent SIGKILL, for the first time or again."""
         if ranks.attempt != self._attempt and ranks.left():
             self._attempt = ranks.attempt
             asyncio.get_running_loop().call_later(SURVIVED_SECONDS, self._tell, ranks)
 
-    def _tell(self, ranks: Ranks) -> None:
+    def _tell(self, ranks: LocalRanks) -> None:
         dumps = ranks.survivors()
         for dump in dumps:
             self._send(dump)

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from lockstep_gang.contract.text import printable as printable_text
+from lockstep_gang.contract.text import printable
 from lockstep_gang.lifecycle.causes import TIMED_OUT
 from lockstep_gang.lifecycle.tracebacks import EXCEPTION_LINE, LEFT_OUT, NOISE, ExceptionLines
 
@@ -28,9 +28,9 @@ _CRASH = "Fatal Python error: "
 """faulthandler's first word of a signal."""
 
 
-def printable(raw: bytes) -> str:
+def printable_bytes(raw: bytes) -> str:
     """Text that can do nothing to a terminal or a log reader: other bytes and control characters become escapes."""
-    return printable_text(raw.decode("utf-8", "backslashreplace"))
+    return printable(raw.decode("utf-8", "backslashreplace"))
 
 
 UPDATE_SECONDS = 10.0
@@ -139,7 +139,7 @@ class Relay:
         if not raw.strip():
             return
         for start in range(0, len(raw), LINE_BYTES_MAX):
-            text = printable(raw[start : start + LINE_BYTES_MAX])
+            text = printable_bytes(raw[start : start + LINE_BYTES_MAX])
             if self.captured is not None:
                 if len(self.captured) < CAPTURED_LINES:
                     self.captured.append(text)

@@ -23,7 +23,7 @@ SAME = ("RANK", "LOCKSTEP_ATTEMPT")
 
 
 @dataclass(frozen=True)
-class Waiting:
+class StandbyProcess:
     """A process that waits: where its output is read, and where its order is written."""
 
     pid: int
@@ -36,10 +36,10 @@ class Standby:
     """Of one node. `prepare` after a failed attempt, `take` at the next start, `drop` when there won't be one."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, Waiting] = {}
+        self._waiting: dict[int, StandbyProcess] = {}
 
     @property
-    def leaders(self) -> Mapping[int, Waiting]:
+    def leaders(self) -> Mapping[int, StandbyProcess]:
         """By process id."""
         return self._waiting
 
@@ -81,7 +81,7 @@ def changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, st
     return {**gone, **{name: value for name, value in after.items() if before.get(name) != value}}
 
 
-def _started(command: Sequence[str], folder: str, environment: Mapping[str, str]) -> Waiting:
+def _started(command: Sequence[str], folder: str, environment: Mapping[str, str]) -> StandbyProcess:
     reads_order, order = os.pipe()
     output, writes_output = os.pipe()
     os.set_blocking(order, False)
@@ -95,10 +95,10 @@ def _started(command: Sequence[str], folder: str, environment: Mapping[str, str]
     finally:
         os.close(reads_order)
         os.close(writes_output)
-    return Waiting(pid, output, order, environment)
+    return StandbyProcess(pid, output, order, environment)
 
 
-def _ordered(found: Waiting, environment: Mapping[str, str]) -> bool:
+def _ordered(found: StandbyProcess, environment: Mapping[str, str]) -> bool:
     """Whether the order is on its way: a few variables, far less than a pipe holds. The pipe stays unread if the process ended just now: its exit tells."""
     order = {"given": time.monotonic(), "environment": changes(found.environment, environment)}
     line = json.dumps(order).encode() + b"\n"
@@ -111,11 +111,11 @@ def _ordered(found: Waiting, environment: Mapping[str, str]) -> bool:
     return written == len(line)
 
 
-def _kill(found: Waiting) -> None:
+def _kill(found: StandbyProcess) -> None:
     send_to_group(found.pid, signal.SIGKILL)
     _close(found)
 
 
-def _close(found: Waiting) -> None:
+def _close(found: StandbyProcess) -> None:
     os.close(found.order)
     os.close(found.output)

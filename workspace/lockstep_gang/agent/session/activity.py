@@ -29,7 +29,7 @@ class Process:
     """Of processor time."""
 
 
-class Activity:
+class ShellActivity:
     """Asked now and then; compares with the last time."""
 
     def __init__(self, proc: Path = Path("/proc"), terminals: Path = Path("/dev/pts")) -> None:

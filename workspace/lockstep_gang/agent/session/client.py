@@ -28,7 +28,7 @@ QUIET_SECONDS = 10.0
 OWN = "[lockstep]"
 
 
-class Lost(Exception):
+class AgentLost(Exception):
     """There is no agent, or it has gone. The message is for a person."""
 
 
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     options = _parse(arguments)
     try:
         connection = _connect(os.environ.get("LOCKSTEP_SOCKET", SOCKET))
-    except Lost as error:
+    except AgentLost as error:
         print(f"lockstep: {error}", file=sys.stderr)
         return FAILED
     with connection:
@@ -46,8 +46,8 @@ def main(arguments: Sequence[str]) -> int:
         except BrokenPipeError:  # nobody reads what ranks print (`| head`)
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return INTERRUPTED
-        except (Lost, OSError) as error:
-            print(f"lockstep: {error if isinstance(error, Lost) else 'the agent has gone'}", file=sys.stderr)
+        except (AgentLost, OSError) as error:
+            print(f"lockstep: {error if isinstance(error, AgentLost) else 'the agent has gone'}", file=sys.stderr)
             return FAILED
 
 
@@ -62,7 +62,7 @@ def _connect(path: str) -> socket.socket:
             if isinstance(error, FileNotFoundError)
             else error.strerror
         )
-        raise Lost(f"no agent answers at {path}: {reason}") from None
+        raise AgentLost(f"no agent answers at {path}: {reason}") from None
     return connection
 
 
@@ -133,7 +133,7 @@ class Conversation:
             return []
         data = self._connection.recv(READ_BYTES)
         if not data:
-            raise Lost("the agent has gone, and the run with it: its pod was told to end, or it crashed (kubectl describe pod)")
+            raise AgentLost("the agent has gone, and the run with it: its pod was told to end, or it crashed (kubectl describe pod)")
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [json.loads(line) for line in lines]
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from lockstep_gang.agent.link import Link
-from lockstep_gang.agent.ranks.environment import Place, rank_environment
-from lockstep_gang.agent.ranks.ranks import Node
+from lockstep_gang.agent.ranks.environment import RankPlace, rank_environment
+from lockstep_gang.agent.ranks.ranks import LocalNode
 from lockstep_gang.agent.ranks.script import look
-from lockstep_gang.agent.session.activity import Activity
-from lockstep_gang.agent.session.requests import Requests
+from lockstep_gang.agent.session.activity import ShellActivity
+from lockstep_gang.agent.session.requests import RequestSocket
 from lockstep_gang.contract.files import read_regular, write_new
 from lockstep_gang.contract.interactive import Ended, Find, InUse, Printed, Show
 from lockstep_gang.contract.messages import Order, Start
@@ -105,12 +105,12 @@ LOOK_SECONDS = 15.0
 class DevNode:
     """Nothing of it does anything on a node of a Batch job."""
 
-    def __init__(self, node: Node, link: Link, say: Callable[[str], None]) -> None:
+    def __init__(self, node: LocalNode, link: Link, say: Callable[[str], None]) -> None:
         self._node, self._link, self._say = node, link, say
         self._is_dev = node.run.interactive is not None
         self.printed = PrintedLines(link, node.index)
         path = Path(os.environ.get("LOCKSTEP_SOCKET") or node.folder / "agent.sock")
-        self._requests = Requests(path, f"node {node.index}", link.send, self._environment)
+        self._requests = RequestSocket(path, f"node {node.index}", link.send, self._environment)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> list[Coroutine[Any, Any, None]]:
@@ -155,7 +155,7 @@ class DevNode:
 
     async def _watch(self) -> None:
         assert self._node.run.interactive is not None  # noqa: S101 (of a dev environment only)
-        activity = Activity()
+        activity = ShellActivity()
         idle = self._node.run.interactive.idle_seconds or LOOK_SECONDS * 4
         while True:
             await asyncio.sleep(min(LOOK_SECONDS, idle / 4))
@@ -166,7 +166,7 @@ class DevNode:
         """Of the first rank of this node, as far as it isn't in the container's already."""
         run, node = self._node.run, self._node
         start = Start(0, 0, run.addresses[0], run.master_port)
-        place = Place(node.index, run.position_of(node.index), 0, node.run_path, str(node.report_socket), "")
+        place = RankPlace(node.index, run.position_of(node.index), 0, node.run_path, str(node.report_socket), "")
         found = rank_environment(run, start, place, {})
         left_out = ("TORCHELASTIC_ERROR_FILE", "LOCKSTEP_ATTEMPT", "LOCKSTEP_REPORT_SOCKET")
         return {name: value for name, value in found.items() if name not in left_out}

@@ -25,7 +25,7 @@ BACKLOG_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ClientRequest:
     """The first line of a client."""
 
     verb: str
@@ -36,7 +36,7 @@ class Wanted:
     detached: bool = False
 
 
-class Client:
+class ClientConnection:
     """One connection; `asked` is sent again when the coordinator's was lost."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
@@ -61,12 +61,12 @@ class Client:
         self.say({"lines": lines})
 
 
-class Requests:
+class RequestSocket:
     """Takes clients in, passes on what they want, and tells them what comes of it."""
 
     def __init__(self, path: Path, place: str, send: Callable[[AgentMessage], None], environment: Callable[[], dict[str, str]]) -> None:
         self._path, self._place, self._send, self._environment = path, place, send, environment
-        self._clients: dict[str, Client] = {}
+        self._clients: dict[str, ClientConnection] = {}
         self._connections: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -108,9 +108,9 @@ class Requests:
         connection.add_done_callback(self._connections.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        client, own = Client(writer), os.urandom(8).hex()
+        client, own = ClientConnection(writer), os.urandom(8).hex()
         try:
-            wanted = from_json(Wanted, json.loads(await reader.readline()), "the request")
+            wanted = from_json(ClientRequest, json.loads(await reader.readline()), "the request")
             await self._answer(wanted, client, own, reader)
         except (ValueError, RecursionError) as error:  # ContractError is one
             client.say({"exitCode": 2, "message": str(error)})
@@ -121,7 +121,7 @@ class Requests:
                 self._send(Interrupted(own, "the connection of whoever asked for it is gone"))
             writer.close()
 
-    async def _answer(self, wanted: Wanted, client: Client, own: str, reader: asyncio.StreamReader) -> None:
+    async def _answer(self, wanted: ClientRequest, client: ClientConnection, own: str, reader: asyncio.StreamReader) -> None:
         if wanted.verb == "env":
             client.say({"environment": self._environment(), "exitCode": 0, "message": ""})
             return

@@ -94,7 +94,7 @@ SETTINGS = frozenset(
 )  # fmt: skip
 """Variables that decide about the fabric; NCCL echoes those that are set, from its configuration files too."""
 
-Found = re.Match[str]
+LogMatch = re.Match[str]
 
 
 def messages(line: str) -> Iterator[tuple[str, str]]:
@@ -123,15 +123,15 @@ def _more(known: tuple[str, ...], new: str) -> tuple[str, ...]:
     return known if new in known or len(known) >= _LIST else (*known, new[:_CHARACTERS])
 
 
-def _network(rank: RankFabric, found: Found) -> RankFabric:
+def _network(rank: RankFabric, found: LogMatch) -> RankFabric:
     return replace(rank, networks=_more(rank.networks, found[1].strip()))
 
 
-def _bootstrap(rank: RankFabric, found: Found) -> RankFabric:
+def _bootstrap(rank: RankFabric, found: LogMatch) -> RankFabric:
     return rank if rank.interface else replace(rank, interface=found[1], address=found[2])
 
 
-def _hcas(rank: RankFabric, found: Found) -> RankFabric:
+def _hcas(rank: RankFabric, found: LogMatch) -> RankFabric:
     """The last whole list counts. It ends with the interface by which the NICs' connections are made, unless the line was cut off."""
     if "OOB " not in found[1] and rank.hcas_whole:
         return rank
@@ -142,30 +142,30 @@ def _hcas(rank: RankFabric, found: Found) -> RankFabric:
     return rank if hcas or not rank.hcas_whole else _no_device(rank, found)
 
 
-def _no_device(rank: RankFabric, found: Found) -> RankFabric:
+def _no_device(rank: RankFabric, found: LogMatch) -> RankFabric:
     return rank if rank.no_devices else replace(rank, hcas=(), hcas_whole=True, no_devices="NCCL found no RDMA device")
 
 
-def _no_library(rank: RankFabric, found: Found) -> RankFabric:
+def _no_library(rank: RankFabric, found: LogMatch) -> RankFabric:
     return replace(rank, no_devices="libibverbs could not be opened")
 
 
-def _speed(rank: RankFabric, found: Found) -> RankFabric:
+def _speed(rank: RankFabric, found: LogMatch) -> RankFabric:
     name, speed = found["name"], int(found["speed"])
     return replace(rank, hcas=tuple(replace(hca, speed_mbps=speed) if hca.name == name else hca for hca in rank.hcas))
 
 
-def _sockets(rank: RankFabric, found: Found) -> RankFabric:
+def _sockets(rank: RankFabric, found: LogMatch) -> RankFabric:
     return replace(rank, interfaces=tuple(dict.fromkeys(m[1] for m in _SOCKET.finditer(found[1])))[:_LIST])
 
 
-def _direct_of_nic(rank: RankFabric, found: Found) -> RankFabric:
+def _direct_of_nic(rank: RankFabric, found: LogMatch) -> RankFabric:
     if found[1] == "Enabled":
         return replace(rank, direct_able=True)
     return replace(rank, direct_off=f"NCCL found neither nvidia-peermem nor DMA-BUF for {found[2]}"[:_CHARACTERS])
 
 
-def _direct_of_pair(rank: RankFabric, found: Found) -> RankFabric:
+def _direct_of_pair(rank: RankFabric, found: LogMatch) -> RankFabric:
     if found[1] == "Enabled" or rank.direct_off:
         return rank
     return replace(
@@ -173,15 +173,15 @@ def _direct_of_pair(rank: RankFabric, found: Found) -> RankFabric:
     )
 
 
-def _direct_by(rank: RankFabric, found: Found) -> RankFabric:
+def _direct_by(rank: RankFabric, found: LogMatch) -> RankFabric:
     return replace(rank, direct_by="DMA-BUF" if found[1] == "DMABUF" else "nvidia-peermem")
 
 
-def _dmabuf(rank: RankFabric, found: Found) -> RankFabric:
+def _dmabuf(rank: RankFabric, found: LogMatch) -> RankFabric:
     return rank if rank.direct_by else replace(rank, direct_by="DMA-BUF")
 
 
-def _channel(rank: RankFabric, found: Found) -> RankFabric:
+def _channel(rank: RankFabric, found: LogMatch) -> RankFabric:
     direction, network, marks = found[1], found[2], found[4].strip("/").split("/")
     if any(mark and mark != "GDRDMA" and "GDRDMA".startswith(mark) for mark in marks):
         return rank  # cut off within the word that counts
@@ -194,11 +194,11 @@ def _channel(rank: RankFabric, found: Found) -> RankFabric:
     return replace(rank, traffic=(*(t for t in rank.traffic if t.network != network), counted)[-_LIST:])
 
 
-def _inside(rank: RankFabric, found: Found) -> RankFabric:
+def _inside(rank: RankFabric, found: LogMatch) -> RankFabric:
     return replace(rank, inside=_more(rank.inside, found[1] if found[1] == "SHM" else f"P2P/{found[2]}"))
 
 
-def _setting(rank: RankFabric, found: Found) -> RankFabric:
+def _setting(rank: RankFabric, found: LogMatch) -> RankFabric:
     name, value = found[1], found[2].strip()
     if name not in SETTINGS:
         return rank
@@ -206,40 +206,40 @@ def _setting(rank: RankFabric, found: Found) -> RankFabric:
     return replace(rank, settings=_more(tuple(s for s in rank.settings if not s.startswith(f"{name}=")), f"{name}={value}"))
 
 
-def _plugin(rank: RankFabric, found: Found) -> RankFabric:
+def _plugin(rank: RankFabric, found: LogMatch) -> RankFabric:
     return replace(rank, plugin=found[1].strip()[:_CHARACTERS])
 
 
-def _plugin_failed(rank: RankFabric, found: Found) -> RankFabric:
+def _plugin_failed(rank: RankFabric, found: LogMatch) -> RankFabric:
     if found[1] in ("IB", "Socket"):
         return rank  # NCCL's own, which say why themselves
     return replace(rank, plugin_failed=found[0].strip()[:_CHARACTERS])
 
 
-def _plugin_missing(rank: RankFabric, found: Found) -> RankFabric:
+def _plugin_missing(rank: RankFabric, found: LogMatch) -> RankFabric:
     """Normal where nobody asked for one."""
     asked = any(s.startswith("NCCL_NET_PLUGIN=") and s != "NCCL_NET_PLUGIN=none" for s in rank.settings)
     return replace(rank, plugin_failed=found[0].strip()[:_CHARACTERS]) if asked else rank
 
 
-def _asked_plugin(rank: RankFabric, found: Found) -> RankFabric:
+def _asked_plugin(rank: RankFabric, found: LogMatch) -> RankFabric:
     return replace(rank, settings=_more(rank.settings, f"NCCL_NET_PLUGIN={found[1]}"))
 
 
-def _provider(rank: RankFabric, found: Found) -> RankFabric:
+def _provider(rank: RankFabric, found: LogMatch) -> RankFabric:
     return replace(rank, provider=found[1][:_CHARACTERS])
 
 
-def _gid(rank: RankFabric, found: Found) -> RankFabric:
+def _gid(rank: RankFabric, found: LogMatch) -> RankFabric:
     gid = int(found[1])
     return rank if gid in rank.gids or len(rank.gids) >= _LIST else replace(rank, gids=(*rank.gids, gid))
 
 
-def _version(rank: RankFabric, found: Found) -> RankFabric:
+def _version(rank: RankFabric, found: LogMatch) -> RankFabric:
     return replace(rank, version=found[1])
 
 
-_TAKERS: tuple[tuple[re.Pattern[str], Callable[[RankFabric, Found], RankFabric]], ...] = (
+_TAKERS: tuple[tuple[re.Pattern[str], Callable[[RankFabric, LogMatch], RankFabric]], ...] = (
     (_VIA_NET, _channel),
     (re.compile(r"\bvia (SHM|P2P)(?:/([A-Za-z]+))?"), _inside),
     (re.compile(r"^Using network (\S.*)$"), _network),

@@ -13,7 +13,7 @@ from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.fabric.nccl import worst_fault
 from lockstep_gang.lifecycle.fabric.rank_fabric import has_spoken
-from lockstep_gang.lifecycle.fabric.verdict import Ranks, verdict
+from lockstep_gang.lifecycle.fabric.verdict import RankFabrics, verdict
 from lockstep_spec.choices import DegradedPolicy
 
 SETTLE_SECONDS = 10.0
@@ -33,7 +33,7 @@ _WEAK = frozenset({None, Cause.FABRIC, Cause.INTERNAL, Cause.USER_CODE, Cause.HA
 class FabricState:
     """`ranks` holds one entry a rank, None until it is heard."""
 
-    ranks: Ranks = ()
+    ranks: RankFabrics = ()
     judged: FabricReport | None = None
     """The verdict on what is known at this moment."""
     verdict: FabricReport | None = None
@@ -45,13 +45,13 @@ class FabricState:
     steps_since: float | None = None
 
 
-def begun(run: Run, now: float) -> FabricState:
+def new_fabric(run: Run, now: float) -> FabricState:
     """At the start of an attempt. Of gloo nothing is said before an agent has named its interface."""
     state = FabricState(ranks=(None,) * run.world_size)
     return state if run.gpus_per_node == 0 else _judged(state, run, now)
 
 
-def seen(state: FabricState, run: Run, ranks: tuple[RankFabric, ...], of_node: range, now: float) -> FabricState:
+def with_ranks_heard(state: FabricState, run: Run, ranks: tuple[RankFabric, ...], of_node: range, now: float) -> FabricState:
     """After a node has said what its ranks' logs hold."""
     known = list(state.ranks or (None,) * run.world_size)
     for rank in ranks:
@@ -60,7 +60,7 @@ def seen(state: FabricState, run: Run, ranks: tuple[RankFabric, ...], of_node: r
     return _judged(replace(state, ranks=tuple(known)), run, now)
 
 
-def training(state: FabricState, run: Run, now: float) -> FabricState:
+def after_step(state: FabricState, run: Run, now: float) -> FabricState:
     """After a step of the training: a rank that is still silent won't name its network any more."""
     if state.steps_since is None:
         return replace(state, steps_since=now)
@@ -68,13 +68,13 @@ def training(state: FabricState, run: Run, now: float) -> FabricState:
     return _judged(state, run, now) if waits and now >= state.steps_since + STEPS_SECONDS else state
 
 
-def settled(state: FabricState, run: Run, now: float) -> FabricState:
+def judged_by_now(state: FabricState, run: Run, now: float) -> FabricState:
     """As time goes by."""
-    at = wake_at(state)
+    at = fabric_wake_at(state)
     return _judged(state, run, now) if at is not None and now >= at else state
 
 
-def wake_at(state: FabricState) -> float | None:
+def fabric_wake_at(state: FabricState) -> float | None:
     """When there is something to judge, or a verdict is told even if ranks stay silent."""
     untold = state.judged is not None and state.judged.verified is Verified.FALSE and state.verdict != state.judged
     settled_at = state.broken_since + SETTLE_SECONDS if untold and state.broken_since is not None else None
@@ -114,7 +114,7 @@ def fault_kind(failure: Failure, state: FabricState) -> FaultKind | None:
     return fault.kind if fault is not None else None
 
 
-def explained(failure: Failure, state: FabricState, run: Run) -> Failure:
+def explained_by_nccl(failure: Failure, state: FabricState, run: Run) -> Failure:
     """The failure in NCCL's own words too, with the peer's place, where the rank itself says no more than that a collective failed."""
     fault = _fault(failure, state)
     if fault is None:
@@ -124,9 +124,9 @@ def explained(failure: Failure, state: FabricState, run: Run) -> Failure:
     return replace(failure, message=f"{failure.message[:600]}; NCCL says: {fault.text}{peer}", cause=Cause.FABRIC)
 
 
-def explained_hang(failure: Failure, state: FabricState, run: Run) -> Failure:
+def hang_explained_by_nccl(failure: Failure, state: FabricState, run: Run) -> Failure:
     """A rank that hangs by a fault of its own fabric has that cause. What another rank's NCCL says is told beside: it may be the effect."""
-    own = explained(failure, state, run)
+    own = explained_by_nccl(failure, state, run)
     found = [(rank.rank, fault) for rank in state.ranks if rank is not None and (fault := worst_fault(rank)) is not None]
     telling = [entry for entry in found if entry[1].kind is not FaultKind.EFFECT]
     if own is not failure or not telling:

@@ -29,13 +29,13 @@ from lockstep_gang.lifecycle.fabric.rank_fabric import (
     why_sockets,
 )
 
-Ranks = tuple[RankFabric | None, ...]
+RankFabrics = tuple[RankFabric | None, ...]
 T = TypeVar("T")
 DIFFERING, SHOWN, WHY = 32, 3, 400
 GLOO = "gloo"
 
 
-def verdict(run: Run, ranks: Ranks, *, steps_done: bool = False) -> FabricReport | None:
+def verdict(run: Run, ranks: RankFabrics, *, steps_done: bool = False) -> FabricReport | None:
     """None: run.json does not say what was asked. `steps_done`: ranks have trained for a while, so NCCL has had its say."""
     asked = run.fabric
     if asked is None:
@@ -47,7 +47,7 @@ def verdict(run: Run, ranks: Ranks, *, steps_done: bool = False) -> FabricReport
     return _broken(run, asked, ranks) or _not_known(run, ranks, steps_done) or _verified(run, ranks)
 
 
-def _gloo(asked: FabricAsked, ranks: Ranks) -> FabricReport:
+def _gloo(asked: FabricAsked, ranks: RankFabrics) -> FabricReport:
     interfaces = tuple(dict.fromkeys(rank.interface for rank in ranks if rank is not None and rank.interface))
     over = f" (over {names_words(interfaces)})" if interfaces else ""
     extra = "; RDMA was asked for, which gloo does not have" if asked.transport == RDMA else ""
@@ -55,7 +55,7 @@ def _gloo(asked: FabricAsked, ranks: Ranks) -> FabricReport:
     return FabricReport(Verified.UNKNOWN, FabricReason.GLOO, message, transport=GLOO, interfaces=interfaces)
 
 
-def _broken(run: Run, asked: FabricAsked, ranks: Ranks) -> FabricReport | None:
+def _broken(run: Run, asked: FabricAsked, ranks: RankFabrics) -> FabricReport | None:
     """The first thing that is not as asked, with all ranks of which that holds."""
     checks = _rdma_checks(asked) if asked.transport == RDMA else _TCP_CHECKS
     for reason, opening, why in checks:
@@ -66,10 +66,10 @@ def _broken(run: Run, asked: FabricAsked, ranks: Ranks) -> FabricReport | None:
     return _differs(run, ranks, FabricReason.RANKS_DIFFER, "", differing) if differing else None
 
 
-Check = tuple[FabricReason, str, Callable[[RankFabric], str | None]]
+FabricCheck = tuple[FabricReason, str, Callable[[RankFabric], str | None]]
 
 
-def _rdma_checks(asked: FabricAsked) -> Iterator[Check]:
+def _rdma_checks(asked: FabricAsked) -> Iterator[FabricCheck]:
     yield FabricReason.FELL_BACK_TO_TCP, "asked for RDMA", _sockets
     yield FabricReason.HCA_SUBSET, "asked for RDMA over all rails", lambda rank: _lacking(rank, asked)
     if asked.gpu_direct:
@@ -105,10 +105,10 @@ def _rdma_though_tcp(rank: RankFabric) -> str | None:
     return f"use {rank.networks[-1]}" if rank.networks and transport_of(rank) in (RDMA, PLUGIN) else None
 
 
-_TCP_CHECKS: tuple[Check, ...] = ((FabricReason.OTHER_TRANSPORT, "asked for TCP", _rdma_though_tcp),)
+_TCP_CHECKS: tuple[FabricCheck, ...] = ((FabricReason.OTHER_TRANSPORT, "asked for TCP", _rdma_though_tcp),)
 
 
-def _unequal(run: Run, ranks: Ranks) -> dict[int, str]:
+def _unequal(run: Run, ranks: RankFabrics) -> dict[int, str]:
     """Ranks that are not like most, and in what. What a rank does not say is not compared."""
     found: dict[int, str] = {}
     known = [rank for rank in ranks if rank is not None]
@@ -154,7 +154,7 @@ def _device_count(rank: RankFabric) -> int | None:
     return len({hca.name for hca in rank.hcas}) if rank.hcas and rank.hcas_whole and transport_of(rank) == RDMA else None
 
 
-def _differs(run: Run, ranks: Ranks, reason: FabricReason, opening: str, found: dict[int, str]) -> FabricReport:
+def _differs(run: Run, ranks: RankFabrics, reason: FabricReason, opening: str, found: dict[int, str]) -> FabricReport:
     groups: dict[tuple[int, str], list[int]] = {}
     for rank, why in found.items():
         groups.setdefault((run.node_of(rank), why), []).append(rank)
@@ -179,7 +179,7 @@ def _agreeing(why: str, members: list[int]) -> str:
     return f"{_SINGULAR.get(verb, verb)} {rest}" if len(members) == 1 else why
 
 
-def _not_known(run: Run, ranks: Ranks, steps_done: bool) -> FabricReport | None:
+def _not_known(run: Run, ranks: RankFabrics, steps_done: bool) -> FabricReport | None:
     unread = {rank.rank: rank.unread for rank in ranks if rank is not None and rank.unread}
     if unread:
         why = f"{ranks_words(unread)}: {next(iter(unread.values()))}"
@@ -198,7 +198,7 @@ def _not_known(run: Run, ranks: Ranks, steps_done: bool) -> FabricReport | None:
     return None
 
 
-def _verified(run: Run, ranks: Ranks) -> FabricReport:
+def _verified(run: Run, ranks: RankFabrics) -> FabricReport:
     summary = _report(run, ranks, Verified.TRUE, FabricReason.VERIFIED, "")
     words = [
         _carried(summary),
@@ -218,7 +218,7 @@ def _carried(summary: FabricReport) -> str:
     return f"TCP over {names_words(summary.interfaces)}" if summary.interfaces else "TCP"
 
 
-def _extra_words(run: Run, ranks: Ranks) -> Iterator[str]:
+def _extra_words(run: Run, ranks: RankFabrics) -> Iterator[str]:
     asked = run.fabric.hcas if run.fabric is not None else ()
     extra = [name for rank in ranks if rank is not None and transport_of(rank) == RDMA for name in extra_hcas(rank, asked)]
     if extra:
@@ -226,7 +226,7 @@ def _extra_words(run: Run, ranks: Ranks) -> Iterator[str]:
         yield f"though nobody asked for {names_words(extra)}{_because(why)}"
 
 
-def _direct_words(summary: FabricReport, ranks: Ranks) -> Iterator[str]:
+def _direct_words(summary: FabricReport, ranks: RankFabrics) -> Iterator[str]:
     if summary.gpu_direct == "Off":
         why = next((w for rank in ranks if rank is not None and uses_direct(rank) is False and (w := why_not_direct(rank))), "")
         yield "without GPUDirect" + _because(why)
@@ -237,7 +237,7 @@ def _direct_words(summary: FabricReport, ranks: Ranks) -> Iterator[str]:
 
 
 def _report(
-    run: Run, ranks: Ranks, verified: Verified, reason: FabricReason, message: str, differing: tuple[DifferingRanks, ...] = ()
+    run: Run, ranks: RankFabrics, verified: Verified, reason: FabricReason, message: str, differing: tuple[DifferingRanks, ...] = ()
 ) -> FabricReport:
     known = [rank for rank in ranks if rank is not None]
     transport = _transport(known)

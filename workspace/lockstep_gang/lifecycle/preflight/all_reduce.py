@@ -26,19 +26,19 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class SlowNodes:
     """`unclear`: slow with everyone they were measured with, of whom nobody is known to be good."""
 
     bad: tuple[int, ...]
     unclear: tuple[int, ...]
 
 
-def judge(nodes: int, pairs: Sequence[Measurement], minimum: int) -> Verdict:
+def judge(nodes: int, pairs: Sequence[Measurement], minimum: int) -> SlowNodes:
     good = _good(pairs, minimum)
     slow = [set(pair.nodes) for pair in pairs if pair.bytes_per_second < minimum]
     doubtful = [node for node in range(nodes) if node not in good and any(node in pair for pair in slow)]
     bad = tuple(node for node in doubtful if any(node in pair and pair & good for pair in slow))
-    return Verdict(bad, tuple(node for node in doubtful if node not in bad))
+    return SlowNodes(bad, tuple(node for node in doubtful if node not in bad))
 
 
 def next_pairs(nodes: int, pairs: Sequence[Measurement], minimum: int, rounds: int) -> tuple[tuple[int, ...], ...]:

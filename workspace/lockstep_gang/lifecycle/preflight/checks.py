@@ -7,20 +7,20 @@ from dataclasses import replace
 
 from lockstep_gang.contract.fabric import are_whole_names
 from lockstep_gang.contract.preflight import ExpectedRdma, Finding, Kind, PathFact, VolumeFacts
-from lockstep_gang.lifecycle.preflight.findings import Nodes, error, odd, shown_bytes, warning
+from lockstep_gang.lifecycle.preflight.findings import NodeAnswers, error, odd, shown_bytes, warning
 from lockstep_spec.choices import Severity, StorageMode
 
 SKEW_SECONDS = 1.0
 
 
-def names(nodes: Nodes) -> Iterator[Finding]:
+def names(nodes: NodeAnswers) -> Iterator[Finding]:
     for node, looked in nodes.looked.items():
         for address, why in looked.unresolved.items():
             fix = "look at the cluster's DNS and the job's headless Service"
             yield error("names", node, f"{nodes.name(node)} can't resolve {address} ({why})", fix)
 
 
-def peers(nodes: Nodes) -> Iterator[Finding]:
+def peers(nodes: NodeAnswers) -> Iterator[Finding]:
     closed = [node for node, looked in nodes.looked.items() if not looked.port]
     for node in closed:
         yield error("peers", node, f"{nodes.name(node)} could not open a port", "look at its agent's log")
@@ -32,7 +32,7 @@ def peers(nodes: Nodes) -> Iterator[Finding]:
             )
 
 
-def clocks(nodes: Nodes) -> Iterator[Finding]:
+def clocks(nodes: NodeAnswers) -> Iterator[Finding]:
     for node, skew in nodes.skews.items():
         if abs(skew) > SKEW_SECONDS:
             message = f"the clock of {nodes.name(node)} is {abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} node 0's"
@@ -46,7 +46,7 @@ CHECKPOINT_BYTES_UNKNOWN = 1024**3
 _SHM_SHARE = 0.95  # a tmpfs is rounded to pages
 
 
-def paths(nodes: Nodes) -> Iterator[Finding]:
+def paths(nodes: NodeAnswers) -> Iterator[Finding]:
     expected = nodes.run.preflight.paths if nodes.run.preflight is not None else ()
     for node, looked in nodes.looked.items():
         facts = {fact.path: fact for fact in looked.paths}
@@ -66,14 +66,14 @@ def _path_problem(fact: PathFact, kinds: Sequence[str]) -> str:
     return "" if fact.found in kinds else f"there is no {' or '.join(kinds).lower()}"
 
 
-def writable(nodes: Nodes) -> Iterator[Finding]:
+def writable(nodes: NodeAnswers) -> Iterator[Finding]:
     for node, volume in _volumes(nodes):
         if volume.error:
             message = f"{nodes.name(node)} can't write in {nodes.run.run_dir}: {volume.error}"
             yield error("writable", node, message, "look at the volume: is it full, read-only, or another user's?")
 
 
-def shared(nodes: Nodes) -> Iterator[Finding]:
+def shared(nodes: NodeAnswers) -> Iterator[Finding]:
     claimed = nodes.run.storage is StorageMode.SHARED
     if nodes.looked[0].volume is None or nodes.looked[0].volume.error:
         return  # then nobody can see what node 0 wrote
@@ -90,7 +90,7 @@ def shared(nodes: Nodes) -> Iterator[Finding]:
         yield replace(error("shared", node, message, fix), final=True)
 
 
-def space(nodes: Nodes) -> Iterator[Finding]:
+def space(nodes: NodeAnswers) -> Iterator[Finding]:
     for node, volume in _volumes(nodes):
         if volume.error or (node and nodes.run.storage is StorageMode.SHARED):
             continue  # one volume, told once
@@ -107,11 +107,11 @@ def space(nodes: Nodes) -> Iterator[Finding]:
             )
 
 
-def _volumes(nodes: Nodes) -> Iterator[tuple[int, VolumeFacts]]:
+def _volumes(nodes: NodeAnswers) -> Iterator[tuple[int, VolumeFacts]]:
     return ((node, looked.volume) for node, looked in nodes.looked.items() if looked.volume is not None)
 
 
-def shared_memory(nodes: Nodes) -> Iterator[Finding]:
+def shared_memory(nodes: NodeAnswers) -> Iterator[Finding]:
     asked = nodes.run.preflight.shm_bytes if nodes.run.preflight is not None else None
     for node, looked in nodes.looked.items():
         if asked is not None and looked.shm_bytes is not None and looked.shm_bytes < asked * _SHM_SHARE:
@@ -124,7 +124,7 @@ def shared_memory(nodes: Nodes) -> Iterator[Finding]:
 _SLOW_FIX = "look at that NIC's cable and settings: the slowest one sets the speed of all"
 
 
-def gpus(nodes: Nodes) -> Iterator[Finding]:
+def gpus(nodes: NodeAnswers) -> Iterator[Finding]:
     wanted = nodes.run.gpus_per_node
     few = {node: looked.gpus.count for node, looked in nodes.looked.items() if looked.gpus is not None and looked.gpus.count < wanted}
     for node, count in few.items():
@@ -133,14 +133,14 @@ def gpus(nodes: Nodes) -> Iterator[Finding]:
         yield replace(found, excludes=len(few) < nodes.run.nodes)
 
 
-def drivers(nodes: Nodes) -> Iterator[Finding]:
+def drivers(nodes: NodeAnswers) -> Iterator[Finding]:
     values = {node: looked.gpus.driver for node, looked in nodes.looked.items() if looked.gpus is not None}
     for node, seen, common in odd(values):
         message = f"the NVIDIA driver is {seen or 'not loaded'} on {nodes.name(node)} and {common or 'not loaded'} on other nodes"
         yield warning("driver", node, message, "use nodes with one driver version, or update that node")
 
 
-def locked_memory(nodes: Nodes) -> Iterator[Finding]:
+def locked_memory(nodes: NodeAnswers) -> Iterator[Finding]:
     for node, looked in nodes.looked.items():
         if looked.rdma is not None and looked.rdma.memlock_bytes is not None and not looked.rdma.has_ipc_lock:
             seen = f"may lock {shown_bytes(looked.rdma.memlock_bytes)} of memory and has no CAP_IPC_LOCK"
@@ -148,13 +148,13 @@ def locked_memory(nodes: Nodes) -> Iterator[Finding]:
             yield replace(error("lockedMemory", node, f"{nodes.name(node)} {seen}", fix), final=True)
 
 
-def hcas(nodes: Nodes) -> Iterator[Finding]:
+def hcas(nodes: NodeAnswers) -> Iterator[Finding]:
     found = [finding for node in nodes.looked for finding in _hcas_of(nodes, node)]
     bad = {finding.node for finding in found if finding.severity is Severity.ERROR}
     yield from (replace(f, excludes=f.severity is Severity.ERROR and len(bad) < nodes.run.nodes) for f in found)
 
 
-def _hcas_of(nodes: Nodes, node: int) -> Iterator[Finding]:
+def _hcas_of(nodes: NodeAnswers, node: int) -> Iterator[Finding]:
     rdma, expected = nodes.looked[node].rdma, nodes.run.preflight.rdma if nodes.run.preflight is not None else None
     if rdma is None or expected is None:
         return
@@ -187,7 +187,7 @@ def _fits(stated: str, device: str, expected: ExpectedRdma) -> bool:
     return device == stated if are_whole_names(expected.devices) else device.startswith(stated)
 
 
-def rates(nodes: Nodes) -> Iterator[Finding]:
+def rates(nodes: NodeAnswers) -> Iterator[Finding]:
     """Each port against the cluster's rate; then rate and link layer of each device across nodes, where nothing was found yet."""
     slow = list(_slow_ports(nodes))
     yield from (finding for _, finding in slow)
@@ -203,7 +203,7 @@ def rates(nodes: Nodes) -> Iterator[Finding]:
                 yield warning("rates", node, message, _SLOW_FIX)
 
 
-def _slow_ports(nodes: Nodes) -> Iterator[tuple[str, Finding]]:
+def _slow_ports(nodes: NodeAnswers) -> Iterator[tuple[str, Finding]]:
     """(device, finding); of one that isn't active, the rate means nothing."""
     expected = nodes.run.preflight.rdma if nodes.run.preflight is not None else None
     if expected is None or expected.rate is None:
@@ -225,7 +225,7 @@ def _gigabits(rate: str) -> float | None:
         return None
 
 
-def gids(nodes: Nodes) -> Iterator[Finding]:
+def gids(nodes: NodeAnswers) -> Iterator[Finding]:
     expected = nodes.run.preflight.rdma if nodes.run.preflight is not None else None
     if expected is None or expected.gid_index is None:
         return
@@ -241,7 +241,7 @@ def gids(nodes: Nodes) -> Iterator[Finding]:
                 yield warning("gids", node, f"{place} is {hca.gid_type}, not RoCE v2", fix)
 
 
-def mtus(nodes: Nodes) -> Iterator[Finding]:
+def mtus(nodes: NodeAnswers) -> Iterator[Finding]:
     expected = nodes.run.preflight.rdma if nodes.run.preflight is not None else None
     for node, looked in nodes.looked.items():
         for interface, mtu in looked.rdma.mtus.items() if looked.rdma is not None else ():
@@ -254,14 +254,14 @@ _SAME = ("torch", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "deepspeed")
 """Libraries whose messages to each other change between versions."""
 
 
-def python(nodes: Nodes) -> Iterator[Finding]:
+def python(nodes: NodeAnswers) -> Iterator[Finding]:
     values = {node: looked.versions.get("python", "") for node, looked in nodes.looked.items() if looked.versions}
     for node, seen, common in odd(values):
         message = f"Python is {seen} on {nodes.name(node)} and {common} on other nodes"
         yield warning("python", node, message, "use one image on all nodes")
 
 
-def libraries(nodes: Nodes) -> Iterator[Finding]:
+def libraries(nodes: NodeAnswers) -> Iterator[Finding]:
     names = sorted({name for looked in nodes.looked.values() for name in looked.versions if name != "python"})
     for name in names:
         values = {node: looked.versions.get(name, "") for node, looked in nodes.looked.items() if looked.versions}
@@ -273,7 +273,7 @@ def libraries(nodes: Nodes) -> Iterator[Finding]:
             )
 
 
-def environment(nodes: Nodes) -> Iterator[Finding]:
+def environment(nodes: NodeAnswers) -> Iterator[Finding]:
     names = sorted({name for looked in nodes.looked.values() for name in looked.environment})
     for name in names:
         values = {n: looked.environment.get(name, "") for n, looked in nodes.looked.items() if "environment" not in looked.unfinished}

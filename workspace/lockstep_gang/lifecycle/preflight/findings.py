@@ -15,7 +15,7 @@ LookedAt = tuple[int, Looked, float, float]
 
 
 @dataclass(frozen=True)
-class Nodes:
+class NodeAnswers:
     """What the judgments are about."""
 
     run: Run

@@ -12,7 +12,7 @@ from lockstep_gang.contract.preflight import Finding, Met
 from lockstep_gang.contract.report import Cause
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.preflight import checks
-from lockstep_gang.lifecycle.preflight.findings import LookedAt, Nodes, error
+from lockstep_gang.lifecycle.preflight.findings import LookedAt, NodeAnswers, error
 
 _UNFINISHED = {
     "unresolved": ("names", "is the cluster's DNS there?"),
@@ -25,13 +25,13 @@ _UNFINISHED = {
 class _Check:
     name: str
     cause: Cause
-    judge: Callable[[Nodes], Iterator[Finding]]
+    judge: Callable[[NodeAnswers], Iterator[Finding]]
     applies: Callable[[Run], bool] = lambda run: True
 
 
 def judge_all(run: Run, looked: Sequence[LookedAt], met: Mapping[int, Met]) -> list[Finding]:
     """Everything that is wrong, but for the all-reduce."""
-    nodes = Nodes(run, {node: facts for node, facts, *_ in looked}, met, skews(looked))
+    nodes = NodeAnswers(run, {node: facts for node, facts, *_ in looked}, met, skews(looked))
     findings = [finding for check in _CHECKS if check.applies(run) for finding in check.judge(nodes)]
     return [*findings, *_unfinished(nodes)]
 
@@ -60,7 +60,7 @@ def silent(run: Run, answered: Iterable[int], seconds: float) -> list[Finding]:
     return [error("answer", node, f"{run.node_name(node)} did not answer in {seconds:.0f} s", fix) for node in missing]
 
 
-def _unfinished(nodes: Nodes) -> Iterator[Finding]:
+def _unfinished(nodes: NodeAnswers) -> Iterator[Finding]:
     for node, looked in nodes.looked.items():
         for part in looked.unfinished:
             check, fix = _UNFINISHED.get(part, ("answer", "look at its agent's log"))

@@ -71,7 +71,7 @@ _FULL_MESH = 16
 _NETWORK_CAUSES = ("Fabric", "NodeLost", "Preempted", "Hang")
 
 
-def neighbours(node: int, nodes: int) -> tuple[int, ...]:
+def neighbors(node: int, nodes: int) -> tuple[int, ...]:
     """The nodes that this one connects to: all of a few; of many those at distances 1, 2, 4, …, so that the work grows slowly."""
     others = (other for other in range(nodes) if other != node)
     if nodes <= _FULL_MESH:
@@ -100,7 +100,7 @@ def _after_round(preflight: Preflight, run: Run, cause: Cause | None, now: float
     return _after_all_reduce(preflight, run, now)
 
 
-def answered(preflight: Preflight, node: int, checked: Checked, now: float) -> Preflight:
+def with_answer(preflight: Preflight, node: int, checked: Checked, now: float) -> Preflight:
     """With a node's answer; one to an earlier question changes nothing."""
     known = any(node == other for other, _, _ in preflight.answers)
     if preflight.stage is None or checked.round != preflight.round or known:
@@ -118,7 +118,7 @@ def used(preflight: Preflight) -> Preflight:
     return Preflight(round=preflight.round, result=preflight.result)
 
 
-def order_of(preflight: Preflight, run: Run, node: int) -> Check | None:
+def preflight_order(preflight: Preflight, run: Run, node: int) -> Check | None:
     """What this node is asked now."""
     if preflight.stage is None:
         return None
@@ -127,7 +127,7 @@ def order_of(preflight: Preflight, run: Run, node: int) -> Check | None:
         return Check(preflight.round, Stage.LOOK, token)
     ports = dict(preflight.ports)
     if preflight.stage is Stage.MEET:
-        peers = tuple(Peer(other, ports[other]) for other in neighbours(node, run.nodes) if ports.get(other))
+        peers = tuple(Peer(other, ports[other]) for other in neighbors(node, run.nodes) if ports.get(other))
         return Check(preflight.round, Stage.MEET, token, peers)
     group = next((group for group in preflight.groups if node in group), None)
     if group is None:
@@ -145,24 +145,24 @@ def is_looking(preflight: Preflight) -> bool:
     return preflight.stage in (Stage.LOOK, Stage.MEET)
 
 
-def message_of(preflight: Preflight) -> str:
+def preflight_message(preflight: Preflight) -> str:
     """One sentence while it runs or waits to be made again; '' when there is nothing to say."""
     if preflight.stage is Stage.ALL_REDUCE:
         return "preflight: all-reduce" + (f" in pairs, round {preflight.pair_rounds}" if preflight.pair_rounds else "")
     if is_looking(preflight):
         return "preflight: looking at every node"  # the same for both rounds: each change of a job's message is a write
-    failure = failure_of(preflight)
+    failure = preflight_failure(preflight)
     return f"preflight failed, it is made again soon: {failure.message}" if failure is not None and preflight.failures else ""
 
 
-def wake_at(preflight: Preflight) -> float | None:
+def preflight_wake_at(preflight: Preflight) -> float | None:
     """When `advance` would do something though nobody said anything."""
     if preflight.stage is not None:
         return _deadline(preflight)
     return preflight.retry_at if preflight.failures and not preflight.over else None
 
 
-def failure_of(preflight: Preflight) -> Failure | None:
+def preflight_failure(preflight: Preflight) -> Failure | None:
     """The first error of the last preflight."""
     result = preflight.result
     errors = [finding for finding in result.findings if finding.severity is Severity.ERROR] if result is not None else []
