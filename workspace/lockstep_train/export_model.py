@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from lockstep_spec.choices import Precision
-from lockstep_train.base.durable import make_directory, sync_directory, write_durably
+from lockstep_spec.durable import sync_directory
+from lockstep_train.base.durable import make_directory, write_durably
 from lockstep_train.base.errors import reason_of, refusal
 from lockstep_train.model.dtypes import DTYPES
 from lockstep_train.model.weight_files import CONFIG, copy_others, weight_paths

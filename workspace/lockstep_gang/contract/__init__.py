@@ -47,7 +47,7 @@ if TYPE_CHECKING:  # each part is imported when something of it is asked for: mo
     from lockstep_gang.contract.run import POD_IPS, RUN_FORMAT, JobIdentity, ReportTarget, RestartPolicy, Run, WhenDone, parse_run, run_text
     from lockstep_gang.contract.stop import Save, StopReport
     from lockstep_gang.contract.sweep import PROBE, PROBED, SWEEP, SWEEP_DONE, SWEEP_POINT
-    from lockstep_gang.contract.text import cleaned, json_escaped, number_of, printable, printable_line
+    from lockstep_gang.contract.text import cleaned, json_escaped, printable, printable_line
 
 __all__ = [
     "CLAIM_BYTES_MAX",
@@ -111,7 +111,6 @@ __all__ = [
     "is_report_signature",
     "job_header",
     "json_escaped",
-    "number_of",
     "parse_key",
     "parse_reply",
     "parse_report",

@@ -50,11 +50,6 @@ def json_escaped(text: str) -> str:
     return _UNPRINTABLE.sub(lambda match: json.dumps(match[0])[1:-1] if match[0] > "\x7f" else f"\\u{ord(match[0]):04x}", text)
 
 
-def number_of(count: int, noun: str) -> str:
-    """`1 rank`, `2 ranks`: of nouns whose plural ends in -s."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def _escape(match: re.Match[str]) -> str:
     number = ord(match[0])
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"

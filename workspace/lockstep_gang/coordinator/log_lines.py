@@ -10,7 +10,6 @@ from lockstep_gang.contract.messages import RankExit, StopMode
 from lockstep_gang.contract.preflight import PREFLIGHT_RESULT, Bandwidth, PreflightReport
 from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run
-from lockstep_gang.contract.text import number_of
 from lockstep_gang.lifecycle.gang import Gang, Phase, Request
 from lockstep_gang.lifecycle.placement import racks_line
 from lockstep_gang.lifecycle.preflight.rounds import ends_with_it
@@ -21,6 +20,7 @@ from lockstep_gang.lifecycle.stragglers import straggler_text
 from lockstep_gang.lifecycle.summary import message_of, state_of
 from lockstep_spec.choices import Severity
 from lockstep_spec.codec import to_json
+from lockstep_spec.words import number_of
 
 WITH_LINES = 128
 """So many ranks that end are shown with their last lines: when thousands lose their peers, the first ones tell why."""

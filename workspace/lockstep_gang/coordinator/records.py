@@ -18,6 +18,7 @@ from lockstep_gang.contract.goodput import Goodput
 from lockstep_gang.contract.report import CheckpointReport
 from lockstep_gang.lifecycle.history import AttemptRecord, EndRecord
 from lockstep_spec.codec import ContractError, from_json, to_json
+from lockstep_spec.durable import sync_directory
 
 T = TypeVar("T")
 TAIL_BYTES = 16 * 1024
@@ -113,7 +114,7 @@ class Records:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
-        _fsync_folder(self._folder)
+        sync_directory(self._folder)
 
 
 def _text(path: Path) -> str | None:
@@ -160,11 +161,3 @@ def _last_line(path: Path) -> str:
             if length > FILE_BYTES_MAX:
                 raise _no_record(path, f"its last line has more than {FILE_BYTES_MAX} bytes")
             length *= 8
-
-
-def _fsync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -19,6 +19,7 @@ from lockstep_gang.lifecycle.silences import open_silence_of, open_silences, sil
 from lockstep_gang.lifecycle.start import late_ranks_failure
 from lockstep_gang.lifecycle.tracebacks import Raised, raised_in
 from lockstep_spec.exits import MEANINGS, SAVED
+from lockstep_spec.words import binary_size
 
 SEEK_SECONDS = 3.0
 """How long a rank is waited for whose peers have failed for want of it."""
@@ -255,14 +256,12 @@ def _for_memory(memory: OutOfMemory | None) -> str:
     if memory is None:
         return ""
     limit = (
-        f"its container has reached its limit of {_gib(memory.limit_bytes)}" if memory.limit_bytes else "the machine's memory was used up"
+        f"its container has reached its limit of {binary_size(memory.limit_bytes)}"
+        if memory.limit_bytes
+        else "the machine's memory was used up"
     )
-    had = f", of which this rank had {_gib(memory.rank_bytes)} at its most" if memory.rank_bytes else ""
+    had = f", of which this rank had {binary_size(memory.rank_bytes)} at its most" if memory.rank_bytes else ""
     return f", since the kernel killed a process for want of host memory: {limit}{had}"
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
 _SIGNAL_HINTS = {

@@ -16,6 +16,7 @@ from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import progress_seconds
 from lockstep_gang.lifecycle.gang import Gang, Rank
 from lockstep_gang.lifecycle.progress import Hang, Progress, shifted
+from lockstep_spec.words import named
 
 SLACK_SECONDS = (5.0, 15.0)
 """Least and most that a rank with a watchdog of its own is given beyond its limit; half the limit in between. It knows more than we."""
@@ -160,10 +161,8 @@ def _who(blamed: tuple[int, ...], run: Run, dumps: Mapping[int, Dumped]) -> str:
         return f"every rank waits for the others, so what hangs is {gpu}the network between them"
     if not blamed:
         return "no rank moves, and none is further back than the others"
-    names = ", ".join(str(rank) for rank in blamed[:SHOWN]) + (f" and {len(blamed) - SHOWN} more" if len(blamed) > SHOWN else "")
     nodes = sorted({run.node_of(rank) for rank in blamed})
-    where = f"node {nodes[0]}" if len(nodes) == 1 else f"nodes {', '.join(str(node) for node in nodes[:SHOWN])}"
-    return f"rank {names} on {where} hangs" if len(blamed) == 1 else f"ranks {names} on {where} hang"
+    return f"{named('rank', blamed, SHOWN)} on {named('node', nodes, SHOWN)} {'hangs' if len(blamed) == 1 else 'hang'}"
 
 
 def dump_text(dump: Dumped | None) -> str:

@@ -13,7 +13,6 @@ from dataclasses import replace
 from lockstep_gang.contract.interactive import RUN_TEXT, Asked, Ended, Find, Found, Idleness, InteractiveReport, Interrupted, InUse
 from lockstep_gang.contract.messages import StopMode, Wish
 from lockstep_gang.contract.run import Run
-from lockstep_gang.contract.text import number_of
 from lockstep_gang.contract.times import stamp
 from lockstep_gang.lifecycle.failures import first_failure
 from lockstep_gang.lifecycle.gang import Gang, Phase, Request, Session, has_failed
@@ -21,6 +20,7 @@ from lockstep_gang.lifecycle.preflight import rounds
 from lockstep_gang.lifecycle.preflight.rounds import Preflight
 from lockstep_gang.lifecycle.stops import with_stuck_nodes
 from lockstep_spec.exits import CONFIGURATION, FAILED, SAVED
+from lockstep_spec.words import number_of
 
 LOOK_SECONDS = 15.0
 """For every node to say whether it has the script; a volume may hang."""

@@ -8,11 +8,11 @@ from dataclasses import replace
 from lockstep_gang.contract.reply import FactType
 from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
-from lockstep_gang.contract.text import number_of
 from lockstep_gang.lifecycle.gang import Gang, Phase
 from lockstep_gang.lifecycle.hang import dump_text
 from lockstep_gang.lifecycle.progress import Wait
 from lockstep_gang.lifecycle.stops import busy_nodes, with_stuck_nodes
+from lockstep_spec.words import named, number_of
 
 SHOWN = 5
 _UNPLACED = frozenset({"Unschedulable", "Scheduling", "NotCreated"})
@@ -98,16 +98,13 @@ def _allowed(run: Run) -> str:
 
 def listed_nodes(gang: Gang, run: Run, nodes: list[int]) -> str:
     """`node 1 of 2: x-1 (ImagePullBackOff)`, as far as that is known."""
-    shown = ", ".join(str(node) for node in nodes[:SHOWN]) + (f" and {len(nodes) - SHOWN} more" if len(nodes) > SHOWN else "")
     pods = ", ".join(filter(None, (gang.facts.waiting(node) or run.pod_name(node) for node in nodes[:SHOWN])))
-    return f"node{'s' if len(nodes) > 1 else ''} {shown} of {run.nodes}" + (f": {pods}" if pods else "")
+    return f"{named('node', nodes, SHOWN)} of {run.nodes}" + (f": {pods}" if pods else "")
 
 
 def listed_ranks(run: Run, ranks: tuple[int, ...]) -> str:
-    shown = ", ".join(str(rank) for rank in ranks[:SHOWN]) + (f" and {len(ranks) - SHOWN} more" if len(ranks) > SHOWN else "")
     nodes = sorted({run.node_of(rank) for rank in ranks})
-    where = ", ".join(str(node) for node in nodes[:SHOWN])
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown} on node{'s' if len(nodes) > 1 else ''} {where}"
+    return f"{named('rank', ranks, SHOWN)} on {named('node', nodes, SHOWN)}"
 
 
 def start_banner(gang: Gang, run: Run) -> Iterator[str]:

@@ -12,8 +12,8 @@ from lockstep_gang.contract.times import stamp
 from lockstep_gang.lifecycle.gang import Gang, Phase
 from lockstep_gang.lifecycle.hang import dump_text
 from lockstep_spec.exits import SAVED
+from lockstep_spec.words import named
 
-LISTED = 5
 SAME_MOMENT_SECONDS = 1.0
 """An agent counts its ranks' grace from a moment before the coordinator hears of the stop."""
 
@@ -65,7 +65,7 @@ def _why_not_saved(gang: Gang, run: Run, now: float) -> str:
         return stuck_nodes_text(gang, run, stuck)
     killed = [index for index, exit_ in exits.items() if exit_.signal == "SIGKILL"]
     if killed and now - gang.stop_began >= run.save_grace_seconds - SAME_MOMENT_SECONDS:
-        return f"{_ranks(killed)} still ran after the {run.save_grace_seconds} s that a save may take, and were killed"
+        return f"{named('rank', killed, SHOWN)} still ran after the {run.save_grace_seconds} s that a save may take, and were killed"
     broken = [index for index, exit_ in exits.items() if exit_.signal is not None or exit_.exit_code not in (0, SAVED)]
     if broken:
         error = gang.ranks[broken[0]].error
@@ -91,12 +91,6 @@ def _report(gang: Gang, now: float, save: Save, message: str, lost: int | None) 
 
 def _how(exit_: RankExit) -> str:
     return f"was ended by {exit_.signal}" if exit_.signal is not None else f"exited with {exit_.exit_code}"
-
-
-def _ranks(ranks: list[int]) -> str:
-    shown = ", ".join(str(rank) for rank in ranks[:LISTED])
-    more = f" and {len(ranks) - LISTED} more" if len(ranks) > LISTED else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
 
 
 END_SECONDS = 60.0
@@ -144,9 +138,8 @@ def _on_node(gang: Gang, run: Run, node: int) -> str:
     if not ranks:
         dump = next((dump for dump in gang.dumps if dump.rank in run.ranks_of(node) and dump.state == "D"), None)
         return f"node {node} could not end all processes of attempt {gang.nodes[node].attempt}{dump_text(dump)}; its node needs a look"
-    names = ", ".join(str(rank) for rank in ranks[:SHOWN]) + (f" and {len(ranks) - SHOWN} more" if len(ranks) > SHOWN else "")
     dump = next((dump for dump in gang.dumps if dump.rank in ranks and dump.state), None)
-    return f"node {node} could not end rank{'s' if len(ranks) > 1 else ''} {names}{dump_text(dump)}; its node needs a look"
+    return f"node {node} could not end {named('rank', ranks, SHOWN)}{dump_text(dump)}; its node needs a look"
 
 
 def _left(gang: Gang, run: Run, node: int) -> Iterator[int]:

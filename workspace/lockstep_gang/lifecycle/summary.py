@@ -12,6 +12,9 @@ from lockstep_gang.lifecycle.preflight import rounds
 from lockstep_gang.lifecycle.session import interactive_report
 from lockstep_gang.lifecycle.start import absent_nodes, listed_nodes, listed_ranks, missing_ranks
 from lockstep_gang.lifecycle.stops import busy_nodes, with_stuck_nodes
+from lockstep_spec.words import named
+
+SHOWN = 5
 
 
 def summarize(gang: Gang, run: Run, sequence: int = 0, log: tuple[str, ...] = ()) -> Report:
@@ -103,14 +106,10 @@ def _waiting_for(gang: Gang, run: Run) -> str:
         return "ready: nothing runs"
     busy = busy_nodes(gang)
     return (
-        f"waiting for ranks of an earlier attempt to stop on {_listed(busy)}" if busy else f"attempt {gang.attempt + 1} starts soon{after}"
+        f"waiting for ranks of an earlier attempt to stop on {named('node', busy, SHOWN)}"
+        if busy
+        else f"attempt {gang.attempt + 1} starts soon{after}"
     )
-
-
-def _listed(nodes: list[int]) -> str:
-    shown = ", ".join(str(node) for node in nodes[:5])
-    more = f" and {len(nodes) - 5} more" if len(nodes) > 5 else ""
-    return f"node{'s' if len(nodes) > 1 else ''} {shown}{more}"
 
 
 def _all_ready(gang: Gang) -> int:

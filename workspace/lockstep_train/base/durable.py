@@ -9,18 +9,11 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+from lockstep_spec.durable import sync_directory
+
 CHUNK_BYTES = 8 << 20
 SHARED = 0o664
 """Mode of new files: writable for the group, as far as the umask allows, since on a cluster another pod that goes on here may have another user."""
-
-
-def sync_directory(folder: Path) -> None:
-    """Make the names in a folder durable: fsync of a file doesn't cover its name."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def make_directory(folder: Path) -> None:

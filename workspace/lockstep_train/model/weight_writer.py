@@ -18,7 +18,7 @@ from typing import IO
 
 import torch
 
-from lockstep_train.base.durable import sync_directory
+from lockstep_spec.durable import sync_directory
 from lockstep_train.model.weight_files import DTYPES
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}

@@ -125,7 +125,7 @@ def test_a_rank_that_the_kernel_killed_for_memory_is_told_with_the_limit() -> No
     assert (found.cause, found.rank) == (Cause.OUT_OF_MEMORY, 1)
     assert found.message == (
         "rank 1 on node 1 was ended by SIGKILL, since the kernel killed a process for want of host memory: its container has reached its limit "
-        "of 8.0 GiB, of which this rank had 6.0 GiB at its most"
+        "of 8 GiB, of which this rank had 6 GiB at its most"
     )
 
 

@@ -49,7 +49,7 @@ CASES: list[tuple[dict[str, Any], str, str, str, str]] = [
     ({"paths": (PathFact("/m", "File"),)}, "paths", "Error", "Configuration", "there is no folder /m"),
     ({"paths": (PathFact("/m", error="Stale file handle"),)}, "paths", "Error", "Configuration", "Stale file handle: /m on node 2 (x-2)"),
     ({"volume": VolumeFacts("Read-only file system")}, "writable", "Error", "Storage", "node 2 (x-2) can't write in /workspace/runs/x: Read-only"),
-    ({"shm_bytes": GIB // 2}, "sharedMemory", "Warning", "Setup", "has 512 MiB on node 2 (x-2), the cluster asks for 1.0 GiB"),
+    ({"shm_bytes": GIB // 2}, "sharedMemory", "Warning", "Setup", "has 512 MiB on node 2 (x-2), the cluster asks for 1 GiB"),
     ({"gpus": GpuFacts(3, "580.65.06")}, "gpus", "Error", "Setup", "node 2 (x-2) has 3 of 4 GPUs"),
     ({"gpus": GpuFacts(4, "570.1")}, "driver", "Warning", "Setup", "the NVIDIA driver is 570.1 on node 2 (x-2) and 580.65.06 on other nodes"),
     ({"versions": {**GOOD.versions, "python": "3.12.1"}}, "python", "Warning", "Setup", "Python is 3.12.1 on node 2 (x-2) and 3.11.7"),

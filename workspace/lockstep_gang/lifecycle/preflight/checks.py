@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from lockstep_gang.contract.fabric import are_whole_names
 from lockstep_gang.contract.preflight import ExpectedRdma, Finding, Kind, PathFact, VolumeFacts
-from lockstep_gang.lifecycle.preflight.findings import NodeAnswers, error, odd, shown_bytes, warning
+from lockstep_gang.lifecycle.preflight.findings import NodeAnswers, error, odd, warning
 from lockstep_spec.choices import Severity, StorageMode
+from lockstep_spec.words import binary_size
 
 SKEW_SECONDS = 1.0
 
@@ -95,15 +96,15 @@ def space(nodes: NodeAnswers) -> Iterator[Finding]:
         if volume.error or (node and nodes.run.storage is StorageMode.SHARED):
             continue  # one volume, told once
         free, needed = volume.free_bytes, volume.checkpoint_bytes or CHECKPOINT_BYTES_UNKNOWN
-        message = f"{shown_bytes(free)} are free in {nodes.run.run_dir} on {nodes.name(node)}"
+        message = f"{binary_size(free)} are free in {nodes.run.run_dir} on {nodes.name(node)}"
         if free < FREE_BYTES_FLOOR:
             yield error(
-                "space", node, f"{message}, at least {shown_bytes(FREE_BYTES_FLOOR)} are needed", "delete what is no longer needed there"
+                "space", node, f"{message}, at least {binary_size(FREE_BYTES_FLOOR)} are needed", "delete what is no longer needed there"
             )
         elif free < needed:
             known = "the newest checkpoint has" if volume.checkpoint_bytes else "a checkpoint may need"
             yield warning(
-                "space", node, f"{message}, {known} {shown_bytes(needed)}", "make room, or saves will fail and the job run on without"
+                "space", node, f"{message}, {known} {binary_size(needed)}", "make room, or saves will fail and the job run on without"
             )
 
 
@@ -115,7 +116,7 @@ def shared_memory(nodes: NodeAnswers) -> Iterator[Finding]:
     asked = nodes.run.preflight.shm_bytes if nodes.run.preflight is not None else None
     for node, looked in nodes.looked.items():
         if asked is not None and looked.shm_bytes is not None and looked.shm_bytes < asked * _SHM_SHARE:
-            message = f"shared memory (/dev/shm) has {shown_bytes(looked.shm_bytes)} on {nodes.name(node)}, the cluster asks for {shown_bytes(asked)}"
+            message = f"shared memory (/dev/shm) has {binary_size(looked.shm_bytes)} on {nodes.name(node)}, the cluster asks for {binary_size(asked)}"
             yield warning(
                 "sharedMemory", node, message, "raise the pods' memory limit or the cluster's shm_size: NCCL and data loaders end by SIGBUS"
             )
@@ -143,7 +144,7 @@ def drivers(nodes: NodeAnswers) -> Iterator[Finding]:
 def locked_memory(nodes: NodeAnswers) -> Iterator[Finding]:
     for node, looked in nodes.looked.items():
         if looked.rdma is not None and looked.rdma.memlock_bytes is not None and not looked.rdma.has_ipc_lock:
-            seen = f"may lock {shown_bytes(looked.rdma.memlock_bytes)} of memory and has no CAP_IPC_LOCK"
+            seen = f"may lock {binary_size(looked.rdma.memlock_bytes)} of memory and has no CAP_IPC_LOCK"
             fix = "set security.ipc_lock in the cluster file and grant it, or lift the runtime's memlock limit: a NIC can't register memory"
             yield replace(error("lockedMemory", node, f"{nodes.name(node)} {seen}", fix), final=True)
 

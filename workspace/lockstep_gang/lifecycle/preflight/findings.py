@@ -43,7 +43,3 @@ def odd(values: Mapping[int, str]) -> Iterator[tuple[int, str, str]]:
     counts = Counter(values.values())
     common = max(counts, key=lambda value: (counts[value], value == values.get(0)))
     yield from ((node, value, common) for node, value in values.items() if value != common)
-
-
-def shown_bytes(value: int) -> str:
-    return f"{value / 1024**3:.1f} GiB" if value >= 1024**3 else f"{value / 1024**2:.0f} MiB"

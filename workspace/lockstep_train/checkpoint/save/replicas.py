@@ -31,7 +31,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lockstep_train.base.durable import make_directory, sync_directory
+from lockstep_spec.durable import sync_directory
+from lockstep_train.base.durable import make_directory
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.checkpoint.format.layout import is_shard, parse_commit
 from lockstep_train.checkpoint.format.manifest import Manifest, ShardRecord

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep_train.base.durable import sync_directory
+from lockstep_spec.durable import sync_directory
 from lockstep_train.checkpoint.format.chain import candidates
 from lockstep_train.checkpoint.format.layout import MANIFEST, TRASH, CommitName
 from lockstep_train.checkpoint.format.manifest import decode
