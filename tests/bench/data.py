@@ -64,7 +64,7 @@ def make_inputs(folder: Path, samples: int) -> None:
 
 def lockstep_open(folder: Path, kind: str) -> Any:
     """The training sequences: made now, or checked and mapped."""
-    from lockstep_train.base.config import DataConfig
+    from lockstep_spec.training import DataConfig
     from lockstep_train.data.dataset import open_dataset, prepare
 
     tokenizer = tokenizer_of(folder / "model")

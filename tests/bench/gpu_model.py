@@ -21,7 +21,8 @@ from train_inputs import LEARNING_RATE, SEED, SHAPES
 from lockstep_spec.choices import NonFinitePolicy
 from lockstep_spec.fit import MemoryPlan, plan_memory
 from lockstep_spec.memory import Place
-from lockstep_train.base.config import TrainingConfig
+from lockstep_spec.settings import size_settings
+from lockstep_spec.training import TrainingConfig
 from lockstep_train.base.limits import UNWATCHED
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.base.runfile import parse_training
@@ -29,7 +30,6 @@ from lockstep_train.data.sequences.batches import Batch
 from lockstep_train.engine import build
 from lockstep_train.engine.clock import Clock
 from lockstep_train.engine.step import Stepper
-from lockstep_train.memory.agree import size_settings
 from lockstep_train.memory.shape import read_shape
 from lockstep_train.report import Reporter
 

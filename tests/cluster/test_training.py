@@ -22,6 +22,7 @@ from lockstep.cli.shared.target import load
 from lockstep.kube.exec import Place
 from lockstep.plan.render.readerpod import LABEL_READER_OF
 from lockstep.plan.render.resolve import PlatformDefaults, resolve
+from lockstep.plan.render.run import training_json
 from lockstep.platforms.files import reader
 from support.clusters.cluster_demo import demo_files, run_in_pod
 from support.clusters.cluster_jobs import API, Jobs, prepare, until
@@ -90,7 +91,11 @@ def losses_of_one_process(tmp_path_factory: pytest.TempPathFactory) -> list[floa
     }
     job = TrainingJob.model_validate({"metadata": {"name": "alone"}, "spec": {"nodes": 1, "training": training}})
     resolved = resolve(job, load("local").profile, PlatformDefaults())
-    run = {"job": {"name": "alone", "namespace": "", "uid": "alone"}, "runDir": str(folder), "training": resolved.training}
+    run = {
+        "job": {"name": "alone", "namespace": "", "uid": "alone"},
+        "runDir": str(folder),
+        "training": None if resolved.training is None else training_json(resolved.training),
+    }
     (folder / "run.json").write_text(json.dumps(run))
     environment = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "HOME": str(folder), "PATH": os.environ["PATH"]}
     command = [sys.executable, "-m", "lockstep_train", "--run", str(folder / "run.json")]

@@ -1,26 +1,49 @@
-"""JSON to frozen dataclasses and back: a wrong type or a missing key is an error that says where; an unknown key is a newer writer's, and left alone.
+"""JSON to frozen dataclasses and back, by their type hints. A wrong type, a value out of bounds or a missing key is an error that says where.
 
-Who writes and who reads may be of different age: a gang that runs outlives upgrades and rollbacks of the operator, and a volume outlives both.
+Field names are snake_case in Python and camelCase in JSON. Known kinds of field: str, int, float, bool, enumerations, dataclasses,
+`X | None`, `tuple[X, ...]`, `dict[str, X]` or `Mapping[str, X]`, and `Any` (taken as it is); each may have bounds, as `Annotated[X, Must(...)]`.
 
-Field names are snake_case in Python and camelCase in JSON. Known kinds of field: str, int, bool, enumerations, dataclasses,
-`X | None`, `tuple[X, ...]`, `dict[str, X]` and `Any` (taken as it is).
+What another version of Lockstep may have written is read by `from_json`: a gang that runs outlives upgrades and rollbacks of the operator, and a
+volume outlives both. What people decide is read by `settings_from_json`: a setting that is silently ignored costs a whole run.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 import types
+from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
-_PLAIN = {str: "text", int: "a whole number", bool: "true or false"}
+_PLAIN: dict[type, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+SHOWN_CHARACTERS = 60
 
 
 class ContractError(ValueError):
     """What was read is not what the contract says. The message is one sentence: where, what it is, what is valid."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Must:
+    """Bounds of a field: the check of a value that has the field's type already, and the words for both in errors."""
+
+    valid: str
+    holds: Callable[[Any], bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class Quoted(Must):
+    """Bounds of a float that JSON has as text ("2e-4"), since the API has no floats. It is finite."""
+
+
+def at_least(minimum: int) -> Must:
+    """Bounds of a whole number."""
+    return Must(f"a whole number ≥ {minimum}", lambda number: bool(number >= minimum))
 
 
 def camel(name: str) -> str:
@@ -42,30 +65,69 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: type[T], value: object, where: str) -> T:
-    """`value` (parsed JSON) as the dataclass `kind`; `where` opens every error, for example `run.json`.
+    """`value` (parsed JSON) as the dataclass `kind`, whose unknown keys are a newer writer's, and ignored.
 
-    Raises ContractError.
+    `where` opens every error, for example `run.json`. Raises ContractError.
     """
-    decoded: T = _decode(kind, value, where)
+    decoded: T = _decode(kind, value, where, strict=False)
     return decoded
 
 
-def _decode(kind: Any, value: Any, where: str) -> Any:  # noqa: PLR0911 (one return a kind of field)
+def settings_from_json(kind: type[T], value: object, where: str) -> T:
+    """`value` (parsed JSON) as the dataclass `kind`, in which an unknown key is an error that names the valid ones. Raises ContractError."""
+    decoded: T = _decode(kind, value, where, strict=True)
+    return decoded
+
+
+def refuse(where: str, value: object, valid: str) -> ContractError:
+    """The error for a `value` that is not `valid`."""
+    text = json.dumps(value, ensure_ascii=False, default=repr)
+    shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 3]}…"
+    return ContractError(f"{where} is {shown}, but must be {valid}")
+
+
+def _decode(kind: Any, value: Any, where: str, *, strict: bool) -> Any:  # noqa: PLR0911 (one return a kind of field)
     if kind is Any or (type(value) is kind and kind in _PLAIN):  # most are, and a big gang's coordinator reads thousands a second
         return value
     origin = _origin(kind)
+    if origin is Annotated:
+        inner, must = get_args(kind)
+        return _decode_bounded(inner, must, value, where, strict=strict)
     if origin in (Union, types.UnionType):
-        return None if value is None else _decode(_without_none(kind), value, where)
+        return None if value is None else _decode(_without_none(kind), value, where, strict=strict)
     if origin is tuple:
-        return tuple(_decode(get_args(kind)[0], item, f"{where}[{i}]") for i, item in enumerate(_expect(list, value, "a list", where)))
-    if origin is dict:
-        items = _expect(dict, value, "an object", where).items()
-        return {key: _decode(get_args(kind)[1], item, f"{where}.{key}") for key, item in items}
+        items = enumerate(_expect(list, value, "a list", where))
+        return tuple(_decode(get_args(kind)[0], item, f"{where}[{i}]", strict=strict) for i, item in items)
+    if origin in (dict, Mapping):
+        pairs = _expect(dict, value, "an object", where).items()
+        return {key: _decode(get_args(kind)[1], item, f"{where}.{key}", strict=strict) for key, item in pairs}
     if dataclasses.is_dataclass(kind):
-        return _decode_dataclass(kind, _expect(dict, value, "an object", where), where)
+        return _decode_dataclass(kind, _expect(dict, value, "an object", where), where, strict=strict)
     if issubclass(kind, Enum):
         return _decode_enum(kind, value, where)
+    if kind is float and type(value) is int:
+        return float(value)
     return _expect(kind, value, _PLAIN[kind], where)
+
+
+def _decode_bounded(kind: Any, must: Must, value: Any, where: str, *, strict: bool) -> Any:
+    if isinstance(must, Quoted):
+        decoded = _quoted_number(value)
+    elif type(value) is (list if _origin(kind) is tuple else kind):
+        decoded = _decode(kind, value, where, strict=strict)
+    else:
+        decoded = None
+    if decoded is None or not must.holds(decoded):
+        raise refuse(where, value, must.valid)
+    return decoded
+
+
+def _quoted_number(text: Any) -> float | None:
+    try:
+        number = float(text) if isinstance(text, str) else math.nan
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 @cache
@@ -78,9 +140,9 @@ def _without_none(kind: Any) -> Any:
     return next(arg for arg in get_args(kind) if arg is not type(None))
 
 
-def _expect(kind: type, value: Any, called: str, where: str) -> Any:
+def _expect(kind: type, value: Any, valid: str, where: str) -> Any:
     if type(value) is not kind:  # exactly: True is an int to isinstance
-        raise ContractError(f"{where} is {_shown(value)}, must be {called}")
+        raise refuse(where, value, valid)
     return value
 
 
@@ -88,41 +150,52 @@ def _decode_enum(kind: type[Enum], value: Any, where: str) -> Enum:
     for member in kind:
         if member.value == value:
             return member
-    raise ContractError(f"{where} is {_shown(value)}, must be one of {', '.join(str(m.value) for m in kind)}")
+    raise refuse(where, value, f"one of {', '.join(str(member.value) for member in kind)}")
+
+
+class _Field(NamedTuple):
+    name: str
+    kind: Any
+    required: bool
+    plain: frozenset[type]
+    """Classes of values that are taken as they are, if they hold."""
+    holds: Callable[[Any], bool] | None
 
 
 @cache
-def _fields(kind: Any) -> dict[str, tuple[str, Any, frozenset[type]]]:
-    """JSON key → (field name, its type, classes of values that are taken as they are)."""
-    hints = get_type_hints(kind)
-    return {camel(f.name): (f.name, hints[f.name], _taken_as_they_are(hints[f.name])) for f in dataclasses.fields(kind)}
+def _fields(kind: Any) -> dict[str, _Field]:
+    """JSON key → field."""
+    hints = get_type_hints(kind, include_extras=True)
+    absent = (dataclasses.MISSING, dataclasses.MISSING)
+    return {
+        camel(f.name): _Field(f.name, hints[f.name], (f.default, f.default_factory) == absent, *_taken_as_they_are(hints[f.name]))
+        for f in dataclasses.fields(kind)
+    }
 
 
-@cache
-def _required(kind: Any) -> tuple[str, ...]:
-    """JSON keys that may not be left out."""
-    optional = (dataclasses.MISSING, dataclasses.MISSING)
-    return tuple(camel(f.name) for f in dataclasses.fields(kind) if (f.default, f.default_factory) == optional)
+def _taken_as_they_are(kind: Any) -> tuple[frozenset[type], Callable[[Any], bool] | None]:
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        plain, holds = _taken_as_they_are(_without_none(kind))
+        return plain | {type(None)}, holds
+    if origin is Annotated:
+        inner, must = get_args(kind)
+        return (frozenset(), None) if isinstance(must, Quoted) else (_taken_as_they_are(inner)[0], must.holds)
+    return frozenset({kind}) if kind in _PLAIN else frozenset(), None
 
 
-def _taken_as_they_are(kind: Any) -> frozenset[type]:
-    if get_origin(kind) in (Union, types.UnionType):
-        return _taken_as_they_are(_without_none(kind)) | {type(None)}
-    return frozenset({kind}) if kind in _PLAIN else frozenset()
-
-
-def _decode_dataclass(kind: Any, value: dict[str, Any], where: str) -> Any:
-    for key in _required(kind):
-        if key not in value:
-            raise ContractError(f"{where}.{key} is missing")
+def _decode_dataclass(kind: Any, value: dict[str, Any], where: str, *, strict: bool) -> Any:
+    fields = _fields(kind)
+    if strict:
+        for key in value:
+            if key not in fields:
+                raise ContractError(f"{where}.{key} is not a setting; valid here: {', '.join(fields)}")
     decoded: dict[str, Any] = {}
-    for key, (name, field_kind, plain) in _fields(kind).items():
+    for key, field in fields.items():
         if key in value:
             item = value[key]
-            decoded[name] = item if type(item) in plain else _decode(field_kind, item, f"{where}.{key}")
+            is_plain = type(item) in field.plain and (field.holds is None or item is None or field.holds(item))
+            decoded[field.name] = item if is_plain else _decode(field.kind, item, f"{where}.{key}", strict=strict)
+        elif field.required:
+            raise ContractError(f"{where}.{key} is missing")
     return kind(**decoded)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep_spec.choices import Choice, Content, HierarchicalPartition, Method, Offload, Precision, Quantization, ZeroStage
+from lockstep_spec.training import TrainingConfig
 
 
 @dataclass(frozen=True)
@@ -108,27 +109,26 @@ def summed_bytes(deepspeed: Mapping[str, Any] | None) -> int:
     return 2 if isinstance(data_types, Mapping) and data_types.get("grad_accum_dtype") in {"bf16", "fp16"} else 4
 
 
-def read_settings(training: Mapping[str, Any]) -> Settings:
-    """Of run.json's `training`, in which every field stands."""
-    lora, optimization = training["lora"], training["optimization"]
+def size_settings(training: TrainingConfig, *, flash_attention: bool = True) -> Settings:
+    """Return what the sizes of a training follow from. `flash_attention`: there is one that keeps packed documents apart."""
+    lora, optimization = training.lora, training.optimization
     return Settings(
-        max_length=training["data"]["maxLength"],
-        micro_batch_size=optimization["microBatchSize"],
-        adapter=Adapter(
-            lora["rank"], tuple(lora["targetModules"]), tuple(lora["targetParameters"]), tuple(lora["modulesToSave"]), lora["dora"]
-        ),
-        zero_stage=ZeroStage(training["zeroStage"]),
-        precision=Precision(training["precision"]),
-        method=Method(training["method"]),
-        quantization=Quantization(training["model"]["quantization"]),
-        offload=Offload(optimization["offload"]),
-        gradient_checkpointing=optimization["gradientCheckpointing"],
-        hierarchical_partition=HierarchicalPartition(training["hierarchicalPartition"]),
-        content=Content(training["checkpoint"]["content"]),
-        gradient_bytes=summed_bytes(training.get("deepspeed")),
-        live_elements=stated_live(training.get("deepspeed")),
-        bucket_elements=stated_bucket(training.get("deepspeed")),
-        overlap=stated_overlap(training.get("deepspeed")),
-        parameters=parameter_place(training.get("deepspeed")),
-        packing=training["data"]["packing"],
+        max_length=training.data.max_length,
+        micro_batch_size=optimization.micro_batch_size,
+        adapter=Adapter(lora.rank, lora.target_modules, lora.target_parameters, lora.modules_to_save, lora.dora),
+        zero_stage=training.zero_stage,
+        precision=training.precision,
+        method=training.method,
+        quantization=training.model.quantization,
+        offload=optimization.offload,
+        gradient_checkpointing=optimization.gradient_checkpointing,
+        hierarchical_partition=training.hierarchical_partition,
+        content=training.checkpoint.content,
+        gradient_bytes=summed_bytes(training.deepspeed),
+        live_elements=stated_live(training.deepspeed),
+        bucket_elements=stated_bucket(training.deepspeed),
+        overlap=stated_overlap(training.deepspeed),
+        parameters=parameter_place(training.deepspeed),
+        packing=training.data.packing,
+        flash_attention=flash_attention,
     )

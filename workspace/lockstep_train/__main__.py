@@ -16,7 +16,6 @@ from pathlib import Path
 from lockstep_spec.exits import DONE, FAILED, OUT_OF_MEMORY
 from lockstep_train import standby
 from lockstep_train.base import limits
-from lockstep_train.base.config import RunConfig
 from lockstep_train.base.environment import RankEnvironment, ignored_variables, rank_environment
 from lockstep_train.base.errors import (
     ConfigError,
@@ -25,7 +24,7 @@ from lockstep_train.base.errors import (
     exit_code_of,
     leave_process,
 )
-from lockstep_train.base.runfile import read_run
+from lockstep_train.base.runfile import RunConfig, read_run
 from lockstep_train.base.stop import StopSignal
 from lockstep_train.report import Reporter, print_error
 from lockstep_train.report.sinks.choose import refuse_unusable_metrics

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from lockstep_spec import length
 from lockstep_spec.modelnames import model_title
+from lockstep_spec.training import TrainingConfig
 from lockstep_train.base import limits
 from lockstep_train.base.cache import cache_folder
-from lockstep_train.base.config import RunConfig, TrainingConfig
 from lockstep_train.base.environment import RankEnvironment
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.limits import UNWATCHED, Watch
 from lockstep_train.base.ranks import Ranks
+from lockstep_train.base.runfile import RunConfig
 from lockstep_train.base.volumes import nodes_share
 from lockstep_train.checkpoint import resume
 from lockstep_train.checkpoint.format.chain import Claim

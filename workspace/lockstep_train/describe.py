@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lockstep_spec import length
-from lockstep_train.base.config import OptimizationConfig, RunConfig, TrainingConfig
+from lockstep_spec.training import OptimizationConfig, TrainingConfig
 from lockstep_train.base.ranks import Ranks
+from lockstep_train.base.runfile import RunConfig
 from lockstep_train.checkpoint import resume
 from lockstep_train.checkpoint.format.identity import Identity, parameters_digest, training_settings
 from lockstep_train.checkpoint.format.manifest import Manifest

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TextIO
 
 from lockstep_spec.choices import OnBroken
+from lockstep_spec.training import DataConfig
 from lockstep_train.base.cache import cache_folder
-from lockstep_train.base.config import DataConfig, RunConfig
 from lockstep_train.base.errors import ConfigError
+from lockstep_train.base.runfile import RunConfig
 from lockstep_train.data.dataset import resolve_source, sources_of, template_choice
 from lockstep_train.data.read.text_files import Broken
 from lockstep_train.data.tokens.encode import Encoded, encode_paragraphs, encode_samples

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep_spec import length
-from lockstep_train.base.config import RunConfig
 from lockstep_train.base.limits import Watch
 from lockstep_train.base.ranks import Ranks
+from lockstep_train.base.runfile import RunConfig
 from lockstep_train.checkpoint import resume
 from lockstep_train.checkpoint.save.save import Saved, Saver
 from lockstep_train.data.dataset import Dataset

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import MutableMapping
 
-from lockstep_train.base.config import RunConfig
+from lockstep_train.base.runfile import RunConfig
 from lockstep_train.base.startup import since_boot
 from lockstep_train.watch import flight
 

@@ -28,6 +28,8 @@ from lockstep_spec.choices import (
 )
 from lockstep_spec.modelnames import is_hub_name
 
+ON_VOLUMES = "path on the volumes"
+"""Marks a field that may name a path below /workspace or /datasets, which are elsewhere on a platform without pods."""
 DATA_PATH_PATTERN = r"^(/[^\x00]*|(s3|gs|gcs|abfs|abfss)://[^\s/]+/[^\s]+)$"
 DataPath = Annotated[str, Field(pattern=DATA_PATH_PATTERN, max_length=1024)]
 """A path, or an address of an object store."""
@@ -47,7 +49,7 @@ _REVISION_OF_NAME = Rule(
 class DataSource(Model):
     """One of several sources of samples."""
 
-    path: DataPath | None = None
+    path: Annotated[DataPath | None, ON_VOLUMES] = None
     """A file, a pattern or a folder, as data.path."""
     name: HubName | None = None
     """A dataset of the Hugging Face hub, for example org/dataset; downloaded once a volume."""
@@ -84,7 +86,7 @@ def _no_own_variables(variables: dict[str, Any] | None) -> dict[str, Any] | None
 class Data(Model):
     """The text to train on."""
 
-    path: DataPath | None = None
+    path: Annotated[DataPath | None, ON_VOLUMES] = None
     """A file of JSON lines, a table (Parquet, Arrow, CSV, TSV) or plain text, compressed or not; a pattern such as /datasets/*.parquet; a folder of such files; or an address of these in an object store, such as s3://bucket/folder."""
     name: HubName | None = None
     """A dataset of the Hugging Face hub, for example org/dataset; downloaded once a volume."""
@@ -102,7 +104,7 @@ class Data(Model):
     overlong: Overlong = Overlong.TRUNCATE
     train_on: TrainOn = TrainOn.ASSISTANT
     on_broken: OnBroken = OnBroken.FAIL
-    chat_template: AbsolutePath | None = None
+    chat_template: Annotated[AbsolutePath | None, ON_VOLUMES] = None
     """A file with the chat template to use instead of the tokenizer's own."""
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, Field(max_length=64), AfterValidator(free_form_fits), AfterValidator(_no_own_variables)
@@ -125,7 +127,7 @@ class Data(Model):
 class EvaluationData(Model):
     """Samples for evaluation of their own."""
 
-    path: DataPath | None = None
+    path: Annotated[DataPath | None, ON_VOLUMES] = None
     """A file, a pattern or a folder, as data.path."""
     name: HubName | None = None
     """A dataset of the Hugging Face hub, as data.name."""
@@ -177,7 +179,7 @@ class TokenSecret(Model):
 class BaseModelSource(Model):
     """The base model, as transformers reads it."""
 
-    name: Annotated[str, Field(pattern=MODEL_PATTERN, max_length=1024)]
+    name: Annotated[str, Field(pattern=MODEL_PATTERN, max_length=1024), ON_VOLUMES]
     """The folder of the model and its tokenizer, for example /workspace/models/Llama-3.1-8B; a model of the Hugging Face hub, for example zai-org/GLM-4.5-Air; or a folder of an object store, for example s3://models/Llama-3.1-8B. What is no folder is fetched into /workspace/cache/models before ranks load it, once a volume."""
     revision: Annotated[str | None, Field(min_length=1, max_length=256)] = None
     """The hub's branch, tag or commit. Default: its main branch. The first start resolves it to a commit, which all later starts of the job use."""
@@ -210,8 +212,8 @@ class Lora(Model):
     """The adapter's rank, r."""
     alpha: Annotated[int, Field(ge=1, le=4096)] = 32
     """The adapter's output is scaled by alpha / rank."""
-    dropout: Decimal = "0"
-    """Dropout before the adapter, for example 0.05."""
+    dropout: Fraction = "0"
+    """Dropout before the adapter, less than 1, for example 0.05."""
     target_modules: Annotated[list[LayerName], Field(min_length=1, max_length=64)] = [
         "q_proj", "k_proj", "v_proj", "o_proj",
     ]  # fmt: skip
@@ -224,7 +226,7 @@ class Lora(Model):
     """Scale by alpha / √rank (rsLoRA)."""
     dora: bool = False
     """Learn each weight's magnitude beside its direction (DoRA)."""
-    init_from: AbsolutePath | None = None
+    init_from: Annotated[AbsolutePath | None, ON_VOLUMES] = None
     """The folder of a PEFT adapter of the same shape whose weights the run starts with."""
 
     RULES = (
@@ -314,7 +316,7 @@ class Checkpoint(Model):
     """Optimizer steps between two checkpoints."""
     keep: Annotated[int, Field(ge=2, le=1000)] = 3
     """Checkpoints kept; the newest two always are."""
-    resume_from: Annotated[str, Field(pattern=RESUME_PATTERN, max_length=1024)] = "Auto"
+    resume_from: Annotated[str, Field(pattern=RESUME_PATTERN, max_length=1024), ON_VOLUMES] = "Auto"
     """Auto: the newest checkpoint of this job. None: from the start. A path: that checkpoint."""
     content: Content = Content.FULL
     replicas: Annotated[int, Field(ge=1, le=2)] = 1

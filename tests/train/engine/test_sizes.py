@@ -16,7 +16,7 @@ from lockstep_spec.choices import Method, Precision, ZeroStage
 from lockstep_spec.families import shape_from_config
 from lockstep_spec.memory import trained_elements
 from lockstep_spec.settings import Adapter, Settings
-from lockstep_train.base.config import LoraConfig
+from lockstep_spec.training import LoraConfig
 from lockstep_train.memory.shape import MEASURED, read_shape
 from lockstep_train.model.dtypes import DTYPES
 from lockstep_train.model.trained import add_lora

@@ -12,7 +12,7 @@ import torch
 
 from lockstep_spec.choices import Method, Quantization, ZeroStage
 from lockstep_spec.shape import Weight, shape_of
-from lockstep_train.base.config import LoraConfig
+from lockstep_spec.training import LoraConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.engine.experts import LayerUsage, chosen_experts, layer_number, usage_fields
 from lockstep_train.model.quantize import check_blocks, check_quantization, loading_options

@@ -14,15 +14,15 @@ from rank_cases import add_result
 
 from lockstep_spec.choices import NonFinitePolicy, Precision
 from lockstep_spec.memory import Place, estimate
+from lockstep_spec.settings import size_settings
+from lockstep_spec.training import TrainingConfig
 from lockstep_train.base import ranks as engine_ranks
-from lockstep_train.base.config import TrainingConfig
 from lockstep_train.base.environment import rank_environment
 from lockstep_train.base.runfile import parse_training
 from lockstep_train.data.sequences.batches import Batch
 from lockstep_train.engine.build import start_model
 from lockstep_train.engine.clock import Clock
 from lockstep_train.engine.step import Stepper
-from lockstep_train.memory.agree import size_settings
 from lockstep_train.memory.shape import read_shape
 from lockstep_train.model.dtypes import DTYPES
 from lockstep_train.model.load import quiet_transformers

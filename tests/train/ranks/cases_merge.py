@@ -14,8 +14,8 @@ from rank_cases import add_result, set_constants
 from safetensors.torch import load_file, save
 
 from lockstep_spec.choices import Content
+from lockstep_spec.training import TrainingConfig
 from lockstep_train import merge
-from lockstep_train.base.config import TrainingConfig
 from lockstep_train.checkpoint.format.identity import Identity
 from lockstep_train.checkpoint.format.layout import MANIFEST, shard_file
 from lockstep_train.checkpoint.format.manifest import FragmentRecord, Manifest, ShardRecord, encode

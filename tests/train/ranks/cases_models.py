@@ -13,8 +13,8 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from lockstep_spec.choices import NonFinitePolicy
+from lockstep_spec.training import TrainingConfig
 from lockstep_train.base import ranks as engine_ranks
-from lockstep_train.base.config import TrainingConfig
 from lockstep_train.base.environment import rank_environment
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.imports import import_bitsandbytes

@@ -87,16 +87,16 @@ def test_the_same_run_has_the_same_bytes() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"nodes": "two"}, "run.json.nodes is 'two', must be a whole number"),
-        ({"nodes": True}, "run.json.nodes is True, must be a whole number"),
-        ({"nodes": 3}, "run.json: addresses is 2, must be a list of 3, one for every node"),
-        ({"ranksPerNode": 0}, "run.json: ranks_per_node is 0, must be at least 1"),
-        ({"masterPort": 70000}, "run.json: master_port is 70000, must be a port, 1 to 65535"),
-        ({"command": []}, "run.json: command is empty, must be the argument list of a rank"),
-        ({"addresses": ["a", 1]}, "run.json.addresses[1] is 1, must be text"),
-        ({"whenDone": "Never"}, "run.json.whenDone is 'Never', must be one of Wait, Exit"),
+        ({"nodes": "two"}, 'run.json.nodes is "two", but must be a whole number ≥ 1'),
+        ({"nodes": True}, "run.json.nodes is true, but must be a whole number ≥ 1"),
+        ({"nodes": 3}, "run.json: addresses is 2, but must be a list of 3, one for every node"),
+        ({"ranksPerNode": 0}, "run.json.ranksPerNode is 0, but must be a whole number ≥ 1"),
+        ({"masterPort": 70000}, "run.json.masterPort is 70000, but must be a port, 1 to 65535"),
+        ({"command": []}, "run.json: command is empty, but must be the argument list of a rank"),
+        ({"addresses": ["a", 1]}, "run.json.addresses[1] is 1, but must be text"),
+        ({"whenDone": "Never"}, 'run.json.whenDone is "Never", but must be one of Wait, Exit'),
         ({"report": {"url": "https://o", "caPem": "pem"}}, "run.json.report.tokenFile is missing"),
-        ({"format": "lockstep-run/9"}, "run.json: format is lockstep-run/9, must be lockstep-run/1"),
+        ({"format": "lockstep-run/9"}, "run.json: format is lockstep-run/9, but must be lockstep-run/1"),
     ],
 )
 def test_a_wrong_run_is_refused_with_a_sentence_that_says_where(change: dict[str, Any], sentence: str) -> None:
@@ -247,7 +247,7 @@ def test_a_malformed_rank_report_is_refused(value: object) -> None:
 @pytest.mark.parametrize("counts", [{"totalSteps": -1}, {"step": -1}, {"step": 2**63}, {"estimatedRemainingSeconds": -5}], ids=str)
 def test_a_count_that_is_none_is_refused_by_name(counts: dict[str, int]) -> None:
     (name,) = counts
-    with pytest.raises(ContractError, match=rf"^rank report\.{name} is -?\d+, must be a whole number from 0"):
+    with pytest.raises(ContractError, match=rf"^rank report step\.{name} is -?\d+, but must be a whole number from 0"):
         rank_report_from_json({"rank": 0, "event": "step", "step": 1, **counts})
 
 

@@ -31,10 +31,11 @@ from lockstep.api.job import TrainingJobSpec
 from lockstep.api.training import Training
 from lockstep.cli.clusters.deploy import Mode, planned
 from lockstep.cli.main import app
+from lockstep.plan.render.run import trainer_config
 from lockstep_spec.families import shape_from_config
 from lockstep_spec.fit import plan_memory
 from lockstep_spec.memory import Place, trained_elements
-from lockstep_spec.settings import read_settings
+from lockstep_spec.settings import size_settings
 from support.checkout import ROOT
 
 Object = dict[str, Any]
@@ -253,7 +254,7 @@ def test_the_memory_plan_that_its_page_shows_is_the_samples() -> None:
     training = parse_job_file(text, "trainingjob-rdma.yaml").spec.training
     assert training is not None
     shape = shape_from_config(json.loads((MODELS / "Llama-3.1-8B/config.json").read_text(encoding="utf-8")))
-    settings = read_settings(training.model_dump(mode="json", by_alias=True))
+    settings = size_settings(trainer_config(training))
     printed = plan_memory(shape, settings, Place(world_size=8, ranks_per_node=4, gpu=True), 80 * 10**9).lines()
     shown = next(example for example in EXAMPLES if example.page.name == "memory.md" and example.text.startswith("Memory plan"))
     assert [line.strip() for line in printed[:4]] == [line.strip() for line in shown.text.splitlines() if line.strip() != "…"]
@@ -264,7 +265,7 @@ def test_the_figures_of_a_config_yaml_s_page_follow_from_the_sample() -> None:
     training = parse_job_file(text, "glm-4.5-air.yaml").spec.training
     assert training is not None
     shape = shape_from_config(json.loads((MODELS / "GLM-4.5-Air/config.json").read_text(encoding="utf-8")))
-    settings = read_settings(training.model_dump(mode="json", by_alias=True))
+    settings = size_settings(trainer_config(training))
     trained = trained_elements(shape, settings)
     page = (ROOT / "docs/how-to/from-config-yaml.md").read_text(encoding="utf-8")
     for figure in (

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from lockstep.api.training import Data, Training
+from lockstep.plan.render.run import trainer_config, training_json
 from lockstep_spec.checkpoint import commit_bytes, saves
 from lockstep_spec.choices import Method, Precision, Quantization, ZeroStage
 from lockstep_spec.families import FAMILIES, UnknownModel, shape_from_config
 from lockstep_spec.length import plan
 from lockstep_spec.memory import Place, trained_elements
-from lockstep_spec.settings import Adapter, Settings, read_settings
+from lockstep_spec.settings import Adapter, Settings, size_settings
 from lockstep_spec.traffic import gigabits_per_second, step_traffic, total_bytes
 from lockstep_train.base.runfile import parse_training
-from lockstep_train.memory.agree import size_settings
 
 LLAMA_8B: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
@@ -94,10 +94,8 @@ def test_the_trainer_and_the_command_line_read_the_same_settings_of_one_document
             "data": Data(path="/d.jsonl", max_length=77).to_dict() | {"path": "/d.jsonl"}, "optimization": {"microBatchSize": 3, "gradientCheckpointing": True},
         }
     )  # fmt: skip
-    document = given.model_dump(mode="json", by_alias=True)
-    del document["model"]["tokenSecret"]  # not in run.json
-    told = read_settings(document)
-    assert told == size_settings(parse_training(document))
+    told = size_settings(trainer_config(given))
+    assert told == size_settings(parse_training(training_json(given)))
     assert (told.max_length, told.quantization, told.adapter.modules_to_save) == (77, Quantization.NF4, ("embed_tokens",))
 
 

@@ -121,7 +121,7 @@ def test_the_rest_of_the_run_file_is_the_agents() -> None:
 def test_the_run_file_says_what_the_nodes_see_at_its_folder(stated: str | None, storage: StorageMode | None) -> None:
     document = {"job": {"name": "x"}, "runDir": "/r", "training": TRAINING, "storage": stated}
     assert parse_run(document, "run.json").storage is storage
-    with pytest.raises(ConfigError, match=r"run\.json: storage is \"Local\", but must be one of Shared, PerPod"):
+    with pytest.raises(ConfigError, match=r"run\.json\.storage is \"Local\", but must be one of Shared, PerPod"):
         parse_run({**document, "storage": "Local"}, "run.json")
 
 

@@ -11,7 +11,7 @@ import pytest
 from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.trainer import trainer_command
 from lockstep_spec.choices import Schedule
-from lockstep_train.base.config import OptimizationConfig
+from lockstep_spec.training import OptimizationConfig
 from lockstep_train.demo import __main__
 from lockstep_train.engine.optimizer import learning_rate, warmup_steps
 

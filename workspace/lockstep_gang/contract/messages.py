@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 from lockstep_gang.contract.fabric import RankFabric
 from lockstep_gang.contract.interactive import Asked, Ended, Find, Found, Interrupted, InUse, Printed, Show
@@ -11,7 +11,10 @@ from lockstep_gang.contract.preflight import Check, Checked
 from lockstep_gang.contract.report import State
 from lockstep_gang.contract.text import cleaned
 from lockstep_spec.choices import Choice
-from lockstep_spec.codec import ContractError, camel, from_json, to_json
+from lockstep_spec.codec import ContractError, Must, from_json, to_json
+
+COUNT_MAX = 2**63 - 1
+Count = Annotated[int, Must("a whole number from 0 to 2^63 - 1; leave out what isn't known", lambda number: 0 <= number <= COUNT_MAX)]
 
 
 @dataclass(frozen=True)
@@ -20,18 +23,18 @@ class Activity:
 
     rank: int
     activity: str
-    step: int | None = None
+    step: Count | None = None
     """The step that a start goes on from, done before it: it is shown, and counts as no progress."""
-    total_steps: int | None = None
+    total_steps: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     rank: int
-    step: int
-    total_steps: int | None = None
-    epoch: int | None = None
-    estimated_remaining_seconds: int | None = None
+    step: Count
+    total_steps: Count | None = None
+    epoch: Count | None = None
+    estimated_remaining_seconds: Count | None = None
     metrics: dict[str, str] = field(default_factory=dict)
 
 
@@ -44,9 +47,9 @@ class Beat:
     """What must end within the limit: `Step 12`."""
     place: str = ""
     """Where within: `forward of micro-batch 1 of 2`."""
-    position: int = 0
+    position: Count = 0
     """Places it has come to since it started; all ranks come to the same ones, in the same order."""
-    limit_seconds: int | None = None
+    limit_seconds: Count | None = None
     """Of this activity; null: none."""
 
 
@@ -55,17 +58,17 @@ class Pace:
     """A rank's own time a step, without what it waited for others, over the steps since it last told."""
 
     rank: int
-    step: int
+    step: Count
     """The last of them."""
-    steps: int
-    microseconds: int
+    steps: Count
+    microseconds: Count
     """Of one step, their mean."""
 
 
 @dataclass(frozen=True)
 class Evaluate:
     rank: int
-    step: int
+    step: Count
     metrics: dict[str, str] = field(default_factory=dict)
 
 
@@ -74,9 +77,9 @@ class Checkpoint:
     """Sent after the durable commit."""
 
     rank: int
-    step: int
+    step: Count
     path: str
-    bytes: int | None = None
+    bytes: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ class SaveFailed:
     """A save that is no commit. Rank 0 says so; training goes on."""
 
     rank: int
-    step: int
+    step: Count
     problem: str = ""
     """Which rank, which path, and the system's words."""
 
@@ -112,20 +115,11 @@ _EVENTS: dict[str, type[RankReport]] = {
     kind.__name__.lower(): kind for kind in (Activity, Step, Beat, Pace, Evaluate, Checkpoint, SaveFailed, Error, End)
 }
 RANK_REPORT_BYTES_MAX = 60_000
-COUNT_MAX = 2**63 - 1
-_COUNTS = ("step", "total_steps", "epoch", "estimated_remaining_seconds", "position", "limit_seconds", "steps", "microseconds", "bytes")
-
-
-_COUNTS_OF = {kind: tuple(f.name for f in fields(kind) if f.name in _COUNTS) for kind in _EVENTS.values()}
 
 
 def rank_report_from_json(value: object, where: str = "rank report") -> RankReport:
     """One datagram of a rank, parsed, its texts as lines that can be printed: `event` says which. Raises ContractError."""
     report: RankReport = _tagged(_EVENTS, "event", cleaned(value), where)
-    for name in _COUNTS_OF[type(report)]:
-        number = getattr(report, name)
-        if number is not None and not 0 <= number <= COUNT_MAX:
-            raise ContractError(f"{where}.{camel(name)} is {number}, must be a whole number from 0 to 2^63 - 1; leave out what isn't known")
     return report
 
 

@@ -15,7 +15,7 @@ from lockstep_gang.contract.run import JobIdentity
 from lockstep_gang.contract.stop import StopReport
 from lockstep_gang.contract.text import cleaned
 from lockstep_spec.choices import Choice
-from lockstep_spec.codec import ContractError, from_json, to_json
+from lockstep_spec.codec import ContractError, from_json, refuse, to_json
 
 REPORT_FORMAT = "lockstep-report/1"
 REPORT_BYTES_MAX = 1024 * 1024
@@ -227,7 +227,7 @@ def parse_report(body: bytes) -> Report:
         raise ContractError(f"report is not JSON: {error}") from None
     report = from_json(Report, value, "report")
     if report.format != REPORT_FORMAT:
-        raise ContractError(f"report.format is {report.format!r}, must be {REPORT_FORMAT}")
+        raise refuse("report.format", report.format, REPORT_FORMAT)
     return report
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from lockstep_gang.contract.fabric import FabricAsked
 from lockstep_gang.contract.interactive import Interactive
 from lockstep_gang.contract.preflight import Expected
 from lockstep_spec.choices import Choice, StorageMode
-from lockstep_spec.codec import ContractError, from_json, to_json
+from lockstep_spec.codec import ContractError, Must, at_least, from_json, to_json
 from lockstep_spec.timeouts import Timeouts
 
 RUN_FORMAT = "lockstep-run/1"
 POD_IPS = "LOCKSTEP_POD_IPS"
 """Variable of a pod: its own addresses, one of each family that the cluster has, with commas in between."""
+
+
+Port = Annotated[int, Must("a port, 1 to 65535", lambda port: 1 <= port <= 65535)]
 
 
 class WhenDone(Choice):
@@ -56,13 +59,13 @@ class Run:
     """What an agent needs to know, the same on every node."""
 
     job: JobIdentity
-    nodes: int
-    ranks_per_node: int
-    gpus_per_node: int
+    nodes: Annotated[int, at_least(1)]
+    ranks_per_node: Annotated[int, at_least(1)]
+    gpus_per_node: Annotated[int, at_least(0)]
     addresses: tuple[str, ...]
     """Where node i is reached, by name or number; node 0 has the coordinator."""
-    coordinator_port: int
-    master_port: int
+    coordinator_port: Port
+    master_port: Port
     """First port of the ranks' rendezvous; an attempt takes a free one from here on."""
     run_dir: str
     key_file: str
@@ -76,7 +79,7 @@ class Run:
     storage: StorageMode | None = None
     """Null: nobody says."""
     report: ReportTarget | None = None
-    save_grace_seconds: int = 120
+    save_grace_seconds: Annotated[int, at_least(0)] = 120
     """How long ranks that were asked to save and stop may take before they are killed."""
     rack_grouped: bool = False
     """The operator knows the nodes' racks, so its answer is worth a short wait before a start."""
@@ -94,15 +97,9 @@ class Run:
 
     def __post_init__(self) -> None:
         _require(self.format == RUN_FORMAT, "format", self.format, f"{RUN_FORMAT}: use an agent of the version that wrote this file")
-        for name in ("nodes", "ranks_per_node"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        _require(self.save_grace_seconds >= 0, "saveGraceSeconds", self.save_grace_seconds, "0 or more")
-        _require(self.gpus_per_node >= 0, "gpusPerNode", self.gpus_per_node, "0 or more")
         _require(len(self.addresses) == self.nodes, "addresses", len(self.addresses), f"a list of {self.nodes}, one for every node")
         _require(not self.order or sorted(self.order) == list(range(self.nodes)), "order", self.order, "empty, or every node once")
         _require(bool(self.command) or self.interactive is not None, "command", "empty", "the argument list of a rank")
-        for name in ("coordinator_port", "master_port"):
-            _require(1 <= getattr(self, name) <= 65535, name, getattr(self, name), "a port, 1 to 65535")
 
     @property
     def world_size(self) -> int:
@@ -133,7 +130,7 @@ class Run:
 
 def _require(holds: bool, name: str, value: object, valid: str) -> None:
     if not holds:
-        raise ContractError(f"run.json: {name} is {value}, must be {valid}")
+        raise ContractError(f"run.json: {name} is {value}, but must be {valid}")
 
 
 def parse_run(text: str) -> Run:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from lockstep_spec.choices import Method, Quantization
-from lockstep_train.base.config import TrainingConfig
+from lockstep_spec.training import TrainingConfig
 
 
 @contextlib.contextmanager

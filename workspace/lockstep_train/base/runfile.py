@@ -1,215 +1,91 @@
-"""The trainer's part of run.json, read strictly.
-
-An unknown key, a missing key or a wrong type is a ConfigError that names the field's path, because a setting that is
-silently ignored costs a whole run. Numbers with a fraction are strings ("2e-4"): the API has no floats.
-"""
+"""run.json as the trainer reads it: its section `training` strictly, and what it needs of the rest, which is the agent's."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from lockstep_spec.choices import (
-    Content,
-    DataFormat,
-    HierarchicalPartition,
-    Method,
-    NonFinitePolicy,
-    Offload,
-    OnBroken,
-    Optimizer,
-    Overlong,
-    Precision,
-    Quantization,
-    Schedule,
-    StorageMode,
-    TrainOn,
-    ZeroStage,
-)
-from lockstep_train.base.config import (
-    CheckpointConfig,
-    DataConfig,
-    EvaluationConfig,
-    EvaluationDataConfig,
-    LimitsConfig,
-    LoraConfig,
-    MetricsConfig,
-    MLflowConfig,
-    ModelConfig,
-    OptimizationConfig,
-    RunConfig,
-    SourceConfig,
-    TrainingConfig,
-    WandBConfig,
-)
+from lockstep_spec.choices import StorageMode
+from lockstep_spec.codec import ContractError, from_json, settings_from_json
+from lockstep_spec.training import Text, TrainingConfig
 from lockstep_train.base.errors import ConfigError, refusal
-from lockstep_train.base.strict import (
-    boolean,
-    decimal,
-    enumerated,
-    fraction,
-    integer,
-    items,
-    mapping,
-    optional,
-    positive,
-    probability,
-    refuse,
-    section,
-    share,
-    string,
-    strings,
-)
-
-_model = section(ModelConfig, {"name": string, "quantization": enumerated(Quantization), "revision": optional(string)})
-_lora = section(
-    LoraConfig,
-    {
-        "rank": positive,
-        "alpha": positive,
-        "dropout": probability,
-        "target_modules": strings,
-        "target_parameters": items(string),
-        "modules_to_save": items(string),
-        "rank_stabilized": boolean,
-        "dora": boolean,
-        "init_from": optional(string),
-    },
-)
-_SOURCE = {
-    "path": optional(string),
-    "name": optional(string),
-    "config": optional(string),
-    "split": string,
-    "revision": optional(string),
-    "format": enumerated(DataFormat),
-}
-_data = section(
-    DataConfig,
-    {
-        **_SOURCE,
-        "max_length": lambda path, value: integer(path, value, minimum=2),
-        "sources": items(section(SourceConfig, {**_SOURCE, "weight": decimal})),
-        "overlong": enumerated(Overlong),
-        "train_on": enumerated(TrainOn),
-        "packing": boolean,
-        "on_broken": enumerated(OnBroken),
-        "chat_template": optional(string),
-        "chat_template_kwargs": optional(mapping),
-    },
-)
-_optimization_fields = section(
-    OptimizationConfig,
-    {
-        "epochs": positive,
-        "max_steps": optional(positive),
-        "learning_rate": decimal,
-        "micro_batch_size": positive,
-        "global_batch_size": optional(positive),
-        "warmup_steps": integer,
-        "warmup_ratio": fraction,
-        "schedule": enumerated(Schedule),
-        "min_learning_rate_ratio": fraction,
-        "optimizer": enumerated(Optimizer),
-        "offload": enumerated(Offload),
-        "non_finite": enumerated(NonFinitePolicy),
-        "gradient_checkpointing": boolean,
-        "max_gradient_norm": decimal,
-        "weight_decay": decimal,
-        "beta1": fraction,
-        "beta2": fraction,
-        "epsilon": decimal,
-    },
-)
 
 
-def _optimization(path: str, value: Any) -> OptimizationConfig:
-    optimization = _optimization_fields(path, value)
-    if optimization.epsilon == 0:  # an element that has had no gradient would be 0 / 0
-        raise refuse(f"{path}.epsilon", value["epsilon"], 'a decimal number > 0 in quotes, such as "1e-8"')
-    if optimization.warmup_steps and optimization.warmup_ratio:
-        raise ConfigError(
-            f"{path}.warmupRatio is {optimization.warmup_ratio} and warmupSteps is {optimization.warmup_steps}, but only one can be set; set the other to 0"
-        )
-    return optimization
+@dataclass(frozen=True)
+class Origin:
+    """Where a fetched base model came from."""
+
+    name: str
+    revision: str | None
+    """As the job has it."""
+    pin: str
+    """The hub's commit, or the digest of an object store's listing."""
 
 
-_evaluation = section(
-    EvaluationConfig,
-    {
-        "every_steps": positive,
-        "holdout": share,
-        "samples": positive,
-        "data": optional(section(EvaluationDataConfig, {**_SOURCE, "split": optional(string)})),
-    },
-)
-_checkpoint = section(
-    CheckpointConfig,
-    {
-        "every_steps": positive,
-        "keep": positive,
-        "resume_from": string,
-        "content": enumerated(Content),
-        "replicas": positive,
-        "export_adapter": boolean,
-    },
-)
-_metrics = section(
-    MetricsConfig,
-    {
-        "tensor_board": boolean,
-        "mlflow": optional(section(MLflowConfig, {"tracking_uri": string, "experiment": string})),
-        "wandb": optional(section(WandBConfig, {"project": string, "entity": optional(string)})),
-    },
-)
-_limits = section(LimitsConfig, {"collective_timeout_seconds": positive, "step_timeout_seconds": optional(positive)})
-_training = section(
-    TrainingConfig,
-    {
-        "model": _model,
-        "method": enumerated(Method),
-        "lora": _lora,
-        "zero_stage": enumerated(ZeroStage),
-        "hierarchical_partition": enumerated(HierarchicalPartition),
-        "precision": enumerated(Precision),
-        "seed": integer,
-        "data": _data,
-        "optimization": _optimization,
-        "evaluation": optional(_evaluation),
-        "checkpoint": _checkpoint,
-        "metrics": _metrics,
-        "limits": _limits,
-        "deepspeed": optional(mapping),
-    },
-)
+@dataclass(frozen=True)
+class RunConfig:
+    """What the trainer reads of run.json; the rest of that file is the agent's."""
+
+    job_name: str
+    job_uid: str | None
+    run_dir: Path
+    training: TrainingConfig
+    storage: StorageMode | None = None
+    """None: nobody says, and nothing is checked."""
+    origin: Origin | None = None
+    """Set once the model is fetched; None for a model that is a folder."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    name: Text
+    uid: str | None = None
+
+
+@dataclass(frozen=True)
+class _RunFile:
+    job: _Job
+    run_dir: Text
+    storage: StorageMode | None = None
 
 
 def parse_training(value: object) -> TrainingConfig:
-    """`training` as it stands in run.json. Raises ConfigError naming the first field that is wrong."""
-    return _training("training", value)
+    """Return the section `training` of run.json. Raises ConfigError naming the first field that is wrong."""
+    try:
+        training = settings_from_json(TrainingConfig, value, "training")
+    except ContractError as error:
+        raise ConfigError(str(error)) from None
+    optimization = training.optimization
+    if optimization.warmup_steps and optimization.warmup_ratio:
+        raise ConfigError(
+            f"training.optimization.warmupRatio is {optimization.warmup_ratio} and warmupSteps is {optimization.warmup_steps}, "
+            "but only one can be set; set the other to 0"
+        )
+    return training
 
 
 def parse_run(document: object, source: str) -> RunConfig:
-    """The trainer's part of run.json: `job`, `runDir`, `training`. Raises ConfigError."""
+    """Return the trainer's part of run.json: `job`, `runDir`, `storage`, `training`. Raises ConfigError."""
     if not isinstance(document, dict):
         raise ConfigError(f"{source} holds no JSON object; it must be a run.json")
     if document.get("training") is None:
         raise ConfigError(f"{source} has no `training` section; this trainer runs only jobs that have one")
-    job = document.get("job")
-    if not isinstance(job, dict):
-        raise refuse(f"{source}: job", job, "an object with `name`")
+    try:
+        run = from_json(_RunFile, document, source)
+    except ContractError as error:
+        raise ConfigError(str(error)) from None
     return RunConfig(
-        job_name=string(f"{source}: job.name", job.get("name")),
-        job_uid=optional(string)(f"{source}: job.uid", job.get("uid") or None),
-        run_dir=Path(string(f"{source}: runDir", document.get("runDir"))),
+        job_name=run.job.name,
+        job_uid=run.job.uid or None,
+        run_dir=Path(run.run_dir),
         training=parse_training(document["training"]),
-        storage=optional(enumerated(StorageMode))(f"{source}: storage", document.get("storage")),
+        storage=run.storage,
     )
 
 
 def read_run(path: Path) -> RunConfig:
-    """Read run.json. Raises ConfigError when it can't be read or is not valid."""
+    """Return what run.json holds. Raises ConfigError when it can't be read or is not valid."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -11,11 +11,12 @@ from typing import Any
 
 from lockstep_spec.choices import TEMPLATE_OWN
 from lockstep_spec.modelnames import is_address
+from lockstep_spec.training import DataConfig, EvaluationConfig, SourceConfig, TrainingConfig
 from lockstep_train.base.cache import cache_folder, file_hash, stamp
-from lockstep_train.base.config import DataConfig, EvaluationConfig, RunConfig, SourceConfig, TrainingConfig
 from lockstep_train.base.errors import ConfigError, Problem, TrainerError, gravest, problem_of, refusal
 from lockstep_train.base.limits import UNWATCHED, Watch
 from lockstep_train.base.ranks import Ranks, refused_together
+from lockstep_train.base.runfile import RunConfig
 from lockstep_train.base.volumes import BuildProgress, once_per_volume
 from lockstep_train.data.arrays import open_arrays, whole_arrays
 from lockstep_train.data.read.commits import Asked, agreed_commits, at_commits, remember_commits

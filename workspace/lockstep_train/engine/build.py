@@ -18,7 +18,7 @@ from lockstep_spec import length
 from lockstep_spec.choices import Offload, Precision, ZeroStage
 from lockstep_spec.memory import bucket_elements
 from lockstep_spec.shape import ModelShape
-from lockstep_train.base.config import OptimizationConfig, TrainingConfig
+from lockstep_spec.training import OptimizationConfig, TrainingConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.imports import import_engine, import_method
 from lockstep_train.base.ranks import Ranks

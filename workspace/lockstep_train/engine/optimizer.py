@@ -11,7 +11,7 @@ import torch
 from lockstep_spec import length
 from lockstep_spec.choices import Offload, Schedule
 from lockstep_spec.choices import Optimizer as OptimizerName
-from lockstep_train.base.config import OptimizationConfig
+from lockstep_spec.training import OptimizationConfig
 
 Named = tuple[str, torch.nn.Parameter]
 

@@ -10,7 +10,7 @@ from typing import Any
 from lockstep_spec.choices import Method, Offload, Precision, ZeroStage
 from lockstep_spec.gathering import ahead_elements, live_elements
 from lockstep_spec.shape import ModelShape
-from lockstep_train.base.config import TrainingConfig
+from lockstep_spec.training import TrainingConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.engine.idle_settings import STAGE3, refuse_idle
 from lockstep_train.engine.raw_values import refuse_unusable_values

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from lockstep_spec.choices import HierarchicalPartition
 from lockstep_spec.fit import MemoryPlan, after_out_of_memory, asked_partition, choose_partition, plan_memory
 from lockstep_spec.memory import Place
-from lockstep_spec.settings import Adapter, Settings, parameter_place, stated_bucket, stated_live, stated_overlap, summed_bytes
+from lockstep_spec.settings import size_settings
 from lockstep_spec.shape import ModelShape
-from lockstep_train.base.config import TrainingConfig
+from lockstep_spec.training import TrainingConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.data.tokens.attention import HALF, varlen_attention
@@ -93,28 +93,3 @@ def _tell(plan: MemoryPlan, reporter: Reporter) -> None:
     items = {item.name: item.size_bytes for item in plan.items}
     reporter.event("memoryPlan", totalBytes=plan.total_bytes, capacityBytes=plan.capacity_bytes, items=items)
     reporter.out_of_memory_advice = after_out_of_memory(plan)
-
-
-def size_settings(training: TrainingConfig, *, flash_attention: bool = True) -> Settings:
-    """Settings from which a run's sizes follow. `flash_attention`: there is one that keeps packed documents apart."""
-    lora, optimization = training.lora, training.optimization
-    return Settings(
-        max_length=training.data.max_length,
-        micro_batch_size=optimization.micro_batch_size,
-        adapter=Adapter(lora.rank, lora.target_modules, lora.target_parameters, lora.modules_to_save, lora.dora),
-        zero_stage=training.zero_stage,
-        precision=training.precision,
-        method=training.method,
-        quantization=training.model.quantization,
-        offload=optimization.offload,
-        gradient_checkpointing=optimization.gradient_checkpointing,
-        hierarchical_partition=training.hierarchical_partition,
-        content=training.checkpoint.content,
-        gradient_bytes=summed_bytes(training.deepspeed),
-        live_elements=stated_live(training.deepspeed),
-        bucket_elements=stated_bucket(training.deepspeed),
-        overlap=stated_overlap(training.deepspeed),
-        parameters=parameter_place(training.deepspeed),
-        packing=training.data.packing,
-        flash_attention=flash_attention,
-    )

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from lockstep_spec.modelnames import is_address, is_folder
+from lockstep_spec.training import ModelConfig
 from lockstep_train.base import limits
 from lockstep_train.base.cache import cache_folder
-from lockstep_train.base.config import ModelConfig, Origin, RunConfig
 from lockstep_train.base.durable import make_directory, write_durably
 from lockstep_train.base.errors import Problem, TrainerError, gravest, problem_of, refusal
 from lockstep_train.base.limits import UNWATCHED, Watch
 from lockstep_train.base.ranks import Ranks, refused_together
+from lockstep_train.base.runfile import Origin, RunConfig
 from lockstep_train.base.volumes import BuildProgress, once_per_volume
 from lockstep_train.checkpoint.format.layout import MANIFEST
 from lockstep_train.fetch.choose import texts_only

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 
 from lockstep_spec.choices import Precision, Quantization, ZeroStage
-from lockstep_train.base.config import ModelConfig
+from lockstep_spec.training import ModelConfig
 from lockstep_train.base.errors import ConfigError, TrainerError, may_pass, reason_of, refusal
 from lockstep_train.base.imports import replaced
 from lockstep_train.model.dtypes import DTYPES

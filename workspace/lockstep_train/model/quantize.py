@@ -9,7 +9,7 @@ import torch
 
 from lockstep_spec.choices import Method, Quantization, ZeroStage
 from lockstep_spec.shape import NF4_BLOCK, ModelShape
-from lockstep_train.base.config import TrainingConfig
+from lockstep_spec.training import TrainingConfig
 from lockstep_train.base.errors import ConfigError
 
 

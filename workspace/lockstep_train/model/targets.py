@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from lockstep_train.base.config import LoraConfig
+from lockstep_spec.training import LoraConfig
 from lockstep_train.base.errors import ConfigError
 
 SHOWN = 24

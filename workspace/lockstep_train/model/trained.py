@@ -12,7 +12,7 @@ import torch
 
 from lockstep_spec.choices import Method
 from lockstep_spec.modelnames import model_title
-from lockstep_train.base.config import LoraConfig, TrainingConfig
+from lockstep_spec.training import LoraConfig, TrainingConfig
 from lockstep_train.base.errors import ConfigError, refusal
 from lockstep_train.base.imports import import_peft
 from lockstep_train.model.targets import check_targets, whole_modules

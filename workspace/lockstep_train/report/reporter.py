@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep_train.base.config import RunConfig
+from lockstep_train.base.runfile import RunConfig
 from lockstep_train.base.startup import StartUp, startup_line
 from lockstep_train.report import lines
 from lockstep_train.report.agent import Agent

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lockstep_train.base.config import TrainingConfig
+from lockstep_spec.training import TrainingConfig
 from lockstep_train.report.flops import FlopCount, count_flops, peak_flops
 from lockstep_train.report.reporter import Reporter
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.api.errors import ConfigError
 
 if TYPE_CHECKING:
+    from lockstep.api.training import BaseModelSource, Training
     from lockstep.plan.ahead.forecast import Known, Pace
     from lockstep.plan.render.resolve import Resolved
 
@@ -51,13 +52,13 @@ def known_facts(
     return replace(known, pace=pace)
 
 
-def _with_model(known: Known, training: dict[str, Any], named: Path | None, offline: bool) -> Known:
+def _with_model(known: Known, training: Training, named: Path | None, offline: bool) -> Known:
     from dataclasses import replace
 
     from lockstep_spec.families import UnknownModel, shape_from_config
 
     try:
-        config, source = _config(training["model"], named, offline)
+        config, source = _config(training.model, named, offline)
         return replace(known, shape=shape_from_config(config), shape_source=source)
     except Unknown as unknown:
         return replace(known, shape_source=str(unknown))
@@ -69,26 +70,26 @@ class Unknown(Exception):
     """Why a model's sizes can't be told here, and what would help."""
 
 
-def _config(model: dict[str, Any], named: Path | None, offline: bool) -> tuple[dict[str, Any], str]:
+def _config(model: BaseModelSource, named: Path | None, offline: bool) -> tuple[dict[str, Any], str]:
     """config.json and where it is: a file here, or the hub's. Raises ConfigError for a file that was named, else Unknown."""
     from lockstep.cli.jobs.hubconfig import hub_config
     from lockstep_spec.modelnames import is_hub_name
 
     help_ = "--model-config FILE names the model's config.json"
-    if named is None and is_hub_name(model["name"]):
+    if named is None and is_hub_name(model.name):
         if offline:
-            raise Unknown(f"{model['name']} is of the hub, which is not asked with --offline: {help_}")
+            raise Unknown(f"{model.name} is of the hub, which is not asked with --offline: {help_}")
         try:
-            return hub_config(model["name"], model["revision"])
+            return hub_config(model.name, model.revision)
         except ConfigError as error:
-            raise Unknown(f"{model['name']} is of the hub, and {error}: {help_}") from None
-    path = named if named is not None else Path(model["name"])
+            raise Unknown(f"{model.name} is of the hub, and {error}: {help_}") from None
+    path = named if named is not None else Path(model.name)
     path = path / "config.json" if path.is_dir() else path
     if path.is_file():
         return _json(path), str(path)
     if named is not None:
         raise ConfigError(f"--model-config {named}: there is no such file; it must be a model's config.json, or its folder")
-    raise Unknown(f"{model['name']} is not on this machine: {help_}")
+    raise Unknown(f"{model.name} is not on this machine: {help_}")
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -101,23 +102,23 @@ def _json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _with_samples(known: Known, training: dict[str, Any], named: Path | None) -> Known:
+def _with_samples(known: Known, training: Training, named: Path | None) -> Known:
     from dataclasses import replace
 
-    data = training["data"]
-    if data["packing"] or data["overlong"] == "Split":
+    data = training.data
+    if data.packing or data.overlong == "Split":
         why = "how many sequences samples make with packing, or with overlong: Split, follows from their tokens; --samples N says how many"
         if named is not None:
             raise ConfigError(f"--data counts lines, but {why}")
         return replace(known, samples_source=why)
-    path = named if named is not None else None if data["path"] is None else Path(data["path"])
+    path = named if named is not None else None if data.path is None else Path(data.path)
     if path is None:
         return known
     if not path.is_file():
         if named is not None:
             raise ConfigError(f"--data {named}: there is no such file")
         return replace(known, samples_source=f"{path} is not on this machine: --data FILE counts a copy, --samples N says how many")
-    if path.suffix not in (".jsonl", ".json", ".ndjson") or data["format"] == "Text":
+    if path.suffix not in (".jsonl", ".json", ".ndjson") or data.format == "Text":
         return replace(known, samples_source="how many samples plain text makes follows from its tokens; --samples N says how many")
     with path.open("rb") as file:
         if file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):

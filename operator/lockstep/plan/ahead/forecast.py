@@ -12,14 +12,16 @@ from typing import Any
 
 from lockstep.api.objects import Object
 from lockstep.api.quantity import amount, number
+from lockstep.api.training import Training
 from lockstep.plan.cluster.finding import Finding, Outcome
 from lockstep.plan.render.fabric import GPU_RESOURCE
 from lockstep.plan.render.resolve import Resolved
+from lockstep.plan.render.run import trainer_config
 from lockstep_spec import length
 from lockstep_spec.checkpoint import commit_bytes, saves
 from lockstep_spec.fit import asked_partition, choose_partition, nearest_settings, plan_memory
 from lockstep_spec.memory import Place, trained_elements
-from lockstep_spec.settings import Settings, read_settings
+from lockstep_spec.settings import Settings, size_settings
 from lockstep_spec.shape import ModelShape
 from lockstep_spec.traffic import gigabits_per_second, step_traffic, total_bytes
 from lockstep_spec.words import decimal_size, duration, step_duration
@@ -98,7 +100,7 @@ def forecast(resolved: Resolved, known: Known) -> Forecast:
             "memory", Outcome.NOTE, "the job runs no training of Lockstep's: what memory, network and time it needs is its script's affair"
         )
         return told
-    settings = read_settings(resolved.training)
+    settings = size_settings(trainer_config(resolved.training))
     run = _length(resolved, known)
     place = _memory(told, resolved, settings, known)
     seconds = _step_seconds(resolved, settings, known)
@@ -195,53 +197,56 @@ def _network(told: Forecast, resolved: Resolved, settings: Settings, known: Know
         )
 
 
+def _training(resolved: Resolved) -> Training:
+    assert resolved.training is not None  # noqa: S101 (`forecast` ends where there is none)
+    return resolved.training
+
+
 def _global_batch(resolved: Resolved) -> int:
-    optimization = (resolved.training or {})["optimization"]
-    return int(optimization["globalBatchSize"] or optimization["microBatchSize"] * resolved.world_size)
+    optimization = _training(resolved).optimization
+    return int(optimization.global_batch_size or optimization.micro_batch_size * resolved.world_size)
 
 
 def _accumulation(resolved: Resolved) -> int:
-    micro: int = (resolved.training or {})["optimization"]["microBatchSize"]
+    micro: int = _training(resolved).optimization.micro_batch_size
     return -(-_global_batch(resolved) // (micro * resolved.world_size))
 
 
 def _length(resolved: Resolved, known: Known) -> length.Plan | None:
     """None: the number of samples isn't known. Those held out for evaluation are no part of it."""
-    training = resolved.training or {}
+    training = _training(resolved)
     if known.samples is None:
         return None
-    optimization = training["optimization"]
+    optimization = training.optimization
     return length.plan(
         count=max(1, known.samples - _held_out(training, known.samples)),
-        epochs=optimization["epochs"],
-        max_steps=optimization["maxSteps"],
+        epochs=optimization.epochs,
+        max_steps=optimization.max_steps,
         global_batch_size=_global_batch(resolved),
         world_size=resolved.world_size,
-        micro=optimization["microBatchSize"],
+        micro=optimization.micro_batch_size,
     )
 
 
-def _held_out(training: dict[str, Any], samples: int) -> int:
+def _held_out(training: Training, samples: int) -> int:
     """About: which samples those are follows from their content."""
-    evaluation = training["evaluation"]
-    return 0 if evaluation is None or evaluation["data"] is not None else round(samples * float(evaluation["holdout"]))
+    evaluation = training.evaluation
+    return 0 if evaluation is None or evaluation.data is not None else round(samples * float(evaluation.holdout))
 
 
 def _steps(told: Forecast, resolved: Resolved, known: Known, run: length.Plan | None) -> None:
-    training = resolved.training or {}
-    optimization, batch = training["optimization"], _global_batch(resolved)
-    of_batch = (
-        f"a step takes {batch} {'sequences' if training['data']['packing'] else 'samples'}, {_accumulation(resolved)} micro-batches a rank"
-    )
+    training = _training(resolved)
+    optimization, batch = training.optimization, _global_batch(resolved)
+    of_batch = f"a step takes {batch} {'sequences' if training.data.packing else 'samples'}, {_accumulation(resolved)} micro-batches a rank"
     told.figures |= {"globalBatchSize": batch, "accumulation": _accumulation(resolved)}
     if run is None:
-        most = f"; no more than maxSteps, {optimization['maxSteps']}" if optimization["maxSteps"] else ""
+        most = f"; no more than maxSteps, {optimization.max_steps}" if optimization.max_steps else ""
         told.add("steps", Outcome.UNKNOWN, f"how many: {known.samples_source}{most}; {of_batch}")
         return
     held = _held_out(training, known.samples or 0)
     about, without = ("about ", f" less {held} held out") if held else ("", "")
     epoch = ((known.samples or 0) - held) / batch
-    warmup = length.warmup_steps(optimization["warmupSteps"], float(optimization["warmupRatio"]), run.total_steps)
+    warmup = length.warmup_steps(optimization.warmup_steps, float(optimization.warmup_ratio), run.total_steps)
     warming = f", {warmup} of them to warm up" if warmup else ""
     told.figures |= {"samples": known.samples, "stepsPerEpoch": round(epoch, 2), "steps": run.total_steps, "warmupSteps": warmup}
     told.add(
@@ -251,20 +256,20 @@ def _steps(told: Forecast, resolved: Resolved, known: Known, run: length.Plan | 
 
 
 def _saves(told: Forecast, resolved: Resolved, settings: Settings, known: Known, run: length.Plan | None) -> None:
-    training = resolved.training or {}
-    checkpoint = training["checkpoint"]
+    training = _training(resolved)
+    checkpoint = training.checkpoint
     if known.shape is None:
         told.add("saves", Outcome.UNKNOWN, "how large a checkpoint is: the model's parameters are not known")
         return
-    full = checkpoint["content"] == "Full"
-    copies = checkpoint["replicas"] if resolved.storage_mode.value == "PerPod" else 1
-    size = commit_bytes(known.shape, settings, full=full, adapter=checkpoint["exportAdapter"], copies=copies)
+    full = checkpoint.content == "Full"
+    copies = checkpoint.replicas if resolved.storage_mode.value == "PerPod" else 1
+    size = commit_bytes(known.shape, settings, full=full, adapter=checkpoint.export_adapter, copies=copies)
     told.figures["checkpointBytes"] = size
-    what = f"{decimal_size(size)} each ({checkpoint['content']}, {'12' if full else settings.element_bytes} bytes a trained parameter)"
+    what = f"{decimal_size(size)} each ({checkpoint.content}, {'12' if full else settings.element_bytes} bytes a trained parameter)"
     if run is None:
-        told.add("saves", Outcome.NOTE, f"a checkpoint every {checkpoint['everySteps']} steps, {what}; how many: the steps are not known")
+        told.add("saves", Outcome.NOTE, f"a checkpoint every {checkpoint.every_steps} steps, {what}; how many: the steps are not known")
         return
-    found = saves(run.total_steps, checkpoint["everySteps"], checkpoint["keep"], size, evaluates=training["evaluation"] is not None)
+    found = saves(run.total_steps, checkpoint.every_steps, checkpoint.keep, size, evaluates=training.evaluation is not None)
     told.figures |= {"checkpoints": found.count, "checkpointsMostBytes": found.most_bytes}
     told.add("saves", Outcome.NOTE, f"{found.count} checkpoints, {what}, at most {decimal_size(found.most_bytes)} on the volumes together")
     room = number(resolved.profile.spec.storage.workspace_size) * (resolved.nodes if resolved.storage_mode.value == "PerPod" else 1)

@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lockstep.api.job import TrainingJob
 from lockstep.api.preflight import PreflightMode
 from lockstep.api.quantity import number
+from lockstep.api.training import Training
 from lockstep.plan.render.fabric import Transport
 from lockstep_gang.contract import (
     PREFLIGHT_RESULT,
@@ -80,27 +81,31 @@ def _paths(resolved: Resolved) -> Iterator[ExpectedPath]:
     if training is None:
         yield ExpectedPath("spec.script.path", resolved.command[1], Kind.FILE)
         return
-    if is_folder(training["model"]["name"]):
-        yield ExpectedPath("spec.training.model.name", training["model"]["name"], Kind.FOLDER)
-    if training["lora"]["initFrom"] is not None:
-        yield ExpectedPath("spec.training.lora.initFrom", training["lora"]["initFrom"], Kind.FOLDER)
+    if is_folder(training.model.name):
+        yield ExpectedPath("spec.training.model.name", training.model.name, Kind.FOLDER)
+    if training.lora.init_from is not None:
+        yield ExpectedPath("spec.training.lora.initFrom", training.lora.init_from, Kind.FOLDER)
     yield from _data_paths(training)
-    resume = training["checkpoint"]["resumeFrom"]
+    resume = training.checkpoint.resume_from
     if resume.startswith("/"):
         yield ExpectedPath("spec.training.checkpoint.resumeFrom", resume, Kind.FOLDER)
 
 
-def _data_paths(training: dict[str, Any]) -> Iterator[ExpectedPath]:
-    if training["data"]["chatTemplate"] is not None:
-        yield ExpectedPath("spec.training.data.chatTemplate", training["data"]["chatTemplate"], Kind.FILE)
-    sources = {"data": training["data"]}
-    sources |= {f"data.sources[{index}]": source for index, source in enumerate(training["data"]["sources"])}
-    evaluation = training["evaluation"]
-    if evaluation is not None and evaluation["data"] is not None:
-        sources["evaluation.data"] = evaluation["data"]
-    for place, source in sources.items():
-        if source["path"] is not None and not is_address(source["path"]):
-            yield _data_path(f"spec.training.{place}.path", source["path"])
+def _data_paths(training: Training) -> Iterator[ExpectedPath]:
+    if training.data.chat_template is not None:
+        yield ExpectedPath("spec.training.data.chatTemplate", training.data.chat_template, Kind.FILE)
+    for field, path in data_paths(training).items():
+        if not is_address(path):
+            yield _data_path(field, path)
+
+
+def data_paths(training: Training) -> dict[str, str]:
+    """Return every path or address of samples by its field. Hub datasets have none."""
+    paths = {"data.path": training.data.path}
+    paths |= {f"data.sources[{index}].path": source.path for index, source in enumerate(training.data.sources)}
+    if training.evaluation is not None and training.evaluation.data is not None:
+        paths["evaluation.data.path"] = training.evaluation.data.path
+    return {f"spec.training.{field}": path for field, path in paths.items() if path is not None}
 
 
 def _data_path(field: str, path: str) -> ExpectedPath:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import RANKS_MAX, JobType, TrainingJob, ranks_a_node
+from lockstep.api.model import Model
 from lockstep.api.names import DATASETS, WORKSPACE
+from lockstep.api.training import ON_VOLUMES, Training
 from lockstep.plan.layers import Layer, Layered, Notice, Setting
 from lockstep.plan.render.explain import explain_settings
 from lockstep.plan.render.fabric import Transport, Variables, choose_transport, fabric_refusals, fabric_warnings, nccl_environment
@@ -21,6 +22,7 @@ from lockstep.plan.render.variables import variable_warnings
 from lockstep_spec.choices import StorageMode
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Model)
 
 MADE_BY_OPERATOR = "<made by the operator>"
 UNNAMED_IMAGE = (
@@ -76,8 +78,8 @@ class Resolved:
     workspace_claim: str
     command: tuple[str, ...]
     """argv of every rank; empty: of an Interactive job, every run has its own."""
-    training: dict[str, Any] | None
-    """spec.training with defaults and real paths; None for a script."""
+    training: Training | None
+    """spec.training with real paths; None for a script."""
     warnings: tuple[Notice, ...]
     settings: tuple[Setting, ...]
 
@@ -251,28 +253,24 @@ def _command(job: TrainingJob, platform: PlatformDefaults) -> tuple[str, ...]:
     return ("python3", _real_path(script.path, platform), *script.args)
 
 
-def _training(job: TrainingJob, platform: PlatformDefaults) -> dict[str, Any] | None:
-    """spec.training as the trainer reads it: every field there (null where unset), paths where this platform has them."""
-    if job.spec.training is None:
-        return None
-    training = job.spec.training.model_dump(mode="json", by_alias=True)
-    del training["model"]["tokenSecret"]  # the pod's affair (variables.py): run.json names no Secret
-    for section, key in _paths(training):
-        if section[key] is not None:
-            section[key] = _real_path(section[key], platform)
-    return training
+def _training(job: TrainingJob, platform: PlatformDefaults) -> Training | None:
+    """spec.training, with paths where this platform has them."""
+    training = job.spec.training
+    return None if training is None else _with_real_paths(training, platform)
 
 
-def _paths(training: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """Every field of the trainer's settings that is a path: the section it is in, and its key."""
-    yield training["model"], "name"
-    yield training["lora"], "initFrom"
-    yield training["checkpoint"], "resumeFrom"
-    yield training["data"], "chatTemplate"
-    for source in (training["data"], *training["data"]["sources"]):
-        yield source, "path"
-    if training["evaluation"] is not None and training["evaluation"]["data"] is not None:
-        yield training["evaluation"]["data"], "path"
+def _with_real_paths(model: M, platform: PlatformDefaults) -> M:
+    """The model, with every field in it that is marked as a path of the volumes where this platform has it."""
+    update: dict[str, Any] = {}
+    for name, field in type(model).model_fields.items():
+        match getattr(model, name):
+            case str(path) if ON_VOLUMES in field.metadata:
+                update[name] = _real_path(path, platform)
+            case Model() as inner:
+                update[name] = _with_real_paths(inner, platform)
+            case [Model(), *_] as items:
+                update[name] = [_with_real_paths(item, platform) for item in items]
+    return model.model_copy(update=update)
 
 
 def _real_path(path: str, platform: PlatformDefaults) -> str:

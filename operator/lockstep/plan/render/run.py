@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from posixpath import join
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockstep.api import names
 from lockstep.api.job import Interactive as InteractiveSpec
 from lockstep.api.job import JobType, TrainingJobSpec
+from lockstep.api.training import Training
 from lockstep.plan.render.fabric import fabric_asked
 from lockstep.plan.render.preflight import expected
 from lockstep.plan.render.variables import loader_variables
 from lockstep_gang.contract import Interactive, JobIdentity, ReportTarget, RestartPolicy, Run, WhenDone
 from lockstep_spec.choices import StorageMode
+from lockstep_spec.codec import settings_from_json
 from lockstep_spec.timeouts import Timeouts
+from lockstep_spec.training import TrainingConfig
 
 if TYPE_CHECKING:
     from lockstep.plan.render.resolve import Resolved
@@ -78,11 +81,21 @@ def build_run(resolved: Resolved, placement: Placement) -> Run:
         report=placement.report,
         rack_grouped=placement.report is not None and resolved.profile.spec.nodes.rack_label is not None,
         save_grace_seconds=resolved.job.spec.pod_template.grace_seconds - LAST_REPORT_SECONDS,
-        training=resolved.training,
+        training=None if resolved.training is None else training_json(resolved.training),
         fabric=fabric_asked(resolved.job.spec, resolved.profile.spec, resolved.transport, resolved.nccl),
         preflight=expected(resolved),
         interactive=_interactive(resolved.job.spec),
     )
+
+
+def training_json(training: Training) -> dict[str, Any]:
+    """Return the trainer's section of run.json: every field is there, null where unset. It names no Secret: the hub's token is the pod's affair."""
+    return training.model_dump(mode="json", by_alias=True, exclude={"model": {"token_secret"}})
+
+
+def trainer_config(training: Training) -> TrainingConfig:
+    """Return the settings as the trainer reads them."""
+    return settings_from_json(TrainingConfig, training_json(training), "training")
 
 
 def _interactive(spec: TrainingJobSpec) -> Interactive | None:

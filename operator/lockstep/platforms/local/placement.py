@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import DATASETS, WORKSPACE
 from lockstep.api.shared import Variable
-from lockstep.api.training import Training
-from lockstep.plan.render.preflight import WILD
+from lockstep.plan.render.preflight import WILD, data_paths
 from lockstep.plan.render.resolve import PlatformDefaults, Resolved
 from lockstep.plan.render.run import Placement, build_run
 from lockstep_gang.contract import AllReduce, Expected, Run, WhenDone
@@ -115,31 +113,21 @@ def check_inputs(resolved: Resolved) -> None:
         workspace = Path(resolved.platform.workspace)
         _require_file("spec.script.path", script.path, workspace / resolved.command[1])
     if training is not None:
-        model = Path(training["model"]["name"])
+        model = Path(training.model.name)
         stated = resolved.job.spec.training
         assert stated is not None  # noqa: S101 (resolved.training comes from it)
         if is_folder(stated.model.name):
             _require("spec.training.model.name", stated.model.name, model, model.is_dir(), "folder")
             _require_file("spec.training.model.name", f"{stated.model.name}/config.json", model / "config.json")
-        for place, path, real in _data_files(stated, training):
+        here = data_paths(training)
+        for field, path in data_paths(stated).items():
             if not is_address(path):
-                _require_data(place, path, Path(real))
-        if stated.data.chat_template is not None:
-            _require_file("spec.training.data.chatTemplate", stated.data.chat_template, Path(training["data"]["chatTemplate"]))
-        resume = training["checkpoint"]["resumeFrom"]
+                _require_data(field, path, Path(here[field]))
+        if stated.data.chat_template is not None and training.data.chat_template is not None:
+            _require_file("spec.training.data.chatTemplate", stated.data.chat_template, Path(training.data.chat_template))
+        resume = training.checkpoint.resume_from
         if resume.startswith("/"):
             _require("spec.training.checkpoint.resumeFrom", stated.checkpoint.resume_from, Path(resume), Path(resume).is_dir(), "folder")
-
-
-def _data_files(stated: Training, training: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Every path of samples: its field, as stated, and where it is here. Hub datasets have none."""
-    if stated.data.path is not None:
-        yield "spec.training.data.path", stated.data.path, training["data"]["path"]
-    for index, source in enumerate(stated.data.sources):
-        if source.path is not None:
-            yield f"spec.training.data.sources[{index}].path", source.path, training["data"]["sources"][index]["path"]
-    if stated.evaluation is not None and stated.evaluation.data is not None and stated.evaluation.data.path is not None:
-        yield "spec.training.evaluation.data.path", stated.evaluation.data.path, training["evaluation"]["data"]["path"]
 
 
 def _require_data(field: str, stated: str, path: Path) -> None:

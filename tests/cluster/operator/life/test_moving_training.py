@@ -18,6 +18,7 @@ from lockstep.cli.clusters.quickstart import demo_folder
 from lockstep.cli.shared.target import load
 from lockstep.kube.exec import Place
 from lockstep.plan.render.resolve import PlatformDefaults, resolve
+from lockstep.plan.render.run import training_json
 from support.clusters.cluster_demo import demo_files, run_in_pod
 from support.clusters.cluster_jobs import API, Jobs, until
 
@@ -46,7 +47,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     }
     job = TrainingJob.model_validate({"metadata": {"name": "alone"}, "spec": {"nodes": 1, "training": TRAINING | places}})
     resolved = resolve(job, load("local").profile, PlatformDefaults())
-    run = {"job": {"name": "alone", "namespace": "", "uid": "alone"}, "runDir": str(folder), "training": resolved.training}
+    run = {
+        "job": {"name": "alone", "namespace": "", "uid": "alone"},
+        "runDir": str(folder),
+        "training": None if resolved.training is None else training_json(resolved.training),
+    }
     (folder / "run.json").write_text(json.dumps(run))
     environment = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "HOME": str(folder), "PATH": os.environ["PATH"]}
     command = ["nice", "-n", "19", sys.executable, "-m", "lockstep_train", "--run", str(folder / "run.json")]

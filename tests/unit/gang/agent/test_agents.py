@@ -285,7 +285,7 @@ def test_an_agent_with_another_key_is_refused_and_told_so(agents: Gang) -> None:
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        ({"nodes": "two"}, "run.json.nodes is 'two', must be a whole number"),
+        ({"nodes": "two"}, 'run.json.nodes is "two", but must be a whole number ≥ 1'),
         ({"keyFile": "/no/such/key"}, "No such file or directory: '/no/such/key'"),
     ],
 )

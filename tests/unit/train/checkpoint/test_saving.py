@@ -149,7 +149,7 @@ def test_a_save_that_fails_or_is_left_out_is_an_event_and_is_counted(tmp_path: P
 
 def test_a_manifest_names_the_optimizer_of_the_run(tmp_path: Path) -> None:
     from lockstep_spec.choices import Optimizer
-    from lockstep_train.base.config import RunConfig
+    from lockstep_train.base.runfile import RunConfig
     from lockstep_train.checkpoint.format.manifest import decode, encode
     from lockstep_train.checkpoint.format.volume import VolumeView
     from lockstep_train.checkpoint.resume import Start

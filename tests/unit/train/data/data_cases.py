@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lockstep_train.base.config import DataConfig, EvaluationConfig
+from lockstep_spec.training import DataConfig, EvaluationConfig
 from lockstep_train.data.dataset import Dataset, open_dataset, prepare
 from lockstep_train.data.tokens.tokenizer import Tokenizer
 

@@ -12,9 +12,9 @@ import numpy
 import pytest
 
 from lockstep_spec.choices import OnBroken, Overlong, TrainOn
+from lockstep_spec.training import DataConfig, EvaluationConfig, EvaluationDataConfig, SourceConfig
 from lockstep_train.base import cache
 from lockstep_train.base.cache import cache_folder
-from lockstep_train.base.config import DataConfig, EvaluationConfig, EvaluationDataConfig, SourceConfig
 from lockstep_train.base.errors import ConfigError, TrainerError
 from lockstep_train.checkpoint.format.identity import Identity
 from lockstep_train.data import arrays

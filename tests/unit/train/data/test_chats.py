@@ -11,7 +11,7 @@ import pytest
 from tokenizers import AddedToken
 
 from lockstep_spec.choices import TrainOn
-from lockstep_train.base.config import EvaluationConfig
+from lockstep_spec.training import EvaluationConfig
 from lockstep_train.data.dataset import Dataset
 from lockstep_train.data.read.records import Conversation, sample_of
 from lockstep_train.data.read.text_files import Broken

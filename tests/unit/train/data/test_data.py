@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lockstep_spec.choices import DataFormat, OnBroken, Overlong, TrainOn
-from lockstep_train.base.config import EvaluationConfig, EvaluationDataConfig, SourceConfig
+from lockstep_spec.training import EvaluationConfig, EvaluationDataConfig, SourceConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.data.dataset import refuse_unknown_tokens
 from lockstep_train.data.read.records import AnySample, Conversation, Sample

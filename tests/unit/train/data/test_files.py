@@ -18,7 +18,7 @@ import pyarrow.parquet
 import pytest
 
 from lockstep_spec.choices import DataFormat
-from lockstep_train.base.config import EvaluationConfig, EvaluationDataConfig, SourceConfig
+from lockstep_spec.training import EvaluationConfig, EvaluationDataConfig, SourceConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.data.read.files import local_files
 from lockstep_train.data.read.splits import layout_of, split_names

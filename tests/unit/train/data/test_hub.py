@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from lockstep_spec.choices import DataFormat
-from lockstep_train.base.config import EvaluationConfig, EvaluationDataConfig, SourceConfig
+from lockstep_spec.training import EvaluationConfig, EvaluationDataConfig, SourceConfig
 from lockstep_train.base.errors import ConfigError, TrainerError
 from lockstep_train.data.read.hub import HubDataset, hub_dataset
 from lockstep_train.data.read.text_files import Broken

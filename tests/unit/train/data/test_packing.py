@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep_train.base.config import EvaluationConfig
+from lockstep_spec.training import EvaluationConfig
 from lockstep_train.data.sequences.packing import best_fit_decreasing
 from lockstep_train.data.tokens.encode import IGNORED
 from lockstep_train.data.tokens.tokenizer import Tokenizer

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from lockstep_train.base.config import DataConfig, RunConfig
+from lockstep_spec.training import DataConfig
+from lockstep_train.base.runfile import RunConfig
 from lockstep_train.data.tokens import source
 from lockstep_train.data.tokens.source import Pace
 from unit.train.data.data_cases import BYTES, write_jsonl

@@ -11,7 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from lockstep_train.base.config import SourceConfig
+from lockstep_spec.training import SourceConfig
 from lockstep_train.base.errors import ConfigError, TrainerError
 from lockstep_train.data.read.hub import HubDataset, hub_dataset
 from lockstep_train.data.read.text_files import Broken

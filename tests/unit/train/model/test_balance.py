@@ -19,7 +19,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )  # fmt: skip
 
-from lockstep_train.base.config import LoraConfig
+from lockstep_spec.training import LoraConfig
 from lockstep_train.engine.balance import find_balance, trained_routers
 from lockstep_train.model.trained import add_lora
 

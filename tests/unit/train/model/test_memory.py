@@ -13,9 +13,9 @@ from lockstep_spec.activations import kept_bytes, layer_bytes
 from lockstep_spec.choices import Content, HierarchicalPartition, Method, Offload, Precision, Quantization, ZeroStage
 from lockstep_spec.fit import MemoryPlan, after_out_of_memory, choose_partition, plan_memory, relief
 from lockstep_spec.memory import Place, base_bytes, bucket_bytes, estimate, gathered_elements, trained_elements
+from lockstep_spec.settings import size_settings
 from lockstep_spec.shape import ModelShape, Weight, shape_of
-from lockstep_train.base.config import CheckpointConfig, DataConfig, LoraConfig, ModelConfig, OptimizationConfig, TrainingConfig
-from lockstep_train.memory.agree import size_settings
+from lockstep_spec.training import CheckpointConfig, DataConfig, LoraConfig, ModelConfig, OptimizationConfig, TrainingConfig
 from lockstep_train.memory.capacity import host_bytes, own_bytes
 from lockstep_train.memory.host import MemoryNeed, shortage
 

@@ -9,7 +9,7 @@ import torch
 from transformers import GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Trainer
 
 from lockstep_spec.choices import Offload, Optimizer
-from lockstep_train.base.config import OptimizationConfig
+from lockstep_spec.training import OptimizationConfig
 from lockstep_train.engine.optimizer import decay_groups, torch_optimizer
 
 SMALL = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lockstep_spec.choices import Offload, Precision
-from lockstep_train.base.config import OptimizationConfig
+from lockstep_spec.training import OptimizationConfig
 from lockstep_train.engine.build import precision_note, share_cores
 
 CPU = torch.device("cpu")

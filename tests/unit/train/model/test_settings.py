@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lockstep_spec.shape import ModelShape, Weight, shape_of
-from lockstep_train.base.config import TrainingConfig
+from lockstep_spec.training import TrainingConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.runfile import parse_training
 from lockstep_train.engine.build import refuse_invalid

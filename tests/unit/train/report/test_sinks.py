@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lockstep_train.base.config import MetricsConfig, MLflowConfig, WandBConfig
+from lockstep_spec.training import MetricsConfig, MLflowConfig, WandBConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.report import reporter as reporter_module
 from lockstep_train.report.reporter import Reporter

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep_spec.choices import Method, Quantization
-from lockstep_train.base.config import LoraConfig, TrainingConfig
+from lockstep_spec.training import LoraConfig, TrainingConfig
 
 SHOWN = 12
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lockstep_spec.choices import Method
-from lockstep_train.base.config import RunConfig
 from lockstep_train.base.ranks import Ranks
+from lockstep_train.base.runfile import RunConfig
 from lockstep_train.checkpoint.format.chain import candidates
 from lockstep_train.checkpoint.format.layout import MANIFEST, TRASH
 from lockstep_train.checkpoint.format.manifest import Manifest, ShardRecord, decode

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lockstep_spec.choices import DataFormat
-from lockstep_train.base.config import SourceConfig
+from lockstep_spec.training import SourceConfig
 from lockstep_train.base.errors import ConfigError, first_line, refusal
 from lockstep_train.data.read.records import AnySample, sample_of
 from lockstep_train.data.read.splits import CARD, DatasetLayout, layout_of, left_out, one_of, split_names

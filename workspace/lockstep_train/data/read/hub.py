@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep_spec.modelnames import FETCHED, folder_name, is_address
-from lockstep_train.base.config import SourceConfig
+from lockstep_spec.training import SourceConfig
 from lockstep_train.base.durable import make_directory, write_durably
 from lockstep_train.base.errors import TrainerError
 from lockstep_train.data.arrays import remove

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from lockstep_spec.modelnames import is_address
-from lockstep_train.base.config import SourceConfig
+from lockstep_spec.training import SourceConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.data.read.files import WILD
 from lockstep_train.data.read.streams import JSON, TABLES, TEXT, suffix_of

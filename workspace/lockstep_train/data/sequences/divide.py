@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy
 
 from lockstep_spec.choices import Overlong
-from lockstep_train.base.config import EvaluationConfig
+from lockstep_spec.training import EvaluationConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.data.arrays import Array, Arrays
 from lockstep_train.data.sequences.documents import Documents, Made, Rules, blocks_of, documents_of, together

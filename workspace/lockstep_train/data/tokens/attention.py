@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from lockstep_spec.choices import Precision
-from lockstep_train.base.config import TrainingConfig
+from lockstep_spec.training import TrainingConfig
 
 AMPERE = (8, 0)
 """The oldest GPUs that flash attention's kernels run on, as a compute capability."""

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from lockstep_train.base.config import MetricsConfig, RunConfig
+from lockstep_spec.training import MetricsConfig
 from lockstep_train.base.errors import ConfigError
+from lockstep_train.base.runfile import RunConfig
 from lockstep_train.report.sinks.identity import ServiceRun
 from lockstep_train.report.sinks.redact import redact
 from lockstep_train.report.sinks.sink import MetricsSink, Tell, Writer

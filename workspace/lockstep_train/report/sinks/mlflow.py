@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lockstep_train.base.config import MLflowConfig
+from lockstep_spec.training import MLflowConfig
 from lockstep_train.report.sinks.identity import ServiceRun
 from lockstep_train.report.sinks.sink import Point
 

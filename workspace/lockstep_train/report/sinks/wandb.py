@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep_train.base.config import WandBConfig
+from lockstep_spec.training import WandBConfig
 from lockstep_train.report.sinks.identity import ServiceRun
 from lockstep_train.report.sinks.sink import Point
 

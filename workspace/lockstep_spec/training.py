@@ -1,11 +1,10 @@
-"""What to train, as the trainer reads it of run.json: names as in the API, defaults as there."""
+"""Settings of a training: run.json's section `training`, with the API's names and defaults, and with the bounds that the trainer relies on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from lockstep_spec.choices import (
     Content,
@@ -20,45 +19,42 @@ from lockstep_spec.choices import (
     Precision,
     Quantization,
     Schedule,
-    StorageMode,
     TrainOn,
     ZeroStage,
 )
+from lockstep_spec.codec import Must, Quoted, at_least
+
+Positive = Annotated[int, at_least(1)]
+Count = Annotated[int, at_least(0)]
+Text = Annotated[str, Must("a non-empty string", bool)]
+Decimal = Annotated[float, Quoted('a decimal number ≥ 0 in quotes, such as "2e-4"', lambda number: bool(number >= 0))]
+AboveZero = Annotated[float, Quoted('a decimal number > 0 in quotes, such as "1e-8"', lambda number: bool(number > 0))]
+Fraction = Annotated[float, Quoted('a number ≥ 0 and < 1 in quotes, such as "0.05"', lambda number: 0 <= number < 1)]
+Share = Annotated[float, Quoted('a share between 0 and 1 in quotes, such as "0.05"', lambda number: 0 < number < 1)]
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    name: str
+    name: Text
     """Folder of the base model, with its tokenizer; or a name of a hub or an object store, until it is fetched (model/fetched.py)."""
     quantization: Quantization = Quantization.NONE
-    revision: str | None = None
+    revision: Text | None = None
     """The hub's branch, tag or commit; None: its main branch."""
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Where a fetched base model came from."""
-
-    name: str
-    revision: str | None
-    """As the job has it."""
-    pin: str
-    """The hub's commit, or the digest of an object store's listing."""
-
-
-@dataclass(frozen=True)
 class LoraConfig:
-    rank: int
-    alpha: int
-    dropout: float
-    target_modules: tuple[str, ...]
-    target_parameters: tuple[str, ...] = ()
+    rank: Positive
+    alpha: Positive
+    dropout: Fraction
+    target_modules: Annotated[tuple[Text, ...], Must("a non-empty list of strings", bool)]
+    target_parameters: tuple[Text, ...] = ()
     """Parameters of no linear layer that get an adapter: fused experts."""
-    modules_to_save: tuple[str, ...] = ()
+    modules_to_save: tuple[Text, ...] = ()
     """Layers that are trained whole."""
     rank_stabilized: bool = False
     dora: bool = False
-    init_from: str | None = None
+    init_from: Text | None = None
     """Folder of a PEFT adapter to start with."""
 
 
@@ -66,14 +62,14 @@ class LoraConfig:
 class SourceConfig:
     """One source of samples: files (`path`) or a hub dataset (`name`, `revision`). Of a folder and of a hub dataset, `config` and `split` say which files."""
 
-    path: str | None = None
-    name: str | None = None
-    config: str | None = None
-    split: str | None = "train"
+    path: Text | None = None
+    name: Text | None = None
+    config: Text | None = None
+    split: Text | None = "train"
     """None: validation, or the only one."""
-    revision: str | None = None
+    revision: Text | None = None
     format: DataFormat = DataFormat.AUTO
-    weight: float = 1.0
+    weight: Decimal = 1.0
     """How often each sample is seen in an epoch."""
 
 
@@ -81,21 +77,21 @@ class SourceConfig:
 class DataConfig:
     """Exactly one of `path`, `name` and `sources` is set."""
 
-    max_length: int
+    max_length: Annotated[int, at_least(2)]
     """Tokens of the longest sample or, with packing, of a pack."""
-    path: str | None = None
+    path: Text | None = None
     """A file of JSON lines, a table or plain text; a pattern; or a folder of such files."""
-    name: str | None = None
-    config: str | None = None
-    split: str = "train"
-    revision: str | None = None
+    name: Text | None = None
+    config: Text | None = None
+    split: Text = "train"
+    revision: Text | None = None
     format: DataFormat = DataFormat.AUTO
     sources: tuple[SourceConfig, ...] = ()
     overlong: Overlong = Overlong.TRUNCATE
     train_on: TrainOn = TrainOn.ASSISTANT
     packing: bool = False
     on_broken: OnBroken = OnBroken.FAIL
-    chat_template: str | None = None
+    chat_template: Text | None = None
     """A file with the template to use instead of the tokenizer's own."""
     chat_template_kwargs: Mapping[str, Any] | None = None
     """Variables of the template."""
@@ -103,47 +99,47 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class OptimizationConfig:
-    epochs: int
-    learning_rate: float
-    micro_batch_size: int
-    max_steps: int | None = None
-    global_batch_size: int | None = None
+    epochs: Positive
+    learning_rate: Decimal
+    micro_batch_size: Positive
+    max_steps: Positive | None = None
+    global_batch_size: Positive | None = None
     """Samples an optimizer step; default: microBatchSize × ranks at the first start."""
-    warmup_steps: int = 0
-    warmup_ratio: float = 0.0
+    warmup_steps: Count = 0
+    warmup_ratio: Fraction = 0.0
     """Part of all steps; at most one of the two is set."""
     schedule: Schedule = Schedule.COSINE
-    min_learning_rate_ratio: float = 0.0
+    min_learning_rate_ratio: Fraction = 0.0
     """Part of `learning_rate` that the schedule ends at."""
     optimizer: Optimizer = Optimizer.ADAMW
     offload: Offload = Offload.NONE
     non_finite: NonFinitePolicy = NonFinitePolicy.STOP
     gradient_checkpointing: bool = False
-    max_gradient_norm: float = 1.0
-    weight_decay: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
+    max_gradient_norm: Decimal = 1.0
+    weight_decay: Decimal = 0.0
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    epsilon: AboveZero = 1e-8
 
 
 @dataclass(frozen=True)
 class EvaluationDataConfig:
     """As SourceConfig."""
 
-    path: str | None = None
-    name: str | None = None
-    config: str | None = None
-    split: str | None = None
-    revision: str | None = None
+    path: Text | None = None
+    name: Text | None = None
+    config: Text | None = None
+    split: Text | None = None
+    revision: Text | None = None
     format: DataFormat = DataFormat.AUTO
 
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    every_steps: int
-    holdout: float
+    every_steps: Positive
+    holdout: Share
     """Share of the samples kept out of training, chosen by a hash of their content; not read with `data`."""
-    samples: int
+    samples: Positive
     """At most so many of them are evaluated."""
     data: EvaluationDataConfig | None = None
     """Samples of its own."""
@@ -151,12 +147,12 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    every_steps: int
-    keep: int
-    resume_from: str
+    every_steps: Positive
+    keep: Positive
+    resume_from: Text
     """`Auto`, `None`, or the path of a commit."""
     content: Content = Content.FULL
-    replicas: int = 1
+    replicas: Positive = 1
     """Volumes that hold each shard, where every node has a volume of its own."""
     export_adapter: bool = False
     """Write a PEFT adapter folder beside each commit, in the background."""
@@ -164,14 +160,14 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class MLflowConfig:
-    tracking_uri: str
-    experiment: str = "lockstep"
+    tracking_uri: Text
+    experiment: Text = "lockstep"
 
 
 @dataclass(frozen=True)
 class WandBConfig:
-    project: str = "lockstep"
-    entity: str | None = None
+    project: Text = "lockstep"
+    entity: Text | None = None
 
 
 @dataclass(frozen=True)
@@ -185,8 +181,8 @@ class MetricsConfig:
 
 @dataclass(frozen=True)
 class LimitsConfig:
-    collective_timeout_seconds: int = 600
-    step_timeout_seconds: int | None = None
+    collective_timeout_seconds: Positive = 600
+    step_timeout_seconds: Positive | None = None
     """Default: 3 × the median step, at least 120 s."""
 
 
@@ -196,7 +192,7 @@ class TrainingConfig:
     lora: LoraConfig
     zero_stage: ZeroStage
     precision: Precision
-    seed: int
+    seed: Count
     data: DataConfig
     optimization: OptimizationConfig
     evaluation: EvaluationConfig | None
@@ -207,17 +203,3 @@ class TrainingConfig:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     deepspeed: Mapping[str, Any] | None = None
     """Raw settings of DeepSpeed, laid over ours."""
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """What the trainer reads of run.json; the rest of that file is the agent's."""
-
-    job_name: str
-    job_uid: str | None
-    run_dir: Path
-    training: TrainingConfig
-    storage: StorageMode | None = None
-    """None: nobody says, and nothing is checked."""
-    origin: Origin | None = None
-    """Set once the model is fetched; None for a model that is a folder."""
