@@ -20,7 +20,7 @@ _REMEMBERED_BYTES = 1 << 16
 _WORDS_MAX = 2000
 LINE_BYTES_MAX = 4 << 20
 OUTPUT_BYTES_MAX = 16 << 20
-"""Of a program whose output is kept: what a pod prints must not fill this machine's memory."""
+"""Limit of output that is collected: what a pod prints must not fill this machine's memory."""
 BOOT = "import os, sys\nn, text = int(sys.argv.pop(1)), b''\nwhile len(text) < n:\n text += os.read(0, n - len(text)) or sys.exit('no program came')\nexec(compile(text, 'lockstep', 'exec'))"
 """`python3 -c BOOT <bytes> …` runs the program of that many bytes that comes first on standard input. A command is part of the request's URL, and
 some proxies refuse a URL of a program's size."""
@@ -39,16 +39,16 @@ class ProgramFailed(Failed):
 
 
 class Broken(ProgramFailed):
-    """The connection broke, and what became of the program nobody knows."""
+    """The connection broke; the program may have ended, or run on."""
 
 
 class NotStarted(ProgramFailed):
-    """No program came to be: no right to it, no such pod, or nothing of that name in the container. The message says which."""
+    """The program did not start: no right to run it, no such pod, or no such command in the container. The message says which."""
 
 
 @dataclass
 class Program:
-    """A program in a pod: bytes to it, bytes from it. Its standard error is kept (the end of it) for the message when it fails."""
+    """A program that runs in a pod: bytes to it, bytes from it. The end of its standard error is kept for the message when it fails."""
 
     place: Place
     _socket: Any
@@ -58,7 +58,7 @@ class Program:
     _not_started: str = ""
 
     async def write(self, data: bytes | memoryview) -> None:
-        """Waits while the other side is slower. Raises Broken when it can't be reached."""
+        """Write to its standard input, and wait while the other side is slower. Raises Broken when it can't be reached."""
         view = memoryview(data)
         try:
             for start in range(0, len(view), FRAME_BYTES):
@@ -67,7 +67,7 @@ class Program:
             raise Broken(f"the connection to pod {self.place.pod} broke: {error}") from error
 
     async def close_stdin(self) -> bool:
-        """Let the program read to the end. False: API servers older than 1.30 can't pass that on."""
+        """Close its standard input. Return False if the API server is older than 1.30 and can't pass that on."""
         if self._socket.protocol == V5:
             await self._socket.send_bytes(bytes([CLOSE, STDIN]))
         return bool(self._socket.protocol == V5)
@@ -76,14 +76,14 @@ class Program:
         await self._socket.send_bytes(bytes([RESIZE]) + json.dumps({"Width": columns, "Height": lines}).encode())
 
     async def read(self) -> bytes:
-        """The next of its standard output; b"" at the end."""
+        """Next bytes of its standard output; b"" at the end."""
         async for channel, data in self._frames():
             if channel == STDOUT:
                 return data
         return b""
 
     async def output(self) -> AsyncIterator[tuple[int, bytes]]:
-        """(STDOUT or STDERR, what was printed there), in the order in which it came, until it has ended: `code` says how.
+        """Pairs of STDOUT or STDERR and what was printed there, in the order in which it came. At the end `code` says how the program ended.
 
         Raises Broken where nobody knows how, NotStarted where it never ran.
         """
@@ -105,14 +105,14 @@ class Program:
             yield channel, data
 
     def failure(self) -> ProgramFailed:
-        """What to raise when it ended too early or with an error."""
+        """Exception to raise when the program ended too early or with an error."""
         pod = self.place.pod
         if self._not_started:
             return NotStarted(f"nothing could be started in pod {pod}: {self._not_started}")
-        said = " | ".join(self.errors.decode(errors="replace").strip().splitlines()[-3:])[-_WORDS_MAX:]
+        message = " | ".join(self.errors.decode(errors="replace").strip().splitlines()[-3:])[-_WORDS_MAX:]
         if self.code is None:
-            return Broken(f"the connection to pod {pod} broke{said and f', after: {said}'}")
-        return ProgramFailed(f"pod {pod}: {said or f'it ended with {self.code}'}")
+            return Broken(f"the connection to pod {pod} broke{message and f', after: {message}'}")
+        return ProgramFailed(f"pod {pod}: {message or f'it ended with {self.code}'}")
 
 
 def _parsed_ending(data: bytes) -> tuple[int, str]:
@@ -123,7 +123,7 @@ def _parsed_ending(data: bytes) -> tuple[int, str]:
 
 
 async def lines_in(running: Program) -> AsyncIterator[bytes]:
-    """Its standard output line by line; what has no end is none. Raises ProgramFailed for a line that is longer than any answer."""
+    """Lines of its standard output; text without a line's end is none. Raises ProgramFailed for a line that is longer than any answer."""
     rest = bytearray()  # (bytes would be copied with each piece, however small)
     while data := await running.read():
         rest += data
@@ -135,7 +135,10 @@ async def lines_in(running: Program) -> AsyncIterator[bytes]:
 
 
 def answer_of(text: bytes | str, pod: str) -> dict[str, Any]:
-    """An object that a program prints as one line of JSON in `pod`. Raises ProgramFailed: whoever made its image decides what it prints."""
+    """Object that a program printed as one line of JSON in `pod`.
+
+    Raises ProgramFailed for anything else: whoever made the image decides what it prints.
+    """
     try:
         answer = json.loads(text)
     except (ValueError, RecursionError):
@@ -147,7 +150,7 @@ def answer_of(text: bytes | str, pod: str) -> dict[str, Any]:
 
 
 def ending_of(status: dict[str, Any]) -> tuple[int, str]:
-    """The program's exit code as the kubelet tells it, and why none was started; '' where one was."""
+    """Exit code of the program as the kubelet reports it, and the reason why it did not start, or ''."""
     if status.get("status") == "Success":
         return 0, ""
     for cause in (status.get("details") or {}).get("causes") or []:
@@ -182,7 +185,7 @@ async def program(
 
 
 def refused(error: ApiError, namespace: str, pod: str, what: str, right: str) -> NotStarted:
-    """In one sentence, with what to do."""
+    """Error for a request to a pod that was refused, with what to do."""
     if error.status == FORBIDDEN:
         return NotStarted(f"you may not {what} of namespace {namespace} ({right}): an administrator gives you the role edit there")
     if error.status == NOT_FOUND:
@@ -193,7 +196,7 @@ def refused(error: ApiError, namespace: str, pod: str, what: str, right: str) ->
 async def output_of(
     cluster: Cluster, place: Place, command: Sequence[str], *, stdin: bytes = b"", seconds: float = 60.0, most: int = OUTPUT_BYTES_MAX
 ) -> bytes:
-    """What the program prints. `stdin` it must read by its length: not every API server passes its end on.
+    """Output of the program. It must read `stdin` by its length: not every API server passes its end on.
 
     Raises ProgramFailed when it ends with an error, takes longer than `seconds` or prints more than `most` bytes.
     """
@@ -235,5 +238,5 @@ async def python_program(
 async def python_output(
     cluster: Cluster, place: Place, source: bytes, *arguments: str, seconds: float = 60.0, most: int = OUTPUT_BYTES_MAX
 ) -> bytes:
-    """What a program of Lockstep's prints in the container. Raises as `output_of` does."""
+    """Output of a program of Lockstep's in the container. Raises as `output_of` does."""
     return await output_of(cluster, place, boot_command(source, *arguments), stdin=source, seconds=seconds, most=most)

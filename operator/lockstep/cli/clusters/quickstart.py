@@ -61,9 +61,9 @@ def quickstart(
     raise typer.Exit(code)
 
 
-def _why_local(asked: bool) -> str | None:
-    """Why the embedded cluster is not used; None when it is."""
-    if asked:
+def _why_local(is_asked: bool) -> str | None:
+    """Reason why the embedded cluster is not used; None when it is."""
+    if is_asked:
         return "--local was given"
     if platform.system() != "Linux":
         return f"{platform.system()} has no network namespaces for an embedded cluster"
@@ -74,7 +74,7 @@ def _why_local(asked: bool) -> str | None:
 
 @contextmanager
 def _step(title: str) -> Iterator[None]:
-    """One line when a step begins and one when it ends, with its seconds."""
+    """Print one line when a step begins and one when it ends, with its seconds."""
     put(f"==> {title}", flush=True)
     started = time.monotonic()
     yield
@@ -82,7 +82,7 @@ def _step(title: str) -> Iterator[None]:
 
 
 def demo_folder() -> Path:
-    """A small base model and texts, made once and cached; by the trainer's own code, in a process of its own."""
+    """Make a small base model and texts once, and return their folder in the cache. The trainer's own code makes them, in a process of its own."""
     from lockstep.devcluster.host.layout import cache_root
 
     folder = cache_root() / "demo" / _demo_key()
@@ -93,7 +93,7 @@ def demo_folder() -> Path:
 
 
 def _demo_key() -> str:
-    """Another demo or another Python (whose texts it learns from) makes another model."""
+    """Name of the demo's folder. Another demo, or another Python, from whose texts it learns, makes another model."""
     package = find_spec("lockstep_train")
     if package is None or not package.submodule_search_locations:
         raise ConfigError("lockstep_train, which makes the demo, is not installed: make setup")
@@ -175,7 +175,7 @@ def _demo_inputs(again: bool) -> Inputs:
 
 
 def demo_document(namespace: str, again: bool) -> dict[str, Any]:
-    """What `kubectl apply -f` of the sample creates, with the annotation by which a later `kubectl apply` knows what it had applied."""
+    """Object that `kubectl apply -f` of the sample creates, with the annotation that a later `kubectl apply` compares with."""
     import yaml
 
     from lockstep.cli.shared.paths import checkout
@@ -189,18 +189,18 @@ def demo_document(namespace: str, again: bool) -> dict[str, Any]:
 
 
 def is_demo(existing: dict[str, Any]) -> bool:
-    """Whether the job is as quickstart makes it: the sample's spec, wherever it resumes from."""
+    """Return True if the job is as quickstart makes it: the sample's spec, wherever it resumes from."""
     from lockstep.api.job import TrainingJob
 
-    sample, there = (
+    sample, current = (
         TrainingJob.model_validate({"metadata": {"name": "demo"}, "spec": job["spec"]})
         for job in (demo_document("any", again=True), existing)
     )
-    training = there.spec.training
+    training = current.spec.training
     if training is None:
         return False
     fresh = training.model_copy(update={"checkpoint": training.checkpoint.model_copy(update={"resume_from": "None"})})
-    return there.spec.model_copy(update={"training": fresh}) == sample.spec
+    return current.spec.model_copy(update={"training": fresh}) == sample.spec
 
 
 def refuse_other_demo(existing: dict[str, Any]) -> None:
@@ -216,11 +216,11 @@ def refuse_other_demo(existing: dict[str, Any]) -> None:
 async def send_demo(cluster: Cluster, place: Place, demo: Path) -> None:
     """Copy the model and the texts onto the volumes that the container mounts. Raises Failed."""
     from lockstep.platforms.files.reader import place_roots
-    from lockstep.platforms.files.transfer import Progress, put
+    from lockstep.platforms.files.transfer import TransferProgress, put
 
     roots = await place_roots(cluster, place, writing=True)
-    await put(cluster, place, demo / "models", "/workspace/models", roots, Progress())
-    await put(cluster, place, demo / "datasets", "/datasets", roots, Progress())
+    await put(cluster, place, demo / "models", "/workspace/models", roots, TransferProgress())
+    await put(cluster, place, demo / "datasets", "/datasets", roots, TransferProgress())
 
 
 async def _train_and_show(context: str | None, resolved: Resolved, demo: Path) -> int:
@@ -287,7 +287,7 @@ async def _replace(cluster: Cluster, document: dict[str, Any]) -> None:
 async def _follow(cluster: Cluster, namespace: str, name: str) -> dict[str, Any]:
     """Print the job's log until the job has ended, and return its last status."""
     from lockstep.kube.jobs import has_ended
-    from lockstep.platforms.jobs.logs import Wanted, follow
+    from lockstep.platforms.jobs.logs import LogSelection, follow
 
     deadline = time.monotonic() + FINISHED_TIMEOUT_SECONDS
 
@@ -297,7 +297,7 @@ async def _follow(cluster: Cluster, namespace: str, name: str) -> dict[str, Any]
     async def over() -> bool:
         return has_ended(await status()) or time.monotonic() > deadline
 
-    async for line in follow(cluster, namespace, name, Wanted(), over):
+    async for line in follow(cluster, namespace, name, LogSelection(), over):
         put(f"    {line}", flush=True)
     return await status()
 

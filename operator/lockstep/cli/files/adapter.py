@@ -52,7 +52,7 @@ def merge(
 
 
 @app.command("get")
-def get(
+def get_adapter(
     job: JobArgument,
     output: Annotated[Path, typer.Argument(help="The adapter's folder on this machine; made if it isn't there.")] = Path("adapter"),
     node: Annotated[int, typer.Option("--node", min=0, help="The node whose volume is read, where every node has its own.")] = 0,
@@ -75,7 +75,7 @@ async def _get(job: str, output: Path, node: int, namespace: str, context: str |
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.files.reader import beside, place_roots
     from lockstep.platforms.files.results import TEMPORARY, newest_adapter
-    from lockstep.platforms.files.transfer import Progress, get
+    from lockstep.platforms.files.transfer import TransferProgress, get
 
     async with await Cluster.connect(context) as cluster:
         await known_job(cluster, namespace, job)
@@ -83,7 +83,7 @@ async def _get(job: str, output: Path, node: int, namespace: str, context: str |
             roots = [*await place_roots(cluster, place, writing=False), TEMPORARY]
             adapter = await newest_adapter(cluster, place, job)
             with Meter() as meter:
-                progress = Progress(meter.changed)
+                progress = TransferProgress(meter.changed)
                 meter.transfers = {job: progress}
                 for name in adapter.files or ("",):
                     target = f"{output}/{name}" if name else str(output)

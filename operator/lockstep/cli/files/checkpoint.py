@@ -37,7 +37,10 @@ RunArgument = Annotated[
 
 
 def answer_of(verb: str, sources: list[str], place: tuple[str, str | None, str | None], options: Sequence[str] = ()) -> tuple[str, int]:
-    """The trainer's answer and its exit code: of folders here, or of a job in a pod that mounts its volume. `place`: cluster, namespace, context."""
+    """Answer of the trainer and its exit code, about folders of this machine, or about a job, in a pod that mounts its volume.
+
+    `place`: cluster, namespace, context.
+    """
     jobs = [source for source in sources if _is_job(source)]
     if not jobs:
         return ask_trainer("inspect", [verb, *map(Path, sources), *options])
@@ -141,7 +144,7 @@ def commits_table(commits: list[Json]) -> Table:
 
     table = Table("commit", "saved", "eval loss", "size", "content", "files", "kept because")
     for commit in commits:
-        kept = ", ".join(commit["kept"]) or "checkpoint.keep" if commit["onChain"] else "not on the chain: no start chooses it"
+        reason = ", ".join(commit["kept"]) or "checkpoint.keep" if commit["onChain"] else "not on the chain: no start chooses it"
         table.add_row(
             commit["name"],
             _time(commit),
@@ -149,7 +152,7 @@ def commits_table(commits: list[Json]) -> Table:
             decimal_size(commit["bytes"]) if "bytes" in commit else "",
             commit.get("content", ""),
             _files(commit),
-            kept,
+            reason,
         )
     return table
 
@@ -168,7 +171,7 @@ def _files(commit: Json) -> str:
 
 
 def verdicts(commits: list[Json]) -> list[str]:
-    """A line a commit, and one a damaged file (pure)."""
+    """One line for each commit, and one for each damaged file (pure)."""
     lines: list[str] = []
     for commit in commits:
         if not commit["problems"]:
@@ -179,22 +182,22 @@ def verdicts(commits: list[Json]) -> list[str]:
 
 
 def words(answer: Json) -> list[str]:
-    """A commit's manifest in words (pure)."""
-    told, parameters = answer["summary"], answer["parameters"]
+    """Lines that describe a commit's manifest (pure)."""
+    summary, parameters = answer["summary"], answer["parameters"]
     fragments = [parameter["fragments"] for parameter in parameters]
     least, most = min(fragments), max(fragments)
     each = number_of(least, "fragment") if least == most else f"{least} to {most} fragments"
-    settings = ", ".join(f"{key} {_value(value)}" for key, value in told["settings"].items())
-    loss = "not evaluated" if told["evalLoss"] is None else f"{told['evalLoss']:.4f} at step {told['evalStep']}"
+    settings = ", ".join(f"{key} {_value(value)}" for key, value in summary["settings"].items())
+    loss = "not evaluated" if summary["evalLoss"] is None else f"{summary['evalLoss']:.4f} at step {summary['evalStep']}"
     return [
-        f"Commit          {answer['name']} of job {told['job']}: step {told['step']}, attempt {told['attempt']}, {told['samplesConsumed']} samples seen",
-        f"Base model      {told['baseModel']}",
-        f"Trained         {told['method']}{': ' + settings if settings else ''}",
-        f"Parameters      {told['trainableParameters']:,} in {len(parameters)} tensors, each in {each}",
-        f"Saved by        {number_of(told['ranks'], 'rank')}, {told['zeroStage']}, {told['precision']}",
-        f"Content         {told['content']}, {decimal_size(told['bytes'])}",
-        f"Batch and seed  global batch {told['globalBatchSize']}, seed {told['seed']}",
-        f"Eval loss       {loss}; before training: {told['evalLossBefore'] or 'not evaluated'}",
+        f"Commit          {answer['name']} of job {summary['job']}: step {summary['step']}, attempt {summary['attempt']}, {summary['samplesConsumed']} samples seen",
+        f"Base model      {summary['baseModel']}",
+        f"Trained         {summary['method']}{': ' + settings if settings else ''}",
+        f"Parameters      {summary['trainableParameters']:,} in {len(parameters)} tensors, each in {each}",
+        f"Saved by        {number_of(summary['ranks'], 'rank')}, {summary['zeroStage']}, {summary['precision']}",
+        f"Content         {summary['content']}, {decimal_size(summary['bytes'])}",
+        f"Batch and seed  global batch {summary['globalBatchSize']}, seed {summary['seed']}",
+        f"Eval loss       {loss}; before training: {summary['evalLossBefore'] or 'not evaluated'}",
     ]
 
 

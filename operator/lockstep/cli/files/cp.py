@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster
     from lockstep.kube.exec import Place
     from lockstep.plan.render.resolve import Resolved
-    from lockstep.platforms.files.transfer import Carried, Progress
+    from lockstep.platforms.files.transfer import Carried, TransferProgress
 
 _REMOTE = re.compile(r"(?P<job>[a-z]([-a-z0-9]*[a-z0-9])?):(?P<path>.*)")
 INTERRUPTED = 130
@@ -38,7 +38,7 @@ class Remote:
 
 @dataclass(frozen=True)
 class Copy:
-    """What is asked: `local` and `remote`, and in which direction."""
+    """One copy: its local and its remote end, and its direction."""
 
     local: str
     remote: Remote
@@ -99,7 +99,7 @@ def cp(
 
 
 def _before_start(file: Path, copies: Sequence[Copy], cluster: str | None, namespace: str | None) -> Resolved:
-    """What its file says of a job that may never have started. Raises ConfigError."""
+    """Resolve a job from its file: it may never have started. Raises ConfigError."""
     from lockstep.cli.shared.inputs import read_inputs, resolve_inputs
     from lockstep_spec.choices import StorageMode
 
@@ -139,40 +139,40 @@ def _contents(source: str) -> list[str]:
 
 def read(source: str, target: str) -> Copy:
     """Raises ConfigError unless exactly one of the two is on a job's volumes."""
-    there = [_remote(source), _remote(target)]
-    if there[0] is not None and there[1] is None:
-        return Copy(target, there[0], up=False)
-    if there[1] is not None and there[0] is None:
+    remotes = [_remote(source), _remote(target)]
+    if remotes[0] is not None and remotes[1] is None:
+        return Copy(target, remotes[0], up=False)
+    if remotes[1] is not None and remotes[0] is None:
         if not Path(source).exists():
             raise ConfigError(f"{source} does not exist: name a file or folder of this machine")
-        return Copy(source, there[1], up=True)
+        return Copy(source, remotes[1], up=True)
     raise ConfigError("one of SRC and DST must be JOB:/path and the other a path of this machine: lockstep cp ./model demo:/datasets/")
 
 
 def _remote(text: str) -> Remote | None:
-    found = _REMOTE.fullmatch(text)
-    if found is None or text.startswith((".", "/")):
+    match = _REMOTE.fullmatch(text)
+    if match is None or text.startswith((".", "/")):
         return None
-    path = found["path"]
-    return Remote(found["job"], path if path.startswith("/") else f"/workspace/{path}")
+    path = match["path"]
+    return Remote(match["job"], path if path.startswith("/") else f"/workspace/{path}")
 
 
 async def _copy(copy: Copy, namespace: str, context: str | None, node: int | None, before: Resolved | None) -> bool:
-    """Whether everything is where it belongs. `before`: the job, which may never have started."""
+    """Copy, and return True if everything arrived. `before`: the job as its file describes it, if it may never have started."""
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.files.reader import nodes_with_volumes
-    from lockstep.platforms.files.transfer import Progress
+    from lockstep.platforms.files.transfer import TransferProgress
 
     async with await Cluster.connect(context) as cluster:
         if before is not None and await cluster.get("StatefulSet", namespace, copy.remote.job) is None:
             return await _copy_before_start(cluster, copy, before)
         await known_job(cluster, namespace, copy.remote.job)
-        there = await nodes_with_volumes(cluster, namespace, copy.remote.job)
-        if node is not None and node not in there and there != [0]:
-            raise ConfigError(f"job {copy.remote.job} has no volume of node {node}: there are those of {', '.join(map(str, there))}")
-        nodes = [node] if node is not None else there if copy.up else there[:1]
+        volumes = await nodes_with_volumes(cluster, namespace, copy.remote.job)
+        if node is not None and node not in volumes and volumes != [0]:
+            raise ConfigError(f"job {copy.remote.job} has no volume of node {node}: there are those of {', '.join(map(str, volumes))}")
+        nodes = [node] if node is not None else volumes if copy.up else volumes[:1]
         with Meter() as meter:
-            progress = {f"node {number}": Progress(meter.changed) for number in nodes}
+            progress = {f"node {number}": TransferProgress(meter.changed) for number in nodes}
             meter.transfers = progress
             one = [_one(cluster, copy, namespace, number, progress[f"node {number}"]) for number in nodes]
             results = await asyncio.gather(*one, return_exceptions=True)
@@ -181,13 +181,13 @@ async def _copy(copy: Copy, namespace: str, context: str | None, node: int | Non
 
 
 async def _copy_before_start(cluster: Cluster, copy: Copy, job: Resolved) -> bool:
-    """To or from the volumes that all pods of the job will share: its claims are made where they are missing, and a short-lived pod mounts them."""
+    """Copy to or from the volumes that all pods of the job will share. Missing claims are created, and a short-lived pod mounts them."""
     from lockstep.platforms.files.reader import reader, stateful_set_before_start
-    from lockstep.platforms.files.transfer import Progress
+    from lockstep.platforms.files.transfer import TransferProgress
 
     stateful_set = await stateful_set_before_start(cluster, job)
     with Meter() as meter:
-        progress = Progress(meter.changed)
+        progress = TransferProgress(meter.changed)
         meter.transfers = {"node 0": progress}
         async with reader(cluster, stateful_set, say=tell) as place:
             carried = await _carried(cluster, copy, place, progress)
@@ -206,19 +206,19 @@ async def known_job(cluster: Cluster, namespace: str, name: str) -> None:
         if error.status != NOT_FOUND:  # a cluster without the operator
             raise
         jobs = []
-    known = [str(job["metadata"]["name"]) for job in jobs]
-    if name not in known:
-        raise ConfigError(f"{unknown_job(name, namespace, known)}; before its first start: lockstep cp -f FILE SRC {name}:")
+    names = [str(job["metadata"]["name"]) for job in jobs]
+    if name not in names:
+        raise ConfigError(f"{unknown_job(name, namespace, names)}; before its first start: lockstep cp -f FILE SRC {name}:")
 
 
-async def _one(cluster: Cluster, copy: Copy, namespace: str, node: int, progress: Progress) -> Carried:
+async def _one(cluster: Cluster, copy: Copy, namespace: str, node: int, progress: TransferProgress) -> Carried:
     from lockstep.platforms.files.reader import beside
 
     async with beside(cluster, namespace, copy.remote.job, node, say=tell) as place:
         return await _carried(cluster, copy, place, progress)
 
 
-async def _carried(cluster: Cluster, copy: Copy, place: Place, progress: Progress) -> Carried:
+async def _carried(cluster: Cluster, copy: Copy, place: Place, progress: TransferProgress) -> Carried:
     from lockstep.platforms.files.reader import place_roots
     from lockstep.platforms.files.transfer import get, put, refuse_outside
 
@@ -253,7 +253,7 @@ def _files(count: int) -> str:
 
 
 def _place(copy: Copy) -> str:
-    """Where it is now: a target that ends with a / is the folder that it is in."""
+    """Path of the copy: a target that ends with a / is the folder that it is in."""
     target, source = (copy.remote.path, copy.local) if copy.up else (copy.local, copy.remote.path)
     into = target.endswith(("/", "/.", "/..")) or target in (".", "..")
     return f"{target.rstrip('/')}/{Path(source).resolve().name if copy.up else PurePosixPath(source).name}" if into else target

@@ -17,7 +17,7 @@ from lockstep.platforms.output import put, put_json, put_text, tell
 
 if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster
-    from lockstep.platforms.jobs.editor import Wanted
+    from lockstep.platforms.jobs.editor import EditorRequest
 
 JUPYTER_PORT, TENSORBOARD_PORT, DEBUG_PORT = 8888, 6006, 5678
 PortOption = Annotated[int | None, typer.Option("--port", min=1, max=65535, help="Of this machine. Default: the usual one, or a free one.")]
@@ -38,10 +38,10 @@ def jupyter(
 
     Example: lockstep jupyter ml-dev-env
     """
-    from lockstep.platforms.jobs.editor import Wanted
+    from lockstep.platforms.jobs.editor import EditorRequest
 
-    wanted = Wanted("jupyter", folder)
-    _serve(wanted, job, node, cluster, namespace, context, port, JUPYTER_PORT)
+    request = EditorRequest("jupyter", folder)
+    _serve(request, job, node, cluster, namespace, context, port, JUPYTER_PORT)
 
 
 def tensorboard(
@@ -57,10 +57,10 @@ def tensorboard(
 
     Example: lockstep tensorboard ml-dev-env
     """
-    from lockstep.platforms.jobs.editor import Wanted
+    from lockstep.platforms.jobs.editor import EditorRequest
 
-    wanted = Wanted("tensorboard", folder)
-    _serve(wanted, job, node, cluster, namespace, context, port, TENSORBOARD_PORT)
+    request = EditorRequest("tensorboard", folder)
+    _serve(request, job, node, cluster, namespace, context, port, TENSORBOARD_PORT)
 
 
 def vscode(
@@ -78,18 +78,18 @@ def vscode(
 
     Example: lockstep vscode ml-dev-env --node 1
     """
-    found = find_job(job, cluster, namespace, context)
-    pod = running_pod(found, node)
+    target = find_job(job, cluster, namespace, context)
+    pod = running_pod(target, node)
 
     async def forward(connection: Cluster) -> None:
         from lockstep.kube.forward import forwarded
 
-        async with forwarded(connection, found.namespace, pod, pod_port, port or pod_port, _complain, exactly=port is not None) as local:
+        async with forwarded(connection, target.namespace, pod, pod_port, port or pod_port, _complain, exactly=port is not None) as local:
             _print_launch(pod, local)
             put(f"Port {local} of this machine leads to port {pod_port} of {pod}. Ctrl-C ends that.", flush=True)
             await asyncio.Event().wait()
 
-    _connected(found.namespace, context, forward)
+    _connected(target.namespace, context, forward)
 
 
 def debug(
@@ -108,37 +108,37 @@ def debug(
 
     Example: lockstep debug ml-dev-env train.py -- --epochs 1
     """
-    from lockstep.platforms.jobs.editor import Wanted
+    from lockstep.platforms.jobs.editor import EditorRequest
 
-    wanted = Wanted("debug", command=(script, *(arguments or [])))
-    _serve(wanted, job, node, cluster, namespace, context, port, DEBUG_PORT)
+    request = EditorRequest("debug", command=(script, *(arguments or [])))
+    _serve(request, job, node, cluster, namespace, context, port, DEBUG_PORT)
 
 
 def _serve(
-    wanted: Wanted, job: str, node: int, cluster: str, namespace: str | None, context: str | None, port: int | None, usual: int
+    request: EditorRequest, job: str, node: int, cluster: str, namespace: str | None, context: str | None, port: int | None, usual: int
 ) -> None:
-    """Server and forward, until either ends or Ctrl-C ends both."""
-    found = find_job(job, cluster, namespace, context)
-    pod = running_pod(found, node)
+    """EditorServer and forward, until either ends or Ctrl-C ends both."""
+    target = find_job(job, cluster, namespace, context)
+    pod = running_pod(target, node)
 
     async def serve(connection: Cluster) -> None:
         from lockstep.kube.forward import forwarded
         from lockstep.platforms.jobs.editor import served
 
-        async with served(connection, found.namespace, pod, wanted, _echo) as server:
-            way = forwarded(connection, found.namespace, pod, server.port, port or usual, _complain, exactly=port is not None)
+        async with served(connection, target.namespace, pod, request, _echo) as server:
+            way = forwarded(connection, target.namespace, pod, server.port, port or usual, _complain, exactly=port is not None)
             async with way as local:
-                if wanted.kind == "debug":
+                if request.kind == "debug":
                     _print_launch(pod, local)
-                    put(f"{wanted.command[0]} in {pod} waits for that. Ctrl-C ends it.", flush=True)
+                    put(f"{request.command[0]} in {pod} waits for that. Ctrl-C ends it.", flush=True)
                 else:
-                    put(f"http://127.0.0.1:{local}/?token={wanted.token}", flush=True)
-                    put(f"{wanted.kind} in {pod}, {wanted.folder}. Ctrl-C ends it.", flush=True)
+                    put(f"http://127.0.0.1:{local}/?token={request.token}", flush=True)
+                    put(f"{request.kind} in {pod}, {request.folder}. Ctrl-C ends it.", flush=True)
                 why = await server.until_end()
         if why:
-            raise Failed(f"{wanted.kind} in pod {pod}: {why}")
+            raise Failed(f"{request.kind} in pod {pod}: {why}")
 
-    _connected(found.namespace, context, serve)
+    _connected(target.namespace, context, serve)
 
 
 def _connected(namespace: str, context: str | None, work: Callable[[Cluster], Coroutine[Any, Any, None]]) -> None:

@@ -34,18 +34,18 @@ def generate(
 
     Example: lockstep generate demo 'The value of' --max-tokens 60 --base
     """
-    asked = ["--prompt", prompt, "--tokens", str(max_tokens), "--stream", *(["--compare"] if base else [])]
-    asked += [] if model is None else ["--model", model]
+    arguments = ["--prompt", prompt, "--tokens", str(max_tokens), "--stream", *(["--compare"] if base else [])]
+    arguments += [] if model is None else ["--model", model]
     if local:
         from lockstep.cli.shared.trainer import run_trainer
 
-        run_trainer("generate", ["--adapter", _adapter_in(Path(job)), *asked])
+        run_trainer("generate", ["--adapter", _adapter_in(Path(job)), *arguments])
         return
     from lockstep.cli.shared.target import namespace_of
 
     place = namespace_of(cluster, namespace, context)
     try:
-        code = asyncio.run(_on_cluster(job, asked, gpus, place, context, named=model is not None))
+        code = asyncio.run(_on_cluster(job, arguments, gpus, place, context, named=model is not None))
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     if code:
@@ -53,21 +53,21 @@ def generate(
 
 
 def _adapter_in(folder: Path) -> Path:
-    """Raises ConfigError when neither the folder nor its adapter/ is an adapter's."""
+    """Folder of the adapter: `folder` itself or its newest one. Raises ConfigError when there is none."""
     from lockstep.api.errors import ConfigError
     from lockstep.platforms.inpod.newest import CONFIG, newest
 
     if (folder / CONFIG).is_file():
         return folder
-    found = newest(folder)["adapter"]
-    if found is None:
+    adapter = newest(folder)["adapter"]
+    if adapter is None:
         raise ConfigError(
             f"{folder} holds no adapter: name a run's folder (runs/<job>) or an adapter's, or export one: lockstep adapter export RUN -o adapter"
         )
-    return Path(found)
+    return Path(adapter)
 
 
-async def _on_cluster(job: str, asked: list[str], gpus: int, namespace: str, context: str | None, *, named: bool) -> int:
+async def _on_cluster(job: str, arguments: list[str], gpus: int, namespace: str, context: str | None, *, named: bool) -> int:
     from lockstep.cli.files.cp import known_job
     from lockstep.cli.shared.progress import waiting
     from lockstep.kube.cluster import Cluster
@@ -82,7 +82,7 @@ async def _on_cluster(job: str, asked: list[str], gpus: int, namespace: str, con
         async with idle_or_own_pod(cluster, namespace, job, gpus, say) as place:
             adapter = await newest_adapter(cluster, place, job)
             model = None if named else await base_model(cluster, namespace, job)
-            command = ["--adapter", adapter.folder, *asked, *([] if model is None else ["--model", model])]
+            command = ["--adapter", adapter.folder, *arguments, *([] if model is None else ["--model", model])]
             say(f"{adapter.made_of or adapter.folder} in pod {place.pod}: the model is loading")
             shown = Output()
             with waiting(f"pod {place.pod} imports torch and peft, and loads the model") as heard:

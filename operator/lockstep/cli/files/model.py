@@ -37,7 +37,7 @@ def model() -> None:
 
 
 @app.command("get")
-def get(
+def get_model(
     name: Annotated[
         str | None,
         typer.Argument(
@@ -109,7 +109,7 @@ def get(
 
 
 def _refuse_unread(options: Mapping[str, object], need: str) -> None:
-    """Whoever states an option relies on it. Raises ConfigError where it would do nothing."""
+    """Refuse options that would do nothing: whoever states one relies on it. Raises ConfigError."""
     stated = [option for option, value in options.items() if value is not None]
     if stated:
         raise ConfigError(f"{' and '.join(stated)} {'are' if len(stated) > 1 else 'is'} for {need}")
@@ -163,7 +163,7 @@ def _job_of_file(
     namespace: str | None,
     context: str | None,
 ) -> Resolved:
-    """The job whose volumes are meant; for a claim one that would use it. Raises ConfigError."""
+    """Job whose volumes are filled; for a claim, one that would use it. Raises ConfigError."""
     from lockstep.cli.shared.inputs import read_all, resolve_inputs
     from lockstep.cli.shared.target import unnamed_cluster
 
@@ -196,7 +196,7 @@ def _run(coroutine: Any) -> int:
 
 
 async def _before_start(job: Resolved, arguments: Sequence[str], context: str | None) -> int:
-    """Onto the volumes of a job that its file describes: by its pods where it runs, else by a pod that mounts what its pods would."""
+    """Fetch onto the volumes of a job that its file describes: in its pods while it runs, else in a pod that mounts what its pods would."""
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.files.reader import reader, stateful_set_before_start
     from lockstep_spec.choices import StorageMode
@@ -224,7 +224,7 @@ async def _on_volumes(job: str, namespace: str, arguments: Sequence[str], contex
 
 
 async def _everywhere(cluster: Cluster, namespace: str, job: str, arguments: Sequence[str]) -> int:
-    """Onto each volume that the job's pods have."""
+    """Fetch onto each volume that the job's pods have."""
     from lockstep.platforms.files.reader import beside, nodes_with_volumes
 
     nodes = await nodes_with_volumes(cluster, namespace, job)
@@ -237,7 +237,7 @@ async def _everywhere(cluster: Cluster, namespace: str, job: str, arguments: Seq
 
 
 async def _fetch(cluster: Cluster, place: Place, arguments: Sequence[str], before: str) -> int:
-    """Run it in the pod and show its lines as they come; the exit code."""
+    """Fetch in the pod, show its lines as they come, and return the exit code."""
     from lockstep.cli.shared.trainer import EXIT_USAGE
     from lockstep.kube.exec import STDOUT, program
     from lockstep_spec.exits import CONFIGURATION

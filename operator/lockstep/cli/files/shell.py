@@ -26,11 +26,11 @@ def shell(
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.jobs.terminal import shell as open_shell
 
-    found = find_job(job, cluster, namespace, context)
-    pod = running_pod(found, node)
+    target = find_job(job, cluster, namespace, context)
+    pod = running_pod(target, node)
 
     async def opened() -> int:
         async with await Cluster.connect(context) as connection:
-            return await open_shell(connection, found.namespace, pod)
+            return await open_shell(connection, target.namespace, pod)
 
     raise typer.Exit(asyncio.run(opened()))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Stamps = dict[str, tuple[int, int]]
 WATCH_SECONDS = 0.2
 NAMES_MAX, NAME_MAX = 50, 500
-"""Of changed files that are shown: it is the pod that names them."""
+"""Limits of the names that are shown: it is the pod that sends them."""
 AGAIN_SECONDS = 2.0
 """Until a pod that lacks something is tried again."""
 INTERRUPTED = 130
@@ -59,7 +59,7 @@ def sync(
 
 @dataclass(frozen=True)
 class Sync:
-    """What goes where."""
+    """One sync: which folder goes where."""
 
     job: str
     namespace: str
@@ -69,20 +69,20 @@ class Sync:
 
 
 async def _run(one: Sync, context: str | None, *, watch: bool) -> bool:
-    """Whether every pod has everything. With `watch` it never returns."""
+    """Sync, and return True if every pod has everything. With `watch` it never returns."""
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.files.sync import Receivers, stamps
 
     async with await Cluster.connect(context) as cluster, Receivers(cluster, one.namespace) as receivers:
         sent = stamps(one.folder) if watch else {}
-        told = Told()
-        complete = told.all_have_everything(await _once(cluster, receivers, one))
+        report = SyncReporter()
+        complete = report.all_have_everything(await _once(cluster, receivers, one))
         if watch:
-            await _watch(cluster, receivers, one, sent if complete else {}, told)
+            await _watch(cluster, receivers, one, sent if complete else {}, report)
     return complete
 
 
-async def _watch(cluster: Cluster, receivers: Receivers, one: Sync, sent: Stamps, told: Told) -> None:
+async def _watch(cluster: Cluster, receivers: Receivers, one: Sync, sent: Stamps, report: SyncReporter) -> None:
     """Send whatever changes, for ever; and again what a pod lacks: one that couldn't be reached, or that was restarted meanwhile.
 
     `sent`: the files as they were when every pod had them; {} when one didn't.
@@ -97,9 +97,9 @@ async def _watch(cluster: Cluster, receivers: Receivers, one: Sync, sent: Stamps
             continue
         sent = now
         try:
-            complete = told.all_have_everything(await _once(cluster, receivers, one))
+            complete = report.all_have_everything(await _once(cluster, receivers, one))
         except (LockstepError, OSError) as error:  # (a pod that is away for a moment, a folder that is being replaced)
-            told.problem(str(error))
+            report.problem(str(error))
             complete = False
 
 
@@ -108,7 +108,7 @@ async def _once(cluster: Cluster, receivers: Receivers, one: Sync) -> list[Synce
 
 
 async def _pods(cluster: Cluster, namespace: str, job: str) -> list[str]:
-    """Those that run; of a job whose pods share their volumes, one. Raises ConfigError when none runs."""
+    """Names of the pods that run; one of them where all share their volumes. Raises ConfigError when none runs."""
     from lockstep.api.names import LABEL_JOB
     from lockstep.api.objects import is_running
     from lockstep.cli.files.cp import known_job
@@ -125,13 +125,13 @@ async def _pods(cluster: Cluster, namespace: str, job: str) -> list[str]:
 
 
 def _is_shared(pod: dict[str, Any]) -> bool:
-    """A claim that every pod of a StatefulSet has for itself ends with its pod's name."""
+    """Return True if all pods share their volumes: a claim of one pod of a StatefulSet ends with that pod's name."""
     claims = [volume["persistentVolumeClaim"]["claimName"] for volume in pod["spec"]["volumes"] if "persistentVolumeClaim" in volume]
     return not any(claim.endswith(pod["metadata"]["name"]) for claim in claims)
 
 
-class Told:
-    """What a person was told: the same trouble once, not every two seconds."""
+class SyncReporter:
+    """Prints what became of each sync: the same trouble once, not every two seconds."""
 
     def __init__(self) -> None:
         self._last: list[str] = []

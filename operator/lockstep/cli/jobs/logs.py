@@ -16,7 +16,7 @@ from lockstep.platforms.output import put, tell
 
 if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster
-    from lockstep.platforms.jobs.logs import Wanted
+    from lockstep.platforms.jobs.logs import LogSelection
 
 EXIT_FAILED = 1
 LocalOption = Annotated[bool, typer.Option("--local", help="A job of `lockstep run --local`: read its run's folder.")]
@@ -46,7 +46,7 @@ def logs(
     Example: lockstep logs demo --follow --rank 3
     """
     from lockstep.plan.pages.logs import parse_duration
-    from lockstep.platforms.jobs.logs import Wanted
+    from lockstep.platforms.jobs.logs import LogSelection
 
     if rank is not None and node is not None:
         raise ConfigError("say either --rank or --node: a rank is on one node only")
@@ -54,7 +54,7 @@ def logs(
         raise ConfigError("say either --previous or --attempt")
     if follow and (errors or previous or attempt is not None):
         raise ConfigError("--follow shows the attempt that runs and those to come: it doesn't go with --errors, --attempt and --previous")
-    wanted = Wanted(node or 0, rank, tail, None if since is None else parse_duration(since), attempt)
+    wanted = LogSelection(node or 0, rank, tail, None if since is None else parse_duration(since), attempt)
     if local:
         from lockstep.cli.jobs.logs_local import print_local
 
@@ -63,7 +63,7 @@ def logs(
     raise typer.Exit(asyncio.run(_print(found.job, context, wanted, follow=follow, errors=errors, previous=previous)))
 
 
-async def _print(job: Object, context: str | None, wanted: Wanted, *, follow: bool, errors: bool, previous: bool) -> int:
+async def _print(job: Object, context: str | None, wanted: LogSelection, *, follow: bool, errors: bool, previous: bool) -> int:
     from dataclasses import replace
 
     from lockstep.kube.cluster import Cluster
@@ -101,7 +101,7 @@ def _before(job: Object) -> int:
     return attempts - 1
 
 
-async def _print_errors(cluster: Cluster, job: Object, wanted: Wanted) -> int:
+async def _print_errors(cluster: Cluster, job: Object, wanted: LogSelection) -> int:
     from dataclasses import replace
 
     from lockstep.plan.pages.logs import RankFailures, error_lines
@@ -117,7 +117,7 @@ async def _print_errors(cluster: Cluster, job: Object, wanted: Wanted) -> int:
     return 0
 
 
-async def _follow(cluster: Cluster, job: Object, wanted: Wanted) -> int:
+async def _follow(cluster: Cluster, job: Object, wanted: LogSelection) -> int:
     from lockstep.api.objects import condition, is_true
     from lockstep.platforms.jobs.logs import follow, has_run_ended, is_run, lines
 

@@ -15,13 +15,13 @@ from lockstep.platforms.local.records import observed_run
 from lockstep.platforms.output import put
 
 if TYPE_CHECKING:
-    from lockstep.platforms.jobs.logs import Wanted
+    from lockstep.platforms.jobs.logs import LogSelection
 
 POLL_SECONDS = 0.5
 EXIT_FAILED = 1
 
 
-def print_local(job: str, workspace: Path, wanted: Wanted, *, follow: bool, errors: bool, previous: bool) -> int:
+def print_local(job: str, workspace: Path, wanted: LogSelection, *, follow: bool, errors: bool, previous: bool) -> int:
     """The exit code. Raises ConfigError when there is no such run."""
     from lockstep.platforms.jobs.logs import request_of
 

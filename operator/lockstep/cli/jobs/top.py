@@ -110,13 +110,13 @@ async def _looks_of_job(job: Object, context: str | None, interval: float, *, li
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.pages.top import snapshot
     from lockstep.platforms.jobs.observe import operator_unheard
-    from lockstep.platforms.jobs.top import Nodes, curve_on_volume, pods_of
+    from lockstep.platforms.jobs.top import JobNodes, curve_on_volume, pods_of
 
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     curve: Object = {}
     read = -CURVE_SECONDS
     say = (lambda line: None) if live else _say
-    async with await Cluster.connect(context) as cluster, Nodes(cluster, namespace, name, say) as nodes:
+    async with await Cluster.connect(context) as cluster, JobNodes(cluster, namespace, name, say) as nodes:
         while True:
             now = time.monotonic()
             points = CURVE_POINTS if now - read >= CURVE_SECONDS else 0

@@ -11,7 +11,7 @@ from lockstep.platforms.output import put_over, tell
 from lockstep_spec.words import decimal_size, duration
 
 if TYPE_CHECKING:
-    from lockstep.platforms.files.transfer import Progress
+    from lockstep.platforms.files.transfer import TransferProgress
 
 AT_A_TERMINAL_SECONDS, ELSEWHERE_SECONDS = 0.2, 10.0
 
@@ -20,7 +20,7 @@ class Meter:
     """Tells how far several transfers are, by their names, on standard error. Use `with`."""
 
     def __init__(self) -> None:
-        self.transfers: Mapping[str, Progress] = {}
+        self.transfers: Mapping[str, TransferProgress] = {}
         self._terminal = sys.stderr.isatty()
         self._begun = self._told = time.monotonic()
         self._width = 0

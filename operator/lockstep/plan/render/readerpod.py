@@ -13,7 +13,7 @@ READER = f"{names.APP}-reader"
 LABEL_READER_OF = f"{names.GROUP}/reader-of"
 """Not the job's own label: the operator and the job's NetworkPolicy would take the pod for one of the job's."""
 RESOURCES: Object = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"cpu": "2", "memory": "2Gi"}}
-"""Limits, too, where nothing else is asked: a quota on limits refuses a pod without."""
+"""Resources where no others are asked for. Limits, too: a quota on limits refuses a pod without."""
 # A program that is the first of its container hears no signal that it doesn't ask for.
 _WAIT = ["python3", "-c", "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit()); signal.pause()"]
 _OF_THE_AGENT = (names.AGENT_VOLUME, names.KEY_VOLUME, names.RUN_VOLUME, names.TOKEN_VOLUME)
@@ -21,14 +21,14 @@ _FILES = ("persistentVolumeClaim", "emptyDir")
 
 
 def pod_claims_of(stateful_set: Object, node: int) -> dict[str, str]:
-    """volume → claim, for the volumes that every pod has for itself; empty where all share theirs."""
+    """Map of volume to claim, for the volumes that every pod has for itself; empty where all pods share theirs."""
     job = stateful_set["metadata"]["name"]
     templates = stateful_set["spec"].get("volumeClaimTemplates") or []
     return {template["metadata"]["name"]: f"{template['metadata']['name']}-{names.pod_name(job, node)}" for template in templates}
 
 
 def is_shared(stateful_set: Object) -> bool:
-    """Whether all pods of the job see one and the same volumes."""
+    """Return True if all pods of the job share their volumes."""
     return not pod_claims_of(stateful_set, 0)
 
 
@@ -53,12 +53,14 @@ def reader_pod(stateful_set: Object, node: int, suffix: str, seconds: int, resou
         "activeDeadlineSeconds": seconds,
         "terminationGracePeriodSeconds": 1,
     }
-    kept = {key: template[key] for key in ("serviceAccountName", "imagePullSecrets", "priorityClassName") if template.get(key)}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec | kept}
+    optional = {key: template[key] for key in ("serviceAccountName", "imagePullSecrets", "priorityClassName") if template.get(key)}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec | optional}
 
 
 def with_secrets(pod: Object, stateful_set: Object) -> Object:
-    """The pod with those of the job's variables that come from Secrets and ConfigMaps: tokens and credentials, which a program in it needs to fetch."""
+    """The pod with those of the job's variables that come from Secrets and ConfigMaps: tokens and credentials, which a program in it needs to
+    fetch.
+    """
     trainer = next(c for c in stateful_set["spec"]["template"]["spec"]["containers"] if c["name"] == names.CONTAINER)
     (container,) = pod["spec"]["containers"]
     referred = [v for v in trainer.get("env") or [] if {"secretKeyRef", "configMapKeyRef"} & (v.get("valueFrom") or {}).keys()]
@@ -67,7 +69,7 @@ def with_secrets(pod: Object, stateful_set: Object) -> Object:
 
 
 def _owners(stateful_set: Object) -> list[Object]:
-    """The StatefulSet, where there is one already."""
+    """Owner references: the StatefulSet, if it exists already."""
     uid = stateful_set["metadata"].get("uid")
     owner = {
         "apiVersion": "apps/v1",
@@ -104,7 +106,10 @@ def _container(template: Object, volumes: set[str], resources: Object) -> Object
 
 
 def _restricted(pod_security: Mapping[str, Any]) -> Object:
-    """What Pod Security `restricted` asks for, also where the job's own pods need more. Where no group is stated the SCC chooses the user."""
+    """Security context that Pod Security `restricted` asks for, also where the job's own pods need more.
+
+    Where no group is stated the SCC chooses the user.
+    """
     group = pod_security.get("fsGroup")
     own = {} if group is None else {"runAsUser": group, "runAsGroup": group}
     return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "runAsNonRoot": True, **own}
@@ -116,14 +121,14 @@ def claims_of(pod: Object) -> list[str]:
 
 
 def mounted_claims(pod: Object, container: str, *, writing: bool) -> list[str]:
-    """Where the container has claims mounted: what is outside goes with the pod."""
+    """Paths where the container mounts claims: what is outside of them goes with the pod."""
     claims = {v["name"]: v["persistentVolumeClaim"].get("readOnly") for v in pod["spec"]["volumes"] if "persistentVolumeClaim" in v}
     mounts = next(c for c in pod["spec"]["containers"] if c["name"] == container)["volumeMounts"]
     return [m["mountPath"] for m in mounts if m["name"] in claims and not (writing and (m.get("readOnly") or claims[m["name"]]))]
 
 
 def missing_claim(pod: Object, claims: Mapping[str, Object], own: Mapping[str, str]) -> str | None:
-    """Why the pod's claims can't be mounted, in one sentence; None when they can.
+    """Reason why the pod's claims can't be mounted, in one sentence; None when they can.
 
     A pod's own claim that is not bound is left alone: where volumes bind late, this pod would choose the node for it, and then the job's
     pod, which needs GPUs, could never start there.

@@ -1,4 +1,4 @@
-"""Where a job's files can be read and written: in its own pods while they run, else in a short-lived pod that mounts its claims.
+"""Access to a job's files: in its own pods while they run, else in a short-lived pod that mounts its claims.
 
     async with beside(cluster, namespace, job, node=0, say=print) as place:
         data = await output_of(cluster, place, ["cat", "/workspace/runs/demo/logs/train_log.jsonl"])
@@ -43,9 +43,9 @@ from lockstep.platforms.clusters.deployed import with_image
 
 LIFETIME_SECONDS = 3600
 START_SECONDS = 300.0
-"""How long a pull of the job's image may take where no node of the reader has it."""
+"""Seconds for the start of the pod. It may have to pull the job's image."""
 TROUBLE_SECONDS = 20.0
-"""How long what keeps the pod from starting may last before it is given up: schedulers and kubelets try again."""
+"""Seconds for which the pod may be kept from starting before the reader gives up: schedulers and kubelets try again."""
 POLL_SECONDS = 0.25
 QUIET_SECONDS = 3.0
 Say = Callable[[str], None]
@@ -56,34 +56,39 @@ class NoReader(Failed):
 
 
 async def stateful_set_of(cluster: Cluster, namespace: str, job: str) -> Object:
-    """What says which claims, image and user the job's pods have. Raises ConfigError when the job has never started."""
-    found = await cluster.get("StatefulSet", namespace, job)
-    if found is None:
+    """StatefulSet of the job: its template has the claims, image and user of the job's pods. Raises ConfigError when the job has never started."""
+    stateful_set = await cluster.get("StatefulSet", namespace, job)
+    if stateful_set is None:
         raise ConfigError(
             f"job {job} in namespace {namespace} has never started, so it has no files yet: lockstep why {job} -n {namespace}; "
             f"lockstep cp -f FILE SRC {job}: puts some there before"
         )
-    return found
+    return stateful_set
 
 
 async def stateful_set_before_start(cluster: Cluster, job: Resolved) -> Object:
     """The StatefulSet that the job would have. The claims that all its pods will share are created where they are missing."""
     profile = await with_image(cluster, job.job, job.profile, job.namespace)
     job = resolve(job.job, profile, replace(job.platform, image=None))
+    await create_claims(cluster, job)
+    (stateful_set,) = [item for item in render(job) if item["kind"] == "StatefulSet"]
+    return stateful_set
+
+
+async def create_claims(cluster: Cluster, job: Resolved) -> None:
+    """Create the claims that all pods of the job share, where they are missing."""
     for claim in claims(job):
         try:
             await cluster.create(claim)
         except ApiError as error:
             if error.status != CONFLICT:
                 raise
-    (stateful_set,) = [item for item in render(job) if item["kind"] == "StatefulSet"]
-    return stateful_set
 
 
 async def running_pods(cluster: Cluster, namespace: str, job: str) -> dict[int, Place]:
-    """node → its pod, of those that run."""
-    found = (await cluster.list("Pod", namespace, {"labelSelector": f"{LABEL_JOB}={job}"}))["items"]
-    names = {pod["metadata"]["name"] for pod in found if is_running(pod) and not is_terminating(pod)}
+    """Map of node to its pod, of the pods that run."""
+    pods = (await cluster.list("Pod", namespace, {"labelSelector": f"{LABEL_JOB}={job}"}))["items"]
+    names = {pod["metadata"]["name"] for pod in pods if is_running(pod) and not is_terminating(pod)}
     return {node: Place(namespace, name, CONTAINER) for name in names if (node := _node(job, name)) is not None}
 
 
@@ -93,7 +98,7 @@ def _node(job: str, pod: str) -> int | None:
 
 
 async def nodes_with_volumes(cluster: Cluster, namespace: str, job: str) -> list[int]:
-    """The nodes whose files are apart from those of others: [0] where all pods share their volumes. Raises ConfigError."""
+    """Nodes that have volumes of their own; [0] where all pods share their volumes. Raises ConfigError."""
     stateful_set = await stateful_set_of(cluster, namespace, job)
     if is_shared(stateful_set):
         return [0]
@@ -108,7 +113,7 @@ async def nodes_with_volumes(cluster: Cluster, namespace: str, job: str) -> list
 
 
 async def place_roots(cluster: Cluster, place: Place, *, writing: bool) -> list[str]:
-    """Where the container has claims mounted. Raises NoReader when it is gone."""
+    """Paths where the container mounts claims. Raises NoReader when its pod is gone."""
     pod = await cluster.get("Pod", place.namespace, place.pod)
     if pod is None:
         raise NoReader(f"pod {place.pod} has just gone: try again")
@@ -126,7 +131,7 @@ async def beside(
     secrets: bool = False,
     say: Say = lambda line: None,
 ) -> AsyncIterator[Place]:
-    """A container that sees the files of node `node` of the job: of its own pod, where that runs, else of a reader.
+    """Container that sees the files of node `node` of the job: of its own pod, where that runs, else of a reader.
 
     Where all pods share their volumes, any that runs will do. `say` hears what is waited for.
 
@@ -155,7 +160,7 @@ async def reader(
     secrets: bool = False,
     say: Say = lambda line: None,
 ) -> AsyncIterator[Place]:
-    """A pod of its own, running, with the claims of node `node`; removed at the end whatever happens. `secrets`: also with the job's variables
+    """Container of a short-lived pod with the claims of node `node`. The pod is removed at the end, whatever happens. `secrets`: also with the job's variables
     from Secrets and ConfigMaps. Raises NoReader."""
     pod = reader_pod(stateful_set, node, token_hex(3), seconds, resources)
     if secrets:
@@ -183,15 +188,15 @@ async def _check_claims(cluster: Cluster, stateful_set: Object, node: int, pod: 
     namespace = pod["metadata"]["namespace"]
     try:
         names = claims_of(pod)
-        found = dict(
+        claims = dict(
             zip(names, await asyncio.gather(*(cluster.get("PersistentVolumeClaim", namespace, name) for name in names)), strict=True)
         )
     except ApiError as error:
         if error.status != FORBIDDEN:
             raise
         return  # whoever may not look at claims may still mount them
-    there = {name: claim for name, claim in found.items() if claim is not None}
-    missing = missing_claim(pod, there, pod_claims_of(stateful_set, node))
+    existing = {name: claim for name, claim in claims.items() if claim is not None}
+    missing = missing_claim(pod, existing, pod_claims_of(stateful_set, node))
     if missing is not None:
         raise NoReader(f"{missing}; look with: kubectl get pvc -n {namespace}")
 
@@ -217,7 +222,7 @@ def _refused(message: str, namespace: str) -> str:
 
 @asynccontextmanager
 async def _changes(cluster: Cluster, place: Place) -> AsyncIterator[asyncio.Event]:
-    """What is set whenever the pod changes; never, where it may not be watched."""
+    """Event that is set whenever the pod changes; never, if your account may not watch pods."""
     changed = asyncio.Event()
 
     async def hear() -> None:
@@ -234,7 +239,7 @@ async def _changes(cluster: Cluster, place: Place) -> AsyncIterator[asyncio.Even
 
 
 async def _until_running(cluster: Cluster, place: Place, say: Say, changed: asyncio.Event) -> None:
-    begun, troubled, told = time.monotonic(), None, ""
+    begun, troubled, reported = time.monotonic(), None, ""
     while True:
         pod = await cluster.get("Pod", place.namespace, place.pod)
         if pod is None:
@@ -247,9 +252,9 @@ async def _until_running(cluster: Cluster, place: Place, say: Say, changed: asyn
         late = now - begun > START_SECONDS or pod["status"].get("phase") in ("Failed", "Succeeded")
         if late or (troubled is not None and now - troubled > TROUBLE_SECONDS):
             raise NoReader(f"pod {place.pod}, which would show the job's files, does not start: {why or 'the cluster gives no reason'}")
-        if (quiet := now - begun > QUIET_SECONDS) and (line := f"waiting for pod {place.pod}: {why or 'it starts'}") != told:
+        if (quiet := now - begun > QUIET_SECONDS) and (line := f"waiting for pod {place.pod}: {why or 'it starts'}") != reported:
             say(line)
-            told = line
+            reported = line
         with suppress(TimeoutError):
             async with asyncio.timeout(1.0 if quiet else POLL_SECONDS):
                 await changed.wait()
@@ -257,7 +262,7 @@ async def _until_running(cluster: Cluster, place: Place, say: Say, changed: asyn
 
 
 async def _trouble(cluster: Cluster, pod: Object) -> str | None:
-    """What keeps it from running, in one sentence; None while nothing is wrong yet."""
+    """Reason why the pod doesn't run, in one sentence; None while nothing is wrong yet."""
     namespace = pod["metadata"]["namespace"]
     warnings: tuple[Object, ...] = ()
     claims: dict[str, Object] = {}
@@ -273,7 +278,7 @@ async def _trouble(cluster: Cluster, pod: Object) -> str | None:
 
 
 async def _sweep(cluster: Cluster, namespace: str, job: str) -> None:
-    """Readers that ended by their own deadline: nobody else takes them away."""
+    """Delete readers that ended by their own deadline: nothing else removes them."""
     with suppress(ApiError):
         for pod in (await cluster.list("Pod", namespace, {"labelSelector": f"{LABEL_READER_OF}={job}"}))["items"]:
             if pod.get("status", {}).get("phase") in ("Failed", "Succeeded"):

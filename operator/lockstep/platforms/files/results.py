@@ -1,4 +1,4 @@
-"""What a run has left on its volume: its commits, and its newest adapter. Both are read there, in a pod, so that only answers travel."""
+"""Results of a run on its volume: its commits, and its newest adapter. A pod reads them there, so that only answers travel."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class Adapter:
 
     folder: str
     files: tuple[str, ...]
-    """What belongs to it: a commit's folder holds shards, too. () for all."""
+    """Names of its files, where the folder holds others, too, such as a commit's shards; () for all."""
     made_of: str | None = None
     """The commit that it was made of just now; None: a run exported it."""
 
 
 def run_folder(job: str) -> str:
-    """Where a job's pods keep their run."""
+    """Folder in which a job's pods keep their run."""
     return join(WORKSPACE, "runs", job)
 
 
 async def inspect_commits(cluster: Cluster, namespace: str, job: str, verb: str, options: Sequence[str], say: Say) -> tuple[str, int]:
-    """What the trainer's program prints of the job's run, and its exit code: 0, or 1 for an answer that is bad news.
+    """Output of the trainer's program about the job's run, and its exit code: 0, or 1 for an answer that is bad news.
 
     In a pod of the job, or in a short-lived one that mounts its claims. Raises ConfigError, NoReader or ProgramFailed.
     """
@@ -85,10 +85,10 @@ async def newest_adapter(cluster: Cluster, place: Place, job: str) -> Adapter:
 
 
 def _folders(answer: bytes, run: str, pod: str) -> tuple[str | None, str | None]:
-    """(adapter, commit) as `newest.py` prints them. Raises NoAdapter unless both are None or folders of the run."""
+    """Adapter and commit as `newest.py` prints them. Raises NoAdapter unless each is None or a folder of the run."""
     try:
-        found = json.loads(answer[:ANSWER_BYTES_MAX])
-        folders = found["adapter"], found["commit"]
+        answered = json.loads(answer[:ANSWER_BYTES_MAX])
+        folders = answered["adapter"], answered["commit"]
     except (ValueError, KeyError, TypeError, RecursionError):
         folders = ("", "")
     for folder in folders:
@@ -100,7 +100,7 @@ def _folders(answer: bytes, run: str, pod: str) -> tuple[str | None, str | None]
 
 
 async def _exported(cluster: Cluster, place: Place, job: str, commit: str) -> Adapter:
-    """By the trainer's own program, which reads shards one parameter at a time, on a CPU."""
+    """Export the commit by the trainer's own program, which reads shards one parameter at a time, on a CPU. Raises NoAdapter."""
     folder = join(TEMPORARY, f"lockstep-adapter-{secrets.token_hex(4)}")
     command = ["python3", "-m", "lockstep_train.export", commit, "--output", folder]
     try:

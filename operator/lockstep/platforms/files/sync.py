@@ -25,15 +25,15 @@ from lockstep.platforms.inpod import receiver, source_of
 
 ALWAYS_IGNORED = (".git/", "__pycache__/", "*.pyc", ".venv/", ".lockstep/", ".DS_Store", "*.swp")
 IGNORE_FILES = (".lockstepignore", ".gitignore")
-"""The first that is there counts, in the words of git."""
+"""Files of patterns in git's syntax. The first one that exists counts."""
 SILENCE_SECONDS = 30.0
 LINES_WAITING_MAX = 4
-"""Of a pod; one is asked for at a time."""
+"""Lines of a pod that wait to be read. One is asked for at a time."""
 
 
 @dataclass(frozen=True)
 class Synced:
-    """What became of one pod. `problem`: why it didn't get everything."""
+    """Outcome for one pod. `problem`: why it didn't get everything."""
 
     pod: str
     sent: int = 0
@@ -50,24 +50,24 @@ def scan(folder: Path) -> dict[str, dict[str, Any]]:
     """Every file and link below `folder` that isn't ignored, by its path with slashes. Raises ConfigError."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder: name the one to send")
-    found = {}
+    files = {}
     for name, entry in _walk(str(folder), "", _ignored(folder)):
         content = receiver.digest(entry.path)
         if content is not None:
             link = entry.is_symlink()
-            found[name] = {"sha256": content, "link": link, "executable": not link and os.access(entry.path, os.X_OK)}
-    return found
+            files[name] = {"sha256": content, "link": link, "executable": not link and os.access(entry.path, os.X_OK)}
+    return files
 
 
 def stamps(folder: Path) -> dict[str, tuple[int, int]]:
-    """What tells an edit without reading the files: their times and sizes. Of files that are sent only."""
-    found = {}
+    """Times and sizes of the files that are sent: they show an edit without reading the files."""
+    files = {}
     with suppress(OSError, ConfigError):  # (a folder that is removed while it is walked: the next look sees it so)
         for name, entry in _walk(str(folder), "", _ignored(folder)):
             with suppress(OSError):
                 here = entry.stat(follow_symlinks=False)
-                found[name] = (here.st_mtime_ns, here.st_size)
-    return found
+                files[name] = (here.st_mtime_ns, here.st_size)
+    return files
 
 
 def _ignored(folder: Path) -> pathspec.GitIgnoreSpec:
@@ -94,7 +94,7 @@ def _walk(folder: str, below: str, ignored: pathspec.GitIgnoreSpec) -> Iterator[
 
 
 class Receivers:
-    """The pods' ends, one program in each pod, which stay as long as this is open: what is sent again costs no new connection. Use `async with`."""
+    """One receiving program in each pod, for as long as this is open, so that the next sync costs no new connection. Use `async with`."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self._cluster, self._namespace = cluster, namespace
@@ -108,11 +108,11 @@ class Receivers:
 
     @property
     def are_there(self) -> bool:
-        """Whether none has ended: a pod that was restarted may have lost what it was sent."""
+        """True if none has ended: a pod that was restarted may have lost what it was sent."""
         return not any(receiver.has_ended for receiver in self._open.values())
 
     async def send(self, pods: Sequence[str], folder: Path, target: str, *, force: bool = False) -> list[Synced]:
-        """To all pods at once. What can't be sent to a pod is its `problem`, and doesn't stop the others. Raises ConfigError."""
+        """Send to all pods at once. A pod that can't be sent to has a `problem`, and doesn't stop the others. Raises ConfigError."""
         for gone in self._open.keys() - set(pods):
             await self._drop(gone)
         source = _named(folder)
@@ -144,7 +144,7 @@ class Receivers:
 
 
 def _named(folder: Path) -> str:
-    """Tells folders apart that send files to the same place."""
+    """Name that tells folders apart that send files to the same place."""
     return f"{socket.gethostname()}:{folder.absolute()}"
 
 
@@ -155,7 +155,7 @@ def _raised(result: Synced | BaseException) -> Synced:
 
 
 class _Receiver:
-    """The program in one pod. What it says is heard at once, so that its end is known, too."""
+    """The program in one pod. Its output is read at once, so that its end is noticed, too."""
 
     def __init__(self, running: Program, stack: AsyncExitStack) -> None:
         self._running, self._stack = running, stack
@@ -196,7 +196,7 @@ class _Receiver:
         return answer_of(line, "the pod")
 
     async def _hear(self) -> None:
-        """As far as there is room: a program that says more than it is asked waits until it is heard, or was left."""
+        """Queue lines while there is room: a program that prints more than it was asked for waits until it is read, or left."""
         try:
             async for line in lines_in(self._running):
                 await self._lines.put(line)

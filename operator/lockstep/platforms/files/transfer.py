@@ -24,12 +24,12 @@ _PUMPED_BYTES = 1 << 18
 
 
 @dataclass
-class Progress:
-    """What is known of one transfer while it runs. `changed` is called whenever a number has."""
+class TransferProgress:
+    """Progress of one transfer. `changed` is called whenever a number has changed."""
 
     changed: Callable[[], None] = lambda: None
     expected: int = 0
-    """Bytes to come, once it is known."""
+    """Bytes to come, once they are known."""
     passed: int = 0
     missing: int = 0
     """Bytes that the other end lacked when this try began: what was sent has not always arrived."""
@@ -45,7 +45,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Carried:
-    """What a transfer did: files that there are, those that had to travel, and how many bytes of them."""
+    """Result of a transfer: its files, those that had to travel, and how many bytes of them."""
 
     files: int
     sent: int
@@ -53,8 +53,8 @@ class Carried:
     resumed: int
 
 
-async def put(cluster: Cluster, place: Place, source: Path, target: str, roots: list[str], progress: Progress) -> Carried:
-    """A file or folder of this machine into the volumes that `place` sees. Raises Failed."""
+async def put(cluster: Cluster, place: Place, source: Path, target: str, roots: list[str], progress: TransferProgress) -> Carried:
+    """Copy a file or folder of this machine into the volumes that `place` sees. Raises Failed."""
 
     def give(wire: Wire) -> dict[str, Any]:
         return carry.give(wire, source, passed=progress.passing, expected=progress.expect)
@@ -63,9 +63,9 @@ async def put(cluster: Cluster, place: Place, source: Path, target: str, roots: 
 
 
 async def get(
-    cluster: Cluster, place: Place, source: str, target: str, roots: list[str], progress: Progress, name: str | None = None
+    cluster: Cluster, place: Place, source: str, target: str, roots: list[str], progress: TransferProgress, name: str | None = None
 ) -> Carried:
-    """A file or folder of the volumes that `place` sees to `target`. `name`: what it is called in a target that is a folder to put it into; None: as
+    """Copy a file or folder of the volumes that `place` sees to `target`. `name`: its name in a target that is a folder to put it into; None: as
     in `source`. The pod has no say in it. Raises Failed."""
     own = PurePosixPath(normpath(source)).name if name is None else name
 
@@ -76,9 +76,9 @@ async def get(
 
 
 async def _carried(
-    cluster: Cluster, place: Place, request: dict[str, Any], end: Callable[[Wire], dict[str, Any]], progress: Progress
+    cluster: Cluster, place: Place, request: dict[str, Any], end: Callable[[Wire], dict[str, Any]], progress: TransferProgress
 ) -> Carried:
-    """Once, and again after a broken connection, as long as it gets on."""
+    """Transfer once, and again after a broken connection, as long as it makes progress."""
     left, missing, pause = TRIES, 0, FIRST_PAUSE_SECONDS
     while True:
         try:
@@ -105,7 +105,7 @@ async def _once(cluster: Cluster, place: Place, request: dict[str, Any], end: Ca
 
 
 async def _between(running: Program, mine: socket.socket, theirs: socket.socket, end: Callable[[Wire], dict[str, Any]]) -> dict[str, Any]:
-    """This machine's end in a thread, and what it says and hears carried to and from the pod."""
+    """Run this machine's end in a thread, and pump bytes between it and the pod."""
     reader, writer = await asyncio.open_connection(sock=mine)
     pumps = [asyncio.ensure_future(_up(reader, running, theirs)), asyncio.ensure_future(_down(running, writer))]
     thread = asyncio.ensure_future(asyncio.to_thread(end, Wire(theirs.fileno(), theirs.fileno())))
@@ -129,7 +129,7 @@ async def _between(running: Program, mine: socket.socket, theirs: socket.socket,
 
 
 def _wake(theirs: socket.socket) -> None:
-    """The thread, if it still waits to be heard or to hear, gets an end."""
+    """End the connection of the thread, if it still waits to read or to write."""
     with suppress(OSError):
         theirs.shutdown(socket.SHUT_RDWR)
 

@@ -1,4 +1,4 @@
-"""What an in-namespace run consists of: the operator's objects, owned by the run's ConfigMap, with the agent in a ConfigMap."""
+"""Objects of a run without an operator: those that the operator would make, owned by the run's ConfigMap, with the agent in a ConfigMap."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Run:
 
 
 def prepare(job: TrainingJob, profile: TrainingCluster, namespace: str, earlier: Earlier | None = None) -> Run:
-    """Decide everything and build the agent; `earlier`: the failed run to go on from. Raises ConfigError."""
+    """Decide everything and build the agent. `earlier`: the failed run to go on from. Raises ConfigError."""
     if earlier is not None:
         job = retried(job, earlier)
     resolved = resolve(job, profile, PlatformDefaults(namespace=namespace, uid=earlier.uid if earlier is not None else str(uuid.uuid4())))
@@ -50,7 +50,7 @@ def prepare(job: TrainingJob, profile: TrainingCluster, namespace: str, earlier:
 
 
 def build_agent() -> bytes:
-    """agent.pyz of this version, for a ConfigMap."""
+    """Build agent.pyz of this version, for a ConfigMap."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "agent.pyz"
         subprocess.run([sys.executable, "-m", "lockstep_gang.package", "--sources", str(path)], check=True)
@@ -62,7 +62,7 @@ def agent_name(job: str) -> str:
 
 
 def _without_operator(frozen: Frozen) -> Frozen:
-    """The agent from a ConfigMap instead of an init container, and agents that exit at the end."""
+    """Replace the init container by a ConfigMap with the agent, and let agents exit at the end."""
     template = json.loads(frozen.template)
     spec = template["pod"]["spec"]
     spec.pop("initContainers", None)
@@ -73,7 +73,7 @@ def _without_operator(frozen: Frozen) -> Frozen:
 
 
 def objects(run: Run) -> list[Object]:
-    """The run's ConfigMap first: it owns the rest once it has a uid."""
+    """Objects of the run. Its ConfigMap comes first: it owns the others once it has a uid."""
     items = children(run.frozen, owner_uid=None, key=run.key, replicas=run.frozen.nodes)
     first = [item for item in items if item["metadata"]["name"] == run.frozen.name]
     metadata = {"name": agent_name(run.name), "namespace": run.namespace, "labels": names.job_labels(run.name)}

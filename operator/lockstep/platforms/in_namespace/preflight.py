@@ -29,18 +29,18 @@ Say = Callable[[str], None]
 def preflight_on_cluster(
     job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, say: Say, patience: Patience
 ) -> PreflightReport:
-    """`say` hears what is waited for. Raises ConfigError when the job can't start, Failed when there is no result in time, or none at all."""
+    """Run preflight. `say` gets lines that say what is waited for. Raises ConfigError when the job can't start, Failed without a result in time."""
     return asyncio.run(_preflight(job, profile, namespace, context, say, patience))
 
 
 def prepared(job: TrainingJob, profile: TrainingCluster, namespace: str) -> Run:
-    """The job without its ranks. Beside a job that may run, under a name of its own; with volumes of its own for every pod under the
+    """Prepare the job without its ranks. Beside a job that may run, under a name of its own; with volumes of its own for every pod under the
     job's name, since that is what its volumes are found by."""
-    wanted = alone(job)
-    if resolve(wanted, profile, PlatformDefaults(namespace=namespace)).storage_mode is StorageMode.SHARED:
+    checked = alone(job)
+    if resolve(checked, profile, PlatformDefaults(namespace=namespace)).storage_mode is StorageMode.SHARED:
         name = f"{job.metadata.name[: names.JOB_NAME_MAX - len(SUFFIX)].rstrip('-')}{SUFFIX}"
-        wanted = wanted.model_copy(update={"metadata": wanted.metadata.model_copy(update={"name": name})})
-    run = prepare(wanted, profile, namespace)
+        checked = checked.model_copy(update={"metadata": checked.metadata.model_copy(update={"name": name})})
+    run = prepare(checked, profile, namespace)
     ending = ending_with_it(parse_run(run.frozen.run), join(names.WORKSPACE, "runs", job.metadata.name))
     # An agent that ends is started again by the kubelet, and one that has only just started doesn't hear that it is to go.
     waiting = replace(ending, when_done=WhenDone.WAIT)

@@ -17,14 +17,14 @@ from lockstep.plan.discovery.probe import PROBE_LABEL, probe_name, probe_pods, r
 from lockstep.platforms.in_namespace.objects import build_agent
 
 WAIT_SECONDS = 120.0
-"""For all of them together, the pull of the image included; what has not ended by then is told as it is."""
+"""Seconds for all pods together, the pull of the image included. A pod that has not ended by then is reported as it is."""
 POLL_SECONDS = 0.5
 LOG_BYTES_MAX = 1 << 20
 _OVER = ("Succeeded", "Failed")
 
 
 async def probe_nodes(cluster: Cluster, facts: ClusterFacts, image: str) -> tuple[ProbeFacts, ...]:
-    """What a pod on each node saw. Raises ConfigError when the API server takes no such pod."""
+    """Facts that a pod on each node saw. Raises ConfigError when the API server refuses such a pod."""
     token = secrets.token_hex(3)
     pods = list(probe_pods(facts, token, image))
     metadata = {"name": probe_name(token), "namespace": facts.namespace, "labels": {PROBE_LABEL: token}}
@@ -50,7 +50,7 @@ async def _create(cluster: Cluster, item: Object) -> None:
 
 
 async def _ended(cluster: Cluster, namespace: str, token: str, count: int) -> list[Object]:
-    """The pods as they are when all have ended, or time is up."""
+    """Pods as they are when all have ended, or time is up."""
     end = time.monotonic() + WAIT_SECONDS
     while True:
         pods: list[Object] = (await cluster.list("Pod", namespace, {"labelSelector": f"{PROBE_LABEL}={token}"}))["items"]

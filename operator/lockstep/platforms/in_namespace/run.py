@@ -21,7 +21,7 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.job import TrainingJob
 from lockstep.api.objects import Object, is_running
 from lockstep.api.status import ConditionStatus
-from lockstep.kube.cluster import CONFLICT, ApiError, Cluster
+from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.exec import ProgramFailed, answer_of, output_of
 from lockstep.kube.expiry import LEFT_SECONDS, expiring
 from lockstep.kube.kinds import path_of
@@ -30,12 +30,12 @@ from lockstep.plan.decide.placing import Placing, placing
 from lockstep.plan.decide.retry import Earlier
 from lockstep.plan.observed import Observed, is_terminating, owner_uid
 from lockstep.plan.reasons import Reason
-from lockstep.plan.render.objects import claims, thaw
+from lockstep.plan.render.objects import thaw
 from lockstep.plan.status.conditions import Fact, View, pods_scheduled, progressing, ranks_ready
 from lockstep.plan.waiting.containers import is_scheduled
 from lockstep.platforms.clusters.deployed import with_image
 from lockstep.platforms.clusters.facts import list_kind
-from lockstep.platforms.files.reader import beside
+from lockstep.platforms.files.reader import beside, create_claims
 from lockstep.platforms.in_namespace.objects import Run, objects, prepare
 from lockstep.platforms.jobs.keeper import VERDICTS, keeper, keeper_name
 from lockstep.platforms.jobs.logs import STAMP
@@ -51,17 +51,17 @@ DRAIN_SECONDS = 5.0
 REMEMBERED_LINES = 5000
 GONE_SECONDS = 240.0
 OWN = "lockstep:"
-"""Begins what the command says itself, not node 0's log."""
+"""Beginning of the command's own lines, which are not of node 0's log."""
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a run that is removed at its end may take."""
+    """Time limit of a run that is removed at its end."""
 
     seconds: float = 900.0
     asked_for: bool = False
-    """Also for nodes that the cluster doesn't have now."""
+    """True if a person set the limit: nodes that the cluster doesn't have now are waited for, too."""
 
     @classmethod
     def of(cls, seconds: int | None) -> Patience:
@@ -70,7 +70,7 @@ class Patience:
 
 
 class How(Enum):
-    """What there is of a run of this name, and what is to become of it."""
+    """Ways to treat a run of this name that the cluster may have."""
 
     NEW = "new"
     RETRY = "retry"  # go on from one that ended
@@ -146,14 +146,14 @@ async def run_until(cluster: Cluster, run: Run, say: Say, heard: asyncio.Event, 
 
 
 async def lacking_nodes(cluster: Cluster, run: Run) -> str:
-    """In words, that the cluster has too few nodes for the run even when all of it is idle; '' where it has enough, or may not be looked at."""
+    """Sentence that the cluster has too few nodes for the run even when all of it is idle; '' if it has enough, or your account may not list nodes."""
     nodes = await list_kind(cluster, "Node")
-    (found,) = [item for item in objects(run) if item["kind"] == "StatefulSet"]
-    return never_enough(found["spec"]["template"], run.frozen.nodes, nodes.items) if nodes.seen else ""
+    (stateful_set,) = [item for item in objects(run) if item["kind"] == "StatefulSet"]
+    return never_enough(stateful_set["spec"]["template"], run.frozen.nodes, nodes.items) if nodes.seen else ""
 
 
 async def _refuse_too_few_nodes(cluster: Cluster, run: Run, say: Say, patience: Patience) -> None:
-    """Says at once what would be waited for. Raises Failed when that is nodes which the cluster doesn't have, and nobody asked to wait for them."""
+    """Say at once what the run would wait for. Raises Failed when the cluster doesn't have the nodes, and nobody asked to wait for them."""
     lacking = await lacking_nodes(cluster, run)
     if not lacking:
         return
@@ -163,7 +163,7 @@ async def _refuse_too_few_nodes(cluster: Cluster, run: Run, say: Say, patience: 
 
 
 async def _until_pods_are_gone(cluster: Cluster, run: Run) -> None:
-    """Pods of an earlier one that still end: their log must not be taken for this one's. Raises ConfigError."""
+    """Wait for pods of an earlier run that still end: their log must not be taken for this one's. Raises ConfigError."""
     end = time.monotonic() + GONE_SECONDS
     while (left := (await _observe(cluster, run)).pods) and all(is_terminating(pod) for pod in left):
         if time.monotonic() > end:
@@ -185,22 +185,22 @@ def _detached(run: Run) -> str:
     )
 
 
-async def _running(cluster: Cluster, wanted: Run) -> Run:
-    """The run of this name that is there. Raises ConfigError."""
-    found = await cluster.get("StatefulSet", wanted.namespace, wanted.name)
-    owner = _owning_run(found, wanted.name) if found is not None else None
-    config = await cluster.get("ConfigMap", wanted.namespace, owner) if owner is not None else None
-    if found is None or config is None:
+async def _running(cluster: Cluster, requested: Run) -> Run:
+    """Run of this name that the cluster has. Raises ConfigError when there is none."""
+    stateful_set = await cluster.get("StatefulSet", requested.namespace, requested.name)
+    owner = _owning_run(stateful_set, requested.name) if stateful_set is not None else None
+    config = await cluster.get("ConfigMap", requested.namespace, owner) if owner is not None else None
+    if stateful_set is None or config is None:
         raise ConfigError(
-            f"no run {wanted.name} without an operator runs in namespace {wanted.namespace}: start it with lockstep run -f FILE --in-namespace"
+            f"no run {requested.name} without an operator runs in namespace {requested.namespace}: start it with lockstep run -f FILE --in-namespace"
         )
-    return replace(wanted, frozen=thaw(config))
+    return replace(requested, frozen=thaw(config))
 
 
 async def _ended_since(cluster: Cluster, run: Run) -> int | None:
     """The exit code of a run whose pods have gone at its end, by the record on its volume; None: it has pods. Raises ConfigError."""
-    found = await cluster.get("StatefulSet", run.namespace, run.name)
-    if found is None or found["spec"].get("replicas"):
+    stateful_set = await cluster.get("StatefulSet", run.namespace, run.name)
+    if stateful_set is None or stateful_set["spec"].get("replicas"):
         return None
     async with beside(cluster, run.namespace, run.name, say=_print) as place:
         path = f"{run.frozen.parsed.run_dir}/gang/end.json"
@@ -227,26 +227,21 @@ def _owning_run(stateful_set: Object, name: str) -> str | None:
 
 
 async def _start(cluster: Cluster, run: Run, say: Say, over: Object | None = None) -> None:
-    """`over`: the ownerReference of what all belongs to and goes with; None: it stays until somebody deletes it."""
+    """Create the run's objects. `over`: the ownerReference of the object that all of them go with; None: they stay until somebody deletes them."""
     await _check_service_account(cluster, run)
     await _remove_finished(cluster, run, say)
-    for claim in claims(run.resolved):
-        try:
-            await cluster.create(claim)
-        except ApiError as error:
-            if error.status != CONFLICT:
-                raise
+    await create_claims(cluster, run.resolved)
     first, *rest = objects(run)
     if over is not None:
         first["metadata"]["ownerReferences"] = [over]
     try:
-        made = await cluster.create(first)
-        owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": run.frozen.name, "uid": made["metadata"]["uid"], "controller": True}
+        created = await cluster.create(first)
+        owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": run.frozen.name, "uid": created["metadata"]["uid"], "controller": True}
         for item in rest:
             item["metadata"]["ownerReferences"] = [owner]
-            made = await cluster.create(item)
+            created = await cluster.create(item)
         if over is None:  # (the StatefulSet comes last)
-            await _start_keeper(cluster, {**made, "spec": item["spec"]}, owner, say)
+            await _start_keeper(cluster, {**created, "spec": item["spec"]}, owner, say)
     except BaseException:  # whatever it is: half of a run is nobody's
         with contextlib.suppress(ApiError, OSError):
             await cluster.delete("ConfigMap", run.namespace, run.frozen.name)
@@ -256,15 +251,15 @@ async def _start(cluster: Cluster, run: Run, say: Say, over: Object | None = Non
 
 
 async def _ended_run(cluster: Cluster, name: str, place: str) -> Earlier:
-    """What the run that ended was; whether it failed is on its volume, where the agents look. Raises ConfigError when there is none."""
+    """Identity of the run that ended. Its volume has whether it failed, and agents look there. Raises ConfigError when there is no such run."""
     selector = {"labelSelector": f"{names.LABEL_JOB}={name}"}
     items = (await cluster.list("ConfigMap", place, selector))["items"]
-    found = next((item for item in items if item["metadata"]["name"].startswith(names.run_name(name, ""))), None)
-    if found is None or owner_uid(found) is not None:
+    config = next((item for item in items if item["metadata"]["name"].startswith(names.run_name(name, ""))), None)
+    if config is None or owner_uid(config) is not None:
         raise ConfigError(
             f"there is no run {name} without an operator in namespace {place}: start it with lockstep run -f FILE --in-namespace"
         )
-    before = parse_run(found["data"][names.RUN_KEY])
+    before = parse_run(config["data"][names.RUN_KEY])
     return Earlier(before.job.uid, before.restart.retry)
 
 
@@ -276,21 +271,21 @@ async def _check_service_account(cluster: Cluster, run: Run) -> None:
 
 
 async def _remove_finished(cluster: Cluster, run: Run, say: Say) -> None:
-    """A job of this name that has ended makes room, once its pods have ended; one that runs, or that is an operator's, does not."""
-    found = await cluster.get("StatefulSet", run.namespace, run.name)
-    if found is None:
+    """Remove a run of this name that has ended, once its pods have ended. Raises ConfigError for one that runs, or that is an operator's."""
+    stateful_set = await cluster.get("StatefulSet", run.namespace, run.name)
+    if stateful_set is None:
         return
-    there = f"StatefulSet {run.name} is in namespace {run.namespace} already"
-    owner = _owning_run(found, run.name)
+    conflict = f"StatefulSet {run.name} is in namespace {run.namespace} already"
+    owner = _owning_run(stateful_set, run.name)
     if owner is None:
-        raise ConfigError(f"{there} and is not this command’s: give this job another name")
-    if found["spec"].get("replicas") != 0 and _verdict(await _observe(cluster, run)) is None:
-        raise ConfigError(f"{there} and runs: {_ways_out(found, run, owner)}")
+        raise ConfigError(f"{conflict} and is not this command’s: give this job another name")
+    if stateful_set["spec"].get("replicas") != 0 and _verdict(await _observe(cluster, run)) is None:
+        raise ConfigError(f"{conflict} and runs: {_ways_out(stateful_set, run, owner)}")
     say(f"lockstep: removing what the finished run {owner} left")
     await cluster.delete("ConfigMap", run.namespace, owner)
-    wanted = [(item["kind"], item["metadata"]["name"]) for item in [*objects(run)[1:], *keeper(found, {})]]
+    leftovers = [(item["kind"], item["metadata"]["name"]) for item in [*objects(run)[1:], *keeper(stateful_set, {})]]
     end = time.monotonic() + GONE_SECONDS
-    while any([await cluster.get(kind, run.namespace, name) for kind, name in wanted]) or (await _observe(cluster, run)).pods:
+    while any([await cluster.get(kind, run.namespace, name) for kind, name in leftovers]) or (await _observe(cluster, run)).pods:
         if time.monotonic() > end:
             raise ConfigError(
                 f"what the finished run {owner} left is still there after {GONE_SECONDS:.0f} s: kubectl get all -n {run.namespace}"
@@ -299,7 +294,7 @@ async def _remove_finished(cluster: Cluster, run: Run, say: Say) -> None:
 
 
 async def _start_keeper(cluster: Cluster, stateful_set: Object, owner: Object, say: Say) -> None:
-    """Where it can't be made the run goes on all the same, and holds its nodes at its end until somebody follows it."""
+    """Create the keeper. Without the right to create it the run goes on, and holds its nodes at its end until somebody follows it."""
     try:
         for item in keeper(stateful_set, owner):
             await cluster.create(item)
@@ -310,7 +305,7 @@ async def _start_keeper(cluster: Cluster, stateful_set: Object, owner: Object, s
 
 
 def _ways_out(stateful_set: Object, run: Run, owner: str) -> str:
-    """What to do about a run of this name that is in the way, and what each of it removes."""
+    """Ways to deal with a run of this name that is in the way, and what each of them removes."""
     removes = "removes its StatefulSet, pods, Service, Secret, NetworkPolicy and ConfigMaps, never claims"
     delete = f"stop it: kubectl delete configmap {owner} -n {run.namespace} ({removes})"
     if run.frozen.parsed.preflight is not None and run.frozen.parsed.preflight.only:
@@ -319,10 +314,13 @@ def _ways_out(stateful_set: Object, run: Run, owner: str) -> str:
 
 
 async def _follow(cluster: Cluster, run: Run, say: Say) -> int:
-    """Node 0's log while it runs, and until then why it doesn't; node 0's exit code at the end. Nodes that don't suffice are let go of meanwhile."""
+    """Print why node 0 doesn't run, then its log, and return its exit code.
+
+    While there are too few nodes for the run, it lets go of those that it has.
+    """
     log = _Log(cluster, run, say)
     relaying = asyncio.create_task(log.follow())
-    told = ""
+    reported = ""
     status: Object = {}
     begun: float | None = None
     try:
@@ -338,9 +336,9 @@ async def _follow(cluster: Cluster, run: Run, say: Say) -> int:
             await _follow_placing(cluster, run, observed, place)
             status = {"placement": place.status.to_dict()} if place.status is not None else {}
             text = _waiting_for(observed, run, place)
-            if text not in ("", told):
+            if text not in ("", reported):
                 say(f"lockstep: {text}")
-            told = text
+            reported = text
             await asyncio.sleep(LOOK_SECONDS)
         log.ended = True
         # The followed container has ended, so its log ends, too; the kubelet may drop it after two more starts.
@@ -353,7 +351,7 @@ async def _follow(cluster: Cluster, run: Run, say: Say) -> int:
 
 
 async def _follow_placing(cluster: Cluster, run: Run, observed: Observed, place: Placing) -> None:
-    """Pods go, or come back, as the operator would have it."""
+    """Scale to zero and back as the operator would."""
     if place.lets_go and observed.replicas:
         await _scale(cluster, run, 0)
     elif observed.at_zero and "retryTime" in observed.status.get("placement", {}) and not (place.lets_go or place.is_away):
@@ -361,11 +359,11 @@ async def _follow_placing(cluster: Cluster, run: Run, observed: Observed, place:
 
 
 async def _observe(cluster: Cluster, run: Run, status: Object | None = None) -> Observed:
-    """`status`: what a TrainingJob would remember."""
+    """Observe the run's objects. `status`: as a TrainingJob would have it."""
     selector = {"labelSelector": f"{names.LABEL_JOB}={run.name}"}
     place = run.namespace
     pods = (await cluster.list("Pod", place, selector))["items"]
-    found = await cluster.get("StatefulSet", place, run.name)
+    stateful_set = await cluster.get("StatefulSet", place, run.name)
     quiet = all(pod["status"].get("phase") == "Running" for pod in pods) and len(pods) == run.frozen.nodes
     bound = [] if quiet else (await cluster.list("PersistentVolumeClaim", place))["items"]
     warnings = [] if quiet else (await cluster.list("Event", place, {"fieldSelector": "type=Warning"}))["items"]
@@ -373,7 +371,7 @@ async def _observe(cluster: Cluster, run: Run, status: Object | None = None) -> 
     job = {"metadata": {"name": run.name, "namespace": place, "uid": run.frozen.parsed.job.uid}, "spec": spec, "status": status or {}}
     return Observed(
         job=job,
-        objects={} if found is None else {("StatefulSet", run.name): found},
+        objects={} if stateful_set is None else {("StatefulSet", run.name): stateful_set},
         pods=tuple(pods),
         claims={claim["metadata"]["name"]: claim for claim in bound},
         warnings=tuple(warnings),
@@ -382,7 +380,7 @@ async def _observe(cluster: Cluster, run: Run, status: Object | None = None) -> 
 
 @dataclass(frozen=True)
 class _End:
-    """How node 0's agent ended, and whether the kubelet has started it again since (it finds the end record and ends, too)."""
+    """End of node 0's agent, and whether the kubelet has started it again since (it finds the end record and ends, too)."""
 
     code: int
     restarted: bool
@@ -402,13 +400,13 @@ def _verdict(observed: Observed) -> _End | None:
 
 
 def _comes_up(observed: Observed) -> bool:
-    """All pods have nodes, and some don't run yet: no more room is waited for."""
-    there = len(observed.pods) >= observed.replicas > 0 and all(map(is_scheduled, observed.pods))
-    return there and not all(map(is_running, observed.pods))
+    """Return True if all pods have nodes, and some don't run yet: no more room is waited for."""
+    all_placed = len(observed.pods) >= observed.replicas > 0 and all(map(is_scheduled, observed.pods))
+    return all_placed and not all(map(is_running, observed.pods))
 
 
 def _given_up(run: Run, begun: float | None, now: float, say: Say) -> _End | None:
-    """Nobody tells node 0 what becomes of the other nodes' pods, so that it waits for them for ever."""
+    """End of a run whose pods did not come up in time: without an operator node 0 would wait for them forever."""
     seconds = run.frozen.parsed.timeouts.start_seconds
     if begun is None or now - begun < seconds:
         return None
@@ -428,7 +426,7 @@ def _waiting_for(observed: Observed, run: Run, place: Placing) -> str:
 
 
 class _Log:
-    """Lines of node 0, each told once."""
+    """Prints the lines of node 0, each once."""
 
     def __init__(self, cluster: Cluster, run: Run, say: Say) -> None:
         self._cluster, self._run, self._say = cluster, run, say
@@ -437,7 +435,7 @@ class _Log:
         self.ended = False
 
     async def follow(self) -> None:
-        """From the first line until the end. A pod that isn't there or not running yet is asked again, and so is one whose log
+        """Print from the first line until the end. A pod that doesn't exist or run yet is asked again, and so is one whose log
         broke off: the kubelet ends it when it is asked between the start of the container and the first line."""
         while not self.ended:
             with contextlib.suppress(ApiError, OSError):
@@ -445,7 +443,7 @@ class _Log:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def rest(self, *, previous: bool) -> None:
-        """What was not told yet of the container that ended. `previous`: the kubelet has started it again since.
+        """Print what was not printed yet of the container that ended. `previous`: the kubelet has started it again since.
 
         It may do so at any moment, so without `previous` both are read: a container that is started again between two requests
         takes its lines along to the previous one.

@@ -25,7 +25,7 @@ Hear = Callable[[Point | str], None]
 
 @dataclass(frozen=True)
 class Sweep:
-    """What was measured, and over what."""
+    """Points that were measured, and over what."""
 
     points: tuple[Point, ...]
     transport: str
@@ -35,12 +35,15 @@ class Sweep:
 def sweep_on_cluster(
     job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, hear: Hear, patience: Patience
 ) -> Sweep:
-    """`hear` is told every point and what is waited for. Raises ConfigError when it can't start, Failed when it ended without a figure."""
+    """Measure.
+
+    `hear` gets every point, and lines that say what is waited for. Raises ConfigError when it can't start, Failed when it ended without a result.
+    """
     return asyncio.run(_sweep(job, profile, namespace, context, hear, patience))
 
 
 def without_claims(run: Run) -> Run:
-    """Nothing of a sweep is worth keeping: folders that end with the pods, instead of claims that stay."""
+    """Replace claims, which stay, by folders that end with the pods: nothing of a sweep is worth keeping."""
     template = json.loads(run.frozen.template)
     template["claims"] = []
     template["pod"]["spec"]["volumes"] += [{"name": name, "emptyDir": {}} for name in (WORKSPACE_VOLUME, DATASETS_VOLUME)]

@@ -64,14 +64,14 @@ def listed(source: Path, allowed: Callable[[Path], bool] = lambda path: True) ->
 def _listed(root: Path, path: Path, name: str, allowed: Callable[[Path], bool], above: tuple[str, ...]) -> Iterator[Entry]:
     if not allowed(path):
         raise CarryError(f"{path} is outside of the job's volumes")
-    found = path.stat()
-    if stat.S_ISDIR(found.st_mode):
+    state = path.stat()
+    if stat.S_ISDIR(state.st_mode):
         yield {"name": name, "dir": True}
         for below in sorted(path.iterdir()):
             if not below.name.startswith(DRAFT):
                 yield from _below(root, below, f"{name}/{below.name}" if name else below.name, allowed, above)
-    elif stat.S_ISREG(found.st_mode):
-        yield {"name": name, "size": found.st_size, "mode": found.st_mode & 0o777, "path": str(path)}
+    elif stat.S_ISREG(state.st_mode):
+        yield {"name": name, "size": state.st_size, "mode": state.st_mode & 0o777, "path": str(path)}
 
 
 def _below(root: Path, path: Path, name: str, allowed: Callable[[Path], bool], above: tuple[str, ...]) -> Iterator[Entry]:
@@ -103,15 +103,15 @@ def give(
     passed: Callable[[int], None] = lambda size: None,
     expected: Callable[[int], None] = lambda size: None,
 ) -> Entry:
-    """Send `source`. `expected` is told how many bytes there are to send, `passed` of those that were. What was done: counts."""
+    """Send `source`, and return counts of what was done. `expected` gets the number of bytes to send, `passed` of those that were sent."""
     entries = listed(source, allowed)
     shown = ({key: value for key, value in entry.items() if key != "path"} for entry in entries)
     wire.say_all("entries", shown, {"name": Path(os.path.abspath(source)).name})  # noqa: PTH100 (a link by its own name)
     files = {number: entry for number, entry in enumerate(entries) if "size" in entry}
-    there = hear_held(wire, files)
+    present = hear_held(wire, files)
     plan, hashes = [], {}
     for number, entry in files.items():
-        have, digest, complete = there.get(number, (0, "", False))
+        have, digest, complete = present.get(number, (0, "", False))
         begun = _hashed_path(Path(entry["path"]), have, wire) if have or complete else None
         same = begun is not None and begun.hexdigest() == digest
         if not (same and complete):
@@ -162,7 +162,7 @@ def _hashed_path(path: Path, size: int, wire: Wire) -> Any:
 
 
 def _hashed(file: BinaryIO, size: int, wire: Wire) -> Any:
-    """Of the first `size` bytes."""
+    """SHA-256 of the first `size` bytes."""
     digest = hashlib.sha256()
     while size and (chunk := file.read(min(CHUNK, size))):
         digest.update(chunk)
@@ -183,7 +183,7 @@ def take(
     widen: int = 0o600,
     name: str | None = None,
 ) -> Entry:
-    """Receive to `to` (`destination_of`). `expected` is told how many bytes will come, `passed` of those that came. `widen`: mode bits that every file gets.
+    """Receive to `to` (`destination_of`). `expected` gets the number of bytes to come, `passed` of those that came. `widen`: mode bits that every file gets.
 
     `name`: what lands in a target that is a folder to put it into; None: the giver's own name for it, which must be one component.
     """
@@ -215,7 +215,7 @@ def take(
 
 
 class Begun:
-    """The SHA-256 of the first `size` bytes of a file, which goes on where more of it comes."""
+    """SHA-256 of the first `size` bytes of a file, which goes on where more of it comes."""
 
     def __init__(self, digest: Any, size: int) -> None:
         self.digest, self.size = digest, size
@@ -236,19 +236,22 @@ class Destination:
             self._root = None
 
     def path(self, name: str) -> Path:
-        """For people, and for what is only looked at."""
+        """Path of the entry, for messages, and for what is only read."""
         return self.base.joinpath(*self._parts(name))
 
     def _parts(self, name: str) -> list[str]:
         return [*self._above, *(name.split("/") if name else ())]
 
     def holder(self, name: str, *, make: bool = True) -> tuple[int, str]:
-        """The folder that `name` is in, open (the caller closes it), and the last component. Raises CarryError; FileNotFoundError without `make`."""
+        """Open the folder that `name` is in (the caller closes it); return it and the last component.
+
+        Raises CarryError; FileNotFoundError without `make`.
+        """
         *above, last = self._parts(name)
         return self._opened(above, make), last
 
     def folder(self, name: str) -> int:
-        """Open, and made where it isn't there. Raises CarryError."""
+        """Open the folder, and create it if it is missing. Raises CarryError."""
         return self._opened(self._parts(name), make=True)
 
     def _opened(self, parts: list[str], make: bool) -> int:
@@ -291,7 +294,7 @@ def destination_of(to: str, name: object, *, folder: bool, allowed: Callable[[Pa
 
 
 def _subfolder(above: int, name: str, make: bool) -> int:
-    """Raises NotADirectoryError for a link, too."""
+    """Open a folder below another. Raises NotADirectoryError for a link, too."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         try:
@@ -309,7 +312,7 @@ def _subfolder(above: int, name: str, make: bool) -> int:
 
 
 def draft_name(name: str) -> str:
-    """The same at every try, and never too long."""
+    """Name of the draft: the same at every try, and never too long."""
     return DRAFT + hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
 
 
@@ -324,14 +327,14 @@ def _had_of(target: Destination, files: Mapping[int, Entry], begun: dict[int, An
         finally:
             os.close(holder)
         if had is not None:
-            there, complete = had
+            present, complete = had
             if not complete:
-                begun[number] = there
-            yield number, there.size, there.hexdigest(), complete
+                begun[number] = present
+            yield number, present.size, present.hexdigest(), complete
 
 
 def _had(holder: int, name: str, place: Path, size: int, wire: Wire) -> tuple[Begun, bool] | None:
-    """What is there of a file already, and whether it has its name."""
+    """Part of a file that exists already, and whether it has its name; None when there is none."""
     draft = draft_name(name)
     state, begun = _state(holder, name), _state(holder, draft)
     if state is not None and stat.S_ISDIR(state.st_mode):
@@ -347,7 +350,7 @@ def _had(holder: int, name: str, place: Path, size: int, wire: Wire) -> tuple[Be
 
 
 def _state(holder: int, name: str) -> os.stat_result | None:
-    """Of what has the name itself, were it a link; None: nothing has."""
+    """State of the entry itself, also of a link; None when there is none."""
     try:
         return os.stat(name, dir_fd=holder, follow_symlinks=False)
     except FileNotFoundError:
@@ -355,12 +358,12 @@ def _state(holder: int, name: str) -> os.stat_result | None:
 
 
 def _check_space(target: Path, missing: int) -> None:
-    there = target
-    while not there.exists():
-        there = there.parent
-    free = shutil.disk_usage(there).free
+    existing = target
+    while not existing.exists():
+        existing = existing.parent
+    free = shutil.disk_usage(existing).free
     if missing > free:
-        raise CarryError(f"{missing / 1e9:.2f} GB are to come, and {there} has {free / 1e9:.2f} GB free: make room there first")
+        raise CarryError(f"{missing / 1e9:.2f} GB are to come, and {existing} has {free / 1e9:.2f} GB free: make room there first")
 
 
 def _take_file(wire: Wire, target: Destination, entry: Entry, offset: int, digest: Any, mode: int, passed: Callable[[int], None]) -> None:
@@ -400,7 +403,7 @@ def _take_file(wire: Wire, target: Destination, entry: Entry, offset: int, diges
 
 
 def _opened_draft(holder: int, draft: str) -> int:
-    """What an earlier try began, or a new file: never what somebody has put there under its name, a device, a FIFO or another file's second name."""
+    """Open the draft that an earlier try began, or a new file: never a device, a FIFO or another file's second name that somebody has put there."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with contextlib.suppress(OSError):  # (a link, a socket)
         descriptor = os.open(draft, flags, 0o660, dir_fd=holder)
@@ -413,7 +416,7 @@ def _opened_draft(holder: int, draft: str) -> int:
 
 
 def _lock(descriptor: int, draft: Path, wire: Wire) -> None:
-    """An earlier transfer whose connection broke may not know it yet: it gives up after its own silence."""
+    """Lock the draft. An earlier transfer whose connection broke may not have noticed it yet: it gives up after its own silence."""
     end = time.monotonic() + 1.5 * SILENCE_SECONDS
     while True:
         try:
@@ -448,7 +451,7 @@ def _link(target: Destination, name: str, link: str, allowed: Callable[[Path], b
 
 
 def serve(request: Entry, wire: Wire) -> None:
-    """The pod's end: {"give": path} or {"take": path}, with the roots that paths must be below."""
+    """Run the pod's end: {"give": path} or {"take": path}, with the roots that paths must be below."""
     roots = [Path(os.path.realpath(root)) for root in request["roots"]]
 
     def allowed(path: Path) -> bool:

@@ -1,9 +1,7 @@
-"""What `lockstep drill` does inside a pod: `python3 -c SOURCE VERB ARGUMENTS`, where arguments and answers are JSON, one a line.
+"""Faults that `lockstep drill` causes inside a pod. Arguments are a verb and its options as JSON; answers are JSON, one a line.
 
-Sent as text into whatever image the job has, so: the standard library of Python 3.10, and nothing of Lockstep's.
-
-A verb that goes on hangs by its standard input: who asked for it says something there now and then. When that ends, or nothing comes any more, the
-verb undoes what it did and ends, so that a laptop that is shut leaves no frozen rank and no full volume.
+A verb that goes on depends on its standard input: whoever asked for it writes something there now and then. When that ends, or nothing comes any more,
+the verb undoes what it did and ends, so that a laptop that is shut leaves no frozen rank and no full volume.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ def say(**fields: Any) -> None:
 
 
 class Tether:
-    """Whether whoever asked for this is still there."""
+    """Tells whether the command that started this verb still runs."""
 
     def __init__(self) -> None:
         self._heard, self._ended = time.monotonic(), False
@@ -61,17 +59,17 @@ def run_dir() -> Path:
 
 def processes() -> list[dict[str, int]]:
     """Every process that belongs to a rank: its id, rank, attempt, and whether the agent started it itself."""
-    found = []
+    ranks = []
     for folder, environment in rank_processes():
         with contextlib.suppress(OSError, IndexError):  # it ended meanwhile
             if "LOCKSTEP_REPORT_SOCKET" in environment:
                 rank, attempt = int(environment["RANK"]), int(environment["LOCKSTEP_ATTEMPT"])
-                found.append({"pid": int(folder.name), "rank": rank, "attempt": attempt, "leads": int(leads_session(folder))})
-    return found
+                ranks.append({"pid": int(folder.name), "rank": rank, "attempt": attempt, "leads": int(leads_session(folder))})
+    return ranks
 
 
 def leader(rank: int) -> int:
-    """The process of the rank itself, not one of its workers."""
+    """Process of the rank itself, not one of its workers."""
     for process in processes():
         if process["rank"] == rank and process["leads"]:
             return process["pid"]
@@ -99,7 +97,7 @@ def freeze(rank: int) -> None:
 
 
 def let_go_on(pid: int) -> bool:
-    """Whether it was stopped until now. Another process that has its number by now isn't, and is left alone."""
+    """Let the process go on, and return True if it was stopped. Another process that has its number by now isn't, and is left alone."""
     if state_letter(pid) != STOPPED:
         return False
     os.kill(pid, signal.SIGCONT)
@@ -128,7 +126,7 @@ def watch(attempt: int, seconds: float) -> None:
 
 
 def commits() -> list[tuple[int, int, Path]]:
-    """(attempt, step, folder) of every commit, the newest last."""
+    """Attempt, step and folder of every commit, the newest last."""
     folders = (run_dir() / "checkpoints").glob("step-*")
     named = ((COMMIT.fullmatch(folder.name), folder) for folder in folders if (folder / "manifest.json").exists())
     return sorted((int(match[2]), int(match[1]), folder) for match, folder in named if match)
@@ -136,10 +134,10 @@ def commits() -> list[tuple[int, int, Path]]:
 
 def corrupt(rank: int) -> None:
     """Change some bytes in the middle of the newest commit's largest shard, then kill the rank before there is a newer one."""
-    pid, known = leader(rank), commits()
-    if len(known) < 2:
-        sys.exit(f"there are {len(known)} commits, and this needs 2: the damaged one, and the one before it to go back to")
-    _, step, folder = known[-1]
+    pid, committed = leader(rank), commits()
+    if len(committed) < 2:
+        sys.exit(f"there are {len(committed)} commits, and this needs 2: the damaged one, and the one before it to go back to")
+    _, step, folder = committed[-1]
     shard = max(folder.glob("shard-*"), key=lambda path: path.stat().st_size)
     with shard.open("r+b") as file:
         middle = shard.stat().st_size // 2
@@ -154,12 +152,12 @@ def corrupt(rank: int) -> None:
 
 
 def started_from(attempt: int) -> None:
-    """Which commit the attempt began with, as its own record says; null: none is written yet, or it began anew."""
+    """Print which commit the attempt began with, by its own record; null: none is written yet, or it began anew."""
     for path in (run_dir() / "checkpoints" / "chain").glob("a*.json"):
         record = json.loads(path.read_text(encoding="utf-8"))
         if record.get("given") == attempt:
-            found = COMMIT.search(record["start"] or "")
-            say(record=path.name, start=record["start"], step=int(found[1]) if found else 0)
+            match = COMMIT.search(record["start"] or "")
+            say(record=path.name, start=record["start"], step=int(match[1]) if match else 0)
             return
     say(record=None, start=None, step=None)
 
@@ -195,7 +193,7 @@ def grow(descriptor: int, most: int) -> None:
 
 
 def empty() -> None:
-    """Whoever fills sees that its file is gone, and ends."""
+    """Remove the file that `fill` writes: it sees that, and ends."""
     (run_dir() / FILLER).unlink(missing_ok=True)
     say(full=False)
 

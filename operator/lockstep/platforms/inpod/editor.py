@@ -1,4 +1,4 @@
-"""What editors have in a pod: `python3 -c SOURCE`, which starts one server on loopback and ends it with the connection that asked for it.
+"""Server for an editor in a pod: starts it on loopback, and ends it with the connection that asked for it.
 
 Requests and answers are JSON, one a line. The token comes on standard input and goes into a file that only this user reads: never into
 arguments or variables, which others see. Sent as text into whatever image the job has, so: the standard library of Python 3.10.
@@ -28,7 +28,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 SILENCE_SECONDS = 60.0
-"""Without a word for so long the laptop is gone, whatever its connection says."""
+"""Seconds without a message after which the laptop counts as gone, whatever its connection says."""
 START_SECONDS = 120.0
 LISTENS = "0A"
 LINES = 20
@@ -37,10 +37,10 @@ MODULES = {
     "tensorboard": (("tensorboard",), "pip install tensorboard"),
     "debug": (("debugpy",), "pip install debugpy"),
 }
-"""What each needs, the first that is there counts, and how it gets into an image."""
+"""Modules of each kind, of which the first one that is installed counts, and the command that adds it to an image."""
 
 
-def say(**fields: Any) -> None:
+def announce(**fields: Any) -> None:
     print(json.dumps(fields), flush=True)
 
 
@@ -55,7 +55,7 @@ def free_port() -> int:
 
 
 def is_listening(port: int) -> bool:
-    """Without connecting: a debugger would take that for its editor."""
+    """Return True if a process listens on the port. It is not connected to: a debugger would take that for its editor."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
             for line in Path(table).read_text().splitlines()[1:]:
@@ -86,8 +86,8 @@ def jupyter_command(request: dict[str, Any], module: str, port: int, folder: Pat
 
 
 def tensorboard_command(request: dict[str, Any], module: str, port: int, folder: Path) -> list[str]:
-    wanted = private_file(folder, "tensorboard.json", {"token": request["token"], "port": port, "logdir": request["folder"]})
-    return [sys.executable, "-c", request["source"], "tensorboard-server", str(wanted)]
+    settings = private_file(folder, "tensorboard.json", {"token": request["token"], "port": port, "logdir": request["folder"]})
+    return [sys.executable, "-c", request["source"], "tensorboard-server", str(settings)]
 
 
 def debug_command(request: dict[str, Any], module: str, port: int, folder: Path) -> list[str]:
@@ -102,20 +102,20 @@ COMMANDS: dict[str, Callable[[dict[str, Any], str, int, Path], list[str]]] = {
 
 
 def guarded(application: Callable[..., Iterable[bytes]], token: str) -> Callable[..., Iterable[bytes]]:
-    """The WSGI application for whoever comes with ?token=… once; from then on a cookie stands for it."""
+    """Guard a WSGI application: a request needs ?token=… once; from then on a cookie stands for it."""
     cookie = f"lockstep-{hashlib.sha256(token.encode()).hexdigest()[:8]}"
 
     def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        given = parse_qs(environ.get("QUERY_STRING", "")).get("token", [""])[0]
-        if hmac.compare_digest(given.encode(), token.encode()):
+        offered = parse_qs(environ.get("QUERY_STRING", "")).get("token", [""])[0]
+        if hmac.compare_digest(offered.encode(), token.encode()):
             path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "/")
             start(
                 "302 Found", [("Location", f"/{path.strip('/')}"), ("Set-Cookie", f"{cookie}={token}; Path=/; HttpOnly; SameSite=Strict")]
             )
             return []
         with contextlib.suppress(Exception):  # a cookie that can't be parsed is none
-            held = SimpleCookie(environ.get("HTTP_COOKIE", "")).get(cookie)
-            if held is not None and hmac.compare_digest(held.value.encode(), token.encode()):
+            kept_token = SimpleCookie(environ.get("HTTP_COOKIE", "")).get(cookie)
+            if kept_token is not None and hmac.compare_digest(kept_token.value.encode(), token.encode()):
                 return application(environ, start)
         start("401 Unauthorized", [("Content-Type", "text/plain")])
         return [b"open the address that `lockstep tensorboard` has printed: it holds the token\n"]
@@ -124,22 +124,25 @@ def guarded(application: Callable[..., Iterable[bytes]], token: str) -> Callable
 
 
 def serve_tensorboard(path: str) -> None:
-    """TensorBoard has no authentication of its own; without its fast loader, which listens on a port that has none either."""
+    """Serve TensorBoard behind a token, since it has no authentication of its own.
+
+    Its fast loader is off: that listens on a port that has none either.
+    """
     program = importlib.import_module("tensorboard.program")
 
-    wanted = json.loads(Path(path).read_text())
+    settings = json.loads(Path(path).read_text())
 
     def server(application: Any, flags: Any) -> Any:
-        return program.WerkzeugServer(guarded(application, wanted["token"]), flags)
+        return program.WerkzeugServer(guarded(application, settings["token"]), flags)
 
     board = program.TensorBoard(server_class=server)
-    place = ["--host", "127.0.0.1", "--port", str(wanted["port"])]
-    board.configure(argv=["tensorboard", "--logdir", wanted["logdir"], "--load_fast=false", *place])
+    place = ["--host", "127.0.0.1", "--port", str(settings["port"])]
+    board.configure(argv=["tensorboard", "--logdir", settings["logdir"], "--load_fast=false", *place])
     sys.exit(board.main())
 
 
 class Tail:
-    """The last lines that the server has printed; a debugged script's go on to who asked for it."""
+    """Last lines that the server has printed."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -154,14 +157,14 @@ class Tail:
 
 
 def attend(child: subprocess.Popen[bytes], port: int, tail: Tail, echo: bool) -> None:
-    """Until the child ends, the connection does, or nothing is heard from the laptop."""
+    """Serve until the child ends, the connection ends, or nothing is heard from the laptop."""
     assert child.stdout is not None  # noqa: S101 (it was made with a pipe)
     ready, heard, begun = False, time.monotonic(), time.monotonic()
-    output, asked = child.stdout.fileno(), sys.stdin.fileno()
+    output, orders = child.stdout.fileno(), sys.stdin.fileno()
     while True:
-        for source in select.select([output, asked], [], [], 0.2)[0]:
+        for source in select.select([output, orders], [], [], 0.2)[0]:
             data = os.read(source, 1 << 16)
-            if source == asked:
+            if source == orders:
                 if not data or b"end" in data:
                     return
                 heard = time.monotonic()
@@ -170,20 +173,20 @@ def attend(child: subprocess.Popen[bytes], port: int, tail: Tail, echo: bool) ->
                 if echo:
                     os.write(sys.stderr.fileno(), data)
             else:
-                say(ended=child.wait(), said=tail.lines())
+                announce(ended=child.wait(), said=tail.lines())
                 return
         if not ready and is_listening(port):
             ready = True
-            say(port=port)
+            announce(port=port)
         if not ready and time.monotonic() - begun > START_SECONDS:
-            say(failed=f"it doesn't listen after {START_SECONDS:.0f} s", said=tail.lines())
+            announce(failed=f"it doesn't listen after {START_SECONDS:.0f} s", said=tail.lines())
             return
         if time.monotonic() - heard > SILENCE_SECONDS:
             return
 
 
 def end(child: subprocess.Popen[bytes]) -> None:
-    """With all that it has started: kernels of notebooks, workers of a script."""
+    """End the child with all that it has started: kernels of notebooks, workers of a script."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, number)
@@ -192,7 +195,7 @@ def end(child: subprocess.Popen[bytes]) -> None:
 
 
 def first_line() -> bytes:
-    """Unbuffered, so that `select` sees what follows."""
+    """Read the first line unbuffered, so that `select` sees what follows."""
     line = b""
     while not line.endswith(b"\n"):
         data = os.read(sys.stdin.fileno(), 1)
@@ -212,7 +215,7 @@ def main() -> None:
     module = module_of(kind)
     if module is None:
         names, remedy = MODULES[kind]
-        say(
+        announce(
             failed=f"{sys.executable} of this pod has no {' or '.join(names)}: it belongs into the job's image ({remedy}); for pods of the embedded cluster: make editors"
         )
         return

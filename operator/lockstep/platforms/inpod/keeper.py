@@ -1,4 +1,4 @@
-"""What lets the nodes of a run without an operator go when it has ended: `python3 -c SOURCE ARGUMENTS`, in a pod of its own.
+"""Keeper of a run without an operator: it lets the run's nodes go when the run has ended. Runs in a pod of its own.
 
 It may look at pod 0 of its run and scale its StatefulSet, and nothing else (keeper.py). Sent as text into whatever image the job has, so: the standard
 library of Python 3.10, and nothing of Lockstep's.
@@ -18,24 +18,24 @@ from typing import Any
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 LOOK_SECONDS = 5.0
 LINGER_SECONDS = 20.0
-"""From the end on: whoever follows the log reads the rest of it, and scales to zero then."""
+"""Seconds from the end of the run on in which whoever follows the log reads the rest of it, and scales to zero then."""
 REQUEST_SECONDS = 20.0
 NOT_FOUND, CONFLICT = 404, 409
 
 
 def request(server: str, method: str, path: str, body: Any = None) -> Any:
-    """The reply's object. The token is read each time: the kubelet renews it."""
+    """Send a request and return the reply's object. The token is read each time: the kubelet renews it."""
     headers = {"Authorization": f"Bearer {(ACCOUNT / 'token').read_text().strip()}", "Content-Type": "application/merge-patch+json"}
     data = None if body is None else json.dumps(body).encode()
-    asked = urllib.request.Request(f"{server}{path}", data, headers, method=method)  # noqa: S310 (of the API server)
+    message = urllib.request.Request(f"{server}{path}", data, headers, method=method)  # noqa: S310 (of the API server)
     context = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt")) if server.startswith("https:") else None
     handlers = [urllib.request.ProxyHandler({}), *([] if context is None else [urllib.request.HTTPSHandler(context=context)])]
-    with urllib.request.build_opener(*handlers).open(asked, timeout=REQUEST_SECONDS) as reply:
+    with urllib.request.build_opener(*handlers).open(message, timeout=REQUEST_SECONDS) as reply:
         return json.load(reply)
 
 
 def verdict(pod: Any, verdicts: list[int], saved: int) -> int | None:
-    """How node 0's agent ended; None while it runs or will run again, and of a pod that is replaced when it has saved."""
+    """Exit code of node 0's agent; None while it runs or will run again, and for a pod that is replaced when it has saved."""
     for status in (pod.get("status") or {}).get("containerStatuses") or []:
         for state in ("state", "lastState"):
             code = ((status.get(state) or {}).get("terminated") or {}).get("exitCode")
@@ -45,7 +45,7 @@ def verdict(pod: Any, verdicts: list[int], saved: int) -> int | None:
 
 
 def let_go(server: str, path: str, uid: str) -> bool:
-    """Whether the run's StatefulSet has no pods any more. One of a later run is left alone."""
+    """Scale the run's StatefulSet to zero, and return True once it has no pods any more. One of a later run is left alone."""
     try:
         scale = request(server, "GET", path)
         if scale["metadata"]["uid"] != uid or not scale["spec"].get("replicas"):

@@ -1,4 +1,4 @@
-"""What a run last left of its adapter: run in a pod by its own Python (3.10 or newer), as text; so nothing is imported but the standard library.
+"""Newest adapter of a run.
 
 Its argument is the run's folder; it prints {"adapter": folder or null, "commit": folder or null}: the newest exported adapter, and the newest
 commit where that is newer than every exported adapter.
@@ -14,7 +14,7 @@ CONFIG, WEIGHTS, MANIFEST = "adapter_config.json", "adapter_model.safetensors", 
 
 
 def newest(run: Path) -> dict[str, str | None]:
-    """The final adapter/, and checkpoints/step-N.aM with what was exported beside the shards."""
+    """Newest adapter and newest commit, of the final adapter/ and of checkpoints/step-N.aM with what was exported beside the shards."""
     exported: dict[float, Path] = {}
     commits: dict[float, Path] = {}
     for folder in [run / "adapter", *run.glob("checkpoints/step-*")]:

@@ -22,7 +22,7 @@ Object = dict[str, Any]
 PREPARED = re.compile(r"/memfd:lockstep-stacks-(\d+)\b")
 ANSWER_SECONDS = 3.0
 QUIET_SECONDS = 0.1
-"""Without a further line: the answer is complete."""
+"""Seconds without a further line after which the answer is complete."""
 POLL_SECONDS = 0.02
 ANSWER_BYTES_MAX = 256 * 1024
 _OF_RANKS = frozenset(
@@ -30,9 +30,9 @@ _OF_RANKS = frozenset(
 )
 
 
-def processes(run_dir: str | None) -> list[Object]:
+def rank_processes_of(run_dir: str | None) -> list[Object]:
     """Every process that belongs to a rank, by the variables that its agent gave it. `run_dir`: of this run only."""
-    found = []
+    ranks = []
     for folder, environment in rank_processes():
         try:
             if not environment.keys() >= _OF_RANKS or run_dir not in (None, _run_dir(environment)):
@@ -43,10 +43,10 @@ def processes(run_dir: str | None) -> list[Object]:
                 "node": int(environment["LOCKSTEP_NODE"]),
             }
             one |= {"worldSize": int(environment["WORLD_SIZE"]), "ranksPerNode": int(environment["LOCAL_WORLD_SIZE"])}
-            found.append({**one, "pid": int(folder.name), "leads": leads_session(folder), "asked": _descriptor(folder)})
+            ranks.append({**one, "pid": int(folder.name), "leads": leads_session(folder), "asked": _descriptor(folder)})
         except (OSError, ValueError, IndexError):
             continue  # it ended meanwhile, or is another user's
-    return found
+    return ranks
 
 
 def _run_dir(environment: Mapping[str, str]) -> str:
@@ -54,7 +54,7 @@ def _run_dir(environment: Mapping[str, str]) -> str:
 
 
 def _descriptor(process: Path) -> tuple[str, int] | None:
-    """(the file to which it writes its stacks, the signal that makes it do so); None: it has not prepared."""
+    """File to which the process writes its stacks, and the signal that makes it do so; None if it has not prepared."""
     for path in sorted((process / "fd").iterdir()):
         try:
             match = PREPARED.match(str(path.readlink()))
@@ -66,23 +66,23 @@ def _descriptor(process: Path) -> tuple[str, int] | None:
 
 
 def _catches(process: Path, number: int) -> bool:
-    """Whether it would live: no other than the signals that mean nothing to the system, and only to a process that handles it."""
+    """Return True if the process survives the signal: it is one that means nothing to the system, and the process handles it."""
     caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", (process / "status").read_text(), re.MULTILINE)
     return signal.SIGRTMIN <= number <= signal.SIGRTMAX and caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
 
 
-def chosen(found: list[Object], rank: int | None) -> list[Object]:
-    """Of each rank of the newest attempt the one process to ask: the first that has prepared, else the one that its agent started."""
-    attempt = max((one["attempt"] for one in found), default=0)
+def chosen(processes: list[Object], rank: int | None) -> list[Object]:
+    """One process to ask for each rank of the newest attempt: the first that has prepared, else the one that its agent started."""
+    attempt = max((one["attempt"] for one in processes), default=0)
     best: dict[int, Object] = {}
-    for one in sorted(found, key=lambda one: (one["asked"] is None, not one["leads"], one["pid"])):
+    for one in sorted(processes, key=lambda one: (one["asked"] is None, not one["leads"], one["pid"])):
         if one["attempt"] == attempt and rank in (None, one["rank"]):
             best.setdefault(one["rank"], one)
     return [best[rank] for rank in sorted(best)]
 
 
 class Asking:
-    """One process, from the signal to its answer."""
+    """A question to one process, from the signal to its answer."""
 
     def __init__(self, process: Object) -> None:
         self._process = process
@@ -107,7 +107,7 @@ class Asking:
         return not self.problem
 
     def look(self) -> None:
-        """Whether all of it is there by now."""
+        """Read the answer so far, and set `done` once it is complete."""
         try:
             with open(self._process["asked"][0], "rb") as file:  # noqa: PTH123 (a descriptor of another process)
                 text = file.read(ANSWER_BYTES_MAX)
@@ -122,8 +122,8 @@ class Asking:
     def answer(self) -> Object:
         letter, kernel = state_of(self._process["pid"]) if self._process["asked"] and not self.problem else self._state
         problem = self.problem or ("" if self._text else _why_silent(letter, kernel))
-        known = {name: self._process[name] for name in ("rank", "node", "attempt", "pid")}
-        return {**known, "state": letter, "problem": problem, "lines": self._text.decode(errors="replace").splitlines()}
+        identity = {name: self._process[name] for name in ("rank", "node", "attempt", "pid")}
+        return {**identity, "state": letter, "problem": problem, "lines": self._text.decode(errors="replace").splitlines()}
 
 
 def _why_silent(letter: str, kernel: str) -> str:
@@ -138,7 +138,7 @@ def _why_silent(letter: str, kernel: str) -> str:
 
 
 def state_of(pid: int) -> tuple[str, str]:
-    """(the letter that the kernel gives it, or '' when it has ended; the function of the kernel in which it waits, or '')."""
+    """Letter of its state, or '' when it has ended, and the function of the kernel in which it waits, or ''."""
     letter = state_letter(pid)
     try:
         function = (PROC / str(pid) / "wchan").read_text().strip()
@@ -148,17 +148,17 @@ def state_of(pid: int) -> tuple[str, str]:
 
 
 def look(rank: int | None = None, run_dir: str | None = None) -> Object:
-    """Of each rank its process, state and stacks as faulthandler writes them, or why there are none. Takes 4 seconds at most."""
-    found = processes(run_dir)
-    asked = [Asking(process) for process in chosen(found, rank)]
+    """Process, state and stacks of each rank, as faulthandler writes them, or why there are none. Takes 4 seconds at most."""
+    ranks = rank_processes_of(run_dir)
+    questions = [Asking(process) for process in chosen(ranks, rank)]
     end = time.monotonic() + ANSWER_SECONDS
-    while time.monotonic() < end and not all(one.done for one in asked):
+    while time.monotonic() < end and not all(one.done for one in questions):
         time.sleep(POLL_SECONDS)
-        for one in asked:
+        for one in questions:
             if not one.done:
                 one.look()
-    sizes = {name: max((one[name] for one in found), default=0) for name in ("worldSize", "ranksPerNode")}
-    return {"ranks": [one.answer() for one in asked], **sizes}
+    sizes = {name: max((one[name] for one in ranks), default=0) for name in ("worldSize", "ranksPerNode")}
+    return {"ranks": [one.answer() for one in questions], **sizes}
 
 
 if __name__ == "__main__":

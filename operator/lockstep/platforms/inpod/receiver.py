@@ -1,4 +1,4 @@
-"""The pod's end of `lockstep sync`: run there by its own Python (3.10 or newer), as text; so nothing is imported but the standard library.
+"""The pod's end of `lockstep sync`.
 
 One line of JSON in says what the sender has, one line out what is wanted; then, unless it is done, the size of a tar and the tar come in, and one
 line goes out. So again, until nothing more comes.
@@ -20,15 +20,15 @@ from typing import Any, BinaryIO
 
 RECORD = ".lockstep/sync.json"
 SOURCES = ".lockstep/sync-sources.json"
-"""Which folder each file was sent from: what one folder's sync put here isn't another one's to remove."""
+"""File that tells from which folder each file was sent: the sync of one folder removes nothing that another one sent."""
 SEEN = ".lockstep/sync-seen.json"
 SETTLED_SECONDS = 2.0
-"""A file as young as that may change once more within what its file system takes for one moment."""
+"""Seconds in which a young file may change again without another time: file systems count in steps."""
 Files = dict[str, dict[str, Any]]
 
 
 class Digests:
-    """SHA-256 of files below a folder. What was read once isn't read again while its size and times are the same: with git's reasons and care."""
+    """SHA-256 of files below a folder. A file is read again only if its size or times have changed, as git does it."""
 
     def __init__(self, target: Path) -> None:
         self._root, self._file = str(target), target / SEEN
@@ -36,18 +36,18 @@ class Digests:
         self._now: dict[str, list[Any]] = {}
 
     def of(self, name: str) -> tuple[str | None, bool]:
-        """Its digest and whether it can be executed. None: it isn't there."""
+        """Digest of a file, and whether it can be executed; None if it doesn't exist."""
         path = f"{self._root}/{name}"
         try:
-            found = os.lstat(path)
+            state = os.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
             return None, False
-        stamp = [found.st_size, found.st_mtime_ns, found.st_ctime_ns]
-        known = self._before.get(name)
-        content = known[0] if known is not None and known[1:] == stamp else digest(path)
-        if content is not None and time.time() - max(found.st_mtime, found.st_ctime) > SETTLED_SECONDS:
+        stamp = [state.st_size, state.st_mtime_ns, state.st_ctime_ns]
+        previous = self._before.get(name)
+        content = previous[0] if previous is not None and previous[1:] == stamp else digest(path)
+        if content is not None and time.time() - max(state.st_mtime, state.st_ctime) > SETTLED_SECONDS:
             self._now[name] = [content, *stamp]
-        return content, bool(found.st_mode & 0o111) and not stat.S_ISLNK(found.st_mode)
+        return content, bool(state.st_mode & 0o111) and not stat.S_ISLNK(state.st_mode)
 
     def remember(self) -> None:
         if self._now != self._before:
@@ -55,7 +55,7 @@ class Digests:
 
 
 def digest(path: str | Path) -> str | None:
-    """SHA-256 of a file's bytes, or of a link's target; None: it isn't there."""
+    """SHA-256 of a file's bytes, or of a link's target; None if it doesn't exist."""
     try:
         if os.path.islink(path):  # noqa: PTH114 (a thousand of them: a Path costs more than the question)
             return hashlib.sha256(os.readlink(path).encode()).hexdigest()  # noqa: PTH115 (what is written in it, not a Path)
@@ -66,7 +66,10 @@ def digest(path: str | Path) -> str | None:
 
 
 def compare(digests: Digests, files: Files, record: dict[str, str], foreign: set[str], force: bool) -> dict[str, list[str]]:
-    """What to send, what to remove, what was changed here since the last sync, and what another folder sent: these two stay unless forced."""
+    """Files to send, files to remove, those that were changed here since the last sync, and those that another folder sent.
+
+    The last two stay unless forced.
+    """
     wanted: list[str] = []
     removed: list[str] = []
     changed: list[str] = []
@@ -84,7 +87,7 @@ def compare(digests: Digests, files: Files, record: dict[str, str], foreign: set
 
 
 def unpack(target: Path, archive: bytes) -> None:
-    """Each file under another name first: who reads it meanwhile sees the old or the new one, never half."""
+    """Unpack each file under another name first: a reader sees the old or the new one, never half."""
     import tarfile  # (its import takes as long as all the rest where nothing has changed)
 
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
@@ -112,7 +115,7 @@ def inside(target: Path, name: str) -> Path:
 
 
 def remove(target: Path, names: list[str]) -> None:
-    """Files, and folders that are empty then."""
+    """Remove files, and folders that are empty then."""
     for name in names:
         place = inside(target, name)
         place.unlink(missing_ok=True)
@@ -136,7 +139,7 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     draft.replace(path)
 
 
-def serve(source: BinaryIO, say: BinaryIO) -> None:
+def receive_all(source: BinaryIO, say: BinaryIO) -> None:
     while line := source.readline():
         sync(json.loads(line), source, say)
 
@@ -148,20 +151,23 @@ def sync(request: dict[str, Any], source: BinaryIO, say: BinaryIO) -> None:
     digests = Digests(target)
     sources: dict[str, str] = read_json(target / SOURCES)
     foreign = {name for name in record if sources.get(name, request["source"]) != request["source"]}
-    found = compare(digests, files, record, foreign, request["force"])
-    kept = {name: record[name] for name in found["changed"] + found["others"] if name in record}
-    held = {**{name: file["sha256"] for name, file in files.items() if name not in found["changed"]}, **kept}
-    done = held == record and not found["wanted"] and not found["removed"]
-    tell(say, {**found, "done": done})
+    changes = compare(digests, files, record, foreign, request["force"])
+    untouched = {name: record[name] for name in changes["changed"] + changes["others"] if name in record}
+    record_now = {**{name: file["sha256"] for name, file in files.items() if name not in changes["changed"]}, **untouched}
+    done = record_now == record and not changes["wanted"] and not changes["removed"]
+    tell(say, {**changes, "done": done})
     if not done:
         size = int(source.readline())
         archive = source.read(size)
         if len(archive) != size:
             raise EOFError(f"received {len(archive)} of {size} bytes")
         unpack(target, archive)
-        remove(target, found["removed"])
-        write_json(target / RECORD, held)
-        write_json(target / SOURCES, {name: sources.get(name, request["source"]) if name in kept else request["source"] for name in held})
+        remove(target, changes["removed"])
+        write_json(target / RECORD, record_now)
+        write_json(
+            target / SOURCES,
+            {name: sources.get(name, request["source"]) if name in untouched else request["source"] for name in record_now},
+        )
         tell(say, {"done": True})
     with suppress(OSError):  # (it only saves time)
         digests.remember()
@@ -175,6 +181,6 @@ def tell(say: BinaryIO, value: object) -> None:
 if __name__ == "__main__":
     os.umask(0o002)  # pods of another transport have another user, and the same group
     try:
-        serve(sys.stdin.buffer, sys.stdout.buffer)
+        receive_all(sys.stdin.buffer, sys.stdout.buffer)
     except (OSError, ValueError, EOFError) as error:
         sys.exit(f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""What a run's folder and its node say of themselves: read here for `--local`, and in a pod by its own Python (3.10 or newer), as text.
+"""Log and measurements of a run's folder and its node: read here for `--local`, and in pods by the same program.
 
 So nothing is imported but the standard library. `python3 -c THIS '{"what": "log", "root": "/workspace/runs/x", …}'` prints lines of a node's log;
 `summary` prints one line of JSON with the run's measurements; `watch` answers every line on standard input with one line of JSON, and ends
@@ -26,15 +26,15 @@ from lockstep.platforms.inpod.rankprocesses import PROC, rank_processes
 OUTPUT = "logs/output"
 BEGINS = "[lockstep] this agent begins: job "
 PATIENCE_SECONDS = 60.0
-"""A watch whose questions stop ends by itself: the connection may have broken without a word."""
+"""Seconds without a question after which a watch ends: its connection may have broken silently."""
 MEASURED = ("loss", "tokensPerSecond", "stepSeconds", "mfu", "gradientNorm", "learningRate")
 Json = dict[str, Any]
 
 
 def parts(root: str, node: int) -> list[Path]:
-    """The files of a node's log that there are, oldest first."""
+    """Files of a node's log, oldest first."""
     path = Path(root) / OUTPUT / f"node-{node}.log"
-    return [found for found in (path.with_name(f"{path.name}.1"), path) if found.is_file()]  # (a FIFO would hold the reader up)
+    return [part for part in (path.with_name(f"{path.name}.1"), path) if part.is_file()]  # (a FIFO would hold the reader up)
 
 
 _STARTS = re.compile(r"\[lockstep\] attempt (\d{1,9}) starts: ")
@@ -52,21 +52,21 @@ def log(
 
 
 def newest_job(files: list[Path]) -> str:
-    """The uid of the job that was the last to write; '' when none says."""
-    found = ""
+    """Uid of the job that was the last to write; '' if no line names one."""
+    uid = ""
     for path in files:
         with path.open(encoding="utf-8", errors="replace") as file:
-            found = next((line.split()[-1] for line in reversed([one for one in file if BEGINS in one])), found)
-    return found
+            uid = next((line.split()[-1] for line in reversed([one for one in file if BEGINS in one])), uid)
+    return uid
 
 
 def _chosen(files: list[Path], uid: str, attempt: int, since: str) -> Iterator[tuple[str, int, str]]:
-    """(time, attempt, line), as asked for."""
-    return (found for found in _numbered(files, uid) if attempt in (-1, found[1]) and found[0] >= since)
+    """Time, attempt and line of what was asked for."""
+    return (entry for entry in _numbered(files, uid) if attempt in (-1, entry[1]) and entry[0] >= since)
 
 
 def _numbered(files: list[Path], uid: str) -> Iterator[tuple[str, int, str]]:
-    """(time, attempt, line) of a job. What an attempt's beginning says is its own, though the ranks of the one before it were the last to be
+    """Time, attempt and line of a job. What an attempt's beginning says is its own, though the ranks of the one before it were the last to be
     numbered; so is the preflight before it, whose attempt is known by the next line."""
     of, begun = uid, 0
     looked: list[tuple[str, int, str]] = []
@@ -90,7 +90,7 @@ def _numbered(files: list[Path], uid: str) -> Iterator[tuple[str, int, str]]:
 
 
 class Records:
-    """A growing file of measurements; what a resume has undone is forgotten with the file that it replaced."""
+    """Measurements in a growing file. What a resume has undone is forgotten with the file that it replaced."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -98,7 +98,7 @@ class Records:
         self.found: dict[int, Json] = {}
 
     def read(self) -> Records:
-        """What is new since the last time; the rest of a line that isn't whole comes with its end."""
+        """Read what is new since the last time. A line that isn't complete is read again later."""
         if not self._path.is_file():
             return self
         try:
@@ -121,7 +121,7 @@ class Records:
         return self
 
     def thinned(self, points: int, names: Iterable[str]) -> dict[str, Json]:
-        """At most about `points` of them: steps that are multiples of one number, so that two runs have the same ones, and the last."""
+        """Records of about `points` steps at most: multiples of one number, so that two runs have the same ones, and the last."""
         steps = sorted(self.found)
         every = 1
         while len([step for step in steps if step % every == 0]) > points:
@@ -135,7 +135,7 @@ class Records:
 
 
 def summary(root: str, points: int = 1000, **_: object) -> Json:
-    """What a run has measured, what it was told, and its records."""
+    """Measurements of a run, its run.json, and its records."""
     folder = Path(root)
     train, evals = (Records(folder / "logs" / f"{name}_log.jsonl").read() for name in ("train", "eval"))
     return {
@@ -158,10 +158,10 @@ def _text(path: Path) -> str:
 
 def _parsed(text: str) -> Json:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _json(path: Path) -> Json:
@@ -169,22 +169,22 @@ def _json(path: Path) -> Json:
 
 
 def counters(net: Path = Path("/proc/net/dev"), infiniband: Path = Path("/sys/class/infiniband")) -> dict[str, tuple[int, int]]:
-    """NIC → bytes in and out since it is up. Devices of RDMA count their own traffic, which their interfaces don't see."""
-    found = {}
+    """Map of NIC to bytes in and out since it is up. RDMA devices count their own traffic, which their interfaces don't see."""
+    traffic = {}
     for line in _text(net).splitlines()[2:]:
         name, _, numbers = line.partition(":")
         values = numbers.split()
         if name.strip() != "lo" and len(values) >= 9:
-            found[name.strip()] = (int(values[0]), int(values[8]))
+            traffic[name.strip()] = (int(values[0]), int(values[8]))
     for port in sorted(infiniband.glob("*/ports/*")):
         words = [_text(port / "counters" / f"port_{way}_data").strip() for way in ("rcv", "xmit")]
         if all(word.isdecimal() for word in words) and "ACTIVE" in _text(port / "state"):
-            found[port.parts[-3]] = (int(words[0]) * 4, int(words[1]) * 4)  # counted in words of four bytes
-    return dict(list(found.items())[:32])
+            traffic[port.parts[-3]] = (int(words[0]) * 4, int(words[1]) * 4)  # counted in words of four bytes
+    return dict(list(traffic.items())[:32])
 
 
 def memory(root: Path = Path("/sys/fs/cgroup")) -> Json:
-    """Bytes of the container, and its limit where there is one."""
+    """Memory of the container in bytes, and its limit where there is one."""
     for used, most in (("memory.current", "memory.max"), ("memory/memory.usage_in_bytes", "memory/memory.limit_in_bytes")):
         now, limit = _text(root / used).strip(), _text(root / most).strip()
         if now.isdecimal():
@@ -198,15 +198,15 @@ def ranks(proc: Path = PROC) -> list[int]:
 
 
 def gpus() -> list[Json]:
-    """Memory and use of each, as the driver's own tool says; none where it isn't there or doesn't answer."""
+    """Memory and use of each GPU, by the driver's own tool; none where that is missing or doesn't answer."""
     if shutil.which("nvidia-smi") is None:
         return []
-    asked = ["nvidia-smi", "--query-gpu=index,memory.used,memory.total,utilization.gpu", "--format=csv,noheader,nounits"]
+    command = ["nvidia-smi", "--query-gpu=index,memory.used,memory.total,utilization.gpu", "--format=csv,noheader,nounits"]
     try:
-        told = subprocess.run(asked, capture_output=True, text=True, timeout=5, check=False).stdout
+        output = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return []
-    rows = [re.findall(r"\d+", line) for line in told.splitlines()]
+    rows = [re.findall(r"\d+", line) for line in output.splitlines()]
     return [
         {"index": int(row[0]), "bytes": int(row[1]) << 20, "limitBytes": int(row[2]) << 20, "percentage": int(row[3])}
         for row in rows
@@ -215,7 +215,7 @@ def gpus() -> list[Json]:
 
 
 class Watch:
-    """One node, looked at again and again."""
+    """Repeated measurements of one node."""
 
     def __init__(self, root: str, node: int) -> None:
         self._root, self._node = root, node
@@ -223,28 +223,28 @@ class Watch:
         self._before = (time.monotonic(), counters())
 
     def answer(self, points: int = 0, **_: object) -> Json:
-        """`points`: of the loss curve; 0: it is not read."""
-        now, found = time.monotonic(), counters()
+        """Measure now. `points`: of the loss curve; 0: it is not read."""
+        now, traffic = time.monotonic(), counters()
         seconds = max(now - self._before[0], 1e-3)
         rates = {
-            nic: [8 * (new - old) / seconds / 1e9 for new, old in zip(found[nic], known, strict=True)]
-            for nic, known in self._before[1].items()
-            if nic in found
+            nic: [8 * (new - old) / seconds / 1e9 for new, old in zip(traffic[nic], before, strict=True)]
+            for nic, before in self._before[1].items()
+            if nic in traffic
         }
-        self._before = (now, found)
-        said = {"node": self._node, "gigabits": rates, "memory": memory(), "ranks": ranks(), "gpus": gpus()}
-        return {**said, "curve": self._train.read().thinned(points, ("loss",))} if points else said
+        self._before = (now, traffic)
+        reading = {"node": self._node, "gigabits": rates, "memory": memory(), "ranks": ranks(), "gpus": gpus()}
+        return {**reading, "curve": self._train.read().thinned(points, ("loss",))} if points else reading
 
 
 def main(request: Json) -> None:
-    what, asked = request.pop("what"), request
+    what, options = request.pop("what"), request
     if what == "log":
-        for line in log(**asked):
+        for line in log(**options):
             sys.stdout.write(f"{line}\n")
     elif what == "summary":
-        print(json.dumps(summary(**asked)))
+        print(json.dumps(summary(**options)))
     else:
-        watch = Watch(asked["root"], asked["node"])
+        watch = Watch(options["root"], options["node"])
         while select.select([sys.stdin], [], [], PATIENCE_SECONDS)[0] and (line := sys.stdin.readline()):
             print(json.dumps(watch.answer(**json.loads(line))), flush=True)
 

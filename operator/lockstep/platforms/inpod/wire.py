@@ -31,11 +31,11 @@ Entry = dict[str, Any]
 
 
 class CarryError(Exception):
-    """The transfer can't be done, and trying again would not help. The message says what and where."""
+    """The transfer can't be done, and another try would not help. The message says what and where."""
 
 
 class Gone(Exception):
-    """The other end has ended, or says nothing any more. What it had received is there at the next try."""
+    """The other end has ended, or doesn't answer any more. The next try goes on from what it had received."""
 
 
 class Wire:
@@ -57,7 +57,10 @@ class Wire:
             self.say({"busy": True})
 
     def say_all(self, key: str, items: Iterable[object], first: Mapping[str, object] | None = None) -> None:
-        """A list, in as many lines as it takes: each has `key`, and all but the last one have "more". `first`: what the first one has besides."""
+        """Send a list, in as many lines as it takes: each has `key`, and all but the last one have "more".
+
+        `first`: what the first one has besides.
+        """
         batch: list[object] = []
         size, values = 0, dict(first or {})
         for item in items:
@@ -70,7 +73,7 @@ class Wire:
         self.say({**values, key: batch})
 
     def hear(self) -> dict[str, Any]:
-        """The other end's next object. Raises CarryError with its words when it has given up, or when it says what can't be meant; Gone."""
+        """Next object of the other end. Raises CarryError with its message when it has given up, or when it breaks the protocol; Gone."""
         for _ in range(BUSY_MAX):
             value = self._object()
             if "failed" in value:
@@ -173,14 +176,14 @@ def no_protocol(what: str) -> CarryError:
 
 
 def _ready(descriptor: int, event: int, seconds: float) -> bool:
-    """Whether there is something to read, or room to write, or an end to hear of (which select() doesn't wake for when it waits for room)."""
+    """Return True if there is something to read, room to write, or an end of the connection (which select() doesn't report when it waits for room)."""
     poll = select.poll()
     poll.register(descriptor, event)
     return bool(poll.poll(seconds * 1000))
 
 
 def stays_below(name: str, target: str) -> bool:
-    """Whether a link `name` to `target` can't lead above the folder that `name` counts from: ".." only at its beginning, and no more of them than
+    """Return True if a link `name` to `target` can't lead above the folder that `name` counts from: ".." only at its beginning, and no more of them than
     `name` has folders. One in the middle would go up from wherever another link has led."""
     parts = target.split("/")
     ups = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
@@ -188,18 +191,18 @@ def stays_below(name: str, target: str) -> bool:
 
 
 def hear_held(wire: Wire, files: Mapping[int, Entry]) -> dict[int, tuple[int, str, bool]]:
-    """Number of a file → (bytes, their SHA-256, whether it has its name) of what the taker has of it. Raises CarryError."""
-    there: dict[int, tuple[int, str, bool]] = {}
+    """Map of a file's number to what the taker has of it: bytes, their SHA-256, and whether it has its name. Raises CarryError."""
+    held: dict[int, tuple[int, str, bool]] = {}
     for item, _ in wire.hear_all("have"):
         number, have, digest, complete = item if isinstance(item, list) and len(item) == 4 else (None, None, None, None)
-        if not (_is_count(number) and number in files and number not in there and _is_count(have) and have <= files[number]["size"]):
+        if not (_is_count(number) and number in files and number not in held and _is_count(have) and have <= files[number]["size"]):
             raise no_protocol("it has what wasn't offered")
-        there[number] = (have, str(digest), complete is True)
-    return there
+        held[number] = (have, str(digest), complete is True)
+    return held
 
 
 def hear_entries(wire: Wire) -> tuple[list[Entry], object]:
-    """What the giver has, the file or folder itself first, and its name for that. Raises CarryError unless all of it can be taken."""
+    """Entries that the giver has, the file or folder itself first, and its name for that. Raises CarryError unless all of them can be taken."""
     entries: list[Entry] = []
     offered: object = None
     names: set[str] = set()
@@ -235,7 +238,7 @@ def _entry_of(item: object, *, first: bool) -> Entry:
 
 
 def is_plain(name: str) -> bool:
-    """Whether a relative path has only components that are names of files, and none of a draft."""
+    """Return True if a relative path has only components that are names of files, and none of a draft."""
     parts = name.split("/")
     return _fits(name) and len(parts) <= DEPTH_MAX and not any(part in {"", ".", ".."} or part.startswith(DRAFT) for part in parts)
 
@@ -245,7 +248,7 @@ def shown(name: object) -> str:
 
 
 def _fits(path: str) -> bool:
-    """Whether it can be handed to the system at all."""
+    """Return True if the system takes the path at all."""
     try:
         return "\0" not in path and len(os.fsencode(path)) <= NAME_BYTES_MAX
     except ValueError:  # (half of a surrogate pair)
@@ -257,7 +260,7 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 
 def hear_plan(wire: Wire, files: Mapping[int, Entry], begun: Mapping[int, Any]) -> list[tuple[int, int]]:
-    """(number, offset) of every file that will come: from its beginning, or from the end of what is there. Raises CarryError."""
+    """Number and offset of every file that will come: from its beginning, or from the end of what the taker has. Raises CarryError."""
     plan: dict[int, int] = {}
     for item, _ in wire.hear_all("plan"):
         number, offset = item if isinstance(item, list) and len(item) == 2 else (None, None)

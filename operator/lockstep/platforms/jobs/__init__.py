@@ -1,1 +1,1 @@
-"""What verbs do with a job on a cluster."""
+"""Work of the verbs on a job of a cluster."""

@@ -30,16 +30,16 @@ from lockstep_gang.contract import printable_line
 LOG_LINES, LOG_BYTES = 20_000, 32 << 20
 FILE_BYTES, ALL_BYTES = 2 << 20, 64 << 20
 ARCHIVE_BYTES_MAX = ALL_BYTES + (16 << 20)
-"""With what tar adds to ten thousand small files."""
+"""Limit of a pod's archive, with what tar adds to ten thousand small files."""
 BUNDLE_BYTES_MAX = 512 << 20
-"""After so much no further pod is asked: it is all in this machine's memory."""
+"""Bytes after which no further pod is asked: the bundle is built in this machine's memory."""
 FILES_MAX = 20_000
 NAME_BYTES_MAX, PART_BYTES_MAX = 1024, 255
 SEND_SECONDS = 300.0
 READER_SECONDS = 900
-"""How long a pod lives that shows the volume of a job without pods."""
+"""Lifetime of a pod that shows the volume of a job without pods."""
 READERS_MAX = 16
-"""Volumes of a job without pods that are looked at, one after the other."""
+"""Volumes of a job without pods that are read, one after the other."""
 FULL = f"the bundle has more than {BUNDLE_BYTES_MAX >> 20} MiB already"
 ABOUT = """What `lockstep why --bundle` found of job {name} in namespace {namespace} at {time}.
 
@@ -92,7 +92,7 @@ async def write_bundle(path: Path, connection: Cluster, observed: Observed, why:
 
 
 async def _around(look: JobObserver, observed: Observed) -> AsyncIterator[Object]:
-    """The job and everything of the cluster that has a part in it."""
+    """Yield the job and everything of the cluster that has a part in it."""
     yield {**observed.job, "kind": "TrainingJob"}
     for item in (*observed.objects.values(), *observed.pods):
         yield item
@@ -110,20 +110,20 @@ async def _around(look: JobObserver, observed: Observed) -> AsyncIterator[Object
 
 
 async def _events(look: JobObserver, observed: Observed) -> list[Object]:
-    """Of the job and all that it made, oldest first."""
+    """Events about the job and all that it made, oldest first."""
     uids = {item["metadata"]["uid"] for item in (observed.job, *observed.objects.values(), *observed.pods, *observed.claims.values())}
     names = {item["metadata"]["name"] for item in (observed.job, *observed.pods)}
-    found = await look.all("Event", observed.namespace)
-    own = [e for e in found if e["involvedObject"].get("uid") in uids or e["involvedObject"].get("name") in names]
+    events = await look.all("Event", observed.namespace)
+    own = [e for e in events if e["involvedObject"].get("uid") in uids or e["involvedObject"].get("name") in names]
     return sorted(own, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
 
 
 async def _logs(connection: Cluster, pod: Object, redactor: Redactor, missing: list[str]) -> AsyncIterator[Piece]:
     status, name = pod.get("status", {}), pod["metadata"]["name"]
     for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
-        wanted: list[tuple[str, dict[str, str]]] = [("", {})]
-        wanted += [(".previous", {"previous": "true"})] if container.get("restartCount") else []
-        for suffix, query in wanted:
+        streams: list[tuple[str, dict[str, str]]] = [("", {})]
+        streams += [(".previous", {"previous": "true"})] if container.get("restartCount") else []
+        for suffix, query in streams:
             try:
                 place = pod["metadata"]["namespace"]
                 lines = [
@@ -143,7 +143,9 @@ def _is_full(pieces: list[Piece]) -> bool:
 
 
 async def _add_run_folder(connection: Cluster, observed: Observed, redactor: Redactor, missing: list[str], pieces: list[Piece]) -> None:
-    """From one pod, or from every pod when each has a volume of its own; of a job without pods from short-lived ones that mount its claims."""
+    """Add the run's folder from one pod, or from every pod when each has a volume of its own; for a job without pods, from short-lived ones that
+    mount its claims.
+    """
     running = [pod["metadata"]["name"] for pod in observed.pods if is_running(pod)]
     own_volumes = bool((observed.stateful_set or {"spec": {}})["spec"].get("volumeClaimTemplates"))
     for pod in running if own_volumes else running[:1]:
@@ -171,7 +173,7 @@ async def _add_run_folder(connection: Cluster, observed: Observed, redactor: Red
 async def _add_from(
     connection: Cluster, place: Place, source: str, folder: str, redactor: Redactor, missing: list[str], pieces: list[Piece]
 ) -> None:
-    """The run's folder as this container sees it. `source`: the folder, or the file there that names it."""
+    """Add the run's folder as this container sees it. `source`: the folder, or the file there that names it."""
     if _is_full(pieces):
         missing.append(f"the run's folder as pod {place.pod} has it: {FULL}")
         return
@@ -208,7 +210,7 @@ def _unpacked(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _is_plain(path: PurePosixPath) -> bool:
-    """Whether every system that unpacks the bundle makes a file of this name below its folder, and a terminal shows it as it is."""
+    """Return True if every system that unpacks the bundle makes a file of this name below its folder, and a terminal shows it as it is."""
     name = path.as_posix()
     return (
         not path.is_absolute()
@@ -229,7 +231,7 @@ def _clean(redactor: Redactor, text: str) -> bytes:
 
 
 def _clean_bytes(redactor: Redactor, data: bytes) -> bytes:
-    """Text without secrets; anything else byte by byte as if it were Latin text, so that it stays what it is but for what was taken out."""
+    """Remove secrets from text; from anything else byte by byte as if it were Latin text, so that the rest stays as it is."""
     try:
         return _clean(redactor, data.decode())
     except UnicodeDecodeError:

@@ -21,17 +21,17 @@ from lockstep.platforms.output import Output
 INTERRUPTED = 130
 CTRL_C, ALIVE = b"c", b"."
 ALIVE_SECONDS = 30.0
-"""Load balancers cut connections on which nothing is said for minutes, and that would end the run."""
+"""Seconds between signs of life: load balancers cut connections that are silent for minutes, and that would end the run."""
 
 
 def agent_command(words: Sequence[str], by: str, *, detach: bool) -> list[str]:
-    """What is typed in the pod, by whom on which machine."""
+    """Command in the pod. `by`: who runs it on which machine."""
     options = ["--by", by, *(["--detach"] if detach else ["--until-eof"])]
     return ["python3", "-I", AGENT_PATH, "run", *options, "--", *words]
 
 
 async def run_on_all_nodes(context: str | None, namespace: str, job: str, command: Sequence[str]) -> int:
-    """The exit code of the run; what it prints comes on this process's own output.
+    """Run the command and return its exit code; what it prints comes on this process's own output.
 
     Raises:
         Failed: the connection broke, or there is no right to run programs in pods.
@@ -59,7 +59,7 @@ async def _follow(running: Program) -> int:
 
 @contextlib.contextmanager
 def _speaking(running: Program) -> Iterator[None]:
-    """Ctrl-C is passed on: the program in the pod says what becomes of it. And now and then it hears that somebody is still here."""
+    """Pass on Ctrl-C, which the program in the pod decides about, and send signs of life."""
     loop, sending = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
     async def send(data: bytes) -> None:

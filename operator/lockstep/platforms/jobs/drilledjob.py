@@ -26,9 +26,9 @@ T = TypeVar("T")
 VERB_SECONDS = 600.0
 POLL_SECONDS = 0.2
 BEAT_SECONDS = 10.0
-"""A verb in a pod that hears nothing for a minute undoes what it did, and ends."""
+"""Seconds between signs of life. A verb in a pod that hears nothing for a minute undoes what it did, and ends."""
 WORDS_MAX = 1000
-"""Of a verb that goes on; each says a handful."""
+"""Answers of a verb that goes on; each sends a handful."""
 Say = Callable[[str], None]
 
 
@@ -61,7 +61,7 @@ class DrilledJob:
         return job_status(self.client, self.namespace, self.name)
 
     def pod_of(self, rank: int) -> str:
-        """Raises ConfigError for a rank that the job doesn't have."""
+        """Name of the rank's pod. Raises ConfigError for a rank that the job doesn't have."""
         status = self.job["status"]
         return pod_name(self.name, node_of_rank(status["ranks"], int(status["nodes"]), rank))
 
@@ -99,7 +99,7 @@ class DrilledJob:
 
 
 class VerbStream:
-    """A verb that runs in a pod and says things meanwhile, each with the time at which it was heard here."""
+    """A verb that runs in a pod and answers meanwhile, each answer with the time at which it was heard here."""
 
     def __init__(self, drilled: DrilledJob, pod: str, verb: str, **arguments: Any) -> None:
         self._drilled, self._pod, self._arguments = drilled, pod, (verb, json.dumps(arguments))
@@ -117,20 +117,20 @@ class VerbStream:
         self._thread.join(5.0)
 
     def close(self) -> None:
-        """End it, whatever it still has to say."""
+        """End the verb, whatever it still has to answer."""
         with contextlib.suppress(RuntimeError):  # (it has ended just now)
             self._cancel()
         self._thread.join(5.0)
 
-    def said(self, key: str) -> float | None:
-        """When it first said so."""
+    def heard_at(self, key: str) -> float | None:
+        """Time at which the verb first answered with `key`; None if it has not."""
         return next((when for when, said in list(self._heard) if key in said), None)
 
     def wait(self, key: str, seconds: float) -> bool:
         end = time.monotonic() + seconds
-        while self.said(key) is None and not self.ended and time.monotonic() < end:
+        while self.heard_at(key) is None and not self.ended and time.monotonic() < end:
             time.sleep(0.02)
-        return self.said(key) is not None
+        return self.heard_at(key) is not None
 
     def _listen(self) -> None:
         try:
@@ -158,7 +158,7 @@ class VerbStream:
 
 
 async def _beat(running: Program) -> None:
-    """So that the verb knows that somebody is still here."""
+    """Send signs of life, so that the verb goes on."""
     with contextlib.suppress(Failed):
         while True:
             await asyncio.sleep(BEAT_SECONDS)
@@ -166,7 +166,7 @@ async def _beat(running: Program) -> None:
 
 
 class DrillWatch:
-    """Sees in the pods of a job when the ranks of its attempt end and when the next ones come."""
+    """Watches in the pods of a job when the ranks of its attempt end and when the next ones start."""
 
     def __init__(self, drilled: DrilledJob, target: str) -> None:
         nodes = int(drilled.job["status"]["nodes"])
@@ -193,12 +193,12 @@ class DrillWatch:
     def since_the_fault(self) -> float:
         return time.monotonic() - self._hit
 
-    def all_said(self, key: str) -> float | None:
-        """When the last pod that was there all the time said so, since the fault."""
-        said = [stream.said(key) for stream in self._streams.values()]
-        times = [when - self._hit for when in said if when is not None]
+    def last_heard_seconds(self, key: str) -> float | None:
+        """Seconds from the fault until the last pod that stayed answered with `key`."""
+        moments = [stream.heard_at(key) for stream in self._streams.values()]
+        times = [when - self._hit for when in moments if when is not None]
         return max(times) if times else None
 
-    def first_said(self, key: str) -> float | None:
-        times = [when - self._hit for stream in self._streams.values() if (when := stream.said(key)) is not None]
+    def first_heard_seconds(self, key: str) -> float | None:
+        times = [when - self._hit for stream in self._streams.values() if (when := stream.heard_at(key)) is not None]
         return min(times) if times else None

@@ -24,11 +24,11 @@ OPERATOR_PODS = "app.kubernetes.io/name=lockstep,app.kubernetes.io/component=ope
 
 
 def missing_rights(client: Client, fault: Fault, namespace: str) -> list[Right]:
-    """What the asker may not do of what the drill does. The API server is asked, nothing is tried."""
+    """Rights that the drill needs and your account lacks. The API server is asked, nothing is tried."""
 
     def may(right: Right) -> bool:
-        asked = {"verb": right.verb, "group": right.group, "resource": right.resource, "subresource": right.subresource}
-        body = {"spec": {"resourceAttributes": {**asked, "namespace": right.namespace or ""}}}
+        attributes = {"verb": right.verb, "group": right.group, "resource": right.resource, "subresource": right.subresource}
+        body = {"spec": {"resourceAttributes": {**attributes, "namespace": right.namespace or ""}}}
         return bool(client.request("POST", path_of("SelfSubjectAccessReview"), body)["status"]["allowed"])
 
     home = operator_home(client, namespace) if fault is Fault.KILL_OPERATOR else OPERATOR_NAMESPACE
@@ -36,7 +36,10 @@ def missing_rights(client: Client, fault: Fault, namespace: str) -> list[Right]:
 
 
 def run_drill(drilled: DrilledJob, fault: Fault, rank: int, fill_bytes: int) -> Outcome:
-    """Raises ConfigError before anything is hurt, ProgramFailed when the fault could not be done, Failed when the job did not recover."""
+    """Cause the fault and measure the recovery.
+
+    Raises ConfigError before anything is hurt, ProgramFailed when the fault could not be caused, Failed when the job did not recover.
+    """
     if fault is Fault.KILL_OPERATOR:
         return _kill_operator(drilled)
     if fault is Fault.FILL_DISK:
@@ -76,8 +79,8 @@ def _recovery(drilled: DrilledJob, outcome: Outcome, watch: DrillWatch) -> Outco
     well, cost = watch.since_the_fault(), cost_of(status, attempt) or {}
     return replace(
         outcome,
-        stopped_seconds=watch.all_said("stopped"),
-        started_seconds=watch.first_said("started"),
+        stopped_seconds=watch.last_heard_seconds("stopped"),
+        started_seconds=watch.first_heard_seconds("started"),
         named_seconds=named,
         named=f"{cost['cause']}: {cost['message']}" if cost else "",
         downtime_seconds=cost.get("downtimeSeconds"),
@@ -87,7 +90,7 @@ def _recovery(drilled: DrilledJob, outcome: Outcome, watch: DrillWatch) -> Outco
 
 
 def _with_step_back(drilled: DrilledJob, outcome: Outcome, hurt: Object) -> Outcome:
-    """The gang counts from the newest commit that it heard of; the damaged one had to be left out."""
+    """Add the steps back from the damaged commit: the gang counts from the newest commit that it heard of."""
     record = drilled.in_pod(pod_name(drilled.name, 0), "started_from", attempt=outcome.attempt + 1)
     if record.get("step") is None or hurt.get("step") is None or record["step"] >= hurt["step"]:
         raise Failed(
@@ -100,7 +103,7 @@ def _with_step_back(drilled: DrilledJob, outcome: Outcome, hurt: Object) -> Outc
 
 @contextmanager
 def _frozen(drilled: DrilledJob, pod: str, rank: int) -> Iterator[None]:
-    """The rank stands still meanwhile. The pod itself lets it go on when this process is no more."""
+    """Freeze the rank meanwhile. The pod itself lets it go on when this process is gone."""
     stream = VerbStream(drilled, pod, "freeze", rank=rank)
     with stream:
         try:
@@ -121,7 +124,7 @@ def _delete_pod(drilled: DrilledJob, pod: str) -> Object:
 
 @contextmanager
 def _cordoned(drilled: DrilledJob, pod: str) -> Iterator[None]:
-    """The pod's node takes no pods meanwhile. One that took none before stays as it was."""
+    """Cordon the pod's node meanwhile. Raises ConfigError for one that is cordoned already."""
     node = drilled.client.request("GET", path_of("Pod", drilled.namespace, pod))["spec"]["nodeName"]
     if drilled.client.request("GET", path_of("Node", None, node))["spec"].get("unschedulable"):
         raise ConfigError(f"node {node} is cordoned already: uncordon it first, or choose another rank")
@@ -139,7 +142,7 @@ def _set_unschedulable(drilled: DrilledJob, node: str, value: bool | None) -> No
 
 
 def _kill_operator(drilled: DrilledJob) -> Outcome:
-    """Training must not notice: the attempt stays, steps go on, and another replica, or the next pod, hears of them."""
+    """Delete the operator's leader. Training must not notice: the attempt stays, steps go on, and another replica, or the next pod, hears of them."""
     before = drilled.status()
     leader = _leader(drilled)
     drilled.client.request("DELETE", path_of("Pod", operator_home(drilled.client, drilled.namespace), leader), AT_ONCE)
@@ -147,8 +150,8 @@ def _kill_operator(drilled: DrilledJob) -> Outcome:
     drilled.say(f"{Fault.KILL_OPERATOR}: deleted pod {leader}; waiting until another one leads and writes the job's progress")
     drilled.until("another leader", lambda: _leader(drilled) not in ("", leader))
     led = time.monotonic() - hit
-    told = (before.get("trainer") or {}).get("lastUpdateTime")
-    after = drilled.until("progress written by it", lambda: _news(drilled.status(), told))
+    last_update = (before.get("trainer") or {}).get("lastUpdateTime")
+    after = drilled.until("progress written by it", lambda: _news(drilled.status(), last_update))
     steps = [(status.get("trainer") or {}).get("step") for status in (before, after)]
     if after["attempts"] != before["attempts"]:
         raise Failed(f"attempt {before['attempts']} became {after['attempts']}: training was not left alone: lockstep why {drilled.name}")
@@ -161,12 +164,12 @@ def _kill_operator(drilled: DrilledJob) -> Outcome:
     return Outcome(Fault.KILL_OPERATOR, f"pod {leader}", attempt, named_seconds=heard, downtime_seconds=0, lost_steps=0, notes=notes)
 
 
-def _news(status: Object, told: str | None) -> Object | None:
-    return status if (status.get("trainer") or {}).get("lastUpdateTime") != told else None
+def _news(status: Object, last_update: str | None) -> Object | None:
+    return status if (status.get("trainer") or {}).get("lastUpdateTime") != last_update else None
 
 
 def operator_home(client: Client, namespace: str) -> str:
-    """The namespace of the operator that works in `namespace`: itself, where it has one of its own."""
+    """Namespace of the operator that works in `namespace`: itself, where it has one of its own."""
     try:
         client.request("GET", path_of("ServiceAccount", namespace, OPERATOR_NAME))
     except ApiError as error:
@@ -177,7 +180,7 @@ def operator_home(client: Client, namespace: str) -> str:
 
 
 def _leader(drilled: DrilledJob) -> str:
-    """The pod that holds the Lease and is there; ''."""
+    """Name of the pod that holds the Lease; '' if there is none."""
     home = operator_home(drilled.client, drilled.namespace)
     lease = drilled.client.request("GET", path_of("Lease", home, OPERATOR_NAME))
     listed = drilled.client.request("GET", path_of("Pod", home), None, {"labelSelector": OPERATOR_PODS})
@@ -186,12 +189,12 @@ def _leader(drilled: DrilledJob) -> str:
 
 
 def _fill_disk(drilled: DrilledJob, most: int) -> Outcome:
-    """A save must fail and be told, the attempt must go on, and the next save with room must be a commit again."""
+    """Fill the volume. A save must fail and be reported, the attempt must go on, and the next save with room must be a commit again."""
     pod, before = pod_name(drilled.name, 0), drilled.status()
     with VerbStream(drilled, pod, "fill", most=most, seconds=drilled.timeout_seconds) as filling:
         try:
-            drilled.until("a full volume", lambda: filling.said("full") or filling.ended)
-            if filling.said("full") is None:
+            drilled.until("a full volume", lambda: filling.heard_at("full") or filling.ended)
+            if filling.heard_at("full") is None:
                 raise ConfigError(f"the volume of the run's folder was not filled: {filling.problem} (--fill-at-most)")
             hit = time.monotonic()
             drilled.say(f"{Fault.FILL_DISK}: the volume is full; waiting for a save that fails")
@@ -221,7 +224,7 @@ def _newer_commit(status: Object, step: int) -> Object | None:
 
 
 def _failed_save(drilled: DrilledJob, pod: str, since: float) -> str | None:
-    """What rank 0 said of it."""
+    """Line of rank 0 about a save that failed; None if there is none yet."""
     seconds = int(time.monotonic() - since) + 2
 
     async def look(cluster: Cluster) -> str | None:

@@ -26,8 +26,8 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Which server, about what."""
+class EditorRequest:
+    """Server to start, and its subject."""
 
     kind: str
     """jupyter, tensorboard or debug."""
@@ -39,7 +39,7 @@ class Wanted:
 
 
 async def refuse_without_rights(cluster: Cluster, namespace: str) -> None:
-    """Raises ConfigError before anything is started."""
+    """Refuse before anything is started. Raises ConfigError that names the right that is missing."""
     for subresource, what in (("exec", "run programs in pods"), ("portforward", "reach ports of pods")):
         if not await may(cluster, "create", "Pod", namespace, subresource):
             raise ConfigError(
@@ -47,8 +47,8 @@ async def refuse_without_rights(cluster: Cluster, namespace: str) -> None:
             )
 
 
-class Server:
-    """One that runs in a pod: where it listens there, and what it says at its end."""
+class EditorServer:
+    """A server that runs in a pod: the port on which it listens there, and the reason of its end."""
 
     def __init__(self, session: Program, port: int, ended: asyncio.Task[str]) -> None:
         self.port = port
@@ -56,20 +56,20 @@ class Server:
         self._ended = ended
 
     async def until_end(self) -> str:
-        """Why it ended, or '' where it did so by itself and well. Raises Failed when the connection broke."""
+        """Wait for its end, and return the reason, or '' if it ended by itself and well. Raises Failed when the connection broke."""
         return await self._ended
 
 
 @asynccontextmanager
-async def served(cluster: Cluster, namespace: str, pod: str, wanted: Wanted, echo: Say) -> AsyncIterator[Server]:
-    """Start it and wait until it listens; leaving ends it, and all that it has started. Raises Failed with its own last words."""
+async def served(cluster: Cluster, namespace: str, pod: str, requested: EditorRequest, echo: Say) -> AsyncIterator[EditorServer]:
+    """Start the server and wait until it listens; leaving ends it, and all that it has started. Raises Failed with its last lines."""
     source = source_of(editor)
     request = {
-        "kind": wanted.kind,
-        "folder": wanted.folder,
-        "command": wanted.command,
-        "cwd": wanted.cwd,
-        "token": wanted.token,
+        "kind": requested.kind,
+        "folder": requested.folder,
+        "command": requested.command,
+        "cwd": requested.cwd,
+        "token": requested.token,
         "source": source.decode(),
     }
     async with python_program(cluster, Place(namespace, pod, CONTAINER), source, options=(), pings=True) as session:
@@ -81,15 +81,15 @@ async def served(cluster: Cluster, namespace: str, pod: str, wanted: Wanted, ech
             waited: list[asyncio.Future[Any]] = [listens, ended]
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if not listens.done():
-                raise Failed(f"{wanted.kind} in pod {pod} did not start: {await ended or 'it ended at once'}")
-            yield Server(session, listens.result(), ended)
+                raise Failed(f"{requested.kind} in pod {pod} did not start: {await ended or 'it ended at once'}")
+            yield EditorServer(session, listens.result(), ended)
         finally:
             beating.cancel()
             await _end(session, ended)
 
 
 async def _hear(session: Program, listens: asyncio.Future[int], echo: Say) -> str:
-    """Its answers, to the end."""
+    """Read its answers to the end, and return why it ended."""
     buffered, why = bytearray(), ""
     async for channel, data in session.output():
         if channel == STDERR:
@@ -112,7 +112,7 @@ async def _hear(session: Program, listens: asyncio.Future[int], echo: Say) -> st
 
 
 async def _beat(session: Program) -> None:
-    """So that the server doesn't outlive this machine's sleep."""
+    """Send signs of life: the server must not outlive this machine's sleep."""
     with contextlib.suppress(Failed):
         while True:
             await asyncio.sleep(BEAT_SECONDS)
@@ -120,7 +120,7 @@ async def _beat(session: Program) -> None:
 
 
 async def _end(session: Program, ended: asyncio.Task[str]) -> None:
-    """Ask, and wait until it is gone; the end of the connection asks once more."""
+    """Ask the server to end, and wait until it has; the end of the connection asks once more."""
     with contextlib.suppress(OSError, Failed, TimeoutError):
         if not ended.done():
             await session.write(b"end\n")

@@ -1,4 +1,4 @@
-"""Where text is generated: in a pod of the job that has nothing else to do, or in one of its own with the job's volumes, image and resources."""
+"""Pod in which text is generated: one of the job that is idle, or a short-lived one with the job's volumes, image and resources."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FEW = {"cpu", "memory"}
 
 @asynccontextmanager
 async def idle_or_own_pod(cluster: Cluster, namespace: str, job: str, gpus: int, say: Say) -> AsyncIterator[Place]:
-    """Beside ranks that train there would be neither memory nor time for it. Raises ConfigError, NoReader."""
+    """Container for the generation. Beside ranks that train there would be neither memory nor time for it. Raises ConfigError, NoReader."""
     stateful_set = await stateful_set_of(cluster, namespace, job)
     running = await running_pods(cluster, namespace, job)
     if 0 in running and await _is_idle(cluster, namespace, job):
@@ -36,34 +36,36 @@ async def idle_or_own_pod(cluster: Cluster, namespace: str, job: str, gpus: int,
 
 
 async def _is_idle(cluster: Cluster, namespace: str, job: str) -> bool:
-    """Whether nothing trains in its pods: it is interactive, or has ended and is held."""
+    """Return True if nothing trains in its pods: the job is interactive, or has ended and is held."""
     try:
-        found = await cluster.get("TrainingJob", namespace, job)
+        training_job = await cluster.get("TrainingJob", namespace, job)
     except ApiError:  # (a cluster without the operator)
         return False
-    status = (found or {}).get("status") or {}
-    return found is not None and (found["spec"].get("type") == "Interactive" or is_true(status, "Failed") or is_true(status, "Complete"))
+    status = (training_job or {}).get("status") or {}
+    return training_job is not None and (
+        training_job["spec"].get("type") == "Interactive" or is_true(status, "Failed") or is_true(status, "Complete")
+    )
 
 
 def resources_of(stateful_set: Object, gpus: int) -> Object:
-    """CPU and memory as the job's pods have them, and as many GPUs as asked."""
+    """Resources: CPU and memory as the job's pods have them, and `gpus` GPUs."""
     stated = stateful_set["spec"]["template"]["spec"]["containers"][0].get("resources") or {}
     devices = {GPU_RESOURCE: str(gpus)} if gpus else {}
     return {kind: {k: v for k, v in (stated.get(kind) or {}).items() if k in FEW} | devices for kind in ("requests", "limits")}
 
 
 async def base_model(cluster: Cluster, namespace: str, job: str) -> str | None:
-    """The base model's folder, as the job names it; None: as the adapter does."""
+    """Folder of the base model, as the job names it; None: as the adapter does."""
     try:
-        found = await cluster.get("TrainingJob", namespace, job)
+        training_job = await cluster.get("TrainingJob", namespace, job)
     except ApiError:
         return None
-    name = (((found or {}).get("spec") or {}).get("training") or {}).get("model", {}).get("name")
+    name = (((training_job or {}).get("spec") or {}).get("training") or {}).get("model", {}).get("name")
     return str(name) if name is not None and str(name).startswith("/") else None
 
 
 async def write_on(cluster: Cluster, place: Place, arguments: Sequence[str], show: Callable[[bytes], Any]) -> int:
-    """Run it, and show what it writes as it comes. Raises ProgramFailed in its own words."""
+    """Run the trainer's program, and show what it writes as it comes. Raises ProgramFailed with its message."""
     async with program(cluster, place, ["python3", "-m", MODULE, *arguments], stdin=False, pings=True) as running:
         while text := await running.read():
             show(text)

@@ -1,4 +1,4 @@
-"""Who lets the nodes of a run without an operator go at its end, whoever follows it: a small pod of a Job, with rights on this run alone.
+"""Keeper of a run without an operator: a small pod of a Job, with rights on this run alone, lets the nodes go at its end, whoever follows it.
 
 Containers of a StatefulSet are always started again, so that without it the pods of a run that is over would hold their nodes for ever.
 """
@@ -20,7 +20,7 @@ KEEPER = f"{names.APP}-keeper"
 SERVER = "https://kubernetes.default.svc"
 RESOURCES: Object = {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"cpu": "200m", "memory": "128Mi"}}
 BACKOFF_LIMIT = 1000
-"""Its pod may be drained or evicted as any other; what it does can't fail."""
+"""Restarts of its pod, which may be drained or evicted as any other."""
 RUN_AS = ("runAsUser", "runAsGroup")
 
 
@@ -29,7 +29,7 @@ def keeper_name(job: str) -> str:
 
 
 def keeper(stateful_set: Object, owner: Object) -> list[Object]:
-    """The objects, in the order of their creation. `stateful_set`: as it was created; `owner`: the ownerReference of all of them."""
+    """Objects of the keeper, in the order of their creation. `stateful_set`: as it was created; `owner`: the ownerReference of all of them."""
     job, namespace = stateful_set["metadata"]["name"], stateful_set["metadata"]["namespace"]
     name, labels = keeper_name(job), {names.LABEL_NAME: KEEPER}
     metadata = {"name": name, "namespace": namespace, "labels": labels, "ownerReferences": [owner]}
@@ -57,7 +57,7 @@ def keeper(stateful_set: Object, owner: Object) -> list[Object]:
 def _pod(stateful_set: Object, template: Object) -> Object:
     job, namespace = stateful_set["metadata"]["name"], stateful_set["metadata"]["namespace"]
     trainer = next(container for container in template["containers"] if container["name"] == names.CONTAINER)
-    asked = {
+    arguments = {
         "server": SERVER, "uid": stateful_set["metadata"]["uid"], "verdicts": list(VERDICTS), "saved": SAVED,
         "pod_path": path_of("Pod", namespace, names.pod_name(job, 0)), "scale_path": path_of("StatefulSet", namespace, job, "scale"),
     }  # fmt: skip
@@ -68,7 +68,7 @@ def _pod(stateful_set: Object, template: Object) -> Object:
     container = {
         "name": "keeper",
         "image": trainer["image"],
-        "command": ["python3", "-I", "-c", source_of(program).decode(), json.dumps(asked)],
+        "command": ["python3", "-I", "-c", source_of(program).decode(), json.dumps(arguments)],
         "env": [variable for variable in trainer.get("env") or [] if "value" in variable],
         "volumeMounts": [mount for mount in trainer.get("volumeMounts") or [] if mount["name"] in {volume["name"] for volume in volumes}],
         "resources": RESOURCES,

@@ -24,22 +24,22 @@ from lockstep_spec.exits import SAVED
 
 RETRY_SECONDS = 0.5
 READER_SECONDS = 600
-"""Of a pod that shows a job's log."""
+"""Lifetime of a pod that shows a job's log."""
 STAMP = re.compile(r"^\d{4}-\d{2}-\d{2}T")
-"""How every line of a container's log begins when it is asked for with timestamps. The kubelet's own complaints (the log file isn't
+"""Beginning of every line of a container's log that is read with timestamps. The kubelet's own complaints (the log file isn't
 there yet, the container is gone) come in the same stream without one."""
 REFUSED = (401, 403)
 UNHEARD = re.compile(
     r"^\[lockstep\] (the operator did not take the report \(.*|waiting for the coordinator on node 0.*|nobody hears this node.*)"
 )
-"""What an agent or the coordinator says of whom it can't reach."""
+"""Lines in which an agent or the coordinator says whom it can't reach."""
 UNHEARD_LINES, UNHEARD_PODS = 1000, 2
 Over = Callable[[], Awaitable[bool]]
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Which lines of which node's log."""
+class LogSelection:
+    """Selection of lines of a node's log."""
 
     node: int = 0
     rank: int | None = None
@@ -49,12 +49,12 @@ class Wanted:
     """None: of all."""
 
 
-async def follow(cluster: Cluster, namespace: str, job: str, wanted: Wanted, over: Over) -> AsyncIterator[str]:
-    """Lines of the node's pod through restarts of its container and new pods, until `over()` says that the job has ended.
+async def follow(cluster: Cluster, namespace: str, job: str, selection: LogSelection, over: Over) -> AsyncIterator[str]:
+    """Yield lines of the node's pod through restarts of its container and new pods, until `over()` says that the job has ended.
 
     A pod that isn't there yet or isn't running yet is waited for. Raises Failed without the right to read logs.
     """
-    reader = _Reader(cluster, namespace, pod_name(job, wanted.node), wanted)
+    reader = _Reader(cluster, namespace, pod_name(job, selection.node), selection)
     await reader.was_restarted()  # counted from here on
     while True:
         async for line in reader.read({"follow": "true"}):
@@ -67,57 +67,57 @@ async def follow(cluster: Cluster, namespace: str, job: str, wanted: Wanted, ove
                 yield line
 
 
-async def lines(cluster: Cluster, job: Object, wanted: Wanted, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
-    """What there is now: of the pod, of the last lines that were kept, or of the volume; `say` hears what else a person should know.
+async def lines(cluster: Cluster, job: Object, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
+    """Yield the lines that exist now: of the pod, of the last lines that were kept, or of the volume. `say` gets what else a person should know.
 
     Use `aclosing`: whoever stops in the middle (`| head`) leaves no reader behind. Raises Failed without the rights that it takes, or when there is nothing to be had.
     """
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
-    pod = await cluster.get("Pod", namespace, pod_name(name, wanted.node))
+    pod = await cluster.get("Pod", namespace, pod_name(name, selection.node))
     lacks = _lacks_earlier(pod, job.get("status", {})) or (is_run(job) and restarts_of(pod) > 0) if pod is not None else True
-    if not lacks and wanted.attempt is None:
+    if not lacks and selection.attempt is None:
         printed = False
-        async for line in _of_pod(cluster, namespace, pod_name(name, wanted.node), wanted):
+        async for line in _of_pod(cluster, namespace, pod_name(name, selection.node), selection):
             printed = True
             yield line
-        if printed or wanted.tail == 0:
+        if printed or selection.tail == 0:
             return
-        pod = await cluster.get("Pod", namespace, pod_name(name, wanted.node))
+        pod = await cluster.get("Pod", namespace, pod_name(name, selection.node))
         if pod is not None and not _is_going(pod):
             return
         pod = None  # it went away between the two requests, its log with it, as pods of a job do that has just ended
-    kept = await last_lines(cluster, namespace, name) if pod is None and wanted.node == 0 else None
-    any_will_do = wanted.rank is None and wanted.attempt is None and wanted.since_seconds is None
-    if kept is not None and any_will_do and wanted.tail is not None and wanted.tail <= len(kept):
-        for line in kept[len(kept) - wanted.tail :]:
+    last = await last_lines(cluster, namespace, name) if pod is None and selection.node == 0 else None
+    any_will_do = selection.rank is None and selection.attempt is None and selection.since_seconds is None
+    if last is not None and any_will_do and selection.tail is not None and selection.tail <= len(last):
+        for line in last[len(last) - selection.tail :]:
             yield line
         return
-    async with aclosing(_of_volume(cluster, job, wanted, kept, say)) as found:
-        async for line in found:
+    async with aclosing(_of_volume(cluster, job, selection, last, say)) as volume_lines:
+        async for line in volume_lines:
             yield line
 
 
 def is_run(job: Object) -> bool:
-    """Of `lockstep run --in-namespace`: no TrainingJob, and its containers are started again at its end."""
+    """Return True for `lockstep run --in-namespace`: no TrainingJob, and its containers are started again at its end."""
     return bool(job.get("kind") == "ConfigMap")
 
 
 async def has_run_ended(cluster: Cluster, job: Object) -> bool:
-    """Whether a run without operator has nothing left to do."""
+    """Return True if a run without operator has nothing left to do."""
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
-    found = await cluster.get("StatefulSet", namespace, name)
+    stateful_set = await cluster.get("StatefulSet", namespace, name)
     pod = await cluster.get("Pod", namespace, pod_name(name, 0))
-    return not (found or {}).get("spec", {}).get("replicas") or (pod is not None and verdict(pod, list(VERDICTS), SAVED) is not None)
+    return not (stateful_set or {}).get("spec", {}).get("replicas") or (pod is not None and verdict(pod, list(VERDICTS), SAVED) is not None)
 
 
-async def _of_pod(cluster: Cluster, namespace: str, pod: str, wanted: Wanted) -> AsyncIterator[str]:
-    reading = _Reader(cluster, namespace, pod, wanted).read({})
-    if wanted.rank is None or wanted.tail is None:
+async def _of_pod(cluster: Cluster, namespace: str, pod: str, selection: LogSelection) -> AsyncIterator[str]:
+    reading = _Reader(cluster, namespace, pod, selection).read({})
+    if selection.rank is None or selection.tail is None:
         async for line in reading:
             yield line
         return
-    found = deque([line async for line in reading], maxlen=wanted.tail)  # the kubelet counts lines of all ranks
-    for line in found:
+    newest = deque([line async for line in reading], maxlen=selection.tail)  # the kubelet counts lines of all ranks
+    for line in newest:
         yield line
 
 
@@ -126,23 +126,23 @@ def _is_going(pod: Object) -> bool:
 
 
 def _lacks_earlier(pod: Object, status: Object) -> bool:
-    """Whether an attempt failed before the pod's container began, so that its log has nothing of it."""
+    """Return True if an attempt failed before the pod's container began, so that its log lacks that attempt."""
     state = trainer_of(pod).get("state", {})
     began = (state.get("running") or state.get("terminated") or {}).get("startedAt", "")
     return bool(began) and any(str(entry["time"]) < began for entry in status.get("restartHistory") or [])
 
 
 async def _of_volume(
-    cluster: Cluster, job: Object, wanted: Wanted, kept: list[str] | None, say: Callable[[str], None]
+    cluster: Cluster, job: Object, selection: LogSelection, last: list[str] | None, say: Callable[[str], None]
 ) -> AsyncGenerator[str, None]:
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
-    none, why = True, _nothing_of(wanted)
+    none, why = True, _nothing_of(selection)
     try:
         async with (
-            beside(cluster, namespace, name, wanted.node, seconds=READER_SECONDS, say=say) as place,
-            aclosing(log_lines(cluster, place, name, uid=job["metadata"]["uid"], **request_of(wanted))) as found,
+            beside(cluster, namespace, name, selection.node, seconds=READER_SECONDS, say=say) as place,
+            aclosing(log_lines(cluster, place, name, uid=job["metadata"]["uid"], **request_of(selection))) as volume_lines,
         ):
-            async for line in found:
+            async for line in volume_lines:
                 none = False
                 yield line
     except (Failed, OSError) as error:
@@ -151,37 +151,37 @@ async def _of_volume(
         why = str(error)
     if not none:
         return
-    if kept is None or wanted.attempt is not None:
+    if last is None or selection.attempt is not None:
         raise Failed(f"job {name}: {why}")
     say(f"only the last lines of node 0 of job {name} are to be had: {why}")
-    for line in deque((line for line in kept if of_rank(line, wanted.rank)), maxlen=wanted.tail):
+    for line in deque((line for line in last if of_rank(line, selection.rank)), maxlen=selection.tail):
         yield line
 
 
-def _nothing_of(wanted: Wanted) -> str:
-    attempt = "" if wanted.attempt is None else f" and attempt {wanted.attempt}"
-    if wanted.rank is None:
-        return f"its volume has no log of node {wanted.node}{attempt}"
-    return f"its volume has no line of rank {wanted.rank}{attempt}, as of a rank that prints nothing; --node {wanted.node} shows all of its node"
+def _nothing_of(selection: LogSelection) -> str:
+    attempt = "" if selection.attempt is None else f" and attempt {selection.attempt}"
+    if selection.rank is None:
+        return f"its volume has no log of node {selection.node}{attempt}"
+    return f"its volume has no line of rank {selection.rank}{attempt}, as of a rank that prints nothing; --node {selection.node} shows all of its node"
 
 
-def request_of(wanted: Wanted) -> dict[str, Any]:
-    """In the words of `runfolder.log`."""
-    since = None if wanted.since_seconds is None else datetime.now(UTC) - timedelta(seconds=wanted.since_seconds)
+def request_of(selection: LogSelection) -> dict[str, Any]:
+    """Arguments of `runfolder.log`."""
+    since = None if selection.since_seconds is None else datetime.now(UTC) - timedelta(seconds=selection.since_seconds)
     return {
-        "node": wanted.node,
-        "rank": -1 if wanted.rank is None else wanted.rank,
-        "attempt": -1 if wanted.attempt is None else wanted.attempt,
+        "node": selection.node,
+        "rank": -1 if selection.rank is None else selection.rank,
+        "attempt": -1 if selection.attempt is None else selection.attempt,
         "since": "" if since is None else f"{since:%Y-%m-%dT%H:%M:%S}",
-        "tail": -1 if wanted.tail is None else wanted.tail,
+        "tail": -1 if selection.tail is None else selection.tail,
     }
 
 
 class _Reader:
     """One pod's log, each line once."""
 
-    def __init__(self, cluster: Cluster, namespace: str, pod: str, wanted: Wanted) -> None:
-        self._cluster, self._namespace, self._pod, self._wanted = cluster, namespace, pod, wanted
+    def __init__(self, cluster: Cluster, namespace: str, pod: str, selection: LogSelection) -> None:
+        self._cluster, self._namespace, self._pod, self._wanted = cluster, namespace, pod, selection
         self._seen = ""
         self._restarts: int | None = None
 
@@ -208,15 +208,15 @@ class _Reader:
         return tail | ({} if self._wanted.since_seconds is None else {"sinceSeconds": str(self._wanted.since_seconds)})
 
     async def was_restarted(self) -> bool:
-        """Whether another container of the pod runs than before: what the one before it wrote last is still to be read."""
+        """Return True if another container of the pod runs than before: the last lines of the one before it are still to be read."""
         pod = await self._cluster.get("Pod", self._namespace, self._pod)
         before, self._restarts = self._restarts, restarts_of(pod or {})
         return bool(self._seen) and before is not None and self._restarts > before
 
 
 async def unheard_lines(cluster: Cluster, namespace: str, pods: Sequence[Object]) -> list[str]:
-    """The last word of each of the first pods about whom it can't reach; of none whose log has none, or may not be read."""
-    found = []
+    """Last line of each of the first pods about whom it can't reach; none of a pod without such a line, or whose log may not be read."""
+    messages = []
     for pod in pods[:UNHEARD_PODS]:
         name, last = str(pod["metadata"]["name"]), ""
         try:
@@ -225,12 +225,12 @@ async def unheard_lines(cluster: Cluster, namespace: str, pods: Sequence[Object]
         except (ApiError, OSError):
             continue
         if last:
-            found.append(f"{name}: {last}")
-    return found
+            messages.append(f"{name}: {last}")
+    return messages
 
 
 def trainer_of(pod: Object) -> Object:
-    """The status of the pod's container that has the ranks; {} while there is none."""
+    """Status of the pod's container that has the ranks; {} while there is none."""
     statuses = pod.get("status", {}).get("containerStatuses") or []
     return next((status for status in statuses if status["name"] == CONTAINER), {})
 
@@ -240,7 +240,7 @@ def restarts_of(pod: Object) -> int:
 
 
 async def last_lines(cluster: Cluster, namespace: str, job: str) -> list[str] | None:
-    """The lines kept in ConfigMap x-log after the end; None when there are none."""
-    found = await cluster.get("ConfigMap", namespace, log_name(job))
-    data = (found or {}).get("data")
+    """Lines that are kept in ConfigMap x-log after the end; None when there are none."""
+    config_map = await cluster.get("ConfigMap", namespace, log_name(job))
+    data = (config_map or {}).get("data")
     return None if data is None else [line for key in sorted(data) for line in data[key].splitlines()]

@@ -36,7 +36,7 @@ class JobObserver:
         return items
 
     async def at(self, job: Object) -> Observed:
-        """Everything that says why the job is where it is."""
+        """Observe everything that explains the state of the job."""
         namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
         own = {"labelSelector": f"{LABEL_JOB}={name}"}
         pods, claims, warnings, *objects = await asyncio.gather(
@@ -50,7 +50,7 @@ class JobObserver:
         return Observed(
             job=job,
             objects={
-                (kind, str(item["metadata"]["name"])): item for kind, found in zip(KINDS_OF_A_JOB, objects, strict=True) for item in found
+                (kind, str(item["metadata"]["name"])): item for kind, items in zip(KINDS_OF_A_JOB, objects, strict=True) for item in items
             },
             pods=tuple(sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))),
             nodes=tuple(await self.all("Node", None)) if stuck else (),
@@ -61,23 +61,26 @@ class JobObserver:
         )
 
     async def _others(self, namespace: str, job: str) -> tuple[Object, ...]:
-        """Pods of anybody, for who holds what the job lacks; those of the namespace when no others may be seen."""
+        """Pods that may hold what the job lacks: of all namespaces, or of its own if your account may list no others."""
         before = len(self.not_seen)
-        found = await self.all("Pod", None)
+        pods = await self.all("Pod", None)
         if len(self.not_seen) > before:
-            found = await self.all("Pod", namespace)
+            pods = await self.all("Pod", namespace)
         mine = (namespace, job)
         return tuple(
             pod
-            for pod in found
+            for pod in pods
             if is_scheduled(pod) and (pod["metadata"]["namespace"], (pod["metadata"].get("labels") or {}).get(LABEL_JOB)) != mine
         )
 
 
 async def operator_unheard(cluster: Cluster, namespace: str) -> Unheard | None:
-    """None: it is heard, there is none, or its Lease can't be seen. Raises ApiError and OSError."""
-    found = await asyncio.gather(*(_lease(cluster, place) for place in dict.fromkeys((namespace, OPERATOR_NAMESPACE))))
-    lease = next((one for one in found if one is not None), None)
+    """Reason why the operator's statuses are out of date.
+
+    None if it works, there is none, or your account may not read its Lease. Raises ApiError, OSError.
+    """
+    leases = await asyncio.gather(*(_lease(cluster, place) for place in dict.fromkeys((namespace, OPERATOR_NAMESPACE))))
+    lease = next((one for one in leases if one is not None), None)
     return None if lease is None else unheard_of(lease, cluster.clock.now())
 
 

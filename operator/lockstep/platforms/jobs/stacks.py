@@ -19,7 +19,10 @@ AT_ONCE = 32
 
 
 async def ask_ranks(cluster: Cluster, job: Object, rank: int | None) -> list[RankAnswer]:
-    """Of one rank, or of all of them: its stacks, or why there are none; [] where no pod runs. Raises NotStarted where programs may not be run in pods."""
+    """Ask one rank, or all of them, for their stacks, or why there are none; [] if no pod runs.
+
+    Raises NotStarted if your account may not run programs in pods.
+    """
     namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
     places = await running_pods(cluster, namespace, name)
     if not places:
@@ -33,16 +36,16 @@ async def ask_ranks(cluster: Cluster, job: Object, rank: int | None) -> list[Ran
             except (Failed, OSError) as error:
                 return error
 
-    found = dict(zip(places, await asyncio.gather(*map(ask, places.values())), strict=True))
-    refused = [answer for answer in found.values() if isinstance(answer, NotStarted)]
-    if refused and len(refused) == len(found):
+    by_node = dict(zip(places, await asyncio.gather(*map(ask, places.values())), strict=True))
+    refused = [answer for answer in by_node.values() if isinstance(answer, NotStarted)]
+    if refused and len(refused) == len(by_node):
         raise refused[0]
     nodes, per_node = await _shape(cluster, job, len(places))
     problems = {node: f"its pod {name}-{node} doesn't run" for node in range(nodes) if node not in places}
-    problems |= {node: f"node {node} doesn't answer: {answer}" for node, answer in found.items() if not isinstance(answer, list)}
-    answers = [one for answer in found.values() if isinstance(answer, list) for one in answer]
-    wanted = range(nodes * per_node) if rank is None else [rank]
-    return sorted([*answers, *missing(answers, wanted, problems, per_node)], key=lambda answer: answer.rank)
+    problems |= {node: f"node {node} doesn't answer: {answer}" for node, answer in by_node.items() if not isinstance(answer, list)}
+    answers = [one for answer in by_node.values() if isinstance(answer, list) for one in answer]
+    expected = range(nodes * per_node) if rank is None else [rank]
+    return sorted([*answers, *missing(answers, expected, problems, per_node)], key=lambda answer: answer.rank)
 
 
 async def _ask_node(cluster: Cluster, place: Place, rank: int | None) -> list[RankAnswer]:
@@ -51,7 +54,7 @@ async def _ask_node(cluster: Cluster, place: Place, rank: int | None) -> list[Ra
 
 
 async def _shape(cluster: Cluster, job: Object, pods: int) -> tuple[int, int]:
-    """(nodes, ranks on each) of what runs."""
+    """Number of nodes, and of ranks on each, of what runs."""
     run = await frozen_run(cluster, job)
     nodes, per_node = run.get("nodes"), run.get("ranksPerNode")
     if isinstance(nodes, int) and isinstance(per_node, int) and nodes > 0 and per_node > 0:

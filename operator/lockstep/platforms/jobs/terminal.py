@@ -25,13 +25,16 @@ _TERM = re.compile(r"[A-Za-z0-9][-+.A-Za-z0-9]*")
 
 
 def shell_command(term: str | None) -> list[str]:
-    """No login shell: that would replace the PATH and the variables that the container gives to every run."""
-    known = term if term and _TERM.fullmatch(term) else PLAIN_TERMINAL
-    return ["env", f"TERM={known}", "sh", "-c", SHELL]
+    """Command for a shell, but no login shell: that would replace the PATH and the variables that the container gives to every run."""
+    terminal = term if term and _TERM.fullmatch(term) else PLAIN_TERMINAL
+    return ["env", f"TERM={terminal}", "sh", "-c", SHELL]
 
 
 async def shell(cluster: Cluster, namespace: str, pod: str) -> int:
-    """A shell until it ends; its exit code. With a terminal it has one, too; else it reads what this process is given, to its end."""
+    """Run a shell until it ends, and return its exit code.
+
+    With a terminal it has one, too; else it reads this process's standard input, to its end.
+    """
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     command = shell_command(os.environ.get("TERM"))
     async with program(cluster, Place(namespace, pod, CONTAINER), command, tty=interactive, pings=True) as session:
@@ -49,7 +52,7 @@ async def shell(cluster: Cluster, namespace: str, pod: str) -> int:
 
 
 async def _show(session: Program, *, raw: bool) -> None:
-    """What it prints: as it is to its own terminal, a file or a pipe; with escapes to a terminal that isn't the pod's."""
+    """Show its output: as it is to its own terminal, a file or a pipe; escaped to a terminal that isn't the pod's."""
     streams = {STDOUT: sys.stdout, STDERR: sys.stderr}
     escaping = {channel: Output(error=channel == STDERR) for channel, stream in streams.items() if not raw and stream.isatty()}
     async for channel, data in session.output():
@@ -62,7 +65,7 @@ async def _show(session: Program, *, raw: bool) -> None:
 
 
 async def _type(session: Program) -> None:
-    """What comes on standard input, and its end. A thread reads: not everything that can be standard input can be polled."""
+    """Send standard input, and its end. A thread reads: not everything that can be standard input can be polled."""
     loop, read = asyncio.get_running_loop(), asyncio.Queue[bytes]()
 
     def reading() -> None:
@@ -85,7 +88,7 @@ async def _type(session: Program) -> None:
 
 
 async def _follow_size(session: Program) -> None:
-    """Now, and whenever the window changes."""
+    """Send the size of the window now, and whenever it changes."""
     changed = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGWINCH, changed.set)
@@ -101,7 +104,7 @@ async def _follow_size(session: Program) -> None:
 
 @contextmanager
 def _raw() -> Iterator[None]:
-    """Every key goes to the pod, Ctrl-C among them."""
+    """Pass every key to the pod, Ctrl-C among them."""
     terminal = sys.stdin.fileno()
     before = termios.tcgetattr(terminal)
     try:

@@ -172,7 +172,7 @@ def test_only_the_newest_attempt_and_only_this_run_are_asked(agents: Gang) -> No
     run = write(agents)
     started(agents)
     assert rankstacks.look(None, f"{run.run_dir}-other") == {"ranks": [], "worldSize": 0, "ranksPerNode": 0}
-    found = rankstacks.processes(run.run_dir)
+    found = rankstacks.rank_processes_of(run.run_dir)
     older = [{**one, "attempt": one["attempt"] - 1, "pid": 1} for one in found]
     assert {one["pid"] for one in rankstacks.chosen([*older, *found], None)} == {one["pid"] for one in found}
 

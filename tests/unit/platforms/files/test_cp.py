@@ -25,7 +25,7 @@ from lockstep.kube import exec as programs
 from lockstep.kube.exec import Broken, Place, ProgramFailed
 from lockstep.plan.render.resolve import MADE_BY_OPERATOR, PlatformDefaults, resolve
 from lockstep.platforms.files import transfer
-from lockstep.platforms.files.transfer import Carried, Progress, get, put, refuse_outside
+from lockstep.platforms.files.transfer import Carried, TransferProgress, get, put, refuse_outside
 from support.fake_cluster import FakeCluster
 
 PLACE = Place("ns", "x-0", "trainer")
@@ -97,13 +97,13 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def up(model: Path, volume: Path, progress: Progress | None = None, to: str = "/") -> Carried:
-    return asyncio.run(put(FakeCluster().as_cluster, PLACE, model, f"{volume}{to}", [str(volume)], progress or Progress()))
+def up(model: Path, volume: Path, progress: TransferProgress | None = None, to: str = "/") -> Carried:
+    return asyncio.run(put(FakeCluster().as_cluster, PLACE, model, f"{volume}{to}", [str(volume)], progress or TransferProgress()))
 
 
 def test_a_connection_that_breaks_twice_costs_only_what_was_on_the_way(connections: list[int], model: Path, tmp_path: Path) -> None:
     connections += [len(CHUNKS) // 2, len(CHUNKS) // 2]
-    progress = Progress()
+    progress = TransferProgress()
     assert up(model, tmp_path / "volume", progress).resumed == 1
     assert (tmp_path / "volume/model/weights").read_bytes() == CHUNKS
     assert connections == [] and progress.passed < 2 * len(CHUNKS)
@@ -113,7 +113,7 @@ def test_what_comes_back_is_what_went_there(connections: list[int], model: Path,
     up(model, tmp_path / "volume")
     connections += [len(CHUNKS) // 2]
     roots = [str(tmp_path / "volume")]
-    progress = Progress()
+    progress = TransferProgress()
     asyncio.run(get(FakeCluster().as_cluster, PLACE, f"{tmp_path}/volume/model", f"{tmp_path}/back", roots, progress))
     assert {path.name: path.read_bytes() for path in (tmp_path / "back").iterdir()} == {"weights": CHUNKS, "config.json": b"{}"}
 
@@ -127,7 +127,9 @@ def test_a_pod_has_no_say_in_what_a_file_is_called(connections: list[int], tmp_p
     liar = f"import sys; sys.stdout.buffer.write({sent!r}); sys.stdout.flush(); sys.stdin.read()".encode()
     monkeypatch.setattr(transfer, "source_of", lambda program: liar)
     (tmp_path / "here/demo").mkdir(parents=True)
-    asyncio.run(get(FakeCluster().as_cluster, PLACE, "/workspace/runs/log.jsonl", f"{tmp_path}/here/demo/", ["/workspace"], Progress()))
+    asyncio.run(
+        get(FakeCluster().as_cluster, PLACE, "/workspace/runs/log.jsonl", f"{tmp_path}/here/demo/", ["/workspace"], TransferProgress())
+    )
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()] == ["here/demo/log.jsonl"]
     assert (tmp_path / "here/demo/log.jsonl").stat().st_mode & 0o7022 == 0
 
@@ -147,7 +149,7 @@ def test_an_interrupt_ends_the_thread_and_the_program(connections: list[int], mo
     async def interrupted() -> None:
         under_way = asyncio.Event()
         loop = asyncio.get_running_loop()
-        progress = Progress(lambda: loop.call_soon_threadsafe(under_way.set) and None)
+        progress = TransferProgress(lambda: loop.call_soon_threadsafe(under_way.set) and None)
         task = asyncio.ensure_future(
             put(FakeCluster().as_cluster, PLACE, model, f"{tmp_path}/volume/", [str(tmp_path / "volume")], progress)
         )
@@ -283,7 +285,7 @@ def test_without_a_cluster_it_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_how_far_it_is_is_told_in_the_units_of_disks() -> None:
     meter = Meter()
     meter.transfers = {
-        "node 0": Progress(expected=2_000_000_000, passed=1_000_000_000),
-        "node 1": Progress(expected=2_000_000_000, passed=500_000_000),
+        "node 0": TransferProgress(expected=2_000_000_000, passed=1_000_000_000),
+        "node 1": TransferProgress(expected=2_000_000_000, passed=500_000_000),
     }
     assert meter.line(5) == "node 0 50%  node 1 25%  of 2.0 GB, 100.0 MB/s, 15s left"

@@ -223,5 +223,5 @@ def test_a_cut_stream_changes_nothing(tmp_path: Path) -> None:
     said = io.BytesIO()
     request = json.dumps({"target": str(tmp_path), "files": files, "force": False}).encode()
     with pytest.raises(EOFError, match="received 3 of 10240 bytes"):
-        receiver.serve(io.BytesIO(request + b"\n10240\nabc"), said)
+        receiver.receive_all(io.BytesIO(request + b"\n10240\nabc"), said)
     assert contents(tmp_path) == {}

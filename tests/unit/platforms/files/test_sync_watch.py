@@ -14,7 +14,7 @@ import pytest
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.files import sync as verb
-from lockstep.cli.files.sync import Sync, Told
+from lockstep.cli.files.sync import Sync, SyncReporter
 from lockstep.kube import exec as programs
 from lockstep.kube.exec import Broken, NotStarted, Place, ProgramFailed
 from lockstep.platforms.files import sync as module
@@ -95,7 +95,7 @@ def watching(folder: Path, there: Path, act: Callable[[], None]) -> None:
     async def both() -> None:
         one = Sync("x", "ns", folder, str(there), force=False)
         async with Receivers(cluster().as_cluster, "ns") as receivers:
-            task = asyncio.create_task(verb._watch(cluster().as_cluster, receivers, one, {}, Told()))
+            task = asyncio.create_task(verb._watch(cluster().as_cluster, receivers, one, {}, SyncReporter()))
             acting = asyncio.ensure_future(asyncio.to_thread(act))
             await asyncio.wait([task, acting], return_when=asyncio.FIRST_COMPLETED, timeout=60)
             task.cancel()

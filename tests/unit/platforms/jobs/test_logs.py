@@ -21,7 +21,7 @@ from lockstep.kube.exec import Place
 from lockstep.plan.pages.logs import nodes_of
 from lockstep.platforms.files.reader import NoReader
 from lockstep.platforms.jobs import logs as module
-from lockstep.platforms.jobs.logs import Wanted, follow, lines
+from lockstep.platforms.jobs.logs import LogSelection, follow, lines
 from lockstep.platforms.jobs.runs import frozen_run
 from lockstep_gang.contract import JobIdentity
 from support.fake_cluster import FakeCluster
@@ -31,7 +31,7 @@ from unit.platforms.jobs.test_runfolder import write
 
 Object = dict[str, Any]
 JOB: Object = {"kind": "TrainingJob", "metadata": {"name": "x", "namespace": "ns", "uid": "uid-2"}, "spec": {"nodes": 2}, "status": {}}
-ALL = Wanted()
+ALL = LogSelection()
 PRINTED = ["[lockstep] attempt 1 starts", "[rank 0] a", "[rank 1] b", "[rank 0] c"]
 
 
@@ -70,7 +70,7 @@ def kept(*texts: str) -> Object:
     return {"kind": "ConfigMap", "metadata": {"name": "x-log"}, "data": {"node-0.log": "\n".join(texts) + "\n"}}
 
 
-def read(cluster: FakeCluster, wanted: Wanted = ALL, job: Object = JOB, said: list[str] | None = None) -> list[str]:
+def read(cluster: FakeCluster, wanted: LogSelection = ALL, job: Object = JOB, said: list[str] | None = None) -> list[str]:
     async def collect() -> list[str]:
         return [line async for line in lines(cluster.as_cluster, job, wanted, (said if said is not None else []).append)]
 
@@ -121,10 +121,10 @@ def test_a_pod_that_goes_away_while_its_log_is_asked_for_leaves_it_on_the_volume
 
 def test_a_rank_s_last_lines_are_counted_after_those_of_others_were_left_out() -> None:
     cluster = Logged(pod("x-0"), streams=[stamped(*PRINTED)])
-    assert read(cluster, Wanted(rank=0, tail=1)) == ["[rank 0] c"]
+    assert read(cluster, LogSelection(rank=0, tail=1)) == ["[rank 0] c"]
     assert "tailLines" not in cluster.queries[0]
     cluster = Logged(pod("x-0"), streams=[stamped(*PRINTED)])
-    read(cluster, Wanted(tail=3, since_seconds=60))
+    read(cluster, LogSelection(tail=3, since_seconds=60))
     assert (cluster.queries[0]["tailLines"], cluster.queries[0]["sinceSeconds"]) == ("3", "60")
 
 
@@ -147,7 +147,7 @@ def ended_after(looks: int) -> Callable[[], Awaitable[bool]]:
     return over
 
 
-async def followed(cluster: FakeCluster, over: Callable[[], Awaitable[bool]], wanted: Wanted = ALL) -> list[str]:
+async def followed(cluster: FakeCluster, over: Callable[[], Awaitable[bool]], wanted: LogSelection = ALL) -> list[str]:
     return [line async for line in follow(cluster.as_cluster, "ns", "x", wanted, over)]
 
 
@@ -172,17 +172,17 @@ def test_what_a_container_wrote_last_before_it_was_restarted_is_not_lost(monkeyp
 
 
 def test_of_a_job_that_has_ended_few_last_lines_come_from_those_that_were_kept() -> None:
-    assert read(Logged(kept("a", "b", "c")), Wanted(tail=2)) == ["b", "c"]
+    assert read(Logged(kept("a", "b", "c")), LogSelection(tail=2)) == ["b", "c"]
 
 
 def test_all_its_lines_or_those_of_a_rank_come_from_its_volume(volume: Path) -> None:
     assert read(Logged(kept("a"))) == ["[rank 0] first", "[rank 1] second"]
-    assert read(Logged(kept("a")), Wanted(rank=1, tail=1)) == ["[rank 1] second"]
-    assert read(Logged(), Wanted(tail=1)) == ["[rank 1] second"]
+    assert read(Logged(kept("a")), LogSelection(rank=1, tail=1)) == ["[rank 1] second"]
+    assert read(Logged(), LogSelection(tail=1)) == ["[rank 1] second"]
 
 
 def test_an_attempt_comes_from_the_volume_while_the_pod_runs_too(volume: Path) -> None:
-    assert read(Logged(pod("x-0"), streams=[stamped(*PRINTED)]), Wanted(attempt=2)) == ["[rank 0] first"]
+    assert read(Logged(pod("x-0"), streams=[stamped(*PRINTED)]), LogSelection(attempt=2)) == ["[rank 0] first"]
 
 
 def test_a_pod_that_began_after_a_failure_lacks_what_was_before_and_the_volume_does_not(volume: Path) -> None:
@@ -228,7 +228,7 @@ def test_where_the_volume_cannot_be_read_the_last_lines_are_better_than_none(mon
 
     monkeypatch.setattr(module, "beside", refused)
     said: list[str] = []
-    assert read(Logged(kept("[rank 0] a", "[rank 1] b")), Wanted(rank=1), said=said) == ["[rank 1] b"]
+    assert read(Logged(kept("[rank 0] a", "[rank 1] b")), LogSelection(rank=1), said=said) == ["[rank 1] b"]
     assert "only the last lines of node 0" in said[0] and "was refused" in said[0]
     with pytest.raises(Failed, match="was refused"):
         read(Logged())
@@ -236,7 +236,7 @@ def test_where_the_volume_cannot_be_read_the_last_lines_are_better_than_none(mon
 
 def test_an_attempt_that_nobody_has_written_is_told(volume: Path) -> None:
     with pytest.raises(Failed, match="no log of node 0 and attempt 9"):
-        read(Logged(kept("a")), Wanted(attempt=9))
+        read(Logged(kept("a")), LogSelection(attempt=9))
 
 
 def test_the_run_that_was_frozen_says_how_many_nodes_an_ended_job_had() -> None:

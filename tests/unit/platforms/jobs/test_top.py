@@ -27,7 +27,7 @@ from lockstep.kube.exec import NotStarted, Place
 from lockstep.plan.pages.top import overview, page, snapshot, sparkline
 from lockstep.platforms.files.reader import NoReader
 from lockstep.platforms.jobs import top as module
-from lockstep.platforms.jobs.top import Nodes, curve_on_volume
+from lockstep.platforms.jobs.top import JobNodes, curve_on_volume
 from support.fake_cluster import FakeCluster
 from unit.platforms.jobs.test_logs import local  # noqa: F401 (a fixture)
 
@@ -160,10 +160,10 @@ class Asked:
 
 
 def ask(monkeypatch: pytest.MonkeyPatch, asked: Asked, cluster: FakeCluster, times: int = 1) -> list[dict[int, Object]]:
-    monkeypatch.setattr(module, "_Asked", asked)
+    monkeypatch.setattr(module, "_NodeProgram", asked)
 
     async def look() -> list[dict[int, Object]]:
-        async with Nodes(cluster.as_cluster, "ns", "x") as nodes:
+        async with JobNodes(cluster.as_cluster, "ns", "x") as nodes:
             return [await nodes.ask(7) for _ in range(times)]
 
     return asyncio.run(look())
@@ -185,10 +185,10 @@ def test_each_node_has_one_program_for_all_looks_and_the_curve_is_node_0_s(monke
 
 def test_what_is_measured_is_said_before_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, said = Asked({}), list[tuple[str, int]]()
-    monkeypatch.setattr(module, "_Asked", asked)
+    monkeypatch.setattr(module, "_NodeProgram", asked)
 
     async def look() -> None:
-        async with Nodes(running("x-0", "x-1").as_cluster, "ns", "x", lambda line: said.append((line, len(asked.started)))) as nodes:
+        async with JobNodes(running("x-0", "x-1").as_cluster, "ns", "x", lambda line: said.append((line, len(asked.started)))) as nodes:
             await nodes.ask(7)
             await nodes.ask(7)
 
