@@ -54,7 +54,7 @@ class Program:
     _socket: Any
     errors: bytes = b""
     code: int | None = field(default=None)
-    """None: the connection ended before the program said how it ended."""
+    """Exit code; None: the connection ended before the program's end was reported."""
     _not_started: str = ""
 
     async def write(self, data: bytes | memoryview) -> None:
@@ -108,7 +108,7 @@ class Program:
         """Exception to raise when the program ended too early or with an error."""
         pod = self.place.pod
         if self._not_started:
-            return NotStarted(f"nothing could be started in pod {pod}: {self._not_started}")
+            return NotStarted(f"no program could be started in pod {pod}: {self._not_started}")
         message = " | ".join(self.errors.decode(errors="replace").strip().splitlines()[-3:])[-_WORDS_MAX:]
         if self.code is None:
             return Broken(f"the connection to pod {pod} broke{message and f', after: {message}'}")
@@ -129,7 +129,9 @@ async def lines_in(running: Program) -> AsyncIterator[bytes]:
         rest += data
         *whole, rest = rest.split(b"\n") if b"\n" in data else (rest,)
         if max(map(len, (*whole, rest))) > LINE_BYTES_MAX:
-            raise ProgramFailed(f"pod {running.place.pod}: python3 prints a line of more than {LINE_BYTES_MAX} bytes, which is no answer")
+            raise ProgramFailed(
+                f"pod {running.place.pod}: python3 prints a line of more than {LINE_BYTES_MAX} bytes, which is not a valid answer"
+            )
         for line in whole:
             yield bytes(line)
 
@@ -145,7 +147,7 @@ def answer_of(text: bytes | str, pod: str) -> dict[str, Any]:
         answer = None
     if not isinstance(answer, dict):
         start = text[:100] if isinstance(text, str) else text[:100].decode(errors="replace")
-        raise ProgramFailed(f"python3 in {pod} says {start!r}, which is no answer")
+        raise ProgramFailed(f"python3 in {pod} says {start!r}, which is not a valid answer")
     return answer
 
 
@@ -187,9 +189,9 @@ async def program(
 def refused(error: ApiError, namespace: str, pod: str, what: str, right: str) -> NotStarted:
     """Error for a request to a pod that was refused, with what to do."""
     if error.status == FORBIDDEN:
-        return NotStarted(f"you may not {what} of namespace {namespace} ({right}): an administrator gives you the role edit there")
+        return NotStarted(f"you may not {what} of namespace {namespace} ({right}): ask an administrator for the role edit there")
     if error.status == NOT_FOUND:
-        return NotStarted(f"there is no pod {pod} in namespace {namespace} any more")
+        return NotStarted(f"pod {pod} no longer exists in namespace {namespace}")
     return NotStarted(f"the cluster doesn't let you {what}: pod {pod} of namespace {namespace}: {error}")
 
 
@@ -209,7 +211,7 @@ async def output_of(
                 while data := await running.read():
                     output += data
                     if len(output) > most:
-                        raise ProgramFailed(f"pod {place.pod}: {command[0]} prints more than {most} bytes, which is no answer")
+                        raise ProgramFailed(f"pod {place.pod}: {command[0]} prints more than {most} bytes, which is not a valid answer")
         except TimeoutError:
             raise ProgramFailed(f"pod {place.pod}: {command[0]} has not ended after {seconds:.0f} s") from None
         if running.code != 0:

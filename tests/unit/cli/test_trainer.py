@@ -187,7 +187,7 @@ def test_a_word_is_a_job_unless_it_is_a_folder_of_this_machine(
     assert CliRunner().invoke(checkpoint.app, ["verify", "demo", "--all", "-n", "team", "--cluster", "local"]).exit_code == 0
     assert asked == [("verify", "demo", ("local", "team", None), ["--all"])]
     refused = CliRunner().invoke(checkpoint.app, ["list", "demo", "here"]).exception
-    assert isinstance(refused, ConfigError) and "demo is no folder of this machine" in str(refused)
+    assert isinstance(refused, ConfigError) and "demo is not a folder of this machine" in str(refused)
 
 
 @pytest.mark.parametrize("verb", ["list", "verify", "show"])

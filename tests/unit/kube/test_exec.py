@@ -126,7 +126,7 @@ def test_output_without_an_end_is_given_up_before_it_fills_the_memory() -> None:
 
     tracemalloc.start()
     try:
-        with pytest.raises(ProgramFailed, match=r"^pod x-0: python3 prints more than 16777216 bytes, which is no answer$"):
+        with pytest.raises(ProgramFailed, match=r"^pod x-0: python3 prints more than 16777216 bytes, which is not a valid answer$"):
             output(Endless())
         assert tracemalloc.get_traced_memory()[1] < 64 << 20
     finally:
@@ -157,7 +157,7 @@ def test_a_program_that_does_not_end_is_given_up() -> None:
 
 @pytest.mark.parametrize("how", [output, printed])
 def test_what_could_not_be_started_is_told_in_one_line(how: Any) -> None:
-    with pytest.raises(NotStarted, match=r"^nothing could be started in pod x-0: container not found$"):
+    with pytest.raises(NotStarted, match=r"^no program could be started in pod x-0: container not found$"):
         how(Played(status={"status": "Failure", "message": "container\nnot found"}))
 
 
@@ -181,8 +181,8 @@ def test_the_end_of_input_is_told_where_the_server_knows_how(protocol: str, pass
 @pytest.mark.parametrize(
     ("status", "said"),
     [
-        (403, r"^you may not run programs in pods of namespace n \(pods/exec\): an administrator gives you the role edit there$"),
-        (404, "^there is no pod x-0 in namespace n any more$"),
+        (403, r"^you may not run programs in pods of namespace n \(pods/exec\): ask an administrator for the role edit there$"),
+        (404, "^pod x-0 no longer exists in namespace n$"),
         (500, "^the cluster doesn't let you run programs in pods: pod x-0 of namespace n: no"),
     ],
 )

@@ -204,7 +204,7 @@ def is_demo(existing: dict[str, Any]) -> bool:
 
 
 def refuse_other_demo(existing: dict[str, Any]) -> None:
-    """Raises ConfigError where the job `demo` isn't quickstart's own: it would be lost."""
+    """Refuse to replace a job `demo` that isn't quickstart's own. Raises ConfigError."""
     name, namespace = existing["metadata"]["name"], existing["metadata"]["namespace"]
     if not is_demo(existing):
         raise ConfigError(

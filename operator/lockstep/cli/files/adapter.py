@@ -1,4 +1,4 @@
-"""`lockstep adapter`: from a run's checkpoint to what others load, on a CPU."""
+"""`lockstep adapter`: make adapters and models from a run's checkpoint, on a CPU."""
 
 from __future__ import annotations
 

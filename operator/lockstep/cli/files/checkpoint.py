@@ -1,4 +1,4 @@
-"""`lockstep checkpoint`: what a run's commits are, and whether they are whole."""
+"""`lockstep checkpoint`: list, verify and inspect a run's commits."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def answer_of(verb: str, sources: list[str], place: tuple[str, str | None, str |
         return ask_trainer("inspect", [verb, *map(Path, sources), *options])
     if len(sources) > 1:
         raise ConfigError(
-            f"{jobs[0]} is no folder of this machine: name one job of the cluster, or folders alone (./{jobs[0]} is a folder)"
+            f"{jobs[0]} is not a folder of this machine: name one job of the cluster, or only folders (./{jobs[0]} is a folder)"
         )
     return asyncio.run(_in_pod(verb, jobs[0], place, options))
 

@@ -1,4 +1,4 @@
-"""`lockstep cp SRC DST`: files between this machine and a job's volumes."""
+"""`lockstep cp SRC DST`: copy files between this machine and a job's volumes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def cp(
     try:
         done = [asyncio.run(_copy(copy, place, context, node, before)) for copy in copies]
     except KeyboardInterrupt:
-        tell("interrupted: what has arrived is kept, and the same command goes on from there")
+        tell("interrupted: what has arrived is kept; run the same command again to continue")
         raise typer.Exit(INTERRUPTED) from None
     if not all(done):
         raise typer.Exit(1)
@@ -117,10 +117,10 @@ def _before_start(file: Path, copies: Sequence[Copy], cluster: str | None, names
 
 
 def read_all(sources: Sequence[str], target: str) -> list[Copy]:
-    """Raises ConfigError, before anything is copied."""
+    """Parse all copies of one command before anything is copied. Raises ConfigError."""
     each = [part for source in sources for part in _contents(source)]
     if (len(sources) > 1 or each != list(sources)) and not target.endswith("/"):
-        raise ConfigError(f"{target}: several files go into a folder, whose name ends with a /: lockstep cp a.py b.py {target}/")
+        raise ConfigError(f"{target}: several files go into a folder, whose name must end with /: lockstep cp a.py b.py {target}/")
     return [read(source, target) for source in each]
 
 
@@ -130,7 +130,7 @@ def _contents(source: str) -> list[str]:
         return [source]
     folder = Path(source)
     if not folder.is_dir():
-        raise ConfigError(f"{source} is no folder: name a file or folder of this machine")
+        raise ConfigError(f"{source} is not a folder: name a file or folder of this machine")
     names = sorted(str(folder / path.name) for path in folder.iterdir())
     if not names:
         raise ConfigError(f"{source} is empty: there is nothing to copy")
@@ -138,7 +138,7 @@ def _contents(source: str) -> list[str]:
 
 
 def read(source: str, target: str) -> Copy:
-    """Raises ConfigError unless exactly one of the two is on a job's volumes."""
+    """Parse one copy. Raises ConfigError unless exactly one of the two ends is on a job's volumes."""
     remotes = [_remote(source), _remote(target)]
     if remotes[0] is not None and remotes[1] is None:
         return Copy(target, remotes[0], up=False)
@@ -169,7 +169,7 @@ async def _copy(copy: Copy, namespace: str, context: str | None, node: int | Non
         await known_job(cluster, namespace, copy.remote.job)
         volumes = await nodes_with_volumes(cluster, namespace, copy.remote.job)
         if node is not None and node not in volumes and volumes != [0]:
-            raise ConfigError(f"job {copy.remote.job} has no volume of node {node}: there are those of {', '.join(map(str, volumes))}")
+            raise ConfigError(f"job {copy.remote.job} has no volume of node {node}: it has those of {', '.join(map(str, volumes))}")
         nodes = [node] if node is not None else volumes if copy.up else volumes[:1]
         with Meter() as meter:
             progress = {f"node {number}": TransferProgress(meter.changed) for number in nodes}
@@ -195,7 +195,7 @@ async def _copy_before_start(cluster: Cluster, copy: Copy, job: Resolved) -> boo
 
 
 async def known_job(cluster: Cluster, namespace: str, name: str) -> None:
-    """Raises ConfigError, naming the jobs that are there, when there is none of this name."""
+    """Refuse a job that doesn't exist. Raises ConfigError, which names the jobs that do."""
     from lockstep.kube.cluster import NOT_FOUND, ApiError
 
     if await cluster.get("StatefulSet", namespace, name) is not None:

@@ -1,4 +1,4 @@
-"""`lockstep generate JOB PROMPT`: what a job's newest adapter makes of its base model."""
+"""`lockstep generate JOB PROMPT`: generate text with a job's newest adapter on its base model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lockstep model get NAME`: a base model by its name onto a job's volumes, or into a folder here, before a job needs it."""
+"""`lockstep model get NAME`: fetch a base model onto a job's volumes, or into a folder here, before a job needs it."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _refuse_unread(options: Mapping[str, object], need: str) -> None:
 
 
 def _refuse_unusable(name: str, revision: str | None) -> None:
-    """Raises ConfigError where no job could name the model so, by the API's own rules and in their words."""
+    """Refuse a name that no job could give the model, by the API's own rules and in their words. Raises ConfigError."""
     from pydantic import ValidationError
 
     from lockstep.api.files.problems import broken_rules, explain
@@ -139,7 +139,7 @@ def _here(name: str, revision: str | None, to: Path | None, workspace: Path) -> 
 
 def _arguments(name: str, revision: str | None, to: Path | None) -> list[str]:
     if to is not None and not str(to).startswith(f"{WORKSPACE}/"):
-        raise ConfigError(f"--to {to} must be a folder below {WORKSPACE}: what is elsewhere in the pod goes with it")
+        raise ConfigError(f"--to {to} must be a folder below {WORKSPACE}: files elsewhere are lost with the pod")
     return [name, "--cache", f"{WORKSPACE}/cache", *(["--revision", revision] if revision else []), *(["--to", str(to)] if to else [])]
 
 
@@ -175,7 +175,7 @@ def _job_of_file(
             file.write_text(json.dumps(_job_of_claim(str(claim), token_secret, name)))
         inputs, *others = read_all(file, cluster, namespace, unnamed=lambda: unnamed_cluster(context))
     if others:
-        raise ConfigError(f"{file} holds {len(others) + 1} jobs: lockstep model get takes a file of one")
+        raise ConfigError(f"{file} holds {len(others) + 1} jobs: lockstep model get takes a file with one")
     inputs.aim()
     return resolve_inputs(inputs)
 
@@ -191,7 +191,7 @@ def _run(coroutine: Any) -> int:
     try:
         return int(asyncio.run(coroutine))
     except KeyboardInterrupt:
-        tell("interrupted: what has arrived is kept, and the same command goes on from there")
+        tell("interrupted: what has arrived is kept; run the same command again to continue")
         return INTERRUPTED
 
 

@@ -1,4 +1,4 @@
-"""`lockstep shell [JOB] [--node N]`: a shell in a pod of a job."""
+"""`lockstep shell [JOB] [--node N]`: open a shell in a pod of a job."""
 
 from __future__ import annotations
 

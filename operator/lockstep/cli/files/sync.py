@@ -1,4 +1,4 @@
-"""`lockstep sync JOB [FOLDER]`: code from this machine to the pods of a job."""
+"""`lockstep sync JOB [FOLDER]`: send code from this machine to the pods of a job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WATCH_SECONDS = 0.2
 NAMES_MAX, NAME_MAX = 50, 500
 """Limits of the names that are shown: it is the pod that sends them."""
 AGAIN_SECONDS = 2.0
-"""Until a pod that lacks something is tried again."""
+"""Seconds until a pod that lacks something is tried again."""
 INTERRUPTED = 130
 
 
@@ -155,7 +155,7 @@ def _lines(result: Synced) -> list[str]:
     done = f"{result.sent} sent ({result.bytes} bytes), {len(result.removed)} removed" if result.sent or result.removed else "nothing to do"
     groups = (
         (result.removed, "was removed: it is not in the folder any more", "were removed"),
-        (result.changed, "was changed there since the last sync and stays as it is; --force writes over it", "were changed there"),
+        (result.changed, "was changed there since the last sync and stays as it is; --force overwrites it", "were changed there"),
         (result.others, "was sent from another folder and stays; --force removes it", "were sent from another folder"),
     )
     return [f"{result.pod}: {line}" for line in (done, *(line for group in groups for line in _named(*group)))]

@@ -61,7 +61,7 @@ async def stateful_set_of(cluster: Cluster, namespace: str, job: str) -> Object:
     if stateful_set is None:
         raise ConfigError(
             f"job {job} in namespace {namespace} has never started, so it has no files yet: lockstep why {job} -n {namespace}; "
-            f"lockstep cp -f FILE SRC {job}: puts some there before"
+            f"to copy files there first: lockstep cp -f FILE SRC {job}:"
         )
     return stateful_set
 
@@ -176,7 +176,7 @@ async def reader(
             metadata["ownerReferences"] = [owner]
         try:
             await _create(cluster, pod)
-            say(f"pod {place.pod} starts, to read the files of job {stateful_set['metadata']['name']}; it is removed afterwards")
+            say(f"starting pod {place.pod} to access the files of job {stateful_set['metadata']['name']}; it is removed afterwards")
             async with _changes(cluster, place) as changed:
                 await _until_running(cluster, place, say, changed)
             yield place

@@ -53,7 +53,7 @@ async def inspect_commits(cluster: Cluster, namespace: str, job: str, verb: str,
     nodes = await nodes_with_volumes(cluster, namespace, job)
     if len(nodes) > 1:
         raise ConfigError(
-            f"job {job} has a volume a pod, and its shards are spread over {len(nodes)}: fetch them (lockstep cp {job}:runs/{job}/checkpoints node-N "
+            f"job {job} has one volume per pod, and its shards are spread over {len(nodes)} of them: fetch them (lockstep cp {job}:runs/{job}/checkpoints node-N "
             f"--node N -n {namespace}, N from {nodes[0]} to {nodes[-1]}) and name the folders: lockstep checkpoint {verb} node-{nodes[0]} …"
         )
     folder = run_folder(job)
@@ -63,7 +63,9 @@ async def inspect_commits(cluster: Cluster, namespace: str, job: str, verb: str,
             while data := await running.read():
                 answer += data
                 if len(answer) > COMMITS_BYTES_MAX:
-                    raise ConfigError(f"pod {place.pod}: {INSPECT_MODULE} prints more than {COMMITS_BYTES_MAX} bytes, which is no answer")
+                    raise ConfigError(
+                        f"pod {place.pod}: {INSPECT_MODULE} prints more than {COMMITS_BYTES_MAX} bytes, which is not a valid answer"
+                    )
             if running.code == CONFIGURATION:
                 raise ConfigError(str(running.failure()))
             if running.code != 0 and not (running.code == BAD_NEWS and answer):
@@ -72,7 +74,7 @@ async def inspect_commits(cluster: Cluster, namespace: str, job: str, verb: str,
 
 
 async def newest_adapter(cluster: Cluster, place: Place, job: str) -> Adapter:
-    """Raises NoAdapter."""
+    """Newest adapter of the job, exported on the spot if it is only in a commit's shards. Raises NoAdapter."""
     run = run_folder(job)
     answer = await python_output(cluster, place, source_of(newest), run)
     exported, commit = _folders(answer, run, place.pod)
@@ -94,7 +96,7 @@ def _folders(answer: bytes, run: str, pod: str) -> tuple[str | None, str | None]
     for folder in folders:
         if folder is not None and not (isinstance(folder, str) and normpath(folder) == folder and folder.startswith(f"{run}/")):
             raise NoAdapter(
-                f"python3 in pod {pod} doesn't say which adapter of {run} is the newest, but {answer[:100]!r}: look at the image's python3"
+                f"python3 in pod {pod} doesn't say which adapter of {run} is the newest, but {answer[:100]!r}: check the image's python3"
             )
     return folders
 

@@ -1,4 +1,4 @@
-"""`lockstep sync`: a folder of this machine to the pods of a job, only what differs, all pods at once."""
+"""`lockstep sync`: send a folder of this machine to all pods of a job at once, and only what differs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Synced:
 def scan(folder: Path) -> dict[str, dict[str, Any]]:
     """Every file and link below `folder` that isn't ignored, by its path with slashes. Raises ConfigError."""
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is no folder: name the one to send")
+        raise ConfigError(f"{folder} is not a folder: name the folder to send")
     files = {}
     for name, entry in _walk(str(folder), "", _ignored(folder)):
         content = receiver.digest(entry.path)
@@ -71,17 +71,17 @@ def stamps(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def _ignored(folder: Path) -> pathspec.GitIgnoreSpec:
-    """Raises ConfigError."""
+    """Patterns of files that stay here. Raises ConfigError."""
     own = next((folder / name for name in IGNORE_FILES if (folder / name).is_file()), None)
     try:
         lines = own.read_text(encoding="utf-8").splitlines() if own is not None else []
         return pathspec.GitIgnoreSpec.from_lines([*ALWAYS_IGNORED, *lines])
     except ValueError as error:  # (no UTF-8, or no pattern)
-        raise ConfigError(f"{own} can't be read as git's ignore files are: {error}") from None
+        raise ConfigError(f"{own} is not a valid ignore file in git's syntax: {error}") from None
 
 
 def _walk(folder: str, below: str, ignored: pathspec.GitIgnoreSpec) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """(path with slashes, entry) of files and links, sorted."""
+    """Path with slashes and entry of every file and link, sorted."""
     with os.scandir(folder) as entries:
         listed = sorted(entries, key=lambda entry: entry.name)
     for entry in listed:
@@ -173,7 +173,7 @@ class _Receiver:
         return self._hearing.done()
 
     async def take(self, folder: Path, request: dict[str, Any]) -> Synced:
-        """Raises Failed, in the program's own words where it has some."""
+        """Let the pod take what it lacks. Raises Failed, with the program's own message if it has one."""
         await self._running.write(json.dumps(request).encode() + b"\n")
         answer = _checked(await self._answer(), request["files"], self._running.place.pod)
         size = 0
@@ -190,7 +190,7 @@ class _Receiver:
             async with asyncio.timeout(SILENCE_SECONDS):
                 line = await self._lines.get()
         except TimeoutError:
-            raise Failed(f"nothing heard for {SILENCE_SECONDS:.0f} s") from None
+            raise Failed(f"the pod has not answered for {SILENCE_SECONDS:.0f} s") from None
         if line is None:
             raise self._running.failure()
         return answer_of(line, "the pod")
@@ -218,12 +218,12 @@ def _checked(answer: dict[str, Any], files: dict[str, Any], pod: str) -> dict[st
     if not (
         lists and len(set(wanted or ())) == len(wanted or ()) and set(wanted or ()) <= files.keys() and isinstance(answer.get("done"), bool)
     ):
-        raise Failed(f"python3 in pod {pod} asks for what wasn't offered: look at the image's python3")
+        raise Failed(f"python3 in pod {pod} asks for files that were not offered: check the image's python3")
     return answer
 
 
 def _packed(folder: Path, names: Sequence[str], files: dict[str, dict[str, Any]]) -> bytes:
-    """Raises Failed when a file has changed since it was looked at: half of an edit must not travel."""
+    """Archive of the files. Raises Failed when one has changed since it was scanned: half of an edit must not travel."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name in names:

@@ -88,7 +88,7 @@ async def _carried(
             left, pause = (TRIES, FIRST_PAUSE_SECONDS) if better else (left - 1, min(2 * pause, LONGEST_PAUSE_SECONDS))
             missing = progress.missing
             if left == 0:
-                raise Failed(f"{broken}; what has arrived is kept: the same command goes on from there") from broken
+                raise Failed(f"{broken}; what has arrived is kept: run the same command again to continue") from broken
             await asyncio.sleep(pause)
 
 
@@ -152,7 +152,7 @@ async def _down(running: Program, writer: asyncio.StreamWriter) -> None:
 
 
 def refuse_outside(path: str, roots: list[str]) -> None:
-    """Raises ConfigError when `path` can't be on a volume of the job."""
+    """Refuse a path that can't be on a volume of the job. Raises ConfigError."""
     parts = Path(path).parts
     if ".." in parts or not any(parts[: len(Path(root).parts)] == Path(root).parts for root in roots):
-        raise ConfigError(f"{path} is on no volume of the job: choose a place below {', '.join(sorted(roots))}")
+        raise ConfigError(f"{path} is not on a volume of the job: choose a path below {', '.join(sorted(roots))}")

@@ -1,4 +1,4 @@
-"""`lockstep run --in-namespace`: a job without operator and CRD, for a user who holds the role `admin` in one namespace.
+"""`lockstep run --in-namespace`: run a job without operator and CRD, for a user who holds the role `admin` in one namespace.
 
 The same objects as the operator's, owned by the run's ConfigMap: deleting that one removes all but the claims. The agent comes in a
 ConfigMap, since there is no operator's image to bring it. Agents exit at the end here, and node 0's exit code is the verdict.
@@ -65,7 +65,7 @@ class Patience:
 
     @classmethod
     def of(cls, seconds: int | None) -> Patience:
-        """`seconds`: as a person asked; None: nobody did."""
+        """Time limit of `seconds`, as a person set it; the default one if nobody did."""
         return cls() if seconds is None else cls(float(seconds), asked_for=True)
 
 
@@ -167,7 +167,9 @@ async def _until_pods_are_gone(cluster: Cluster, run: Run) -> None:
     end = time.monotonic() + GONE_SECONDS
     while (left := (await _observe(cluster, run)).pods) and all(is_terminating(pod) for pod in left):
         if time.monotonic() > end:
-            raise ConfigError(f"pods of an earlier {run.name} still end after {GONE_SECONDS:.0f} s: kubectl get pods -n {run.namespace}")
+            raise ConfigError(
+                f"pods of an earlier {run.name} are still terminating after {GONE_SECONDS:.0f} s: kubectl get pods -n {run.namespace}"
+            )
         await asyncio.sleep(LOOK_SECONDS)
 
 
@@ -267,7 +269,7 @@ async def _check_service_account(cluster: Cluster, run: Run) -> None:
     account = run.resolved.profile.spec.security.service_account
     if await cluster.get("ServiceAccount", run.namespace, account) is None:
         hint = f"kubectl create serviceaccount {account} -n {run.namespace}"
-        raise ConfigError(f"service account {account} does not exist in namespace {run.namespace}: make it ({hint})")
+        raise ConfigError(f"service account {account} does not exist in namespace {run.namespace}: create it ({hint})")
 
 
 async def _remove_finished(cluster: Cluster, run: Run, say: Say) -> None:
@@ -275,20 +277,20 @@ async def _remove_finished(cluster: Cluster, run: Run, say: Say) -> None:
     stateful_set = await cluster.get("StatefulSet", run.namespace, run.name)
     if stateful_set is None:
         return
-    conflict = f"StatefulSet {run.name} is in namespace {run.namespace} already"
+    conflict = f"StatefulSet {run.name} already exists in namespace {run.namespace}"
     owner = _owning_run(stateful_set, run.name)
     if owner is None:
-        raise ConfigError(f"{conflict} and is not this command’s: give this job another name")
+        raise ConfigError(f"{conflict}, and this command did not create it: give this job another name")
     if stateful_set["spec"].get("replicas") != 0 and _verdict(await _observe(cluster, run)) is None:
         raise ConfigError(f"{conflict} and runs: {_ways_out(stateful_set, run, owner)}")
-    say(f"lockstep: removing what the finished run {owner} left")
+    say(f"lockstep: removing the objects of the finished run {owner}")
     await cluster.delete("ConfigMap", run.namespace, owner)
     leftovers = [(item["kind"], item["metadata"]["name"]) for item in [*objects(run)[1:], *keeper(stateful_set, {})]]
     end = time.monotonic() + GONE_SECONDS
     while any([await cluster.get(kind, run.namespace, name) for kind, name in leftovers]) or (await _observe(cluster, run)).pods:
         if time.monotonic() > end:
             raise ConfigError(
-                f"what the finished run {owner} left is still there after {GONE_SECONDS:.0f} s: kubectl get all -n {run.namespace}"
+                f"objects of the finished run {owner} still exist after {GONE_SECONDS:.0f} s: kubectl get all -n {run.namespace}"
             )
         await asyncio.sleep(LOOK_SECONDS)
 
@@ -301,7 +303,7 @@ async def _start_keeper(cluster: Cluster, stateful_set: Object, owner: Object, s
     except ApiError as error:
         if not error.is_refusal:
             raise
-        say(f"{OWN} nobody lets the nodes go at the end while this command is away: what would do it was refused: {error.message}")
+        say(f"{OWN} nothing releases the nodes at the end unless this command runs then: the keeper was refused: {error.message}")
 
 
 def _ways_out(stateful_set: Object, run: Run, owner: str) -> str:
@@ -327,7 +329,7 @@ async def _follow(cluster: Cluster, run: Run, say: Say) -> int:
         while True:
             observed, now = await _observe(cluster, run, status), time.time()
             if ("StatefulSet", run.name) not in observed.objects:
-                raise Failed(f"StatefulSet {run.name} of namespace {run.namespace} was deleted meanwhile, and its pods go with it")
+                raise Failed(f"StatefulSet {run.name} of namespace {run.namespace} was deleted, and its pods with it")
             place = placing(observed, now)
             begun = (begun or now) if _comes_up(observed) else None
             ended = None if place.lets_go else _verdict(observed) or _given_up(run, begun, now, say)
@@ -387,7 +389,7 @@ class _End:
 
 
 def _verdict(observed: Observed) -> _End | None:
-    """None while node 0 runs, or will run again: a pod that was evicted or drained saves, and another one follows it."""
+    """End of node 0's agent; None while it runs, or will run again: a pod that was evicted or drained saves, and another one follows it."""
     pod = observed.pod(0)
     replaced = pod is not None and is_terminating(pod) and observed.replicas > 0
     statuses = [] if pod is None else pod.get("status", {}).get("containerStatuses") or []
@@ -410,12 +412,12 @@ def _given_up(run: Run, begun: float | None, now: float, say: Say) -> _End | Non
     seconds = run.frozen.parsed.timeouts.start_seconds
     if begun is None or now - begun < seconds:
         return None
-    say(f"lockstep: given up: all pods have nodes, and did not come up within the {seconds} s of startTimeoutSeconds")
+    say(f"lockstep: giving up: all pods have nodes, but did not start within the {seconds} s of startTimeoutSeconds")
     return _End(FAILED, restarted=False)
 
 
 def _waiting_for(observed: Observed, run: Run, place: Placing) -> str:
-    """'' once all pods run."""
+    """Sentence about what the run waits for; '' once all pods run."""
     if place.lets_go or place.is_away:
         return place.message
     view = View(observed=observed, wanted_pods=run.frozen.nodes, now=time.time(), place=place)

@@ -275,14 +275,16 @@ class Destination:
 
 
 def destination_of(to: str, name: object, *, folder: bool, allowed: Callable[[Path], bool]) -> Destination:
-    """`name` goes below a target that ends with a slash, and a file into a folder that is there; else the target is its new name.
+    """Destination of `name`: below a target that ends with a slash, a file in a folder that exists; else the target is its new name.
 
     Raises CarryError when `name` is used and is no name of a file, or `allowed` says no.
     """
     into = to.endswith(("/", "/.", "/..")) or to in (".", "..") or (not folder and Path(to).is_dir())
     if into:
         if not isinstance(name, str) or "/" in name or not is_plain(name):
-            raise CarryError(f"the other end calls it {shown(name)}, which is no name of a file in {to}: name the new file or folder, too")
+            raise CarryError(
+                f"the other end names it {shown(name)}, which is not a valid file name in {to}: name the new file or folder, too"
+            )
         target = Destination(Path(to), (name,))
     elif folder:
         target = Destination(Path(to), ())
@@ -338,7 +340,7 @@ def _had(holder: int, name: str, place: Path, size: int, wire: Wire) -> tuple[Be
     draft = draft_name(name)
     state, begun = _state(holder, name), _state(holder, draft)
     if state is not None and stat.S_ISDIR(state.st_mode):
-        raise CarryError(f"{place} is a folder where a file would have to be")
+        raise CarryError(f"{place} is a folder, and a file must go there")
     is_begun = begun is not None and stat.S_ISREG(begun.st_mode) and begun.st_nlink == 1
     complete = not is_begun and state is not None and stat.S_ISREG(state.st_mode) and state.st_size == size
     if not complete and not is_begun:
@@ -363,7 +365,7 @@ def _check_space(target: Path, missing: int) -> None:
         existing = existing.parent
     free = shutil.disk_usage(existing).free
     if missing > free:
-        raise CarryError(f"{missing / 1e9:.2f} GB are to come, and {existing} has {free / 1e9:.2f} GB free: make room there first")
+        raise CarryError(f"{existing} has {free / 1e9:.2f} GB free, and {missing / 1e9:.2f} GB are needed: free some space there first")
 
 
 def _take_file(wire: Wire, target: Destination, entry: Entry, offset: int, digest: Any, mode: int, passed: Callable[[int], None]) -> None:
@@ -380,7 +382,7 @@ def _take_file(wire: Wire, target: Destination, entry: Entry, offset: int, diges
             for chunk in wire.frames():
                 size += len(chunk)
                 if size > entry["size"]:
-                    raise CarryError(f"{place}: more than the {entry['size']} bytes came that were to come")
+                    raise CarryError(f"{place}: more than the expected {entry['size']} bytes arrived")
                 view = memoryview(chunk)
                 while view:
                     view = view[file.write(view) :]

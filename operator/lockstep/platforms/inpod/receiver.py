@@ -106,7 +106,7 @@ def unpack(target: Path, archive: bytes) -> None:
 
 
 def inside(target: Path, name: str) -> Path:
-    """`name` below `target`. Raises ValueError when it would lead outside, by .. or by a link on the way."""
+    """Path of `name` below `target`. Raises ValueError when it would lead outside, by .. or by a link on the way."""
     place = target / name
     root = target.resolve()
     if Path(name).is_absolute() or ".." in Path(name).parts or root not in (*place.parent.resolve().parents, place.parent.resolve()):

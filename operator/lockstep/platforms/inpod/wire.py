@@ -83,7 +83,7 @@ class Wire:
                 )
             if value != {"busy": True}:
                 return value
-        raise CarryError("the other end only says that it is busy: nothing of this transfer can be believed")
+        raise CarryError("the other end only reports that it is busy: the transfer can't be trusted")
 
     def hear_all(self, key: str) -> Iterator[tuple[Any, dict[str, Any]]]:
         """Items of a list that `say_all` sent, each with the line that it stood in. Raises as `hear` does."""
@@ -172,7 +172,7 @@ class Wire:
 
 
 def no_protocol(what: str) -> CarryError:
-    return CarryError(f"the other end is no `lockstep cp`: {what}; look at the python3 of the pod's image")
+    return CarryError(f"the other end does not follow the protocol of `lockstep cp`: {what}; check the python3 of the pod's image")
 
 
 def _ready(descriptor: int, event: int, seconds: float) -> bool:

@@ -1,4 +1,4 @@
-"""`lockstep why --bundle`: all that helps to find a cause, in one archive without secrets; what could not be had is named in it."""
+"""`lockstep why --bundle`: write all that helps to find a cause into one archive without secrets, which names what could not be read."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def _unpacked(data: bytes) -> Iterator[tuple[str, bytes]]:
                 if plain and 0 <= entry.size <= len(data) and left >= 0 and (file := archive.extractfile(entry)) is not None:
                     yield path.as_posix(), file.read()
     except (tarfile.TarError, ValueError, LookupError, ArithmeticError, EOFError, OSError, MemoryError, RecursionError) as error:
-        raise ProgramFailed(f"what python3 in the pod sent is no archive: {type(error).__name__}: {error}") from None
+        raise ProgramFailed(f"python3 in the pod did not send a valid archive: {type(error).__name__}: {error}") from None
 
 
 def _is_plain(path: PurePosixPath) -> bool:

@@ -82,7 +82,7 @@ class DrilledJob:
             for key in ("step", "hit")
             if key in answer
         ):
-            raise ProgramFailed(f"python3 in pod {pod} answers {verb} with {str(answer)[:100]}: look at the image's python3")
+            raise ProgramFailed(f"python3 in pod {pod} answers {verb} with {str(answer)[:100]}: check the image's python3")
         return answer
 
     def until(self, what: str, look: Callable[[], T | None]) -> T:
@@ -151,7 +151,7 @@ class VerbStream:
             try:
                 async for line in lines_of(running):
                     if len(self._heard) >= WORDS_MAX:
-                        raise ProgramFailed(f"pod {self._pod}: python3 says more than {WORDS_MAX} things: look at the image's python3")
+                        raise ProgramFailed(f"pod {self._pod}: python3 says more than {WORDS_MAX} things: check the image's python3")
                     self._heard.append((time.monotonic(), answer_of(line, f"pod {self._pod}")))
             finally:
                 beating.cancel()

@@ -33,7 +33,7 @@ class EditorRequest:
     """jupyter, tensorboard or debug."""
     folder: str = WORKSPACE
     command: tuple[str, ...] = ()
-    """With debug: the script and its arguments."""
+    """Script and its arguments, with kind debug."""
     cwd: str = WORKSPACE
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
 
@@ -43,7 +43,7 @@ async def refuse_without_rights(cluster: Cluster, namespace: str) -> None:
     for subresource, what in (("exec", "run programs in pods"), ("portforward", "reach ports of pods")):
         if not await may(cluster, "create", "Pod", namespace, subresource):
             raise ConfigError(
-                f"you may not {what} of namespace {namespace} (pods/{subresource}): an administrator gives you the role edit there"
+                f"you may not {what} of namespace {namespace} (pods/{subresource}): ask an administrator for the role edit there"
             )
 
 
@@ -97,7 +97,7 @@ async def _hear(session: Program, listens: asyncio.Future[int], echo: Say) -> st
             continue
         buffered += data
         if len(buffered) > ANSWER_BYTES_MAX:
-            raise ProgramFailed(f"python3 in pod {session.place.pod} doesn't end its answer: look at the image's python3")
+            raise ProgramFailed(f"python3 in pod {session.place.pod} doesn't end its answer: check the image's python3")
         *lines, buffered = buffered.split(b"\n")
         for line in lines:
             answer = answer_of(bytes(line), f"pod {session.place.pod}")

@@ -46,7 +46,7 @@ class LogSelection:
     tail: int | None = None
     since_seconds: int | None = None
     attempt: int | None = None
-    """None: of all."""
+    """Attempt whose lines are meant; None: all."""
 
 
 async def follow(cluster: Cluster, namespace: str, job: str, selection: LogSelection, over: Over) -> AsyncIterator[str]:
@@ -153,7 +153,7 @@ async def _of_volume(
         return
     if last is None or selection.attempt is not None:
         raise Failed(f"job {name}: {why}")
-    say(f"only the last lines of node 0 of job {name} are to be had: {why}")
+    say(f"only the last lines of node 0 of job {name} are available: {why}")
     for line in deque((line for line in last if of_rank(line, selection.rank)), maxlen=selection.tail):
         yield line
 

@@ -24,7 +24,7 @@ class JobObserver:
         self.not_seen: list[str] = []
 
     async def all(self, kind: str, namespace: str | None, query: Mapping[str, str] | None = None) -> list[Object]:
-        """[] when it is refused."""
+        """List objects of one kind; [] when it is refused."""
         try:
             items: list[Object] = (await self._cluster.list(kind, namespace, query))["items"]
         except ApiError as error:

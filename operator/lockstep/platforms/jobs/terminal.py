@@ -1,4 +1,4 @@
-"""`lockstep shell`: this terminal, connected to a shell in a pod."""
+"""`lockstep shell`: connect this terminal to a shell in a pod."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_files_go_to_every_volume_and_come_back_while_pods_run_and_when_there_ar
     assert out.splitlines() == [f"files node {node}: 2 of 2 files copied (10.2 MB), to /datasets/model" for node in (0, 1)]
     assert [hostname_and_files(jobs, "files", node, "/datasets/model")[0] for node in (0, 1)] == ["files-0", "files-1"]
     code, _, err = cp(f"{tmp_path}/model", "files:/etc/x")
-    assert code == 2 and "/etc/x is on no volume of the job: choose a place below /datasets, " in err
+    assert code == 2 and "/etc/x is not on a volume of the job: choose a path below /datasets, " in err
 
     jobs.change("files", suspend=True)
     jobs.until_condition("files", "Suspended", "True", "Suspended")

@@ -200,7 +200,7 @@ def test_what_is_read_stays_in_the_volumes_too(source: Path) -> None:
 
 def test_too_little_room_is_said_before_a_byte_travels(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
-    with pytest.raises(CarryError, match=r"0\.00 GB are to come.*make room there first"):
+    with pytest.raises(CarryError, match=r"0\.00 GB are needed: free some space there first"):
         copied(source, tmp_path / "there")
     assert not (tmp_path / "there").exists()
 

@@ -180,7 +180,7 @@ def test_what_is_in_a_folder_and_several_files_go_into_a_folder(tmp_path: Path, 
     assert [(copy.local, copy.remote.path) for copy in copies] == [(name, "/workspace/") for name in ("a.py", "src/b.py", "src/c.py")]
     assert [copy.local for copy in read_all(["."], "x:/workspace/")] == ["a.py", "src"]
     for sources in (["a.py", "src"], ["src/."]):
-        with pytest.raises(ConfigError, match="several files go into a folder, whose name ends with a /"):
+        with pytest.raises(ConfigError, match="several files go into a folder, whose name must end with /"):
             read_all(sources, "x:/workspace")
 
 

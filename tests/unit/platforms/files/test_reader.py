@@ -100,7 +100,7 @@ def test_a_node_whose_pod_does_not_run_has_its_files_shown_by_a_reader_that_is_r
     lines: list[str] = []
     place = shown(cluster, 1, lines.append)
     assert place.pod.startswith("x-reader-") and place.container == "reader"
-    assert lines == [f"pod {place.pod} starts, to read the files of job x; it is removed afterwards"], "said before it is waited for"
+    assert lines == [f"starting pod {place.pod} to access the files of job x; it is removed afterwards"], "said before it is waited for"
 
 
 def test_a_reader_is_removed_when_it_is_interrupted_while_it_starts() -> None:

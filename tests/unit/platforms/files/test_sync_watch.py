@@ -55,7 +55,7 @@ class Pods:
     async def program(self, cluster: Any, place: Place, command: Sequence[str], **options: Any) -> AsyncIterator[LocalProgram]:
         if self.refusals:
             self.refusals -= 1
-            raise NotStarted(f"there is no pod {place.pod} in namespace ns any more")
+            raise NotStarted(f"pod {place.pod} no longer exists in namespace ns")
         pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.DEVNULL}
         process = await asyncio.create_subprocess_exec(sys.executable, *command[1:], **pipes)
         self.started.append(LocalProgram(place, process))
@@ -151,7 +151,7 @@ def test_a_pod_that_can_not_be_reached_is_tried_again_and_told_once(
     pods.refusals = 5
     watching(folder, tmp_path / "there", lambda: reads(tmp_path / "there" / "a.py", "1"))
     assert pods.refusals == 0
-    assert capsys.readouterr().out.count("x-0: not sent: there is no pod x-0 in namespace ns any more") == 1
+    assert capsys.readouterr().out.count("x-0: not sent: pod x-0 no longer exists in namespace ns") == 1
 
 
 def test_a_folder_that_is_replaced_meanwhile_does_not_end_the_watch(
@@ -202,4 +202,4 @@ def test_what_is_no_answer_is_that_pod_s_problem(pods: Pods, folder: Path, tmp_p
         async with Receivers(cluster().as_cluster, "ns") as receivers:
             return await receivers.send(["x-0"], folder, str(tmp_path / "there"))
 
-    assert asyncio.run(once())[0].problem == "python3 in the pod says 'Welcome!', which is no answer"
+    assert asyncio.run(once())[0].problem == "python3 in the pod says 'Welcome!', which is not a valid answer"

@@ -218,7 +218,7 @@ def test_a_run_whose_pods_have_nodes_and_do_not_come_up_is_given_up(quick: pytes
     assert asyncio.run(asyncio.wait_for(_follow(cast(Cluster, server), ran(), said.append), 20)) == 1
     assert 1800 <= server.now - began <= 1860
     assert "x-1: image" in said[-2]
-    assert said[-1] == "lockstep: given up: all pods have nodes, and did not come up within the 1800 s of startTimeoutSeconds"
+    assert said[-1] == "lockstep: giving up: all pods have nodes, but did not start within the 1800 s of startTimeoutSeconds"
     assert server.scaled == []
 
 

@@ -81,7 +81,7 @@ def test_what_a_node_truly_says_stays_as_it_is() -> None:
 
 @pytest.mark.parametrize("text", NONSENSE)
 def test_what_is_no_object_is_told_with_how_it_begins(text: bytes) -> None:
-    with pytest.raises(ProgramFailed, match=r"python3 in pod x-0 says .* which is no answer") as raised:
+    with pytest.raises(ProgramFailed, match=r"python3 in pod x-0 says .* which is not a valid answer") as raised:
         answer_of(text, "pod x-0")
     assert len(str(raised.value)) < 700
 
@@ -158,7 +158,7 @@ def test_of_an_editors_server_only_ports_and_words_are_taken() -> None:
     ],
 )
 def test_a_pod_gets_no_file_by_sync_that_was_not_offered(answer: dict[str, Any]) -> None:
-    with pytest.raises(Failed, match="asks for what wasn't offered"):
+    with pytest.raises(Failed, match="asks for files that were not offered"):
         _checked(answer, {"a": {}}, "x-0")
 
 
@@ -287,7 +287,7 @@ BACKWARDS[148:156] = b"%06o\0 " % (256 + sum(BACKWARDS[:148]) + sum(BACKWARDS[15
     ],
 )
 def test_an_archive_whose_headers_never_end_is_none(data: bytes) -> None:
-    with pytest.raises(ProgramFailed, match="what python3 in the pod sent is no archive"):
+    with pytest.raises(ProgramFailed, match="python3 in the pod did not send a valid archive"):
         list(bundle._unpacked(data))
 
 
