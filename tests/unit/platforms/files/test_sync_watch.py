@@ -162,7 +162,7 @@ def test_a_folder_that_is_replaced_meanwhile_does_not_end_the_watch(
     def act() -> None:
         reads(there / "a.py", "1")
         folder.rename(tmp_path / "away")
-        until(lambda: "is no folder" in capsys.readouterr().err)
+        until(lambda: "is not a folder" in capsys.readouterr().err)
         (tmp_path / "away" / "a.py").write_text("back")
         (tmp_path / "away").rename(folder)
         reads(there / "a.py", "back")
@@ -176,7 +176,7 @@ def test_what_is_sent_once_ends_its_programs_and_a_folder_that_is_none_is_an_err
             return await receivers.send(["x-0"], source, str(tmp_path / "there"))
 
     assert asyncio.run(once(folder))[0].sent == 1
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         asyncio.run(once(tmp_path / "nothing"))
     assert all(program.process.returncode is not None for program in pods.started)
 
@@ -191,7 +191,7 @@ def test_a_pod_whose_program_says_nothing_is_given_up_and_its_program_ended(
         async with Receivers(cluster().as_cluster, "ns") as receivers:
             return await asyncio.wait_for(receivers.send(["x-0"], folder, str(tmp_path / "there")), 60)
 
-    assert asyncio.run(once())[0].problem == "nothing heard for 0 s"
+    assert asyncio.run(once())[0].problem == "the pod has not answered for 0 s"
     assert pods.started[0].process.returncode is not None
 
 
