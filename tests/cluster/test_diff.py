@@ -18,7 +18,8 @@ from golden.plan_cases import cluster as profile_of
 from lockstep.api.files.yamltext import dump_all_yaml, dump_yaml
 from lockstep.api.job import TrainingJob
 from lockstep.plan.render.objects import render
-from lockstep.plan.render.resolve import PlatformDefaults, resolve
+from lockstep.plan.render.resolve import resolve
+from lockstep.plan.render.resolved import PlatformDefaults
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 DIFF = "import typer; from lockstep.cli.jobs.diff import diff; app = typer.Typer(); app.command()(diff); app()"

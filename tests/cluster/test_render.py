@@ -19,7 +19,8 @@ from lockstep.api.files.yamltext import dump_yaml
 from lockstep.api.job import TrainingJob
 from lockstep.plan.diff import changes, needs_recreation
 from lockstep.plan.render.objects import render
-from lockstep.plan.render.resolve import PlatformDefaults, Refused, resolve
+from lockstep.plan.render.resolve import resolve
+from lockstep.plan.render.resolved import PlatformDefaults, Refused
 
 PATHS = {
     "PersistentVolumeClaim": "/api/v1/namespaces/{}/persistentvolumeclaims",

@@ -21,7 +21,8 @@ from lockstep.cli.clusters.quickstart import demo_folder
 from lockstep.cli.shared.target import load
 from lockstep.kube.exec import Place
 from lockstep.plan.render.readerpod import LABEL_READER_OF
-from lockstep.plan.render.resolve import PlatformDefaults, resolve
+from lockstep.plan.render.resolve import resolve
+from lockstep.plan.render.resolved import PlatformDefaults
 from lockstep.plan.render.run import training_json
 from lockstep.platforms.files import reader
 from support.clusters.cluster_demo import demo_files, run_in_pod

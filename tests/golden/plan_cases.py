@@ -11,7 +11,8 @@ from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.api.files.yamltext import dump_all_yaml
 from lockstep.api.job import TrainingJob
 from lockstep.plan.render.objects import RenderContext, render
-from lockstep.plan.render.resolve import PlatformDefaults, Resolved, resolve
+from lockstep.plan.render.resolve import resolve
+from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.plan.render.run import report_target
 
 GOLDEN = Path(__file__).resolve().parent

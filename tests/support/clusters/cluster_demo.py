@@ -13,7 +13,8 @@ from lockstep.cli.clusters.quickstart import POD_RESOURCES, demo_folder, send_de
 from lockstep.cli.shared.target import load
 from lockstep.kube.cluster import Client, Cluster
 from lockstep.kube.exec import Place, output_of
-from lockstep.plan.render.resolve import PlatformDefaults, Resolved, resolve
+from lockstep.plan.render.resolve import resolve
+from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.platforms.files.reader import reader, stateful_set_before_start
 from support.clusters.cluster_jobs import Jobs
 

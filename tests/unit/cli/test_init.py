@@ -11,7 +11,8 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.api.files.jobfile import parse_job_file
 from lockstep.cli.clusters import init
-from lockstep.plan.render.resolve import PlatformDefaults, resolve
+from lockstep.plan.render.resolve import resolve
+from lockstep.plan.render.resolved import PlatformDefaults
 
 
 def test_a_cluster_file_has_its_name_and_every_key_of_the_template(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

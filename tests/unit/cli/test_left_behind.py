@@ -18,7 +18,8 @@ import pytest
 
 from golden.plan_cases import job, of_kind, profile
 from lockstep.plan.render.objects import render
-from lockstep.plan.render.resolve import PlatformDefaults, resolve
+from lockstep.plan.render.resolve import resolve
+from lockstep.plan.render.resolved import PlatformDefaults
 from support.api_stub import ApiStub, served
 
 Object = dict[str, Any]

@@ -17,7 +17,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.cli.jobs.render import Output, render
 from lockstep.cli.jobs.validate import validate
 from lockstep.cli.shared.inputs import read_inputs
-from lockstep.plan.render.resolve import MADE_BY_OPERATOR
+from lockstep.plan.render.resolved import MADE_BY_OPERATOR
 
 SAMPLES = CHECKOUT / "manifests" / "samples"
 

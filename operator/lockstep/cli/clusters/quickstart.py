@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lockstep.cli.shared.inputs import Inputs
     from lockstep.kube.cluster import Cluster
     from lockstep.kube.exec import Place
-    from lockstep.plan.render.resolve import Resolved
+    from lockstep.plan.render.resolved import Resolved
 
 JOB_FILE = "manifests/samples/trainingjob.yaml"
 CLUSTER = "local"
@@ -147,7 +147,8 @@ def _run_on_cluster(context: str | None, embedded: bool) -> int:
     from lockstep.cli.shared.target import Verb
     from lockstep.kube.cluster import Client
     from lockstep.kube.jobs import get_job
-    from lockstep.plan.render.resolve import PlatformDefaults, resolve
+    from lockstep.plan.render.resolve import resolve
+    from lockstep.plan.render.resolved import PlatformDefaults
 
     Verb.unnamed = CLUSTER  # its file is that of any small cluster
     if embedded:

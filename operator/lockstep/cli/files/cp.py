@@ -21,7 +21,7 @@ from lockstep_spec.words import decimal_size
 if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster
     from lockstep.kube.exec import Place
-    from lockstep.plan.render.resolve import Resolved
+    from lockstep.plan.render.resolved import Resolved
     from lockstep.platforms.files.transfer import Carried, TransferProgress
 
 _REMOTE = re.compile(r"(?P<job>[a-z]([-a-z0-9]*[a-z0-9])?):(?P<path>.*)")

@@ -20,7 +20,7 @@ from lockstep.platforms.output import Output, put, tell
 if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster
     from lockstep.kube.exec import Place
-    from lockstep.plan.render.resolve import Resolved
+    from lockstep.plan.render.resolved import Resolved
 
 app = typer.Typer(help="Work with base models.", no_args_is_help=True)
 MODULE = "lockstep_train.fetch"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lockstep.plan.ahead.live import Comparison
     from lockstep.plan.cluster.facts import ClusterFacts
     from lockstep.plan.cluster.finding import Finding
-    from lockstep.plan.render.resolve import Resolved
+    from lockstep.plan.render.resolved import Resolved
 
 
 class Output(StrEnum):

@@ -12,7 +12,7 @@ from lockstep.api.errors import ConfigError
 if TYPE_CHECKING:
     from lockstep.api.training import BaseModelSource, Training
     from lockstep.plan.ahead.forecast import Known, Pace
-    from lockstep.plan.render.resolve import Resolved
+    from lockstep.plan.render.resolved import Resolved
 
 FIRST_STEPS = 2
 """Steps at the beginning of a run that only warm it up: left out where there are more."""

@@ -15,7 +15,8 @@ def validate(file: FilesOption, cluster: ClusterOption = None, namespace: Namesp
     Example: lockstep validate jobs/*.yaml
     """
     from lockstep.plan.render.objects import render
-    from lockstep.plan.render.resolve import MADE_BY_OPERATOR, UNNAMED_IMAGE, refuse_missing_gpus
+    from lockstep.plan.render.resolve import UNNAMED_IMAGE, refuse_missing_gpus
+    from lockstep.plan.render.resolved import MADE_BY_OPERATOR
 
     jobs = read_all(file, cluster, namespace, changes)
     mistakes: list[str] = []

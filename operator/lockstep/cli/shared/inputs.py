@@ -17,7 +17,7 @@ from lockstep.platforms.output import tell
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
     from lockstep.api.job import TrainingJob
-    from lockstep.plan.render.resolve import Resolved
+    from lockstep.plan.render.resolved import Resolved
 
 FilesOption = Annotated[
     list[Path],
@@ -200,7 +200,8 @@ def _read_cluster(job: TrainingJob, file: Path, cluster: str | None) -> ClusterF
 
 def resolve_inputs(inputs: Inputs) -> Resolved:
     """The resolved job; its warnings go to stderr. Raises Refused (a ConfigError) with every reason against it."""
-    from lockstep.plan.render.resolve import MADE_BY_OPERATOR, PlatformDefaults, resolve
+    from lockstep.plan.render.resolve import resolve
+    from lockstep.plan.render.resolved import MADE_BY_OPERATOR, PlatformDefaults
 
     defaults = PlatformDefaults(namespace=inputs.namespace, image=MADE_BY_OPERATOR)  # the operator knows where its own image lies
     resolved = resolve(inputs.job, inputs.cluster.profile, defaults)

@@ -11,7 +11,7 @@ from lockstep.api.quantity import number
 from lockstep.plan.cluster.facts import ClusterFacts
 from lockstep.plan.cluster.finding import Finding, Outcome
 from lockstep.plan.cluster.storageclasses import is_default_class
-from lockstep.plan.render.resolve import Resolved
+from lockstep.plan.render.resolved import Resolved
 from lockstep.plan.render.storage import Claim, pod_claims, shared_claims
 from lockstep_spec.choices import StorageMode
 

@@ -15,7 +15,7 @@ from lockstep.api.quantity import amount, number
 from lockstep.api.training import Training
 from lockstep.plan.cluster.finding import Finding, Outcome
 from lockstep.plan.render.fabric import GPU_RESOURCE
-from lockstep.plan.render.resolve import Resolved
+from lockstep.plan.render.resolved import Resolved
 from lockstep.plan.render.run import trainer_config
 from lockstep_spec import length
 from lockstep_spec.checkpoint import commit_bytes, saves

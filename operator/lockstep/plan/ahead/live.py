@@ -10,7 +10,8 @@ from lockstep.api import names
 from lockstep.api.objects import Object
 from lockstep.plan.diff import Change, changes
 from lockstep.plan.render.objects import PLAIN, Frozen, RenderContext, children, claims, freeze, thaw
-from lockstep.plan.render.resolve import MADE_BY_OPERATOR, Resolved, trainer_image
+from lockstep.plan.render.resolve import trainer_image
+from lockstep.plan.render.resolved import MADE_BY_OPERATOR, Resolved
 from lockstep_gang.contract import parse_run
 
 

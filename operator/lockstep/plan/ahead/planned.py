@@ -21,7 +21,8 @@ from lockstep.plan.cluster.fitting import room
 from lockstep.plan.cluster.quota import BEYOND, EXCEEDED, limits_given, quota_findings
 from lockstep.plan.cluster.scope import image_of
 from lockstep.plan.render.objects import claims, render
-from lockstep.plan.render.resolve import MADE_BY_OPERATOR, UNNAMED_IMAGE, Refused, Resolved, refuse_missing_gpus, trainer_image
+from lockstep.plan.render.resolve import UNNAMED_IMAGE, refuse_missing_gpus, trainer_image
+from lockstep.plan.render.resolved import MADE_BY_OPERATOR, Refused, Resolved
 from lockstep.plan.render.storage import pod_claims
 from lockstep_spec.words import number_of
 

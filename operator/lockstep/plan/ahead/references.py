@@ -9,7 +9,7 @@ from lockstep.plan.cluster.facts import NETWORK, ClusterFacts
 from lockstep.plan.cluster.finding import Finding, Outcome
 from lockstep.plan.cluster.railnetworks import is_out_of_reach, moved_here, out_of_reach
 from lockstep.plan.render.fabric import Transport
-from lockstep.plan.render.resolve import Resolved
+from lockstep.plan.render.resolved import Resolved
 
 SECTION = "needs"
 

@@ -19,7 +19,8 @@ from lockstep.plan.layers import Notice
 from lockstep.plan.observed import UNREADABLE, Observed, is_terminating, start_anew
 from lockstep.plan.reasons import Reason
 from lockstep.plan.render.objects import Frozen, RenderContext, freeze
-from lockstep.plan.render.resolve import PlatformDefaults, Refused, Resolved, refuse_missing_gpus, resolve, trainer_image
+from lockstep.plan.render.resolve import refuse_missing_gpus, resolve, trainer_image
+from lockstep.plan.render.resolved import PlatformDefaults, Refused, Resolved
 from lockstep.plan.render.storage import shared_claims
 
 HASH_CHARACTERS = 10

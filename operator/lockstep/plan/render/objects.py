@@ -7,15 +7,14 @@ import hmac
 import json
 from base64 import b64encode
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 from lockstep.api import names
 from lockstep.plan.layers import Notice
-from lockstep.plan.render.metadata import app_labels
-from lockstep.plan.render.pod import pod_template
-from lockstep.plan.render.resolve import MADE_BY_OPERATOR, Refused, Resolved
+from lockstep.plan.render.pod import app_labels, pod_template
+from lockstep.plan.render.resolved import MADE_BY_OPERATOR, Refused, Resolved
 from lockstep.plan.render.run import build_run, pod_placement, report_target
 from lockstep.plan.render.storage import Claim, pod_claims, run_volume, shared_claims
 from lockstep.plan.render.template import fill
@@ -135,7 +134,7 @@ def freeze(resolved: Resolved, context: RenderContext) -> Frozen:
     reports = context.report is not None
     template: Object = {
         "pod": pod_template(resolved, context.agent_image, context.key_secret or names.key_secret_name(resolved.name), reports=reports),
-        "claims": [_claim_template(claim, app_labels(resolved)) for claim in pod_claims(resolved)],
+        "claims": [claim_object(claim, None, app_labels(resolved)) for claim in pod_claims(resolved)],
     }
     if resolved.job.spec.queue_name is not None:
         template["queue"] = resolved.job.spec.queue_name
@@ -175,7 +174,9 @@ def render(resolved: Resolved, context: RenderContext = PLAIN) -> list[Object]:
 
 def claims(resolved: Resolved, there: Container[str] = ()) -> list[Object]:
     """Claims to create when there is none of their name, and never to change, own or delete; without those that are `there`."""
-    return [_claim(claim, resolved.namespace) for claim in shared_claims(resolved) if claim.name not in there]
+    # No job in the labels: the claim is the namespace's, whichever job came first.
+    labels = {names.LABEL_NAME: names.APP, names.LABEL_MANAGED_BY: names.APP}
+    return [claim_object(claim, resolved.namespace, labels) for claim in shared_claims(resolved) if claim.name not in there]
 
 
 def children(frozen: Frozen, *, owner_uid: str | None, key: str, replicas: int, proof: str = "") -> list[Object]:
@@ -203,33 +204,29 @@ def job_reference(job: str, uid: str) -> Object:
 def _metadata(frozen: Frozen, name: str, owner: Object | None, annotations: dict[str, str] | None = None) -> Object:
     owners = [] if owner is None else [owner]
     return {
-        "name": name, "namespace": frozen.namespace, "labels": names.job_labels(frozen.job), "annotations": annotations,
-        "ownerReferences": owners,
-    }  # fmt: skip
+        "name": name,
+        "namespace": frozen.namespace,
+        "labels": names.job_labels(frozen.job),
+        "annotations": annotations,
+        "owners": owners,
+    }
 
 
 def _secret(frozen: Frozen, owner: Object | None, key: str) -> Object:
-    data = {names.KEY_KEY: b64encode(key.encode()).decode()}
-    return fill("secret", metadata=_metadata(frozen, frozen.key_secret, owner), data=data)
+    return fill("secret", **_metadata(frozen, frozen.key_secret, owner), key_base64=b64encode(key.encode()).decode())
 
 
 def _run_config_map(frozen: Frozen, owner: Object | None, proof: str) -> Object:
     data = {names.RUN_KEY: frozen.run, TEMPLATE_KEY: frozen.template}
-    signed = {names.ANNOTATION_RUN_PROOF: proof} if proof else None
-    return fill("configmap", metadata=_metadata(frozen, frozen.name, owner, signed), data=data)
+    return fill("configmap", **_metadata(frozen, frozen.name, owner, {names.ANNOTATION_RUN_PROOF: proof} if proof else None), data=data)
 
 
 def _network_policy(frozen: Frozen, owner: Object | None) -> Object:
-    return fill("networkpolicy", metadata=_metadata(frozen, frozen.job, owner), labels={names.LABEL_JOB: frozen.job})
+    return fill("networkpolicy", **_metadata(frozen, frozen.job, owner), job=frozen.job)
 
 
 def _service(frozen: Frozen, owner: Object | None) -> Object:
-    ports = [
-        {"name": "coordinator", "port": names.COORDINATOR_PORT, "targetPort": names.COORDINATOR_PORT},
-        {"name": "master", "port": names.MASTER_PORT, "targetPort": names.MASTER_PORT},
-    ]
-    metadata = _metadata(frozen, names.service_name(frozen.job), owner)
-    return fill("service", metadata=metadata, labels=names.job_labels(frozen.job), ports=ports)
+    return fill("service", **_metadata(frozen, names.service_name(frozen.job), owner), job=frozen.job)
 
 
 def _stateful_set(frozen: Frozen, owner: Object | None, replicas: int) -> Object:
@@ -241,24 +238,10 @@ def _stateful_set(frozen: Frozen, owner: Object | None, replicas: int) -> Object
     metadata = _metadata(frozen, frozen.job, owner, mark)
     if "queue" in template:
         metadata["labels"] |= {names.LABEL_QUEUE: template["queue"]}
-    return fill(
-        "statefulset",
-        metadata=metadata,
-        replicas=replicas,
-        service=names.service_name(frozen.job),
-        labels=names.job_labels(frozen.job),
-        pod=pod,
-        claim_templates=template["claims"],
-    )
+    service = names.service_name(frozen.job)
+    return fill("statefulset", **metadata, job=frozen.job, replicas=replicas, service=service, pod=pod, claims=template["claims"])
 
 
-def _claim(claim: Claim, namespace: str) -> Object:
-    # No job in the labels: the claim is the namespace's, whichever job came first.
-    labels = {names.LABEL_NAME: names.APP, names.LABEL_MANAGED_BY: names.APP}
-    metadata = {"name": claim.name, "namespace": namespace, "labels": labels}
-    return fill("claim", metadata=metadata, access_mode=claim.access_mode, storage_class=claim.storage_class, size=claim.size)
-
-
-def _claim_template(claim: Claim, labels: dict[str, str]) -> Object:
-    metadata = {"name": claim.name, "labels": labels}
-    return fill("claim", metadata=metadata, access_mode=claim.access_mode, storage_class=claim.storage_class, size=claim.size)
+def claim_object(claim: Claim, namespace: str | None, labels: dict[str, str]) -> Object:
+    """Return a claim to create; without a namespace, one of a StatefulSet's volumeClaimTemplates."""
+    return fill("claim", **asdict(claim), namespace=namespace, labels=labels)

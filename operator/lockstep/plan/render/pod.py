@@ -3,64 +3,88 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from posixpath import join
+from dataclasses import asdict
 from typing import Any
 
 from lockstep.api import names
 from lockstep.api.cluster import TrainingClusterSpec
-from lockstep.api.job import TrainingJobSpec
-from lockstep.plan.render.fabric import GPU_RESOURCE, Transport, rail_resources
-from lockstep.plan.render.metadata import pod_annotations, pod_labels
-from lockstep.plan.render.resolve import Resolved
-from lockstep.plan.render.scheduling import affinity, tolerations, topology_spread
-from lockstep.plan.render.security import agent_security_context, pod_security_context, trainer_security_context
-from lockstep.plan.render.storage import agent_mounts, mounts, pod_volumes
+from lockstep.api.job import JobType, TrainingJobSpec
+from lockstep.plan.render.fabric import GPU_RESOURCE, Transport, rail_networks, rail_resources
+from lockstep.plan.render.resolved import Resolved
+from lockstep.plan.render.scheduling import node_terms, tolerations
+from lockstep.plan.render.security import restricted, trainer_rights, volume_group
+from lockstep.plan.render.storage import claim_volumes, cluster_mounts, extra_volumes, mounts
 from lockstep.plan.render.template import fill
 from lockstep.plan.render.variables import pod_variables, profile_variables
 
-AGENT_COMMAND = ["python3", "-m", "lockstep_gang.package", names.AGENT_PATH]
 # Stated for namespaces with a quota; free, because a pod counts the larger of its init and main containers.
 AGENT_RESOURCES = {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
 
 
 def pod_template(resolved: Resolved, agent_image: str, key_secret: str, *, reports: bool) -> dict[str, Any]:
-    """The pod template, without its frozen run's name; `reports` says whether there is an operator to report to, `key_secret` which Secret has the key."""
+    """Return the pod template, without its frozen run's name.
+
+    `reports`: there is an operator to report to. `key_secret`: name of the Secret with the agents' key.
+    """
     spec, profile = resolved.job.spec, resolved.profile.spec
     extra = spec.pod_template
     return fill(
         "pod",
+        job=resolved.name,
         labels=pod_labels(resolved),
         annotations=pod_annotations(resolved),
         service_account=profile.security.service_account,
         grace_seconds=extra.grace_seconds,
-        pod_security=pod_security_context(profile),
-        affinity=affinity(resolved.name, profile.nodes, resolved.platform.excluded_nodes),
-        tolerations=tolerations(extra, profile.pod, resolved.gpus_per_node),
+        volume_group=volume_group(profile),
         node_selector=dict(ChainMap(extra.node_selector, profile.nodes.selector)),
+        rack_labels=[label for label in (profile.nodes.rack_label,) if label is not None],
+        node_terms=node_terms(profile.nodes, resolved.platform.excluded_nodes),
+        tolerations=tolerations(extra, profile.pod, resolved.gpus_per_node),
+        spread=[constraint.to_dict() for constraint in extra.topology_spread_constraints],
         priority_class=extra.priority_class_name,
-        scheduler=extra.scheduler_name,
-        spread=topology_spread(resolved.name, extra),
         runtime_class=profile.pod.runtime_class_name if resolved.gpus_per_node else None,
-        image_pull_secrets=[{"name": name} for name in pull_secrets(spec, profile)],
-        agent_name=names.AGENT_CONTAINER,
-        agent_image=agent_image,
-        agent_command=AGENT_COMMAND,
-        agent_resources=AGENT_RESOURCES,
-        agent_security=agent_security_context(profile),
-        agent_env=profile_variables(profile),
-        agent_mounts=agent_mounts(resolved),
-        trainer_name=names.CONTAINER,
-        image=resolved.image,
-        command=["python3", "-I", names.AGENT_PATH, "--run", join(names.RUN_FOLDER, names.RUN_KEY)],
-        workspace=names.WORKSPACE,
-        env=pod_variables(resolved),
-        env_from=[variables.to_dict() for variables in spec.env_from],
-        ports=[{"name": "coordinator", "containerPort": names.COORDINATOR_PORT}],
-        resources=_resources(resolved),
-        trainer_security=trainer_security_context(profile, resolved.transport),
-        mounts=mounts(resolved, reports=reports),
-        volumes=pod_volumes(resolved, key_secret, reports=reports),
+        scheduler=extra.scheduler_name,
+        image_pull_secrets=pull_secrets(spec, profile),
+        agent={
+            "image": agent_image,
+            "env": profile_variables(profile),
+            "resources": AGENT_RESOURCES,
+            "rights": asdict(restricted(profile)),
+            "mounts": cluster_mounts(resolved),
+        },
+        trainer={
+            "image": resolved.image,
+            "env": pod_variables(resolved),
+            "env_from": [variables.to_dict() for variables in spec.env_from],
+            "resources": _resources(resolved),
+            "rights": asdict(trainer_rights(profile, resolved.transport)),
+            "mounts": mounts(resolved, reports=reports),
+        },
+        key_secret=key_secret,
+        shm_size=profile.shm_size,
+        report_audiences=[names.REPORT_AUDIENCE] if reports else [],
+        claims=claim_volumes(resolved),
+        extra_volumes=extra_volumes(resolved),
     )
+
+
+def pod_labels(resolved: Resolved) -> dict[str, str]:
+    return {**resolved.job.spec.pod_template.labels, **app_labels(resolved), **names.job_labels(resolved.name)}
+
+
+def app_labels(resolved: Resolved) -> dict[str, str]:
+    """What people select the pods and the claims of a dev environment by."""
+    is_interactive = resolved.job.spec.type is JobType.INTERACTIVE
+    return {names.LABEL_APP: names.app_label(resolved.name)} if is_interactive else {}
+
+
+def pod_annotations(resolved: Resolved) -> dict[str, str]:
+    """The job's own, which container kubectl means where nobody says, and for RDMA the networks that Multus attaches."""
+    own = {names.ANNOTATION_DEFAULT_CONTAINER: names.CONTAINER, **resolved.job.spec.pod_template.annotations}
+    rdma = resolved.profile.spec.network.rdma
+    if resolved.transport is not Transport.RDMA or not rdma.networks:
+        return dict(own)
+    return {**own, names.ANNOTATION_NETWORKS: rail_networks(rdma)}
 
 
 def pull_secrets(spec: TrainingJobSpec, profile: TrainingClusterSpec) -> list[str]:

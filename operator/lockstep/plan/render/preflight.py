@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
 
 from lockstep.api.job import TrainingJob
 from lockstep.api.preflight import PreflightMode
 from lockstep.api.quantity import number
 from lockstep.api.training import Training
 from lockstep.plan.render.fabric import Transport
+from lockstep.plan.render.resolved import Resolved
 from lockstep_gang.contract import (
     PREFLIGHT_RESULT,
     AllReduce,
@@ -26,9 +26,6 @@ from lockstep_gang.contract import (
 )
 from lockstep_spec.codec import from_json
 from lockstep_spec.modelnames import is_address, is_folder
-
-if TYPE_CHECKING:
-    from lockstep.plan.render.resolve import Resolved
 
 GIGABYTE = 10**9
 WILD = set("*?[")

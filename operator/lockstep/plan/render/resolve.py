@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from enum import Enum
 from typing import Any, TypeVar
 
-from lockstep.api.cluster import TrainingCluster
-from lockstep.api.errors import ConfigError
+from lockstep.api.cluster import Rdma, TrainingCluster
 from lockstep.api.job import RANKS_MAX, JobType, TrainingJob, ranks_a_node
 from lockstep.api.model import Model
-from lockstep.api.names import DATASETS, WORKSPACE
+from lockstep.api.names import ANNOTATION_NETWORKS, ANNOTATION_RUN_HASH, DATASETS, WORKSPACE
+from lockstep.api.podtemplate import PodTemplate
 from lockstep.api.training import ON_VOLUMES, Training
-from lockstep.plan.layers import Layer, Layered, Notice, Setting
-from lockstep.plan.render.explain import explain_settings
+from lockstep.plan.layers import Layer, Layered, Notice, Setting, written
 from lockstep.plan.render.fabric import Transport, Variables, choose_transport, fabric_refusals, fabric_warnings, nccl_environment
-from lockstep.plan.render.metadata import annotation_refusals
+from lockstep.plan.render.resolved import PlatformDefaults, Refused, Resolved
 from lockstep.plan.render.scheduling import scheduling_refusals
 from lockstep.plan.render.storage import claim_refusals, volume_refusals
 from lockstep.plan.render.variables import variable_warnings
@@ -24,79 +24,19 @@ from lockstep_spec.choices import StorageMode
 T = TypeVar("T")
 M = TypeVar("M", bound=Model)
 
-MADE_BY_OPERATOR = "<made by the operator>"
 UNNAMED_IMAGE = (
     "neither the job nor its cluster names one: the operator takes lockstep-trainer:TAG from beside its own, and refuses the job where its own isn't "
     "called lockstep-operator:TAG"
 )
 """What can be said of the image without having seen the operator."""
 _OPERATOR_IMAGE = re.compile(r"((?:[^/@]+/)*)lockstep-operator:([\w.-]+)(?:@.+)?")
-"""Stands in plain `render` for what only the operator knows. Not valid as a uid, a key or an image on purpose."""
+_PROFILE_SECTIONS = ("platform", "nodes", "storage", "security", "resources", "shm_size", "pod")
+_JOB_SECTIONS = (
+    "type", "interactive", "restart", "start_timeout_seconds", "hang_timeouts", "preflight", "suspend", "active_deadline_seconds", "ttl_seconds_after_finished", "queue_name", "training", "script", "env", "env_from", "image_pull_secrets", "pod_template",
+)  # fmt: skip
 
 
-class Refused(ConfigError):
-    """The job can't run under this cluster; `refusals` has every reason at once."""
-
-    def __init__(self, refusals: list[Notice]) -> None:
-        super().__init__("; ".join(refusal.message for refusal in refusals))
-        self.refusals = tuple(refusals)
-
-
-@dataclass(frozen=True)
-class PlatformDefaults:
-    """What the platform says where neither job nor cluster does.
-
-    `workspace` and `datasets` are the folders that /workspace and /datasets stand for: paths of the job that lie in them are
-    rewritten (processes on a laptop have no such mounts).
-    """
-
-    workspace: str = WORKSPACE
-    datasets: str = DATASETS
-    namespace: str = "default"
-    uid: str = MADE_BY_OPERATOR
-    image: str | None = None
-    excluded_nodes: tuple[str, ...] = ()
-    """Nodes that preflight found bad for this job."""
-
-
-@dataclass(frozen=True)
-class Resolved:
-    """A job with nothing left to decide. `settings` says for each value which layer set it."""
-
-    job: TrainingJob
-    profile: TrainingCluster
-    platform: PlatformDefaults
-    namespace: str
-    uid: str
-    nodes: int
-    gpus_per_node: int
-    ranks_per_node: int
-    image: str
-    transport: Transport
-    nccl: Variables
-    storage_mode: StorageMode
-    workspace_claim: str
-    command: tuple[str, ...]
-    """argv of every rank; empty: of an Interactive job, every run has its own."""
-    training: Training | None
-    """spec.training with real paths; None for a script."""
-    warnings: tuple[Notice, ...]
-    settings: tuple[Setting, ...]
-
-    @property
-    def name(self) -> str:
-        return self.job.metadata.name
-
-    @property
-    def suspend(self) -> bool:
-        return self.job.spec.suspend
-
-    @property
-    def world_size(self) -> int:
-        return self.nodes * self.ranks_per_node
-
-
-def resolve(job: TrainingJob, profile: TrainingCluster, platform: PlatformDefaults = PlatformDefaults()) -> Resolved:
+def resolve(job: TrainingJob, profile: TrainingCluster, platform: PlatformDefaults = PlatformDefaults()) -> Resolved:  # noqa: B008 (frozen)
     """Decide every value: the job's, else the cluster's, else the API's default, else the platform's.
 
     Raises Refused with every reason why the job can't run under this cluster.
@@ -115,7 +55,7 @@ def resolve(job: TrainingJob, profile: TrainingCluster, platform: PlatformDefaul
         *_image_refusals(image, name),
         *_storage_refusals(job, storage, name),
         *scheduling_refusals(spec.pod_template, cluster, name, nodes.value),
-        *annotation_refusals(spec.pod_template, transport.value, cluster.network.rdma),
+        *_annotation_refusals(spec.pod_template, transport.value, cluster.network.rdma),
         *claim_refusals(cluster, name),
         *volume_refusals(spec.pod_template.volumes, cluster.pod.volumes),
     ]
@@ -226,6 +166,21 @@ def _image_refusals(image: Layered[str | None], profile_name: str) -> list[Notic
     ]
 
 
+def _annotation_refusals(template: PodTemplate, transport: Transport, rdma: Rdma) -> list[Notice]:
+    """Annotations that Lockstep needs for itself."""
+    taken = [ANNOTATION_RUN_HASH]
+    if transport is Transport.RDMA and rdma.networks:
+        taken.append(ANNOTATION_NETWORKS)
+    return [
+        Notice(
+            "AnnotationReserved",
+            f"podTemplate.annotations[{key}] is set by Lockstep itself (networks: from the cluster's rails): remove it",
+        )
+        for key in taken
+        if key in template.annotations
+    ]
+
+
 def _size_refusals(nodes: int, ranks: int) -> list[Notice]:
     """What the cluster gives may make a gang larger than the job's own fields say."""
     if nodes * ranks <= RANKS_MAX:
@@ -290,3 +245,41 @@ def refuse_missing_gpus(resolved: Resolved) -> None:
             "ranks run on CPUs, name another cluster, or state its GPUs"
         )
         raise Refused([Notice("NoGPUs", message)])
+
+
+def explain_settings(
+    job: TrainingJob, profile: TrainingCluster, decided: Mapping[str, Layered[Any]], nccl: Variables
+) -> tuple[Setting, ...]:
+    """Rows in reading order: what two layers could have set, NCCL's variables, the rest of the job, the rest of the cluster."""
+    rows = [Setting(field, _plain(layered.value), layered.layer) for field, layered in decided.items()]
+    rows += [Setting(f"env.{name}", layered.value, layered.layer) for name, layered in nccl.items()]
+    rows += _sections(job.spec, _JOB_SECTIONS, Layer.JOB, "")
+    rows += _sections(profile.spec, _PROFILE_SECTIONS, Layer.CLUSTER, "cluster.")
+    return tuple(rows)
+
+
+def _sections(model: Model, sections: tuple[str, ...], layer: Layer, prefix: str) -> Iterator[Setting]:
+    for field in sections:
+        yield from _rows(model, field, layer, prefix)
+
+
+def _rows(model: Model, field: str, layer: Layer, prefix: str) -> Iterator[Setting]:
+    """One row for a plain value, one for each field of a model; nothing for what is unset or empty."""
+    layered = written(model, field, layer)
+    value = layered.value
+    path = prefix + (type(model).model_fields[field].alias or field)
+    if isinstance(value, Model):
+        for inner in type(value).model_fields:
+            yield from _rows(value, inner, layer, f"{path}.")
+    elif value not in (None, [], {}):
+        yield Setting(path, _plain(value), layered.layer)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Model):
+        return value.to_dict()
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from posixpath import join
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockstep.api import names
 from lockstep.api.job import Interactive as InteractiveSpec
@@ -12,16 +12,13 @@ from lockstep.api.job import JobType, TrainingJobSpec
 from lockstep.api.training import Training
 from lockstep.plan.render.fabric import fabric_asked
 from lockstep.plan.render.preflight import expected
+from lockstep.plan.render.resolved import Resolved
 from lockstep.plan.render.variables import loader_variables
 from lockstep_gang.contract import Interactive, JobIdentity, ReportTarget, RestartPolicy, Run, WhenDone
 from lockstep_spec.choices import StorageMode
 from lockstep_spec.codec import settings_from_json
 from lockstep_spec.timeouts import Timeouts
 from lockstep_spec.training import TrainingConfig
-
-if TYPE_CHECKING:
-    from lockstep.plan.render.resolve import Resolved
-
 
 LAST_REPORT_SECONDS = 30
 """What of a pod's grace is kept for the agent: to kill ranks that took too long, and to tell how the stop went."""

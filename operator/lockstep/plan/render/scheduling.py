@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from lockstep.api.cluster import ClusterPod, Nodes, TrainingClusterSpec
-from lockstep.api.names import LABEL_HOSTNAME, LABEL_JOB
+from lockstep.api.names import LABEL_HOSTNAME
 from lockstep.api.podtemplate import PodTemplate
 from lockstep.plan.layers import Notice
 from lockstep.plan.render.fabric import GPU_RESOURCE
 
-RACK_WEIGHT = 100  # the highest there is: nothing else is preferred
 GPU_TOLERATION = {"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}
 
 
@@ -57,32 +56,11 @@ def usual_tolerations(profile: TrainingClusterSpec) -> list[dict[str, Any]]:
     return tolerations(PodTemplate(), profile.pod, profile.gpus.per_node)
 
 
-def topology_spread(job: str, template: PodTemplate) -> list[dict[str, Any]]:
-    """The job's constraints, each over the job's own pods."""
-    own = {"labelSelector": {"matchLabels": {LABEL_JOB: job}}}
-    return [constraint.to_dict() | own for constraint in template.topology_spread_constraints]
-
-
-def affinity(job: str, nodes: Nodes, excluded: Sequence[str] = ()) -> dict[str, Any]:
-    """One pod a node, always; the cluster's host names, when it lists them; one rack, preferably, when it labels them;
-    never a node that preflight found bad for this job."""
-    pods_of_job = {"labelSelector": {"matchLabels": {LABEL_JOB: job}}}
-    result: dict[str, Any] = {
-        "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{**pods_of_job, "topologyKey": LABEL_HOSTNAME}]}
-    }
-    if nodes.rack_label is not None:
-        term = {"weight": RACK_WEIGHT, "podAffinityTerm": {**pods_of_job, "topologyKey": nodes.rack_label}}
-        result["podAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": [term]}
-    term = _node_term(nodes, excluded)
-    if term:
-        result["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
-    return result
-
-
-def _node_term(nodes: Nodes, excluded: Sequence[str]) -> dict[str, Any]:
+def node_terms(nodes: Nodes, excluded: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Return what a node must match: the cluster's host names, when it lists them, and none that preflight found bad for this job. At most one term."""
     term: dict[str, Any] = {}
     if nodes.gpu_nodes:
         term["matchExpressions"] = [{"key": LABEL_HOSTNAME, "operator": "In", "values": nodes.gpu_nodes}]
     if excluded:  # by the Node's name, which a label need not repeat; a field takes one value at a time
         term["matchFields"] = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in sorted(excluded)]
-    return term
+    return [term] if term else []

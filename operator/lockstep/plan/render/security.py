@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lockstep.api.cluster import Platform, TrainingClusterSpec
@@ -19,42 +20,44 @@ def locks_memory_as_root(profile: TrainingClusterSpec, transport: Transport) -> 
     return transport is Transport.RDMA and profile.security.ipc_lock
 
 
-def pod_security_context(profile: TrainingClusterSpec) -> dict[str, Any]:
-    """Of the whole pod: the default seccomp cluster, and the group that reads and writes its volumes, whatever user the pod has.
+@dataclass(frozen=True)
+class Rights:
+    """User, group and capabilities of a container's processes. None: the image's or the SCC's."""
 
-    On OpenShift the SCC states the group, the namespace's, for pods of either transport alike.
-    """
-    # OnRootMismatch: else every pod start walks the whole volume, however many checkpoints lie there.
-    context: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}, "fsGroupChangePolicy": "OnRootMismatch"}
-    return context | ({"fsGroup": USER_ID} if profile.platform is Platform.KUBERNETES else {})
-
-
-def container_security_context(profile: TrainingClusterSpec) -> dict[str, Any]:
-    """What Pod Security `restricted` asks for."""
-    context: dict[str, Any] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "runAsNonRoot": True}
-    if profile.platform is Platform.KUBERNETES:
-        context |= {"runAsUser": USER_ID, "runAsGroup": USER_ID}
-    return context
+    user: int | None
+    group: int | None
+    non_root: bool = True
+    capabilities: tuple[str, ...] = ()
 
 
-def agent_security_context(profile: TrainingClusterSpec) -> dict[str, Any]:
-    """Likewise, for Lockstep's own programs: they write to mounted volumes alone. The trainer's container runs anybody's, which write where they like."""
-    return container_security_context(profile) | {"readOnlyRootFilesystem": True}
+def restricted(profile: TrainingClusterSpec) -> Rights:
+    """Return the rights that Pod Security `restricted` asks for."""
+    user = USER_ID if profile.platform is Platform.KUBERNETES else None
+    return Rights(user, user)
 
 
-def trainer_security_context(profile: TrainingClusterSpec, transport: Transport) -> dict[str, Any]:
-    """`restricted`, or UID 0 with no capability but IPC_LOCK where a NIC needs locked memory.
+def trainer_rights(profile: TrainingClusterSpec, transport: Transport) -> Rights:
+    """Return `restricted`, or UID 0 with no capability but IPC_LOCK where a NIC needs locked memory.
 
     Such a root may write no file of another user's but by its group, so its own group is that of all other pods: volumes that pass no
     group on, such as NFS, then have the files of both alike. On OpenShift it is the image's, 0, for both.
     """
-    if not locks_memory_as_root(profile, transport):
-        return container_security_context(profile)
-    group = {"runAsGroup": USER_ID} if profile.platform is Platform.KUBERNETES else {}
-    return {
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]},
-        "runAsNonRoot": False,
-        "runAsUser": 0,
-        **group,
-    }
+    rights = restricted(profile)
+    return replace(rights, user=0, non_root=False, capabilities=("IPC_LOCK",)) if locks_memory_as_root(profile, transport) else rights
+
+
+def volume_group(profile: TrainingClusterSpec) -> int | None:
+    """Return the group that reads and writes a pod's volumes, whatever user the pod has.
+
+    None on OpenShift, where the SCC states it, the namespace's, for pods of either transport alike.
+    """
+    return restricted(profile).group
+
+
+def agent_security_context(profile: TrainingClusterSpec) -> dict[str, Any]:
+    """Return the securityContext of a pod's container that runs Lockstep's own programs, as pod.yaml.j2 has it: for pods that are no job's."""
+    rights = restricted(profile)
+    context: dict[str, Any] = {
+        "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True, "runAsNonRoot": True,
+    }  # fmt: skip
+    return context if rights.user is None else context | {"runAsUser": rights.user, "runAsGroup": rights.group}

@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from posixpath import normpath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockstep.api import names
 from lockstep.api.cluster import ClusterVolume, TrainingClusterSpec
 from lockstep.api.podtemplate import ExtraVolume
 from lockstep.api.quantity import number
 from lockstep.plan.layers import Notice
+from lockstep.plan.render.resolved import Resolved
 from lockstep_spec.choices import StorageMode
-
-if TYPE_CHECKING:
-    from lockstep.plan.render.resolve import Resolved
-
-TOKEN_SECONDS = 3600
-KEY_MODE = 0o440  # the key is for root and the pod's group only
 
 _OWN = {
     names.WORKSPACE_VOLUME: names.WORKSPACE, names.DATASETS_VOLUME: names.DATASETS, names.AGENT_VOLUME: names.AGENT_FOLDER, names.RUN_VOLUME: names.RUN_FOLDER,
@@ -65,39 +60,19 @@ def _volume_problems(volume: ExtraVolume | ClusterVolume, used: Counter[str], pa
     return problems
 
 
-def pod_volumes(resolved: Resolved, key_secret: str, *, reports: bool) -> list[dict[str, Any]]:
-    """Every volume of the pod but the frozen run's (`run_volume`), whose name is known only when all else is."""
-    spec = resolved.profile.spec
-    volumes: list[dict[str, Any]] = [
-        {"name": names.AGENT_VOLUME, "emptyDir": {}},
-        {"name": names.KEY_VOLUME, "secret": {"secretName": key_secret, "defaultMode": KEY_MODE}},
-        {"name": names.SHM_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": spec.shm_size}},
-        {"name": names.TMP_VOLUME, "emptyDir": {}},
-    ]
-    if reports:
-        token = {"audience": names.REPORT_AUDIENCE, "expirationSeconds": TOKEN_SECONDS, "path": names.TOKEN_KEY}
-        volumes.append({"name": names.TOKEN_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}})
+def claim_volumes(resolved: Resolved) -> list[dict[str, Any]]:
+    """Return the pod's volumes of claims that Lockstep knows by name: the job's own where they are shared, and the cluster's, which pods only read."""
+    storage, volumes = resolved.profile.spec.storage, []
     if resolved.storage_mode is StorageMode.SHARED:
-        volumes.append(_claim_volume(names.WORKSPACE_VOLUME, resolved.workspace_claim))
-        volumes.append(_claim_volume(names.DATASETS_VOLUME, spec.storage.datasets_claim))
-    volumes += [_claim_volume(volume.name, volume.claim, read_only=True) for volume in spec.pod.volumes]
-    return volumes + [_extra_volume(volume) for volume in resolved.job.spec.pod_template.volumes]
+        volumes.append({"name": names.WORKSPACE_VOLUME, "claimName": resolved.workspace_claim})
+        volumes.append({"name": names.DATASETS_VOLUME, "claimName": storage.datasets_claim})
+    return [*volumes, *({"name": v.name, "claimName": v.claim, "readOnly": True} for v in resolved.profile.spec.pod.volumes)]
 
 
-def _claim_volume(name: str, claim: str, *, read_only: bool | None = None) -> dict[str, Any]:
-    source: dict[str, Any] = {"claimName": claim}
-    if read_only:
-        source["readOnly"] = True
-    return {"name": name, "persistentVolumeClaim": source}
-
-
-def _extra_volume(volume: ExtraVolume) -> dict[str, Any]:
-    if volume.persistent_volume_claim is not None:
-        claim = volume.persistent_volume_claim
-        return _claim_volume(volume.name, claim.claim_name, read_only=claim.read_only)
-    source = volume.to_dict()
-    del source["mountPath"]
-    return source
+def extra_volumes(resolved: Resolved) -> list[dict[str, Any]]:
+    """Return the volumes that the job adds, as a pod has them."""
+    volumes = [volume.to_dict() for volume in resolved.job.spec.pod_template.volumes]
+    return [{key: value for key, value in volume.items() if key != "mountPath"} for volume in volumes]
 
 
 def run_volume(run_name: str) -> dict[str, Any]:
@@ -112,10 +87,11 @@ def mounts(resolved: Resolved, *, reports: bool) -> list[dict[str, Any]]:
         if name == names.TOKEN_VOLUME and not reports:
             continue
         own.append({"name": name, "mountPath": path} | ({"readOnly": True} if name in _READ_ONLY else {}))
-    return own + _profile_mounts(resolved) + [_extra_mount(volume) for volume in resolved.job.spec.pod_template.volumes]
+    return own + cluster_mounts(resolved) + [_extra_mount(volume) for volume in resolved.job.spec.pod_template.volumes]
 
 
-def _profile_mounts(resolved: Resolved) -> list[dict[str, Any]]:
+def cluster_mounts(resolved: Resolved) -> list[dict[str, Any]]:
+    """Return the mounts that every container of every pod has on this cluster."""
     return [{"name": v.name, "mountPath": v.mount_path, "readOnly": True} for v in resolved.profile.spec.pod.volumes]
 
 
@@ -124,11 +100,6 @@ def _extra_mount(volume: ExtraVolume) -> dict[str, Any]:
     if volume.persistent_volume_claim is not None and volume.persistent_volume_claim.read_only:
         mount["readOnly"] = True
     return mount
-
-
-def agent_mounts(resolved: Resolved) -> list[dict[str, Any]]:
-    """What the init container sees: the folder that it leaves the agent in, and what every pod has on this cluster."""
-    return [{"name": names.AGENT_VOLUME, "mountPath": names.AGENT_FOLDER}, *_profile_mounts(resolved)]
 
 
 @dataclass(frozen=True)
@@ -141,14 +112,15 @@ class Claim:
     storage_class: str | None
 
 
+def cluster_claim(volume: ClusterVolume) -> Claim:
+    """Return the claim of a volume that the cluster gives to every pod."""
+    return Claim(volume.claim, "ReadOnlyMany", volume.size, volume.storage_class)
+
+
 def shared_claims(resolved: Resolved) -> list[Claim]:
     """The namespace's claims that this job mounts and that may be made: an existing claim named by the job is not."""
     storage = resolved.profile.spec.storage
-    claims = [
-        Claim(volume.claim, "ReadOnlyMany", volume.size, volume.storage_class)
-        for volume in resolved.profile.spec.pod.volumes
-        if volume.storage_class is not None
-    ]
+    claims = [cluster_claim(volume) for volume in resolved.profile.spec.pod.volumes if volume.storage_class is not None]
     if resolved.storage_mode is StorageMode.SHARED:
         claims.append(Claim(storage.datasets_claim, "ReadWriteMany", storage.datasets_size, storage.class_rwx))
         if resolved.job.spec.storage.workspace_claim_name is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockstep.api import names
 from lockstep.api.cluster import TrainingCluster, TrainingClusterSpec
@@ -11,11 +11,9 @@ from lockstep.api.shared import is_loaders
 from lockstep.api.training import Training
 from lockstep.plan.layers import Notice
 from lockstep.plan.render.fabric import Transport
+from lockstep.plan.render.resolved import Resolved
 from lockstep.plan.render.security import locks_memory_as_root
 from lockstep_gang.contract import POD_IPS
-
-if TYPE_CHECKING:
-    from lockstep.plan.render.resolve import Resolved
 
 _INDEX = {"fieldRef": {"fieldPath": f"metadata.labels['{names.LABEL_POD_INDEX}']"}}
 HUB_TOKEN = "HF_TOKEN"  # noqa: S105 (the variable's name)

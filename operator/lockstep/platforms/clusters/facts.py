@@ -25,7 +25,7 @@ from lockstep.plan.cluster.scope import NAMED_BINDING, PROFILE_CONFIG, PROFILE_K
 if TYPE_CHECKING:
     from lockstep.api.cluster import TrainingClusterSpec
     from lockstep.api.files.clusterfile import ClusterFile
-    from lockstep.plan.render.resolve import Resolved
+    from lockstep.plan.render.resolved import Resolved
 
 OF_A_FILE = (
     "Node", "StorageClass", "PersistentVolume", "SecurityContextConstraints", "SriovNetworkNodePolicy",

@@ -23,8 +23,9 @@ from lockstep.kube.kinds import KINDS
 from lockstep.plan.cluster.scope import EVERYWHERE, Scope, scoped, with_profile_hash
 from lockstep.plan.openshift_images import operator_reference, puller
 from lockstep.plan.render.fabric import Transport
+from lockstep.plan.render.objects import claim_object
 from lockstep.plan.render.security import USER_ID, locks_memory_as_root
-from lockstep.plan.render.template import fill
+from lockstep.plan.render.storage import cluster_claim
 from lockstep.plan.ship.deploy import CLAIM, CLUSTER, RDMA_ROLE, is_default
 from lockstep.plan.waiting.containers import why_stuck
 from lockstep.plan.waiting.refused import explained
@@ -77,7 +78,12 @@ def operator_objects(
     first = [item for item in operator if item["kind"] == "Namespace"]
     spaces = first if namespace == OPERATOR_NAMESPACE else [*first, _namespace(namespace)]
     mounted = {scope.home: code_volumes(profile)} | {namespace: profile.spec.pod.volumes}
-    claims = [_claim(volume, name) for name, volumes in mounted.items() for volume in volumes if volume.storage_class]
+    claims = [
+        claim_object(cluster_claim(volume), name, _labels())
+        for name, volumes in mounted.items()
+        for volume in volumes
+        if volume.storage_class
+    ]
     rest = [item for item in operator if item["kind"] != "Namespace"]
     places = (namespace, *(name for name in scope.namespaces if name != namespace))
     rest += [puller(place) for place in places if on_openshift and place != scope.home]
@@ -162,11 +168,6 @@ def objects_for_jobs(profile: TrainingCluster, namespace: str) -> list[Object]:
 def code_volumes(profile: TrainingCluster) -> list[ClusterVolume]:
     """Those that the operator has, too; at most one."""
     return [volume for volume in profile.spec.pod.volumes if volume.mount_path == CODE_MOUNT]
-
-
-def _claim(volume: ClusterVolume, namespace: str) -> Object:
-    metadata = {"name": volume.claim, "namespace": namespace, "labels": _labels()}
-    return fill("claim", metadata=metadata, access_mode="ReadOnlyMany", storage_class=volume.storage_class, size=volume.size)
 
 
 def _adapted(item: Object, profile: TrainingCluster, image: str, revision: str) -> Object:

@@ -36,7 +36,8 @@ from lockstep.plan.render.readerpod import (
     reader_pod,
     with_secrets,
 )
-from lockstep.plan.render.resolve import Resolved, resolve
+from lockstep.plan.render.resolve import resolve
+from lockstep.plan.render.resolved import Resolved
 from lockstep.plan.waiting.containers import is_scheduled, why_not_started
 from lockstep.plan.waiting.unscheduled import why_unscheduled
 from lockstep.platforms.clusters.deployed import with_image

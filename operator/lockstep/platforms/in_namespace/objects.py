@@ -18,7 +18,8 @@ from lockstep.api.job import TrainingJob
 from lockstep.api.objects import Object
 from lockstep.plan.decide.retry import Earlier, retried
 from lockstep.plan.render.objects import Frozen, RenderContext, children, freeze
-from lockstep.plan.render.resolve import PlatformDefaults, Resolved, resolve
+from lockstep.plan.render.resolve import resolve
+from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep_gang.contract import WhenDone, parse_run, run_text
 
 

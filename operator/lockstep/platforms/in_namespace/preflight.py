@@ -14,7 +14,8 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.job import TrainingJob
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.plan.render.preflight import alone, ending_with_it, result_in
-from lockstep.plan.render.resolve import PlatformDefaults, resolve
+from lockstep.plan.render.resolve import resolve
+from lockstep.plan.render.resolved import PlatformDefaults
 from lockstep.platforms.clusters.deployed import with_image
 from lockstep.platforms.in_namespace.objects import Run, prepare
 from lockstep.platforms.in_namespace.run import OWN, Patience, run_until

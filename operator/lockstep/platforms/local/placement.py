@@ -13,7 +13,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.names import DATASETS, WORKSPACE
 from lockstep.api.shared import Variable
 from lockstep.plan.render.preflight import WILD, data_paths
-from lockstep.plan.render.resolve import PlatformDefaults, Resolved
+from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.plan.render.run import Placement, build_run
 from lockstep_gang.contract import AllReduce, Expected, Run, WhenDone
 from lockstep_spec.choices import StorageMode

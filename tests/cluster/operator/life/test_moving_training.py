@@ -17,7 +17,8 @@ from lockstep.api.job import TrainingJob
 from lockstep.cli.clusters.quickstart import demo_folder
 from lockstep.cli.shared.target import load
 from lockstep.kube.exec import Place
-from lockstep.plan.render.resolve import PlatformDefaults, resolve
+from lockstep.plan.render.resolve import resolve
+from lockstep.plan.render.resolved import PlatformDefaults
 from lockstep.plan.render.run import training_json
 from support.clusters.cluster_demo import demo_files, run_in_pod
 from support.clusters.cluster_jobs import API, Jobs, until

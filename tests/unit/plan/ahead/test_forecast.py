@@ -14,7 +14,8 @@ from lockstep.cli.jobs.planfacts import known_facts, read_pace
 from lockstep.plan.ahead.forecast import Forecast, Known, Pace, capacity, forecast
 from lockstep.plan.ahead.planned import EXIT_CODES, PlanVerdict, sentence, verdict
 from lockstep.plan.cluster.finding import Outcome
-from lockstep.plan.render.resolve import PlatformDefaults, Resolved, resolve
+from lockstep.plan.render.resolve import resolve
+from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep_spec.families import shape_from_config
 
 Object = dict[str, Any]

@@ -15,7 +15,8 @@ from lockstep.plan.checks.lint import lint_against
 from lockstep.plan.cluster.facts import ClusterFacts, Listing
 from lockstep.plan.cluster.finding import Finding, Outcome
 from lockstep.plan.discovery.file import discovered
-from lockstep.plan.render.resolve import PlatformDefaults, resolve
+from lockstep.plan.render.resolve import resolve
+from lockstep.plan.render.resolved import PlatformDefaults
 from support.cluster_facts import network, rail, rdma_cluster
 
 COPY = (

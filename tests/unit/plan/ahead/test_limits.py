@@ -16,7 +16,8 @@ from lockstep.plan.checks.lint import lint_against, sized_pod
 from lockstep.plan.cluster.facts import ClusterFacts, Listing, Try
 from lockstep.plan.cluster.finding import Finding, Outcome
 from lockstep.plan.discovery.file import discovered
-from lockstep.plan.render.resolve import PlatformDefaults, resolve
+from lockstep.plan.render.resolve import resolve
+from lockstep.plan.render.resolved import PlatformDefaults
 from support.cluster_facts import quota, rdma_cluster, with_namespace_rights
 
 Object = dict[str, Any]

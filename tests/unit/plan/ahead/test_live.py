@@ -8,7 +8,8 @@ from typing import Any
 from golden.plan_cases import CONTEXT, job, profile
 from lockstep.plan.ahead.live import Comparison, compare
 from lockstep.plan.render.objects import RenderContext, render
-from lockstep.plan.render.resolve import PlatformDefaults, Resolved, resolve
+from lockstep.plan.render.resolve import resolve
+from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 
 UID = "6f1d0c4e-0000-4000-8000-000000000001"
 LIVE = RenderContext(agent_image=CONTEXT.agent_image, key=CONTEXT.key, owner_uid=UID, report=CONTEXT.report)

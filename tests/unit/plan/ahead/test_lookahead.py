@@ -16,7 +16,8 @@ from lockstep.plan.ahead.live import Comparison
 from lockstep.plan.ahead.planned import EXIT_CODES, PlanVerdict, sentence, verdict
 from lockstep.plan.cluster.facts import NETWORK, SCC_REVIEW, ClusterFacts, Listing, Sight, Try
 from lockstep.plan.cluster.finding import Finding, Outcome
-from lockstep.plan.render.resolve import PlatformDefaults, Resolved, resolve
+from lockstep.plan.render.resolve import resolve
+from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.plan.waiting.requests import request
 
 Object = dict[str, Any]

@@ -7,7 +7,8 @@ from typing import Any
 
 from golden.plan_cases import CONTEXT, cluster, job, of_kind, trainer_of, variables_of
 from lockstep.plan.render.objects import render
-from lockstep.plan.render.resolve import PlatformDefaults, resolve
+from lockstep.plan.render.resolve import resolve
+from lockstep.plan.render.resolved import PlatformDefaults
 from lockstep_gang.contract import Interactive, parse_run
 
 

@@ -262,22 +262,45 @@ def test_hostile_text_reaches_the_pod_unchanged(text: str) -> None:
     assert json.loads(config_map["data"]["run.json"])["command"] == ["python3", text or "x", text]
 
 
+def config_map(text: str, **more: Any) -> dict[str, Any]:
+    return fill(
+        "configmap",
+        **{"name": text, "namespace": text, "labels": {text: text}, "annotations": {}, "owners": [], "data": {text: [text]}} | more,
+    )
+
+
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_template_reads_back_every_value_as_it_was(text: str) -> None:
-    made = fill("secret", metadata={"name": text}, data={text: [text]})
-    assert (made["metadata"], made["data"]) == ({"name": text}, {text: [text]})
+    made = config_map(text, owners=[{"name": text, "uid": text}])
+    assert (made["metadata"]["name"], made["metadata"]["labels"], made["data"]) == (text, {text: text}, {text: [text]})
+    (owner,) = made["metadata"]["ownerReferences"]
+    assert owner == {"name": text, "uid": text}
 
 
 def test_a_value_that_looks_like_a_mark_of_the_templates_is_only_a_value() -> None:
-    made = fill("secret", metadata={"name": f"{MARK}1"}, data={f"{MARK}0": [f"{MARK}7"]})
-    assert (made["metadata"], made["data"]) == ({"name": f"{MARK}1"}, {f"{MARK}0": [f"{MARK}7"]})
+    made = config_map(f"{MARK}1")
+    assert (made["metadata"]["name"], made["data"]) == (f"{MARK}1", {f"{MARK}1": [f"{MARK}1"]})
 
 
 def test_two_objects_of_the_same_template_share_nothing_that_could_be_changed() -> None:
-    first, second = (fill("secret", metadata={"name": "a"}, data={"a": "b"}) for _ in range(2))
-    first["metadata"]["name"] = "changed"
+    first, second = (config_map("a", owners=[{"name": "b", "uid": "c"}]) for _ in range(2))
+    first["metadata"]["labels"]["a"] = "changed"
+    first["metadata"]["ownerReferences"][0]["uid"] = "changed"
     first["data"]["a"] = "changed"
-    assert (second["metadata"], second["data"]) == ({"name": "a"}, {"a": "b"})
+    assert second == config_map("a", owners=[{"name": "b", "uid": "c"}])
+
+
+def test_what_a_for_stands_over_is_repeated_for_each_item_and_gone_where_there_is_none() -> None:
+    assert "ownerReferences" not in config_map("a")["metadata"]
+    owners = config_map("a", owners=[{"name": name, "kind": "TrainingJob"} for name in ("one", "two")])["metadata"]["ownerReferences"]
+    assert [(owner["name"], owner["kind"]) for owner in owners] == [("one", "TrainingJob"), ("two", "TrainingJob")]
+
+
+def test_a_value_that_is_not_given_is_an_error_and_so_is_a_field_that_the_template_would_drop() -> None:
+    with pytest.raises(KeyError, match="data"):
+        fill("configmap", name="a", namespace="b", labels={}, annotations={}, owners=[])
+    with pytest.raises(KeyError, match="uuid"):
+        config_map("a", owners=[{"name": "b", "uuid": "c"}])
 
 
 def test_the_operators_image_and_certificate_are_part_of_the_frozen_run() -> None:

@@ -18,7 +18,8 @@ from lockstep.api.job import TrainingJob
 from lockstep.api.names import JOB_NAME_MAX
 from lockstep.plan.diff import changes
 from lockstep.plan.render.objects import render
-from lockstep.plan.render.resolve import PlatformDefaults, Refused, resolve
+from lockstep.plan.render.resolve import resolve
+from lockstep.plan.render.resolved import PlatformDefaults, Refused
 from lockstep_gang.contract import parse_run
 
 SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")

@@ -9,7 +9,8 @@ import pytest
 from golden.plan_cases import TRAINING, cluster, job, profile, rdma_profile
 from lockstep.plan.layers import Layer
 from lockstep.plan.render.fabric import Transport
-from lockstep.plan.render.resolve import MADE_BY_OPERATOR, PlatformDefaults, Refused, Resolved, default_image_said, resolve, trainer_image
+from lockstep.plan.render.resolve import default_image_said, resolve, trainer_image
+from lockstep.plan.render.resolved import MADE_BY_OPERATOR, PlatformDefaults, Refused, Resolved
 
 
 def layer_of(resolved: Resolved, field: str) -> tuple[object, Layer]:

@@ -23,7 +23,8 @@ from lockstep.cli.main import main
 from lockstep.cli.shared.meter import Meter
 from lockstep.kube import exec as programs
 from lockstep.kube.exec import Broken, Place, ProgramFailed
-from lockstep.plan.render.resolve import MADE_BY_OPERATOR, PlatformDefaults, resolve
+from lockstep.plan.render.resolve import resolve
+from lockstep.plan.render.resolved import MADE_BY_OPERATOR, PlatformDefaults
 from lockstep.platforms.files import transfer
 from lockstep.platforms.files.transfer import Carried, TransferProgress, get, put, refuse_outside
 from support.fake_cluster import FakeCluster

@@ -17,7 +17,8 @@ from lockstep.kube.cluster import ApiError
 from lockstep.kube.exec import Place
 from lockstep.plan.render.objects import render
 from lockstep.plan.render.readerpod import claims_of, is_shared, reader_pod
-from lockstep.plan.render.resolve import PlatformDefaults, resolve
+from lockstep.plan.render.resolve import resolve
+from lockstep.plan.render.resolved import PlatformDefaults
 from lockstep.platforms.files import reader as module
 from lockstep.platforms.files.reader import NoReader, beside
 from support.fake_cluster import FakeCluster

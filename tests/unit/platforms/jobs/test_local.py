@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
-from lockstep.plan.render.resolve import Resolved, resolve
+from lockstep.plan.render.resolve import resolve
+from lockstep.plan.render.resolved import Resolved
 from lockstep.platforms.local import agents
 from lockstep.platforms.local.placement import check_inputs, gpus_here, local_defaults, local_run, node_devices
 from lockstep_gang.contract import Run, WhenDone

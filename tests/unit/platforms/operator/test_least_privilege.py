@@ -20,7 +20,8 @@ from lockstep.plan.cluster.finding import Outcome
 from lockstep.plan.discovery.file import discovered
 from lockstep.plan.discovery.probe import probe_pods
 from lockstep.plan.render.objects import render
-from lockstep.plan.render.resolve import PlatformDefaults, resolve
+from lockstep.plan.render.resolve import resolve
+from lockstep.plan.render.resolved import PlatformDefaults
 from lockstep.platforms.clusters.install import kustomized
 from support.checkout import ROOT
 from support.cluster_facts import SCCS, rdma_cluster

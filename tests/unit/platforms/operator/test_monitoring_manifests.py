@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from golden.plan_cases import Case
-from lockstep.plan.render.metadata import pod_labels
+from lockstep.plan.render.pod import pod_labels
 from lockstep.platforms.clusters.install import kustomized
 from lockstep.platforms.operator.certificate import make_certificates
 from lockstep.platforms.operator.metrics import Jobs, Metrics
