@@ -26,8 +26,8 @@ from lockstep.cli.shared.failures import told
 from lockstep.kube.cluster import ApiError
 from lockstep.kube.exec import STDERR, STDOUT, Program
 from lockstep.plan.discovery.draft import stated, write
+from lockstep.plan.reconcile.events import notes
 from lockstep.plan.reconcile.reconcile import reconcile
-from lockstep.plan.status.events import notes
 from lockstep.platforms.jobs.terminal import _show
 from lockstep.platforms.operator.replica import OneLine
 from lockstep.platforms.output import Output, put, put_json, put_text, tell

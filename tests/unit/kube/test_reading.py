@@ -15,11 +15,11 @@ from lockstep.api.objects import DEPTH_MAX, TOO_DEEP, Object
 from lockstep.kube.cluster import Cluster, Unreachable
 from lockstep.kube.kubeconfig import Server
 from lockstep.kube.reading import PAGE_BYTES_MAX, SLIM_BYTES, BoundedSession, cut_depths, loads
-from lockstep.plan.decide.accept import accept
 from lockstep.plan.observed import UNREADABLE, Observed
+from lockstep.plan.reconcile.accept import accept
 from lockstep.plan.render.objects import RenderContext
-from lockstep.platforms.operator.memory.compact import LABELS_MAX, OTHER_BYTES_MAX, PACKED_BYTES_MAX, Kept, slim
 from lockstep.platforms.operator.memory.inventory import CONTENTS_MAX, EVENTS_MAX, Inventory
+from lockstep.platforms.operator.memory.objects import LABELS_MAX, OTHER_BYTES_MAX, PACKED_BYTES_MAX, Kept, slim
 from lockstep.platforms.operator.watching import slimmed
 
 KEY = ("ns", "x")

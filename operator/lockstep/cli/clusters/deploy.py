@@ -74,7 +74,7 @@ class Deployment:
     @property
     def sent_image(self) -> str:
         """The operator's image as it is sent."""
-        from lockstep.plan.openshift_images import operator_reference
+        from lockstep.plan.ship.openshift_images import operator_reference
 
         return operator_reference(self.image, self.profile.spec.platform, self.scope.home)
 
@@ -235,7 +235,7 @@ def planned(
     from lockstep.cli.clusters.lint import file_of
     from lockstep.cli.shared.paths import checkout
     from lockstep.cli.shared.target import load
-    from lockstep.plan.openshift_images import short_name
+    from lockstep.plan.ship.openshift_images import short_name
     from lockstep.platforms.clusters.install import monitoring_objects, operator_objects
 
     found = load(cluster)
@@ -299,7 +299,7 @@ def _checked(
 def as_deployed(plan: Deployment, context: str | None) -> tuple[Mode | None, str | None, Chosen]:
     """What an earlier deployment has chosen, where it may be seen. An image of the default's name goes with this version."""
     from lockstep.kube.cluster import Client
-    from lockstep.plan.openshift_images import repository, short_name
+    from lockstep.plan.ship.openshift_images import repository, short_name
     from lockstep.platforms.clusters import deployed
     from lockstep.platforms.clusters.install import code_volumes
 

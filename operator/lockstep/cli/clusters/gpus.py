@@ -115,7 +115,7 @@ def _show(said: Mapping[str, list[list[str]] | str]) -> None:
 
 
 def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    from lockstep.plan.columns import aligned
+    from lockstep.plan.pages.table import aligned
 
     for line in aligned(rows):
         put(line)

@@ -124,7 +124,7 @@ def _row(job: dict[str, Any]) -> tuple[str, ...]:
     status = job.get("status", {})
     ranks, trainer = status.get("ranks", {}), status.get("trainer", {})
     from lockstep.api.objects import condition
-    from lockstep.plan.table import of_total
+    from lockstep.plan.pages.table import of_total
 
     summary = condition(status, "Progressing")
     return (

@@ -20,7 +20,7 @@ from lockstep.cli.shared.jobargs import (
     find_job,
     find_jobs,
 )
-from lockstep.plan.columns import aligned
+from lockstep.plan.pages.table import aligned
 from lockstep.platforms.output import put, put_json, put_text, tell
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _print(jobs: list[dict[str, Any]], output: Output, *, single: bool, spaces: 
 
 def _rows(jobs: list[dict[str, Any]], *, wide: bool, spaces: bool) -> list[tuple[str, ...]]:
     """The heads first."""
-    from lockstep.plan.table import COLUMNS, WIDE, row
+    from lockstep.plan.pages.table import COLUMNS, WIDE, row
 
     heads = COLUMNS + WIDE if wide else COLUMNS
     cells = [row(job, time.time(), wide=wide) for job in jobs]
@@ -132,7 +132,7 @@ def _rows(jobs: list[dict[str, Any]], *, wide: bool, spaces: bool) -> list[tuple
 
 def _watch(look: Callable[[], tuple[list[dict[str, Any]], Unheard | None]], *, wide: bool, spaces: bool) -> None:
     """For ever: the table, then the line of each job that has changed."""
-    from lockstep.plan.table import COLUMNS
+    from lockstep.plan.pages.table import COLUMNS
 
     shown: dict[str, tuple[str, ...]] | None = None
     age, stale = COLUMNS.index("AGE") + spaces, ""
@@ -162,7 +162,7 @@ def describe(
     """
     from lockstep.kube.jobs import job_events
     from lockstep.plan.pages.freshness import is_open
-    from lockstep.plan.table import describe as page
+    from lockstep.plan.pages.table import describe as page
     from lockstep.platforms.jobs.observe import operator_unheard
 
     found = find_job(job, cluster, namespace, context)
@@ -184,7 +184,7 @@ def events(
     Example: lockstep events demo
     """
     from lockstep.kube.jobs import job_events
-    from lockstep.plan.table import age
+    from lockstep.plan.pages.table import age
 
     found = find_job(job, cluster, namespace, context)
     for event in job_events(found.target.client, found.job):

@@ -186,7 +186,7 @@ def _preview(job: TrainingJob, profile: TrainingCluster, workspace: Path, sample
 
 
 def _warn(job: TrainingJob) -> None:
-    from lockstep.plan.decide.lifetime import without_operator
+    from lockstep.plan.reconcile.clocks import without_operator
 
     ignored = without_operator(job.spec)
     if ignored:

@@ -13,8 +13,7 @@ from lockstep.plan.cluster.storageclasses import JudgedClass, Shareable, judge_c
 from lockstep.plan.discovery.nodes import PRODUCT, host, labels
 from lockstep.plan.render.fabric import GPU_RESOURCE
 from lockstep.plan.render.scheduling import usual_tolerations
-from lockstep.plan.waiting.nodes import allocatable, named
-from lockstep.plan.waiting.taints import lasting_taints, shown_taint
+from lockstep.plan.waiting.nodes import allocatable, lasting_taints, named, shown_taint
 from lockstep_spec.choices import StorageMode
 
 ROLE = "node-role.kubernetes.io/"

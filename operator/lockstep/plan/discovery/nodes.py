@@ -13,8 +13,7 @@ from lockstep.plan.cluster.facts import ClusterFacts
 from lockstep.plan.discovery.draft import Entry, Item, left_out, stated, unknown
 from lockstep.plan.render.fabric import GPU_RESOURCE
 from lockstep.plan.render.scheduling import GPU_TOLERATION
-from lockstep.plan.waiting.nodes import allocatable
-from lockstep.plan.waiting.taints import lasting_taints
+from lockstep.plan.waiting.nodes import allocatable, lasting_taints
 
 PRODUCT = "nvidia.com/gpu.product"
 GPU_MEMORY = "nvidia.com/gpu.memory"

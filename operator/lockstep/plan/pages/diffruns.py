@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.api.objects import Object
-from lockstep.plan.columns import aligned
 from lockstep.plan.pages.redact import Redactor
+from lockstep.plan.pages.table import aligned
 
 ROWS = 10
 """Of a loss curve, for a person; JSON has all."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from lockstep.api.names import ANNOTATION_TROUBLE
 from lockstep.api.objects import Object, is_true
-from lockstep.plan.table import age
+from lockstep.plan.pages.table import age
 from lockstep.plan.times import seconds_of, timestamp
 from lockstep_gang.contract import printable_line
 

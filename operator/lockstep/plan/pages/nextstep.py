@@ -7,10 +7,10 @@ from typing import Any
 
 from lockstep.api.names import pod_name
 from lockstep.api.objects import Object, condition
-from lockstep.plan.decide.interactive import is_interactive, run_command
 from lockstep.plan.observed import Observed
 from lockstep.plan.pages.remedies import Step, remedy
 from lockstep.plan.reasons import Reason
+from lockstep.plan.reconcile.interactive import is_interactive, run_command
 
 HOST_MEMORY = "HostMemory"
 """Stands for OutOfMemory in HELP_BY_CAUSE, where no GPU's memory was short."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.plan.answers import is_count, items
+from lockstep.plan.pages.answers import is_count, items
 
 RANKS_MAX, LINES_MAX, LINE_CHARACTERS = 4096, 20_000, 500
 FIRST = "most recent call first"

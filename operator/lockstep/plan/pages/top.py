@@ -7,9 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 from lockstep.api.objects import Object, condition
-from lockstep.plan.columns import aligned
 from lockstep.plan.pages.logs import nodes_of, ranks_of_node
-from lockstep.plan.table import VERDICTS, age, of_total
+from lockstep.plan.pages.table import VERDICTS, age, aligned, of_total
 from lockstep_spec.words import binary_size, duration, listed
 
 LOCAL = "local run"

@@ -9,13 +9,13 @@ from typing import Any
 
 from lockstep.api.objects import Object, is_true
 from lockstep.api.status import ConditionStatus, PlacementStatus
-from lockstep.plan.decide.placing import holding_words
 from lockstep.plan.observed import Observed
 from lockstep.plan.pages.freshness import Unheard
 from lockstep.plan.pages.nextstep import next_steps
 from lockstep.plan.pages.remedies import Step
 from lockstep.plan.reasons import Reason
-from lockstep.plan.status.conditions import Fact, View, pods_scheduled, progressing, ranks_ready
+from lockstep.plan.reconcile.conditions import Fact, View, pods_scheduled, progressing, ranks_ready
+from lockstep.plan.reconcile.placing import holding_words
 from lockstep_gang.contract import printable_line
 from lockstep_spec.words import duration, number_of
 

@@ -12,19 +12,32 @@ from dataclasses import dataclass
 
 from lockstep.api.objects import Object, is_true
 from lockstep.api.status import ActiveTime, StopStatus
-from lockstep.plan.decide.accept import Accepted, accept, claim_going, missing_service_account, service_account_gone
-from lockstep.plan.decide.coalesce import is_passing
-from lockstep.plan.decide.interactive import is_stopped
-from lockstep.plan.decide.lifetime import active_time, ended_active_time, held_until, overdue, until_expired, until_overdue
-from lockstep.plan.decide.lostnode import lost_nodes
-from lockstep.plan.decide.placing import Placing, placing
-from lockstep.plan.decide.retry import is_of_an_earlier_retry, is_retried
-from lockstep.plan.decide.starting import has_begun, start_overdue, until_start_overdue
-from lockstep.plan.decide.stopping import commit, last_word, stop_status, stopping
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, ReceivedReport, current_report, is_terminating, owner_uid
 from lockstep.plan.reasons import Reason
+from lockstep.plan.reconcile.accept import Accepted, accept, claim_going, missing_service_account, service_account_gone
+from lockstep.plan.reconcile.clocks import (
+    active_time,
+    ended_active_time,
+    has_begun,
+    held_until,
+    is_of_an_earlier_retry,
+    is_retried,
+    overdue,
+    start_overdue,
+    until_expired,
+    until_overdue,
+    until_start_overdue,
+)
+from lockstep.plan.reconcile.conditions import SILENT_SECONDS, View, heard_until
+from lockstep.plan.reconcile.events import Note, notes
 from lockstep.plan.reconcile.frozenrun import Gang, gang, made_anew
+from lockstep.plan.reconcile.interactive import is_stopped
+from lockstep.plan.reconcile.lostnode import lost_nodes
+from lockstep.plan.reconcile.notify import due_message
+from lockstep.plan.reconcile.placing import Placing, placing
+from lockstep.plan.reconcile.status import due, is_passing, job_status
+from lockstep.plan.reconcile.stopping import commit, last_word, stop_status, stopping
 from lockstep.plan.reconcile.writes import (
     Decision,
     absent_claims,
@@ -37,10 +50,6 @@ from lockstep.plan.reconcile.writes import (
     with_log,
 )
 from lockstep.plan.render.objects import GangRun, RenderContext, differs_by_user
-from lockstep.plan.status.conditions import SILENT_SECONDS, View, heard_until
-from lockstep.plan.status.events import Note, notes
-from lockstep.plan.status.notify import due_message
-from lockstep.plan.status.status import due, job_status
 from lockstep.plan.waiting.overdue import until_overdue_pods
 from lockstep_gang.contract import Report, State
 

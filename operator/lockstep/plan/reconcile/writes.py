@@ -10,16 +10,16 @@ from functools import lru_cache
 from lockstep.api.names import job_labels, log_name, run_name
 from lockstep.api.objects import Object, is_running
 from lockstep.api.status import InterferenceStatus, unchecked
-from lockstep.plan.decide.accept import Accepted
-from lockstep.plan.decide.interactive import is_stopped
-from lockstep.plan.decide.starting import start_mark
-from lockstep.plan.decide.stopping import scaled_words
 from lockstep.plan.diff import changes, needs_recreation
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, ReceivedReport, is_terminating, owner_uid
 from lockstep.plan.reasons import Reason
+from lockstep.plan.reconcile.accept import Accepted
+from lockstep.plan.reconcile.clocks import start_mark
+from lockstep.plan.reconcile.events import WARNING, Note
+from lockstep.plan.reconcile.interactive import is_stopped
+from lockstep.plan.reconcile.stopping import scaled_words
 from lockstep.plan.render.objects import TEMPLATE_KEY, Frozen, RenderContext, children, claims, has_lost_key, job_reference, run_proof
-from lockstep.plan.status.events import WARNING, Note
 from lockstep.plan.times import remaining, seconds_of, timestamp
 from lockstep.plan.waiting.containers import lacks_secret
 

@@ -12,7 +12,7 @@ from lockstep.api.files.clusterfile import ClusterFile
 from lockstep.api.names import ANNOTATION_DEFAULT_CLUSTER, APP, DATASETS_CLAIM, LABEL_JOB, LABEL_MANAGED_BY, WORKSPACE_CLAIM
 from lockstep.api.objects import Object, is_true
 from lockstep.plan.diff import Change, changes
-from lockstep.plan.openshift_images import puller
+from lockstep.plan.ship.openshift_images import puller
 
 DEFINITION = "CustomResourceDefinition"
 CLAIM = "PersistentVolumeClaim"

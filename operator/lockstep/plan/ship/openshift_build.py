@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.api.names import OPERATOR_NAMESPACE
-from lockstep.plan.openshift_images import in_registry, pull_command
 from lockstep.plan.ship.imagebuild import Build, Image
+from lockstep.plan.ship.openshift_images import in_registry, pull_command
 
 DONE = "Complete"
 ENDED = (DONE, "Failed", "Error", "Cancelled")

@@ -21,12 +21,12 @@ from lockstep.api.objects import Object
 from lockstep.kube.cluster import CONFLICT, FORBIDDEN, NOT_FOUND, ApiError, Cluster
 from lockstep.kube.kinds import KINDS
 from lockstep.plan.cluster.scope import EVERYWHERE, Scope, scoped, with_profile_hash
-from lockstep.plan.openshift_images import operator_reference, puller
 from lockstep.plan.render.fabric import Transport
 from lockstep.plan.render.objects import claim_object
 from lockstep.plan.render.security import USER_ID, locks_memory_as_root
 from lockstep.plan.render.storage import cluster_claim
 from lockstep.plan.ship.deploy import CLAIM, CLUSTER, RDMA_ROLE, is_default
+from lockstep.plan.ship.openshift_images import operator_reference, puller
 from lockstep.plan.waiting.containers import why_stuck
 from lockstep.plan.waiting.refused import explained
 

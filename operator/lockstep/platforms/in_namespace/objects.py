@@ -16,7 +16,7 @@ from lockstep.api import names
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.job import TrainingJob
 from lockstep.api.objects import Object
-from lockstep.plan.decide.retry import Earlier, retried
+from lockstep.plan.reconcile.clocks import Earlier, retried
 from lockstep.plan.render.objects import Frozen, RenderContext, children, freeze
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved

@@ -26,12 +26,12 @@ from lockstep.kube.exec import ProgramFailed, answer_of, output_of
 from lockstep.kube.expiry import LEFT_SECONDS, expiring
 from lockstep.kube.kinds import path_of
 from lockstep.plan.cluster.fitting import never_enough
-from lockstep.plan.decide.placing import Placing, placing
-from lockstep.plan.decide.retry import Earlier
 from lockstep.plan.observed import Observed, is_terminating, owner_uid
 from lockstep.plan.reasons import Reason
+from lockstep.plan.reconcile.clocks import Earlier
+from lockstep.plan.reconcile.conditions import Fact, View, pods_scheduled, progressing, ranks_ready
+from lockstep.plan.reconcile.placing import Placing, placing
 from lockstep.plan.render.objects import thaw
-from lockstep.plan.status.conditions import Fact, View, pods_scheduled, progressing, ranks_ready
 from lockstep.plan.waiting.containers import is_scheduled
 from lockstep.platforms.clusters.deployed import with_image
 from lockstep.platforms.clusters.facts import list_kind

@@ -8,10 +8,8 @@ from collections.abc import Mapping
 from lockstep.api.names import LABEL_JOB, OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import FORBIDDEN, ApiError, Cluster
-from lockstep.plan.decide.interactive import unused
 from lockstep.plan.observed import Observed
 from lockstep.plan.pages.freshness import Unheard, unheard_of
-from lockstep.plan.waiting.containers import is_scheduled, scheduler_message
 
 KINDS_OF_A_JOB = ("StatefulSet", "Service", "NetworkPolicy", "ConfigMap")
 
@@ -37,6 +35,10 @@ class JobObserver:
 
     async def at(self, job: Object) -> Observed:
         """Observe everything that explains the state of the job."""
+        # `get` and `describe` read only the operator's Lease here: they import no models.
+        from lockstep.plan.reconcile.interactive import unused
+        from lockstep.plan.waiting.containers import scheduler_message
+
         namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
         own = {"labelSelector": f"{LABEL_JOB}={name}"}
         pods, claims, warnings, *objects = await asyncio.gather(
@@ -62,6 +64,8 @@ class JobObserver:
 
     async def _others(self, namespace: str, job: str) -> tuple[Object, ...]:
         """Pods that may hold what the job lacks: of all namespaces, or of its own if your account may list no others."""
+        from lockstep.plan.waiting.containers import is_scheduled
+
         before = len(self.not_seen)
         pods = await self.all("Pod", None)
         if len(self.not_seen) > before:

@@ -10,7 +10,7 @@ from typing import Any
 from lockstep.api.names import RUN_KEY
 from lockstep.kube.cluster import Cluster
 from lockstep.kube.exec import Place, Program, answer_of, lines_in, python_program
-from lockstep.plan.answers import read_summary
+from lockstep.plan.pages.answers import read_summary
 from lockstep.platforms.files.results import run_folder
 from lockstep.platforms.inpod import runfolder, source_of
 

@@ -16,7 +16,7 @@ from lockstep.api.names import LABEL_JOB
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import FORBIDDEN, ApiError, Cluster
 from lockstep.kube.exec import Place, Program, answer_of
-from lockstep.plan.answers import read_node
+from lockstep.plan.pages.answers import read_node
 from lockstep.platforms.files.reader import Say, beside, running_pods
 from lockstep.platforms.files.results import run_folder
 from lockstep.platforms.jobs.runs import lines_of, runfolder_program, summary

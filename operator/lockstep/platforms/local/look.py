@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.api.objects import condition
-from lockstep.plan.answers import read_summary
+from lockstep.plan.pages.answers import read_summary
 from lockstep.plan.pages.top import LOCAL, snapshot
-from lockstep.plan.status.goodput import percentage_of
+from lockstep.plan.reconcile.goodput import percentage_of
 from lockstep.platforms.inpod import runfolder
 from lockstep.platforms.local.records import observed_run
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from lockstep.api.errors import ConfigError
-from lockstep.plan.decide.retry import Earlier
+from lockstep.plan.reconcile.clocks import Earlier
 
 
 def failed_run(job: str, root: Path) -> Earlier:

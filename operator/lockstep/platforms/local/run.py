@@ -15,7 +15,7 @@ from pathlib import Path
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
-from lockstep.plan.decide.retry import Earlier, retried
+from lockstep.plan.reconcile.clocks import Earlier, retried
 from lockstep.plan.render.resolve import resolve
 from lockstep.platforms.local.agents import run_agents
 from lockstep.platforms.local.placement import LOOPBACK, check_inputs, gpus_here, local_defaults, local_run, node_devices, run_dir

@@ -15,9 +15,9 @@ from lockstep.plan.diff import changes
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, owner_uid
 from lockstep.plan.reasons import Reason
+from lockstep.plan.reconcile.events import WARNING, Note, Told, tellable
 from lockstep.plan.reconcile.reconcile import Plan
 from lockstep.plan.reconcile.writes import is_other_run, makes_pods
-from lockstep.plan.status.events import WARNING, Note, Told, tellable
 from lockstep.plan.times import timestamp
 from lockstep.platforms.operator.memory.queue import Refusals
 

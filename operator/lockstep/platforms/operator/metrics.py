@@ -18,8 +18,8 @@ from prometheus_client.registry import Collector
 from lockstep.api.objects import Object
 from lockstep.kube.kinds import KINDS as API_KINDS
 from lockstep.plan.observed import Observed
-from lockstep.plan.status.goodput import CAUSES, KINDS
-from lockstep.plan.status.measures import (
+from lockstep.plan.reconcile.goodput import CAUSES, KINDS
+from lockstep.plan.reconcile.measures import (
     FINISHED,
     GOODPUT,
     LOST,

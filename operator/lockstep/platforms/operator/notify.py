@@ -23,7 +23,7 @@ from aiohttp.resolver import ThreadedResolver
 from lockstep.api.names import NOTIFY_SECRET, OPERATOR_NAME
 from lockstep.kube.cluster import FORBIDDEN, ApiError, Cluster
 from lockstep.plan.observed import Delivery, Observed
-from lockstep.plan.status.notify import Message, due_message, is_forbidden, next_try, url_problem
+from lockstep.plan.reconcile.notify import Message, due_message, is_forbidden, next_try, url_problem
 from lockstep.platforms.operator.memory.queue import Key
 
 TRY_SECONDS = 10.0

@@ -28,20 +28,19 @@ from lockstep.kube.issuer import IssuedTokens
 from lockstep.kube.kinds import KINDS
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed
+from lockstep.plan.reconcile.events import Note
 from lockstep.plan.reconcile.reconcile import Plan, reconcile
 from lockstep.plan.render.objects import RenderContext
 from lockstep.plan.render.run import report_target
-from lockstep.plan.status.events import Note
 from lockstep.plan.waiting.containers import lacks_secret
 from lockstep.platforms.operator.authenticate import Reviewed, token_reviewer
 from lockstep.platforms.operator.certificate import Certificates, authority_made
 from lockstep.platforms.operator.execute import Executor, status_refused
 from lockstep.platforms.operator.health import Signs, problem
-from lockstep.platforms.operator.memory.compact import job_of
+from lockstep.platforms.operator.memory.history import RememberedRuns
 from lockstep.platforms.operator.memory.inventory import WATCHED, Inventory, Watched
-from lockstep.platforms.operator.memory.lastseen import RememberedRuns, Settling
-from lockstep.platforms.operator.memory.patience import patiently
-from lockstep.platforms.operator.memory.queue import Key, Refusals, WorkQueue
+from lockstep.platforms.operator.memory.objects import job_of
+from lockstep.platforms.operator.memory.queue import DelayedWrites, Key, Refusals, WorkQueue, patiently
 from lockstep.platforms.operator.metrics import Jobs, Metrics
 from lockstep.platforms.operator.notify import Notifier
 from lockstep.platforms.operator.report_server import ReportServer, Standing
@@ -147,7 +146,7 @@ class Operator:
         self._leads_since: float | None = None
         self.queue = WorkQueue(self.work)
         self.executor = Executor(self.cluster, self.written, lambda kind, item: self.observe(kind, item, deleted=False))
-        self.settling = Settling()
+        self.settling = DelayedWrites()
         self.runs = RememberedRuns()
         self.notifier = Notifier(self.cluster, self.queue.mark, enabled=self.settings.webhooks, now=self.cluster.clock.now)
         review = IssuedTokens(self.cluster) if self.settings.profile else token_reviewer(self.cluster)

@@ -21,7 +21,7 @@ from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.platforms.operator.certificate import Certificates, service_names
 from lockstep.platforms.operator.lease import Lease, LeaseLost
 from lockstep.platforms.operator.listening import METRICS, REPORTS, serving
-from lockstep.platforms.operator.memory.patience import patiently
+from lockstep.platforms.operator.memory.queue import patiently
 from lockstep.platforms.operator.metrics import Metrics
 from lockstep.platforms.operator.metrics_server import MetricsServer
 from lockstep.platforms.operator.operator import Operator, Settings, WentBack

@@ -17,8 +17,8 @@ from aiohttp import StreamReader, web
 
 from lockstep.api.names import NODES_MAX
 from lockstep.kube.cluster import TOO_LARGE, ApiError
-from lockstep.plan.decide.facts import facts_of, racks_of
 from lockstep.plan.observed import ReceivedReport
+from lockstep.plan.reconcile.podfacts import facts_of, racks_of
 from lockstep.platforms.operator.authenticate import (
     UNAUTHENTICATED,
     Refusal,
@@ -31,8 +31,8 @@ from lockstep.platforms.operator.authenticate import (
 )
 from lockstep.platforms.operator.certificate import Certificates
 from lockstep.platforms.operator.listening import Seldom, prove
+from lockstep.platforms.operator.memory.history import RememberedLosses
 from lockstep.platforms.operator.memory.inventory import Inventory
-from lockstep.platforms.operator.memory.lastseen import RememberedLosses
 from lockstep.platforms.operator.memory.queue import Key
 from lockstep_gang.contract import (
     CLAIM_BYTES_MAX,

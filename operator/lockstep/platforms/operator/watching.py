@@ -17,8 +17,8 @@ from lockstep.api.objects import Object
 from lockstep.kube.connection import headers_of, server_of, session_to
 from lockstep.kube.kinds import KINDS, type_meta
 from lockstep.kube.reading import BoundedSession
-from lockstep.platforms.operator.memory.compact import FREE_FORM, slim
 from lockstep.platforms.operator.memory.inventory import WATCHED, Watched
+from lockstep.platforms.operator.memory.objects import FREE_FORM, slim
 
 if TYPE_CHECKING:
     import kopf

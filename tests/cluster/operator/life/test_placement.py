@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from lockstep.plan.decide.placing import AWAY_SECONDS, HOLD_SECONDS
+from lockstep.plan.reconcile.placing import AWAY_SECONDS, HOLD_SECONDS
 from support.clusters.cluster_jobs import Jobs, until
 
 TAINT = {"key": "lockstep.dev/test", "value": "second", "effect": "NoSchedule"}

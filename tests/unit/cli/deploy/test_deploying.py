@@ -24,8 +24,8 @@ from lockstep.cli.shared.progress import Progress
 from lockstep.cli.shared.target import load
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.kinds import KINDS, path_of
-from lockstep.plan.openshift_images import puller
 from lockstep.plan.ship.deploy import Left, State, called, counted, difference, of_one_cluster, removable_claims, users
+from lockstep.plan.ship.openshift_images import puller
 from lockstep.platforms.clusters import install, remove
 from lockstep.platforms.clusters.devenv import dev_environment, ensure_dev_environment, how_far, until_up
 from lockstep.platforms.clusters.facts import operator_trouble

@@ -16,12 +16,11 @@ from lockstep.api.status import ActiveTime
 from lockstep.kube.clock import OFF_SECONDS, SLOW_SECONDS, ServerClock
 from lockstep.kube.cluster import Cluster
 from lockstep.kube.kubeconfig import Server
-from lockstep.plan.decide.lifetime import active_seconds, active_time, held_until, until_expired
-from lockstep.plan.decide.starting import until_start_overdue
 from lockstep.plan.observed import Observed
+from lockstep.plan.reconcile.clocks import active_seconds, active_time, held_until, until_expired, until_start_overdue
+from lockstep.plan.reconcile.events import Note
 from lockstep.plan.reconcile.reconcile import reconcile
-from lockstep.plan.status.events import Note
-from lockstep.plan.status.status import PROGRESS_SECONDS, due
+from lockstep.plan.reconcile.status import PROGRESS_SECONDS, due
 from lockstep.plan.times import timestamp
 from lockstep.platforms.operator import operator
 from lockstep.platforms.operator.certificate import make_certificates

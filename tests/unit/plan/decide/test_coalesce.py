@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from lockstep.plan.decide.coalesce import SETTLE_SECONDS
 from lockstep.plan.observed import Observed
 from lockstep.plan.reconcile.reconcile import Plan, reconcile
-from lockstep.platforms.operator.memory.lastseen import Settling
+from lockstep.plan.reconcile.status import SETTLE_SECONDS
+from lockstep.platforms.operator.memory.queue import DelayedWrites
 from lockstep.platforms.operator.watching import kopf_settings
 from lockstep_gang.contract import State
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, fresh, pod, report, running, settled, waiting
@@ -76,7 +76,7 @@ def test_an_end_takes_one_write() -> None:
 
 def test_a_change_waits_only_so_long_and_the_next_one_waits_anew() -> None:
     now = [100.0]
-    settling = Settling(lambda: now[0])
+    settling = DelayedWrites(lambda: now[0])
     assert settling.left("a") == SETTLE_SECONDS
     now[0] += SETTLE_SECONDS - 0.5
     assert (settling.left("a"), settling.left("b")) == (0.5, SETTLE_SECONDS)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from lockstep.api.objects import Object
-from lockstep.plan.decide.facts import facts_of, loss_of, losses
-from lockstep.plan.decide.lostnode import lost_nodes
 from lockstep.plan.observed import Observed, ReceivedReport
 from lockstep.plan.pages.why import text, why
+from lockstep.plan.reconcile.lostnode import lost_nodes
+from lockstep.plan.reconcile.podfacts import facts_of, loss_of, losses
 from lockstep.plan.reconcile.reconcile import reconcile
-from lockstep.platforms.operator.memory.lastseen import KEPT_SECONDS, RememberedLosses
+from lockstep.platforms.operator.memory.history import KEPT_SECONDS, RememberedLosses
 from lockstep_gang.contract import FactType, NodeReport, State
 from unit.plan.reconcile import test_reconcile
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, report, running, settled

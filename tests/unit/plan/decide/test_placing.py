@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.api.objects import Object
-from lockstep.plan.decide.placing import AWAY_SECONDS, HOLD_ALONE_SECONDS, HOLD_SECONDS, TURN_SECONDS, Placing, placing
 from lockstep.plan.observed import Observed
 from lockstep.plan.pages.why import text, why
+from lockstep.plan.reconcile.events import notes
+from lockstep.plan.reconcile.placing import AWAY_SECONDS, HOLD_ALONE_SECONDS, HOLD_SECONDS, TURN_SECONDS, Placing, placing
 from lockstep.plan.reconcile.reconcile import reconcile
-from lockstep.plan.status.events import notes
 from lockstep.plan.times import seconds_of, timestamp
 from lockstep.platforms.operator.memory.inventory import Inventory
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, UID, after, condition, pod, running

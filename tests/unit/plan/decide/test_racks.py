@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from lockstep.plan.decide.facts import facts_of, racks_of
 from lockstep.plan.observed import Observed
+from lockstep.plan.reconcile.podfacts import facts_of, racks_of
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep_gang.contract import State
 from unit.gang.test_scale import lines_run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from lockstep.plan.table import COLUMNS, WIDE, age, describe, row
+from lockstep.plan.pages.table import COLUMNS, WIDE, age, describe, row
 
 NOW = datetime.fromisoformat("2026-11-21T12:00:00+00:00").timestamp()
 

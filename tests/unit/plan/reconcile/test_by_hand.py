@@ -13,8 +13,8 @@ from lockstep.plan.observed import REPLICAS_BY, Observed
 from lockstep.plan.pages.why import text, why
 from lockstep.plan.reconcile.reconcile import Plan, reconcile
 from lockstep.platforms.operator.execute import _refused
-from lockstep.platforms.operator.memory.compact import Kept
 from lockstep.platforms.operator.memory.inventory import Inventory
+from lockstep.platforms.operator.memory.objects import Kept
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, pod, report, settled
 
 STS = ("StatefulSet", "x")

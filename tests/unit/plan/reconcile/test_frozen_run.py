@@ -14,12 +14,12 @@ import pytest
 from lockstep.api.names import ANNOTATION_RUN_HASH, ANNOTATION_RUN_PROOF, LABEL_JOB, run_name
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import ApiError
-from lockstep.plan.decide.accept import Accepted, accept
 from lockstep.plan.observed import Observed
+from lockstep.plan.reconcile.accept import Accepted, accept
 from lockstep.plan.reconcile.reconcile import Plan, reconcile
 from lockstep.plan.render.objects import TEMPLATE_KEY, Frozen, GangRun, RenderContext
 from lockstep.platforms.operator.execute import Executor
-from lockstep.platforms.operator.memory.lastseen import RememberedRuns
+from lockstep.platforms.operator.memory.history import RememberedRuns
 from lockstep.platforms.operator.secrets import job_key, run_key
 from lockstep_gang.contract import State
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, UID, after, condition, fresh, pod, report, settled, stored

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lockstep.api.job import TrainingJobSpec
-from lockstep.plan.decide.lifetime import without_operator
 from lockstep.plan.observed import Observed
+from lockstep.plan.reconcile.clocks import without_operator
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep_gang.contract import Failure, State
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, pod, report, settled

@@ -11,10 +11,10 @@ import pytest
 
 from lockstep.api.generate.crd import training_job_crd
 from lockstep.api.objects import Object
-from lockstep.plan.decide.accept import REMEMBERED_CHARACTERS
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, ReceivedReport
 from lockstep.plan.reasons import Reason
+from lockstep.plan.reconcile.accept import REMEMBERED_CHARACTERS
 from lockstep.plan.reconcile.reconcile import Plan, reconcile
 from lockstep.plan.render.objects import RenderContext, children, freeze
 from lockstep.plan.render.resolve import resolve
@@ -144,7 +144,9 @@ def test_a_start_that_was_taken_back_is_not_made_again_before_its_pods_are_gone(
 
 def test_a_job_is_read_once_however_often_it_is_looked_at_and_again_when_it_or_its_cluster_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    monkeypatch.setattr("lockstep.plan.decide.accept.resolve", lambda job, *more: calls.append(job.spec.script.path) or resolve(job, *more))
+    monkeypatch.setattr(
+        "lockstep.plan.reconcile.accept.resolve", lambda job, *more: calls.append(job.spec.script.path) or resolve(job, *more)
+    )
     one = fresh(script={"path": "counted.py"})
     for _ in range(3):
         reconcile(one, None, CONTEXT, NOW)
@@ -373,7 +375,7 @@ def test_a_job_of_the_same_name_that_is_still_being_removed_is_waited_for() -> N
 
 
 def freeze_of(observed: Observed) -> Any:
-    from lockstep.plan.decide.accept import Accepted, accept
+    from lockstep.plan.reconcile.accept import Accepted, accept
 
     found = accept(observed, CONTEXT)
     assert isinstance(found, Accepted)

@@ -10,8 +10,8 @@ import pytest
 from lockstep.api.objects import Object
 from lockstep.plan.observed import Observed, ReceivedReport
 from lockstep.plan.pages.why import why
+from lockstep.plan.reconcile.events import Note
 from lockstep.plan.reconcile.reconcile import Plan, reconcile
-from lockstep.plan.status.events import Note
 from lockstep_gang.contract import Finding, PreflightReport, State
 from lockstep_spec.choices import Severity
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, PROFILE, after, condition, pod, report, running, settled

@@ -9,9 +9,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from lockstep.plan.observed import Observed
+from lockstep.plan.reconcile.conditions import SILENT_SECONDS
+from lockstep.plan.reconcile.measures import gauges
 from lockstep.plan.reconcile.reconcile import reconcile
-from lockstep.plan.status.conditions import SILENT_SECONDS
-from lockstep.plan.status.measures import gauges
 from lockstep.plan.times import timestamp
 from lockstep.platforms.operator.metrics import Jobs
 from lockstep.platforms.operator.report_server import Reports

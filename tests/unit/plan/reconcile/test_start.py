@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lockstep.plan.observed import Observed
+from lockstep.plan.reconcile.conditions import timestamp
 from lockstep.plan.reconcile.reconcile import reconcile
-from lockstep.plan.status.conditions import timestamp
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, PROFILE, after, condition, fresh, pod, report, running
 from unit.plan.reconcile.test_stop import replicas, status
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from lockstep.plan.observed import Observed
+from lockstep.plan.pages.table import describe
 from lockstep.plan.pages.why import text, why
 from lockstep.plan.reconcile.reconcile import Plan, reconcile
-from lockstep.plan.table import describe
 from lockstep_gang.contract import Cause, CheckpointReport, FailedSaves, TrainerReport
 from lockstep_gang.contract.messages import Checkpoint, SaveFailed, Step
 from lockstep_gang.lifecycle.causes import rank_cause

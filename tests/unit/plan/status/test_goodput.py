@@ -9,8 +9,8 @@ import pytest
 
 from lockstep.api.status import GoodputStatus
 from lockstep.plan.observed import Observed, ReceivedReport
+from lockstep.plan.reconcile.goodput import ALONE_SECONDS, goodput_status
 from lockstep.plan.reconcile.reconcile import reconcile
-from lockstep.plan.status.goodput import ALONE_SECONDS, goodput_status
 from lockstep_gang.contract import Goodput, Loss, State, TrainerReport
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, report, running, settled
 

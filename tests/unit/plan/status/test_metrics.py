@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import ApiError
 from lockstep.plan.observed import Observed
-from lockstep.plan.status.measures import FINISHED, GOODPUT, LOST_GPU, RESTARTS, STATES, Counted, Growth, counted, gauges, growth, state
+from lockstep.plan.reconcile.measures import FINISHED, GOODPUT, LOST_GPU, RESTARTS, STATES, Counted, Growth, counted, gauges, growth, state
 from lockstep.platforms.operator import metrics as module
 from lockstep.platforms.operator.metrics import Jobs, Metrics
 from lockstep.platforms.operator.metrics_server import MetricsServer

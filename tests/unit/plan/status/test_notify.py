@@ -17,10 +17,10 @@ from lockstep.api.job import TrainingJobSpec
 from lockstep.api.objects import Object
 from lockstep.api.status import NotificationStatus
 from lockstep.kube.cluster import ApiError
-from lockstep.plan.decide.lifetime import without_operator
 from lockstep.plan.observed import Delivery, Observed
+from lockstep.plan.reconcile.clocks import without_operator
+from lockstep.plan.reconcile.notify import BOUND_SECONDS, Message, due_message, next_try, url_problem
 from lockstep.plan.reconcile.reconcile import reconcile
-from lockstep.plan.status.notify import BOUND_SECONDS, Message, due_message, next_try, url_problem
 from lockstep.platforms.operator import notify
 from lockstep.platforms.operator.notify import Notifier, SafeResolver
 from unit.gang.test_scale import until

@@ -19,11 +19,11 @@ from lockstep.api.generate.crd import training_job_crd
 from lockstep.api.job import RANKS_MAX
 from lockstep.api.objects import Object
 from lockstep.plan.observed import Observed, ReceivedReport
+from lockstep.plan.reconcile import statussize
+from lockstep.plan.reconcile.events import MESSAGE_BYTES, Note, Told, notes, tellable
 from lockstep.plan.reconcile.reconcile import reconcile
-from lockstep.plan.status import statussize
-from lockstep.plan.status.events import MESSAGE_BYTES, Note, Told, notes, tellable
-from lockstep.plan.status.statussize import STATUS_BYTES_MAX, fitted, stored_bytes
-from lockstep.platforms.operator.memory.compact import BYTES_MAX, Kept
+from lockstep.plan.reconcile.statussize import STATUS_BYTES_MAX, fitted, stored_bytes
+from lockstep.platforms.operator.memory.objects import BYTES_MAX, Kept
 from lockstep_gang.contract import NodeReport, RankCount, Report, State, parse_report
 from lockstep_spec.codec import to_json
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, fresh, pod

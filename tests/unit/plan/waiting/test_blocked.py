@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from lockstep.api.objects import Object
-from lockstep.plan.decide.interactive import unused
 from lockstep.plan.observed import Observed
 from lockstep.plan.reasons import Reason
+from lockstep.plan.reconcile.interactive import unused
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.plan.waiting.refused import explained
 from lockstep.plan.waiting.unscheduled import why_unscheduled
-from lockstep.platforms.operator.memory.compact import Kept
+from lockstep.platforms.operator.memory.objects import Kept
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, condition, pod, running
 
 GPU = "nvidia.com/gpu"

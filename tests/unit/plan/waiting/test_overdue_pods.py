@@ -10,7 +10,7 @@ from lockstep.plan.observed import Observed
 from lockstep.plan.pages.why import why
 from lockstep.plan.reconcile.reconcile import Plan, reconcile
 from lockstep.plan.waiting.overdue import OVERDUE_SECONDS
-from lockstep.platforms.operator.memory.compact import Kept
+from lockstep.platforms.operator.memory.objects import Kept
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, pod, running, settled
 
 ENDED = "2027-01-15T08:00:00Z"  # NOW

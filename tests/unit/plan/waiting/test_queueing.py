@@ -9,7 +9,7 @@ import pytest
 from lockstep.api.objects import Object
 from lockstep.plan.observed import Observed
 from lockstep.plan.reconcile.reconcile import reconcile
-from lockstep.platforms.operator.memory.compact import Kept
+from lockstep.platforms.operator.memory.objects import Kept
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, condition, pod, report, running, settled
 from unit.plan.reconcile.test_stop import asked, going, gone, stopped_report
 

@@ -28,10 +28,10 @@ from lockstep.kube import exec as programs
 from lockstep.kube.cluster import LOG_LINE_BYTES_MAX, _lines
 from lockstep.kube.exec import LINE_BYTES_MAX, STDOUT, Place, Program, ProgramFailed, answer_of, ending_of, lines_in
 from lockstep.kube.kinds import path_of
-from lockstep.plan.answers import read_node, read_summary
 from lockstep.plan.cluster.calibration import point_in
 from lockstep.plan.discovery.probe import read_probe
 from lockstep.plan.observed import Observed
+from lockstep.plan.pages.answers import read_node, read_summary
 from lockstep.plan.pages.diffruns import Side, compare, curve, page, results_of, told_of
 from lockstep.plan.pages.logs import RankFailures, error_lines
 from lockstep.plan.pages.top import page as top_page

@@ -19,14 +19,14 @@ from lockstep.kube.cluster import ApiError, Cluster, Unreachable
 from lockstep.kube.kinds import KINDS, path_of
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed
+from lockstep.plan.reconcile.events import Note
 from lockstep.plan.reconcile.reconcile import Plan
-from lockstep.plan.status.events import Note
 from lockstep.platforms.clusters.install import operator_objects
 from lockstep.platforms.clusters.remove import uninstall
 from lockstep.platforms.operator import operator
 from lockstep.platforms.operator.certificate import Certificates, make_certificates
 from lockstep.platforms.operator.execute import CREATES_AT_ONCE, Executor
-from lockstep.platforms.operator.memory import patience
+from lockstep.platforms.operator.memory import queue
 from lockstep.platforms.operator.memory.inventory import WATCHED, Inventory
 from lockstep.platforms.operator.memory.queue import Key, WorkQueue, jittered
 from lockstep.platforms.operator.watching import taker
@@ -665,7 +665,7 @@ class Busy(Empty):
 
 
 def test_a_leader_whose_first_list_is_refused_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "START_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(queue, "START_RETRY_SECONDS", 0.0)
     cluster = Busy(None)
     led = operator.Operator(cluster, operator.Settings("agent:1"), b"", Certificates("", "", "", ""))
 

@@ -13,12 +13,12 @@ from typing import Any
 
 from lockstep.api.names import ANNOTATION_RUN_HASH, APP, LABEL_JOB, LABEL_MANAGED_BY, NODES_MAX, log_name, run_name, service_name
 from lockstep.api.objects import Object
-from lockstep.plan.decide.interactive import is_interactive, unused
-from lockstep.plan.decide.placing import contender, is_unplaced
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, owner_uid
+from lockstep.plan.reconcile.interactive import is_interactive, unused
+from lockstep.plan.reconcile.placing import contender, is_unplaced
 from lockstep.plan.waiting.containers import PULL_EVENT, is_scheduled, scheduler_message
-from lockstep.platforms.operator.memory.compact import Kept, job_of, version_of
+from lockstep.platforms.operator.memory.objects import Kept, job_of, version_of
 from lockstep.platforms.operator.memory.queue import Key
 
 log = logging.getLogger("lockstep.operator")

@@ -12,6 +12,10 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
+
+from lockstep.kube.cluster import ApiError
+from lockstep.plan.reconcile.status import SETTLE_SECONDS
 
 BACKOFF_FIRST_SECONDS = 0.25
 BACKOFF_MAX_SECONDS = 60.0
@@ -24,7 +28,10 @@ SOON_SECONDS = 0.05
 WORKERS = 16
 JITTER = 0.25
 """Of every wait, at random, up or down: a thousand jobs that one quota refuses don't come back together."""
+START_RETRY_SECONDS = 2.0
+"""Before the operator asks again for what it can't begin without."""
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 Key = tuple[str, str]
 """(namespace, name) of a job."""
@@ -236,3 +243,33 @@ class Refusals:
 
 def jittered(seconds: float) -> float:
     return seconds * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 (no secret)
+
+
+class DelayedWrites:
+    """Since when a change of a job's status waits for what follows, by the job's uid."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: dict[str, float] = {}
+
+    def left(self, uid: str) -> float:
+        """Seconds that the change may still wait; at most 0: it is to be written."""
+        return self._since.setdefault(uid, self._clock()) + SETTLE_SECONDS - self._clock()
+
+    def settled(self, uid: str) -> None:
+        """There is nothing that waits."""
+        self._since.pop(uid, None)
+
+    def forget(self, uids: set[str]) -> None:
+        """Keep these jobs only."""
+        self._since = {uid: since for uid, since in self._since.items() if uid in uids}
+
+
+async def patiently(what: str, call: Callable[[], Awaitable[T]]) -> T:
+    """Return what `call` returns, tried as often as it takes: a process that ends because the API server is away is only started ever later."""
+    while True:
+        try:
+            return await call()
+        except (ApiError, OSError) as error:
+            log.warning("%s: %s; again in %.0f s", what, error, START_RETRY_SECONDS)
+            await asyncio.sleep(START_RETRY_SECONDS)

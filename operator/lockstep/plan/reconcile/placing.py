@@ -21,8 +21,8 @@ from typing import Any
 
 from lockstep.api.objects import Object
 from lockstep.api.status import PlacementStatus, unchecked
-from lockstep.plan.decide.interactive import is_interactive, is_stopped
 from lockstep.plan.observed import Observed, is_terminating
+from lockstep.plan.reconcile.interactive import is_interactive, is_stopped
 from lockstep.plan.times import seconds_of, timestamp
 from lockstep.plan.waiting.containers import is_scheduled, placed_at, waits_for_room
 from lockstep.plan.waiting.refused import why_not_created

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from lockstep.api.objects import Object, condition, is_true
 from lockstep.plan.times import seconds_of
@@ -171,3 +171,11 @@ def of_total(step: int | None, total: int | None) -> str:
 def age(stamp: str | None, now: float) -> str:
     """How long ago, as kubectl writes it; `-` when nobody says when."""
     return "-" if not stamp else duration(max(0, now - seconds_of(stamp)))
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """One line a row, each column as wide as its longest cell; all rows have as many cells. Nothing in them acts on a terminal."""
+    rows = [[printable_line(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from lockstep.api.names import LABEL_JOB
-from lockstep.api.objects import Object, is_running
+from lockstep.api.objects import Object, condition, is_running
 from lockstep.api.status import (
     LONG_TEXT_MAX,
     ActiveTime,
+    AllReduceStatus,
     CheckpointStatus,
     ClusterInUse,
+    ConditionType,
+    FabricDifference,
+    FabricStatus,
     FailedSavesStatus,
     FailureStatus,
     InterferenceStatus,
     Metric,
     PlacementStatus,
+    PreflightFinding,
+    PreflightStatus,
     Ranks,
     RestartStatus,
     ResultStatus,
@@ -23,23 +29,40 @@ from lockstep.api.status import (
     TrainingJobStatus,
     unchecked,
 )
-from lockstep.plan.decide.excluded import excluded_nodes
-from lockstep.plan.decide.interactive import interactive_status
-from lockstep.plan.decide.retry import retry_of
 from lockstep.plan.observed import Observed
 from lockstep.plan.reasons import Reason
+from lockstep.plan.reconcile.clocks import retry_of
+from lockstep.plan.reconcile.conditions import View, facts, with_times
+from lockstep.plan.reconcile.excluded import excluded_nodes
+from lockstep.plan.reconcile.goodput import goodput_status, is_stale
+from lockstep.plan.reconcile.interactive import interactive_status
+from lockstep.plan.reconcile.notify import notification_status
+from lockstep.plan.reconcile.statussize import fitted
 from lockstep.plan.render.objects import Frozen
-from lockstep.plan.status.conditions import View, facts, with_times
-from lockstep.plan.status.goodput import goodput_status, is_stale
-from lockstep.plan.status.notify import notification_status
-from lockstep.plan.status.reported import fabric_status, preflight_status
-from lockstep.plan.status.statussize import fitted
 from lockstep.plan.times import not_ahead, remaining, seconds_of, timestamp
-from lockstep_gang.contract import Cause, CheckpointReport, Failure, Report, Restart, TrainerReport, printable_line
+from lockstep_gang.contract import (
+    Bandwidth,
+    Cause,
+    CheckpointReport,
+    FabricReport,
+    Failure,
+    Finding,
+    PreflightReport,
+    Report,
+    Restart,
+    TrainerReport,
+    printable_line,
+)
 
 PROGRESS_SECONDS = 15.0
 COUNT_MAX = 2**63 - 1
 LAST_LINES, HISTORY = 20, 10
+SETTLE_SECONDS = 2.0
+"""How long a change that `is_passing` may wait for the next."""
+_ON_THE_WAY = frozenset({Reason.PODS_NOT_CREATED, Reason.SCHEDULING, Reason.STARTING})
+_NOT_READY = frozenset({Reason.PODS_NOT_SCHEDULED, Reason.STARTING, Reason.WAITING_FOR_REPORT})
+_CONDITIONS = frozenset({ConditionType.PODS_SCHEDULED, ConditionType.RANKS_READY, ConditionType.PROGRESSING, ConditionType.SUSPENDED})
+_FIELDS = frozenset({"conditions", "observedGeneration", "nodes", "runningNodes", "startTime", "active", "ranks", "run", "cluster"})
 _PROGRESS = ("trainer", "checkpoint", "goodput")
 _LAST_KNOWN = ("trainer", "checkpoint", "failure", "fabric", "preflight", "result", "goodput")
 """Parts that stay as they were until a report has another."""
@@ -196,6 +219,66 @@ def _restart(restart: Restart) -> RestartStatus:
     )
 
 
+def fabric_status(observed: Observed, fabric: FabricReport) -> FabricStatus:
+    """Return status.fabric."""
+    before = FabricStatus.stored(observed.status.get("fabric"))
+    names = {item.node: item.node_name for item in before.differing} if before is not None else {}
+    return unchecked(
+        FabricStatus,
+        transport=fabric.transport,
+        network=fabric.network,
+        hcas=list(fabric.hcas),
+        link=fabric.link,
+        interfaces=list(fabric.interfaces),
+        gpu_direct=fabric.gpu_direct,
+        nccl_version=fabric.nccl_version,
+        ranks_heard=fabric.ranks_heard,
+        differing=[
+            unchecked(
+                FabricDifference,
+                node=ranks.node,
+                node_name=observed.node_name(ranks.node) or names.get(ranks.node),
+                ranks=ranks.ranks,
+                why=ranks.why,
+            )
+            for ranks in fabric.differing
+        ],
+    )
+
+
+def preflight_status(observed: Observed, result: PreflightReport) -> PreflightStatus:
+    """Return status.preflight. A node's name is read while its pod is there, and stays after that."""
+    before = PreflightStatus.stored(observed.status.get("preflight"))
+    names = {finding.node: finding.node_name for finding in before.findings} if before is not None and before.time == result.time else {}
+    return unchecked(
+        PreflightStatus,
+        time=result.time,
+        ok=result.ok,
+        checks=len(result.checks),
+        nodes=result.nodes,
+        milliseconds=result.milliseconds,
+        findings=[_finding(observed, finding, names.get(finding.node)) for finding in result.findings],
+        omitted=result.omitted,
+        all_reduce=None if result.all_reduce is None else _bandwidth(result.all_reduce),
+    )
+
+
+def _finding(observed: Observed, finding: Finding, name: str | None) -> PreflightFinding:
+    return unchecked(
+        PreflightFinding,
+        check=finding.check,
+        severity=finding.severity,
+        node=finding.node,
+        node_name=name or observed.node_name(finding.node),
+        message=finding.message,
+        fix=finding.fix,
+    )
+
+
+def _bandwidth(measured: Bandwidth) -> AllReduceStatus:
+    return unchecked(AllReduceStatus, ranks=measured.ranks, bytes=measured.bytes, busbw=f"{measured.bytes_per_second / 1e9:.3f}")
+
+
 def due(before: Object, wanted: Object, now: float) -> tuple[bool, float | None]:
     """Whether to write it now, and else in how many seconds.
 
@@ -212,3 +295,22 @@ def due(before: Object, wanted: Object, now: float) -> tuple[bool, float | None]
     is_ahead = last is not None and seconds_of(last) > now + 1  # by a clock that was fast: waiting for it may take for ever
     wait = 0.0 if last is None or is_ahead else remaining(seconds_of(last), PROGRESS_SECONDS, now)
     return (True, None) if wait <= 0 else (False, wait)
+
+
+def is_passing(before: Object, after: Object) -> bool:
+    """Whether the two differ only by how far the start of a job's pods has come, a resumed job's included."""
+    if _reason(before, ConditionType.PROGRESSING) not in _ON_THE_WAY | {Reason.SUSPENDED}:
+        return False
+    if _reason(after, ConditionType.PROGRESSING) not in _ON_THE_WAY or _reason(after, ConditionType.RANKS_READY) not in _NOT_READY:
+        return False
+    return _others(before) == _others(after)
+
+
+def _reason(status: Object, kind: ConditionType) -> str:
+    return str(condition(status, kind).get("reason", ""))
+
+
+def _others(status: Object) -> tuple[Object, dict[str, tuple[str, str, str]]]:
+    """All but what a start changes."""
+    said = {c["type"]: (c["status"], c["reason"], c["message"]) for c in status.get("conditions", []) if c["type"] not in _CONDITIONS}
+    return {key: value for key, value in status.items() if key not in _FIELDS}, said

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 
 from lockstep.api.objects import Object, condition
 from lockstep.api.status import ConditionType
-from lockstep.plan.decide.facts import NodeTrouble, node_index, node_trouble, trouble_of
 from lockstep.plan.observed import Observed, ReceivedReport, current_report, owner_uid
+from lockstep.plan.reconcile.podfacts import NodeTrouble, node_index, node_trouble, trouble_of
 from lockstep.plan.times import seconds_of
 from lockstep.plan.waiting.containers import is_scheduled, scheduler_message
 from lockstep_spec.words import listed

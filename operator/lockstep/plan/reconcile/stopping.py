@@ -10,14 +10,14 @@ from enum import StrEnum
 
 from lockstep.api.objects import Object
 from lockstep.api.status import StopStatus, unchecked
-from lockstep.plan.decide.accept import Accepted, missing_service_account
-from lockstep.plan.decide.excluded import pods_on_excluded
-from lockstep.plan.decide.interactive import is_released, is_stopped
-from lockstep.plan.decide.placing import Placing
-from lockstep.plan.decide.starting import attempts_before, replaced_by
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, ReceivedReport, is_terminating, owner_uid
 from lockstep.plan.reasons import Reason
+from lockstep.plan.reconcile.accept import Accepted, missing_service_account
+from lockstep.plan.reconcile.clocks import attempts_before, replaced_by
+from lockstep.plan.reconcile.excluded import pods_on_excluded
+from lockstep.plan.reconcile.interactive import is_released, is_stopped
+from lockstep.plan.reconcile.placing import Placing
 from lockstep.plan.render.objects import Frozen
 from lockstep.plan.times import timestamp
 from lockstep_gang.contract import CheckpointReport, Report, Save

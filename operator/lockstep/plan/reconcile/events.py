@@ -11,8 +11,8 @@ from types import MappingProxyType
 
 from lockstep.api.objects import Object
 from lockstep.api.status import ConditionType
-from lockstep.plan.decide.stopping import stop_event
 from lockstep.plan.reasons import Reason
+from lockstep.plan.reconcile.stopping import stop_event
 from lockstep.plan.times import age
 from lockstep_gang.contract import printable_line
 from lockstep_spec.words import number_of

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import astuple
 
 from lockstep.api.objects import Object
-from lockstep.plan.decide.coalesce import SETTLE_SECONDS
-from lockstep.plan.decide.facts import deletion_of, loss_of, losses
 from lockstep.plan.observed import Observed
+from lockstep.plan.reconcile.podfacts import deletion_of, loss_of, losses
 from lockstep.plan.render.objects import Frozen, GangRun
 from lockstep.platforms.operator.memory.queue import Key
 from lockstep_gang.contract import Fact
@@ -92,23 +90,3 @@ class RememberedLosses:
 
     def forget(self, key: Key) -> None:
         self._of.pop(key, None)
-
-
-class Settling:
-    """By the job's uid."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._since: dict[str, float] = {}
-
-    def left(self, uid: str) -> float:
-        """Seconds that the change may still wait; at most 0: it is to be written."""
-        return self._since.setdefault(uid, self._clock()) + SETTLE_SECONDS - self._clock()
-
-    def settled(self, uid: str) -> None:
-        """There is nothing that waits."""
-        self._since.pop(uid, None)
-
-    def forget(self, uids: set[str]) -> None:
-        """Keep these jobs only."""
-        self._since = {uid: since for uid, since in self._since.items() if uid in uids}

@@ -14,10 +14,10 @@ from lockstep.api.job import TrainingJob
 from lockstep.api.names import ANNOTATION_DEFAULT_CLUSTER
 from lockstep.api.objects import Object
 from lockstep.api.status import ClusterInUse, unchecked
-from lockstep.plan.decide.excluded import excluded_names
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import UNREADABLE, Observed, is_terminating, start_anew
 from lockstep.plan.reasons import Reason
+from lockstep.plan.reconcile.excluded import excluded_names
 from lockstep.plan.render.objects import Frozen, RenderContext, freeze
 from lockstep.plan.render.resolve import refuse_missing_gpus, resolve, trainer_image
 from lockstep.plan.render.resolved import PlatformDefaults, Refused, Resolved

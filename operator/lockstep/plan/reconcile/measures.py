@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from lockstep.api.objects import Object, condition, is_true
 from lockstep.plan.reasons import Reason
-from lockstep.plan.status.goodput import CAUSES, KINDS
+from lockstep.plan.reconcile.goodput import CAUSES, KINDS
 from lockstep.plan.times import seconds_of
 from lockstep_gang.contract import Spent
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from lockstep.api.names import pod_name
 from lockstep.api.objects import condition, is_running
 from lockstep.api.status import Condition, ConditionStatus, ConditionType, unchecked
-from lockstep.plan.decide.interactive import is_ready, is_released, ready_words, released_words, resume_command, running_words
-from lockstep.plan.decide.lostnode import Verdict
-from lockstep.plan.decide.placing import Placing
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, ReceivedReport, start_anew
 from lockstep.plan.reasons import Reason
-from lockstep.plan.status.reported import fabric_words, preflight_stops
+from lockstep.plan.reconcile.interactive import is_ready, is_released, ready_words, released_words, resume_command, running_words
+from lockstep.plan.reconcile.lostnode import Verdict
+from lockstep.plan.reconcile.placing import Placing
 from lockstep.plan.times import seconds_of, timestamp
 from lockstep.plan.waiting.containers import is_scheduled, why_cut_off, why_not_started
 from lockstep.plan.waiting.overdue import why_not_made, why_still_there
@@ -24,6 +23,7 @@ from lockstep_gang.contract import CheckpointReport, Report, State, Straggler, p
 from lockstep_spec.words import number_of
 
 SILENT_SECONDS = 60.0
+NOT_STARTED = "NotStarted"
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 
 
@@ -198,6 +198,12 @@ def ranks_ready(view: View, scheduled: Fact) -> Fact:  # noqa: PLR0911 (a table 
     return Fact(TRUE, Reason.ALL_RANKS_READY, f"{ranks.ready} of {ranks.desired} ranks ready")
 
 
+def preflight_stops(report: Report) -> bool:
+    """Return True if preflight keeps the ranks from being started."""
+    failed = report.preflight is not None and not report.preflight.ok
+    return failed and report.state in (State.WAITING, State.BACKING_OFF)
+
+
 def _remembered(view: View, condition: ConditionType) -> Fact | None:
     """What status says already, for an operator that has just been started and waits for the next report of ranks that ran on."""
     known = view.observed.status.get("conditions", [])
@@ -305,8 +311,14 @@ def _nodes_not_seen(observed: Observed) -> str:
 
 
 def _fabric(view: View) -> Fact:
-    status, reason, message = fabric_words(view.observed, view.report)
-    return Fact(ConditionStatus(status), reason, message)
+    """FabricVerified: what was verified stays true while there is no report, and after the end."""
+    report = view.report.fabric if view.report is not None else None
+    if report is not None:
+        return Fact(ConditionStatus(report.verified.value), report.reason.value, report.message)
+    before = condition(view.observed.status, ConditionType.FABRIC_VERIFIED)
+    if before:
+        return Fact(ConditionStatus(before["status"]), before["reason"], before["message"])
+    return Fact(UNKNOWN, NOT_STARTED, "no rank has been started")
 
 
 def _straggling(view: View) -> Fact:

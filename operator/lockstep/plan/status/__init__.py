@@ -1,1 +1,0 @@
-"""TrainingJob.status, its conditions, events and measures."""
