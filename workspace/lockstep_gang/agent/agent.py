@@ -50,11 +50,11 @@ from lockstep_spec.codec import ContractError
 from lockstep_spec.exits import DONE, FAILED, SAVED, UNREACHABLE
 
 KEEP_SECONDS = 3.0
-"""How long the agent's end waits until the logs of NCCL are on the job's volume."""
+"""Longest wait of the agent's end until NCCL's logs are on the job's volume."""
 LEFT_SECONDS = 1.0
-"""When what is left of ranks' children is looked for again; mostly their end is heard before."""
+"""Time until the agent looks again for what is left of its ranks' children; mostly it hears their end before."""
 DUMP_SECONDS = 3.0
-"""How long ranks may take to write down their stacks."""
+"""Time that ranks have to write their stacks."""
 
 
 class Agent:
@@ -81,9 +81,9 @@ class Agent:
         self._malformed_said = False
         self._fabric = FabricReporter(run, self.link.send)
         self.unheard_trouble: Callable[[], Trouble | None] = lambda: self.link.trouble
-        """What keeps this node from being heard."""
+        """Return what keeps this node from being heard."""
         self.cut_off: Trouble | None = None
-        """For this the agent ends before anything has run."""
+        """Trouble for which the agent ends before anything has run."""
 
     async def run(self) -> int:
         """Serve until the end of the job (when told to exit then) or until SIGTERM; returns the exit code."""
@@ -267,7 +267,7 @@ class Agent:
         self.link.send(Exited(self._known_attempt, exit_))
 
     def _finish_attempt(self) -> None:
-        """When the last rank of the attempt has ended, and its children with it: another attempt's ranks must not meet them."""
+        """End the attempt once its last rank has ended and that rank's children with it: another attempt's ranks must not meet them."""
         if self._ranks is None or not self._running:
             return
         self._ranks.look_for_children()

@@ -15,7 +15,7 @@ from lockstep_gang.contract.text import printable_line
 from lockstep_gang.contract.trouble import Trouble
 
 LAST_WORDS = Path("/dev/termination-log")
-"""Where the kubelet reads them; it is there in pods only."""
+"""File in which the kubelet reads them; only pods have it."""
 LEFT = Path("/tmp")  # noqa: S108 (the pod's own volume, which outlives its containers)
 PATIENCE_SECONDS = 6.0
 LOOK_SECONDS = 0.5

@@ -21,14 +21,14 @@ SAY_SECONDS = 10.0
 BACKLOG_BYTES = 4 * 1024 * 1024
 RETRY_SECONDS = (0.1, 1.0)
 EAGER_TRIES = 60
-"""So often the agent of a gang that may connect at once tries again before it waits longer: pods of one job come within seconds of each other."""
+"""Tries of a gang's agent that may connect at once before it waits longer: pods of one job come within seconds of each other."""
 QUIET_SECONDS = 3 * PING_SECONDS
 """A connection of which nothing came for so long is made anew."""
 
 
 @dataclass(frozen=True)
 class Handlers:
-    """What the link calls: for the message that opens a connection, after it was sent, with every order, with a line for the log."""
+    """Callbacks of the link: for the message that opens a connection, after it was sent, with every order, and with a line for the log."""
 
     hello: Callable[[], Hello]
     connected: Callable[[], None]
@@ -46,16 +46,16 @@ class Link:
         self._last_heard = time.monotonic()
         self.address = (run.addresses[0], run.coordinator_port)
         self.trouble: Trouble | None = None
-        """Why it has never been connected, if that is more than a node 0 that isn't up yet."""
+        """Reason why it has never been connected, if there is more to it than a node 0 that isn't up yet."""
         self._was_connected = False
 
     @property
     def last_heard(self) -> float:
-        """When anything came from the coordinator, `time.monotonic`."""
+        """`time.monotonic` of the last sign of life from the coordinator."""
         return max(self._last_heard, self._channel.last_heard if self._channel is not None else 0.0)
 
     def send(self, message: AgentMessage) -> None:
-        """At once; without a connection it is left out, since the next Hello says all that counts."""
+        """Send at once. Without a connection the message is left out, since the next Hello says all that counts."""
         if self._channel is not None:
             self._channel.send(message_to_json(message))
 
@@ -65,7 +65,7 @@ class Link:
         return self._channel is not None and self._channel.backlog_bytes < BACKLOG_BYTES
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Keep the connection up, until cancelled."""
         while True:
             channel = await self._connected()
             try:
@@ -130,15 +130,15 @@ PAUSED_SECONDS = 2.0
 
 
 class Listener(Protocol):
-    """Whoever listens to the coordinator."""
+    """Anything that listens to the coordinator."""
 
     @property
     def last_heard(self) -> float:
-        """When it last heard something, `time.monotonic`."""
+        """`time.monotonic` of the last sign of life from the coordinator."""
 
 
 async def watch(link: Listener, silence_seconds: float, unheard: Callable[[], None]) -> None:
-    """Until cancelled: call `unheard` every second from `silence_seconds` of silence on. After a pause of this process the silence begins anew."""
+    """Call `unheard` every second from `silence_seconds` of silence on, until cancelled. After a pause of this process the silence begins anew."""
     since = time.monotonic()
     while True:
         since = max(since, link.last_heard)

@@ -23,10 +23,10 @@ from lockstep_gang.contract.text import printable_line
 
 FOLDER = "logs/output"
 FILE_BYTES = 32 * 1024 * 1024
-"""Of the file that grows; there is one more of this size at most."""
+"""Size at which a file is put aside; there is one more of this size at most."""
 LINES_WAITING_MAX = 20_000
 TOGETHER_SECONDS = 0.3
-"""Lines of so long are written at once: a shared volume must not see a write for each."""
+"""Time over which lines are collected for one write: a shared volume must not see a write for each."""
 RETRY_SECONDS = 10.0
 BEGINS = "[lockstep] this agent begins: job"
 """Followed by the job's uid: lines before it are of an earlier process, or of an earlier job of this name."""

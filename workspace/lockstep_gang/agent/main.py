@@ -100,7 +100,7 @@ def is_named(user: int) -> bool:
 
 
 def _remove_inputs(run_path: Path, key_file: Path) -> None:
-    """What a command line has made for its agents and was killed before it could remove: the run, its key, and the folder of both."""
+    """Remove the files that a command line made for its agents and couldn't remove before it was killed: the run, its key, and their folder."""
     with contextlib.suppress(OSError):  # another of its agents was faster, or its folder holds something else
         run_path.unlink()
         key_file.unlink()

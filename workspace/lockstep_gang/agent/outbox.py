@@ -1,4 +1,4 @@
-"""What this node's ranks report, on its way to the coordinator: progress put together now and then, all else at once."""
+"""Reports of this node's ranks on their way to the coordinator: progress is collected for a while, all else is sent at once."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ NODE_0_SECONDS = 0.5
 """Steps and the like of node 0's ranks are told at most this often, the newest ones: they are shown. Those of other nodes' ranks, of which
 there may be thousands, as seldom as `progress_seconds` says."""
 SOON_SECONDS = 0.2
-"""What ranks are at is told so soon, and of all ranks of a node together: all of a gang begin and save in the same moment."""
+"""Delay of what ranks are doing, for all ranks of a node together: all ranks of a gang begin and save in the same moment."""
 MESSAGE_BYTES = 256 * 1024
-"""Of the reports that are put together in one message."""
+"""Size of the reports that one message holds."""
 HELLO_BYTES = 2 * 1024 * 1024
-"""Of what a Hello says of ranks; a message may be twice as long."""
+"""Size of a Hello's part about ranks; a message may be twice as long."""
 WAITING_MAX = 1000
-"""Of a script that tells its pace more often than anybody needs, some are left out."""
+"""Reports that may wait; of a script that tells its pace more often than anybody needs, some are left out."""
 
 
 class Outbox:
@@ -51,7 +51,7 @@ class Outbox:
         self._soon: asyncio.TimerHandle | None = None
 
     def begin_attempt(self, attempt: int) -> None:
-        """What the attempt before has not told is of no interest any more."""
+        """Drop what the attempt before has not sent."""
         self._attempt = attempt
         self._waiting.clear()
 
@@ -94,8 +94,7 @@ class Outbox:
 
 
 def bounded(states: Sequence[RankState], limit_bytes: int = HELLO_BYTES) -> tuple[RankState, ...]:
-    """What a Hello says of ranks, within the length of a message: the coordinator would refuse the connection again and again. Of what ranks wrote
-    before their ends the newest stays."""
+    """Shorten a Hello's part about ranks to fit a message, which the coordinator would else refuse again and again. The newest of each rank's last lines stay."""
     if json_bytes(to_json(states)) <= limit_bytes:
         return tuple(states)
     each = limit_bytes // len(states)

@@ -1,1 +1,1 @@
-"""The one that says what happens next: beside the agent of node 0, on every platform."""
+"""The coordinator, which decides what happens next: beside the agent of node 0, on every platform."""

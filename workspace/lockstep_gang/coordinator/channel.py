@@ -16,7 +16,7 @@ from lockstep_spec.codec import ContractError
 LINE_BYTES_MAX = 4 * 1024 * 1024
 """A Hello with many ranks and their last lines fits; nothing else comes near."""
 PROOF_BYTES_MAX = 8 * 1024
-"""Of a line before the proof: whoever reaches the port can send one."""
+"""Length of a line before the proof: anybody who reaches the port can send one."""
 PROOF_SECONDS = 10.0
 TCP_INFO_BYTES, UNACKED = 104, slice(24, 28)
 WAITING_MAX = 1024
@@ -24,7 +24,7 @@ WAITING_MAX = 1024
 
 
 class _Reader(asyncio.StreamReader):
-    """Knows when anything came: a message that is not read yet, or not whole yet, is a sign of life too.
+    """Reader that knows when anything came: a message that is not read yet, or not whole yet, is a sign of life too.
 
     Nobody gets much room before `proved`: neither for a line nor for what waits to be read.
     """
@@ -70,16 +70,16 @@ class Channel:
         self._sealer = sealer
         self._opener = opener
         self.is_given_up = False
-        """Nothing was heard for too long: its end is ours."""
+        """True if it was silent for too long, so this side ended it."""
 
     def send(self, message: dict[str, Any]) -> None:
-        """Pushed at once, without waiting. Into a closed connection it goes nowhere."""
+        """Send at once, without waiting. A closed connection takes nothing."""
         if not self._writer.is_closing():
             self._writer.write(self._sealer.seal(message))
 
     @property
     def last_heard(self) -> float:
-        """When anything came from the other side, `time.monotonic`."""
+        """`time.monotonic` of the last sign of life from the other side."""
         return getattr(self._reader, "last_heard", 0.0)
 
     def abort(self) -> None:
@@ -92,7 +92,7 @@ class Channel:
 
     @property
     def arrives(self) -> bool:
-        """Whether the other side's machine has acknowledged all that was sent, by what this one's kernel knows (`struct tcp_info`, tcpi_unacked)."""
+        """True if the other side's machine has acknowledged all that was sent, as this one's kernel knows (`struct tcp_info`, tcpi_unacked)."""
         connection = self._writer.get_extra_info("socket")
         try:
             info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
@@ -102,7 +102,7 @@ class Channel:
 
     @property
     def backlog_bytes(self) -> int:
-        """What the other side has not taken yet."""
+        """Size of what the other side has not taken yet."""
         return self._writer.transport.get_write_buffer_size()
 
     async def receive(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ PING_TURNS = 20
 
 
 class Channels:
-    """By node. The gang learns of a connection a little later while a record is written: until then it is sent nothing but pings."""
+    """Connections by node. The gang learns of a connection a little later while a record is written: until then it is sent nothing but pings."""
 
     def __init__(self, run: Run, say: Callable[[str], None]) -> None:
         self._run = run
@@ -32,7 +32,7 @@ class Channels:
         self._ports: dict[int, int] = {}
 
     def take(self, node: int, channel: Channel, instance: str) -> bool:
-        """It takes the place of an older one of the same node. False: it is of an agent that was replaced and knows it not."""
+        """Put a connection in the place of an older one of the same node. False: its agent was replaced and doesn't know it."""
         if instance in self._replaced:
             self._say(f"node {node} was replaced, and an agent of before is back: it is left alone until it ends")
             return False
@@ -47,18 +47,18 @@ class Channels:
         return True
 
     def know(self, node: int, channel: Channel) -> None:
-        """The gang has heard this connection's Hello."""
+        """Note that the gang has heard this connection's Hello."""
         self._known[node] = channel
 
     def drop(self, node: int, channel: Channel) -> bool:
-        """It was closed. False: another one has its place already."""
+        """Forget a closed connection. False: another one has its place already."""
         if self.of_node.get(node) is not channel:
             return False
         del self.of_node[node]
         return True
 
     def send(self, node: int, order: Order) -> None:
-        """To the connection that the gang means; where that is gone, its end is heard next, and the order decided anew."""
+        """Send to the connection that the gang means. If that is gone, its end is heard next, and the order decided anew."""
         channel = self.of_node.get(node)
         if channel is None or channel is not self._known.get(node):
             return
@@ -68,8 +68,10 @@ class Channels:
         channel.send(message_to_json(order))
 
     async def ping(self) -> None:
-        """Until cancelled: each in its turn within PING_SECONDS, so that a thousand are no burst. Turns go by the clock: one that comes late, since
-        there is much to do, makes no other late."""
+        """Ping every connection within PING_SECONDS, until cancelled.
+
+        Each has its turn, so that a thousand are no burst. Turns go by the clock: one that comes late, since there is much to do, makes no other late.
+        """
         seconds = PING_SECONDS / PING_TURNS
         last = int(time.monotonic() / seconds)
         while True:
@@ -85,14 +87,14 @@ BACKLOG_BYTES = 8 * 1024 * 1024
 
 
 class RunOutput:
-    """To the node where somebody asked."""
+    """Output of the running request, sent to the node where somebody asked for it: what all ranks print, and Lockstep's own lines. Nobody waits for a reader."""
 
     def __init__(self, channels: Mapping[int, Channel]) -> None:
         self._channels = channels
         self._left_out = 0
 
     def show(self, request: Request | None, lines: tuple[str, ...]) -> None:
-        """Nothing where nobody asked, or nobody waits for the end."""
+        """Send the lines, unless nobody asked for the run or nobody waits for its end."""
         if request is None or (request.asked.detached and request.started):
             self._left_out = 0
             return

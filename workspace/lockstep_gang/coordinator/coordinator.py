@@ -47,7 +47,7 @@ PAUSED_SECONDS = 2.0
 SLOW_SECONDS = 5.0
 """A record that takes longer to write is told of: it is the volume that everything waits for."""
 SETTLE_SECONDS = 5.0
-"""How long the end of node 0's agent waits, after a save's grace is over, for the other agents and for the operator to take the last report."""
+"""Time that node 0's agent waits at its end, after a save's grace, for the other agents and for the operator to take the last report."""
 
 
 Change = Callable[[Gang], Gang]
@@ -60,7 +60,7 @@ class Output:
     say: Callable[[str], None]
     tail: Callable[[], tuple[str, ...]]
     write: Callable[[str], None]
-    """As `say`, a line that is somebody else's."""
+    """Write a line that isn't Lockstep's own."""
 
 
 class Coordinator:
@@ -75,11 +75,11 @@ class Coordinator:
         self._ledger = Ledger(records, run, self._account)
         self.gang = self._ledger.opened(run, self._now())
         self._changes: deque[Change] = deque()
-        """Heard, and not taken in yet: while a record is being written."""
+        """Changes that were heard and not taken in yet, while a record is being written."""
         self._ends: list[tuple[int, Exited]] = []
-        """Of ranks that are being stopped, not taken in yet."""
+        """Ends of ranks that are being stopped, not taken in yet."""
         self._deciding = False
-        """What was taken in is decided soon."""
+        """True if a decision about what was taken in is scheduled."""
         self._pulse_due = self._now() + PULSE_SECONDS
         self._recording: asyncio.Future[None] | None = None
         self._corrects = False
@@ -97,7 +97,7 @@ class Coordinator:
 
     @property
     def unheard_trouble(self) -> Trouble | None:
-        """What keeps the operator from hearing of a gang that isn't complete; one that is starts and runs all the same."""
+        """Trouble that keeps the operator from hearing of an incomplete gang; a complete one starts and runs all the same."""
         if (
             self._reporter is None
             or self.gang.phase is not Phase.WAITING
@@ -108,14 +108,14 @@ class Coordinator:
         return self._reporter.trouble
 
     async def run(self) -> None:
-        """Until cancelled: wake-ups, pings, the waiting line and the reports."""
+        """Run until cancelled: wake-ups, pings, the waiting line and the reports."""
         tasks = [self._decide_in_time(), self._pulse(), self._channels.ping(), self._say_what_is_missing(), self._keep_account()]
         if self._reporter is not None:
             tasks.append(self._reporter.run())
         await asyncio.gather(*tasks)
 
     def connected(self, node: int, channel: Channel, hello: Hello) -> bool:
-        """A proved connection; it takes the place of an older one of the same node. False: of an agent that was replaced and knows it not."""
+        """Take a proved connection, in the place of an older one of the same node. False: its agent was replaced and doesn't know it."""
         if not self._channels.take(node, channel, hello.instance):
             return False
         self._become(partial(self._greeted, node, channel, hello, self._now()))
@@ -128,7 +128,7 @@ class Coordinator:
         return after
 
     def heard(self, node: int, message: AgentMessage) -> None:
-        """Raises ContractError for a malformed report."""
+        """Take in a message. Raises ContractError for a malformed report."""
         if isinstance(message, Pong):
             return  # a sign of life, which the connection has seen
         if isinstance(message, Printed):
@@ -156,7 +156,7 @@ class Coordinator:
         self._showing.show(self.gang.session.request, (f"[lockstep] {line}",))
 
     def unheard(self, node: int, channel: Channel, seconds: float) -> None:
-        """Its connection is there, and nothing has come for so long."""
+        """Note that nothing has come over a node's open connection for so long."""
         if self._channels.of_node.get(node) is channel:
             silence = Silence(node, self._now() - seconds, channel.arrives)
             self._become(lambda gang: with_silence(gang, silence))
@@ -258,7 +258,7 @@ class Coordinator:
             self._reporter.ask(waits_for_facts(self.gang))
 
     def _excuse(self) -> None:
-        """After a time in which this process did not run, or had too much to do, what was said meanwhile is still to be read: it judges nobody."""
+        """Judge nobody by a time in which this process did not run, or had too much to do: what was said meanwhile is still to be read."""
         late = self._now() - self._pulse_due
         if late < BUSY_SECONDS:
             return
@@ -285,7 +285,7 @@ class Coordinator:
         self._wake.set()
 
     def _write(self, work: Callable[[], None], decision: Decision | None) -> None:
-        """In a thread: meanwhile agents are pinged, the operator is told, and SIGTERM is heard."""
+        """Write in a thread: meanwhile agents are pinged, the operator hears reports, and SIGTERM is heard."""
         self._wake_up(None)
         self._recording = asyncio.ensure_future(self._written(in_thread(work, "records"), decision))
         self._recording.add_done_callback(self._end_with)
@@ -314,13 +314,13 @@ class Coordinator:
             self._be(replace(self.gang, trouble=trouble))
 
     def _end_with(self, recording: asyncio.Future[None]) -> None:
-        """What must not happen there ends the coordinator, as it does elsewhere."""
+        """End the coordinator by an error of its recording that must not happen, as elsewhere."""
         if not recording.cancelled() and recording.exception() is not None:
             self._broken = recording.exception()
             self._wake.set()
 
     def _tell(self, before: Gang) -> None:
-        """Into the log and to the operator, as far as something changed."""
+        """Write what has changed into the log, and report it to the operator."""
         for line in log_lines(before, self.gang, self._run):
             self._say(line)
         self._changed.set()
@@ -341,7 +341,7 @@ class Coordinator:
                 self._decide_soon()
 
     async def _pulse(self) -> None:
-        """By it the coordinator knows that it runs."""
+        """Tick every second, so that the coordinator knows that it runs."""
         while True:
             await asyncio.sleep(max(0.0, self._pulse_due - self._now()))
             self._excuse()
@@ -355,7 +355,7 @@ class Coordinator:
                 self._say(message_of(self.gang, self._run))
 
     async def _keep_account(self) -> None:
-        """Also when nothing happens for long: what the time was spent on stays true in reports and on the volume. A commit is kept soon."""
+        """Keep the account in reports and on the volume true, even when nothing happens for long. A commit is kept soon."""
         while True:
             await asyncio.sleep(COMMIT_SECONDS)
             await happens_within(self._committed, ACCOUNT_SECONDS - COMMIT_SECONDS)

@@ -16,7 +16,7 @@ from lockstep_gang.contract.run import JobIdentity, ReportTarget
 
 TIMEOUT_SECONDS = 10.0
 ADDRESS_SECONDS = 3.0
-"""To connect to one replica: when it is gone, the Service knows another."""
+"""Time to connect to one replica: when it is gone, the Service knows another."""
 REPLY_BYTES_MAX = 1024 * 1024
 
 
@@ -31,7 +31,7 @@ class Answer:
         return value if type(value) is int else None
 
     def text(self, name: str) -> str | None:
-        """Likewise a text that isn't empty."""
+        """Text in the body's JSON object that isn't empty, if there is one of this name."""
         value = self._value(name)
         return value or None if isinstance(value, str) else None
 
@@ -43,7 +43,7 @@ class Answer:
 
 
 class _ConnectionTo(http.client.HTTPSConnection):
-    """To an address of its own, which has to prove by its certificate that it is the target's host."""
+    """Connection to an address of its own, which has to prove by its certificate that it is the target's host."""
 
     def __init__(self, address: str, url: SplitResult, context: ssl.SSLContext) -> None:
         super().__init__(url.hostname or "", url.port, timeout=TIMEOUT_SECONDS, context=context)

@@ -17,11 +17,11 @@ from lockstep_gang.lifecycle.preflight.rounds import ends_with_it
 from lockstep_spec.codec import ContractError
 
 ACCOUNT_SECONDS = 15.0
-"""At most so much of what an ended coordinator knew is booked as absence by the next one."""
+"""Longest time between two writes, and so of what an ended coordinator knew that the next one books as absence."""
 
 
 class GoodputAccount:
-    """Reads and writes gang/goodput.json; what stands in the way is said once."""
+    """The account of what a job's time is spent on, and its newest commit, in gang/goodput.json. It never stops a job, and reports trouble once."""
 
     def __init__(self, records: Records, run: Run, say: Callable[[str], None]) -> None:
         self._records = records
@@ -33,7 +33,7 @@ class GoodputAccount:
         self._writing = threading.Lock()
 
     def found(self) -> GoodputRecord:
-        """What coordinators before this one have left."""
+        """Account that earlier coordinators have left."""
         if self._found is None:
             try:
                 self._found = self._records.goodput(self._run.job.uid)
@@ -43,11 +43,11 @@ class GoodputAccount:
         return self._found
 
     def opened(self, gang: Gang, now: float) -> Gang:
-        """The gang of a coordinator that begins, with the account of those before it."""
+        """Gang of a coordinator that begins, with the account of those before it."""
         return accounted(with_absence(replace(gang, goodput=self.found().goodput), self._run, now), self._run, now)
 
     def keep(self, gang: Gang) -> None:
-        """Write it down, if it has changed, and nobody is at it: a volume that hangs must hold up one thread, not the gang. Any thread."""
+        """Write the account if it has changed and nobody else writes it: a volume that hangs must hold up one thread, not the gang. Any thread."""
         if ends_with_it(self._run):
             return  # the account on the volume is that of the job itself
         record = GoodputRecord(self._run.job.uid, gang.goodput, gang.checkpoint)
@@ -70,7 +70,7 @@ class GoodputAccount:
 
 
 class Ledger:
-    """Raises ContractError and OSError when the volume's records can't be read."""
+    """Durable records of the job's attempts and end. Raises ContractError and OSError when the volume's records can't be read."""
 
     def __init__(self, records: Records, run: Run, account: GoodputAccount) -> None:
         self._records = records
@@ -79,7 +79,7 @@ class Ledger:
         self._attempts = records.attempts()
 
     def opened(self, run: Run, now: float) -> Gang:
-        """The gang of a coordinator that begins."""
+        """Gang of a coordinator that begins, with the account of those before it."""
         left = self._account.found()
         gang = resume_gang(run, self._attempts, self._records.end(), now, left.checkpoint, left.goodput.until / 1000)
         return self._account.opened(gang, now)
@@ -105,19 +105,19 @@ class Ledger:
         self._attempts = attempts
 
     def correct(self, gang: Gang) -> None:
-        """A failure turned out to be the cluster's doing."""
+        """Record that a failure turned out to be the cluster's doing."""
         attempts = corrected_records(self._attempts, gang)
         self._records.write_attempts(attempts)
         self._attempts = attempts
 
     def trouble(self, error: ContractError | OSError) -> str:
-        """In a sentence."""
+        """Sentence about a write that failed."""
         why = error.strerror if isinstance(error, OSError) else error
         hint = ": is the volume full or read-only?" if isinstance(error, OSError) and not isinstance(error, Replaced) else ""
         return f"cannot write the job's record under {self._folder} ({why}){hint}"
 
     def silence(self, seconds: float) -> str:
-        """In a sentence, when a write takes so long."""
+        """Sentence about a write that takes so long."""
         return (
             f"the volume with {self._folder} doesn't answer: the job's record was not written within {seconds:.0f} s,"
             " and nothing starts or ends before it is"

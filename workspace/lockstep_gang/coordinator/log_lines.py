@@ -1,4 +1,4 @@
-"""The gang's story in node 0's log: one line a change that a person wants to know of."""
+"""Lines about the gang in node 0's log: one for each change that a person wants to know of."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ from lockstep_spec.codec import to_json
 from lockstep_spec.words import number_of
 
 WITH_LINES = 128
-"""So many ranks that end are shown with their last lines: when thousands lose their peers, the first ones tell why."""
+"""Number of ended ranks that are shown with their last lines: when thousands lose their peers, the first ones tell why."""
 
 
 def log_lines(before: Gang, after: Gang, run: Run) -> Iterator[str]:
-    """The lines that say how `after` differs from `before`."""
-    """Looks only at what has changed: it is asked after every message of every node."""
+    """Lines about the differences of `after` from `before`. Looks only at what has changed: it is called after every message of every node."""
     yield from silence_lines(before, after, run)
     yield from _nodes(before, after, run)
     yield from _exits(before, after, run)
@@ -102,7 +101,7 @@ def _exits(before: Gang, after: Gang, run: Run) -> Iterator[str]:
 
 
 def _exit(exit_: RankExit, run: Run, *, with_lines: bool) -> Iterator[str]:
-    """How it ended, and the last lines of a rank whose output this log doesn't have, unless very many have ended before."""
+    """Lines about the end of a rank, with its last lines if this log doesn't have its output, unless very many have ended before."""
     node = run.node_of(exit_.rank)
     how = f"was ended by {exit_.signal}" if exit_.signal else f"exited with {exit_.exit_code}"
     lines = exit_.last_lines if with_lines and node != 0 and run.interactive is None else ()
@@ -156,7 +155,7 @@ def _measured(bandwidth: Bandwidth | None) -> str:
 
 
 def session_lines(before: Gang, after: Gang, run: Run) -> Iterator[str]:
-    """Nothing of a Batch job."""
+    """Lines about a dev environment's runs; none for a Batch job."""
     old, new = before.session, after.session
     if new.request is not None:
         yield from _asked(old.request, new.request, run)
@@ -177,7 +176,7 @@ def _asked(old: Request | None, new: Request, run: Run) -> Iterator[str]:
 
 
 def start_line(gang: Gang, run: Run) -> str:
-    """Instead of a Batch job's banner: an environment starts many attempts."""
+    """First line of a dev environment's attempt, instead of a Batch job's banner: an environment starts many."""
     asked = gang.session.request
     what = asked.asked.text if asked is not None else "nothing"
     return f"attempt {gang.attempt} starts: {what}: {number_of(run.world_size, 'rank')} on {number_of(run.nodes, 'node')}"

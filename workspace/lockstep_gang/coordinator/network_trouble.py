@@ -1,4 +1,4 @@
-"""What an error on the way to another node or to the operator means for whoever looks after the cluster."""
+"""Errors on the way to another node or to the operator, in words for whoever looks after the cluster."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import socket
 from lockstep_gang.contract.trouble import Trouble, TroubleKind
 
 RESOLVE_SECONDS = 4.0
-"""A name server that doesn't answer is waited for up to 20 s by the C library."""
+"""Limit of a look-up: the C library waits up to 20 s for a name server that doesn't answer."""
 _UNREACHABLE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT, errno.EACCES, errno.EPERM})
 _UNKNOWN_NAME = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)})
 
 
 def trouble_of(error: Exception, host: str, port: int, whom: str) -> Trouble | None:
-    """None: whoever listens there is just not up yet, or nobody knows."""
+    """Return the trouble; None: the listener just isn't up yet, or nobody knows."""
     reason = (error.strerror if isinstance(error, OSError) else "") or str(error)
     if isinstance(error, socket.gaierror):
         if error.errno in _UNKNOWN_NAME:

@@ -1,4 +1,4 @@
-"""Where a node listens, and which ports are free there. On node 0 the coordinator and rank 0 both are."""
+"""Addresses on which a node listens, and free ports there. On node 0 the coordinator and rank 0 both listen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 (probed, not served)
 
 
 def is_loopback(address: str) -> bool:
-    """Whether all nodes are this machine; a name is never taken for loopback."""
+    """Return True if all nodes are this machine; a name is never taken for loopback."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
@@ -34,7 +34,7 @@ def listening_addresses(address: str) -> list[str] | None:
 
 
 def listening_socket(address: str, port: int) -> socket.socket | None:
-    """For those who know this node as `address`, instead of torch's own, which listens on all interfaces. None: nobody says where, or it can't be."""
+    """Socket for those who know this node as `address`, instead of torch's own, which listens on all interfaces. None: no address is known, or none is free."""
     for host in listening_addresses(address) or []:
         listening = socket.socket(_family(host))
         try:
@@ -83,7 +83,7 @@ def _is_free(hosts: Iterable[str], port: int) -> bool:
 
 
 def _is_free_on(host: str, port: int) -> bool:
-    """Also where this machine doesn't have the family: nobody listens there."""
+    """Return True also where this machine doesn't have the family: nobody listens there."""
     try:
         probe = socket.socket(_family(host))
     except OSError:

@@ -22,7 +22,7 @@ from lockstep_spec.durable import sync_directory
 
 T = TypeVar("T")
 TAIL_BYTES = 16 * 1024
-"""Of the attempts' file that is read at first for its last line."""
+"""Size of the end of the attempts' file that is read at first for its last line."""
 FILE_BYTES_MAX = 16 * 1024 * 1024
 """No record that was written here comes near; whatever else stands in its place is not read into memory."""
 
@@ -38,7 +38,7 @@ class GoodputRecord:
 
 
 _NO_FILE = frozenset({errno.EINVAL, errno.EFBIG, errno.ELOOP, errno.EISDIR, errno.ENXIO})
-"""What `read_regular` says of a FIFO, a device, a link, a folder or a file without measure: trying again would not help."""
+"""Errors of `read_regular` for a FIFO, a device, a link, a folder or a file without measure: trying again would not help."""
 
 
 class Replaced(OSError):
@@ -46,7 +46,7 @@ class Replaced(OSError):
 
 
 class Records:
-    """What the run's folder remembers. OSError when the volume can't be read or written, ContractError when a record can't be understood."""
+    """Records in the run's folder. Raises OSError when the volume can't be read or written, ContractError when a record can't be understood."""
 
     def __init__(self, run_dir: str) -> None:
         self._folder = Path(run_dir) / "gang"
@@ -54,7 +54,7 @@ class Records:
         self._end_path = self._folder / "end.json"
         self._goodput_path = self._folder / "goodput.json"
         self._own = os.urandom(4).hex()
-        """In the names of drafts: on a shared volume a coordinator that was replaced may yet write."""
+        """Part of drafts' names: on a shared volume a coordinator that was replaced may yet write."""
         self._newest = 0
         """The highest attempt that this process has read or written."""
 
@@ -73,18 +73,18 @@ class Records:
         return None if text is None else _parsed(EndRecord, text, str(self._end_path))
 
     def write_attempts(self, attempts: Sequence[AttemptRecord]) -> None:
-        """Durable when it returns."""
+        """Write the attempts, durably when it returns."""
         self._refuse_newer()
         self._newest = max((record.attempt for record in attempts), default=0)
         self._replace(self._attempts_path, "".join(json.dumps(to_json(record)) + "\n" for record in attempts))
 
     def write_end(self, end: EndRecord) -> None:
-        """Durable when it returns."""
+        """Write the end, durably when it returns."""
         self._refuse_newer()
         self._replace(self._end_path, json.dumps(to_json(end), indent=1) + "\n")
 
     def goodput(self, job_uid: str) -> GoodputRecord:
-        """What this job's time was spent on, as far as an earlier coordinator wrote it down."""
+        """Account of this job's time, as far as an earlier coordinator wrote it."""
         text = _text(self._goodput_path)
         if text is None:
             return GoodputRecord(job_uid)
@@ -92,7 +92,7 @@ class Records:
         return found if found.job_uid == job_uid else GoodputRecord(job_uid)
 
     def write_goodput(self, record: GoodputRecord) -> None:
-        """Durable when it returns."""
+        """Write the account, durably when it returns."""
         self._refuse_newer()
         self._replace(self._goodput_path, json.dumps(to_json(record)) + "\n")
 
@@ -118,7 +118,7 @@ class Records:
 
 
 def _text(path: Path) -> str | None:
-    """None: there is no such file. Raises ContractError for what can't be one of these records, whoever put it there."""
+    """Text of a file; None: there is no such file. Raises ContractError for what can't be one of these records, whoever put it there."""
     try:
         return _decoded(read_regular(path, FILE_BYTES_MAX), path)
     except (FileNotFoundError, NotADirectoryError):

@@ -58,7 +58,7 @@ class Reporter:
         self._trouble_text = ""
         self._complained_at = 0.0
         self.trouble: Trouble | None = None
-        """Why no report has ever been taken."""
+        """Reason why no report has ever been taken."""
         self._was_heard = False
         self._leader: str | None = None
         """Address of the operator's replica that takes reports, once another one has named it."""
@@ -70,17 +70,17 @@ class Reporter:
         self._wake.set()
 
     def news(self, make: Callable[[], Report]) -> None:
-        """Worth telling soon: a node came or a commit was made. Steps are not: they go with the next report. It is made when it is sent."""
+        """Offer a report that is worth sending soon: a node came or a commit was made. It is made when it is sent. Steps go with the next report."""
         self._latest = make
         self._has_news = True
         self._wake.set()
 
     def refresh(self, make: Callable[[], Report]) -> None:
-        """To be told when it is time anyway."""
+        """Offer a report for the next time that one is due."""
         self._latest = make
 
     def ask(self, often: bool) -> None:
-        """Whether the operator's replies are waited for."""
+        """Report more often while the operator's replies are waited for."""
         period = ASKING_SECONDS if often else PERIOD_SECONDS
         if period != self._period:
             self._period = period
@@ -106,7 +106,7 @@ class Reporter:
         return self._told_at + (NEWS_SECONDS if self._has_news else self._period)
 
     async def _deliver(self, report: Report) -> None:
-        """Returns when the operator has accepted it. A retry keeps its number: refused as not newer means that it had arrived."""
+        """Return when the operator has accepted it. A retry keeps its number: refused as not newer means that it had arrived."""
         self._sequence += 1
         self._told_at, self._has_news = time.monotonic(), False
         wait, repeated = RETRY_SECONDS[0], False
@@ -125,7 +125,7 @@ class Reporter:
             wait = min(wait * 2, RETRY_SECONDS[1])
 
     async def _post(self, report: Report) -> Answer | None:
-        """None: nobody answered, so whether it arrived is not known."""
+        """Answer of the operator; None: nobody answered, so whether the report arrived is not known."""
         from lockstep_gang.coordinator.https_post import post  # ssl takes 30 ms to import: only who reports pays
 
         url = urlsplit(self._target.url)
@@ -164,7 +164,7 @@ class Reporter:
 
 
 def report_change(reporter: Reporter, before: Gang, after: Gang, run: Run, tail: Callable[[], tuple[str, ...]]) -> None:
-    """`tail`: the last lines of node 0's log, which go with a turn. A report takes a look at every rank: but for turns it is made when it is sent."""
+    """Report a change. `tail` returns the last lines of node 0's log, which go with a turn. A report looks at every rank: but for turns it is made when it is sent."""
     if _turns(before) != _turns(after):
         reporter.transition(replace(summarize(after, run), log=tail()))
     elif _is_news(before, after, run):
@@ -184,5 +184,5 @@ def _is_news(before: Gang, after: Gang, run: Run) -> bool:
 
 
 def _turns(gang: Gang) -> tuple[object, ...]:
-    """What the operator hears of at once."""
+    """Changes of these are reported at once."""
     return state_of(gang), gang.attempt, gang.stopped, gang.session.idleness

@@ -23,7 +23,7 @@ MANY_RANKS, COLLECTED = 512, (50_000, 20, 50)
 STRANGERS_MAX = 128
 """Connections without a proof, beside one of every node. At more of them the oldest is closed: an agent's proof takes no time."""
 REFUSED_SECONDS = 1.0
-"""Refusals are told at most so often: strangers must not fill the job's log."""
+"""Time between two lines about refusals: strangers must not fill the job's log."""
 FILES = 512
 """Open files of the coordinator beside its connections."""
 
@@ -47,7 +47,7 @@ class Server:
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> tuple[str, int]:
-        """Listen on the pod's own addresses, or on loopback when all nodes are this machine; the address for the agent beside it. Raises OSError."""
+        """Listen on the pod's own addresses, or on loopback when all nodes are this machine. Returns the address for the agent beside it. Raises OSError."""
         hosts = listening_addresses(self._run.addresses[0])
         _allow_files(FILES + self._run.nodes)
         if self._run.world_size > MANY_RANKS:
@@ -79,7 +79,7 @@ class Server:
             oldest.transport.abort()
 
     async def _give_up_the_silent(self) -> None:
-        """What came while this process did not run, or had too much to do, is still to be read: after that every agent has its whole time again."""
+        """Give up connections that are silent. What came while this process did not run, or had too much to do, is still to be read: then all have their whole time again."""
         since = time.monotonic()
         while True:
             due = time.monotonic() + LOOK_SECONDS
@@ -146,7 +146,7 @@ class Server:
 
 
 def _allow_files(count: int) -> None:
-    """A process may often open 1,024 files, and a big gang's coordinator has more connections."""
+    """Raise the limit of open files, often 1,024: a big gang's coordinator has more connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < count:
         with contextlib.suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What a failure costs: of the restart budget, and of the work that was done (pure)."""
+"""Cost of a failure: to the restart budget, and in work that is lost (pure)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOLD_TO_END = "node {node} was told to end (SIGTERM), and nobody says by whom"
 REPEATED = frozenset({Cause.USER_CODE, Cause.SETUP})
 """Causes that, at the same step with the same words, would only come again."""
 COMPARED_CHARACTERS = 800
-"""Of an error's words: the message that holds them is cut at its end, and there at another place for another rank."""
+"""Length of the part of an error's words that is compared: the message that holds them is cut at its end, elsewhere for another rank."""
 
 
 def with_failure_charged(gang: Gang, failure: Failure, now: float) -> Gang:
@@ -41,7 +41,7 @@ def _entry(gang: Gang, failure: Failure, now: float) -> Restart:
 
 
 def _down_since(gang: Gang, failure: Failure, now: float) -> str:
-    """The attempt's last step; where it came to none, since when the job has been down already, else when the lost node was last heard."""
+    """Time of the attempt's last step; if it came to none, since when the job has been down already, else when the lost node was last heard."""
     if gang.worked_at:
         return stamp(min(gang.worked_at, now))
     last = gang.history[-1] if gang.history else None
@@ -71,7 +71,7 @@ def with_step_reached(gang: Gang, hello: Hello, now: float) -> Gang:
 
 
 def nodes_that_left(gang: Gang, now: float) -> tuple[Restart, ...]:
-    """For each node that was told to go, and by whom nobody has said yet: the entry of the history that it becomes if the cluster did."""
+    """Entries that the history gets if the cluster told these nodes to go, which nobody has said yet."""
     step = gang.trainer.step if gang.trainer is not None else None
     nodes = [index for index, node in enumerate(gang.nodes) if node.leaving]
     failures = [Failure(TOLD_TO_END.format(node=index), node=index, cause=Cause.NODE_LOST, step=step) for index in nodes]
@@ -79,7 +79,7 @@ def nodes_that_left(gang: Gang, now: float) -> tuple[Restart, ...]:
 
 
 def is_repeated(gang: Gang, failure: Failure) -> bool:
-    """The same error of the user's code, twice in a row at the same step, on whichever rank: another attempt would end the same way."""
+    """Return True for the same error of the user's code twice in a row at the same step, on whichever rank: another attempt would end the same way."""
     before = gang.history[-1].failure if gang.history else None
     if before is None or failure.cause not in REPEATED or failure.exception is None:
         return False
@@ -97,7 +97,7 @@ def is_spent(budget: Budget, run: Run) -> bool:
 
 
 def backoff_seconds(run: Run, failures: int) -> float:
-    """The wait after so many failures since the last new commit: none after the first, then doubled each time up to a bound, which never makes it
+    """Wait after so many failures since the last new commit: none after the first, then doubled each time up to a bound, which never makes it
     less than what was asked for."""
     if failures <= 1:
         return 0.0
@@ -106,7 +106,7 @@ def backoff_seconds(run: Run, failures: int) -> float:
 
 
 def may_start_at(gang: Gang, run: Run, failed_at: float) -> float:
-    """When the attempt after a failure that is charged already may begin.
+    """Earliest time of the attempt after a failure that is charged already.
 
     Commits end the wait, and a job may fail after each of them: unless its failure is the job's first, an attempt is followed by another one
     `backoffSeconds` after its own beginning at the earliest. That may be of another machine's clock, so it adds no more than that.
@@ -117,7 +117,7 @@ def may_start_at(gang: Gang, run: Run, failed_at: float) -> float:
 
 
 def with_downtime_ended(gang: Gang, now: float) -> Gang:
-    """The first step after a restart ends the downtime of the failure before it, which began with the last step before that."""
+    """End the downtime of the last failure at the first step after a restart. It began with the last step before."""
     if not gang.history or gang.history[-1].downtime_seconds is not None or gang.history[-1].attempt >= gang.attempt:
         return gang
     last = gang.history[-1]

@@ -1,4 +1,4 @@
-"""What kind of failure it was, by what the rank said and how it ended (pure).
+"""Kinds of failures, by what the rank wrote and how it ended (pure).
 
 The kinds are few, because each has its own answer to "will it help to start again, and who must act?".
 
@@ -68,7 +68,7 @@ _EXCEPTIONS = {
         Cause.USER_CODE,
     ),
 }  # fmt: skip
-"""Those that are one thing by their class. A KeyError's message is a key, which may be any word."""
+"""Causes of exceptions that are one thing by their class. A KeyError's message is a key, which may be any word."""
 _OF_A_CONNECTION = frozenset(name for name, cause in _EXCEPTIONS.items() if cause is Cause.FABRIC)
 """A path beside these says that a volume's server is at the other end."""
 _MEMORY_ERROR = re.compile(r"MemoryError$")
@@ -123,7 +123,7 @@ _OF_THE_SYSTEM = frozenset({"FileNotFoundError", "PermissionError", "OSError"})
 
 
 def _numbers(*names: str) -> frozenset[int]:
-    """Of the system's errors with these names; not every system has all."""
+    """Numbers of the system's errors with these names; not every system has all."""
     return frozenset(getattr(errno, name) for name in names if hasattr(errno, name))
 
 
@@ -135,7 +135,7 @@ _BY_ERRNO = (
 _OF_A_PATH = _numbers(
     "ENOENT", "EEXIST", "ENOTDIR", "EISDIR", "ENAMETOOLONG", "ELOOP", "ENOTEMPTY", "EINVAL", "EBADF", "EXDEV", "ESPIPE", "ETXTBSY", "E2BIG",
 )  # fmt: skip
-"""What a script has wrong in a path or in its use. All other errors that name a path are the volume's, its server's or its rights'."""
+"""Errors that a script makes in a path or in its use. All others that name a path are the volume's, its server's or its rights'."""
 _BY_ERRNO_OF_A_CONNECTION = (
     (Cause.FABRIC, _numbers("ECONNRESET", "ECONNREFUSED", "ECONNABORTED", "EPIPE", "ETIMEDOUT", "ENETUNREACH", "EHOSTUNREACH", "ENETDOWN", "ENOTCONN", "ESHUTDOWN")),
 )  # fmt: skip
@@ -164,31 +164,31 @@ _REMEDIES = (
     (re.compile(r"CUDA error: invalid device ordinal"), "a rank's GPU is the one of LOCAL_RANK, not of RANK"),
 )  # fmt: skip
 _NOT_JOINED = re.compile(rf"Timed out waiting|{TIMED_OUT.pattern}", re.IGNORECASE)
-"""What Lockstep's trainer exits with HANG for, whatever the exception is called."""
+"""Words for which Lockstep's trainer exits with HANG, whatever the exception is called."""
 _BY_SIGNAL = {
     "SIGBUS": Cause.OUT_OF_MEMORY,  # a write to shared memory that has no room left
     **dict.fromkeys(("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"), Cause.KILLED),
     **dict.fromkeys(("SIGXCPU", "SIGSYS"), Cause.SETUP),  # a limit of CPU time; a system call that the container's profile forbids
     "SIGXFSZ": Cause.STORAGE,  # a limit of a file's size
 }
-"""Of signals that a program's own fault doesn't raise."""
+"""Causes of signals that a program's own fault doesn't raise."""
 _BY_CODE_OF_A_SHELL = {126: Cause.SETUP, 127: Cause.SETUP}
-"""A program that may not be executed, or that isn't there."""
+"""Causes of a program that may not be executed, or that isn't there."""
 _TOLD_ON = ("SIGHUP", "SIGINT", "SIGILL", "SIGABRT", "SIGBUS", "SIGFPE", "SIGKILL", "SIGSEGV", "SIGTERM", "SIGXCPU", "SIGXFSZ", "SIGSYS")
 _SIGNAL_OF_CODE: dict[int | None, str] = {
     **{256 - getattr(signals, name): name for name in ("SIGABRT", "SIGBUS", "SIGKILL", "SIGSEGV", "SIGTERM")},
     **{128 + getattr(signals, name): name for name in _TOLD_ON},
 }
-"""What a shell makes of a child's signal, and a Python script that exits with its child's (negative) return code."""
+"""Signals by the exit code of a shell whose child they ended, and of a Python script that exits with its child's (negative) return code."""
 _CHILD = re.compile(
     r"<Signals\.(?P<python>SIG\w+)|terminated with signal (?P<spawn>SIG\w+)|Signal \d+ \((?P<elastic>SIG\w+)\) received"
     r"|non-zero exit status (?P<status>\d+)|terminated with exit code (?P<code>\d+)|killed by signal: (?P<words>Killed|Terminated)"
 )
-"""How Python's, torch's and a data loader's exceptions say that a child ended."""
+"""Words in which Python's, torch's and a data loader's exceptions say that a child ended."""
 
 
 def rank_cause(trainer: bool, exit_code: int | None, signal: str | None, raised: Raised | None, text: str) -> Cause:
-    """`trainer`: Lockstep's own, whose exit codes mean something; `raised`: what ended it; `text`: all its last lines, for what raised nothing."""
+    """Return the cause of a rank's end. `trainer`: it is Lockstep's, whose exit codes mean something; `raised`: what ended it; `text`: all its last lines."""
     by_itself = trainer_cause(exit_code, raised.exception if raised is not None else None) if trainer else None
     if by_itself is not None:
         return by_itself
@@ -207,7 +207,7 @@ def rank_cause(trainer: bool, exit_code: int | None, signal: str | None, raised:
 
 
 def blamable(raised: Raised) -> Iterator[Raised]:
-    """It and what led to it. What it was only raised beside, while that was handled, counts only where it says nothing itself: a KeyError is one."""
+    """The exception and what led to it. One that came while another was handled counts only if the other says nothing itself: a KeyError says something."""
     yield raised
     later = raised
     for before in raised.led_by:
@@ -218,27 +218,27 @@ def blamable(raised: Raised) -> Iterator[Raised]:
 
 
 def signal_of(exit_code: int | None) -> str | None:
-    """The signal that ended a script's child, by the code that the script exits with."""
+    """Signal that ended a script's child, by the code with which the script exits."""
     return _SIGNAL_OF_CODE.get(exit_code)
 
 
 def is_killed(signal: str | None) -> bool:
-    """Whether somebody else sent it, whatever the rank had written before."""
+    """Return True if somebody else sent the signal, whatever the rank had written before."""
     return _BY_SIGNAL.get(signal or "") is Cause.KILLED
 
 
 def remedy(text: str) -> str:
-    """What to do about an error whose own words don't say it, to be put behind them; empty where nothing is known."""
+    """Advice about an error whose own words don't give it, to be put behind them; empty if nothing is known."""
     return next((f"; {what}" for words, what in _REMEDIES if words.search(text)), "")
 
 
 def trainer_cause(exit_code: int | None, exception: str | None) -> Cause | None:
-    """What Lockstep's own trainer decided; None: it met what it doesn't know, or was ended."""
+    """Cause that Lockstep's own trainer decided; None: it met what it doesn't know, or was ended."""
     return _BY_EXIT_CODE.get(exit_code) or _BY_TRAINER_EXCEPTION.get(exception)
 
 
 def _own_cause(raised: Raised, text: str) -> Cause | None:
-    """Of this one exception; None: it says no more than that something failed."""
+    """Cause of this one exception; None: it says no more than that something failed."""
     words = raised.words
     if _MISUSE.search(words) or (_EXCEPTIONS.get(raised.exception) is Cause.SETUP and _OWN_IMPORT.search(raised.message)):
         return Cause.USER_CODE

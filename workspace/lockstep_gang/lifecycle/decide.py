@@ -1,4 +1,4 @@
-"""What happens next: `decide(gang, run, now)`, asked again until the phase stays as it is.
+"""Decisions: `decide(gang, run, now)`, called again until the phase stays as it is.
 
 Level-triggered: it looks at where every node stands and says what is still to be said, so a repeated or lost event only costs time.
 Records and the end are made durable before any order of the same decision is sent.
@@ -29,7 +29,7 @@ from lockstep_gang.lifecycle.start import is_late, late_nodes_failure, late_rank
 from lockstep_gang.lifecycle.stops import stop_report, with_idle_stop
 
 PORTS = 64
-"""Attempts take turns over so many ports, so that a rank of an old one that nobody could stop doesn't meet the new one."""
+"""Number of ports over which attempts take turns, so that a rank of an old one that nobody could stop doesn't meet the new one."""
 
 
 @dataclass(frozen=True)
@@ -67,19 +67,19 @@ def _next_step(gang: Gang, run: Run, now: float) -> Decision:
 
 
 def _hastened(gang: Gang, run: Run, now: float) -> Gang:
-    """Ranks that save, because somebody interrupted their run, are killed once it is interrupted again."""
+    """Kill ranks that save, because somebody interrupted their run, once it is interrupted again."""
     again = gang.stopping is StopMode.SAVE and session.interrupting(gang) is StopMode.KILL
     return replace(accounted(gang, run, now), stopping=StopMode.KILL, stop_began=now) if again else gang
 
 
 def _for_a_request(gang: Gang, run: Run, now: float) -> Decision:
-    """In a dev environment: an attempt starts when somebody has asked for it."""
+    """Start an attempt of a dev environment when somebody has asked for it."""
     gang, may_start = session.prepare_request(gang, run, now)
     return _start(replace(gang, placement=with_racks_awaited(gang.placement, run, now)), run, now) if may_start else Decision(gang)
 
 
 def _run_over(gang: Gang, outcome: str) -> Decision:
-    """A run of a dev environment has ended, and the environment waits for the next."""
+    """End a run of a dev environment, which then waits for the next."""
     return Decision(replace(gang, phase=Phase.WAITING, failure=None, final=False), close=outcome)
 
 
@@ -133,7 +133,7 @@ def _start(gang: Gang, run: Run, now: float) -> Decision:
 
 
 def _before_the_attempt(gang: Gang, run: Run) -> Decision:
-    """The preflight is under way, or was all there is to do, or can't pass any more."""
+    """Wait for the preflight, or end: it was all there is to do, or can't pass any more."""
     if gang.preflight.passed:
         return replace(_ended(gang, State.COMPLETE, "preflight passed"), end=False)
     failure = rounds.preflight_failure(gang.preflight) if gang.preflight.over else None
@@ -184,7 +184,7 @@ def _stop(gang: Gang, mode: StopMode, reason: str, now: float) -> Decision:
 
 
 def _stuck(gang: Gang, run: Run, now: float) -> tuple[Gang, Decision | None]:
-    """Ranks that have not come, or don't move any more. While a node is not heard nobody knows that."""
+    """Stop for ranks that have not come, or don't move any more. While a node is not heard nobody knows that."""
     if open_silences(gang):
         return gang, None
     if is_late(gang, run, now):
@@ -206,13 +206,13 @@ def _stop_failed(gang: Gang, run: Run, now: float) -> Decision:
 
 
 def _stop_hung(gang: Gang, run: Run, hang: Hang, now: float) -> Decision:
-    """First it is written down where every rank is: after the restart nobody could tell."""
+    """Write down where every rank is, then stop: after the restart nobody could tell."""
     gang = replace(gang, hang=hang)
     return _stop(gang, StopMode.DUMP, hang_failure(gang, run, hang).message, now)
 
 
 def _stopped(gang: Gang, run: Run, now: float) -> Decision:
-    """No rank is left on any node that can be reached, but for those that can't be ended; a node that can't be reached stops its
+    """Conclude a stop. No rank is left on any node that can be reached, but for those that can't be ended; a node that can't be reached stops its
     own after its silence, and is fenced by its number."""
     if run.interactive is not None:
         leaving = gang.nodes.counts.leaving > 0
@@ -237,7 +237,7 @@ def _ended(gang: Gang, state: State, message: str) -> Decision:
 
 
 def _orders(gang: Gang, run: Run) -> tuple[Gang, tuple[tuple[int, Order], ...]]:
-    """Of nodes that have changed; of all where what their orders follow from has changed."""
+    """Orders to nodes that have changed; to all nodes if what their orders follow from has changed."""
     orders: list[tuple[int, Order]] = []
     changes: dict[int, Node] = {}
     everywhere = _ordered_for(gang)
@@ -255,13 +255,13 @@ def _orders(gang: Gang, run: Run) -> tuple[Gang, tuple[tuple[int, Order], ...]]:
 
 
 def _ordered_for(gang: Gang) -> tuple[object, ...]:
-    """What the orders of all nodes follow from; the rest is the node's own state."""
+    """Values that the orders of all nodes follow from; the rest is the node's own state."""
     attempt = gang.phase, gang.attempt, gang.restarts, gang.placement.order, gang.stopping, gang.stop_reason, gang.ending
     return *attempt, gang.preflight.stage, gang.preflight.round, gang.session.request
 
 
 def _order(gang: Gang, run: Run, index: int) -> Order | None:
-    """What this node should have been told last, as things stand; None: nothing."""
+    """Order that this node should have got last, as things stand; None: nothing."""
     node = gang.nodes[index]
     if gang.phase is Phase.ENDED and gang.ending is not None:
         return Finish(gang.ending.state, gang.ending.message)

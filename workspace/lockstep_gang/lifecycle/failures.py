@@ -1,4 +1,4 @@
-"""Which failure was the first: the cause, not those who lost their peer by it."""
+"""The first failure: the cause, not those who lost their peer by it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lockstep_spec.exits import MEANINGS, SAVED
 from lockstep_spec.words import binary_size
 
 SEEK_SECONDS = 3.0
-"""How long a rank is waited for whose peers have failed for want of it."""
+"""Time for which a rank is waited for whose peers have failed for want of it."""
 # What gloo, NCCL and TCPStore say in a rank that lost its peer.
 _LOST_PEER = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|remote process (exited|has terminated)|remote end closed"
@@ -32,13 +32,13 @@ _LOST_PEER = re.compile(
 _LOST_A_PEER_BY_WORDS = frozenset({Cause.USER_CODE, Cause.INTERNAL, Cause.HANG})
 """Causes of failures that may be nothing but the loss of a peer; all others are causes of their own."""
 _UNTELLING = frozenset({None, "RuntimeError", "Exception"})
-"""Ranks that ended with this have their last lines to tell why."""
+"""Exceptions that say nothing; the rank's last lines tell why."""
 _BY_A_STOPPED_RANK = frozenset({Cause.FABRIC, Cause.INTERNAL, Cause.HANG})
-"""What the other ranks fail with when one doesn't answer any more."""
+"""Causes with which the other ranks fail when one doesn't answer any more."""
 
 
 def first_failure(gang: Gang, run: Run) -> Failure:
-    """The failure to name. By the order in which the signs came; whoever only lost a peer comes after everybody else."""
+    """The failure to name, by the order in which the signs came; whoever only lost a peer comes after everybody else."""
     if gang.late:
         return late_ranks_failure(gang, run)
     if gang.hang is not None:
@@ -109,7 +109,7 @@ def _is_done(rank: Rank) -> bool:
 
 
 def is_final(gang: Gang, run: Run) -> bool:
-    """Another attempt would end the same way: Lockstep's trainer says that its configuration is at fault, the fabric is
+    """Return True if another attempt would end the same way: Lockstep's trainer says that its configuration is at fault, the fabric is
     refused, or ranks never came."""
     if gang.late or refusal(gang.fabric, run) is not None:
         return True
@@ -144,7 +144,7 @@ def _most_telling(gang: Gang, run: Run) -> tuple[int, Failure | None]:
 
 
 def _raised_before_it_was_stopped(gang: Gang, run: Run) -> Failure | None:
-    """Of the rank that had written its own exception when it was stopped: it takes longer to end than its peers take to notice."""
+    """Failure of the rank that had written its own exception when it was stopped: it takes longer to end than its peers take to notice."""
     for index in sorted(gang.ranks.ended):
         rank = gang.ranks[index]
         if rank.exit is not None and rank.exit.ordered and raised_in(rank.exit.fresh_lines) is not None:
@@ -161,7 +161,7 @@ def _ranks_with_signs(gang: Gang, run: Run) -> list[int]:
 
 
 def _decided(rank: Rank) -> Cause | None:
-    """What Lockstep's trainer says of its end on this rank."""
+    """Cause that Lockstep's trainer gives for its end on this rank."""
     exit_code = rank.exit.exit_code if rank.exit is not None and not rank.exit.ordered else None
     return trainer_cause(exit_code, rank.error.exception if rank.error is not None else None)
 
@@ -228,7 +228,7 @@ def _rank_failure(run: Run, index: int, rank: Rank, silent: bool) -> Failure:
 
 
 def _raised(rank: Rank, fresh: tuple[str, ...]) -> Raised | None:
-    """By the rank's own report, with what its output says of how it came to that. Whom somebody killed has not ended by what it wrote before."""
+    """Exception in the rank's own report, with what its output says led to it. A rank that somebody killed has not ended by what it wrote before."""
     exit_ = rank.exit
     error = rank.error or (exit_.error if exit_ is not None and not exit_.ordered else None)
     written = raised_in(fresh)
@@ -239,12 +239,12 @@ def _raised(rank: Rank, fresh: tuple[str, ...]) -> Raised | None:
 
 
 def _interrupted(written: Raised | None) -> bool:
-    """By SIGINT, whose exception is Python's own."""
+    """Return True for SIGINT, whose exception is Python's own."""
     return written is not None and written.exception == "KeyboardInterrupt"
 
 
 def _said(raised: Raised | None) -> str:
-    """Its words, and those of what it is judged by where that is another: `: RuntimeError: no batch; from OSError: [Errno 5] …`."""
+    """Words of the exception, and of those that it is judged by: `: RuntimeError: no batch; from OSError: [Errno 5] …`."""
     if raised is None:
         return ""
     others = [each for each in blamable(raised) if each is not raised and each.words != raised.words and each.message not in raised.message]

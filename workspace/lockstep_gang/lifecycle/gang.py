@@ -33,12 +33,12 @@ class Rank:
     exit: RankExit | None = None
     error: Error | None = None
     sign: int = 0
-    """When its first sign of trouble came, counted over the whole gang; 0: none."""
+    """Number of its first sign of trouble, counted over the whole gang; 0: none."""
     progress: Progress = field(default_factory=Progress)
     paces: tuple[Pace, ...] = ()
-    """The last ones it told."""
+    """The last ones that it reported."""
     dumped: bool = False
-    """It is among `Gang.dumps`."""
+    """True if it is among `Gang.dumps`."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Node:
     connected: bool = False
     instance: str = ""
     closed_at: float | None = None
-    """When its connection closed, while it is away."""
+    """Time at which its connection closed, while it is away."""
     closed_sign: int = 0
     attempt: int = 0
     """The attempt whose processes it has, or has been told to start; 0: none."""
@@ -58,7 +58,7 @@ class Node:
 
 
 class RankCounts(NamedTuple):
-    """How many ranks of the attempt are so."""
+    """Numbers of ranks of the attempt in each state."""
 
     heard: int = 0
     missing: int = 0
@@ -72,7 +72,7 @@ class RankCounts(NamedTuple):
 
 
 class NodeCounts(NamedTuple):
-    """How many nodes are so."""
+    """Numbers of nodes in each state."""
 
     here: int = 0
     present: int = 0
@@ -97,7 +97,7 @@ def _node_traits(node: Node) -> NodeCounts:
 
 
 class Ranks(tuple[Rank, ...]):
-    """A rank's state each. Immutable; what every decision asks of all of them is counted along, since a gang may have thousands."""
+    """States of all ranks. Immutable; what every decision asks of all of them is counted along, since a gang may have thousands."""
 
     counts: RankCounts
     ended: tuple[int, ...]
@@ -124,7 +124,7 @@ class Ranks(tuple[Rank, ...]):
 
 
 class Nodes(tuple[Node, ...]):
-    """Likewise of the nodes."""
+    """States of all nodes, counted along likewise."""
 
     counts: NodeCounts
     away: frozenset[int]
@@ -156,24 +156,24 @@ class LostNode:
     sign: int
     node: int
     by_itself: bool = False
-    """Its agent is there, and has stopped them without an order: it had heard nothing for too long."""
+    """True if its agent is there, and has stopped them without an order: it had heard nothing for too long."""
 
 
 @dataclass(frozen=True)
 class Silence:
-    """Nothing was heard of a node, times in Unix seconds."""
+    """A time in which nothing was heard of a node, in Unix seconds."""
 
     node: int
     since: float
     arrives: bool
-    """Its machine acknowledges what the coordinator's sends."""
+    """True if its machine acknowledges what the coordinator's sends."""
     until: float | None = None
-    """When it was heard again; None: not yet."""
+    """Time at which it was heard again; None: not yet."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How the job ended."""
+    """The job's final state, and a sentence about it."""
 
     state: State
     message: str
@@ -181,46 +181,46 @@ class Ending:
 
 @dataclass(frozen=True)
 class Budget:
-    """What of the restart policy is spent. A new commit fills it again: a job that gets on may go on failing for months."""
+    """Spent part of the restart policy. A new commit fills it again: a job that gets on may go on failing for months."""
 
     failures: int = 0
-    """All, since the job began."""
+    """Failures since the job began."""
     counted: int = 0
-    """Since the last new commit: these count toward maxRestarts, and the backoff begins and grows with them."""
+    """Failures since the last new commit: these count toward maxRestarts, and the backoff begins and grows with them."""
     committed_step: int = 0
     """The newest commit at the last failure."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What somebody wants to run, from the moment they ask until it has ended."""
+    """A run that somebody wants, from the moment they ask until it has ended."""
 
     asked: Asked
     node: int
-    """Where they are."""
+    """Node where they are."""
     instance: str
-    """Of the agent there: another one has lost them."""
+    """Instance of the agent there: another one has lost them."""
     since: float
     interrupts: int = 0
     why: str = ""
-    """Of the first interrupt."""
+    """Reason of the first interrupt."""
     looked_at: float = 0.0
-    """When nodes were asked for the script; 0: not yet."""
+    """Time at which nodes were asked for the script; 0: not yet."""
     found: tuple[tuple[int, Found], ...] = ()
     started: bool = False
 
 
 @dataclass(frozen=True)
 class Session:
-    """Of a job that is no dev environment it stays as it is here."""
+    """A dev environment's requests; of any other job it stays as it is here."""
 
     request: Request | None = None
     last: Ended | None = None
-    """Of the newest run: somebody whose connection was away asks again."""
+    """End of the newest run: somebody whose connection was away asks again."""
     answers: tuple[tuple[int, Ended], ...] = ()
     """(node, what is to be said there), sent with the next orders."""
     checked: tuple[str, ...] = ()
-    """The agents, by instance, that passed the preflight."""
+    """Agents, by instance, that passed the preflight."""
     used_at: float = 0.0
     idleness: Idleness = Idleness.NONE
 
@@ -234,18 +234,18 @@ OWN_FAULTS = frozenset({FactType.OUT_OF_MEMORY, FactType.CONTAINER_ENDED})
 
 @dataclass(frozen=True)
 class Facts:
-    """Empty without an operator, and until it has answered."""
+    """Facts that the operator knows of the cluster; empty without an operator, and until it has answered."""
 
     told: tuple[Fact, ...] = ()
-    """As in the operator's last reply."""
+    """Facts in the operator's last reply."""
     heard_at: float = 0.0
-    """When it came, Unix time."""
+    """Time of that reply, Unix time."""
     left: tuple[Restart, ...] = ()
     """Nodes that were told to go in the last attempt, as entries of the history: they become ones when a fact says who told them, or the next
     attempt starts without such a fact."""
 
     def waiting(self, node: int) -> str | None:
-        """Why the node's pod doesn't run, for example `x-1 (ImagePulling)`; None when nobody says."""
+        """Reason why the node's pod doesn't run, for example `x-1 (ImagePulling)`; None when nobody says."""
         of_node = [fact for fact in self.told if fact.node == node]
         found = next((fact for fact in of_node if fact.type is FactType.WAITING), of_node[-1] if of_node else None)
         return f"{found.pod} ({found.reason})" if found is not None else None
@@ -253,7 +253,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Gang:
-    """`nodes` and `ranks` may be given as any tuple: they are counted then."""
+    """State of a gang. `nodes` and `ranks` may be given as any tuple: they are counted then."""
 
     nodes: Nodes
     ranks: Ranks
@@ -261,7 +261,7 @@ class Gang:
     attempt: int = 0
     """The newest attempt of this job; the next is one more than any that was ever heard of."""
     began_at: float = 0.0
-    """When the newest attempt began, Unix time; 0: none has, or nobody knows."""
+    """Time at which the newest attempt began, Unix time; 0: none has, or nobody knows."""
     known_attempt: int = 0
     budget: Budget = field(default_factory=Budget)
     restarts: int = 0
@@ -273,26 +273,26 @@ class Gang:
     stop_reason: str = ""
     stop_began: float = 0.0
     stopped: StopReport | None = None
-    """What came of the newest stop that was asked for."""
+    """Report of the newest stop that was asked for."""
     stragglers: tuple[Straggler, ...] = ()
-    """Of the newest attempt, the slowest first."""
+    """Stragglers of the newest attempt, the slowest first."""
     straggled_at: float = 0.0
-    """When they were looked for."""
+    """Time at which they were looked for."""
     wait: Wait = field(default_factory=Wait)
     late: tuple[int, ...] = ()
     """Ranks that had not been heard when the start's time was over, for which the attempt is stopped."""
     hang: Hang | None = None
-    """Why the attempt is stopped, when it is for this."""
+    """Hang for which the attempt is stopped, if it is for one."""
     dumps: tuple[Dumped, ...] = ()
-    """What was seen of its ranks before they were killed."""
+    """States and stacks of its ranks before they were killed."""
     lost: tuple[LostNode, ...] = ()
     """In this attempt, each once."""
     silences: tuple[Silence, ...] = ()
-    """Of nodes, in this attempt: the newest of each."""
+    """Silences of nodes in this attempt: the newest of each."""
     seeks_until: float = 0.0
     """Ranks have failed, and only for want of their peers: until then the attempt is not stopped, so that the one that ended first is heard. 0: none has."""
     examined: int = 0
-    """So many of the ranks that have ended were looked at for it."""
+    """Number of the ended ranks that were looked at for it."""
     paused_seconds: float = 0.0
     """The longest time in this attempt in which the coordinator itself did not run."""
     signs: int = 0
@@ -301,30 +301,30 @@ class Gang:
     failure: Failure | None = None
     ending: Ending | None = None
     trouble: str | None = None
-    """Why an attempt cannot be recorded, so not started."""
+    """Reason why an attempt can't be recorded, so not started."""
     trainer: TrainerReport | None = None
     checkpoint: CheckpointReport | None = None
     failed_saves: FailedSaves | None = None
     unproven: Mapping[str, int] = field(default_factory=dict)
     """Milliseconds on the account since the last step or evaluation was told, by kind: a failure makes them downtime."""
     worked_at: float = 0.0
-    """When the newest attempt told of its last step, Unix time; 0: it has told of none."""
+    """Time at which the newest attempt reported its last step, Unix time; 0: it has reported none."""
     preflight: Preflight = field(default_factory=Preflight)
     result: dict[str, str | None] | None = None
     goodput: Goodput = field(default_factory=Goodput)
     fabric: FabricState = field(default_factory=FabricState)
     placement: Placement = field(default_factory=Placement)
-    """Which node has which ranks."""
+    """Ranks of each node."""
     session: Session = field(default_factory=Session)
-    """Of a dev environment: what people ask of it."""
+    """Requests to a dev environment."""
     facts: Facts = field(default_factory=Facts)
-    """What the operator says of the cluster."""
+    """The operator's word about the cluster."""
     in_time_until: float = 0.0
     """No rank's limit passes before; it may be later. 0: nobody has looked."""
     unordered: frozenset[int] | None = None
     """Nodes that have changed since orders were last decided; null: any may have."""
     ordered_for: tuple[object, ...] = ()
-    """What all nodes' orders followed from then."""
+    """Values that all nodes' orders followed from then."""
 
     def __post_init__(self) -> None:
         if type(self.nodes) is not Nodes:
@@ -355,22 +355,22 @@ class Gang:
 
 
 def new_gang(run: Run) -> Gang:
-    """Nobody is connected, nothing was ever started."""
+    """The gang of a job that never started, with nobody connected."""
     return Gang(nodes=Nodes((Node(),) * run.nodes), ranks=Ranks((Rank(),) * run.world_size))
 
 
 def told_to_start(node: Node, attempt: int) -> bool:
-    """Whether this attempt's start is the last thing it was told, on this connection."""
+    """Return True if this attempt's start is the last order that the node got on this connection."""
     return isinstance(node.told, Start) and node.told.attempt == attempt
 
 
 def was_stopped(exit_: RankExit) -> bool:
-    """Its agent ended the rank before it was done."""
+    """Return True if its agent ended the rank before it was done."""
     return exit_.ordered and exit_.exit_code != 0
 
 
 def failed_ranks(gang: Gang, run: Run) -> Iterator[int]:
-    """Ranks whose end nobody asked for and that is not success."""
+    """Ranks whose end nobody ordered and that is not success."""
     for index in sorted(gang.ranks.ended):
         exit_ = gang.ranks[index].exit
         if exit_ is None or exit_.ordered:
@@ -385,5 +385,5 @@ def has_failed(gang: Gang, run: Run) -> bool:
 
 
 def silent_success(gang: Gang, run: Run, rank: int) -> bool:
-    """Exit code 0 of Lockstep's trainer is believed only together with its report of the end, which rank 0 sends."""
+    """Return True for exit code 0 without a report of the end. Lockstep's trainer sends one on rank 0, and only together are they believed."""
     return run.training is not None and rank == 0 and gang.result is None

@@ -1,4 +1,4 @@
-"""What the gang's time is spent on (pure). Every moment goes to exactly one kind, so the kinds add up to the time that has passed.
+"""Account of the gang's time (pure). Every moment goes to exactly one kind, so the kinds add up to the time that has passed.
 
 The account is kept by whoever changes the gang: before a change, the time since the last one goes to what the gang was doing until now.
 """
@@ -43,7 +43,7 @@ def accounted(gang: Gang, run: Run, now: float) -> Gang:
 
 
 def accounted_now_and_then(gang: Gang, run: Run, now: float) -> Gang:
-    """As `accounted`, for every change. What a stopping gang's time is spent on doesn't change with what is heard, and why it stops takes a
+    """The gang as `accounted` returns it, less often. What a stopping gang's time is spent on doesn't change with what is heard, and why it stops takes a
     look at every rank: there it is enough now and then."""
     is_due = gang.phase is not Phase.STOPPING or now * 1000 >= gang.goodput.until + STOPPING_MILLISECONDS
     return accounted(gang, run, now) if is_due else gang
@@ -60,8 +60,8 @@ def with_absence(gang: Gang, run: Run, now: float) -> Gang:
 
 
 def with_step(gang: Gang, report: Step) -> Gang:
-    """After rank 0 told a step: how far the job has ever come, and how long the step waited for a save. A script that tells its first one had
-    been loading until then."""
+    """The gang after rank 0 reported a step: how far the job has ever come, and how long the step waited for a save. A script that reports its first
+    one had been loading until then."""
     book = gang.goodput
     unknown = book.spent.get(Spent.UNKNOWN.value, 0)
     if unknown:
@@ -86,7 +86,7 @@ def proven_goodput(gang: Gang) -> Goodput:
 
 
 def activity_of(gang: Gang, run: Run) -> Spent | None:
-    """What the gang is doing; None once it has ended."""
+    """Kind of time that passes for the gang; None once it has ended."""
     if gang.phase is Phase.ENDED:
         return None
     if gang.phase is Phase.STOPPING:
@@ -114,12 +114,12 @@ def _active(gang: Gang, run: Run) -> Spent:
 
 
 def _is_recovering(gang: Gang) -> bool:
-    """After a failure, before the next attempt's first step."""
+    """Return True after a failure, before the next attempt's first step."""
     return bool(gang.history) and gang.history[-1].attempt < gang.attempt and gang.history[-1].downtime_seconds is None
 
 
 def _runs_without_steps(gang: Gang, run: Run) -> bool:
-    """A script that has never told a step, all of whose ranks run: nobody knows whether it trains."""
+    """Return True for a script that has never reported a step, all of whose ranks run: nobody knows whether it trains."""
     return run.training is None and not gang.goodput.furthest_step and gang.ranks.counts.heard == len(gang.ranks)
 
 
@@ -140,7 +140,7 @@ def _charged(book: Goodput, cause: Cause, milliseconds: int, gpus: int) -> Goodp
 
 
 def _cause(gang: Gang, run: Run) -> Cause:
-    """Why the gang is down, or does steps again."""
+    """Cause for which the gang is down, or does steps again."""
     if gang.phase is Phase.STOPPING:
         return first_failure(gang, run).cause or Cause.INTERNAL
     last = gang.history[-1] if gang.history else None
@@ -163,7 +163,7 @@ def _plus(spent: Mapping[str, int], kind: str, milliseconds: int) -> dict[str, i
 
 
 def _milliseconds(text: str | None) -> int:
-    """Of a metric in seconds; 0 when it is not there, or no number."""
+    """Milliseconds of a metric in seconds; 0 when it is not there, or no number."""
     try:
         return max(0, int(float(text or 0) * 1000))
     except (ValueError, OverflowError):

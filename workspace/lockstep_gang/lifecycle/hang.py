@@ -1,4 +1,4 @@
-"""Whether a rank hangs, and which one the others wait for (pure). Never by utilisation: ranks that wait for others spin.
+"""Hangs of ranks, and which rank the others wait for (pure). Never by utilization: ranks that wait for others spin.
 
 A rank is judged by its own limit where it tells one (Lockstep's trainer does, and ends itself; this is for one that can't any more: it is
 frozen, or its interpreter is held by native code), else by the run's limit for its activity, from its first reported step on.
@@ -19,7 +19,7 @@ from lockstep_gang.lifecycle.progress import Hang, Progress, shifted
 from lockstep_spec.words import named
 
 SLACK_SECONDS = (5.0, 15.0)
-"""Least and most that a rank with a watchdog of its own is given beyond its limit; half the limit in between. It knows more than we."""
+"""Least and most time beyond its limit for a rank with a watchdog of its own; half the limit in between. It knows more than we do."""
 SILENT_SECONDS = 12.0
 """A rank beats every 5 s, and its agent says so within 5 s, or somewhat later in a big gang; one without two beats doesn't run any more."""
 STOPPED = frozenset({"T", "t"})
@@ -166,7 +166,7 @@ def _who(blamed: tuple[int, ...], run: Run, dumps: Mapping[int, Dumped]) -> str:
 
 
 def dump_text(dump: Dumped | None) -> str:
-    """What is to be said of it beside its progress."""
+    """Words about what was seen of a rank, to follow its progress."""
     if dump is None:
         return ""
     kernel = f", in the kernel's {dump.kernel_function}" if dump.kernel_function else ""

@@ -1,4 +1,4 @@
-"""What the volume of node 0 remembers of a job, and the gang that a new coordinator starts from."""
+"""Records of a job on node 0's volume, and the gang that a new coordinator starts from."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class AttemptRecord:
     outcome: str | None = None
     """`Complete`, `Stopped` or `Failed`; null: it runs, or its coordinator ended without a word."""
     restart: Restart | None = None
-    """Of a failed attempt: what happened, and what it cost."""
+    """Entry of the history for a failed attempt: what happened, and what it cost."""
     budget: Budget = field(default_factory=Budget)
-    """After it; while it runs, before it."""
+    """Budget after it; while it runs, before it."""
     checkpoint: CheckpointReport | None = None
     """The newest commit when it ended."""
     retry: int = 0
@@ -87,7 +87,7 @@ def corrected_records(attempts: Sequence[AttemptRecord], gang: Gang) -> list[Att
 
 
 def _with_costs(attempts: Sequence[AttemptRecord], gang: Gang) -> list[AttemptRecord]:
-    """Each failure's cost as it is known by now."""
+    """The records with each failure's cost as it is known by now."""
     costs = {restart.attempt: restart for restart in gang.history}
     return [replace(record, restart=costs.get(record.attempt, record.restart)) for record in attempts]
 
@@ -151,20 +151,20 @@ def resume_gang(
 
 
 def _node_0_left(last: AttemptRecord, now: float, alive_at: float) -> Restart:
-    """An attempt was stopped with its coordinator, by a suspension for example: what it becomes if the cluster says that it was something else."""
+    """Entry for an attempt that was stopped with its coordinator, by a suspension for example, should the cluster say that it was something else."""
     failure = Failure(message=TOLD_TO_END.format(node=0), node=0, cause=Cause.NODE_LOST)
     return Restart(last.attempt, stamp(alive_at or now), failure, lost_steps=0, counts=False)
 
 
 def _newest_commit(own: Sequence[AttemptRecord], commit: CheckpointReport | None) -> CheckpointReport | None:
-    """By the time at which it was heard: an attempt that goes back to an older one commits smaller steps again."""
+    """The commit that was heard last: an attempt that goes back to an older one commits smaller steps again."""
     recorded = next((record.checkpoint for record in reversed(own) if record.checkpoint is not None), None)
     known = [found for found in (commit, recorded) if found is not None]
     return max(known, key=lambda found: found.time, default=None)
 
 
 def _is_retried(end: EndRecord, run: Run) -> bool:
-    """A failure of a lower retry is passed over; what is complete stays so."""
+    """Return True if a failure is of a lower retry, so it is passed over; what is complete stays so."""
     return end.state is State.FAILED and end.retry < run.restart.retry
 
 

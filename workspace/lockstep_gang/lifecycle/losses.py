@@ -1,4 +1,4 @@
-"""Which losses of nodes the cluster explains: those don't count toward the restart budget (pure).
+"""Losses of nodes that the cluster explains: those don't count toward the restart budget (pure).
 
 A connection that closed says only that a node is gone. Whether its machine died, its pod had to make room, or its agent just ran out of
 memory is known to the cluster, and is heard seconds before or after.
@@ -19,9 +19,9 @@ from lockstep_gang.lifecycle.gang import LOSSES, OWN_FAULTS, Gang, Phase
 BEFORE_SECONDS, AFTER_SECONDS = 600.0, 120.0
 """A fact that is older or younger than that against a loss is about another one. A Node is NotReady 40 to 100 s after its last sign."""
 AWAY_SECONDS, BACK_SECONDS = 60.0, 10.0
-"""How long after a loss the operator's answer may still explain it: as long as the node is away, and when its agent is back."""
+"""Time after a loss in which the operator's answer may still explain it, while the node is away and when its agent is back."""
 UNANSWERED_SECONDS = 300.0
-"""An operator that does not answer at all is waited for so long."""
+"""Longest wait for an operator that does not answer at all."""
 _CAUSES = {
     FactType.NODE_LOST: Cause.NODE_LOST, FactType.PREEMPTED: Cause.PREEMPTED, FactType.EVICTED: Cause.NODE_LOST,
     FactType.OUT_OF_MEMORY: Cause.OUT_OF_MEMORY, FactType.CONTAINER_ENDED: Cause.NODE_LOST, FactType.DELETED: Cause.NODE_LOST,
@@ -34,11 +34,11 @@ _PRESSURES = (
     (Cause.STORAGE, re.compile(r"ephemeral|\bdisk|nodefs|imagefs|inodes", re.IGNORECASE)),
     (Cause.OUT_OF_MEMORY, re.compile(r"low on resource: memory|memory ?pressure", re.IGNORECASE)),
 )
-"""What a Node evicts pods for, in the kubelet's words."""
+"""Reasons for which a Node evicts pods, in the kubelet's words."""
 
 
 def explaining_fact(gang: Gang, failure: Failure, failed_at: float) -> Fact | None:
-    """The fact by which this failure was the cluster's doing; None: nobody says so."""
+    """Fact that shows that this failure was the cluster's doing; None: nobody says so."""
     used = {entry.explained_by for entry in gang.history}
     fitting = [fact for fact in gang.facts.told if fact.type in LOSSES and fact.pod_uid not in used and _is_near(fact, failed_at)]
     if failure.rank is None and failure.cause is Cause.NODE_LOST:
@@ -120,7 +120,7 @@ def _remembered(gang: Gang, entry: Restart) -> Gang:
 
 
 def doubted_until(gang: Gang, run: Run) -> float | None:
-    """Until when the operator may still explain the last failure, which would give its budget back; None: nothing is open."""
+    """Time until which the operator may still explain the last failure, which would give its budget back; None: nothing is open."""
     last = gang.history[-1] if gang.history else None
     if run.report is None or last is None or not last.counts or last.failure.cause is not Cause.NODE_LOST or last.failure.node is None:
         return None
@@ -135,5 +135,5 @@ def is_doubted(gang: Gang, run: Run, now: float) -> bool:
 
 
 def waits_for_facts(gang: Gang) -> bool:
-    """Whether the operator's next answer is waited for."""
+    """Return True if the operator's next answer is waited for."""
     return gang.phase is Phase.WAITING and gang.nodes.counts.present < len(gang.nodes)

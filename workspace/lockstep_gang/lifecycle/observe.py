@@ -1,4 +1,4 @@
-"""What an agent said, or the loss of its connection, taken into the gang's state."""
+"""Observations: an agent's message, or the loss of its connection, taken into the gang's state."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _hello(gang: Gang, run: Run, node: int, hello: Hello, now: float) -> Gang:
 
 
 def _stopped_unheard(gang: Gang, node: int, before: Node, exits: list[RankExit | None]) -> Gang:
-    """A node that was away when the others were stopped, and has stopped its ranks by itself, is why the others failed."""
+    """Blame a node that was away when the others were stopped, and has stopped its ranks by itself, for their failure."""
     was_away = before.closed_at is not None and before.closed_at <= gang.stop_began
     if not was_away or not any(exit_ is not None and was_stopped(exit_) for exit_ in exits):
         return gang
@@ -131,7 +131,7 @@ def _stopped_unheard(gang: Gang, node: int, before: Node, exits: list[RankExit |
 
 
 def _caught_up(gang: Gang, run: Run, node: int, state: RankState, now: float) -> Gang:
-    """What it said of its progress while it was away is lost, so its time counts from here."""
+    """Take in a rank's state from a Hello. What it reported while its node was away is lost, so its time counts from here."""
     if state.rank not in run.ranks_of(node):
         return gang
     rank = gang.ranks[state.rank]
@@ -149,7 +149,7 @@ def _started(gang: Gang, run: Run, node: int) -> Gang:
 
 
 def _dumped(gang: Gang, dump: Dumped) -> Gang:
-    """What is left of a rank after SIGKILL is told after its stacks were, again and again: its state, unless it was a stopped process."""
+    """Keep what was seen of a rank. What is left of it after SIGKILL is told again and again: that is its state, unless it was a stopped process."""
     rank = gang.ranks[dump.rank]
     if not rank.dumped:
         return replace(gang.with_rank(dump.rank, replace(rank, dumped=True)), dumps=(*gang.dumps, dump))
@@ -171,7 +171,7 @@ def _exited(gang: Gang, run: Run, node: int, exit_: RankExit) -> Gang:
 
 
 def ended_as_ordered(gang: Gang, run: Run, ends: Sequence[tuple[int, Exited]]) -> Gang:
-    """As `observe` of each of these ends (node, how its rank ended) in a gang that is being stopped, with one copy of the gang for all."""
+    """The gang after these ends (node, how its rank ended), while it is being stopped: as `observe` of each, with one copy of the gang for all."""
     ranks: dict[int, Rank] = {}
     signs = gang.signs
     for node, message in ends:
@@ -188,13 +188,13 @@ def _sign(gang: Gang, rank: int) -> tuple[Gang, int]:
 
 
 def rank_after_report(rank: Rank, report: RankReport, now: float) -> Rank:
-    """After one of its reports. Written out, since `replace` takes several times as long, and a big gang says thousands of these a second."""
+    """The rank after one of its reports. Written out, since `replace` takes several times as long, and a big gang says thousands of these a second."""
     paces = with_sample(rank.paces, report) if isinstance(report, Pace) else rank.paces
     return Rank(True, rank.exit, rank.error, rank.sign, progress_after(rank.progress, report, now), paces, rank.dumped)
 
 
 def _progressed(gang: Gang, run: Run, node: int, reports: list[RankReport], now: float) -> Gang:
-    """As `_reported` for each, with one copy of the gang for all: a big one hears of its ranks all the time."""
+    """Take in reports as `_reported` does each, with one copy of the gang for all: a big one hears of its ranks all the time."""
     ranks: dict[int, Rank] = {}
     of_node = run.ranks_of(node)
     own = [report for report in reports if report.rank in of_node]

@@ -1,4 +1,4 @@
-"""Which node has which ranks: nodes of one rack are neighbours, so that a ring of ranks crosses each rack's border once (pure).
+"""Placement of ranks: nodes of one rack are neighbors, so that a ring of ranks crosses each rack's border once (pure).
 
 Decided before every attempt from what the operator says of the racks. Without it ranks follow the nodes' numbers.
 """
@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from lockstep_gang.contract.run import Run
 
 WAIT_SECONDS = 3.0
-"""How long a start waits for the operator's word, which usually came while the nodes did."""
+"""Wait of a start for the operator's word, which usually came while the nodes did."""
 
 
 @dataclass(frozen=True)
 class Placement:
     racks: tuple[str, ...] = ()
-    """Of node i, as the operator last said; empty: it has not. A node without a rack has the empty name."""
+    """Rack of each node, as the operator last said; empty: it has not. A node without a rack has the empty name."""
     order: tuple[int, ...] = ()
     """Nodes in the order of the newest attempt's ranks; empty: by their numbers."""
     waits_until: float | None = None
@@ -30,7 +30,7 @@ def rank_order(racks: Sequence[str]) -> tuple[int, ...]:
 
 
 def with_racks_awaited(placement: Placement, run: Run, now: float) -> Placement:
-    """All nodes are here: the clock of the wait for the operator's word runs, where a word is to come."""
+    """The placement once all nodes are here: the clock of the wait for the operator's word runs, if a word is to come."""
     knows = len(placement.racks) == run.nodes or not run.rack_grouped or run.nodes == 1
     if knows:
         return replace(placement, waits_until=None)
@@ -38,18 +38,18 @@ def with_racks_awaited(placement: Placement, run: Run, now: float) -> Placement:
 
 
 def place_ranks(placement: Placement, run: Run) -> Placement:
-    """For the attempt that begins now."""
+    """The placement of the attempt that begins now."""
     order = rank_order(placement.racks) if len(placement.racks) == run.nodes else ()
     return Placement(placement.racks, () if order == tuple(range(run.nodes)) else order)
 
 
 def with_racks(placement: Placement, racks: tuple[str, ...]) -> Placement:
-    """After an answer of the operator; one without racks says nothing of them."""
+    """The placement after an answer of the operator; one without racks says nothing of them."""
     return replace(placement, racks=racks) if racks else placement
 
 
 def racks_line(placement: Placement) -> str | None:
-    """For the log, when ranks don't follow the nodes' numbers."""
+    """Line for the log, when ranks don't follow the nodes' numbers."""
     if not placement.order:
         return None
     groups: dict[str, list[int]] = {}

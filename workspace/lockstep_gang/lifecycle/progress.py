@@ -1,4 +1,4 @@
-"""How far a rank has come, by its own reports (pure)."""
+"""Progress of a rank, by its own reports (pure)."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from lockstep_gang.contract.messages import Activity, Beat, RankReport, Step
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a rank is in, and since when."""
+    """Activity of a rank, and since when."""
 
     activity: str = ""
     place: str = ""
     step: int | None = None
-    """The newest it has reported; a rank that has reported none is not judged by the run's limits."""
+    """Newest step that it has reported; a rank that has reported none is not judged by the run's limits."""
     position: int | None = None
-    """As in its beats; None: it sends none."""
+    """Position in its beats; None: it sends none."""
     limit_seconds: int | None = None
-    """Of its activity, as the rank itself says."""
+    """Limit of its activity, as the rank itself says."""
     since: float = 0.0
-    """When it began what it is in, as far as was heard."""
+    """Time at which it began what it is in, as far as was heard."""
     heard_at: float = 0.0
 
     @property
     def doing(self) -> str:
-        """In words: `Step 13, forward of micro-batch 1 of 2`."""
+        """Words for it: `Step 13, forward of micro-batch 1 of 2`."""
         if self.position is not None:
             return f"{self.activity}, {self.place}" if self.place else self.activity
         if self.step is None:
@@ -35,21 +35,21 @@ class Progress:
 
 @dataclass(frozen=True)
 class Wait:
-    """Whom a start waits for: `nodes`, then `ranks`; empty: nobody."""
+    """Wait of a start: for `nodes`, then for `ranks`; empty: for nobody."""
 
     what: str = ""
     attempt: int = 0
     since: float = 0.0
     unplaced: bool = False
-    """A node that is waited for may have no room in the cluster: this time isn't the start's."""
+    """True if a node that is waited for may have no room in the cluster: this time isn't the start's."""
 
 
 @dataclass(frozen=True)
 class Hang:
-    """A rank has not ended what it is in within its limit."""
+    """A rank that has not ended what it is in within its limit."""
 
     rank: int
-    """Whose limit passed first; who is to blame is another question."""
+    """Rank whose limit passed first; who is to blame is another question."""
     limit_seconds: int
     suspects: tuple[int, ...] = ()
     """Ranks that the others wait for, by how far each has come; empty: all have come equally far."""
@@ -69,7 +69,7 @@ def progress_after(progress: Progress, report: RankReport, now: float) -> Progre
 
 
 def _activity(before: str, report: RankReport) -> str:
-    """After the last step a script exports, uploads or tests what it has, whether it says so or not."""
+    """Activity after a report. After the last step a script exports, uploads or tests what it has, whether it says so or not."""
     if isinstance(report, Activity):
         return report.activity
     if isinstance(report, Step):
@@ -78,5 +78,5 @@ def _activity(before: str, report: RankReport) -> str:
 
 
 def shifted(progress: Progress, seconds: float) -> Progress:
-    """As if everything had been heard so much later: nobody could have been heard in that time."""
+    """The progress with all times so much later: nobody could have been heard in that time."""
     return replace(progress, since=progress.since + seconds, heard_at=progress.heard_at + seconds)

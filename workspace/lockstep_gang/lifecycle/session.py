@@ -23,11 +23,11 @@ from lockstep_spec.exits import CONFIGURATION, FAILED, SAVED
 from lockstep_spec.words import number_of
 
 LOOK_SECONDS = 15.0
-"""For every node to say whether it has the script; a volume may hang."""
+"""Time that every node has to say whether it has the script; a volume may hang."""
 RELEASING_SECONDS = 30.0
-"""After the idle time is over nothing is started for so long: the GPUs are being released."""
+"""Time after the end of the idle time in which nothing is started: the GPUs are being released."""
 INTERRUPTED = 130
-"""A shell's code for a program that Ctrl-C ended."""
+"""Code of a shell for a program that Ctrl-C ended."""
 SIGNALS = {
     "SIGHUP": 1,
     "SIGINT": 2,
@@ -120,7 +120,7 @@ def prepare_request(gang: Gang, run: Run, now: float) -> tuple[Gang, bool]:
 
 
 def _checked(gang: Gang, run: Run, now: float) -> tuple[Gang, bool]:
-    """The preflight is made before the first run, and again once an agent is another one: each run would wait for torch's import."""
+    """Make the preflight before the first run, and again once an agent is another one: each run would wait for torch's import."""
     instances = tuple(node.instance for node in gang.nodes)
     if gang.session.checked == instances:
         return gang, True
@@ -149,7 +149,7 @@ def _looked(gang: Gang, run: Run, now: float) -> tuple[Gang, bool]:
 
 
 def question(gang: Gang, node: int) -> Find | None:
-    """What this node is to be asked before the attempt."""
+    """Question for this node before the attempt."""
     request = gang.session.request
     if gang.phase is not Phase.WAITING or request is None or not request.looked_at or any(node == other for other, _ in request.found):
         return None
@@ -163,7 +163,7 @@ def older_scripts(request: Request) -> tuple[int, ...]:
 
 
 def request_started(gang: Gang) -> Gang:
-    """The attempt starts. Whoever doesn't wait for its end hears so, and that is all they wait for."""
+    """The gang as the attempt starts. Whoever doesn't wait for its end hears so, and that is all they wait for."""
     request = gang.session.request
     if request is None:
         return gang
@@ -173,7 +173,7 @@ def request_started(gang: Gang) -> Gang:
 
 
 def interrupting(gang: Gang) -> StopMode | None:
-    """How ranks are to be stopped because whoever asked for them wants it; null: nobody does."""
+    """Way to stop the ranks because whoever asked for them wants it; null: nobody does."""
     request = gang.session.request
     if request is None or not request.interrupts:
         return None
@@ -194,7 +194,7 @@ def request_stopped(gang: Gang, run: Run, now: float) -> tuple[Gang, str]:
 
 
 def request_completed(gang: Gang, now: float) -> Gang:
-    """Every rank ended well."""
+    """The gang after every rank ended well."""
     request = gang.session.request
     if request is None:
         return gang
@@ -202,7 +202,7 @@ def request_completed(gang: Gang, now: float) -> Gang:
 
 
 def request_ended(gang: Gang, exit_code: int, message: str, now: float) -> Gang:
-    """Nothing runs any more; whoever waits for the end hears how it went."""
+    """The gang once nothing runs any more; whoever waits for the end hears how it went."""
     request = gang.session.request
     assert request is not None  # noqa: S101 (only what was asked for can end)
     last = Ended(request.asked.id, exit_code, message)
@@ -252,7 +252,7 @@ def _idle_wake_at(session: Session, run: Run) -> float | None:
 
 
 def idleness_line(session: Session, run: Run) -> str:
-    """For the log, when it has changed."""
+    """Line for the log, when the idleness has changed."""
     assert run.interactive is not None  # noqa: S101 (the caller asked)
     if session.idleness is Idleness.NONE:
         return "the environment is in use again"
@@ -263,7 +263,7 @@ def idleness_line(session: Session, run: Run) -> str:
 
 
 def interactive_report(gang: Gang, run: Run) -> InteractiveReport | None:
-    """For the operator. Null: it is no dev environment."""
+    """Report for the operator. Null: it is no dev environment."""
     if run.interactive is None:
         return None
     session, request = gang.session, gang.session.request

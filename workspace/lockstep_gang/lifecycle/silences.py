@@ -35,7 +35,7 @@ def without_silence(gang: Gang, node: int) -> Gang:
 
 
 def open_silences(gang: Gang) -> tuple[Silence, ...]:
-    """Those that are not over, the first one first."""
+    """Silences that are not over, the first one first."""
     return tuple(sorted((s for s in gang.silences if s.until is None), key=lambda silence: silence.since))
 
 
@@ -44,7 +44,7 @@ def open_silence_of(gang: Gang, node: int) -> Silence | None:
 
 
 def silence_to_blame(gang: Gang, run: Run, since: float) -> Failure | None:
-    """What to name instead of a rank that waited for others from `since` on; None: all nodes were heard."""
+    """Failure to name instead of a rank that waited for others from `since` on; None: all nodes were heard."""
     silences = [s for s in gang.silences if s.since <= gang.stop_began or gang.stop_began < since]
     silences = [s for s in silences if s.until is None or s.until > since]
     if not silences:
@@ -71,14 +71,14 @@ def _interrupted(silence: Silence, run: Run) -> Failure:
 
 
 def open_silences_text(gang: Gang, run: Run) -> str:
-    """`node 1 (x-1) is not heard since 12:00:05 UTC: …`; empty while all are."""
+    """Sentences such as `node 1 (x-1) is not heard since 12:00:05 UTC: …`; empty while all are heard."""
     silences = open_silences(gang)
     more = f"; nor are {len(silences) - SHOWN} more nodes" if len(silences) > SHOWN else ""
     return "; ".join(f"{run.node_name(s.node)} is not heard since {_clock(s.since)}: {_why(s, run)}" for s in silences[:SHOWN]) + more
 
 
 def silence_lines(before: Gang, after: Gang, run: Run) -> Iterator[str]:
-    """For the log, of what has changed."""
+    """Lines for the log about silences that have changed."""
     if before.silences is after.silences:
         return
     known = {(silence.node, silence.since, silence.until) for silence in before.silences}

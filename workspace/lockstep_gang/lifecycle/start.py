@@ -16,7 +16,7 @@ from lockstep_spec.words import named, number_of
 
 SHOWN = 5
 _UNPLACED = frozenset({"Unschedulable", "Scheduling", "NotCreated"})
-"""What the operator says of a pod that no Node has room for yet. An image that can't be pulled, say, is another matter."""
+"""Reasons that the operator gives for a pod that no Node has room for yet. An image that can't be pulled, say, is another matter."""
 
 
 def missing_nodes(gang: Gang) -> list[int]:
@@ -83,7 +83,7 @@ def late_nodes_failure(gang: Gang, run: Run) -> Failure:
 
 
 def late_ranks_failure(gang: Gang, run: Run) -> Failure:
-    """`gang.late` ranks; what was seen of the first of them before it was killed."""
+    """Failure about `gang.late` ranks, with what was seen of the first of them before it was killed."""
     rank = gang.late[0]
     dump = next((dump for dump in gang.dumps if dump.rank == rank), None)
     stacks = dump.stacks if dump is not None else None
@@ -108,7 +108,7 @@ def listed_ranks(run: Run, ranks: tuple[int, ...]) -> str:
 
 
 def start_banner(gang: Gang, run: Run) -> Iterator[str]:
-    """What an attempt starts with, after the line that says that it does."""
+    """Lines with which an attempt starts, after the one that says that it does."""
     ranks = number_of(run.ranks_per_node, "rank")
     each = f"{ranks} and {number_of(run.gpus_per_node, 'GPU')} each" if run.gpus_per_node else f"{ranks} each, on CPUs"
     nodes = ", ".join(filter(None, (run.pod_name(node) for node in range(min(run.nodes, SHOWN)))))

@@ -1,4 +1,4 @@
-"""What came of a stop that was asked for, told by what was reported and not by what was hoped (pure)."""
+"""Result of a stop that was asked for, by what was reported and not by what was hoped (pure)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAME_MOMENT_SECONDS = 1.0
 
 
 def stop_report(gang: Gang, run: Run, now: float) -> StopReport:
-    """At the end of a save and stop: the work is saved when the newest commit is of the last step that was reported."""
+    """Report at the end of a save and stop: the work is saved when the newest commit is of the last step that was reported."""
     done = gang.trainer.step if gang.trainer is not None else None
     if run.training is None and gang.checkpoint is None:
         return _by_the_script_alone(gang, done, now)
@@ -35,7 +35,7 @@ def stop_report(gang: Gang, run: Run, now: float) -> StopReport:
 
 
 def with_idle_stop(gang: Gang, now: float) -> Gang:
-    """A stop that is asked for while no rank runs is one too, and costs nothing more."""
+    """The gang after a stop that was asked for while no rank ran: it is reported too, and costs nothing more."""
     told = gang.stopped is not None and gang.stopped.attempt == gang.attempt
     if gang.phase is not Phase.WAITING or gang.attempt == 0 or told or not gang.nodes[0].leaving:
         return gang
@@ -49,7 +49,7 @@ def _before_the_first_step(gang: Gang, now: float) -> StopReport:
 
 
 def _by_the_script_alone(gang: Gang, done: int | None, now: float) -> StopReport:
-    """A script that never reported a commit may save on its own, or not at all."""
+    """Report for a script that never reported a commit: it may save on its own, or not at all."""
     codes = sorted({_how(rank.exit) for rank in gang.ranks if rank.exit is not None})
     ended = f"its ranks {' or '.join(codes).replace('was ended', 'were ended')}" if codes else "nobody says how its ranks ended"
     at = "" if done is None else f" at step {done}"
@@ -94,7 +94,7 @@ def _how(exit_: RankExit) -> str:
 
 
 END_SECONDS = 60.0
-"""How long nodes may take to end their ranks by SIGKILL; a process that frees much memory needs seconds."""
+"""Time that nodes have to end their ranks by SIGKILL; a process that frees much memory needs seconds."""
 SHOWN = 5
 
 
@@ -104,20 +104,20 @@ def busy_nodes(gang: Gang) -> list[int]:
 
 
 def stop_deadline(gang: Gang, run: Run) -> float | None:
-    """Until when a stop waits for its nodes; None: nothing is being stopped."""
+    """Time until which a stop waits for its nodes; None: nothing is being stopped."""
     if gang.phase is not Phase.STOPPING:
         return None
     return gang.stop_began + END_SECONDS + (run.save_grace_seconds if gang.stopping is StopMode.SAVE else 0)
 
 
 def is_over(gang: Gang, run: Run, now: float) -> bool:
-    """The attempt that is being stopped is concluded: nothing of it is left on any node that can be reached, or its time is over."""
+    """Return True if the attempt that is being stopped is concluded: nothing of it is left on any node that can be reached, or its time is over."""
     deadline = stop_deadline(gang, run)
     return deadline is not None and (not gang.nodes.counts.busy or now >= deadline)
 
 
 def with_stop_concluded(gang: Gang) -> Gang:
-    """The gang whose attempt is concluded: nodes that have ranks yet are known for it."""
+    """The gang whose attempt is concluded: nodes that still have ranks are marked."""
     return gang.with_nodes({index: replace(gang.nodes[index], stuck=True) for index in busy_nodes(gang)})
 
 

@@ -23,14 +23,14 @@ WINDOW = 30
 ENOUGH = 20
 """Samples of every rank before any is judged."""
 SLOW = 1.25
-"""Of the others' time, from which on a rank straggles;"""
+"""Multiple of the others' time from which on a rank straggles;"""
 RECOVERED = 1.12
 """below which it doesn't any more."""
 MOSTLY = 0.8
 """This share of its samples is above the others' time by"""
 ABOVE = 1.1
 SAID_ANEW = 1.15
-"""By how much a slowdown changes until it is said anew: status isn't written for a digit."""
+"""Factor by which a slowdown changes until it is reported anew: status isn't written for a digit."""
 LISTED = 8
 
 
@@ -43,7 +43,7 @@ def with_sample(paces: tuple[Pace, ...], pace: Pace) -> tuple[Pace, ...]:
 
 
 def with_stragglers_now_and_then(gang: Gang, run: Run, now: float) -> Gang:
-    """As `with_stragglers`, when rank 0 tells its pace, so that the work doesn't grow with the square of the ranks; in a big gang not every time."""
+    """The gang as `with_stragglers` returns it, when rank 0 reports its pace, so that the work doesn't grow with the square of the ranks; in a big gang less often."""
     if now < gang.straggled_at + max(0, run.world_size - JUDGED_AT_ONCE) / 1000:
         return gang
     return replace(with_stragglers(gang, run), straggled_at=now)
@@ -66,13 +66,13 @@ def _stragglers(gang: Gang, run: Run) -> tuple[Straggler, ...]:
 
 
 def _others(medians: Mapping[int, float]) -> dict[int, float]:
-    """For each rank the median of all others."""
+    """Median of all others, for each rank."""
     ordered = sorted(medians.values())
     return {rank: max(1.0, _median_without(ordered, value)) for rank, value in medians.items()}
 
 
 def _median_without(ordered: list[float], value: float) -> float:
-    """Of sorted values without one of them, in constant time after the search."""
+    """Median of sorted values without one of them, in constant time after the search."""
     place, left = bisect_left(ordered, value), len(ordered) - 1
     at = [index if index < place else index + 1 for index in ((left - 1) // 2, left // 2)]
     return (ordered[at[0]] + ordered[at[1]]) / 2

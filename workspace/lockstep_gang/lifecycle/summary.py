@@ -83,7 +83,7 @@ def _message(gang: Gang, run: Run) -> str:
 
 
 def message_facts(gang: Gang) -> tuple[object, ...]:
-    """What `message_of` is made of. While it is the same, so is the message, which takes a look at every rank."""
+    """Values that `message_of` is made of. While they are the same, so is the message, which takes a look at every rank."""
     where = gang.phase, gang.attempt, gang.stopping, gang.stop_reason, gang.ending, gang.trouble, gang.failure
     checks = gang.preflight.stage, gang.preflight.round, gang.preflight.result, gang.session.request, gang.facts.told
     return *where, *checks, gang.silences, gang.nodes.counts, gang.ranks.counts.missing, gang.ranks.counts.ready, len(gang.ranks.ended)

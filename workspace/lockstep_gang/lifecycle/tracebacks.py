@@ -1,4 +1,4 @@
-"""What a rank wrote of its end: the last exception of Python or C++, and those that led to it (pure)."""
+"""Exceptions in a rank's output: the last one of Python or C++, and those that led to it (pure)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FRAME_LINE = re.compile(rf"{_RANK}(?:(?:Exception Group )?Traceback \(most recen
 NOISE = re.compile(
     r"\s*$|(?:\[rank\d+\]:? ?)?\[?[IWEF](?:\d{4}|\]) |Exception ignored in|.*\bresource_tracker\b|terminate called|Aborted|Fatal Python error"
 )
-"""What is written while a process ends, after the exception that ended it."""
+"""Lines that are written while a process ends, after the exception that ended it."""
 LEFT_OUT = "[…]"
 """Stands for lines between those of an exception and the last ones."""
 _INSIDE = re.compile(rf"{_RANK}\s")
 _ANY_EXCEPTION_LINE = re.compile(rf"{_RANK}(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?::(?: (.*))?)?$")
-"""The line after a traceback's last frame: an exception may have any name."""
+"""Line after a traceback's last frame: an exception may have any name."""
 _RAISED_FROM = re.compile(rf"{_RANK}The above exception was the direct cause of the following exception:")
 _RAISED_WHILE_HANDLING = re.compile(rf"{_RANK}During handling of the above exception, another exception occurred:")
 _OF_A_GROUP = re.compile(r"^\s*\| ?|^  \+ (?=Exception Group Traceback)")
@@ -30,7 +30,7 @@ _END_OF_GROUP = re.compile(r"^\s*\+-+$")
 _TERMINATED = re.compile(r"terminate called after throwing an instance of '(?:\w+::)*(\w+)'?")
 _WHAT = "  what():  "
 MESSAGE_LINES = 20
-"""Of an exception's message; what follows is of others."""
+"""Number of lines of an exception's message; what follows belongs to others."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Raised:
     led_by: tuple[Raised, ...] = ()
     """The exceptions that it was raised from, or while they were handled, or that it has as its members, the nearest first."""
     explicit: bool = True
-    """In `led_by`: whoever raised the next one said that this one is its cause; False: that one came while this one was handled."""
+    """True in `led_by` if whoever raised the next one said that this one is its cause; False: that one came while this one was handled."""
 
     @property
     def words(self) -> str:
@@ -50,19 +50,19 @@ class Raised:
 
     @property
     def first_line(self) -> str:
-        """Of its message, that says anything: it may begin with an empty one, or with a ruler."""
+        """First line of its message that says anything: it may begin with an empty one, or with a ruler."""
         return next((line.strip() for line in self.message.split("\n") if any(map(str.isalnum, line))), self.message.strip())
 
 
 class ExceptionLines:
-    """Which lines of an output name the last exception and those that led to it: what hooks print after it may be longer than what is kept."""
+    """Lines of an output that name the last exception and those that led to it: what hooks print after it may be longer than what is kept."""
 
     def __init__(self) -> None:
         self._chain: list[str] = []
         self._inside = False
 
     def has_new(self, line: str) -> bool | None:
-        """Whether `line` begins another chain; None: it is of none. False: it goes on with this one."""
+        """Return True if `line` begins another chain, False if it goes on with this one; None: it is of none."""
         if FRAME_LINE.match(line):
             self._inside = True
         elif self._inside and _INSIDE.match(line):
@@ -122,7 +122,7 @@ def _linked(chain: list[Raised], new: Raised, link: str) -> list[Raised]:
 
 
 def _longer(raised: Raised, line: str) -> Raised:
-    """With a further line of its message, of a group that of its last member."""
+    """The exception with a further line of its message; of a group, that of its last member."""
     if raised.exception.endswith("ExceptionGroup") and raised.led_by:
         return replace(raised, led_by=(*raised.led_by[:-1], _longer(raised.led_by[-1], line)))
     return raised if raised.message.count("\n") >= MESSAGE_LINES else replace(raised, message=f"{raised.message}\n{line}")

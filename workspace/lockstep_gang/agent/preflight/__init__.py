@@ -1,1 +1,1 @@
-"""What a node looks at before an attempt."""
+"""Facts that a node finds before an attempt."""

@@ -55,7 +55,7 @@ class AllReduceRanks:
             send_to_group(pid, signal.SIGKILL)
 
     async def _output(self, local_rank: int, ranks: int) -> bytes:
-        """All that the process wrote."""
+        """Everything that the process wrote."""
         read_end, write_end = os.pipe()
         try:
             # Not in the run's folder: `-m` would look for modules there first.
@@ -97,7 +97,7 @@ class AllReduceRanks:
 
 
 def _said(text: bytes) -> list[dict[str, Any]]:
-    """Its lines of JSON; what libraries print in between is left out."""
+    """Lines of JSON in a process's output; what libraries print in between is left out."""
     found: list[dict[str, Any]] = []
     for line in text.splitlines():
         with contextlib.suppress(ValueError, RecursionError):

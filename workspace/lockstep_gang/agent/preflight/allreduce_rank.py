@@ -57,7 +57,7 @@ def measure() -> None:
 
 
 def store(dist: Any, rank: int, world_size: int, timeout: timedelta) -> Any:
-    """Where the processes meet, on the pod's own address."""
+    """Store in which the processes meet, on the pod's own address."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     listening = listening_socket(address, port) if rank == 0 else None
     descriptor = None if listening is None else listening.detach()

@@ -39,7 +39,7 @@ class NodePreflight:
         self._ranks: AllReduceRanks | None = None
 
     def take(self, check: Check) -> None:
-        """The same question again is one whose answer was lost with a connection."""
+        """Answer a check. The same question again means that the answer was lost with a connection."""
         if check.round == self._round:
             if self._answer is not None:
                 self._send(self._answer)
@@ -137,14 +137,14 @@ class NodePreflight:
 
 
 async def _all_in_time(parts: dict[str, Callable[[], Any]]) -> dict[str, Any]:
-    """The results of those that end in time. Not in the loop's own threads: the agent would wait for them at its end."""
+    """Results of the parts that end in time. Not in the loop's own threads: the agent would wait for them at its end."""
     futures = {name: in_thread(partial(_telling, name, part), f"preflight {name}") for name, part in parts.items()}
     await asyncio.wait(futures.values(), timeout=LOOK_SECONDS)
     return {name: future.result() for name, future in futures.items() if future.done() and future.exception() is None}
 
 
 def _telling(name: str, part: Callable[[], T]) -> T:
-    """What `part` returns. What it raises is told at once: the others go on."""
+    """Return what `part` returns. Report what it raises at once: the others go on."""
     try:
         return part()
     except Exception as error:

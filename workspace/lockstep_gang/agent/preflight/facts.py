@@ -86,7 +86,7 @@ def _memlock_bytes() -> int | None:
 
 
 def _mtus(interfaces: Iterable[str], root: Path) -> dict[str, int]:
-    """Of the interfaces that are there."""
+    """MTU of each of the interfaces that exist."""
     texts = {name: _text(root / "sys/class/net" / name / "mtu") for name in interfaces}
     return {name: int(text) for name, text in texts.items() if text.isdecimal()}
 

@@ -14,12 +14,12 @@ from lockstep_gang.contract.preflight import ExpectedPath, Kind, PathFact, Volum
 
 MARKER = ".preflight-"
 SEEN_SECONDS = 3.0
-"""How long a file of another node may take to show up on a volume that is said to be shared."""
+"""Time that a file of another node may take to show up on a volume that is said to be shared."""
 _LOOK_SECONDS = 0.1
 
 
 def path_facts(expected: Iterable[ExpectedPath], folder: str) -> tuple[PathFact, ...]:
-    """Whether each is there and can be read; relative ones are below `folder`."""
+    """Kind of each path, or why it can't be read; relative paths are below `folder`."""
     return tuple(_path_fact(item.path, Path(folder) / item.path) for item in expected)
 
 
@@ -43,7 +43,7 @@ def marker(run_dir: str, token: str, node: int) -> Path:
 
 
 def volume_facts(run_dir: str, token: str, node: int) -> VolumeFacts:
-    """Leaves this node's marker in the run's folder: that it can be written, and for the others to look for."""
+    """Leave this node's marker in the run's folder, which shows that the folder can be written and which the others look for."""
     own = marker(run_dir, token, node)
     try:
         own.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def _newest_checkpoint_bytes(folder: Path) -> int:
 
 
 def remove_markers(run_dir: str, node: int) -> None:
-    """Those of this node, of processes that were killed too."""
+    """Remove the markers of this node, those of killed processes too."""
     with contextlib.suppress(OSError):
         for path in (Path(run_dir) / "gang").glob(f"{MARKER}*.{node}"):
             path.unlink(missing_ok=True)
@@ -82,7 +82,7 @@ def remove_empty_folders(run_dir: str) -> None:
 
 
 def sees(path: Path, token: str, seconds: float) -> bool:
-    """Whether another node's marker is there, at the latest after so long: its name was never asked for, so no cache denies it."""
+    """Return True once another node's marker is there, False after so long. Nobody asked for its name before, so no cache denies it."""
     end = time.monotonic() + seconds
     while True:
         with contextlib.suppress(OSError):

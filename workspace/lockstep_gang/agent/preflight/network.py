@@ -82,5 +82,5 @@ async def why_unreachable(run: Run, key: bytes, node: int, peer: int, port: int)
 
 
 def _purpose(run: Run) -> str:
-    """So that a proof for this door opens no other one."""
+    """Text that is proved here and nowhere else, so that this proof opens no other port."""
     return f"{run.job.uid} {PURPOSE}"

@@ -40,12 +40,12 @@ other sizes, and segments that can't grow leave holes between them."""
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Where on this node a rank is, and the files it and its agent share."""
+    """Place of a rank on this node, and the files that it and its agent share."""
 
     node: int
-    """Its number, which is its pod's."""
+    """Number of the node, which is its pod's."""
     group_rank: int
-    """Its place in the order of ranks."""
+    """Position of the node in the order of ranks."""
     local_rank: int
     run_path: str
     report_socket: str

@@ -1,4 +1,4 @@
-"""What this node's ranks say of their fabric: what is new in NCCL's logs; of gloo, which interface it takes."""
+"""Reports of this node's ranks about their fabric: what is new in NCCL's logs, and the interface that gloo uses."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from lockstep_gang.contract.messages import FabricSeen
 from lockstep_gang.contract.run import Run
 
 READ_SECONDS = 1.0
-"""NCCL's logs are read so often."""
+"""Time between two looks at NCCL's logs."""
 
 
 class FabricReporter:
-    """Of the newest attempt's ranks, while they run."""
+    """Reports about the newest attempt's ranks while they run."""
 
     def __init__(self, run: Run, send: Callable[[FabricSeen], None]) -> None:
         self._gloo = GlooInterface(run)
         self._send = send
 
     def forget_told(self, ranks: LocalRanks | None) -> None:
-        """Whoever listens is new: everything is to be told again."""
+        """Report everything again: the listener is new."""
         self._gloo.forget_told()
         if ranks is not None:
             ranks.nccl.forget_told()
@@ -41,7 +41,7 @@ class FabricReporter:
             self._send(FabricSeen(ranks.attempt, seen))
 
     async def watch(self, newest: Callable[[], LocalRanks | None]) -> None:
-        """Until cancelled."""
+        """Report what is new every second, until cancelled."""
         while True:
             self.tell(newest())
             await asyncio.sleep(READ_SECONDS)
@@ -60,7 +60,7 @@ class GlooInterface:
         self._told_attempt = 0
 
     def news(self, attempt: int, group_rank: int) -> tuple[RankFabric, ...]:
-        """Of every rank of the node, once an attempt."""
+        """Fabric of every rank of the node, once an attempt."""
         if self._name is None or self._told_attempt == attempt:
             return ()
         self._told_attempt = attempt
@@ -72,9 +72,9 @@ class GlooInterface:
 
 
 def gloo_interface(environment: Mapping[str, str], hosts: Path = Path("/etc/hosts")) -> str:
-    """The one that GLOO_SOCKET_IFNAME names, else the one that has the address of the host's own name; empty where it can't be known.
+    """Name of the interface in GLOO_SOCKET_IFNAME, else of the one that has the address of the host's own name; empty if that isn't known.
 
-    From the file that the kubelet writes: no name server is asked, which might not answer.
+    The address comes from the file that the kubelet writes: no name server is asked, which might not answer.
     """
     named = environment.get("GLOO_SOCKET_IFNAME", "")
     if named:

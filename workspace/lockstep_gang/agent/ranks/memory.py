@@ -1,4 +1,4 @@
-"""Whether the kernel killed a process of this container for want of memory, by its cgroup's own count (version 1 or 2)."""
+"""Processes of this container that the kernel killed to free memory, by its cgroup's own count (version 1 or 2)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class MemoryGroup:
         self._kills = self._count()
 
     def killed(self, peak_bytes: int) -> OutOfMemory | None:
-        """Called when a rank has ended, whose memory was so large at its largest: whether a process was killed since the last call."""
+        """Return the limit and the peak if the kernel has killed a process since the last call. Call it when a rank has ended, with its memory's peak."""
         before, self._kills = self._kills, self._count()
         if self._folder is None or self._kills <= before:
             return None
@@ -32,7 +32,7 @@ class MemoryGroup:
 
 
 def _folders(groups: Path, own: Path) -> Iterator[Path]:
-    """Where it may be mounted: as this process names it, else, in a container, at the root."""
+    """Folders at which the cgroup may be mounted: as this process names it, else, in a container, at the root."""
     for line in _text(own).splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if not controllers:

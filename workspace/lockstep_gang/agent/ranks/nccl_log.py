@@ -23,11 +23,11 @@ from lockstep_gang.lifecycle.fabric.nccl import messages, read_line
 
 SUBSYSTEMS = "INIT,BOOTSTRAP,ENV,NET"
 PART_BYTES = 2 * 1024 * 1024
-"""Of a rank, the first so many bytes and the last so many are kept."""
+"""Size of the first and of the last part that are kept of a rank's log."""
 FILES_MAX = 64
-"""Of one rank: whatever it starts has a file, too."""
+"""Log files of one rank: each program that it starts has one, too."""
 NAMES_MAX = 4096
-"""Of all ranks. A rank that fills the folder must not keep its agent from all else."""
+"""Log files of all ranks. A rank that fills the folder must not keep its agent from all else."""
 READ_BYTES = 1024 * 1024
 """Read of a file at a time: a rank that floods its log must not keep its agent from all else."""
 _READ_LEVELS = frozenset({"INFO", "TRACE"})
@@ -37,7 +37,7 @@ Write = Callable[[int, str, bool], None]
 
 @dataclass(frozen=True)
 class LogChoice:
-    """What NCCL is told about its log, how much of it is shown, and why nothing can be read from it, if so."""
+    """Variables that tell NCCL where to log, how much of the log is shown, and why nothing can be read from it, if so."""
 
     variables: dict[str, str]
     shown: str | None = None
@@ -62,7 +62,7 @@ def log_choice(asked: FabricAsked | None, gpus: int, given: Mapping[str, str], p
 
 
 def is_shown(level: str, shown: str | None) -> bool:
-    """Warnings always are; the rest as far as NCCL_DEBUG would have shown it."""
+    """Return True for a warning, and for what NCCL_DEBUG would have shown."""
     if level == "WARN":
         return True
     return shown is not None if level == "VERSION" else shown == "TRACE" or (shown == "INFO" and level == "INFO")
@@ -75,7 +75,7 @@ class LogFile:
         self._path = path
         self._offset = 0
         self._base = 0
-        """Where what is still in the file begins."""
+        """Offset at which what is still in the file begins."""
         self._rest = b""
         self._has_head = False
 
@@ -134,7 +134,7 @@ class LogFile:
 
 @dataclass
 class RankLog:
-    """What is known of one rank, and what of it has been told."""
+    """Log of one rank: what it says of the fabric, and what of that was sent."""
 
     fabric: RankFabric
     shown: str | None = None
@@ -163,7 +163,7 @@ class NcclLogs:
         self._ranks[rank] = RankLog(fabric or RankFabric(rank, unread=choice.unread), choice.shown)
 
     def news(self) -> tuple[RankFabric, ...]:
-        """Reads what is new. Ranks of which more is known than was told."""
+        """Read what is new. Returns the ranks of which more is known than was sent."""
         for rank, log in self._ranks.items():
             for file in self._files(rank, log):
                 for line in file.lines():
@@ -174,7 +174,7 @@ class NcclLogs:
         return changed
 
     def forget_told(self) -> None:
-        """Whoever listens is new: everything is to be told again."""
+        """Report everything again: the listener is new."""
         for log in self._ranks.values():
             log.told = None
 

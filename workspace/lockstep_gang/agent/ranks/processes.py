@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LOOKS, LOOK_SECONDS = 10, 0.01
-"""At processes that are about to have an environment; some have none for ever."""
+"""Looks at processes that are about to have an environment, and the time between two; some never have one."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
@@ -31,7 +31,7 @@ class EndedProcess:
     exit_code: int | None
     signal: str | None
     peak_bytes: int = 0
-    """Of its resident memory; 0: not known."""
+    """Peak of its resident memory; 0: not known."""
 
 
 def become_subreaper() -> None:
@@ -105,7 +105,7 @@ def send_to_group(leader: int, number: signal.Signals) -> None:
 
 
 def group_is_gone(leader: int) -> bool:
-    """Whether nothing of the group of an ended leader is left. Until then nobody else gets its number."""
+    """Return True if nothing is left of the group of an ended leader. Until then no other process gets its number."""
     try:
         os.killpg(leader, 0)
     except (ProcessLookupError, PermissionError):

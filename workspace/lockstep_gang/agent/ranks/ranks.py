@@ -41,7 +41,7 @@ NOT_STARTED = 127  # a shell's code for a command that can't be found
 
 @dataclass(frozen=True)
 class LocalNode:
-    """What is the same for all attempts on this node."""
+    """Values that are the same for all attempts on this node."""
 
     run: Run
     index: int
@@ -65,7 +65,7 @@ class RankProcess:
         self.pipe = -1
         self.ready = False
         self._step: int | None = None
-        """The last that it has told of."""
+        """Last step that it has reported."""
         self._stepped_at = 0.0
         self.ordered = False
         self.error: Error | None = None
@@ -75,7 +75,7 @@ class RankProcess:
         self._command = run.command if asked is None else argv(asked, local_rank)
         self._folder = run.working_directory if asked is None else asked.folder
         self._seen: ProcessState | None = None
-        """Of its process, before it was killed."""
+        """State of its process before it was killed."""
         self._asked = False
         self._relay = Relay(self.rank, write)
         self._error_file = node.folder / f"error-{start.attempt}-{self.rank}.json"
@@ -92,7 +92,7 @@ class RankProcess:
         return choice
 
     def note(self, line: str, is_warning: bool) -> None:
-        """A line of NCCL's log; a warning may say why the rank ends."""
+        """Pass on a line of NCCL's log; a warning may say why the rank ends."""
         self._relay.note(line, remember=is_warning)
 
     @property
@@ -100,7 +100,7 @@ class RankProcess:
         return self._environment
 
     def start(self, standby: Standby) -> None:
-        """As the process that waits for it, where there is one. A command that can't be started is an exit like any other."""
+        """Start the rank, as the standby process that waits for it if there is one. A command that can't be started counts as an exit."""
         taken = standby.take(self._environment)
         if taken is not None:
             self.pid, self.pipe = taken
@@ -120,24 +120,24 @@ class RankProcess:
         return drain(self.pipe, self._relay)
 
     def ask_for_stacks(self, trainer: bool) -> None:
-        """What it writes from here on are its stacks."""
+        """Make the rank write its stacks; all that it writes from here on belongs to them."""
         self._asked = self.ordered = True
         self._relay.captured = []
         self._seen = ask_for_stacks(self.pid, trainer)
 
     def look(self) -> None:
-        """Whether it is stopped: then it is why others have failed."""
+        """Note the process's state if it is stopped: then it is why others have failed."""
         if self._seen is None:
             state = process_state(self.pid)
             self._seen = state if state.letter in STOPPED else None
 
     def survived(self) -> Dumped:
-        """What is left of it after it was killed."""
+        """State of what is left of it after SIGKILL."""
         state = state_after_kill(self.pid)
         return Dumped(self._attempt, self.rank, state.letter, state.kernel_function)
 
     def dumped(self, node: LocalNode) -> Dumped | None:
-        """What was seen of it, once; None: nothing was looked for, or nothing found."""
+        """Return once what was seen of it; None: nobody looked, or nothing was found."""
         seen, self._seen = self._seen, None
         if seen is None:
             return None
@@ -161,7 +161,7 @@ class RankProcess:
         return RankState(self.rank, self.ready, self.exit, self._step, age)
 
     def come_to(self, step: int) -> None:
-        """It tells of this step."""
+        """Note that the rank has reported this step."""
         if self._step is None or step > self._step:
             self._step, self._stepped_at = step, time.monotonic()
             self._relay.went_on()
@@ -225,7 +225,7 @@ class LocalRanks:
             rank.ask_for_stacks(trainer=self._node.run.training is not None)
 
     def dumps(self) -> list[Dumped]:
-        """What was seen of ranks that still run, each once."""
+        """States and stacks of ranks that still run, each once."""
         return [dump for rank in self._by_pid.values() if (dump := rank.dumped(self._node)) is not None]
 
     def left(self) -> list[RankProcess]:
@@ -233,11 +233,11 @@ class LocalRanks:
         return [rank for rank in self._ranks if rank.pid in self._by_pid or rank.pid in self._outlived]
 
     def look_for_children(self) -> None:
-        """Which ranks are outlived by their children. At every child's end, before another process can get the number of a group."""
+        """Note which ranks are outlived by their children. Called at every child's end, before another process can get the number of a group."""
         self._outlived = {pid for pid in self._outlived if not group_is_gone(pid)}
 
     def survivors(self) -> list[Dumped]:
-        """What is left of ranks that were killed."""
+        """States of what is left of ranks that were killed."""
         return [rank.survived() for rank in self.left()]
 
     def dumped(self, rank: int) -> Dumped | None:
@@ -285,18 +285,18 @@ class LocalRanks:
 
 
 SURVIVED_SECONDS = 5.0
-"""A rank that has not ended so long after SIGKILL is told of."""
+"""Time after SIGKILL from which on a rank that hasn't ended is reported."""
 
 
 class Survivors:
-    """Tells of them again and again: the coordinator may be away, and their state may change."""
+    """Report ranks that outlive SIGKILL, again and again: the coordinator may be away, and their state may change."""
 
     def __init__(self, send: Callable[[Dumped], None]) -> None:
         self._send = send
         self._attempt = 0
 
     def killed(self, ranks: LocalRanks) -> None:
-        """Its ranks were sent SIGKILL, for the first time or again."""
+        """Begin to report: its ranks were sent SIGKILL, for the first time or again."""
         if ranks.attempt != self._attempt and ranks.left():
             self._attempt = ranks.attempt
             asyncio.get_running_loop().call_later(SURVIVED_SECONDS, self._tell, ranks)

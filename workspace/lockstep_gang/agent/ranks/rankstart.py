@@ -1,4 +1,4 @@
-"""What every Python of a rank runs first, as its `sitecustomize`: from then on it can be asked where it is (`lockstep stacks`), and goes on.
+"""Program that every Python of a rank runs first, as its `sitecustomize`: `lockstep stacks` can then ask where the process is, and it goes on.
 
 The answer, the stacks of all its threads, is written by faulthandler within the signal's handler: no matter what holds the interpreter. It goes to a
 file without a name in memory, which whoever asks finds among the process's descriptors, so that neither the log nor a volume has it. The file is called
@@ -24,7 +24,7 @@ DESCRIPTOR_MIN = 200
 
 
 def can_be_asked() -> None:
-    """Where the system or the Python doesn't allow it, the rank runs without."""
+    """Register the signal. The rank runs without it where the system or the Python doesn't allow it."""
     with contextlib.suppress(Exception):
         import faulthandler
         import fcntl

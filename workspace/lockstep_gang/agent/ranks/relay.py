@@ -16,16 +16,16 @@ LINE_BYTES_MAX = 8192
 LAST_LINES = 20
 LAST_LINE_CHARACTERS = 1000
 RAISED_LINES = 5
-"""Of the last lines, so many at most are kept for an exception that came before them."""
+"""Number of the last lines that may be kept for an exception that came before them."""
 CAPTURED_LINES = 20_000  # stacks of 100 threads, 100 frames each, and what else is written meanwhile
 _READ_BYTES = 65536
 _READS = 16  # more than a pipe holds; a rank that floods its output must not keep its agent from all else
 OLD_SECONDS = 20.0
-"""So long before its end a rank has not written why it ended: an interpreter takes a while to end after it, for threads that it awaits, on a busy machine above all."""
+"""Age from which on a line doesn't tell why the rank ended: an interpreter takes a while to end, for threads that it awaits, above all on a busy machine."""
 WENT_ON_SECONDS = 1.0
-"""Who writes something this long after an exception, a child's or one that was caught, has not ended by it."""
+"""Time after an exception, a child's or one that was caught, from which on another line shows that it didn't end the rank."""
 _CRASH = "Fatal Python error: "
-"""faulthandler's first word of a signal."""
+"""First words that faulthandler writes for a signal."""
 
 
 def printable_bytes(raw: bytes) -> str:
@@ -34,7 +34,7 @@ def printable_bytes(raw: bytes) -> str:
 
 
 UPDATE_SECONDS = 10.0
-"""Of a progress bar, one state so often is a line of the log, and its last one."""
+"""Time between two states of a progress bar that become lines of the log; its last state always does."""
 
 
 class Relay:
@@ -48,10 +48,10 @@ class Relay:
         """The newest state of a progress bar, where it was not written."""
         self._updated_at: float | None = None
         self._last: deque[tuple[float, str]] = deque(maxlen=LAST_LINES)
-        """When it came (time.monotonic), and the line."""
+        """The lines, each with its time (time.monotonic)."""
         self._exception_lines = ExceptionLines()
         self._raised: list[tuple[float, str]] = []
-        """Of the last exception and what led to it, the entries that name them."""
+        """Entries that name the last exception and what led to it."""
         self._timed_out: str | None = None
         self._crashed = False
         self._went_on_at = 0.0
@@ -60,7 +60,7 @@ class Relay:
 
     @property
     def last_lines(self) -> list[str]:
-        """After a crash also the line that told of a collective's timeout: faulthandler's stacks come after it, and are longer."""
+        """Last lines. After a crash, also the line about a collective's timeout: faulthandler's stacks come after it, and are longer."""
         lines = [line for _, line in self._entries()]
         if self._crashed and self._timed_out is not None and self._timed_out not in lines:
             return [self._timed_out, *lines[1:]]

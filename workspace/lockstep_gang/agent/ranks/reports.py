@@ -58,7 +58,7 @@ def parse_datagram(data: bytes) -> RankReport | ContractError:
 
 
 def read_error_file(path: Path, rank: int) -> Error | None:
-    """What torch's `@record` wrote before the rank ended, if it did."""
+    """Error that torch's `@record` wrote before the rank ended, if it did."""
     try:
         value = json.loads(read_regular(path, ERROR_FILE_BYTES_MAX))["message"]
         text = str(value.get("message", "")) if isinstance(value, dict) else str(value)

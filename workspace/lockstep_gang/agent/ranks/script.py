@@ -1,4 +1,4 @@
-"""What is asked to run in a dev environment, on this node: whether it is here, and the argument list of a rank."""
+"""Program that somebody runs in a dev environment: its presence on this node, and the argument list of a rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a rank is, before it is killed: its process's state, and the Python stacks of all its threads.
+"""State of a rank before it is killed: its process's, and the Python stacks of all its threads.
 
 Lockstep's trainer writes them by itself when it gets SIGUSR2, with NCCL's last operations. Any other Python has faulthandler, which every
 rank is started with: it writes them on SIGABRT, whatever holds the interpreter.
@@ -20,15 +20,15 @@ from lockstep_gang.contract.files import read_regular, write_new
 from lockstep_gang.contract.messages import Dumped
 
 WRITE_SECONDS = 1.0
-"""How long a volume may take to write one file; what hangs may be the volume."""
+"""Time that a volume may take to write one file; what hangs may be the volume."""
 PROC = Path("/proc")
 STOPPED = frozenset({"T", "t"})
 SOURCE_BYTES_MAX = 4 * 1024 * 1024
-"""Of a script of which one line is looked at."""
+"""Largest script of which one line is looked at."""
 HANGS = 3
 """The newest attempts whose files stay on the volume; a job may be started again a thousand times."""
 STACKS_BYTES = 512 * 1024 * 1024
-"""Of all ranks' stacks together,"""
+"""Size of all ranks' stacks together,"""
 FILE_BYTES = 1024 * 1024
 """and of one rank's at most."""
 _FILES = re.compile(r"(?:hang|nccl)-attempt-(\d+)-rank-\d+\.(?:txt|json)")
@@ -42,7 +42,7 @@ _DEEP = 12
 
 @dataclass(frozen=True)
 class ProcessState:
-    """What the kernel says of a process."""
+    """State of a process, by the kernel."""
 
     letter: str = ""
     kernel_function: str = ""
@@ -59,7 +59,7 @@ def process_state(pid: int) -> ProcessState:
 
 
 def state_after_kill(leader: int) -> ProcessState:
-    """Of what is left of a rank: its thread that can't be interrupted, if there is one, else its process."""
+    """State of what is left of a rank: of its thread that can't be interrupted, if there is one, else of its process."""
     threads = (_state(thread) for pid in _group(leader) for thread in (PROC / str(pid) / "task").glob("[0-9]*"))
     return next((state for state in threads if state.letter == "D"), None) or process_state(leader)
 
@@ -196,7 +196,7 @@ def remove_old(logs: Path) -> None:
 
 
 def shortened(lines: Sequence[str], ranks: int) -> list[str]:
-    """What of a rank's stacks goes into its file, in a gang of so many ranks: the newest, since the main thread comes last."""
+    """Part of a rank's stacks that goes into its file, in a gang of so many ranks: the newest, since the main thread comes last."""
     left = min(FILE_BYTES, STACKS_BYTES // ranks)
     first = len(lines)
     while first and left >= len(lines[first - 1]) + 1:

@@ -19,7 +19,7 @@ from lockstep_gang.agent.ranks.processes import send_to_group, start_process
 
 VARIABLE = "LOCKSTEP_STANDBY"
 SAME = ("RANK", "LOCKSTEP_ATTEMPT")
-"""Whoever looks for a rank's processes goes by these, as the kernel shows them: an order can't change them there."""
+"""Variables by which others find a rank's processes, as the kernel shows them: an order can't change them there."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class StandbyProcess:
 
 
 class Standby:
-    """Of one node. `prepare` after a failed attempt, `take` at the next start, `drop` when there won't be one."""
+    """Standby processes of one node. `prepare` after a failed attempt, `take` at the next start, `drop` when there won't be one."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, StandbyProcess] = {}
 
     @property
     def leaders(self) -> Mapping[int, StandbyProcess]:
-        """By process id."""
+        """Processes by id."""
         return self._waiting
 
     def prepare(self, command: Sequence[str], folder: str, environments: Sequence[Mapping[str, str]]) -> None:
@@ -64,7 +64,7 @@ class Standby:
         return None
 
     def ended(self, pid: int) -> None:
-        """It has ended before its time; the rank's own start will say why."""
+        """Forget a process that has ended before its time; the rank's own start will say why."""
         found = self._waiting.pop(pid, None)
         if found is not None:
             _close(found)
@@ -76,7 +76,7 @@ class Standby:
 
 
 def changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str | None]:
-    """What makes one environment the other; None: the variable goes."""
+    """Changes that make one environment the other; None: the variable goes."""
     gone: dict[str, str | None] = {name: None for name in before if name not in after}
     return {**gone, **{name: value for name, value in after.items() if before.get(name) != value}}
 
@@ -99,7 +99,7 @@ def _started(command: Sequence[str], folder: str, environment: Mapping[str, str]
 
 
 def _ordered(found: StandbyProcess, environment: Mapping[str, str]) -> bool:
-    """Whether the order is on its way: a few variables, far less than a pipe holds. The pipe stays unread if the process ended just now: its exit tells."""
+    """Send the order: a few variables, far less than a pipe holds. True if it was written; if the process has just ended, its exit tells."""
     order = {"given": time.monotonic(), "environment": changes(found.environment, environment)}
     line = json.dumps(order).encode() + b"\n"
     try:

@@ -1,4 +1,4 @@
-"""Whether somebody works on this node beside what Lockstep runs: a shell that was used, or a program that computes.
+"""Use of this node beside what Lockstep runs: a shell that somebody uses, or a program that computes.
 
 Only asked while no rank runs, so that whatever there is in the pod beside its first process, the agent, came in by `kubectl exec`. Use is
 a session that has just begun, a terminal that was typed into or printed something, and processor time. A shell or a server that only
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BUSY_SHARE = 0.02
-"""Of one core. A server that waits takes less, a shell in use takes less, too: its terminal tells."""
+"""Share of one core that counts as use. A waiting server takes less, and so does a shell in use: its terminal tells."""
 _TERMINALS = 136
 """The kernel's device number of /dev/pts; eight in a row."""
 
@@ -26,11 +26,11 @@ class Process:
     terminal: int
     """Device number; 0: none."""
     seconds: float
-    """Of processor time."""
+    """Processor time."""
 
 
 class ShellActivity:
-    """Asked now and then; compares with the last time."""
+    """Use since the last time it was asked."""
 
     def __init__(self, proc: Path = Path("/proc"), terminals: Path = Path("/dev/pts")) -> None:
         self._proc, self._terminals = proc, terminals
@@ -38,7 +38,7 @@ class ShellActivity:
         self._looked_at = time.time()
 
     def seen(self, now: float) -> bool:
-        """Whether anybody was at work since the last look. The first look finds only what was typed."""
+        """Return True if anybody was at work since the last look. The first look finds only what was typed."""
         guests = self._guests()
         passed, since = max(now - self._looked_at, 0.001), self._looked_at
         known, self._known = self._known, {process.pid: process.seconds for process in guests}

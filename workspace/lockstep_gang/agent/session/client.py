@@ -24,7 +24,7 @@ USAGE = 2
 INTERRUPTED = 130
 READ_BYTES = 65536
 QUIET_SECONDS = 10.0
-"""Without a line of any rank, and of Lockstep, before whoever waits hears why."""
+"""Time without a line of any rank or of Lockstep after which the caller hears why."""
 OWN = "[lockstep]"
 
 
@@ -85,7 +85,7 @@ def _who(given: str | None) -> str:
 
 
 class Conversation:
-    """What is asked for once, and everything that is heard until it is over."""
+    """One request, and everything that comes back until it is over."""
 
     def __init__(self, connection: socket.socket, until_eof: bool) -> None:
         self._connection = connection
@@ -118,7 +118,7 @@ class Conversation:
         self._send({"interrupt": True})
 
     def _heard(self, patience: float | None) -> list[dict[str, Any]]:
-        """What has come; after `patience` seconds of nothing one line says so, since a script that imports much prints nothing for a while."""
+        """Answers that have come. After `patience` seconds of nothing one line says so, since a script that imports much prints nothing for a while."""
         sources: list[Any] = [self._connection, *([sys.stdin.fileno()] if self._until_eof else [])]
         ready, _, _ = select.select(sources, [], [], patience)
         if not ready and patience is not None:
@@ -147,7 +147,7 @@ class Conversation:
 
 
 def _told(answer: dict[str, Any]) -> int | None:
-    """The exit code once it is over."""
+    """Print an answer. Returns the exit code once the request is over."""
     for line in answer.get("lines", ()):
         print(printable_line(line))
     for name, value in sorted(answer.get("environment", {}).items()):
@@ -182,7 +182,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our own words, and those of what is to run: the first that is no option of ours, `-m`, or what follows `--`, and all behind it."""
+    """Our own words, and those of what is to run, which begin with the first that is no option of ours, with `-m`, or after `--`."""
     at = 1
     while at < len(arguments) and arguments[at].startswith("-") and arguments[at] not in ("--", "-m"):
         at += 2 if arguments[at] in ("--chdir", "--by") else 1

@@ -99,11 +99,11 @@ def write_hostfile(run: Run, node: int, say: Callable[[str], None]) -> None:
 
 
 LOOK_SECONDS = 15.0
-"""How often it is looked whether anybody works here; more often where the idle time is short."""
+"""Time between two looks whether anybody works here; less if the idle time is short."""
 
 
 class DevNode:
-    """Nothing of it does anything on a node of a Batch job."""
+    """This node's part of a dev environment; it does nothing on a node of a Batch job."""
 
     def __init__(self, node: LocalNode, link: Link, say: Callable[[str], None]) -> None:
         self._node, self._link, self._say = node, link, say
@@ -114,7 +114,7 @@ class DevNode:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> list[Coroutine[Any, Any, None]]:
-        """What is to run beside the agent from now on. Raises OSError when the socket can't be made."""
+        """Open the socket, and return what runs beside the agent from now on. Raises OSError when the socket can't be made."""
         if not self._is_dev:
             return []
         await self._requests.start()
@@ -127,7 +127,7 @@ class DevNode:
             task.cancel()
 
     def take(self, order: Order) -> bool:
-        """Whether the order was one for a dev environment."""
+        """Return True if the order was one for a dev environment."""
         if isinstance(order, (Show, Ended)):
             self._requests.take(order)
         elif isinstance(order, Find):
@@ -137,11 +137,11 @@ class DevNode:
         return isinstance(order, (Show, Ended, Find))
 
     def connected(self) -> None:
-        """This node's Hello was sent."""
+        """Send the requests that run again: this node's Hello was sent."""
         self._requests.connected()
 
     def writer(self, start: Start, write: Callable[[str], None]) -> Callable[[str], None]:
-        """Where the ranks of this attempt print."""
+        """Return the function to which the ranks of this attempt print."""
         self.printed.begin(start.attempt)
         return self.printed.beside(write) if start.run is not None else write
 
@@ -163,7 +163,7 @@ class DevNode:
                 self._link.send(InUse())
 
     def _environment(self) -> dict[str, str]:
-        """Of the first rank of this node, as far as it isn't in the container's already."""
+        """Variables of the first rank of this node that the container doesn't have."""
         run, node = self._node.run, self._node
         start = Start(0, 0, run.addresses[0], run.master_port)
         place = RankPlace(node.index, run.position_of(node.index), 0, node.run_path, str(node.report_socket), "")

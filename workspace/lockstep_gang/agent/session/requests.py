@@ -21,7 +21,7 @@ from lockstep_spec.codec import ContractError, from_json
 
 LINE_BYTES_MAX = 1024 * 1024
 BACKLOG_BYTES = 4 * 1024 * 1024
-"""What a client may leave unread; more is left out, and the log has it."""
+"""Size that a client may leave unread; more is left out, and the log has it."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class RequestSocket:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Raises OSError."""
+        """Listen. Raises OSError."""
         self._path.unlink(missing_ok=True)  # of an agent before this one
         mask = os.umask(0o177)
         try:
@@ -97,7 +97,7 @@ class RequestSocket:
             client.say({"exitCode": order.exit_code, "message": order.message})
 
     def connected(self) -> None:
-        """The coordinator is heard again, and may be another one."""
+        """Send the running requests again: the coordinator is heard again, and may be another one."""
         for client in self._clients.values():
             if client.asked is not None:
                 self._send(client.asked)
@@ -139,7 +139,7 @@ class RequestSocket:
         await self._listen(own, reader)
 
     async def _listen(self, own: str, reader: asyncio.StreamReader) -> None:
-        """Until the client is gone: it goes once it has heard the end."""
+        """Take interrupts until the client is gone: it goes once it has heard the end."""
         while line := await reader.readline():
             with contextlib.suppress(ValueError, AttributeError):
                 if json.loads(line).get("interrupt") and own in self._clients:

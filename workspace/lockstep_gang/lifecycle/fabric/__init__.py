@@ -1,1 +1,1 @@
-"""What NCCL's logs say of the fabric, and the verdict (pure)."""
+"""The fabric, by NCCL's logs, and the verdict on it (pure)."""

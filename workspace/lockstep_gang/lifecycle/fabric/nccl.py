@@ -1,4 +1,4 @@
-"""What a rank uses, and which faults its fabric has, by the lines of NCCL's log (pure).
+"""NCCL's log: what a rank uses, and which faults its fabric has, line by line (pure).
 
 Written for what NCCL 2.18 to 2.30 print; a line that isn't known changes nothing.
 
@@ -15,7 +15,7 @@ from dataclasses import replace
 from lockstep_gang.contract.fabric import FaultKind, Hca, NcclFault, RankFabric, Traffic
 
 FAULTS = 4
-"""Remembered of a rank: the first ones; a cause takes the place of an effect."""
+"""Number of faults that are remembered of a rank: the first ones; a cause takes the place of an effect."""
 TEXT = 300
 _COMPLETION = re.compile(r"Got completion from peer (?P<peer>\S+?)<\d+> with (?:error |status=(?:\w+\()?)(?P<status>\d+)")
 _STATUS = {4: FaultKind.LOCAL, 5: FaultKind.EFFECT, 8: FaultKind.LOCAL, 19: FaultKind.LOCAL}
@@ -98,7 +98,7 @@ LogMatch = re.Match[str]
 
 
 def messages(line: str) -> Iterator[tuple[str, str]]:
-    """(level, message) of what is whole in a line: of several messages written at once the last; of a line without a head, a version."""
+    """(level, message) of what is whole in a line: the last of several messages written at once; a version in a line without a head."""
     heads = list(_HEAD.finditer(line))
     if heads:
         yield heads[-1][1], line[heads[-1].end() :].strip()
@@ -107,7 +107,7 @@ def messages(line: str) -> Iterator[tuple[str, str]]:
 
 
 def read_line(rank: RankFabric, line: str) -> RankFabric:
-    """What is known of the rank after one more line of its log."""
+    """The rank's fabric after one more line of its log."""
     for level, text in messages(line):
         if level == "WARN":
             rank = with_fault(rank, text)
@@ -217,7 +217,7 @@ def _plugin_failed(rank: RankFabric, found: LogMatch) -> RankFabric:
 
 
 def _plugin_missing(rank: RankFabric, found: LogMatch) -> RankFabric:
-    """Normal where nobody asked for one."""
+    """Note a missing plugin, which is normal unless somebody asked for one."""
     asked = any(s.startswith("NCCL_NET_PLUGIN=") and s != "NCCL_NET_PLUGIN=none" for s in rank.settings)
     return replace(rank, plugin_failed=found[0].strip()[:_CHARACTERS]) if asked else rank
 

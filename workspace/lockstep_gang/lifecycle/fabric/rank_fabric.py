@@ -1,4 +1,4 @@
-"""What one rank's log amounts to: its transport, whether GPUDirect is used, and why not (pure)."""
+"""One rank's fabric by its log: the transport, whether GPUDirect is used, and why not (pure)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _TCP_PROVIDERS = ("tcp", "sockets", "udp", "net")
 
 
 def has_spoken(rank: RankFabric | None) -> bool:
-    """NCCL has named its network."""
+    """Return True if NCCL has named its network."""
     return rank is not None and bool(rank.networks)
 
 
 def has_traffic(rank: RankFabric | None) -> bool:
-    """A channel to another node is there."""
+    """Return True if a channel to another node is there."""
     return rank is not None and (bool(rank.traffic) or crosses_by_nvlink(rank))
 
 
@@ -25,7 +25,7 @@ def crosses_by_nvlink(rank: RankFabric) -> bool:
 
 
 def transport_of(rank: RankFabric) -> str | None:
-    """Over what this rank reaches other nodes; of several communicators the slowest. None: not said yet."""
+    """Transport over which this rank reaches other nodes; of several communicators the slowest. None: not said yet."""
     found = {_kind(rank, network) for network in (*rank.networks, *(t.network for t in rank.traffic))}
     if not rank.traffic and crosses_by_nvlink(rank):
         return NVLINK
@@ -33,7 +33,7 @@ def transport_of(rank: RankFabric) -> str | None:
 
 
 def _kind(rank: RankFabric, network: str) -> str:
-    """By NCCL's name of a network. A plugin of another name may run over anything, unless it says what, or reaches GPU memory."""
+    """Transport by NCCL's name of a network. A plugin of another name may run over anything, unless it says what, or reaches GPU memory."""
     if network == "Socket":
         return TCP
     if network.startswith(_RDMA_NETWORKS) or rank.provider.startswith(_RDMA_PROVIDERS):
@@ -45,7 +45,7 @@ def _kind(rank: RankFabric, network: str) -> str:
 
 
 def uses_direct(rank: RankFabric) -> bool | None:
-    """Whether what it receives goes straight into GPU memory. Older GPUs never send that way, so sending alone proves no lack."""
+    """Return True if what it receives goes straight into GPU memory. Older GPUs never send that way, so sending alone proves no lack."""
     if transport_of(rank) == TCP:
         return None
     received = sum(t.received for t in rank.traffic)
@@ -55,7 +55,7 @@ def uses_direct(rank: RankFabric) -> bool | None:
 
 
 def direct_by(rank: RankFabric) -> str:
-    """How, if it is used. A GPU with DMA-BUF says so at its start, so without that word it is the other way."""
+    """Way of GPUDirect, if it is used. A GPU with DMA-BUF says so at its start, so without that word it is the other way."""
     return rank.direct_by or ("nvidia-peermem" if rank.direct_able else "")
 
 
@@ -66,7 +66,7 @@ def setting(rank: RankFabric, name: str) -> str | None:
 
 
 def why_sockets(rank: RankFabric) -> str:
-    """As far as NCCL says."""
+    """Reason why sockets are used, as far as NCCL says."""
     if setting(rank, "IB_DISABLE") not in (None, "0"):
         return f"NCCL_IB_DISABLE is {setting(rank, 'IB_DISABLE')}"
     if (setting(rank, "NET") or "").lower() == "socket":

@@ -1,4 +1,4 @@
-"""The fabric of the newest attempt, as far as it is known: what ranks have said, the verdict, and whether it stops the job (pure).
+"""The fabric of the newest attempt: what ranks have reported, the verdict, and whether it stops the job (pure).
 
 A verdict against the fabric is told when every rank has been heard, or after a while, so that its sentence names all ranks at once.
 With degradedPolicy Fail it is final: the same pods have the same devices, drivers and variables, so a restart in place would end the same way.
@@ -17,11 +17,11 @@ from lockstep_gang.lifecycle.fabric.verdict import RankFabrics, verdict
 from lockstep_spec.choices import DegradedPolicy
 
 SETTLE_SECONDS = 10.0
-"""From the first sign that the fabric is not as asked until it is told, while ranks are still silent."""
+"""Time from the first sign that the fabric is not as asked until that is told, while ranks are still silent."""
 JUDGED_AT_ONCE = 64
 """Ranks of a gang in which every word is judged at once; a larger one is judged once in a millisecond for each further rank."""
 STEPS_SECONDS = 15.0
-"""After the first step every rank's log has been read."""
+"""Time after the first step by which every rank's log has been read."""
 _UNTELLING = frozenset(
     {"RuntimeError", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError", "TimeoutError", "ChildFailedError"}
 )
@@ -39,20 +39,20 @@ class FabricState:
     verdict: FabricReport | None = None
     """The one that is told."""
     judge_at: float | None = None
-    """What was heard since the last time is judged then."""
+    """Time at which what was heard since the last verdict is judged."""
     judged_at: float | None = None
     broken_since: float | None = None
     steps_since: float | None = None
 
 
 def new_fabric(run: Run, now: float) -> FabricState:
-    """At the start of an attempt. Of gloo nothing is said before an agent has named its interface."""
+    """State at the start of an attempt. Nothing is said of gloo before an agent has named its interface."""
     state = FabricState(ranks=(None,) * run.world_size)
     return state if run.gpus_per_node == 0 else _judged(state, run, now)
 
 
 def with_ranks_heard(state: FabricState, run: Run, ranks: tuple[RankFabric, ...], of_node: range, now: float) -> FabricState:
-    """After a node has said what its ranks' logs hold."""
+    """The state after a node has reported what its ranks' logs hold."""
     known = list(state.ranks or (None,) * run.world_size)
     for rank in ranks:
         if rank.rank in of_node:
@@ -61,7 +61,7 @@ def with_ranks_heard(state: FabricState, run: Run, ranks: tuple[RankFabric, ...]
 
 
 def after_step(state: FabricState, run: Run, now: float) -> FabricState:
-    """After a step of the training: a rank that is still silent won't name its network any more."""
+    """The state after a step of the training: a rank that is still silent won't name its network any more."""
     if state.steps_since is None:
         return replace(state, steps_since=now)
     waits = state.verdict is not None and state.verdict.reason is FabricReason.WAITING
@@ -69,20 +69,20 @@ def after_step(state: FabricState, run: Run, now: float) -> FabricState:
 
 
 def judged_by_now(state: FabricState, run: Run, now: float) -> FabricState:
-    """As time goes by."""
+    """The state after time has passed."""
     at = fabric_wake_at(state)
     return _judged(state, run, now) if at is not None and now >= at else state
 
 
 def fabric_wake_at(state: FabricState) -> float | None:
-    """When there is something to judge, or a verdict is told even if ranks stay silent."""
+    """Time at which there is something to judge, or a verdict is told even if ranks stay silent."""
     untold = state.judged is not None and state.judged.verified is Verified.FALSE and state.verdict != state.judged
     settled_at = state.broken_since + SETTLE_SECONDS if untold and state.broken_since is not None else None
     return min((at for at in (settled_at, state.judge_at) if at is not None), default=None)
 
 
 def _judged(state: FabricState, run: Run, now: float) -> FabricState:
-    """At once, or soon: hundreds of nodes of a large gang speak in the same second, and a verdict looks at every rank."""
+    """Judge at once, or soon: hundreds of nodes of a large gang speak in the same second, and a verdict looks at every rank."""
     free_at = (state.judged_at or 0.0) + max(0, run.world_size - JUDGED_AT_ONCE) / 1000
     return replace(state, judge_at=free_at) if now < free_at else _told(replace(state, judge_at=None, judged_at=now), run, now)
 
@@ -99,7 +99,7 @@ def _told(state: FabricState, run: Run, now: float) -> FabricState:
 
 
 def refusal(state: FabricState, run: Run) -> Failure | None:
-    """Why the job may not go on over this fabric."""
+    """Failure for which the job may not go on over this fabric."""
     if run.fabric is None or run.fabric.degraded_policy is not DegradedPolicy.FAIL:
         return None
     if state.verdict is None or state.verdict.verified is not Verified.FALSE:
@@ -109,7 +109,7 @@ def refusal(state: FabricState, run: Run) -> Failure | None:
 
 
 def fault_kind(failure: Failure, state: FabricState) -> FaultKind | None:
-    """How much NCCL's warnings on the rank that failed say about its own node."""
+    """Kind of the worst fault in NCCL's warnings on the rank that failed: how much they say about its own node."""
     fault = _fault(failure, state)
     return fault.kind if fault is not None else None
 
@@ -143,7 +143,7 @@ def _fault(failure: Failure, state: FabricState) -> NcclFault | None:
 
 
 def node_at(address: str, state: FabricState, run: Run) -> int | None:
-    """The node that a peer's address or name belongs to."""
+    """Node that a peer's address or name belongs to."""
     if not address:
         return None
     for rank in state.ranks:

@@ -18,7 +18,7 @@ ROUNDS_MAX = 4
 
 @dataclass(frozen=True)
 class Measurement:
-    """What an all-reduce of some nodes brought: bytes a second of bus bandwidth, 0 with an error."""
+    """Result of an all-reduce over some nodes: bytes a second of bus bandwidth, 0 with an error."""
 
     nodes: tuple[int, ...]
     bytes_per_second: int
@@ -27,7 +27,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class SlowNodes:
-    """`unclear`: slow with everyone they were measured with, of whom nobody is known to be good."""
+    """Nodes that are bad, and `unclear` ones: slow with everyone they were measured with, of whom nobody is known to be good."""
 
     bad: tuple[int, ...]
     unclear: tuple[int, ...]
@@ -59,7 +59,7 @@ def _good(pairs: Sequence[Measurement], minimum: int) -> set[int]:
 
 
 def _matched(doubtful: list[int], good: list[int], measured: set[frozenset[int]]) -> tuple[tuple[int, ...], ...]:
-    """Each of the doubtful with a good one of its own, as far as there are enough of them."""
+    """Pairs of each doubtful node with a good one of its own, as far as there are enough of them."""
     free, found = list(good), []
     for node in doubtful:
         partner = next((other for other in free if frozenset((node, other)) not in measured), None)
@@ -70,7 +70,7 @@ def _matched(doubtful: list[int], good: list[int], measured: set[frozenset[int]]
 
 
 def _reshuffled(doubtful: list[int], measured: set[frozenset[int]]) -> tuple[tuple[int, ...], ...]:
-    """Nobody is known to be good yet: other pairs than before."""
+    """Pairs other than before, while no node is known to be good."""
     free, found = list(doubtful), []
     while free:
         node = free.pop(0)
@@ -87,14 +87,14 @@ def busbw(measured: Measured) -> int:
 
 
 def why_not_measured(looked: Sequence[LookedAt]) -> list[Finding]:
-    """torch is asked for only where it is: a script's image need not have it."""
+    """Warning that a node has no torch. It is asked for only where it is: a script's image need not have it."""
     lacking = [node for node, facts, *_ in looked if "torch" not in facts.versions]
     fix = "install torch in the image, or set preflight.mode to Basic"
     return [warning("allReduce", node, f"node {node} has no torch: the all-reduce was left out", fix) for node in lacking[:1]]
 
 
 def judge_pairs(run: Run, whole: Measurement, pairs: Sequence[Measurement], minimum: int | None) -> list[Finding]:
-    """Who makes the all-reduce slow, as far as the pairs tell."""
+    """Findings about who makes the all-reduce slow, as far as the pairs tell."""
     if minimum is None:
         fix = "look at node 0's log; without a threshold in the cluster this stops nothing"
         return [warning("allReduce", None, f"the all-reduce was not measured: {whole.error}", fix)] if whole.error else []

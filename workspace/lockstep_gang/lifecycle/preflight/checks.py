@@ -184,7 +184,7 @@ def _is_asked(device: str, expected: ExpectedRdma) -> bool:
 
 
 def _fits(stated: str, device: str, expected: ExpectedRdma) -> bool:
-    """As NCCL is told: whole names to the letter, or all of them as beginnings."""
+    """Return True if NCCL would take the device: whole names match to the letter, else all are beginnings."""
     return device == stated if are_whole_names(expected.devices) else device.startswith(stated)
 
 
@@ -219,7 +219,7 @@ def _slow_ports(nodes: NodeAnswers) -> Iterator[tuple[str, Finding]]:
 
 
 def _gigabits(rate: str) -> float | None:
-    """Of sysfs' "400 Gb/sec (4X NDR)"."""
+    """Gb/s in sysfs' "400 Gb/sec (4X NDR)"."""
     try:
         return float(rate.partition(" ")[0])
     except ValueError:

@@ -1,4 +1,4 @@
-"""What the judgments of a preflight share: all that nodes found, and the making of a finding."""
+"""Answers of all nodes, which the checks of a preflight judge, and the making of a finding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LookedAt = tuple[int, Looked, float, float]
 
 @dataclass(frozen=True)
 class NodeAnswers:
-    """What the judgments are about."""
+    """Answers of all nodes to the first two rounds."""
 
     run: Run
     looked: Mapping[int, Looked]

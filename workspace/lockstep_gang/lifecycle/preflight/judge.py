@@ -1,4 +1,4 @@
-"""What is wrong with what nodes found (pure): each against run.json, and all against each other.
+"""Judgment of what nodes found (pure): each against run.json, and all against each other.
 
 A check is a name, the cause that it stands for, and the judgment.
 """

@@ -22,13 +22,13 @@ from lockstep_spec.words import number_of
 
 @dataclass(frozen=True)
 class Preflight:
-    """What was asked, what nodes answered, and what came of the last one."""
+    """State of a preflight: the question, the nodes' answers, and the result of the last one."""
 
     stage: Stage | None = None
-    """What all nodes are being asked; null: nothing."""
+    """Question that all nodes have; null: none."""
     round: int = 0
     token: int = 0
-    """Of this preflight: the number of its first round."""
+    """Name of this preflight: the number of its first round."""
     began_at: float = 0.0
     asked_at: float = 0.0
     answers: tuple[tuple[int, Checked, float], ...] = ()
@@ -44,27 +44,27 @@ class Preflight:
     pairs: tuple[Measurement, ...] = ()
     pair_rounds: int = 0
     passed: bool = False
-    """The next attempt may start."""
+    """True if the next attempt may start."""
     result: PreflightReport | None = None
-    """Of the last one that ended."""
+    """Result of the last one that ended."""
     failures: int = 0
-    """Since the last one that passed."""
+    """Number since the last one that passed."""
     first_failed_at: float = 0.0
     retry_at: float = 0.0
     over: bool = False
-    """It failed, and making it again can't help any more."""
+    """True if it failed and making it again can't help any more."""
 
 
 ROUND_SECONDS = 15.0
-"""For one round's answers; an agent gives up a check of its own after 8 s."""
+"""Limit of one round's answers; an agent gives up a check of its own after 8 s."""
 GROUP_SECONDS = 60
-"""For an all-reduce, the import of torch from a cold volume included. The coordinator waits 10 s longer."""
+"""Limit of an all-reduce, the import of torch from a cold volume included. The coordinator waits 10 s longer."""
 RETRY_SECONDS = (2.0, 30.0)
 """First and longest wait after a preflight that failed, doubled in between."""
 PATIENCE_SECONDS = 120.0
-"""How long it is made again."""
+"""Time for which it is made again."""
 BEFORE_SECONDS = 5.0
-"""So long before the end of a backoff it begins, in order not to add to it; later than at its beginning, so that it tells how nodes are now. A restart
+"""Time before the end of a backoff at which it begins, so that it adds nothing to the wait and still tells how nodes are now. A restart
 that doesn't wait begins with it."""
 FINDINGS_MAX = 20
 _FULL_MESH = 16
@@ -101,7 +101,7 @@ def _after_round(preflight: Preflight, run: Run, cause: Cause | None, now: float
 
 
 def with_answer(preflight: Preflight, node: int, checked: Checked, now: float) -> Preflight:
-    """With a node's answer; one to an earlier question changes nothing."""
+    """The state with a node's answer; one to an earlier question changes nothing."""
     known = any(node == other for other, _, _ in preflight.answers)
     if preflight.stage is None or checked.round != preflight.round or known:
         return preflight
@@ -109,17 +109,17 @@ def with_answer(preflight: Preflight, node: int, checked: Checked, now: float) -
 
 
 def interrupted(preflight: Preflight) -> Preflight:
-    """A node left, or nothing is to start: what was asked is void."""
+    """The state after a node left, or when nothing is to start: what was asked is void."""
     return preflight if preflight.stage is None and not preflight.passed else replace(preflight, stage=None, passed=False, answers=())
 
 
 def used(preflight: Preflight) -> Preflight:
-    """The attempt starts; the one after it has a preflight of its own."""
+    """The state once the attempt starts; the one after it has a preflight of its own."""
     return Preflight(round=preflight.round, result=preflight.result)
 
 
 def preflight_order(preflight: Preflight, run: Run, node: int) -> Check | None:
-    """What this node is asked now."""
+    """Question for this node now."""
     if preflight.stage is None:
         return None
     token = str(preflight.token)
@@ -136,12 +136,12 @@ def preflight_order(preflight: Preflight, run: Run, node: int) -> Check | None:
 
 
 def ends_with_it(run: Run) -> bool:
-    """Only the preflight was asked for: no rank is started, and nothing is recorded."""
+    """Return True if only the preflight was asked for: no rank is started, and nothing is recorded."""
     return run.preflight is not None and run.preflight.only
 
 
 def is_looking(preflight: Preflight) -> bool:
-    """In the first two rounds, which take a moment."""
+    """Return True in the first two rounds, which take a moment."""
     return preflight.stage in (Stage.LOOK, Stage.MEET)
 
 
@@ -156,7 +156,7 @@ def preflight_message(preflight: Preflight) -> str:
 
 
 def preflight_wake_at(preflight: Preflight) -> float | None:
-    """When `advance` would do something though nobody said anything."""
+    """Time at which `advance` would do something though nobody said anything."""
     if preflight.stage is not None:
         return _deadline(preflight)
     return preflight.retry_at if preflight.failures and not preflight.over else None
