@@ -1,4 +1,4 @@
-"""The agent: carries out the coordinator's orders on this node, and says what happens here."""
+"""The agent: carries out the coordinator's orders on this node, and reports what happens here."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Agent:
             self._leave()
 
     async def _end_cut_off(self) -> None:
-        """Returns when this process ends so that what keeps it from being heard is."""
+        """Return when this process is to end so that what keeps it from being heard becomes known."""
 
         def trouble() -> Trouble | None:
             return None if self._known_attempt or self._running or self._leaving or self._finish is not None else self.unheard_trouble()
@@ -207,7 +207,7 @@ class Agent:
         self._may_end()
 
     def _leave(self) -> None:
-        """SIGTERM: save and stop; a second one: at once."""
+        """Save and stop on SIGTERM; on a second one, stop at once."""
         if self._leaving:
             self._kill()
         else:
@@ -228,7 +228,7 @@ class Agent:
             asyncio.get_running_loop().call_later(DUMP_SECONDS, self._end_dump, self._known_attempt)
 
     def _end_dump(self, attempt: int) -> None:
-        """Ranks that have ended by now have been told of; the others are told of before they are killed, since not all can be."""
+        """Send what was seen of ranks that still run, then kill them, since not all can be killed. The others were reported at their end."""
         if self._ranks is not None and attempt == self._known_attempt:
             for dump in self._ranks.dumps():
                 self.link.send(dump)
@@ -318,7 +318,7 @@ class Agent:
         self._outbox.put(report, first)
 
     def _unheard(self) -> None:
-        """Ranks without a coordinator are stopped after the silence: nobody could tell them to, and another attempt may start."""
+        """Stop ranks that have no coordinator after the silence: nobody could tell them to stop, and another attempt may start."""
         if self._running and not self._leaving:
             self._console.say(
                 f"nothing heard from the coordinator for {self._silence_seconds:.0f} s: stopping this node's ranks, then waiting for it"

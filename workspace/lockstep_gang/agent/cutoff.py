@@ -1,4 +1,4 @@
-"""A node that reaches nobody has one way left to be heard: what its container says when it ends, which the kubelet keeps with the pod.
+"""Last words of a node that reaches nobody: what its container says when it ends, which the kubelet keeps with the pod.
 
 So before anything runs there, it ends once with a sentence, is started again by the kubelet, and goes on trying. A sentence of each kind is
 left once a pod: the kubelet waits longer before every further start.
@@ -23,14 +23,14 @@ CHARACTERS = 1000
 
 
 class CutOff:
-    """Watches for trouble that lasts."""
+    """Watch for trouble that lasts."""
 
     def __init__(self, trouble: Callable[[], Trouble | None], last_words: Path = LAST_WORDS, left: Path = LEFT) -> None:
         """`trouble`: what keeps this node from being heard while nothing runs on it; None: nothing, or there is work that must not end for it."""
         self._trouble, self._last_words, self._left = trouble, last_words, left
 
     async def wait(self, patience_seconds: float = PATIENCE_SECONDS) -> Trouble:
-        """Returns once the last words are left, after which the agent ends; elsewhere than in a pod it never does."""
+        """Return once the last words are left, after which the agent ends. Outside of a pod it never returns."""
         since, kind = time.monotonic(), ""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
@@ -41,7 +41,7 @@ class CutOff:
                 return trouble
 
     def _leave(self, trouble: Trouble) -> bool:
-        """False: said before, or nobody would read it."""
+        """Write the last words. False: they were written before, or nobody would read them."""
         mark = self._left / f"lockstep-said-{trouble.kind.value}"
         try:
             if not self._last_words.exists() or mark.exists():

@@ -23,7 +23,7 @@ RETRY_SECONDS = (0.1, 1.0)
 EAGER_TRIES = 60
 """Tries of a gang's agent that may connect at once before it waits longer: pods of one job come within seconds of each other."""
 QUIET_SECONDS = 3 * PING_SECONDS
-"""A connection of which nothing came for so long is made anew."""
+"""Silence after which a connection is made anew."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Handlers:
 
 
 class Link:
-    """This node's way to the coordinator."""
+    """Connection of this node to the coordinator."""
 
     def __init__(self, run: Run, key: bytes, node: int, handlers: Handlers) -> None:
         self._run, self._key, self._node = run, key, node
@@ -61,7 +61,7 @@ class Link:
 
     @property
     def has_room(self) -> bool:
-        """There is a connection, and it takes what is sent: worth sending what can be left out."""
+        """True if there is a connection that takes what is sent: worth sending what can be left out."""
         return self._channel is not None and self._channel.backlog_bytes < BACKLOG_BYTES
 
     async def run(self) -> None:
@@ -126,7 +126,7 @@ def _reason(error: Exception) -> str:
 
 LOOK_SECONDS = 1.0
 PAUSED_SECONDS = 2.0
-"""A look that comes so late means that this process itself did not run: its pod was frozen, or its machine moved or starved."""
+"""Delay of a look that means that this process itself did not run: its pod was frozen, or its machine moved or starved."""
 
 
 class Listener(Protocol):

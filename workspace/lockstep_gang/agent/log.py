@@ -85,7 +85,7 @@ class Journal:
                 return
 
     def _put(self, lines: list[str], dropped: int) -> bool:
-        """False: the volume did not take them, and they are gone; the node's own log still has them."""
+        """Write lines. False: the volume did not take them, and they are gone; the node's own log still has them."""
         missing = [f"{lines[-1].split(' ', 1)[0] if lines else ''} 0 [lockstep] {dropped} lines left out\n"] if dropped else []
         try:
             if self._describes:
@@ -131,7 +131,7 @@ class Console:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self.journal: Journal | None = None
-        """Gets every line too, for those who look when this process's output is gone."""
+        """Journal that gets every line too, for those who look when this process's output is gone."""
         self._waiting: deque[str] = deque()
         self._dropped = 0
         self._closed = False
@@ -152,11 +152,11 @@ class Console:
             self._news.notify()
 
     def say(self, text: str) -> None:
-        """A line of Lockstep's own, and no more than one: what it quotes of a script's exception may look like others."""
+        """Write a line of Lockstep's own, and no more than one: what it quotes of a script's exception may look like others."""
         self.write(f"[lockstep] {printable_line(text)}")
 
     def begin_attempt(self, attempt: int) -> None:
-        """Lines are of this attempt from here on."""
+        """Mark the lines from here on as this attempt's."""
         if self.journal is not None:
             self.journal.begin_attempt(attempt)
 

@@ -85,7 +85,7 @@ def _agent(options: argparse.Namespace) -> int:
 
 
 def name_the_prompt(home: Path, last_words: Path = LAST_WORDS) -> None:
-    """In a pod whose user number has no name in the image, shells that people open there don't begin with `I have no name!`."""
+    """Give shells a prompt in a pod whose user number has no name in the image, instead of `I have no name!`."""
     with contextlib.suppress(OSError):
         if last_words.exists() and not is_named(os.getuid()) and not (home / ".bashrc").exists():
             (home / ".bashrc").write_text(PROMPT, encoding="ascii")
@@ -108,7 +108,7 @@ def _remove_inputs(run_path: Path, key_file: Path) -> None:
 
 
 def node_index(option: str | None, variable: str | None, nodes: int) -> int:
-    """From --node, else from LOCKSTEP_NODE. Raises ContractError."""
+    """Index from --node, else from LOCKSTEP_NODE. Raises ContractError."""
     given = option if option is not None else variable
     if given is None or not given.isdecimal() or int(given) >= nodes:
         raise ContractError(f"the index of this node is {given!r}, must be 0 to {nodes - 1}, by --node or LOCKSTEP_NODE")
@@ -146,7 +146,7 @@ async def _serve(run: Run, key: bytes, node: LocalNode, around: tuple[Console, i
 
 
 def _end_if_cut_off(agent: Agent, node: LocalNode, console: Console) -> None:
-    """At once: Python's own end waits up to 20 s for threads that ask a name server which doesn't answer. Nothing runs yet."""
+    """End the process at once: Python's own end waits up to 20 s for threads that ask a name server which doesn't answer. Nothing runs yet."""
     if agent.cut_off is not None:
         remove_folder(node.folder)
         console.close(1.0)

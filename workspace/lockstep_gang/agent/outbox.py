@@ -102,7 +102,7 @@ def bounded(states: Sequence[RankState], limit_bytes: int = HELLO_BYTES) -> tupl
 
 
 def _shortened(exit_: RankExit, limit_bytes: int) -> RankExit:
-    """A character takes at most 12 bytes, as a pair of JSON's escapes."""
+    """The exit within so many bytes. A character takes at most 12 bytes, as a pair of JSON's escapes."""
     if json_bytes(to_json(exit_)) <= limit_bytes:
         return exit_
     error = exit_.error

@@ -14,7 +14,7 @@ from lockstep_gang.contract.proof import FORMAT, Handshake, Opener, ProofError, 
 from lockstep_spec.codec import ContractError
 
 LINE_BYTES_MAX = 4 * 1024 * 1024
-"""A Hello with many ranks and their last lines fits; nothing else comes near."""
+"""Length of a message: a Hello with many ranks and their last lines fits; nothing else comes near."""
 PROOF_BYTES_MAX = 8 * 1024
 """Length of a line before the proof: anybody who reaches the port can send one."""
 PROOF_SECONDS = 10.0
@@ -118,7 +118,7 @@ class Channel:
 
 
 async def accept(streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], key: bytes, job_uid: str, nodes: int) -> tuple[int, Channel]:
-    """The coordinator's side: the node that proved the key, and its channel. Raises ContractError, EOFError, OSError."""
+    """Accept a connection as the coordinator. Returns the node that proved the key, and its channel. Raises ContractError, EOFError, OSError."""
     reader, writer = streams
     _keep_alive(writer)
     challenge = new_nonce()
@@ -134,7 +134,7 @@ async def accept(streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], key
 
 
 async def connect(address: tuple[str, int], key: bytes, job_uid: str, node: int) -> Channel:
-    """The agent's side. Raises ContractError, EOFError, OSError, asyncio.TimeoutError."""
+    """Connect as an agent. Raises ContractError, EOFError, OSError, asyncio.TimeoutError."""
     streams = await asyncio.wait_for(_open(address), PROOF_SECONDS)
     try:
         return await asyncio.wait_for(_prove(streams, key, job_uid, node), PROOF_SECONDS)

@@ -41,11 +41,11 @@ COMMIT_SECONDS = 1.0
 """Least time between two writes of the newest commit."""
 PULSE_SECONDS = 1.0
 BUSY_SECONDS = 0.25
-"""A pulse so late means that there is much to do, such as taking back a thousand connections."""
+"""Delay of a pulse that means that there is much to do, such as taking back a thousand connections."""
 PAUSED_SECONDS = 2.0
-"""A pulse so late means that this process itself did not run, or had too much to do."""
+"""Delay of a pulse that means that this process itself did not run, or had too much to do."""
 SLOW_SECONDS = 5.0
-"""A record that takes longer to write is told of: it is the volume that everything waits for."""
+"""Time of a write from which on it is reported: it is the volume that everything waits for."""
 SETTLE_SECONDS = 5.0
 """Time that node 0's agent waits at its end, after a save's grace, for the other agents and for the operator to take the last report."""
 
@@ -144,7 +144,7 @@ class Coordinator:
         self._become(lambda gang: observe(gang, self._run, node, message, now))
 
     def _printed(self, node: int, message: Printed) -> None:
-        """Output of a dev environment's ranks: all of it is in node 0's log, and seen by whoever asked. Node 0's agent has logged its own."""
+        """Show output of a dev environment's ranks: all of it goes into node 0's log and to whoever asked. Node 0's agent has logged its own."""
         if message.attempt != self.gang.attempt:
             return
         for line in message.lines if node != 0 else ():

@@ -85,7 +85,7 @@ class Ledger:
         return self._account.opened(gang, now)
 
     def write(self, decision: Decision, run: Run, now: float) -> None:
-        """All that must be durable before the decision's orders are sent. Raises ContractError and OSError."""
+        """Write all that must be durable before the decision's orders are sent. Raises ContractError and OSError."""
         if decision.begin:
             self.begin(decision.gang, run, now)
         if decision.end:

@@ -24,7 +24,7 @@ T = TypeVar("T")
 TAIL_BYTES = 16 * 1024
 """Size of the end of the attempts' file that is read at first for its last line."""
 FILE_BYTES_MAX = 16 * 1024 * 1024
-"""No record that was written here comes near; whatever else stands in its place is not read into memory."""
+"""Largest record that is read: none that was written here comes near, and nothing else in its place gets into memory."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Records:
         self._replace(self._goodput_path, json.dumps(to_json(record)) + "\n")
 
     def _refuse_newer(self) -> None:
-        """Raises Replaced. A coordinator that wrote between this look and the write is not seen: its attempt begins again under the next number."""
+        """Raise Replaced. A coordinator that wrote between this look and the write is not seen: its attempt begins again under the next number."""
         try:
             last = _last_line(self._attempts_path)
         except (FileNotFoundError, NotADirectoryError):

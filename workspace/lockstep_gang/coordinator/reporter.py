@@ -30,13 +30,13 @@ PERIOD_SECONDS = 15.0
 NEWS_SECONDS = 1.0
 """Least time between two reports of which none is a transition."""
 ASKING_SECONDS = 5.0
-"""Instead of PERIOD_SECONDS while nodes are missing: the reply says what the cluster knows of them."""
+"""Period instead of PERIOD_SECONDS while nodes are missing: the reply says what the cluster knows of them."""
 RETRY_SECONDS = (0.2, 30.0)
 """First and longest wait after a failed attempt, doubled in between, each shortened by up to half: an operator that comes back is met by all jobs."""
 COMPLAINT_SECONDS = 60.0
-"""The same trouble is said again: `lockstep why` reads the end of this log where no report comes."""
+"""Time after which the same trouble is logged again: `lockstep why` reads the end of this log where no report comes."""
 TRANSITIONS_MAX = 64
-"""Kept while the operator is away; the oldest go first, since every report has the whole state."""
+"""Number of transitions kept while the operator is away; the oldest go first, since every report has the whole state."""
 
 
 class Reporter:

@@ -19,7 +19,8 @@ from lockstep_spec.codec import ContractError
 LOOK_SECONDS = 1.0
 PAUSED_SECONDS = 2.0
 MANY_RANKS, COLLECTED = 512, (50_000, 20, 50)
-"""The state of a big gang is very many small objects that stay: looking for garbage among them as often as Python does took a third of the time."""
+"""Size of a gang from which on garbage is looked for less often. Its state is very many small objects that stay: looking as often as Python does took a
+third of the time."""
 STRANGERS_MAX = 128
 """Connections without a proof, beside one of every node. At more of them the oldest is closed: an agent's proof takes no time."""
 REFUSED_SECONDS = 1.0
@@ -39,9 +40,9 @@ class Server:
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._unproved: dict[asyncio.StreamWriter, None] = {}
-        """Oldest first."""
+        """Connections without a proof, oldest first."""
         self._proved: dict[Channel, int] = {}
-        """And of which node."""
+        """Proved connections, with the node of each."""
         self._unheard: set[Channel] = set()
         self._refused, self._refused_told = 0, float("-inf")
         self._watching: asyncio.Task[None] | None = None

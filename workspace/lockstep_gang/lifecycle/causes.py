@@ -34,7 +34,7 @@ TRAINER_ENDS = (
     TrainerEnd(CONFIGURATION, "ConfigError", Cause.CONFIGURATION),
     TrainerEnd(NON_FINITE, "NonFinite", Cause.NON_FINITE),
 )
-"""The report and the exit come in any order, and one of them may never come: a rank that has reported may be killed before it exits."""
+"""Ends of the trainer. The report and the exit come in any order, and one of them may never come: a rank that has reported may be killed before it exits."""
 _BY_EXIT_CODE: dict[int | None, Cause] = {end.exit_code: end.cause for end in TRAINER_ENDS}
 _BY_TRAINER_EXCEPTION: dict[str | None, Cause] = {end.exception: end.cause for end in TRAINER_ENDS}
 _EXCEPTIONS = {
@@ -70,9 +70,9 @@ _EXCEPTIONS = {
 }  # fmt: skip
 """Causes of exceptions that are one thing by their class. A KeyError's message is a key, which may be any word."""
 _OF_A_CONNECTION = frozenset(name for name, cause in _EXCEPTIONS.items() if cause is Cause.FABRIC)
-"""A path beside these says that a volume's server is at the other end."""
+"""Exceptions of a connection. A path beside them says that a volume's server is at the other end."""
 _MEMORY_ERROR = re.compile(r"MemoryError$")
-"""numpy's, pyarrow's and torch's have names of their own before it."""
+"""End of the class's name: numpy's, pyarrow's and torch's have names of their own before it."""
 TIMED_OUT = re.compile(
     r"collective operation (timeout|timed out)|watchdog detected operation timeout|NCCL operation timed out"
     r"|Timed out waiting \d+ ?ms for (recv|send) operation|Timed out after \d+ seconds waiting for clients|wait timeout after \d+ ?ms, keys:"

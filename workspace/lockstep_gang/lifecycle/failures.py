@@ -188,7 +188,7 @@ def _node_failure(gang: Gang, run: Run, lost: LostNode) -> Failure:
 
 
 def _blame(failure: Failure, gang: Gang, run: Run) -> int:
-    """0: it has a cause of its own; 1: its way to a peer broke, or a script gave up waiting for one; 2: it lost a peer.
+    """Rank of the failure: 0: it has a cause of its own; 1: its way to a peer broke, or a script gave up waiting for one; 2: it lost a peer.
 
     By NCCL's log, else by what it raised, else by its last words. The trainer's ranks have looked for themselves who keeps them waiting.
     """

@@ -51,7 +51,7 @@ class Node:
     attempt: int = 0
     """The attempt whose processes it has, or has been told to start; 0: none."""
     stuck: bool = False
-    """A stop's time was over, and it had ranks of the attempt yet."""
+    """True if a stop's time was over while it still had ranks of the attempt."""
     leaving: bool = False
     told: Order | None = None
     """The last order on this connection."""
@@ -229,7 +229,7 @@ LOSSES = frozenset(
     {FactType.NODE_LOST, FactType.PREEMPTED, FactType.EVICTED, FactType.OUT_OF_MEMORY, FactType.CONTAINER_ENDED, FactType.DELETED}
 )
 OWN_FAULTS = frozenset({FactType.OUT_OF_MEMORY, FactType.CONTAINER_ENDED})
-"""The cluster explains them, and they count toward the restart budget: the same may come again."""
+"""Facts that explain a loss and still count toward the restart budget: the same may come again."""
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ class Gang:
     restarts: int = 0
     """Failures before the newest attempt."""
     history: tuple[Restart, ...] = ()
-    """The newest at the end, at most 10."""
+    """Newest restarts, the last one at the end, at most 10."""
     not_before: float = 0.0
     stopping: StopMode | None = None
     stop_reason: str = ""
@@ -286,18 +286,19 @@ class Gang:
     dumps: tuple[Dumped, ...] = ()
     """States and stacks of its ranks before they were killed."""
     lost: tuple[LostNode, ...] = ()
-    """In this attempt, each once."""
+    """Lost nodes of this attempt, each once."""
     silences: tuple[Silence, ...] = ()
     """Silences of nodes in this attempt: the newest of each."""
     seeks_until: float = 0.0
-    """Ranks have failed, and only for want of their peers: until then the attempt is not stopped, so that the one that ended first is heard. 0: none has."""
+    """Time until which the attempt is not stopped, though ranks have failed, so that the one that ended first is heard: they failed only for want of their
+    peers. 0: none has."""
     examined: int = 0
     """Number of the ended ranks that were looked at for it."""
     paused_seconds: float = 0.0
     """The longest time in this attempt in which the coordinator itself did not run."""
     signs: int = 0
     final: bool = False
-    """The last failure would come again in the same way."""
+    """True if the last failure would come again in the same way."""
     failure: Failure | None = None
     ending: Ending | None = None
     trouble: str | None = None
@@ -320,7 +321,7 @@ class Gang:
     facts: Facts = field(default_factory=Facts)
     """The operator's word about the cluster."""
     in_time_until: float = 0.0
-    """No rank's limit passes before; it may be later. 0: nobody has looked."""
+    """Time before which no rank's limit passes; it may be later. 0: nobody has looked."""
     unordered: frozenset[int] | None = None
     """Nodes that have changed since orders were last decided; null: any may have."""
     ordered_for: tuple[object, ...] = ()

@@ -21,7 +21,7 @@ from lockstep_spec.words import named
 SLACK_SECONDS = (5.0, 15.0)
 """Least and most time beyond its limit for a rank with a watchdog of its own; half the limit in between. It knows more than we do."""
 SILENT_SECONDS = 12.0
-"""A rank beats every 5 s, and its agent says so within 5 s, or somewhat later in a big gang; one without two beats doesn't run any more."""
+"""Silence from which on a rank doesn't run any more. It beats every 5 s, and its agent reports that within 5 s, or somewhat later in a big gang."""
 STOPPED = frozenset({"T", "t"})
 SHOWN = 5
 
@@ -94,7 +94,7 @@ def _limit(progress: Progress, run: Run) -> int | None:
 
 
 def _slack(progress: Progress, late: float) -> float:
-    """`late`: how long its reports may wait for each other."""
+    """Seconds beyond the limit. `late`: how long its reports may wait for each other."""
     if progress.position is None or progress.limit_seconds is None:
         return 0.0 if late <= SLACK_SECONDS[0] else late
     return max(SLACK_SECONDS[0], late, min(progress.limit_seconds / 2, SLACK_SECONDS[1]))

@@ -93,7 +93,7 @@ def _with_costs(attempts: Sequence[AttemptRecord], gang: Gang) -> list[AttemptRe
 
 
 def end_record(gang: Gang, run: Run, ended: str) -> EndRecord:
-    """Raises AssertionError when the job has not ended."""
+    """Record of the end. Raises AssertionError when the job has not ended."""
     assert gang.ending is not None  # noqa: S101 (an invariant of the caller)
     state, failure = gang.ending.state, gang.failure if gang.ending.state is State.FAILED else None
     return EndRecord(

@@ -17,7 +17,7 @@ from lockstep_gang.contract.times import seconds_of
 from lockstep_gang.lifecycle.gang import LOSSES, OWN_FAULTS, Gang, Phase
 
 BEFORE_SECONDS, AFTER_SECONDS = 600.0, 120.0
-"""A fact that is older or younger than that against a loss is about another one. A Node is NotReady 40 to 100 s after its last sign."""
+"""Largest age of a fact before and after a loss that it explains. A Node is NotReady 40 to 100 s after its last sign."""
 AWAY_SECONDS, BACK_SECONDS = 60.0, 10.0
 """Time after a loss in which the operator's answer may still explain it, while the node is away and when its agent is back."""
 UNANSWERED_SECONDS = 300.0
@@ -63,7 +63,7 @@ def explained_by_fact(failure: Failure, fact: Fact) -> Failure:
 
 
 def with_facts(gang: Gang, told: Sequence[Fact], now: float) -> Gang:
-    """The gang after a reply of the operator: the losses that its facts explain are explained, and their budget is given back."""
+    """The gang after a reply of the operator. Losses that its facts explain get their budget back."""
     gang = replace(gang, facts=replace(gang.facts, told=tuple(told), heard_at=now))
     for index, entry in enumerate(gang.history):
         fact = explaining_fact(gang, entry.failure, seconds_of(entry.failed) or now) if entry.explained_by is None else None

@@ -1,4 +1,4 @@
-"""A dev environment's session (pure): what is asked to run on all nodes, whether they could run it, and how it ended.
+"""Session of a dev environment (pure): what is asked to run on all nodes, whether they could run it, and how it ended.
 
     asked → all nodes here → preflight, once an agent is another one → every node has the script → attempt → ended
 

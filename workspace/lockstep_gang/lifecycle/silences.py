@@ -1,4 +1,4 @@
-"""Nodes that are not heard though nobody closed their connection: which two can't talk, and that no rank is blamed for it (pure).
+"""Silences: nodes that are not heard though nobody closed their connection. They tell which two can't talk, and that no rank is to blame (pure).
 
 A process that ends closes its connections; a network that drops packets, a machine that hangs and an agent that doesn't run say nothing.
 Meanwhile the ranks of all other nodes wait for those of that node, and their limits pass.

@@ -1,4 +1,4 @@
-"""The start: what is waited for and for how long, so that nodes that are there are not held for those that never come (pure)."""
+"""The start of an attempt: what it waits for and how long, so that nodes that are here are not held for those that never come (pure)."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from lockstep_spec.exits import SAVED
 from lockstep_spec.words import named
 
 SAME_MOMENT_SECONDS = 1.0
-"""An agent counts its ranks' grace from a moment before the coordinator hears of the stop."""
+"""Head start of an agent, which counts its ranks' grace from a moment before the coordinator hears of the stop."""
 
 
 def stop_report(gang: Gang, run: Run, now: float) -> StopReport:
@@ -122,7 +122,7 @@ def with_stop_concluded(gang: Gang) -> Gang:
 
 
 def with_stuck_nodes(text: str, gang: Gang, run: Run) -> str:
-    """`text`, and which nodes could not end their ranks."""
+    """The text, followed by the nodes that could not end their ranks."""
     note = stuck_nodes_text(gang, run, [index for index in busy_nodes(gang) if gang.nodes[index].stuck])
     return text if not note or note in text else f"{text[: max(0, 998 - len(note))]}; {note}"
 

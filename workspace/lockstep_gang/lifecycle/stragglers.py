@@ -27,7 +27,7 @@ SLOW = 1.25
 RECOVERED = 1.12
 """below which it doesn't any more."""
 MOSTLY = 0.8
-"""This share of its samples is above the others' time by"""
+"""Share of its samples that are above the others' time by"""
 ABOVE = 1.1
 SAID_ANEW = 1.15
 """Factor by which a slowdown changes until it is reported anew: status isn't written for a digit."""

@@ -18,7 +18,7 @@ NOISE = re.compile(
 )
 """Lines that are written while a process ends, after the exception that ended it."""
 LEFT_OUT = "[…]"
-"""Stands for lines between those of an exception and the last ones."""
+"""Stand-in for lines between those of an exception and the last ones."""
 _INSIDE = re.compile(rf"{_RANK}\s")
 _ANY_EXCEPTION_LINE = re.compile(rf"{_RANK}(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?::(?: (.*))?)?$")
 """Line after a traceback's last frame: an exception may have any name."""
@@ -82,7 +82,7 @@ def _is_link(line: str) -> bool:
 
 
 def raised_in(lines: Sequence[str]) -> Raised | None:
-    """The exception of the last Python traceback, with what led to it, else the one that C++ had nobody to catch for."""
+    """The exception of the last Python traceback, with what led to it, else the one that nothing caught in C++."""
     chain: list[Raised] = []
     link = ""
     inside = open_ = False

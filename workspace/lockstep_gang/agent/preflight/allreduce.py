@@ -27,12 +27,12 @@ KILLED_SECONDS = 5.0
 
 
 class AllReduceRanks:
-    """One process a GPU, or a single one. They say what they do in lines of JSON; the last one has the figure."""
+    """Processes of the all-reduce, one a GPU or a single one. They report in lines of JSON; the last one has the figure."""
 
     def __init__(self, run: Run, node: int, group: Group) -> None:
         self._run, self._node, self._group = run, node, group
         self._pids: dict[int, int] = {}
-        """Pipe → process. One whose pipe has ended is gone from here: its number may be another process's."""
+        """Process by pipe. One whose pipe has ended is gone from here: its number may be another process's."""
 
     async def measure(self) -> Measured:
         """The figure of this node's first process, or why there is none; at the latest when the group's time is over."""

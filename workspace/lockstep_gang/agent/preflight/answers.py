@@ -1,4 +1,4 @@
-"""This node's part of a preflight: answers the coordinator's questions, each in time, whatever hangs."""
+"""Answers of this node to a preflight's questions, each in time, whatever hangs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from lockstep_spec.choices import StorageMode
 
 T = TypeVar("T")
 LOOK_SECONDS = 8.0
-"""A check that takes longer is reported as not finished: a volume whose server is gone blocks for ever."""
+"""Limit of a check, after which it is reported as not finished: a volume whose server is gone blocks for ever."""
 TIDY_SECONDS = 1.0
 
 
 class NodePreflight:
-    """`take` a check and the answer is sent; `end` when something else is asked for."""
+    """This node's part of a preflight. `take` a check and the answer is sent; `end` when something else is asked for."""
 
     def __init__(self, run: Run, key: bytes, node: int, send: Callable[[Checked], None]) -> None:
         self._run, self._key, self._node = run, key, node

@@ -70,7 +70,7 @@ def _ports(device: Path, gid_index: int | None) -> Iterable[HcaFacts]:
 
 
 def _can_be_opened(device: Path, root: Path) -> bool:
-    """libibverbs leaves out a device whose character device isn't in the container, whatever sysfs shows."""
+    """Return True if the device's character device is in the container. libibverbs leaves it out otherwise, whatever sysfs shows."""
     nodes = _names(device / "device/infiniband_verbs")
     return any((root / "dev/infiniband" / node).exists() for node in nodes)
 
@@ -139,7 +139,8 @@ def probe(root: Path = ROOT) -> int:
 
 
 def probed(root: Path) -> dict[str, Any]:
-    """GPUs of the whole machine: the pod itself has none, so that it never waits for one. HCAs as sysfs shows them, which may be more than a pod gets."""
+    """What one node looks like: GPUs of the whole machine, since the pod has none so that it never waits for one, and HCAs as sysfs shows them, which may be
+    more than a pod gets."""
     interfaces = _names(root / "sys/class/net")
     facts = rdma_facts(ExpectedRdma(interfaces=tuple(interfaces)), root)
     status = _text(root / "proc/self/status").splitlines()

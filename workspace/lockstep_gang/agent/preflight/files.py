@@ -58,7 +58,7 @@ def volume_facts(run_dir: str, token: str, node: int) -> VolumeFacts:
 
 
 def _newest_checkpoint_bytes(folder: Path) -> int:
-    """The next one will be about as large as the last one."""
+    """Size of the last checkpoint: the next one will be about as large."""
     with contextlib.suppress(OSError):
         commits = [entry for entry in os.scandir(folder) if entry.name.startswith("step-") and entry.is_dir()]
         if commits:
@@ -75,7 +75,7 @@ def remove_markers(run_dir: str, node: int) -> None:
 
 
 def remove_empty_folders(run_dir: str) -> None:
-    """Leave nothing of a look that no run follows; folders that hold anything stay."""
+    """Remove the folders that a look without a run has made; folders that hold anything stay."""
     with contextlib.suppress(OSError):
         (Path(run_dir) / "gang").rmdir()
         Path(run_dir).rmdir()

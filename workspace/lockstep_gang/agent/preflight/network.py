@@ -46,7 +46,7 @@ class ProbePort:
         self._server: asyncio.Server | None = None
 
     async def open(self) -> int:
-        """The port. Raises OSError."""
+        """Listen, and return the port. Raises OSError."""
         address = self._run.addresses[self._node]
         port = any_free_port(address)  # port 0 would be another one for each family
         self._server = await asyncio.start_server(self._knock, listening_addresses(address), port, limit=PROOF_BYTES_MAX)
@@ -68,7 +68,7 @@ class ProbePort:
 
 
 async def why_unreachable(run: Run, key: bytes, node: int, peer: int, port: int) -> str:
-    """Connect to a peer's door and prove the key, both ways; '' when that works."""
+    """Reason why a peer's port can't be reached, or the key not be proved both ways; '' when both work."""
     try:
         channel = await asyncio.wait_for(connect((run.addresses[peer], port), key, _purpose(run), node), REACH_SECONDS)
     except asyncio.TimeoutError:  # noqa: UP041

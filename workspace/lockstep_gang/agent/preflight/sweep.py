@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def sizes(least: int, most: int) -> Iterator[int]:
-    """Each twice the one before."""
+    """Sizes from `least` to `most`, each twice the one before."""
     size = least
     while size <= most:
         yield size

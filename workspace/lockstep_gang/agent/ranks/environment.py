@@ -101,5 +101,5 @@ def place_start(folder: Path) -> str:
 
 
 def with_start(environment: Mapping[str, str], place: str) -> dict[str, str]:
-    """`rankstart` comes first in every Python of the rank, and then what its PYTHONPATH has always had."""
+    """The environment with a PYTHONPATH in which `rankstart` comes first, then what it has always had."""
     return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, [place, environment.get("PYTHONPATH", "")]))}

@@ -51,7 +51,7 @@ _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 
 class GlooInterface:
-    """Looked up once, then told for every attempt of a job of CPU ranks; nothing for other jobs."""
+    """Interface that gloo uses, looked up once and reported for every attempt of a job of CPU ranks; nothing for other jobs."""
 
     def __init__(self, run: Run) -> None:
         self._run = run

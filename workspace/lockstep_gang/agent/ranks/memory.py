@@ -54,7 +54,7 @@ def _kills(folder: Path) -> int | None:
 
 
 def _limit(folder: Path) -> int | None:
-    """Bytes; None: there is none."""
+    """Limit of the cgroup in bytes; None: there is none."""
     for name in ("memory.max", "memory.limit_in_bytes"):
         text = _text(folder / name).strip()
         if text.isdigit() and int(text) < UNLIMITED:

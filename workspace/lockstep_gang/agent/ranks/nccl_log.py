@@ -29,7 +29,7 @@ FILES_MAX = 64
 NAMES_MAX = 4096
 """Log files of all ranks. A rank that fills the folder must not keep its agent from all else."""
 READ_BYTES = 1024 * 1024
-"""Read of a file at a time: a rank that floods its log must not keep its agent from all else."""
+"""Size read of a file at a time: a rank that floods its log must not keep its agent from all else."""
 _READ_LEVELS = frozenset({"INFO", "TRACE"})
 Write = Callable[[int, str, bool], None]
 """(rank, line, whether it is a warning) into the job's log."""
@@ -45,7 +45,7 @@ class LogChoice:
 
 
 def log_choice(asked: FabricAsked | None, gpus: int, given: Mapping[str, str], pattern: str) -> LogChoice:
-    """`given` is the rank's environment without this. Whatever a person set in it wins; `pattern` is the file that Lockstep reads."""
+    """Choose what NCCL logs. `given` is the rank's environment without this, and wins; `pattern` is the file that Lockstep reads."""
     if asked is None or gpus == 0:
         return LogChoice({})
     if given.get("NCCL_DEBUG_FILE"):
@@ -69,7 +69,7 @@ def is_shown(level: str, shown: str | None) -> bool:
 
 
 class LogFile:
-    """One growing file, read line by line. It is gone or unreadable: there is nothing new."""
+    """One growing file, read line by line. If it is gone or unreadable, there is nothing new."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -90,7 +90,7 @@ class LogFile:
             self._rest = b""
 
     def kept(self) -> bytes:
-        """The file's first and last part."""
+        """First and last part of the file."""
         with contextlib.suppress(OSError):
             with os.fdopen(open_regular(self._path), "rb") as file:
                 file.seek(self._base)
@@ -153,11 +153,11 @@ class NcclLogs:
         self._keeping: threading.Thread | None = None
 
     def pattern(self, rank: int) -> str:
-        """NCCL_DEBUG_FILE: one file a process, since a rank may start others that use NCCL too."""
+        """Value of NCCL_DEBUG_FILE: one file a process, since a rank may start others that use NCCL too."""
         return f"{str(self.folder).replace('%', '%%')}/rank-{rank}.%p.log"
 
     def add(self, rank: int, choice: LogChoice, fabric: RankFabric | None = None) -> None:
-        """A rank of this attempt; `fabric` is what is known of it before it starts."""
+        """Add a rank of this attempt; `fabric` is what is known of it before it starts."""
         if choice.variables:
             self.folder.mkdir(mode=0o700, exist_ok=True)
         self._ranks[rank] = RankLog(fabric or RankFabric(rank, unread=choice.unread), choice.shown)

@@ -20,7 +20,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 _prctl = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)
-"""Linux only. Elsewhere (`--local` on a laptop) a killed agent can leave its ranks behind; everything else works."""
+"""The system call, on Linux only. Elsewhere (`--local` on a laptop) a killed agent can leave its ranks behind; everything else works."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class EndedProcess:
 
 
 def become_subreaper() -> None:
-    """Orphans of ranks become children of this process instead of the machine's first one. Raises OSError."""
+    """Make orphans of ranks children of this process instead of the machine's first one. Raises OSError."""
     if _prctl is not None and _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
@@ -129,7 +129,7 @@ def kill_strays(variable: str) -> None:
 
 
 def _has_been_seen(pid: int, marker: bytes) -> bool:
-    """False: it is between two programs (exec), when its environment is empty. Killed if it has the marker."""
+    """Kill a process that has the marker. False: it is between two programs (exec), when its environment is empty."""
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
         if not environment:

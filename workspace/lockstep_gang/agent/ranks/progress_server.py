@@ -1,4 +1,4 @@
-"""Progress of scripts that already know how to tell it: Hugging Face's Trainer posts it wherever these variables point.
+"""Progress of scripts that already report it: Hugging Face's Trainer posts it wherever these variables point.
 
 The variables and the body are those of Kubeflow Trainer's status endpoint (transformers 5.23, KubeflowCallback; on by the first variable
 alone, whatever report_to says): rank 0 posts at the start, every 5 s and at the end, and waits for the reply. So the reply comes at
@@ -42,7 +42,7 @@ class TrainerStatus:
 
 
 def parse_status(body: bytes) -> TrainerStatus:
-    """Raises ContractError."""
+    """Read a body. Raises ContractError."""
     try:
         status = json.loads(body)["trainerStatus"]
         values = {str(metric["name"]): str(metric["value"]) for metric in status.get("metrics") or []}
@@ -76,14 +76,14 @@ def _short(text: str) -> str:
 
 
 class RemainingTime:
-    """From what is said one time after another to steps with the time that is left. One attempt long."""
+    """Steps of one attempt with the time that is left, from one status after another."""
 
     def __init__(self) -> None:
         self._total: int | None = None
         self._first: tuple[int, float] | None = None
 
     def step(self, said: TrainerStatus, now: float) -> Step | None:
-        """None: no step is known yet."""
+        """The step that a status tells; None: no step is known yet."""
         self._total = said.total or self._total
         step = said.step if said.step is not None else (self._total if said.percentage == 100 else None)
         if step is None:
@@ -93,7 +93,7 @@ class RemainingTime:
         return Step(0, step, self._total, said.epoch, self._remaining(step, now), said.metrics)
 
     def _remaining(self, step: int, now: float) -> int | None:
-        """At the pace since the first step that this attempt told."""
+        """Seconds at the pace since the first step of this attempt."""
         if self._total is None or self._first is None:
             return None
         done, left = step - self._first[0], max(0, self._total - step)
@@ -101,7 +101,7 @@ class RemainingTime:
 
 
 def step_line(step: Step) -> str:
-    """For node 0's log."""
+    """Line for node 0's log."""
     total = f"/{step.total_steps}" if step.total_steps else ""
     parts = [f"Step {step.step}{total}", *(f"{name}: {value}" for name, value in step.metrics.items() if name in ("loss", "learning_rate"))]
     if step.estimated_remaining_seconds is not None:

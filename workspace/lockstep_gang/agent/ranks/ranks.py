@@ -148,7 +148,7 @@ class RankProcess:
         return dumped(self._attempt, self.rank, seen, lines, write_stacks(path, head, shown) if self._asked else None)
 
     def ended(self, ended: EndedProcess, out_of_memory: OutOfMemory | None) -> RankExit:
-        """All it wrote before its end is in the pipe by now, so its last lines are its last."""
+        """Exit of the rank. All it wrote before its end is in the pipe by now, so its last lines are its last."""
         self.relay()
         self._relay.finish()
         error = self.error or read_error_file(self._error_file, self.rank)
@@ -214,7 +214,7 @@ class LocalRanks:
         return [rank.exit for rank in self._ranks if rank.exit is not None]
 
     def save(self) -> None:
-        """SIGTERM to each rank, once: a second one would meet it while it ends. Not to its children: data loaders that die would break the save."""
+        """Send SIGTERM to each rank, once: a second one would meet it while it ends. Not to its children: data loaders that die would break the save."""
         for pid, rank in self._by_pid.items():
             if not rank.ordered:
                 rank.ordered = True
@@ -259,7 +259,7 @@ class LocalRanks:
         return rank.ended(ended, self._memory.killed(ended.peak_bytes) if not rank.ordered else None)
 
     def finish(self) -> None:
-        """No rank runs any more: end whoever left its session, and close the pipes. Once."""
+        """End processes that left their session and close the pipes, once, when no rank runs any more."""
         if self._finished:
             return
         self._finished = True

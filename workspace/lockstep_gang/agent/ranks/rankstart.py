@@ -18,9 +18,9 @@ from importlib.util import module_from_spec
 NAME = "sitecustomize"
 FILE = "lockstep-stacks-"
 BELOW_LAST = 5
-"""The signal: this far below the last of those that mean nothing to the system, where neither scripts nor libraries look for one."""
+"""Distance of the signal from the last of those that mean nothing to the system, where neither scripts nor libraries look for one."""
 DESCRIPTOR_MIN = 200
-"""Above those that programs expect to have for themselves."""
+"""Number above those that programs expect to have for themselves."""
 
 
 def can_be_asked() -> None:
@@ -41,7 +41,7 @@ def can_be_asked() -> None:
 
 
 def run_next(own: str) -> None:
-    """The `sitecustomize` that this one stands before, where there is one. The path is as if this one had not been there."""
+    """Run the `sitecustomize` that this one stands before, where there is one. The path is as if this one had not been there."""
     sys.path[:] = [path for path in sys.path if path != own]
     found = PathFinder.find_spec(NAME, sys.path)
     if found is not None and found.loader is not None:

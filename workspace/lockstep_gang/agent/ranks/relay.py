@@ -38,7 +38,7 @@ UPDATE_SECONDS = 10.0
 
 
 class Relay:
-    """Cuts a stream of bytes into lines. What a carriage return ends is overwritten by what follows, as by a progress bar: it is thinned."""
+    """Lines cut from a stream of bytes. What a carriage return ends is overwritten by what follows, as by a progress bar: it is thinned."""
 
     def __init__(self, rank: int, write: Callable[[str], None]) -> None:
         self._prefix = f"[rank {rank}] "
@@ -56,7 +56,7 @@ class Relay:
         self._crashed = False
         self._went_on_at = 0.0
         self.captured: list[str] | None = None
-        """Set to a list: lines go there and nowhere else, as long as there is room."""
+        """List that gets the lines instead of the log, as long as there is room; None: the log gets them."""
 
     @property
     def last_lines(self) -> list[str]:
@@ -88,7 +88,7 @@ class Relay:
         return [*before, (before[-1][0], LEFT_OUT), *list(self._last)[len(before) + 1 :]]
 
     def went_on(self) -> None:
-        """The rank made a step: what it wrote before doesn't end it."""
+        """Note that the rank made a step: what it wrote before doesn't end it."""
         self._went_on_at = time.monotonic()
 
     def feed(self, data: bytes) -> None:
@@ -100,12 +100,12 @@ class Relay:
             self._rest = self._rest[LINE_BYTES_MAX:]
 
     def finish(self) -> None:
-        """The stream has ended: what is left is a line too."""
+        """Pass on what is left as a line: the stream has ended."""
         self._whole(self._rest)
         self._rest = b""
 
     def note(self, text: str, *, remember: bool) -> None:
-        """A line from elsewhere than the stream, printable; `remember`: it belongs to the rank's last lines."""
+        """Pass on a printable line from elsewhere than the stream; `remember`: it belongs to the rank's last lines."""
         if remember:
             self._remember(text)
         self._write(self._prefix + text)
@@ -121,7 +121,7 @@ class Relay:
         self._crashed |= text.startswith(_CRASH)
 
     def _whole(self, line: bytes) -> None:
-        """A line that nothing overwrites; it has itself overwritten the update before it, unless it is empty."""
+        """Pass on a line that nothing overwrites; it has itself overwritten the update before it, unless it is empty."""
         line, self._update = line if line.strip() else self._update, b""
         self._line(line)
 

@@ -15,7 +15,7 @@ DIGEST_BYTES_MAX = 16 * 1024 * 1024
 
 
 def argv(asked: Asked, local_rank: int) -> tuple[str, ...]:
-    """`x.py` and `-m module` go to Python; anything else is a program, of the folder before the PATH."""
+    """Argument list of a rank. `x.py` and `-m module` go to Python; anything else is a program, of the folder before the PATH."""
     first, *rest = asked.command
     told = [f"--local_rank={local_rank}"] if asked.local_rank else []
     if first == MODULE:
@@ -31,7 +31,7 @@ def is_script(first: str) -> bool:
 
 
 def look(find: Find, node: int) -> Found:
-    """Blocking: a volume may be slow."""
+    """Look for the program on this node. Blocking: a volume may be slow."""
     problem = _problem(find, node)
     return Found(find.id, problem, "" if problem else _digest(Path(find.folder) / find.command[0]))
 

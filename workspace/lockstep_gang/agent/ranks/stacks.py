@@ -54,7 +54,7 @@ class ProcessState:
 
 
 def process_state(pid: int) -> ProcessState:
-    """Empty where there is no /proc, or no such process."""
+    """State of a process, empty where there is no /proc, or no such process."""
     return _state(PROC / str(pid))
 
 
@@ -91,7 +91,7 @@ def _group(leader: int) -> list[int]:
 
 
 def ask_for_stacks(leader: int, trainer: bool) -> ProcessState:
-    """Send the signal that makes a rank write its stacks, to nobody who would only die of it. The state is that before."""
+    """Send the signal that makes a rank write its stacks, to no process that would only die of it. Returns the state before."""
     pid = python_process(leader)
     state = process_state(pid)
     if trainer and state.catches(signal.SIGUSR2) and state.letter not in STOPPED:
@@ -102,7 +102,7 @@ def ask_for_stacks(leader: int, trainer: bool) -> ProcessState:
 
 
 def abort(pid: int, state: ProcessState) -> None:
-    """SIGABRT without a core dump: one of a rank's size would take minutes. A stopped process is let go on to receive it."""
+    """Send SIGABRT without a core dump: one of a rank's size would take minutes. A stopped process is let go on to receive it."""
     if hasattr(os, "pidfd_open"):
         import resource
 
@@ -114,7 +114,7 @@ def abort(pid: int, state: ProcessState) -> None:
 
 
 def dumped(attempt: int, rank: int, state: ProcessState, lines: Sequence[str], stacks: str | None) -> Dumped:
-    """`lines`: what the rank wrote since it was asked."""
+    """Message about the rank. `lines`: what it wrote since it was asked."""
     frames = main_thread(lines)
     waits = any(_COLLECTIVE.search(frame["file"]) for frame in frames[:_DEEP]) or _waits_for_device(frames)
     own = next((f for f in frames if not _COLLECTIVE.search(f["file"]) and "/torch/" not in f["file"]), frames[0] if frames else None)
@@ -132,7 +132,7 @@ def _waits_for_device(frames: Sequence[Mapping[str, str]]) -> bool:
 
 
 def _source_line(path: str, number: int) -> str:
-    """Empty where it can't be read, or not in time: by a thread, since what hangs may be the volume that the script is on."""
+    """Line of a source, empty if it can't be read in time. Read by a thread, since what hangs may be the volume that the script is on."""
     found: list[str] = []
 
     def read() -> None:

@@ -44,7 +44,7 @@ class Standby:
         return self._waiting
 
     def prepare(self, command: Sequence[str], folder: str, environments: Sequence[Mapping[str, str]]) -> None:
-        """One for each rank of the attempt that has ended, whose variables these are. One that can't be started is left out."""
+        """Start one for each rank of the attempt that has ended, whose variables these are. One that can't be started is left out."""
         self.drop()
         for ended in environments:
             environment = {**ended, VARIABLE: "1", "LOCKSTEP_ATTEMPT": str(int(ended["LOCKSTEP_ATTEMPT"]) + 1)}

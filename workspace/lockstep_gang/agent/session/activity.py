@@ -22,7 +22,7 @@ _TERMINALS = 136
 class Process:
     pid: int
     parent: int
-    """0: outside of the pod."""
+    """Parent's process id; 0: outside of the pod."""
     terminal: int
     """Device number; 0: none."""
     seconds: float
@@ -56,7 +56,7 @@ class ShellActivity:
         return [process for process in found if process is not None and process.pid != os.getpid()]
 
     def _was_used(self, terminal: int, since: float) -> bool:
-        """A terminal's times move when something is typed or printed, in steps of 8 s."""
+        """Return True if the terminal's times have moved, which they do in steps of 8 s when something is typed or printed."""
         major, minor = os.major(terminal), os.minor(terminal)
         if not _TERMINALS <= major < _TERMINALS + 8:
             return False
@@ -68,7 +68,7 @@ class ShellActivity:
 
 
 def _read(folder: Path) -> Process | None:
-    """None: it has ended meanwhile."""
+    """Read a process; None: it has ended meanwhile."""
     try:
         fields = (folder / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
         ticks = int(fields[11]) + int(fields[12]) + int(fields[13]) + int(fields[14])

@@ -109,7 +109,7 @@ class Conversation:
         self._connection.sendall(json.dumps(value).encode() + b"\n")
 
     def _interrupt(self) -> None:
-        """Ctrl-C: once lets ranks save, twice kills them, three times doesn't wait for it."""
+        """Handle Ctrl-C: once lets ranks save, twice kills them, three times doesn't wait for it."""
         self._interrupts += 1
         if self._interrupts > 2:
             raise SystemExit(INTERRUPTED)
@@ -138,7 +138,7 @@ class Conversation:
         return [json.loads(line) for line in lines]
 
     def _take_input(self, descriptor: int) -> None:
-        """From a laptop, by exec: a `c` is a Ctrl-C there, the end of input a connection that is lost. Anything else keeps it alive."""
+        """Read input that comes from a laptop by exec: a `c` is a Ctrl-C there, the end of input a lost connection. Anything else keeps it alive."""
         data = os.read(descriptor, READ_BYTES)
         if not data:
             raise SystemExit(INTERRUPTED)

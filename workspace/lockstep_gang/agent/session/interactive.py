@@ -28,7 +28,10 @@ FLUSH_SECONDS = 0.1
 
 
 class PrintedLines:
-    """Takes lines at any speed. What the connection doesn't take is left out there, and counted; this node's own log has it."""
+    """Lines that ranks print, for whoever asked for their run: in order, in small bundles, and never so many that anybody waits.
+
+    What the connection doesn't take is left out and counted; this node's own log has it.
+    """
 
     def __init__(self, link: Link, node: int) -> None:
         self._link, self._node = link, node
@@ -41,7 +44,7 @@ class PrintedLines:
         self._attempt, self._lines, self._characters, self._left_out = attempt, [], 0, 0
 
     def beside(self, write: Callable[[str], None]) -> Callable[[str], None]:
-        """Lines go to `write`, and are kept for the next `flush`."""
+        """Return a function that passes lines to `write` and keeps them for the next `flush`."""
 
         def both(line: str) -> None:
             write(line)
@@ -82,7 +85,10 @@ HOSTFILE = "hostfile"
 
 
 def write_hostfile(run: Run, node: int, say: Callable[[str], None]) -> None:
-    """On the volume that all share node 0 writes it, where each has its own every node. Nothing of Lockstep needs it."""
+    """Write the hostfile for people's own tools, one line a node, as DeepSpeed and MPI read it. Nothing of Lockstep needs it.
+
+    Node 0 writes it on a volume that all share; otherwise every node does.
+    """
     if node != 0 and run.storage is not StorageMode.PER_POD:
         return
     path = Path(run.working_directory) / HOSTFILE

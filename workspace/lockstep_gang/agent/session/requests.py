@@ -62,7 +62,7 @@ class ClientConnection:
 
 
 class RequestSocket:
-    """Takes clients in, passes on what they want, and tells them what comes of it."""
+    """Socket that takes clients in, passes on what they want, and tells them how it ends."""
 
     def __init__(self, path: Path, place: str, send: Callable[[AgentMessage], None], environment: Callable[[], dict[str, str]]) -> None:
         self._path, self._place, self._send, self._environment = path, place, send, environment

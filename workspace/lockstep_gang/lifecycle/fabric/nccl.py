@@ -132,7 +132,7 @@ def _bootstrap(rank: RankFabric, found: LogMatch) -> RankFabric:
 
 
 def _hcas(rank: RankFabric, found: LogMatch) -> RankFabric:
-    """The last whole list counts. It ends with the interface by which the NICs' connections are made, unless the line was cut off."""
+    """Take the last whole list. It ends with the interface by which the NICs' connections are made, unless the line was cut off."""
     if "OOB " not in found[1] and rank.hcas_whole:
         return rank
     speeds = {hca.name: hca.speed_mbps for hca in rank.hcas}

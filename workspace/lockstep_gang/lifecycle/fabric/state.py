@@ -31,13 +31,13 @@ _WEAK = frozenset({None, Cause.FABRIC, Cause.INTERNAL, Cause.USER_CODE, Cause.HA
 
 @dataclass(frozen=True)
 class FabricState:
-    """`ranks` holds one entry a rank, None until it is heard."""
+    """State of the fabric. `ranks` holds one entry a rank, None until it is heard."""
 
     ranks: RankFabrics = ()
     judged: FabricReport | None = None
     """The verdict on what is known at this moment."""
     verdict: FabricReport | None = None
-    """The one that is told."""
+    """Verdict that is reported."""
     judge_at: float | None = None
     """Time at which what was heard since the last verdict is judged."""
     judged_at: float | None = None
@@ -125,7 +125,7 @@ def explained_by_nccl(failure: Failure, state: FabricState, run: Run) -> Failure
 
 
 def hang_explained_by_nccl(failure: Failure, state: FabricState, run: Run) -> Failure:
-    """A rank that hangs by a fault of its own fabric has that cause. What another rank's NCCL says is told beside: it may be the effect."""
+    """The hang with NCCL's words. A fault of the rank's own fabric is its cause. Another rank's is only told beside: it may be the effect."""
     own = explained_by_nccl(failure, state, run)
     found = [(rank.rank, fault) for rank in state.ranks if rank is not None and (fault := worst_fault(rank)) is not None]
     telling = [entry for entry in found if entry[1].kind is not FaultKind.EFFECT]

@@ -36,7 +36,7 @@ GLOO = "gloo"
 
 
 def verdict(run: Run, ranks: RankFabrics, *, steps_done: bool = False) -> FabricReport | None:
-    """None: run.json does not say what was asked. `steps_done`: ranks have trained for a while, so NCCL has had its say."""
+    """Verdict on the fabric; None: run.json does not say what was asked. `steps_done`: ranks have trained for a while, so NCCL has had its say."""
     asked = run.fabric
     if asked is None:
         return None
@@ -127,7 +127,7 @@ def _unequal(run: Run, ranks: RankFabrics) -> dict[int, str]:
 
 
 def _unequally_direct(run: Run, known: list[RankFabric]) -> dict[int, str]:
-    """GPUs of one node may be at different distances from its NICs; those of one place in all nodes should be alike."""
+    """Ranks that go through host memory, unlike those in their place on other nodes. GPUs of one node may be at different distances from its NICs."""
     able = {rank.rank % run.ranks_per_node for rank in known if uses_direct(rank)}
     return {
         rank.rank: f"go through host memory, unlike those of other nodes{_because(why_not_direct(rank))}"[:WHY]
@@ -174,7 +174,7 @@ _SINGULAR = {"use": "uses", "have": "has", "go": "goes", "do": "does"}
 
 
 def _agreeing(why: str, members: list[int]) -> str:
-    """One rank uses, several use."""
+    """The words in agreement with their number: one rank uses, several use."""
     verb, _, rest = why.partition(" ")
     return f"{_SINGULAR.get(verb, verb)} {rest}" if len(members) == 1 else why
 
@@ -262,7 +262,7 @@ def _first(values: Iterator[T]) -> T | None:
 
 
 def _transport(known: list[RankFabric]) -> str | None:
-    """The slowest that is in use."""
+    """Slowest transport that is in use."""
     found = {transport_of(rank) for rank in known}
     return next((kind for kind in (TCP, PLUGIN, RDMA, NVLINK) if kind in found), None)
 
@@ -291,18 +291,18 @@ _SHOWN = 12
 
 
 def number_runs(numbers: Iterable[int]) -> str:
-    """0–3, 6"""
+    """Numbers in runs: `0–3, 6`."""
     return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in _runs(sorted(set(numbers))))
 
 
 def ranks_words(ranks: Iterable[int]) -> str:
-    """rank 4, or ranks 4–7"""
+    """Ranks in runs: `rank 4`, or `ranks 4–7`."""
     given = list(ranks)
     return f"rank{'s' if len(given) > 1 else ''} {number_runs(given)}"
 
 
 def names_words(names: Iterable[str]) -> str:
-    """mlx5_0..3, mlx5_6: three and more that follow each other are one."""
+    """Names in runs: `mlx5_0..3, mlx5_6`. Three and more that follow each other are one."""
     given = list(dict.fromkeys(names))
     numbered = {name: (m[1], int(m[2])) for name in given if (m := _NUMBERED.match(name))}
     words: list[str] = [name for name in given if name not in numbered]

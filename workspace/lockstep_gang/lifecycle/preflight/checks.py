@@ -41,7 +41,7 @@ def clocks(nodes: NodeAnswers) -> Iterator[Finding]:
 
 
 FREE_BYTES_FLOOR = 256 * 1024**2
-"""Below it nothing can be recorded any more."""
+"""Free space below which nothing can be recorded any more."""
 CHECKPOINT_BYTES_UNKNOWN = 1024**3
 """Room that should be there while no checkpoint tells what one needs."""
 _SHM_SHARE = 0.95  # a tmpfs is rounded to pages
@@ -189,7 +189,7 @@ def _fits(stated: str, device: str, expected: ExpectedRdma) -> bool:
 
 
 def rates(nodes: NodeAnswers) -> Iterator[Finding]:
-    """Each port against the cluster's rate; then rate and link layer of each device across nodes, where nothing was found yet."""
+    """Findings about each port against the cluster's rate, then about each device's rate and link layer across nodes, where nothing was found yet."""
     slow = list(_slow_ports(nodes))
     yield from (finding for _, finding in slow)
     told = {(finding.node, device) for device, finding in slow}
