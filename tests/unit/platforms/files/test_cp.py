@@ -137,7 +137,7 @@ def test_a_pod_has_no_say_in_what_a_file_is_called(connections: list[int], tmp_p
 
 def test_a_connection_that_gets_nowhere_is_given_up_with_what_to_do(connections: list[int], model: Path, tmp_path: Path) -> None:
     connections += [10_000] * transfer.TRIES
-    with pytest.raises(Failed, match="the same command goes on from there"):
+    with pytest.raises(Failed, match="run the same command again to continue"):
         up(model, tmp_path / "volume")
 
 
@@ -266,7 +266,7 @@ def test_what_is_no_copy_is_refused(
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "/workspace/../etc", "/workspaces", "/"])
 def test_a_path_on_no_volume_is_refused_with_those_there_are(path: str) -> None:
-    with pytest.raises(ConfigError, match="choose a place below /datasets, /workspace"):
+    with pytest.raises(ConfigError, match="choose a path below /datasets, /workspace"):
         refuse_outside(path, ["/workspace", "/datasets"])
 
 

@@ -176,7 +176,7 @@ def test_ignored_files_stay_here(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_none_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         scan(tmp_path / "nothing")
 
 
