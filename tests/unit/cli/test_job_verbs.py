@@ -194,5 +194,7 @@ class NoPrograms(Jobs):
 
 def test_who_may_not_run_programs_in_pods_is_told_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = typed(NoPrograms(), tmp_path, monkeypatch, "stacks", "b")
-    assert str(result.exception).startswith("you may not run programs in pods of namespace team (pods/exec): ask an administrator for the role edit")
+    assert str(result.exception).startswith(
+        "you may not run programs in pods of namespace team (pods/exec): ask an administrator for the role edit"
+    )
     assert result.output == ""
