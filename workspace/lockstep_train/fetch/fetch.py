@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeVar
 
 from lockstep_spec.modelnames import FETCHED
+from lockstep_spec.words import decimal_size
 from lockstep_train.base.durable import make_directory
 from lockstep_train.base.errors import ConfigError, TrainerError, refusal
 from lockstep_train.fetch.folders import (
@@ -34,7 +35,7 @@ from lockstep_train.fetch.folders import (
     whole_record,
 )
 from lockstep_train.fetch.hub import is_offline
-from lockstep_train.fetch.progress import FetchProgress, gigabytes
+from lockstep_train.fetch.progress import FetchProgress
 from lockstep_train.fetch.remote import Cancelled, Choose, MayPass, Remote, RemoteFile, everything
 
 Say = Callable[[str], None]
@@ -172,7 +173,7 @@ def _fill(target: Target, remote: Remote, pin: str, choose: Choose, say: Say, su
     _refuse_full(target, remote, files, suffix)
     places.bring_all(files)
     commit_folder(target, {"name": remote.name, "kind": remote.kind, "pin": pin, "files": {file.path: file.size for file in files}})
-    say(f"Fetched {remote.name} at {pin}: {gigabytes(sum(file.size for file in files))} in {target.folder}")
+    say(f"Fetched {remote.name} at {pin}: {decimal_size(sum(file.size for file in files))} in {target.folder}")
 
 
 def _refuse_outside(remote: Remote, file: RemoteFile) -> None:
@@ -187,8 +188,8 @@ def _refuse_full(target: Target, remote: Remote, files: Sequence[RemoteFile], su
     needed, free = sum(file.size for file in files) - present + RESERVE_BYTES, free_bytes(target.partial)
     if free is not None and needed > free:
         raise TrainerError(
-            f"{remote.name} needs {gigabytes(needed)} more in {target.folder.parent}, and {gigabytes(free)} are free there; free "
-            f"{gigabytes(needed - free)}, or take a larger claim"
+            f"{remote.name} needs {decimal_size(needed)} more in {target.folder.parent}, and {decimal_size(free)} are free there; free "
+            f"{decimal_size(needed - free)}, or take a larger claim"
         )
 
 

@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from lockstep_spec.words import decimal_size, duration
+
 FIRST_SECONDS = 5.0
 EVERY_SECONDS = 30.0
 
@@ -53,14 +55,6 @@ class FetchProgress:
         left = max(0, self._size - present - moved) / speed
         self._last, self._next = (now, moved), now + EVERY_SECONDS
         self._say(
-            f"Fetching {self._name}: {gigabytes(present + moved)} of {gigabytes(self._size)}, {ended} of {self._files} files, "
+            f"Fetching {self._name}: {decimal_size(present + moved)} of {decimal_size(self._size)}, {ended} of {self._files} files, "
             f"{speed / 1e6:,.0f} MB/s, about {duration(left)} left"
         )
-
-
-def gigabytes(size: int) -> str:
-    return f"{size / 1e9:,.1f} GB" if size >= 50_000_000 else f"{size / 1e6:,.1f} MB"
-
-
-def duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

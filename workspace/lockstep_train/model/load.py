@@ -13,6 +13,7 @@ import torch
 
 from lockstep_spec.choices import Precision, Quantization, ZeroStage
 from lockstep_spec.training import ModelConfig
+from lockstep_spec.words import listed
 from lockstep_train.base.errors import ConfigError, TrainerError, may_pass, reason_of, refusal
 from lockstep_train.base.imports import replaced
 from lockstep_train.model.dtypes import DTYPES
@@ -163,9 +164,7 @@ def refuse_missing_tensors(missing: Collection[str], folder: str) -> None:
     `missing`: as transformers reports them, without tied ones and those that the model's code fills itself.
     """
     if missing:
-        names = sorted(missing)
-        shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
         raise ConfigError(
-            f"{folder}: its weight files lack {shown}, which its config.json asks for; its weights and its config.json must be of one model, "
+            f"{folder}: its weight files lack {listed(sorted(missing), SHOWN)}, which its config.json asks for; its weights and its config.json must be of one model, "
             "so download the model again"
         )

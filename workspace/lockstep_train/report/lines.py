@@ -18,7 +18,7 @@ def step_line(step: int, total: int, remaining_seconds: float | None, values: Va
         ("MFU", values.get("mfu"), percent),
         ("Memory", values.get("peakMemoryBytes"), size),
         ("Epoch", values.get("epoch"), epochs),
-        ("ETA", remaining_seconds, duration),
+        ("ETA", remaining_seconds, clock),
     ]
     return " | ".join([f"Step {step}/{total}", *(f"{name}: {form(value)}" for name, value, form in shown if value is not None)])
 
@@ -57,7 +57,8 @@ def epochs(value: float) -> str:
     return f"{value:.2f}"
 
 
-def duration(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds as a clock shows them, as the agent does in its lines: `1:02:05`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}"

@@ -251,7 +251,7 @@ def test_no_network_is_no_final_failure(tmp_path: Path, hub: Hub, monkeypatch: p
 def test_a_volume_without_room_is_refused_before_anything_is_fetched(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.add(NAME, TINY)
     monkeypatch.setattr(fetching, "free_bytes", lambda folder: 20_000_000)
-    words = r"org/tiny needs 0\.1 GB more in .*org--tiny, and 20\.0 MB are free there; free 47\.7 MB, or take a larger claim"
+    words = r"org/tiny needs 67\.7 MB more in .*org--tiny, and 20\.0 MB are free there; free 47\.7 MB, or take a larger claim"
     with pytest.raises(TrainerError, match=words) as refused:
         get(tmp_path)
     assert refused.value.exit_code == 1
@@ -364,7 +364,7 @@ def test_progress_is_told_only_while_bytes_come() -> None:
     progress.moved(4_000_000_000)
     progress.done()
     progress.tell()
-    assert lines == ["Fetching org/tiny: 24.0 GB of 100.0 GB, 1 of 4 files, 400 MB/s, about 3 min left"]
+    assert lines == ["Fetching org/tiny: 24.0 GB of 100.0 GB, 1 of 4 files, 400 MB/s, about 3m10s left"]
     now[0] = 30.0
     progress.moved(1)
     progress.tell()

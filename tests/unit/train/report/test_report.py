@@ -178,7 +178,7 @@ def test_metrics_are_short_texts() -> None:
     assert lines.metric_text("learningRate", 1.33e-7) == "1.33e-07"
     assert lines.metric_text("tokensPerSecond", 1234.5) == "1234"
     assert lines.metric_text("peakMemoryBytes", 2e9) == "2000000000"
-    assert lines.duration(3725.4) == "1:02:05"
+    assert lines.clock(3725.4) == "1:02:05"
 
 
 class Screen(io.StringIO):

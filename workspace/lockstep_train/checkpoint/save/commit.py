@@ -16,6 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from lockstep_spec.words import listed
 from lockstep_train.base.durable import write_durably
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.checkpoint.format.layout import MANIFEST
@@ -66,8 +67,7 @@ def decide(ranks: Ranks, tag: str, manifest: Callable[[Sequence[ShardRecord]], b
         answers = [json.loads(answer) for answer in ranks.store.multi_get(keys)]
     problems = [_problem(rank, answer) for rank, answer in enumerate(answers) if "shard" not in answer]
     if problems:
-        more = f"; and {len(problems) - SHOWN} more ranks" if len(problems) > SHOWN else ""
-        decision = Decision(problem="; ".join(problems[:SHOWN]) + more, answered=answered)
+        decision = Decision(problem=listed(problems, SHOWN, "; "), answered=answered)
     else:
         decision = Decision(manifest(tuple(ShardRecord.from_json(answer["shard"]) for answer in answers)).decode())
     if ranks.nodes > 1:

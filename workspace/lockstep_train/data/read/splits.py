@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from lockstep_spec.words import listed
 from lockstep_train.base.errors import ConfigError, first_line
 from lockstep_train.data.read.streams import JSON, TABLES, suffix_of
 
@@ -126,8 +127,7 @@ def _separator(config: Any) -> str | None:
 
 def one_of(names: Collection[str]) -> str:
     """Names for a sentence, the first of them where there are many."""
-    shown = sorted(map(str, names))
-    return ", ".join(shown[:SHOWN]) + (f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else "")
+    return listed(sorted(map(str, names)), SHOWN)
 
 
 PART = re.compile(r"\s*(?P<name>\w+(\.\w+)*)\s*(?P<slice>\[[^\]]*\])?\s*")
