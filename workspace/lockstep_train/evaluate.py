@@ -74,9 +74,9 @@ class Leaving:
     have exchanged, the time of the slowest rank.
     """
 
-    def __init__(self, ranks: Ranks, asked: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, ranks: Ranks, requested: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
         self._ranks = ranks
-        self._asked = asked
+        self._asked = requested
         self._clock = clock
         self._last, self._since = 0, clock()
         self._next = 0
@@ -87,7 +87,7 @@ class Leaving:
             return False
         exchanged = torch.tensor([self._asked(), self._clock() - self._since], dtype=torch.float64, device=self._ranks.device)
         dist.all_reduce(exchanged, dist.ReduceOp.MAX)
-        asked, seconds = exchanged.tolist()
+        requested, seconds = exchanged.tolist()
         self._next = turn + turns_between(turn - self._last, seconds)
         self._last, self._since = turn, self._clock()
-        return bool(asked > 0)
+        return bool(requested > 0)

@@ -67,8 +67,8 @@ def by_layer(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[list[tuple
     """Group neighbors of one layer, because some layouts join several of its tensors."""
 
     def layer(item: tuple[str, torch.Tensor]) -> str:
-        found = LAYER.match(item[0])
-        return found.group(1) if found else item[0]
+        match = LAYER.match(item[0])
+        return match.group(1) if match else item[0]
 
     for _, group in itertools.groupby(tensors, layer):
         yield list(group)
@@ -113,8 +113,8 @@ class WeightFiles:
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         size = tensor.numel() * tensor.element_size()
-        held = sum(value.numel() * value.element_size() for value in self._pending.values())
-        if self._pending and held + size > SHARD_BYTES:
+        pending_bytes = sum(value.numel() * value.element_size() for value in self._pending.values())
+        if self._pending and pending_bytes + size > SHARD_BYTES:
             self._write()
         self._pending[name] = tensor.cpu().clone(memory_format=torch.contiguous_format)  # a view would keep its whole stack
         self.written.add(name)
@@ -138,7 +138,7 @@ class WeightFiles:
         self._write()
         count = len(self._files)
         names = [f"model-{number:05d}-of-{count:05d}.safetensors" if count > 1 else "model.safetensors" for number in range(1, count + 1)]
-        weight_map: Mapping[str, str] = {tensor: name for name, (_, held) in zip(names, self._files, strict=True) for tensor in held}
+        weight_map: Mapping[str, str] = {tensor: name for name, (_, tensors) in zip(names, self._files, strict=True) for tensor in tensors}
         for name, (path, _) in zip(names, self._files, strict=True):
             path.replace(self._folder / name)
         if count > 1:

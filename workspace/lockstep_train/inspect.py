@@ -32,15 +32,18 @@ def list_commits(collection: Collection) -> Json:
     chain = collection.chain()
     names = [commit.name for commit in chain]
     best = best_commit(names, {commit.name: _quality(commit) for commit in chain})
-    held = {name for folder in collection.checkpoints for name in ReaderWatch(folder).held()}
-    rows = [_row(commit) | {"onChain": True, "best": commit.name == best, "kept": kept(names, commit.name, best, held)} for commit in chain]
+    being_read = {name for folder in collection.checkpoints for name in ReaderWatch(folder).held()}
+    rows = [
+        _row(commit) | {"onChain": True, "best": commit.name == best, "kept": kept(names, commit.name, best, being_read)}
+        for commit in chain
+    ]
     rows += [_row(commit) | {"onChain": False, "best": False, "kept": []} for commit in collection.off_chain()]
     return {"commits": rows, "problems": folder_problems(collection)}
 
 
-def kept(chain: Sequence[CommitName], name: CommitName, best: CommitName | None, held: set[CommitName]) -> list[str]:
+def kept(chain: Sequence[CommitName], name: CommitName, best: CommitName | None, being_read: set[CommitName]) -> list[str]:
     """Reasons for rotation to keep it, whatever `checkpoint.keep` is (pure)."""
-    reasons = {"newest": name in chain[:NEVER_ROTATED], "best": name == best, "being read": name in held}
+    reasons = {"newest": name in chain[:NEVER_ROTATED], "best": name == best, "being read": name in being_read}
     return [reason for reason, holds in reasons.items() if holds]
 
 

@@ -40,8 +40,8 @@ def _export_adapter(run: Run, folder: Path) -> None:
     precision = run.config.training.precision
     masters = zero_access.gather_masters(run.engine)
     if _writes(run):
-        held = {name: value.to(DTYPES[precision]).cpu() for name, value in masters}
-        write_adapter(folder, held, run.adapter, precision.value, run.describe.template.identity.base_files)
+        weights = {name: value.to(DTYPES[precision]).cpu() for name, value in masters}
+        write_adapter(folder, weights, run.adapter, precision.value, run.describe.template.identity.base_files)
     else:
         _take_part(masters)
 

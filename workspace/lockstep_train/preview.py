@@ -55,10 +55,10 @@ def first_samples(source: DataSource, data: DataConfig, tokenizer: Tokenizer, co
     """Return the first samples, and the notes on those that are left out. Raises ConfigError when one of them is broken that may not be."""
     broken = Broken(source.name)
     samples = list(itertools.islice(source.samples(broken), count))
-    found = encode_paragraphs(samples, tokenizer) if source.plain_text else encode_samples(samples, tokenizer, data.train_on, broken)
+    encoded = encode_paragraphs(samples, tokenizer) if source.plain_text else encode_samples(samples, tokenizer, data.train_on, broken)
     if data.on_broken is OnBroken.FAIL:
         broken.refuse()
-    return found, broken.left_out()
+    return encoded, broken.left_out()
 
 
 def describe(encoded: Encoded, source: DataSource, data: DataConfig, tokenizer: Tokenizer, color: bool) -> str:

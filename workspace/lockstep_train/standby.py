@@ -34,8 +34,8 @@ def wait_for_order(config: RunConfig) -> float:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    given: float = order["given"]
-    return since_boot() - (time.monotonic() - given)
+    ordered_at: float = order["given"]
+    return since_boot() - (time.monotonic() - ordered_at)
 
 
 def follow(order: dict[str, str | None], environ: MutableMapping[str, str]) -> None:

@@ -66,9 +66,9 @@ class Steps:
         rate = learning_rate(run.config.training.optimization, step, plan.total_steps)
         zero_access.set_learning_rate(run.engine, rate)
         on_gpu = run.ranks.device.type == "cuda"
-        told = (peak_memory_bytes(on_gpu), self._computing, peak_reserved_bytes(on_gpu))
+        report = (peak_memory_bytes(on_gpu), self._computing, peak_reserved_bytes(on_gpu))
         try:
-            result = self._stepper.take(step, work.batches, work.tokens, lambda: self._stop.requested, self._clock, told)
+            result = self._stepper.take(step, work.batches, work.tokens, lambda: self._stop.requested, self._clock, report)
         except NonFinite as error:
             raise explained(run, step, error) from error
         self._computing = result.seconds["forward"] + result.seconds["backward"]
@@ -88,7 +88,7 @@ class Steps:
             "learningRate": rate,
             "gradientNorm": result.gradient_norm,
             **self._speed.step(seconds, work.documents),
-            **across_ranks(result.told),
+            **across_ranks(result.reports),
             "skippedSteps": self._skipped,
             **run.save_report.metrics,
             **{f"{part}Seconds": value for part, value in result.seconds.items()},

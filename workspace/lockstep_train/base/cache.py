@@ -40,16 +40,16 @@ def file_hash(path: Path, cache: Path | None) -> str:
     A file that was hashed before isn't read again while its `stamp` is the same: a note in `cache` says so. Nodes that have a file of their
     own at the same path have a note each. Without a cache, or where it can't be written, every file is read.
     """
-    seen = [str(path), *stamp(path)]
-    note = cache / "files" / f"{hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:32]}.json" if cache is not None else None
-    known = read_note(note) if note is not None else None
-    if known is not None and known.get("seen") == seen:
-        return str(known["sha256"])
+    identity = [str(path), *stamp(path)]
+    note = cache / "files" / f"{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]}.json" if cache is not None else None
+    recorded = read_note(note) if note is not None else None
+    if recorded is not None and recorded.get("seen") == identity:
+        return str(recorded["sha256"])
     digest = file_digest(path)
-    if note is not None and [str(path), *stamp(path)] == seen and time.time() - path.stat().st_ctime > SETTLED_SECONDS:
+    if note is not None and [str(path), *stamp(path)] == identity and time.time() - path.stat().st_ctime > SETTLED_SECONDS:
         with contextlib.suppress(OSError):
             make_directory(note.parent)
-            write_durably(note, json.dumps({"seen": seen, "sha256": digest}).encode())
+            write_durably(note, json.dumps({"seen": identity, "sha256": digest}).encode())
     return digest
 
 

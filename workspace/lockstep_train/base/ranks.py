@@ -174,17 +174,17 @@ def _unusable_gpus(gpus: int) -> TrainerError:
 
     Only an image that doesn't fit the driver ends the job. GPUs may still be starting, be busy or be lost to this pod alone.
     """
-    held = f"this node holds {gpus} GPUs (GPUS_PER_NODE), but torch {torch.__version__}"
+    found_gpus = f"this node holds {gpus} GPUs (GPUS_PER_NODE), but torch {torch.__version__}"
     if torch.version.cuda is None:
         return ConfigError(
-            f"{held} of this image is built without CUDA; use an image whose torch is built with it, or set gpusPerNode to 0"
+            f"{found_gpus} of this image is built without CUDA; use an image whose torch is built with it, or set gpusPerNode to 0"
         )
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
         reason = "torch.cuda.is_available() is False"
     except Exception as error:  # whatever torch raises: it is told
         reason = first_line(error)
-    unusable = f"{held} can't use them: {reason}"
+    unusable = f"{found_gpus} can't use them: {reason}"
     if out_of_memory(reason):
         return OutOfMemoryError(f"{unusable}; see with nvidia-smi on the node who holds their memory")
     if lasts_on_this_device(reason):
@@ -194,9 +194,9 @@ def _unusable_gpus(gpus: int) -> TrainerError:
     return TrainerError(f"{unusable}; {needs}; {TRIED_AGAIN}")
 
 
-def vote(asked: bool, ranks: Ranks) -> bool:
+def vote(asks: bool, ranks: Ranks) -> bool:
     """Return True, on all ranks alike, if any rank asks."""
-    asking = torch.tensor(float(asked), device=ranks.device)
+    asking = torch.tensor(float(asks), device=ranks.device)
     dist.all_reduce(asking, op=dist.ReduceOp.MAX)
     return bool(asking.item())
 

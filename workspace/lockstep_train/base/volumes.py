@@ -65,7 +65,7 @@ def volume_groups(ranks: Ranks, folder: Path, topic: str, patience_seconds: floa
     names: list[str] = ranks.publish(f"{topic}/all-marks", [name for name in marks if name is not None] if marks is not None else None)
     lowest = _lowest_seen(folder, names, patience_seconds, ranks.node) if ranks.first_of_node else None
     answers = ranks.gather(f"{topic}/lowest", [ranks.node, lowest])
-    groups = {node: seen for node, seen in answers if seen is not None} if answers is not None else {}
+    groups = {node: group for node, group in answers if group is not None} if answers is not None else {}
     agreed: list[int] = ranks.publish(f"{topic}/groups", [groups[node] for node in sorted(groups)])
     if ranks.first_of_node:
         with contextlib.suppress(OSError):

@@ -43,8 +43,8 @@ class Commit:
             if problem is None:
                 return folder / record.file, None
             problems.append((folder / record.file, problem))
-        told = [problem for path, problem in problems if path.exists()] or [problem for _, problem in problems]
-        return None, told[0]
+        reasons = [problem for path, problem in problems if path.exists()] or [problem for _, problem in problems]
+        return None, reasons[0]
 
     def problems(self, manifest: Manifest, *, checksum: bool = True) -> list[str]:
         """Problems of its shards."""
@@ -52,11 +52,11 @@ class Commit:
 
     def shard_paths(self, manifest: Manifest) -> list[Path]:
         """Every shard, checked. Raises ConfigError naming what is missing or damaged."""
-        found = [self.shard(record) for record in manifest.shards]
-        problems = [problem for _, problem in found if problem is not None]
+        shards = [self.shard(record) for record in manifest.shards]
+        problems = [problem for _, problem in shards if problem is not None]
         if problems:
             raise refusal(f"{self.name} can't be read: {'; '.join(problems)}", "; ".join(problems))
-        return [path for path, _ in found if path is not None]
+        return [path for path, _ in shards if path is not None]
 
     @contextlib.contextmanager
     def held(self, reader: str) -> Iterator[None]:
@@ -90,8 +90,8 @@ class Collection:
 
     def off_chain(self) -> list[Commit]:
         """Commits that no start would choose: of an attempt that others have left behind."""
-        known = {commit.name for commit in self.chain()}
-        return [] if self.named else [self.commit(name) for name in sorted(self.view.commits, reverse=True) if name not in known]
+        on_chain = {commit.name for commit in self.chain()}
+        return [] if self.named else [self.commit(name) for name in sorted(self.view.commits, reverse=True) if name not in on_chain]
 
 
 def collect(paths: Sequence[Path]) -> Collection:
@@ -118,8 +118,8 @@ def collect(paths: Sequence[Path]) -> Collection:
 
 def _is_run(folder: Path) -> bool:
     """Return True for a run's folder, also of one that has not saved yet, and for a checkpoints folder."""
-    known = (folder / "checkpoints", folder / "gang", folder / CHAIN)
-    return folder.name == "checkpoints" or any(path.is_dir() for path in known) or any(parse_commit(path.name) for path in folder.iterdir())
+    marks = (folder / "checkpoints", folder / "gang", folder / CHAIN)
+    return folder.name == "checkpoints" or any(path.is_dir() for path in marks) or any(parse_commit(path.name) for path in folder.iterdir())
 
 
 def _name_of(folder: Path) -> CommitName:

@@ -192,10 +192,10 @@ def _verified(ranks: Ranks, folder: Path, key: str, *, shared: bool) -> tuple[Ve
         return None, problem
     if shared and ranks.nodes > 1:
         answers = ranks.gather(f"{key}/read-once", _read_once(ranks, folder, manifest))
-        found = _verdict_of_all(answers, len(manifest.shards)) if answers is not None else None
-        found = ranks.publish(f"{key}/verdict-once", found)
-        if found["problem"] is None:
-            return VerifiedCommit(folder, manifest, found["holders"], found["nodes"]), None
+        once = _verdict_of_all(answers, len(manifest.shards)) if answers is not None else None
+        once = ranks.publish(f"{key}/verdict-once", once)
+        if once["problem"] is None:
+            return VerifiedCommit(folder, manifest, once["holders"], once["nodes"]), None
     share = range(ranks.local_rank, len(manifest.shards), ranks.local_world_size)
     mine = {str(index): shard_problem(folder, manifest.shards[index]) for index in share}
     answers = ranks.gather(f"{key}/verified", {"node": ranks.node, "shards": mine})
@@ -209,16 +209,16 @@ def _verified(ranks: Ranks, folder: Path, key: str, *, shared: bool) -> tuple[Ve
 def _read_once(ranks: Ranks, folder: Path, manifest: Manifest) -> dict[str, Any]:
     """Each node looks at the names and sizes of all shards (`shards`), and each shard is read by one rank (`read`)."""
     count = len(manifest.shards)
-    seen = {str(index): size_problem(folder, manifest.shards[index]) for index in range(ranks.local_rank, count, ranks.local_world_size)}
+    sizes = {str(index): size_problem(folder, manifest.shards[index]) for index in range(ranks.local_rank, count, ranks.local_world_size)}
     read = {str(index): shard_problem(folder, manifest.shards[index]) for index in range(ranks.rank, count, ranks.world_size)}
-    return {"node": ranks.node, "shards": seen, "read": read}
+    return {"node": ranks.node, "shards": sizes, "read": read}
 
 
 def _verdict_of_all(answers: list[dict[str, Any]], shards: int) -> dict[str, Any]:
     """Judge as `_verdict` does, but one problem of one rank is enough for a problem, and so is a shard that nobody has read."""
     read = {index: problem for answer in answers for index, problem in answer["read"].items()}
-    seen = [problem for answer in answers for problem in answer["shards"].values()]
-    problem = next((problem for problem in [*read.values(), *seen] if problem is not None), None)
+    problems = [problem for answer in answers for problem in answer["shards"].values()]
+    problem = next((problem for problem in [*read.values(), *problems] if problem is not None), None)
     unread = [index for index in range(shards) if str(index) not in read]
     if problem is not None or unread:
         return {"problem": problem or f"nobody has read shard {unread[0]}"}
@@ -229,11 +229,11 @@ def _verdict(answers: list[dict[str, Any]], shards: int) -> dict[str, Any]:
     """Judge by every rank's findings who can read which shard. A shard that nobody can read is a problem."""
     holders: list[list[int]] = []
     for index in range(shards):
-        found = {rank: answer["shards"][str(index)] for rank, answer in enumerate(answers) if str(index) in answer["shards"]}
-        holders.append([rank for rank, problem in found.items() if problem is None])
+        by_rank = {rank: answer["shards"][str(index)] for rank, answer in enumerate(answers) if str(index) in answer["shards"]}
+        holders.append([rank for rank, problem in by_rank.items() if problem is None])
         if not holders[-1]:
-            damaged = [problem for problem in found.values() if not problem.endswith(MISSING)]
-            return {"problem": (damaged or list(found.values()))[0]}
+            damaged = [problem for problem in by_rank.values() if not problem.endswith(MISSING)]
+            return {"problem": (damaged or list(by_rank.values()))[0]}
     return {"problem": None, "holders": holders, "nodes": [answer["node"] for answer in answers]}
 
 
@@ -243,8 +243,8 @@ def _agreed_manifest(ranks: Ranks, folder: Path, key: str) -> tuple[Manifest | N
     answers = ranks.gather(f"{key}/manifest", [text, problem]) or []
     texts = [text for text, _ in answers if text is not None]
     problems = [problem for _, problem in answers if problem is not None]
-    chosen, told = ranks.publish(f"{key}/chosen", [texts[0] if texts else None, problems[0] if problems else None])
-    return (decode(chosen), None) if chosen is not None else (None, told)
+    chosen, reason = ranks.publish(f"{key}/chosen", [texts[0] if texts else None, problems[0] if problems else None])
+    return (decode(chosen), None) if chosen is not None else (None, reason)
 
 
 def _read_manifest(path: Path) -> tuple[str | None, str | None]:
@@ -271,9 +271,9 @@ def restore_commit(engine: Any, source: VerifiedCommit, ranks: Ranks, say: Calla
     """Load a verified commit. A collective where a node's volume lacks a shard. The commit is held meanwhile: it may be one of a running job."""
     manifest = source.manifest
     reader = ShardReader(source.folder, manifest)
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         if ranks.first_of_node and source.folder.is_dir():
-            held.enter_context(reading(source.folder, f"job {manifest.job}, resuming"))
+            stack.enter_context(reading(source.folder, f"job {manifest.job}, resuming"))
         mine = zero_restore.needs(engine)
         fetch = direct(reader) if source.everywhere else exchanged(reader, source.holders, source.nodes, mine, ranks)
         zero_restore.restore(engine, fetch, 0 if reader.lite else manifest.optimizer_step)

@@ -75,25 +75,25 @@ def data_settings(training: TrainingConfig) -> dict[str, Any]:
 def sequence_settings(data: DataConfig, evaluation: EvaluationConfig | None) -> dict[str, Any]:
     """Settings that decide what a sequence is; those at their defaults are left out. With these a refusal can say what was
     changed, where the digest alone could only say that something was."""
-    found: dict[str, Any] = {"data.maxLength": data.max_length}
+    settings: dict[str, Any] = {"data.maxLength": data.max_length}
     default = DataConfig(max_length=data.max_length)
     if data.overlong is not default.overlong:
-        found["data.overlong"] = data.overlong.value
+        settings["data.overlong"] = data.overlong.value
     if data.train_on is not default.train_on:
-        found["data.trainOn"] = data.train_on.value
+        settings["data.trainOn"] = data.train_on.value
     if data.packing:
-        found["data.packing"] = True
+        settings["data.packing"] = True
     if data.on_broken is not default.on_broken:
-        found["data.onBroken"] = data.on_broken.value
+        settings["data.onBroken"] = data.on_broken.value
     if data.chat_template is not None:
-        found["data.chatTemplate"] = data.chat_template
+        settings["data.chatTemplate"] = data.chat_template
     if data.chat_template_kwargs:
-        found["data.chatTemplateKwargs"] = dict(data.chat_template_kwargs)
+        settings["data.chatTemplateKwargs"] = dict(data.chat_template_kwargs)
     if data.sources:
-        found["data.sources"] = [f"{source.path or source.name} × {source.weight:g}" for source in data.sources]
+        settings["data.sources"] = [f"{source.path or source.name} × {source.weight:g}" for source in data.sources]
     if evaluation is not None and evaluation.data is None:
-        found["evaluation.holdout"] = evaluation.holdout
-    return found
+        settings["evaluation.holdout"] = evaluation.holdout
+    return settings
 
 
 def sources_of(data: DataConfig) -> Sequence[SourceConfig]:
@@ -188,13 +188,13 @@ def prepare(data: DataConfig, evaluation: EvaluationConfig | None, tokenizer: To
         write_sequences(divided.training, capacity, plan / TRAINING, {"notes": divided.notes})
     training = open_arrays(plan / TRAINING, verify=False)
     trained = tokens[: len(tokens) - rule.own_file]
-    contents = [training.digest(*PLAN_CONTENT), *(found.digest(*CONTENT) for found in trained)]
-    made = [note for source, found in zip(sources, tokens, strict=True) for note in named(found.facts["notes"], source)]
+    contents = [training.digest(*PLAN_CONTENT), *(arrays.digest(*CONTENT) for arrays in trained)]
+    source_notes = [note for source, arrays in zip(sources, tokens, strict=True) for note in named(arrays.facts["notes"], source)]
     return Prepared(
-        tokens=tuple(str(found.folder) for found in tokens),
+        tokens=tuple(str(arrays.folder) for arrays in tokens),
         names=tuple(source.name for source in sources),
         plan=str(plan),
-        notes=(*training.facts["notes"], *made, *packing_note(training.facts, data)),
+        notes=(*training.facts["notes"], *source_notes, *packing_note(training.facts, data)),
         digest=hashlib.sha256(json.dumps(contents).encode()).hexdigest(),
         files={source.pinned: source.digest for source in reversed(sources)},  # where evaluation is of another split, training's counts
     )
@@ -229,7 +229,7 @@ def open_dataset(prepared: Prepared, tokenizer: Tokenizer) -> Dataset:
     training, evaluation = (
         Sequences(open_arrays(plan / part, verify=False), tokens, prepared.names, tokenizer.begin) for part in (TRAINING, EVALUATION)
     )
-    largest = max(*(found.facts["largest"] for found in tokens), *tokenizer.begin, 0)
+    largest = max(*(arrays.facts["largest"] for arrays in tokens), *tokenizer.begin, 0)
     return Dataset(training, evaluation, prepared.digest, prepared.notes, prepared.files, largest)
 
 
@@ -291,17 +291,17 @@ def attempt(config: RunConfig, commits: Mapping[Asked, str], tokenizer: Tokenize
         return {"problem": problem_of(refusal(message, error))}
 
 
-def first_problem(made: dict[int, dict[str, Any]]) -> Problem | None:
+def first_problem(outcomes: dict[int, dict[str, Any]]) -> Problem | None:
     """First problem of any volume, one that is final before others; None when all volumes hold the same data."""
-    problem = gravest(Problem(*outcome["problem"]) for outcome in made.values() if "problem" in outcome)
+    problem = gravest(Problem(*outcome["problem"]) for outcome in outcomes.values() if "problem" in outcome)
     if problem is not None:
         return problem
-    if len({outcome["prepared"]["digest"] for outcome in made.values()}) > 1:
-        files = {node: outcome["prepared"]["files"] for node, outcome in made.items()}
+    if len({outcome["prepared"]["digest"] for outcome in outcomes.values()}) > 1:
+        files = {node: outcome["prepared"]["files"] for node, outcome in outcomes.items()}
         first = next(iter(files.values()))
         other = next(((path, node) for node, theirs in files.items() for path in first if theirs.get(path) != first[path]), None)
         which = f"{other[0]} of node {other[1]} is another one than that of node {next(iter(files))}; " if other is not None else ""
         return Problem(
-            f"the data differs between the volumes of nodes {', '.join(map(str, made))}: {which}copy the same files to all of them"
+            f"the data differs between the volumes of nodes {', '.join(map(str, outcomes))}: {which}copy the same files to all of them"
         )
     return None

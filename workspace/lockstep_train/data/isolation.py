@@ -52,7 +52,7 @@ def check_isolation(engine: Any, examples: Any, rows: int, device: torch.device)
     engine.eval()
     try:
         with torch.no_grad():
-            found = [
+            outputs = [
                 _second_half(engine, tokens, documents, rows, device)
                 for documents in (halves, (2 * DOCUMENT_TOKENS,))
                 for tokens in (ids, changed)
@@ -64,9 +64,9 @@ def check_isolation(engine: Any, examples: Any, rows: int, device: torch.device)
             f"training.data.packing can't be used with this model: {str(error).splitlines()[0]}; set packing to false"
         ) from error
     engine.train(training)
-    half = found[0].dtype is not torch.float32
-    found = [logits.float() for logits in found]
-    moved = torch.stack([(found[0] - found[1]).abs().max(), (found[2] - found[3]).abs().max()])
+    half = outputs[0].dtype is not torch.float32
+    outputs = [logits.float() for logits in outputs]
+    moved = torch.stack([(outputs[0] - outputs[1]).abs().max(), (outputs[2] - outputs[3]).abs().max()])
     dist.all_reduce(moved, dist.ReduceOp.MAX)
     isolation = Isolation(float(moved[0]), float(moved[1]), LARGEST_SHARE_HALF if half else LARGEST_SHARE)
     refuse_leak(isolation)

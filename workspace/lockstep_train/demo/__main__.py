@@ -30,12 +30,12 @@ SAMPLES = 600
 
 def standard_library_docstrings() -> list[str]:
     """Docstrings with at least a sentence or two, in a fixed order, without duplicates."""
-    found: dict[str, None] = {}
+    texts: dict[str, None] = {}
     for path in _sources(Path(sysconfig.get_paths()["stdlib"])):
         for text in _docstrings(path):
             if len(text) >= SHORTEST_CHARACTERS and text.isascii():
-                found[text] = None
-    return list(found)
+                texts[text] = None
+    return list(texts)
 
 
 def _sources(folder: Path) -> Iterator[Path]:
@@ -61,13 +61,13 @@ def _docstrings(path: Path) -> Iterator[str]:
 def reference_manual() -> list[str]:
     """Paragraphs of prose of the language reference (pydoc's topics), in a fixed order."""
     topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
-    found: dict[str, None] = {}
+    paragraphs: dict[str, None] = {}
     for name in sorted(topics):
         for block in re.split(r"\n\s*\n", topics[name]):
             text = " ".join(block.split())
             if len(text) >= SHORTEST_CHARACTERS and text.isascii() and text[0].isalpha() and text[-1] in ".:":
-                found[text] = None
-    return list(found)
+                paragraphs[text] = None
+    return list(paragraphs)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -142,11 +142,11 @@ def _refuse_quantized_bf16(settings: dict[str, Any]) -> None:
     Since then it is told the format to give back."""
     from deepspeed.runtime.zero.partition_parameters import CUDAQuantizer
 
-    asked = [name for name in QUANTIZED if settings["zero_optimization"].get(name)]
-    if asked and settings["bf16"]["enabled"] and "dtype" not in inspect.signature(CUDAQuantizer.dequantize).parameters:
+    chosen = [name for name in QUANTIZED if settings["zero_optimization"].get(name)]
+    if chosen and settings["bf16"]["enabled"] and "dtype" not in inspect.signature(CUDAQuantizer.dequantize).parameters:
         version = importlib.metadata.version("deepspeed")
         raise ConfigError(
-            f"training.deepspeed.zero_optimization.{asked[0]} with training.precision BF16 computes with wrong values in DeepSpeed {version}; leave it out, or use "
+            f"training.deepspeed.zero_optimization.{chosen[0]} with training.precision BF16 computes with wrong values in DeepSpeed {version}; leave it out, or use "
             "the image of this version of Lockstep"
         )
 

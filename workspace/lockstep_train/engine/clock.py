@@ -29,12 +29,12 @@ class Clock:
 
     def seconds(self) -> Mapping[str, float]:
         """Seconds by part, 0 for those that did not happen. Waits for the device."""
-        found = dict.fromkeys(PARTS, 0.0)
+        seconds = dict.fromkeys(PARTS, 0.0)
         if self._device.type == "cuda":
             self._laps[-1][1].synchronize()
         for (_, before), (part, after) in zip(self._laps[:-1], self._laps[1:], strict=True):
-            found[part] += before.elapsed_time(after) / 1000 if self._device.type == "cuda" else after - before
-        return found
+            seconds[part] += before.elapsed_time(after) / 1000 if self._device.type == "cuda" else after - before
+        return seconds
 
     def _now(self) -> Any:
         if self._device.type != "cuda":

@@ -30,21 +30,21 @@ class TokenLoss:
         self._head = head
         self._balance = balance
 
-    def __call__(self, batch: Batch, wanted: Targets | None = None) -> torch.Tensor:
+    def __call__(self, batch: Batch, batch_targets: Targets | None = None) -> torch.Tensor:
         """Cross-entropy summed over the learned tokens: a scalar, with a gradient unless gradients are off.
 
         The gradient has the balance loss in it, times the learned tokens, so that a step's is the mean over its tokens; the value hasn't, and
-        compares with an evaluation's. `wanted`: the batch's targets, where they are at hand; to find them, the host waits for the device.
+        compares with an evaluation's. `batch_targets`: the batch's targets, where they are at hand; to find them, the host waits for the device.
         """
-        wanted = wanted or targets(batch.labels)
+        batch_targets = batch_targets or targets(batch.labels)
         balance = self._balance if torch.is_grad_enabled() else None
         inputs = batch.inputs if balance is None else {**batch.inputs, "output_router_logits": True}
-        with self._head.learning(wanted) if self._head is not None else nullcontext():
+        with self._head.learning(batch_targets) if self._head is not None else nullcontext():
             output = self._engine(**inputs)
         loss: torch.Tensor = output.logits if self._head is not None else whole_loss(output.logits, batch.labels)
         if balance is None:
             return loss
-        added = balance(output.router_logits, batch.real) * wanted.places.numel()
+        added = balance(output.router_logits, batch.real) * batch_targets.places.numel()
         return loss + (added - added.detach())
 
 
@@ -95,9 +95,9 @@ class TiledHead:
         model.forward = self._model_forward
 
     @contextmanager
-    def learning(self, wanted: Targets) -> Iterator[None]:
+    def learning(self, batch_targets: Targets) -> Iterator[None]:
         """Let forward passes within this give the loss as their `logits`."""
-        self._targets = wanted
+        self._targets = batch_targets
         try:
             yield
         finally:

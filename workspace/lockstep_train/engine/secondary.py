@@ -75,10 +75,10 @@ def _modules(model: torch.nn.Module) -> Iterator[list[Any]]:
     """The copied parameters of each module, once: a forward pass gathers module by module."""
     seen: set[Any] = set()
     for module in model.modules():
-        found = [parameter for parameter in module.parameters(recurse=False) if _copied(parameter) and parameter not in seen]
-        seen.update(found)
-        if found:
-            yield found
+        parameters = [parameter for parameter in module.parameters(recurse=False) if _copied(parameter) and parameter not in seen]
+        seen.update(parameters)
+        if parameters:
+            yield parameters
 
 
 def _gathered(parameters: list[Any]) -> Iterator[tuple[Any, torch.Tensor]]:

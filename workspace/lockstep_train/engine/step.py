@@ -40,7 +40,7 @@ class StepResult:
     """Seconds of each part of the step on this rank (clock.PARTS)."""
     own_seconds: float
     """Seconds of data, forward and backward on this rank, without what it waited for others."""
-    told: list[list[float]]
+    reports: list[list[float]]
     """Values that each rank reported of itself, in rank order."""
 
 
@@ -94,18 +94,18 @@ class Stepper:
         self._skipped_in_a_row = 0
 
     def take(
-        self, step: int, batches: Sequence[Batch], tokens: int, stopping: Callable[[], bool], clock: Clock, told: Sequence[float] = ()
+        self, step: int, batches: Sequence[Batch], tokens: int, stopping: Callable[[], bool], clock: Clock, report: Sequence[float] = ()
     ) -> StepResult:
         """Forward and backward over this rank's micro-batches, one small all-reduce, one update.
 
-        `tokens`: the learned tokens of the whole global batch, over all ranks. `told`: what the other ranks shall know of this one. Raises NonFinite, on every rank alike, before
+        `tokens`: the learned tokens of the whole global batch, over all ranks. `report`: values of this rank that the others get. Raises NonFinite, on every rank alike, before
         an update that would not be finite, unless the policy is to leave such updates out.
         """
         self._waits.begin()
         loss = self._gradients(step, batches, tokens, clock)
         waited = self._waits.taken()
         self._progress.at("waiting for the other ranks' losses")
-        losses, told_by_rank, (stop, busy) = exchange(loss, told, (stopping(), self._saving.busy), self._ranks)
+        losses, reports, (stop, busy) = exchange(loss, report, (stopping(), self._saving.busy), self._ranks)
         clock.lap("wait")
         wrong = _wrong_loss(step, losses)
         skipped = self._skip(wrong) if wrong is not None else None
@@ -120,7 +120,7 @@ class Stepper:
         self._count(step, skipped)
         seconds = clock.seconds()
         own = max(0.0, sum(seconds[part] for part in ("data", "forward", "backward")) - waited.seconds)
-        return StepResult(math.fsum(losses) / tokens, norm, stop, busy, skipped, seconds, own, told_by_rank)
+        return StepResult(math.fsum(losses) / tokens, norm, stop, busy, skipped, seconds, own, reports)
 
     def _gradients(self, step: int, batches: Sequence[Batch], tokens: int, clock: Clock) -> torch.Tensor:
         """Compute this rank's summed loss; its gradients are left where DeepSpeed reduces them.
@@ -129,13 +129,13 @@ class Stepper:
         a mean of means is up to 48 % off on uneven lengths.
         """
         total = torch.zeros((), dtype=torch.float64, device=self._ranks.device)
-        wanted = [targets(batch.labels) for batch in batches]
+        batch_targets = [targets(batch.labels) for batch in batches]
         clock.lap("data")
         for micro, batch in enumerate(batches):
             self._progress.at(f"forward of micro-batch {micro + 1} of {len(batches)}")
             seed_micro_batch(self._seed, step, micro, self._ranks.rank)
             self._looking(batch)
-            loss = self._loss(batch, wanted[micro])
+            loss = self._loss(batch, batch_targets[micro])
             clock.lap("forward")
             self._progress.at(f"backward of micro-batch {micro + 1} of {len(batches)}")
             # A loss that isn't finite must not leave finite gradients, or DeepSpeed would apply them.
@@ -188,15 +188,15 @@ def _wrong_loss(step: int, losses: Sequence[float]) -> str | None:
 
 
 def exchange(
-    loss: torch.Tensor, told: Sequence[float], flags: Sequence[bool], ranks: Ranks
+    loss: torch.Tensor, report: Sequence[float], flags: Sequence[bool], ranks: Ranks
 ) -> tuple[list[float], list[list[float]], list[bool]]:
     """Exchange every rank's loss, what each reports of itself, and for each flag whether any rank has set it, in one all-reduce.
 
     Every rank has slots of its own, so that a NaN names its rank.
     """
-    each, world = 1 + len(told), ranks.world_size
+    each, world = 1 + len(report), ranks.world_size
     values = torch.zeros(each * world + len(flags), dtype=torch.float64)
-    values[each * ranks.rank + 1 : each * (ranks.rank + 1)] = torch.tensor(told, dtype=torch.float64)
+    values[each * ranks.rank + 1 : each * (ranks.rank + 1)] = torch.tensor(report, dtype=torch.float64)
     values[each * world :] = torch.tensor(flags, dtype=torch.float64)
     slots = values.to(ranks.device)
     slots[each * ranks.rank] = loss

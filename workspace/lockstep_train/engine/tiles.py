@@ -43,16 +43,16 @@ class Layer:
 def tiled_loss(rows: torch.Tensor, layer: Layer, classes: torch.Tensor, gradients: bool) -> tuple[torch.Tensor, Gradients | None]:
     """Summed cross-entropy in FP32 of rows [tokens, hidden] against classes [tokens]; without tokens it is 0."""
     size = max(1, TILE_ELEMENTS // layer.weight.shape[0])
-    found = _room(rows, layer) if gradients else None
+    result = _room(rows, layer) if gradients else None
     total = torch.zeros((), dtype=torch.float32, device=rows.device)
     for start in range(0, len(rows), size):
         tile = slice(start, start + size)
         logarithms = linear(rows[tile], layer.weight, layer.bias).log_softmax(-1, dtype=torch.float32)
         total -= logarithms.gather(-1, classes[tile, None]).sum()
-        if found is not None:
-            _add_gradients(found, logarithms, rows, classes, layer, tile)
+        if result is not None:
+            _add_gradients(result, logarithms, rows, classes, layer, tile)
         del logarithms  # else they would lie beside the next tile's
-    return total, found
+    return total, result
 
 
 def _room(rows: torch.Tensor, layer: Layer) -> Gradients:
@@ -63,7 +63,7 @@ def _room(rows: torch.Tensor, layer: Layer) -> Gradients:
 
 
 def _add_gradients(
-    found: Gradients,
+    sums: Gradients,
     logarithms: torch.Tensor,
     rows: torch.Tensor,
     classes: torch.Tensor,
@@ -71,30 +71,30 @@ def _add_gradients(
     tile: slice,
 ) -> None:
     """softmax(logits) − onehot(class), in the memory of the softmax's logarithms, through the layer to its input and its weight."""
-    change, wanted = logarithms.exp_(), classes[tile, None]
-    change.scatter_add_(-1, wanted, torch.full_like(wanted, -1.0, dtype=change.dtype))
-    if found.scale != 1:
-        change.mul_(found.scale)
+    change, rows_classes = logarithms.exp_(), classes[tile, None]
+    change.scatter_add_(-1, rows_classes, torch.full_like(rows_classes, -1.0, dtype=change.dtype))
+    if sums.scale != 1:
+        change.mul_(sums.scale)
     low = change.to(rows.dtype)
-    found.rows[tile] = low @ layer.weight
-    if found.weight is not None:
-        found.weight += low.T @ rows[tile]
-    if found.bias is not None:
-        found.bias += change.sum(0)
+    sums.rows[tile] = low @ layer.weight
+    if sums.weight is not None:
+        sums.weight += low.T @ rows[tile]
+    if sums.bias is not None:
+        sums.bias += change.sum(0)
 
 
 class AttachLoss(torch.autograd.Function):
     """Give a loss that was computed elsewhere its place in the graph: its gradient for `rows` is known already."""
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, loss: torch.Tensor, found: Gradients) -> torch.Tensor:
-        ctx.found = found
+    def forward(ctx: Any, rows: torch.Tensor, loss: torch.Tensor, gradients: Gradients) -> torch.Tensor:
+        ctx.found = gradients
         return loss.clone()
 
     @staticmethod
     def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        found, ctx.found = ctx.found, None
-        return _scaled(found.rows, outputs[0] / found.scale, found.rows.dtype), None, None
+        gradients, ctx.found = ctx.found, None
+        return _scaled(gradients.rows, outputs[0] / gradients.scale, gradients.rows.dtype), None, None
 
 
 class TrainedLoss(torch.autograd.Function):
@@ -108,10 +108,10 @@ class TrainedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        found, ctx.found = ctx.found, None
-        scale = outputs[0] / found.scale
-        bias = None if found.bias is None else _scaled(found.bias, scale, ctx.dtype)
-        return _scaled(found.rows, scale, found.rows.dtype), _scaled(found.weight, scale, ctx.dtype), bias, None
+        gradients, ctx.found = ctx.found, None
+        scale = outputs[0] / gradients.scale
+        bias = None if gradients.bias is None else _scaled(gradients.bias, scale, ctx.dtype)
+        return _scaled(gradients.rows, scale, gradients.rows.dtype), _scaled(gradients.weight, scale, ctx.dtype), bias, None
 
 
 def _scaled(tensor: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

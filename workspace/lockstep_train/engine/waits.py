@@ -89,13 +89,13 @@ class Taken:
         return self._seconds + on_gpu / 1000
 
 
-def _always(waits: Waits, given: Iterable[Any]) -> bool:
+def _always(waits: Waits, arguments: Iterable[Any]) -> bool:
     return True
 
 
-def _on_the_stream(waits: Waits, given: Iterable[Any]) -> bool:
+def _on_the_stream(waits: Waits, arguments: Iterable[Any]) -> bool:
     """Return True for an operation that was issued to run on the current stream: torch has that in the operation's options."""
-    return waits.on_gpu and any(getattr(value, "asyncOp", True) is False for value in given)
+    return waits.on_gpu and any(getattr(value, "asyncOp", True) is False for value in arguments)
 
 
 def _count_within(owner: Any, name: str, counts: Callable[[Waits, Iterable[Any]], bool]) -> None:

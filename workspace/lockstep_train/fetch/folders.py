@@ -162,11 +162,11 @@ def one_at_a_time(target: Target, say: Callable[[str], None]) -> Iterator[str]:
     processes ever write one file."""
     make_directory(target.lock.parent)
     descriptor = os.open(target.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
-    said = 0.0
+    last = 0.0
     try:
         while not _locked(descriptor):
-            if time.monotonic() - said >= WAITING_EVERY_SECONDS or not said:
-                said = time.monotonic()
+            if time.monotonic() - last >= WAITING_EVERY_SECONDS or not last:
+                last = time.monotonic()
                 say(f"Another process fetches {target.folder}; waiting for it")
             time.sleep(POLL_SECONDS)
         yield PART if _locks_hold(descriptor) else f".{secrets.token_hex(8)}{PART}"

@@ -153,9 +153,9 @@ def _no_access(kind: str, what: str, host: str, error: Exception, status: int | 
         )
     if status == UNAUTHORIZED and has_token and not isinstance(error, errors.RepositoryNotFoundError):
         return f"{host} does not accept the token (401) when asked for {what}: give a valid one as HF_TOKEN, or none for public {kind}s"
-    given = "the token that was given may not read it" if has_token else "no token was given"
+    token = "the token that was given may not read it" if has_token else "no token was given"
     return (
-        f"{host} does not show {what} ({status}): there is none of this name, or it is private and {given}; check the name (a folder's path "
+        f"{host} does not show {what} ({status}): there is none of this name, or it is private and {token}; check the name (a folder's path "
         f"starts with /), and the token, in {source}, or here in HF_TOKEN"
     )
 
@@ -172,9 +172,9 @@ def _status(error: Exception) -> int | None:
 
 def _is_of_hub(response: Any) -> bool:
     """Return True if the hub itself has answered, and not the storage that it redirects to."""
-    own, asked = urlsplit(endpoint()), urlsplit(str(response.url))
-    path = asked.path.removeprefix(own.path)
-    return "X-Error-Code" in response.headers or (own.hostname == asked.hostname and (path.startswith("/api/") or "/resolve/" in path))
+    own, requested = urlsplit(endpoint()), urlsplit(str(response.url))
+    path = requested.path.removeprefix(own.path)
+    return "X-Error-Code" in response.headers or (own.hostname == requested.hostname and (path.startswith("/api/") or "/resolve/" in path))
 
 
 def _wait_seconds(error: Exception) -> float:

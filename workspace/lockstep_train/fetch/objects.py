@@ -118,7 +118,7 @@ class ObjectFolder:
 
         scheme, _, rest = self._name.partition("://")
         if scheme not in SCHEMES:
-            raise ConfigError(f"{self._name} can't be fetched from: addresses begin with {', '.join(f'{known}://' for known in SCHEMES)}")
+            raise ConfigError(f"{self._name} can't be fetched from: addresses begin with {', '.join(f'{name}://' for name in SCHEMES)}")
         # Stated like this, no other server is asked where the bucket is.
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")

@@ -31,8 +31,8 @@ class MemoryNeed:
 
 def reserve_copy(saver: Saver, engine: Any, ranks: Ranks) -> None:
     """Take the copy's memory, on every rank. A collective through the store. Raises ConfigError, on every rank, when a node has too little."""
-    told = ranks.gather("save-memory/needs", [ranks.node, host_bytes(), own_bytes(), saver.copy_bytes(engine)])
-    problem = ranks.publish("save-memory/shortage", shortage([MemoryNeed(*one) for one in told]) if told is not None else None)
+    answers = ranks.gather("save-memory/needs", [ranks.node, host_bytes(), own_bytes(), saver.copy_bytes(engine)])
+    problem = ranks.publish("save-memory/shortage", shortage([MemoryNeed(*one) for one in answers]) if answers is not None else None)
     if problem is None:
         failures = ranks.gather("save-memory/taken", _take(saver, engine, ranks))
         problem = ranks.publish("save-memory/failure", next((failure for failure in failures or [] if failure is not None), None))

@@ -69,12 +69,12 @@ def kept_by_activation(config: Any) -> tuple[int, bool]:
     name = next((value for key in ACTIVATIONS if isinstance(value := getattr(config, key, None), str)), None)
     if name not in ACT2FN:
         return 1, False
-    kept: dict[int, torch.Tensor] = {}
+    saved: dict[int, torch.Tensor] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        kept[tensor.untyped_storage()._cdata] = tensor
+        saved[tensor.untyped_storage()._cdata] = tensor
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         output = ACT2FN[name](torch.empty(1, device="meta", requires_grad=True))
-    return len(kept), output.untyped_storage()._cdata in kept
+    return len(saved), output.untyped_storage()._cdata in saved

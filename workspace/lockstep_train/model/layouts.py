@@ -41,15 +41,15 @@ class TensorLayout:
 
     def cut(self, start: int, numel: int) -> list[StoredPiece]:
         """The pieces of elements [start, start + numel)."""
-        found: list[StoredPiece] = []
+        pieces: list[StoredPiece] = []
         index = bisect_right(self._ends, start)
         while numel > 0:
             piece = self.pieces[index]
             skipped = start - (self._ends[index] - piece.numel)
             taken = min(numel, piece.numel - skipped)
-            found.append(StoredPiece(piece.name, piece.start + skipped, taken))
+            pieces.append(StoredPiece(piece.name, piece.start + skipped, taken))
             start, numel, index = start + taken, numel - taken, index + 1
-        return found
+        return pieces
 
 
 def stored(name: str, shape: tuple[int, ...]) -> TensorLayout:

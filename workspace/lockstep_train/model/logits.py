@@ -16,14 +16,14 @@ def ends_with_layer(causal: Any, layer: torch.nn.Linear) -> bool:
     """
     from transformers.modeling_outputs import MoeModelOutputWithPast
 
-    given = torch.linspace(-90.0, 90.0, 6).view(1, 2, 3)
+    output = torch.linspace(-90.0, 90.0, 6).view(1, 2, 3)
     body = MoeModelOutputWithPast(last_hidden_state=torch.zeros(1, 2, layer.in_features))
-    with _forward(getattr(causal, causal.base_model_prefix), body), _forward(layer, given), torch.no_grad():
+    with _forward(getattr(causal, causal.base_model_prefix), body), _forward(layer, output), torch.no_grad():
         try:
             returned = causal.forward(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False).logits
         except Exception:  # whatever a model does that isn't understood here: whole logits are always right
             return False
-    return isinstance(returned, torch.Tensor) and torch.equal(returned.float(), given)
+    return isinstance(returned, torch.Tensor) and torch.equal(returned.float(), output)
 
 
 @contextmanager

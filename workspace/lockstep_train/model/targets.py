@@ -14,8 +14,8 @@ SHOWN = 24
 
 def unmatched_targets(targets: Sequence[str], names: Iterable[str]) -> list[str]:
     """Targets that are no name, nor the end of a dotted name (peft's rule for a list)."""
-    known = list(names)
-    return [target for target in targets if not matching_names([target], known)]
+    every = list(names)
+    return [target for target in targets if not matching_names([target], every)]
 
 
 def matching_names(targets: Sequence[str], names: Iterable[str]) -> list[str]:
@@ -29,11 +29,11 @@ def whole_modules(model: torch.nn.Module, targets: Sequence[str]) -> list[str]:
     peft asks only how a name ends, and for `norm` trained `q_norm` too. Where that happens the layers' full names are given.
     """
     weighted, modules = weighted_modules(model), [name for name, _ in model.named_modules(remove_duplicate=False)]
-    found: list[str] = []
+    modules_to_save: list[str] = []
     for target in targets:
         named = matching_names([target], weighted)
-        found += [target] if {name for name in modules if name.endswith(target)} <= set(named) else named
-    return list(dict.fromkeys(found))
+        modules_to_save += [target] if {name for name in modules if name.endswith(target)} <= set(named) else named
+    return list(dict.fromkeys(modules_to_save))
 
 
 def linear_modules(model: torch.nn.Module) -> list[str]:

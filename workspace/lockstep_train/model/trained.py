@@ -122,8 +122,8 @@ def start_from_adapter(model: torch.nn.Module, folder: Path) -> None:
     names = adapter_names(model)
     tensors = _read_tensors(folder)
     if not differences:
-        wanted = {names[name]: tuple(getattr(item, "ds_shape", item.shape)) for name, item in parameters.items()}
-        differences = tensor_differences({name: tuple(tensor.shape) for name, tensor in tensors.items()}, wanted)
+        shapes = {names[name]: tuple(getattr(item, "ds_shape", item.shape)) for name, item in parameters.items()}
+        differences = tensor_differences({name: tuple(tensor.shape) for name, tensor in tensors.items()}, shapes)
     if differences:
         raise ConfigError(
             f"training.lora.initFrom {folder} doesn't fit this run: {'; '.join(differences)}; set training.lora to what it was trained with, or leave initFrom out"
@@ -147,15 +147,15 @@ def read_description(folder: Path) -> dict[str, Any]:
 
 def description_differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
     """Differences of the adapter from this run, in words (pure). Targets given as a pattern are left to the tensors' names."""
-    found = [
+    differences = [
         f"its {word} is {_say(theirs[key])}, not {_say(mine[key])}"
         for key, word in WORDS.items()
         if key in theirs and _comparable(theirs[key]) != _comparable(mine[key]) and not _is_pattern(key, theirs[key])
     ]
-    base, wanted = (Path(model_title(str(value.get("base_model_name_or_path") or ""))).name for value in (theirs, mine))
-    if base and wanted and base != wanted:
-        found.append(f"its base model is {base}, not {wanted} (base_model_name_or_path in {CONFIG})")
-    return found
+    base, mine_base = (Path(model_title(str(value.get("base_model_name_or_path") or ""))).name for value in (theirs, mine))
+    if base and mine_base and base != mine_base:
+        differences.append(f"its base model is {base}, not {mine_base} (base_model_name_or_path in {CONFIG})")
+    return differences
 
 
 def tensor_differences(theirs: Mapping[str, tuple[int, ...]], mine: Mapping[str, tuple[int, ...]]) -> list[str]:

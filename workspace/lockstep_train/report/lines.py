@@ -24,8 +24,8 @@ def step_line(step: int, total: int, remaining_seconds: float | None, values: Va
 
 
 def evaluation_line(step: int, loss: float, perplexity: float | None) -> str:
-    known = f" | Perplexity: {perplexity:.2f}" if perplexity is not None else ""
-    return f"Eval Loss: {loss:.4f}{known} | Step {step}"
+    rest = f" | Perplexity: {perplexity:.2f}" if perplexity is not None else ""
+    return f"Eval Loss: {loss:.4f}{rest} | Step {step}"
 
 
 def checkpoint_line(step: int, path: Path, size_bytes: int, seconds: float, stall_seconds: float | None) -> str:

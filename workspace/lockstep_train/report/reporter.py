@@ -128,8 +128,8 @@ class Reporter:
             self.agent.send("step", step=step, totalSteps=total)
             return
         remaining = None if remaining_seconds is None else round(remaining_seconds)
-        known = {name: value for name in STATUS_METRICS if (value := values.get(name)) is not None}
-        texts = {name: lines.metric_text(name, value) for name, value in known.items()}
+        measured = {name: value for name in STATUS_METRICS if (value := values.get(name)) is not None}
+        texts = {name: lines.metric_text(name, value) for name, value in measured.items()}
         self.agent.send("step", step=step, totalSteps=total, epoch=int(epoch), estimatedRemainingSeconds=remaining, metrics=texts)
         record = {"step": step, "totalSteps": total, "epoch": round(epoch, 4), **values, "remainingSeconds": remaining}
         self._write("train_log", record)

@@ -84,15 +84,15 @@ def peak_reserved_bytes(on_gpu: bool) -> int:
     return int(torch.cuda.max_memory_reserved())
 
 
-def across_ranks(told: Sequence[Sequence[float]]) -> dict[str, float | None]:
-    """`told`: by each rank, its peak memory in bytes, the seconds it computed in the step before, 0 when there was none, and its peak of reserved memory, 0 on CPUs."""
-    seconds = [row[1] for row in told]
+def across_ranks(reports: Sequence[Sequence[float]]) -> dict[str, float | None]:
+    """Compare the ranks by their `reports`: of each its peak memory in bytes, the seconds it computed in the step before, 0 when there was none, and its peak of reserved memory, 0 on CPUs."""
+    seconds = [row[1] for row in reports]
     slowest = seconds.index(max(seconds))
-    known = seconds[slowest] > 0
+    measured = seconds[slowest] > 0
     return {
-        "peakMemoryBytes": max(row[0] for row in told),
-        "peakReservedBytes": max(row[2] for row in told) or None,
-        "slowestRank": slowest if known else None,
-        "slowestRankSeconds": seconds[slowest] if known else None,
-        "medianRankSeconds": statistics.median(seconds) if known else None,
+        "peakMemoryBytes": max(row[0] for row in reports),
+        "peakReservedBytes": max(row[2] for row in reports) or None,
+        "slowestRank": slowest if measured else None,
+        "slowestRankSeconds": seconds[slowest] if measured else None,
+        "medianRankSeconds": statistics.median(seconds) if measured else None,
     }

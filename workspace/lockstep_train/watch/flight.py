@@ -29,9 +29,9 @@ def write_flight_record(path: Path) -> None:
 def _records(c10d: Any) -> list[bytes]:
     """Records of each of torch's two NCCL backends, of which ranks use one: in torch 2.15 `nccl` is nccl2 unless TORCH_DIST_USE_NCCL2=0,
     and records where the older one's function doesn't look."""
-    found = []
+    records = []
     if hasattr(c10d, "_dump_fr_trace_json"):
-        found.append(c10d._dump_fr_trace_json(backend="nccl2"))
+        records.append(c10d._dump_fr_trace_json(backend="nccl2"))
     if hasattr(c10d, "_dump_nccl_trace_json"):
-        found.append(c10d._dump_nccl_trace_json())
-    return found
+        records.append(c10d._dump_nccl_trace_json())
+    return records

@@ -89,11 +89,11 @@ class ReaderWatch:
         return {commit for name in current if name not in dead and (commit := parse_reader(name)) is not None}
 
     def _contents(self) -> dict[str, bytes]:
-        found: dict[str, bytes] = {}
+        contents: dict[str, bytes] = {}
         with contextlib.suppress(OSError):
             for entry in self._folder.iterdir():
                 if parse_reader(entry.name) is not None:
-                    found[entry.name] = b""
+                    contents[entry.name] = b""
                     with contextlib.suppress(OSError):
-                        found[entry.name] = entry.read_bytes()
-        return found
+                        contents[entry.name] = entry.read_bytes()
+        return contents

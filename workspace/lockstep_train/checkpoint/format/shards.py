@@ -99,14 +99,14 @@ def direct(reader: ShardReader) -> Callable[[str, RangeNeed], Values]:
     """Return a reader for a volume that has every shard: no communication, and no byte is read that isn't needed."""
 
     def fetch(name: str, need: RangeNeed) -> Values:
-        found: Values = {}
+        values: Values = {}
         for kind, (start, numel) in reader.ranges(name, need).items():
-            found[kind] = torch.empty(numel)
+            values[kind] = torch.empty(numel)
             for span in reader.spans(name):
                 first, count = span.overlap(start, numel)
                 if count > 0:
-                    found[kind][first - start : first - start + count] = reader.part(span, kind, first, count)
-        return found
+                    values[kind][first - start : first - start + count] = reader.part(span, kind, first, count)
+        return values
 
     return fetch
 
@@ -158,24 +158,24 @@ def exchanged(
 
     def fetch(name: str, need: RangeNeed) -> Values:
         plan = list(pieces(reader, name, needs, sender))
-        found = {kind: torch.empty(numel) for kind, (_, numel) in reader.ranges(name, need).items()}
+        result = {kind: torch.empty(numel) for kind, (_, numel) in reader.ranges(name, need).items()}
         starts = {kind: start for kind, (start, _) in reader.ranges(name, need).items()}
         local = [piece for piece in plan if piece.sender == piece.receiver == ranks.rank]
         for piece in local:
-            _place(found, starts, piece, reader.part(piece.span, piece.kind, piece.start, piece.numel))
+            _place(result, starts, piece, reader.part(piece.span, piece.kind, piece.start, piece.numel))
         traveling = [piece for piece in plan if piece.sender != piece.receiver]
         if traveling:
             received = _travel(reader, traveling, ranks)
             for piece, values in received:
-                _place(found, starts, piece, values)
-        return found
+                _place(result, starts, piece, values)
+        return result
 
     return fetch
 
 
-def _place(found: Values, starts: Mapping[str, int], piece: ShardPiece, values: torch.Tensor) -> None:
+def _place(result: Values, starts: Mapping[str, int], piece: ShardPiece, values: torch.Tensor) -> None:
     begin = piece.start - starts[piece.kind]
-    found[piece.kind][begin : begin + piece.numel] = values
+    result[piece.kind][begin : begin + piece.numel] = values
 
 
 def _travel(reader: ShardReader, traveling: Sequence[ShardPiece], ranks: Ranks) -> list[tuple[ShardPiece, torch.Tensor]]:

@@ -72,14 +72,14 @@ def refresh_views(run_dir: Path, checkpoints: Path, chain: Iterable[CommitName])
 
     A checkpoint-N that somebody else put there is left alone. Raises OSError.
     """
-    wanted: dict[int, CommitName] = {}
+    newest: dict[int, CommitName] = {}
     for name in chain:
-        wanted.setdefault(name.step, name)
+        newest.setdefault(name.step, name)
     for entry in run_dir.iterdir():
         match = _VIEW.fullmatch(entry.name)
-        if match and (target := _target(entry)) is not None and wanted.get(int(match[1])) != target:
+        if match and (target := _target(entry)) is not None and newest.get(int(match[1])) != target:
             _remove(entry)
-    for step, name in wanted.items():
+    for step, name in newest.items():
         view = run_dir / f"checkpoint-{step}"
         _dress(checkpoints / str(name), run_dir)
         if not os.path.lexists(view):

@@ -52,11 +52,11 @@ class VolumeView:
 
 def merge_views(views: Iterable[VolumeView]) -> VolumeView:
     """Merge what is on at least one volume."""
-    known = list(views)
-    records = {record.attempt: record for view in known for record in view.records}
-    commits = {name for view in known for name in view.commits}
-    damaged = {attempt for view in known for attempt in view.damaged}
-    unreadable = {attempt: problem for view in known for attempt, problem in view.unreadable.items() if attempt not in records}
+    every = list(views)
+    records = {record.attempt: record for view in every for record in view.records}
+    commits = {name for view in every for name in view.commits}
+    damaged = {attempt for view in every for attempt in view.damaged}
+    unreadable = {attempt: problem for view in every for attempt, problem in view.unreadable.items() if attempt not in records}
     return VolumeView(sorted(commits), [records[attempt] for attempt in sorted(records)], sorted(damaged - records.keys()), unreadable)
 
 

@@ -102,8 +102,8 @@ def outcome(ranks: Ranks, tag: str, here: Outcome | None) -> Outcome:
     """Wait until every node's volume has the manifest. `here`: how it ended on this rank's node, where this rank has written it."""
     others = [f"{tag}/written/{node}" for node in range(ranks.nodes) if here is None or node != ranks.node]
     problems = [json.loads(answer) for answer in _wait(ranks, others)] if others else []
-    told = [here.problem if here is not None else None, *problems]
-    first = next((problem for problem in told if problem is not None), None)
+    every = [here.problem if here is not None else None, *problems]
+    first = next((problem for problem in every if problem is not None), None)
     return Outcome(committed=first is None, problem=first)
 
 

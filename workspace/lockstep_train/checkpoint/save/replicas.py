@@ -201,17 +201,17 @@ class Server:
     def _answer(self, line: Line) -> None:
         line.challenge = secrets.token_bytes(CHALLENGE_BYTES)
         line.write(line.challenge)
-        asked = line.receive("client")
+        request = line.receive("client")
         line.allow(DEADLINE_SECONDS)
-        shard = Shard(asked["commit"], asked["file"], asked["bytes"], asked["sha256"])
+        shard = Shard(request["commit"], request["file"], request["bytes"], request["sha256"])
         name = parse_commit(shard.commit)
         if name is None or not is_shard(shard.file):
             raise TransferError("no such file")
         path = self._checkpoints / str(name) / shard.file
-        if asked["do"] == "get":
+        if request["do"] == "get":
             line.send("server", {"problem": None if path.is_file() else f"{path} is not there"})
             line.send_file(path, shard.bytes)
-        elif asked["do"] == "put":
+        elif request["do"] == "put":
             problem = self._keep(line, path, shard) if name.attempt == self._attempt else "it is of another attempt"
             line.send("server", {"problem": problem})
             if problem is not None:

@@ -28,16 +28,18 @@ class Quality:
 
 def best_commit(chain: Sequence[CommitName], qualities: Mapping[CommitName, Quality | None]) -> CommitName | None:
     """Commit with the lowest loss; of equals the one measured closest to its commit, then the newest (`chain` is newest first)."""
-    known = [(quality.loss, quality.age, place, name) for place, name in enumerate(chain) if (quality := qualities.get(name)) is not None]
-    return min(known)[3] if known else None
+    measured = [
+        (quality.loss, quality.age, place, name) for place, name in enumerate(chain) if (quality := qualities.get(name)) is not None
+    ]
+    return min(measured)[3] if measured else None
 
 
 def doomed_commits(
-    chain: Sequence[CommitName], keep: int, qualities: Mapping[CommitName, Quality | None], held: Collection[CommitName]
+    chain: Sequence[CommitName], keep: int, qualities: Mapping[CommitName, Quality | None], being_read: Collection[CommitName]
 ) -> list[CommitName]:
     """Commits that `keep` leaves no room for; never the newest two, the best, or one that is being read. `chain` is newest first."""
     best = best_commit(chain, qualities)
-    return [name for name in chain[max(keep, NEVER_ROTATED) :] if name != best and name not in held]
+    return [name for name in chain[max(keep, NEVER_ROTATED) :] if name != best and name not in being_read]
 
 
 class Rotation:

@@ -70,11 +70,11 @@ def lay_out(fragments: Iterable[Fragment]) -> FileImage:
 
 def _in_memory_order(fragments: list[Fragment]) -> list[Fragment]:
     """Sort storages in the order in which the model meets them (addresses differ from run to run), then by place in the storage."""
-    seen: dict[int, int] = {}
+    storages: dict[int, int] = {}
 
     def place(fragment: Fragment) -> tuple[int, int]:
         tensor = next(iter(fragment.tensors.values()))
-        return seen.setdefault(tensor.untyped_storage().data_ptr(), len(seen)), int(tensor.storage_offset())
+        return storages.setdefault(tensor.untyped_storage().data_ptr(), len(storages)), int(tensor.storage_offset())
 
     return sorted(fragments, key=place)
 

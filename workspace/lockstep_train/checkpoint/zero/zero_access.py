@@ -104,8 +104,8 @@ class Places:
 
     def moved(self) -> bool:
         try:
-            for container, key, found in self._held:
-                if container[key] is not found:
+            for container, key, value in self._held:
+                if container[key] is not value:
                     return True
             for container, key, tensor, address in self._tensors:
                 if container[key] is not tensor or tensor.data_ptr() != address:

@@ -39,9 +39,9 @@ def restore(engine: Any, fetch: Callable[[str, RangeNeed], Values], optimizer_st
     """
     set_optimizer_step(engine, optimizer_step)
     owned = {fragment.name: fragment for fragment in fragments(engine)}
-    wanted = needs(engine)
+    ranges = needs(engine)
     for name, parameter in trainable(engine):
-        need = wanted[name]
+        need = ranges[name]
         values = fetch(name, need)
         if name in owned:
             _copy_fragment(owned[name], values, need)

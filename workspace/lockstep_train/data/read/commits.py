@@ -39,33 +39,33 @@ def asked_of(training: TrainingConfig) -> list[Asked]:
 
 def agreed_commits(config: RunConfig, ranks: Ranks, cache: Path, say: Say) -> dict[Asked, str]:
     """The commit of each, on every rank. Raises, on all of them alike, ConfigError or TrainerError."""
-    asked = asked_of(config.training)
-    if not asked:
+    sources = asked_of(config.training)
+    if not sources:
         return {}
-    own = [_earlier(each, config.run_dir, cache) for each in asked] if ranks.first_of_node else None
-    seen = ranks.gather("data/commits", own)
-    answer = ranks.publish("data/agreed", _chosen(asked, seen, cache, say) if seen is not None else None)
+    own = [_earlier(each, config.run_dir, cache) for each in sources] if ranks.first_of_node else None
+    answers = ranks.gather("data/commits", own)
+    answer = ranks.publish("data/agreed", _chosen(sources, answers, cache, say) if answers is not None else None)
     if "problem" in answer:
         raise Problem(*answer["problem"]).error()
-    return dict(zip(asked, answer["commits"], strict=True))
+    return dict(zip(sources, answer["commits"], strict=True))
 
 
-def _chosen(asked: list[Asked], seen: list[list[str | None] | None], cache: Path, say: Say) -> dict[str, Any]:
+def _chosen(sources: list[Asked], answers: list[list[str | None] | None], cache: Path, say: Say) -> dict[str, Any]:
     try:
-        return {"commits": [_commit(*each, [own[number] for own in seen if own], cache, say) for number, each in enumerate(asked)]}
+        return {"commits": [_commit(*each, [own[number] for own in answers if own], cache, say) for number, each in enumerate(sources)]}
     except TrainerError as error:
         return {"problem": problem_of(error)}
 
 
-def _commit(name: str, revision: str | None, seen: list[str | None], cache: Path, say: Say) -> str:
-    earlier = next((commit for commit in seen if commit is not None), None)
+def _commit(name: str, revision: str | None, commits: list[str | None], cache: Path, say: Say) -> str:
+    earlier = next((commit for commit in commits if commit is not None), None)
     return earlier or pin_of(data_remote(name), None if is_address(name) else revision, cache, say)
 
 
-def _earlier(asked: Asked, run_dir: Path, cache: Path) -> str | None:
+def _earlier(source: Asked, run_dir: Path, cache: Path) -> str | None:
     """Commit that an earlier start of this run had, or for a dataset of the hub any run on this volume."""
-    recorded = _recorded(run_dir).get(asked)
-    return recorded if recorded is not None or is_address(asked[0]) else remembered_revision(cache, DATASETS, *asked)
+    recorded = _recorded(run_dir).get(source)
+    return recorded if recorded is not None or is_address(source[0]) else remembered_revision(cache, DATASETS, *source)
 
 
 def _recorded(run_dir: Path) -> dict[Asked, str]:
@@ -81,7 +81,7 @@ def remember_commits(commits: Mapping[Asked, str], run_dir: Path, cache: Path) -
     pins = {**recorded, **commits}
     if pins != recorded:
         make_directory(run_dir)
-        write_durably(run_dir / PINS, json.dumps([[*asked, commit] for asked, commit in pins.items()]).encode())
+        write_durably(run_dir / PINS, json.dumps([[*source, commit] for source, commit in pins.items()]).encode())
     for (name, revision), commit in commits.items():
         if not is_address(name):
             remember_revision(cache, DATASETS, name, revision, commit)

@@ -181,8 +181,8 @@ def pattern_files(pattern: Path) -> list[Path]:
         matches = {match for match in _matches(top, parts) if _is_file(match)}
     except ValueError as error:
         raise ConfigError(f"the pattern {pattern} can't be looked for: {first_line(error)}") from error
-    asked = any(part.startswith((".", "__")) for part in parts)
-    hidden = set() if asked else {match for match in matches if _is_hidden(match.relative_to(top))}
+    names_hidden = any(part.startswith((".", "__")) for part in parts)
+    hidden = set() if names_hidden else {match for match in matches if _is_hidden(match.relative_to(top))}
     if not matches - hidden:
         but = f" but {len(hidden):,} hidden ones (.name, or in .folder or __folder)" if hidden else ""
         raise ConfigError(f"no file matches the pattern {pattern}{but}; every node must see the files there")

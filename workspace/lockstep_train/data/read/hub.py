@@ -94,10 +94,10 @@ def _fetched(remote: Remote, commit: str, source: SourceConfig, cache: Path, say
         layout = layout_of(what, names, read(CARD) if CARD in names else None, source.config)
         for line in left_out(layout, names):
             say(line)
-        wanted = {file for split in split_names(source.split or default_split(layout)) for file in layout.files(split)}
+        chosen = {file for split in split_names(source.split or default_split(layout)) for file in layout.files(split)}
         make_directory(note.parent)
         write_durably(note, json.dumps(asdict(layout), indent=1).encode())
-        return [file for file in files if file.path in wanted]
+        return [file for file in files if file.path in chosen]
 
     if _noted(note, what) is None:
         remove(target_in(cache, DATASETS, remote.name, commit, part).folder)

@@ -76,7 +76,7 @@ class Conversation:
     """Messages for the tokenizer's chat template. Raises ValueError for half a character."""
 
     messages: tuple[dict[str, Any], ...]
-    given: int
+    prompt_count: int
     """Number of messages that are the prompt: never learned, whoever speaks."""
     tools: tuple[Any, ...]
     line: int
@@ -138,16 +138,16 @@ def sample_of(record: Mapping[str, Any], line: int) -> AnySample:
 
 def _are_filled(record: Mapping[str, Any], question: str, answer: str) -> bool:
     """Return True if both keys have a value. Raises ValueError where one of two that are there has none: the row's `text`, if it has one, may be the bare question."""
-    asked, answered = record.get(question) is not None, record.get(answer) is not None
-    if asked != answered and question in record and answer in record:
-        raise ValueError(f"`{answer if asked else question}` has no value")
-    return asked and answered
+    has_question, has_answer = record.get(question) is not None, record.get(answer) is not None
+    if has_question != has_answer and question in record and answer in record:
+        raise ValueError(f"`{answer if has_question else question}` has no value")
+    return has_question and has_answer
 
 
-def _conversation(record: Mapping[str, Any], messages: list[dict[str, Any]], given: int, line: int) -> Conversation:
+def _conversation(record: Mapping[str, Any], messages: list[dict[str, Any]], prompt_count: int, line: int) -> Conversation:
     untrained = tuple(number for number, message in enumerate(messages) if not _is_trained(message, number))
     rendered = tuple(_without(message, "train", "weight") for message in messages)
-    return Conversation(rendered, given, _tools(record), line, untrained, _options(record))
+    return Conversation(rendered, prompt_count, _tools(record), line, untrained, _options(record))
 
 
 def _is_trained(message: Mapping[str, Any], number: int) -> bool:
@@ -275,10 +275,10 @@ def _alpaca(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not isinstance(record.get("input") or "", str):
         raise ValueError("`input` is not a string")
     question = "\n".join(part for part in (_text(record, "instruction"), record.get("input") or "") if part)
-    said = [text for pair in history for text in pair] + [question, _text(record, "output")]
-    if not all(isinstance(text, str) for text in said):
+    texts = [text for pair in history for text in pair] + [question, _text(record, "output")]
+    if not all(isinstance(text, str) for text in texts):
         raise ValueError("`history` holds something else than strings")
-    return [*_system(record), *({"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(said))]
+    return [*_system(record), *({"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(texts))]
 
 
 def _system(record: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -50,14 +50,14 @@ class Sides:
 
 def divide(sources: Sequence[DataSource], tokens: Sequence[Arrays], rule: Rule) -> Divided:
     """Divide the samples. Raises ConfigError when nothing is left to train on, or a sample is too long and `overlong` says Error."""
-    sides = choose_sides([found["keys"] for found in tokens], rule)
-    made: list[Made] = []
+    sides = choose_sides([arrays["keys"] for arrays in tokens], rule)
+    outcomes: list[Made] = []
     notes: list[str] = []
     for number, source in enumerate(sources[: len(sources) - rule.own_file]):
         indices = weighted(tokens[number]["keys"], sides.training[number], source.weight)
-        made.append(_documents(source, tokens[number], number, indices, rule))
-        notes.append(_note(source, len(sides.training[number]), len(indices), made[-1], rule))
-    training = together([part.documents for part in made])
+        outcomes.append(_documents(source, tokens[number], number, indices, rule))
+        notes.append(_note(source, len(sides.training[number]), len(indices), outcomes[-1], rule))
+    training = together([part.documents for part in outcomes])
     if not len(training):
         raise ConfigError("training.data leaves no sample to train on; add samples, or lower training.evaluation.holdout")
     evaluated = [
@@ -91,21 +91,21 @@ def _documents(source: DataSource, tokens: Arrays, number: int, indices: Array, 
     if not source.plain_text:
         return documents_of(tokens, indices, rules)
     passes = numpy.split(indices, numpy.flatnonzero(numpy.diff(indices) <= 0) + 1)  # the source begins anew with each time it is seen
-    made = [blocks_of(tokens, run, rules) for run in passes]
-    return Made(together([part.documents for part in made]), 0, 0)
+    outcomes = [blocks_of(tokens, run, rules) for run in passes]
+    return Made(together([part.documents for part in outcomes]), 0, 0)
 
 
-def _note(source: DataSource, samples: int, seen: int, made: Made, rule: Rule) -> str:
+def _note(source: DataSource, samples: int, passes: int, outcome: Made, rule: Rule) -> str:
     parts = [f"{samples:,} samples to train on"]
     if source.weight != 1:
-        parts.append(f"weight {source.weight:g}: {seen:,} an epoch")
-    return f"Data: {source.name}: {', '.join([*parts, *_what_was_made(seen, [made], rule)])}"
+        parts.append(f"weight {source.weight:g}: {passes:,} an epoch")
+    return f"Data: {source.name}: {', '.join([*parts, *_what_was_made(passes, [outcome], rule)])}"
 
 
-def _what_was_made(samples: int, made: Sequence[Made], rule: Rule) -> Iterator[str]:
+def _what_was_made(samples: int, outcomes: Sequence[Made], rule: Rule) -> Iterator[str]:
     """Count the documents that so many samples became, and say what was done to those that are too long."""
     documents, overlong, unlearned = (
-        sum(counts) for counts in zip(*((len(part.documents), part.overlong, part.unlearned) for part in made), strict=True)
+        sum(counts) for counts in zip(*((len(part.documents), part.overlong, part.unlearned) for part in outcomes), strict=True)
     )
     if documents != samples:
         yield f"{documents:,} documents"
@@ -115,14 +115,14 @@ def _what_was_made(samples: int, made: Sequence[Made], rule: Rule) -> Iterator[s
         yield f"{unlearned:,} pieces left out in which nothing is learned"
 
 
-def _evaluation_notes(tokens: Sequence[Arrays], sides: Sides, made: Sequence[Made], rule: Rule) -> list[str]:
+def _evaluation_notes(tokens: Sequence[Arrays], sides: Sides, outcomes: Sequence[Made], rule: Rule) -> list[str]:
     """Note how many are evaluated and what became of them, and of a file of its own how many of them are trained on as well."""
     if rule.evaluation is None:
         return []
     chosen = sum(map(len, sides.evaluation))
-    notes = [f"Evaluation: {', '.join([f'{chosen:,} samples', *_what_was_made(chosen, made, rule)])}"]
+    notes = [f"Evaluation: {', '.join([f'{chosen:,} samples', *_what_was_made(chosen, outcomes, rule)])}"]
     if rule.own_file:
-        trained = numpy.concatenate([found["keys"] for found in tokens[:-1]])
+        trained = numpy.concatenate([arrays["keys"] for arrays in tokens[:-1]])
         both = int(numpy.isin(tokens[-1]["keys"][sides.evaluation[-1]], trained).sum())
         if both:
             notes.append(

@@ -71,8 +71,8 @@ def documents_of(tokens: Arrays, chosen: Array, rules: Rules) -> Made:
         _refuse_unlearned(tokens, chosen, rules)
         return Made(_counted(tokens, _cut(tokens, chosen, lengths, rules), rules), int(overlong.sum()), 0)
     documents = _counted(tokens, _split(tokens, chosen, lengths, rules), rules)
-    kept = select(documents, documents.learned > 0)
-    return Made(kept, int(overlong.sum()), len(documents) - len(kept))
+    learning = select(documents, documents.learned > 0)
+    return Made(learning, int(overlong.sum()), len(documents) - len(learning))
 
 
 def _whole(tokens: Arrays, chosen: Array, lengths: Array, rules: Rules) -> Documents:
@@ -92,8 +92,8 @@ def _refuse_unlearned(tokens: Arrays, chosen: Array, rules: Rules) -> None:
 
 def _cut(tokens: Arrays, chosen: Array, lengths: Array, rules: Rules) -> tuple[Array, Array]:
     """(spans, prefixed)"""
-    kept = numpy.minimum(lengths, rules.max_length)
-    return numpy.stack([numpy.full(len(chosen), rules.number), tokens["offsets"][chosen], kept], axis=1), numpy.zeros(len(chosen), bool)
+    counts = numpy.minimum(lengths, rules.max_length)
+    return numpy.stack([numpy.full(len(chosen), rules.number), tokens["offsets"][chosen], counts], axis=1), numpy.zeros(len(chosen), bool)
 
 
 def _split(tokens: Arrays, chosen: Array, lengths: Array, rules: Rules) -> tuple[Array, Array]:
@@ -125,13 +125,13 @@ def blocks_of(tokens: Arrays, chosen: Array, rules: Rules) -> Made:
     """Make documents of plain text: neighboring paragraphs joined up to maxLength tokens; a longer one is continued in the next block, so that
     nothing is lost."""
     tail = int(tokens.facts["separator"])
-    found = list(_blocks(tokens["offsets"], chosen, tail, rules.max_length - rules.prefix))
+    every = list(_blocks(tokens["offsets"], chosen, tail, rules.max_length - rules.prefix))
     prefix = rules.prefix
-    kept = [block for block in found if sum(count for _, count in block) - (prefix == 0) > 0]
-    lengths = numpy.array([sum(count for _, count in block) + prefix for block in kept], numpy.int64)
-    spans = numpy.array([(rules.number, start, count) for block in kept for start, count in block], numpy.int64).reshape(-1, 3)
-    counts = numpy.array([len(block) for block in kept], numpy.int64)
-    prefixed = numpy.full(len(kept), prefix > 0)
+    blocks = [block for block in every if sum(count for _, count in block) - (prefix == 0) > 0]
+    lengths = numpy.array([sum(count for _, count in block) + prefix for block in blocks], numpy.int64)
+    spans = numpy.array([(rules.number, start, count) for block in blocks for start, count in block], numpy.int64).reshape(-1, 3)
+    counts = numpy.array([len(block) for block in blocks], numpy.int64)
+    prefixed = numpy.full(len(blocks), prefix > 0)
     return Made(Documents(spans, counts, prefixed, lengths, (lengths - max(1, prefix)).astype(numpy.int32)), 0, 0)
 
 
@@ -165,14 +165,14 @@ def _without_tail(block: list[tuple[int, int]], tail: int) -> list[tuple[int, in
     return [*block[:-1], (start, count - tail)]
 
 
-def select(documents: Documents, kept: Array) -> Documents:
+def select(documents: Documents, mask: Array) -> Documents:
     """Documents for which the mask is true."""
     return Documents(
-        documents.spans[numpy.repeat(kept, documents.span_counts)],
-        documents.span_counts[kept],
-        documents.prefixed[kept],
-        documents.lengths[kept],
-        documents.learned[kept],
+        documents.spans[numpy.repeat(mask, documents.span_counts)],
+        documents.span_counts[mask],
+        documents.prefixed[mask],
+        documents.lengths[mask],
+        documents.learned[mask],
     )
 
 

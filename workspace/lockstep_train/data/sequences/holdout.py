@@ -27,14 +27,14 @@ def fixed_subset(keys: Sequence[Array], candidates: Sequence[Array], samples: in
     the content's. Duplicates of one sample count once."""
     chosen = numpy.concatenate([source[indices] for source, indices in zip(keys, candidates, strict=True)])
     smallest = numpy.unique(chosen)[:samples]
-    found: list[Array] = []
+    subsets: list[Array] = []
     taken: Array = numpy.empty(0, numpy.uint64)
     for source, indices in zip(keys, candidates, strict=True):
         unique, first = numpy.unique(source[indices], return_index=True)
         mine = numpy.isin(unique, smallest) & ~numpy.isin(unique, taken)
-        found.append(indices[first[mine]])
+        subsets.append(indices[first[mine]])
         taken = numpy.concatenate([taken, unique[mine]])
-    return found
+    return subsets
 
 
 def part_of(keys: Array, indices: Array, share: float) -> Array:

@@ -111,7 +111,7 @@ def _learned_turns(conversation: Conversation) -> list[int]:
     return [
         number
         for number, message in enumerate(conversation.messages)
-        if message["role"] == ASSISTANT and number >= conversation.given and number not in conversation.untrained
+        if message["role"] == ASSISTANT and number >= conversation.prompt_count and number not in conversation.untrained
     ]
 
 
@@ -119,7 +119,7 @@ def _whole(chat: Chat, conversation: Conversation) -> Learnable:
     """Learn all of a conversation as it is rendered, with the stop token that the next speaker's marker is."""
     if conversation.untrained:
         raise ValueError("`train: false` and `weight: 0` need training.data.trainOn Assistant or LastTurn, for All learns every message")
-    text = chat.beginning(len(chat.messages), asked=False)
+    text = chat.beginning(len(chat.messages), prompted=False)
     last = chat.messages[-1]
     if last["role"] == ASSISTANT and not text.rstrip().endswith((*chat.template.stops, *chat.template.special)):
         text += next_speaker(chat.template, bool(last.get("tool_calls"))) or ""
@@ -133,7 +133,7 @@ def _whole(chat: Chat, conversation: Conversation) -> Learnable:
 def _beginning(template: ChatTemplate) -> tuple[int, ...]:
     """Tokens that the template has before every message, where that is special tokens alone: GLM's [gMASK]<sop>, which the model is always given."""
     try:
-        text = Chat((), (), {}, template).beginning(0, asked=False)
+        text = Chat((), (), {}, template).beginning(0, prompted=False)
     except Unmasked:
         return ()
     ids, places = template.encode(text)
@@ -159,9 +159,9 @@ def _in_pieces(template: ChatTemplate, text: str, cuts: Sequence[int]) -> tuple[
     """Encode as at inference: what the model is given ends at a cut, and what it writes begins there."""
     ids, places = template.encode(text[: cuts[0]])
     for start, end in itertools.pairwise([*cuts, len(text)]):
-        more, found = _continued(template, text[start:end])
+        more, spans = _continued(template, text[start:end])
         ids = [*ids, *more]
-        places = [*places, *((start + first, start + last) for first, last in found)]
+        places = [*places, *((start + first, start + last) for first, last in spans)]
     return ids, places
 
 
@@ -191,7 +191,7 @@ def _without_white_space(template: ChatTemplate, text: str, places: Sequence[Spa
 def _marked(chat: Chat, turns: Sequence[int]) -> Learnable:
     """Mask by the template's marks, one for each of the assistant's messages. Raises ValueError where the template refuses the conversation."""
     assert chat.template.marked is not None  # noqa: S101 (the caller asked)
-    text = chat.beginning(len(chat.messages), asked=False)
+    text = chat.beginning(len(chat.messages), prompted=False)
     try:
         marked = chat.template.marked(chat.messages, chat.tools, chat.options)
     except Exception as error:  # templates raise whatever they like

@@ -65,7 +65,7 @@ def encode_samples(samples: Sequence[AnySample], tokenizer: Tokenizer, train_on:
     prompts = iter(tokenizer.encode_all([sample.prompt for sample in plain if sample.prompt is not None]))
     answers = iter(encode_continued([sample.text for sample in plain if sample.prompt is not None], tokenizer))
     texts = iter(tokenizer.encode_all([sample.text for sample in plain if sample.prompt is None]))
-    found: list[Encoded] = []
+    result: list[Encoded] = []
     for sample in samples:
         try:
             if isinstance(sample, Conversation):
@@ -78,17 +78,17 @@ def encode_samples(samples: Sequence[AnySample], tokenizer: Tokenizer, train_on:
             broken.add(sample.line, str(error))
             continue
         learned = [item for item in encoded if 1 in item.learned[1:]]
-        found += learned
+        result += learned
         if not learned:
             broken.add(sample.line, "no token of it is learned")
-    return found
+    return result
 
 
 def _plain(sample: Sample, prompt: list[int], text: list[int], tokenizer: Tokenizer, train_on: TrainOn) -> Encoded:
-    given = [*tokenizer.begin, *prompt]
+    before = [*tokenizer.begin, *prompt]
     answer = [*text, tokenizer.end] if tokenizer.end is not None else text
-    masked = len(tokenizer.begin) if train_on is TrainOn.ALL else len(given)
-    return Encoded([*given, *answer], bytes(masked) + b"\1" * (len(given) + len(answer) - masked), sample.line)
+    masked = len(tokenizer.begin) if train_on is TrainOn.ALL else len(before)
+    return Encoded([*before, *answer], bytes(masked) + b"\1" * (len(before) + len(answer) - masked), sample.line)
 
 
 def _conversation(conversation: Conversation, tokenizer: Tokenizer, train_on: TrainOn) -> list[Encoded]:

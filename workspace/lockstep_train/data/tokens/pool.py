@@ -47,17 +47,17 @@ def batch_of(line: bytes) -> Batch:
 
 
 def answer_line(answer: Answer) -> bytes:
-    found, broken = answer
-    samples = [[item.ids, base64.b64encode(item.learned).decode(), item.line, item.remarks] for item in found]
+    encoded, broken = answer
+    samples = [[item.ids, base64.b64encode(item.learned).decode(), item.line, item.remarks] for item in encoded]
     return _line({"samples": samples, "broken": vars(broken)})
 
 
 def answer_of(line: bytes) -> Answer:
     """Answer from its line. Raises ValueError for half a line."""
-    said = json.loads(line)
-    samples = [Encoded(ids, base64.b64decode(learned), number, tuple(remarks)) for ids, learned, number, remarks in said["samples"]]
-    reasons = [(number, reason) for number, reason in said["broken"].pop("reasons")]
-    return samples, Broken(**said["broken"], reasons=reasons)
+    answer = json.loads(line)
+    samples = [Encoded(ids, base64.b64decode(learned), number, tuple(remarks)) for ids, learned, number, remarks in answer["samples"]]
+    reasons = [(number, reason) for number, reason in answer["broken"].pop("reasons")]
+    return samples, Broken(**answer["broken"], reasons=reasons)
 
 
 def _tuples(fields: dict[str, Any]) -> dict[str, Any]:

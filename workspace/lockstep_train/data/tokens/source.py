@@ -80,9 +80,9 @@ def tokens_of(
 ) -> Arrays:
     """Return the source's tokens: checked, or made now. Raises ConfigError when the source has broken lines that are not to be left out."""
     place = folder / token_key(source, tokenizer, train_on, on_broken)
-    found = whole_arrays(place, lambda problem: say(f"The token cache of {source.name} is made again: {problem}"))
-    if found is not None:
-        return found
+    arrays = whole_arrays(place, lambda problem: say(f"The token cache of {source.name} is made again: {problem}"))
+    if arrays is not None:
+        return arrays
     write_tokens(source, tokenizer, train_on, place, say, on_broken)
     return open_arrays(place, verify=False)
 
@@ -93,7 +93,7 @@ def write_tokens(
     """Read, tokenize and write the source in batches, so that memory doesn't grow with it. Raises ConfigError."""
     broken = Broken(source.name)
     writer = ArrayWriter(place, TYPES)
-    tokens = samples = seen = largest = 0
+    tokens = samples = read = largest = 0
     pace = Pace(source.name, say)
 
     def here(batch: Batch) -> Answer:
@@ -106,16 +106,16 @@ def write_tokens(
     try:
         writer.append("offsets", numpy.zeros(1, numpy.int64))
         with contextlib.closing(encoder.run(batches(source.samples(broken)))) as answers:
-            for count, (encoded, found) in answers:
-                seen += count
-                broken.include(found)
+            for count, (encoded, batch_broken) in answers:
+                read += count
+                broken.include(batch_broken)
                 if encoded and (on_broken is OnBroken.DROP or not broken.count):
                     ids = append(writer, encoded, tokens)
                     remarks.include(encoded)
                     tokens += len(ids)
                     largest = max(largest, int(ids.max()))
                     samples += len(encoded)
-                pace.at(seen)
+                pace.at(read)
         if on_broken is OnBroken.FAIL:
             broken.refuse()
         blank = [f"Data: {NAME}: left out {broken.blank:,} blank rows"] if broken.blank else []

@@ -115,8 +115,8 @@ def vocabulary_size(folder: Path) -> int | None:
 
 def padding(pad: int | None, end: int | None, vocabulary: int | None) -> int:
     """Token that fills rows up. No token sees it, so any does that the model has: pad tokens are often added to a tokenizer alone."""
-    known = (token for token in (pad, end) if token is not None and (vocabulary is None or token < vocabulary))
-    return next(known, 0)
+    usable = (token for token in (pad, end) if token is not None and (vocabulary is None or token < vocabulary))
+    return next(usable, 0)
 
 
 def encode_many(tokenizer: Any, texts: list[str]) -> list[list[int]]:

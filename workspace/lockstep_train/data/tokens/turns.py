@@ -74,13 +74,13 @@ class Chat:
     """Variables of the template that this row sets."""
     template: ChatTemplate
 
-    def beginning(self, count: int, *, asked: bool) -> str:
+    def beginning(self, count: int, *, prompted: bool) -> str:
         """The first messages rendered alone. Raises Unmasked where the template refuses them."""
         try:
-            return self.template.render(self.messages[:count], self.tools, asked, self.options)
+            return self.template.render(self.messages[:count], self.tools, prompted, self.options)
         except Exception as error:  # templates raise whatever they like, to refuse a role or an order
             reason = first_line(error) or type(error).__name__
-            if not asked:
+            if not prompted:
                 raise Unmasked(f"the chat template refuses it: {reason}") from error
             if count == 0:
                 raise Unmasked(f"messages[0] is the assistant's: the chat template can't render what comes before it ({reason})") from error
@@ -89,10 +89,10 @@ class Chat:
 
 @dataclass(frozen=True)
 class Turn:
-    """`given` + `form` + `answer` is the conversation up to the end of the turn, of which the answer is learned."""
+    """`context` + `form` + `answer` is the conversation up to the end of the turn, of which the answer is learned."""
 
     number: int
-    given: str
+    context: str
     """Text that the model is given."""
     form: str
     """An empty thought that the template puts in."""
@@ -103,12 +103,12 @@ class Turn:
 
     @property
     def text(self) -> str:
-        return self.given + self.form + self.answer
+        return self.context + self.form + self.answer
 
     @property
     def span(self) -> Span:
         """The answer's place in `text`."""
-        return len(self.given) + len(self.form), len(self.text)
+        return len(self.context) + len(self.form), len(self.text)
 
 
 def turn_of(chat: Chat, number: int) -> Turn:
@@ -127,9 +127,9 @@ def turn_of(chat: Chat, number: int) -> Turn:
 
 def _without_end(chat: Chat, number: int) -> Turn:
     """The turn with all that the template has after it."""
-    given, answer, opened = _divided(chat, number)
-    turn = _with_thought(Turn(number, given, "", answer), chat, opened)
-    form = (CLOSED_AT_ONCE if OPEN_THOUGHT.search(turn.given) else EMPTY_THOUGHT).match(turn.answer)
+    context, answer, opened = _divided(chat, number)
+    turn = _with_thought(Turn(number, context, "", answer), chat, opened)
+    form = (CLOSED_AT_ONCE if OPEN_THOUGHT.search(turn.context) else EMPTY_THOUGHT).match(turn.answer)
     if form:
         turn = replace(turn, form=form.group(), answer=turn.answer[form.end() :])
     return _checked(turn, chat)
@@ -155,10 +155,10 @@ def place_of(turn: Turn, text: str) -> Span | None:
 
     An empty thought is form: it may be there or not.
     """
-    for given in _without_thought(turn.given):
-        for form in (turn.form, "") if text.startswith(given) else ():
-            if text.startswith(form + turn.answer, len(given)):
-                start = len(given) + len(form)
+    for context in _without_thought(turn.context):
+        for form in (turn.form, "") if text.startswith(context) else ():
+            if text.startswith(form + turn.answer, len(context)):
+                start = len(context) + len(form)
                 return start, start + len(turn.answer)
     return None
 
@@ -166,59 +166,59 @@ def place_of(turn: Turn, text: str) -> Span | None:
 def _divided(chat: Chat, number: int) -> tuple[str, str, bool]:
     """Divide a turn: what the model is given, what comes after it, and whether the generation prompt opens a thought."""
     problem: Unmasked | None = None
-    asked = None
+    prompt_text = None
     try:
-        asked = chat.beginning(number, asked=True)
+        prompt_text = chat.beginning(number, prompted=True)
     except Unmasked as error:
         problem = error
     try:
-        rendered = chat.beginning(number + 1, asked=False)
+        rendered = chat.beginning(number + 1, prompted=False)
     except Unmasked as error:
         raise problem or error from error
-    opened = asked is not None and OPEN_THOUGHT.search(asked) is not None
-    for given in _without_thought(asked) if asked is not None else ():
-        if rendered.startswith(given):
-            closed = asked is not None and BEGUN_THOUGHT.search(asked) is not None and not opened
-            return asked if asked is not None and closed else given, rendered[len(given) :], opened
+    opened = prompt_text is not None and OPEN_THOUGHT.search(prompt_text) is not None
+    for context in _without_thought(prompt_text) if prompt_text is not None else ():
+        if rendered.startswith(context):
+            closed = prompt_text is not None and BEGUN_THOUGHT.search(prompt_text) is not None and not opened
+            return prompt_text if prompt_text is not None and closed else context, rendered[len(context) :], opened
     contents = str(chat.messages[number])
-    for prompt in _prompts(chat, number, asked):
+    for prompt in _prompts(chat, number, prompt_text):
         for marker in _without_thought(prompt):
             if not marker.strip() or marker.strip() in contents or marker not in rendered:
                 continue
-            if asked is None or rendered.count(marker) == asked.count(marker) + (prompt != marker):
+            if prompt_text is None or rendered.count(marker) == prompt_text.count(marker) + (prompt != marker):
                 end = rendered.rindex(marker) + len(marker)
-                given = asked[: len(asked) - len(prompt) + len(marker)] if asked is not None else rendered[:end]
-                return given, rendered[end:], opened
+                context = prompt_text[: len(prompt_text) - len(prompt) + len(marker)] if prompt_text is not None else rendered[:end]
+                return context, rendered[end:], opened
     raise problem or Unmasked(f"what the chat template has before messages[{number}] changes when that follows")
 
 
-def _without_thought(asked: str) -> Iterator[str]:
+def _without_thought(prompt: str) -> Iterator[str]:
     """A generation prompt as it is, and without the thought that it begins, which the rendered answer may lack."""
-    yield asked
-    begun = BEGUN_THOUGHT.search(asked)
+    yield prompt
+    begun = BEGUN_THOUGHT.search(prompt)
     if begun:
-        whole = asked[: begun.start()]
-        yield whole + asked[begun.start() : begun.start() + len(begun.group()) - len(begun.group().lstrip())]
+        whole = prompt[: begun.start()]
+        yield whole + prompt[begun.start() : begun.start() + len(begun.group()) - len(begun.group().lstrip())]
         yield whole
-    elif asked != asked.rstrip():
-        yield asked.rstrip()
+    elif prompt != prompt.rstrip():
+        yield prompt.rstrip()
 
 
-def _prompts(chat: Chat, number: int, asked: str | None) -> Iterator[str]:
+def _prompts(chat: Chat, number: int, prompted: str | None) -> Iterator[str]:
     """Texts right before the turn, also where all that comes before is rendered otherwise: the message before it and the generation prompt, and
     that prompt alone."""
     before = str(chat.messages[number - 1].get("content") or "").strip() if number else ""
-    if asked is not None and before and before in asked:
-        yield asked[asked.rindex(before) :]
-    if asked is None:
+    if prompted is not None and before and before in prompted:
+        yield prompted[prompted.rindex(before) :]
+    if prompted is None:
         chat, number = replace(chat, messages=({"role": "user", "content": "?"},)), 1
     try:
-        asked = chat.beginning(number, asked=True) if asked is None else asked
-        plain = chat.beginning(number, asked=False)
+        prompted = chat.beginning(number, prompted=True) if prompted is None else prompted
+        plain = chat.beginning(number, prompted=False)
         same = next(
-            (place for place, (one, other) in enumerate(zip(asked, plain, strict=False)) if one != other), min(len(asked), len(plain))
+            (place for place, (one, other) in enumerate(zip(prompted, plain, strict=False)) if one != other), min(len(prompted), len(plain))
         )
-        yield asked[same:]
+        yield prompted[same:]
     except Unmasked:
         return
 
@@ -239,9 +239,9 @@ def _with_thought(turn: Turn, chat: Chat, opened: bool) -> Turn:
         return _without_second_thought(turn)
     if pause is None and not (opened or chat.template.thinks):
         return replace(turn, remarks=(LOST_THOUGHT,))
-    if opened and not OPEN_THOUGHT.search(turn.given):
-        turn = replace(turn, given=turn.given + "<think>\n")
-    begin = "" if OPEN_THOUGHT.search(turn.given) else "<think>\n"
+    if opened and not OPEN_THOUGHT.search(turn.context):
+        turn = replace(turn, context=turn.context + "<think>\n")
+    begin = "" if OPEN_THOUGHT.search(turn.context) else "<think>\n"
     answer = turn.answer
     form = (CLOSED_AT_ONCE if not begin else EMPTY_THOUGHT).match(answer)
     answer = answer[form.end() :] if form else answer
@@ -273,7 +273,7 @@ def _renders(chat: Chat, turn: Turn, text: str, others: Any, changed: Message) -
     if not any(text in other for other in texts_of(others)):
         return True
     try:
-        return STAND_IN in _with_message(chat, turn.number, changed).beginning(turn.number + 1, asked=False)
+        return STAND_IN in _with_message(chat, turn.number, changed).beginning(turn.number + 1, prompted=False)
     except Unmasked:
         return True
 
@@ -285,12 +285,12 @@ def _others(message: Message, *names: str) -> list[Any]:
 
 def _without_second_thought(turn: Turn) -> Turn:
     """Remove the empty thought that a template puts before a content which has its own."""
-    given_open = OPEN_THOUGHT.search(turn.given) is not None
-    form = (CLOSED_AT_ONCE if given_open else EMPTY_THOUGHT).match(turn.answer)
+    context_open = OPEN_THOUGHT.search(turn.context) is not None
+    form = (CLOSED_AT_ONCE if context_open else EMPTY_THOUGHT).match(turn.answer)
     if form is None:
         return turn
     answer = turn.answer[form.end() :].lstrip()
-    return replace(turn, answer=answer.removeprefix("<think>").lstrip() if given_open else answer)
+    return replace(turn, answer=answer.removeprefix("<think>").lstrip() if context_open else answer)
 
 
 LOST_CONTENT = "answers say something beside a call of a tool that the chat template doesn't render: it is not learned"
@@ -383,7 +383,7 @@ def next_speaker(template: ChatTemplate, calls: bool) -> str | None:
     )
     chat = Chat(({"role": "user", "content": "x"}, answer, follower), (), {}, template)
     try:
-        shorter, longer = chat.beginning(2, asked=False), chat.beginning(3, asked=False)
+        shorter, longer = chat.beginning(2, prompted=False), chat.beginning(3, prompted=False)
     except Unmasked:
         return None
     following = longer[len(shorter) :] if longer.startswith(shorter) else ""
@@ -402,7 +402,7 @@ def takes_text(template: ChatTemplate, tools: bool) -> bool:
 
     def rendered(arguments: Any) -> str | None:
         try:
-            return Chat(({"role": "user", "content": "x"}, _calling(arguments)), (tool,) * tools, {}, template).beginning(2, asked=False)
+            return Chat(({"role": "user", "content": "x"}, _calling(arguments)), (tool,) * tools, {}, template).beginning(2, prompted=False)
         except Unmasked:
             return None
 

@@ -43,8 +43,8 @@ def refuse_unusable_metrics(metrics: MetricsConfig, environ: Mapping[str, str] |
 
 
 def _need(module: str, field: str, package: str, otherwise: str) -> None:
-    found = find_spec(module)
-    if found is None or found.origin is None:  # a folder of that name, as these tools leave behind, counts as a package of no origin
+    spec = find_spec(module)
+    if spec is None or spec.origin is None:  # a folder of that name, as these tools leave behind, counts as a package of no origin
         raise ConfigError(f"{field} is set, but the package {package} is not installed; install it in the image, or {otherwise}")
 
 
@@ -83,8 +83,8 @@ def open_sinks(config: RunConfig, resumed_step: int, tell: Tell) -> list[Metrics
         assert metrics.wandb is not None  # noqa: S101 (chosen below)
         return WandBWriter(metrics.wandb, config.job_name, logs, identity("wandb"), parameters)
 
-    wanted = [("TensorBoard", metrics.tensor_board, tensorboard), ("MLflow", metrics.mlflow, mlflow), ("W&B", metrics.wandb, wandb)]
-    return [MetricsSink(name, connect, tell) for name, setting, connect in wanted if setting]
+    destinations = [("TensorBoard", metrics.tensor_board, tensorboard), ("MLflow", metrics.mlflow, mlflow), ("W&B", metrics.wandb, wandb)]
+    return [MetricsSink(name, connect, tell) for name, setting, connect in destinations if setting]
 
 
 def run_parameters(config: RunConfig) -> dict[str, Any]:

@@ -20,9 +20,9 @@ class ServiceRun:
     def recall(self) -> str | None:
         """Id that an earlier attempt kept; None for a run that starts anew, be it in an old folder."""
         try:
-            kept = json.loads(self.path.read_bytes())
-            same_run = self.resumed_step > 0 or (self.job_uid is not None and kept["jobUid"] == self.job_uid)
-            return str(kept["id"]) if same_run else None
+            record = json.loads(self.path.read_bytes())
+            same_run = self.resumed_step > 0 or (self.job_uid is not None and record["jobUid"] == self.job_uid)
+            return str(record["id"]) if same_run else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
 

@@ -31,20 +31,20 @@ class MLflowWriter:
         from mlflow import MlflowClient
 
         self._client = MlflowClient(config.tracking_uri, registry_uri=config.tracking_uri)
-        known = identity.recall()
-        self._run = known or self._create(config.experiment, job, parameters)
-        if known is None:
+        earlier = identity.recall()
+        self._run = earlier or self._create(config.experiment, job, parameters)
+        if earlier is None:
             identity.keep(self._run)
         else:
             self._client.update_run(self._run, status="RUNNING")
         self._last_steps: dict[str, int] = {}
-        self._resumed = known is not None
+        self._resumed = earlier is not None
 
     def _create(self, experiment: str, job: str, parameters: Mapping[str, Any]) -> str:
         from mlflow.entities import Param
 
-        found = self._client.get_experiment_by_name(experiment)
-        folder = found.experiment_id if found is not None else self._client.create_experiment(experiment)
+        existing = self._client.get_experiment_by_name(experiment)
+        folder = existing.experiment_id if existing is not None else self._client.create_experiment(experiment)
         run = str(self._client.create_run(folder, run_name=job).info.run_id)
         listed = [Param(name, str(value)[:PARAMETER_CHARACTERS]) for name, value in flat(parameters)]
         for start in range(0, len(listed), PARAMETERS_A_REQUEST):

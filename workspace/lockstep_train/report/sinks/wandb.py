@@ -23,8 +23,8 @@ class WandBWriter:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
-        known = identity.recall()
-        run_id = known or uuid.uuid4().hex[:12]
+        earlier = identity.recall()
+        run_id = earlier or uuid.uuid4().hex[:12]
         self._run = wandb.init(
             project=config.project,
             entity=config.entity,
@@ -43,7 +43,7 @@ class WandBWriter:
                 finish_timeout=FINISH_SECONDS,
             ),
         )
-        if known is None:
+        if earlier is None:
             identity.keep(run_id)
 
     def write(self, points: list[Point]) -> None:
