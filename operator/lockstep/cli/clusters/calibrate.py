@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 
-class Mode(StrEnum):
+class SweepMode(StrEnum):
     """What the ranks are to talk over."""
 
     AUTO = "auto"
@@ -34,7 +34,7 @@ class Mode(StrEnum):
 def calibrate(
     cluster: OptionalClusterArgument = "local",
     nodes: Annotated[int | None, typer.Option("--nodes", min=2, max=1024, help="Default: gpus.default_nodes of the cluster file.")] = None,
-    mode: Annotated[Mode, typer.Option("--mode", help="What the ranks talk over.")] = Mode.AUTO,
+    mode: Annotated[SweepMode, typer.Option("--mode", help="What the ranks talk over.")] = SweepMode.AUTO,
     most: Annotated[
         str | None, typer.Option("--max-size", help="The largest all-reduce. Default: 1Gi on GPUs, 16Mi on the CPU.", show_default=False)
     ] = None,
@@ -99,11 +99,11 @@ def _bytes(text: str | None) -> int | None:
     return int(number(text))
 
 
-def _job(found: ClusterFile, nodes: int | None, mode: Mode, most: int | None, image: str | None) -> TrainingJob:
+def _job(found: ClusterFile, nodes: int | None, mode: SweepMode, most: int | None, image: str | None) -> TrainingJob:
     from lockstep.api.shared import FabricMode
     from lockstep.plan.cluster.calibration import sweep_job
 
-    asked = {Mode.AUTO: FabricMode.AUTO, Mode.RDMA: FabricMode.RDMA, Mode.TCP: FabricMode.TCP}[mode]
+    asked = {SweepMode.AUTO: FabricMode.AUTO, SweepMode.RDMA: FabricMode.RDMA, SweepMode.TCP: FabricMode.TCP}[mode]
     job = sweep_job(found.profile.spec, nodes, asked, most)
     if (job.spec.nodes or 0) < 2:
         raise ConfigError("gpus.default_nodes of the cluster file is 1, and an all-reduce over one node crosses no network: say --nodes 2")

@@ -11,7 +11,7 @@ import typer
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME
-from lockstep.cli.clusters.deploy import ClusterArgument, ContextOption, Deployment, ForceOption, Mode, as_deployed, planned
+from lockstep.cli.clusters.deploy import ClusterArgument, ContextOption, DeploymentPlan, ForceOption, Mode, as_deployed, planned
 from lockstep.cli.shared.deployment import forget
 from lockstep.cli.shared.progress import Progress
 from lockstep.platforms.output import put
@@ -80,7 +80,7 @@ def rollback(cluster: ClusterArgument, yes: YesOption = False, force: ForceOptio
     asyncio.run(_rollback(context, plan.scope.home, yes))
 
 
-def _plan(cluster: str, context: str | None, force: bool) -> Deployment:
+def _plan(cluster: str, context: str | None, force: bool) -> DeploymentPlan:
     """What was sent, whatever it was sent with. Raises ConfigError for the wrong cluster."""
     from lockstep.cli.shared.target import refuse_other_cluster
 
@@ -101,7 +101,7 @@ def ask(question: str, *, yes: bool) -> None:
     typer.confirm(printable_line(question), abort=True)
 
 
-async def _clean(plan: Deployment, context: str | None, *, pvcs: bool, yes: bool) -> None:
+async def _clean(plan: DeploymentPlan, context: str | None, *, pvcs: bool, yes: bool) -> None:
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.ship.deploy import called
     from lockstep.platforms.clusters import remove
@@ -141,14 +141,14 @@ def _is_dev(job: dict[str, Any]) -> bool:
     return bool(job["metadata"]["name"] == DEV_ENVIRONMENT)
 
 
-async def _claims(connection: Cluster, plan: Deployment) -> list[dict[str, Any]]:
+async def _claims(connection: Cluster, plan: DeploymentPlan) -> list[dict[str, Any]]:
     from lockstep.plan.ship.deploy import CLAIM, removable_claims
 
     there = (await connection.list(CLAIM, plan.namespace))["items"]
     return list(removable_claims(plan.cluster, DEV_ENVIRONMENT, there))
 
 
-async def _uninstall(plan: Deployment, context: str | None, *, jobs: bool, yes: bool) -> None:
+async def _uninstall(plan: DeploymentPlan, context: str | None, *, jobs: bool, yes: bool) -> None:
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.clusters import remove
     from lockstep.platforms.clusters.install import without_unknown_kinds
@@ -180,7 +180,7 @@ async def _clusters_of(connection: Cluster) -> str:
     return f"TrainingClusters {', '.join(names)}" if len(names) > 1 else "TrainingCluster"
 
 
-async def _uninstall_cluster(plan: Deployment, context: str | None, *, yes: bool) -> None:
+async def _uninstall_cluster(plan: DeploymentPlan, context: str | None, *, yes: bool) -> None:
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.ship.deploy import called, of_one_cluster, users
     from lockstep.platforms.clusters import remove
@@ -209,7 +209,7 @@ async def _uninstall_cluster(plan: Deployment, context: str | None, *, yes: bool
     _tell_rest(plan, clusters, was_there=bool(there), sent_by_it=record.current is not None and name in record.current.clusters)
 
 
-def _tell_rest(plan: Deployment, clusters: list[dict[str, Any]], *, was_there: bool, sent_by_it: bool) -> None:
+def _tell_rest(plan: DeploymentPlan, clusters: list[dict[str, Any]], *, was_there: bool, sent_by_it: bool) -> None:
     """What stays, and the commands for it."""
     from lockstep.plan.ship.deploy import is_default
 

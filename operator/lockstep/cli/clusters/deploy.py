@@ -47,7 +47,7 @@ class Mode(StrEnum):
 
 
 @dataclass(frozen=True)
-class Deployment:
+class DeploymentPlan:
     """What is sent to a cluster, and the namespace that its jobs run in."""
 
     cluster: ClusterFile
@@ -171,7 +171,7 @@ def deploy(
         raise typer.Exit(1)
 
 
-def warn_of(plan: Deployment) -> None:
+def warn_of(plan: DeploymentPlan) -> None:
     """Say the findings on standard error, each with its line: a dry run's standard output is YAML."""
     from lockstep.plan.cluster.finding import line_of
 
@@ -226,7 +226,7 @@ def scope_in(chosen: Chosen, namespace: str) -> Scope:
 
 def planned(
     cluster: str, mode: Mode, image: str | None = None, revision: str = "", monitoring: bool = False, scope: Chosen = None
-) -> Deployment:
+) -> DeploymentPlan:
     """What `deploy` would send. Reads files only.
 
     Raises:
@@ -249,7 +249,7 @@ def planned(
     manifests = checkout() / "manifests"
     objects = operator_objects(profile, chosen, namespace=found.cluster.namespace, manifests=manifests, revision=revision, scope=place)
     more = monitoring_objects(manifests) if monitoring else []
-    return Deployment(found, profile, [*objects, *more], mode, chosen, place, file_of(cluster))
+    return DeploymentPlan(found, profile, [*objects, *more], mode, chosen, place, file_of(cluster))
 
 
 def default_image(profile: TrainingCluster) -> str:
@@ -270,7 +270,7 @@ def _with_mode(found: ClusterFile, mode: Mode) -> TrainingCluster:
     return profile.model_copy(update={"spec": spec.model_copy(update={"network": network})})
 
 
-def _dev_environment(plan: Deployment) -> dict[str, Any]:
+def _dev_environment(plan: DeploymentPlan) -> dict[str, Any]:
     from lockstep.platforms.clusters.devenv import dev_environment
 
     return dev_environment(plan.profile, plan.namespace)
@@ -278,7 +278,7 @@ def _dev_environment(plan: Deployment) -> dict[str, Any]:
 
 def _checked(
     cluster: str, mode: Mode | None, context: str | None, image: str | None, force: bool, monitoring: bool, scope: Chosen = None
-) -> Deployment:
+) -> DeploymentPlan:
     """The plan, for the cluster that the kubeconfig talks to; what isn't said stays as it is deployed there.
 
     Raises:
@@ -296,7 +296,7 @@ def _checked(
     return first if wanted == said else planned(cluster, *wanted)
 
 
-def as_deployed(plan: Deployment, context: str | None) -> tuple[Mode | None, str | None, Chosen]:
+def as_deployed(plan: DeploymentPlan, context: str | None) -> tuple[Mode | None, str | None, Chosen]:
     """What an earlier deployment has chosen, where it may be seen. An image of the default's name goes with this version."""
     from lockstep.kube.cluster import Client
     from lockstep.plan.ship.openshift_images import repository, short_name
@@ -310,7 +310,7 @@ def as_deployed(plan: Deployment, context: str | None) -> tuple[Mode | None, str
     return Mode(mode.lower()) if mode else None, None if own else image, chosen
 
 
-def _remember_forced(plan: Deployment, context: str | None) -> None:
+def _remember_forced(plan: DeploymentPlan, context: str | None) -> None:
     """Let the verbs to come take this API server for the cluster's, as its deployment does."""
     from lockstep.cli.shared.deployment import remember_forced
     from lockstep.cli.shared.target import is_same_host
@@ -337,7 +337,7 @@ def install_cluster(
     image: str | None = None,
     force: bool = False,
     monitoring: bool = False,
-) -> Deployment:
+) -> DeploymentPlan:
     """Send everything but the dev environment, with an administrator's rights, and wait until the operator is ready.
 
     Raises:

@@ -11,7 +11,7 @@ from lockstep.cli.shared.progress import Progress
 from lockstep.cli.shared.target import EMBEDDED
 
 if TYPE_CHECKING:
-    from lockstep.cli.clusters.deploy import Deployment
+    from lockstep.cli.clusters.deploy import DeploymentPlan
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.clusters.send import Sent
 
@@ -22,14 +22,14 @@ from lockstep.cli.shared.deployment import remember
 from lockstep.platforms.output import put
 
 if TYPE_CHECKING:
-    from lockstep.cli.clusters.deploy import Deployment
+    from lockstep.cli.clusters.deploy import DeploymentPlan
     from lockstep.platforms.clusters.send import Sent
 
 
 SCC_GROUP = "security.openshift.io"
 
 
-async def carry_out(plan: Deployment, context: str | None, dev: bool, seconds: float) -> bool:
+async def carry_out(plan: DeploymentPlan, context: str | None, dev: bool, seconds: float) -> bool:
     """Whether everything is there and ready."""
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.clusters.install import with_one_default, without_unknown_kinds
@@ -56,7 +56,7 @@ async def carry_out(plan: Deployment, context: str | None, dev: bool, seconds: f
     return complete
 
 
-async def _refuse_what_lacks(connection: Cluster, plan: Deployment) -> None:
+async def _refuse_what_lacks(connection: Cluster, plan: DeploymentPlan) -> None:
     """What only an administrator can put there, before anything is sent. Raises Failed."""
     from lockstep.plan.cluster.scope import definitions_command
     from lockstep.platforms.clusters.remove import jobs_of
@@ -82,7 +82,7 @@ async def _refuse_what_lacks(connection: Cluster, plan: Deployment) -> None:
         )
 
 
-async def _refuse_platform(connection: Cluster, plan: Deployment) -> None:
+async def _refuse_platform(connection: Cluster, plan: DeploymentPlan) -> None:
     """A file of OpenShift for what is none: its pods would have no user to run as. Raises Failed."""
     from lockstep.api.cluster import Platform
     from lockstep.kube.cluster import NOT_FOUND, ApiError
@@ -99,7 +99,7 @@ async def _refuse_platform(connection: Cluster, plan: Deployment) -> None:
             ) from None
 
 
-async def _refuse_place(connection: Cluster, plan: Deployment, place: str) -> None:
+async def _refuse_place(connection: Cluster, plan: DeploymentPlan, place: str) -> None:
     """A namespace that the operator of lockstep-system can't work in. What can't be seen is left to the API server. Raises Failed."""
     from lockstep.kube.cluster import FORBIDDEN, ApiError
 
@@ -137,7 +137,7 @@ async def _has_own_operator(connection: Cluster, place: str) -> bool:
         return False
 
 
-async def _narrowed(connection: Cluster, plan: Deployment, progress: Progress) -> bool:
+async def _narrowed(connection: Cluster, plan: DeploymentPlan, progress: Progress) -> bool:
     """Take away rights that an earlier deployment gave elsewhere; whether none are left."""
     from lockstep.plan.ship.deploy import called
     from lockstep.platforms.clusters.send import remove_outdated
@@ -168,7 +168,7 @@ def _tell_sent(sent: Sent, notes: list[str], progress: Progress) -> None:
         progress.done("there", f"{counted(there)}: as they should be, and not yours to change")
 
 
-async def _until_operator_is_ready(connection: Cluster, plan: Deployment, sent: Sent, progress: Progress, seconds: float) -> bool:
+async def _until_operator_is_ready(connection: Cluster, plan: DeploymentPlan, sent: Sent, progress: Progress, seconds: float) -> bool:
     """Also keeps on the cluster what this deployment has sent, and whether it worked, for `rollback`."""
     from lockstep.platforms.clusters.install import InstallError, until_ready
     from lockstep.platforms.clusters.record import deployment_of, read_record, write_record
@@ -188,7 +188,7 @@ async def _until_operator_is_ready(connection: Cluster, plan: Deployment, sent: 
     return True
 
 
-async def _rails_are_there(connection: Cluster, plan: Deployment, progress: Progress) -> bool:
+async def _rails_are_there(connection: Cluster, plan: DeploymentPlan, progress: Progress) -> bool:
     """Whether pods can have every network that the cluster names, where jobs use RDMA: without one they wait for ever."""
     from lockstep.cli.clusters.deploy import Mode
     from lockstep.plan.checks.rails import check_networks
@@ -207,7 +207,7 @@ async def _rails_are_there(connection: Cluster, plan: Deployment, progress: Prog
     return not missing
 
 
-async def _start_dev_environment(connection: Cluster, plan: Deployment, progress: Progress, seconds: float) -> bool:
+async def _start_dev_environment(connection: Cluster, plan: DeploymentPlan, progress: Progress, seconds: float) -> bool:
     from lockstep.platforms.clusters.devenv import dev_environment, ensure_dev_environment, until_up
 
     try:
@@ -228,7 +228,7 @@ async def _start_dev_environment(connection: Cluster, plan: Deployment, progress
 FOLDER = "deploy"
 
 
-def tell_left(plan: Deployment, sent: Sent) -> None:
+def tell_left(plan: DeploymentPlan, sent: Sent) -> None:
     """What is missing, differs or can't be seen, and the commands by which an administrator puts it right."""
     from lockstep.plan.ship.deploy import State, called, for_an_administrator, open_ones
 
@@ -274,7 +274,7 @@ def admin_commands(cluster: str, definitions: list[dict[str, Any]], others: list
     return commands
 
 
-def tell_end(plan: Deployment, *, dev: bool, complete: bool) -> None:
+def tell_end(plan: DeploymentPlan, *, dev: bool, complete: bool) -> None:
     """The cluster's notes, what is ready, and the next commands."""
     cluster, namespace = plan.cluster.cluster.name, plan.namespace
     if plan.profile.spec.notes:
@@ -300,7 +300,7 @@ def _next_with_pods(cluster: str, namespace: str) -> list[tuple[str, str]]:
     ]
 
 
-def _next_without(plan: Deployment) -> list[tuple[str, str]]:
+def _next_without(plan: DeploymentPlan) -> list[tuple[str, str]]:
     """A job of this cluster: the samples are for others."""
     cluster, namespace = plan.cluster.cluster.name, plan.namespace
     return [

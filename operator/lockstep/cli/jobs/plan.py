@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lockstep.cli.shared.inputs import ClusterOption, FilesOption, NamespaceOption, SetOption, read_all, resolve_inputs
-from lockstep.cli.shared.jobargs import ContextOption
+from lockstep.cli.shared.jobargs import ContextOption, Form, FormOption
 from lockstep.cli.shared.progress import waiting
 from lockstep.platforms.output import put, put_json
 
@@ -23,13 +22,6 @@ if TYPE_CHECKING:
     from lockstep.plan.cluster.facts import ClusterFacts
     from lockstep.plan.cluster.finding import Finding
     from lockstep.plan.render.resolved import Resolved
-
-
-class Output(StrEnum):
-    """How the plan is written."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 def plan(
@@ -48,7 +40,7 @@ def plan(
         float | None, typer.Option("--tokens-per-second", min=0.001, help="How fast all ranks together train.")
     ] = None,
     train_log: Annotated[Path | None, typer.Option("--train-log", help="An earlier run's logs/train_log.jsonl: as fast as that.")] = None,
-    output: Annotated[Output, typer.Option("-o", "--output", help="text or json.")] = Output.TEXT,
+    output: FormOption = Form.TEXT,
 ) -> None:
     """Say what a job would do before it takes GPUs: objects, nodes that fit now, quota, claims, admission, memory, traffic, steps, time.
 
@@ -59,11 +51,11 @@ def plan(
     """
     from lockstep.plan.ahead.planned import EXIT_CODES, PlanVerdict, verdict
 
-    asked = Asked(context, model_config, samples, data, tokens_per_second, train_log, offline=offline)
+    options = PlanOptions(context, model_config, samples, data, tokens_per_second, train_log, offline=offline)
     jobs = [(inputs, resolve_inputs(inputs)) for inputs in read_all(file, cluster, namespace, changes)]
     with waiting("reading the job's inputs" if offline else "asking the cluster what it would make of this"):
-        plans = [_plan(inputs.aim(), resolved, asked) for inputs, resolved in jobs]
-    if output is Output.JSON:
+        plans = [_plan(inputs.aim(), resolved, options) for inputs, resolved in jobs]
+    if output is Form.JSON:
         values = [_as_json(*one) for one in plans]
         put_json(values[0] if len(values) == 1 else values, indent=1)
     else:
@@ -75,7 +67,7 @@ def plan(
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlanOptions:
     """What a plan is made with, besides the job."""
 
     context: str | None
@@ -87,17 +79,17 @@ class Asked:
     offline: bool
 
 
-def _plan(inputs: Inputs, resolved: Resolved, asked: Asked) -> tuple[list[Finding], Forecast]:
+def _plan(inputs: Inputs, resolved: Resolved, options: PlanOptions) -> tuple[list[Finding], Forecast]:
     from lockstep.cli.jobs.planfacts import known_facts
     from lockstep.plan.ahead import planned
     from lockstep.plan.ahead.forecast import capacity, forecast
 
-    sources = (asked.model_config, asked.samples, asked.data, asked.tokens_per_second, asked.train_log)
-    known = known_facts(resolved, *sources, offline=asked.offline)
+    sources = (options.model_config, options.samples, options.data, options.tokens_per_second, options.train_log)
+    known = known_facts(resolved, *sources, offline=options.offline)
     samples = planned.samples(resolved, inputs.job)
     compared, facts = None, None
-    if not asked.offline:
-        compared, facts = asyncio.run(_look(resolved, samples, asked.context))
+    if not options.offline:
+        compared, facts = asyncio.run(_look(resolved, samples, options.context))
     size, source = capacity(resolved, () if facts is None else facts.list("Node").items)
     estimate = forecast(resolved, replace(known, capacity_bytes=size, capacity_source=source))
     return planned.all_findings(resolved, samples[1], compared, facts, estimate), estimate
