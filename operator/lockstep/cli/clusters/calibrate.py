@@ -24,7 +24,7 @@ INTERRUPTED = 130
 
 
 class SweepMode(StrEnum):
-    """What the ranks are to talk over."""
+    """Transport between the ranks of a sweep."""
 
     AUTO = "auto"
     RDMA = "rdma"

@@ -81,7 +81,7 @@ def rollback(cluster: ClusterArgument, yes: YesOption = False, force: ForceOptio
 
 
 def _plan(cluster: str, context: str | None, force: bool) -> DeploymentPlan:
-    """What was sent, whatever it was sent with. Raises ConfigError for the wrong cluster."""
+    """Plan of what was sent, whatever it was sent with. Raises ConfigError for the wrong cluster."""
     from lockstep.cli.shared.target import refuse_other_cluster
 
     plan = planned(cluster, Mode.AUTO)
@@ -210,7 +210,7 @@ async def _uninstall_cluster(plan: DeploymentPlan, context: str | None, *, yes: 
 
 
 def _tell_rest(plan: DeploymentPlan, clusters: list[dict[str, Any]], *, was_there: bool, sent_by_it: bool) -> None:
-    """What stays, and the commands for it."""
+    """Print what stays, and the commands for it."""
     from lockstep.plan.ship.deploy import is_default
 
     name = plan.cluster.cluster.name

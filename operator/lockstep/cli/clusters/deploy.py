@@ -39,7 +39,7 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Also where the kubec
 
 
 class Mode(StrEnum):
-    """What jobs that don't say use between nodes."""
+    """Transport between nodes of jobs that don't state one."""
 
     AUTO = "auto"
     RDMA = "rdma"
@@ -48,7 +48,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True)
 class DeploymentPlan:
-    """What is sent to a cluster, and the namespace that its jobs run in."""
+    """Objects to send to a cluster, and the namespace that its jobs run in."""
 
     cluster: ClusterFile
     profile: TrainingCluster
@@ -66,7 +66,7 @@ class DeploymentPlan:
 
     @property
     def choices(self) -> str:
-        """What was chosen, as make is told it."""
+        """Choices of this deployment, as variables of make."""
         image = "" if self.image == default_image(self.profile) else f" OPERATOR_IMAGE={self.image}"
         scope = " NAMESPACE_ONLY=1" if self.scope.own else f" NAMESPACES={','.join(self.scope.namespaces)}" if self.scope.namespaces else ""
         return f"MODE={self.mode.value}{image}{scope}"
@@ -80,7 +80,7 @@ class DeploymentPlan:
 
     @property
     def findings(self) -> list[Finding]:
-        """What the cluster file alone shows to be wrong for jobs of this mode."""
+        """Findings about the cluster file alone that matter to jobs of this mode."""
         from lockstep.plan.checks.alone import lint_alone, of_mode
         from lockstep.plan.cluster.finding import Outcome
 
@@ -89,7 +89,7 @@ class DeploymentPlan:
 
     @property
     def default_image(self) -> Finding | None:
-        """Which image jobs run that name none; None where the cluster names it, or none is known (`findings`)."""
+        """Finding about the image of jobs that name none; None where the cluster names it, or none is known (`findings`)."""
         from lockstep.plan.checks.alone import IMAGE, lint_alone
         from lockstep.plan.cluster.finding import Outcome
 
@@ -97,7 +97,7 @@ class DeploymentPlan:
 
     @property
     def said(self) -> str:
-        """How the record on the cluster names it."""
+        """Line for people in the record on the cluster."""
         from datetime import UTC, datetime
 
         from lockstep.cli.clusters.version import own_version
@@ -183,7 +183,7 @@ def warn_of(plan: DeploymentPlan) -> None:
 
 
 Chosen = Literal["all", "own"] | tuple[str, ...] | None
-"""Where the operator is to work, as the command line says it; None: it doesn't say."""
+"""Namespaces that the operator is to work in, as the command line says it; None: it doesn't say."""
 
 
 def chosen_scope(namespaces: str | None, namespace_only: bool | None) -> Chosen:
@@ -227,7 +227,7 @@ def scope_in(chosen: Chosen, namespace: str) -> Scope:
 def planned(
     cluster: str, mode: Mode, image: str | None = None, revision: str = "", monitoring: bool = False, scope: Chosen = None
 ) -> DeploymentPlan:
-    """What `deploy` would send. Reads files only.
+    """Plan of what `deploy` would send. Reads files only.
 
     Raises:
         ConfigError: RDMA is asked of a cluster that has none; the cluster file is wrong or unknown; `scope` can't be had.
@@ -297,7 +297,7 @@ def _checked(
 
 
 def as_deployed(plan: DeploymentPlan, context: str | None) -> tuple[Mode | None, str | None, Chosen]:
-    """What an earlier deployment has chosen, where it may be seen. An image of the default's name goes with this version."""
+    """Choices of the deployment that is on the cluster, where it may be seen. An image of the default's name goes with this version."""
     from lockstep.kube.cluster import Client
     from lockstep.plan.ship.openshift_images import repository, short_name
     from lockstep.platforms.clusters import deployed

@@ -30,7 +30,7 @@ SCC_GROUP = "security.openshift.io"
 
 
 async def carry_out(plan: DeploymentPlan, context: str | None, dev: bool, seconds: float) -> bool:
-    """Whether everything is there and ready."""
+    """Return True if everything is there and ready."""
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.clusters.install import with_one_default, without_unknown_kinds
     from lockstep.platforms.clusters.send import send_permitted
@@ -57,7 +57,7 @@ async def carry_out(plan: DeploymentPlan, context: str | None, dev: bool, second
 
 
 async def _refuse_what_lacks(connection: Cluster, plan: DeploymentPlan) -> None:
-    """What only an administrator can put there, before anything is sent. Raises Failed."""
+    """Raise Failed, before anything is sent, if the cluster lacks what only an administrator can put there."""
     from lockstep.plan.cluster.scope import definitions_command
     from lockstep.platforms.clusters.remove import jobs_of
     from lockstep.platforms.clusters.send import is_served
@@ -189,7 +189,7 @@ async def _until_operator_is_ready(connection: Cluster, plan: DeploymentPlan, se
 
 
 async def _rails_are_there(connection: Cluster, plan: DeploymentPlan, progress: Progress) -> bool:
-    """Whether pods can have every network that the cluster names, where jobs use RDMA: without one they wait for ever."""
+    """Return True if pods can have every network that the cluster names, where jobs use RDMA: without one they wait for ever."""
     from lockstep.cli.clusters.deploy import Mode
     from lockstep.plan.checks.rails import check_networks
     from lockstep.plan.cluster.facts import NETWORK
@@ -229,7 +229,7 @@ FOLDER = "deploy"
 
 
 def tell_left(plan: DeploymentPlan, sent: Sent) -> None:
-    """What is missing, differs or can't be seen, and the commands by which an administrator puts it right."""
+    """Print what is missing, differs or can't be seen, and the commands by which an administrator puts it right."""
     from lockstep.plan.ship.deploy import State, called, for_an_administrator, open_ones
 
     left = open_ones(sent.left)

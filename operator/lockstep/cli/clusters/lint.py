@@ -61,7 +61,7 @@ def lint(
 
 
 def file_of(cluster: str) -> str:
-    """As it is shown: a path that was given, else that of clusters/."""
+    """Path of the cluster file to show: the one that was given, else that of clusters/."""
     return cluster if cluster.endswith((".yaml", ".yml")) or "/" in cluster else str(Path("clusters") / f"{cluster}.yaml")
 
 

@@ -31,7 +31,7 @@ class Overview:
     """None: it is not for this person to see."""
     profile: str
     scope: str
-    """Where the operator works, where that isn't the whole cluster."""
+    """Option that names where the operator works; '' for the whole cluster."""
     jobs: list[dict[str, Any]]
 
 

@@ -36,7 +36,7 @@ def _of_checkout() -> str:
 
 
 def _commit(root: Path) -> str:
-    """What is checked out; "" where git doesn't know, or isn't there."""
+    """Commit that is checked out; "" where git doesn't know, or isn't there."""
     import subprocess
 
     asked = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]

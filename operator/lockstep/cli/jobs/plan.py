@@ -68,7 +68,7 @@ def plan(
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What a plan is made with, besides the job."""
+    """Options of a plan, besides the job."""
 
     context: str | None
     model_config: Path | None

@@ -1,4 +1,4 @@
-"""What a plan can know from files on this machine: a model's shape, the number of samples, an earlier run's speed."""
+"""Facts for a plan from files on this machine and from the hub: a model's shape, the number of samples, an earlier run's speed."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _with_model(known: Known, training: Training, named: Path | None, offline: b
 
 
 class Unknown(Exception):
-    """Why a model's sizes can't be told here, and what would help."""
+    """Raised where a model's sizes can't be read; the message says why, and what would help."""
 
 
 def _config(model: BaseModelSource, named: Path | None, offline: bool) -> tuple[dict[str, Any], str]:

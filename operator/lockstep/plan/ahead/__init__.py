@@ -1,1 +1,1 @@
-"""What will become of a job before it takes GPUs: `lockstep plan` and `lockstep diff`."""
+"""Answers about a job before it takes GPUs: `lockstep plan` and `lockstep diff`."""

@@ -26,7 +26,7 @@ class NeededClaim:
     mounts: int
     """Nodes that mount it at once."""
     made: Claim | None = None
-    """As it is made when missing; None: it must exist."""
+    """Claim to create when missing; None: it must exist."""
     read_only: bool = False
 
 

@@ -1,4 +1,4 @@
-"""What a job will need and do once it runs: memory, traffic, steps, checkpoints, time (pure). What isn't known is said, never guessed.
+"""Forecast of what a job will need and do once it runs: memory, traffic, steps, checkpoints, time (pure). What isn't known is said, never guessed.
 
 The arithmetic is lockstep_spec', which the trainer uses, too.
 """
@@ -27,7 +27,7 @@ from lockstep_spec.traffic import gigabits_per_second, step_traffic, total_bytes
 from lockstep_spec.words import decimal_size, duration, step_duration
 
 GPU_MEMORY_LABEL = "nvidia.com/gpu.memory"
-"""In MiB, by NVIDIA's GPU feature discovery."""
+"""Label of nodes with a GPU's memory in MiB, by NVIDIA's GPU feature discovery."""
 _TYPE = re.compile(r"(\d+)\s*GB\b", re.IGNORECASE)
 _NAMED_GB = {"H200": 141}
 """Memory of GPUs whose name does not state it: they come in one size."""
@@ -37,7 +37,7 @@ SPEEDS = (10, 100, 400)
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast a run goes, and who says so."""
+    """Speed of a run, and who states it."""
 
     tokens_per_second: float
     """All ranks together."""
@@ -48,11 +48,11 @@ class Pace:
 
 @dataclass(frozen=True)
 class Known:
-    """What only files beside the job, or a person, can say."""
+    """Facts that only files beside the job, or a person, can state."""
 
     shape: ModelShape | None = None
     shape_source: str = "--model-config FILE names its config.json"
-    """Where it comes from; where there is none, what to do."""
+    """Source of the shape; where there is none, what to do."""
     samples: int | None = None
     samples_source: str = "--samples N says how many, --data FILE counts them"
     capacity_bytes: int | None = None
@@ -283,7 +283,7 @@ def _saves(told: Forecast, resolved: Resolved, settings: Settings, known: Known,
 
 
 def _step_seconds(resolved: Resolved, settings: Settings, known: Known) -> float | None:
-    """With a measured number of tokens a step that, else at most."""
+    """Seconds of a step by a measured number of tokens a step, else at most."""
     if known.pace is None:
         return None
     tokens = known.pace.tokens_per_step or _global_batch(resolved) * settings.max_length

@@ -31,7 +31,7 @@ class Comparison:
 
 
 def compare(resolved: Resolved, observed: Sequence[Object]) -> list[Comparison]:
-    """What a start from zero pods now would make of the objects that are there; Secrets are left out.
+    """Compare the objects that are there with those of a start from zero pods now; Secrets are left out.
 
     The operator's own part (the job's uid, the agent's image, where to report) is taken as it is on the cluster, so that only
     what the files say can differ.
@@ -53,7 +53,7 @@ def compare(resolved: Resolved, observed: Sequence[Object]) -> list[Comparison]:
 
 
 def _as_it_is_there(resolved: Resolved, job: Object) -> Resolved:
-    """With what only the object on the cluster says: its uid, and the nodes that preflight ruled out."""
+    """Return the job with what only the object on the cluster says: its uid, and the nodes that preflight ruled out."""
     left_out = tuple(node["name"] for node in job.get("status", {}).get("excludedNodes") or [])
     return replace(resolved, uid=str(job["metadata"]["uid"]), platform=replace(resolved.platform, excluded_nodes=left_out))
 

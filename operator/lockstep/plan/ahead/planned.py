@@ -33,7 +33,7 @@ CONCERNS_START = ("image", "cluster", "objects", "nodes", "quota", "claims", "ad
 
 
 class PlanVerdict(StrEnum):
-    """What all findings come to."""
+    """Verdict over all findings."""
 
     FITS = "fits now"
     FITS_AS_SEEN = "fits as far as can be seen"
@@ -123,7 +123,7 @@ def _image(resolved: Resolved, facts: ClusterFacts | None) -> Iterator[Finding]:
 
 
 def _gpus(resolved: Resolved) -> Iterator[Finding]:
-    """What the operator refuses, whatever the nodes have now."""
+    """A finding if the operator refuses the job's GPUs, whatever the nodes have now."""
     try:
         refuse_missing_gpus(resolved)
     except Refused as error:
@@ -200,7 +200,7 @@ def _profile(resolved: Resolved, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _admission(resolved: Resolved, facts: ClusterFacts) -> Iterator[Finding]:
-    """What the API server says to dry runs of the job, a pod and the StatefulSet; on OpenShift, which SCC the pods' account gets."""
+    """Answers of the API server to dry runs of the job, a pod and the StatefulSet; on OpenShift, which SCC the pods' account gets."""
     for kind in ("TrainingJob", "Pod", "StatefulSet"):
         tried = facts.tries.get(kind)
         if tried is None:

@@ -1,4 +1,4 @@
-"""What a job's pods name and somebody else makes: service account, secrets, config maps, networks. Only whether it is there, never what is in it (pure)."""
+"""Objects that a job's pods name and somebody else makes: service account, secrets, config maps, networks. Only their presence is checked, never their content (pure)."""
 
 from __future__ import annotations
 

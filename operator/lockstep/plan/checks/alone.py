@@ -1,4 +1,4 @@
-"""What the file alone shows: keys that contradict each other, and values that are known to go wrong."""
+"""Findings about a cluster file alone: keys that contradict each other, and values that are known to go wrong."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def lint_alone(found: ClusterFile, operator_image: str) -> Iterator[Finding]:
 
 
 def of_mode(findings: Iterable[Finding], mode: FabricMode) -> list[Finding]:
-    """What concerns jobs that use `mode`: over TCP nothing of RDMA does."""
+    """Findings that concern jobs that use `mode`: over TCP those of RDMA don't."""
     return [one for one in findings if mode is not FabricMode.TCP or not one.subject.startswith("network.rdma")]
 
 
@@ -160,7 +160,7 @@ def _threshold(found: ClusterFile) -> Iterator[Finding]:
 
 
 def _calibration(found: ClusterFile) -> Iterator[Finding]:
-    """Whether anybody has measured what the nodes' network gives; a single node crosses none."""
+    """A finding if nobody has measured the network between the nodes; a single node needs none."""
     name, nodes = found.cluster.name, found.profile.spec.gpus.default_nodes
     if nodes > 1 and _measured(found) is None:
         over = "RDMA" if found.profile.spec.network.rdma.enabled else "TCP"
@@ -169,6 +169,6 @@ def _calibration(found: ClusterFile) -> Iterator[Finding]:
 
 
 def _measured(found: ClusterFile) -> Calibration | None:
-    """Over what jobs use unless they say otherwise."""
+    """Calibration over the transport that jobs use unless they say otherwise."""
     wanted = "RDMA" if found.profile.spec.network.rdma.enabled else "TCP"
     return next((one for one in found.calibration if one.transport.value == wanted), None)

@@ -79,7 +79,7 @@ def _definitions(facts: ClusterFacts, expected: Mapping[str, Object], cluster: s
 
 
 def _schema(crd: Object) -> object:
-    """What is compared: the fields' names, since the API server fills in defaults of its own."""
+    """Field names of the schema, which are compared alone since the API server fills in defaults of its own."""
     return [_fields(version.get("schema", {}).get("openAPIV3Schema", {})) for version in crd["spec"]["versions"]]
 
 

@@ -118,7 +118,7 @@ def sized_pod(spec: TrainingClusterSpec, namespace: str) -> Object:
 
 
 def _admission(spec: TrainingClusterSpec, facts: ClusterFacts) -> Iterator[Finding]:
-    """What the API server makes of one pod: its refusal, or the limits that a LimitRange gives it."""
+    """Findings from the dry run of one pod: the API server's refusal, or the limits that a LimitRange gives it."""
     tried = facts.tries.get("Pod")
     if tried is None:
         return

@@ -70,7 +70,7 @@ def check_nodes(spec: TrainingClusterSpec, facts: ClusterFacts, troubled: Collec
 
 
 def _tainted(nodes: Sequence[Object], spec: TrainingClusterSpec) -> Iterator[Finding]:
-    """By taint, the nodes that take no pod of a job which says nothing of its own."""
+    """A finding for each taint that keeps off pods of a job with no tolerations of its own."""
     hosts_of: dict[str, list[str]] = defaultdict(list)
     for node in nodes:
         for taint in taints_of(node, spec):

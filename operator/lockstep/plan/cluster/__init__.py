@@ -1,1 +1,1 @@
-"""What one person may see of a cluster, and what follows from it for jobs."""
+"""Facts that one person may see of a cluster, and what follows from them for jobs."""

@@ -19,9 +19,9 @@ MIB = 2**20
 LEAST_BYTES = MIB
 MOST_GPU_BYTES, MOST_CPU_BYTES = 2**30, 16 * MIB
 PREFLIGHT_GPU_BYTES, PREFLIGHT_CPU_BYTES = 256 * MIB, 8 * MIB
-"""What preflight's all-reduce takes, and so what its threshold is held against."""
+"""Sizes of preflight's all-reduce, which its threshold is compared at."""
 THRESHOLD_PART = 0.8
-"""Of what was measured: a healthy fabric always reaches it, a missing NIC never does."""
+"""Part of the measured bandwidth that a healthy fabric always reaches, and one with a missing NIC never does."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +83,14 @@ def calibration_of(points: Sequence[Point], transport: str, nodes: int, day: str
 
 
 def suggested_threshold(points: Sequence[Point], *, gpus: bool) -> str | None:
-    """For network.minimum_busbw, at the size that preflight takes; None: the sweep didn't get there."""
+    """Value for network.minimum_busbw, at the size that preflight takes; None: the sweep didn't get there."""
     size = PREFLIGHT_GPU_BYTES if gpus else PREFLIGHT_CPU_BYTES
     found = next((point for point in points if point.bytes == size), None)
     return None if found is None else _rounded(found.bus_gbs * THRESHOLD_PART, 2)
 
 
 def _rounded(value: float, digits: int) -> str:
-    """To so many significant digits, without an exponent."""
+    """Round to so many significant digits, and write it without an exponent."""
     return f"{float(f'{value:.{digits}g}'):.6f}".rstrip("0").rstrip(".")
 
 
@@ -109,7 +109,7 @@ def with_calibration(text: str, measured: Sequence[Calibration]) -> str:
 
 
 def _end(lines: Sequence[str], start: int) -> int:
-    """Behind the last line of the section: comments and blank lines before the next key belong to that."""
+    """Number of the line behind the section: comments and blank lines before the next key belong to that."""
     following = [number for number, line in enumerate(lines) if number > start and re.match(r"[^\s#-]", line)]
     end = following[0] if following else len(lines)
     while end > start + 1 and (not lines[end - 1].strip() or lines[end - 1].startswith("#")):
@@ -132,5 +132,5 @@ def _section(measured: Sequence[Calibration]) -> list[str]:
 
 
 def replaced(known: Sequence[Calibration], new: Calibration) -> list[Calibration]:
-    """With the new one instead of the one of its transport."""
+    """Calibrations with the new one instead of the one of its transport."""
     return sorted([*(one for one in known if one.transport is not new.transport), new], key=lambda one: one.transport.value)

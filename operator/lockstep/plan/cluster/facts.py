@@ -23,11 +23,11 @@ RIGHTS = {
     "create pods": ("create", "Pod", ""),
     "create claims": ("create", "PersistentVolumeClaim", ""),
 }
-"""What a user of the namespace needs: verb, kind, subresource."""
+"""Rights that a user of the namespace needs: verb, kind, subresource."""
 
 
 class Sight(StrEnum):
-    """How a read was answered."""
+    """Answer to a read."""
 
     SEEN = "seen"
     FORBIDDEN = "forbidden"  # 403
@@ -52,7 +52,7 @@ class Listing:
 
     @property
     def why_not(self) -> str:
-        """Why nothing can be said; '' when they were seen."""
+        """Reason that nothing can be said; '' when they were seen."""
         if self.sight is Sight.FORBIDDEN:
             return f"you may not list {self.kind} objects (403)"
         return f"the cluster knows no {self.kind}" if self.sight is Sight.NO_SUCH_KIND else ""
@@ -60,7 +60,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class ProbeFacts:
-    """What a short-lived pod saw on one node."""
+    """Facts that a short-lived pod saw on one node."""
 
     node: str
     gpus: int = 0
@@ -74,7 +74,7 @@ class ProbeFacts:
     capabilities: str = ""
     """CapEff, in hexadecimal."""
     error: str = ""
-    """Why there is nothing to say."""
+    """Reason that the pod saw nothing; '' if it did."""
 
 
 @dataclass(frozen=True)
@@ -97,25 +97,25 @@ class ClusterFacts:
     server: str = ""
     version: str = ""
     namespace_from: str = ""
-    """Who named the namespace."""
+    """Source of the namespace's name."""
     groups: frozenset[str] = frozenset()
     """API groups that the server has."""
     lists: Mapping[str, Listing] = field(default_factory=dict)
-    """By kind: those of the whole cluster, or of the namespace; Pods of all namespaces that have not ended."""
+    """Objects by kind, of the whole cluster or of the namespace; Pods of all namespaces that have not ended."""
     objects: Mapping[tuple[str, str], Listing] = field(default_factory=dict)
-    """By kind and name: what was asked for by name. Seen and empty: it isn't there."""
+    """Objects that were asked for by name, by kind and name. Seen and empty: it isn't there."""
     networks_elsewhere: Mapping[str, Listing] = field(default_factory=dict)
     """NetworkAttachmentDefinitions of other namespaces, by namespace; of all namespaces under ''."""
     own_pods: tuple[Object, ...] = ()
-    """Of the job itself, where it runs already."""
+    """Pods of the job itself, where it runs already."""
     rights: Mapping[str, bool] = field(default_factory=dict)
-    """What the person may do, in the words of RIGHTS."""
+    """Rights of the person, in the words of RIGHTS."""
     may_use_scc: Mapping[str, bool] | None = None
-    """Whether the service account may use each SCC; None: not asked, or not for this person to ask."""
+    """SCC → True if the service account may use it; None: not asked, or not for this person to ask."""
     jobs: Sight = Sight.SEEN
-    """Whether the API server knows TrainingJobs."""
+    """SEEN if the API server knows TrainingJobs."""
     operator_trouble: str = ""
-    """What keeps a pod of the operator from starting."""
+    """Reason that a pod of the operator doesn't start; '' if none is seen."""
     tries: Mapping[str, Try] = field(default_factory=dict)
     """Kind → what the API server said to a dry run of it; SCC_REVIEW → which SCC admits the pod."""
     probes: tuple[ProbeFacts, ...] = ()

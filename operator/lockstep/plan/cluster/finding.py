@@ -29,9 +29,9 @@ class Finding:
     outcome: Outcome
     message: str
     fix: str = ""
-    """What to do, as a sentence or a command."""
+    """Remedy, as a sentence or a command."""
     awaited: str = ""
-    """What a job waits for, worded to follow `would wait for`; only with WAITS."""
+    """Object of the wait, worded to follow `would wait for`; only with WAITS."""
 
 
 def failed(subject: str, message: str, fix: str) -> Finding:

@@ -1,4 +1,4 @@
-"""Which nodes could take a pod of the job now, and what keeps it off each of the others (pure).
+"""Nodes that could take a pod of the job now, and what keeps it off each of the others (pure).
 
 Counted as the scheduler counts: what a node has for pods, less what the pods on it ask for, running or not yet ended. Not looked at: volumes that only some nodes reach,
 and pods that wait for a node as this job would.
@@ -49,7 +49,7 @@ def room(pod: Object, needed: int, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def never_enough(pod: Object, needed: int, nodes: Sequence[Object]) -> str:
-    """In words, that the cluster has too few nodes for such pods even when all of it is idle; '' where it has enough."""
+    """Sentence that the cluster has too few nodes for such pods even when all of it is idle; '' where it has enough."""
     never = {name_of(node): why for node in nodes if (why := why_never(pod, node)) is not None}
     possible = len(nodes) - len(never)
     if possible >= needed:

@@ -24,7 +24,7 @@ COUNTED = {
     "StatefulSet": "statefulsets.apps", "NetworkPolicy": "networkpolicies.networking.k8s.io",
 }  # fmt: skip
 BEYOND = {"cpu": "it is throttled there", "memory": "what takes more is killed, OOMKilled"}
-"""What becomes of a container that wants more than its limit."""
+"""Fate of a container that wants more than its limit."""
 
 EXCEEDED = "exceeded quota"
 """Part of the API server's refusal of a pod for which a quota has no room at the moment."""

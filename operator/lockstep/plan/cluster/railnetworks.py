@@ -35,10 +35,10 @@ class RailNetwork:
     has_routes: bool = False
     """Its configuration has routes, so that other rails' subnets may be reached."""
     problem: str = ""
-    """Why its configuration can't be read."""
+    """Reason that its configuration can't be read."""
 
     def of(self, namespace: str) -> str:
-        """How a job in `namespace` names it."""
+        """Name of the network in a job of `namespace`."""
         return self.name if self.namespace == namespace else f"{self.namespace}/{self.name}"
 
 
@@ -74,36 +74,36 @@ def _networks(ipam: Any) -> Iterator[Network]:
 
 
 def is_out_of_reach(network: str, namespace: str, platform: Platform) -> bool:
-    """Whether pods of `namespace` can't have `network`, as a rail names it: OpenShift's Multus keeps namespaces apart."""
+    """Return True if pods of `namespace` can't have `network`, as a rail names it: OpenShift's Multus keeps namespaces apart."""
     other = network.rpartition("/")[0]
     return platform is Platform.OPENSHIFT and bool(other) and other != namespace and other not in EVERYBODYS
 
 
 def out_of_reach(network: str, namespace: str) -> str:
-    """What it comes to."""
+    """Sentence about a network that is out of reach, and its consequence."""
     said = f"network {network} is another namespace's, and OpenShift's Multus (namespace isolation) gives it to no pod of namespace {namespace}"
     return f"{said}: pods stay in ContainerCreating"
 
 
 def copy_command(network: str, elsewhere: str, namespace: str) -> str:
-    """How an administrator makes the network of another namespace once more in this one."""
+    """Command by which an administrator makes the network of another namespace once more in this one."""
     own = "sed -E '/^  (namespace|uid|resourceVersion|creationTimestamp|generation):/d'"
     return f"kubectl get net-attach-def {network} -n {elsewhere} -o yaml | {own} | kubectl apply -n {namespace} -f -"
 
 
 def moved_here(network: str, namespace: str) -> str:
-    """What to do about a rail that is out of reach."""
+    """Remedy for a rail that is out of reach."""
     other, _, name = network.rpartition("/")
     return f"an administrator: {copy_command(name, other, namespace)}; then write network: {name}"
 
 
 def speaks_of_rdma(*texts: str) -> bool:
-    """Whether a name says that it is about RDMA."""
+    """Return True if one of the names is about RDMA."""
     return any(_RDMA_WORDS.search(text.lower()) for text in texts)
 
 
 def stem(name: str) -> str:
-    """What a network and its resource have in common: eno5np0-network and openshift.io/eno5np0rdma are both eno5np0."""
+    """Part of the name that a network and its resource have in common: eno5np0-network and openshift.io/eno5np0rdma are both eno5np0."""
     last = name.rpartition("/")[2].lower()
     return re.sub(r"[-_.]?(network|net|rdma|rail|sriov|vf)$", "", re.sub(r"[-_.]?(network|net|rdma|sriov|vf)$", "", last))
 

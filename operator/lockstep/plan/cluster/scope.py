@@ -1,4 +1,4 @@
-"""Where an operator works: the whole cluster, named namespaces, or its own alone; and what is sent for each (pure).
+"""Scope of an operator: the whole cluster, named namespaces, or its own alone; and what is sent for each (pure).
 
 The manifests describe the whole cluster. The other two have the same rules, granted by RoleBindings or by a Role of the namespace.
 """
@@ -18,11 +18,11 @@ from lockstep.plan.render.security import locks_memory_as_root
 
 RBAC = "rbac.authorization.k8s.io"
 JOBS_ROLE = f"{OPERATOR_NAME}-jobs"
-"""Of a namespace's own operator: what the ClusterRole grants elsewhere."""
+"""Role of a namespace's own operator: what the ClusterRole grants elsewhere."""
 HEARD_ROLE = "lockstep-heard"
-"""By which everybody may read the operator's Lease."""
+"""Role by which everybody may read the operator's Lease."""
 NAMED_BINDING = f"{OPERATOR_NAMESPACE}-operator"
-"""By which the operator of lockstep-system works in a named namespace. A namespace's own operator has none of this name."""
+"""RoleBinding by which the operator of lockstep-system works in a named namespace. A namespace's own operator has none of this name."""
 PROFILE_CONFIG = "lockstep-cluster"
 """ConfigMap of a namespace's own operator, in place of the TrainingCluster."""
 PROFILE_KEY = "cluster.json"
@@ -46,7 +46,7 @@ class Scope:
 
     @property
     def choice(self) -> str:
-        """As the command line says it; "" for the whole cluster."""
+        """Option of the command line that chooses it; "" for the whole cluster."""
         return "--namespace-only" if self.own else f"--namespaces {','.join(self.namespaces)}" if self.namespaces else ""
 
 
@@ -54,7 +54,7 @@ EVERYWHERE = Scope()
 
 
 def scoped(objects: list[Object], scope: Scope) -> list[Object]:
-    """What is sent in place of `objects`, which are for the whole cluster."""
+    """Objects to send in place of `objects`, which are for the whole cluster."""
     if not scope.namespaces:
         return objects
     if not scope.own:
@@ -69,7 +69,7 @@ def outdated(scope: Scope) -> list[Object]:
 
 
 def is_outdated(binding: Object, scope: Scope) -> bool:
-    """Whether a RoleBinding of Lockstep's gives the operator of lockstep-system rights in a namespace that `scope` doesn't name."""
+    """Return True if a RoleBinding of Lockstep's gives the operator of lockstep-system rights in a namespace that `scope` doesn't name."""
     metadata = binding["metadata"]
     is_ours = metadata["name"] == NAMED_BINDING and binding["roleRef"] == _role_ref("ClusterRole", OPERATOR_NAME)
     return is_ours and not scope.own and metadata["namespace"] not in scope.namespaces
@@ -88,7 +88,7 @@ def image_of(deployment: Object) -> str:
 
 
 def unserved(facts: ClusterFacts) -> str:
-    """Why no operator works in the namespace, as far as this person may see, and who changes that; "" where one does.
+    """Reason that no operator works in the namespace, as far as this person may see, and who changes that; "" where one does.
 
     Judges the operator's Deployment, and in the namespace NAMED_BINDING and a ServiceAccount of an operator of its own.
     """
@@ -204,7 +204,7 @@ def with_profile_hash(objects: list[Object]) -> list[Object]:
 
 
 def definitions_command(profile: TrainingCluster, namespace: str) -> str:
-    """What an administrator types once, in a checkout, before an admin of `namespace` can deploy an operator there."""
+    """Command that an administrator types once, in a checkout, before an admin of `namespace` can deploy an operator there."""
     files = ["manifests/crds", "manifests/operator/base/userroles.yaml"]
     needs_scc = profile.spec.platform is Platform.OPENSHIFT and locks_memory_as_root(profile.spec, Transport.RDMA)
     if needs_scc:

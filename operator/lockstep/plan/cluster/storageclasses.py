@@ -1,4 +1,4 @@
-"""Whether a storage class can give a volume that many nodes mount: by what is bound already, else by its provisioner (pure).
+"""Storage classes, and whether one can give a volume that many nodes mount: by what is bound already, else by its provisioner (pure).
 
 A class's name and its mere existence say nothing: clusters list CephFS classes whose claims never bind.
 """
@@ -16,7 +16,7 @@ RWX = "ReadWriteMany"
 
 
 class Shareable(StrEnum):
-    """Whether claims of a class can be ReadWriteMany."""
+    """Answer to whether claims of a class can be ReadWriteMany."""
 
     YES = "yes"
     NO = "no"
@@ -51,7 +51,7 @@ PROVISIONERS = {
     "hostpath.csi.k8s.io": Shareable.NO,
     "lockstep.dev/devcluster": Shareable.YES,  # folders of one machine, which all embedded nodes see
 }
-"""What a provisioner makes file systems for. RBD has ReadWriteMany for raw blocks only."""
+"""Provisioners that make file systems for many nodes, or for one. RBD has ReadWriteMany for raw blocks only."""
 
 
 @dataclass(frozen=True)

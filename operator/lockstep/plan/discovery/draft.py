@@ -106,5 +106,5 @@ def _scalar(value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """In braces a comma or a bracket ends plain text."""
+    """Quote text that a comma or a bracket would end in braces."""
     return json.dumps(text, ensure_ascii=False) if re.search(r"[,\[\]{}]", text) and not text.startswith(("'", '"', "{")) else text

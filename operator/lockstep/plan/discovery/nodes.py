@@ -1,4 +1,4 @@
-"""Which nodes a job can use, and what they have: the largest group of nodes that are alike."""
+"""Nodes that a job can use, and what they have: the largest group of nodes that are alike."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def host(node: Object) -> str:
 
 
 def worth_saying(node: Object) -> str:
-    """What keeps pods off this node, or could."""
+    """Conditions that keep pods off this node, or could."""
     status, spec = node.get("status", {}), node.get("spec", {})
     said = [] if is_true(status, "Ready") else ["not Ready"]
     said += ["cordoned"] if spec.get("unschedulable") else []
@@ -98,7 +98,7 @@ def _rack(nodes: Sequence[Object]) -> Iterator[Entry]:
 
 
 def common_tolerations(nodes: Sequence[Object]) -> list[Object]:
-    """What tolerates the taints that keep pods with GPUs off every one of these nodes; a node's own is its own affair."""
+    """Tolerations of the taints that keep pods with GPUs off every one of these nodes; a node's own is its own affair."""
     each = [{(taint["key"], taint.get("value", ""), taint["effect"]) for taint in lasting_taints(node, [GPU_TOLERATION])} for node in nodes]
     return [_tolerating(*taint) for taint in sorted(set.intersection(*each))] if each else []
 

@@ -79,7 +79,7 @@ def _apart(token: str) -> Object:
 
 
 def read_probe(pod: Object, lines: Sequence[str]) -> ProbeFacts:
-    """What one pod saw; why it saw nothing."""
+    """Read what one pod saw, or why it saw nothing."""
     node = str(pod["spec"].get("nodeName") or _wanted(pod) or "a node that no pod reached")
     said = next((line.partition(PROBED)[2] for line in lines if PROBED in line), None)
     if said is None:
@@ -107,7 +107,7 @@ def _wanted(pod: Object) -> str | None:
 
 
 def _why(pod: Object) -> str:
-    """From the pod's conditions and its container's state."""
+    """Reason that the pod has not run, from its conditions and its container's state."""
     status = pod.get("status") or {}
     waiting = [one["state"]["waiting"] for one in status.get("containerStatuses") or [] if (one.get("state") or {}).get("waiting")]
     conditions = [one.get("message", "") for one in status.get("conditions") or [] if one.get("status") == "False" and one.get("message")]

@@ -14,7 +14,7 @@ from lockstep.plan.waiting.nodes import allocatable
 
 NOT_NICS = ("nvidia.com/", "amd.com/", "intel.com/qat", "devices.kubevirt.io/", "hugepages-")
 SHARED = "rdma/"
-"""How resources of the RDMA shared device plugin begin, unless it is told otherwise."""
+"""Prefix of the RDMA shared device plugin's resources, unless it is configured otherwise."""
 NOT_WITHOUT = "a job that asks for RDMA is refused, not given TCP"
 NFD_RDMA = ("feature.node.kubernetes.io/rdma.capable", "feature.node.kubernetes.io/rdma.available")
 
@@ -26,7 +26,7 @@ class FoundRail:
     network: RailNetwork
     resource: str
     matched: str
-    """How they were found to belong together."""
+    """Evidence that they belong together."""
     is_rdma: bool
     why: str
 

@@ -1,4 +1,4 @@
-"""What every pod asks for, and may have at most: half a node, as far as the namespace's quotas and limit ranges go."""
+"""Requests and limits of every pod: half a node, as far as the namespace's quotas and limit ranges go."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _together(needed: dict[str, list[str]]) -> str:
 
 
 def limits_needed(facts: ClusterFacts) -> dict[str, list[str]]:
-    """Of CPU and memory, what a pod must state limits of, and why."""
+    """Resources, of CPU and memory, that a pod must state limits of → why."""
     found: dict[str, list[str]] = {}
     for limit_range in facts.list("LimitRange").items:
         limits = default_limits(limit_range)
@@ -84,7 +84,7 @@ def _rules(limit_range: Object, *kinds: str) -> list[Object]:
 
 
 def _bounds(facts: ClusterFacts, group: Group, resource: str) -> dict[str, Decimal]:
-    """Who keeps a pod from more, and how much that is; of a quota, each pod of a job of the default size has its part."""
+    """Quotas and limit ranges that bound a pod → how much they allow it; of a quota, each pod of a job of the default size has its part."""
     found: dict[str, Decimal] = {}
     for limit_range in facts.list("LimitRange").items:
         most = [rule.get("max") or {} for rule in _rules(limit_range, "Container", "Pod")]

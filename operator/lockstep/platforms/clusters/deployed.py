@@ -1,4 +1,4 @@
-"""What is deployed of Lockstep on a cluster, as far as one person may see it. Reads only, and raises as `facts` does."""
+"""State of Lockstep's deployment on a cluster, as far as one person may see it. Reads only, and raises as `facts` does."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def with_image(cluster: Cluster, job: TrainingJob, profile: TrainingCluste
 
 
 async def unserved(cluster: Cluster, namespace: str) -> str:
-    """Why no operator works in this namespace; "" where one does, as far as this person may see."""
+    """Reason that no operator works in this namespace; "" where one does, as far as this person may see."""
     operator, binding, account = await asyncio.gather(
         read_operator(cluster, namespace),
         read_object(cluster, "RoleBinding", namespace, NAMED_BINDING),

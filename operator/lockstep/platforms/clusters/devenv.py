@@ -98,7 +98,7 @@ _COUNTED = re.compile(r"^\d+ of \d+ pods (?:run|created)(?:: |$)")
 
 
 def how_far(running: int, wanted: int, status: Object) -> str:
-    """How many of its pods run, and what the operator says that it waits for."""
+    """Progress in words: how many of its pods run, and what the operator says that it waits for."""
     why = _COUNTED.sub("", _why(status))
     return f"{running} of {wanted} pods run" + (f": {why}" if why else "")
 
@@ -112,7 +112,7 @@ def _why(status: Object) -> str:
 
 
 def _trouble(status: Object) -> str:
-    """What keeps its pods from running, and doesn't pass by itself."""
+    """Reason that its pods don't run, if it doesn't pass by itself."""
     conditions = (condition(status, kind) for kind in ("PodsScheduled", "RanksReady"))
     return next((str(found["message"]) for found in conditions if found.get("status") == "False" and found.get("reason") in STUCK), "")
 

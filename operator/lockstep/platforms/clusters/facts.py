@@ -1,4 +1,4 @@
-"""What one person may see of a cluster: every read of discover, lint, doctor and plan. Nothing is changed: each write is a dry run or a question.
+"""Facts that one person may see of a cluster: every read of discover, lint, doctor and plan. Nothing is changed: each write is a dry run or a question.
 
 What is refused for a lack of rights is a Listing that says so, and never an error. Every function raises ApiError for any other refusal, and OSError when
 the cluster can't be reached.
@@ -112,7 +112,7 @@ async def read_profile(cluster: Cluster, name: str, namespace: str) -> Listing:
 
 
 async def discover_facts(cluster: Cluster, namespace: str, namespace_from: str = "") -> ClusterFacts:
-    """What a cluster file is written from."""
+    """Facts that a cluster file is written from."""
     version, groups = await asyncio.gather(cluster.request("GET", "/version"), cluster.request("GET", "/apis"))
     known = frozenset(str(group["name"]) for group in groups.get("groups", []))
     lists, objects = await asyncio.gather(
@@ -130,7 +130,7 @@ async def discover_facts(cluster: Cluster, namespace: str, namespace_from: str =
 
 
 async def lint_facts(cluster: Cluster, spec: TrainingClusterSpec, namespace: str) -> ClusterFacts:
-    """What a cluster file is held against: the same, the operator, SCCs of the service account, and a dry run of one pod of the file's size."""
+    """Facts that a cluster file is compared with: those it is written from, the operator, SCCs of the service account, and a dry run of one pod of the file's size."""
     from lockstep.plan.checks.lint import sized_pod
 
     facts = await discover_facts(cluster, namespace)
@@ -152,7 +152,7 @@ async def lint_facts(cluster: Cluster, spec: TrainingClusterSpec, namespace: str
 
 
 async def doctor_facts(cluster: Cluster, found: ClusterFile, namespace: str) -> ClusterFacts:
-    """What a cluster's readiness is judged by."""
+    """Facts that a cluster's readiness is judged by."""
     name, account = found.profile.metadata.name, found.profile.spec.security.service_account
     wanted = (("ServiceAccount", account), ("ServiceAccount", OPERATOR_NAME), ("RoleBinding", NAMED_BINDING))
     (lists, slices), objects, (operator, profile), (jobs, rights) = await asyncio.gather(
@@ -191,7 +191,7 @@ async def room_facts(cluster: Cluster, namespace: str, job: str) -> ClusterFacts
 
 
 async def plan_facts(cluster: Cluster, resolved: Resolved, samples: Sequence[Object]) -> ClusterFacts:
-    """What a job is held against. `samples`: the job, one pod and the StatefulSet, as they are tried out."""
+    """Facts that a job is compared with. `samples`: the job, one pod and the StatefulSet, as they are tried out."""
     from lockstep.plan.ahead.references import references
 
     namespace, name = resolved.namespace, resolved.profile.metadata.name
@@ -226,7 +226,7 @@ async def objects_of(cluster: Cluster, job: str, namespace: str) -> list[Object]
 
 
 async def objects_seen(cluster: Cluster, job: str, namespace: str) -> list[Object] | None:
-    """The same. None: one of them may not be read."""
+    """Objects as `objects_of` returns them. None: one of them may not be read."""
     try:
         return await objects_of(cluster, job, namespace)
     except ApiError as error:
@@ -262,7 +262,7 @@ async def _dns_slices(cluster: Cluster) -> Listing:
 
 
 async def _jobs_known(cluster: Cluster) -> Sight:
-    """Whether the API server knows TrainingJobs: everybody may ask which kinds there are."""
+    """SEEN if the API server knows TrainingJobs: everybody may ask which kinds there are."""
     try:
         await cluster.request("GET", f"/apis/{API_VERSION}")
     except ApiError as error:
@@ -273,7 +273,7 @@ async def _jobs_known(cluster: Cluster) -> Sight:
 
 
 async def operator_trouble(cluster: Cluster, deployment: Object | None) -> str:
-    """What keeps pods of the operator from starting; '' while nothing is seen."""
+    """Reason that pods of the operator don't start; '' while nothing is seen."""
     from lockstep.platforms.clusters.install import BACKED_OFF, PULL_FAILED, stuck, unpulled_image
 
     if deployment is None:
@@ -332,7 +332,7 @@ def _refused(kind: str, error: ApiError) -> Try:
 
 
 async def _review(cluster: Cluster, resolved: Resolved, pod: Object) -> Try:
-    """Which SCC the pods would get from their service account: the asker's own SCCs, which a dry run counts, too, would not help them."""
+    """Ask which SCC the pods would get from their service account: the asker's own SCCs, which a dry run counts, too, would not help them."""
     account = resolved.profile.spec.security.service_account
     template: dict[str, Any] = {
         "metadata": {key: value for key, value in pod["metadata"].items() if key in ("labels", "annotations")},

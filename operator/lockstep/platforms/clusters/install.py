@@ -1,4 +1,4 @@
-"""What deploy-cluster sends: CRDs, the operator, the TrainingCluster, and what jobs need in their namespace."""
+"""Objects that deploy-cluster sends: CRDs, the operator, the TrainingCluster, and what jobs need in their namespace."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def operator_objects(
 
 
 def monitoring_objects(manifests: Path) -> list[Object]:
-    """What lets Prometheus and Grafana see the operator."""
+    """Objects that let Prometheus and Grafana see the operator."""
     return kustomized(manifests / "monitoring")
 
 
@@ -280,7 +280,7 @@ async def unpulled_image(cluster: Cluster, namespace: str, deployment: Object, r
 
 
 async def stuck(cluster: Cluster, namespace: str, deployment: Object) -> str:
-    """What keeps the operator's newest pods from being made or from starting, and doesn't pass by itself; '' where nothing does or can be seen."""
+    """Reason that the operator's newest pods can't be made or don't start, if it doesn't pass by itself; '' where nothing does or can be seen."""
     conditions = deployment.get("status", {}).get("conditions") or []
     refused = next((c for c in conditions if c["type"] == "ReplicaFailure" and c["status"] == "True"), None)
     if refused is not None:

@@ -1,4 +1,4 @@
-"""What the last deployment and the one before it had sent, on the cluster itself: what `lockstep rollback` goes back to.
+"""Record on the cluster of what the last deployment and the one before it had sent: what `lockstep rollback` goes back to.
 
 CRDs, namespaces and claims are not in it: those are never put back, since an older definition would drop fields of the jobs
 that are there.
@@ -25,10 +25,10 @@ _SUFFIX = ".json.gz"
 
 @dataclass(frozen=True)
 class Deployment:
-    """What one deployment sent."""
+    """Objects that one deployment sent."""
 
     said: str
-    """For people: which cluster file, which mode, which version, when."""
+    """Line for people: which cluster file, which mode, which version, when."""
     objects: tuple[Object, ...]
     worked: bool = False
     """The operator was ready after it."""

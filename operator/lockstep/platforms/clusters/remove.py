@@ -18,7 +18,7 @@ JOB = "TrainingJob"
 
 
 async def remove_dev_environment(cluster: Cluster, namespace: str, say: Say) -> None:
-    """And wait until its pods are gone: they save first. Raises InstallError, ApiError."""
+    """Remove the dev environment, and wait until its pods are gone: they save first. Raises InstallError, ApiError."""
     await _remove_jobs(cluster, [job for job in await jobs_of(cluster, namespace) if job["metadata"]["name"] == DEV_ENVIRONMENT], say)
 
 
@@ -50,7 +50,7 @@ async def may_not_delete(cluster: Cluster, objects: list[Object]) -> list[Object
 
 
 async def remove(cluster: Cluster, objects: list[Object], say: Say) -> None:
-    """In the order given; what is not there is no error."""
+    """Delete the objects in the order given; what is not there is no error."""
     for item in objects:
         metadata: dict[str, Any] = item["metadata"]
         try:
@@ -65,7 +65,7 @@ async def remove(cluster: Cluster, objects: list[Object], say: Say) -> None:
 
 
 def uninstalled(objects: list[Object], home: str = OPERATOR_NAMESPACE) -> list[Object]:
-    """What `uninstall` removes, in order: all that was sent but claims, and namespaces, which people may have filled."""
+    """Objects that `uninstall` removes, in order: all that was sent but claims, and namespaces, which people may have filled."""
     own = [_stub("Secret", name, home) for name in (KEY_SECRET, TLS_SECRET)] + [_stub("ConfigMap", RECORD, home)]
     return [*reversed([item for item in objects if item["kind"] not in (CLAIM, "Namespace")]), *own]
 

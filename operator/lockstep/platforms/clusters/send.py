@@ -22,14 +22,14 @@ LOOKS = 5  # at most, at an object that others write meanwhile
 
 @dataclass(frozen=True)
 class Sent:
-    """What is on the cluster now as it was rendered, and what is left."""
+    """Objects that are on the cluster now as they were rendered, and those that are left."""
 
     objects: tuple[Object, ...]
     left: tuple[Left, ...]
 
     @property
     def is_complete(self) -> bool:
-        """As far as this person may see."""
+        """True if nothing is left, as far as this person may see."""
         return all(part.state is State.UNSEEN for part in open_ones(self.left))
 
     def has(self, kind: str) -> bool:
@@ -121,7 +121,7 @@ async def is_served(cluster: Cluster) -> bool:
 
 
 async def would_change(cluster: Cluster, item: Object) -> list[Change] | None:
-    """What sending `item` would change, by the API server's own dry run. None: it is not there.
+    """Changes that sending `item` would make, by the API server's own dry run. None: it is not there.
 
     One that may only be read is compared field by field. Raises ApiError for any other refusal.
     """
