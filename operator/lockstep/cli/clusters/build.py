@@ -73,37 +73,37 @@ def build(
 
     root = checkout()
     version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
-    wanted = Build(image, version, tag=tag, base=base, arguments=tuple(arg or ()), proxies=tuple(n for n in PROXIES if n in os.environ))
+    recipe = Build(image, version, tag=tag, base=base, arguments=tuple(arg or ()), proxies=tuple(n for n in PROXIES if n in os.environ))
     if openshift:
         if push or archive or tool:
             raise ConfigError("--openshift builds in the cluster, into its own registry: --push, --archive and --tool don't go with it")
         if cluster is not None:
             load(cluster)  # its API server, and no other
-        _by_openshift(wanted, root, namespace, context, dry_run)
+        _by_openshift(recipe, root, namespace, context, dry_run)
     else:
-        _by_tool(wanted, root, tool, push, archive, dry_run)
+        _by_tool(recipe, root, tool, push, archive, dry_run)
 
 
-def _by_tool(wanted: Build, root: Path, asked: Tool | None, push: bool, archive: Path | None, dry_run: bool) -> None:
+def _by_tool(recipe: Build, root: Path, tool_named: Tool | None, push: bool, archive: Path | None, dry_run: bool) -> None:
     from dataclasses import replace
 
     from lockstep.plan.ship.imagebuild import chosen, commands
 
-    tool = chosen(asked, [name for name in Tool if shutil.which(name)])
+    tool = chosen(tool_named, [name for name in Tool if shutil.which(name)])
     target = str(archive.resolve()) if archive else ""
     with _machine_settings() as secrets, tempfile.TemporaryDirectory(prefix="lockstep-build-") as folder:
-        build = replace(wanted, secrets=secrets)
+        build = replace(recipe, secrets=secrets)
         if dry_run:
             put(*(shlex.join(step) for step in commands(build, tool, push=push, archive=target)))
             return
-        put(f"building {wanted.reference} with {tool}", flush=True)
+        put(f"building {recipe.reference} with {tool}", flush=True)
         for step in commands(build, tool, push=push, archive=target, notes=folder):
             _run(step, root)
         digests = {path.name: path.read_text(encoding="utf-8").strip() for path in Path(folder).iterdir()}
     built, pushed = digests.get("built"), digests.get("pushed")
-    put(f"Ready: {wanted.reference}{f' ({built})' if built else ''}")
+    put(f"Ready: {recipe.reference}{f' ({built})' if built else ''}")
     if pushed:
-        put(f"Pushed: {wanted.repository}@{pushed}")
+        put(f"Pushed: {recipe.repository}@{pushed}")
 
 
 @contextmanager
@@ -119,13 +119,13 @@ def _machine_settings() -> Iterator[dict[str, str]]:
     named = [*(os.environ.get(variable) for variable in CERTIFICATES), settings.get("global", "cert", fallback=None)]
     settings.remove_option("global", "cert")  # a path of this machine
     certificates = next((path for path in named if path and Path(path).is_file()), None)
-    found = {"ca": certificates} if certificates else {}
+    secrets = {"ca": certificates} if certificates else {}
     with tempfile.NamedTemporaryFile("w", prefix="lockstep-pip-") as file:  # readable by nobody else
         if settings.items("global"):
             settings.write(file)
             file.flush()
-            found["pip"] = file.name
-        yield found
+            secrets["pip"] = file.name
+        yield secrets
 
 
 def _run(command: list[str], root: Path) -> None:
@@ -145,26 +145,26 @@ def _run(command: list[str], root: Path) -> None:
         raise Failed(failure(command, process.returncode, last))
 
 
-def _by_openshift(wanted: Build, root: Path, namespace: str, context: str | None, dry_run: bool) -> None:
+def _by_openshift(recipe: Build, root: Path, namespace: str, context: str | None, dry_run: bool) -> None:
     from lockstep.api.files.yamltext import dump_all_yaml
     from lockstep.plan.ship.imagebuild import CONTEXT
     from lockstep.plan.ship.openshift_build import next_step, objects
     from lockstep.platforms.clusters.imagebuild import build, packed
 
-    made = objects(wanted)
+    build_objects = objects(recipe)
     files = packed(root, CONTEXT)
     if dry_run:
-        put_text(dump_all_yaml(made))
-        put(f"# then {len(files) / 1e6:.1f} MB go to buildconfigs/{wanted.name}/instantiatebinary in namespace {namespace}")
+        put_text(dump_all_yaml(build_objects))
+        put(f"# then {len(files) / 1e6:.1f} MB go to buildconfigs/{recipe.name}/instantiatebinary in namespace {namespace}")
         return
 
     async def built() -> Outcome:
         from lockstep.kube.cluster import Cluster
 
         async with await Cluster.connect(context) as cluster:
-            put(f"building {wanted.stream_tag} in namespace {namespace} of {cluster.server}", flush=True)
-            return await build(cluster, made, namespace, files, lambda line: put(line, flush=True))
+            put(f"building {recipe.stream_tag} in namespace {namespace} of {cluster.server}", flush=True)
+            return await build(cluster, build_objects, namespace, files, lambda line: put(line, flush=True))
 
     done = asyncio.run(built())
-    put(f"Ready: pods of namespace {namespace} may use the image {wanted.stream_tag}{f' ({done.digest})' if done.digest else ''}")
-    put(f"Next: {next_step(wanted, namespace)}")
+    put(f"Ready: pods of namespace {namespace} may use the image {recipe.stream_tag}{f' ({done.digest})' if done.digest else ''}")
+    put(f"Next: {next_step(recipe, namespace)}")

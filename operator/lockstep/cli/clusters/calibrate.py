@@ -65,19 +65,19 @@ def calibrate(
     from lockstep.cli.shared.target import load, refuse_other_cluster
     from lockstep.plan.cluster.calibration import calibration_of
 
-    found = load(cluster)
-    job = _job(found, nodes, mode, _bytes(most), image)
-    refuse_other_cluster(found, context, False)
-    sweep = _measure(job, found, namespace or found.cluster.namespace, context, timeout, quiet=output is Form.JSON)
+    file = load(cluster)
+    job = _job(file, nodes, mode, _bytes(most), image)
+    refuse_other_cluster(file, context, False)
+    sweep = _measure(job, file, namespace or file.cluster.namespace, context, timeout, quiet=output is Form.JSON)
     measured = calibration_of(sweep.points, sweep.transport, sweep.nodes, _today())
     if output is Form.JSON:
         put_json(measured.to_dict(), indent=1)
     else:
-        _suggest(sweep, found)
+        _suggest(sweep, file)
     if save:
-        _store(_path(cluster, found), measured, found, quiet=output is Form.JSON)
+        _store(_path(cluster, file), measured, file, quiet=output is Form.JSON)
     elif output is Form.TEXT:
-        put(f"Nothing was stored; --save writes it into {from_here(_path(cluster, found))}")
+        put(f"Nothing was stored; --save writes it into {from_here(_path(cluster, file))}")
 
 
 def _today() -> str:
@@ -99,33 +99,33 @@ def _bytes(text: str | None) -> int | None:
     return int(number(text))
 
 
-def _job(found: ClusterFile, nodes: int | None, mode: SweepMode, most: int | None, image: str | None) -> TrainingJob:
+def _job(file: ClusterFile, nodes: int | None, mode: SweepMode, most: int | None, image: str | None) -> TrainingJob:
     from lockstep.api.shared import FabricMode
     from lockstep.plan.cluster.calibration import sweep_job
 
-    asked = {SweepMode.AUTO: FabricMode.AUTO, SweepMode.RDMA: FabricMode.RDMA, SweepMode.TCP: FabricMode.TCP}[mode]
-    job = sweep_job(found.profile.spec, nodes, asked, most)
+    fabric = {SweepMode.AUTO: FabricMode.AUTO, SweepMode.RDMA: FabricMode.RDMA, SweepMode.TCP: FabricMode.TCP}[mode]
+    job = sweep_job(file.profile.spec, nodes, fabric, most)
     if (job.spec.nodes or 0) < 2:
         raise ConfigError("gpus.default_nodes of the cluster file is 1, and an all-reduce over one node crosses no network: say --nodes 2")
     return job if image is None else job.model_copy(update={"spec": job.spec.model_copy(update={"image": image})})
 
 
-def _measure(job: TrainingJob, found: ClusterFile, namespace: str, context: str | None, timeout: int | None, *, quiet: bool) -> Sweep:
+def _measure(job: TrainingJob, file: ClusterFile, namespace: str, context: str | None, timeout: int | None, *, quiet: bool) -> Sweep:
     from lockstep.platforms.in_namespace.run import Patience
     from lockstep.platforms.in_namespace.sweep import sweep_on_cluster
 
-    told = False
+    headed = False
 
     def hear(heard: Point | str) -> None:
-        nonlocal told
+        nonlocal headed
         if isinstance(heard, str):
             tell(heard)
         elif not quiet:
-            put(*(() if told else _head(heard)), _row(heard), flush=True)
-            told = True
+            put(*(() if headed else _head(heard)), _row(heard), flush=True)
+            headed = True
 
     try:
-        return sweep_on_cluster(job, found.profile, namespace, context, hear, Patience.of(timeout))
+        return sweep_on_cluster(job, file.profile, namespace, context, hear, Patience.of(timeout))
     except KeyboardInterrupt:
         tell("lockstep: interrupted; the pods of the sweep are removed")
         raise typer.Exit(INTERRUPTED) from None
@@ -143,33 +143,33 @@ def _time(microseconds: int) -> str:
     return f"{microseconds} us" if microseconds < 10_000 else f"{microseconds / 1000:.1f} ms"
 
 
-def _suggest(sweep: Sweep, found: ClusterFile) -> None:
+def _suggest(sweep: Sweep, file: ClusterFile) -> None:
     from lockstep.plan.cluster.calibration import suggested_threshold
 
     best = max(point.bus_gbs for point in sweep.points)
     put(f"best: {best:.4g} GB/s bus bandwidth over {sweep.transport}, {sweep.nodes} nodes, {sweep.points[0].ranks} ranks")
-    network = found.profile.spec.network
-    threshold = suggested_threshold(sweep.points, gpus=found.profile.spec.gpus.per_node > 0)
+    network = file.profile.spec.network
+    threshold = suggested_threshold(sweep.points, gpus=file.profile.spec.gpus.per_node > 0)
     if network.minimum_busbw is None and threshold is not None and (sweep.transport == "RDMA") == network.rdma.enabled:
         put(f'network.minimum_busbw: "{threshold}" in the cluster file would let preflight stop jobs on nodes that stay below 80% of this')
 
 
-def _path(cluster: str, found: ClusterFile) -> Path:
+def _path(cluster: str, file: ClusterFile) -> Path:
     from lockstep.cli.shared.paths import checkout
 
     is_path = "/" in cluster or cluster.endswith((".yaml", ".yml"))
-    return Path(cluster) if is_path else checkout() / "clusters" / f"{found.cluster.name}.yaml"
+    return Path(cluster) if is_path else checkout() / "clusters" / f"{file.cluster.name}.yaml"
 
 
-def _store(path: Path, measured: Calibration, found: ClusterFile, *, quiet: bool) -> None:
+def _store(path: Path, measured: Calibration, file: ClusterFile, *, quiet: bool) -> None:
     from lockstep.api.files.clusterfile import parse_cluster_file
     from lockstep.cli.shared.clusterfiles import read_text
     from lockstep.cli.shared.paths import from_here
     from lockstep.plan.cluster.calibration import replaced, with_calibration
 
     shown = from_here(path)
-    text = with_calibration(read_text(path), replaced(found.calibration, measured))
-    if parse_cluster_file(text, str(shown)).profile != found.profile:
+    text = with_calibration(read_text(path), replaced(file.calibration, measured))
+    if parse_cluster_file(text, str(shown)).profile != file.profile:
         raise ConfigError(f"{shown} can't be changed in one place only: write this section `calibration` by hand: {measured.to_dict()}")
     draft = path.with_name(f".{path.name}.draft")
     try:

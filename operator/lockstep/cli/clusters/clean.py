@@ -131,9 +131,9 @@ async def _clean(plan: DeploymentPlan, context: str | None, *, pvcs: bool, yes: 
     if others:
         jobs = f"Job {others[0]} stays, with its" if len(others) == 1 else f"Jobs {', '.join(others)} stay, with their"
         put(f"{jobs} service account: lockstep delete NAME -n {plan.namespace}")
-    kept = "" if pvcs else "; claims stay (PVCS=1 deletes them)"
+    note = "" if pvcs else "; claims stay (PVCS=1 deletes them)"
     put(
-        f"The dev environment of namespace {plan.namespace} is removed{kept}. The operator stays: make uninstall CLUSTER={plan.cluster.cluster.name}"
+        f"The dev environment of namespace {plan.namespace} is removed{note}. The operator stays: make uninstall CLUSTER={plan.cluster.cluster.name}"
     )
 
 
@@ -144,8 +144,8 @@ def _is_dev(job: dict[str, Any]) -> bool:
 async def _claims(connection: Cluster, plan: DeploymentPlan) -> list[dict[str, Any]]:
     from lockstep.plan.ship.deploy import CLAIM, removable_claims
 
-    there = (await connection.list(CLAIM, plan.namespace))["items"]
-    return list(removable_claims(plan.cluster, DEV_ENVIRONMENT, there))
+    claims = (await connection.list(CLAIM, plan.namespace))["items"]
+    return list(removable_claims(plan.cluster, DEV_ENVIRONMENT, claims))
 
 
 async def _uninstall(plan: DeploymentPlan, context: str | None, *, jobs: bool, yes: bool) -> None:
@@ -157,11 +157,11 @@ async def _uninstall(plan: DeploymentPlan, context: str | None, *, jobs: bool, y
         place = plan.namespace if plan.scope.own else None
         await _refuse_without_rights(connection, remove.uninstalled(plan.objects, plan.scope.home))
         objects = await without_unknown_kinds(connection, plan.objects, lambda line: None)
-        there = await remove.jobs_of(connection, place)
+        jobs_there = await remove.jobs_of(connection, place)
         if not jobs:
-            _refuse_while_jobs(there, plan.scope)
-        names = ", ".join(sorted(map(_place_of, there)))
-        doomed = f", and of the jobs {names}," if there and jobs else ""
+            _refuse_while_jobs(jobs_there, plan.scope)
+        names = ", ".join(sorted(map(_place_of, jobs_there)))
+        doomed = f", and of the jobs {names}," if jobs_there and jobs else ""
         what = (
             f"the operator of namespace {plan.namespace} and its cluster"
             if plan.scope.own
@@ -199,14 +199,14 @@ async def _uninstall_cluster(plan: DeploymentPlan, context: str | None, *, yes: 
         record = await read_record(connection, plan.scope.home)
         others = [item for one in (record.current, record.previous) if one is not None and name not in one.clusters for item in one.objects]
         going = of_one_cluster(plan.objects, name, plan.namespace, clusters, [*others, *jobs])
-        there = [item for item in going if await _is_there(connection, item)]
-        if there:
-            await _refuse_without_rights(connection, there)
-            ask(f"Remove {', '.join(map(called, there))} from {connection.server}?", yes=yes)
-        await remove.remove(connection, there, print)
+        present = [item for item in going if await _is_there(connection, item)]
+        if present:
+            await _refuse_without_rights(connection, present)
+            ask(f"Remove {', '.join(map(called, present))} from {connection.server}?", yes=yes)
+        await remove.remove(connection, present, print)
         if (cleared := record.without(name)) != record:
             await write_record(connection, cleared, plan.scope.home)
-    _tell_rest(plan, clusters, was_there=bool(there), sent_by_it=record.current is not None and name in record.current.clusters)
+    _tell_rest(plan, clusters, was_there=bool(present), sent_by_it=record.current is not None and name in record.current.clusters)
 
 
 def _tell_rest(plan: DeploymentPlan, clusters: list[dict[str, Any]], *, was_there: bool, sent_by_it: bool) -> None:
@@ -228,9 +228,9 @@ def _tell_rest(plan: DeploymentPlan, clusters: list[dict[str, Any]], *, was_ther
         )
 
 
-def _refuse_while_jobs(there: list[dict[str, Any]], scope: Scope) -> None:
+def _refuse_while_jobs(jobs: list[dict[str, Any]], scope: Scope) -> None:
     """Without their definition no job stays; without its operator one whose pods are gone. Raises ConfigError."""
-    in_the_way = sorted(_place_of(job) for job in there if not scope.own or (job.get("status") or {}).get("nodes"))
+    in_the_way = sorted(_place_of(job) for job in jobs if not scope.own or (job.get("status") or {}).get("nodes"))
     if in_the_way and scope.own:
         raise ConfigError(
             f"jobs have pods that report to this operator ({', '.join(in_the_way)}): stop them first (lockstep stop NAME -n {scope.home}), or say --jobs "

@@ -84,8 +84,8 @@ class DeploymentPlan:
         from lockstep.plan.checks.alone import lint_alone, of_mode
         from lockstep.plan.cluster.finding import Outcome
 
-        found = of_mode(lint_alone(self.cluster, self.sent_image), self.profile.spec.network.mode)
-        return [one for one in found if one.outcome in (Outcome.FAILED, Outcome.WARNING)]
+        concerning = of_mode(lint_alone(self.cluster, self.sent_image), self.profile.spec.network.mode)
+        return [one for one in concerning if one.outcome in (Outcome.FAILED, Outcome.WARNING)]
 
     @property
     def default_image(self) -> Finding | None:
@@ -238,18 +238,18 @@ def planned(
     from lockstep.plan.ship.openshift_images import short_name
     from lockstep.platforms.clusters.install import monitoring_objects, operator_objects
 
-    found = load(cluster)
-    profile = _with_mode(found, mode)
-    place = scope_in(scope, found.cluster.namespace)
+    file = load(cluster)
+    profile = _with_mode(file, mode)
+    place = scope_in(scope, file.cluster.namespace)
     if place.own and monitoring:
         raise ConfigError(
             "--monitoring: the operator of one namespace serves no metrics, for it has no right to ask who may read them: leave it out"
         )
     chosen = short_name(image or default_image(profile), place.home)
     manifests = checkout() / "manifests"
-    objects = operator_objects(profile, chosen, namespace=found.cluster.namespace, manifests=manifests, revision=revision, scope=place)
+    objects = operator_objects(profile, chosen, namespace=file.cluster.namespace, manifests=manifests, revision=revision, scope=place)
     more = monitoring_objects(manifests) if monitoring else []
-    return DeploymentPlan(found, profile, [*objects, *more], mode, chosen, place, file_of(cluster))
+    return DeploymentPlan(file, profile, [*objects, *more], mode, chosen, place, file_of(cluster))
 
 
 def default_image(profile: TrainingCluster) -> str:
@@ -259,14 +259,14 @@ def default_image(profile: TrainingCluster) -> str:
     return (profile.spec.image if code_volumes(profile) else None) or OPERATOR_IMAGE
 
 
-def _with_mode(found: ClusterFile, mode: Mode) -> TrainingCluster:
+def _with_mode(file: ClusterFile, mode: Mode) -> TrainingCluster:
     from lockstep.api.shared import FabricMode
 
-    profile, spec = found.profile, found.profile.spec
+    profile, spec = file.profile, file.profile.spec
     if mode is Mode.RDMA and not spec.network.rdma.enabled:
-        raise ConfigError(f"MODE=rdma: cluster {found.cluster.name} has no RDMA (network.rdma.enabled is false in its file): use MODE=tcp")
-    wanted = {Mode.AUTO: FabricMode.AUTO, Mode.RDMA: FabricMode.RDMA, Mode.TCP: FabricMode.TCP}[mode]
-    network = spec.network.model_copy(update={"mode": wanted})
+        raise ConfigError(f"MODE=rdma: cluster {file.cluster.name} has no RDMA (network.rdma.enabled is false in its file): use MODE=tcp")
+    fabric = {Mode.AUTO: FabricMode.AUTO, Mode.RDMA: FabricMode.RDMA, Mode.TCP: FabricMode.TCP}[mode]
+    network = spec.network.model_copy(update={"mode": fabric})
     return profile.model_copy(update={"spec": spec.model_copy(update={"network": network})})
 
 
@@ -287,13 +287,13 @@ def _checked(
     from lockstep.cli.shared.target import is_embedded, refuse_other_cluster
 
     embedded = is_embedded(cluster, context)
-    said = (mode or Mode.AUTO, image, "", monitoring, scope)
-    first = planned(cluster, *said)  # before anything is changed, the embedded cluster's code too
+    stated = (mode or Mode.AUTO, image, "", monitoring, scope)
+    first = planned(cluster, *stated)  # before anything is changed, the embedded cluster's code too
     refuse_other_cluster(first.cluster, context, force)
     mode_there, image_there, scope_there = as_deployed(first, context)
     revision = _publish() if embedded else ""
-    wanted = (mode or mode_there or Mode.AUTO, image or image_there, revision, monitoring, scope or scope_there)
-    return first if wanted == said else planned(cluster, *wanted)
+    complete = (mode or mode_there or Mode.AUTO, image or image_there, revision, monitoring, scope or scope_there)
+    return first if complete == stated else planned(cluster, *complete)
 
 
 def as_deployed(plan: DeploymentPlan, context: str | None) -> tuple[Mode | None, str | None, Chosen]:

@@ -163,9 +163,9 @@ def _tell_sent(sent: Sent, notes: list[str], progress: Progress) -> None:
         progress.done(word, rest)
     if sent.objects:
         progress.done("applied", counted(sent.objects))
-    there = [part.item for part in sent.left if part.state is State.SAME]
-    if there:
-        progress.done("there", f"{counted(there)}: as they should be, and not yours to change")
+    unchanged = [part.item for part in sent.left if part.state is State.SAME]
+    if unchanged:
+        progress.done("there", f"{counted(unchanged)}: as they should be, and not yours to change")
 
 
 async def _until_operator_is_ready(connection: Cluster, plan: DeploymentPlan, sent: Sent, progress: Progress, seconds: float) -> bool:
@@ -211,8 +211,8 @@ async def _start_dev_environment(connection: Cluster, plan: DeploymentPlan, prog
     from lockstep.platforms.clusters.devenv import dev_environment, ensure_dev_environment, until_up
 
     try:
-        found, has_pods = await ensure_dev_environment(connection, dev_environment(plan.profile, plan.namespace))
-        progress.done(DEV_ENVIRONMENT, found)
+        state, has_pods = await ensure_dev_environment(connection, dev_environment(plan.profile, plan.namespace))
+        progress.done(DEV_ENVIRONMENT, state)
         if not has_pods:
             return True
         nodes = plan.profile.spec.gpus.default_nodes

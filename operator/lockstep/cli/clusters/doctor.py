@@ -34,8 +34,8 @@ def doctor(
         from lockstep.cli.shared.target import load
         from lockstep.plan.cluster.finding import Outcome
 
-        found = load(cluster)
-        findings = [_tools(), *asyncio.run(_examine(found, namespace or found.cluster.namespace, context))]
+        file = load(cluster)
+        findings = [_tools(), *asyncio.run(_examine(file, namespace or file.cluster.namespace, context))]
     if output is Form.JSON:
         put_json([{"subject": one.subject, "verdict": one.outcome.value, "message": one.message, "fix": one.fix} for one in findings])
     else:
@@ -56,7 +56,7 @@ def _tools() -> Finding:
     return Finding("tools", Outcome.WARNING, "neither kubectl nor oc is installed", "lockstep's own verbs need neither")
 
 
-async def _examine(found: ClusterFile, namespace: str, context: str | None) -> list[Finding]:
+async def _examine(file: ClusterFile, namespace: str, context: str | None) -> list[Finding]:
     from lockstep.cli.shared.paths import checkout
     from lockstep.cli.shared.target import OtherCluster
     from lockstep.kube.cluster import ApiError, Cluster
@@ -75,12 +75,12 @@ async def _examine(found: ClusterFile, namespace: str, context: str | None) -> l
             fix = "is it up? Is --context, or KUBECONFIG, the right one? Has your login run out?"
             return [Finding("API server", Outcome.FAILED, f"{connection.server} doesn't answer as it should: {error}", fix)]
         findings = [Finding("API server", Outcome.OK, f"{connection.server}, Kubernetes {version}")]
-        facts = await doctor_facts(connection, found, namespace)
-    return [*findings, *examine(found, facts, _definitions(checkout() / "manifests" / "crds"))]
+        facts = await doctor_facts(connection, file, namespace)
+    return [*findings, *examine(file, facts, _definitions(checkout() / "manifests" / "crds"))]
 
 
 def _definitions(folder: Path) -> dict[str, dict[str, object]]:
     from lockstep.api.files.yamltext import load_yaml
 
-    found = [load_yaml(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.yaml"))]
-    return {crd["metadata"]["name"]: crd for crd in found}
+    definitions = [load_yaml(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.yaml"))]
+    return {crd["metadata"]["name"]: crd for crd in definitions}

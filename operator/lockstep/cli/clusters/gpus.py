@@ -38,13 +38,13 @@ def gpus(
     """
     from lockstep.cli.shared.target import load
 
-    found = load(cluster)
-    if found.profile.spec.gpus.per_node == 0:
-        put(f"cluster {found.cluster.name} has no GPUs (gpus.per_node is 0 in its file): ranks run on the CPU")
+    file = load(cluster)
+    if file.profile.spec.gpus.per_node == 0:
+        put(f"cluster {file.cluster.name} has no GPUs (gpus.per_node is 0 in its file): ranks run on the CPU")
         return
-    said = asyncio.run(_ask(namespace or found.cluster.namespace, job, context, cluster))
-    _show(said)
-    silent = [f"{pod}: {error}" for pod, error in said.items() if isinstance(error, str)]
+    answers = asyncio.run(_ask(namespace or file.cluster.namespace, job, context, cluster))
+    _show(answers)
+    silent = [f"{pod}: {error}" for pod, error in answers.items() if isinstance(error, str)]
     if silent:
         raise Failed("; ".join(silent))
 
@@ -91,16 +91,16 @@ async def _nodes(connection: Cluster, otherwise: str) -> list[Sequence[str]]:
             raise
         raise ConfigError(f"{otherwise}; you may not list nodes (403), so what they have is unknown without a pod") from None
     counted = [(node, int(allocatable(node, GPU_RESOURCE))) for node in nodes]
-    found: list[Sequence[str]] = [
+    rows: list[Sequence[str]] = [
         (str(node["metadata"]["name"]), str(gpus), labels(node).get(PRODUCT, "-"), labels(node).get(GPU_MEMORY, "-"), worth_saying(node))
         for node, gpus in counted
         if gpus
     ]
-    if not found:
+    if not rows:
         raise ConfigError(
             f"{otherwise}; and none of {len(nodes)} nodes has {GPU_RESOURCE}: the device plugin doesn't run, or there are no GPUs"
         )
-    return found
+    return rows
 
 
 def _show_nodes(nodes: list[Sequence[str]], why: str) -> None:
@@ -108,8 +108,8 @@ def _show_nodes(nodes: list[Sequence[str]], why: str) -> None:
     _print_table([NODE_COLUMNS, *nodes])
 
 
-def _show(said: Mapping[str, list[list[str]] | str]) -> None:
-    rows = [(pod, *cells) for pod, gpus in said.items() if not isinstance(gpus, str) for cells in gpus]
+def _show(answers: Mapping[str, list[list[str]] | str]) -> None:
+    rows = [(pod, *cells) for pod, gpus in answers.items() if not isinstance(gpus, str) for cells in gpus]
     if rows:
         _print_table([COLUMNS, *rows])
 

@@ -40,20 +40,20 @@ def lint(
     from lockstep.plan.cluster.finding import Outcome
     from lockstep.plan.cluster.scope import image_of
 
-    found = load(cluster)
-    operator_image = default_image(found.profile)
+    file = load(cluster)
+    operator_image = default_image(file.profile)
     against: list[Finding] = []
     unanswered: Failed | ConfigError | None = None
     if not offline:
         try:
-            facts = asyncio.run(_look(found, namespace, context))
-            against = list(lint_against(found, facts))
+            facts = asyncio.run(_look(file, namespace, context))
+            against = list(lint_against(file, facts))
             deployment = facts.object("Deployment", OPERATOR_NAME).first
             operator_image = operator_image if deployment is None else image_of(deployment)
         except (Failed, ConfigError) as error:  # what the file alone says is told all the same
             unanswered = error
-    findings = [*lint_alone(found, operator_image), *against]
-    _show(findings, file_of(cluster), found, as_json=output is Form.JSON)
+    findings = [*lint_alone(file, operator_image), *against]
+    _show(findings, file_of(cluster), file, as_json=output is Form.JSON)
     if unanswered is not None:
         raise unanswered
     if any(finding.outcome is Outcome.FAILED for finding in findings):
@@ -65,7 +65,7 @@ def file_of(cluster: str) -> str:
     return cluster if cluster.endswith((".yaml", ".yml")) or "/" in cluster else str(Path("clusters") / f"{cluster}.yaml")
 
 
-async def _look(found: ClusterFile, namespace: str | None, context: str | None) -> ClusterFacts:
+async def _look(file: ClusterFile, namespace: str | None, context: str | None) -> ClusterFacts:
     from lockstep.cli.shared.target import OtherCluster
     from lockstep.kube.cluster import ApiError, Cluster
     from lockstep.platforms.clusters.facts import lint_facts
@@ -76,21 +76,21 @@ async def _look(found: ClusterFile, namespace: str | None, context: str | None) 
         raise Failed(f"only the file was looked at: {error}; --offline asks no cluster") from None
     async with cluster as connection:
         try:
-            return await lint_facts(connection, found.profile.spec, namespace or found.cluster.namespace)
+            return await lint_facts(connection, file.profile.spec, namespace or file.cluster.namespace)
         except (ApiError, OSError) as error:
             raise Failed(
                 f"only the file was looked at: {connection.server} doesn't answer as it should: {error}; --offline asks no cluster"
             ) from None
 
 
-def _show(findings: list[Finding], path: str, found: ClusterFile, *, as_json: bool) -> None:
+def _show(findings: list[Finding], path: str, file: ClusterFile, *, as_json: bool) -> None:
     from lockstep.plan.cluster.finding import line_of
 
     rows = [
         {
             "verdict": one.outcome.value,
             "file": path,
-            "line": line_of(one.subject, found.lines),
+            "line": line_of(one.subject, file.lines),
             "key": one.subject,
             "message": one.message,
             "fix": one.fix,

@@ -45,34 +45,34 @@ def status(cluster: OptionalClusterArgument = "local", context: ContextOption = 
     from lockstep.kube.cluster import Cluster
 
     try:
-        found = load(cluster)
+        file = load(cluster)
     except UnknownCluster as error:
         raise ConfigError(f"{error}; of a job: lockstep get {cluster}") from None
 
     async def read() -> Overview:
         async with await Cluster.connect(context) as connection:
-            return await overview(connection, found)
+            return await overview(connection, file)
 
-    seen = asyncio.run(read())
-    print_overview(seen)
-    if seen.operator_ready is False:
+    view = asyncio.run(read())
+    print_overview(view)
+    if view.operator_ready is False:
         raise typer.Exit(1)
 
 
-async def overview(cluster: Cluster, found: ClusterFile) -> Overview:
+async def overview(cluster: Cluster, file: ClusterFile) -> Overview:
     from lockstep.platforms.clusters.facts import read_operator
     from lockstep.platforms.clusters.remove import jobs_of
 
-    operator = await read_operator(cluster, found.cluster.namespace)
+    operator = await read_operator(cluster, file.cluster.namespace)
     deployment = operator.first
     return Overview(
-        namespace=found.cluster.namespace,
+        namespace=file.cluster.namespace,
         home=OPERATOR_NAMESPACE if deployment is None else str(deployment["metadata"]["namespace"]),
         operator=_operator_state(deployment) if operator.seen else NOT_SEEN,
         operator_ready=_replicas(deployment) > 0 if operator.seen else None,
-        profile=f"{found.profile.metadata.name}: {await _profile(cluster, found)}",
+        profile=f"{file.profile.metadata.name}: {await _profile(cluster, file)}",
         scope=_scope_words(deployment),
-        jobs=await jobs_of(cluster, found.cluster.namespace),
+        jobs=await jobs_of(cluster, file.cluster.namespace),
     )
 
 
@@ -91,31 +91,31 @@ def _operator_state(deployment: dict[str, Any] | None) -> str:
     return "not installed" if deployment is None else f"{_replicas(deployment)} of {deployment['spec']['replicas']} ready"
 
 
-async def _profile(cluster: Cluster, found: ClusterFile) -> str:
+async def _profile(cluster: Cluster, file: ClusterFile) -> str:
     from lockstep.plan.checks.doctor import differing_keys
     from lockstep.platforms.clusters.facts import read_profile
 
-    listing = await read_profile(cluster, found.profile.metadata.name, found.cluster.namespace)
+    listing = await read_profile(cluster, file.profile.metadata.name, file.cluster.namespace)
     if listing.first is None:
         return "not on the cluster" if listing.seen else NOT_SEEN
     mode = listing.first["spec"].get("network", {}).get("mode", "Auto")
-    differs = differing_keys(found.profile.spec, listing.first)
+    differs = differing_keys(file.profile.spec, listing.first)
     return f"installed, mode {mode}" + (f"; differs from its file in {', '.join(differs)}" if differs else "")
 
 
-def print_overview(seen: Overview) -> None:
+def print_overview(view: Overview) -> None:
     from rich.table import Table
 
     from lockstep.cli.shared.consoles import console
 
     terminal = console()
-    terminal.print(f"operator   {seen.operator} (namespace {seen.home}{seen.scope})", highlight=False)
-    terminal.print(f"cluster    {seen.profile}", highlight=False)
-    if not seen.jobs:
-        terminal.print(f"jobs       none in namespace {seen.namespace}", highlight=False)
+    terminal.print(f"operator   {view.operator} (namespace {view.home}{view.scope})", highlight=False)
+    terminal.print(f"cluster    {view.profile}", highlight=False)
+    if not view.jobs:
+        terminal.print(f"jobs       none in namespace {view.namespace}", highlight=False)
         return
     table = Table("job", "nodes", "ranks", "step", "checkpoint", "state", "message", box=None, title=None)
-    for job in seen.jobs:
+    for job in view.jobs:
         table.add_row(*_row(job))
     terminal.print(table)
 

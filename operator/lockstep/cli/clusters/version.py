@@ -39,9 +39,9 @@ def _commit(root: Path) -> str:
     """Commit that is checked out; "" where git doesn't know, or isn't there."""
     import subprocess
 
-    asked = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
-        return subprocess.run(asked, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""
 
@@ -59,15 +59,15 @@ def version(
     own = [("lockstep", own_version())]
     if output is Form.TEXT:
         _show(own)  # before a cluster is asked, which may not answer
-    there: list[tuple[str, str]] = []
+    lines: list[tuple[str, str]] = []
     if not client:
         from lockstep.cli.shared.target import namespace_of
 
-        there = asyncio.run(_cluster_versions(namespace_of(cluster, None, context), context))
+        lines = asyncio.run(_cluster_versions(namespace_of(cluster, None, context), context))
     if output is Form.JSON:
-        put_json(dict([*own, *there]))
+        put_json(dict([*own, *lines]))
     else:
-        _show(there)
+        _show(lines)
 
 
 def _show(versions: list[tuple[str, str]]) -> None:

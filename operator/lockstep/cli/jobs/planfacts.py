@@ -11,7 +11,7 @@ from lockstep.api.errors import ConfigError
 
 if TYPE_CHECKING:
     from lockstep.api.training import BaseModelSource, Training
-    from lockstep.plan.ahead.forecast import Known, Pace
+    from lockstep.plan.ahead.forecast import Pace, RunFacts
     from lockstep.plan.render.resolved import Resolved
 
 FIRST_STEPS = 2
@@ -27,82 +27,82 @@ def known_facts(
     train_log: Path | None,
     *,
     offline: bool = False,
-) -> Known:
+) -> RunFacts:
     """`offline`: the hub isn't asked for a model's sizes. Raises ConfigError for a file that was named and can't be used; what wasn't named and isn't here stays unknown."""
     from dataclasses import replace
 
-    from lockstep.plan.ahead.forecast import Known, Pace
+    from lockstep.plan.ahead.forecast import Pace, RunFacts
 
     if samples is not None and data is not None:
         raise ConfigError("--samples and --data both say how many samples there are: give one of them")
     if tokens_per_second is not None and train_log is not None:
         raise ConfigError("--tokens-per-second and --train-log both say how fast it goes: give one of them")
     if resolved.training is None:
-        return Known()
-    known = _with_model(Known(), resolved.training, model_config, offline)
+        return RunFacts()
+    facts = _with_model(RunFacts(), resolved.training, model_config, offline)
     if samples is not None:
-        known = replace(known, samples=samples, samples_source="--samples")
+        facts = replace(facts, samples=samples, samples_source="--samples")
     else:
-        known = _with_samples(known, resolved.training, data)
+        facts = _with_samples(facts, resolved.training, data)
     pace: Pace | None = None
     if tokens_per_second is not None:
         pace = Pace(tokens_per_second, "--tokens-per-second")
     elif train_log is not None:
         pace = read_pace(train_log)
-    return replace(known, pace=pace)
+    return replace(facts, pace=pace)
 
 
-def _with_model(known: Known, training: Training, named: Path | None, offline: bool) -> Known:
+def _with_model(facts: RunFacts, training: Training, named: Path | None, offline: bool) -> RunFacts:
     from dataclasses import replace
 
     from lockstep_spec.families import UnknownModel, shape_from_config
 
     try:
         config, source = _config(training.model, named, offline)
-        return replace(known, shape=shape_from_config(config), shape_source=source)
-    except Unknown as unknown:
-        return replace(known, shape_source=str(unknown))
+        return replace(facts, shape=shape_from_config(config), shape_source=source)
+    except UnknownSizes as unknown:
+        return replace(facts, shape_source=str(unknown))
     except UnknownModel as error:
-        return replace(known, shape_source=f"{source} can't be used: {error}. The trainer prints its memory plan before it loads the model")
+        return replace(facts, shape_source=f"{source} can't be used: {error}. The trainer prints its memory plan before it loads the model")
 
 
-class Unknown(Exception):
+class UnknownSizes(Exception):
     """Raised where a model's sizes can't be read; the message says why, and what would help."""
 
 
 def _config(model: BaseModelSource, named: Path | None, offline: bool) -> tuple[dict[str, Any], str]:
-    """config.json and where it is: a file here, or the hub's. Raises ConfigError for a file that was named, else Unknown."""
+    """config.json and where it is: a file here, or the hub's. Raises ConfigError for a file that was named, else UnknownSizes."""
     from lockstep.cli.jobs.hubconfig import hub_config
     from lockstep_spec.modelnames import is_hub_name
 
     help_ = "--model-config FILE names the model's config.json"
     if named is None and is_hub_name(model.name):
         if offline:
-            raise Unknown(f"{model.name} is of the hub, which is not asked with --offline: {help_}")
+            raise UnknownSizes(f"{model.name} is of the hub, which is not asked with --offline: {help_}")
         try:
             return hub_config(model.name, model.revision)
         except ConfigError as error:
-            raise Unknown(f"{model.name} is of the hub, and {error}: {help_}") from None
+            raise UnknownSizes(f"{model.name} is of the hub, and {error}: {help_}") from None
     path = named if named is not None else Path(model.name)
     path = path / "config.json" if path.is_dir() else path
     if path.is_file():
         return _json(path), str(path)
     if named is not None:
         raise ConfigError(f"--model-config {named}: there is no such file; it must be a model's config.json, or its folder")
-    raise Unknown(f"{model.name} is not on this machine: {help_}")
+    raise UnknownSizes(f"{model.name} is not on this machine: {help_}")
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} can't be read as JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ConfigError(f"{path} holds no JSON object; it must be a model's config.json")
-    return found
+    return content
 
 
-def _with_samples(known: Known, training: Training, named: Path | None) -> Known:
+def _with_samples(facts: RunFacts, training: Training, named: Path | None) -> RunFacts:
     from dataclasses import replace
 
     data = training.data
@@ -110,21 +110,21 @@ def _with_samples(known: Known, training: Training, named: Path | None) -> Known
         why = "how many sequences samples make with packing, or with overlong: Split, follows from their tokens; --samples N says how many"
         if named is not None:
             raise ConfigError(f"--data counts lines, but {why}")
-        return replace(known, samples_source=why)
+        return replace(facts, samples_source=why)
     path = named if named is not None else None if data.path is None else Path(data.path)
     if path is None:
-        return known
+        return facts
     if not path.is_file():
         if named is not None:
             raise ConfigError(f"--data {named}: there is no such file")
-        return replace(known, samples_source=f"{path} is not on this machine: --data FILE counts a copy, --samples N says how many")
+        return replace(facts, samples_source=f"{path} is not on this machine: --data FILE counts a copy, --samples N says how many")
     if path.suffix not in (".jsonl", ".json", ".ndjson") or data.format == "Text":
-        return replace(known, samples_source="how many samples plain text makes follows from its tokens; --samples N says how many")
+        return replace(facts, samples_source="how many samples plain text makes follows from its tokens; --samples N says how many")
     with path.open("rb") as file:
         if file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
-            return replace(known, samples_source=f"{path} is one JSON array, whose objects are not counted; --samples N says how many")
+            return replace(facts, samples_source=f"{path} is one JSON array, whose objects are not counted; --samples N says how many")
     with path.open("rb") as lines:
-        return replace(known, samples=sum(1 for line in lines if line.strip()), samples_source=f"lines of {path}")
+        return replace(facts, samples=sum(1 for line in lines if line.strip()), samples_source=f"lines of {path}")
 
 
 def read_pace(path: Path) -> Pace:
@@ -134,7 +134,7 @@ def read_pace(path: Path) -> Pace:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         records = [json.loads(line) for line in lines if line.strip()]
-        steps = [(float(found["tokens"]), float(found["tokensPerSecond"])) for found in records if found.get("tokensPerSecond")]
+        steps = [(float(record["tokens"]), float(record["tokensPerSecond"])) for record in records if record.get("tokensPerSecond")]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"--train-log {path} can't be read as a run's logs/train_log.jsonl: {error}") from None
     if not steps:

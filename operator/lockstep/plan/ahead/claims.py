@@ -62,15 +62,15 @@ def claim_findings(resolved: Resolved, facts: ClusterFacts) -> Iterator[Finding]
         return
     present = {str(claim["metadata"]["name"]): claim for claim in claims.items}
     classes = {str(item["metadata"]["name"]): item for item in storage.items} if storage.seen else None
-    made = [claim for claim in needed if claim.name not in present and claim.made is not None]
+    missing = [claim for claim in needed if claim.name not in present and claim.made is not None]
     for claim in needed:
         if claim.name in present:
             yield _present(claim, present[claim.name], classes)
         elif claim.made is None:
             fix = f"create it in namespace {facts.namespace}, or name one that exists"
             yield Finding(SECTION, Outcome.REFUSED, f"claim {claim.name} does not exist, and it is not one that Lockstep makes", fix)
-    for storage_class in dict.fromkeys(claim.made.storage_class for claim in made if claim.made is not None):
-        of_class = [claim for claim in made if claim.made is not None and claim.made.storage_class == storage_class]
+    for storage_class in dict.fromkeys(claim.made.storage_class for claim in missing if claim.made is not None):
+        of_class = [claim for claim in missing if claim.made is not None and claim.made.storage_class == storage_class]
         yield _made(of_class, storage_class, classes)
 
 
@@ -89,9 +89,11 @@ def _present(needed: NeededClaim, claim: Object, classes: Mapping[str, Object] |
     if phase != "Bound" and not _binds_late(spec.get("storageClassName"), classes):
         return Finding(SECTION, Outcome.WAITS, f"claim {name} is {phase}", f"kubectl describe pvc {name}", f"claim {name} to be bound")
     size = str((status.get("capacity") or {}).get("storage") or spec["resources"]["requests"]["storage"])
-    asked = None if needed.made is None else needed.made.size
-    if asked is not None and number(size) < number(asked):
-        return Finding(SECTION, Outcome.NOTE, f"claim {name} has {size}, the cluster asks for {asked}: an existing claim is never changed")
+    size_asked = None if needed.made is None else needed.made.size
+    if size_asked is not None and number(size) < number(size_asked):
+        return Finding(
+            SECTION, Outcome.NOTE, f"claim {name} has {size}, the cluster asks for {size_asked}: an existing claim is never changed"
+        )
     return Finding(SECTION, Outcome.OK, f"claim {name} is {phase}, {size}, {', '.join(modes)}")
 
 
@@ -102,7 +104,7 @@ def _binds_late(name: str | None, classes: Mapping[str, Object] | None) -> bool:
 
 def _made(needed: list[NeededClaim], storage_class: str | None, classes: Mapping[str, Object] | None) -> Finding:
     claims = [claim.made for claim in needed if claim.made is not None]
-    listed = ", ".join(f"{claim.name} ({made.size})" for claim, made in zip(needed, claims, strict=True))
+    listed = ", ".join(f"{claim.name} ({claim_made.size})" for claim, claim_made in zip(needed, claims, strict=True))
     modes = ", ".join(dict.fromkeys(claim.access_mode for claim in claims))
     what = f"{listed} would be made, {modes}"
     if classes is None:

@@ -47,7 +47,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Known:
+class RunFacts:
     """Facts that only files beside the job, or a person, can state."""
 
     shape: ModelShape | None = None
@@ -82,7 +82,7 @@ def capacity(resolved: Resolved, nodes: Iterable[Object]) -> tuple[int | None, s
     labels = [
         node["metadata"].get("labels", {}) for node in nodes if node.get("status", {}).get("allocatable", {}).get(GPU_RESOURCE, "0") != "0"
     ]
-    stated = [int(found[GPU_MEMORY_LABEL]) for found in labels if str(found.get(GPU_MEMORY_LABEL, "")).isdigit()]
+    stated = [int(of_node[GPU_MEMORY_LABEL]) for of_node in labels if str(of_node.get(GPU_MEMORY_LABEL, "")).isdigit()]
     if stated:
         return min(stated) << 20, f"the nodes' label {GPU_MEMORY_LABEL}"
     kind = resolved.profile.spec.gpus.type or ""
@@ -93,57 +93,57 @@ def capacity(resolved: Resolved, nodes: Iterable[Object]) -> tuple[int | None, s
     return None, f"neither the label {GPU_MEMORY_LABEL} nor the cluster's gpus.type says how much a GPU has"
 
 
-def forecast(resolved: Resolved, known: Known) -> Forecast:
-    told = Forecast()
+def forecast(resolved: Resolved, facts: RunFacts) -> Forecast:
+    estimate = Forecast()
     if resolved.training is None:
-        told.add(
+        estimate.add(
             "memory", Outcome.NOTE, "the job runs no training of Lockstep's: what memory, network and time it needs is its script's affair"
         )
-        return told
+        return estimate
     settings = size_settings(trainer_config(resolved.training))
-    run = _length(resolved, known)
-    place = _memory(told, resolved, settings, known)
-    seconds = _step_seconds(resolved, settings, known)
-    _network(told, resolved, settings, known, place, seconds)
-    _steps(told, resolved, known, run)
-    _saves(told, resolved, settings, known, run)
-    _time(told, known, run, seconds)
-    return told
+    run = _length(resolved, facts)
+    place = _memory(estimate, resolved, settings, facts)
+    seconds = _step_seconds(resolved, settings, facts)
+    _network(estimate, resolved, settings, facts, place, seconds)
+    _steps(estimate, resolved, facts, run)
+    _saves(estimate, resolved, settings, facts, run)
+    _time(estimate, facts, run, seconds)
+    return estimate
 
 
-def _memory(told: Forecast, resolved: Resolved, settings: Settings, known: Known) -> Place:
+def _memory(estimate: Forecast, resolved: Resolved, settings: Settings, facts: RunFacts) -> Place:
     gpu = resolved.gpus_per_node > 0
     place = Place(resolved.world_size, resolved.ranks_per_node, gpu)
     each = "GPU" if gpu else "rank"
-    if known.shape is None:
-        told.add("memory", Outcome.UNKNOWN, f"what a {each} holds: the model's parameters are not known; {known.shape_source}")
+    if facts.shape is None:
+        estimate.add("memory", Outcome.UNKNOWN, f"what a {each} holds: the model's parameters are not known; {facts.shape_source}")
         return place
-    shape, size = known.shape, known.capacity_bytes
+    shape, size = facts.shape, facts.capacity_bytes
     partition = (asked_partition(settings, place) or 1) if size is None else choose_partition(shape, settings, place, size)
     place = replace(place, partition=partition)
     plan = plan_memory(shape, settings, place, size or 0)
-    told.figures |= {
-        "parameters": shape.numel, "trainedParameters": trained_elements(shape, settings), "modelSource": known.shape_source,
+    estimate.figures |= {
+        "parameters": shape.numel, "trainedParameters": trained_elements(shape, settings), "modelSource": facts.shape_source,
         "memoryBytes": plan.total_bytes, "memoryCapacityBytes": size, "memoryItems": {item.name: item.size_bytes for item in plan.items},
     }  # fmt: skip
     refusal = None if size is None else plan.refusal()
     if size is None:
-        told.add(
+        estimate.add(
             "memory",
             Outcome.UNKNOWN,
-            f"a {each} needs about {decimal_size(plan.total_bytes)}; whether it has that: {known.capacity_source}",
+            f"a {each} needs about {decimal_size(plan.total_bytes)}; whether it has that: {facts.capacity_source}",
         )
     elif refusal is not None:
-        told.add("memory", Outcome.REFUSED, refusal)
+        estimate.add("memory", Outcome.REFUSED, refusal)
     else:
-        said = f"a {each} needs about {decimal_size(plan.total_bytes)} of {decimal_size(size)} ({known.capacity_source})"
+        message = f"a {each} needs about {decimal_size(plan.total_bytes)} of {decimal_size(size)} ({facts.capacity_source})"
         if plan.tight:
-            told.add("memory", Outcome.RISK, f"{said}: it may run out", f"what fits: {'; or '.join(nearest_settings(plan))}")
+            estimate.add("memory", Outcome.RISK, f"{message}: it may run out", f"what fits: {'; or '.join(nearest_settings(plan))}")
         else:
-            told.add("memory", Outcome.OK, said)
-    told.add("memory", Outcome.NOTE, f"that is with {_manner(settings, place)}")
+            estimate.add("memory", Outcome.OK, message)
+    estimate.add("memory", Outcome.NOTE, f"that is with {_manner(settings, place)}")
     largest = sorted(plan.items, key=lambda item: -item.size_bytes)
-    told.add(
+    estimate.add(
         "memory",
         Outcome.NOTE,
         "; ".join(f"{decimal_size(item.size_bytes)} {item.name}{'' if item.certain else ' (estimated)'}" for item in largest),
@@ -158,39 +158,39 @@ def _manner(settings: Settings, place: Place) -> str:
     return f"{settings.zero_stage.value} in {settings.precision.value}, with{checkpointed} gradient checkpointing{copy}"
 
 
-def _network(told: Forecast, resolved: Resolved, settings: Settings, known: Known, place: Place, seconds: float | None) -> None:
+def _network(estimate: Forecast, resolved: Resolved, settings: Settings, facts: RunFacts, place: Place, seconds: float | None) -> None:
     if resolved.nodes == 1:
-        told.add("network", Outcome.OK, "one node: nothing is sent between nodes")
+        estimate.add("network", Outcome.OK, "one node: nothing is sent between nodes")
         return
-    if known.shape is None:
-        told.add("network", Outcome.UNKNOWN, "what a step sends between nodes: the model's parameters are not known")
+    if facts.shape is None:
+        estimate.add("network", Outcome.UNKNOWN, "what a step sends between nodes: the model's parameters are not known")
         return
-    flows = step_traffic(known.shape, settings, place, _accumulation(resolved))
+    flows = step_traffic(facts.shape, settings, place, _accumulation(resolved))
     total = total_bytes(flows)
-    told.figures |= {"stepNodeBytes": total, "stepTraffic": {flow.name: flow.node_bytes for flow in flows}}
+    estimate.figures |= {"stepNodeBytes": total, "stepTraffic": {flow.name: flow.node_bytes for flow in flows}}
     most = "at most " if settings.zero_stage.number == 3 else ""
     parts = "; ".join(f"{decimal_size(flow.node_bytes)} {flow.name}" for flow in flows)
-    told.add("network", Outcome.NOTE, f"a step sends {most}{decimal_size(total)} from each node, and as much to it: {parts}")
+    estimate.add("network", Outcome.NOTE, f"a step sends {most}{decimal_size(total)} from each node, and as much to it: {parts}")
     speed = resolved.profile.spec.network.minimum_busbw
     if speed is not None:
-        told.add(
+        estimate.add(
             "network",
             Outcome.NOTE,
             f"that takes {step_duration(total / (float(speed) * 1e9))} at the cluster's network.minimum_busbw, {speed} GB/s",
         )
     else:
         times = ", ".join(f"{step_duration(total * 8 / (gigabits * 1e9))} at {gigabits} Gb/s" for gigabits in SPEEDS)
-        told.add("network", Outcome.NOTE, f"that takes {times} a node")
+        estimate.add("network", Outcome.NOTE, f"that takes {times} a node")
     if seconds is None:
-        told.add(
+        estimate.add(
             "network",
             Outcome.UNKNOWN,
             "the bandwidth that a step needs: how long one takes is not known; --tokens-per-second or --train-log says it",
         )
     else:
         needed = gigabits_per_second(total, seconds)
-        told.figures["neededGigabitsPerSecond"] = round(needed, 3)
-        told.add(
+        estimate.figures["neededGigabitsPerSecond"] = round(needed, 3)
+        estimate.add(
             "network",
             Outcome.NOTE,
             f"a step of {step_duration(seconds)} needs {_speed(needed)} Gb/s a node and direction, if it is sent evenly over the step",
@@ -212,14 +212,14 @@ def _accumulation(resolved: Resolved) -> int:
     return -(-_global_batch(resolved) // (micro * resolved.world_size))
 
 
-def _length(resolved: Resolved, known: Known) -> length.Plan | None:
+def _length(resolved: Resolved, facts: RunFacts) -> length.Plan | None:
     """None: the number of samples isn't known. Those held out for evaluation are no part of it."""
     training = _training(resolved)
-    if known.samples is None:
+    if facts.samples is None:
         return None
     optimization = training.optimization
     return length.plan(
-        count=max(1, known.samples - _held_out(training, known.samples)),
+        count=max(1, facts.samples - _held_out(training, facts.samples)),
         epochs=optimization.epochs,
         max_steps=optimization.max_steps,
         global_batch_size=_global_batch(resolved),
@@ -234,83 +234,85 @@ def _held_out(training: Training, samples: int) -> int:
     return 0 if evaluation is None or evaluation.data is not None else round(samples * float(evaluation.holdout))
 
 
-def _steps(told: Forecast, resolved: Resolved, known: Known, run: length.Plan | None) -> None:
+def _steps(estimate: Forecast, resolved: Resolved, facts: RunFacts, run: length.Plan | None) -> None:
     training = _training(resolved)
     optimization, batch = training.optimization, _global_batch(resolved)
     of_batch = f"a step takes {batch} {'sequences' if training.data.packing else 'samples'}, {_accumulation(resolved)} micro-batches a rank"
-    told.figures |= {"globalBatchSize": batch, "accumulation": _accumulation(resolved)}
+    estimate.figures |= {"globalBatchSize": batch, "accumulation": _accumulation(resolved)}
     if run is None:
         most = f"; no more than maxSteps, {optimization.max_steps}" if optimization.max_steps else ""
-        told.add("steps", Outcome.UNKNOWN, f"how many: {known.samples_source}{most}; {of_batch}")
+        estimate.add("steps", Outcome.UNKNOWN, f"how many: {facts.samples_source}{most}; {of_batch}")
         return
-    held = _held_out(training, known.samples or 0)
-    about, without = ("about ", f" less {held} held out") if held else ("", "")
-    epoch = ((known.samples or 0) - held) / batch
+    held_out = _held_out(training, facts.samples or 0)
+    about, without = ("about ", f" less {held_out} held out") if held_out else ("", "")
+    epoch = ((facts.samples or 0) - held_out) / batch
     warmup = length.warmup_steps(optimization.warmup_steps, float(optimization.warmup_ratio), run.total_steps)
     warming = f", {warmup} of them to warm up" if warmup else ""
-    told.figures |= {"samples": known.samples, "stepsPerEpoch": round(epoch, 2), "steps": run.total_steps, "warmupSteps": warmup}
-    told.add(
+    estimate.figures |= {"samples": facts.samples, "stepsPerEpoch": round(epoch, 2), "steps": run.total_steps, "warmupSteps": warmup}
+    estimate.add(
         "steps", Outcome.NOTE,
-        f"{about}{run.total_steps} steps{warming}, {epoch:.4g} an epoch, of {known.samples} samples{without} ({known.samples_source}); {of_batch}",
+        f"{about}{run.total_steps} steps{warming}, {epoch:.4g} an epoch, of {facts.samples} samples{without} ({facts.samples_source}); {of_batch}",
     )  # fmt: skip
 
 
-def _saves(told: Forecast, resolved: Resolved, settings: Settings, known: Known, run: length.Plan | None) -> None:
+def _saves(estimate: Forecast, resolved: Resolved, settings: Settings, facts: RunFacts, run: length.Plan | None) -> None:
     training = _training(resolved)
     checkpoint = training.checkpoint
-    if known.shape is None:
-        told.add("saves", Outcome.UNKNOWN, "how large a checkpoint is: the model's parameters are not known")
+    if facts.shape is None:
+        estimate.add("saves", Outcome.UNKNOWN, "how large a checkpoint is: the model's parameters are not known")
         return
     full = checkpoint.content == "Full"
     copies = checkpoint.replicas if resolved.storage_mode.value == "PerPod" else 1
-    size = commit_bytes(known.shape, settings, full=full, adapter=checkpoint.export_adapter, copies=copies)
-    told.figures["checkpointBytes"] = size
+    size = commit_bytes(facts.shape, settings, full=full, adapter=checkpoint.export_adapter, copies=copies)
+    estimate.figures["checkpointBytes"] = size
     what = f"{decimal_size(size)} each ({checkpoint.content}, {'12' if full else settings.element_bytes} bytes a trained parameter)"
     if run is None:
-        told.add("saves", Outcome.NOTE, f"a checkpoint every {checkpoint.every_steps} steps, {what}; how many: the steps are not known")
+        estimate.add("saves", Outcome.NOTE, f"a checkpoint every {checkpoint.every_steps} steps, {what}; how many: the steps are not known")
         return
-    found = saves(run.total_steps, checkpoint.every_steps, checkpoint.keep, size, evaluates=training.evaluation is not None)
-    told.figures |= {"checkpoints": found.count, "checkpointsMostBytes": found.most_bytes}
-    told.add("saves", Outcome.NOTE, f"{found.count} checkpoints, {what}, at most {decimal_size(found.most_bytes)} on the volumes together")
+    plan = saves(run.total_steps, checkpoint.every_steps, checkpoint.keep, size, evaluates=training.evaluation is not None)
+    estimate.figures |= {"checkpoints": plan.count, "checkpointsMostBytes": plan.most_bytes}
+    estimate.add(
+        "saves", Outcome.NOTE, f"{plan.count} checkpoints, {what}, at most {decimal_size(plan.most_bytes)} on the volumes together"
+    )
     room = number(resolved.profile.spec.storage.workspace_size) * (resolved.nodes if resolved.storage_mode.value == "PerPod" else 1)
-    if found.most_bytes > room:
-        told.add(
+    if plan.most_bytes > room:
+        estimate.add(
             "saves",
             Outcome.RISK,
-            f"the checkpoints need {decimal_size(found.most_bytes)}, which is more than the cluster's workspace of {decimal_size(float(room))}",
+            f"the checkpoints need {decimal_size(plan.most_bytes)}, which is more than the cluster's workspace of {decimal_size(float(room))}",
             "lower checkpoint.keep, or give /workspace more",
         )
 
 
-def _step_seconds(resolved: Resolved, settings: Settings, known: Known) -> float | None:
+def _step_seconds(resolved: Resolved, settings: Settings, facts: RunFacts) -> float | None:
     """Seconds of a step by a measured number of tokens a step, else at most."""
-    if known.pace is None:
+    if facts.pace is None:
         return None
-    tokens = known.pace.tokens_per_step or _global_batch(resolved) * settings.max_length
-    return tokens / known.pace.tokens_per_second
+    tokens = facts.pace.tokens_per_step or _global_batch(resolved) * settings.max_length
+    return tokens / facts.pace.tokens_per_second
 
 
-def _time(told: Forecast, known: Known, run: length.Plan | None, seconds: float | None) -> None:
-    if seconds is None or known.pace is None:
-        told.add(
+def _time(estimate: Forecast, facts: RunFacts, run: length.Plan | None, seconds: float | None) -> None:
+    if seconds is None or facts.pace is None:
+        estimate.add(
             "time",
             Outcome.UNKNOWN,
             "how long: --tokens-per-second N (all ranks together), or --train-log, an earlier run's train_log.jsonl, says how fast it goes",
         )
         return
-    measured = known.pace.tokens_per_step is not None
+    measured = facts.pace.tokens_per_step is not None
     bound = "about" if measured else "at most"
     why = "its steps' tokens and speed" if measured else "every sample as long as maxLength"
     if run is None:
-        told.add(
-            "time", Outcome.UNKNOWN, f"{bound} {step_duration(seconds)} a step ({known.pace.source}; {why}); how many steps is not known"
+        estimate.add(
+            "time", Outcome.UNKNOWN, f"{bound} {step_duration(seconds)} a step ({facts.pace.source}; {why}); how many steps is not known"
         )
         return
     total = seconds * run.total_steps
-    told.figures |= {"stepSeconds": round(seconds, 3), "seconds": round(total, 1)}
-    told.add(
+    estimate.figures |= {"stepSeconds": round(seconds, 3), "seconds": round(total, 1)}
+    estimate.add(
         "time", Outcome.NOTE,
-        f"{bound} {duration(round(total))}: {run.total_steps} steps of {step_duration(seconds)} ({known.pace.source}; {why}); without start, evaluation and restarts",
+        f"{bound} {duration(round(total))}: {run.total_steps} steps of {step_duration(seconds)} ({facts.pace.source}; {why}); without start, evaluation and restarts",
     )  # fmt: skip
 
 

@@ -36,10 +36,10 @@ def compare(resolved: Resolved, observed: Sequence[Object]) -> list[Comparison]:
     The operator's own part (the job's uid, the agent's image, where to report) is taken as it is on the cluster, so that only
     what the files say can differ.
     """
-    seen = {_key(item): item for item in observed}
-    job = seen.get(f"TrainingJob/{resolved.name}")
+    by_key = {_key(item): item for item in observed}
+    job = by_key.get(f"TrainingJob/{resolved.name}")
     uid = None if job is None else str(job["metadata"]["uid"])
-    running = _running(resolved.name, seen)
+    running = _running(resolved.name, by_key)
     context = _context(running, uid)
     if resolved.image == MADE_BY_OPERATOR:
         resolved = replace(resolved, image=trainer_image(context.agent_image) or MADE_BY_OPERATOR)
@@ -47,8 +47,8 @@ def compare(resolved: Resolved, observed: Sequence[Object]) -> list[Comparison]:
     replicas = 0 if resolved.suspend or _is_over(job) else frozen.nodes
     owned = [item for item in children(frozen, owner_uid=context.owner_uid, key=context.key, replicas=replicas) if item["kind"] != "Secret"]
     return [
-        *(Comparison(_key(claim), absent=_key(claim) not in seen) for claim in claims(resolved)),
-        *(_compare_run(frozen, running) if item["kind"] == "ConfigMap" and running else _compare(item, seen, uid) for item in owned),
+        *(Comparison(_key(claim), absent=_key(claim) not in by_key) for claim in claims(resolved)),
+        *(_compare_run(frozen, running) if item["kind"] == "ConfigMap" and running else _compare(item, by_key, uid) for item in owned),
     ]
 
 
@@ -62,10 +62,10 @@ def _key(item: Object) -> str:
     return f"{item['kind']}/{item['metadata']['name']}"
 
 
-def _running(job: str, seen: Mapping[str, Object]) -> Frozen | None:
+def _running(job: str, by_key: Mapping[str, Object]) -> Frozen | None:
     """The frozen run that the StatefulSet names."""
-    annotations = seen.get(f"StatefulSet/{job}", {"metadata": {}})["metadata"].get("annotations", {})
-    config_map = seen.get(f"ConfigMap/{names.run_name(job, annotations.get(names.ANNOTATION_RUN_HASH, ''))}")
+    annotations = by_key.get(f"StatefulSet/{job}", {"metadata": {}})["metadata"].get("annotations", {})
+    config_map = by_key.get(f"ConfigMap/{names.run_name(job, annotations.get(names.ANNOTATION_RUN_HASH, ''))}")
     return None if config_map is None else thaw(config_map)
 
 
@@ -79,26 +79,26 @@ def _context(running: Frozen | None, uid: str | None) -> RenderContext:
 
 def _is_over(job: Object | None) -> bool:
     conditions = [] if job is None else job.get("status", {}).get("conditions", [])
-    return any(found["type"] in ("Complete", "Failed") and found["status"] == "True" for found in conditions)
+    return any(state["type"] in ("Complete", "Failed") and state["status"] == "True" for state in conditions)
 
 
 def _compare_run(frozen: Frozen, running: Frozen) -> Comparison:
     """run.json and pod template field by field: as ConfigMaps they are only two names."""
-    found = changes({"run": json.loads(frozen.run)}, {"run": json.loads(running.run)})
-    found += changes({"template": json.loads(frozen.template)}, {"template": json.loads(running.template)})
-    if not found and frozen.hash != running.hash:  # something was taken away, which a comparison of what is set can't see
-        found = [Change("hash", frozen.hash, running.hash)]
-    return Comparison(f"ConfigMap/{frozen.name}", changes=tuple(found))
+    differences = changes({"run": json.loads(frozen.run)}, {"run": json.loads(running.run)})
+    differences += changes({"template": json.loads(frozen.template)}, {"template": json.loads(running.template)})
+    if not differences and frozen.hash != running.hash:  # something was taken away, which a comparison of what is set can't see
+        differences = [Change("hash", frozen.hash, running.hash)]
+    return Comparison(f"ConfigMap/{frozen.name}", changes=tuple(differences))
 
 
-def _compare(item: Object, seen: Mapping[str, Object], uid: str | None) -> Comparison:
-    found = seen.get(_key(item))
-    if found is None:
+def _compare(item: Object, by_key: Mapping[str, Object], uid: str | None) -> Comparison:
+    existing = by_key.get(_key(item))
+    if existing is None:
         return Comparison(_key(item), absent=True)
-    owners = [owner["uid"] for owner in found["metadata"].get("ownerReferences", []) if owner.get("controller")]
+    owners = [owner["uid"] for owner in existing["metadata"].get("ownerReferences", []) if owner.get("controller")]
     if uid is None or owners != [uid]:
         return Comparison(_key(item), foreign=True)
-    return Comparison(_key(item), changes=tuple(changes(_without_run(item), found)))
+    return Comparison(_key(item), changes=tuple(changes(_without_run(item), existing)))
 
 
 def _without_run(item: Object) -> Object:

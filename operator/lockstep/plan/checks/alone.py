@@ -33,17 +33,17 @@ CALIBRATED_PART = 0.98
 _MULTUS = re.compile(r"=?net[1-9][0-9]*")
 
 
-def lint_alone(found: ClusterFile, operator_image: str) -> Iterator[Finding]:
+def lint_alone(file: ClusterFile, operator_image: str) -> Iterator[Finding]:
     """Findings that need no cluster, in the order of the file. `operator_image`: the operator's, as it is deployed or will be."""
-    spec = found.profile.spec
+    spec = file.profile.spec
     yield from _tcp(spec)
     if spec.network.rdma.enabled:
         yield from _rails(spec)
         yield from _knobs(spec)
     yield from _nccl(spec)
     yield from _pods(spec, operator_image)
-    yield from _threshold(found)
-    yield from _calibration(found)
+    yield from _threshold(file)
+    yield from _calibration(file)
 
 
 def of_mode(findings: Iterable[Finding], mode: FabricMode) -> list[Finding]:
@@ -69,9 +69,9 @@ def _rails(spec: TrainingClusterSpec) -> Iterator[Finding]:
             "one entry a NIC, its Multus network, the resource that counts it, or both; lockstep cluster discover finds them",
         )
     devices = rdma.devices if are_whole_names(rdma.devices) else []  # beginnings don't say how many they take
-    for key, names, there in (("devices", devices, counted), ("interfaces", rdma.interfaces, networks)):
-        if there and names and len(names) != there:
-            message = f"{len(names)} {key} but {there} rails: NCCL uses those that it finds, and the others stand idle"
+    for key, names, expected in (("devices", devices, counted), ("interfaces", rdma.interfaces, networks)):
+        if expected and names and len(names) != expected:
+            message = f"{len(names)} {key} but {expected} rails: NCCL uses those that it finds, and the others stand idle"
             yield failed(f"network.rdma.{key}", message, f"one of the {key} a rail; leave {key} out and NCCL takes all")
     if counted and gpus and gpus % counted and counted % gpus:
         message = f"{counted} rails for {gpus} GPUs: some NICs serve more GPUs than others, and the slowest sets the pace"
@@ -87,15 +87,17 @@ def _interfaces(spec: TrainingClusterSpec) -> Iterator[Finding]:
     """Multus names what it attaches net1, net2, … in the order of rails; a rail without a network brings no interface."""
     rdma = spec.network.rdma
     networks, names = len(rdma.networks), rdma.interfaces
-    made = {f"net{number}" for number in range(1, networks + 1)}
-    strange = [name for name in names if name.lstrip("=") not in made]
+    multus_names = {f"net{number}" for number in range(1, networks + 1)}
+    strange = [name for name in names if name.lstrip("=") not in multus_names]
     if rdma.rails and not networks and (absent := [name for name in names if _MULTUS.fullmatch(name)]):
         message = f"{', '.join(absent)}: Multus makes such interfaces, and no rail has a network"
         yield failed("network.rdma.interfaces", message, "leave it out, or name an interface that every pod has, such as eth0")
     if networks and strange and len(names) == networks:
         message = f"{', '.join(strange)}: Multus names the rails' interfaces net1 to net{networks}"
         yield warning(
-            "network.rdma.interfaces", message, f'write "{",".join(sorted(made))}", unless the networks name their interfaces otherwise'
+            "network.rdma.interfaces",
+            message,
+            f'write "{",".join(sorted(multus_names))}", unless the networks name their interfaces otherwise',
         )
 
 
@@ -145,10 +147,10 @@ def _pods(spec: TrainingClusterSpec, operator_image: str) -> Iterator[Finding]:
         yield warning("security.requires_privileged_scc", "it has no effect: no pod that Lockstep makes is privileged", "take it out")
 
 
-def _threshold(found: ClusterFile) -> Iterator[Finding]:
+def _threshold(file: ClusterFile) -> Iterator[Finding]:
     """The least bandwidth that preflight accepts, against what was measured."""
-    minimum = found.profile.spec.network.minimum_busbw
-    measured = _measured(found)
+    minimum = file.profile.spec.network.minimum_busbw
+    measured = _measured(file)
     if minimum is None or measured is None:
         return
     best = max(float(point.busbw) for point in measured.sweep)
@@ -159,16 +161,16 @@ def _threshold(found: ClusterFile) -> Iterator[Finding]:
         yield failed("network.minimum_busbw", message, f"about {best * 0.8:.3g}: what a healthy fabric always reaches")
 
 
-def _calibration(found: ClusterFile) -> Iterator[Finding]:
+def _calibration(file: ClusterFile) -> Iterator[Finding]:
     """A finding if nobody has measured the network between the nodes; a single node needs none."""
-    name, nodes = found.cluster.name, found.profile.spec.gpus.default_nodes
-    if nodes > 1 and _measured(found) is None:
-        over = "RDMA" if found.profile.spec.network.rdma.enabled else "TCP"
+    name, nodes = file.cluster.name, file.profile.spec.gpus.default_nodes
+    if nodes > 1 and _measured(file) is None:
+        over = "RDMA" if file.profile.spec.network.rdma.enabled else "TCP"
         message = f"never calibrated over {over}: what the network between the nodes gives is not known"
         yield Finding("calibration", Outcome.UNKNOWN, message, f"lockstep cluster calibrate {name} --save")
 
 
-def _measured(found: ClusterFile) -> Calibration | None:
+def _measured(file: ClusterFile) -> Calibration | None:
     """Calibration over the transport that jobs use unless they say otherwise."""
-    wanted = "RDMA" if found.profile.spec.network.rdma.enabled else "TCP"
-    return next((one for one in found.calibration if one.transport.value == wanted), None)
+    transport = "RDMA" if file.profile.spec.network.rdma.enabled else "TCP"
+    return next((one for one in file.calibration if one.transport.value == transport), None)

@@ -25,15 +25,15 @@ CRD = "CustomResourceDefinition"
 SERVICE = "kubernetes.io/service-name"
 
 
-def examine(found: ClusterFile, facts: ClusterFacts, crds: Mapping[str, Object]) -> Iterator[Finding]:
+def examine(file: ClusterFile, facts: ClusterFacts, crds: Mapping[str, Object]) -> Iterator[Finding]:
     """Every finding, in the order in which they should be mended. `crds`: those of this version, by name."""
-    spec = found.profile.spec
+    spec = file.profile.spec
     yield from _rights(facts)
-    yield from _definitions(facts, crds, found.cluster.name)
-    yield _operator(facts, found.cluster.name)
-    yield _profile(facts, found)
-    yield from _image(facts, found)
-    yield _account(facts, found)
+    yield from _definitions(facts, crds, file.cluster.name)
+    yield _operator(facts, file.cluster.name)
+    yield _profile(facts, file)
+    yield from _image(facts, file)
+    yield _account(facts, file)
     yield _dns(facts)
     yield from _nodes(facts, spec)
     yield from _about("storage", check_storage(spec, facts))
@@ -113,15 +113,15 @@ def _operator(facts: ClusterFacts, cluster: str) -> Finding:
     return Finding("operator", outcome, counted, fix)
 
 
-def _profile(facts: ClusterFacts, found: ClusterFile) -> Finding:
-    name = found.profile.metadata.name
-    deploy = f"lockstep deploy {found.cluster.name}"
+def _profile(facts: ClusterFacts, file: ClusterFile) -> Finding:
+    name = file.profile.metadata.name
+    deploy = f"lockstep deploy {file.cluster.name}"
     profile = facts.object("TrainingCluster", name)
     if not profile.seen:
         return Finding("cluster", Outcome.UNKNOWN, f"whether TrainingCluster {name} is as its file says: {NOT_YOURS}")
     if profile.first is None:
         return Finding("cluster", Outcome.FAILED, f"TrainingCluster {name} is not on the cluster", deploy)
-    differs = differing_keys(found.profile.spec, profile.first)
+    differs = differing_keys(file.profile.spec, profile.first)
     if differs:
         return Finding("cluster", Outcome.WARNING, f"{name} differs from its file in {', '.join(differs)}", f"{deploy}, or lockstep diff")
     return Finding("cluster", Outcome.OK, f"{name} is as its file says")
@@ -138,10 +138,10 @@ def _without_mode(key: str, value: Any) -> Any:
     return {k: v for k, v in value.items() if k != "mode"} if key == "network" and isinstance(value, dict) else value
 
 
-def _image(facts: ClusterFacts, found: ClusterFile) -> Iterator[Finding]:
+def _image(facts: ClusterFacts, file: ClusterFile) -> Iterator[Finding]:
     """The image of jobs on a cluster that names none."""
     deployment = facts.object("Deployment", OPERATOR_NAME).first
-    if found.profile.spec.image is None and deployment is not None:
+    if file.profile.spec.image is None and deployment is not None:
         message, is_known = default_image_said(image_of(deployment))
         if is_known:
             yield Finding("image", Outcome.OK, message)

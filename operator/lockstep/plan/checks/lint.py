@@ -24,11 +24,11 @@ OWN_SCC = "an administrator: lockstep deploy brings one that allows nothing else
 GIB = Decimal(2**30)
 
 
-def lint_against(found: ClusterFile, facts: ClusterFacts) -> Iterator[Finding]:
+def lint_against(file: ClusterFile, facts: ClusterFacts) -> Iterator[Finding]:
     """Every finding, in the order in which they should be mended."""
-    spec = found.profile.spec
+    spec = file.profile.spec
     yield from _namespace(facts)
-    yield from _platform(found, facts)
+    yield from _platform(file, facts)
     yield from check_nodes(spec, facts)
     yield from check_storage(spec, facts)
     if spec.network.rdma.enabled:
@@ -46,8 +46,8 @@ def _namespace(facts: ClusterFacts) -> Iterator[Finding]:
         yield failed("cluster.namespace", f"there is no namespace {facts.namespace}", f"kubectl create namespace {facts.namespace}")
 
 
-def _platform(found: ClusterFile, facts: ClusterFacts) -> Iterator[Finding]:
-    stated = found.profile.spec.platform.value
+def _platform(file: ClusterFile, facts: ClusterFacts) -> Iterator[Finding]:
+    stated = file.profile.spec.platform.value
     if stated == "Kubernetes" and facts.is_openshift:
         yield warning(
             "cluster.platform", "it is kubernetes, but the cluster has SCCs, which refuse a stated user id", "write platform: openshift"

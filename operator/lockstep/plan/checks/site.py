@@ -94,8 +94,8 @@ def check_storage(spec: TrainingClusterSpec, facts: ClusterFacts) -> Iterator[Fi
     chosen = next((one for one in judged if one.name == name or (name is None and one.is_default)), None)
     if chosen is None:
         message = f"there is no storage class {name}" if name else "no class is set, and the cluster has no default class"
-        there = ", ".join(sorted(one.name for one in judged))
-        yield failed(key, message, f"one of {there}" if there else "an administrator makes one")
+        names = ", ".join(sorted(one.name for one in judged))
+        yield failed(key, message, f"one of {names}" if names else "an administrator makes one")
         return
     title = f"class {chosen.name}" if name else f"no class is set, so claims get the default class {chosen.name}"
     if not shared:

@@ -65,8 +65,8 @@ def point_in(line: str) -> Point | None:
     if not mark:
         return None
     try:
-        said = json.loads(text)
-        point = Point(int(said["bytes"]), int(said["microseconds"]), int(said["ranks"]))
+        values = json.loads(text)
+        point = Point(int(values["bytes"]), int(values["microseconds"]), int(values["ranks"]))
     except (ValueError, KeyError, TypeError, RecursionError):  # (somebody else's line)
         return None
     return point if min(point.bytes, point.microseconds, point.ranks) > 0 else None
@@ -85,8 +85,8 @@ def calibration_of(points: Sequence[Point], transport: str, nodes: int, day: str
 def suggested_threshold(points: Sequence[Point], *, gpus: bool) -> str | None:
     """Value for network.minimum_busbw, at the size that preflight takes; None: the sweep didn't get there."""
     size = PREFLIGHT_GPU_BYTES if gpus else PREFLIGHT_CPU_BYTES
-    found = next((point for point in points if point.bytes == size), None)
-    return None if found is None else _rounded(found.bus_gbs * THRESHOLD_PART, 2)
+    point_at_size = next((point for point in points if point.bytes == size), None)
+    return None if point_at_size is None else _rounded(point_at_size.bus_gbs * THRESHOLD_PART, 2)
 
 
 def _rounded(value: float, digits: int) -> str:
@@ -131,6 +131,6 @@ def _section(measured: Sequence[Calibration]) -> list[str]:
     return lines
 
 
-def replaced(known: Sequence[Calibration], new: Calibration) -> list[Calibration]:
+def replaced(earlier: Sequence[Calibration], new: Calibration) -> list[Calibration]:
     """Calibrations with the new one instead of the one of its transport."""
-    return sorted([*(one for one in known if one.transport is not new.transport), new], key=lambda one: one.transport.value)
+    return sorted([*(one for one in earlier if one.transport is not new.transport), new], key=lambda one: one.transport.value)

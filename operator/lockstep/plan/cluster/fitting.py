@@ -77,8 +77,8 @@ def _too_few(
     others: Sequence[Object],
 ) -> Finding:
     missing = needed - len(fitting)
-    there = f" ({', '.join(sorted(fitting))})" if fitting else ""
-    message = f"{len(fitting)} of the {needed} nodes that the job needs fit now{there}"
+    hosts = f" ({', '.join(sorted(fitting))})" if fitting else ""
+    message = f"{len(fitting)} of the {needed} nodes that the job needs fit now{hosts}"
     if len(possible) < needed:
         idle = f"even when idle {_only(len(possible))} could take a pod"
         return Finding(
@@ -117,7 +117,7 @@ def lacks(pod: Object, nodes: Iterable[Object], others: Iterable[Object]) -> dic
     for other in others:
         if other["spec"].get("nodeName") and other.get("status", {}).get("phase") not in OVER:
             on[str(other["spec"]["nodeName"])].append(other)
-    found: dict[str, tuple[str, str]] = {}
+    lacking: dict[str, tuple[str, str]] = {}
     for node in nodes:
         name = name_of(node)
         for resource in (*asked(pod), PODS):
@@ -125,9 +125,9 @@ def lacks(pod: Object, nodes: Iterable[Object], others: Iterable[Object]) -> dic
             free = allocatable(node, resource) - sum((request(other, resource) for other in on[name]), Decimal(0))
             if free < want:
                 left, all_of_it = shown_amount(max(free, Decimal(0)), resource), shown_amount(allocatable(node, resource), resource)
-                found[name] = (resource, f"has {left} of {all_of_it} {resource} free, a pod asks for {shown_amount(want, resource)}")
+                lacking[name] = (resource, f"has {left} of {all_of_it} {resource} free, a pod asks for {shown_amount(want, resource)}")
                 break
-    return found
+    return lacking
 
 
 def name_of(node: Object) -> str:

@@ -81,8 +81,8 @@ def is_out_of_reach(network: str, namespace: str, platform: Platform) -> bool:
 
 def out_of_reach(network: str, namespace: str) -> str:
     """Sentence about a network that is out of reach, and its consequence."""
-    said = f"network {network} is another namespace's, and OpenShift's Multus (namespace isolation) gives it to no pod of namespace {namespace}"
-    return f"{said}: pods stay in ContainerCreating"
+    message = f"network {network} is another namespace's, and OpenShift's Multus (namespace isolation) gives it to no pod of namespace {namespace}"
+    return f"{message}: pods stay in ContainerCreating"
 
 
 def copy_command(network: str, elsewhere: str, namespace: str) -> str:
@@ -125,5 +125,5 @@ def same_subnet(networks: Sequence[RailNetwork]) -> list[tuple[RailNetwork, Rail
 
 def are_isolated(networks: Iterable[RailNetwork]) -> bool:
     """Several rails, each in a subnet of its own, and none has a route: a NIC reaches its own rail's NICs only."""
-    known = [network for network in networks if network.subnets]
-    return len(known) > 1 and not same_subnet(known) and not any(network.has_routes for network in known)
+    addressed = [network for network in networks if network.subnets]
+    return len(addressed) > 1 and not same_subnet(addressed) and not any(network.has_routes for network in addressed)

@@ -81,15 +81,15 @@ def judge_class(item: Object, facts: ClusterFacts) -> JudgedClass:
     bound, waiting = _shared(facts, name, "Bound"), _waiting(facts, name)
     if bound:
         return JudgedClass(name, Shareable.YES, f"{RWX} volumes of it are bound ({', '.join(bound[:3])})", is_default)
-    known = next((verdict for end, verdict in PROVISIONERS.items() if provisioner.endswith(end)), Shareable.UNKNOWN)
-    if waiting and known is not Shareable.NO:
+    by_provisioner = next((verdict for end, verdict in PROVISIONERS.items() if provisioner.endswith(end)), Shareable.UNKNOWN)
+    if waiting and by_provisioner is not Shareable.NO:
         return JudgedClass(name, Shareable.DOUBTFUL, f"{RWX} claims of it wait and none is bound ({', '.join(waiting[:3])})", is_default)
     reasons = {
         Shareable.YES: f"its provisioner {provisioner} makes shared file systems; no claim of it was seen bound",
         Shareable.NO: f"its provisioner {provisioner} makes volumes for one node at a time",
         Shareable.UNKNOWN: f"its provisioner {provisioner} is not one that Lockstep knows, and no {RWX} volume of it was seen",
     }
-    return JudgedClass(name, known, reasons.get(known, ""), is_default)
+    return JudgedClass(name, by_provisioner, reasons.get(by_provisioner, ""), is_default)
 
 
 def _shared(facts: ClusterFacts, name: str, phase: str) -> list[str]:

@@ -86,8 +86,8 @@ def _leaf(entry: Entry, name: str, depth: int) -> Iterator[str]:
     if _is_block(entry.value):
         yield from (f"{indent}{mark}  {line}".rstrip() for line in dump_yaml(entry.value).splitlines())
     for item in entry.value if listed else []:
-        said = f"  # {printable_line(item.comment)}" if item.comment else ""
-        yield f"{indent}{mark}  - {_scalar(item.value)}{said}"
+        comment = f"  # {printable_line(item.comment)}" if item.comment else ""
+        yield f"{indent}{mark}  - {_scalar(item.value)}{comment}"
 
 
 def _is_block(value: Any) -> bool:

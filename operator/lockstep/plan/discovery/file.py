@@ -65,8 +65,8 @@ def _storage_entries(facts: ClusterFacts) -> Iterator[Entry]:
     """The section `storage`."""
     classes = judge_classes(facts)
     if not classes:
-        seen = facts.list("StorageClass")
-        why = seen.why_not or "the cluster has no storage class"
+        listing = facts.list("StorageClass")
+        why = listing.why_not or "the cluster has no storage class"
         yield unknown("storage.mode", "rwx", f"{why}. rwx (the default) needs a class whose claims are ReadWriteMany")
         yield unknown("storage.class_rwx", "nfs-csi", f"{why}; left out, claims get the default class")
         yield unknown("storage.class_rwo", "ceph-rbd", f"{why}; left out, claims get the default class")
@@ -110,10 +110,10 @@ def _security_entries(facts: ClusterFacts, *, rdma: bool) -> Iterator[Entry]:
 def _sccs(facts: ClusterFacts) -> str:
     if not facts.is_openshift:
         return ""
-    seen = facts.list("SecurityContextConstraints")
-    if not seen.seen:
-        return f"; which SCC allows it is unknown: {seen.why_not}"
-    allowing = sorted(str(item["metadata"]["name"]) for item in seen.items if allows_ipc_lock(item))
+    listing = facts.list("SecurityContextConstraints")
+    if not listing.seen:
+        return f"; which SCC allows it is unknown: {listing.why_not}"
+    allowing = sorted(str(item["metadata"]["name"]) for item in listing.items if allows_ipc_lock(item))
     return f"; SCCs that allow IPC_LOCK: {', '.join(allowing) or 'none yet, lockstep deploy brings one'}"
 
 
@@ -126,10 +126,10 @@ def _limits(facts: ClusterFacts) -> list[str]:
     """Quotas and limit ranges of the namespace, for the header: no key of the file holds them."""
     lines = []
     for kind, word in (("ResourceQuota", "quota"), ("LimitRange", "limit range")):
-        seen = facts.list(kind)
-        if not seen.seen:
-            lines.append(f"{word}: unknown: {seen.why_not}")
-        for item in seen.items:
+        listing = facts.list(kind)
+        if not listing.seen:
+            lines.append(f"{word}: unknown: {listing.why_not}")
+        for item in listing.items:
             lines.append(f"{word} {item['metadata']['name']} of namespace {facts.namespace}: {_values(item)}")
     return lines
 
@@ -139,10 +139,10 @@ def _values(item: dict[str, dict[str, object]]) -> str:
     if isinstance(hard, dict):
         return ", ".join(f"{key} {value}" for key, value in sorted(hard.items()))
     limits = item["spec"].get("limits")
-    told = [
+    limits_by_type = [
         f"{limit.get('type')} {name} {', '.join(f'{key} {value}' for key, value in sorted(limit[name].items()))}"
         for limit in (limits if isinstance(limits, list) else [])
         for name in ("min", "max", "default", "defaultRequest", "maxLimitRequestRatio")
         if limit.get(name)
     ]
-    return "; ".join(told) or "no limits"
+    return "; ".join(limits_by_type) or "no limits"

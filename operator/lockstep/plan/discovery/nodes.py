@@ -37,12 +37,12 @@ class Group:
 
 def gpu_groups(facts: ClusterFacts) -> list[Group]:
     """The nodes with GPUs, the group with the most of them first."""
-    found: dict[tuple[str, int], list[Object]] = defaultdict(list)
+    alike: dict[tuple[str, int], list[Object]] = defaultdict(list)
     for node in facts.list("Node").items:
         gpus = int(allocatable(node, GPU_RESOURCE))
         if gpus:
-            found[(str(labels(node).get(PRODUCT, "")), gpus)].append(node)
-    groups = [Group(product, gpus, tuple(sorted(nodes, key=host))) for (product, gpus), nodes in found.items()]
+            alike[(str(labels(node).get(PRODUCT, "")), gpus)].append(node)
+    groups = [Group(product, gpus, tuple(sorted(nodes, key=host))) for (product, gpus), nodes in alike.items()]
     return sorted(groups, key=lambda group: (-group.gpus * len(group.nodes), group.name))
 
 
@@ -57,33 +57,35 @@ def host(node: Object) -> str:
 def worth_saying(node: Object) -> str:
     """Conditions that keep pods off this node, or could."""
     status, spec = node.get("status", {}), node.get("spec", {})
-    said = [] if is_true(status, "Ready") else ["not Ready"]
-    said += ["cordoned"] if spec.get("unschedulable") else []
-    said += [f"tainted {taint['key']}:{taint['effect']}" for taint in spec.get("taints") or [] if "node.kubernetes.io" not in taint["key"]]
-    return ", ".join(said)
+    notes = [] if is_true(status, "Ready") else ["not Ready"]
+    notes += ["cordoned"] if spec.get("unschedulable") else []
+    notes += [f"tainted {taint['key']}:{taint['effect']}" for taint in spec.get("taints") or [] if "node.kubernetes.io" not in taint["key"]]
+    return ", ".join(notes)
 
 
 def node_entries(facts: ClusterFacts, groups: Sequence[Group]) -> Iterator[Entry]:
     """The section `nodes`."""
-    seen = facts.list("Node")
-    if not seen.seen:
-        yield unknown("nodes.gpu_nodes", [Item("gpu-node-1")], f"{seen.why_not}. Left out, any node may be used")
+    listing = facts.list("Node")
+    if not listing.seen:
+        yield unknown("nodes.gpu_nodes", [Item("gpu-node-1")], f"{listing.why_not}. Left out, any node may be used")
         yield from _rack(())
         return
     if not groups:
         yield left_out(
-            "nodes.gpu_nodes", [Item(host(node), worth_saying(node)) for node in seen.items[:4]], "no node has GPUs: any may be used"
+            "nodes.gpu_nodes", [Item(host(node), worth_saying(node)) for node in listing.items[:4]], "no node has GPUs: any may be used"
         )
-        yield from _rack(seen.items)
+        yield from _rack(listing.items)
         return
     best, *others = groups
-    said = f"the {len(best.nodes)} nodes with {best.name}, by allocatable {GPU_RESOURCE} and the label {PRODUCT}"
+    source = f"the {len(best.nodes)} nodes with {best.name}, by allocatable {GPU_RESOURCE} and the label {PRODUCT}"
     if others:
-        said += "; left out, since ranks should be alike: " + "; ".join(f"{', '.join(map(host, one.nodes))} ({one.name})" for one in others)
+        source += "; left out, since ranks should be alike: " + "; ".join(
+            f"{', '.join(map(host, one.nodes))} ({one.name})" for one in others
+        )
     yield stated(
         "nodes.gpu_nodes",
         [Item(host(node), worth_saying(node)) for node in best.nodes[:NODES_LISTED]],
-        f"{said}. Remove those that aren't yours",
+        f"{source}. Remove those that aren't yours",
     )
     yield from _rack(best.nodes)
 
@@ -109,32 +111,32 @@ def _tolerating(key: str, value: str, effect: str) -> Object:
 
 def pod_entries(facts: ClusterFacts, groups: Sequence[Group]) -> Iterator[Entry]:
     """The section `pod`, where the nodes with GPUs have taints."""
-    seen = facts.list("Node")
-    if not seen.seen:
-        yield unknown("pod.tolerations", [Item({"key": "dedicated", "operator": "Exists"})], f"which taints nodes have: {seen.why_not}")
+    listing = facts.list("Node")
+    if not listing.seen:
+        yield unknown("pod.tolerations", [Item({"key": "dedicated", "operator": "Exists"})], f"which taints nodes have: {listing.why_not}")
         return
-    found = common_tolerations(groups[0].nodes) if groups else []
-    if found:
-        said = (
+    tolerations = common_tolerations(groups[0].nodes) if groups else []
+    if tolerations:
+        source = (
             f"taints of all of nodes.gpu_nodes, besides {GPU_RESOURCE}'s, which is tolerated anyhow. Remove those that aren't meant for you"
         )
-        yield stated("pod.tolerations", [Item(toleration) for toleration in found], said)
+        yield stated("pod.tolerations", [Item(toleration) for toleration in tolerations], source)
 
 
 def gpu_entries(facts: ClusterFacts, groups: Sequence[Group]) -> Iterator[Entry]:
     """The section `gpus`."""
-    seen, probed = facts.list("Node"), max((probe.gpus for probe in facts.probes), default=0)
-    if not seen.seen:
+    listing, probed = facts.list("Node"), max((probe.gpus for probe in facts.probes), default=0)
+    if not listing.seen:
         if probed:
             yield stated("gpus.per_node", probed, "devices that a probe pod was given")
         else:
-            yield unknown("gpus.per_node", 4, f"{seen.why_not}; 0 where ranks run on the CPU")
-        yield unknown("gpus.type", "NVIDIA H100 80GB HBM3", seen.why_not)
+            yield unknown("gpus.per_node", 4, f"{listing.why_not}; 0 where ranks run on the CPU")
+        yield unknown("gpus.type", "NVIDIA H100 80GB HBM3", listing.why_not)
         yield default_nodes(facts, probed, 2)
         return
     if not groups:
         yield stated("gpus.per_node", 0, f"no node has {GPU_RESOURCE}: ranks run on the CPU")
-        yield default_nodes(facts, 0, len(seen.items))
+        yield default_nodes(facts, 0, len(listing.items))
         return
     best = groups[0]
     yield stated("gpus.per_node", best.gpus, f"allocatable {GPU_RESOURCE} of these nodes")

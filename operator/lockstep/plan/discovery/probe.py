@@ -81,23 +81,23 @@ def _apart(token: str) -> Object:
 def read_probe(pod: Object, lines: Sequence[str]) -> ProbeFacts:
     """Read what one pod saw, or why it saw nothing."""
     node = str(pod["spec"].get("nodeName") or _wanted(pod) or "a node that no pod reached")
-    said = next((line.partition(PROBED)[2] for line in lines if PROBED in line), None)
-    if said is None:
+    text = next((line.partition(PROBED)[2] for line in lines if PROBED in line), None)
+    if text is None:
         return ProbeFacts(node, error=_why(pod) or (lines[-1] if lines else "it said nothing"))
     try:
-        seen = json.loads(said)
-        memlock, capabilities = seen.get("memlock_bytes"), str(seen.get("capabilities", ""))
+        answer = json.loads(text)
+        memlock, capabilities = answer.get("memlock_bytes"), str(answer.get("capabilities", ""))
         return ProbeFacts(
             node,
-            gpus=int(seen.get("gpus", 0)),
-            driver=str(seen.get("driver", ""))[:TEXT],
-            hcas={str(name)[:TEXT]: str(state)[:TEXT] for name, state in list(seen.get("hcas", {}).items())[:NICS_MAX]},
-            interfaces={str(name)[:TEXT]: int(mtu) for name, mtu in list(seen.get("interfaces", {}).items())[:NICS_MAX]},
+            gpus=int(answer.get("gpus", 0)),
+            driver=str(answer.get("driver", ""))[:TEXT],
+            hcas={str(name)[:TEXT]: str(state)[:TEXT] for name, state in list(answer.get("hcas", {}).items())[:NICS_MAX]},
+            interfaces={str(name)[:TEXT]: int(mtu) for name, mtu in list(answer.get("interfaces", {}).items())[:NICS_MAX]},
             memlock_bytes=None if memlock is None else int(memlock),
             capabilities=capabilities if re.fullmatch("[0-9a-fA-F]{0,32}", capabilities) else "",
         )
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
-        return ProbeFacts(node, error=f"the probe's image says {said[:100]!r}, which is no probe's answer")
+        return ProbeFacts(node, error=f"the probe's image says {text[:100]!r}, which is no probe's answer")
 
 
 def _wanted(pod: Object) -> str | None:
@@ -111,5 +111,5 @@ def _why(pod: Object) -> str:
     status = pod.get("status") or {}
     waiting = [one["state"]["waiting"] for one in status.get("containerStatuses") or [] if (one.get("state") or {}).get("waiting")]
     conditions = [one.get("message", "") for one in status.get("conditions") or [] if one.get("status") == "False" and one.get("message")]
-    told = [f"{one.get('reason', '')} {one.get('message', '')}".strip() for one in waiting]
-    return next(filter(None, [*told, *conditions, status.get("message", "")]), "")
+    reasons = [f"{one.get('reason', '')} {one.get('message', '')}".strip() for one in waiting]
+    return next(filter(None, [*reasons, *conditions, status.get("message", "")]), "")

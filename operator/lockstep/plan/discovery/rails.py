@@ -45,13 +45,13 @@ def nic_resources(nodes: Sequence[Object]) -> list[str]:
 def find_rails(facts: ClusterFacts, nodes: Sequence[Object]) -> list[FoundRail]:
     """Every network with a counted device, in the order of the names. Without a view of nodes, networks that name their resource."""
     resources = nic_resources(nodes) if facts.list("Node").seen else None
-    found = []
+    rails = []
     for network in map(read_network, facts.list("NetworkAttachmentDefinition").items):
         resource, matched = _resource_of(network, resources)
         if resource is not None:
             is_rdma, why = _is_rdma(network, resource, facts)
-            found.append(FoundRail(network, resource, matched, is_rdma, why))
-    return sorted(found, key=lambda rail: natural(rail.network.of(facts.namespace)))
+            rails.append(FoundRail(network, resource, matched, is_rdma, why))
+    return sorted(rails, key=lambda rail: natural(rail.network.of(facts.namespace)))
 
 
 def _resource_of(network: RailNetwork, resources: list[str] | None) -> tuple[str | None, str]:
@@ -75,10 +75,10 @@ def _is_rdma(network: RailNetwork, resource: str, facts: ClusterFacts) -> tuple[
 def rdma_entries(facts: ClusterFacts, groups: Sequence[Group]) -> Iterator[Entry]:
     """The section `network`."""
     nodes = groups[0].nodes if groups else facts.list("Node").items
-    found = find_rails(facts, nodes)
-    rails = [rail for rail in found if rail.is_rdma]
+    candidates = find_rails(facts, nodes)
+    rails = [rail for rail in candidates if rail.is_rdma]
     if not rails:
-        yield from _no_rails(facts, found, nodes)
+        yield from _no_rails(facts, candidates, nodes)
         return
     yield from _mtu(facts, rails)
     yield stated("network.rdma.enabled", True, _enabled_because(facts, nodes, len(rails)))
@@ -95,13 +95,13 @@ def rdma_entries(facts: ClusterFacts, groups: Sequence[Group]) -> Iterator[Entry
     )
 
 
-def _no_rails(facts: ClusterFacts, found: Sequence[FoundRail], nodes: Sequence[Object]) -> Iterator[Entry]:
+def _no_rails(facts: ClusterFacts, candidates: Sequence[FoundRail], nodes: Sequence[Object]) -> Iterator[Entry]:
     networks, unused = facts.list("NetworkAttachmentDefinition"), [name for name in nic_resources(nodes) if speaks_of_rdma(name)]
     hcas = sorted({name for probe in facts.probes for name in probe.hcas})
-    seen = [f"{rail.network.name} with {rail.resource}: {rail.why}" for rail in found]
-    seen += [f"nodes have {name}, which no network seen here uses" for name in unused]
-    seen += [f"probe pods see {', '.join(hcas)}"] if hcas else []
-    more = f" ({'; '.join(seen)})" if seen else ""
+    evidence = [f"{rail.network.name} with {rail.resource}: {rail.why}" for rail in candidates]
+    evidence += [f"nodes have {name}, which no network seen here uses" for name in unused]
+    evidence += [f"probe pods see {', '.join(hcas)}"] if hcas else []
+    more = f" ({'; '.join(evidence)})" if evidence else ""
     why = networks.why_not or f"no Multus network with an RDMA device was seen in namespace {facts.namespace}"
     yield stated("network.rdma.enabled", False, f"{why}{more}; {NOT_WITHOUT}")
     make = unknown if networks.sight is Sight.FORBIDDEN else left_out
@@ -136,8 +136,8 @@ def _mtu(facts: ClusterFacts, rails: Sequence[FoundRail]) -> Iterator[Entry]:
     if len(values) == 1 and None not in stated_by.values():
         yield stated("network.mtu", values.pop(), "the same for all rails, by networks and SR-IOV policies")
     elif values:
-        told = ", ".join(f"{name} {mtu or 'unknown'}" for name, mtu in stated_by.items())
-        yield left_out("network.mtu", max(values), f"not the same for all rails: {told}")
+        listed = ", ".join(f"{name} {mtu or 'unknown'}" for name, mtu in stated_by.items())
+        yield left_out("network.mtu", max(values), f"not the same for all rails: {listed}")
     else:
         yield unknown("network.mtu", 9000, "neither networks nor SR-IOV policies say it")
 

@@ -29,20 +29,20 @@ def resource_entries(facts: ClusterFacts, groups: Sequence[Group]) -> Iterator[E
     nodes = groups[0].nodes
     has = {resource: min(allocatable(node, resource) for node in nodes) for resource in AMOUNTS}
     bounds = {resource: _bounds(facts, groups[0], resource) for resource in AMOUNTS}
-    asked = {resource: min([has[resource] / 2, *bounds[resource].values()]) for resource in AMOUNTS}
-    said = f"half of what the smallest of these nodes has for pods ({has['cpu']:f} CPUs, {has['memory'] / GIB:.0f}Gi)"
-    less = dict.fromkeys(who for resource in AMOUNTS for who, most in bounds[resource].items() if most == asked[resource])
-    said += f", or as much as {' and '.join(less)} {'allows' if len(less) == 1 else 'allow'} a pod" if less else ""
-    yield stated("resources.requests", {resource: _spelled(resource, asked[resource]) for resource in AMOUNTS}, f"{said}; {CHOICE}")
+    requests = {resource: min([has[resource] / 2, *bounds[resource].values()]) for resource in AMOUNTS}
+    source = f"half of what the smallest of these nodes has for pods ({has['cpu']:f} CPUs, {has['memory'] / GIB:.0f}Gi)"
+    less = dict.fromkeys(who for resource in AMOUNTS for who, most in bounds[resource].items() if most == requests[resource])
+    source += f", or as much as {' and '.join(less)} {'allows' if len(less) == 1 else 'allow'} a pod" if less else ""
+    yield stated("resources.requests", {resource: _spelled(resource, requests[resource]) for resource in AMOUNTS}, f"{source}; {CHOICE}")
     if needed:
-        limits = {resource: _spelled(resource, asked[resource]) for resource in AMOUNTS if resource in needed}
+        limits = {resource: _spelled(resource, requests[resource]) for resource in AMOUNTS if resource in needed}
         yield stated("resources.limits", limits, f"{_together(needed)}. As much as is requested is {CHOICE}")
 
 
 def _not_known(facts: ClusterFacts, needed: dict[str, list[str]]) -> Iterator[Entry]:
     """Nobody knows what such jobs need; but not what becomes of a pod that doesn't say it, either."""
-    seen = facts.list("Node")
-    why = "ranks on the CPU: say what your jobs need" if seen.seen else f"unknown: {seen.why_not}"
+    listing = facts.list("Node")
+    why = "ranks on the CPU: say what your jobs need" if listing.seen else f"unknown: {listing.why_not}"
     yield left_out("resources.requests", EXAMPLES["requests"], why)
     if needed:
         yield unknown("resources.limits", EXAMPLES["limits"], f"what your jobs need, and it must be said: {_together(needed)}")
@@ -54,20 +54,20 @@ def _together(needed: dict[str, list[str]]) -> str:
 
 def limits_needed(facts: ClusterFacts) -> dict[str, list[str]]:
     """Resources, of CPU and memory, that a pod must state limits of → why."""
-    found: dict[str, list[str]] = {}
+    reasons: dict[str, list[str]] = {}
     for limit_range in facts.list("LimitRange").items:
         limits = default_limits(limit_range)
-        given = ", ".join(f"{resource} {limits[resource]}" for resource in sorted(limits) if resource in AMOUNTS)
+        defaults = ", ".join(f"{resource} {limits[resource]}" for resource in sorted(limits) if resource in AMOUNTS)
         for resource in AMOUNTS:
             if resource in limits:
-                why = f"limit range {limit_range['metadata']['name']} limits pods that state none to {given}"
-                found.setdefault(resource, []).append(why)
+                why = f"limit range {limit_range['metadata']['name']} limits pods that state none to {defaults}"
+                reasons.setdefault(resource, []).append(why)
     for quota in facts.list("ResourceQuota").items:
         for resource in AMOUNTS:
             if f"limits.{resource}" in (quota["spec"].get("hard") or {}):
                 why = f"quota {quota['metadata']['name']} counts limits.{resource} and refuses pods that state none"
-                found.setdefault(resource, []).append(why)
-    return found
+                reasons.setdefault(resource, []).append(why)
+    return reasons
 
 
 def default_limits(limit_range: Object) -> dict[str, str]:
@@ -85,18 +85,18 @@ def _rules(limit_range: Object, *kinds: str) -> list[Object]:
 
 def _bounds(facts: ClusterFacts, group: Group, resource: str) -> dict[str, Decimal]:
     """Quotas and limit ranges that bound a pod → how much they allow it; of a quota, each pod of a job of the default size has its part."""
-    found: dict[str, Decimal] = {}
+    bounds: dict[str, Decimal] = {}
     for limit_range in facts.list("LimitRange").items:
         most = [rule.get("max") or {} for rule in _rules(limit_range, "Container", "Pod")]
         if stated_most := [number(each[resource]) for each in most if resource in each]:
-            found[f"limit range {limit_range['metadata']['name']}"] = min(stated_most)
+            bounds[f"limit range {limit_range['metadata']['name']}"] = min(stated_most)
     pods = default_nodes(facts, group.gpus, len(group.nodes)).value
     for quota in facts.list("ResourceQuota").items:
         hard = quota["spec"].get("hard") or {}
         counted = [hard[key] for key in (resource, f"requests.{resource}", f"limits.{resource}") if key in hard]
         if counted:
-            found[f"quota {quota['metadata']['name']}"] = min(number(text) for text in counted) / pods
-    return found
+            bounds[f"quota {quota['metadata']['name']}"] = min(number(text) for text in counted) / pods
+    return bounds
 
 
 def _spelled(resource: str, value: Decimal) -> str | int:

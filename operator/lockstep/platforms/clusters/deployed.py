@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 async def as_deployed(cluster: Cluster, profile: str, namespace: str) -> tuple[str | None, str | None, Scope]:
     """`network.mode` of the cluster that is there, the image of the operator and where it works; None: not there, or not to be seen."""
     deployment = (await read_operator(cluster, namespace)).first
-    there = (await read_profile(cluster, profile, namespace)).first or {}
-    mode = there.get("spec", {}).get("network", {}).get("mode")
+    deployed = (await read_profile(cluster, profile, namespace)).first or {}
+    mode = deployed.get("spec", {}).get("network", {}).get("mode")
     if deployment is None:
         return mode, None, Scope()
     return mode, image_of(deployment), scope_of(deployment)

@@ -29,22 +29,22 @@ def dev_environment(profile: TrainingCluster, namespace: str) -> Object:
     }
 
 
-async def ensure_dev_environment(cluster: Cluster, wanted: Object) -> tuple[str, bool]:
+async def ensure_dev_environment(cluster: Cluster, job: Object) -> tuple[str, bool]:
     """Make it when it is missing. One that is there stays as its people have it: an edit would wait for its next start anyhow.
 
     What was found, in a few words, and whether it is to have pods. Raises ApiError, InstallError.
     """
-    namespace = wanted["metadata"]["namespace"]
-    found = await cluster.get(KIND, namespace, DEV_ENVIRONMENT)
-    if found is None:
-        await cluster.create(wanted)
+    namespace = job["metadata"]["namespace"]
+    existing = await cluster.get(KIND, namespace, DEV_ENVIRONMENT)
+    if existing is None:
+        await cluster.create(job)
         return "made", True
-    if found["spec"].get("type") != "Interactive":
+    if existing["spec"].get("type") != "Interactive":
         raise InstallError(
             f"TrainingJob {DEV_ENVIRONMENT} of namespace {namespace} is no dev environment but somebody's job: it stays as it is; DEV=0 leaves it out"
         )
-    status = found.get("status") or {}
-    if found["spec"].get("suspend") or "released" in (status.get("interactive") or {}):
+    status = existing.get("status") or {}
+    if existing["spec"].get("suspend") or "released" in (status.get("interactive") or {}):
         return f"is there already, stopped and without pods: lockstep resume {DEV_ENVIRONMENT} -n {namespace}", False
     waits = status.get("run", {}).get("pending")
     return ("is there already; what has changed takes effect at its next start" if waits else "is there already"), True
@@ -63,13 +63,13 @@ async def until_up(cluster: Cluster, namespace: str, nodes: int, tell: Say, seco
     async for _ in polled(seconds):
         job = await cluster.get(KIND, namespace, DEV_ENVIRONMENT) or {"spec": {}}
         status = job.get("status") or {}
-        wanted = int(job["spec"].get("nodes") or nodes)
+        expected = int(job["spec"].get("nodes") or nodes)
         _raise_if_hopeless(status, namespace)
         pods = await _pods(cluster, namespace)
         running = [pod for pod in pods if is_running(pod) and "deletionTimestamp" not in pod["metadata"]]
-        if len(running) == wanted and _is_ready(status):
+        if len(running) == expected and _is_ready(status):
             return sorted(running, key=lambda pod: str(pod["metadata"]["name"]))
-        text = how_far(len(running), wanted, status)
+        text = how_far(len(running), expected, status)
         before, trouble = trouble, _trouble(status)
         since = loop.time() if trouble != before else since
         if trouble and loop.time() - since >= STUCK_SECONDS:
@@ -97,29 +97,29 @@ _COUNTED = re.compile(r"^\d+ of \d+ pods (?:run|created)(?:: |$)")
 """The operator's own count, a moment older than the one that was made here; what follows it is the cause."""
 
 
-def how_far(running: int, wanted: int, status: Object) -> str:
+def how_far(running: int, expected: int, status: Object) -> str:
     """Progress in words: how many of its pods run, and what the operator says that it waits for."""
     why = _COUNTED.sub("", _why(status))
-    return f"{running} of {wanted} pods run" + (f": {why}" if why else "")
+    return f"{running} of {expected} pods run" + (f": {why}" if why else "")
 
 
 def _why(status: Object) -> str:
     for kind in ("Accepted", "PodsScheduled", "RanksReady", "Progressing"):
-        found: dict[str, Any] = condition(status, kind)
-        if found.get("status") == "False" and found.get("message"):
-            return str(found["message"])
+        state: dict[str, Any] = condition(status, kind)
+        if state.get("status") == "False" and state.get("message"):
+            return str(state["message"])
     return ""
 
 
 def _trouble(status: Object) -> str:
     """Reason that its pods don't run, if it doesn't pass by itself."""
     conditions = (condition(status, kind) for kind in ("PodsScheduled", "RanksReady"))
-    return next((str(found["message"]) for found in conditions if found.get("status") == "False" and found.get("reason") in STUCK), "")
+    return next((str(state["message"]) for state in conditions if state.get("status") == "False" and state.get("reason") in STUCK), "")
 
 
 async def _pods(cluster: Cluster, namespace: str) -> list[Object]:
     try:
-        found: list[Object] = (await cluster.list("Pod", namespace, {"labelSelector": f"{LABEL_JOB}={DEV_ENVIRONMENT}"}))["items"]
+        pods: list[Object] = (await cluster.list("Pod", namespace, {"labelSelector": f"{LABEL_JOB}={DEV_ENVIRONMENT}"}))["items"]
     except ApiError as error:
         raise InstallError(f"the pods of {DEV_ENVIRONMENT} can't be looked at: {error}") from error
-    return found
+    return pods

@@ -151,9 +151,9 @@ async def lint_facts(cluster: Cluster, spec: TrainingClusterSpec, namespace: str
     )
 
 
-async def doctor_facts(cluster: Cluster, found: ClusterFile, namespace: str) -> ClusterFacts:
+async def doctor_facts(cluster: Cluster, file: ClusterFile, namespace: str) -> ClusterFacts:
     """Facts that a cluster's readiness is judged by."""
-    name, account = found.profile.metadata.name, found.profile.spec.security.service_account
+    name, account = file.profile.metadata.name, file.profile.spec.security.service_account
     wanted = (("ServiceAccount", account), ("ServiceAccount", OPERATOR_NAME), ("RoleBinding", NAMED_BINDING))
     (lists, slices), objects, (operator, profile), (jobs, rights) = await asyncio.gather(
         asyncio.gather(_lists(cluster, namespace, OF_READINESS), _dns_slices(cluster)),
@@ -164,7 +164,7 @@ async def doctor_facts(cluster: Cluster, found: ClusterFile, namespace: str) -> 
         ),
     )
     elsewhere, trouble = await asyncio.gather(
-        _networks_elsewhere(cluster, found.profile.spec, namespace, lists[NETWORK], search=True), operator_trouble(cluster, operator.first)
+        _networks_elsewhere(cluster, file.profile.spec, namespace, lists[NETWORK], search=True), operator_trouble(cluster, operator.first)
     )
     return ClusterFacts(
         namespace=namespace,
@@ -219,10 +219,10 @@ async def plan_facts(cluster: Cluster, resolved: Resolved, samples: Sequence[Obj
 async def objects_of(cluster: Cluster, job: str, namespace: str) -> list[Object]:
     """The job, and whatever of its names is there. Secrets are not read: their values are nobody's to compare. Raises ApiError where one may not be read."""
     wanted = [("TrainingJob", job), ("StatefulSet", job), ("Service", names.service_name(job)), ("NetworkPolicy", job)]
-    found = [await cluster.get(kind, namespace, name) for kind, name in wanted]
+    items = [await cluster.get(kind, namespace, name) for kind, name in wanted]
     for kind in ("ConfigMap", "PersistentVolumeClaim"):
-        found += (await cluster.list(kind, namespace, {"labelSelector": f"{names.LABEL_MANAGED_BY}={names.APP}"}))["items"]
-    return [item for item in found if item is not None]
+        items += (await cluster.list(kind, namespace, {"labelSelector": f"{names.LABEL_MANAGED_BY}={names.APP}"}))["items"]
+    return [item for item in items if item is not None]
 
 
 async def objects_seen(cluster: Cluster, job: str, namespace: str) -> list[Object] | None:

@@ -87,10 +87,10 @@ async def _followed(cluster: Cluster, namespace: str, name: str, say: Say) -> Ou
     except (ApiError, Unreachable) as error:
         say(f"the build's log can't be followed any more ({error}); waiting for its end")
     while True:
-        found = await cluster.request("GET", path_of("Build", namespace, name))
-        now = outcome(found)
+        current = await cluster.request("GET", path_of("Build", namespace, name))
+        now = outcome(current)
         if now.complete:
             return now
         if now.ended:
-            raise Failed(*failure(found, namespace, last))
+            raise Failed(*failure(current, namespace, last))
         await asyncio.sleep(POLL_SECONDS)

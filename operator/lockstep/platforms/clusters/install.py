@@ -50,11 +50,11 @@ class InstallError(Failed):
 def kustomized(folder: Path) -> list[Object]:
     """The objects of a kustomization that only lists resources, in its order."""
     listed = load_yaml((folder / "kustomization.yaml").read_text(encoding="utf-8"))
-    found: list[Object] = []
+    objects: list[Object] = []
     for name in listed["resources"]:
         path = folder / name
-        found += kustomized(path) if path.is_dir() else _read(path)
-    return found
+        objects += kustomized(path) if path.is_dir() else _read(path)
+    return objects
 
 
 def _read(path: Path) -> list[Object]:
@@ -99,27 +99,27 @@ def monitoring_objects(manifests: Path) -> list[Object]:
 
 async def without_unknown_kinds(cluster: Cluster, objects: list[Object], say: Say) -> list[Object]:
     """Without objects of the Prometheus operator where its CRDs are missing."""
-    found = []
+    known_objects = []
     for item in objects:
         group, _, _ = item["apiVersion"].rpartition("/")
         crd = f"{KINDS[item['kind']].plural}.{group}"
         if group == MONITORING_GROUP and await cluster.get("CustomResourceDefinition", None, crd) is None:
             say(f"left out {item['kind']} {item['metadata']['name']}: this cluster has no CRD {crd}")
         else:
-            found.append(item)
-    return found
+            known_objects.append(item)
+    return known_objects
 
 
 async def with_one_default(cluster: Cluster, objects: list[Object], say: Say) -> list[Object]:
     """Without the mark of a default on the TrainingCluster where another one has it: with two, jobs that name no cluster would not start."""
     try:
-        there = (await cluster.list(CLUSTER))["items"]
+        clusters = (await cluster.list(CLUSTER))["items"]
     except ApiError as error:
         if error.status in (FORBIDDEN, NOT_FOUND):  # what can't be seen is not sent either; without the CRD there is no other cluster
             return objects
         raise
     sent = {item["metadata"]["name"] for item in objects if item["kind"] == CLUSTER}
-    other = next((name for name in (item["metadata"]["name"] for item in there if is_default(item)) if name not in sent), None)
+    other = next((name for name in (item["metadata"]["name"] for item in clusters if is_default(item)) if name not in sent), None)
     if other is None:
         return objects
     say(f"default: TrainingCluster {other} stays the one of jobs that name none; others say cluster: {', '.join(sorted(sent))}")
@@ -149,11 +149,11 @@ def _profile_object(profile: TrainingCluster, default: bool) -> Object:
 def objects_for_jobs(profile: TrainingCluster, namespace: str) -> list[Object]:
     """The service account that pods of jobs run as, and on OpenShift its right to the SCC when RDMA needs it."""
     account = profile.spec.security.service_account
-    found: list[Object] = [
+    objects: list[Object] = [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account, "namespace": namespace, "labels": _labels()}}
     ]
     if profile.spec.platform is Platform.OPENSHIFT and locks_memory_as_root(profile.spec, Transport.RDMA):
-        found.append(
+        objects.append(
             {
                 "apiVersion": "rbac.authorization.k8s.io/v1",
                 "kind": "RoleBinding",
@@ -162,7 +162,7 @@ def objects_for_jobs(profile: TrainingCluster, namespace: str) -> list[Object]:
                 "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": namespace}],
             }
         )
-    return found
+    return objects
 
 
 def code_volumes(profile: TrainingCluster) -> list[ClusterVolume]:
@@ -235,9 +235,9 @@ async def polled(seconds: float) -> AsyncIterator[None]:
 
 async def until_established(cluster: Cluster, name: str) -> None:
     async for _ in polled(READY_SECONDS):
-        found = await cluster.get("CustomResourceDefinition", None, name) or {}
+        definition = await cluster.get("CustomResourceDefinition", None, name) or {}
         if any(
-            c["type"] == "Established" and c["status"] == "True" for c in found.get("status", {}).get("conditions") or []
+            c["type"] == "Established" and c["status"] == "True" for c in definition.get("status", {}).get("conditions") or []
         ):  # null at first
             return
     raise InstallError(f"CustomResourceDefinition {name} is not established after {READY_SECONDS:.0f} s")
@@ -248,32 +248,35 @@ async def until_ready(cluster: Cluster, namespace: str, name: str, tell: Say = l
     status: Object = {}
     loop, trouble, since = asyncio.get_running_loop(), "", 0.0
     async for _ in polled(seconds):
-        found = await cluster.get("Deployment", namespace, name) or {"metadata": {}}
-        status = found.get("status", {})
-        seen = status.get("observedGeneration") == found["metadata"].get("generation")
+        deployment = await cluster.get("Deployment", namespace, name) or {"metadata": {}}
+        status = deployment.get("status", {})
+        is_current = status.get("observedGeneration") == deployment["metadata"].get("generation")
         counts = {status.get(count) for count in ("replicas", "updatedReplicas", "readyReplicas")}
-        if seen and counts == {found.get("spec", {}).get("replicas", 0)}:
+        if is_current and counts == {deployment.get("spec", {}).get("replicas", 0)}:
             return
-        unpulled = await unpulled_image(cluster, namespace, found)
+        unpulled = await unpulled_image(cluster, namespace, deployment)
         if unpulled:
             raise InstallError(unpulled)
-        before, trouble = trouble, await stuck(cluster, namespace, found) if seen else ""
+        before, trouble = trouble, await stuck(cluster, namespace, deployment) if is_current else ""
         since = loop.time() if trouble != before else since
         if trouble and loop.time() - since >= STUCK_SECONDS:
             raise InstallError(f"the operator can't start: {trouble}")
-        tell(f"{status.get('readyReplicas', 0)} of {found.get('spec', {}).get('replicas', 0)} ready" + (f"; {trouble}" if trouble else ""))
+        tell(
+            f"{status.get('readyReplicas', 0)} of {deployment.get('spec', {}).get('replicas', 0)} ready"
+            + (f"; {trouble}" if trouble else "")
+        )
     raise InstallError(f"the operator is not ready after {seconds:.0f} s: {await _why_not_ready(cluster, namespace, status)}")
 
 
 async def unpulled_image(cluster: Cluster, namespace: str, deployment: Object, reasons: Collection[str] = PULL_FAILED) -> str:
     """That a container of the image that is wanted now waits for one of these `reasons`, and what to type; '' while none does."""
-    wanted = [container["image"] for container in deployment.get("spec", {}).get("template", {}).get("spec", {}).get("containers", [])]
+    images = [container["image"] for container in deployment.get("spec", {}).get("template", {}).get("spec", {}).get("containers", [])]
     for pod in await _pods(cluster, namespace):
         states = [container.get("state", {}).get("waiting", {}) for container in pod.get("status", {}).get("containerStatuses", [])]
         failed = next((state for state in states if state.get("reason") in reasons), None)
-        if failed is not None and [container["image"] for container in pod["spec"]["containers"]] == wanted:
+        if failed is not None and [container["image"] for container in pod["spec"]["containers"]] == images:
             return (
-                f"the operator's image {', '.join(wanted)} can't be pulled ({failed.get('message', failed['reason'])}): build and push one "
+                f"the operator's image {', '.join(images)} can't be pulled ({failed.get('message', failed['reason'])}): build and push one "
                 "(make build TAG=REGISTRY/lockstep-operator:VERSION PUSH=1) and name it (OPERATOR_IMAGE=, or lockstep deploy CLUSTER --image)"
             )
     return ""
@@ -294,18 +297,18 @@ async def stuck(cluster: Cluster, namespace: str, deployment: Object) -> str:
 async def _pods(cluster: Cluster, namespace: str) -> list[Object]:
     """The operator's; none where they may not be seen."""
     try:
-        found: list[Object] = (await cluster.list("Pod", namespace, {"labelSelector": "app.kubernetes.io/component=operator"}))["items"]
+        pods: list[Object] = (await cluster.list("Pod", namespace, {"labelSelector": "app.kubernetes.io/component=operator"}))["items"]
     except ApiError as error:
         if error.status != FORBIDDEN:
             raise
         return []
-    return found
+    return pods
 
 
 async def _why_not_ready(cluster: Cluster, namespace: str, status: Object) -> str:
-    told = [str(c.get("message", "")) for c in status.get("conditions", []) if c["status"] != "True"]
+    messages = [str(c.get("message", "")) for c in status.get("conditions", []) if c["status"] != "True"]
     for pod in await _pods(cluster, namespace):
-        told += [str(c.get("message", "")) for c in pod["status"].get("conditions", []) if c["status"] != "True"]
+        messages += [str(c.get("message", "")) for c in pod["status"].get("conditions", []) if c["status"] != "True"]
         states = [c.get("state", {}) for c in pod["status"].get("containerStatuses", [])]
-        told += [str(state["waiting"].get("message", state["waiting"]["reason"])) for state in states if "waiting" in state]
-    return "; ".join(filter(None, dict.fromkeys(told))) or f"kubectl describe pods -n {namespace} says more"
+        messages += [str(state["waiting"].get("message", state["waiting"]["reason"])) for state in states if "waiting" in state]
+    return "; ".join(filter(None, dict.fromkeys(messages))) or f"kubectl describe pods -n {namespace} says more"

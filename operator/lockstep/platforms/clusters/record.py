@@ -71,19 +71,19 @@ def deployment_of(objects: list[Object], said: str) -> Deployment:
 
 async def read_record(cluster: Cluster, namespace: str = OPERATOR_NAMESPACE) -> Record:
     """Raises ApiError where it may not be read."""
-    found = await cluster.get("ConfigMap", namespace, NAME)
-    data = (found or {}).get("binaryData") or {}
+    record = await cluster.get("ConfigMap", namespace, NAME)
+    data = (record or {}).get("binaryData") or {}
     return Record(*(_unpacked(data[f"{name}{_SUFFIX}"]) if f"{name}{_SUFFIX}" in data else None for name in _FIELDS))
 
 
 async def write_record(cluster: Cluster, record: Record, namespace: str = OPERATOR_NAMESPACE) -> None:
-    held = {name: getattr(record, name) for name in _FIELDS}
+    deployments = {name: getattr(record, name) for name in _FIELDS}
     item = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": NAME, "namespace": namespace, "labels": {LABEL_NAME: APP, LABEL_MANAGED_BY: APP}},
-        "data": {name: deployment.said for name, deployment in held.items() if deployment is not None},
-        "binaryData": {f"{name}{_SUFFIX}": _packed(deployment) for name, deployment in held.items() if deployment is not None},
+        "data": {name: deployment.said for name, deployment in deployments.items() if deployment is not None},
+        "binaryData": {f"{name}{_SUFFIX}": _packed(deployment) for name, deployment in deployments.items() if deployment is not None},
     }
     await cluster.apply(item, manager=FIELD_MANAGER)
 

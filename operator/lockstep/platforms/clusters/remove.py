@@ -25,23 +25,23 @@ async def remove_dev_environment(cluster: Cluster, namespace: str, say: Say) -> 
 async def jobs_of(cluster: Cluster, namespace: str | None = None) -> list[Object]:
     """None where there are no CRDs."""
     try:
-        found: list[Object] = (await cluster.list(JOB, namespace))["items"]
+        jobs: list[Object] = (await cluster.list(JOB, namespace))["items"]
     except ApiError as error:
         if error.status == NOT_FOUND:
             return []
         raise
-    return found
+    return jobs
 
 
 async def clusters_of(cluster: Cluster) -> list[Object]:
     """Every TrainingCluster; none where there are no CRDs."""
     try:
-        found: list[Object] = (await cluster.list(CLUSTER))["items"]
+        clusters: list[Object] = (await cluster.list(CLUSTER))["items"]
     except ApiError as error:
         if error.status == NOT_FOUND:
             return []
         raise
-    return found
+    return clusters
 
 
 async def may_not_delete(cluster: Cluster, objects: list[Object]) -> list[Object]:
@@ -54,8 +54,8 @@ async def remove(cluster: Cluster, objects: list[Object], say: Say) -> None:
     for item in objects:
         metadata: dict[str, Any] = item["metadata"]
         try:
-            found = await cluster.get(item["kind"], metadata.get("namespace"), metadata["name"])
-            if found is None:
+            existing = await cluster.get(item["kind"], metadata.get("namespace"), metadata["name"])
+            if existing is None:
                 continue
             await cluster.delete(item["kind"], metadata.get("namespace"), metadata["name"])
         except ApiError as error:
@@ -103,5 +103,5 @@ async def _remove_jobs(cluster: Cluster, jobs: list[Object], say: Say) -> None:
 
 async def _pods(cluster: Cluster, namespace: str, job: str) -> list[Object]:
     selector = {"labelSelector": f"{LABEL_JOB}={job},{LABEL_MANAGED_BY}={APP}"}
-    found: list[Object] = (await cluster.list("Pod", namespace, selector))["items"]
-    return found
+    pods: list[Object] = (await cluster.list("Pod", namespace, selector))["items"]
+    return pods

@@ -89,12 +89,12 @@ async def _is_there(cluster: Cluster, item: Object) -> bool:
 async def _bindings(cluster: Cluster) -> list[Object]:
     """Lockstep's RoleBindings of all namespaces; none where they may not be listed: who may not list them has made none there."""
     try:
-        found: list[Object] = (await cluster.list("RoleBinding", None, {"labelSelector": f"{LABEL_NAME}={APP}"}))["items"]
+        bindings: list[Object] = (await cluster.list("RoleBinding", None, {"labelSelector": f"{LABEL_NAME}={APP}"}))["items"]
     except ApiError as error:
         if error.status != FORBIDDEN:
             raise
         return []
-    return found
+    return bindings
 
 
 async def _look(cluster: Cluster, item: Object) -> State:

@@ -11,7 +11,7 @@ import pytest
 from golden.plan_cases import TRAINING, job, profile
 from lockstep.api.errors import ConfigError
 from lockstep.cli.jobs.planfacts import known_facts, read_pace
-from lockstep.plan.ahead.forecast import Forecast, Known, Pace, capacity, forecast
+from lockstep.plan.ahead.forecast import Forecast, Pace, RunFacts, capacity, forecast
 from lockstep.plan.ahead.planned import EXIT_CODES, PlanVerdict, sentence, verdict
 from lockstep.plan.cluster.finding import Outcome
 from lockstep.plan.render.resolve import resolve
@@ -40,14 +40,14 @@ def told(found: Forecast, section: str) -> str:
     return " | ".join(f"{line.outcome.value}: {line.message}" for line in found.findings if line.subject == section)
 
 
-KNOWN = Known(
+KNOWN = RunFacts(
     shape=SHAPE, shape_source="config.json", samples=100, samples_source="--samples", capacity_bytes=80 * 10**9, capacity_source="by type"
 )
 
 
 def test_everything_is_counted_when_everything_is_known() -> None:
     pace = Pace(96.0, "--tokens-per-second")
-    found = forecast(resolved(), Known(**{**vars(KNOWN), "pace": pace}))
+    found = forecast(resolved(), RunFacts(**{**vars(KNOWN), "pace": pace}))
     assert [line.outcome for line in found.findings if line.outcome is Outcome.UNKNOWN] == []
     # 300 samples, 32 a step: 10 steps, 3.125 an epoch. A step has at most 32 × 12 = 384 tokens, 4 s at 96 tokens/s: 40 s.
     assert {key: found.figures[key] for key in ("steps", "stepsPerEpoch", "stepSeconds", "seconds")} == {
@@ -65,12 +65,12 @@ def test_everything_is_counted_when_everything_is_known() -> None:
 
 
 def test_a_measured_run_gives_its_own_tokens_a_step() -> None:
-    found = forecast(resolved(), Known(**{**vars(KNOWN), "pace": Pace(100.0, "a log", tokens_per_step=200.0)}))
+    found = forecast(resolved(), RunFacts(**{**vars(KNOWN), "pace": Pace(100.0, "a log", tokens_per_step=200.0)}))
     assert told(found, "time").startswith("note: about 20s: 10 steps of 2s (a log; its steps' tokens and speed)")
 
 
 def test_what_nobody_says_is_unknown_in_every_section_and_names_what_would_say_it() -> None:
-    found = forecast(resolved(), Known(capacity_source="no label"))
+    found = forecast(resolved(), RunFacts(capacity_source="no label"))
     unknown = {line.subject: line.message for line in found.findings if line.outcome is Outcome.UNKNOWN}
     assert set(unknown) == {"memory", "network", "steps", "saves", "time"}
     assert ("--model-config" in unknown["memory"], "--samples" in unknown["steps"], "--tokens-per-second" in unknown["time"]) == (
@@ -81,13 +81,13 @@ def test_what_nobody_says_is_unknown_in_every_section_and_names_what_would_say_i
 
 
 def test_a_run_that_can_not_fit_is_refused_in_the_trainers_words() -> None:
-    found = forecast(resolved(), Known(**{**vars(KNOWN), "capacity_bytes": 10**6}))
+    found = forecast(resolved(), RunFacts(**{**vars(KNOWN), "capacity_bytes": 10**6}))
     assert told(found, "memory").startswith("refused: training needs about 1.3 GB on each GPU, which has 1.0 MB")
 
 
 def test_a_run_that_may_run_out_is_a_risk_with_settings_that_fit() -> None:
     """Between what shapes alone need and what all estimates add up to: it isn't refused, and doesn't fit either."""
-    found = forecast(resolved(), Known(**{**vars(KNOWN), "capacity_bytes": 10**9}))
+    found = forecast(resolved(), RunFacts(**{**vars(KNOWN), "capacity_bytes": 10**9}))
     line = next(line for line in found.findings if line.subject == "memory")
     assert (line.outcome, line.message) == (Outcome.RISK, "a GPU needs about 1.3 GB of 1.0 GB (by type): it may run out")
     assert line.fix.startswith("what fits: ")
@@ -114,7 +114,7 @@ def test_the_steps_of_the_warm_up_are_counted_however_they_are_stated(warmup: Ob
 def test_max_steps_end_a_run_earlier() -> None:
     limited = resolved(optimization={"microBatchSize": 2, "globalBatchSize": 32, "epochs": 3, "maxSteps": 5})
     assert forecast(limited, KNOWN).figures["steps"] == 5
-    assert "no more than maxSteps, 5" in told(forecast(limited, Known(shape=SHAPE)), "steps")
+    assert "no more than maxSteps, 5" in told(forecast(limited, RunFacts(shape=SHAPE)), "steps")
 
 
 def test_a_checkpoint_that_is_larger_than_the_workspace_is_said() -> None:
@@ -158,7 +158,7 @@ def test_a_gpus_memory_is_the_smallest_label_else_what_the_profile_says() -> Non
     assert capacity(resolved(on_cpus), ())[0] == 8 * 2**30
 
 
-def facts(given: Resolved | None = None, **named: Any) -> Known:
+def facts(given: Resolved | None = None, **named: Any) -> RunFacts:
     options: Object = {"model_config": None, "samples": None, "data": None, "tokens_per_second": None, "train_log": None, **named}
     return known_facts(given or resolved(), **options)
 
