@@ -1,11 +1,42 @@
-"""Every key of a cluster file and the field it becomes: the one table between snake_case and camelCase."""
+"""Every key of a cluster file: the field that it becomes, derived from the models, and how its value may be written.
+
+A key is called as the models' field, in snake_case; TrainingCluster has the same name in camelCase. `EXCEPTIONS` and `WORDS` list what is called otherwise.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import yaml
+from pydantic import Field
+from pydantic.alias_generators import to_camel
+
+from lockstep.api.calibration import Calibrations
+from lockstep.api.cluster import Memlock, Platform, TrainingClusterSpec
+from lockstep.api.files import yamlnodes as nodes
+from lockstep.api.files.problems import Problems, unknown
+from lockstep.api.model import DnsLabel, DnsName, Model
+from lockstep_spec.choices import StorageMode
+
+API_PATTERN = r"^(https?://)?[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?(:[0-9]{1,5})?/?$"
+
+
+class ClusterSection(Model):
+    """Section `cluster` of a cluster file: what the command line needs to know besides the cluster's spec."""
+
+    name: DnsName
+    """Name of the file and of the TrainingCluster."""
+    api: Annotated[str | None, Field(pattern=API_PATTERN, max_length=253)] = None
+    """Host of the cluster's API server: compared with the current kubeconfig context before anything is sent."""
+    namespace: DnsLabel
+    """The namespace that jobs run in."""
+    description: Annotated[str, Field(max_length=1024)] = ""
+    """One line for list-clusters."""
 
 
 class Kind(Enum):
@@ -21,101 +52,66 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Key:
-    """One key. `[]` stands after a list of mappings; `model` is inside of the TrainingCluster's spec, or, for cluster.*, the section itself."""
+    """One key. `[]` stands after a list of mappings; `model` is its field inside of the TrainingCluster's spec, or of the section that it is for."""
 
     file: str
     model: str
     kind: Kind = Kind.TEXT
     choices: Mapping[str, str] = field(default_factory=dict)
+    """The value of the field by the word that the file has for it."""
 
 
-API_PATTERN = r"^(https?://)?[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?(:[0-9]{1,5})?/?$"
+EXCEPTIONS = {
+    "platform": "cluster.platform",
+    "network.mode": "",  # has no key: `lockstep deploy --mode` sets it
+    "pod.volumes[].storage_class": "pod.volumes[].class",
+    "pod.runtime_class_name": "pod.runtime_class",
+}
+"""Keys that are called otherwise than their field."""
+WORDS: Mapping[Any, Mapping[str, str]] = {
+    StorageMode: {"rwx": StorageMode.SHARED.value, "volumeClaimTemplates": StorageMode.PER_POD.value},
+    Platform: {value.lower(): value.value for value in Platform},
+    Memlock: {value.lower(): value.value for value in Memlock},
+}
+"""Values that are called otherwise, by the word of the file."""
 
-STORAGE_MODES = {"rwx": "Shared", "volumeClaimTemplates": "PerPod"}
-PLATFORMS = {"openshift": "OpenShift", "kubernetes": "Kubernetes"}
-MEMLOCK = {"capability": "Capability", "unlimited": "Unlimited"}
-OPERATORS = {word: word for word in ("Exists", "Equal")}
-EFFECTS = {word: word for word in ("NoSchedule", "PreferNoSchedule", "NoExecute")}
-DEBUG = {level: level for level in ("WARN", "INFO", "TRACE", "VERSION")}
 
-# What the command line reads; not part of the cluster.
-SECTION_KEYS = (
-    Key("cluster.name", "name"),
-    Key("cluster.api", "api"),
-    Key("cluster.namespace", "namespace"),
-    Key("cluster.description", "description"),
-)
+def _keys(model: type[Model], file: str = "", path: str = "") -> Iterator[Key]:
+    """Every key of a section whose fields are `model`'s."""
+    for name, info in model.model_fields.items():
+        here, there = nodes.join(file, name), nodes.join(path, info.alias or name)
+        key, kind = EXCEPTIONS.get(here, here), _plain_type(info.annotation)
+        items = _plain_type(get_args(kind)[0]) if get_origin(kind) is list else None
+        inner = items or kind
+        if isinstance(inner, type) and issubclass(inner, Model):
+            mark = "[]" if items else ""
+            yield from _keys(inner, key + mark, there + mark)
+        elif key:
+            yield _key(key, there, kind)
 
-PROFILE_KEYS = (
-    Key("cluster.platform", "platform", Kind.CHOICE, PLATFORMS),
-    Key("nodes.gpu_nodes", "nodes.gpuNodes", Kind.NAMES),
-    Key("nodes.selector", "nodes.selector", Kind.LABELS),
-    Key("nodes.rack_label", "nodes.rackLabel"),
-    Key("storage.mode", "storage.mode", Kind.CHOICE, STORAGE_MODES),
-    Key("storage.class_rwx", "storage.classRwx"),
-    Key("storage.class_rwo", "storage.classRwo"),
-    Key("storage.workspace_size", "storage.workspaceSize"),
-    Key("storage.datasets_size", "storage.datasetsSize"),
-    Key("storage.workspace_claim", "storage.workspaceClaim"),
-    Key("storage.datasets_claim", "storage.datasetsClaim"),
-    Key("network.rdma.enabled", "network.rdma.enabled", Kind.SWITCH),
-    Key("network.rdma.devices", "network.rdma.devices", Kind.NAMES),
-    Key("network.rdma.interfaces", "network.rdma.interfaces", Kind.NAMES),
-    Key("network.rdma.rate", "network.rdma.rate", Kind.INTEGER),
-    Key("network.rdma.gid_index", "network.rdma.gidIndex", Kind.INTEGER),
-    Key("network.rdma.gdr_level", "network.rdma.gdrLevel"),
-    Key("network.rdma.cross_nic", "network.rdma.crossNic", Kind.INTEGER),
-    Key("network.rdma.ib_timeout", "network.rdma.ibTimeout", Kind.INTEGER),
-    Key("network.rdma.min_nchannels", "network.rdma.minNchannels", Kind.INTEGER),
-    Key("network.rdma.rails[].network", "network.rdma.rails[].network"),
-    Key("network.rdma.rails[].resource", "network.rdma.rails[].resource"),
-    Key("network.rdma.memlock", "network.rdma.memlock", Kind.CHOICE, MEMLOCK),
-    Key("network.rdma.dmabuf", "network.rdma.dmabuf", Kind.SWITCH),
-    Key("network.tcp.interface_exclude", "network.tcp.interfaceExclude"),
-    Key("network.tcp.p2p_level", "network.tcp.p2pLevel"),
-    Key("network.mtu", "network.mtu", Kind.INTEGER),
-    Key("network.minimum_busbw", "network.minimumBusbw"),
-    Key("security.service_account", "security.serviceAccount"),
-    Key("security.requires_privileged_scc", "security.requiresPrivilegedScc", Kind.SWITCH),
-    Key("security.ipc_lock", "security.ipcLock", Kind.SWITCH),
-    Key("gpus.per_node", "gpus.perNode", Kind.INTEGER),
-    Key("gpus.type", "gpus.type"),
-    Key("gpus.default_nodes", "gpus.defaultNodes", Kind.INTEGER),
-    Key("resources.requests.cpu", "resources.requests.cpu"),
-    Key("resources.requests.memory", "resources.requests.memory"),
-    Key("resources.limits.cpu", "resources.limits.cpu"),
-    Key("resources.limits.memory", "resources.limits.memory"),
-    Key("nccl.debug", "nccl.debug", Kind.CHOICE, DEBUG),
-    Key("nccl.env[].name", "nccl.env[].name"),
-    Key("nccl.env[].value", "nccl.env[].value"),
-    Key("image", "image"),
-    Key("shm_size", "shmSize"),
-    Key("pod.volumes[].name", "pod.volumes[].name"),
-    Key("pod.volumes[].claim", "pod.volumes[].claim"),
-    Key("pod.volumes[].mount_path", "pod.volumes[].mountPath"),
-    Key("pod.volumes[].class", "pod.volumes[].storageClass"),
-    Key("pod.volumes[].size", "pod.volumes[].size"),
-    Key("pod.env[].name", "pod.env[].name"),
-    Key("pod.env[].value", "pod.env[].value"),
-    Key("pod.tolerations[].key", "pod.tolerations[].key"),
-    Key("pod.tolerations[].operator", "pod.tolerations[].operator", Kind.CHOICE, OPERATORS),
-    Key("pod.tolerations[].value", "pod.tolerations[].value"),
-    Key("pod.tolerations[].effect", "pod.tolerations[].effect", Kind.CHOICE, EFFECTS),
-    Key("pod.tolerations[].toleration_seconds", "pod.tolerations[].tolerationSeconds", Kind.INTEGER),
-    Key("pod.image_pull_secrets", "pod.imagePullSecrets", Kind.NAMES),
-    Key("pod.runtime_class", "pod.runtimeClassName"),
-    Key("notes", "notes"),
-)
 
-# What `lockstep cluster calibrate` writes and the command line reads; not part of the cluster.
-CALIBRATION_KEYS = (
-    Key("calibration[].transport", "calibration[].transport"),
-    Key("calibration[].nodes", "calibration[].nodes", Kind.INTEGER),
-    Key("calibration[].ranks", "calibration[].ranks", Kind.INTEGER),
-    Key("calibration[].day", "calibration[].day"),
-    Key("calibration[].sweep[].bytes", "calibration[].sweep[].bytes", Kind.INTEGER),
-    Key("calibration[].sweep[].busbw", "calibration[].sweep[].busbw"),
-)
+def _key(file: str, model: str, kind: Any) -> Key:
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return Key(file, model, Kind.CHOICE, WORDS.get(kind) or {value.value: value.value for value in kind})
+    return Key(
+        file, model, {int: Kind.INTEGER, bool: Kind.SWITCH, list: Kind.NAMES, dict: Kind.LABELS}.get(get_origin(kind) or kind, Kind.TEXT)
+    )
+
+
+def _plain_type(annotation: Any) -> Any:
+    """The type of a field's value where it is set."""
+    if get_origin(annotation) is Annotated:
+        return _plain_type(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return _plain_type(next(one for one in get_args(annotation) if one is not type(None)))
+    return annotation
+
+
+SECTION_KEYS = tuple(_keys(ClusterSection, "cluster"))
+"""Keys that the command line reads; not part of the cluster."""
+PROFILE_KEYS = tuple(_keys(TrainingClusterSpec))
+CALIBRATION_KEYS = tuple(_keys(Calibrations))
+"""Keys that `lockstep cluster calibrate` writes and the command line reads; not part of the cluster."""
 
 KEYS = {key.file: key for key in SECTION_KEYS + PROFILE_KEYS + CALIBRATION_KEYS}
 _FILE_PATHS = {key.model: key.file for key in PROFILE_KEYS}
@@ -137,6 +133,11 @@ def below(path: str) -> dict[str, str]:
     return found
 
 
+def field_of(path: str) -> str:
+    """Name of the model's field, in camelCase, that a key or a section becomes."""
+    return KEYS[path].model.rpartition(".")[2] if path in KEYS else to_camel(path.rpartition(".")[2].removesuffix("[]"))
+
+
 def file_path(location: tuple[str | int, ...]) -> str:
     """Where a field of the cluster's spec stands in the file: ("pod", "volumes", 0, "storageClass") → pod.volumes[0].class."""
     location = tuple(part for part in location if part != "[key]")  # pydantic's mark for "the key itself"
@@ -151,3 +152,75 @@ def file_path(location: tuple[str | int, ...]) -> str:
 def in_file_words(message: str) -> str:
     """A message about the cluster in the words of the file: gpuNodes → gpu_nodes, PerPod → volumeClaimTemplates."""
     return re.sub(r"[A-Za-z][A-Za-z0-9]*", lambda word: _WORDS.get(word[0], word[0]), message)
+
+
+def read_value(node: yaml.Node, key: Key) -> Any:
+    """The value of one key, as its model field takes it. Raises ValueError that says what is valid."""
+    return _READERS[key.kind](node, key)
+
+
+def _scalar(node: yaml.Node, wanted: str) -> yaml.ScalarNode:
+    if not isinstance(node, yaml.ScalarNode):
+        raise ValueError(f"must be {wanted}")
+    if node.tag == nodes.NULL:
+        raise ValueError(f"has no value: must be {wanted}; leave the key out for its default")
+    return node
+
+
+def _text(node: yaml.Node, wanted: str = "text") -> str:
+    """Text as written. YAML 1.1 reads no, on and yes as truth values, which nobody means where text is asked for."""
+    scalar = _scalar(node, wanted)
+    if scalar.tag == nodes.BOOL:
+        raise ValueError(f"must be {wanted}, but YAML reads {scalar.value} as a truth value: write it in quotes")
+    return nodes.text_of(scalar)
+
+
+def _integer(node: yaml.Node, key: Key) -> int:
+    text = _scalar(node, "a whole number").value
+    if not re.fullmatch(r"-?(0|[1-9][0-9]{0,9})", text):
+        raise ValueError(f"{text!r} is not valid: must be a whole number such as 4")
+    return int(text)
+
+
+def _switch(node: yaml.Node, key: Key) -> bool:
+    text = _scalar(node, "true or false").value
+    if text.lower() not in _TRUTH:
+        raise ValueError(f"{text!r} is not valid: must be true or false")
+    return _TRUTH[text.lower()]
+
+
+_TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+def _names(node: yaml.Node, key: Key) -> list[str]:
+    if isinstance(node, yaml.SequenceNode):
+        return [_text(item, "a list of names") for item in node.value]
+    written = _text(node, 'a list, or names divided by commas such as "net1,net2"')
+    return [name.strip() for name in written.split(",")] if written.strip() else []
+
+
+def _labels(node: yaml.Node, key: Key) -> dict[str, str]:
+    if not isinstance(node, yaml.MappingNode):
+        raise ValueError("must be a mapping of labels to values")
+    problems = Problems("")
+    found = {name: _text(value, f"text for {name}") for name, _, value in nodes.entries(node, "", problems)}
+    for problem in sorted(problems.found):
+        raise ValueError(f"{problem.path}: {problem.text}")
+    return found
+
+
+def _choice(node: yaml.Node, key: Key) -> str:
+    written = _text(node, f"one of {', '.join(key.choices)}")
+    if written not in key.choices:
+        raise ValueError(unknown(written, key.choices, f"{written!r} is not valid").replace("valid here", "valid"))
+    return key.choices[written]
+
+
+_READERS: Mapping[Kind, Callable[[yaml.Node, Key], Any]] = {
+    Kind.TEXT: lambda node, _: _text(node),
+    Kind.INTEGER: _integer,
+    Kind.SWITCH: _switch,
+    Kind.NAMES: _names,
+    Kind.LABELS: _labels,
+    Kind.CHOICE: _choice,
+}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 import yaml
@@ -14,7 +13,8 @@ from pydantic_core import ErrorDetails
 from lockstep.api.errors import ConfigError
 from lockstep.api.files import yamlnodes as nodes
 from lockstep.api.files.changes import as_text, with_changes
-from lockstep.api.files.problems import Problems, broken_rules, explain, unknown
+from lockstep.api.files.document import Document
+from lockstep.api.files.problems import broken_rules, explain, unknown
 from lockstep.api.job import TrainingJob
 from lockstep.api.names import API_VERSION
 
@@ -44,14 +44,14 @@ def parse_job_file(text: str, source: str, changes: Sequence[str] = ()) -> Train
 
 def read_job(node: yaml.MappingNode, source: str, changes: Sequence[str] = ()) -> TrainingJob:
     """The TrainingJob of one document, as parse_job_file reads it. Raises ConfigError as that does."""
-    reader = _Reader(Problems(source))
+    reader = _Reader(source, nodes.line_of(node))
     value = reader.mapping(node, "")
-    reader.said = with_changes(value, changes)
+    reader.changes = with_changes(value, changes)
     for field in value.keys() - set(ROOT_FIELDS):
-        reader.problems.add(reader.lines[field], field, unknown(field, ROOT_FIELDS, "unknown field"))
+        reader.report(field, unknown(field, ROOT_FIELDS, "unknown field"))
     if value.get("apiVersion") != API_VERSION:
-        reader.problems.add(reader.line("apiVersion"), "apiVersion", f"must be {API_VERSION}")
-    job = reader.validated(value | {"apiVersion": API_VERSION})
+        reader.report("apiVersion", f"must be {API_VERSION}")
+    job = reader.job(value | {"apiVersion": API_VERSION})
     if job is None or reader.problems.found:
         raise reader.problems.error()
     return job
@@ -75,66 +75,41 @@ def _kind(node: yaml.MappingNode) -> str:
     return next((str(value.value) for key, value in node.value if key.value == "kind"), "")
 
 
-class _Reader:
-    """Turns nodes into JSON values, and remembers the line of every field."""
+class _Reader(Document):
+    """Turns nodes into JSON values."""
 
-    def __init__(self, problems: Problems) -> None:
-        self.problems = problems
-        self.lines: dict[str, int] = {}
-        self.said: dict[str, str] = {}
-        """By its path, how a field was given that the file doesn't give."""
+    changes: Mapping[str, str] = {}
+    """How a field was given that the file doesn't give, by its path."""
 
-    def mapping(self, node: yaml.MappingNode, path: str) -> dict[str, Any]:
+    def mapping(self, node: yaml.MappingNode, place: str) -> dict[str, Any]:
         """The fields of a mapping. One without a value is left out, as the API server does."""
-        self.lines.setdefault(path, nodes.line_of(node))
-        found = {}
-        for key, key_node, value_node in nodes.entries(node, path, self.problems):
-            here = nodes.join(path, key)
-            self.lines[here] = nodes.line_of(key_node)
-            value = self._value(value_node, here)
-            if value is not None:
-                found[key] = value
-        return found
+        values = {key: self._value(value, here) for key, value, here in self.entries(node, place)}
+        return {key: value for key, value in values.items() if value is not None}
 
-    def _value(self, node: yaml.Node, path: str) -> Any:
+    def _value(self, node: yaml.Node, place: str) -> Any:
         if isinstance(node, yaml.MappingNode):
-            return self.mapping(node, path)
+            return self.mapping(node, place)
         if isinstance(node, yaml.SequenceNode):
-            return [self._item(item, f"{path}[{number}]") for number, item in enumerate(node.value)]
-        if not isinstance(node, yaml.ScalarNode) or node.style is not None:
-            return nodes.text_of(node) if isinstance(node, yaml.ScalarNode) else None
+            return [self._value(item, here) for item, here in self.items(node, place)]
         try:
-            return nodes.plain_value(nodes.text_of(node))
+            return nodes.value_of(node)
         except ValueError as error:
-            self.problems.add(nodes.line_of(node), path, str(error))
+            self.problems.add(nodes.line_of(node), place, str(error))
             return None
 
-    def _item(self, node: yaml.Node, path: str) -> Any:
-        self.lines[path] = nodes.line_of(node)
-        return self._value(node, path)
-
-    def line(self, path: str) -> int:
-        """The line of the field, or of the nearest one around it that the file has."""
-        while path not in self.lines:
-            path = re.sub(r"\.?[^.]*$", "", path)
-        return self.lines[path]
-
-    def validated(self, value: dict[str, Any]) -> TrainingJob | None:
+    def job(self, value: dict[str, Any]) -> TrainingJob | None:
         """The job; None when the value can't be one, each reason reported."""
         try:
-            return TrainingJob.model_validate_json(json.dumps(value), strict=True, by_alias=True, by_name=False)
+            return _validated(value)
         except ValidationError as error:
-            texts = [
-                _path(detail["loc"])
-                for detail in error.errors()
-                if detail["type"] == "string_type" and isinstance(detail["input"], int | float)
-            ]
-            said = [self.said[path] for path in texts if path in self.said]
-            for detail in [] if said else error.errors():
-                self._report(detail)
-        for change in said:
+            details = error.errors()
+        numbers = [
+            _path(detail["loc"]) for detail in details if detail["type"] == "string_type" and isinstance(detail["input"], int | float)
+        ]
+        texts = [self.changes[path] for path in numbers if path in self.changes]
+        for change in texts:
             as_text(value, change)
-        return self.validated(value) if said else None
+        return self.job(value) if texts else self.validated(lambda: _validated(value), self._report)
 
     def _report(self, detail: ErrorDetails) -> None:
         location = detail["loc"]
@@ -153,10 +128,14 @@ class _Reader:
     def _origin(self, path: str) -> str:
         said = [
             how
-            for place, how in self.said.items()
+            for place, how in self.changes.items()
             if path == place or path.startswith((f"{place}.", f"{place}[")) or place.startswith(f"{path}.")
         ]
         return f" ({', '.join(said)})" if said else ""
+
+
+def _validated(value: dict[str, Any]) -> TrainingJob:
+    return TrainingJob.model_validate_json(json.dumps(value), strict=True, by_alias=True, by_name=False)
 
 
 def _path(location: tuple[str | int, ...]) -> str:
