@@ -7,7 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from lockstep_train.checkpoint.format.chain import Claim, Record
+from lockstep_train.checkpoint.format.chain import Record
 from lockstep_train.checkpoint.format.identity import Identity
 from lockstep_train.checkpoint.format.layout import MANIFEST, CommitName, parse_commit, shard_file
 from lockstep_train.checkpoint.format.manifest import FragmentRecord, Manifest, ShardRecord, encode
@@ -16,7 +16,7 @@ IDENTITY = Identity("base", "parameters", "data", 42, 32, {"lora.rank": 16, "lor
 
 
 def record(attempt: int, start: str | None = None, given: int | None = None, uid: str | None = None) -> Record:
-    return Record(attempt, Claim(given, uid), start)
+    return Record(attempt, given, uid, start)
 
 
 def commits(*names: str) -> list[CommitName]:

@@ -1,7 +1,8 @@
 """JSON to frozen dataclasses and back, by their type hints. A wrong type, a value out of bounds or a missing key is an error that says where.
 
 Field names are snake_case in Python and camelCase in JSON. Known kinds of field: str, int, float, bool, enumerations, dataclasses,
-`X | None`, `tuple[X, ...]`, `dict[str, X]` or `Mapping[str, X]`, and `Any` (taken as it is); each may have bounds, as `Annotated[X, Must(...)]`.
+`X | None`, `tuple[X, ...]`, `dict[str, X]` or `Mapping[str, X]`, a NamedTuple (a list of its fields, without their names), and `Any` (taken as
+it is); each may have bounds, as `Annotated[X, Must(...)]`.
 
 What another version of Lockstep may have written is read by `from_json`: a gang that runs outlives upgrades and rollbacks of the operator, and a
 volume outlives both. What people decide is read by `settings_from_json`: a setting that is silently ignored costs a whole run.
@@ -53,8 +54,11 @@ def camel(name: str) -> str:
 
 def to_json(value: Any) -> Any:
     """`value` as plain dicts, lists, text and numbers, keys in camelCase. None stays, as null."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {camel(f.name): to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    kind = type(value)
+    if value is None or kind in _PLAIN:
+        return value
+    if dataclasses.is_dataclass(kind):
+        return {key: to_json(getattr(value, field.name)) for key, field in _fields(kind).items()}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, (tuple, list)):
@@ -96,8 +100,7 @@ def _decode(kind: Any, value: Any, where: str, *, strict: bool) -> Any:  # noqa:
     if origin in (Union, types.UnionType):
         return None if value is None else _decode(_without_none(kind), value, where, strict=strict)
     if origin is tuple:
-        items = enumerate(_expect(list, value, "a list", where))
-        return tuple(_decode(get_args(kind)[0], item, f"{where}[{i}]", strict=strict) for i, item in items)
+        return _decode_items(_item(kind), _expect(list, value, "a list", where), where, strict=strict)
     if origin in (dict, Mapping):
         pairs = _expect(dict, value, "an object", where).items()
         return {key: _decode(get_args(kind)[1], item, f"{where}.{key}", strict=strict) for key, item in pairs}
@@ -105,6 +108,8 @@ def _decode(kind: Any, value: Any, where: str, *, strict: bool) -> Any:  # noqa:
         return _decode_dataclass(kind, _expect(dict, value, "an object", where), where, strict=strict)
     if issubclass(kind, Enum):
         return _decode_enum(kind, value, where)
+    if issubclass(kind, tuple):
+        return _decode_row(kind, value, where, strict=strict)
     if kind is float and type(value) is int:
         return float(value)
     return _expect(kind, value, _PLAIN[kind], where)
@@ -146,6 +151,22 @@ def _expect(kind: type, value: Any, valid: str, where: str) -> Any:
     return value
 
 
+def _decode_items(field: _Field, items: list[Any], where: str, *, strict: bool) -> tuple[Any, ...]:
+    if all(field.takes(item) for item in items):
+        return tuple(items)
+    return tuple(_decode(field.kind, item, f"{where}[{i}]", strict=strict) for i, item in enumerate(items))
+
+
+def _decode_row(kind: Any, value: Any, where: str, *, strict: bool) -> Any:
+    columns = _columns(kind)
+    if type(value) is not list or len(value) != len(columns):
+        raise refuse(where, value, f"a list of {', '.join(column.name for column in columns)}")
+    items = zip(columns, value, strict=True)
+    return kind(
+        *(item if column.takes(item) else _decode(column.kind, item, f"{where}.{column.name}", strict=strict) for column, item in items)
+    )
+
+
 def _decode_enum(kind: type[Enum], value: Any, where: str) -> Enum:
     for member in kind:
         if member.value == value:
@@ -160,6 +181,22 @@ class _Field(NamedTuple):
     plain: frozenset[type]
     """Classes of values that are taken as they are, if they hold."""
     holds: Callable[[Any], bool] | None
+
+    def takes(self, item: Any) -> bool:
+        return type(item) in self.plain and (self.holds is None or item is None or self.holds(item))
+
+
+@cache
+def _item(kind: Any) -> _Field:
+    """What a tuple holds."""
+    (inner, _) = get_args(kind)
+    return _Field("", inner, True, *_taken_as_they_are(inner))
+
+
+@cache
+def _columns(kind: Any) -> tuple[_Field, ...]:
+    """Fields of a NamedTuple."""
+    return tuple(_Field(name, hint, True, *_taken_as_they_are(hint)) for name, hint in get_type_hints(kind, include_extras=True).items())
 
 
 @cache
@@ -194,8 +231,7 @@ def _decode_dataclass(kind: Any, value: dict[str, Any], where: str, *, strict: b
     for key, field in fields.items():
         if key in value:
             item = value[key]
-            is_plain = type(item) in field.plain and (field.holds is None or item is None or field.holds(item))
-            decoded[field.name] = item if is_plain else _decode(field.kind, item, f"{where}.{key}", strict=strict)
+            decoded[field.name] = item if field.takes(item) else _decode(field.kind, item, f"{where}.{key}", strict=strict)
         elif field.required:
             raise ContractError(f"{where}.{key} is missing")
     return kind(**decoded)

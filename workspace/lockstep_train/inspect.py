@@ -20,7 +20,7 @@ from lockstep_spec.exits import DONE, FAILED
 from lockstep_train.base.errors import ConfigError, TrainerError, refusal, tell
 from lockstep_train.checkpoint.commits import Collection, Commit, collect
 from lockstep_train.checkpoint.format.layout import CHAIN, MANIFEST, CommitName, record_file
-from lockstep_train.checkpoint.format.manifest import Manifest
+from lockstep_train.checkpoint.format.manifest import Manifest, document
 from lockstep_train.checkpoint.format.readers import ReaderWatch
 from lockstep_train.checkpoint.save.rotation import NEVER_ROTATED, Quality, best_commit, read_quality
 
@@ -100,7 +100,7 @@ def show_commit(commit: Commit) -> Json:
         manifest = commit.manifest()
     except ValueError as error:
         raise refusal(f"{commit.name} can't be read: {error}", error) from error
-    body = manifest.to_json()
+    body = document(manifest)
     places = {shard.file: commit.shard(shard, checksum=False) for shard in manifest.shards}
     for shard in body["shards"]:
         path, problem = places[shard["file"]]

@@ -65,7 +65,7 @@ MUTATORS: list[Mutate] = [flip_a_bit, flip_a_bit, cut_off, lengthen, zero_a_bloc
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkpoints = tmp_path_factory.mktemp("mutations") / "checkpoints"
-    write_record(checkpoints, Record(1, CLAIM, None))
+    write_record(checkpoints, Record(1))
     for name in (BEFORE, NEWEST):
         write_commit(checkpoints, name)
     return checkpoints

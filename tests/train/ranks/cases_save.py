@@ -23,7 +23,7 @@ from lockstep_train.base import durable
 from lockstep_train.base import ranks as engine_ranks
 from lockstep_train.base.environment import rank_environment
 from lockstep_train.base.stop import StopSignal
-from lockstep_train.checkpoint.format.chain import Claim, Record
+from lockstep_train.checkpoint.format.chain import Record
 from lockstep_train.checkpoint.format.kinds import FULL
 from lockstep_train.checkpoint.format.manifest import decode
 from lockstep_train.checkpoint.format.volume import write_record
@@ -243,7 +243,7 @@ class Values:
 def saver_of_values(ranks: engine_ranks.Ranks, checkpoints: Path) -> tuple[save.Saver, Values]:
     values = Values(ranks.rank)
     if ranks.first:
-        write_record(checkpoints, Record(1, Claim(None, None), None))
+        write_record(checkpoints, Record(1))
     upkeep = Upkeep(checkpoints, 2, local_only(ranks), print, mine=ranks.first)
     saver = save.Saver(ranks, checkpoints, 1, upkeep, lambda step: dataclasses.replace(manifest_of(ranks.world_size, "Full"), step=step))
     saver._source = values  # type: ignore[assignment]

@@ -104,7 +104,7 @@ def record_start(ranks: Ranks, checkpoints: Path, start: Start, claim: Claim) ->
         sweep(checkpoints, start.view.commits)
         _heal(checkpoints, start.source)
         present = read_view(checkpoints).records
-        for record in [*start.view.records, Record(start.attempt, claim, _start_name(start.source, checkpoints))]:
+        for record in [*start.view.records, Record(start.attempt, claim.given, claim.job_uid, _start_name(start.source, checkpoints))]:
             if record not in present:
                 write_record(checkpoints, record)
     ranks.gather("start/recorded", True)

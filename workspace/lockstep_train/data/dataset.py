@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lockstep_spec.choices import TEMPLATE_OWN
+from lockstep_spec.codec import from_json, to_json
 from lockstep_spec.modelnames import is_address
 from lockstep_spec.training import DataConfig, EvaluationConfig, SourceConfig, TrainingConfig
 from lockstep_train.base.cache import cache_folder, file_hash, stamp
@@ -243,16 +244,6 @@ def refuse_unknown_tokens(dataset: Dataset, tokenizer: Tokenizer) -> None:
         )
 
 
-def to_json(prepared: Prepared) -> dict[str, Any]:
-    return asdict(prepared)
-
-
-def from_json(value: dict[str, Any]) -> Prepared:
-    return Prepared(
-        tuple(value["tokens"]), tuple(value["names"]), value["plan"], tuple(value["notes"]), value["digest"], dict(value["files"])
-    )
-
-
 def load_dataset(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, say: Say, watch: Watch = UNWATCHED) -> Dataset:
     """Load the same dataset on every rank. Raises, on all of them alike, ConfigError when it can't be used or differs between volumes, and
     TrainerError for a fault that may pass."""
@@ -275,7 +266,7 @@ def _loaded(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, say: Say, wat
     problem = first_problem(outcomes)
     if problem is not None:
         raise problem.error()
-    return open_dataset(from_json(own["prepared"]), tokenizer)
+    return open_dataset(from_json(Prepared, own["prepared"], "prepared"), tokenizer)
 
 
 def attempt(config: RunConfig, commits: Mapping[Asked, str], tokenizer: Tokenizer, cache: Path, say: Say) -> dict[str, Any]:

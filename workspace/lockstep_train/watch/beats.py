@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -21,13 +20,6 @@ class Beat:
     """How long it has been in this activity."""
     number: int
     """Counts this rank's beats: one that doesn't grow is of a process that doesn't run."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Beat:
-        return Beat(**value)
 
     @property
     def where(self) -> str:

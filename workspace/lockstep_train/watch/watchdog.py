@@ -24,6 +24,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lockstep_spec.codec import from_json, to_json
 from lockstep_spec.exits import FAILED, HANG, SAVED
 from lockstep_train.base.errors import Hang, Stopped, TrainerError
 from lockstep_train.base.stop import StopSignal
@@ -192,7 +193,7 @@ class Watchdog:
 
     def _post(self, store: Store) -> None:
         self._beats += 1
-        store.set(f"watch/beat/{self._rank}", json.dumps(self._beat().to_json()))
+        store.set(f"watch/beat/{self._rank}", json.dumps(to_json(self._beat())))
 
     def _beat(self) -> Beat:
         activity, place, since, _, position = self._now
@@ -246,7 +247,7 @@ class Watchdog:
             for rank in range(self._ranks):
                 key = f"watch/beat/{rank}"
                 if rank != self._rank and self._store is not None and self._store.check([key]):
-                    beats[rank] = Beat.from_json(json.loads(self._store.get(key)))
+                    beats[rank] = from_json(Beat, json.loads(self._store.get(key)), "beat")
         return beats
 
     def _hang(self, message: str) -> None:

@@ -6,7 +6,7 @@ commit of a frozen rank of an older attempt, which later attempts did not start 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lockstep_train.base.errors import ConfigError
@@ -28,23 +28,11 @@ class Record:
 
     attempt: int
     """Number in this folder: above every one before it."""
-    claim: Claim
-    start: str | None
+    given: int | None = None
+    """The attempt's number from the coordinator, as in its Claim."""
+    job_uid: str | None = None
+    start: str | None = None
     """Name of the commit in this folder, the path of one elsewhere, or None for a fresh start."""
-
-    def to_json(self) -> dict[str, object]:
-        return {"attempt": self.attempt, "given": self.claim.given, "jobUid": self.claim.job_uid, "start": self.start}
-
-    @staticmethod
-    def from_json(value: Mapping[str, object]) -> Record:
-        attempt, given, uid, start = (value.get(key) for key in ("attempt", "given", "jobUid", "start"))
-        if not isinstance(attempt, int):
-            raise ValueError("no `attempt`")
-        return Record(
-            attempt,
-            Claim(given if isinstance(given, int) else None, uid if isinstance(uid, str) else None),
-            start if isinstance(start, str) else None,
-        )
 
 
 def candidates(commits: Iterable[CommitName], records: Iterable[Record]) -> list[CommitName]:
@@ -69,7 +57,7 @@ def next_attempt(records: Iterable[Record], claim: Claim, used: Iterable[int] = 
     Raises ConfigError for an attempt of this job that is not newer than one that already ran."""
     known = list(records)
     if claim.given is not None and claim.job_uid is not None:
-        seen = max((record.claim.given or 0 for record in known if record.claim.job_uid == claim.job_uid), default=0)
+        seen = max((record.given or 0 for record in known if record.job_uid == claim.job_uid), default=0)
         if claim.given <= seen:
             raise ConfigError(
                 f"attempt {claim.given} of this job is not newer than attempt {seen}, which already ran here; a newer attempt must be the one to go on"
@@ -79,4 +67,4 @@ def next_attempt(records: Iterable[Record], claim: Claim, used: Iterable[int] = 
 
 def follows_chain(records: Iterable[Record], resume_from: str, claim: Claim) -> bool:
     """Whether to go on from this folder's chain: always with `Auto`; with `None` or a path only after the job's first attempt."""
-    return resume_from == "Auto" or (claim.job_uid is not None and any(record.claim.job_uid == claim.job_uid for record in records))
+    return resume_from == "Auto" or (claim.job_uid is not None and any(record.job_uid == claim.job_uid for record in records))

@@ -10,9 +10,10 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from lockstep_spec.choices import Method, Quantization
+from lockstep_spec.codec import at_least
 from lockstep_spec.training import LoraConfig, TrainingConfig
 
 SHOWN = 12
@@ -27,7 +28,7 @@ class Identity:
     dataset: str
     """Hash of the samples in their order."""
     seed: int
-    global_batch_size: int
+    global_batch_size: Annotated[int, at_least(0)]
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Path below `training` → value: what else must be the same."""
     base_files: Mapping[str, str] = field(default_factory=dict)
@@ -51,31 +52,6 @@ class Identity:
         found = [(words, mine, theirs) for words, mine, theirs in pairs if mine != theirs]
         told = found[:-1] if len(found) > 1 and found[-1][1] == self.parameters else found
         return [f"{words} is {_short(mine)}, not {_short(theirs)}" for words, mine, theirs in told]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "base": self.base,
-            "parameters": self.parameters,
-            "dataset": self.dataset,
-            "seed": self.seed,
-            "globalBatchSize": self.global_batch_size,
-            "settings": dict(self.settings),
-            "baseFiles": dict(self.base_files),
-            "dataFiles": dict(self.data_files),
-        }
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Identity:
-        return Identity(
-            base=value["base"],
-            parameters=value["parameters"],
-            dataset=value["dataset"],
-            seed=value["seed"],
-            global_batch_size=value["globalBatchSize"],
-            settings=dict(value["settings"]),
-            base_files=dict(value.get("baseFiles", {})),
-            data_files=dict(value.get("dataFiles", {})),
-        )
 
 
 _WORDS = {

@@ -2,68 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
+from lockstep_spec.codec import Must, at_least, from_json, to_json
 from lockstep_train.checkpoint.format.identity import Identity
 from lockstep_train.checkpoint.format.layout import is_shard
 from lockstep_train.checkpoint.format.seal import seal, unseal
 
 FORMAT = "lockstep-checkpoint/1"
 
+Count = Annotated[int, at_least(0)]
 
-@dataclass(frozen=True)
-class FragmentRecord:
-    """Elements [start, start + numel) of the flattened parameter `name`."""
+
+class FragmentRecord(NamedTuple):
+    """Elements [start, start + numel) of the flattened parameter `name`. The file has it as a list: a large model has very many."""
 
     name: str
-    shape: tuple[int, ...]
-    start: int
-    numel: int
+    shape: tuple[Count, ...]
+    start: Count
+    numel: Count
 
 
 @dataclass(frozen=True)
 class ShardRecord:
     """One rank's file: each tensor in it is the concatenation of the fragments in order."""
 
-    file: str
-    bytes: int
+    file: Annotated[str, Must("the name of a shard", is_shard)]
+    bytes: Count
     sha256: str
     fragments: tuple[FragmentRecord, ...]
-    nodes: tuple[int, ...] = ()
+    nodes: tuple[Count, ...] = ()
     """Nodes on whose volumes the file was durable at the commit, the one that wrote it first."""
-
-    def to_json(self) -> dict[str, Any]:
-        fragments = [[item.name, list(item.shape), item.start, item.numel] for item in self.fragments]
-        return {"file": self.file, "bytes": self.bytes, "sha256": self.sha256, "nodes": list(self.nodes), "fragments": fragments}
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> ShardRecord:
-        fragments = tuple(FragmentRecord(name, tuple(shape), start, numel) for name, shape, start, numel in value["fragments"])
-        return ShardRecord(value["file"], value["bytes"], value["sha256"], fragments, tuple(value["nodes"]))
 
 
 @dataclass(frozen=True)
 class Manifest:
-    step: int
-    attempt: int
+    step: Count
+    attempt: Count
     job: str
     job_uid: str | None
-    world_size: int
+    world_size: Count
     zero_stage: str
     precision: str
     base_model: str
     identity: Identity
-    samples_consumed: int
+    samples_consumed: Count
     """The data cursor."""
-    optimizer_step: int
+    optimizer_step: Count
     eval_loss_before: str | None
     """Loss before the first step of the whole run, so that the end can tell what was gained."""
     adapter: dict[str, Any]
     """`config`: adapter_config.json; `names`: parameter → tensor of the adapter file."""
     shards: tuple[ShardRecord, ...]
-    content: str = "Full"
+    content: Annotated[str, Must("Full or Lite", lambda content: content in {"Full", "Lite"})] = "Full"
     """`Full`: the shards hold masters and moments; `Lite`: the trained weights alone (format/kinds.py has the tensors' names)."""
     optimizer: str = "AdamW"
     optimizer_settings: Mapping[str, float] = field(default_factory=dict)
@@ -74,118 +67,58 @@ class Manifest:
     """The last finite evaluation before the commit, and the step it was made at; the best commit is kept by it."""
     eval_step: int | None = None
     base_origin: dict[str, Any] | None = None
-    """Of a base model that was fetched: `name`, `revision` as the job has it, and `pin`, the commit that it is."""
+    """Origin of a base model that was fetched: `name`, `revision` as the job has it, and `pin`, the commit that it is."""
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "step": self.step,
-            "attempt": self.attempt,
-            "job": {"name": self.job, "uid": self.job_uid},
-            "worldSize": self.world_size,
-            "zeroStage": self.zero_stage,
-            "precision": self.precision,
-            "content": self.content,
-            "baseModel": self.base_model,
-            "baseOrigin": self.base_origin,
-            "identity": self.identity.to_json(),
-            "globalBatchSize": self.identity.global_batch_size,
-            "data": {"samplesConsumed": self.samples_consumed, "seed": self.identity.seed, "sha256": self.identity.dataset},
-            "optimizer": {
-                "type": self.optimizer,
-                "settings": dict(self.optimizer_settings),
-                "step": self.optimizer_step,
-                "lossScaler": self.loss_scaler,
-            },
-            "evalLoss": self.eval_loss,
-            "evalStep": self.eval_step,
-            "evalLossBefore": self.eval_loss_before,
-            "adapter": self.adapter,
-            "shards": [shard.to_json() for shard in self.shards],
-        }
+
+_GROUPED = {
+    "job": ("job", "name"),
+    "jobUid": ("job", "uid"),
+    "samplesConsumed": ("data", "samplesConsumed"),
+    "optimizer": ("optimizer", "type"),
+    "optimizerSettings": ("optimizer", "settings"),
+    "optimizerStep": ("optimizer", "step"),
+    "lossScaler": ("optimizer", "lossScaler"),
+}
+"""Key of a field → group of the file that it stands in, and its key there."""
+
+
+def document(manifest: Manifest) -> dict[str, Any]:
+    """Return the manifest as JSON. What of the identity people look for first stands outside of it, too."""
+    flat = to_json(manifest)
+    grouped: dict[str, dict[str, Any]] = {
+        "job": {},
+        "data": {"seed": manifest.identity.seed, "sha256": manifest.identity.dataset},
+        "optimizer": {},
+    }
+    for key, (group, inner) in _GROUPED.items():
+        grouped[group][inner] = flat.pop(key)
+    return {"format": FORMAT, "globalBatchSize": manifest.identity.global_batch_size, **grouped, **flat}
 
 
 def encode(manifest: Manifest) -> bytes:
-    return seal(manifest.to_json())
+    return seal(document(manifest))
 
 
 def decode(text: bytes | str) -> Manifest:
-    """Raise ValueError, in words, when it is not a whole manifest of a format we know."""
+    """Raise ValueError, in words, when it is not a whole manifest of a format we know.
+
+    A checksum says that nothing was damaged, not that it makes sense: no number may be negative, no path may lead out.
+    """
     value = unseal(text)
     if value.get("format") != FORMAT:
         raise ValueError(f"not a manifest of the format {FORMAT}")
-    try:
-        manifest = Manifest(
-            step=value["step"],
-            attempt=value["attempt"],
-            job=value["job"]["name"],
-            job_uid=value["job"]["uid"],
-            world_size=value["worldSize"],
-            zero_stage=value["zeroStage"],
-            precision=value["precision"],
-            base_model=value["baseModel"],
-            identity=Identity.from_json(value["identity"]),
-            samples_consumed=value["data"]["samplesConsumed"],
-            optimizer_step=value["optimizer"]["step"],
-            eval_loss_before=value["evalLossBefore"],
-            adapter=value["adapter"],
-            shards=tuple(ShardRecord.from_json(shard) for shard in value["shards"]),
-            content=value["content"],
-            optimizer=value["optimizer"]["type"],
-            optimizer_settings=dict(value["optimizer"].get("settings", {})),
-            loss_scaler=value["optimizer"]["lossScaler"],
-            eval_loss=value["evalLoss"],
-            eval_step=value["evalStep"],
-            base_origin=value.get("baseOrigin"),
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"the manifest lacks or garbles {error}") from error
-    _check(manifest)
-    return manifest
-
-
-def _check(manifest: Manifest) -> None:
-    """A checksum says that nothing was damaged, not that it makes sense: no number may be negative, no path may lead out."""
-    for name, value in _counts(manifest):
-        if type(value) is not int or value < 0:
-            raise ValueError(f"{name} is {value!r}, not a whole number ≥ 0")
-    for name, value, kinds in _typed(manifest):
-        if not isinstance(value, kinds):
-            raise ValueError(f"{name} is {value!r}, which it can't be")
-    if manifest.content not in {"Full", "Lite"}:
-        raise ValueError(f"content is {manifest.content!r}, not Full or Lite")
+    groups = {name: value.pop(name, None) for name in ("job", "data", "optimizer")}
+    for key, (name, inner) in _GROUPED.items():
+        group = groups[name]
+        if isinstance(group, dict) and inner in group:
+            value[key] = group[inner]
+    manifest = from_json(Manifest, value, "manifest")
+    if not isinstance(manifest.adapter.get("names"), dict):
+        raise ValueError("manifest.adapter.names is missing, or no object")
     files = {shard.file for shard in manifest.shards}
-    stranger = next((file for file in files if not is_shard(file)), None)
-    if stranger is not None:
-        raise ValueError(f"{stranger!r} is not the name of a shard")
     if len(files) != manifest.world_size or len(manifest.shards) != manifest.world_size:
         raise ValueError(f"{len(manifest.shards)} shards are not those of {manifest.world_size} ranks")
-
-
-def _counts(manifest: Manifest) -> Iterator[tuple[str, object]]:
-    yield from (("step", manifest.step), ("attempt", manifest.attempt), ("worldSize", manifest.world_size))
-    yield from (("optimizer.step", manifest.optimizer_step), ("data.samplesConsumed", manifest.samples_consumed))
-    yield "globalBatchSize", manifest.identity.global_batch_size
-    for shard in manifest.shards:
-        yield f"{shard.file}: bytes", shard.bytes
-        yield from ((f"{shard.file}: nodes", node) for node in shard.nodes)
-        for item in shard.fragments:
-            yield from ((f"{shard.file}: {item.name}", value) for value in (item.start, item.numel, *item.shape))
-
-
-def _typed(manifest: Manifest) -> Iterator[tuple[str, object, type | tuple[type, ...]]]:
-    yield from (("content", manifest.content, str), ("precision", manifest.precision, str), ("zeroStage", manifest.zero_stage, str))
-    yield "optimizer.type", manifest.optimizer, str
-    yield from ((name, value, (int, float)) for name, value in manifest.optimizer_settings.items())
-    yield "evalLoss", manifest.eval_loss, (int, float, type(None))
-    yield "evalStep", manifest.eval_step, (int, type(None))
-    yield "adapter", manifest.adapter, dict
-    for path, digest in (*manifest.identity.base_files.items(), *manifest.identity.data_files.items()):
-        yield f"identity: {path}", digest, str
-    yield "adapter.names", manifest.adapter.get("names"), dict
-    for shard in manifest.shards:
-        yield from (("file", shard.file, str), (f"{shard.file}: sha256", shard.sha256, str))
-        yield from ((f"{shard.file}: name", item.name, str) for item in shard.fragments)
+    return manifest
 
 
 def shapes(shards: Sequence[ShardRecord]) -> dict[str, tuple[int, ...]]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lockstep_spec.codec import from_json, to_json
 from lockstep_train.base.durable import make_directory, write_durably
 from lockstep_train.base.errors import may_pass
 from lockstep_train.checkpoint.format.chain import Record
@@ -38,7 +39,7 @@ class VolumeView:
         return [name for name in self.commits if name.attempt > newest and name.attempt not in self.damaged]
 
     def to_json(self) -> dict[str, Any]:
-        records = [record.to_json() for record in self.records]
+        records = [to_json(record) for record in self.records]
         unreadable = [[attempt, problem] for attempt, problem in self.unreadable.items()]
         return {"commits": [str(name) for name in self.commits], "records": records, "damaged": self.damaged, "unreadable": unreadable}
 
@@ -46,7 +47,7 @@ class VolumeView:
     def from_json(value: Mapping[str, Any]) -> VolumeView:
         commits = [name for name in map(parse_commit, value["commits"]) if name is not None]
         return VolumeView(
-            commits, [Record.from_json(record) for record in value["records"]], list(value["damaged"]), dict(value["unreadable"])
+            commits, [from_json(Record, record, "record") for record in value["records"]], list(value["damaged"]), dict(value["unreadable"])
         )
 
 
@@ -70,7 +71,7 @@ def read_view(checkpoints: Path) -> VolumeView:
         if attempt is None:
             continue
         try:
-            record = Record.from_json(unseal(entry.read_bytes()))
+            record = from_json(Record, unseal(entry.read_bytes()), "record")
             if record.attempt != attempt:
                 raise ValueError("it is another attempt's")
             records.append(record)
@@ -97,7 +98,7 @@ def read_records(checkpoints: Path) -> list[Record]:
 def write_record(checkpoints: Path, record: Record) -> None:
     """Write the record durably: no commit of the attempt may exist without it."""
     make_directory(checkpoints / CHAIN)
-    write_durably(checkpoints / CHAIN / record_file(record.attempt), seal(record.to_json()))
+    write_durably(checkpoints / CHAIN / record_file(record.attempt), seal(to_json(record)))
 
 
 def size_problem(folder: Path, shard: ShardRecord) -> str | None:

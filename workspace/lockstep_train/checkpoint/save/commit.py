@@ -16,6 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from lockstep_spec.codec import from_json, to_json
 from lockstep_spec.words import listed
 from lockstep_train.base.durable import write_durably
 from lockstep_train.base.ranks import Ranks
@@ -49,7 +50,7 @@ class Decision:
 
 def acknowledge(ranks: Ranks, tag: str, shard: ShardRecord | None, problem: str | None) -> None:
     """Tell rank 0 that this rank's shard is durable, or why it isn't."""
-    answer = {"shard": shard.to_json()} if shard is not None else {"problem": problem, "node": ranks.node}
+    answer = {"shard": to_json(shard)} if shard is not None else {"problem": problem, "node": ranks.node}
     ranks.store.set(f"{tag}/shard/{ranks.rank}", json.dumps(answer))
 
 
@@ -69,7 +70,7 @@ def decide(ranks: Ranks, tag: str, manifest: Callable[[Sequence[ShardRecord]], b
     if problems:
         decision = Decision(problem=listed(problems, SHOWN, "; "), answered=answered)
     else:
-        decision = Decision(manifest(tuple(ShardRecord.from_json(answer["shard"]) for answer in answers)).decode())
+        decision = Decision(manifest(tuple(from_json(ShardRecord, answer["shard"], "shard") for answer in answers)).decode())
     if ranks.nodes > 1:
         ranks.store.set(f"{tag}/decision", json.dumps(asdict(decision)))
     return decision
