@@ -81,13 +81,13 @@ class FabricDifference(StatusPart):
     node_name: Text | None = None
     """The Node it runs on."""
     ranks: Name
-    """Which of its ranks, for example 4–7."""
+    """Ranks that differ, for example 4–7."""
     why: Text
-    """How they differ, and why if NCCL says so."""
+    """Difference, and its reason if NCCL names one."""
 
 
 class FabricStatus(StatusPart):
-    """What the ranks of the newest attempt use, from NCCL's own log. Condition FabricVerified judges it."""
+    """Fabric that the ranks of the newest attempt use, from NCCL's own log. Condition FabricVerified judges it."""
 
     transport: Name | None = None
     """RDMA, TCP, NVLink, Plugin or gloo."""
@@ -100,7 +100,7 @@ class FabricStatus(StatusPart):
     interfaces: Annotated[list[Name], Field(max_length=64)] = []
     """Network interfaces in use: of the data with TCP, else by which ranks find each other."""
     gpu_direct: Name | None = None
-    """How NICs reach GPU memory: DMA-BUF, nvidia-peermem, On (NCCL does not say how) or Off."""
+    """Path from NICs to GPU memory: DMA-BUF, nvidia-peermem, On (NCCL does not say which) or Off."""
     nccl_version: Name | None = None
     """The version that rank 0 or the first other one logged."""
     ranks_heard: Count = 0
@@ -110,10 +110,10 @@ class FabricStatus(StatusPart):
 
 
 class LossStatus(StatusPart):
-    """What the failures of one cause have cost."""
+    """Cost of all failures of one cause."""
 
     cause: Annotated[str, Field(max_length=64)]
-    """Its kind, as in failure.cause."""
+    """Kind of the failure, as in failure.cause."""
     seconds: Seconds
     """Time down, and time of steps done again."""
     gpu_seconds: Seconds
@@ -131,7 +131,7 @@ class GoodputStatus(StatusPart):
     preflight_seconds: Seconds = 0
     """Checks before attempts."""
     load_seconds: Seconds = 0
-    """From the start of the ranks to their first step, when no failure came before."""
+    """Start of the ranks until their first step, if no failure came before."""
     train_seconds: Seconds = 0
     """Steps that were not done before."""
     unknown_seconds: Seconds = 0
@@ -143,9 +143,9 @@ class GoodputStatus(StatusPart):
     lost_seconds: Seconds = 0
     """Steps that a failure undid, done again."""
     down_seconds: Seconds = 0
-    """From the last step before a failure to the next step."""
+    """Last step before a failure until the next step."""
     stopped_seconds: Seconds = 0
-    """From a stop that was asked for to the next start."""
+    """Requested stop until the next start."""
     losses: Annotated[list[LossStatus], Field(max_length=16)] | None = None
     """Lost and down, by cause."""
 
@@ -170,7 +170,7 @@ class ConditionType(StrEnum):
 
 
 class ConditionStatus(StrEnum):
-    """Whether what a condition's type says holds."""
+    """Status of a condition: whether its type holds."""
 
     TRUE = "True"
     FALSE = "False"
@@ -184,15 +184,15 @@ class Condition(StatusPart):
     """One observation of a job, as metav1.Condition."""
 
     type: Annotated[str, Field(max_length=64)]
-    """What is observed, for example RanksReady."""
+    """Name of the condition, for example RanksReady."""
     status: ConditionStatus
     """True, False or Unknown."""
     reason: Annotated[str, Field(pattern=REASON_PATTERN, max_length=128)]
-    """Why, in one word."""
+    """Reason in one word."""
     message: LongText
-    """Why, for a person."""
+    """Explanation for a person."""
     last_transition_time: Time
-    """Since when the status is what it is."""
+    """Time of the last change of `status`."""
     observed_generation: Count
     """The generation of the spec that was looked at."""
 
@@ -229,7 +229,7 @@ class Metric(StatusPart):
 
 
 class TrainerStatus(StatusPart):
-    """What the trainer last said; written at most every 15 seconds."""
+    """Newest progress of the trainer; written at most every 15 seconds."""
 
     activity: Text | None = None
     """Init, Fetch, Load, Step, Evaluate, Save or Export."""
@@ -244,31 +244,31 @@ class TrainerStatus(StatusPart):
     metrics: Annotated[list[Metric], Field(max_length=32)] = []
     """The newest value of each metric."""
     last_update_time: Time | None = None
-    """When the trainer said so."""
+    """Time of that report."""
 
 
 class CheckpointStatus(StatusPart):
     """The newest durable checkpoint."""
 
     last_committed_step: Count
-    """Its optimizer step."""
+    """Optimizer step of the checkpoint."""
     last_commit_time: Time
-    """When it was committed."""
+    """Time of the commit."""
     path: Text | None = None
-    """Its folder on the workspace volume."""
+    """Folder of the checkpoint on the workspace volume."""
 
 
 class FailedSavesStatus(StatusPart):
     """Saves that have failed since the newest commit. Unset: the newest save was committed."""
 
     since: Time
-    """When the first of them failed."""
+    """Time at which the first of them failed."""
     count: Count
-    """How many have failed in a row."""
+    """Number of saves that failed in a row."""
     step: Count
     """The optimizer step of the last of them."""
     message: Text
-    """Why: the rank, the path and the system's words."""
+    """Reason: the rank, the path and the system's error."""
 
 
 class FailureStatus(StatusPart):
@@ -277,27 +277,27 @@ class FailureStatus(StatusPart):
     rank: Count | None = None
     """The rank that failed first."""
     node: Count | None = None
-    """Its node's index in the job, which is the pod's too."""
+    """Index of its node in the job, which is the pod's, too."""
     node_name: Text | None = None
     """The Node it ran on."""
     exit_code: int | None = None
-    """Its exit code."""
+    """Exit code of the rank."""
     signal: Text | None = None
     """The signal that ended it."""
     exception: Text | None = None
     """The Python exception's type."""
     cause: Text | None = None
-    """Its kind: UserCode, Configuration, OutOfMemory, Fabric, Storage, NodeLost, Preempted, Hang, NonFinite, Setup, Killed, Hardware or Internal."""
+    """Kind of the failure: UserCode, Configuration, OutOfMemory, Fabric, Storage, NodeLost, Preempted, Hang, NonFinite, Setup, Killed, Hardware or Internal."""
     step: Count | None = None
     """The last optimizer step that was reported before it."""
     activity: Text | None = None
-    """What a rank that hung was doing."""
+    """Activity of a rank that hung."""
     stacks: Text | None = None
     """File on the workspace volume with the Python stacks of all threads of a rank that hung."""
     message: LongText = ""
     """The exception's message, or what else is known."""
     last_lines: Annotated[list[Text], Field(max_length=20)] = []
-    """Its last lines of output."""
+    """Last lines of output of the rank."""
 
 
 class RestartStatus(StatusPart):
@@ -306,23 +306,23 @@ class RestartStatus(StatusPart):
     attempt: Count
     """The attempt that failed."""
     time: Time
-    """When."""
+    """Time of the failure."""
     cause: Text
-    """Its kind, as in failure.cause, or Stopped: steps that were not saved when somebody stopped the job."""
+    """Kind of the failure, as in failure.cause, or Stopped: steps that were not saved when somebody stopped the job."""
     message: Text
-    """What happened first."""
+    """First thing that happened."""
     rank: Count | None = None
     """The rank that failed first."""
     node: Count | None = None
-    """Its node's index in the job."""
+    """Index of its node in the job."""
     lost_steps: Count
     """Steps done since the newest commit, which are done again."""
     downtime_seconds: Count | None = None
-    """From downSince to the first step after it."""
+    """Seconds from downSince to the first step after it."""
     down_since: Time | None = None
-    """The attempt's last step. Where it came to none: as of the attempt before it, else when a lost node was last heard, else when it failed."""
+    """Time of the attempt's last step. If it made none: of the attempt before it, else the time a lost node was last heard, else the time of the failure."""
     counts: bool = True
-    """Whether it counts toward restart.maxRestarts: not when the node was lost or the pod preempted or evicted."""
+    """True if it counts toward restart.maxRestarts. A lost node, a preempted or an evicted pod does not count."""
 
 
 class RunStatus(StatusPart):
@@ -335,34 +335,34 @@ class RunStatus(StatusPart):
 
 
 class ResultStatus(StatusPart):
-    """Where a finished job left its adapter or its model, and what it brought."""
+    """Adapter or model of a finished job, and its evaluation."""
 
     adapter: Text | None = None
     """The PEFT folder on the workspace volume."""
     model: Text | None = None
-    """With method Full: the model's folder on the workspace volume."""
+    """Folder of the model on the workspace volume, with method Full."""
     eval_loss_before: Annotated[str, Field(max_length=64)] | None = None
     """Loss on the held-out samples before training."""
     eval_loss_after: Annotated[str, Field(max_length=64)] | None = None
     """Loss on the same samples after training."""
     note: Text | None = None
-    """What else is to be known: that nothing was left to do, say, and how to train anew."""
+    """Remark, for example that no steps were left to do, and how to train again."""
 
 
 class InterferenceStatus(StatusPart):
-    """What somebody else did to the job's own objects in the last ten minutes, and what Lockstep did about it."""
+    """Change that somebody else made to the job's own objects in the last ten minutes, and Lockstep's answer."""
 
     time: Time
-    """When it was noticed."""
+    """Time at which Lockstep noticed it."""
     message: Text
-    """Which object, what was done, by whom where that is known."""
+    """The object, the change, and who made it, if known."""
 
 
 class StopStatus(StatusPart):
-    """The last stop that was asked for (suspend, resize, deadline, a drained node), and what became of the work until then."""
+    """The last requested stop (suspend, resize, deadline, a drained node), and whether the work until then was saved."""
 
     time: Time
-    """When the last rank had stopped."""
+    """Time at which the last rank had stopped."""
     attempt: Count
     """The attempt that was stopped."""
     save: Text
@@ -372,14 +372,14 @@ class StopStatus(StatusPart):
     lost_steps: Count | None = None
     """Steps done since that commit, to be done again."""
     message: Text = ""
-    """The same for a person, with the reason."""
+    """Explanation for a person, with the reason."""
 
 
 class ActiveTime(StatusPart):
-    """For how long pods of the job have been on nodes; compared with spec.activeDeadlineSeconds."""
+    """Time that pods of the job have been on nodes; compared with spec.activeDeadlineSeconds."""
 
     since: Time | None = None
-    """Since when pods are on nodes; unset: none is."""
+    """Start of the present time on nodes; unset: no pod is on a node."""
     earlier_seconds: Count = 0
     """The sum of all times before."""
     retry: Count | None = None
@@ -394,30 +394,30 @@ class PlacementStatus(StatusPart):
     wanted: Count = 0
     """Pods that need one."""
     since: Time | None = None
-    """Since when no further pod has got a node."""
+    """Time at which the last pod got a node."""
     release_time: Time | None = None
-    """When the job lets go of its nodes unless all pods have one by then; unset: it holds none."""
+    """Time at which the job releases its nodes unless all pods have one by then; unset: it holds none."""
     releases: Count | None = None
-    """How often it has let go since all its pods last had a node."""
+    """Number of releases since all its pods last had a node."""
     retry_time: Time | None = None
-    """It has let go, and makes its pods again at this time, or when jobs that were created earlier have their nodes."""
+    """The job has released its nodes, and creates its pods again at this time, or once jobs that were created earlier have their nodes."""
 
 
 class InteractiveStatus(StatusPart):
-    """What a dev environment does, and for how long nobody has used it."""
+    """Script that a dev environment runs, and how long the environment has been idle."""
 
     script: Annotated[str, Field(max_length=256)] | None = None
-    """What runs on all nodes, with its arguments; unset: nothing."""
+    """Script that runs on all nodes, with its arguments; unset: none."""
     by: Annotated[str, Field(max_length=128)] | None = None
-    """Who asked for it, and from where."""
+    """User who started it, and the machine."""
     since: Time | None = None
-    """Since when it runs."""
+    """Start of the script."""
     idle_since: Time | None = None
-    """Since when nobody has used the environment; set once a warning was given."""
+    """Time of the last use of the environment; set once a warning was given."""
     release_time: Time | None = None
-    """Nobody uses it and a warning was given: its GPUs are released at this time."""
+    """Time at which the GPUs are released, since nobody uses the environment; set with the warning."""
     released: Time | None = None
-    """When they were. The pods are gone until the job is resumed."""
+    """Time at which the GPUs were released. The pods are gone until the job is resumed."""
     resume: Count | None = None
     """spec.interactive.resume at the release: a larger one brings the pods back."""
 
@@ -426,16 +426,16 @@ class PreflightFinding(StatusPart):
     """One check that a node did not pass."""
 
     check: Annotated[str, Field(max_length=64)]
-    """Which one: docs/how-to/preflight.md has the table."""
+    """Name of the check: docs/how-to/preflight.md has the table."""
     severity: Severity
     node: Count | None = None
     """The node's index in the job. Left out: it is about several nodes together."""
     node_name: Text | None = None
     """The Node that its pod runs on."""
     message: Text
-    """What was seen."""
+    """Observation."""
     fix: Text
-    """What to do."""
+    """Fix to apply."""
 
 
 class AllReduceStatus(StatusPart):
@@ -450,10 +450,10 @@ class AllReduceStatus(StatusPart):
 
 
 class PreflightStatus(StatusPart):
-    """What the last preflight found."""
+    """Result of the last preflight."""
 
     time: Time
-    """When it ended."""
+    """Time at which it ended."""
     ok: bool
     """false: an error stopped the start."""
     checks: Count
@@ -475,22 +475,22 @@ class ExcludedNode(StatusPart):
     name: Annotated[str, Field(max_length=253)]
     """The Node."""
     time: Time
-    """Since when."""
+    """Time since when it is left out."""
     message: Text
-    """What preflight found there."""
+    """Finding of preflight on that node."""
 
 
 class NotificationStatus(StatusPart):
-    """What became of the message about the job's end."""
+    """Delivery of the notification about the job's end."""
 
     id: Annotated[str, Field(max_length=128)]
-    """Stands in the message too: one that comes twice has the same id."""
+    """Id of the notification, which its body has, too: one that arrives twice has the same id."""
     delivered: bool
-    """Whether the receiver answered with 2xx."""
+    """True once the receiver has answered with 2xx."""
     attempts: Annotated[int, Field(ge=0)]
-    """How often the operator has tried."""
+    """Number of attempts."""
     message: Text
-    """How it went; never the URL."""
+    """Result of the last attempt; never the URL."""
 
 
 class TrainingJobStatus(StatusPart):
@@ -509,9 +509,9 @@ class TrainingJobStatus(StatusPart):
     selector: Annotated[str | None, Field(max_length=256)] = None
     """Label selector of the pods; read by the scale subresource."""
     start_time: Time | None = None
-    """When the job was first accepted."""
+    """Time at which the job was first accepted."""
     completion_time: Time | None = None
-    """When it completed or failed."""
+    """Time at which it completed or failed."""
     attempts: Count | None = None
     """Starts of all ranks, restarts included."""
     restarts: Count | None = None

@@ -1,1 +1,1 @@
-"""What Lockstep decides, as pure functions: no cluster, no clock, no files."""
+"""Decisions of Lockstep, as pure functions: no cluster, no clock, no files."""

@@ -1,4 +1,4 @@
-"""What would change: desired objects against observed ones.
+"""Differences between desired objects and observed ones.
 
 Only fields that Lockstep sets are compared. What the API server fills in, spells in another way (quantities) or leaves out
 (empty values) is no change: a change that isn't one would be sent again at every reconcile.
@@ -42,7 +42,7 @@ def changes(desired: Object, observed: Object) -> list[Change]:
 
 
 def needs_recreation(desired: Object, observed: Object) -> bool:
-    """Whether a StatefulSet differs in a field that the API server lets nobody change.
+    """Return True if a StatefulSet differs in a field that the API server does not let anybody change.
 
     Fields of spec are immutable there but for a few, of which Lockstep sets replicas, template, updateStrategy and the
     retention policy; Kueue lets nobody change its queue. Such a StatefulSet is deleted and created again, at zero pods.

@@ -1,4 +1,4 @@
-"""Who set a value: the job, the cluster, a default of the API, or the platform."""
+"""Layers that set a value: the job, the cluster, a default of the API, or the platform."""
 
 from __future__ import annotations
 

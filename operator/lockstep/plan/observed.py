@@ -1,4 +1,4 @@
-"""What is seen of one job at one moment: plain objects as the API server has them, and what reconcile may ask about them."""
+"""Observation of one job at one moment: plain objects as the API server has them, and the questions that reconcile may ask about them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # (of the models, whose import takes as long as a small verb 
 REPLICAS_BY = "replicasBy"
 """A field that the operator adds to a StatefulSet: `manager` and `time` of whoever last wrote its replicas, by metadata.managedFields."""
 UNREADABLE = "unreadable"
-"""A field of an object that was not kept as it is: why not, for a person."""
+"""A field of an object that was not kept as it is: the reason, for a person."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class ReceivedReport:
 
 @dataclass(frozen=True)
 class Delivery:
-    """What became of the message about a job's end."""
+    """Delivery of the notification about a job's end."""
 
     id: str
     delivered: bool
@@ -52,7 +52,7 @@ class Observed:
     sees_nodes: bool = True
     """False: the operator has no right to see any, so that `nodes` is empty."""
     unsettled_seconds: float = 0.0
-    """For so long yet no Node is taken for lost: the API server was away, and silent Nodes are those that could not reach it either."""
+    """Seconds until a Node may be taken for lost again: the API server was away, and silent Nodes are those that could not reach it either."""
     claims: Mapping[str, Object] = field(default_factory=dict)
     service_accounts: frozenset[str] = frozenset()
     warnings: tuple[Object, ...] = ()
@@ -64,9 +64,9 @@ class Observed:
     waiting: tuple[Object, ...] | None = None
     """Other TrainingJobs with a status.placement, looked at while this one has no node for some of its pods; None: nobody can see them."""
     obstacle: Notice | None = None
-    """Why the last attempt to write an object of the job failed."""
+    """Reason why the last attempt to write an object of the job failed."""
     delivery: Delivery | None = None
-    """What became of the message about the job's end, since this operator began."""
+    """Delivery of the notification about the job's end, since this operator began."""
 
     @property
     def name(self) -> str:

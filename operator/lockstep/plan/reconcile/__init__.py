@@ -1,1 +1,1 @@
-"""What the operator does next about one job."""
+"""Decision of the operator about one job: what to write, and what its status says."""

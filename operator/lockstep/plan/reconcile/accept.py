@@ -1,4 +1,4 @@
-"""Whether a job can start: its spec is read, its cluster chosen, both resolved and frozen. The first thing in the way is told."""
+"""Acceptance of a job: its spec is read, its cluster chosen, both are resolved and frozen. The first obstacle is reported."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def retry_of(running: Frozen) -> int:
 
 
 def is_retried(observed: Observed, running: Frozen | None) -> bool:
-    """Whether the failure that status tells is passed over: what it left is at zero, or the next start is there already."""
+    """Return True if the failure in status no longer counts: the job is at zero pods, or its next start is already there."""
     told = int(observed.status.get("retry", 0))
     return asked(observed) > told and (observed.at_zero or (running is not None and retry_of(running) >= asked(observed)))
 
@@ -69,7 +69,7 @@ FRESH_SECONDS = 30.0
 
 
 def has_begun(observed: Observed, received: ReceivedReport | None, now: float) -> bool:
-    """Whether an attempt of the newest start has begun, or may have begun unheard. As long as none has, a start can be replaced at no loss."""
+    """Return True if an attempt of the newest start has begun, or may have begun unheard. Until then a start can be replaced without loss."""
     attempts = int(observed.status.get("attempts") or 0)
     if received is not None:
         attempts = max(attempts, received.report.attempt)
@@ -86,7 +86,7 @@ def has_begun(observed: Observed, received: ReceivedReport | None, now: float) -
 
 
 def attempts_before(observed: Observed) -> int:
-    """How many attempts there had been when the newest start from zero pods began."""
+    """Number of attempts when the newest start from zero pods began."""
     seen = observed.stateful_set or {"metadata": {}}
     stated = str((seen["metadata"].get("annotations") or {}).get(ANNOTATION_ATTEMPTS_BEFORE, ""))
     return int(stated) if re.fullmatch(r"\d{1,9}", stated) else 0
@@ -99,7 +99,7 @@ def start_mark(observed: Observed) -> dict[str, str]:
 
 
 def replaced_by(observed: Observed, accepted: Accepted, running: Frozen) -> str | None:
-    """Why a start that has not begun is to make way for what the job would start with now; None: it stays.
+    """Return why a start that has not begun is replaced by what the job would start with now; None if it stays.
 
     What only the operator adds (its image, its certificate) counts where pods can't start: a queue of a thousand jobs survives an upgrade.
     """
@@ -111,7 +111,7 @@ def replaced_by(observed: Observed, accepted: Accepted, running: Frozen) -> str 
 
 
 def start_overdue(observed: Observed, now: float) -> Notice | None:
-    """That spec.startTimeoutSeconds is over while all pods of the job hold nodes, or would but for a claim."""
+    """Return the failure if spec.startTimeoutSeconds is over while all pods of the job hold nodes, or would but for a claim."""
     left = until_start_overdue(observed, now)
     if left is None or left > 0:
         return None
@@ -196,7 +196,7 @@ def active_seconds(active: ActiveTime | None, now: float) -> float:
 
 
 def overdue(observed: Observed, active: ActiveTime | None, now: float) -> Notice | None:
-    """That spec.activeDeadlineSeconds is over, as the failure says it."""
+    """Return the failure if spec.activeDeadlineSeconds is over."""
     deadline = observed.job["spec"].get("activeDeadlineSeconds")
     if deadline is None or active_seconds(active, now) < deadline:
         return None
@@ -222,9 +222,9 @@ def until_expired(observed: Observed, now: float) -> float | None:
 
 
 def held_until(observed: Observed, received: ReceivedReport | None, now: float) -> float | None:
-    """Until when the pods stay, in seconds since the epoch; None: nothing holds them.
+    """Return the time until which the pods stay, in seconds since the epoch; None if nothing holds them.
 
-    Asked of the spec as it is now and not of the frozen run, so that a change ends a hold at once. It begins with the end that status
+    The spec as it is now decides, and not the frozen run, so that a change ends a hold at once. It begins with the end that status
     tells, so an operator that was away doesn't prolong it. Pods that are gone don't come back for it.
     """
     spec = observed.job["spec"]

@@ -32,7 +32,7 @@ _ON_ITS_WAY = (Reason.STARTING, Reason.WAITING_FOR_REPORT, Reason.WAITING_FOR_RA
 
 @dataclass(frozen=True)
 class Fact:
-    """What a condition says now; when it began to say so is added by `with_times`."""
+    """Status, reason and message of a condition now; `with_times` adds since when."""
 
     status: ConditionStatus
     reason: str
@@ -41,7 +41,7 @@ class Fact:
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """What conditions are made from: what was observed, and what reconcile has decided about it."""
+    """Input of the conditions: what was observed, and what reconcile has decided about it."""
 
     observed: Observed
     wanted_pods: int
@@ -55,25 +55,25 @@ class View:
     failure_reason: str = Reason.RANKS_FAILED
     failure_message: str = ""
     stopping: Notice | None = None
-    """Why the pods that are there go now: a reason and a sentence."""
+    """Reason why the present pods are stopped now, and a sentence."""
     stopped: str = ""
-    """What came of the newest attempt's stop."""
+    """Result of the newest attempt's stop."""
     last_word: Report | None = None
-    """Of a node 0 whose pod is gone."""
+    """Report of a node 0 whose pod is gone."""
     commit: CheckpointReport | None = None
     """The newest that was reported, also by a node 0 whose pod is gone."""
     held_until: float | None = None
     """The job has failed and its pods stay until then."""
     lost: Verdict = field(default_factory=Verdict)
     listening_since: float = 0.0
-    """When this operator began to take reports, seconds since the epoch; 0: it takes none."""
+    """Time at which this operator began to take reports, seconds since the epoch; 0: it takes none."""
     hears: bool = True
-    """Whether `received` is all there is: who only looks at a job gets no reports."""
+    """True if reports reach this process: a verb that only looks at a job gets none."""
     place: Placing = field(default_factory=Placing)
     made_anew: str = ""
-    """What of the operator's own was made anew since the pods were started."""
+    """Keys of the operator that were made anew since the pods were started."""
     interference: str = ""
-    """What somebody else did to the job's objects lately, and what was done about it."""
+    """Recent change that somebody else made to the job's objects, and Lockstep's answer."""
     pending: bool = False
     """Spec or cluster were changed since, and these pods can't be given them."""
 
@@ -205,7 +205,7 @@ def preflight_stops(report: Report) -> bool:
 
 
 def _remembered(view: View, condition: ConditionType) -> Fact | None:
-    """What status says already, for an operator that has just been started and waits for the next report of ranks that ran on."""
+    """Return the condition as status has it, for an operator that has just started and waits for the next report of ranks that ran on."""
     known = view.observed.status.get("conditions", [])
     ready = any(c["type"] == ConditionType.RANKS_READY and c["status"] == TRUE for c in known)
     found = next((c for c in known if c["type"] == condition), None)
@@ -254,7 +254,7 @@ def _without_all_ranks(view: View, ready: Fact) -> Fact:
 
 
 def is_silent(view: View) -> bool:
-    """Whether node 0 should have reported and has not, whoever led when it last did and whatever it said then."""
+    """Return True if node 0 should have reported and has not, whichever replica led when it last did."""
     since = heard_until(view)
     if since is None:
         return False
@@ -276,7 +276,7 @@ def heard_until(view: View) -> float | None:
 
 
 def _last_start(view: View) -> float:
-    """When the last of the pods' containers was started, by its Node's clock; one that is ahead doesn't prolong the wait."""
+    """Start of the pods' newest container, by its Node's clock; a clock that is ahead doesn't prolong the wait."""
     states = [status["state"] for pod in view.observed.pods for status in pod.get("status", {}).get("containerStatuses") or []]
     starts = [seconds_of(state["running"]["startedAt"]) for state in states if (state.get("running") or {}).get("startedAt")]
     return max((start for start in starts if start <= view.now), default=0.0)
@@ -302,7 +302,7 @@ def _nodes_healthy(view: View) -> Fact:
 
 
 def _nodes_not_seen(observed: Observed) -> str:
-    """What is lost by that, so that nobody waits for it."""
+    """Return what the operator can't do without seeing Nodes."""
     replaces = (observed.job["spec"].get("restart") or {}).get("lostNodeSeconds") is not None
     return (
         "the operator of this namespace alone has no right to see Nodes: it notices no lost one, knows no racks, and leaves out no node that preflight finds bad"
@@ -349,7 +349,7 @@ def _saves_failing(view: View) -> Fact:
 
 
 def _with_nodes(view: View, problem: str) -> str:
-    """With the names of the Nodes behind the numbers of the job's nodes."""
+    """Return the problem with the names of Nodes behind the numbers of the job's nodes."""
 
     def named(match: re.Match[str]) -> str:
         pod = view.observed.pod(int(match[1])) or {}

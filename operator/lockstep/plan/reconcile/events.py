@@ -1,4 +1,4 @@
-"""The Kubernetes Events of a job: what changed from one status to the next, in a person's words. Pure.
+"""Kubernetes Events of a job: changes from one status to the next, in plain words. Pure.
 
 Two statuses say all: so a transition is told by whoever wrote it, once, and an operator that has just been started tells nothing again.
 """
@@ -19,7 +19,7 @@ from lockstep_spec.words import number_of
 
 NORMAL, WARNING = "Normal", "Warning"
 MESSAGE_BYTES = 1024
-"""Of an event: what the API takes of one (events.k8s.io)."""
+"""Bytes of an event's message that the API takes (events.k8s.io)."""
 SILENCE_SECONDS = 600.0
 """The same reason with the same message is told again only after so long: a condition may flap."""
 BURST, REFILL_SECONDS = 25, 60.0
@@ -79,7 +79,7 @@ class Note:
 
 
 def notes(before: Object, after: Object) -> tuple[Note, ...]:
-    """What happened between two statuses, in the order in which it happens to a job."""
+    """Return what happened between two statuses, in the order in which it happens to a job."""
     stop = stop_event(before, after)
     stopped = () if stop is None else (Note(*stop),)
     found = (
@@ -171,7 +171,7 @@ def _excluded(before: Object, after: Object) -> Iterator[Note]:
 
 
 def _idleness(before: Object, after: Object) -> Iterator[Note]:
-    """Of a dev environment: the warning, and the release."""
+    """Events of a dev environment: the warning, and the release."""
     old, new = before.get("interactive") or {}, after.get("interactive") or {}
     since = f"nobody has used the environment since {new.get('idleSince', 'a long time ago')}"
     if "releaseTime" in new and "releaseTime" not in old:
@@ -207,7 +207,7 @@ def _by_type(status: Object) -> dict[str, Object]:
 
 @dataclass(frozen=True)
 class Told:
-    """What was told of one job by this process: the last time of each, and how many more may be."""
+    """Events of one job that this process has sent: the last time of each, and how many more it may send."""
 
     last: Mapping[tuple[str, str], float] = field(default_factory=lambda: MappingProxyType({}))
     left: float = BURST
@@ -215,7 +215,7 @@ class Told:
 
 
 def tellable(told: Told, new: tuple[Note, ...], now: float) -> tuple[Told, tuple[Note, ...]]:
-    """Those of `new` that are neither a repetition nor too many, and what is remembered of them."""
+    """Return what to remember, and those of `new` that are neither a repetition nor too many."""
     left = min(float(BURST), told.left + age(told.at, now) / REFILL_SECONDS)
     last = {key: when for key, when in told.last.items() if age(when, now) < SILENCE_SECONDS}
     found = []

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def excluded_names(observed: Observed) -> tuple[str, ...]:
-    """As status has them."""
+    """Names of the excluded nodes in status."""
     return tuple(node["name"] for node in observed.status.get("excludedNodes") or [])
 
 
@@ -38,14 +38,14 @@ def excluded_nodes(observed: Observed, report: Report | None, running: Frozen | 
 
 
 def pods_on_excluded(observed: Observed) -> str | None:
-    """Why pods that are there have to go: one of them is on a node that is left out by now."""
+    """Return why the present pods have to go: one of them is on a node that has been excluded since."""
     left_out = {node["name"]: node["message"] for node in observed.status.get("excludedNodes") or []}
     there = sorted({pod["spec"].get("nodeName") for pod in observed.pods} & set(left_out))
     return f"the job starts again without node {there[0]}: {left_out[there[0]]}" if there else None
 
 
 def _bad_nodes(observed: Observed, report: Report | None) -> dict[str, Finding]:
-    """Node → what was found there, by the pods that were there at the time."""
+    """Node → preflight's finding, from the pods that were there at the time."""
     result = report.preflight if report is not None else None
     found: dict[str, Finding] = {}
     for finding in result.findings if result is not None and not result.ok else ():

@@ -1,4 +1,4 @@
-"""Which frozen run the pods that are there were made from, and what may be done with it (pure).
+"""Frozen run that the present pods were made from, and what may be done with it (pure).
 
 A ConfigMap can be written, with any ownerReference, by everybody who may write ConfigMaps, and that can be somebody who may make no pods. So what
 stands in `x-run-<hash>` is believed only as far as something else proves it:
@@ -35,7 +35,7 @@ class Gang:
 
     @property
     def memory(self) -> GangRun | None:
-        """What to remember of it."""
+        """Run to remember of this gang."""
         return None if self.run is None else GangRun(self.run, self.proven)
 
 
@@ -61,7 +61,7 @@ def gang(observed: Observed, fresh: Frozen | None, context: RenderContext) -> Ga
 
 
 def made_anew(observed: Observed, run: Frozen | None, context: RenderContext) -> str:
-    """What of the operator's own was made anew since the pods were started, so that it can't check who reports, or they not whom they report to."""
+    """Return which key of the operator was made anew since the pods were started, so that reports can't be checked; '' if none."""
     reports_to = None if run is None or observed.at_zero else run.parsed.report
     if run is None or reports_to is None or context.report is None:
         return ""
@@ -80,7 +80,7 @@ def made_anew(observed: Observed, run: Frozen | None, context: RenderContext) ->
 
 
 def _hashes(observed: Observed) -> list[str]:
-    """Of the StatefulSet, then of the pods; first the one that status tells of. Annotations are anybody's to write, and may name an earlier run of this
+    """Run hashes of the StatefulSet, then of the pods; the one in status first. Anybody may write annotations, which may name an earlier run of this
     job, which was signed as well.
     """
     items = [item for item in (observed.stateful_set, *observed.pods) if item is not None]
@@ -90,7 +90,7 @@ def _hashes(observed: Observed) -> list[str]:
 
 
 def _read(observed: Observed, config_map: Object, run_hash: str) -> Frozen | None:
-    """None: it isn't what the pods were started with."""
+    """Return the run in this ConfigMap; None if it is not what the pods were started with."""
     data = config_map.get("data") or {}
     if owner_uid(config_map) != observed.uid or RUN_KEY not in data or TEMPLATE_KEY not in data:
         return None

@@ -20,7 +20,7 @@ _NO_PODS = (Spent.QUEUED, Spent.STOPPED)
 
 
 def goodput_status(observed: Observed, report: Report) -> GoodputStatus | None:
-    """None: this gang keeps no account, as those of older agents."""
+    """Return status.goodput; None if this gang keeps no account, as those of older agents."""
     book = report.goodput
     if book is None or not book.began:
         return None
@@ -51,7 +51,7 @@ def goodput_status(observed: Observed, report: Report) -> GoodputStatus | None:
 
 
 def percentage_of(spent: Mapping[str, int], furthest_step: int) -> int | None:
-    """Of the time that pods were there, what training and evaluation took; `spent`: by kind, in any one unit. None: no step was ever told, so nobody knows."""
+    """Share of training and evaluation in the time that pods were there, in percent; `spent`: by kind, in any one unit. None if no step was ever reported."""
     if not furthest_step:
         return None
     held = sum(spent.values()) - sum(spent.get(kind.value, 0) for kind in _NO_PODS)
@@ -60,14 +60,14 @@ def percentage_of(spent: Mapping[str, int], furthest_step: int) -> int | None:
 
 
 def _queued_before(observed: Observed, book: Goodput) -> int:
-    """From the first pods, or with a queue from the job's creation, to the first coordinator."""
+    """Seconds from the first pods, or with a queue from the job's creation, to the first coordinator."""
     queued = observed.job["spec"].get("queueName") is not None
     since = observed.job["metadata"].get("creationTimestamp") if queued else observed.status.get("startTime")
     return 0 if since is None else max(0, book.began // 1000 - int(seconds_of(since)))
 
 
 def is_stale(before: Object, wanted: Object) -> bool:
-    """Whether the account has grown so much that it is written though nothing else changed."""
+    """Return True if the account has grown so much that it is written though nothing else changed."""
     return _total(wanted) - _total(before) >= ALONE_SECONDS
 
 

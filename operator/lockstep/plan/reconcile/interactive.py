@@ -25,19 +25,19 @@ def resumes(job: Object) -> int:
 
 
 def is_released(observed: Observed) -> bool:
-    """Its GPUs were released, and nobody has asked for them back. A suspension by hand takes its place."""
+    """Return True if its GPUs were released and not asked for again. A suspension by hand takes its place."""
     said = observed.status.get("interactive") or {}
     suspended = observed.job["spec"].get("suspend", False)
     return not suspended and "released" in said and resumes(observed.job) <= said.get("resume", 0)
 
 
 def is_stopped(observed: Observed) -> bool:
-    """It is to have no pods: suspended by a person, or released."""
+    """Return True if the job is to have no pods: suspended by a person, or released."""
     return bool(observed.job["spec"].get("suspend", False)) or is_released(observed)
 
 
 def release_due(observed: Observed, received: ReceivedReport | None) -> bool:
-    """Node 0 says that nobody uses it. The report of a start that is being stopped says nothing about the next one."""
+    """Return True if node 0 reports that nobody uses it. The report of a start that is being stopped says nothing about the next one."""
     said = received.report.interactive if received is not None else None
     return said is not None and said.idleness is Idleness.OVER and observed.replicas > 0 and not is_stopped(observed)
 
@@ -96,7 +96,7 @@ def ready_words(observed: Observed, report: Report) -> str:
 
 
 def running_words(report: Report) -> str:
-    """Of what all ranks run."""
+    """Return what all ranks run."""
     said = report.interactive
     return f"{said.script} runs since {said.since}, asked for by {said.by}" if said is not None and said.script else "all ranks run"
 

@@ -43,12 +43,12 @@ class _Lost:
     reason: str
     message: str
     due: float | None = None
-    """When its pod is replaced, seconds since the epoch."""
+    """Time at which its pod is replaced, seconds since the epoch."""
     pod: Object | None = None
 
 
 _MOST_URGENT = ("NodeBoundVolume", "NodeLost", "NoNodeFree", "Replacing", "AgentConnected")
-"""By what a person can do about it."""
+"""Reasons, the one that a person can do most about first."""
 
 
 def lost_nodes(observed: Observed, received: ReceivedReport | None, now: float, listening_since: float = 0.0) -> Verdict:
@@ -84,7 +84,7 @@ def _on_lost_nodes(observed: Observed, received: ReceivedReport | None, now: flo
 
 
 def _is_own(observed: Observed, pod: Object) -> bool:
-    """Not one that an earlier job of this name left behind, or that somebody runs without an operator."""
+    """Return True if the job's own StatefulSet made the pod, and not an earlier job of this name or somebody without an operator."""
     made_by = observed.stateful_set
     return made_by is not None and owner_uid(made_by) == observed.uid and owner_uid(pod) == made_by["metadata"]["uid"]
 

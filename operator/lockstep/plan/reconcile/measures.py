@@ -1,4 +1,4 @@
-"""What of a job's status is a number worth watching. Pure.
+"""Numbers of a job's status that metrics show. Pure.
 
 Counters are counted from one stored status to the next, by whoever leads: the first one that an operator sees is where it begins, all
 growth after it is counted once. So nothing is lost or counted twice when another replica, or another version, takes over.
@@ -16,7 +16,7 @@ from lockstep.plan.times import seconds_of
 from lockstep_gang.contract import Spent
 
 STATES = ("Waiting", "Starting", "Running", "Restarting", "Silent", "Stopping", "Suspended", "Complete", "Failed")
-"""Of a job, exactly one."""
+"""States of a job; it is in exactly one."""
 OUTCOMES = ("Complete", "Failed")
 GOODPUT, LOST, LOST_GPU, RESTARTS, FINISHED = "goodput", "lost", "lostGpu", "restarts", "finished"
 _STATE_OF_REASON = {
@@ -27,7 +27,7 @@ _STATE_OF_REASON = {
 
 @dataclass(frozen=True)
 class Counted:
-    """How far a job's counters have been counted: (counter, label) → total, its newest restart, and its end."""
+    """State of a job's counters: (counter, label) → total, its newest restart, and its end."""
 
     totals: Mapping[tuple[str, str], int] = field(default_factory=dict)
     attempt: int = 0
@@ -36,7 +36,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class Growth:
-    """So much more of a counter, under its one label of its own (a kind, a cause or an outcome)."""
+    """Growth of a counter under its own label (a kind, a cause or an outcome)."""
 
     counter: str
     label: str
@@ -50,7 +50,7 @@ def counted(status: Object) -> Counted:
 
 
 def growth(known: Counted, status: Object) -> tuple[Counted, tuple[Growth, ...]]:
-    """What `status` has more than was counted, and how far it is counted then. A total that is smaller now brings nothing."""
+    """Return the counters after `status`, and their growth. A total that is smaller now brings nothing."""
     new = counted(status)
     found = [Growth(*key, total - known.totals.get(key, 0)) for key, total in new.totals.items() if total > known.totals.get(key, 0)]
     new_restarts = [entry for entry in status.get("restartHistory", []) if entry["attempt"] > known.attempt]
@@ -93,7 +93,7 @@ def profile_of(job: Object) -> str:
 
 
 def gauges(status: Object, now: float, report_age: float | None) -> dict[str, float]:
-    """Of one job that has not finished, by the metric's name without its prefix. What isn't known is left out."""
+    """Gauges of one job that has not finished, by the metric's name without its prefix. Unknown ones are left out."""
     heard = _is_heard(status)
     trainer, checkpoint, preflight = (status.get(name) or {} for name in ("trainer", "checkpoint", "preflight"))
     values: dict[str, float | None] = {
@@ -122,7 +122,7 @@ def _report_age(status: Object, now: float, report_age: float | None) -> float |
 
 
 def _is_heard(status: Object) -> bool:
-    """Whether a node 0 is there to report. What an earlier one said of its time, and how long ago, is nothing to be warned of."""
+    """Return True if a node 0 is there to report. Nobody needs a warning about an earlier one."""
     if state(status) == "Silent":
         return True
     awaited = condition(status, "RanksReady").get("reason") in (Reason.STARTING, Reason.WAITING_FOR_REPORT)

@@ -19,18 +19,18 @@ from lockstep_gang.contract import printable_line
 from lockstep_spec.words import duration
 
 BOUND_SECONDS = 1800.0
-"""After the end of the job; one try is made in any case."""
+"""Seconds after the end of the job in which delivery is tried; one try is made in any case."""
 WAIT_SECONDS = (5.0, 300.0)
-"""After a first failed try, doubled each time up to the second."""
+"""Wait after the first failed try, and the longest one; doubled in between."""
 TRIES_MAX = 16
-"""By which BOUND_SECONDS are over, whatever the clock that wrote the end said."""
+"""Most tries, even if the clock that wrote the end was wrong."""
 SENTENCE_CHARACTERS = 1000
 _IN_CLUSTER = (".svc", ".svc.cluster.local")
 
 
 @dataclass(frozen=True)
 class Message:
-    """What is to be sent, and where its URL stands."""
+    """Notification to send, and the Secret that holds its URL."""
 
     id: str
     secret: str
@@ -41,7 +41,7 @@ class Message:
 
 
 def due_message(observed: Observed) -> Message | None:
-    """None: the job asks for none, has not ended (as its stored status says), or its end was told."""
+    """Return the notification to send; None if the job asks for none, its stored status has no end, or it was sent."""
     asked, status = observed.job["spec"].get("notify"), observed.status
     complete = is_true(status, "Complete")
     if asked is None or not (complete or is_true(status, "Failed")):
@@ -94,7 +94,7 @@ def _seconds(time: str | None) -> float | None:
 
 
 def url_problem(url: str) -> str | None:
-    """Why nothing may be sent there; never with the URL, which is a secret."""
+    """Return why nothing may be sent to this URL, which is a secret and never part of the text; None if it may be used."""
     try:
         parts = urlsplit(url)
         host = (parts.hostname or "").rstrip(".").lower()

@@ -33,22 +33,22 @@ HOLD_SECONDS = 60.0
 HOLD_ALONE_SECONDS = 600.0
 """The same while no other job waits: an autoscaler has brought a node by then, and strangers' pods may want the nodes."""
 AWAY_SECONDS = (30.0, 300.0)
-"""Without pods after the first release, and at most; doubled in between."""
+"""Seconds without pods after the first release, and at most; doubled in between."""
 TURN_SECONDS = 3 * HOLD_SECONDS
-"""How much longer a job stays away for an earlier one that holds part of its nodes: it has them within two holds, or lets go."""
+"""Seconds that a job stays away longer for an earlier one that holds part of its nodes: that has them within two holds, or releases them."""
 LOOK_SECONDS = 10.0
 """Other jobs come and go meanwhile."""
 
 
 @dataclass(frozen=True)
 class Placing:
-    """Where a job stands with its nodes; nothing of it is set while all of its pods have one, or none is wanted."""
+    """State of a job's nodes; nothing is set while all of its pods have one, or none is wanted."""
 
     status: PlacementStatus | None = None
     lets_go: bool = False
-    """Its pods are to go now, or are going."""
+    """True if its pods are to go now, or are going."""
     is_away: bool = False
-    """It has let go, and makes no pods yet."""
+    """True if it has released its nodes, and creates no pods yet."""
     message: str = ""
     """For a person, stable while nothing changes."""
     again_seconds: float | None = None
@@ -136,7 +136,7 @@ def _share(placement: PlacementStatus) -> str:
 
 
 def is_unplaced(job: Mapping[str, Any]) -> bool:
-    """Of a TrainingJob: it waits for nodes, or has let go of some."""
+    """Return True if a TrainingJob waits for nodes, or has released some."""
     return "wanted" in ((job.get("status") or {}).get("placement") or {})
 
 
@@ -161,7 +161,7 @@ def _is_in_use(observed: Observed) -> bool:
 
 
 def _since(before: PlacementStatus, placed: int, now: float) -> float:
-    """When the job got its last node; now, if that is news, or was said by a clock that was ahead."""
+    """Time at which the job got its last node; now, if that is new, or was written by a clock that was ahead."""
     if before.since is None or placed > before.placed or seconds_of(before.since) > now:
         return now
     return seconds_of(before.since)
@@ -196,7 +196,7 @@ def _age(job: Object) -> tuple[str, str]:
 
 
 def _earlier_holders(observed: Observed) -> bool:
-    """Whether a job that was created earlier holds part of its nodes."""
+    """Return True if a job that was created earlier holds part of its nodes."""
     return any(_holds(other) and _age(other) < _age(observed.job) for other in observed.waiting or ())
 
 
@@ -205,6 +205,6 @@ def _holds(job: Object) -> bool:
 
 
 def _contends(job: Object, now: float) -> bool:
-    """It holds part of its nodes, or has just let go of them and what it held is being given out."""
+    """Return True if it holds part of its nodes, or has just released them and the scheduler gives them out."""
     retry = job["status"]["placement"].get("retryTime")
     return _holds(job) or (retry is not None and seconds_of(retry) > now)

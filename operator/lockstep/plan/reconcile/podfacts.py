@@ -1,4 +1,4 @@
-"""What the cluster knows of a job's pods and its coordinator can't: taken away by whom, or not there yet and why (pure)."""
+"""Facts about a job's pods that only the cluster knows and its coordinator needs: who took a pod away, and why one isn't there yet (pure)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FACT_CHARACTERS = 256
 SIGNALLED = 128
 """An exit code above it is a signal's number more."""
 SAME_SECONDS = 5.0
-"""What somebody did to the StatefulSet, and what its controller then did to a pod."""
+"""Most seconds between a change of the StatefulSet by somebody and what its controller then did to a pod."""
 WAITING_MAX = 64
 """Pods that a reply says more of: the coordinator's line names five."""
 _PREEMPTIONS = frozenset({"PreemptionByScheduler", "Preempted", "Preempting"})
@@ -27,7 +27,7 @@ _QUEUE = "TerminationTarget"
 
 @dataclass(frozen=True)
 class NodeTrouble:
-    """Why a Node is taken for lost."""
+    """Reason why a Node is taken for lost."""
 
     name: str
     reason: str
@@ -44,7 +44,7 @@ class NodeTrouble:
 
 
 def node_trouble(pod: Object, nodes: Mapping[str, Object]) -> NodeTrouble | None:
-    """None: its Node is Ready, or it has none yet. `nodes`: by name; none at all: they weren't looked at."""
+    """Return why the pod's Node is taken for lost; None if it is Ready, or the pod has none yet. `nodes`: by name; empty if they can't be seen."""
     name = pod["spec"].get("nodeName")
     if not name or not nodes:
         return None
@@ -89,7 +89,7 @@ def deletion_of(pod: Object, job: Object | None, stateful_set: Object | None) ->
 
 
 def _asked_for(pod: Object) -> str | None:
-    """When its deletion was: deletionTimestamp is the end of the grace that it has. None: nobody knows."""
+    """Time of its deletion: deletionTimestamp is the end of its grace period. None if unknown."""
     at, grace = pod["metadata"].get("deletionTimestamp"), pod["metadata"].get("deletionGracePeriodSeconds") or 0
     return timestamp(seconds_of(at) - grace) if at else None
 
@@ -194,7 +194,7 @@ def _of_containers(status: Object) -> tuple[str, str]:
 
 
 def racks_of(observed: Observed, nodes: int) -> tuple[str, ...]:
-    """Of node i; empty text: its Node lacks the label. (): the cluster names no label, or not every pod is on a node yet."""
+    """Rack of each node; '' if its Node lacks the label. (): the cluster names no label, or not every pod is on a node yet."""
     label = _rack_label(observed)
     hosts = [pod["spec"].get("nodeName") for pod in (observed.pod(node) for node in range(nodes)) if pod is not None]
     if label is None or len(hosts) < nodes or not all(hosts):

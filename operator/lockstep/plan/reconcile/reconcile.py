@@ -1,4 +1,4 @@
-"""What should happen next to one job: observed, report and now in; objects to write and status out. Pure.
+"""Next step of one job: observed, report and now in; objects to write and status out. Pure.
 
 The rules:
 - A job starts from zero pods only. What it starts with is frozen into ConfigMap x-run-<hash>; until it is at zero again only that counts.
@@ -56,7 +56,7 @@ from lockstep_gang.contract import Report, State
 
 @dataclass(frozen=True)
 class Ending:
-    """Whether the job has ended, and of what it failed."""
+    """End of the job, and why it failed."""
 
     complete: bool = False
     failed: bool = False
@@ -70,12 +70,12 @@ class Ending:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to send, in this order. Empty tuples and None: nothing."""
+    """Objects to send, in this order. Empty tuples and None: nothing."""
 
     create: tuple[Object, ...] = ()
     """Objects seen to be absent: POST. An object that is there after all is looked at, never merged into."""
     claims: tuple[Object, ...] = ()
-    """As create, but one that is there is fine, whoever made it."""
+    """Claims to create; one that is there is fine, whoever made it."""
     at_once: bool = False
     """Nothing is known to be in the way of a start: the StatefulSet is created beside what its pods need, and deleted again if any of that can't be created."""
     half_made: tuple[Object, ...] = ()
@@ -93,7 +93,7 @@ class Plan:
     events: tuple[Note, ...] = ()
     again_seconds: float | None = None
     run: GangRun | None = None
-    """What the pods that are there, or about to be, run: to be remembered."""
+    """Run of the pods that are there, or about to be: to be remembered."""
 
 
 def reconcile(observed: Observed, received: ReceivedReport | None, context: RenderContext, now: float) -> Plan:
@@ -215,7 +215,7 @@ def _ending(
     *,
     has_failed: bool,
 ) -> Ending:
-    """What status says already is final; then what the gang says of itself; then the deadline, once the stop it asked for is over."""
+    """Return the end in status, which is final; else the one that the gang reports; else the deadline, once the stop it asked for is over."""
     known = {c["type"]: c for c in observed.status.get("conditions", []) if c["status"] == "True"}
     if not has_failed:
         known.pop("Failed", None)
@@ -321,7 +321,7 @@ def _failure_message(observed: Observed, received: ReceivedReport | None) -> str
 
 
 def _is_pending(decision: Decision, end: Ending) -> bool:
-    """Whether what a person changed has to wait until they start the job anew."""
+    """Return True if a person's change has to wait until they start the job anew."""
     accepted, running = decision.accepted, decision.running
     if accepted is None or running is None or end.finished or decision.replicas == 0 or accepted.frozen.hash == running.hash:
         return False

@@ -58,7 +58,7 @@ PROGRESS_SECONDS = 15.0
 COUNT_MAX = 2**63 - 1
 LAST_LINES, HISTORY = 20, 10
 SETTLE_SECONDS = 2.0
-"""How long a change that `is_passing` may wait for the next."""
+"""Seconds that a change that `is_passing` may wait for the next."""
 _ON_THE_WAY = frozenset({Reason.PODS_NOT_CREATED, Reason.SCHEDULING, Reason.STARTING})
 _NOT_READY = frozenset({Reason.PODS_NOT_SCHEDULED, Reason.STARTING, Reason.WAITING_FOR_REPORT})
 _CONDITIONS = frozenset({ConditionType.PODS_SCHEDULED, ConditionType.RANKS_READY, ConditionType.PROGRESSING, ConditionType.SUSPENDED})
@@ -280,7 +280,7 @@ def _bandwidth(measured: Bandwidth) -> AllReduceStatus:
 
 
 def due(before: Object, wanted: Object, now: float) -> tuple[bool, float | None]:
-    """Whether to write it now, and else in how many seconds.
+    """Return whether to write it now, and else in how many seconds.
 
     A transition is written at once, progress (step, metrics, checkpoint) at most every 15 s: a thousand jobs must not
     keep the API server busy with numbers.
@@ -298,7 +298,7 @@ def due(before: Object, wanted: Object, now: float) -> tuple[bool, float | None]
 
 
 def is_passing(before: Object, after: Object) -> bool:
-    """Whether the two differ only by how far the start of a job's pods has come, a resumed job's included."""
+    """Return True if the two differ only by how far the start of a job's pods has come, a resumed job's included."""
     if _reason(before, ConditionType.PROGRESSING) not in _ON_THE_WAY | {Reason.SUSPENDED}:
         return False
     if _reason(after, ConditionType.PROGRESSING) not in _ON_THE_WAY or _reason(after, ConditionType.RANKS_READY) not in _NOT_READY:

@@ -1,4 +1,4 @@
-"""How large a job's status may be: each field as its CRD says, and all of it together. Pure.
+"""Bounds of a job's status: each field as its CRD says, and all of it together. Pure.
 
 What node 0 reports comes from a pod, whose image a user chose. The API server refuses a status as a whole for one field that is too long, out of
 range or no time, and etcd one that is too large with its job: then nobody would hear of the job's end either.
@@ -18,9 +18,9 @@ from lockstep.api.status import TrainingJobStatus
 from lockstep.plan.times import seconds_of
 
 STATUS_BYTES_MAX = 256 << 10
-"""Of a job's whole status, as the API server stores it. etcd takes requests of 1.5 MiB, and the job is in the same one."""
+"""Bytes of a job's whole status, as the API server stores it. etcd takes requests of 1.5 MiB, and the job is in the same one."""
 _SHORTER = (2048, 1024, 512, 256)
-"""To so many bytes every text is cut, one after the other, until the status fits. At the last one it does: lists are bounded, too."""
+"""Bytes to which every text is cut, one after the other, until the status fits. With the last one it does: lists are bounded, too."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII)
 _INTEGER_MAX = 2**63 - 1
 _LEFT_OUT = object()

@@ -76,7 +76,7 @@ def _new_size(observed: Observed, accepted: Accepted, running: Frozen) -> bool:
 
 
 def scaled_words(observed: Observed, what: str) -> str:
-    """Who else scaled the job's StatefulSet, what Lockstep does about it, and what scales a job; '' where nobody is known to have."""
+    """Return who else scaled the job's StatefulSet, what Lockstep does about it, and what scales a job; '' if nobody is known to have."""
     by = observed.scaled_by
     if not by:
         return ""

@@ -1,4 +1,4 @@
-"""Which objects of a job have to be created, changed or deleted. What is there and as it should be is left alone."""
+"""Objects of a job to create, change or delete. What is as it should be is left alone."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from lockstep.plan.waiting.containers import lacks_secret
 LOG_KEY = "node-0.log"
 INTERFERENCE_SECONDS = 600.0
 REMEMBERED_JOBS, REMEMBERED_CHARACTERS = 32, 64 << 10
-"""How many jobs have their rendered objects remembered, since each look compares them, and how large such a job's run may be: most have 10 KB."""
+"""Jobs whose rendered objects are remembered, since each look compares them, and the largest run of such a job: most have 10 KB."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What was decided before any object is written."""
+    """Decision that object writes follow from."""
 
     accepted: Accepted | None
     refusal: Notice | None
@@ -39,7 +39,7 @@ class Decision:
     """The frozen run of the pods that are there or about to be."""
     replicas: int
     starts: bool
-    """From zero pods, with `accepted.frozen`."""
+    """True if the job starts from zero pods, with `accepted.frozen`."""
     stopping: Notice | None = None
     """Pods that are there are to go, and the job has not ended."""
     proven: bool = True
@@ -103,7 +103,7 @@ def _children(running: Frozen, owner_uid: str, key: str, replicas: int, proof: s
 
 @lru_cache(REMEMBERED_JOBS)
 def _made(running: Frozen, owner_uid: str, key: str, replicas: int, proof: str) -> str:
-    """As JSON, so that nobody can change what is remembered."""
+    """Return the objects as JSON, so that nobody can change what is remembered."""
     return json.dumps(children(running, owner_uid=owner_uid, key=key, replicas=replicas, proof=proof))
 
 
@@ -113,12 +113,12 @@ def _marked(item: Object, mark: dict[str, str]) -> Object:
 
 
 def makes_pods(item: Object) -> bool:
-    """What is created last, unless nothing is known to be in the way."""
+    """Return True for what is created last, unless nothing is known to be in the way."""
     return bool(item["kind"] == "StatefulSet")
 
 
 def is_other_run(item: Object, seen: Object) -> bool:
-    """Whether `seen` has the name of the frozen run `item`, and holds another: the operator didn't write it."""
+    """Return True if `seen` has the name of the frozen run `item` and holds another: the operator didn't write it."""
     return is_frozen_run(item) and (seen.get("data") != item["data"] or bool(seen.get("binaryData")))
 
 
@@ -187,7 +187,7 @@ _EFFECTS = {
 
 
 def _scaled_by_hand(observed: Observed, decision: Decision) -> Iterator[Note]:
-    """It is set back in the same step; a stop that it began is finished first."""
+    """Yield an event if somebody else scaled or deleted the StatefulSet. It is set back in the same step; a stop that it began is finished first."""
     seen = observed.stateful_set
     if seen is None or owner_uid(seen) != observed.uid or decision.running is None:
         return

@@ -1,1 +1,1 @@
-"""Why pods of a job don't run yet."""
+"""Reasons why pods of a job don't run yet."""

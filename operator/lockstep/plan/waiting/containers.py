@@ -1,4 +1,4 @@
-"""Why pods of a job that have a node don't run, in words of the person who can change it (pure)."""
+"""Reasons why pods of a job that have a node don't run, in words for whoever can change it (pure)."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ MOUNT_SECONDS = 15.0
 _CACHE = re.compile(r"failed to sync (configmap|secret) cache|object .* not registered", re.IGNORECASE)
 """The kubelet's words for that."""
 LINES, LINE_CHARACTERS = 3, 600
-"""Of the end of a container's log."""
+"""Lines and characters of the end of a container's log."""
 CUT_OFF_HINTS = {
     TroubleKind.DNS.value: "look at the cluster's DNS (kubectl get pods -n kube-system -l k8s-app=kube-dns; OpenShift: oc get pods -n openshift-dns) and at what keeps pods of namespace {namespace} from its port 53 (kubectl get networkpolicy -n {namespace})",
     TroubleKind.REFUSED.value: "the operator's log says why (kubectl logs -n lockstep-system deployment/lockstep-operator); lockstep stop and resume start the job with a new certificate and token",
     TroubleKind.NETWORK.value: "look for what keeps pods of namespace {namespace} apart (kubectl get networkpolicy -n {namespace}), then at the network of their Nodes",
     TroubleKind.NAME.value: "look whether the operator's Service is there (kubectl get service -A -l app.kubernetes.io/name=lockstep); lockstep deploy makes it again",
 }
-"""By the first word of what such an agent leaves, the most telling one first: where to look."""
+"""First word of what such an agent leaves → where to look; the most telling one first."""
 FROM_ANOTHER_NAMESPACE = (
     f"whoever administers the image's namespace lets the job's namespace pull from it: {pull_command('JOBS_NAMESPACE', 'IMAGE_NAMESPACE')}"
 )
@@ -73,14 +73,14 @@ def is_scheduled(pod: Object) -> bool:
 
 
 def placed_at(pod: Object) -> float:
-    """When it got its node; where nobody says, when it was made."""
+    """Time at which the pod got its node; its creation if that is unknown."""
     told = [c for c in pod.get("status", {}).get("conditions") or [] if c["type"] == "PodScheduled" and c["status"] == "True"]
     since = next((c["lastTransitionTime"] for c in told if c.get("lastTransitionTime")), pod["metadata"].get("creationTimestamp"))
     return seconds_of(since) if since else 0.0
 
 
 def scheduler_message(pod: Object) -> str:
-    """Why the scheduler found no node for it; '' when it has one, or the scheduler has not looked yet."""
+    """Return why the scheduler found no node for it; '' if it has one, or the scheduler has not looked yet."""
     conditions = pod.get("status", {}).get("conditions") or []
     return next((str(c.get("message", "")) for c in conditions if c["type"] == "PodScheduled" and c["status"] == "False"), "")
 
@@ -103,7 +103,7 @@ def lacks_secret(observed: Observed) -> bool:
 
 
 def _own_hint(observed: Observed, text: str) -> str:
-    """What helps where the object that a pod misses is one that Lockstep makes."""
+    """Return what helps if the object that a pod misses is one that Lockstep makes; else ''."""
     missing = _MISSING.search(text)
     if missing is None:
         return ""
@@ -115,7 +115,7 @@ def _own_hint(observed: Observed, text: str) -> str:
 
 @dataclass(frozen=True)
 class Trouble:
-    """What keeps one pod from running. Two pods with the same are told together."""
+    """Obstacle that keeps one pod from running. Pods with the same are reported together."""
 
     reason: str
     text: str
@@ -124,7 +124,7 @@ class Trouble:
 
 
 def why_not_started(observed: Observed) -> Notice | None:
-    """What keeps pods that have a node from running, all of them in one sentence; None while nothing is wrong."""
+    """Return what keeps pods that have a node from running, in one sentence for all of them; None while nothing is wrong."""
     groups: dict[Trouble, list[str]] = {}
     for pod in filter(is_scheduled, observed.pods):
         if is_terminating(pod):
@@ -138,7 +138,7 @@ def why_not_started(observed: Observed) -> Notice | None:
 
 
 def why_cut_off(observed: Observed, report: Report | None) -> Notice | None:
-    """What pods said before their agents ended because nobody heard them; those that are heard by now are left out."""
+    """Return what pods said before their agents ended because nobody heard them; those that are heard by now are left out."""
     groups: dict[str, list[tuple[str, str]]] = {}
     for pod in observed.pods:
         words = _last_words(pod)
@@ -219,7 +219,7 @@ def _container_troubles(container: Object) -> Iterator[Trouble]:
 
 
 def why_stuck(pod: Object, namespace: str) -> str:
-    """What keeps a container of any pod from starting, and doesn't pass by itself; '' while nothing does. One that crashed once may do better, and an
+    """Return what keeps a container of any pod from starting and doesn't pass by itself; '' while nothing does. One that crashed once may do better, and an
     image that can't be pulled is another matter: it may be on its way."""
     status = pod.get("status", {})
     if status.get("phase") == "Failed" and status.get("reason"):

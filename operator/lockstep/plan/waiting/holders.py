@@ -1,4 +1,4 @@
-"""Who holds what a job waits for, and the command that frees it (pure)."""
+"""Holders of what a job waits for, and the command that frees it (pure)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNUSED = ", a dev environment in which nothing runs,"
 _OVER = ("Succeeded", "Failed")
 _HASH_LABEL = "pod-template-hash"
 LEAST_SHARE = Decimal("0.1")
-"""Of what is asked for. Whoever holds less (a DaemonSet's 100 m of CPU, say) isn't what is in the way."""
+"""Least share of the request that a holder has to have. Whoever holds less (a DaemonSet's 100 m of CPU, say) isn't in the way."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Holder:
 def holders(
     pods: Iterable[Object], nodes: frozenset[str], resource: str, asked: Decimal, unused: frozenset[tuple[str, str]] = frozenset()
 ) -> list[Holder]:
-    """Who has `resource` on these nodes: dev environments that nobody uses (`unused`: namespace and name), then the largest."""
+    """Holders of `resource` on these nodes: dev environments that nobody uses (`unused`: namespace and name), then the largest."""
     held: dict[tuple[str, str, str, str], Decimal] = defaultdict(Decimal)
     for pod in pods:
         there = pod["spec"].get("nodeName") in nodes and pod.get("status", {}).get("phase") not in _OVER

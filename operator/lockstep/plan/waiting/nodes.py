@@ -1,4 +1,4 @@
-"""Why nodes can't take a pod: each node's first obstacle, and nodes with the same one in the same part of the sentence (pure)."""
+"""Reasons why nodes can't take a pod: each node's first obstacle, and nodes with the same one in the same part of the sentence (pure)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 _NOT_READY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _CONTROL_PLANE = "node-role.kubernetes.io/"
 Obstacle = tuple[str, str]
-"""What is said of one node, and of several."""
+"""Text about one node, and about several."""
 
 
 class Others(NamedTuple):
@@ -50,7 +50,7 @@ def why_no_node_fits(pod: Object, nodes: Sequence[Object], used_up: Sequence[str
 
 
 def why_never(pod: Object, node: Object) -> str | None:
-    """Why this node could not take the pod even if nobody used it; None: it could."""
+    """Return why this node could not take the pod even if nobody used it; None if it could."""
     if not _is_wanted(pod, node):
         return "is none of those that the job and its cluster name by node names and selectors"
     obstacle = _obstacle(pod, node)
@@ -130,7 +130,7 @@ def _is_asked(pod: Object, resource: str) -> bool:
 
 
 def allocatable(node: Object, resource: str) -> Decimal:
-    """What the node has of it for pods, in use or not."""
+    """Amount that the node has for pods, in use or not."""
     return number(node.get("status", {}).get("allocatable", {}).get(resource))
 
 
@@ -158,18 +158,18 @@ PASSING = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
 
 
 def barring_taints(node: Object, tolerations: Sequence[Object]) -> list[Object]:
-    """Those that keep off a pod with these tolerations, in the node's order."""
+    """Taints that keep off a pod with these tolerations, in the node's order."""
     taints = [taint for taint in node.get("spec", {}).get("taints") or [] if taint["effect"] in HARD]
     return [taint for taint in taints if not any(_tolerates(toleration, taint) for toleration in tolerations)]
 
 
 def lasting_taints(node: Object, tolerations: Sequence[Object]) -> list[Object]:
-    """Those of `barring_taints` that somebody has put there."""
+    """Return those of `barring_taints` that somebody has put there."""
     return [taint for taint in barring_taints(node, tolerations) if not taint["key"].startswith(PASSING)]
 
 
 def shown_taint(taint: Object) -> str:
-    """As `kubectl taint` takes it: dedicated=infra:NoSchedule."""
+    """Return the taint as `kubectl taint` takes it: dedicated=infra:NoSchedule."""
     return f"{taint['key']}{'=' + taint['value'] if taint.get('value') else ''}:{taint['effect']}"
 
 

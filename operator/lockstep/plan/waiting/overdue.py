@@ -16,7 +16,7 @@ OVERDUE_SECONDS = 15.0
 
 
 def why_not_made(observed: Observed, now: float) -> str:
-    """Of pods that the StatefulSet is to have and that the API server doesn't refuse; '' as long as they may just be on their way."""
+    """Return why pods of the StatefulSet are missing that the API server doesn't refuse; '' as long as they may be on their way."""
     left = _until_not_made(observed, now)
     stateful_set = observed.stateful_set
     if left is None or left > 0 or stateful_set is None:
@@ -29,7 +29,7 @@ def why_not_made(observed: Observed, now: float) -> str:
 
 
 def why_still_there(observed: Observed, now: float) -> Notice | None:
-    """Of pods whose time to end is over: who keeps them."""
+    """Return who keeps pods whose time to end is over; None if there are none."""
     late = [pod for pod in observed.pods if is_terminating(pod) and _until_late(pod, now) <= 0]
     if not late:
         return None
@@ -51,7 +51,7 @@ def until_overdue_pods(observed: Observed, now: float) -> float | None:
 
 
 def _until_not_made(observed: Observed, now: float) -> float | None:
-    """None: none is missing, or it hasn't been told yet that one is."""
+    """Seconds until a missing pod is overdue; None if none is missing, or status doesn't say yet that one is."""
     known = condition(observed.status, "PodsScheduled")
     if len(observed.pods) >= observed.replicas or known.get("reason") != Reason.PODS_NOT_CREATED:
         return None

@@ -1,4 +1,4 @@
-"""What the API server said when it refused a pod, with what to do about it (pure)."""
+"""Explanations of the API server's refusals of pods, with what to do about them (pure)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pod takes of a node, counted as the scheduler counts (pure)."""
+"""Resources that a pod takes of a node, counted as the scheduler counts (pure)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def asked(pod: Object) -> list[str]:
 
 
 def request(pod: Object, resource: str) -> Decimal:
-    """As the scheduler counts: the containers together with sidecars, or the largest init container with the sidecars before it, and the pod's overhead."""
+    """Amount as the scheduler counts it: the containers together with sidecars, or the largest init container with the sidecars before it, and the pod's overhead."""
     if resource == PODS:
         return Decimal(1)
     return effective(pod, resource, "requests") + _of((pod["spec"].get("overhead") or {}), resource)

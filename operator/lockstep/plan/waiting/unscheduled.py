@@ -1,4 +1,4 @@
-"""Why pods of a job have no node, in one sentence for all of them (pure)."""
+"""Reasons why pods of a job have no node, in one sentence for all of them (pure)."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def is_gated(pod: Object) -> bool:
 
 
 def why_gated(observed: Observed, waiting: Sequence[Object]) -> Notice | None:
-    """Why the scheduler may not place these pods yet; None: nothing holds them back."""
+    """Return why the scheduler may not place these pods yet; None if nothing holds them back."""
     gates = sorted({gate["name"] for pod in waiting for gate in pod["spec"].get("schedulingGates") or []})
     if not gates:
         return None

@@ -25,7 +25,7 @@ REVIEWED_MAX = 4096
 
 
 class Refusal(Exception):
-    """Not heard. `status` is the reply's; the message never says anything that the sender doesn't know already."""
+    """Raised if a report is not taken. `status` is the reply's; the message never says anything that the sender doesn't know already."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class Bearer:
-    """Who the token was given to."""
+    """Bearer of a token."""
 
     namespace: str
     pod: str
@@ -120,7 +120,7 @@ def _bearer(user: Any) -> Bearer:
 
 
 def has_other_key(observed: Observed, master: bytes) -> bool:
-    """Whether the pods mount another Secret than this operator makes for the job: it was made with a key that was lost, or by an older version.
+    """Return True if the pods mount another Secret than this operator makes for the job: it was made with a key that was lost, or by an older version.
 
     Then nothing but the token can prove who sends. Whoever can change what the StatefulSet mounts can make pods, and so has a node 0 anyway.
     """
@@ -130,7 +130,7 @@ def has_other_key(observed: Observed, master: bytes) -> bool:
 
 
 def check_node_zero(inventory: Inventory, bearer: Bearer, job: JobIdentity) -> Observed:
-    """What is seen of the job, when the bearer is the pod x-0 that lives now, made by the StatefulSet of this very job. Raises Refusal."""
+    """Return what is observed of the job if the bearer is the pod x-0 that lives now, made by the StatefulSet of this very job. Raises Refusal."""
     observed = inventory.observed((job.namespace, job.name))
     if observed is None or observed.uid != job.uid:
         raise Refusal(FORBIDDEN, f"there is no job {job.namespace}/{job.name} of that uid")

@@ -71,7 +71,7 @@ def check(certificates: Certificates) -> None:
 
 
 def needs_renewal(certificates: Certificates, dns_names: tuple[str, ...], now: datetime) -> bool:
-    """Whether it ends within 30 days or is for other names."""
+    """Return True if it ends within 30 days or is for other names."""
     certificate = x509.load_pem_x509_certificate(certificates.tls_cert.encode())
     named = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
     return certificate.not_valid_after_utc - now < timedelta(days=RENEW_DAYS) or set(named) != set(dns_names)
@@ -79,7 +79,7 @@ def needs_renewal(certificates: Certificates, dns_names: tuple[str, ...], now: d
 
 @lru_cache(maxsize=1)
 def authority_made(certificates: Certificates) -> datetime:
-    """When the authority was made."""
+    """Time at which the authority was made."""
     return x509.load_pem_x509_certificate(certificates.ca_cert.encode()).not_valid_before_utc + _BACKDATE
 
 

@@ -24,9 +24,9 @@ from lockstep.platforms.operator.memory.queue import Refusals
 log = logging.getLogger("lockstep.operator")
 EVENTS_SECONDS = 15.0
 CREATES_AT_ONCE = 10
-"""Of all jobs together: more of them are no faster, and each has a connection, which keeps 100 kB and more. A start has seven, and its claims."""
+"""Writes at a time, of all jobs together: more of them are no faster, and each has a connection, which keeps 100 kB and more. A start has seven, and its claims."""
 MESSAGE_CHARACTERS = 1024
-"""Of an API server's words: a policy's may be long."""
+"""Characters of an API server's message that are repeated: a policy's may be long."""
 
 
 class Executor:
@@ -64,7 +64,7 @@ class Executor:
         return obstacle
 
     async def _apply(self, observed: Observed, item: Object) -> None:
-        """What an admission policy changes back at once is sent again ever less often: each time is a change that brings the next look at the job."""
+        """Objects that an admission policy changes back at once. They are sent again ever less often: each time is a change that brings the next look at the job."""
         kind, metadata = item["kind"], item["metadata"]
         wanted = {**item, "metadata": {key: value for key, value in metadata.items() if key not in ("uid", "resourceVersion")}}
         key = observed.uid, f"{kind} {metadata['name']}"
@@ -95,7 +95,7 @@ class Executor:
         return reply
 
     async def _create_all(self, observed: Observed, plan: Plan) -> Notice | None:
-        """At once, since each takes a round trip, and what makes pods last unless the plan says otherwise. Then it is taken back where something is in the way."""
+        """Create all at once, since each takes a round trip, and what makes pods last unless the plan says otherwise. Then it is taken back if something is in the way."""
         beside = plan.at_once and not plan.claims
         first = [item for item in plan.create if beside or not makes_pods(item)]
         creating = [*(self._create_claim(observed, claim) for claim in plan.claims), *(self._create(observed, item) for item in first)]
@@ -133,7 +133,7 @@ class Executor:
         _record(observed, "created", claim)
 
     async def _create(self, observed: Observed, item: Object) -> Object | Notice:
-        """As it is there now, or why it can't be."""
+        """Return the object as it is there now, or why it can't be created."""
         try:
             found = await self._cluster.create(item)
         except ApiError as error:
@@ -175,7 +175,7 @@ class Executor:
         self._overruled.keep(uids)
 
     async def tell(self, observed: Observed, notes: tuple[Note, ...], now: float) -> None:
-        """Before the status that they lead to is written: who is killed in between tells them again, under the same names. No repetitions, not too many.
+        """Send events before the status that they lead to: a process that is killed in between sends them again, under the same names. No repetitions, not too many.
 
         An event that is refused is not retried: the same stands in status, which must not wait for events.
         """
@@ -206,7 +206,7 @@ def _record(observed: Observed, act: str, item: Object) -> None:
 
 
 def _event(observed: Observed, note: Note, now: str) -> Object:
-    """Its name says from which version of the job it follows, and so is the same however often that is concluded."""
+    """Return the Event. Its name says from which version of the job it follows, and so is the same however often that is concluded."""
     version = observed.job["metadata"]["resourceVersion"]
     digest = hashlib.sha256("\0".join((observed.uid, version, note.reason, note.message)).encode()).hexdigest()[:16]
     about = {"apiVersion": API_VERSION, "kind": "TrainingJob", "name": observed.name, "namespace": observed.namespace, "uid": observed.uid}

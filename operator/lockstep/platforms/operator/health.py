@@ -1,4 +1,4 @@
-"""Whether this process can do its work, for `/healthz` and the liveness probe that asks there.
+"""Health of this process, for `/healthz` and the liveness probe that asks there.
 
 Unhealthy is only what a new process would mend: a loop that has stopped, work that doesn't end, a login or a certificate that the API server
 no longer takes. An API server that doesn't answer, or answers with 429 or 5xx, is nothing of that: it is waited for.
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 STUCK_SECONDS = 900.0
-"""Without any sign. A watch begins anew every five minutes, a request takes half a minute at most, a job a few of them."""
+"""Seconds without any sign. A watch begins anew every five minutes, a request takes half a minute at most, a job a few of them."""
 REFUSED_SECONDS = 300.0
 """Credentials are read again before: a token that is renewed in its file is at most a minute old."""
 RESYNC_SECONDS_MAX = 3600.0
@@ -19,28 +19,28 @@ RESYNC_SECONDS_MAX = 3600.0
 
 @dataclass(frozen=True)
 class Signs:
-    """What the loops of a replica that leads show; times are time.monotonic."""
+    """Signs of life of the loops of a replica that leads; times are time.monotonic."""
 
     leads_since: float | None = None
-    """None: it doesn't lead, and none of the loops runs."""
+    """Start of the leadership; None if it doesn't lead, and none of the loops runs."""
     working_seconds: float = 0.0
-    """For how long the oldest piece of work is under way."""
+    """Seconds since the oldest piece of work began."""
     waiting: int = 0
     """Jobs that wait for a worker."""
     worked: float = 0.0
-    """When a piece of work last ended."""
+    """Time at which a piece of work last ended."""
     listed: float = 0.0
-    """When everything was last listed; 0: never yet."""
+    """Time at which everything was last listed; 0: never yet."""
     watched: Mapping[str, float] = field(default_factory=dict)
-    """By plural: when its watch last asked for something or heard something."""
+    """Plural of the kind → when its watch last asked for something or heard something."""
     refused_since: float | None = None
-    """Since when the API server answers to nothing but to refuse this process's credentials, or shows a certificate that isn't trusted."""
+    """Time since which the API server only refuses this process's credentials, or shows a certificate that isn't trusted."""
     answers: bool = True
-    """Whether the last request was answered."""
+    """True if the last request was answered."""
 
 
 def problem(signs: Signs, now: float) -> str:
-    """What a new process would mend; '' for a healthy one."""
+    """Return the problem that a new process would mend; '' for a healthy one."""
     return next(_problems(signs, now), "")
 
 

@@ -26,14 +26,14 @@ from lockstep.plan.times import timestamp
 
 LEASE_SECONDS = 15
 SECONDS_MAX = 4 * LEASE_SECONDS
-"""Of a Lease that another version or a person wrote, however long it says: nobody would lead for years."""
+"""Longest duration of a Lease that another version or a person wrote, whatever it says: nobody would lead for years."""
 RENEW_SECONDS = 10.0
 """Least time that is left between the holder's last write and another's first: LEASE_SECONDS less this."""
 RETRY_SECONDS = 2.0
 CALL_SECONDS = 4.0
-"""Of one request: two may fail before a renewal is too late."""
+"""Timeout of one request: two may fail before a renewal is too late."""
 TRANSITIONS_MAX = 2**31 - 1
-"""What the API server takes. Somebody may have written it, and one more would be refused for ever."""
+"""Largest number that the API server takes. Somebody may have written it, and one more would be refused for ever."""
 NOBODY = "nobody"
 """Holds a Lease that was made again, until its time is over."""
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class LeaseLost(Failed):
 
 @dataclass(frozen=True)
 class Seen:
-    """What the Lease said, and since when (this machine's clock)."""
+    """Content of the Lease, and since when (this machine's clock)."""
 
     version: str
     holder: str
@@ -89,7 +89,7 @@ class Lease:
         return 0.0 if self._held_until is None or self._is_released else max(0.0, self._held_until - self._clock())
 
     def check(self) -> None:
-        """Before every write. Raises LeaseLost."""
+        """Check the lease before every write. Raises LeaseLost."""
         if not self.is_held:
             raise LeaseLost(f"{self._identity} doesn't hold the lease (any more), so it writes nothing")
 

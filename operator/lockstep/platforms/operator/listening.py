@@ -26,15 +26,15 @@ from aiohttp import web
 
 HANDSHAKE_SECONDS = 5.0
 HEADERS_SECONDS = 5.0
-"""From the end of the handshake to the end of the request's headers."""
+"""Seconds from the end of the handshake to the end of the request's headers."""
 CONNECTION_SECONDS = 30.0
 """For all of it: handshake, headers, body, an answer that waits for the API server, and a peer that reads it slowly."""
 KNOWN_SECONDS = 120.0
 KNOWN_MAX = 4096
 LINGER_SECONDS = 1.0
-"""To read what is left of a body that was refused: closed at once, the sender would lose the answer."""
+"""Seconds to read the rest of a body that was refused: closed at once, the sender would lose the answer."""
 ACCEPTS = 512
-"""In one turn of the event loop, 10 ms of it: fewer, and a flood fills the backlog, where the kernel drops whoever comes."""
+"""Connections accepted in one turn of the event loop, 10 ms of it: with fewer, a flood fills the backlog, where the kernel drops whoever comes."""
 BACKLOG = 4096
 HEADERS_MAX = 64
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -59,7 +59,7 @@ METRICS = Limits(connections=16, peer_connections=4, handshakes=8, rate=10, peer
 
 
 class Rate:
-    """Which connections are taken in this second: no address can use up what is there for the others."""
+    """Connections that are taken in this second: no address can use up what is there for the others."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
@@ -89,11 +89,11 @@ class Connection:
     """A job was heard from that address lately."""
     task: asyncio.Task[None] | None = None
     has_transport: bool = False
-    """Which closes the socket."""
+    """True once there is a transport, which closes the socket."""
     is_secured: bool = False
     """The handshake is done."""
     is_proven: bool = False
-    """What it sent was signed by a job's key."""
+    """True once what it sent was signed by a job's key."""
 
 
 class _Watched(asyncio.Protocol):
@@ -190,7 +190,7 @@ class Listener:
             self._loop.add_reader(self._listening, self._accept)
 
     def _has_room(self, newcomer: Connection) -> bool:
-        """Where all places are taken, that of the connection which is there longest is made free: a stranger's if there is one, never of who has proven itself."""
+        """Return True if there is a place. If all are taken, the oldest connection is closed: a stranger's if there is one, never one that has proven itself."""
         limits, known = self._limits, newcomer.is_known
         if self._of_peer[newcomer.peer] >= limits.peer_connections or not self._rate.takes(newcomer.peer, known=known):
             return False
@@ -205,7 +205,7 @@ class Listener:
         return True
 
     def _drop(self, connection: Connection) -> None:
-        """Its place is free at once, its task ends a little later."""
+        """Cancel the connection. Its place is free at once, its task ends a little later."""
         if self._open.pop(connection, connection) is None:
             self._of_peer[connection.peer] -= 1
             if not self._of_peer[connection.peer]:
@@ -238,7 +238,7 @@ LISTENER: web.AppKey[Listener] = web.AppKey("listener", Listener)
 
 
 def prove(request: web.Request) -> None:
-    """Its sender holds a job's key: its connection isn't given up for another one, and its address has room beside what strangers use up."""
+    """Note that the sender holds a job's key: its connection isn't given up for another one, and its address has room beside what strangers use up."""
     listener = request.app.get(LISTENER)
     if listener is not None:
         listener.prove(request.protocol)
@@ -253,26 +253,26 @@ def _forget(error: BaseException | None) -> None:
 
 
 def _abort(transport: asyncio.BaseTransport) -> None:
-    """Of Python 3.11.2, which is Debian 12's, a TLS transport that was closed twice can't be aborted; it ends by ssl_shutdown_timeout then."""
+    """Abort the transport. With Python 3.11.2, which is Debian 12's, a TLS transport that was closed twice can't be aborted; it ends by ssl_shutdown_timeout then."""
     with contextlib.suppress(AttributeError):
         transport.abort()  # type: ignore[attr-defined]
 
 
 def _close(connection: Connection, accepted: socket.socket, _: asyncio.Task[None]) -> None:
-    """Of a task that was dropped before it began. A transport knows its socket by its number: were that closed under it, the next connection would get the number, and the loop would not watch it."""
+    """Close the socket of a task that was dropped before it began. A transport knows its socket by its number: were that closed under it, the next connection would get the number, and the loop would not watch it."""
     if not connection.has_transport:
         accepted.close()
 
 
 def turn_away(accepted: socket.socket) -> None:
-    """With a reset: the kernel then remembers nothing of it."""
+    """Close with a reset: the kernel then remembers nothing of it."""
     with contextlib.suppress(OSError):
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     accepted.close()
 
 
 class Seldom(logging.Filter):
-    """So many lines a second; what strangers cause must not fill a log."""
+    """Most log lines a second; what strangers cause must not fill a log."""
 
     def __init__(self, lines: int = LOG_LINES, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

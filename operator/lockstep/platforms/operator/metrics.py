@@ -37,9 +37,9 @@ from lockstep.plan.reconcile.measures import (
 
 JOBS_WITH_SERIES = 500
 IDLE_SECONDS = 3600.0
-"""How long counters of a namespace and cluster stay after their last job: long enough to be scraped, and for the next job to go on with them."""
+"""Seconds that counters of a namespace and cluster stay after their last job: long enough to be scraped, and for the next job to go on with them."""
 IDLE_GROUPS = 50
-"""Of those at most: namespaces come and go, too, and each has about fifty series."""
+"""Most of those: namespaces come and go, too, and each has about fifty series."""
 PREFIX = "lockstep"
 _PLURALS = frozenset(kind.plural for kind in API_KINDS.values())
 _JOB_LABELS = ("job_namespace", "job_name")
@@ -67,7 +67,7 @@ _COUNTERS = {
     RESTARTS: ("restarts", "Failed attempts, by cause.", "cause", CAUSES),
     FINISHED: ("jobs_finished", "Ends of jobs, by outcome.", "outcome", OUTCOMES),
 }
-"""Of plan.measures: name, help, the label of its own and all its values, which begin at 0 so that a first increase is seen as one."""
+"""Counters of `measures`: name, help, the label of its own and all its values, which begin at 0 so that a first increase is seen as one."""
 
 
 class Metrics:

@@ -55,7 +55,7 @@ class Notifier:
         """By namespace, as long as one of its messages is on its way."""
 
     def delivery(self, uid: str) -> Delivery | None:
-        """What became of the newest message about the job of this uid, as far as this process knows."""
+        """Delivery of the newest notification about the job of this uid, as far as this process knows."""
         return self._deliveries.get(uid)
 
     def look(self, observed: Observed) -> None:
@@ -111,7 +111,7 @@ class Notifier:
             raise Undelivered(f"the receiver answered {status}" + (", and redirects are not followed" if 300 <= status < 400 else ""))
 
     async def _url(self, namespace: str, message: Message) -> str:
-        """Read at every try: it may be put right meanwhile. Raises Undelivered."""
+        """Read the URL at every try: it may be corrected meanwhile. Raises Undelivered."""
         try:
             found = await self._cluster.get("Secret", namespace, message.secret)
         except (ApiError, OSError) as error:
@@ -155,7 +155,7 @@ class SafeResolver(AbstractResolver):
 
 
 def _trouble(error: Exception) -> str:
-    """What went wrong, without host or path."""
+    """Return what went wrong, without host or path."""
     inner: Any = getattr(error, "os_error", error)
     if isinstance(error, (aiohttp.ClientConnectorCertificateError, ssl.SSLError)) or isinstance(inner, ssl.SSLError):
         return "the receiver's certificate is not valid"

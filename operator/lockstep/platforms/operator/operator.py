@@ -49,16 +49,16 @@ from lockstep.platforms.operator.watching import LIST_ITEMS, kopf_settings, regi
 
 RESYNC_SECONDS = 600.0
 RELIST_SECONDS = (2.0, 30.0)
-"""After watches began to list: soon, and when the last is through with it on a machine that is very busy."""
+"""Waits after watches began to list: soon, and when the last is through with it on a machine that is very busy."""
 RELIST_APART_SECONDS = 10.0
-"""Between two of these, at least: a watch that fails all the time lists every few seconds."""
+"""Least seconds between two of these: a watch that fails all the time lists every few seconds."""
 UNSERVED_SECONDS = 60.0
-"""Until a namespace is tried again that the operator was given, and in which it lacks a right."""
+"""Seconds until the operator tries a namespace again in which it lacks a right."""
 SETTLING_SECONDS = 40.0
-"""After an outage of the API server, and after this process's start, until a silent Node is taken for lost. Kubernetes gives a kubelet as long
+"""Seconds after an outage of the API server, or this process's start, until a silent Node is taken for lost. Kubernetes gives a kubelet as long
 (node-monitor-grace-period): when the API server is back, it takes all Nodes for silent that could not reach it either, for some seconds."""
 CLOCK_SECONDS = 60.0
-"""Between two looks at a job while this machine's clock differs from the API server's."""
+"""Seconds between two looks at a job while this machine's clock differs from the API server's."""
 AT_ONCE = frozenset({"TrainingJob", "TrainingCluster", "Node"})
 """Kinds whose events are looked at without waiting for more: what people write, and what concerns all jobs anyway."""
 GONE_MAX = 64
@@ -72,7 +72,7 @@ class WentBack(Failed):
 
 @dataclass(frozen=True)
 class Settings:
-    """From the Deployment's environment."""
+    """Settings from the Deployment's environment."""
 
     agent_image: str
     """Image of the init container that brings the agent: the operator's own."""
@@ -85,15 +85,15 @@ class Settings:
     metrics_port: int = 0
     """0: none."""
     webhooks: bool = True
-    """Whether spec.notify is obeyed: the operator itself makes these calls."""
+    """True if spec.notify is obeyed: the operator itself makes these calls."""
     namespaces: tuple[str, ...] = ()
-    """Where it works; none: in the whole cluster."""
+    """Namespaces where it works; none: the whole cluster."""
     profile: str = ""
     """A file with the TrainingCluster: that of an operator which has no rights outside its namespace. It sees no Nodes."""
 
     @property
     def address(self) -> str:
-        """Where this replica itself takes reports; "" when it isn't told its address."""
+        """Address where this replica itself takes reports; "" if it isn't told one."""
         host = f"[{self.pod_ip}]" if ":" in self.pod_ip else self.pod_ip
         return f"{host}:{self.port}" if host else ""
 
@@ -103,7 +103,7 @@ class Settings:
         return tuple(watched for watched in WATCHED if KINDS[watched.kind].namespaced or not self.profile)
 
     def places(self, kind: str) -> tuple[str | None, ...]:
-        """Where objects of a kind are listed; None: everywhere."""
+        """Namespaces where objects of a kind are listed; None: everywhere."""
         return self.namespaces or (None,) if KINDS[kind].namespaced else (None,)
 
     @classmethod
@@ -182,7 +182,7 @@ class Operator:
             losses.see_pod(key, pod, now)
 
     def written(self, kind: str, item: dict[str, Any]) -> None:
-        """What this operator wrote is known before the watch tells it: nothing is decided, or sent again, on what was there before."""
+        """Take in what this operator wrote before the watch reports it: nothing is decided, or sent again, on what was there before."""
         for key in self.inventory.observe_write(kind, item):
             self.queue.progressed(key)
             self.queue.mark_soon(key)
@@ -254,7 +254,7 @@ class Operator:
         return replace(observed, objects=objects)
 
     async def _write(self, key: Key, observed: Observed, plan: Plan) -> tuple[Notice | None, float | None]:
-        """What stands in the way, and in how many seconds it is tried again. What was refused is sent again only then, or when it is something else."""
+        """Return the obstacle, and the seconds until the next try. What was refused is sent again only then, or when it is something else."""
         if plan.taken_back:
             return observed.obstacle, None
         wanted = (
@@ -270,7 +270,7 @@ class Operator:
         return obstacle, self._refused.refused(key, wanted)
 
     async def _write_status(self, key: Key, observed: Observed, status: dict[str, Any]) -> float | None:
-        """In how many seconds it is tried again where the API server refused it: an event of the job says so, since the status can't. Raises ApiError."""
+        """Return the seconds until the next try if the API server refused it: an event of the job says so, since the status can't. Raises ApiError."""
         wanted = (observed.uid, observed.generation, *((c["type"], c["status"], c["reason"]) for c in status["conditions"]))
         if (left := self._refused_statuses.left(key, wanted)) > 0:
             return left
@@ -286,11 +286,11 @@ class Operator:
         return None
 
     def _again(self, seconds: float | None) -> float | None:
-        """While clocks differ, what is due waits for them to agree, and nothing tells of that."""
+        """Return the seconds until the next look. While clocks differ, what is due waits for them to agree, and no event says when they do."""
         return min(seconds or CLOCK_SECONDS, CLOCK_SECONDS) if self.cluster.clock.off_seconds else seconds
 
     async def _tell_of_clock(self, observed: Observed) -> None:
-        """Of a job that something would be done to because a time is over."""
+        """Report that clocks differ, as an event of a job for which something would be done because a time is over."""
         spec = observed.job["spec"]
         waits = [name for name in ("activeDeadlineSeconds", "ttlSecondsAfterFinished") if spec.get(name) is not None]
         if self.cluster.clock.off_seconds and waits:
@@ -369,7 +369,7 @@ class Operator:
         self._watched[plural] = time.monotonic()
 
     def signs(self) -> Signs:
-        """That its loops go on, or don't."""
+        """Signs of life of its loops."""
         answers = self.cluster.answers
         return Signs(
             leads_since=self._leads_since,
@@ -415,7 +415,7 @@ class Operator:
                 log.exception("resync failed")
 
     async def run(self, watching: Callable[[], None] = lambda: None) -> None:
-        """Until cancelled. The list comes first: a gang that runs must never be taken for one that isn't there."""
+        """Work until cancelled. The list comes first: a gang that runs must never be taken for one that isn't there."""
         self._leads_since = time.monotonic()
         await patiently("the first list", self.resync)
         # No report is taken before; where the list takes a minute, that is no gang's silence.

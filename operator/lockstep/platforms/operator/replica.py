@@ -30,7 +30,7 @@ from lockstep.platforms.operator.secrets import UnusableSecret, certificates, ma
 from lockstep_gang.contract import printable, printable_line
 
 SECRETS_SECONDS = 60.0
-"""Between two looks at the operator's own Secrets. A replica that starts while one is gone makes another, which no running gang knows."""
+"""Seconds between two looks at the operator's own Secrets. A replica that starts while one is gone makes another, which no running gang knows."""
 AUTHORITY_SECONDS = 600.0
 log = logging.getLogger("lockstep.operator")
 
@@ -54,7 +54,7 @@ class Replica:
         return Standing(leads and self._operator.synced, None if leads else self._lease.leader)
 
     async def run(self, stop: asyncio.Event, ready: Callable[[int], None]) -> None:
-        """Until `stop`, which SIGTERM and SIGINT set. Raises LeaseLost, and whatever ended the work."""
+        """Run until `stop`, which SIGTERM and SIGINT set. Raises LeaseLost, and whatever ended the work."""
         async with AsyncExitStack() as stack:
             reports = serving(self._operator.server.application(), "", self._settings.port, self._tls_context, REPORTS)
             port = await stack.enter_async_context(reports)
@@ -66,7 +66,7 @@ class Replica:
             await first_of(self._give_way(stop), self._lead(stop), self._keep_secrets_forever(), self._publish_authority())
 
     async def _give_way(self, stop: asyncio.Event) -> None:
-        """Before anything is ended: kopf may take longer for that than a pod has. From the release on nothing is written."""
+        """Release the lease before anything is ended: kopf may take longer for that than a pod has. From the release on nothing is written."""
         await stop.wait()
         await self._lease.release()
 
@@ -152,7 +152,7 @@ async def serve(settings: Settings, stop: asyncio.Event, ready: Callable[[int], 
 
 
 class OneLine(logging.Formatter):
-    """What tenants wrote is quoted in the operator's log: no name or message of theirs makes a line of its own or acts on who reads it."""
+    """Log lines that tenants can't forge: no name or message of theirs makes a line of its own or acts on the reader's terminal."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return printable_line(super().formatMessage(record))

@@ -55,7 +55,7 @@ BODY_SECONDS = 10.0
 TURN_SECONDS = 5.0
 """For which a report waits for its job's turn; with the rest less than a coordinator waits for the reply."""
 SHARE = 0.1
-"""Of the operator's time, for the reports of one job: a pod holds its job's key, and may send what it likes."""
+"""Share of the operator's time for the reports of one job: a pod holds its job's key, and may send what it likes."""
 ASKED_SECONDS = 5.0
 IN_VAIN_SECONDS = 1.0
 """For which a job's reports wait for each token of theirs that was no good: the API server was asked."""
@@ -82,7 +82,7 @@ class Reports:
         return self._newest.get(uid)
 
     def time(self, uid: str) -> float:
-        """When the newest one came, seconds since the epoch; of a job that this replica has not heard yet: since when it listens."""
+        """Time of the newest report, seconds since the epoch; for a job that this replica has not heard yet: since when it listens."""
         known = self._newest.get(uid)
         return self.since if known is None else known.received
 
@@ -102,7 +102,7 @@ class Reports:
 
     @contextmanager
     def taking_time(self, uid: str) -> Iterator[None]:
-        """What this job's reports cost here decides when its next one is read: processor time, on a busy machine less than what passes."""
+        """Charge the cost of this job's reports, which decides when its next one is read: processor time, on a busy machine less than what passes."""
         began = time.thread_time()
         try:
             yield
@@ -115,7 +115,7 @@ class Reports:
         self._free_at[uid] = max(self._free_at.get(uid, 0.0), time.monotonic()) + IN_VAIN_SECONDS
 
     def may_ask(self, uid: str, token: str) -> bool:
-        """Whether the API server may be asked now for whom a token is that came with a report which the job's key didn't sign.
+        """Return True if the API server may be asked now whose token came with a report that the job's key didn't sign.
 
         Everybody who reaches this port can send such reports: one question a job every `ASKED_SECONDS`, and one token that was found good.
         """
@@ -137,7 +137,7 @@ class Reports:
         self._unverified[uid] = time.monotonic()
 
     def is_unverified(self, uid: str) -> bool:
-        """Whether that was lately."""
+        """Return True if that was lately."""
         return uid in self._unverified and time.monotonic() - self._unverified[uid] < UNVERIFIED_SECONDS
 
     def forget(self, uids: set[str]) -> None:
@@ -150,12 +150,12 @@ class Reports:
 
 @dataclass(frozen=True)
 class Standing:
-    """Which part this replica plays now."""
+    """Part that this replica plays now."""
 
     leads: bool = True
-    """And knows the cluster, so that it can tell whose a report is."""
+    """True if it leads and knows the cluster, so that it can tell whose a report is."""
     leader: str | None = None
-    """Where another replica takes reports ("": nobody knows); None while nobody else is known to lead."""
+    """Address where another replica takes reports ("" if unknown); None while no other is known to lead."""
 
 
 async def _at_once(key: Key) -> None:
@@ -177,7 +177,7 @@ class ReportServer:
     written: Callable[[Key], Awaitable[None]] = _at_once
     now: Callable[[], float] = time.time
     problem: Callable[[], str] = lambda: ""
-    """What a new process would mend."""
+    """Problem that a new process would mend."""
 
     def application(self) -> web.Application:
         app = web.Application()
@@ -194,7 +194,7 @@ class ReportServer:
         return web.Response(text=f"{problem or 'ok'}\n", status=503 if problem else 200)
 
     async def _ready(self, _: web.Request) -> web.Response:
-        """From the first sight of a leader on: without one, or without the API server, a follower still says so itself."""
+        """Reply 200 from the first sight of a leader on: without one, or without the API server, a follower still says so itself."""
         standing = self.standing()
         self.was_ready = self.was_ready or standing.leads or standing.leader is not None
         return web.Response(text="ok\n" if self.was_ready else "nobody leads yet\n", status=200 if self.was_ready else 503)
@@ -234,7 +234,7 @@ class ReportServer:
         return job, bytes(body)
 
     def _bytes_max(self, job: JobIdentity, *, has_header: bool) -> int:
-        """Of a report: by the gang's size now and as it was last reported. Who doesn't lead doesn't know the job; of one that isn't there no more is read than of the smallest."""
+        """Bytes of a report that are read, by the gang's size now and as it was last reported. A follower doesn't know the job; for one that isn't there no more is read than for the smallest."""
         nodes = NODES_MAX if not self.standing().leads else self.inventory.gang_size((job.namespace, job.name), job.uid)
         newest = self.reports.of(job.uid)
         limit = report_bytes_max(max(nodes, 1 if newest is None else len(newest.report.nodes)))
@@ -291,7 +291,7 @@ class ReportServer:
 
 
 async def _read_more(content: StreamReader, body: bytearray, size: int) -> None:
-    """Until all is there, or more than `size` bytes."""
+    """Read until all is there, or more than `size` bytes."""
     while len(body) <= size and (chunk := await content.readany()):
         body += chunk
 

@@ -35,7 +35,7 @@ def key_secret(master: bytes, job: str, uid: str) -> str:
 
 
 def run_key(master: bytes, uid: str) -> str:
-    """What a job's frozen runs are signed with. Unlike the job's key it never leaves the operator."""
+    """Key that a job's frozen runs are signed with. Unlike the job's key it never leaves the operator."""
     return hmac.new(master, b"frozen run\0" + uid.encode(), hashlib.sha256).hexdigest()
 
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     import kopf
 
 LIST_ITEMS = 100
-"""At a time: as dicts, 500 StatefulSets would take 30 MB, which the process would keep."""
+"""Objects of a list at a time: as dicts, 500 StatefulSets would take 30 MB, which the process would keep."""
 IDLE_SECONDS = 0.05
-"""How long kopf keeps a task for an object after its last event: a list of thousands would be as many tasks for its default of 5 s."""
+"""Seconds that kopf keeps a task for an object after its last event: a list of thousands would be as many tasks for its default of 5 s."""
 
 METADATA_ONLY = frozenset(KINDS[watched.kind].plural for watched in WATCHED if watched.metadata_only)
 FREE_FORM_PLURALS = frozenset(KINDS[kind].plural for kind in FREE_FORM)
@@ -39,7 +39,7 @@ Observe = Callable[[str, Object, bool], None]
 
 
 class NothingHandled(kopf.DiffBaseStorage):  # type: ignore[misc]
-    """Of no object is it known what it was when it was last handled."""
+    """Memory of no object: nobody knows what one was when it was last handled."""
 
     def build(self, **_: Any) -> Object:
         return {}
@@ -52,7 +52,7 @@ class NothingHandled(kopf.DiffBaseStorage):  # type: ignore[misc]
 
 
 class NoProgress(kopf.ProgressStorage):  # type: ignore[misc]
-    """No handler is ever tried again."""
+    """Progress of no handler: none is ever tried again."""
 
     def fetch(self, **_: Any) -> None:
         return None
@@ -71,7 +71,7 @@ class NoProgress(kopf.ProgressStorage):  # type: ignore[misc]
 
 
 def slimmed(plural: str, item: Object) -> Object:
-    """What is kept of a watched object."""
+    """Return what is kept of a watched object."""
     return slim(KIND_OF[plural], item) if plural in KIND_OF else item
 
 

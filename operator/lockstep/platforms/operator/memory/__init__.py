@@ -1,1 +1,1 @@
-"""What the operator keeps in memory of the cluster, and which keys need work."""
+"""Memory of the operator: the cluster as it was seen, and the keys that need work."""

@@ -1,4 +1,4 @@
-"""What this operator has seen of jobs and may not see again: why pods were taken away, and what those that are there run."""
+"""History of jobs that this operator has seen and may not see again: why pods were taken away, and what those that are there run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RUN_BYTES_MAX = 32 * 1024
 """Compressed; most have 3 KB. Jobs of a megabyte each are no reason to remember as much of all of them."""
 KEPT_SECONDS = 3600.0
 KEPT_MAX = 256
-"""Of one job."""
+"""Most losses of one job."""
 
 
 class RememberedRuns:
@@ -37,7 +37,7 @@ class RememberedRuns:
         return GangRun(Frozen(*json.loads(zlib.decompress(text))), proven)
 
     def see(self, uid: str, run: GangRun | None) -> None:
-        """None: no pod is there, or none knows what they run."""
+        """Remember the run; None if no pod is there, or nobody knows what they run."""
         if run is None:
             self._of.pop(uid, None)
         elif self._of.get(uid, ("", False))[:2] != (run.run.hash, run.proven):
@@ -52,7 +52,7 @@ class RememberedRuns:
 
 
 class RememberedLosses:
-    """Why pods are gone: a coordinator hears of it with its next report, or its successor does.
+    """Losses of pods: a coordinator hears of them with its next report, or its successor does.
 
     In memory only. What an operator's end takes along leaves a loss unexplained, which then counts as a restart.
     """
@@ -73,7 +73,7 @@ class RememberedLosses:
             del self._of[key]
 
     def see_pod(self, key: Key, pod: Object, now: float) -> None:
-        """At once, since a pod that makes room may be gone before its job is looked at."""
+        """Remember its loss at once, since a pod that makes room may be gone before its job is looked at."""
         self._keep(key, pod, loss_of(pod, {}), now)
 
     def see_gone(self, key: Key, pod: Object, job: Object | None, stateful_set: Object | None, now: float) -> None:

@@ -1,4 +1,4 @@
-"""What the operator has seen of the cluster, by watch and by list, kept as small as what is asked of it.
+"""Inventory of the cluster as the operator has seen it, by watch and by list, kept as small as what is asked of it.
 
 Losing an event costs time only: a slow resync replaces everything with what a list says.
 """
@@ -33,7 +33,7 @@ class Watched:
     label_selector: str = ""
     field_selector: str = ""
     metadata_only: bool = False
-    """Of ServiceAccounts only names count, and ConfigMaps are read by name where they are needed: anybody may make large ones."""
+    """True if metadata is enough: of ServiceAccounts only names count, and ConfigMaps are read by name if needed: anybody may make large ones."""
 
     @property
     def query(self) -> dict[str, str]:
@@ -54,7 +54,7 @@ WATCHED = (
     Watched("Node"),
     Watched("Event", field_selector="type=Warning,involvedObject.kind!=Node,involvedObject.kind!=TrainingJob"),
 )
-"""Not the operator's own Events, which outlive their jobs by an hour: kopf remembers a kilobyte of each object that it has seen."""
+"""Kinds to watch. The operator's own Events are left out; they outlive their jobs by an hour, and kopf remembers a kilobyte of each object that it has seen."""
 EVENT_REASONS = frozenset(
     {
         "FailedCreate", "FailedMount", "FailedAttachVolume", "FailedMapVolume", "ProvisioningFailed", "FailedBinding", "FailedCreatePodSandBox", "FailedToRetrieveImagePullSecret",
@@ -63,9 +63,9 @@ EVENT_REASONS = frozenset(
 
 
 EVENTS_MAX = 500
-"""Of a namespace: the newest. Anybody may write Events."""
+"""Events kept of a namespace: the newest. Anybody may write Events."""
 CONTENTS_MAX = 4
-"""Of frozen runs that are read for one job: those that its pods name, then the newest."""
+"""Frozen runs that are read for one job: those that its pods name, then the newest."""
 
 
 class Inventory:
@@ -133,7 +133,7 @@ class Inventory:
         return self._concerned(kind, key, item)
 
     def _take_in_job(self, key: Key, job: Object) -> None:
-        """What other jobs are told of this one, as it is kept: others decide by it."""
+        """Take in what other jobs need to know of this one: they decide by it."""
         if is_interactive(job):
             self._environments.add(key)
         if is_unplaced(job):
@@ -167,7 +167,7 @@ class Inventory:
         return listed, changed
 
     def drop_others(self, kind: str, listed: set[Key], version: int) -> set[Key]:
-        """After all parts of a list of this version: what it doesn't have is gone, unless it is newer. The keys of jobs that this may change.
+        """Drop what no part of a list of this version has, unless it is newer. Return the keys of jobs that this may change.
 
         A list that is older than what was seen before it was asked for is of a store that went back (etcd was restored): then it is all there is.
         """
@@ -226,7 +226,7 @@ class Inventory:
         return {(key[0], name) for name in self._in_namespace.get(("TrainingJob", key[0]), ())}
 
     def _is_pull_of_a_job(self, event: Mapping[str, Any]) -> bool:
-        """Of other pods' failures, which have the same reason, none is kept."""
+        """Return True if the Event is about an image of a job's pod. Other pods' failures, which have the same reason, are not kept."""
         is_pull = event.get("reason") == "Failed" and PULL_EVENT.match(str(event.get("message") or "")) is not None
         return is_pull and bool(self._told_of(str(event["metadata"].get("namespace")), event))
 
@@ -240,7 +240,7 @@ class Inventory:
         return list(self._objects["TrainingJob"])
 
     def uids(self) -> set[str]:
-        """Of the TrainingJobs."""
+        """Uids of the TrainingJobs."""
         return {kept.uid for kept in self._objects["TrainingJob"].values()}
 
     def job_objects(self) -> list[Object]:
@@ -327,7 +327,7 @@ class Inventory:
         return None if found is None else found.item
 
     def set_obstacle(self, key: Key, obstacle: Notice | None) -> None:
-        """Why the last write for this job failed."""
+        """Note why the last write for this job failed; None: it did not."""
         if obstacle is None:
             self._obstacles.pop(key, None)
         else:
@@ -335,13 +335,13 @@ class Inventory:
 
 
 def is_of_gang(job: str, pod: str) -> bool:
-    """By its name. Others that carry the job's labels are somebody's copies for a look inside, say: they are no nodes, and end nothing."""
+    """Return True if the pod is a node of the job by its name. Others that carry the job's labels (somebody's copies for a look inside, say) are no nodes, and end nothing."""
     begin, _, number = pod.rpartition("-")
     return begin == job and number.isdecimal()
 
 
 def _drop(groups: dict[Any, dict[Any, Kept]], group: Any, name: Any) -> None:
-    """Without a trace: namespaces come and go, and anybody may make up names of jobs in labels."""
+    """Drop it without a trace: namespaces come and go, and anybody may make up names of jobs in labels."""
     groups[group].pop(name, None)
     if not groups[group]:
         del groups[group]

@@ -21,15 +21,15 @@ from lockstep.plan.observed import REPLICAS_BY, UNREADABLE
 from lockstep.plan.reconcile.statussize import fitted, readable
 
 CHILDREN = frozenset({"StatefulSet", "Service", "NetworkPolicy", "ConfigMap"})
-"""Of a job, and no pods: what is kept of a large one is read again by its name when it is needed."""
+"""Kinds of a job's children that are not pods: what is kept of a large one is read again by its name when it is needed."""
 PACKED = CHILDREN | {"TrainingJob", "Secret"}
 FREE_FORM = frozenset({"TrainingJob", "TrainingCluster"})
 """Kinds whose objects may be of any depth."""
 BYTES_MAX = {"TrainingJob": 384 << 10, "TrainingCluster": 1 << 20, "ConfigMap": 2 << 20, "StatefulSet": 2 << 20}
-"""Of an object's JSON without its metadata, a job's without its status, too; other kinds have OTHER_BYTES_MAX. Only administrators write TrainingClusters."""
+"""Bytes of an object's JSON without its metadata, a job's without its status, too; other kinds have OTHER_BYTES_MAX. Only administrators write TrainingClusters."""
 OTHER_BYTES_MAX = 64 << 10
 PACKED_BYTES_MAX = 32 << 10
-"""Of a child of a job, compressed."""
+"""Bytes of a child of a job, compressed."""
 SMALL_CHARACTERS = 2048
 """A field that is kept of an object that is too large."""
 MESSAGE_CHARACTERS = 4096
@@ -58,7 +58,7 @@ class Kept:
 
     @property
     def item(self) -> Object:
-        """As decisions see it."""
+        """The object as decisions see it."""
         content: Object = json.loads(zlib.decompress(self._content)) if isinstance(self._content, bytes) else self._content
         return {**content, "metadata": {**content["metadata"], "resourceVersion": str(self.version)}}
 
@@ -75,7 +75,7 @@ def slim(kind: str, item: Object) -> Object:
 
 
 def _metadata(metadata: Mapping[str, Any]) -> Object:
-    """Without what nobody decides by, which may be large: managedFields, annotations of others, and finalizers of what nobody deletes."""
+    """Return metadata without what nobody decides by, which may be large: managedFields, annotations of others, and finalizers of what nobody deletes."""
     kept: Object = {key: metadata[key] for key in _METADATA if key in metadata}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     if labels:
@@ -92,7 +92,7 @@ def _metadata(metadata: Mapping[str, Any]) -> Object:
 
 
 def _bounded(kind: str, content: Object) -> tuple[Object, bool]:
-    """What is kept of an object beside its metadata, and whether more of it is to be read where it is needed."""
+    """Return what is kept of an object beside its metadata, and whether more of it is to be read when it is needed."""
     if kind == "ConfigMap" and not content.keys() & {"data", "binaryData"}:
         return content, True  # lists and watches of ConfigMaps bring metadata only
     if kind in FREE_FORM and cut_depths(content, DEPTH_MAX):
@@ -106,7 +106,7 @@ def _bounded(kind: str, content: Object) -> tuple[Object, bool]:
 
 
 def _bounded_job(content: Object) -> tuple[Object, bool]:
-    """Its spec is what somebody wrote, and too large or not by itself. What its status says stays whatever the spec has: that it ended, for one."""
+    """Return what is kept of a job. Its spec is too large or not by itself. Its status stays whatever the spec has: that the job ended, for one."""
     status = {"status": fitted(content["status"])} if isinstance(content.get("status"), dict) else {}
     stated = {key: value for key, value in content.items() if key != "status"}
     if _size(stated) <= BYTES_MAX["TrainingJob"]:
@@ -178,7 +178,7 @@ def _stateful_set(item: Mapping[str, Any]) -> Object:
 
 
 def _replicas_by(entries: list[Object]) -> Object:
-    """Who wrote spec.replicas last. Two that own it have written the same."""
+    """Return who wrote spec.replicas last. Two that own it have written the same."""
     owners = [entry for entry in entries if "f:replicas" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})]
     newest = max(owners, key=lambda entry: str(entry.get("time", "")), default=None)
     return {} if newest is None else {key: str(newest[key])[:SMALL_CHARACTERS] for key in ("manager", "time") if key in newest}

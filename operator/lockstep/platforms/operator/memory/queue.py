@@ -20,16 +20,16 @@ from lockstep.plan.reconcile.status import SETTLE_SECONDS
 BACKOFF_FIRST_SECONDS = 0.25
 BACKOFF_MAX_SECONDS = 60.0
 PATIENT_FAILURES = 3
-"""After so many in a row a mark waits, too: what changed meanwhile has not helped."""
+"""Failures in a row after which a mark waits, too: what changed meanwhile has not helped."""
 OBSTACLE_SECONDS = (3.0, 120.0)
-"""Before what the API server refused is written again: first, and at most; doubled in between. A thousand jobs may meet one quota."""
+"""Wait before a refused object is written again: first, and at most; doubled in between. A thousand jobs may meet one quota."""
 SOON_SECONDS = 0.05
-"""In which what changes about a job collapses into one look at it: a start of 64 nodes is some 150 events."""
+"""Seconds in which changes of a job collapse into one look at it: a start of 64 nodes is some 150 events."""
 WORKERS = 16
 JITTER = 0.25
-"""Of every wait, at random, up or down: a thousand jobs that one quota refuses don't come back together."""
+"""Share of every wait that is random, up or down: a thousand jobs that one quota refuses don't come back together."""
 START_RETRY_SECONDS = 2.0
-"""Before the operator asks again for what it can't begin without."""
+"""Wait before the operator asks again for what it can't begin without."""
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ class WorkQueue:
             self._news.set()
 
     def mark_soon(self, key: Key) -> None:
-        """As `mark`, together with what else happens in the next moment: for events of which many come at once."""
+        """Mark the key together with what else happens in the next moment: for events of which many come at once."""
         self._soon.add(key)
         self._soon_news.set()
 
@@ -106,7 +106,7 @@ class WorkQueue:
 
     @property
     def longest_seconds(self) -> float:
-        """For how long the oldest piece of work is under way."""
+        """Seconds since the oldest piece of work began."""
         return max((time.monotonic() - began for began in self._running.values()), default=0.0)
 
     async def worked(self, key: Key) -> None:
@@ -117,7 +117,7 @@ class WorkQueue:
         await waiter
 
     def mark_later(self, key: Key, seconds: float) -> None:
-        """As `mark`, after a while; an earlier mark or timer of the key is enough."""
+        """Mark the key after a while; an earlier mark or timer of the key is enough."""
         when = asyncio.get_running_loop().time() + seconds
         timer = self._timers.get(key)
         if timer is None or timer.when() > when:
@@ -147,7 +147,7 @@ class WorkQueue:
                 self._cancel_timer(key)
 
     def _next(self) -> Key | None:
-        """Of the namespace whose turn it is; its next turn comes after all others'."""
+        """Return a key of the namespace whose turn it is; its next turn comes after all others'."""
         for namespace, keys in self._ready.items():
             if self._busy[namespace] < self._most:
                 key = keys.popleft()
@@ -184,7 +184,7 @@ class WorkQueue:
         self._news.set()
 
     async def _attempt(self, key: Key) -> float | None:
-        """In how many seconds to do it again."""
+        """Work on the key; return the seconds until the next look, or None."""
         waiters = [waiter for waiter in self._waiters.pop(key, []) if not waiter.done()]
         try:
             again = await self._work(key)
@@ -214,18 +214,18 @@ class _Refused:
 
 
 class Refusals:
-    """Of each job, what the API server refused to be written: quota, policy, a name that is taken, a size. It is tried again ever less often."""
+    """Writes that the API server refused, by job: quota, policy, a name that is taken, a size. They are tried again ever less often."""
 
     def __init__(self) -> None:
         self._refused: dict[Key, _Refused] = {}
 
     def left(self, key: Key, wanted: object) -> float:
-        """In how many seconds this may be sent again; 0: now, since it was not refused or is something else."""
+        """Seconds until this may be sent again; 0: now, since it was not refused or is something else."""
         refused = self._refused.get(key)
         return max(0.0, refused.until - time.monotonic()) if refused is not None and refused.wanted == wanted else 0.0
 
     def refused(self, key: Key, wanted: object) -> float:
-        """It was refused, maybe once more; in how many seconds it may be sent again."""
+        """Note that it was refused; return the seconds until it may be sent again."""
         before = self._refused.get(key)
         times = before.times + 1 if before is not None and before.wanted == wanted else 0
         left = jittered(min(OBSTACLE_SECONDS[0] * 2 ** min(times, 16), OBSTACLE_SECONDS[1]))
@@ -233,7 +233,7 @@ class Refusals:
         return left
 
     def forget(self, key: Key) -> None:
-        """It was taken, or what was in its way may be gone."""
+        """Forget the refusal: the write was taken, or its obstacle may be gone."""
         self._refused.pop(key, None)
 
     def keep(self, firsts: set[str]) -> None:
@@ -246,7 +246,7 @@ def jittered(seconds: float) -> float:
 
 
 class DelayedWrites:
-    """Since when a change of a job's status waits for what follows, by the job's uid."""
+    """Changes of jobs' statuses that wait for what follows, by the job's uid."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
