@@ -16,7 +16,7 @@ app = typer.Typer(help="Work with trained adapters.", no_args_is_help=True)
 
 SourceArgument = Annotated[
     list[Path],
-    typer.Argument(help="A run's folder (runs/<job>), its checkpoints folder, or one step-N.aM folder; several where shards are spread."),
+    typer.Argument(help="A run's folder (runs/<job>), its checkpoints folder, or one step-N.aM folder; several if the shards are spread."),
 ]
 
 
@@ -60,7 +60,7 @@ def get_adapter(
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Fetch a job's newest adapter from its volume, whether its pods run or not. Where only shards are there, it is made of them in the pod.
+    """Fetch a job's newest adapter from its volume, whether its pods run or not. If only a commit's shards exist, the pod exports it from them.
 
     Example: lockstep adapter get demo ./demo-adapter
     """

@@ -76,7 +76,7 @@ def list_commits(
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Every commit: its step, size and evaluation loss, whether its files are there, and why it is kept.
+    """List every commit: its step, size and evaluation loss, whether its files exist, and why it is kept.
 
     Example: lockstep checkpoint list demo
 
@@ -105,7 +105,7 @@ def verify(
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Read every shard and compare its checksum with the manifest's; of a job, in a pod beside its volume. Exit code 1 when something is missing or damaged.
+    """Read every shard and compare its checksum with the manifest's; for a job, in a pod next to its volume. Exit code 1 if something is missing or damaged.
 
     Example: lockstep checkpoint verify demo --all
     """
@@ -126,7 +126,7 @@ def inspect(
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """The newest commit, or the one given, in words: what it was trained from, and what it holds.
+    """Describe the newest commit, or the one given: what it was trained from, and what it holds.
 
     Example: lockstep checkpoint inspect runs/demo/checkpoints/step-40.a1
     """

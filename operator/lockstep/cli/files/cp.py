@@ -50,19 +50,26 @@ def cp(
         list[str],
         typer.Argument(metavar="SRC...", help="Files or folders: of this machine, or JOB:/path on a job's volumes.", show_default=False),
     ],
-    target: Annotated[str, typer.Argument(help="Where to: JOB:/path, or a path of this machine. With a / at the end: into that folder.")],
+    target: Annotated[
+        str, typer.Argument(help="The target: JOB:/path, or a path of this machine. With a / at the end it is a folder to copy into.")
+    ],
     files: Annotated[
         list[Path] | None,
         typer.Option(
             "-f",
             "--file",
             metavar="FILE",
-            help="The job's file, for a job that has never started: it says which volumes it will have.",
+            help="The job's file, for a job that has never started: it says which volumes the job will have.",
             show_default=False,
         ),
     ] = None,
     node: Annotated[
-        int | None, typer.Option("--node", min=0, help="The node whose volume is meant. Default: up to every node's, down from node 0's.")
+        int | None,
+        typer.Option(
+            "--node",
+            min=0,
+            help="The node whose volume is used. Default: every node's when copying to a job, node 0's when copying from it.",
+        ),
     ] = None,
     cluster: Annotated[
         str | None,
@@ -71,11 +78,11 @@ def cp(
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Copy files to a job's volumes, or from them: resumable, verified by SHA-256, each file in one piece or not at all.
+    """Copy files to or from a job's volumes: resumable, verified by SHA-256, each file whole or not at all.
 
-    To pods that have volumes of their own it goes to all at once. Of a job without pods a short-lived pod without GPUs mounts the
-    volumes. A target is the new name; a / at its end means into that folder, and `SRC/.` what is in a folder, not the folder. The same command goes on
-    where a broken one was.
+    Where every pod has its own volumes, files go to all of them at once. If the job has no pods, a short-lived pod without GPUs mounts the
+    volumes. The target is the new name; with a / at its end it is a folder to copy into, and `SRC/.` means the content of a folder. If a copy
+    breaks, run the same command again to continue.
 
     Example: lockstep cp models/llama demo:/datasets/models/
 

@@ -20,13 +20,15 @@ if TYPE_CHECKING:
     from lockstep.platforms.jobs.editor import EditorRequest
 
 JUPYTER_PORT, TENSORBOARD_PORT, DEBUG_PORT = 8888, 6006, 5678
-PortOption = Annotated[int | None, typer.Option("--port", min=1, max=65535, help="Of this machine. Default: the usual one, or a free one.")]
+PortOption = Annotated[
+    int | None, typer.Option("--port", min=1, max=65535, help="Port of this machine. Default: the usual one, or a free one.")
+]
 
 
 def jupyter(
     job: OptionalJobArgument = DEFAULT_JOB,
     node: NodeOption = 0,
-    folder: Annotated[str, typer.Option("--folder", help="In the pod: where notebooks are.")] = WORKSPACE,
+    folder: Annotated[str, typer.Option("--folder", help="Folder of the notebooks, in the pod.")] = WORKSPACE,
     port: PortOption = None,
     cluster: ClusterNameOption = "local",
     namespace: NamespaceOption = None,
@@ -47,7 +49,7 @@ def jupyter(
 def tensorboard(
     job: OptionalJobArgument = DEFAULT_JOB,
     node: NodeOption = 0,
-    folder: Annotated[str, typer.Option("--folder", help="In the pod: below which the events of runs are.")] = f"{WORKSPACE}/runs",
+    folder: Annotated[str, typer.Option("--folder", help="Folder that holds the events of runs, in the pod.")] = f"{WORKSPACE}/runs",
     port: PortOption = None,
     cluster: ClusterNameOption = "local",
     namespace: NamespaceOption = None,
@@ -66,13 +68,15 @@ def tensorboard(
 def vscode(
     job: OptionalJobArgument = DEFAULT_JOB,
     node: NodeOption = 0,
-    pod_port: Annotated[int, typer.Option("--pod-port", min=1, max=65535, help="Where the script listens for its debugger.")] = DEBUG_PORT,
+    pod_port: Annotated[
+        int, typer.Option("--pod-port", min=1, max=65535, help="Port in the pod on which the script waits for a debugger.")
+    ] = DEBUG_PORT,
     port: PortOption = None,
     cluster: ClusterNameOption = "local",
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Forward a debugger's port until Ctrl-C, and print the entry for VS Code's launch.json that attaches there.
+    """Forward a debugger's port until Ctrl-C, and print the entry for VS Code's launch.json that attaches to it.
 
     For a script that waits by itself: debugpy.listen(("127.0.0.1", 5678)); debugpy.wait_for_client(). `lockstep debug` starts one.
 
@@ -86,7 +90,7 @@ def vscode(
 
         async with forwarded(connection, target.namespace, pod, pod_port, port or pod_port, _complain, exactly=port is not None) as local:
             _print_launch(pod, local)
-            put(f"Port {local} of this machine leads to port {pod_port} of {pod}. Ctrl-C ends that.", flush=True)
+            put(f"Port {local} of this machine leads to port {pod_port} of {pod}. Press Ctrl-C to end.", flush=True)
             await asyncio.Event().wait()
 
     _connected(target.namespace, context, forward)
@@ -94,7 +98,7 @@ def vscode(
 
 def debug(
     job: Annotated[str, typer.Argument(help="The job's name.")],
-    script: Annotated[str, typer.Argument(help="The script, as the pod has it; a relative one is below /workspace.")],
+    script: Annotated[str, typer.Argument(help="The script's path in the pod; a relative one is below /workspace.")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Its arguments, after --.")] = None,
     node: NodeOption = 0,
     port: PortOption = None,
@@ -117,7 +121,7 @@ def debug(
 def _serve(
     request: EditorRequest, job: str, node: int, cluster: str, namespace: str | None, context: str | None, port: int | None, usual: int
 ) -> None:
-    """EditorServer and forward, until either ends or Ctrl-C ends both."""
+    """Serve and forward until either ends or Ctrl-C ends both."""
     target = find_job(job, cluster, namespace, context)
     pod = running_pod(target, node)
 

@@ -16,9 +16,9 @@ INTERRUPTED = 130
 
 def generate(
     job: Annotated[str, typer.Argument(help="The job's name; with --local a run's or an adapter's folder.", show_default=False)],
-    prompt: Annotated[str, typer.Argument(help="How the text begins.", show_default=False)],
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="How many tokens to add at most.")] = 100,
-    base: Annotated[bool, typer.Option("--base", help="Also what the base model writes without the adapter, first.")] = False,
+    prompt: Annotated[str, typer.Argument(help="The beginning of the text.", show_default=False)],
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="The most tokens to add.")] = 100,
+    base: Annotated[bool, typer.Option("--base", help="First print what the base model writes without the adapter.")] = False,
     local: Annotated[bool, typer.Option("--local", help="On this machine, from a folder.")] = False,
     model: Annotated[
         str | None, typer.Option("--model", help="The base model's folder. Default: what the job or the adapter names.")
@@ -28,9 +28,9 @@ def generate(
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Write on from a prompt with a job's newest adapter on its base model, token by token.
+    """Continue a prompt with a job's newest adapter on its base model, token by token.
 
-    In a pod of the job where that is idle (an interactive job, or one held after a failure), else in a short-lived one with the job's volumes and image.
+    It runs in a pod of the job if that is idle (an interactive job, or one held after a failure), else in a short-lived pod with the job's volumes and image.
 
     Example: lockstep generate demo 'The value of' --max-tokens 60 --base
     """
@@ -72,7 +72,7 @@ async def _on_cluster(job: str, arguments: list[str], gpus: int, namespace: str,
     from lockstep.cli.shared.progress import waiting
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.files.results import newest_adapter
-    from lockstep.platforms.jobs.generating import base_model, idle_or_own_pod, write_on
+    from lockstep.platforms.jobs.generation import base_model, idle_or_own_pod, write_on
 
     def say(line: str) -> None:
         tell(line)

@@ -48,7 +48,7 @@ def get_model(
         str | None, typer.Option("--revision", help="A branch, tag or commit of the hub. Default: its main branch.")
     ] = None,
     files: OptionalFileOption = None,
-    job: Annotated[str | None, typer.Option("--job", help="A job that is on the cluster: its volumes are filled.")] = None,
+    job: Annotated[str | None, typer.Option("--job", help="A job of the cluster, whose volumes are filled.")] = None,
     claim: Annotated[
         str | None, typer.Option("--claim", help="A claim to fill, which jobs name in storage.workspaceClaimName; with --cluster.")
     ] = None,
@@ -56,20 +56,20 @@ def get_model(
         str | None, typer.Option("--token-secret", help="With --claim: the Secret whose key HF_TOKEN holds the hub's token.")
     ] = None,
     to: Annotated[
-        Path | None, typer.Option("--to", help="A folder for it, in a pod below /workspace. Default: the cache that jobs look in.")
+        Path | None, typer.Option("--to", help="The model's folder, in a pod below /workspace. Default: the cache in which jobs look.")
     ] = None,
     workspace: Annotated[
         Path | None,
-        typer.Option("--workspace", help=f"Here: the folder of `lockstep run --local`, whose cache is filled. Default: {HERE}."),
+        typer.Option("--workspace", help=f"On this machine: the folder of `lockstep run --local`, whose cache is filled. Default: {HERE}."),
     ] = None,
     cluster: Annotated[str | None, typer.Option("--cluster", help=f"A cluster of clusters/, or a cluster file's path. {UNNAMED}")] = None,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Fetch a base model by its name: checked, resumable, and once for all jobs of a volume.
+    """Fetch a base model by its name: verified, resumable, and once for all jobs of a volume.
 
-    With -f, --job or --claim a short-lived pod without GPUs fills the volumes; of a job whose pods run, they do. Without them, it is fetched
-    here, for `lockstep run --local`. The same command goes on where a broken one was.
+    With -f, --job or --claim a short-lived pod without GPUs fills the volumes, or the job's own pods while they run. Without these options the
+    model is fetched to this machine, for `lockstep run --local`. If a fetch breaks, run the same command again to continue.
 
     Example: lockstep model get -f job.yaml
 

@@ -19,7 +19,7 @@ def shell(
 ) -> None:
     """Open a shell in the pod of a node, with the variables that every run there has. Its exit code is the shell's.
 
-    Without a terminal it runs what it reads: echo 'nvidia-smi' | lockstep shell
+    Without a terminal it runs the commands on its standard input: echo 'nvidia-smi' | lockstep shell
 
     Example: lockstep shell ml-dev-env --node 1
     """

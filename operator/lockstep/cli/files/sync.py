@@ -30,19 +30,21 @@ INTERRUPTED = 130
 def sync(
     job: Annotated[str, typer.Argument(help="The job's name.", autocompletion=known_names)] = DEV_ENVIRONMENT,
     folder: Annotated[Path, typer.Argument(help="The folder to send.")] = Path("workspace"),
-    to: Annotated[str, typer.Option("--to", help="Where to, in the pods.")] = "/workspace",
-    watch: Annotated[bool, typer.Option("--watch", help="Go on sending whatever changes, until Ctrl-C.")] = False,
+    to: Annotated[str, typer.Option("--to", help="The target folder in the pods.")] = "/workspace",
+    watch: Annotated[bool, typer.Option("--watch", help="Keep sending changes until Ctrl-C.")] = False,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Also over files that were changed in a pod since the last sync, and remove what other folders sent."),
+        typer.Option(
+            "--force", help="Overwrite files that were changed in a pod since the last sync, and remove files that other folders sent."
+        ),
     ] = False,
     cluster: ClusterNameOption = "local",
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Send a folder to all pods of a job: only what differs, with deletions of what an earlier sync of it had sent. Nothing else there is touched.
+    """Send a folder to all pods of a job: only what differs. Files that an earlier sync sent and that are gone here are removed there; nothing else is.
 
-    A volume that all pods share gets it once. `.lockstepignore`, else `.gitignore`, in the folder says what stays here.
+    A volume that all pods share gets it once. `.lockstepignore` in the folder, or else `.gitignore`, says what stays here.
 
     Example: lockstep sync ml-dev-env workspace --watch
     """

@@ -20,7 +20,7 @@ from lockstep.kube.exec import Place, ProgramFailed
 from lockstep.platforms.files import results
 from lockstep.platforms.files.results import Adapter, NoAdapter, newest_adapter
 from lockstep.platforms.inpod.newest import CONFIG, MANIFEST, WEIGHTS, newest
-from lockstep.platforms.jobs.generating import idle_or_own_pod, resources_of
+from lockstep.platforms.jobs.generation import idle_or_own_pod, resources_of
 from support.fake_cluster import FakeCluster
 
 PLACE = Place("ns", "x-0", "trainer")
