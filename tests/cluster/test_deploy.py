@@ -80,7 +80,7 @@ def test_who_may_only_use_a_namespace_gets_the_commands_by_which_an_administrato
         assert done.returncode == 0, done.stderr
     code, said, errors = lockstep("deploy", str(cluster_file), "--no-dev", kubeconfig=person)
     assert code == 0, said + errors
-    assert "that all is well with them is unknown" in said and "\nReady. Next:\n" in said
+    assert "so their state is unknown" in said and "\nReady. Next:\n" in said
     code, _, errors = lockstep("uninstall", str(cluster_file), "--yes", kubeconfig=person)
     assert code == 1 and "and nothing was removed" in errors
     code, said, _ = lockstep("status", str(cluster_file), kubeconfig=person)

@@ -42,9 +42,9 @@ def test_a_script_comes_with_its_settings(tmp_path: Path) -> None:
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     path = tmp_path / "ds_config.json"
     path.write_text("mine")
-    with pytest.raises(ConfigError, match="exists already and is left as it is"):
+    with pytest.raises(ConfigError, match="already exists"):
         init.script(tmp_path)
-    with pytest.raises(ConfigError, match="exists already and is left as it is"):
+    with pytest.raises(ConfigError, match="already exists"):
         init.job("x", "local", False, path)
     assert (path.read_text(), [p.name for p in tmp_path.iterdir()]) == ("mine", ["ds_config.json"])
 

@@ -192,16 +192,14 @@ async def _rails_are_there(connection: Cluster, plan: DeploymentPlan, progress: 
     """Return True if pods can have every network that the cluster names, where jobs use RDMA: without one they wait for ever."""
     from lockstep.cli.clusters.deploy import Mode
     from lockstep.plan.checks.rails import check_networks
-    from lockstep.plan.cluster.facts import NETWORK
     from lockstep.plan.cluster.finding import Outcome
     from lockstep.platforms.clusters.facts import network_facts
 
     spec = plan.profile.spec
     if plan.mode is Mode.TCP or not spec.network.rdma.enabled:
         return True
-    facts = await network_facts(connection, spec, plan.namespace)
-    findings = check_networks(spec, facts) if facts.list(NETWORK).seen else ()
-    missing = [one for one in findings if one.outcome is Outcome.FAILED]
+    findings = check_networks(spec, await network_facts(connection, spec, plan.namespace))
+    missing = [one for one in findings if one.outcome is Outcome.FAILED and one.subject.endswith(".network")]
     for finding in missing:
         progress.done("network", f"MISSING: {finding.message}\n{'':13}→ {finding.fix}")
     return not missing
@@ -239,7 +237,7 @@ def tell_left(plan: DeploymentPlan, sent: Sent) -> None:
     sure = any(part.state is not State.UNSEEN for part in left)
     put(
         "",
-        "NOT COMPLETE: you may not send these:" if sure else "You may neither send nor see these; that all is well with them is unknown:",
+        "NOT COMPLETE: you may not send these:" if sure else "You may neither send nor see these, so their state is unknown:",
     )
     for part in left:
         put(f"  {called(part.item)}: {part.state.value}{f' ({part.reason})' if part.reason else ''}")

@@ -65,7 +65,7 @@ def discover(
 
 def _refuse_to_overwrite(path: Path | None, force: bool) -> None:
     if path is not None and path.exists() and not force:
-        raise ConfigError(f"{path} exists already and is left as it is: name another file with -o, or say --force")
+        raise ConfigError(f"{path} already exists; name another file with -o, or overwrite it with --force")
 
 
 def _check_name(name: str) -> None:

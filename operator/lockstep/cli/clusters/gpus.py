@@ -104,7 +104,7 @@ async def _nodes(connection: Cluster, otherwise: str) -> list[Sequence[str]]:
 
 
 def _show_nodes(nodes: list[Sequence[str]], why: str) -> None:
-    tell(f"lockstep: {why}. Until then, what the nodes say of themselves:")
+    tell(f"lockstep: {why}. Until then, their labels show:")
     _print_table([NODE_COLUMNS, *nodes])
 
 

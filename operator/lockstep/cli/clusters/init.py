@@ -78,7 +78,7 @@ def script(folder: Annotated[Path, typer.Argument(help="Where to write them.")] 
 
     taken = [str(folder / name) for name in SCRIPT_FILES if (folder / name).exists()]
     if taken:
-        raise ConfigError(f"{', '.join(taken)} exists already and is left as it is: name another folder")
+        raise ConfigError(f"{', '.join(taken)} already exists: name another folder")
     for name in SCRIPT_FILES:
         _write(folder / name, (checkout() / "workspace" / name).read_text(encoding="utf-8"))
     put("Next: put your model and your data where its two comments say; a job for it: lockstep init job NAME --script")
@@ -90,7 +90,7 @@ def _write(path: Path, text: str) -> None:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise ConfigError(f"{path} exists already and is left as it is: name another file with -o") from None
+        raise ConfigError(f"{path} already exists: name another file with -o") from None
     except OSError as error:
         raise ConfigError(f"{path} can't be written: {error.strerror}") from error
     put(f"Wrote {path}")

@@ -73,13 +73,13 @@ async def _look(file: ClusterFile, namespace: str | None, context: str | None) -
     try:
         cluster = await Cluster.connect(context)
     except OtherCluster as error:
-        raise Failed(f"only the file was looked at: {error}; --offline asks no cluster") from None
+        raise Failed(f"only the file was checked: {error}; --offline asks no cluster") from None
     async with cluster as connection:
         try:
             return await lint_facts(connection, file.profile.spec, namespace or file.cluster.namespace)
         except (ApiError, OSError) as error:
             raise Failed(
-                f"only the file was looked at: {connection.server} doesn't answer as it should: {error}; --offline asks no cluster"
+                f"only the file was checked: {connection.server} doesn't answer as it should: {error}; --offline asks no cluster"
             ) from None
 
 

@@ -113,22 +113,22 @@ def _made(needed: list[NeededClaim], storage_class: str | None, classes: Mapping
             Outcome.UNKNOWN,
             f"{what}; whether storage class {storage_class or 'by default'} is there: your account may not list classes",
         )
-    names_there = ", ".join(sorted(classes)) or "none at all"
+    fix = f"choose one of {', '.join(sorted(classes))} in the cluster file" if classes else "an administrator makes a storage class"
     if storage_class is None:
         default = [name for name, item in classes.items() if is_default_class(item)]
         if not default:
             return Finding(
                 SECTION,
                 Outcome.REFUSED,
-                f"{what}, of the default storage class, which there is not",
-                f"name one in the cluster: {names_there}",
+                f"{what}, of the default storage class, but the cluster has none",
+                fix,
             )
         return Finding(SECTION, Outcome.OK, f"{what}, of the default storage class {default[0]}")
     if storage_class not in classes:
         return Finding(
             SECTION,
             Outcome.REFUSED,
-            f"{what}, of storage class {storage_class}, which is not there",
-            f"there are {names_there}: correct the cluster",
+            f"{what}, of storage class {storage_class}, which does not exist",
+            fix,
         )
     return Finding(SECTION, Outcome.OK, f"{what}, of storage class {storage_class}")

@@ -96,9 +96,7 @@ def capacity(resolved: Resolved, nodes: Iterable[Object]) -> tuple[int | None, s
 def forecast(resolved: Resolved, facts: RunFacts) -> Forecast:
     estimate = Forecast()
     if resolved.training is None:
-        estimate.add(
-            "memory", Outcome.NOTE, "the job runs no training of Lockstep's: what memory, network and time it needs is its script's affair"
-        )
+        estimate.add("memory", Outcome.NOTE, "the job runs its own script, so its memory, network and time needs are not known")
         return estimate
     settings = size_settings(trainer_config(resolved.training))
     run = _length(resolved, facts)

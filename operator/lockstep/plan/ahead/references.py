@@ -83,7 +83,7 @@ def _how(reference: Reference, namespace: str) -> str:
         return f"kubectl create serviceaccount {reference.name} -n {namespace}"
     kind = "secret generic" if reference.kind == "Secret" else "configmap"
     place = "cluster file" if reference.field.startswith("the cluster's") else "job"
-    return f"kubectl create {kind} {reference.name} -n {namespace} …, or take it out of the {place}"
+    return f"kubectl create {kind} {reference.name} -n {namespace} …, or remove it from the {place}"
 
 
 def _networks(resolved: Resolved, facts: ClusterFacts) -> Iterator[Finding]:

@@ -123,12 +123,10 @@ def _nccl(spec: TrainingClusterSpec) -> Iterator[Finding]:
         key = f"nccl.env[{index}]"
         typed = HIDING.get(variable.name, "")
         if spec.network.rdma.enabled and variable.name == "NCCL_IB_DISABLE" and variable.value == "1":
-            yield failed(
-                key, "NCCL_IB_DISABLE is 1, so RDMA is off in every job, RDMA ones included", "take it out: TCP jobs have it anyway"
-            )
+            yield failed(key, "NCCL_IB_DISABLE is 1, so RDMA is off in every job, RDMA ones included", "remove it: TCP jobs have it anyway")
         elif variable.name == "NCCL_IB_HCA" and variable.value.startswith("^"):
-            message = f"NCCL_IB_HCA is {variable.value}: ^ leaves these devices out, it is no pattern"
-            yield failed(key, message, "take it out, or list the devices in network.rdma.devices")
+            message = f"NCCL_IB_HCA is {variable.value}: ^ excludes these devices, it is not a pattern"
+            yield failed(key, message, "remove it, or list the devices in network.rdma.devices")
         elif typed and getattr(spec.network.rdma, typed) not in (None, []):
             yield warning(key, f"{variable.name} hides network.rdma.{typed}", "keep one of them")
 
@@ -144,7 +142,7 @@ def _pods(spec: TrainingClusterSpec, operator_image: str) -> Iterator[Finding]:
         message = f"shared memory may take {spec.shm_size}, and counts against the limit of {memory}: whoever fills it is killed"
         yield failed("shm_size", message, "less than resources.limits.memory")
     if spec.security.requires_privileged_scc:
-        yield warning("security.requires_privileged_scc", "it has no effect: no pod that Lockstep makes is privileged", "take it out")
+        yield warning("security.requires_privileged_scc", "it has no effect: no pod that Lockstep makes is privileged", "remove it")
 
 
 def _threshold(file: ClusterFile) -> Iterator[Finding]:

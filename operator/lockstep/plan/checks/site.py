@@ -109,7 +109,7 @@ def _shareable(key: str, title: str, chosen: JudgedClass, others: list[str]) -> 
         return fine(key, f"{title}: {chosen.why}")
     if chosen.shareable is Shareable.NO:
         fix = f"one of {', '.join(others)}" if others else "storage.mode: volumeClaimTemplates gives every pod volumes of its own"
-        return failed(key, f"class {chosen.name} is no ReadWriteMany class: {chosen.why}", fix)
+        return failed(key, f"class {chosen.name} is not ReadWriteMany: {chosen.why}", fix)
     if chosen.shareable is Shareable.DOUBTFUL:
         return warning(key, f"{title}: {chosen.why}", "kubectl describe pvc says why; or storage.mode: volumeClaimTemplates")
     return unknown(key, f"whether class {chosen.name} can be shared: {chosen.why}")

@@ -59,7 +59,7 @@ def never_enough(pod: Object, needed: int, nodes: Sequence[Object]) -> str:
 
 
 def _unseen(possible: Sequence[Object], needed: int, total: int) -> Iterator[Finding]:
-    text = f"{len(possible)} of {total} nodes are such that they could take a pod; the job needs {needed}"
+    text = f"{len(possible)} of {total} nodes could take a pod; the job needs {needed}"
     if len(possible) < needed:
         yield Finding(
             SECTION, Outcome.WAITS, text, "add nodes, or ask for fewer (spec.nodes)", f"{_more(needed - len(possible))} that can take a pod"

@@ -140,7 +140,7 @@ def test_times_are_given_at_the_profiles_own_speed_where_it_has_one() -> None:
 def test_a_script_is_its_own_affair() -> None:
     script = resolve(job(nodes=2, script={"path": "a.py"}), profile(**GPUS), PlatformDefaults(namespace="team"))
     (line,) = forecast(script, KNOWN).findings
-    assert (line.outcome, "its script's affair" in line.message) == (Outcome.NOTE, True)
+    assert (line.outcome, "runs its own script" in line.message) == (Outcome.NOTE, True)
 
 
 def gpu_node(**labels: str) -> Object:

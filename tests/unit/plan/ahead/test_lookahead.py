@@ -253,8 +253,8 @@ def test_a_claim_that_is_there_must_be_usable(there: Object, outcome: Outcome, s
     ("storage", "classes", "outcome", "said"),
     [
         (SHARED, CLASSES, Outcome.OK, "ml-datasets (500Gi), ml-dev-workspace (100Gi) would be made, ReadWriteMany, of storage class nfs"),
-        ({"classRwx": "gone"}, CLASSES, Outcome.REFUSED, "of storage class gone, which is not there → there are nfs, rbd"),
-        ({}, CLASSES, Outcome.REFUSED, "of the default storage class, which there is not"),
+        ({"classRwx": "gone"}, CLASSES, Outcome.REFUSED, "of storage class gone, which does not exist → choose one of nfs, rbd in the cluster file"),
+        ({}, CLASSES, Outcome.REFUSED, "of the default storage class, but the cluster has none"),
         (SHARED, None, Outcome.UNKNOWN, "your account may not list classes"),
         (SHARED | {"mode": "PerPod"}, CLASSES, Outcome.OK, "workspace-x-0 (100Gi), workspace-x-1 (100Gi), datasets-x-0 (500Gi), datasets-x-1 (500Gi) would be made"),
     ],
@@ -352,7 +352,7 @@ def test_a_registry_login_of_the_profile_that_is_missing_is_noted() -> None:
     seen = around(present={("Secret", "pull"): False, ("ServiceAccount", "ml-dev-sa"): True})
     found = lines(seen, resolved({"pod": {"imagePullSecrets": ["pull"]}}))
     assert "Secret pull (the cluster's pod.image_pull_secrets) is not in namespace team" in told(found, Outcome.NOTE)
-    assert "or take it out of the cluster file" in told(found, Outcome.NOTE)
+    assert "or remove it from the cluster file" in told(found, Outcome.NOTE)
 
 
 NEEDS: Object = {
