@@ -280,7 +280,7 @@ def test_an_option_that_would_do_nothing_or_a_name_that_no_job_could_have_is_ref
 def test_a_revision_is_refused_where_the_jobs_model_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_verb, "_job_of_file", lambda *arguments: resolved({"name": "s3://bucket/m"}))
     with pytest.raises(ConfigError, match="revision needs the name of a model of the hub"):
-        model_verb.get(revision="v1", files=[tmp_path / "job.yaml"])
+        model_verb.get_model(revision="v1", files=[tmp_path / "job.yaml"])
 
 
 def test_a_claim_is_filled_as_by_a_job_that_names_it(tmp_path: Path) -> None:
