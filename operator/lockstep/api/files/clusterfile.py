@@ -13,7 +13,7 @@ from lockstep.api.calibration import Calibration, Calibrations
 from lockstep.api.cluster import ClusterMetadata, TrainingCluster, TrainingClusterSpec
 from lockstep.api.errors import ConfigError
 from lockstep.api.files import yamlnodes as nodes
-from lockstep.api.files.clusterkeys import KEYS, ClusterSection, Key, Kind, below, field_of, file_path, in_file_words, read_value
+from lockstep.api.files.clusterkeys import KEYS, ClusterSection, Key, ValueKind, below, field_of, file_path, in_file_words, read_value
 from lockstep.api.files.document import Document
 from lockstep.api.files.problems import broken_rules, explain, unknown
 from lockstep.api.model import Model
@@ -76,7 +76,7 @@ class _Reader(Document):
     def _value(self, node: yaml.Node, path: str, place: str) -> Any:
         """The value at `path`; None: nothing is there, or it was reported."""
         key = KEYS.get(path)
-        if node.tag == nodes.NULL and (key is None or key.kind in (Kind.NAMES, Kind.LABELS)):
+        if node.tag == nodes.NULL and (key is None or key.kind in (ValueKind.NAMES, ValueKind.LABELS)):
             return None
         if key is not None:
             return self._leaf(node, key, place)

@@ -39,7 +39,7 @@ class ClusterSection(Model):
     """One line for list-clusters."""
 
 
-class Kind(Enum):
+class ValueKind(Enum):
     """How a value may be written."""
 
     TEXT = auto()  # numbers too: 32 and "32" are the same quantity
@@ -56,7 +56,7 @@ class Key:
 
     file: str
     model: str
-    kind: Kind = Kind.TEXT
+    kind: ValueKind = ValueKind.TEXT
     choices: Mapping[str, str] = field(default_factory=dict)
     """The value of the field by the word that the file has for it."""
 
@@ -92,9 +92,13 @@ def _keys(model: type[Model], file: str = "", path: str = "") -> Iterator[Key]:
 
 def _key(file: str, model: str, kind: Any) -> Key:
     if isinstance(kind, type) and issubclass(kind, Enum):
-        return Key(file, model, Kind.CHOICE, WORDS.get(kind) or {value.value: value.value for value in kind})
+        return Key(file, model, ValueKind.CHOICE, WORDS.get(kind) or {value.value: value.value for value in kind})
     return Key(
-        file, model, {int: Kind.INTEGER, bool: Kind.SWITCH, list: Kind.NAMES, dict: Kind.LABELS}.get(get_origin(kind) or kind, Kind.TEXT)
+        file,
+        model,
+        {int: ValueKind.INTEGER, bool: ValueKind.SWITCH, list: ValueKind.NAMES, dict: ValueKind.LABELS}.get(
+            get_origin(kind) or kind, ValueKind.TEXT
+        ),
     )
 
 
@@ -216,11 +220,11 @@ def _choice(node: yaml.Node, key: Key) -> str:
     return key.choices[written]
 
 
-_READERS: Mapping[Kind, Callable[[yaml.Node, Key], Any]] = {
-    Kind.TEXT: lambda node, _: _text(node),
-    Kind.INTEGER: _integer,
-    Kind.SWITCH: _switch,
-    Kind.NAMES: _names,
-    Kind.LABELS: _labels,
-    Kind.CHOICE: _choice,
+_READERS: Mapping[ValueKind, Callable[[yaml.Node, Key], Any]] = {
+    ValueKind.TEXT: lambda node, _: _text(node),
+    ValueKind.INTEGER: _integer,
+    ValueKind.SWITCH: _switch,
+    ValueKind.NAMES: _names,
+    ValueKind.LABELS: _labels,
+    ValueKind.CHOICE: _choice,
 }

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from lockstep.api.calibration import Calibrations
 from lockstep.api.cluster import TrainingClusterSpec
-from lockstep.api.files.clusterkeys import CALIBRATION_KEYS, KEYS, PROFILE_KEYS, SECTION_KEYS, ClusterSection, Key, Kind, in_file_words
+from lockstep.api.files.clusterkeys import CALIBRATION_KEYS, KEYS, PROFILE_KEYS, SECTION_KEYS, ClusterSection, Key, ValueKind, in_file_words
 from lockstep.api.files.patterns import PATTERN_WORDS
 from lockstep.api.generate.crd import JOB_NAME_RULE
 from lockstep.api.generate.schema import Schema, structural_schema
@@ -109,7 +109,7 @@ def _key_row(key: Key, field: Schema, model: str) -> tuple[str, ...]:
     )
 
 
-_KINDS = {Kind.NAMES: "list of text", Kind.SWITCH: "true or false", Kind.INTEGER: "whole number"}
+_KINDS = {ValueKind.NAMES: "list of text", ValueKind.SWITCH: "true or false", ValueKind.INTEGER: "whole number"}
 
 
 def _type(field: Schema) -> str:

@@ -25,7 +25,7 @@ from lockstep.platforms.output import put, put_text
 
 if TYPE_CHECKING:
     from lockstep.plan.ship.imagebuild import Build
-    from lockstep.plan.ship.openshift_build import Outcome
+    from lockstep.plan.ship.openshift_build import BuildOutcome
 
 CERTIFICATES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 PIP_FILES = ("/etc/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf")
@@ -130,7 +130,7 @@ def _machine_settings() -> Iterator[dict[str, str]]:
 
 def _run(command: list[str], root: Path) -> None:
     """Its output is seen as it comes. Raises Failed, which says why, when the command does."""
-    from lockstep.plan.ship.build_failure import failure
+    from lockstep.plan.ship.build_failure import tool_failure
 
     last: deque[str] = deque(maxlen=LINES_KEPT)
     with subprocess.Popen(command, cwd=root, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace") as process:
@@ -142,7 +142,7 @@ def _run(command: list[str], root: Path) -> None:
             process.terminate()
             raise
     if process.returncode != 0:
-        raise Failed(failure(command, process.returncode, last))
+        raise Failed(tool_failure(command, process.returncode, last))
 
 
 def _by_openshift(recipe: Build, root: Path, namespace: str, context: str | None, dry_run: bool) -> None:
@@ -158,7 +158,7 @@ def _by_openshift(recipe: Build, root: Path, namespace: str, context: str | None
         put(f"# then {len(files) / 1e6:.1f} MB go to buildconfigs/{recipe.name}/instantiatebinary in namespace {namespace}")
         return
 
-    async def built() -> Outcome:
+    async def built() -> BuildOutcome:
         from lockstep.kube.cluster import Cluster
 
         async with await Cluster.connect(context) as cluster:

@@ -45,7 +45,7 @@ def diff_runs(
 
     Example: lockstep diff-runs rank8 rank16
     """
-    from lockstep.plan.pages.diffruns import compare, page
+    from lockstep.plan.pages.diffruns import compare, comparison_page
 
     sides = [_side(given, cluster, namespace, context) for given in (one, other)]
     if sides[0].name == sides[1].name:
@@ -54,7 +54,7 @@ def diff_runs(
     if output is Form.JSON:
         put_json(found)
     else:
-        put(*page(found))
+        put(*comparison_page(found))
 
 
 def _side(given: str, cluster: str, namespace: str | None, context: str | None) -> Side:

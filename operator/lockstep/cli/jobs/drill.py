@@ -9,7 +9,7 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, Form, FormOption, Found, NamespaceOption, find_job
-from lockstep.plan.pages.drill import AFTER_INTERRUPT, RISKS, Fault, text, why_not_now
+from lockstep.plan.pages.drill import AFTER_INTERRUPT, RISKS, Fault, drill_page, why_not_now
 from lockstep.platforms.output import put, put_json, tell
 
 MIB = 1 << 20
@@ -55,7 +55,7 @@ def drill(
     if output is Form.JSON:
         put_json(outcome.as_json())
     else:
-        put(*text(outcome).splitlines())
+        put(*drill_page(outcome).splitlines())
 
 
 def _say(line: str) -> None:

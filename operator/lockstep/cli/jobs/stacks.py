@@ -37,13 +37,13 @@ def stacks(
 
     Example: lockstep stacks demo --rank 3
     """
-    from lockstep.plan.pages.stacks import page
+    from lockstep.plan.pages.stacks import stacks_page
 
     answers = _on_this_machine(job, workspace, rank) if local else _on_cluster(job, rank, cluster, namespace, context)
     if output is Form.JSON:
         put_json({"job": job, "ranks": [asdict(answer) for answer in answers]})
     else:
-        put(*page(answers))
+        put(*stacks_page(answers))
     if any(answer.problem for answer in answers):
         raise typer.Exit(EXIT_NOT_ALL)
 

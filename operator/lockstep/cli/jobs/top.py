@@ -181,7 +181,7 @@ def _say(line: str) -> None:
 def _page(seen: Object) -> list[str]:
     import shutil
 
-    from lockstep.plan.pages.top import page
+    from lockstep.plan.pages.top import top_page
 
-    lines = list(page(seen, time.time(), shutil.get_terminal_size().columns))
+    lines = list(top_page(seen, time.time(), shutil.get_terminal_size().columns))
     return [*lines[:1], *([f"  {seen['stale']['message']}"] if "stale" in seen else []), *lines[1:]]

@@ -43,13 +43,13 @@ def why(
 
     Example: lockstep why demo --bundle demo.tar.gz
     """
-    from lockstep.plan.pages.why import text
+    from lockstep.plan.pages.why import answer_page
 
     answer = _of_folder(job, workspace) if local else _on_cluster(find_job(job, cluster, namespace, context), context, bundle)
     if output is Form.JSON:
         put_json(answer.as_json())
     else:
-        put(*text(answer).splitlines())
+        put(*answer_page(answer).splitlines())
     if not answer.is_well:
         raise typer.Exit(EXIT_IN_ITS_WAY)
 
@@ -60,7 +60,7 @@ def _on_cluster(found: Found, context: str | None, bundle: Path | None) -> Answe
 
 async def _look(found: Found, context: str | None, bundle: Path | None) -> Answer:
     from lockstep.kube.cluster import Cluster
-    from lockstep.plan.pages.why import is_awaited, text
+    from lockstep.plan.pages.why import answer_page, is_awaited
     from lockstep.plan.pages.why import why as answer_of
     from lockstep.platforms.clusters.deployed import unserved
     from lockstep.platforms.jobs.logs import unheard_lines
@@ -75,7 +75,7 @@ async def _look(found: Found, context: str | None, bundle: Path | None) -> Answe
         if is_awaited(observed) or answer.stale:
             answer = replace(answer, says=tuple(await unheard_lines(connection, found.namespace, observed.pods)))
         if bundle is not None:
-            await _write(bundle, connection, observed, text(answer))
+            await _write(bundle, connection, observed, answer_page(answer))
     return answer
 
 
@@ -90,8 +90,7 @@ async def _write(path: Path, connection: Cluster, observed: Observed, said: str)
 
 
 def _of_folder(job: str, workspace: Path) -> Answer:
-    from lockstep.plan.pages.nextstep import advice
-    from lockstep.plan.pages.remedies import Step
+    from lockstep.plan.pages.remedies import Step, advice
     from lockstep.plan.pages.why import Where
     from lockstep.plan.pages.why import why as answer_of
     from lockstep.platforms.local.records import observed_run

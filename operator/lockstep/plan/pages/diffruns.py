@@ -104,7 +104,7 @@ def _both(one: Mapping[int, float], other: Mapping[int, float]) -> list[Object]:
     return [{"step": step, "values": [one[step], other[step]]} for step in sorted(one.keys() & other.keys())]
 
 
-def page(found: Object) -> Iterator[str]:
+def comparison_page(found: Object) -> Iterator[str]:
     """The comparison for a person."""
     names = tuple(found["runs"])
     told = [(row["field"], *map(_shown, row["values"]), "") for row in found["configuration"]]

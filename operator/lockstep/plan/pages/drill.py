@@ -99,7 +99,7 @@ def why_not_now(job: Object, fault: Fault) -> str:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DrillOutcome:
     """What a drill has measured; times in seconds from the fault, None where there is no such thing."""
 
     fault: Fault
@@ -141,7 +141,7 @@ def has_recovered(status: Object, attempt: int, tells_steps: bool) -> bool:
     return cost is None or cost["cause"] == "Stopped" or not tells_steps or "downtimeSeconds" in cost
 
 
-def text(outcome: Outcome) -> str:
+def drill_page(outcome: DrillOutcome) -> str:
     """For a person."""
 
     def seconds(value: float | None) -> str:

@@ -68,7 +68,7 @@ def missing(answers: Iterable[RankAnswer], wanted: Iterable[int], of_nodes: Mapp
     return [RankAnswer(rank, node, 0, "", problem=of_nodes.get(node, NOT_THERE)) for rank, node in places]
 
 
-def page(answers: Iterable[RankAnswer]) -> Iterator[str]:
+def stacks_page(answers: Iterable[RankAnswer]) -> Iterator[str]:
     """What several ranks have in common is told once: main threads first, then the others, then who has not answered."""
     known = list(answers)
     for is_main in (True, False):

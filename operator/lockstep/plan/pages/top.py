@@ -66,7 +66,7 @@ def _node(job: Object, pod: Object, answers: Mapping[int, Object]) -> Object:
     return {"node": node, "pod": pod["metadata"]["name"], **({"nodeName": on} if on else {}), "ranks": list(ranks), **running, **known}
 
 
-def page(found: Object, now: float, width: int = 100) -> Iterator[str]:
+def top_page(found: Object, now: float, width: int = 100) -> Iterator[str]:
     """The snapshot for a person."""
     yield f"{found['job']}  {found['state']}  {_progress(found)}"
     if found["state"] != "Running":

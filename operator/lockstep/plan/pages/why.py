@@ -11,8 +11,7 @@ from lockstep.api.objects import Object, is_true
 from lockstep.api.status import ConditionStatus, PlacementStatus
 from lockstep.plan.observed import Observed
 from lockstep.plan.pages.freshness import Unheard
-from lockstep.plan.pages.nextstep import next_steps
-from lockstep.plan.pages.remedies import Step
+from lockstep.plan.pages.remedies import Step, next_steps
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.conditions import Fact, View, pods_scheduled, progressing, ranks_ready
 from lockstep.plan.reconcile.placing import holding_words
@@ -246,7 +245,7 @@ def cost(status: Object) -> str:
     return f"{number_of(len(history), 'failure')} ({causes}){since}: {', '.join([*steps, *without])}{spent}"
 
 
-def text(answer: Answer) -> str:
+def answer_page(answer: Answer) -> str:
     """For a person: what it is about before every part, the next commands last."""
     parts = [printable_line(f"{answer.job}: {answer.state}: {answer.summary}")]
     labelled = (

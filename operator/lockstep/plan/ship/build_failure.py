@@ -61,7 +61,7 @@ CAUSES: Sequence[tuple[str, Advice]] = (
 """The first that is found in the tool's last lines counts. Matched without regard to case."""
 
 
-def failure(command: Sequence[str], code: int, lines: Sequence[str]) -> str:
+def tool_failure(command: Sequence[str], code: int, lines: Sequence[str]) -> str:
     """One sentence: the command, what its error output ended with, and what to do. `lines` have been on the screen already."""
     tool, verb = Tool(command[0]), command[1]
     head = f"{tool} {verb} failed with exit code {code}"

@@ -60,7 +60,7 @@ def next_step(build: Build, namespace: str) -> str:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class BuildOutcome:
     """How a Build stands. `digest` is the image's in the internal registry, which OpenShift doesn't always say."""
 
     ended: bool
@@ -69,21 +69,19 @@ class Outcome:
     digest: str = ""
 
 
-def outcome(build: dict[str, Any]) -> Outcome:
+def build_outcome(build: dict[str, Any]) -> BuildOutcome:
     """Of a Build as the API server has it."""
     status = build.get("status") or {}
     phase = str(status.get("phase", "New"))
     said = ": ".join(str(status[key]).rstrip(".") for key in ("reason", "message") if status.get(key))
     digest = str(((status.get("output") or {}).get("to") or {}).get("imageDigest") or "")
-    return Outcome(phase in ENDED, phase == DONE, f"{phase} ({said})" if said else phase, digest)
+    return BuildOutcome(phase in ENDED, phase == DONE, f"{phase} ({said})" if said else phase, digest)
 
 
-def failure(build: dict[str, Any], namespace: str, log: Sequence[str]) -> tuple[str, ...]:
+def openshift_failure(build: dict[str, Any], namespace: str, log: Sequence[str]) -> tuple[str, ...]:
     """Lines that tell of a build that did not complete: OpenShift's reason, and the end of its log."""
     name = build["metadata"]["name"]
     snippet = str((build.get("status") or {}).get("logSnippet") or "").splitlines()
     lines = [line for line in log or snippet if line.strip()][-LAST_LINES:]
-    reason = (
-        f"build {name} in namespace {namespace} ended as {outcome(build).said}; the end of its log (oc logs -n {namespace} build/{name}):"
-    )
+    reason = f"build {name} in namespace {namespace} ended as {build_outcome(build).said}; the end of its log (oc logs -n {namespace} build/{name}):"
     return (reason, *(f"    {line}" for line in lines)) if lines else (f"{reason} it has no log",)

@@ -14,7 +14,7 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import CONFLICT, MERGE, NOT_FOUND, ApiError, Cluster, Unreachable
 from lockstep.kube.kinds import path_of
-from lockstep.plan.ship.openshift_build import LAST_LINES, Outcome, failure, outcome
+from lockstep.plan.ship.openshift_build import LAST_LINES, BuildOutcome, build_outcome, openshift_failure
 
 Say = Callable[[str], None]
 START_SECONDS = 900.0
@@ -38,7 +38,7 @@ def _nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
-async def build(cluster: Cluster, objects: Sequence[Object], namespace: str, files: bytes, say: Say) -> Outcome:
+async def build(cluster: Cluster, objects: Sequence[Object], namespace: str, files: bytes, say: Say) -> BuildOutcome:
     """Build an image, and return when the build has ended. Raises ConfigError where the cluster has no builds, ApiError without rights, and Failed when the build does."""
     await _require_builds(cluster)
     for item in objects:
@@ -77,7 +77,7 @@ async def _put(cluster: Cluster, namespace: str, item: Object) -> None:
             raise
 
 
-async def _followed(cluster: Cluster, namespace: str, name: str, say: Say) -> Outcome:
+async def _followed(cluster: Cluster, namespace: str, name: str, say: Say) -> BuildOutcome:
     say(f"build {name} has started; when this is interrupted it goes on (oc cancel-build -n {namespace} {name} ends it)")
     last: deque[str] = deque(maxlen=LAST_LINES * 2)
     try:
@@ -88,9 +88,9 @@ async def _followed(cluster: Cluster, namespace: str, name: str, say: Say) -> Ou
         say(f"the build's log can't be followed any more ({error}); waiting for its end")
     while True:
         current = await cluster.request("GET", path_of("Build", namespace, name))
-        now = outcome(current)
+        now = build_outcome(current)
         if now.complete:
             return now
         if now.ended:
-            raise Failed(*failure(current, namespace, last))
+            raise Failed(*openshift_failure(current, namespace, last))
         await asyncio.sleep(POLL_SECONDS)

@@ -13,7 +13,7 @@ from lockstep.api.names import CONTAINER, OPERATOR_NAME, OPERATOR_NAMESPACE, pod
 from lockstep.api.objects import Object, is_true
 from lockstep.kube.cluster import FORBIDDEN, MERGE, NOT_FOUND, ApiError, Client, Cluster
 from lockstep.kube.kinds import path_of
-from lockstep.plan.pages.drill import RESTARTS, Fault, Outcome, Right, cost_of, has_recovered, rights
+from lockstep.plan.pages.drill import RESTARTS, DrillOutcome, Fault, Right, cost_of, has_recovered, rights
 from lockstep.platforms.jobs.drilledjob import DrilledJob, DrillWatch, VerbStream
 
 KILL = 9
@@ -35,7 +35,7 @@ def missing_rights(client: Client, fault: Fault, namespace: str) -> list[Right]:
     return [right for right in rights(fault, namespace, home) if not may(right)]
 
 
-def run_drill(drilled: DrilledJob, fault: Fault, rank: int, fill_bytes: int) -> Outcome:
+def run_drill(drilled: DrilledJob, fault: Fault, rank: int, fill_bytes: int) -> DrillOutcome:
     """Cause the fault and measure the recovery.
 
     Raises ConfigError before anything is hurt, ProgramFailed when the fault could not be caused, Failed when the job did not recover.
@@ -54,11 +54,11 @@ def run_drill(drilled: DrilledJob, fault: Fault, rank: int, fill_bytes: int) -> 
     with away, DrillWatch(drilled, pod) as watch, _frozen(drilled, pod, rank) if fault is Fault.FREEZE_RANK else contextlib.nullcontext():
         hurt = hurts[fault](pod) if fault in hurts else {}
         drilled.say(f"{fault}: done to rank {rank} in pod {pod}; waiting until the job trains again")
-        outcome = _recovery(drilled, Outcome(fault, f"rank {rank} in pod {pod}", drilled.attempt), watch)
+        outcome = _recovery(drilled, DrillOutcome(fault, f"rank {rank} in pod {pod}", drilled.attempt), watch)
     return _with_step_back(drilled, outcome, hurt) if fault is Fault.CORRUPT_CHECKPOINT else outcome
 
 
-def _recovery(drilled: DrilledJob, outcome: Outcome, watch: DrillWatch) -> Outcome:
+def _recovery(drilled: DrilledJob, outcome: DrillOutcome, watch: DrillWatch) -> DrillOutcome:
     assert outcome.fault in RESTARTS  # noqa: S101 (an invariant of the caller)
     attempt = outcome.attempt
 
@@ -89,7 +89,7 @@ def _recovery(drilled: DrilledJob, outcome: Outcome, watch: DrillWatch) -> Outco
     )
 
 
-def _with_step_back(drilled: DrilledJob, outcome: Outcome, hurt: Object) -> Outcome:
+def _with_step_back(drilled: DrilledJob, outcome: DrillOutcome, hurt: Object) -> DrillOutcome:
     """Add the steps back from the damaged commit: the gang counts from the newest commit that it heard of."""
     record = drilled.in_pod(pod_name(drilled.name, 0), "started_from", attempt=outcome.attempt + 1)
     if record.get("step") is None or hurt.get("step") is None or record["step"] >= hurt["step"]:
@@ -141,7 +141,7 @@ def _set_unschedulable(drilled: DrilledJob, node: str, value: bool | None) -> No
     drilled.client.request("PATCH", path_of("Node", None, node), {"spec": {"unschedulable": value}}, None, MERGE)
 
 
-def _kill_operator(drilled: DrilledJob) -> Outcome:
+def _kill_operator(drilled: DrilledJob) -> DrillOutcome:
     """Delete the operator's leader. Training must not notice: the attempt stays, steps go on, and another replica, or the next pod, hears of them."""
     before = drilled.status()
     leader = _leader(drilled)
@@ -161,7 +161,7 @@ def _kill_operator(drilled: DrilledJob) -> Outcome:
     ]
     heard = time.monotonic() - hit
     attempt = int(after["attempts"])
-    return Outcome(Fault.KILL_OPERATOR, f"pod {leader}", attempt, named_seconds=heard, downtime_seconds=0, lost_steps=0, notes=notes)
+    return DrillOutcome(Fault.KILL_OPERATOR, f"pod {leader}", attempt, named_seconds=heard, downtime_seconds=0, lost_steps=0, notes=notes)
 
 
 def _news(status: Object, last_update: str | None) -> Object | None:
@@ -188,7 +188,7 @@ def _leader(drilled: DrilledJob) -> str:
     return holder if holder in {pod["metadata"]["name"] for pod in listed["items"]} else ""
 
 
-def _fill_disk(drilled: DrilledJob, most: int) -> Outcome:
+def _fill_disk(drilled: DrilledJob, most: int) -> DrillOutcome:
     """Fill the volume. A save must fail and be reported, the attempt must go on, and the next save with room must be a commit again."""
     pod, before = pod_name(drilled.name, 0), drilled.status()
     with VerbStream(drilled, pod, "fill", most=most, seconds=drilled.timeout_seconds) as filling:
@@ -212,7 +212,7 @@ def _fill_disk(drilled: DrilledJob, most: int) -> Outcome:
     notes = [f"committed again {time.monotonic() - freed:.1f} s after there was room: step {_committed(after)}"]
     done = f"volume of the run's folder, from pod {pod}"
     attempt = int(after["attempts"])
-    return Outcome(Fault.FILL_DISK, done, attempt, named_seconds=failed, downtime_seconds=0, lost_steps=0, named=line, notes=notes)
+    return DrillOutcome(Fault.FILL_DISK, done, attempt, named_seconds=failed, downtime_seconds=0, lost_steps=0, named=line, notes=notes)
 
 
 def _committed(status: Object) -> int:

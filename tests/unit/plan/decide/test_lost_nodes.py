@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.api.objects import Object
 from lockstep.plan.observed import Observed, ReceivedReport
-from lockstep.plan.pages.why import text, why
+from lockstep.plan.pages.why import answer_page, why
 from lockstep.plan.reconcile.lostnode import lost_nodes
 from lockstep.plan.reconcile.podfacts import facts_of, loss_of, losses
 from lockstep.plan.reconcile.reconcile import reconcile
@@ -274,7 +274,7 @@ def test_a_pod_that_finds_no_node_while_one_is_lost_says_what_can_be_done() -> N
 
 def test_lockstep_why_has_the_commands_too() -> None:
     observed = lost()
-    told = text(why(after(observed, reconcile(observed, heard(), CONTEXT, NOW)), (), NOW))
+    told = answer_page(why(after(observed, reconcile(observed, heard(), CONTEXT, NOW)), (), NOW))
     assert "\nnodes        Node node-1 is NotReady since 2027-01-15T07:59:00Z, and pod x-1 was on it: bring the Node back" in told
 
 

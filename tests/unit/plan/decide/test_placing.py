@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lockstep.api.objects import Object
 from lockstep.plan.observed import Observed
-from lockstep.plan.pages.why import text, why
+from lockstep.plan.pages.why import answer_page, why
 from lockstep.plan.reconcile.events import notes
 from lockstep.plan.reconcile.placing import AWAY_SECONDS, HOLD_ALONE_SECONDS, HOLD_SECONDS, TURN_SECONDS, Placing, placing
 from lockstep.plan.reconcile.reconcile import reconcile
@@ -288,10 +288,10 @@ def test_why_counts_the_seconds() -> None:
     observed = holding_since(0, queued())
     seen = after(observed, reconcile(observed, None, CONTEXT, NOW))
     left = round(hold_seconds(queued())) - 20
-    assert f"holds 1 of 2 nodes; lets go in {left} s so that another job can run" in text(why(seen, (), NOW + 20))
+    assert f"holds 1 of 2 nodes; lets go in {left} s so that another job can run" in answer_page(why(seen, (), NOW + 20))
     gone = after_release()
     gone = after(gone, reconcile(gone, None, CONTEXT, NOW + 1))
-    assert text(why(gone, (), NOW + 2)).startswith("x: Waiting: let go of 1 of 2 nodes so that another job can run; tries again at")
+    assert answer_page(why(gone, (), NOW + 2)).startswith("x: Waiting: let go of 1 of 2 nodes so that another job can run; tries again at")
 
 
 # Many jobs on few nodes. The scheduler gives free nodes to pending pods in any order, which is the worst that one may do.

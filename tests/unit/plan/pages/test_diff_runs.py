@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from lockstep.cli.jobs import diff_runs
 from lockstep.cli.main import app
 from lockstep.cli.shared.jobargs import Found
-from lockstep.plan.pages.diffruns import Side, compare, page, results_of, spec_of, told_of
+from lockstep.plan.pages.diffruns import Side, compare, comparison_page, results_of, spec_of, told_of
 from lockstep_gang.agent.log import Journal
 from lockstep_gang.contract import run_text
 from unit.api.test_jobfile import JOB
@@ -43,7 +43,7 @@ def test_losses_are_compared_at_the_steps_that_both_have() -> None:
 
 
 def test_a_person_sees_both_and_the_change() -> None:
-    lines = [line.split() for line in page(compare(ONE, OTHER))]
+    lines = [line.split() for line in comparison_page(compare(ONE, OTHER))]
     for line in (
         ["training.lora.rank", "8", "16"],
         ["state", "Complete", "Failed"],
@@ -55,13 +55,15 @@ def test_a_person_sees_both_and_the_change() -> None:
 
 
 def test_runs_that_were_told_the_same_or_have_no_step_in_common_say_so() -> None:
-    text = "\n".join(page(compare(ONE, replace(ONE, name="c", steps={11: 1.0}, evaluations={}))))
+    text = "\n".join(comparison_page(compare(ONE, replace(ONE, name="c", steps={11: 1.0}, evaluations={}))))
     assert text.startswith("the same configuration: a and c") and text.endswith("no step was measured in both runs")
 
 
 def test_of_a_long_curve_the_first_the_last_and_some_between_are_shown() -> None:
     steps = {step: 1 / step for step in range(1, 1000)}
-    shown = [line for line in page(compare(replace(ONE, steps=steps), replace(OTHER, steps=steps))) if line.startswith("loss at")]
+    shown = [
+        line for line in comparison_page(compare(replace(ONE, steps=steps), replace(OTHER, steps=steps))) if line.startswith("loss at")
+    ]
     assert len(shown) == 10 and "step 1 " in shown[0] and "step 999 " in shown[-1]
     assert len(compare(replace(ONE, steps=steps), replace(OTHER, steps=steps))["loss"]) == 999
 

@@ -16,7 +16,18 @@ import pytest
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.objects import Object
-from lockstep.plan.pages.drill import AFTER_INTERRUPT, RISKS, Fault, Outcome, Right, cost_of, has_recovered, rights, text, why_not_now
+from lockstep.plan.pages.drill import (
+    AFTER_INTERRUPT,
+    RISKS,
+    DrillOutcome,
+    Fault,
+    Right,
+    cost_of,
+    drill_page,
+    has_recovered,
+    rights,
+    why_not_now,
+)
 from lockstep.platforms.inpod import drill, source_of
 from lockstep.platforms.jobs import drills
 from lockstep.platforms.jobs.drilledjob import DrilledJob
@@ -92,7 +103,7 @@ def test_an_attempt_that_was_stopped_in_order_costs_what_its_stop_says() -> None
 
 
 def test_an_outcome_is_told_without_what_was_not_measured() -> None:
-    said = text(Outcome(Fault.KILL_RANK, "rank 1 in pod x-1", 1, stopped_seconds=0.31, lost_steps=0, named="Internal: m"))
+    said = drill_page(DrillOutcome(Fault.KILL_RANK, "rank 1 in pod x-1", 1, stopped_seconds=0.31, lost_steps=0, named="Internal: m"))
     assert said.splitlines() == [
         "kill-rank: recovered",
         "  done                   rank 1 in pod x-1",

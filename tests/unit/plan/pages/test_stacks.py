@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.plan.pages.stacks import RankAnswer, Thread, missing, page, read_ranks, threads_of
+from lockstep.plan.pages.stacks import RankAnswer, Thread, missing, read_ranks, stacks_page, threads_of
 from lockstep.platforms.inpod import rankstacks
 from lockstep_gang.contract import Run
 from unit.cli.test_every_verb import run as run_verb
@@ -83,7 +83,7 @@ def test_all_ranks_are_asked_again_and_again_and_neither_they_nor_their_log_noti
     for pid in pids:
         os.kill(pid, 0)
     assert not [line for line in agents.log().splitlines() if "most recent call first" in line or 'File "' in line]
-    text = "\n".join(page(asked(run)))
+    text = "\n".join(stacks_page(asked(run)))
     assert re.search(r"^rank 0: main thread", text, re.MULTILINE) and re.search(r"^ranks 0-1: another thread", text, re.MULTILINE)
 
 
@@ -217,7 +217,7 @@ def test_what_ranks_have_in_common_is_told_once_and_who_did_not_answer_last() ->
     here, there = (Thread(True, (f'File "/a.py", line {line} in step',)) for line in (9, 10))
     answers = [RankAnswer(rank, 0, 1, "S", (there if rank == 3 else here,)) for rank in range(6)]
     answers += missing(answers, range(9), {4: "node 4 doesn't answer: it is gone"}, 2)
-    assert list(page(answers)) == [
+    assert list(stacks_page(answers)) == [
         "ranks 0-2, 4-5: main thread (most recent call first)", '  File "/a.py", line 9 in step', "",
         "rank 3: main thread (most recent call first)", '  File "/a.py", line 10 in step', "",
         "ranks 6-7: no answer: no process of it runs: it has ended, or not begun",

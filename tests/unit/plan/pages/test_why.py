@@ -14,7 +14,7 @@ from lockstep.api.objects import Object
 from lockstep.cli.main import app
 from lockstep.plan.observed import Observed
 from lockstep.plan.pages.freshness import Unheard
-from lockstep.plan.pages.why import Answer, cost, text, why
+from lockstep.plan.pages.why import Answer, answer_page, cost, why
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep_gang.contract import Cause, CheckpointReport, Failure, Restart, State, TrainerReport
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, fresh, pod, report, running, settled
@@ -40,7 +40,7 @@ def failed(**spec: Any) -> Observed:
 
 
 def test_a_failed_job_says_who_failed_first_what_it_cost_and_what_to_type() -> None:
-    said = text(asked(failed()))
+    said = answer_page(asked(failed()))
     assert "x: Failed: rank 1 on node 1 exited with 1: ValueError: no" in said
     assert "first cause  rank 1 on node 1 (Node node-1), after step 47: UserCode (ValueError)\n" in said
     assert "last lines   Traceback\n             ValueError: no" in said
@@ -65,7 +65,7 @@ def test_a_job_that_runs_again_says_why_it_was_started_again() -> None:
     answer = asked(after(observed, reconcile(observed, report(history=(gone,)), CONTEXT, NOW)))
     line = "attempt 1 ended at 2026-01-01T00:00:00Z, node 1: NodeLost: node 1 lost its pod: it was deleted by hand"
     assert (answer.state, answer.restarted) == ("Running", line)
-    assert f"restarted    {line}\nlost         1 failure (1 NodeLost): 7 steps done again" in text(answer)
+    assert f"restarted    {line}\nlost         1 failure (1 NodeLost): 7 steps done again" in answer_page(answer)
     assert not asked(failed()).restarted
 
 
@@ -73,7 +73,7 @@ def test_a_job_that_runs_on_without_its_cluster_says_that_it_could_not_start_ane
     observed = replace(gets_on(), profiles=())
     answer = why(after(observed, reconcile(observed, report(), CONTEXT, NOW)), (), NOW)
     assert answer.state == "Running"
-    assert "refused      spec.cluster is not set and no TrainingCluster" in text(answer)
+    assert "refused      spec.cluster is not set and no TrainingCluster" in answer_page(answer)
     assert answer.next[0].command == "lockstep clusters"
 
 
@@ -188,7 +188,7 @@ def test_why_no_operator_works_in_the_namespace_is_said_as_long_as_that_matters(
 
 
 def test_what_the_asker_may_not_see_is_said() -> None:
-    assert "not seen     Nodes of the cluster: your account may not list them" in text(
+    assert "not seen     Nodes of the cluster: your account may not list them" in answer_page(
         asked(gets_on(), "Nodes of the cluster: your account may not list them")
     )
 

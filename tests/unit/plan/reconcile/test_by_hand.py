@@ -10,7 +10,7 @@ import pytest
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import ApiError
 from lockstep.plan.observed import REPLICAS_BY, Observed
-from lockstep.plan.pages.why import text, why
+from lockstep.plan.pages.why import answer_page, why
 from lockstep.plan.reconcile.reconcile import Plan, reconcile
 from lockstep.platforms.operator.execute import _refused
 from lockstep.platforms.operator.memory.inventory import Inventory
@@ -44,7 +44,7 @@ def test_a_statefulset_that_somebody_scales_is_set_back_and_named(replicas: int)
     assert "lockstep stop x -n ns" in said and "lockstep scale x -n ns --nodes N" in said
     assert said in condition(plan, "Accepted")[2]
     later = after(observed, plan)
-    assert said in text(why(later, (), NOW + 60))
+    assert said in answer_page(why(later, (), NOW + 60))
     still = reconcile(later, report(), CONTEXT, NOW + 50)
     assert (still.events, still.status) == ((), None)
     over = reconcile(later, replace(report(), received=NOW + 700), CONTEXT, NOW + 700)

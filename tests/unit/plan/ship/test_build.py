@@ -15,7 +15,7 @@ import pytest
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.main import main
-from lockstep.plan.ship.build_failure import failure
+from lockstep.plan.ship.build_failure import tool_failure
 from lockstep.plan.ship.imagebuild import Build, Image, Tool, chosen, commands
 from support.checkout import ROOT
 
@@ -208,17 +208,17 @@ def test_a_build_that_fails_is_not_followed_by_a_push_and_ends_with_1_and_the_re
     ],
 )  # fmt: skip
 def test_what_a_tool_says_of_a_usual_cause_comes_with_what_to_do(tool: Tool, said: str, advice: str) -> None:
-    told = failure([tool, "build"], 1, ["STEP 1\n", f"{said}\n", "exit status 1\n"])
+    told = tool_failure([tool, "build"], 1, ["STEP 1\n", f"{said}\n", "exit status 1\n"])
     assert told.startswith(f"{tool} build failed with exit code 1: {said}: ") and advice in told
 
 
 def test_a_full_disk_is_told_although_the_base_could_not_be_unpacked_for_it() -> None:
     lines = ['error creating build container: writing blob: storing blob to file "/var/tmp/s": no space left on device\n']
-    assert "is full" in failure([Tool.BUILDAH, "build"], 125, lines)
+    assert "is full" in tool_failure([Tool.BUILDAH, "build"], 125, lines)
 
 
 def test_a_tool_that_fails_without_a_word_is_told_by_its_code() -> None:
-    assert failure([Tool.PODMAN, "push"], 9, []) == "podman push failed with exit code 9; what it said is above"
+    assert tool_failure([Tool.PODMAN, "push"], 9, []) == "podman push failed with exit code 9; what it said is above"
 
 
 def test_ctrl_c_ends_it_without_a_traceback(tmp_path: Path) -> None:

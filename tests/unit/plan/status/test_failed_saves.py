@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.plan.observed import Observed
 from lockstep.plan.pages.table import describe
-from lockstep.plan.pages.why import text, why
+from lockstep.plan.pages.why import answer_page, why
 from lockstep.plan.reconcile.reconcile import Plan, reconcile
 from lockstep_gang.contract import Cause, CheckpointReport, FailedSaves, TrainerReport
 from lockstep_gang.contract.messages import Checkpoint, SaveFailed, Step
@@ -53,7 +53,7 @@ def test_a_save_that_fails_is_a_condition_an_event_and_in_why_with_what_a_failur
     assert "SavesFailing" in condition(plan, "Progressing")[2]
     assert [(note.type, note.reason) for note in plan.events] == [("Warning", "SaveFailed")]
     assert plan.status is not None and plan.status["failedSaves"]["count"] == 2
-    said = text(why(observed, (), NOW + 6))
+    said = answer_page(why(observed, (), NOW + 6))
     assert "saves        2 saves in a row" in said and "(15 steps by now)" in said
     assert any(line.startswith("Saves ") for line in describe(observed.job, [], NOW + 6))
 

@@ -32,10 +32,9 @@ from lockstep.plan.cluster.calibration import point_in
 from lockstep.plan.discovery.probe import read_probe
 from lockstep.plan.observed import Observed
 from lockstep.plan.pages.answers import read_node, read_summary
-from lockstep.plan.pages.diffruns import Side, compare, curve, page, results_of, told_of
+from lockstep.plan.pages.diffruns import Side, compare, comparison_page, curve, results_of, told_of
 from lockstep.plan.pages.logs import RankFailures, error_lines
-from lockstep.plan.pages.top import page as top_page
-from lockstep.plan.pages.top import snapshot
+from lockstep.plan.pages.top import snapshot, top_page
 from lockstep.plan.render.preflight import result_in
 from lockstep.platforms.files.sync import Synced, _checked
 from lockstep.platforms.jobs import bundle
@@ -69,7 +68,7 @@ def test_whatever_a_node_says_of_itself_top_shows_a_page(answer: dict[str, Any])
 def test_whatever_a_folder_says_of_itself_two_runs_are_compared(answer: dict[str, Any]) -> None:
     summary = read_summary(answer)
     side = Side("x", {}, None, results_of(summary, {}), curve(summary["steps"], "loss"), curve(summary["evaluations"], "evalLoss"))
-    assert list(page(compare(side, side)))
+    assert list(comparison_page(compare(side, side)))
 
 
 def test_what_a_node_truly_says_stays_as_it_is() -> None:
@@ -422,7 +421,7 @@ def test_a_run_that_is_nested_without_end_is_compared_as_far_as_it_makes_sense(d
     for one in nested:
         summary = read_summary(json.loads(text % (one, one, one)))
         sides.append(Side("x", told_of(summary["run"]), None, results_of(summary, {}), {}, {}))
-    assert list(page(compare(*sides)))
+    assert list(comparison_page(compare(*sides)))
 
 
 def test_keys_of_megabytes_are_not_written_out_for_every_value() -> None:

@@ -24,7 +24,7 @@ from lockstep.cli.jobs.top import Form, Looks, _show
 from lockstep.cli.main import app, main
 from lockstep.kube.cluster import ApiError
 from lockstep.kube.exec import NotStarted, Place
-from lockstep.plan.pages.top import overview, page, snapshot, sparkline
+from lockstep.plan.pages.top import overview, snapshot, sparkline, top_page
 from lockstep.platforms.files.reader import NoReader
 from lockstep.platforms.jobs import top as module
 from lockstep.platforms.jobs.top import JobNodes, curve_on_volume
@@ -66,7 +66,7 @@ ANSWERS: dict[int, Object] = {
 
 
 def shown(job: Object = JOB, answers: dict[int, Object] | None = None) -> str:
-    return "\n".join(page(snapshot(job, PODS, ANSWERS if answers is None else answers), NOW))
+    return "\n".join(top_page(snapshot(job, PODS, ANSWERS if answers is None else answers), NOW))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_rank_that_does_not_run_is_named_where_it_should() -> None:
 
 def test_a_job_of_which_nothing_is_known_yet_has_a_page_too() -> None:
     bare = {"metadata": {"name": "x", "namespace": "ns"}, "spec": {}}
-    text = "\n".join(page(snapshot(bare, (), {}), NOW))
+    text = "\n".join(top_page(snapshot(bare, (), {}), NOW))
     assert "Unknown" in text and "no status yet" in text and "fabric      not known yet" in text
 
 
