@@ -50,7 +50,7 @@ def preflight(
     inputs = read_inputs(only(file, "preflight"), (cluster or LOCAL_CLUSTER) if local else cluster, namespace)
     job = _with_nodes(inputs.job, nodes)
     if local:
-        from lockstep.platforms.local.preflight import preflight_local
+        from lockstep.platforms.local.run import preflight_local
 
         result = preflight_local(job, inputs.cluster.profile, workspace)
     else:

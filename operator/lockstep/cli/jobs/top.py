@@ -60,7 +60,7 @@ def top(
 
 
 async def _show(looks: Looks, output: Form, *, live: bool) -> None:
-    """Each look: its values, its lines, and whether it is the last one."""
+    """Show each look: its values, its lines, and whether it is the last one."""
     # Closed here: the end of the loop would close it together with the programs that it asks, whichever comes first.
     async with aclosing(looks):
         with _screen(live) as put:
@@ -81,7 +81,7 @@ async def _until_over(looks: Looks, put: Callable[[Iterable[str]], None], output
 
 @contextmanager
 def _screen(live: bool) -> Iterator[Callable[[Iterable[str]], None]]:
-    """What shows lines in place of those before; where nothing is live, one after the other."""
+    """Yield what shows lines in place of those before; where nothing is live, one after the other."""
     if not live:
         yield lambda lines: put(*lines)
         return
@@ -160,12 +160,12 @@ async def _looks_of_all(cluster: str, namespace: str | None, context: str | None
 
 async def _looks_of_folder(job: str | None, workspace: Path, interval: float) -> Looks:
     from lockstep.api.errors import ConfigError
-    from lockstep.platforms.local.look import look
+    from lockstep.platforms.local.records import look_at_run
 
     if job is None:
         raise ConfigError("say which run: lockstep top JOB --local")
     while True:
-        seen, over = look(job, workspace, CURVE_POINTS)
+        seen, over = look_at_run(job, workspace, CURVE_POINTS)
         yield seen, _page(seen), over
         await asyncio.sleep(interval)
 

@@ -16,7 +16,7 @@ from types import FrameType
 from lockstep.platforms.output import tell
 
 END_SECONDS = 15.0
-"""For the other agents to end after node 0's; then they are told to, then killed."""
+"""Time for the other agents to end after node 0's; then they are told to, then killed."""
 FAILED = 1
 ENDINGS = (0, FAILED, 75)
 """An agent's codes at the end of the job, whatever that was: complete, failed, saved and stopped."""
@@ -39,7 +39,7 @@ class Agents:
         self._processes = [self._started(node) for node in range(nodes)]
 
     def wait(self) -> int:
-        """Until node 0's agent has ended; 0 when the job is complete. Raises Interrupted.
+        """Wait until node 0's agent has ended; 0 when the job is complete. Raises Interrupted.
 
         An agent that is killed has nobody here to replace it. That of node 0 is started again once, since it keeps the job's record: it
         goes on as restart allows, or writes down how the job ended.
@@ -72,7 +72,7 @@ class Agents:
                 process.send_signal(number)
 
     def wait_all(self, seconds: float | None) -> bool:
-        """Whether all have ended within this time."""
+        """Return True if all have ended within this time."""
         try:
             for process in self._processes:
                 process.wait(seconds)

@@ -1,4 +1,4 @@
-"""What a resolved job becomes on this machine: folders for the volumes, loopback for the network, this Python for the image."""
+"""Place of a resolved job on this machine: folders for the volumes, loopback for the network, this Python for the image."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def local_run(resolved: Resolved, key_file: Path, ports: tuple[int, int], inheri
 
 
 def _here(resolved: Resolved, expected: Expected | None) -> Expected | None:
-    """Without what the cluster file says of pods and network."""
+    """Return the cluster without what its file says of pods and network."""
     if expected is None:
         return None
     measured = expected.all_reduce is not None and resolved.job.spec.preflight.all_reduce
@@ -100,7 +100,7 @@ def gpus_here(root: Path = Path("/dev")) -> int:
 
 
 def _is_needed(variable: Variable) -> bool:
-    """Whether a pod would not start without it: it comes from the cluster, and is not said to be optional."""
+    """Return True if a pod would not start without it: it comes from the cluster, and is not said to be optional."""
     source = variable.value_from
     reference = (source.secret_key_ref or source.config_map_key_ref) if source is not None else None
     return source is not None and not (reference is not None and reference.optional)

@@ -1,20 +1,23 @@
-"""What the folder of a `--local` run remembers, in the form of a job's status."""
+"""Records in the folder of a `--local` run: as a job's status, as a page of `lockstep top`, and as a run to retry."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 from pathlib import Path
+from typing import Any
 
 from lockstep.api.errors import ConfigError
-from lockstep.api.objects import Object
+from lockstep.api.objects import Object, condition
 from lockstep.plan.observed import Observed
+from lockstep.plan.reconcile.clocks import Earlier
 
+METRICS_SHOWN = ("loss", "stepSeconds", "tokensPerSecond", "mfu")
 _OF_A_FAILURE = ("rank", "node", "exitCode", "signal", "exception", "cause", "step", "message", "lastLines")
 
 
 def observed_run(job: str, root: Path) -> Observed:
-    """The newest run of this name. Raises ConfigError when there is none, or its records can't be read."""
+    """Return the newest run of this name. Raises ConfigError when there is none, or its records can't be read."""
     folder = root / "workspace" / "runs" / job / "gang"
     try:
         attempts = [json.loads(line) for line in (folder / "attempts.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -25,8 +28,49 @@ def observed_run(job: str, root: Path) -> Observed:
     return Observed(job={"metadata": {"name": job, "namespace": "local", "uid": "local"}, "spec": {}, "status": status})
 
 
+def failed_run(job: str, root: Path) -> Earlier:
+    """Return the newest run of this name, which must have failed. Raises ConfigError."""
+    folder = root / "workspace" / "runs" / job / "gang"
+    try:
+        newest = json.loads((folder / "attempts.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+        end = json.loads(path.read_text(encoding="utf-8")) if (path := folder / "end.json").exists() else {}
+    except (OSError, ValueError, IndexError) as error:
+        raise ConfigError(f"no run {job} can be read in {folder} ({error}): say --workspace as `lockstep run --local` was told") from None
+    state = end.get("state") if end.get("jobUid") == newest["jobUid"] else None
+    if state == "Complete":
+        raise ConfigError(f"run {job} in {folder.parent} is complete: there is nothing to retry")
+    if state is None or end.get("retry", 0) < newest.get("retry", 0):
+        raise ConfigError(f"run {job} in {folder.parent} has not failed: `lockstep run -f FILE --local` goes on from its last checkpoint")
+    return Earlier(newest["jobUid"], end.get("retry", 0))
+
+
+def look_at_run(job: str, workspace: Path, points: int) -> tuple[dict[str, Any], bool]:
+    """Return the snapshot that `lockstep top` shows, and whether the run has ended. Raises ConfigError when there is none."""
+    from lockstep.plan.pages.answers import read_summary
+    from lockstep.plan.pages.top import LOCAL, snapshot
+    from lockstep.plan.reconcile.goodput import percentage_of
+    from lockstep.platforms.inpod import runfolder
+
+    status = observed_run(job, workspace).status
+    found = read_summary(runfolder.summary(str(workspace / "workspace/runs" / job), points=points))
+    steps, run = found["steps"], found["run"]
+    if steps:
+        newest = list(steps)[-1]
+        metrics = [{"name": name, "value": f"{steps[newest][name]:.5g}"} for name in METRICS_SHOWN if name in steps[newest]]
+        status["trainer"] = {"step": int(newest), "metrics": metrics}
+    book = found["goodput"].get("goodput") or {}
+    percentage = percentage_of(book.get("spent") or {}, book.get("furthestStep") or 0)
+    if percentage is not None:
+        status["goodput"] = {"percentage": percentage}
+    counts = [run.get(name) for name in ("nodes", "ranksPerNode")]
+    if all(isinstance(count, int) for count in counts):
+        status["ranks"] = {"desired": counts[0] * counts[1]}
+    observed = {"metadata": {"name": job, "namespace": LOCAL}, "spec": {}, "status": status}
+    return snapshot(observed, (), {0: {"curve": steps}}), condition(status, "Progressing").get("reason") != "Running"
+
+
 def _runs(lock: Path) -> bool:
-    """Whether a process of it is there: it holds the lock as long as it lives."""
+    """Return True if a process of it is there: it holds the lock as long as it lives."""
     try:
         with lock.open("r") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -60,7 +104,7 @@ def _cost(restart: Object) -> Object:
 
 
 def _conditions(newest: Object, end: Object, *, runs: bool) -> list[Object]:
-    """As the operator would have put it."""
+    """Conditions as the operator would have put them."""
     state = str(end.get("state", ""))
     if state:
         said = str(end.get("message", ""))

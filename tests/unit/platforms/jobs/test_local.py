@@ -204,7 +204,7 @@ def test_a_preview_ends_as_the_trainer_ends_it(tmp_path: Path, monkeypatch: pyte
         asked.append(command)
         return SimpleNamespace(returncode=ended)
 
-    monkeypatch.setattr("lockstep.platforms.local.preview.subprocess.run", run)
+    monkeypatch.setattr("lockstep.platforms.local.run.subprocess.run", run)
     spec = {"nodes": 2, "gpusPerNode": 0, "training": TRAINING}
     path = with_inputs(tmp_path) / "job.yaml"
     path.write_text(json.dumps({"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x"}, "spec": spec}))
