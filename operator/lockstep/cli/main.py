@@ -20,7 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import Abort, TyperException
 
 from lockstep.cli.shared.consoles import is_plain
-from lockstep.cli.shared.failures import EXIT_FAILED, EXIT_USAGE, told
+from lockstep.cli.shared.failures import EXIT_FAILED, EXIT_USAGE, explanation
 from lockstep.cli.shared.signals import ending_like_ctrl_c
 from lockstep.platforms.output import put, put_text, tell
 
@@ -30,7 +30,7 @@ VERBS = {
         "init": "clusters.init.app",
     },
     "A job": {
-        "validate": "jobs.validate.validate",
+        "validate": "jobs.render.validate",
         "render": "jobs.render.render",
         "plan": "jobs.plan.plan",
         "preflight": "jobs.preflight.preflight",
@@ -46,10 +46,10 @@ VERBS = {
         "drill": "jobs.drill.drill",
         "events": "jobs.get.events",
         "wait": "jobs.get.wait",
-        "suspend": "jobs.suspend.suspend",
-        "resume": "jobs.suspend.resume",
-        "stop": "jobs.suspend.stop",
-        "retry": "jobs.retry.retry",
+        "suspend": "jobs.change.suspend",
+        "resume": "jobs.change.resume",
+        "stop": "jobs.change.stop",
+        "retry": "jobs.change.retry",
         "sync": "files.sync.sync",
         "cp": "files.cp.cp",
         "generate": "files.generate.generate",
@@ -58,8 +58,8 @@ VERBS = {
         "tensorboard": "files.editor.tensorboard",
         "vscode": "files.editor.vscode",
         "debug": "files.editor.debug",
-        "scale": "jobs.scale.scale",
-        "delete": "jobs.delete.delete",
+        "scale": "jobs.change.scale",
+        "delete": "jobs.change.delete",
         "checkpoint": "files.checkpoint.app",
         "adapter": "files.adapter.app",
         "model": "files.model.app",
@@ -78,7 +78,7 @@ VERBS = {
         "devcluster": "clusters.devcluster.app",
     },
 }
-"""By the help page's panels: verb → module of this package, and the function or group of verbs in it."""
+"""Panels of the help page: verb → module of this package, and the function or group of verbs in it."""
 BY_SIGNAL = 128
 """An exit code above is the signal that ended the process, as shells say it."""
 ALL = tuple(verb for known in VERBS.values() for verb in known)
@@ -111,7 +111,7 @@ HINTS = {
     "devcluster start": "lockstep devcluster up",
     "devcluster stop": "lockstep devcluster down",
 }
-"""What other tools call it → what to type here."""
+"""Other tools' words → what to type here."""
 
 
 class Verbs(TyperGroup):
@@ -159,7 +159,7 @@ class Verbs(TyperGroup):
 
 
 def mistake(error: Any) -> str:
-    """What can't be understood of a command line, and where its words are explained."""
+    """Return what is wrong with a command line, and where its words are explained."""
     said = error.format_message().replace(": Value error, ", ": ").rstrip(".")
     context = getattr(error, "ctx", None)
     where = context.command_path if context is not None else "lockstep"
@@ -239,7 +239,7 @@ def options(
 
 
 def show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """As Python does, with escapes for what a terminal would act on: errors quote what pods and clusters say."""
+    """Print a traceback as Python does, with escapes for what a terminal would act on: errors quote what pods and clusters say."""
     put_text("".join(traceback.format_exception(kind, error, trace)), error=True)
 
 
@@ -255,12 +255,13 @@ def main() -> int:
                 return BY_SIGNAL + received[0]
             raise
         except Exception as error:
-            known = told(error)
-            if known is None:
+            explained = explanation(error)
+            if explained is None:
                 sys.excepthook = show_traceback
                 raise
-            put_text(f"lockstep: {known[1]}\n", error=True)
-            return known[0]
+            code, text = explained
+            put_text(f"lockstep: {text}\n", error=True)
+            return code
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Which cluster connections are for, and the kubeconfig that leads there."""
+"""Aim of connections: the cluster that they are for, and the kubeconfig that leads there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Kubeconfig:
     """Files that name clusters, users and contexts."""
 
     paths: str
-    """As KUBECONFIG has them, with colons between several."""
+    """Paths as KUBECONFIG has them, with colons between several."""
     is_stated: bool = True
     """KUBECONFIG or a verb names them; else this is where kubectl looks."""
 
@@ -55,8 +55,8 @@ ANYWHERE = _Anywhere()
 
 
 class Connections:
-    """What holds for every connection that this process opens."""
+    """State of every connection that this process opens."""
 
     aim: Aim = ANYWHERE
     servers: dict[tuple[str, str | None], Server] | None = None
-    """While a verb runs: the servers of kubeconfigs read so far, by paths and context, so that a login program runs once. Else None."""
+    """Servers of kubeconfigs that the running verb has read, by paths and context, so that a login program runs once. None: no verb runs."""

@@ -30,7 +30,7 @@ class ServerClock:
         self._uptime = uptime
         self._base = local() - uptime()
         self.off_seconds = 0.0
-        """How far this machine's clock is ahead of the API server's (negative: behind); 0 while they agree."""
+        """Seconds that this machine's clock is ahead of the API server's (negative: behind); 0 while they agree."""
 
     def now(self) -> float:
         """Seconds since 1970, by the API server where this machine's clock differs from it."""

@@ -35,7 +35,7 @@ RETRY_AFTER_MAX_SECONDS = 60.0
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, INVALID = 401, 403, 404, 409, 422
 TOO_LARGE, INTERNAL_ERROR = 413, 500
 OUTAGE_SECONDS = 15.0
-"""Without an answer. The replicas ask for their Lease every few seconds, and a kubelet that is heard again after that is not late yet."""
+"""Seconds without an answer that are an outage. The replicas ask for their Lease every few seconds, and a kubelet that is heard again after that is not late yet."""
 _REFUSALS = frozenset({400, FORBIDDEN, TOO_LARGE, INVALID})
 _TOO_LARGE = re.compile("^etcdserver: request is too large|trying to send message larger than max")
 """The API server passes on what its store says as 500, as if asking again could help."""
@@ -49,7 +49,7 @@ class ApiError(Failed):
     reason: str
     message: str
     retry_after_seconds: float = 0.0
-    """How long the API server asks to be left alone (429, 503)."""
+    """Time that the API server asks to be left alone (429, 503)."""
 
     def __str__(self) -> str:
         return f"{self.message} ({self.status} {self.reason})"
@@ -66,7 +66,7 @@ class ApiError(Failed):
 
 
 _RIGHT = re.compile(r'cannot \w+ resource "[^"]+"( in API group "[^"]*")?')
-"""What the authorizer always says, and no admission plug-in."""
+"""Words that the authorizer always uses, and no admission plug-in."""
 _LACK_OF = re.compile(r"(?<=/namespaces/)[^/]+|(?<=trainingjobs/)[^/]+")
 """Names in a path: where a right is lacking it is for all of them."""
 
@@ -76,25 +76,25 @@ class Unreachable(Failed, OSError):
 
 
 class Answers:
-    """How the newest requests were answered, for a health check. Times are time.monotonic."""
+    """Answers to the newest requests, for a health check. Times are time.monotonic."""
 
     def __init__(self, uptime: Callable[[], float] = boot_seconds) -> None:
         self._uptime = uptime
         self._answered: float | None = None
         self.back_since: float | None = None
-        """When the API server first answered after it had not for OUTAGE_SECONDS, or ever, by `uptime`: a machine that slept has missed as much."""
+        """Time at which the API server first answered after it had not for OUTAGE_SECONDS, or ever, by `uptime`: a machine that slept has missed as much."""
         self.refused_since: float | None = None
-        """Since when the API server does nothing but refuse the credentials, or shows a certificate that isn't trusted."""
+        """Time since which the API server does nothing but refuse the credentials, or shows a certificate that isn't trusted."""
         self.is_answering = True
         self._lacks: dict[str, tuple[float, str]] = {}
 
     def lacks(self, what: str, message: str) -> None:
-        """A request of this kind was refused for want of a right."""
+        """Note that a request of this kind was refused for want of a right."""
         since = self._lacks[what][0] if what in self._lacks else time.time()
         self._lacks[what] = since, message
 
     def may(self, what: str) -> None:
-        """A request of this kind was not refused for that."""
+        """Note that a request of this kind was not refused for that."""
         self._lacks.pop(what, None)
 
     @property
@@ -116,7 +116,7 @@ class Answers:
             self.refused_since = None
 
     def back_seconds(self) -> float:
-        """For how long it has answered since its last outage; 0: it has not yet."""
+        """Seconds for which it has answered since its last outage; 0: it has not yet."""
         return 0.0 if self.back_since is None else self._uptime() - self.back_since
 
 
@@ -247,7 +247,7 @@ class Cluster:
             raise
 
     async def exists(self, kind: str, namespace: str | None, name: str) -> bool:
-        """Without its content: a Secret's values stay where they are."""
+        """Return True if it exists. Its content is not read: a Secret's values stay where they are."""
         try:
             await self._send("GET", path_of(kind, namespace, name), None, query={}, accept=METADATA_EACH)
         except ApiError as error:
@@ -350,7 +350,7 @@ class Cluster:
             raise
 
     async def _why_refused(self, path: str, query: Sequence[tuple[str, str]], status: int) -> ApiError:
-        """A refused websocket has no body: the same request as a plain one tells why."""
+        """Return why it was refused: a refused websocket has no body: the same request as a plain one tells why."""
         try:
             await self._send("GET", f"{path}?{urlencode(query)}", None, query={})
         except ApiError as error:
@@ -376,10 +376,10 @@ class Cluster:
 
 
 class Client:
-    """What blocking verbs talk through: one request by itself, or one asynchronous piece of work, each on a connection of its own."""
+    """Client for blocking verbs: one request by itself, or one asynchronous piece of work, each on a connection of its own."""
 
     def __init__(self, context: str | None = None, kubeconfig: Kubeconfig | None = None) -> None:
-        """Raises ConfigError when there is no cluster to talk to."""
+        """Read the kubeconfig. Raises ConfigError when there is no cluster to talk to."""
         self._server = _run(lambda: server_of(context, kubeconfig))
 
     def run(self, work: Callable[[Cluster], Coroutine[Any, Any, T]]) -> T:
@@ -419,7 +419,7 @@ def _run(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 @contextmanager
 def _reaching(server: str) -> Iterator[None]:
-    """A connection that breaks is an OSError: not all of aiohttp's errors are."""
+    """Turn errors of aiohttp into Unreachable: a connection that breaks is an OSError: not all of aiohttp's errors are."""
     from aiohttp import ClientConnectorError, ClientError, ClientResponseError
 
     try:
@@ -436,7 +436,7 @@ def _reaching(server: str) -> Iterator[None]:
 
 
 async def _lines(response: Any, most: int) -> AsyncIterator[bytes]:
-    """Without their ends. A longer one comes in pieces of `most` bytes: what writes a log may never end its line."""
+    """Yield lines without their ends. A longer one comes in pieces of `most` bytes: what writes a log may never end its line."""
     rest = bytearray()
     try:
         async for data in response.content.iter_any():

@@ -1,4 +1,4 @@
-"""HTTP and websockets to one API server, as whom the kubeconfig or the pod's service account says."""
+"""HTTP and websockets to one API server, with the credentials of the kubeconfig or the pod's service account."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ READ_BYTES = 1 << 21
 """A watch's event is one line, and may be as large as an object."""
 
 MESSAGE_BYTES_MAX = 16 << 20
-"""Of a websocket: API servers send some 32 KiB at a time, and an endless one would fill the memory."""
+"""Limit for messages of a websocket: API servers send some 32 KiB at a time, and an endless one would fill the memory."""
 
 
 class Connection:
@@ -47,7 +47,7 @@ class Connection:
         return asked
 
     async def _renewed(self, began: float) -> bool:
-        """Whether a request that was refused with 401 is worth another try. Connections that are open may have shown an old certificate."""
+        """Return True if a request that was refused with 401 is worth another try. Connections that are open may have shown an old certificate."""
         if not await self.server.renew(began):
             return False
         if self._session is not None:
@@ -106,7 +106,7 @@ def session_to(server: Server, **options: Any) -> Any:
 
 
 async def headers_of(server: Server) -> Any:
-    """Who asks, and as whom: some of these headers come several times."""
+    """Headers that say who asks, and as whom: some of them come several times."""
     from multidict import CIMultiDict
 
     headers: CIMultiDict[str] = CIMultiDict(server.impersonation)

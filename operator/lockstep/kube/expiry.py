@@ -23,10 +23,10 @@ from lockstep.kube.cluster import MERGE, ApiError, Cluster
 from lockstep.kube.kinds import path_of
 
 LEFT_SECONDS = 120
-"""Until all is gone after the command was killed. The job of a proxy or an API server that is away for a minute must not end by that."""
+"""Time until all is gone after the command was killed. The job of a proxy or an API server that is away for a minute must not end by that."""
 BEAT_SECONDS = 30.0
 REMOVAL_SECONDS = 10.0
-"""For each removal at the end of a command: where the API server doesn't answer, nobody waits for what goes by itself."""
+"""Limit for each removal at the end of a command: where the API server doesn't answer, nobody waits for what goes by itself."""
 EXPIRY = f"{names.APP}-expiry"
 NAME_MAX = 40
 

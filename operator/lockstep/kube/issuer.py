@@ -110,7 +110,7 @@ def _integer(text: str) -> int:
 
 
 def _is_signature(key: Object, algorithm: str, signed: bytes, signature: bytes) -> bool:
-    """By a public key (JWK) whose type is the algorithm's: the token doesn't choose how it is checked."""
+    """Return True if the signature is by a public key (JWK) whose type is the algorithm's: the token doesn't choose how it is checked."""
     try:
         if key["kty"] == "RSA" and algorithm in _RSA:
             public = rsa.RSAPublicNumbers(_integer(key["e"]), _integer(key["n"])).public_key()
@@ -130,7 +130,7 @@ def _is_signature(key: Object, algorithm: str, signed: bytes, signature: bytes) 
 
 
 def _status(claims: Object) -> Object:
-    """As a TokenReview words it."""
+    """Return the refusal in the words of a TokenReview."""
     audiences: Any = claims.get("aud", [])
     bound = claims.get("kubernetes.io")
     pod = bound.get("pod") if isinstance(bound, dict) else None

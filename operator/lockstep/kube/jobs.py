@@ -20,7 +20,7 @@ POLL_SECONDS = 0.2
 def _found(
     client: Client, kind: str, namespace: str | None, name: str | None = None, query: Mapping[str, str] | None = None
 ) -> dict[str, Any] | None:
-    """None where there is no such object, or no such kind."""
+    """Return the job; None where there is no such object, or no such kind."""
     try:
         return client.request("GET", path_of(kind, namespace, name), None, query)
     except ApiError as error:
@@ -80,7 +80,7 @@ def job_status(client: Client, namespace: str, name: str) -> dict[str, Any]:
 
 
 def has_ended(status: dict[str, Any]) -> bool:
-    """Whether a terminal condition holds."""
+    """Return True if a terminal condition holds."""
     return is_true(status, "Complete") or is_true(status, "Failed")
 
 

@@ -34,11 +34,11 @@ RENEWED_SECONDS = 60.0
 PROXIES = ("http", "https")
 """Schemes of proxies that aiohttp can speak to."""
 _HEADER_NAME = "!#$%&'*+-.^_`|~"
-"""What a header's name may hold besides letters and digits (RFC 9110, token)."""
+"""Characters that a header's name may hold besides letters and digits (RFC 9110, token)."""
 FILE_BYTES_MAX = 8 << 20
 DEPTH_MAX = 64
 VALUES_MAX = 200_000
-"""With aliases written out. Far deeper than any kubeconfig's would end the process in libyaml, and more would fill its memory."""
+"""Limit with aliases written out. Far deeper than any kubeconfig's would end the process in libyaml, and more would fill its memory."""
 TEXTS = {
     "cluster": {"server", "tls-server-name", "certificate-authority", "certificate-authority-data", "proxy-url"},
     "context": {"cluster", "user", "namespace"},
@@ -48,7 +48,7 @@ TEXTS = {
     },
     "exec": {"apiVersion", "command", "installHint", "interactiveMode"},
 }
-"""What kubectl reads as text, too: `password: 0123` is a number, and another one than it looks like."""
+"""Keys that kubectl reads as text, too: `password: 0123` is a number, and another one than it looks like."""
 SWITCHES = {"cluster": {"insecure-skip-tls-verify", "disable-compression"}, "exec": {"provideClusterInfo"}}
 TEXT_LISTS = {"user": {"as-groups"}, "exec": {"args"}}
 
@@ -75,7 +75,7 @@ class Server:
     authorization: Callable[[], Awaitable[str | None]] = nobody
     """The header of that name, as it has to be now."""
     renew: Callable[[float], Awaitable[bool]] = nothing_newer
-    """After a 401 to a request that began at this monotonic second: get another credential. False: there is none."""
+    """Get another credential after a 401 to a request that began at this monotonic second. False: there is none."""
     impersonation: tuple[tuple[str, str], ...] = ()
     """Headers by which the request is made as somebody else."""
     tls_name: str | None = None
@@ -156,7 +156,7 @@ def _chosen(paths: str, context: str | None) -> tuple[str | None, Values, Values
 
 
 def _url(cluster: Values, user: Values) -> str:
-    """Without a scheme: https where anything is said about certificates, as kubectl has it. Raises ConfigError."""
+    """Return the server's URL; without a scheme https where anything is said about certificates, as kubectl has it. Raises ConfigError."""
     stated = str(cluster["server"]).rstrip("/")
     if "://" not in stated:
         keys = [cluster.get(f"certificate-authority{end}") for end in ("", "-data")] + [
@@ -243,7 +243,7 @@ def _merged(paths: str) -> Values:
 
 
 def _loaded(path: Path) -> Any:
-    """Raises ConfigError, OSError, UnicodeDecodeError, yaml.YAMLError."""
+    """Return the file's content. Raises ConfigError, OSError, UnicodeDecodeError, yaml.YAMLError."""
     with path.open("rb") as file:
         data = file.read(FILE_BYTES_MAX + 1)
     if len(data) > FILE_BYTES_MAX:
@@ -254,7 +254,7 @@ def _loaded(path: Path) -> Any:
 
 
 def _check_size(text: str, path: Path) -> None:
-    """Before anything is made of it: what makes it recurses, and writes aliases of aliases out."""
+    """Refuse a text that is too deep or too large before anything is made of it: the loader recurses, and writes aliases of aliases out."""
     sizes: dict[str, int] = {}
     open_ones: list[tuple[str | None, int]] = []
     size = 0
@@ -417,7 +417,7 @@ class _TokenFile:
         return self.header != refused
 
     def read(self) -> None:
-        """Raises ConfigError: there is no token, and none was there before."""
+        """Read the token. Raises ConfigError when there is none, and none was there before."""
         try:
             token = self.path.read_text(encoding="utf-8").strip()
             problem = None if token else f"{self.path} is empty"

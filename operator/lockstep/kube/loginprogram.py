@@ -41,7 +41,7 @@ class LoginProgram:
     cluster: Values
     user: str
     folder: Path
-    """Of the file that names the user: a relative path of the program starts there."""
+    """Folder of the file that names the user: a relative path of the program starts there."""
     authority: bytes | None
     """The cluster's CA certificate, for a plugin that asks for it."""
     on_certificate: Callable[[str, str], None] = lambda certificate, key: None
@@ -54,7 +54,7 @@ class LoginProgram:
     _alone: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        """Raises ConfigError where kubectl wouldn't take what the kubeconfig says either."""
+        """Check the settings. Raises ConfigError where kubectl wouldn't take what the kubeconfig says either."""
         place = f"exec of user {self.user} in the kubeconfig"
         if self.stated.get("apiVersion") not in VERSIONS:
             raise ConfigError(f"{place} has apiVersion {self.stated.get('apiVersion')}, must be one of {', '.join(VERSIONS)}")
@@ -140,7 +140,7 @@ class LoginProgram:
         return str(self.stated.get("interactiveMode") or "IfAvailable")
 
     def _interactive(self) -> bool:
-        """Whether the plugin may ask the person at the terminal."""
+        """Return True if the plugin may ask the person at the terminal."""
         terminal = sys.stdin is not None and sys.stdin.isatty()
         if self._mode() == "Always" and not terminal:
             raise ConfigError(

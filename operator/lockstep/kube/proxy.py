@@ -1,4 +1,4 @@
-"""Which proxy leads to the API server: HTTPS_PROXY, HTTP_PROXY and NO_PROXY as kubectl reads them (pure).
+"""Proxy that leads to the API server: HTTPS_PROXY, HTTP_PROXY and NO_PROXY as kubectl reads them (pure).
 
 The rules are those of Go's golang.org/x/net/http/httpproxy. Python's libraries know no CIDR in NO_PROXY, and it is by those that OpenShift
 and most laptops behind a proxy leave out a cluster's addresses.

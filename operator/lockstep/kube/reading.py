@@ -21,25 +21,25 @@ from lockstep.api.objects import DEPTH_MAX, TOO_DEEP
 
 log = logging.getLogger("lockstep.operator")
 PAGE_BYTES_MAX = 1 << 20
-"""Of one page of a list: parsed, it may take 24 times as much. One object alone is read whatever its size, which the API server limits."""
+"""Size of one page of a list: parsed, it may take 24 times as much. One object alone is read whatever its size, which the API server limits."""
 LEVELS_MAX = DEPTH_MAX + 3
-"""Of what is read: a list of objects has two levels above them. An object that is too deep stays so, and is told of where it is kept."""
+"""Depth of what is read: a list of objects has two levels above them. An object that is too deep stays so, and is told of where it is kept."""
 PLAIN_LEVELS = 256
 """No line of a watch with fewer brackets is too deep for kopf's parser. Most have fewer; others are parsed and cut here."""
 SLIM_BYTES = 128 << 10
-"""Of larger objects only what is kept goes on to kopf, which may have many at a time."""
+"""Size above which only what is kept of an object goes on to kopf, which may have many at a time."""
 CHUNK_BYTES = 1 << 18
 WATCH_ERROR_SECONDS = 5.0
-"""Before a watch that failed lists again."""
+"""Wait before a watch that failed lists again."""
 FORBIDDEN_SECONDS = 30.0
-"""Before a list that is forbidden is asked for again: a right that an administrator takes away may come back."""
+"""Wait before a list that is forbidden is asked for again: a right that an administrator takes away may come back."""
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 METADATA_EACH = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
 def loads(content: bytes) -> Any:
-    """What the JSON text says, `TOO_DEEP` in place of everything deeper than LEVELS_MAX. Raises ValueError."""
+    """Return what the JSON text says, `TOO_DEEP` in place of everything deeper than LEVELS_MAX. Raises ValueError."""
     try:
         value = json.loads(content)
     except RecursionError:
@@ -94,7 +94,7 @@ def with_items(page: Any) -> Any:
 
 @dataclass
 class PageSize:
-    """How many objects to ask for: fewer after a page that was too large, more again after small ones."""
+    """Number of objects to ask for: fewer after a page that was too large, more again after small ones."""
 
     most: int
     count: int = 0
@@ -210,7 +210,7 @@ class BoundedSession:
                     return _Listed(self._passed_on(plural, with_items(loads(content)), len(content)))
 
     def _passed_on(self, plural: str, page: Any, size_bytes: int) -> Any:
-        """What kopf gets of a page."""
+        """Return what kopf gets of a page."""
         self._tell_of_list()
         if plural in self._taken:
             for item in page["items"]:
@@ -221,7 +221,7 @@ class BoundedSession:
         return page
 
     async def _has_gone_back(self, method: str, url: str, since: str, headers: dict[str, str]) -> bool:
-        """Whether the API server is at an earlier revision than the watch: its store was restored, and nothing would come for long."""
+        """Return True if the API server is at an earlier revision than the watch: its store was restored, and nothing would come for long."""
         listing = _with(url, watch=None, resourceVersion=None, allowWatchBookmarks=None, timeoutSeconds=None, limit="1")
         accept = {"Accept": METADATA_LIST}
         response = await self._session.request(method=method, url=listing, headers={**headers, **accept})
@@ -241,7 +241,7 @@ def _with(url: str, **changes: str | None) -> str:
 
 
 class _Reply:
-    """What kopf does with a response: it looks at the status, enters it and closes it."""
+    """Response as kopf uses it: it looks at the status, enters it and closes it."""
 
     status = 200
 
@@ -346,7 +346,7 @@ class _Watched(_Reply):
 
 
 def _event(line: bytes) -> Any:
-    """What a line of a watch says; what is no JSON asks for a new list."""
+    """Return what a line of a watch says; what is no JSON asks for a new list."""
     try:
         return loads(line)
     except ValueError as error:

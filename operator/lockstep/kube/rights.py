@@ -1,4 +1,4 @@
-"""What the person behind a connection may do. The API server is asked; nothing is tried."""
+"""Rights of the person behind a connection. The API server is asked; nothing is tried."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lockstep.kube.kinds import KINDS, path_of
 
 
 async def may(cluster: Cluster, verb: str, kind: str, namespace: str | None = None, subresource: str = "") -> bool:
-    """Whether this verb is allowed on every object of the kind in the namespace; without one, in the whole cluster."""
+    """Return True if this verb is allowed on every object of the kind in the namespace; without one, in the whole cluster."""
     known = KINDS[kind]
     group, _, _ = known.api_version.rpartition("/")
     asked = {"verb": verb, "group": group, "resource": known.plural, "subresource": subresource, "namespace": namespace or ""}

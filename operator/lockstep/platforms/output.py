@@ -44,7 +44,7 @@ def put_json_text(text: str) -> None:
 
 
 def put_over(line: str, width: int) -> None:
-    """In place of what was put so before, `width` characters of it: on a terminal's standard error."""
+    """Write it in place of what was put so before, `width` characters of it: on a terminal's standard error."""
     from lockstep_gang.contract import printable_line
 
     sys.stderr.write("\r" + printable_line(line).ljust(width) + ("" if line else "\r"))
@@ -52,7 +52,7 @@ def put_over(line: str, width: int) -> None:
 
 
 class Output:
-    """What a program in a pod prints, as it comes, in pieces that end anywhere. A carriage return ends a line, as it does in node logs."""
+    """Output of a program in a pod, as it comes, in pieces that end anywhere. A carriage return ends a line, as it does in node logs."""
 
     def __init__(self, *, error: bool = False) -> None:
         self._error = error

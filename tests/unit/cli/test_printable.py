@@ -22,7 +22,7 @@ import yaml
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.files.yamltext import dump_yaml
 from lockstep.cli.shared.consoles import console
-from lockstep.cli.shared.failures import told
+from lockstep.cli.shared.failures import explanation
 from lockstep.kube.cluster import ApiError
 from lockstep.kube.exec import STDERR, STDOUT, Program
 from lockstep.plan.discovery.draft import stated, write
@@ -191,9 +191,9 @@ def test_a_table_shows_brackets_as_they_are_and_nothing_that_acts(capsys: pytest
 
 def test_errors_quote_in_one_line_and_only_mistakes_have_lines_of_their_own() -> None:
     for error in (Failed(HOSTILE), ApiError(500, "x", HOSTILE), ConfigError(HOSTILE)):
-        known = told(error)
+        known = explanation(error)
         assert known is not None and ACTS.search(known[1]) is None and "\n" not in known[1]
-    assert told(ConfigError("a.yaml:1: one", f"a.yaml:2: {HOSTILE}")) == (2, f"a.yaml:1: one\na.yaml:2: {printable_line(HOSTILE)}")
+    assert explanation(ConfigError("a.yaml:1: one", f"a.yaml:2: {HOSTILE}")) == (2, f"a.yaml:1: one\na.yaml:2: {printable_line(HOSTILE)}")
 
 
 def test_what_tenants_wrote_is_one_line_of_the_operators_log() -> None:

@@ -14,8 +14,7 @@ import yaml
 
 from golden.plan_cases import CHECKOUT, HOSTILE
 from lockstep.api.errors import ConfigError
-from lockstep.cli.jobs.render import Output, render
-from lockstep.cli.jobs.validate import validate
+from lockstep.cli.jobs.render import Output, render, validate
 from lockstep.cli.shared.inputs import read_inputs
 from lockstep.plan.render.resolved import MADE_BY_OPERATOR
 

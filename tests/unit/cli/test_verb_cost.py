@@ -139,7 +139,7 @@ def test_at_a_terminal_what_takes_long_says_so_at_once_and_leaves_nothing(monkey
         begun = time.monotonic()
         while not screen.getvalue() and time.monotonic() < begun + 60:
             time.sleep(0.01)
-    assert screen.getvalue().startswith("\r… looking at cluster x, 0 s"), "before the first second is over"
+    assert screen.getvalue().startswith("\r… looking at cluster x, 0s"), "before the first second is over"
     assert screen.getvalue().endswith(" \r")
 
 

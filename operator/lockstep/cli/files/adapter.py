@@ -71,7 +71,7 @@ def get_adapter(
 
 async def _get(job: str, output: Path, node: int, namespace: str, context: str | None) -> str:
     from lockstep.cli.files.cp import known_job
-    from lockstep.cli.shared.meter import Meter
+    from lockstep.cli.shared.progress import Meter
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.files.reader import beside, place_roots
     from lockstep.platforms.files.results import TEMPORARY, newest_adapter

@@ -11,8 +11,16 @@ import typer
 
 from lockstep.api.errors import Failed
 from lockstep.api.names import WORKSPACE
-from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, NamespaceOption, find_job
-from lockstep.cli.shared.podargs import DEFAULT_JOB, NodeOption, OptionalJobArgument, running_pod
+from lockstep.cli.shared.jobargs import (
+    DEFAULT_JOB,
+    ClusterNameOption,
+    ContextOption,
+    NamespaceOption,
+    NodeOption,
+    OptionalJobArgument,
+    find_job,
+    running_pod,
+)
 from lockstep.platforms.output import put, put_json, put_text, tell
 
 if TYPE_CHECKING:

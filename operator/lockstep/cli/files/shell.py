@@ -6,8 +6,16 @@ import asyncio
 
 import typer
 
-from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, NamespaceOption, find_job
-from lockstep.cli.shared.podargs import DEFAULT_JOB, NodeOption, OptionalJobArgument, running_pod
+from lockstep.cli.shared.jobargs import (
+    DEFAULT_JOB,
+    ClusterNameOption,
+    ContextOption,
+    NamespaceOption,
+    NodeOption,
+    OptionalJobArgument,
+    find_job,
+    running_pod,
+)
 
 
 def shell(

@@ -25,7 +25,7 @@ RunArgument = Annotated[
 
 
 class Form(StrEnum):
-    """How the answer is written."""
+    """Form of the answer."""
 
     TABLE = "table"
     JSON = "json"
@@ -69,7 +69,7 @@ def _side(given: str, cluster: str, namespace: str | None, context: str | None) 
 
 
 def _of_file(path: Path, cluster: str) -> Side:
-    """What the job would be told; it has no results."""
+    """Settings that the job would get; it has no results."""
     from lockstep.cli.shared.inputs import read_inputs, resolve_inputs
     from lockstep.plan.pages.diffruns import Side, spec_of, told_of
     from lockstep.plan.render.run import build_run, pod_placement

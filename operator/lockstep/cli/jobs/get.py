@@ -33,7 +33,7 @@ EXIT_STALE = 1
 
 
 class Awaited(StrEnum):
-    """What `wait` waits for."""
+    """Condition that `wait` waits for."""
 
     RUNNING = "Running"
     CHECKPOINT = "CheckpointCommitted"
@@ -131,7 +131,7 @@ def _rows(jobs: list[dict[str, Any]], *, wide: bool, spaces: bool) -> list[tuple
 
 
 def _watch(look: Callable[[], tuple[list[dict[str, Any]], Unheard | None]], *, wide: bool, spaces: bool) -> None:
-    """For ever: the table, then the line of each job that has changed."""
+    """Print the table, then, for ever, the line of each job that has changed."""
     from lockstep.plan.pages.table import COLUMNS
 
     shown: dict[str, tuple[str, ...]] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from lockstep.platforms.jobs.logs import LogSelection
 
 EXIT_FAILED = 1
+POLL_SECONDS = 0.5
 LocalOption = Annotated[bool, typer.Option("--local", help="A job of `lockstep run --local`: read its run's folder.")]
 WorkspaceOption = Annotated[Path, typer.Option("--workspace", help="With --local: as `lockstep run` was told.")]
 
@@ -56,9 +58,7 @@ def logs(
         raise ConfigError("--follow shows the attempt that runs and those to come: it doesn't go with --errors, --attempt and --previous")
     wanted = LogSelection(node or 0, rank, tail, None if since is None else parse_duration(since), attempt)
     if local:
-        from lockstep.cli.jobs.logs_local import print_local
-
-        raise typer.Exit(print_local(job, workspace, wanted, follow=follow, errors=errors, previous=previous))
+        raise typer.Exit(_print_local(job, workspace, wanted, follow=follow, errors=errors, previous=previous))
     found = find_job_or_run(job, cluster, namespace, context)
     raise typer.Exit(asyncio.run(_print(found.job, context, wanted, follow=follow, errors=errors, previous=previous)))
 
@@ -151,3 +151,68 @@ async def _follow(cluster: Cluster, job: Object, wanted: LogSelection) -> int:
 
 def _say(line: str) -> None:
     tell(f"lockstep: {line}")
+
+
+def _print_local(job: str, workspace: Path, wanted: LogSelection, *, follow: bool, errors: bool, previous: bool) -> int:
+    """Print the logs of a run on this machine, and return the exit code. Raises ConfigError when there is no such run."""
+    from dataclasses import replace
+
+    from lockstep.plan.pages.logs import error_lines, rank_failures
+    from lockstep.platforms.inpod import runfolder
+    from lockstep.platforms.jobs.logs import request_of
+    from lockstep.platforms.local.records import observed_run
+
+    status = observed_run(job, workspace).status
+    root = str(workspace / "workspace/runs" / job)
+    if previous:
+        wanted = replace(wanted, attempt=_attempt_before_newest(job, root))
+    if wanted.rank is not None:
+        wanted = replace(wanted, node=_node_of(root, wanted.rank))
+    if errors:
+        found = rank_failures(runfolder.log(**{**request_of(replace(wanted, node=0, rank=None, tail=None)), "root": root}))
+        failure = status.get("failure") or {} if wanted.attempt is None else {}
+        put(*(list(error_lines(failure, found)) or [f"no rank of run {job} has failed"]))
+        return 0
+    return _follow_folder(job, workspace, {**request_of(wanted), "root": root}, follow=follow)
+
+
+def _attempt_before_newest(job: str, root: str) -> int:
+    from lockstep.platforms.inpod import runfolder
+
+    attempts = runfolder.summary(root, points=1)["attempts"]
+    own = [int(record["attempt"]) for record in attempts if record.get("jobUid") == attempts[-1].get("jobUid")]
+    if len(own) < 2:
+        raise ConfigError(f"run {job} has had one attempt: there is no previous one")
+    return own[-2]
+
+
+def _node_of(root: str, rank: int) -> int:
+    from lockstep.plan.pages.logs import node_of_rank
+    from lockstep.platforms.inpod import runfolder
+
+    run = runfolder.summary(root, points=1)["run"]
+    nodes = int(run.get("nodes", 0))
+    return node_of_rank({"desired": nodes * int(run.get("ranksPerNode", 0))}, nodes, rank)
+
+
+def _follow_folder(job: str, workspace: Path, request: Object, *, follow: bool) -> int:
+    """Print what there is, then with `follow` what is new, until no process of the run is there."""
+    from lockstep.api.objects import condition, is_true
+    from lockstep.platforms.inpod import runfolder
+    from lockstep.platforms.local.records import observed_run
+
+    printed: int | None = None
+    while True:
+        status = observed_run(job, workspace).status  # before the look at the lines: the last ones are there when it has ended
+        found = list(runfolder.log(**{**request, "tail": -1}))
+        first = 0 if request["tail"] < 0 else max(0, len(found) - request["tail"])
+        for line in found[first if printed is None else printed :]:
+            put(line, flush=True)
+        printed = len(found)
+        if not follow and not found:
+            raise Failed(f"run {job} has printed nothing that was asked for: its logs are in {request['root']}/{runfolder.OUTPUT}")
+        if not follow:
+            return 0
+        if condition(status, "Progressing").get("reason") != "Running":
+            return EXIT_FAILED if is_true(status, "Failed") else 0
+        time.sleep(POLL_SECONDS)

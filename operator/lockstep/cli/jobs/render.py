@@ -1,4 +1,4 @@
-"""`lockstep render -f job.yaml`: the objects that a job becomes, without asking any cluster."""
+"""`lockstep validate` and `lockstep render`: what becomes of a job, without asking any cluster."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.inputs import ClusterOption, FilesOption, NamespaceOption, SetOption, read_all, resolve_inputs
-from lockstep.platforms.output import put, put_json, put_text
+from lockstep.platforms.output import put, put_json, put_text, tell
 
 if TYPE_CHECKING:
     from lockstep.cli.shared.inputs import Inputs
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Output(StrEnum):
-    """How objects are printed."""
+    """Form in which objects are printed."""
 
     YAML = "yaml"
     JSON = "json"
@@ -34,6 +35,34 @@ YAML_HEADER = """\
 # What the operator makes of the job. To run it, apply the job itself: values that read <made by the operator>
 # (the job's uid and key, the agent's image, the certificate) are known only on the cluster.
 """
+
+
+def validate(file: FilesOption, cluster: ClusterOption = None, namespace: NamespaceOption = None, changes: SetOption = None) -> None:
+    """Check job files against a cluster file. Prints ok, or what is wrong and how to mend it (exit code 2).
+
+    Example: lockstep validate -f job.yaml --cluster barcelona
+
+    Example: lockstep validate jobs/*.yaml
+    """
+    from lockstep.plan.render.objects import render
+    from lockstep.plan.render.resolve import UNNAMED_IMAGE, refuse_missing_gpus
+    from lockstep.plan.render.resolved import MADE_BY_OPERATOR
+
+    jobs = read_all(file, cluster, namespace, changes)
+    mistakes: list[str] = []
+    for inputs in jobs:
+        try:
+            resolved = resolve_inputs(inputs)
+            refuse_missing_gpus(resolved)
+            render(resolved)
+        except ConfigError as error:
+            mistakes += [f"{inputs.source}: {line}" if len(jobs) > 1 else str(line) for line in error.args]
+        else:
+            if resolved.image == MADE_BY_OPERATOR:
+                tell(f"note: {inputs.source}: image: {UNNAMED_IMAGE} (lockstep plan asks it)")
+            put(f"{inputs.source}: ok" if len(jobs) > 1 else "ok")
+    if mistakes:
+        raise ConfigError(*mistakes)
 
 
 def render(
@@ -80,7 +109,7 @@ def _job(inputs: Inputs) -> str:
 
 
 def _readable(item: dict[str, Any]) -> dict[str, Any]:
-    """A Secret's values as text: what stands there is a placeholder, which base64 would hide."""
+    """Return the object, a Secret's values as text: they are placeholders, which base64 would hide."""
     from base64 import b64decode
 
     if item["kind"] != "Secret":

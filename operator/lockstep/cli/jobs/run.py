@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import getpass
 import shlex
+import socket
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import DEV_ENVIRONMENT
 from lockstep.cli.shared.inputs import FRESH, NamespaceOption, OptionalFileOption, SetOption, only, read_inputs
+from lockstep.cli.shared.jobargs import Found, find_job
 from lockstep.platforms.output import tell
 
 if TYPE_CHECKING:
-    from lockstep.api.cluster import TrainingCluster
     from lockstep.api.job import TrainingJob
-
-
-import asyncio
-import getpass
-import socket
-from collections.abc import Sequence
-from typing import Any
-
-from lockstep.cli.shared.jobargs import Found, find_job
+    from lockstep.cli.shared.inputs import Inputs
 
 LOCAL_CLUSTER = "local"
 
@@ -82,20 +78,12 @@ def run(
     """
     file = only(files, "run") if files else None
     if file is None:
+        of_a_file = {"--local": local, "--in-namespace": in_namespace, "--attach": attach, "--nodes": nodes, "--set": changes, "--fresh": fresh, "--preview": preview}  # fmt: skip
+        _refuse_file_options(of_a_file)
         from lockstep.cli.shared.target import unnamed_cluster
 
-        _refuse_file_options(
-            {
-                "--local": local,
-                "--in-namespace": in_namespace,
-                "--attach": attach,
-                "--nodes": nodes,
-                "--set": changes,
-                "--fresh": fresh,
-                "--preview": preview,
-            }
-        )
-        raise typer.Exit(_run_in_job(script, job, (cluster or unnamed_cluster(context), namespace, context), detach=detach))
+        place = cluster or unnamed_cluster(context), namespace, context
+        raise typer.Exit(run_in_session(script or (), job or DEV_ENVIRONMENT, place, detach=detach))
     if script or job or detach:
         raise ConfigError("-f runs a job file, --job and a script run something in a dev environment: say one of them")
     changes = [*(changes or ()), *(_fresh(file) if fresh else ())]
@@ -105,18 +93,16 @@ def run(
             "say where the job should run: --local (processes of this machine) or --in-namespace (Kubernetes, role admin); "
             f"with the operator: lockstep render -f {file}{given} -o job | kubectl apply -f -"
         )
-    if in_namespace:
-        if preview is not None:
-            raise ConfigError("--preview reads the data on this machine: say --local")
-        raise typer.Exit(_run_in_namespace(file, cluster, namespace, context, changes, attach=attach))
-    if attach:
+    if in_namespace and preview is not None:
+        raise ConfigError("--preview reads the data on this machine: say --local")
+    if local and attach:
         raise ConfigError("--attach follows a run on Kubernetes: say --in-namespace")
-    read, profile = _read_local(file, cluster or LOCAL_CLUSTER, nodes, changes)
-    raise typer.Exit(_run_local(read, profile, workspace) if preview is None else _preview(read, profile, workspace, preview))
+    inputs = _inputs(file, cluster or LOCAL_CLUSTER if local else cluster, None if local else namespace, changes)
+    raise typer.Exit(_run_here(inputs, workspace, nodes, preview) if local else _run_in_namespace(inputs, context, attach=attach))
 
 
 def _fresh(file: Path) -> list[str]:
-    """The change that --fresh makes. Raises ConfigError for a script, of whose checkpoints Lockstep knows nothing."""
+    """Return the change that --fresh makes. Raises ConfigError for a script, of whose checkpoints Lockstep knows nothing."""
     from lockstep.api.files.jobfile import parse_job_file
     from lockstep.cli.shared.clusterfiles import read_text
 
@@ -127,74 +113,62 @@ def _fresh(file: Path) -> list[str]:
     return [FRESH]
 
 
-def _refuse_file_options(given: dict[str, object]) -> None:
+def _refuse_file_options(given: Mapping[str, object]) -> None:
     wrong = [name for name, value in given.items() if value]
     if wrong:
         raise ConfigError(f"{', '.join(wrong)} is about a job file: name it with -f")
 
 
-def _run_in_job(script: list[str] | None, job: str | None, place: tuple[str, str | None, str | None], *, detach: bool) -> int:
-    if not script:
-        raise ConfigError(
-            "say what to run: a job file (-f job.yaml --local), or a script on all nodes of a dev environment (lockstep run train.py)"
-        )
-    return run_in_job(script, job or DEV_ENVIRONMENT, place, detach=detach)
-
-
 def refuse_interactive(job: TrainingJob) -> None:
-    """Raises ConfigError: its nodes wait for what people ask for, and its GPUs are released by the operator alone."""
+    """Raise ConfigError for an interactive job: its nodes wait for what people ask for, and the operator alone releases its GPUs."""
     if job.spec.type == "Interactive":
         raise ConfigError(
             "a job of type Interactive needs the operator: kubectl apply -f it; for one run without it, name the script in spec.script"
         )
 
 
-def _run_in_namespace(
-    file: Path, cluster: str | None, namespace: str | None, context: str | None, changes: list[str] | None, *, attach: bool
-) -> int:
-    from lockstep.platforms.in_namespace.run import How, run_in_namespace
+def _inputs(file: Path, cluster: str | None, namespace: str | None, changes: Sequence[str]) -> Inputs:
+    """Return the job that runs without the operator, and its cluster. What only the operator does is warned of."""
+    from lockstep.plan.reconcile.clocks import without_operator
 
     inputs = read_inputs(file, cluster, namespace, changes)
     refuse_interactive(inputs.job)
-    _warn(inputs.job)
+    ignored = without_operator(inputs.job.spec)
+    if ignored:
+        tell(f"warning: {', '.join(ignored)} has no effect without the operator")
+    return inputs
+
+
+def _run_in_namespace(inputs: Inputs, context: str | None, *, attach: bool) -> int:
+    from lockstep.platforms.in_namespace.run import How, run_in_namespace
+
     return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, context, How.ATTACH if attach else How.NEW)
 
 
-def _read_local(file: Path, cluster: str, nodes: int | None, changes: list[str] | None) -> tuple[TrainingJob, TrainingCluster]:
-    inputs = read_inputs(file, cluster, None, changes)
-    refuse_interactive(inputs.job)
-    _warn(inputs.job)
-    job = inputs.job
-    if nodes is not None:
-        job = job.model_copy(update={"spec": job.spec.model_copy(update={"nodes": nodes})})
-    return job, inputs.cluster.profile
-
-
-def _run_local(job: TrainingJob, profile: TrainingCluster, workspace: Path) -> int:
-    from lockstep.platforms.local.run import run_local
-
-    return run_local(job, profile, workspace)
-
-
-def _preview(job: TrainingJob, profile: TrainingCluster, workspace: Path, samples: int) -> int:
+def _run_here(inputs: Inputs, workspace: Path, nodes: int | None, samples: int | None) -> int:
+    """Run the job on this machine; with `samples` show so many of its data instead."""
     from lockstep.cli.shared.trainer import EXIT_FAILED, EXIT_USAGE
-    from lockstep.platforms.local.preview import preview_local
+    from lockstep.platforms.local.run import preview_local, run_local
     from lockstep_spec.exits import CONFIGURATION
 
+    job, profile = inputs.job, inputs.cluster.profile
+    if nodes is not None:
+        job = job.model_copy(update={"spec": job.spec.model_copy(update={"nodes": nodes})})
+    if samples is None:
+        return run_local(job, profile, workspace)
     code = preview_local(job, profile, workspace, samples)
     return {0: 0, CONFIGURATION: EXIT_USAGE}.get(code, EXIT_FAILED)
 
 
-def _warn(job: TrainingJob) -> None:
-    from lockstep.plan.reconcile.clocks import without_operator
+def run_in_session(words: Sequence[str], job: str, place: tuple[str, str | None, str | None], *, detach: bool) -> int:
+    """Run a script on all nodes of a dev environment. Return the exit code of the rank that failed first.
 
-    ignored = without_operator(job.spec)
-    if ignored:
-        tell(f"warning: {', '.join(ignored)} has no effect without the operator")
-
-
-def run_in_job(words: Sequence[str], job: str, place: tuple[str, str | None, str | None], *, detach: bool) -> int:
-    """The exit code of the rank that failed first. `place`: cluster file, namespace, context."""
+    `place`: cluster file, namespace, context.
+    """
+    if not words:
+        raise ConfigError(
+            "say what to run: a job file (-f job.yaml --local), or a script on all nodes of a dev environment (lockstep run train.py)"
+        )
     from lockstep.platforms.jobs.devrun import agent_command, run_on_all_nodes
 
     found = find_job(job, *place)
@@ -204,7 +178,7 @@ def run_in_job(words: Sequence[str], job: str, place: tuple[str, str | None, str
 
 
 def refuse(found: Found) -> None:
-    """Raises ConfigError where no node waits for what it is asked to run, with what to do about it."""
+    """Raise ConfigError where no node waits for what it is asked to run, with what to do about it."""
     from lockstep.api.objects import condition, is_true
 
     name, status = found.name, found.job.get("status") or {}

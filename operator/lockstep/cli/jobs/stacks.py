@@ -77,7 +77,7 @@ def _on_this_machine(name: str, workspace: Path, rank: int | None) -> list[RankA
 
 
 def _checked(name: str, answers: list[RankAnswer], rank: int | None, why: str) -> list[RankAnswer]:
-    """Raises ConfigError where there is nobody to ask."""
+    """Raise ConfigError where there is nobody to ask."""
     from lockstep.plan.pages.stacks import NOT_THERE
 
     if all(answer.problem == NOT_THERE for answer in answers):

@@ -1,1 +1,1 @@
-"""What several verbs use: options, the cluster that is meant, output."""
+"""Options, the cluster that is meant, and output: shared by verbs."""

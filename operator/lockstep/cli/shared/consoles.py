@@ -1,4 +1,4 @@
-"""Where verbs write tables to: coloured in a terminal, without any escape code where NO_COLOR is set or nobody looks."""
+"""Consoles for tables: colored in a terminal, without any escape code where NO_COLOR is set or nobody looks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def is_plain() -> bool:
-    """As no-color.org says: set, and not to nothing."""
+    """Return True if NO_COLOR is set, and not to nothing (no-color.org)."""
     return bool(os.environ.get("NO_COLOR"))
 
 

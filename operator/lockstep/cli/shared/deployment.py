@@ -1,4 +1,4 @@
-"""Which cluster was deployed last from this checkout, and to which API server: what verbs go by where no cluster is named."""
+"""Memory of the cluster deployed last from this checkout, and of its API server: verbs go by it where no cluster is named."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from lockstep.cli.shared.paths import checkout, state_folder
 
 FORCED = "forced"
 PLACES = "servers"
-"""Where a cluster whose file states no cluster.api was deployed to."""
+"""Folder of the API servers that clusters were deployed to whose files state no cluster.api."""
 LAST = "cluster"
-"""Which cluster is meant where none is named, here and in the Makefile: the one that was deployed last."""
+"""File with the cluster that is meant where none is named, here and in the Makefile: the one deployed last."""
 
 
 def remember(cluster: str) -> None:
-    """The default from now on."""
+    """Make it the default from now on."""
     path = state_folder() / LAST
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{cluster}\n", encoding="utf-8")
@@ -25,17 +25,17 @@ def remember_forced(cluster: str, server: str) -> None:
 
 
 def was_forced(cluster: str, server: str) -> bool:
-    """Whether a deployment of this cluster was forced to this API server from this checkout."""
+    """Return True if a deployment of this cluster was forced to this API server from this checkout."""
     return _read_server(FORCED, cluster) == server
 
 
 def remember_server(cluster: str, server: str) -> None:
-    """Where a cluster is whose file doesn't say so: its verbs are kept to this API server until it is deployed to another."""
+    """Remember where a cluster is whose file doesn't say so: its verbs are kept to this API server until it is deployed to another."""
     _write_server(PLACES, cluster, server)
 
 
 def server_of(cluster: str) -> str | None:
-    """Where this checkout has deployed a cluster whose file doesn't say where it is."""
+    """Return the API server that this checkout deployed a cluster to whose file doesn't say where it is."""
     return _read_server(PLACES, cluster)
 
 
@@ -63,7 +63,7 @@ def deployed_last() -> str | None:
 
 
 def forget(cluster: str) -> None:
-    """A cluster that is gone is nobody's default."""
+    """Forget a cluster that is gone, so that it is nobody's default."""
     for folder in (FORCED, PLACES):
         (state_folder() / folder / cluster).unlink(missing_ok=True)
     if deployed_last() == cluster:

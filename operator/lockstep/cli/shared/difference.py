@@ -1,4 +1,4 @@
-"""What would change on a cluster, as `lockstep diff` and `lockstep deploy --dry-run` print it."""
+"""Differences on a cluster, as `lockstep diff` and `lockstep deploy --dry-run` print them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONGEST_VALUE = 120  # characters of a value that are shown
 
 
 def diff_deployment(objects: list[dict[str, Any]], context: str | None) -> None:
-    """What a deployment would change, by the API server's own dry run; what one may only read is compared field by field."""
+    """Print what a deployment would change, by the API server's own dry run; what one may only read is compared field by field."""
     differs, unseen = asyncio.run(_diff_deployment(objects, context))
     if differs:
         raise typer.Exit(EXIT_DIFFERENT)
@@ -32,7 +32,7 @@ def diff_deployment(objects: list[dict[str, Any]], context: str | None) -> None:
 
 
 async def _diff_deployment(objects: list[dict[str, Any]], context: str | None) -> tuple[bool, int]:
-    """Whether anything would change, and how many objects could not be compared."""
+    """Return True if anything would change, and how many objects could not be compared."""
     from lockstep.kube.cluster import ApiError, Cluster
     from lockstep.plan.ahead.live import Comparison
     from lockstep.plan.ship.deploy import called
@@ -65,7 +65,7 @@ async def _diff_deployment(objects: list[dict[str, Any]], context: str | None) -
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """One object and each field that would change."""
+    """Print one object and each field that would change."""
     if comparison.foreign:
         put(f"! {comparison.name} is there and belongs to something else: the job can't start while it is")
     elif not comparison.changes:

@@ -1,4 +1,4 @@
-"""What verbs about a job read: the job file, the cluster file, and both resolved."""
+"""Inputs of verbs about a job: the job file, the cluster file, and both resolved."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Inputs:
     """The job's file, and its name where that file holds several."""
 
     def aim(self) -> Inputs:
-        """The same, with the connections to come kept to its cluster."""
+        """Return the same, with the connections to come kept to its cluster."""
         from lockstep.cli.shared.target import aim_at
 
         aim_at(self.cluster.cluster.name, self.cluster.cluster.api)
@@ -89,7 +89,7 @@ class Inputs:
 
 
 def only(files: Path | Sequence[Path] | None, verb: str) -> Path:
-    """The one file of a verb that takes one job. Raises ConfigError for several, and for a folder."""
+    """Return the one file of a verb that takes one job. Raises ConfigError for several, and for a folder."""
     named = [files] if isinstance(files, Path) else list(files or ())
     if len(named) > 1:
         raise ConfigError(
@@ -108,7 +108,7 @@ def read_all(
     *,
     unnamed: Callable[[], str] | None = None,
 ) -> list[Inputs]:
-    """Every job of all files, in their order; of a folder its .yaml, .yml and .json files, sorted, without those that hold no job.
+    """Return every job of all files, in their order; of a folder its .yaml, .yml and .json files, sorted, without those that hold no job.
 
     `unnamed`: which cluster is meant where neither `cluster` nor the job names one.
 
@@ -163,7 +163,7 @@ FRESH = "training.checkpoint.resumeFrom=None"
 
 
 def read_inputs(file: Path, cluster: str | None, namespace: str | None, changes: Sequence[str] | None = None) -> Inputs:
-    """Raises ConfigError with every mistake of the job file, of `changes` (--set), or of the cluster file, or when they name no cluster."""
+    """Return the job and its cluster. Raises ConfigError with every mistake of the job file, of `changes` (--set), or of the cluster file, or when they name no cluster."""
     from lockstep.api.files.jobfile import parse_job_file
 
     return _inputs(parse_job_file(read_text(file), str(file), changes or ()), file, cluster, namespace, str(file))
@@ -199,7 +199,7 @@ def _read_cluster(job: TrainingJob, file: Path, cluster: str | None) -> ClusterF
 
 
 def resolve_inputs(inputs: Inputs) -> Resolved:
-    """The resolved job; its warnings go to stderr. Raises Refused (a ConfigError) with every reason against it."""
+    """Return the resolved job; its warnings go to stderr. Raises Refused (a ConfigError) with every reason against it."""
     from lockstep.plan.render.resolve import resolve
     from lockstep.plan.render.resolved import MADE_BY_OPERATOR, PlatformDefaults
 

@@ -1,4 +1,4 @@
-"""What verbs about a job on a cluster take: its name, and where it is. `find_job` turns them into a connection and the job."""
+"""Options of verbs about a job on a cluster: its name, where it is, and which of its pods. `find_job` turns them into a connection and the job."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.api.errors import ConfigError, LockstepError
+from lockstep.api.errors import ConfigError, Failed, LockstepError
+from lockstep.api.names import DEV_ENVIRONMENT, pod_name
 
 if TYPE_CHECKING:
     from lockstep.cli.shared.target import Target
 
 
 def known_names(context: typer.Context, incomplete: str) -> list[str]:
-    """What a shell completes a job's name to. Nothing where nothing can be asked: a shell that completes must not complain."""
+    """Return what a shell completes a job's name to; nothing where nothing can be asked: a shell that completes must not complain."""
     from lockstep.cli.shared.target import one_verb, target_of, unnamed_cluster
     from lockstep.kube.jobs import list_jobs
 
@@ -31,7 +32,7 @@ def known_names(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def unless_said(context: typer.Context, parameter: typer.CallbackParam, value: str) -> str:
-    """The cluster that was named, else the one that is meant where none is."""
+    """Return the cluster that was named, else the one that is meant where none is."""
     source = context.get_parameter_source(parameter.name or "")
     if source is None or source.name != "DEFAULT":
         return value
@@ -55,6 +56,9 @@ ClusterNameOption = Annotated[
 OptionalClusterArgument = Annotated[
     str, typer.Argument(callback=unless_said, show_default=False, help=f"A cluster of clusters/, or a cluster file's path. {UNNAMED}")
 ]
+OptionalJobArgument = Annotated[str, typer.Argument(help="The job's name.", metavar="[JOB]", autocompletion=known_names)]
+NodeOption = Annotated[int, typer.Option("--node", min=0, help="The node, and so the pod, counted from 0.")]
+DEFAULT_JOB = DEV_ENVIRONMENT
 NamespaceOption = Annotated[
     str | None, typer.Option("-n", "--namespace", help="Default: what the cluster's file says; of a cluster without a file, the context's.")
 ]
@@ -62,7 +66,7 @@ ContextOption = Annotated[str | None, typer.Option("--context", help="The contex
 
 
 class Output(StrEnum):
-    """How an answer is written."""
+    """Form of an answer about several things."""
 
     TABLE = "table"
     WIDE = "wide"
@@ -75,7 +79,7 @@ OutputOption = Annotated[Output, typer.Option("-o", "--output", help="table, wid
 
 
 class Form(StrEnum):
-    """How an answer about one thing is written."""
+    """Form of an answer about one thing."""
 
     TEXT = "text"
     JSON = "json"
@@ -102,7 +106,7 @@ class Found:
 
 
 def find_job(name: str, cluster: str, namespace: str | None, context: str | None) -> Found:
-    """Raises ConfigError, naming the jobs that are there, when there is none of this name."""
+    """Return the job. Raises ConfigError, naming the jobs that are there, when there is none of this name."""
     from lockstep.cli.shared.target import target_of
     from lockstep.kube.jobs import get_job
 
@@ -114,7 +118,7 @@ def find_job(name: str, cluster: str, namespace: str | None, context: str | None
 
 
 def find_jobs(names: Sequence[str], cluster: str, namespace: str | None, context: str | None) -> list[Found]:
-    """Each once, in the order given. Raises ConfigError for the first name that no job has: then nothing is done to the others, either."""
+    """Return each job once, in the order given. Raises ConfigError for the first name that no job has: then nothing is done to the others, either."""
     from lockstep.cli.shared.target import target_of
     from lockstep.kube.jobs import get_job
 
@@ -129,7 +133,7 @@ def find_jobs(names: Sequence[str], cluster: str, namespace: str | None, context
 
 
 def find_job_or_run(name: str, cluster: str, namespace: str | None, context: str | None) -> Found:
-    """As `find_job`; what `lockstep run --in-namespace` started is found, too, as a job without spec whose status names its frozen run."""
+    """Return the job as `find_job` does; what `lockstep run --in-namespace` started is found, too, as a job without spec whose status names its frozen run."""
     from lockstep.cli.shared.target import target_of
     from lockstep.kube.jobs import get_job, run_as_job, run_without_operator
 
@@ -152,7 +156,7 @@ def no_such_job(target: Target, name: str) -> str:
 
 
 def no_operator(name: str, namespace: str, run: str) -> str:
-    """What to say of a job of `lockstep run --in-namespace`, which is no TrainingJob."""
+    """Explain a job of `lockstep run --in-namespace`, which is no TrainingJob."""
     return (
         f"{name} in namespace {namespace} runs without the operator (run --in-namespace), so there is no TrainingJob to ask: the verbs logs, stacks, sync and cp know it; "
         f"kubectl delete configmap {run} -n {namespace} removes it"
@@ -160,10 +164,51 @@ def no_operator(name: str, namespace: str, run: str) -> str:
 
 
 def unknown_job(name: str, namespace: str, known: list[str]) -> str:
-    """What to say of a job that isn't there."""
+    """Explain a job that isn't there."""
     from lockstep.api.files.problems import nearest
 
     close = nearest(name, known)
     there = f"it has {', '.join(sorted(known))}" if known else "it has none"
     hint = f"; did you mean {close}?" if close else "; -n names another namespace"
     return f"there is no TrainingJob {name} in namespace {namespace}: {there}{hint}"
+
+
+def running_pod(found: Found, node: int) -> str:
+    """Return the name of a node's pod. Raises ConfigError for a node that the job doesn't have, Failed when its pod doesn't run."""
+    from lockstep.api.objects import is_running
+    from lockstep.kube.cluster import NOT_FOUND, ApiError
+    from lockstep.kube.kinds import path_of
+
+    client, name = found.target.client, pod_name(found.name, node)
+    nodes = _nodes(found)
+    if node >= nodes > 0:
+        raise ConfigError(f"job {found.name} has no node {node}: its {nodes} nodes are 0 to {nodes - 1}")
+    try:
+        pod = client.request("GET", path_of("Pod", found.namespace, name))
+    except ApiError as error:
+        if error.status != NOT_FOUND:
+            raise
+        raise Failed(_no_pod(found, name)) from None
+    if not is_running(pod) or "deletionTimestamp" in pod["metadata"]:
+        state = "ends" if "deletionTimestamp" in pod["metadata"] else f"is {pod['status'].get('phase', 'unknown')} and doesn't run yet"
+        raise Failed(f"pod {name} {state}: lockstep why {found.name} -n {found.namespace}")
+    return name
+
+
+def _no_pod(found: Found, pod: str) -> str:
+    from lockstep.kube.jobs import has_ended
+
+    place = f"{found.name} -n {found.namespace}"
+    if has_ended(found.job.get("status", {})):
+        return f"job {found.name} has ended and pod {pod} is gone: lockstep logs {place} and lockstep cp read what it has left"
+    return f"pod {pod} is not there: lockstep why {place}"
+
+
+def _nodes(found: Found) -> int:
+    """Number of nodes; 0: not known yet."""
+    stated = found.job["spec"].get("nodes")
+    if stated:
+        return int(stated)
+    from lockstep.cli.shared.target import load
+
+    return load(found.target.cluster).profile.spec.gpus.default_nodes

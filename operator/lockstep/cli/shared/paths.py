@@ -1,4 +1,4 @@
-"""Where the command line finds the checkout's files."""
+"""Folders of the checkout and of what it remembers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from lockstep.api.errors import ConfigError
 
 
 def from_here(path: Path) -> Path:
-    """The path as one would type it: relative where it is below the current folder."""
+    """Return the path as one would type it: relative where it is below the current folder."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def checkout() -> Path:
-    """The folder that has clusters/ and manifests/: the checkout this code runs from, else the current folder.
+    """Return the folder that has clusters/ and manifests/: the checkout this code runs from, else the current folder.
 
     Raises:
         ConfigError: neither has them.

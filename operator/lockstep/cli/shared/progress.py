@@ -1,20 +1,23 @@
-"""What a verb that waits says meanwhile: one line that changes on a terminal, a line for every change elsewhere."""
+"""Progress on the terminal: steps of a verb, waiting, and transfers. One line is written over at a terminal; elsewhere there are lines now and then."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from lockstep.cli.shared.consoles import is_plain
 from lockstep.platforms.output import put, put_over, tell
+from lockstep_spec.words import decimal_size, duration
 
 if TYPE_CHECKING:
     from rich.status import Status
+
+    from lockstep.platforms.files.transfer import TransferProgress
 
 
 class Progress:
@@ -38,7 +41,7 @@ class Progress:
             self._status.stop()
 
     def now(self, text: str) -> None:
-        """Transient on a terminal; elsewhere a line, unless it is what was said last."""
+        """Show it for the moment on a terminal; elsewhere print a line, unless it is what was said last."""
         if self._status is not None:
             from rich.text import Text
 
@@ -50,7 +53,7 @@ class Progress:
         self._told = text
 
     def quietly(self, text: str) -> None:
-        """Only on a terminal: steps too many and too short for a log."""
+        """Show it only on a terminal: steps too many and too short for a log."""
         if self._status is not None:
             self.now(text)
 
@@ -63,7 +66,7 @@ AT_FIRST_SECONDS, AT_A_TERMINAL_SECONDS, ELSEWHERE_SECONDS = 0.2, 1.0, 10.0
 
 @contextmanager
 def waiting(what: str) -> Iterator[Callable[[], None]]:
-    """Until the block ends, or what it yields is called: say on standard error that `what` goes on, and for how long.
+    """Say on standard error that `what` goes on, and for how long, until the block ends or what it yields is called.
 
     At a terminal that is one line, there almost at once, which counts the seconds and goes in the end; elsewhere a line every ten seconds.
     """
@@ -73,7 +76,7 @@ def waiting(what: str) -> Iterator[Callable[[], None]]:
         width, seconds = 0, AT_FIRST_SECONDS if terminal else ELSEWHERE_SECONDS
         while not over.wait(seconds):
             seconds = AT_A_TERMINAL_SECONDS if terminal else ELSEWHERE_SECONDS
-            line = f"… {what}, {time.monotonic() - begun:.0f} s"
+            line = f"… {what}, {duration(time.monotonic() - begun)}"
             if not terminal:
                 tell(line)
                 continue
@@ -93,3 +96,47 @@ def waiting(what: str) -> Iterator[Callable[[], None]]:
         yield stop
     finally:
         stop()
+
+
+TRANSFER_SECONDS = 0.2
+"""At a terminal, between two lines of a transfer."""
+
+
+class Meter:
+    """Tells how far several transfers are, by their names, on standard error. Use `with`."""
+
+    def __init__(self) -> None:
+        self.transfers: Mapping[str, TransferProgress] = {}
+        self._terminal = sys.stderr.isatty()
+        self._begun = self._told = time.monotonic()
+        self._width = 0
+
+    def __enter__(self) -> Meter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._write("")
+
+    def changed(self) -> None:
+        now = time.monotonic()
+        if now - self._told >= (TRANSFER_SECONDS if self._terminal else ELSEWHERE_SECONDS):
+            self._told = now
+            self._write(self.line(now - self._begun))
+
+    def line(self, seconds: float) -> str:
+        """`x-0 45%  x-1 43%  of 2.0 GB, 120.0 MB/s, 9s left`."""
+        known = {name: transfer for name, transfer in self.transfers.items() if transfer.expected}
+        if not known:
+            return ""
+        shares = "  ".join(f"{name} {100 * transfer.passed // transfer.expected}%" for name, transfer in known.items())
+        slowest = min(known.values(), key=lambda transfer: transfer.passed / transfer.expected)
+        rate = slowest.passed / max(seconds, 0.1)
+        left = (slowest.expected - slowest.passed) / rate if rate else 0
+        return f"{shares}  of {decimal_size(slowest.expected)}, {decimal_size(rate)}/s, {duration(left)} left"
+
+    def _write(self, line: str) -> None:
+        if self._terminal:
+            put_over(line, self._width)
+            self._width = len(line)
+        elif line:
+            tell(line)

@@ -68,7 +68,7 @@ def _between_steps(act: Callable[[], None]) -> None:
 
 
 def _interrupt() -> None:
-    """As Ctrl-C does where asyncio.run has no handler: SIGINT is ignored in the background of a script."""
+    """Interrupt as Ctrl-C does where asyncio.run has no handler: SIGINT is ignored in the background of a script."""
     raise KeyboardInterrupt
 
 

@@ -1,4 +1,4 @@
-"""Which cluster and namespace a verb talks to."""
+"""Cluster and namespace that a verb talks to."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ class Target:
     client: Client
     namespace: str
     cluster: str
-    """As it was named: a cluster of clusters/, or the path of a file."""
+    """Name that was given: a cluster of clusters/, or the path of a file."""
 
 
 def load(cluster: str) -> ClusterFile:
-    """The cluster file of clusters/, or of a path."""
+    """Return the cluster file of clusters/, or of a path, and keep connections to its cluster."""
     found = load_cluster(cluster)
     aim_at(found.cluster.name, found.cluster.api)
     return found
 
 
 class Verb:
-    """What the verb that runs was told, besides `Connections`."""
+    """Options of the verb that runs, besides what `Connections` holds."""
 
     unnamed: str | None = None
     """The cluster that stands in where none was named and none was deployed from here; its name promises nothing."""
@@ -98,7 +98,7 @@ class ClusterAim:
         raise ConfigError("the embedded cluster is not up: `make cluster-up`, or name another one by --cluster, KUBECONFIG or --context")
 
     def check(self, server: str, context: str | None) -> None:
-        """Raises OtherCluster."""
+        """Raise OtherCluster if this is another cluster's API server."""
         if not (self.is_named and self.is_checked):
             return
         if self.api:
@@ -129,7 +129,7 @@ class ClusterAim:
 
 
 def cluster_at(server: str, but: str) -> str | None:
-    """The cluster of clusters/, other than `but`, whose file states this API server."""
+    """Return the cluster of clusters/, other than `but`, whose file states this API server."""
     try:
         folder = checkout() / "clusters"
     except ConfigError:
@@ -168,7 +168,7 @@ def unnamed_cluster(context: str | None) -> str:
 
 
 def target_of(cluster: str, namespace: str | None, context: str | None) -> Target:
-    """A connection to the cluster of the kubeconfig, and the namespace that is meant there."""
+    """Return a connection to the cluster of the kubeconfig, and the namespace that is meant there."""
     from lockstep.kube.cluster import Client
 
     chosen = namespace_of(cluster, namespace, context)
@@ -176,7 +176,7 @@ def target_of(cluster: str, namespace: str | None, context: str | None) -> Targe
 
 
 def namespace_of(cluster: str, namespace: str | None, context: str | None) -> str:
-    """Which namespace is meant on a cluster. Its models are imported only where its file needs explaining."""
+    """Return the namespace that is meant on a cluster. The models are imported only where its file needs explaining."""
     stated = peek(cluster, checkout() / "clusters")
     if stated is None:
         section = load(cluster).cluster
@@ -187,7 +187,7 @@ def namespace_of(cluster: str, namespace: str | None, context: str | None) -> st
 
 
 def _namespace(cluster: str, of_file: str, asked: str | None, context: str | None) -> str:
-    """As kubectl's: what is asked, else the context's own. A cluster file that is named says it for its cluster."""
+    """Return the namespace as kubectl chooses it: the one asked for, else the context's own. A named cluster's file says it for its cluster."""
     embedded = is_embedded(cluster, context)
     if asked or embedded or cluster != EMBEDDED:
         return asked or of_file
@@ -197,7 +197,7 @@ def _namespace(cluster: str, of_file: str, asked: str | None, context: str | Non
 
 
 def is_same_host(stated: str, server: str) -> bool:
-    """Whether the API server's URL is at the host that the cluster file states, with or without its usual `api.` in front.
+    """Return True if the API server's URL is at the host that the cluster file states, with or without its usual `api.` in front.
 
     A port counts where the file states one: two clusters of one machine differ in nothing else.
     """
@@ -229,7 +229,7 @@ def current_server(context: str | None) -> str | None:
 
 
 def is_talked_to(found: ClusterFile, server: str) -> bool:
-    """Whether the server is this cluster's. The embedded cluster has an address of its own and no name in its file."""
+    """Return True if the server is this cluster's. The embedded cluster has an address of its own and no name in its file."""
     if found.cluster.api:
         return is_same_host(found.cluster.api, server)
     return found.cluster.name == EMBEDDED and server == default_layout().server

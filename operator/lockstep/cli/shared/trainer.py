@@ -1,4 +1,4 @@
-"""Verbs that the trainer's package does: each runs as a process of its own, since the command line knows nothing of the trainer's code."""
+"""Verbs of the trainer's package: each runs as a process of its own, since the command line knows nothing of the trainer's code."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ AT_FIRST = {
     "generate": "importing torch and peft, then loading the model",
     "fetch": "asking for the model",
 }
-"""What each is at until it says something."""
+"""Activity of each until it says something."""
 
 
 def trainer_command(module: str, arguments: Sequence[str | Path]) -> list[str]:
@@ -56,7 +56,7 @@ def run_trainer(module: str, arguments: Sequence[str | Path]) -> None:
 
 
 def ask_trainer(module: str, arguments: Sequence[str | Path]) -> tuple[str, int]:
-    """What it prints, and its exit code: 0, or 1 for an answer that is bad news. Raises typer.Exit when it gives none."""
+    """Return what it prints, and its exit code: 0, or 1 for an answer that is bad news. Raises typer.Exit when it gives none."""
     answer = bytearray()
     code = _run(trainer_command(module, arguments), answer.extend)
     if not answer:

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.jobs import retry
+from lockstep.cli.jobs import change
 from lockstep.cli.main import app
 from lockstep.kube import jobs
 from support.checkout import ROOT
@@ -39,7 +39,7 @@ def patched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 def with_status(monkeypatch: pytest.MonkeyPatch, conditions: list[dict[str, str]], **spec: Any) -> None:
     job = {"metadata": {"name": "x"}, "spec": spec, "status": {"conditions": conditions}}
-    monkeypatch.setattr(retry, "find_job", lambda *_: SimpleNamespace(target=SimpleNamespace(client=None), namespace="ns", job=job))
+    monkeypatch.setattr(change, "find_job", lambda *_: SimpleNamespace(target=SimpleNamespace(client=None), namespace="ns", job=job))
 
 
 @pytest.mark.parametrize(("before", "after"), [({}, 1), ({"restart": {"retry": 4}}, 5)])
@@ -47,7 +47,7 @@ def test_a_failed_job_s_number_of_retries_is_raised(
     monkeypatch: pytest.MonkeyPatch, patched: list[dict[str, Any]], before: dict[str, Any], after: int
 ) -> None:
     with_status(monkeypatch, [condition("Failed", "True")], **before)
-    retry.retry("x")
+    change.retry("x")
     assert patched == [{"restart": {"retry": after}}]
 
 
@@ -64,7 +64,7 @@ def test_a_job_that_runs_or_is_complete_is_refused_in_plain_words(
 ) -> None:
     with_status(monkeypatch, conditions)
     with pytest.raises(ConfigError, match=told):
-        retry.retry("x")
+        change.retry("x")
     assert patched == []
 
 

@@ -1,0 +1,359 @@
+"""Verbs that change a job: `lockstep suspend|resume|stop|scale|retry|delete`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.cli.shared.inputs import FRESH, OptionalFileOption, only, read_all, read_inputs
+from lockstep.cli.shared.jobargs import (
+    UNNAMED,
+    ClusterNameOption,
+    ContextOption,
+    Found,
+    JobArgument,
+    JobsArgument,
+    NamespaceOption,
+    find_job,
+    find_jobs,
+    known_names,
+    no_such_job,
+)
+from lockstep.platforms.output import put
+from lockstep_spec.words import number_of
+
+if TYPE_CHECKING:
+    from lockstep.kube.cluster import Cluster
+
+NODES_MAX = 1024
+POLL_SECONDS = 0.5
+
+
+def suspend(
+    jobs: JobsArgument, cluster: ClusterNameOption = "local", namespace: NamespaceOption = None, context: ContextOption = None
+) -> None:
+    """Ask jobs to save and stop, so that their pods and GPUs go. Returns at once; `lockstep stop` waits.
+
+    Example: lockstep suspend demo
+    """
+    for found in _not_ended(jobs, cluster, namespace, context):
+        if _set_suspend(found, suspended=True):
+            put(f"{found.name}: asked to save and stop; go on with: lockstep resume {found.name} -n {found.namespace}")
+        else:
+            put(f"{found.name} is suspended already")
+
+
+def resume(
+    jobs: JobsArgument, cluster: ClusterNameOption = "local", namespace: NamespaceOption = None, context: ContextOption = None
+) -> None:
+    """Let suspended jobs go on, from their last checkpoint.
+
+    Example: lockstep resume demo
+    """
+    for found in _not_ended(jobs, cluster, namespace, context):
+        if _set_suspend(found, suspended=False) or _take_back(found):
+            put(f"{found.name}: goes on; see it with: lockstep logs {found.name} -f -n {found.namespace}")
+        else:
+            put(f"{found.name} is not suspended")
+
+
+def stop(
+    jobs: JobsArgument,
+    run: Annotated[bool, typer.Option("--run", help="Of a dev environment: stop the script that it runs, and leave it its pods.")] = False,
+    timeout: Annotated[int, typer.Option(min=1, help="Seconds to wait for the save and the end of the pods.")] = 600,
+    cluster: ClusterNameOption = "local",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Suspend jobs and wait until they have saved and their pods are gone. Exit code 1 when they are still there after --timeout.
+
+    With --run only the script that a dev environment runs is stopped, as Ctrl-C would where it was started: for one of `lockstep run --detach`.
+
+    Example: lockstep stop demo
+
+    Example: lockstep stop ml-dev-env --run
+    """
+    found = _not_ended(jobs, cluster, namespace, context)
+    if run:
+        raise typer.Exit(max(_stop_run(one, context) for one in found))
+    for one in found:
+        _set_suspend(one, suspended=True)
+    end = time.monotonic() + timeout
+    for one in found:
+        _until_stopped(one, end, timeout)
+
+
+def _until_stopped(found: Found, end: float, timeout: int) -> None:
+    """Wait until the job has stopped. Raises Failed when it takes too long. What its status says before the operator has seen that it is to stop says nothing of the stop."""
+    from lockstep.api.objects import condition as condition_of
+    from lockstep.kube.jobs import job_status
+    from lockstep.plan.reasons import Reason
+
+    message = ""
+    while True:
+        condition = condition_of(job_status(found.target.client, found.namespace, found.name), "Suspended")
+        if condition.get("reason", Reason.NOT_SUSPENDED) != Reason.NOT_SUSPENDED and condition.get("message", message) != message:
+            message = condition["message"]
+            put(f"{found.name}: {message}", flush=True)
+        if condition.get("status") == "True":
+            return
+        if time.monotonic() > end:
+            raise Failed(
+                f"job {found.name} has not stopped within {timeout} s: {message or 'its status says nothing'}; it stays asked to stop"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _stop_run(found: Found, context: str | None) -> int:
+    """Stop the script as a person would in the job's pod, and return the exit code."""
+    from lockstep.api.names import AGENT_PATH
+    from lockstep.cli.jobs.run import refuse
+    from lockstep.platforms.jobs.devrun import run_on_all_nodes
+
+    refuse(found)
+    return asyncio.run(run_on_all_nodes(context, found.namespace, found.name, ["python3", "-I", AGENT_PATH, "stop"]))
+
+
+def _not_ended(jobs: Sequence[str], cluster: str, namespace: str | None, context: str | None) -> list[Found]:
+    """Return these jobs. Raises ConfigError where one of them isn't there or has ended: then nothing is done to the others, either."""
+    found = find_jobs(jobs, cluster, namespace, context)
+    for one in found:
+        _refuse_ended(one)
+    return found
+
+
+def _take_back(found: Found) -> bool:
+    """Ask for the GPUs of a dev environment that nobody used. Return True if they had been released."""
+    from lockstep.kube.jobs import patch_spec
+
+    session = (found.job.get("status") or {}).get("interactive") or {}
+    if "released" not in session:
+        return False
+    patch_spec(found.target.client, found.namespace, found.name, {"interactive": {"resume": int(session.get("resume", 0)) + 1}})
+    return True
+
+
+def _refuse_ended(found: Found) -> None:
+    from lockstep.api.objects import is_true
+
+    status, place = found.job.get("status", {}), f"{found.name} -n {found.namespace}"
+    if is_true(status, "Complete"):
+        raise ConfigError(f"job {found.name} is complete: it has no pods to stop and nothing to go on with (lockstep describe {place})")
+    if is_true(status, "Failed"):
+        raise ConfigError(f"job {found.name} has failed: lockstep why {place} says of what, lockstep retry {place} starts it again")
+
+
+def _set_suspend(found: Found, *, suspended: bool) -> bool:
+    """Return True if that changed anything."""
+    from lockstep.kube.jobs import patch_spec
+
+    spec: dict[str, Any] = found.job["spec"]
+    if bool(spec.get("suspend", False)) == suspended:
+        return False
+    patch_spec(found.target.client, found.namespace, found.name, {"suspend": suspended})
+    return True
+
+
+def scale(
+    job: JobArgument,
+    number: Annotated[int | None, typer.Argument(metavar="NODES", min=1, max=NODES_MAX, help="How many nodes it should have.")] = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", min=1, max=NODES_MAX, help="The same.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask, also where the job would wait for nodes.")] = False,
+    cluster: ClusterNameOption = "local",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Change a job's number of nodes: it saves, stops and goes on from there, with the same global batch. Asks first where too few nodes have room.
+
+    Example: lockstep scale demo 4
+    """
+    from lockstep.kube.jobs import has_ended, patch_spec
+
+    if (number is None) == (nodes is None):
+        raise ConfigError("say how many nodes the job should have, once: lockstep scale JOB 4")
+    goal = number or nodes or 0
+    found = find_job(job, cluster, namespace, context)
+    if has_ended(found.job.get("status", {})):
+        raise ConfigError(f"job {job} has ended: give a new job the number of nodes it should have")
+    before = found.job["spec"].get("nodes")
+    if before == goal:
+        put(f"{job} has {number_of(goal, 'node')} already")
+        return
+    _ask_to_wait(found, goal, yes=yes)
+    patch_spec(found.target.client, found.namespace, job, {"nodes": goal})
+    was = "the cluster's number of nodes" if before is None else before
+    put(f"{job}: {was} → {number_of(goal, 'node')}; see it with: lockstep get {job} -n {found.namespace}")
+
+
+def _ask_to_wait(found: Found, goal: int, *, yes: bool) -> None:
+    """Ask where the job would wait for nodes. Raises ConfigError where nobody can be asked; typer's Abort when the answer is no."""
+    from lockstep_gang.contract import printable_line
+
+    lack = "" if yes else found.target.client.run(lambda cluster: _lack_of_nodes(cluster, found, goal))
+    if not lack:
+        return
+    warning = f"{lack}: {found.name} would stop and wait for them."
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{warning} Say --yes to scale it all the same")
+    typer.confirm(printable_line(f"{warning} Scale it all the same?"), abort=True)
+
+
+async def _lack_of_nodes(cluster: Cluster, found: Found, goal: int) -> str:
+    """Return why too few nodes have room now; '' where enough have, or where the account may not look, or nothing says what a pod asks for."""
+    from lockstep.plan.cluster.finding import Outcome
+    from lockstep.plan.cluster.fitting import room
+    from lockstep.platforms.clusters.facts import room_facts
+
+    stateful_set = await cluster.get("StatefulSet", found.namespace, found.name)
+    if stateful_set is None:
+        return ""
+    findings = room(stateful_set["spec"]["template"], goal, await room_facts(cluster, found.namespace, found.name))
+    return next((one.message for one in findings if one.outcome is Outcome.WAITS), "")
+
+
+def retry(
+    job: Annotated[str | None, typer.Argument(help="The job's name.", show_default=False)] = None,
+    files: OptionalFileOption = None,
+    local: Annotated[bool, typer.Option("--local", help="A run of `lockstep run --local`.")] = False,
+    in_namespace: Annotated[bool, typer.Option("--in-namespace", help="A run of `lockstep run --in-namespace`.")] = False,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", help=f"The cluster file that names the namespace, and the API server that must answer. {UNNAMED}"),
+    ] = None,
+    namespace: Annotated[str | None, typer.Option("-n", "--namespace", help="Default: the cluster's.")] = None,
+    context: ContextOption = None,
+    workspace: Annotated[Path, typer.Option("--workspace", help="With --local: as `lockstep run` was told.")] = Path(".lockstep/workspace"),
+) -> None:
+    """Start a failed job again from its last checkpoint. What failed stays in its history.
+
+    Example: lockstep retry demo
+    """
+    file = only(files, "retry") if files else None
+    if file is not None and local != in_namespace and job is None:
+        raise typer.Exit(_run_again(file, cluster, namespace, context, workspace if local else None))
+    if job is None or file is not None or local or in_namespace:
+        raise ConfigError("say which job failed: lockstep retry JOB, or -f FILE with either --local or --in-namespace")
+    from lockstep.cli.shared.target import unnamed_cluster
+
+    number = _raise_retry(job, cluster or unnamed_cluster(context), namespace, context)
+    put(
+        f"{job}: retry {number} goes on from its last checkpoint; see it with: lockstep logs {job} -f"
+        + (f" -n {namespace}" if namespace else "")
+    )
+
+
+def _raise_retry(job: str, cluster: str, namespace: str | None, context: str | None) -> int:
+    from lockstep.kube.jobs import patch_spec
+
+    found = find_job(job, cluster, namespace, context)
+    _refuse_unless_failed(job, found.job.get("status", {}))
+    number = int(found.job["spec"].get("restart", {}).get("retry", 0)) + 1
+    patch_spec(found.target.client, found.namespace, job, {"restart": {"retry": number}})
+    return number
+
+
+def _refuse_unless_failed(job: str, status: dict[str, object]) -> None:
+    from lockstep.api.objects import condition, is_true
+
+    if is_true(status, "Complete"):
+        raise ConfigError(
+            f"job {job} is complete: there is nothing to retry (lockstep describe {job}); to train anew: lockstep delete {job}, then lockstep render -f FILE --set {FRESH} -o job | kubectl apply -f -"
+        )
+    if not is_true(status, "Failed"):
+        progress = condition(status, "Progressing")
+        state = f"{progress['reason']}: {progress['message']}" if progress else "its status says nothing yet"
+        raise ConfigError(f"job {job} has not failed, so there is nothing to retry: {state}")
+
+
+def _run_again(file: Path, cluster: str | None, namespace: str | None, context: str | None, workspace: Path | None) -> int:
+    """Start a failed run without an operator again, and return its exit code. `workspace`: of a local run; None: in a namespace."""
+    from lockstep.cli.jobs.run import LOCAL_CLUSTER, refuse_interactive
+    from lockstep.platforms.in_namespace.run import How, run_in_namespace
+    from lockstep.platforms.local.records import failed_run
+    from lockstep.platforms.local.run import run_local
+
+    inputs = read_inputs(file, cluster or (LOCAL_CLUSTER if workspace is not None else None), None if workspace is not None else namespace)
+    refuse_interactive(inputs.job)
+    if workspace is None:
+        return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, context, How.RETRY)
+    return run_local(inputs.job, inputs.cluster.profile, workspace, failed_run(inputs.job.metadata.name, workspace))
+
+
+def delete(
+    jobs: Annotated[list[str] | None, typer.Argument(help="The jobs' names.", show_default=False, autocompletion=known_names)] = None,
+    files: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "-f",
+            "--file",
+            metavar="FILE",
+            show_default=False,
+            help="The jobs of a job file, or of a folder of them, instead of names; - reads what is piped in. May be repeated.",
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            help=f"The cluster file that names the namespace, and the API server that must answer. Default: with -f the job's cluster, else as follows. {UNNAMED}",
+        ),
+    ] = None,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Delete jobs; a running one saves first. Claims, and with them checkpoints, stay: a job made again under its name goes on.
+
+    Where one of them isn't there, none is deleted.
+
+    Example: lockstep delete demo
+
+    Example: lockstep delete -f jobs/
+    """
+    from lockstep.cli.shared.target import unnamed_cluster
+    from lockstep.kube.jobs import delete_job, has_ended
+
+    if bool(jobs) == bool(files):
+        raise ConfigError(f"say which jobs: their names, or -f FILE{' and not both' if jobs else ''}")
+    if files:
+        found = _of_files(files, cluster, namespace, context)
+    else:
+        found = find_jobs(jobs or [], cluster or unnamed_cluster(context), namespace, context)
+    running = [one.name for one in found if not has_ended(one.job.get("status", {})) and not one.job["spec"].get("suspend", False)]
+    if running and not yes:
+        listed, them = ", ".join(running), "it" if len(running) == 1 else "them"
+        have = f"job {listed} has" if len(running) == 1 else f"jobs {listed} have"
+        if not sys.stdin.isatty():
+            raise ConfigError(f"{have} not ended: say --yes to delete {them} all the same")
+        where = ", ".join(sorted({one.namespace for one in found}))
+        typer.confirm(f"{have[0].upper()}{have[1:]} not ended (namespace {where}). Save, stop and delete {them}?", abort=True)
+    for one in found:
+        try:
+            delete_job(one.target.client, one.namespace, one.name)
+        except TimeoutError as error:
+            raise Failed(str(error)) from error
+        put(f"{one.name} is deleted; its claims stay", flush=True)
+
+
+def _of_files(files: list[Path], cluster: str | None, namespace: str | None, context: str | None) -> list[Found]:
+    """Return each job of the files once. Raises ConfigError for a mistake in any file, for the wrong cluster, and for a job that isn't there."""
+    from lockstep.cli.shared.target import Target, unnamed_cluster
+    from lockstep.kube.cluster import Client
+    from lockstep.kube.jobs import get_job
+
+    found: dict[tuple[str, str], Found] = {}
+    for inputs in read_all(files, cluster, namespace, unnamed=lambda: unnamed_cluster(context)):
+        inputs.aim()
+        target, name = Target(Client(context), inputs.namespace, inputs.cluster.cluster.name), inputs.job.metadata.name
+        job = get_job(target.client, inputs.namespace, name)
+        if job is None:
+            raise ConfigError(f"{inputs.source}: {no_such_job(target, name)}")
+        found[inputs.namespace, name] = Found(target, job)
+    return list(found.values())
