@@ -23,7 +23,7 @@ TILE_ELEMENTS = 1 << 26
 
 
 def tokens_of(settings: Settings) -> int:
-    """Of a micro-batch at its longest."""
+    """Tokens of a micro-batch at its longest."""
     return settings.max_length * settings.micro_batch_size
 
 
@@ -33,13 +33,13 @@ def layer_bytes(shape: ModelShape, settings: Settings) -> int:
 
 
 def attention_bytes(shape: ModelShape, settings: Settings) -> int:
-    """Of these what is there before the feed-forward part computes, and when its backward pass is done: attention's, and the norms'."""
+    """Those of `layer_bytes` that are there before the feed-forward part computes, and when its backward pass is done: attention's, and the norms'."""
     mask = settings.element_bytes * settings.micro_batch_size * settings.max_length**2 if shape.masked else 0
     return tokens_of(settings) * (_attention(shape, settings) + _norms(shape, settings)) + _scores(shape, settings) + mask
 
 
 def kept_bytes(shape: ModelShape, settings: Settings) -> int:
-    """Of all layers, from the forward to the backward pass. With gradient checkpointing each keeps its input alone."""
+    """Bytes that all layers keep from the forward to the backward pass. With gradient checkpointing each keeps its input alone."""
     if settings.gradient_checkpointing:
         return tokens_of(settings) * shape.layers * shape.hidden * settings.element_bytes
     return shape.layers * layer_bytes(shape, settings)
@@ -53,7 +53,7 @@ def gradient_bytes(shape: ModelShape, settings: Settings) -> int:
 
 
 def score_gradient_bytes(shape: ModelShape, settings: Settings) -> int:
-    """Of scores that are held whole: before and after the softmax in FP32, when what came after it is gone."""
+    """Bytes of gradients of scores that are held whole: before and after the softmax in FP32, when what came after it is gone."""
     gone = 0 if shape.by_steps else settings.element_bytes
     return _pairs(shape, settings) * (2 * FP32_BYTES - gone)
 
@@ -80,7 +80,7 @@ def logits_bytes(shape: ModelShape, settings: Settings) -> int:
 
 
 def whole_logits(shape: ModelShape, settings: Settings) -> bool:
-    """Whether the loss needs them: the model does more after its last layer, or that layer has an adapter (engine/loss.py, tile_head)."""
+    """True if the loss needs whole logits: the model does more after its last layer, or that layer has an adapter (engine/loss.py, tile_head)."""
     return shape.caps_logits or (settings.method is Method.LORA and "lm_head" in _targets(settings))
 
 
@@ -89,12 +89,12 @@ def trains_head(settings: Settings) -> bool:
 
 
 def mask_bytes(settings: Settings) -> int:
-    """Of packed documents, where no flash attention keeps them apart: a mask of booleans, and the same as numbers."""
+    """Bytes of the mask of packed documents, where no flash attention keeps them apart: one of booleans, and the same as numbers."""
     return settings.micro_batch_size * settings.max_length**2 * (1 + settings.element_bytes)
 
 
 def folded_bytes(shape: ModelShape, settings: Settings) -> int:
-    """Of stacks of experts with adapters: peft adds each to a copy, which autograd keeps, and whose gradient is as large."""
+    """Bytes of folded stacks of experts with adapters: peft adds each to a copy, which autograd keeps, and whose gradient is as large."""
     if settings.method is Method.FULL:
         return 0
     stacks = [weight for weight in shape.adapted(settings.adapter.target_parameters) if len(weight.shape) == 3]
@@ -110,7 +110,7 @@ def _targets(settings: Settings) -> Sequence[str]:
 
 
 def _inputs_kept(settings: Settings, *linear: str) -> bool:
-    """Whether autograd keeps the input of one of these linear layers. Of a frozen one it needs none, but DeepSpeed's own linear layer, which
+    """True if autograd keeps the input of one of these linear layers. It needs none of a frozen one, but DeepSpeed's own linear layer, which
     takes the place of torch's under Stage3, keeps each."""
     if settings.method is Method.FULL or settings.zero_stage is ZeroStage.STAGE3:
         return True
@@ -135,7 +135,7 @@ def _attention(shape: ModelShape, settings: Settings) -> int:
 
 
 def _feed_forward(shape: ModelShape, settings: Settings) -> int:
-    """What is kept between its first and its last layer; of routed experts also the output for each of a token's experts."""
+    """Bytes kept for each token between its first and its last layer; of routed experts also the output for each of a token's experts."""
     through_linear = shape.intermediate - shape.routed
     elements = shape.factors * shape.intermediate + shape.experts_per_token * shape.hidden
     attentions = shape.layer_norms == 1 and _inputs_kept(settings, *INTO_ATTENTION)
@@ -159,10 +159,10 @@ def _norms(shape: ModelShape, settings: Settings) -> int:
 
 
 def _scores(shape: ModelShape, settings: Settings) -> int:
-    """Of attention that holds them whole, as where they are capped: before and after the softmax, and that in FP32; step by step after it alone."""
+    """Bytes of scores in attention that holds them whole, as where they are capped: before and after the softmax, and that in FP32; step by step after it alone."""
     return _pairs(shape, settings) * (FP32_BYTES + (0 if shape.by_steps else 2 * settings.element_bytes))
 
 
 def _pairs(shape: ModelShape, settings: Settings) -> int:
-    """Of a query and a key, over all heads that hold the score of each."""
+    """Pairs of a query and a key, over all heads that hold the score of each."""
     return shape.score_heads * settings.micro_batch_size * settings.max_length**2

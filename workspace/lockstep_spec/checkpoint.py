@@ -1,4 +1,4 @@
-"""How many bytes a run leaves on its volumes."""
+"""Bytes that a run leaves on its volumes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from lockstep_spec.shape import ModelShape
 
 @dataclass(frozen=True)
 class Saves:
-    """Of all ranks together. Manifests and the shards' headers, some kilobytes each, are not counted."""
+    """Saves of all ranks together. Manifests and the shards' headers, some kilobytes each, are not counted."""
 
     count: int
     """Commits over the whole run, the last step's included."""
     bytes_each: int
     most_bytes: int
-    """On all volumes together at the worst moment: those that are kept, the best one by evaluation, and the one being written."""
+    """Bytes on all volumes together at the worst moment: of the commits that are kept, the best one by evaluation, and the one being written."""
 
 
 def commit_bytes(shape: ModelShape, settings: Settings, *, full: bool, adapter: bool = False, copies: int = 1) -> int:

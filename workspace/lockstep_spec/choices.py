@@ -20,7 +20,7 @@ class StorageMode(Choice):
 
 
 class DegradedPolicy(Choice):
-    """What happens when NCCL's log says that the fabric is not the one the job asked for: `Fail` ends the job, `Warn` says so."""
+    """Reaction to a fabric that, by NCCL's log, is not the one the job asked for: `Fail` ends the job, `Warn` says so."""
 
     FAIL = "Fail"
     WARN = "Warn"
@@ -34,7 +34,7 @@ class Severity(Choice):
 
 
 class ZeroStage(Choice):
-    """What DeepSpeed cuts into shards: optimizer state; also gradients; also weights. Stage1 stands for plain data parallel."""
+    """Parts of the state that DeepSpeed cuts into shards: optimizer state; also gradients; also weights. Stage1 stands for plain data parallel."""
 
     STAGE1 = "Stage1"
     STAGE2 = "Stage2"
@@ -42,7 +42,7 @@ class ZeroStage(Choice):
 
     @property
     def number(self) -> int:
-        """As DeepSpeed counts them."""
+        """Number by which DeepSpeed knows the stage."""
         return int(self.value[-1])
 
 
@@ -55,7 +55,7 @@ class Precision(Choice):
 
 
 class Method(Choice):
-    """What is trained: a low-rank adapter beside the frozen base model, or every weight of it."""
+    """Weights that are trained: a low-rank adapter beside the frozen base model, or every weight of it."""
 
     LORA = "LoRA"
     FULL = "Full"
@@ -70,14 +70,14 @@ class Quantization(Choice):
 
 
 class Offload(Choice):
-    """Where the optimizer's state lives and its step is computed."""
+    """Device on which the optimizer's state lives and its step is computed: the rank's own, or the CPU."""
 
     NONE = "None"
     CPU = "CPU"
 
 
 class HierarchicalPartition(Choice):
-    """Whether each node keeps a whole copy of the frozen weights (ZeRO++ hpZ), so that Stage3 gathers them within the node."""
+    """A whole copy of the frozen weights on each node (ZeRO++ hpZ), so that Stage3 gathers them within the node."""
 
     AUTO = "Auto"
     NODE = "Node"
@@ -92,7 +92,7 @@ class Optimizer(Choice):
 
 
 class Schedule(Choice):
-    """How the learning rate falls after the warm-up."""
+    """Curve by which the learning rate falls after the warm-up."""
 
     COSINE = "Cosine"
     LINEAR = "Linear"
@@ -100,14 +100,14 @@ class Schedule(Choice):
 
 
 class NonFinitePolicy(Choice):
-    """What happens when a loss or a gradient is not finite: the run ends, or that step is left out and counted."""
+    """Reaction to a loss or a gradient that is not finite: the run ends, or that step is left out and counted."""
 
     STOP = "Stop"
     SKIP = "Skip"
 
 
 class DataFormat(Choice):
-    """How samples stand in a file: by its name, JSON lines, or plain text."""
+    """Format of the samples in a file: told by its name, JSON lines, or plain text."""
 
     AUTO = "Auto"
     JSONL = "JSONL"
@@ -115,7 +115,7 @@ class DataFormat(Choice):
 
 
 class Overlong(Choice):
-    """What happens to a sample of more than maxLength tokens."""
+    """Treatment of a sample of more than maxLength tokens."""
 
     TRUNCATE = "Truncate"
     DROP = "Drop"
@@ -124,7 +124,7 @@ class Overlong(Choice):
 
 
 class TrainOn(Choice):
-    """Which tokens are learned: the assistant's (or the completion), its last turn only, or all."""
+    """Tokens that are learned: the assistant's (or the completion), its last turn only, or all."""
 
     ASSISTANT = "Assistant"
     LAST_TURN = "LastTurn"
@@ -132,7 +132,7 @@ class TrainOn(Choice):
 
 
 class OnBroken(Choice):
-    """What happens to lines of the data that can't be used: the run is refused, or they are left out and counted."""
+    """Treatment of lines of the data that can't be used: the run is refused, or they are left out and counted."""
 
     FAIL = "Fail"
     DROP = "Drop"
@@ -155,7 +155,7 @@ TEMPLATE_OWN = frozenset(
 
 
 class Content(Choice):
-    """What a checkpoint holds: FP32 masters and optimizer state, for an exact resume; or the trained weights alone."""
+    """Content of a checkpoint: FP32 masters and optimizer state, for an exact resume; or the trained weights alone."""
 
     FULL = "Full"
     LITE = "Lite"

@@ -26,7 +26,7 @@ SHOWN_CHARACTERS = 60
 
 
 class ContractError(ValueError):
-    """What was read is not what the contract says. The message is one sentence: where, what it is, what is valid."""
+    """Raised for JSON that is not what its reader's types say. The message is one sentence: where, what it is, what is valid."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +188,7 @@ class _Field(NamedTuple):
 
 @cache
 def _item(kind: Any) -> _Field:
-    """What a tuple holds."""
+    """Items of a `tuple[X, ...]`."""
     (inner, _) = get_args(kind)
     return _Field("", inner, True, *_taken_as_they_are(inner))
 

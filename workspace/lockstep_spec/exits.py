@@ -13,7 +13,7 @@ SAVED = 75
 HANG = 76
 OUT_OF_MEMORY = 77
 CONFIGURATION = 78
-"""What was asked can't be done, and the same again would fail the same way (sysexits' EX_CONFIG)."""
+"""The request can't be met, and the same again would fail the same way (sysexits' EX_CONFIG)."""
 NON_FINITE = 79
 
 MEANINGS = {

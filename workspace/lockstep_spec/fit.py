@@ -14,15 +14,15 @@ from lockstep_spec.words import decimal_size
 
 GB = 1e9
 UNCERTAIN_SHARE = 0.5
-"""How much of what is not certain counts before a run is refused: a plan must never refuse what would have run."""
+"""Share of what is not certain that counts before a run is refused: a plan must never refuse what would have run."""
 SHORTEST = 256
 COPY_SHARE = 0.85
-"""Of a device's memory: Auto takes a second copy of the weights only where the plan with it stays below, since it is no need."""
+"""Share of a device's memory below which the plan must stay for Auto to take a second copy of the weights, which no run needs."""
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What a rank will need of `capacity_bytes`."""
+    """Memory that a rank will need, of `capacity_bytes`."""
 
     shape: ModelShape
     settings: Settings
@@ -36,7 +36,7 @@ class MemoryPlan:
 
     @property
     def least_bytes(self) -> float:
-        """What is needed even if the estimate of everything uncertain is twice too high."""
+        """Bytes that are needed even if the estimate of everything uncertain is twice too high."""
         return sum(item.size_bytes * (1 if item.certain else UNCERTAIN_SHARE) for item in self.items)
 
     @property
@@ -48,7 +48,7 @@ class MemoryPlan:
         return self.total_bytes > self.capacity_bytes
 
     def lines(self) -> list[str]:
-        """For people, the largest first."""
+        """Lines for people, the largest item first."""
         device = "GPU" if self.place.gpu else "rank"
         head = f"Memory plan per {device}: about {decimal_size(self.total_bytes)} of {decimal_size(self.capacity_bytes)}"
         rows = sorted(self.items, key=lambda item: -item.size_bytes)
@@ -65,7 +65,7 @@ class MemoryPlan:
         return model_type and f"estimated for another architecture: those of model_type {model_type} have not been measured"
 
     def refusal(self) -> str | None:
-        """Why this can't run, and what would; None when it may fit."""
+        """Reason why this can't run, with settings that would; None when it may fit."""
         if self.fits:
             return None
         largest = max(self.items, key=lambda item: item.size_bytes)
@@ -105,7 +105,7 @@ def choose_partition(shape: ModelShape, settings: Settings, place: Place, capaci
 
 Setting = tuple[Settings, Place]
 Change = tuple[str, Callable[[Setting], Setting | None]]
-"""What to write, and the setting with it; None where that changes nothing or isn't allowed."""
+"""Text to write, and the setting with it; None where that changes nothing or isn't allowed."""
 
 
 def nearest_settings(plan: MemoryPlan) -> list[str]:
@@ -125,7 +125,7 @@ def nearest_settings(plan: MemoryPlan) -> list[str]:
 
 
 def _needed(plan: MemoryPlan, chosen: dict[str, Change]) -> list[str]:
-    """Those of the changes without which the others are not enough."""
+    """Return those of the changes without which the others are not enough."""
     needed = dict(chosen)
     for key in chosen:
         rest = {other: change for other, change in needed.items() if other != key}
@@ -154,7 +154,7 @@ def relief(plan: MemoryPlan) -> list[str]:
 
 
 def after_out_of_memory(plan: MemoryPlan) -> list[str]:
-    """What to print when a device ran out of memory."""
+    """Lines to print when a device ran out of memory."""
     advice = relief(plan) or ["more or larger GPUs, or a smaller model"]
     return [*plan.lines(), "What would lower it: " + "; ".join(advice)]
 
@@ -164,7 +164,7 @@ def _total(plan: MemoryPlan, setting: Setting) -> int:
 
 
 def _changes(plan: MemoryPlan) -> Iterator[Change]:
-    """From what costs little time to what changes the training."""
+    """Yield changes, from what costs little time to what changes the training."""
     yield "hierarchicalPartition: None", lambda setting: _placed(setting, 1)
     yield "optimization.gradientCheckpointing: true", lambda setting: _optimized(setting, gradient_checkpointing=True)
     yield "optimization.microBatchSize: 1", lambda setting: _optimized(setting, micro_batch_size=1)
@@ -176,7 +176,7 @@ def _changes(plan: MemoryPlan) -> Iterator[Change]:
     while length >= SHORTEST:
         yield f"data.maxLength: {length}", _shortened(length)
         length //= 2
-    yield "model.quantization: NF4", _quantised(plan.shape)
+    yield "model.quantization: NF4", _quantized(plan.shape)
     yield "method: LoRA", lambda setting: (replace(setting[0], method=Method.LORA), setting[1])
 
 
@@ -204,7 +204,7 @@ def _offloaded(setting: Setting) -> Setting | None:
 
 
 def _light(setting: Setting) -> Setting | None:
-    """On a GPU the copy is no matter of its memory."""
+    """Save the weights alone. On a GPU this changes nothing: the copy for a save is in the host's memory."""
     settings, place = setting
     return (replace(settings, content=Content.LITE), place) if settings.content is Content.FULL and not place.gpu else None
 
@@ -213,7 +213,7 @@ def _shortened(length: int) -> Callable[[Setting], Setting | None]:
     return lambda setting: (replace(setting[0], max_length=length), setting[1])
 
 
-def _quantised(shape: ModelShape) -> Callable[[Setting], Setting | None]:
+def _quantized(shape: ModelShape) -> Callable[[Setting], Setting | None]:
     def change(setting: Setting) -> Setting | None:
         settings, place = setting
         packed = settings.quantization is not Quantization.NONE

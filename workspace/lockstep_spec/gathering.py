@@ -1,4 +1,4 @@
-"""How much of the weights Stage3 may have gathered at once, and fetches ahead (pure): from the model's largest layer.
+"""Elements of the weights that Stage3 may have gathered at once, and that it fetches ahead (pure): from the model's largest layer.
 
 DeepSpeed fetches ahead only as long as fewer elements than its limit are gathered. By default that is 10⁹, which the experts of one layer of a large mixture of experts
 exceed alone, so that nothing would be fetched while they compute; and it fetches 5·10⁷ elements ahead, a quarter of a layer of an 8B model.
@@ -14,7 +14,7 @@ AHEAD_ELEMENTS = 50_000_000
 
 
 def layer_elements(shape: ModelShape) -> int:
-    """Of the layer with the most weights: of all modules below the same number, such as model.layers.3."""
+    """Elements of the layer with the most weights: of all modules below the same number, such as model.layers.3."""
     layers: dict[str, int] = {}
     for weight in shape.weights:
         if layer := layer_of(weight.name):

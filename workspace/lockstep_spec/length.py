@@ -1,4 +1,4 @@
-"""How long a run is: its steps, and the micro-batches of each."""
+"""Length of a run: its steps, and the micro-batches of each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Done:
-    """How far the run was when this attempt began."""
+    """Progress of the run when this attempt began."""
 
     steps: int = 0
     samples: int = 0

@@ -1,4 +1,4 @@
-"""How many bytes a rank needs on its device, item by item (pure). docs/how-to/memory.md states the formulas and their sources."""
+"""Bytes that a rank needs on its device, item by item (pure). docs/how-to/memory.md states the formulas and their sources."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from lockstep_spec.settings import ParameterPlace, Settings
 from lockstep_spec.shape import ModelShape
 
 GIB = 1 << 30
-QUANTISED_BYTES = {Quantization.NF4: 0.516, Quantization.INT8: 1.0}
-"""Bytes an element of a quantised weight: 4 bits and a doubly quantised scale for 64 of them (QLoRA, arXiv 2305.14314), or 8 bits."""
+QUANTIZED_BYTES = {Quantization.NF4: 0.516, Quantization.INT8: 1.0}
+"""Bytes an element of a quantized weight: 4 bits and a doubly quantized scale for 64 of them (QLoRA, arXiv 2305.14314), or 8 bits."""
 STATE_BYTES = 12
 """An element's FP32 master and both moments."""
 BUCKET_ELEMENTS = 500_000_000
@@ -37,14 +37,14 @@ BUCKET = "bucket of gradients that are reduced"
 RUNTIME_BYTES = {True: 3 * GIB // 4, False: 9 * GIB // 10}
 """A GPU's context, kernels and cuBLAS's workspaces; on CPUs a process that has torch, DeepSpeed and transformers imported."""
 NCCL_BYTES = 2 * 32 * (4 << 20)
-"""Of one communicator: buffers of 4 MiB (NCCL_BUFFSIZE), to send and to receive, for each of at most 32 channels (NCCL_MAX_CTAS)."""
+"""Bytes of one communicator: buffers of 4 MiB (NCCL_BUFFSIZE), to send and to receive, for each of at most 32 channels (NCCL_MAX_CTAS)."""
 FRAGMENTED_SHARE = 0.05
-"""Of what tensors take on a GPU: what the allocator holds between them."""
+"""Share of what tensors take on a GPU that the allocator holds between them."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the ranks are."""
+    """Ranks and the devices that they are on."""
 
     world_size: int
     ranks_per_node: int
@@ -63,7 +63,7 @@ class Item:
 
 
 def estimate(shape: ModelShape, settings: Settings, place: Place) -> list[Item]:
-    """What one rank's device holds at the worst moment of a step: when the loss is computed, within a backward pass, or at the update."""
+    """Items that one rank's device holds at the worst moment of a step: when the loss is computed, within a backward pass, or at the update."""
     moments = (_at_the_loss(shape, settings, place), _in_the_backward_pass(shape, settings, place), _at_the_update(shape, settings, place))
     worst = max(moments, key=lambda items: sum(item.size_bytes for item in items))
     tensors = [*_states(shape, settings, place), *worst]
@@ -95,13 +95,13 @@ def _states(shape: ModelShape, settings: Settings, place: Place) -> list[Item]:
 
 
 def snapshot_bytes(shape: ModelShape, settings: Settings, world_size: int) -> int:
-    """Of host memory that a rank keeps for the copy of its state that a save is written from."""
+    """Bytes of host memory that a rank keeps for the copy of its state that a save is written from."""
     element = STATE_BYTES if settings.content is Content.FULL else settings.element_bytes
     return element * trained_elements(shape, settings) // world_size
 
 
 def _elsewhere(settings: Settings, place: Place) -> bool:
-    """Whether the shards of the weights take no memory of the rank's device."""
+    """True if the shards of the weights take no memory of the rank's device."""
     return settings.parameters is ParameterPlace.NVME or (settings.parameters is ParameterPlace.CPU and place.gpu)
 
 
@@ -110,7 +110,7 @@ def _bucket(trained: int, settings: Settings) -> int:
 
 
 def bucket_elements(trained: int) -> int:
-    """Of the buffer in which DeepSpeed reduces gradients. It is allocated whole, so that its default would be 1 GB beside an adapter's 20 MB."""
+    """Elements of the buffer in which DeepSpeed reduces gradients. It is allocated whole, so that its default would be 1 GB beside an adapter's 20 MB."""
     return max(1, min(BUCKET_ELEMENTS, trained))
 
 
@@ -164,14 +164,14 @@ def _in_the_backward_pass(shape: ModelShape, settings: Settings, place: Place) -
 
 
 def bucket_bytes(settings: Settings) -> int:
-    """Of an element of the bucket under Stage1 and Stage2: Stage1 reduces sums, and to reduce beside the backward pass there are two buckets."""
+    """Bytes of an element of the bucket under Stage1 and Stage2: Stage1 reduces sums, and to reduce beside the backward pass there are two buckets."""
     each = settings.gradient_bytes if settings.zero_stage is ZeroStage.STAGE1 else settings.element_bytes
     overlaps = settings.method is Method.FULL if settings.overlap is None else settings.overlap
     return each * (2 if overlaps else 1)
 
 
 def _while_computing(shape: ModelShape, settings: Settings) -> list[Item]:
-    """In the forward and in the backward pass."""
+    """Items of the forward and of the backward pass."""
     masked = settings.packing and not settings.flash_attention
     return [
         Item("experts folded with their adapter", folded_bytes(shape, settings), certain=False),
@@ -187,7 +187,7 @@ def _at_the_update(shape: ModelShape, settings: Settings, place: Place) -> list[
 
 
 def _beside_tensors(tensors: list[Item], place: Place) -> list[Item]:
-    """What no tensor takes."""
+    """Memory that no tensor takes."""
     if not place.gpu:
         return [Item("the process itself", RUNTIME_BYTES[False], certain=False)]
     groups = communicators(place)
@@ -204,7 +204,7 @@ def communicators(place: Place) -> int:
 
 
 def gathered_elements(shape: ModelShape, settings: Settings, place: Place, module: int) -> int:
-    """Of weights that are whole at the same time under Stage3: those of the `module` at hand, and what is kept or prefetched around it."""
+    """Elements of weights that are whole at the same time under Stage3: those of the `module` at hand, and what is kept or prefetched around it."""
     if settings.zero_stage is not ZeroStage.STAGE3 or place.world_size == 1:
         return 0
     return module + min(max(0, most_gathered(shape, settings.live_elements) - module), shape.numel - module)
@@ -216,14 +216,14 @@ def _activations(settings: Settings) -> str:
 
 
 def base_bytes(shape: ModelShape, settings: Settings) -> int:
-    """Of all the base model's weights. Quantisation spares embeddings, norms and the head, as bitsandbytes does."""
+    """Bytes of all the base model's weights. Quantization spares embeddings, norms and the head, as bitsandbytes does."""
     element = settings.element_bytes
     packed = sum(weight.numel for weight in shape.packable)
-    return round(packed * QUANTISED_BYTES.get(settings.quantization, element) + (shape.numel - packed) * element)
+    return round(packed * QUANTIZED_BYTES.get(settings.quantization, element) + (shape.numel - packed) * element)
 
 
 def trained_elements(shape: ModelShape, settings: Settings) -> int:
-    """Of an adapter: rank × (inputs + outputs) a linear layer, that for each expert of a stack, and whole layers; else all."""
+    """Elements that are trained. Of an adapter: rank × (inputs + outputs) a linear layer, that for each expert of a stack, and whole layers; else all."""
     if settings.method is Method.FULL:
         return shape.numel
     adapter = settings.adapter

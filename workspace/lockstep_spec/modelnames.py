@@ -1,4 +1,4 @@
-"""What a model's name says about where it is, and where a fetched one lies on a volume (pure).
+"""Names of models: the place that each stands for, and the folder of a fetched one on a volume (pure).
 
 /workspace/models/Qwen3-8B         a folder
 zai-org/GLM-4.5-Air, gpt2          a repository of the Hugging Face hub
@@ -15,13 +15,13 @@ from urllib.parse import quote, unquote
 LOGIN_PATTERN = "^[^/]*://[^/]*[:@]"
 """A bucket's name has neither. What follows the first `/` may have both, and the secret key of `s3://key:secret@bucket` may have a `/`."""
 NO_LOGIN_PATTERN = "^(gc?s://anonymous|abfss?://[^/:@]+)@[^/:@]+(/|$)"
-"""What is no password there: no key at all, or an account's container."""
+"""Pattern of what is no password there: no key at all, or an account's container."""
 SIGNATURE_PATTERN = "^[^/]*://.*[?&]sig="
 COMMIT = re.compile(r"[0-9a-f]{40}")
 FETCHED = ".lockstep-fetched.json"
-"""In a folder of fetched files: what they are. It is written last, so that a folder without it is never taken for whole."""
+"""Name of the file that says what a folder of fetched files holds. It is written last, so that a folder without it is never taken for whole."""
 MODELS = "models"
-"""In the workspace's cache: the folder of fetched models."""
+"""Folder of fetched models in the workspace's cache."""
 FOLDER_CHARACTERS = 200
 """Volumes take names of 255 bytes."""
 DIGEST_CHARACTERS = 16
@@ -36,7 +36,7 @@ def is_address(name: str) -> bool:
 
 
 def holds_password(name: str) -> bool:
-    """Whether an address has something where a password or a signature may be: messages, logs and folders name addresses."""
+    """Return True if an address has something where a password or a signature may be: messages, logs and folders name addresses."""
     login = re.search(LOGIN_PATTERN, name) and not re.search(NO_LOGIN_PATTERN, name)
     return bool(login or re.search(SIGNATURE_PATTERN, name))
 
@@ -46,7 +46,7 @@ def is_hub_name(name: str) -> bool:
 
 
 def folder_name(name: str) -> str:
-    """What stands for a name in a folder: org--model, s3--bucket--models--Qwen3-8B. Of a long one the beginning and a digest."""
+    """Return the folder's name for a model's name: org--model, s3--bucket--models--Qwen3-8B; for a long one its beginning and a digest."""
     folder = quote(name.replace("://", "/").strip("/").replace("/", "--"), safe="-._")
     if len(folder) <= FOLDER_CHARACTERS:
         return folder
@@ -55,7 +55,7 @@ def folder_name(name: str) -> str:
 
 
 def fetched_folder(cache: PurePosixPath | str, name: str, pin: str, kind: str = MODELS) -> PurePosixPath:
-    """Where the files of a name at a pin lie. `pin`: a hub's commit, or the digest of an object store's listing."""
+    """Folder of the files of a name at a pin. `pin`: a hub's commit, or the digest of an object store's listing."""
     return PurePosixPath(cache) / kind / folder_name(name) / pin
 
 

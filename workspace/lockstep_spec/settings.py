@@ -13,7 +13,7 @@ from lockstep_spec.training import TrainingConfig
 
 @dataclass(frozen=True)
 class Adapter:
-    """What of an adapter's settings decides how many elements it has. Not read with method Full."""
+    """Settings of an adapter that decide how many elements it has. Not read with method Full."""
 
     rank: int
     target_modules: tuple[str, ...]
@@ -23,7 +23,7 @@ class Adapter:
 
 
 class ParameterPlace(Choice):
-    """Where Stage3 keeps shards of the weights until they are gathered (offload_param of the raw settings)."""
+    """Place in which Stage3 keeps shards of the weights until they are gathered (offload_param of the raw settings)."""
 
     DEVICE = "none"
     CPU = "cpu"
@@ -47,22 +47,22 @@ class Settings:
     hierarchical_partition: HierarchicalPartition = HierarchicalPartition.AUTO
     content: Content = Content.FULL
     gradient_bytes: int = 4
-    """Of an element of a gradient that is summed over micro-batches: see `summed_bytes`."""
+    """Bytes of an element of a gradient that is summed over micro-batches: see `summed_bytes`."""
     live_elements: int | None = None
-    """Of weights that Stage3 may have gathered, as the raw settings state it; None: by the model's largest layer (gathering.py)."""
+    """Elements of weights that Stage3 may have gathered, as the raw settings state it; None: by the model's largest layer (gathering.py)."""
     bucket_elements: int | None = None
-    """Of the bucket of gradients, as the raw settings state it; None: by what is trained."""
+    """Elements of the bucket of gradients, as the raw settings state it; None: by what is trained."""
     overlap: bool | None = None
-    """Whether gradients are reduced beside the backward pass, as the raw settings state it; None: with method Full."""
+    """True if gradients are reduced beside the backward pass, as the raw settings state it; None: with method Full."""
     parameters: ParameterPlace = ParameterPlace.DEVICE
-    """Where Stage3 keeps the weights' shards."""
+    """Place in which Stage3 keeps the weights' shards."""
     packing: bool = False
     flash_attention: bool = True
     """Packed documents are kept apart by flash attention, and not by a mask."""
 
     @property
     def element_bytes(self) -> int:
-        """Of a weight, of one micro-batch's gradient, and of an activation."""
+        """Bytes of a weight, of one micro-batch's gradient, and of an activation."""
         return 4 if self.precision is Precision.FP32 else 2
 
 
@@ -97,14 +97,14 @@ def _zero(deepspeed: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 def _number(stated: Any) -> int | None:
-    """As DeepSpeed reads it, which takes 1e9, and digits in quotes, too."""
+    """Return the number as DeepSpeed reads it, which takes 1e9, and digits in quotes, too."""
     if isinstance(stated, str):
         return int(stated) if stated.isdecimal() else None
     return int(stated) if isinstance(stated, int) or (isinstance(stated, float) and math.isfinite(stated)) else None
 
 
 def summed_bytes(deepspeed: Mapping[str, Any] | None) -> int:
-    """Of an element of a summed gradient: FP32, unless the raw settings choose the precision's own format of two bytes."""
+    """Bytes of an element of a summed gradient: FP32, unless the raw settings choose the precision's own format of two bytes."""
     data_types = (deepspeed or {}).get("data_types")
     return 2 if isinstance(data_types, Mapping) and data_types.get("grad_accum_dtype") in {"bf16", "fp16"} else 4
 

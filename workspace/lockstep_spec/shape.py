@@ -23,7 +23,7 @@ _LAYER = re.compile(r"^(.*?\.\d+)\.")
 
 @dataclass(frozen=True)
 class Weight:
-    """One parameter. `linear`: the weight of a linear layer, which can get an adapter and can be quantised."""
+    """One parameter. `linear`: the weight of a linear layer, which can get an adapter and can be quantized."""
 
     name: str
     shape: tuple[int, ...]
@@ -52,14 +52,14 @@ class ModelShape:
     attended: int
     """Elements of attention's output."""
     heads: int
-    """Of queries."""
+    """Heads of queries."""
     intermediate: int
-    """Of the feed-forward part that a token passes; in a mixture of experts over the experts that it is sent to."""
+    """Width of the feed-forward part that a token passes; in a mixture of experts the sum over the experts that it is sent to."""
     experts_per_token: int
     """0 for a dense model."""
     vocabulary: int
     routed: int = 0
-    """Of `intermediate`: what lies in stacks of experts, which no linear layer computes."""
+    """Part of `intermediate` that lies in stacks of experts, which no linear layer computes."""
     caps_logits: bool = False
     """The model does more to its logits after its last layer, so that the loss needs them whole."""
     score_heads: int = 0
@@ -85,12 +85,12 @@ class ModelShape:
 
     @property
     def head_norms(self) -> bool:
-        """Whether queries and keys have norms of their own."""
+        """True if queries and keys have norms of their own."""
         return any(_last(weight.module) in HEAD_NORMS for weight in self.weights)
 
     @property
     def casts_norms(self) -> bool:
-        """Whether norms compute in FP32 and keep their input so, as RMSNorm does. torch's LayerNorm, which has a bias, does not."""
+        """True if norms compute in FP32 and keep their input so, as RMSNorm does. torch's LayerNorm, which has a bias, does not."""
         biased = {weight.module for weight in self.weights if weight.name.endswith(".bias")}
         return not any(norm.module in biased for norm in self._norms)
 
@@ -114,7 +114,7 @@ class ModelShape:
 
     @property
     def _norms(self) -> list[Weight]:
-        """Of the first layer, over the hidden size."""
+        """Norms of the first layer, over the hidden size."""
         first = next((layer for weight in self.weights if (layer := layer_of(weight.name))), "")
         return [
             weight
@@ -127,7 +127,7 @@ class ModelShape:
 
     @property
     def copied_module(self) -> int:
-        """Of the largest module that owns several weights: they are gathered into one buffer, and copied out of it."""
+        """Elements of the largest module that owns several weights: they are gathered into one buffer, and copied out of it."""
         owned: dict[str, list[int]] = {}
         for weight in self.weights:
             owned.setdefault(weight.module, []).append(weight.numel)

@@ -1,4 +1,4 @@
-"""How long the gang waits: for a start to be complete, and for a rank to move."""
+"""Times that the gang waits: for a start to be complete, and for a rank to move."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Timeouts:
-    """In seconds. A rank that tells its own limits, as Lockstep's trainer does, is judged by those."""
+    """Limits in seconds. A rank that tells its own limits, as Lockstep's trainer does, is judged by those."""
 
     start_seconds: int = 1800
     """Until every node is here, and then until every rank has been heard. An image of 20 GB at 20 MB/s takes 17 minutes."""

@@ -1,4 +1,4 @@
-"""What an optimizer step sends between nodes (pure): collectives as DeepSpeed 0.19 issues them, rings as NCCL and gloo run them.
+"""Bytes that an optimizer step sends between nodes (pure): collectives as DeepSpeed 0.19 issues them, rings as NCCL and gloo run them.
 
 A ring over n ranks that all-gathers or reduce-scatters M bytes carries (n−1)/n × M over every link of it, and twice that for an all-reduce. Whatever
 the number of ranks on a node, a ring leaves the node and comes back once; so that is what its network cards send, and receive, for one node.
@@ -26,7 +26,7 @@ class Flow:
 
     name: str
     node_bytes: int
-    """That each node sends, and receives."""
+    """Bytes that each node sends, and receives."""
 
 
 def step_traffic(shape: ModelShape, settings: Settings, place: Place, accumulation: int) -> list[Flow]:
@@ -59,5 +59,5 @@ def total_bytes(flows: list[Flow]) -> int:
 
 
 def gigabits_per_second(node_bytes: float, seconds: float) -> float:
-    """What a node's network needs to carry so much in so long, decimal."""
+    """Rate that a node's network needs to carry so much in so long, in decimal Gb/s."""
     return node_bytes * 8 / seconds / 1e9

@@ -70,7 +70,7 @@ class SourceConfig:
     revision: Text | None = None
     format: DataFormat = DataFormat.AUTO
     weight: Decimal = 1.0
-    """How often each sample is seen in an epoch."""
+    """Times that each sample is seen in an epoch."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class OptimizationConfig:
 
 @dataclass(frozen=True)
 class EvaluationDataConfig:
-    """As SourceConfig."""
+    """A source of samples to evaluate: see SourceConfig."""
 
     path: Text | None = None
     name: Text | None = None
@@ -172,7 +172,7 @@ class WandBConfig:
 
 @dataclass(frozen=True)
 class MetricsConfig:
-    """Where metrics go besides the JSONL files."""
+    """Destinations of metrics besides the JSONL files."""
 
     tensor_board: bool = True
     mlflow: MLflowConfig | None = None

@@ -325,7 +325,7 @@ class Checkpoint(Model):
     """Write a PEFT adapter folder beside each checkpoint, in the background."""
 
 
-class Limits(Model):
+class TrainingLimits(Model):
     """Time limits of the trainer's steps and collective operations."""
 
     collective_timeout_seconds: Annotated[int, Field(ge=10, le=86400)] = 600
@@ -352,7 +352,7 @@ class WandB(Model):
     """The user or team that owns the project. Default: the key's own."""
 
 
-class Metrics(Model):
+class MetricsDestinations(Model):
     """Where metrics go besides the run's JSONL files."""
 
     tensor_board: bool = True
@@ -380,8 +380,8 @@ class Training(Model):
     evaluation: Evaluation | None = None
     """How the loss on text that is not trained on is measured. Left out: no evaluation."""
     checkpoint: Checkpoint = Checkpoint()
-    metrics: Metrics = Metrics()
-    limits: Limits = Limits()
+    metrics: MetricsDestinations = MetricsDestinations()
+    limits: TrainingLimits = TrainingLimits()
     deepspeed: Annotated[dict[str, Any] | None, Field(max_length=64), AfterValidator(free_form_fits)] = None
     """Settings of DeepSpeed as in its JSON file, laid over Lockstep's; what contradicts the fields above is refused. At most 65536 bytes and 32 levels: the API server can't check that, so that condition Accepted says it."""
 

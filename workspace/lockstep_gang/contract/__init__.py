@@ -1,4 +1,4 @@
-"""What the control plane, the coordinator, agents and ranks say to each other. The only part of the gang that `lockstep` imports."""
+"""Messages of the control plane, the coordinator, agents and ranks to each other. The only part of the gang that `lockstep` imports."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -125,7 +125,7 @@ __all__ = [
 ]
 
 _PARTS = ("text", "sweep", "stop", "goodput", "fabric", "interactive", "preflight", "proof", "reply", "run", "report")
-"""In which names are looked for, those that import no other part first."""
+"""Modules in which names are looked up, those that import no other part first."""
 
 
 def __getattr__(name: str) -> Any:

@@ -12,14 +12,14 @@ _NUMBERED_DRIVERS = frozenset({"mlx4", "mlx5", "hfi1", "cxgb3", "cxgb4"})
 
 
 def are_whole_names(devices: Iterable[str]) -> bool:
-    """Whether all are names of single RDMA devices (mlx5_1, rocep25s0, or mlx5_1:2 with its port), not beginnings of several (mlx5, rocep)."""
+    """Return True if all are names of single RDMA devices (mlx5_1, rocep25s0, or mlx5_1:2 with its port), not beginnings of several (mlx5, rocep)."""
     names = [device.partition(":")[0] for device in devices]
     return all(name[-1:].isdigit() and name not in _NUMBERED_DRIVERS for name in names)
 
 
 @dataclass(frozen=True)
 class FabricAsked:
-    """Of the resolved job, for the agents and the verdict."""
+    """The resolved job's fabric, for the agents and the verdict."""
 
     transport: str
     """RDMA or TCP."""
@@ -58,7 +58,7 @@ class Traffic:
 
 
 class FaultKind(Choice):
-    """How much a fault says about its own node: the first kind names a culprit, the last an effect."""
+    """Reach of a fault, which is what it says about its own node: the first kind names a culprit, the last an effect."""
 
     LOCAL = "Local"  # this node's own NIC, limits or interface
     PATH = "Path"  # between this node and its peer
@@ -77,27 +77,27 @@ class NcclFault:
 
 @dataclass(frozen=True)
 class RankFabric:
-    """What one rank's NCCL has said in this attempt."""
+    """Facts that one rank's NCCL has logged in this attempt."""
 
     rank: int
     unread: str = ""
-    """Why there is no log to read; empty: it is read."""
+    """Reason why there is no log to read; empty: it is read."""
     version: str = ""
     networks: tuple[str, ...] = ()
-    """In NCCL's own names, in the order in which communicators took them; `gloo` for CPU ranks."""
+    """Networks by NCCL's own names, in the order in which communicators took them; `gloo` for CPU ranks."""
     interface: str = ""
-    """By which it found the other ranks; for sockets, what carries the data too."""
+    """Interface by which it found the other ranks; for sockets, what carries the data too."""
     address: str = ""
     hcas: tuple[Hca, ...] = ()
     hcas_whole: bool = False
     """The list was read to its end."""
     interfaces: tuple[str, ...] = ()
-    """Of NCCL's socket network."""
+    """Interfaces of NCCL's socket network."""
     traffic: tuple[Traffic, ...] = ()
     inside: tuple[str, ...] = ()
-    """How it reaches ranks without the network, such as P2P/CUMEM or SHM; P2P/MNNVL crosses nodes."""
+    """Ways in which it reaches ranks without the network, such as P2P/CUMEM or SHM; P2P/MNNVL crosses nodes."""
     direct_off: str = ""
-    """Why GPUDirect RDMA is off, as far as NCCL says."""
+    """Reason why GPUDirect RDMA is off, as far as NCCL says."""
     direct_by: str = ""
     """DMA-BUF or nvidia-peermem, where NCCL names it."""
     direct_able: bool = False
@@ -105,9 +105,9 @@ class RankFabric:
     plugin: str = ""
     plugin_failed: str = ""
     provider: str = ""
-    """What a plugin says it runs over."""
+    """Transport that a plugin says it runs over."""
     no_devices: str = ""
-    """Why NCCL found no RDMA device."""
+    """Reason why NCCL found no RDMA device."""
     settings: tuple[str, ...] = ()
     """NCCL's variables as it understood them, NAME=value."""
     gids: tuple[int, ...] = ()
@@ -124,7 +124,7 @@ class Verified(Choice):
 
 
 class FabricReason(Choice):
-    """Why, in one word."""
+    """Reason of the condition FabricVerified, in one word."""
 
     VERIFIED = "Verified"
     FELL_BACK_TO_TCP = "FellBackToTCP"
@@ -145,7 +145,7 @@ class DifferingRanks:
 
     node: int
     ranks: str
-    """For example 4–7."""
+    """Numbers of the ranks, for example 4–7."""
     why: str
 
 

@@ -1,4 +1,4 @@
-"""What a job's time was spent on, since the first start of its coordinator: in the volume's records and in every report."""
+"""Uses of a job's time since the first start of its coordinator: in the volume's records and in every report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Spent(Choice):
 
 @dataclass(frozen=True)
 class Loss:
-    """What the failures of one cause cost: time down and time of steps done again, and the same times the job's GPUs."""
+    """Cost of the failures of one cause: time down and time of steps done again, and the same times the job's GPUs."""
 
     milliseconds: int = 0
     gpu_milliseconds: int = 0
@@ -35,12 +35,12 @@ class Goodput:
     """Milliseconds by kind; together they are `until` - `began`."""
 
     began: int = 0
-    """When the job's first coordinator began, milliseconds since 1970; 0: nothing is accounted yet."""
+    """Start of the job's first coordinator, milliseconds since 1970; 0: nothing is accounted yet."""
     until: int = 0
     """Accounted up to here."""
     spent: dict[str, int] = field(default_factory=dict)
-    """By the values of `Spent`."""
+    """Milliseconds by the values of `Spent`."""
     causes: dict[str, Loss] = field(default_factory=dict)
-    """By the values of `Cause`."""
+    """Losses by the values of `Cause`."""
     furthest_step: int = 0
     """The largest step ever reported: smaller ones are done again."""

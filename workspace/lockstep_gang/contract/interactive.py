@@ -13,7 +13,7 @@ RUN_TEXT = 256
 
 @dataclass(frozen=True)
 class Interactive:
-    """Of run.json: when nobody uses the environment any more. In seconds since its last use; 0: never."""
+    """The part of run.json that says when nobody uses the environment any more: seconds since its last use; 0: never."""
 
     idle_seconds: int = 0
     warn_seconds: int = 0
@@ -27,19 +27,19 @@ class Idleness(Choice):
 
 @dataclass(frozen=True)
 class InteractiveReport:
-    """What the environment does now. Times are RFC 3339."""
+    """State of the environment. Times are RFC 3339."""
 
     ready: bool
     """All nodes are here, so that a run could start at once."""
     script: str = ""
-    """What was asked for and has not ended; '': nothing."""
+    """The run that was asked for and has not ended; '': none."""
     by: str = ""
     since: str | None = None
     idle_since: str | None = None
     """Since when nobody uses it; null: it is in use."""
     idleness: Idleness = Idleness.NONE
     release: str | None = None
-    """When its GPUs are released if nobody uses it."""
+    """Time at which its GPUs are released if nobody uses it."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Asked:
     command: tuple[str, ...]
     """The script, or a program, and its arguments; no shell reads them."""
     folder: str
-    """Where it runs, on every node."""
+    """Folder in which it runs, on every node."""
     by: str
     local_rank: bool = False
     """Every rank gets --local_rank=N behind the script's name, as from DeepSpeed's launcher."""
@@ -60,7 +60,7 @@ class Asked:
 
     @property
     def text(self) -> str:
-        """What runs, for a person."""
+        """The command, as a person would type it."""
         return shlex.join(self.command)
 
 
@@ -72,18 +72,18 @@ class Interrupted:
     """'': whatever runs."""
     why: str
     reply: str = ""
-    """Under which id it is answered; '': not at all."""
+    """Id under which it is answered; '': not at all."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """Whether this node could run what was asked for."""
+    """A node's answer to Find: it can run what was asked for, or why not."""
 
     id: str
     problem: str = ""
     """One sentence, if it couldn't."""
     digest: str = ""
-    """Of the script's content, so that a node with an older one is noticed; '': it is no script."""
+    """Digest of the script's content, so that a node with an older one is noticed; '': it is no script."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class InUse:
 
 @dataclass(frozen=True)
 class Find:
-    """To every node before a run: look for this script."""
+    """An order to every node before a run: look for this script."""
 
     id: str
     command: tuple[str, ...]
@@ -110,7 +110,7 @@ class Find:
 
 @dataclass(frozen=True)
 class Show:
-    """To the node of whoever asked: what the ranks of all nodes print, and what Lockstep says of the run."""
+    """An order to the node of whoever asked: show what the ranks of all nodes print, and what Lockstep says of the run."""
 
     id: str
     lines: tuple[str, ...]
@@ -118,9 +118,9 @@ class Show:
 
 @dataclass(frozen=True)
 class Ended:
-    """To the node of whoever asked: it is over, or was refused."""
+    """An order to the node of whoever asked: the run is over, or was refused."""
 
     id: str
     exit_code: int
-    """Of the rank that failed first; 0: every rank ended well."""
+    """Exit code of the rank that failed first; 0: every rank ended well."""
     message: str

@@ -1,4 +1,4 @@
-"""What agents and their coordinator say to each other, and what a rank says to its agent."""
+"""Messages of agents and their coordinator to each other, and of a rank to its agent."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """Where a rank is, told by a thread beside its work: when it has moved, and every few seconds while it hasn't."""
+    """Place of a rank, told by a thread beside its work: when it has moved, and every few seconds while it hasn't."""
 
     rank: int
     activity: str
-    """What must end within the limit: `Step 12`."""
+    """Activity that must end within the limit: `Step 12`."""
     place: str = ""
-    """Where within: `forward of micro-batch 1 of 2`."""
+    """Place within it: `forward of micro-batch 1 of 2`."""
     position: Count = 0
     """Places it has come to since it started; all ranks come to the same ones, in the same order."""
     limit_seconds: Count | None = None
-    """Of this activity; null: none."""
+    """Limit of this activity; null: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Pace:
     """The last of them."""
     steps: Count
     microseconds: Count
-    """Of one step, their mean."""
+    """Mean of one step."""
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,12 @@ class SaveFailed:
     rank: int
     step: Count
     problem: str = ""
-    """Which rank, which path, and the system's words."""
+    """Rank, path, and the system's words."""
 
 
 @dataclass(frozen=True)
 class Error:
-    """What a rank failed with; its exit follows."""
+    """Exception that a rank failed with; its exit follows."""
 
     rank: int
     exception: str
@@ -132,14 +132,14 @@ class OutOfMemory:
     """The kernel has killed a process of the rank's container for want of memory."""
 
     limit_bytes: int | None = None
-    """Of the container; null: it has none, so the machine's memory was used up."""
+    """Limit of the container; null: it has none, so the machine's memory was used up."""
     rank_bytes: int | None = None
-    """What the rank had at its most, without its children."""
+    """Most memory that the rank had, without its children."""
 
 
 @dataclass(frozen=True)
 class RankExit:
-    """How a rank ended: an exit code or the name of a signal."""
+    """End of a rank: an exit code or the name of a signal."""
 
     rank: int
     exit_code: int | None
@@ -165,7 +165,7 @@ class RankState:
     step: int | None = None
     """The last that it has told of, which a coordinator that is new doesn't know."""
     step_age_seconds: int | None = None
-    """How long ago it told of it."""
+    """Age of that word."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Hello:
     """The attempt whose ranks it has, 0 for none."""
     ranks: tuple[RankState, ...] = ()
     leaving: bool = False
-    """As in `Leaving`, which may have been said while nobody heard it."""
+    """True as by `Leaving`, which may have been sent while nobody heard it."""
 
 
 @dataclass(frozen=True)
@@ -208,16 +208,16 @@ class Progressed:
 
 @dataclass(frozen=True)
 class Dumped:
-    """What was seen of a rank before it was killed."""
+    """Observations of a rank before it was killed."""
 
     attempt: int
     rank: int
     state: str = ""
-    """Of its process, the kernel's letter: R, S, D (waits for a device), T (stopped); empty: not known."""
+    """State of its process by the kernel's letter: R, S, D (waits for a device), T (stopped); empty: not known."""
     kernel_function: str = ""
-    """Where in the kernel it waits."""
+    """Function of the kernel in which it waits."""
     at: str = ""
-    """Where in Python its main thread is: `forward (model.py:33)`."""
+    """Place in Python of its main thread: `forward (model.py:33)`."""
     waits_for_others: bool = False
     """Its main thread is inside a collective operation."""
     stacks: str | None = None
@@ -239,7 +239,7 @@ class Stopped:
 
 @dataclass(frozen=True)
 class FabricSeen:
-    """What NCCL's log says on ranks of this node, each time with all that is known of them."""
+    """Facts of NCCL's log on ranks of this node, each time all that is known of them."""
 
     attempt: int
     ranks: tuple[RankFabric, ...]
@@ -272,7 +272,7 @@ class Start:
     group_rank: int | None = None
     """This node's place in the order of ranks; null: its number."""
     run: Asked | None = None
-    """In a dev environment: what was asked for; null: the run's own command."""
+    """The run that was asked for in a dev environment; null: the run's own command."""
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ class Ping:
 
 
 Wish = Asked | Interrupted | Found | InUse
-"""What only agents of a dev environment say of what people want."""
+"""Messages about what people want, which only agents of a dev environment send."""
 AgentMessage = Hello | Checked | Started | Reported | Progressed | Dumped | FabricSeen | Exited | Stopped | Leaving | Pong | Wish | Printed
 Order = Check | Start | Stop | Finish | Ping | Find | Show | Ended
 _AGENT_MESSAGES: dict[str, type[AgentMessage]] = {

@@ -27,12 +27,12 @@ class ExpectedPath:
     path: str
     kind: Kind
     or_folder: bool = False
-    """Whether a folder is right, too, where `kind` is FILE."""
+    """True if a folder is right, too, where `kind` is FILE."""
 
 
 @dataclass(frozen=True)
 class ExpectedRdma:
-    """What the cluster says of the NICs. Null and empty: it says nothing."""
+    """NICs by the cluster's file. Null and empty: it says nothing."""
 
     devices: tuple[str, ...] = ()
     count: int | None = None
@@ -52,7 +52,7 @@ class AllReduce:
 
 @dataclass(frozen=True)
 class Expected:
-    """What all nodes are looked at for, beside what the rest of run.json says."""
+    """Expectations of all nodes, beside what the rest of run.json says."""
 
     paths: tuple[ExpectedPath, ...] = ()
     shm_bytes: int | None = None
@@ -152,10 +152,10 @@ class RdmaFacts:
 
 @dataclass(frozen=True)
 class Looked:
-    """What a node found on itself. A part that is null was not asked for, or is in `unfinished`."""
+    """Facts that a node found on itself. A part that is null was not asked for, or is in `unfinished`."""
 
     port: int = 0
-    """Where it waits for the others; 0: it could not open one."""
+    """Port at which it waits for the others; 0: it could not open one."""
     unresolved: dict[str, str] = field(default_factory=dict)
     """Address → why its name has no address here."""
     paths: tuple[PathFact, ...] = ()
@@ -176,12 +176,12 @@ class Looked:
 
 @dataclass(frozen=True)
 class Met:
-    """What a node found of the others."""
+    """Facts that a node found of the others."""
 
     unreachable: dict[str, str] = field(default_factory=dict)
     """Node's index → why."""
     sees_marker: bool | None = None
-    """Whether node 0's marker is there; null: it did not look in time, or can't."""
+    """True if node 0's marker is there; null: it did not look in time, or can't."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Who may speak for a job: both ends of a connection prove the job's key, and sign every message with a counter.
+"""Proof of the right to speak for a job: both ends of a connection prove the job's key, and sign every message with a counter.
 
 The coordinator sends a challenge; the agent answers with its own nonce and a proof over both; the coordinator answers with its proof.
 Neither proof says anything about the key, and each end's is of no use to the other or in another connection. From both nonces comes

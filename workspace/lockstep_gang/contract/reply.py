@@ -13,7 +13,7 @@ FACT_CHARACTERS = 256
 
 
 class FactType(Choice):
-    """What the cluster says of a pod of the job. All but the last say why what ran there is gone."""
+    """Kind of fact that the cluster knows of a pod of the job. All but the last say why what ran there is gone."""
 
     NODE_LOST = "NodeLost"  # its Node is not Ready, or gone
     PREEMPTED = "Preempted"  # for a pod of higher priority, or by the queue
@@ -48,7 +48,7 @@ class Fact:
 class Reply:
     facts: tuple[Fact, ...] = ()
     racks: tuple[str, ...] = ()
-    """Of node i, empty where its Node has none; (): nothing is known of racks."""
+    """Rack of node i, empty where its Node has none; (): nothing is known of racks."""
 
 
 def reply_json(reply: Reply) -> dict[str, Any]:

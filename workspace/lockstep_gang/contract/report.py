@@ -19,7 +19,7 @@ from lockstep_spec.codec import ContractError, from_json, refuse, to_json
 
 REPORT_FORMAT = "lockstep-report/1"
 REPORT_BYTES_MAX = 1024 * 1024
-"""Of a report without JOB_HEADER, whose writer knew no other bound."""
+"""Largest body of a report without JOB_HEADER, whose writer knew no other bound."""
 JOB_HEADER = "X-Lockstep-Job"
 """`NAMESPACE/NAME/UID` of the job, so that a report's signature is checked, and its size bounded, before anything parses it."""
 SIGNATURE_HEADER = "X-Lockstep-Signature"
@@ -28,11 +28,11 @@ _BEGINNING = re.compile(rb'\{"job": \{"name": "([a-z0-9.-]{1,253})", "namespace"
 CLAIM_BYTES_MAX = 700
 """A report begins with its job within so many bytes."""
 STATE_BYTES_MAX = 128 * 1024
-"""Of a report, but for what each node adds: last lines, failures, findings, metrics. Last lines are left out where it would be more."""
+"""Largest body of a report, but for what each node adds: last lines, failures, findings, metrics. Last lines are left out where it would be more."""
 NODE_BYTES_MAX = 64
 """`{"node": 1023, "connected": false, "readyRanks": 64}, ` and its number in `order`."""
 _TEXT_CHARACTERS = (4096, 1000, 200)
-"""To which all texts of a report that is too large even then are cut, one after the other."""
+"""Lengths to which all texts of a report that is too large even then are cut, one after the other."""
 
 
 class State(Choice):
@@ -67,7 +67,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class TrainerReport:
-    """What rank 0 last said."""
+    """The last words of rank 0."""
 
     activity: str | None = None
     step: int | None = None
@@ -81,7 +81,7 @@ class CheckpointReport:
     step: int
     path: str
     time: str
-    """When the coordinator heard of the commit, RFC 3339."""
+    """Time when the coordinator heard of the commit, RFC 3339."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,11 @@ class FailedSaves:
     """Saves that have failed since the newest commit."""
 
     step: int
-    """Of the last of them."""
+    """Step of the last of them."""
     problem: str
-    """Why: which rank, which path, and the system's words."""
+    """Rank, path, and the system's words."""
     since: str
-    """When the first of them failed, RFC 3339."""
+    """Time when the first of them failed, RFC 3339."""
     count: int
 
 
@@ -132,9 +132,9 @@ class Failure:
     step: int | None = None
     """The last optimizer step that was reported before."""
     activity: str | None = None
-    """Of a rank that hung: what it was in."""
+    """Activity that a rank that hung was in."""
     stacks: str | None = None
-    """Of a rank that hung: the file with the Python stacks of all its threads."""
+    """File with the Python stacks of all threads of a rank that hung."""
 
 
 @dataclass(frozen=True)
@@ -143,12 +143,12 @@ class Restart:
 
     attempt: int
     failed: str
-    """When, RFC 3339."""
+    """Time of the failure, RFC 3339."""
     failure: Failure
     lost_steps: int
     """Steps done since the newest commit, to be done again."""
     downtime_seconds: int | None = None
-    """From `down_since` to the first step of the next attempt; null: not there yet."""
+    """Seconds from `down_since` to the first step of the next attempt; null: not there yet."""
     counts: bool = True
     """Toward restart.maxRestarts: not when the cluster took a node away."""
     explained_by: str | None = None
@@ -171,7 +171,7 @@ class Straggler:
     slowdown: str
     """Its own time a step over that of the others, for example 1.42."""
     steps: int
-    """Of the window."""
+    """Steps of the window."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class Report:
     """The slowest first, at most 8."""
     result: dict[str, str | None] | None = None
     goodput: Goodput | None = None
-    """What the job's time was spent on."""
+    """Uses of the job's time."""
     log: tuple[str, ...] = ()
     """The last lines of node 0's output, at most 100, with changes of `state` only."""
     retry: int = 0
@@ -209,9 +209,9 @@ class Report:
     order: tuple[int, ...] = ()
     """Nodes in the order of the newest attempt's ranks; empty: by their numbers."""
     interactive: InteractiveReport | None = None
-    """Of a dev environment."""
+    """State of a dev environment."""
     unheard: str = ""
-    """Which nodes are not heard though their connections are there, and why, in a sentence."""
+    """Nodes that are not heard though their connections are there, and why, in a sentence."""
     failed_saves: FailedSaves | None = None
     """Null: the newest save was committed, or there was none."""
     format: str = REPORT_FORMAT

@@ -22,7 +22,7 @@ Port = Annotated[int, Must("a port, 1 to 65535", lambda port: 1 <= port <= 65535
 
 
 class WhenDone(Choice):
-    """What an agent does after the end of the job."""
+    """An agent's behavior after the end of the job."""
 
     WAIT = "Wait"  # idle until SIGTERM: a pod whose first process ended would be started again
     EXIT = "Exit"  # exit with 0 (Complete) or 1 (Failed)
@@ -37,7 +37,7 @@ class JobIdentity:
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """How often all ranks are started again together, and the wait before the first time, in seconds."""
+    """Number of times that all ranks are started again together, and the wait before the first time, in seconds."""
 
     max_restarts: int
     backoff_seconds: int
@@ -47,7 +47,7 @@ class RestartPolicy:
 
 @dataclass(frozen=True)
 class ReportTarget:
-    """Where the coordinator reports to: URL, certificate authority (PEM), file of the projected token."""
+    """Endpoint that the coordinator reports to: URL, certificate authority (PEM), file of the projected token."""
 
     url: str
     ca_pem: str
@@ -56,14 +56,14 @@ class ReportTarget:
 
 @dataclass(frozen=True)
 class Run:
-    """What an agent needs to know, the same on every node."""
+    """Everything that an agent needs to know, the same on every node."""
 
     job: JobIdentity
     nodes: Annotated[int, at_least(1)]
     ranks_per_node: Annotated[int, at_least(1)]
     gpus_per_node: Annotated[int, at_least(0)]
     addresses: tuple[str, ...]
-    """Where node i is reached, by name or number; node 0 has the coordinator."""
+    """Address of node i, a name or a number; node 0 has the coordinator."""
     coordinator_port: Port
     master_port: Port
     """First port of the ranks' rendezvous; an attempt takes a free one from here on."""
@@ -80,7 +80,7 @@ class Run:
     """Null: nobody says."""
     report: ReportTarget | None = None
     save_grace_seconds: Annotated[int, at_least(0)] = 120
-    """How long ranks that were asked to save and stop may take before they are killed."""
+    """Seconds that ranks that were asked to save and stop may take before they are killed."""
     rack_grouped: bool = False
     """The operator knows the nodes' racks, so its answer is worth a short wait before a start."""
     order: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""What came of a stop that was asked for: by the operator, a drained node or a deleted pod."""
+"""Outcome of a stop that was asked for: by the operator, a drained node or a deleted pod."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lockstep_spec.choices import Choice
 
 
 class Save(Choice):
-    """Whether the work until the stop is durable."""
+    """Fate of the work until the stop."""
 
     SAVED = "Saved"
     NOT_SAVED = "NotSaved"
@@ -22,7 +22,7 @@ class StopReport:
 
     attempt: int
     time: str
-    """When no rank ran any more, RFC 3339."""
+    """Time from which no rank ran any more, RFC 3339."""
     save: Save
     message: str
     step: int | None = None

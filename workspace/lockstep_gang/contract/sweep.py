@@ -1,4 +1,4 @@
-"""What the agent prints where it is asked to know a cluster: a rank of an all-reduce sweep, and a probe of a node. The command line reads it in logs."""
+"""Lines that the agent prints where it is asked to measure a cluster: a rank of an all-reduce sweep, and a probe of a node. The command line reads it in logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a terminal or a reader of logs may be given of a text that somebody else wrote: the one definition for node 0's log, statuses, events and the
+"""Texts that somebody else wrote, made fit for a terminal or a reader of logs: the one definition for node 0's log, statuses, events and the
 command line.
 
 Control characters would let a script clear the screen, change a window's title or write over what stands there, those that change the direction

@@ -23,10 +23,10 @@ AT_ONCE = 64
 """Agents that may connect at once."""
 
 PROGRESS_SECONDS = (2.0, 10.0)
-"""How long an agent puts together what its ranks say of their progress: the least, and the most for a gang of very many ranks."""
+"""Seconds over which an agent puts together what its ranks say of their progress: the least, and the most for a gang of very many ranks."""
 
 RANKS_A_SECOND = 820
-"""Of so many ranks the progress is told in a second."""
+"""Ranks whose progress is told in a second."""
 
 
 def stamp(now: float) -> str:
@@ -43,16 +43,16 @@ def seconds_of(stamp: str | None) -> float | None:
 
 
 def reconnect_seconds(nodes: int) -> float:
-    """How long a closed connection may take to come back in a gang of so many nodes."""
+    """Seconds that a closed connection may take to come back in a gang of so many nodes."""
     return RECONNECT_SECONDS + spread_seconds(nodes)
 
 
 def spread_seconds(nodes: int) -> float:
-    """Over how long the agents of a gang connect again: a small one at once."""
+    """Seconds over which the agents of a gang connect again: a small one at once."""
     return max(0, nodes - AT_ONCE) / RECONNECTS_A_SECOND
 
 
 def progress_seconds(ranks: int) -> float:
-    """How long the progress of ranks waits to be told together, in a gang of so many ranks."""
+    """Seconds that the progress of ranks waits to be told together, in a gang of so many ranks."""
     least, most = PROGRESS_SECONDS
     return min(max(least, ranks / RANKS_A_SECOND), most)

@@ -1,4 +1,4 @@
-"""What keeps a node from being heard."""
+"""Reasons why a node is not heard."""
 
 from __future__ import annotations
 

@@ -14,18 +14,18 @@ from lockstep_train.base.errors import ConfigError, refusal
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a fetched base model came from."""
+    """Origin of a fetched base model."""
 
     name: str
     revision: str | None
-    """As the job has it."""
+    """Revision as the job has it."""
     pin: str
     """The hub's commit, or the digest of an object store's listing."""
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What the trainer reads of run.json; the rest of that file is the agent's."""
+    """The part of run.json that the trainer reads; the rest is the agent's."""
 
     job_name: str
     job_uid: str | None

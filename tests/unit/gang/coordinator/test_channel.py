@@ -258,12 +258,12 @@ from pathlib import Path
 from lockstep_gang.agent.agent import Agent
 from lockstep_gang.agent.ranks.reports import make_folder
 from lockstep_gang.agent.log import Console
-from lockstep_gang.agent.ranks.ranks import Node
+from lockstep_gang.agent.ranks.ranks import LocalNode
 from lockstep_gang.contract import parse_run
 run = parse_run(Path(sys.argv[1]).read_text())
 folder = make_folder(Path(sys.argv[2]))
 async def main():
-    await Agent(run, bytes.fromhex("5a" * 32), Node(run, 1, sys.argv[1], folder / "report.sock", folder), Console(1), silence_seconds=0.5).run()
+    await Agent(run, bytes.fromhex("5a" * 32), LocalNode(run, 1, sys.argv[1], folder / "report.sock", folder), Console(1), silence_seconds=0.5).run()
 asyncio.run(main())
 """
 
