@@ -225,6 +225,24 @@ def boot_command(source: bytes, *arguments: str, options: Sequence[str] = ("-I",
 
 
 @asynccontextmanager
+async def kept_alive(running: Program, message: bytes, seconds: float) -> AsyncIterator[None]:
+    """Write `message` every so many seconds meanwhile: the program ends when it has heard nothing for long, and proxies cut silent connections."""
+
+    async def beat() -> None:
+        with suppress(Failed):
+            while True:
+                await asyncio.sleep(seconds)
+                await running.write(message)
+
+    beating = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        beating.cancel()
+        await asyncio.gather(beating, return_exceptions=True)
+
+
+@asynccontextmanager
 async def python_program(
     cluster: Cluster, place: Place, source: bytes, *arguments: str, options: Sequence[str] = ("-I",), pings: bool = False
 ) -> AsyncIterator[Program]:

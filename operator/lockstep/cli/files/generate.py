@@ -74,16 +74,13 @@ async def _on_cluster(job: str, arguments: list[str], gpus: int, namespace: str,
     from lockstep.platforms.files.results import newest_adapter
     from lockstep.platforms.jobs.generation import base_model, idle_or_own_pod, write_on
 
-    def say(line: str) -> None:
-        tell(line)
-
     async with await Cluster.connect(context) as cluster:
         await known_job(cluster, namespace, job)
-        async with idle_or_own_pod(cluster, namespace, job, gpus, say) as place:
+        async with idle_or_own_pod(cluster, namespace, job, gpus, tell) as place:
             adapter = await newest_adapter(cluster, place, job)
             model = None if named else await base_model(cluster, namespace, job)
             command = ["--adapter", adapter.folder, *arguments, *([] if model is None else ["--model", model])]
-            say(f"{adapter.made_of or adapter.folder} in pod {place.pod}: the model is loading")
+            tell(f"{adapter.made_of or adapter.folder} in pod {place.pod}: the model is loading")
             shown = Output()
             with waiting(f"pod {place.pod} imports torch and peft, and loads the model") as heard:
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from lockstep.api.errors import Failed
 from lockstep.api.names import AGENT_PATH, CONTAINER, pod_name
 from lockstep.kube.cluster import Cluster
-from lockstep.kube.exec import STDERR, Broken, Place, Program, ProgramFailed, program
+from lockstep.kube.exec import STDERR, Broken, Place, Program, ProgramFailed, kept_alive, program
 from lockstep.platforms.output import Output
 
 INTERRUPTED = 130
@@ -39,8 +39,8 @@ async def run_on_all_nodes(context: str | None, namespace: str, job: str, comman
     place = Place(namespace, pod_name(job, 0), CONTAINER)
     async with await Cluster.connect(context) as cluster:
         try:
-            async with program(cluster, place, command) as running:
-                with _speaking(running):
+            async with program(cluster, place, command) as running, kept_alive(running, ALIVE, ALIVE_SECONDS):
+                with _passing_on_ctrl_c(running):
                     return await _follow(running)
         except BrokenPipeError:  # nobody reads what ranks print (`| head`)
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -58,23 +58,16 @@ async def _follow(running: Program) -> int:
 
 
 @contextlib.contextmanager
-def _speaking(running: Program) -> Iterator[None]:
-    """Pass on Ctrl-C, which the program in the pod decides about, and send signs of life."""
+def _passing_on_ctrl_c(running: Program) -> Iterator[None]:
+    """Send Ctrl-C to the program in the pod, which decides what becomes of it."""
     loop, sending = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
     async def send(data: bytes) -> None:
         with contextlib.suppress(ProgramFailed):
             await running.write(data)
 
-    async def stay_alive() -> None:
-        while True:
-            await asyncio.sleep(ALIVE_SECONDS)
-            await send(ALIVE)
-
     loop.add_signal_handler(signal.SIGINT, lambda: sending.add(loop.create_task(send(CTRL_C))))
-    alive = loop.create_task(stay_alive())
     try:
         yield
     finally:
-        alive.cancel()
         loop.remove_signal_handler(signal.SIGINT)

@@ -15,7 +15,7 @@ from lockstep.api.errors import Failed
 from lockstep.api.names import CONTAINER, pod_name
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import Client, Cluster
-from lockstep.kube.exec import Place, Program, ProgramFailed, answer_of, python_output, python_program
+from lockstep.kube.exec import Place, ProgramFailed, answer_of, kept_alive, python_output, python_program
 from lockstep.kube.jobs import job_status
 from lockstep.plan.pages.drill import WATCHED_PODS
 from lockstep.plan.pages.logs import node_of_rank
@@ -27,7 +27,7 @@ VERB_SECONDS = 600.0
 POLL_SECONDS = 0.2
 BEAT_SECONDS = 10.0
 """Seconds between signs of life. A verb in a pod that hears nothing for a minute undoes what it did, and ends."""
-WORDS_MAX = 1000
+ANSWERS_MAX = 1000
 """Answers of a verb that goes on; each sends a handful."""
 Say = Callable[[str], None]
 
@@ -146,23 +146,14 @@ class VerbStream:
         assert task is not None  # noqa: S101 (this is one)
         self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
         place = self._drilled.trainer(self._pod)
-        async with python_program(cluster, place, source_of(drill), *self._arguments, pings=True) as running:
-            beating = asyncio.create_task(_beat(running))
-            try:
-                async for line in lines_of(running):
-                    if len(self._heard) >= WORDS_MAX:
-                        raise ProgramFailed(f"pod {self._pod}: python3 says more than {WORDS_MAX} things: check the image's python3")
-                    self._heard.append((time.monotonic(), answer_of(line, f"pod {self._pod}")))
-            finally:
-                beating.cancel()
-
-
-async def _beat(running: Program) -> None:
-    """Send signs of life, so that the verb goes on."""
-    with contextlib.suppress(Failed):
-        while True:
-            await asyncio.sleep(BEAT_SECONDS)
-            await running.write(b".")
+        async with (
+            python_program(cluster, place, source_of(drill), *self._arguments, pings=True) as running,
+            kept_alive(running, b".", BEAT_SECONDS),
+        ):
+            async for line in lines_of(running):
+                if len(self._heard) >= ANSWERS_MAX:
+                    raise ProgramFailed(f"pod {self._pod}: python3 prints more than {ANSWERS_MAX} answers: check the image's python3")
+                self._heard.append((time.monotonic(), answer_of(line, f"pod {self._pod}")))
 
 
 class DrillWatch:

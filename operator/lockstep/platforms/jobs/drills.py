@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,8 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import CONTAINER, OPERATOR_NAME, OPERATOR_NAMESPACE, pod_name
 from lockstep.api.objects import Object, is_true
 from lockstep.kube.cluster import FORBIDDEN, MERGE, NOT_FOUND, ApiError, Client, Cluster
-from lockstep.kube.kinds import path_of
+from lockstep.kube.kinds import KINDS, path_of
+from lockstep.kube.rights import may
 from lockstep.plan.pages.drill import RESTARTS, DrillOutcome, Fault, Right, cost_of, has_recovered, rights
 from lockstep.platforms.jobs.drilledjob import DrilledJob, DrillWatch, VerbStream
 
@@ -26,13 +28,14 @@ OPERATOR_PODS = "app.kubernetes.io/name=lockstep,app.kubernetes.io/component=ope
 def missing_rights(client: Client, fault: Fault, namespace: str) -> list[Right]:
     """Rights that the drill needs and your account lacks. The API server is asked, nothing is tried."""
 
-    def may(right: Right) -> bool:
-        attributes = {"verb": right.verb, "group": right.group, "resource": right.resource, "subresource": right.subresource}
-        body = {"spec": {"resourceAttributes": {**attributes, "namespace": right.namespace or ""}}}
-        return bool(client.request("POST", path_of("SelfSubjectAccessReview"), body)["status"]["allowed"])
-
     home = operator_home(client, namespace) if fault is Fault.KILL_OPERATOR else OPERATOR_NAMESPACE
-    return [right for right in rights(fault, namespace, home) if not may(right)]
+    needed, kinds = rights(fault, namespace, home), {kind.plural: name for name, kind in KINDS.items()}
+
+    async def ask(cluster: Cluster) -> list[bool]:
+        asks = (may(cluster, right.verb, kinds[right.resource], right.namespace, right.subresource) for right in needed)
+        return await asyncio.gather(*asks)
+
+    return [right for right, allowed in zip(needed, client.run(ask), strict=True) if not allowed]
 
 
 def run_drill(drilled: DrilledJob, fault: Fault, rank: int, fill_bytes: int) -> DrillOutcome:

@@ -14,7 +14,7 @@ from typing import Any
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import CONTAINER, WORKSPACE
 from lockstep.kube.cluster import Cluster
-from lockstep.kube.exec import STDERR, Place, Program, ProgramFailed, answer_of, python_program
+from lockstep.kube.exec import STDERR, Place, Program, ProgramFailed, answer_of, kept_alive, python_program
 from lockstep.kube.rights import may
 from lockstep.platforms.inpod import editor, source_of
 
@@ -72,11 +72,13 @@ async def served(cluster: Cluster, namespace: str, pod: str, requested: EditorRe
         "token": requested.token,
         "source": source.decode(),
     }
-    async with python_program(cluster, Place(namespace, pod, CONTAINER), source, options=(), pings=True) as session:
+    async with (
+        python_program(cluster, Place(namespace, pod, CONTAINER), source, options=(), pings=True) as session,
+        kept_alive(session, b"on\n", BEAT_SECONDS),
+    ):
         await session.write(json.dumps(request).encode() + b"\n")
         listens: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         ended = asyncio.create_task(_hear(session, listens, echo))
-        beating = asyncio.create_task(_beat(session))
         try:
             waited: list[asyncio.Future[Any]] = [listens, ended]
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
@@ -84,7 +86,6 @@ async def served(cluster: Cluster, namespace: str, pod: str, requested: EditorRe
                 raise Failed(f"{requested.kind} in pod {pod} did not start: {await ended or 'it ended at once'}")
             yield EditorServer(session, listens.result(), ended)
         finally:
-            beating.cancel()
             await _end(session, ended)
 
 
@@ -109,14 +110,6 @@ async def _hear(session: Program, listens: asyncio.Future[int], echo: Say) -> st
                 words = answer.get("said")
                 why = " | ".join([reason, *map(str, words[:LINES_MAX] if isinstance(words, list) else ())])[:WORDS_MAX]
     return why
-
-
-async def _beat(session: Program) -> None:
-    """Send signs of life: the server must not outlive this machine's sleep."""
-    with contextlib.suppress(Failed):
-        while True:
-            await asyncio.sleep(BEAT_SECONDS)
-            await session.write(b"on\n")
 
 
 async def _end(session: Program, ended: asyncio.Task[str]) -> None:
