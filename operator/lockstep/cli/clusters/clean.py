@@ -297,14 +297,10 @@ async def _rollback(context: str | None, home: str, yes: bool) -> None:
 
 async def _is_there(connection: Cluster, item: dict[str, Any]) -> bool:
     """Not where the cluster doesn't know the kind, as SCCs on plain Kubernetes; what may not be seen counts as there."""
-    from lockstep.kube.cluster import FORBIDDEN, ApiError
+    from lockstep.platforms.clusters.listings import read_object
 
-    try:
-        return await connection.exists(item["kind"], item["metadata"].get("namespace"), item["metadata"]["name"])
-    except ApiError as error:
-        if error.status != FORBIDDEN:
-            raise
-        return True
+    listing = await read_object(connection, item["kind"], item["metadata"].get("namespace"), item["metadata"]["name"])
+    return listing.first is not None or not listing.seen
 
 
 def _deployments(objects: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:

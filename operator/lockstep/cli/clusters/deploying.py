@@ -101,15 +101,11 @@ async def _refuse_platform(connection: Cluster, plan: DeploymentPlan) -> None:
 
 async def _refuse_place(connection: Cluster, plan: DeploymentPlan, place: str) -> None:
     """A namespace that the operator of lockstep-system can't work in. What can't be seen is left to the API server. Raises Failed."""
-    from lockstep.kube.cluster import FORBIDDEN, ApiError
+    from lockstep.platforms.clusters.listings import read_object
 
     async def is_missing(kind: str, namespace: str | None, name: str) -> bool:
-        try:
-            return not await connection.exists(kind, namespace, name)
-        except ApiError as error:
-            if error.status != FORBIDDEN:
-                raise
-            return False
+        listing = await read_object(connection, kind, namespace, name)
+        return listing.seen and listing.first is None
 
     if place != plan.namespace and await is_missing("Namespace", None, place):
         raise Failed(
@@ -127,14 +123,9 @@ async def _refuse_place(connection: Cluster, plan: DeploymentPlan, place: str) -
 
 
 async def _has_own_operator(connection: Cluster, place: str) -> bool:
-    from lockstep.kube.cluster import FORBIDDEN, ApiError
+    from lockstep.platforms.clusters.listings import read_object
 
-    try:
-        return await connection.exists("ServiceAccount", place, OPERATOR_NAME)
-    except ApiError as error:
-        if error.status != FORBIDDEN:
-            raise
-        return False
+    return (await read_object(connection, "ServiceAccount", place, OPERATOR_NAME)).first is not None
 
 
 async def _narrowed(connection: Cluster, plan: DeploymentPlan, progress: Progress) -> bool:

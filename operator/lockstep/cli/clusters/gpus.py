@@ -79,18 +79,15 @@ async def _ask(namespace: str, job: str, context: str | None, cluster: str) -> M
 
 async def _nodes(connection: Cluster, otherwise: str) -> list[Sequence[str]]:
     """A row for each node with GPUs: their number, and the labels of NVIDIA's discovery. Raises ConfigError, with `otherwise`, where none is seen."""
-    from lockstep.kube.cluster import FORBIDDEN, ApiError
     from lockstep.plan.discovery.nodes import GPU_MEMORY, PRODUCT, labels, worth_saying
     from lockstep.plan.render.fabric import GPU_RESOURCE
     from lockstep.plan.waiting.nodes import allocatable
+    from lockstep.platforms.clusters.listings import list_kind
 
-    try:
-        nodes = (await connection.list("Node"))["items"]
-    except ApiError as error:
-        if error.status != FORBIDDEN:
-            raise
-        raise ConfigError(f"{otherwise}; you may not list nodes (403), so what they have is unknown without a pod") from None
-    counted = [(node, int(allocatable(node, GPU_RESOURCE))) for node in nodes]
+    nodes = await list_kind(connection, "Node")
+    if not nodes.seen:
+        raise ConfigError(f"{otherwise}; you may not list nodes (403), so what they have is unknown without a pod")
+    counted = [(node, int(allocatable(node, GPU_RESOURCE))) for node in nodes.items]
     rows: list[Sequence[str]] = [
         (str(node["metadata"]["name"]), str(gpus), labels(node).get(PRODUCT, "-"), labels(node).get(GPU_MEMORY, "-"), worth_saying(node))
         for node, gpus in counted
@@ -98,7 +95,7 @@ async def _nodes(connection: Cluster, otherwise: str) -> list[Sequence[str]]:
     ]
     if not rows:
         raise ConfigError(
-            f"{otherwise}; and none of {len(nodes)} nodes has {GPU_RESOURCE}: the device plugin doesn't run, or there are no GPUs"
+            f"{otherwise}; and none of {len(nodes.items)} nodes has {GPU_RESOURCE}: the device plugin doesn't run, or there are no GPUs"
         )
     return rows
 

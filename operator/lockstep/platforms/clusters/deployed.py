@@ -10,7 +10,8 @@ from lockstep.kube.cluster import Cluster
 from lockstep.plan.cluster import scope
 from lockstep.plan.cluster.facts import ClusterFacts
 from lockstep.plan.cluster.scope import NAMED_BINDING, Scope, image_of, scope_of
-from lockstep.platforms.clusters.facts import read_object, read_operator, read_profile
+from lockstep.platforms.clusters.facts import read_operator, read_profile
+from lockstep.platforms.clusters.listings import read_object
 
 if TYPE_CHECKING:
     from lockstep.api.cluster import TrainingCluster

@@ -21,6 +21,7 @@ from lockstep.kube.kinds import KINDS, path_of
 from lockstep.kube.rights import may
 from lockstep.plan.cluster.facts import DNS_SERVICES, NETWORK, RIGHTS, SCC_REVIEW, ClusterFacts, Listing, Sight, Try
 from lockstep.plan.cluster.scope import NAMED_BINDING, PROFILE_CONFIG, PROFILE_KEY
+from lockstep.platforms.clusters.listings import SIGHTS, list_kind, read_object
 
 if TYPE_CHECKING:
     from lockstep.api.cluster import TrainingClusterSpec
@@ -38,31 +39,6 @@ OF_ROOM = ("Node", "Pod")
 EVERYWHERE = ("Pod", "SriovNetworkNodePolicy")
 """Kinds of namespaces that are listed in all of them."""
 LIVE = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
-SIGHTS = {FORBIDDEN: Sight.FORBIDDEN, NOT_FOUND: Sight.NO_SUCH_KIND}
-
-
-async def list_kind(cluster: Cluster, kind: str, namespace: str | None = None, query: Mapping[str, str] | None = None) -> Listing:
-    """All objects of a kind in one namespace, or in all."""
-    try:
-        return Listing(kind, tuple((await cluster.list(kind, namespace, query))["items"]))
-    except ApiError as error:
-        if error.status not in SIGHTS:
-            raise
-        return Listing(kind, sight=SIGHTS[error.status])
-
-
-async def read_object(cluster: Cluster, kind: str, namespace: str | None, name: str) -> Listing:
-    """The object of this name. Of Secrets and ConfigMaps only whether it is there, never what is in it."""
-    try:
-        if kind not in ("Secret", "ConfigMap"):
-            item = await cluster.get(kind, namespace, name)
-        else:
-            item = {"metadata": {"name": name}} if await cluster.exists(kind, namespace, name) else None
-    except ApiError as error:
-        if error.status != FORBIDDEN:
-            raise
-        return Listing(kind, sight=Sight.FORBIDDEN)
-    return Listing(kind, () if item is None else (item,))
 
 
 async def _lists(cluster: Cluster, namespace: str, kinds: Sequence[str], groups: frozenset[str] | None = None) -> dict[str, Listing]:

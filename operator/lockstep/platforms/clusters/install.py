@@ -18,7 +18,7 @@ from lockstep.api.names import (
     OPERATOR_NAMESPACE,
 )
 from lockstep.api.objects import Object
-from lockstep.kube.cluster import CONFLICT, FORBIDDEN, NOT_FOUND, ApiError, Cluster
+from lockstep.kube.cluster import CONFLICT, ApiError, Cluster
 from lockstep.kube.kinds import KINDS
 from lockstep.plan.cluster.scope import EVERYWHERE, Scope, scoped, with_profile_hash
 from lockstep.plan.render.fabric import Transport
@@ -29,6 +29,7 @@ from lockstep.plan.ship.deploy import CLAIM, CLUSTER, RDMA_ROLE, is_default
 from lockstep.plan.ship.openshift_images import operator_reference, puller
 from lockstep.plan.waiting.containers import why_stuck
 from lockstep.plan.waiting.refused import explained
+from lockstep.platforms.clusters.listings import list_kind
 
 Say = Callable[[str], None]
 FIELD_MANAGER = "lockstep-deploy"
@@ -112,12 +113,7 @@ async def without_unknown_kinds(cluster: Cluster, objects: list[Object], say: Sa
 
 async def with_one_default(cluster: Cluster, objects: list[Object], say: Say) -> list[Object]:
     """Without the mark of a default on the TrainingCluster where another one has it: with two, jobs that name no cluster would not start."""
-    try:
-        clusters = (await cluster.list(CLUSTER))["items"]
-    except ApiError as error:
-        if error.status in (FORBIDDEN, NOT_FOUND):  # what can't be seen is not sent either; without the CRD there is no other cluster
-            return objects
-        raise
+    clusters = (await list_kind(cluster, CLUSTER)).items  # what can't be seen is not sent either; without the CRD there is no other cluster
     sent = {item["metadata"]["name"] for item in objects if item["kind"] == CLUSTER}
     other = next((name for name in (item["metadata"]["name"] for item in clusters if is_default(item)) if name not in sent), None)
     if other is None:
@@ -296,13 +292,7 @@ async def stuck(cluster: Cluster, namespace: str, deployment: Object) -> str:
 
 async def _pods(cluster: Cluster, namespace: str) -> list[Object]:
     """The operator's; none where they may not be seen."""
-    try:
-        pods: list[Object] = (await cluster.list("Pod", namespace, {"labelSelector": "app.kubernetes.io/component=operator"}))["items"]
-    except ApiError as error:
-        if error.status != FORBIDDEN:
-            raise
-        return []
-    return pods
+    return list((await list_kind(cluster, "Pod", namespace, {"labelSelector": "app.kubernetes.io/component=operator"})).items)
 
 
 async def _why_not_ready(cluster: Cluster, namespace: str, status: Object) -> str:

@@ -13,6 +13,7 @@ from lockstep.plan.cluster.scope import Scope, is_outdated, outdated
 from lockstep.plan.diff import Change, changes
 from lockstep.plan.ship.deploy import CLAIM, DEFINITION, ONLY_CREATED, Left, State, called, difference, open_ones, state_of
 from lockstep.platforms.clusters.install import FIELD_MANAGER, send_one, until_established
+from lockstep.platforms.clusters.listings import list_kind, read_object
 
 Say = Callable[[str], None]
 CREATE = ("create",)
@@ -61,7 +62,9 @@ async def send_permitted(cluster: Cluster, objects: list[Object], say: Say) -> S
 async def remove_outdated(cluster: Cluster, scope: Scope) -> tuple[list[Object], list[Object]]:
     """Rights of the operator that another scope gave it and this one doesn't: those that were removed, and those that can't be."""
     whole = [item for item in outdated(scope) if await _is_there(cluster, item)]
-    named = [] if scope.own else [item for item in await _bindings(cluster) if is_outdated(item, scope)]
+    # Who may not list Lockstep's RoleBindings has made none in other namespaces.
+    bindings = await list_kind(cluster, "RoleBinding", None, {"labelSelector": f"{LABEL_NAME}={APP}"})
+    named = [] if scope.own else [item for item in bindings.items if is_outdated(item, scope)]
     removed, stays = [], []
     for item in (*whole, *named):
         metadata = item["metadata"]
@@ -78,23 +81,8 @@ async def remove_outdated(cluster: Cluster, scope: Scope) -> tuple[list[Object],
 
 async def _is_there(cluster: Cluster, item: Object) -> bool:
     """True also where it can't be seen: to be removed it must be tried."""
-    try:
-        return await cluster.get(item["kind"], None, item["metadata"]["name"]) is not None
-    except ApiError as error:
-        if error.status != FORBIDDEN:
-            raise
-        return True
-
-
-async def _bindings(cluster: Cluster) -> list[Object]:
-    """Lockstep's RoleBindings of all namespaces; none where they may not be listed: who may not list them has made none there."""
-    try:
-        bindings: list[Object] = (await cluster.list("RoleBinding", None, {"labelSelector": f"{LABEL_NAME}={APP}"}))["items"]
-    except ApiError as error:
-        if error.status != FORBIDDEN:
-            raise
-        return []
-    return bindings
+    listing = await read_object(cluster, item["kind"], None, item["metadata"]["name"])
+    return listing.first is not None or not listing.seen
 
 
 async def _look(cluster: Cluster, item: Object) -> State:
