@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from lockstep.plan.cluster.facts import NETWORK, ClusterFacts
+from lockstep.plan.checks.rails import check_networks
+from lockstep.plan.cluster.facts import ClusterFacts
 from lockstep.plan.cluster.finding import Finding, Outcome
-from lockstep.plan.cluster.railnetworks import is_out_of_reach, moved_here, out_of_reach
 from lockstep.plan.render.fabric import Transport
 from lockstep.plan.render.resolved import Resolved
 
@@ -87,21 +87,10 @@ def _how(reference: Reference, namespace: str) -> str:
 
 
 def _networks(resolved: Resolved, facts: ClusterFacts) -> Iterator[Finding]:
-    networks, namespace = resolved.profile.spec.network.rdma.networks, facts.namespace
-    for network in dict.fromkeys(networks):
-        if is_out_of_reach(network, namespace, resolved.profile.spec.platform):
-            yield Finding(SECTION, Outcome.UNKNOWN, out_of_reach(network, namespace), moved_here(network, namespace))
-    local = list(dict.fromkeys(name for name in networks if "/" not in name))
-    if not local:
-        return
-    if not facts.list(NETWORK).seen:
-        message = f"whether the networks {', '.join(local)} exist: your account may not list NetworkAttachmentDefinitions, or the cluster has none"
-        yield Finding(SECTION, Outcome.UNKNOWN, message)
-        return
-    present = {item["metadata"]["name"] for item in facts.list(NETWORK).items}
-    missing = [name for name in local if name not in present]
-    if missing:
-        fix = "an administrator makes its NetworkAttachmentDefinition there"
-        yield Finding(SECTION, Outcome.REFUSED, f"network {', '.join(missing)} is not in namespace {namespace}", fix)
-    else:
-        yield Finding(SECTION, Outcome.OK, f"the networks {', '.join(local)} are there")
+    """Findings of lint about the rails' networks, as they concern a job: what fails refuses it, and what is doubtful is unknown."""
+    spec = resolved.profile.spec
+    findings = list(check_networks(spec, facts))
+    for one in findings:
+        yield replace(one, subject=SECTION, outcome=Outcome.REFUSED if one.outcome is Outcome.FAILED else Outcome.UNKNOWN)
+    if spec.network.rdma.networks and not findings:
+        yield Finding(SECTION, Outcome.OK, f"the networks {', '.join(dict.fromkeys(spec.network.rdma.networks))} are there")

@@ -180,6 +180,7 @@ async def plan_facts(cluster: Cluster, resolved: Resolved, samples: Sequence[Obj
         ),
         asyncio.gather(*(_try(cluster, item) for item in samples)),
     )
+    elsewhere = await _networks_elsewhere(cluster, resolved.profile.spec, namespace, lists[NETWORK])
     answers = {item["kind"]: tried for item, tried in zip(samples, tries, strict=True)}
     if resolved.profile.spec.platform is Platform.OPENSHIFT:
         answers[SCC_REVIEW] = await _review(cluster, resolved, next(item for item in samples if item["kind"] == "Pod"))
@@ -187,6 +188,7 @@ async def plan_facts(cluster: Cluster, resolved: Resolved, samples: Sequence[Obj
         namespace,
         lists=lists,
         objects=objects | {("TrainingCluster", name): profile, ("Deployment", OPERATOR_NAME): operator},
+        networks_elsewhere=elsewhere,
         own_pods=own,
         tries=answers,
     )

@@ -390,16 +390,16 @@ def test_what_pods_name_must_exist(missing: tuple[str, str], outcome: Outcome, s
 
 
 def test_a_rails_network_must_be_in_the_namespace() -> None:
-    assert "network rail1 is not in namespace team" in told(lines(around(), resolved(RDMA)), Outcome.REFUSED)
-    assert "NetworkAttachmentDefinitions" in told(lines(around(networks=None), resolved(RDMA)), Outcome.UNKNOWN)
+    assert "there is no NetworkAttachmentDefinition rail1 in namespace team" in told(lines(around(), resolved(RDMA)), Outcome.REFUSED)
+    assert "you may not list NetworkAttachmentDefinition objects" in told(lines(around(networks=None), resolved(RDMA)), Outcome.UNKNOWN)
 
 
 def test_rails_without_a_network_are_not_looked_for_and_one_network_only_once() -> None:
     several = [{"network": "rail1", "resource": "x.com/rail1"}] * 2 + [{"resource": "x.com/rail2"}]
     profile = RDMA | {"network": {"rdma": {"enabled": True, "rails": several}}}
-    assert "network rail1 is not in" in told(lines(around(), resolved(profile)), Outcome.REFUSED)
+    assert "there is no NetworkAttachmentDefinition rail1 in" in told(lines(around(), resolved(profile)), Outcome.REFUSED)
     alone = RDMA | {"network": {"rdma": {"enabled": True, "rails": [{"resource": "x.com/rail2"}]}}}
-    assert "NetworkAttachmentDefinitions" not in told(lines(around(networks=None), resolved(alone)), Outcome.UNKNOWN)
+    assert "NetworkAttachmentDefinition" not in told(lines(around(networks=None), resolved(alone)), Outcome.UNKNOWN)
 
 
 def test_the_clusters_profile_must_be_there_and_a_difference_is_said() -> None:
