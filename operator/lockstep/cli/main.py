@@ -160,11 +160,11 @@ class Verbs(TyperGroup):
 
 def mistake(error: Any) -> str:
     """Return what is wrong with a command line, and where its words are explained."""
-    said = error.format_message().replace(": Value error, ", ": ").rstrip(".")
+    message = error.format_message().replace(": Value error, ", ": ").rstrip(".")
     context = getattr(error, "ctx", None)
     where = context.command_path if context is not None else "lockstep"
-    answers = said.endswith("?") or (said.startswith("No such command ") and ": " in said)
-    return said if answers else f"{said}; {where} --help shows what it takes"
+    answers = message.endswith("?") or (message.startswith("No such command ") and ": " in message)
+    return message if answers else f"{message}; {where} --help shows what it takes"
 
 
 def _without_types_of_flags(parameters: list[Any]) -> list[Any]:
@@ -185,22 +185,22 @@ def app_of(verbs: Iterable[str]) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(options)
-    wanted = set(verbs)
-    for panel, known in VERBS.items():
-        for verb in known:
-            if verb in wanted:
-                _add(app, verb, panel, known[verb])
+    chosen = set(verbs)
+    for panel, modules in VERBS.items():
+        for verb in modules:
+            if verb in chosen:
+                _add(app, verb, panel, modules[verb])
     return app
 
 
 def _add(app: typer.Typer, verb: str, panel: str, where: str) -> None:
     module, _, name = where.rpartition(".")
-    found = getattr(import_module(f"lockstep.cli.{module}"), name)
-    if isinstance(found, typer.Typer):
-        app.add_typer(found, name=verb, rich_help_panel=panel, cls=Verbs)
+    command = getattr(import_module(f"lockstep.cli.{module}"), name)
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=verb, rich_help_panel=panel, cls=Verbs)
     else:
         words = {"allow_interspersed_args": False} if verb == "run" else None  # (what follows its script is the script's)
-        app.command(verb, rich_help_panel=panel, context_settings=words, cls=_kind_of(found))(found)
+        app.command(verb, rich_help_panel=panel, context_settings=words, cls=_kind_of(command))(command)
 
 
 def _kind_of(verb: Callable[..., Any]) -> type[TyperCommand] | None:

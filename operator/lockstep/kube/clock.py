@@ -36,10 +36,10 @@ class ServerClock:
         """Seconds since 1970, by the API server where this machine's clock differs from it."""
         return self._base + self._uptime()
 
-    def heard(self, date: str | None, asked: float) -> None:
-        """`date`: of a reply that came now; `asked`: the uptime when it was asked for."""
+    def heard(self, date: str | None, sent_at: float) -> None:
+        """`date`: of a reply that came now; `sent_at`: the uptime when it was asked for."""
         uptime = self._uptime()
-        if not date or uptime - asked > SLOW_SECONDS:
+        if not date or uptime - sent_at > SLOW_SECONDS:
             return
         try:
             server = parsedate_to_datetime(date).timestamp()

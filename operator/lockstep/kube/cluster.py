@@ -192,12 +192,12 @@ class Cluster:
         url = f"{path}?{urlencode(query)}" if query else path
         headers = {"Accept": accept, "User-Agent": FIELD_MANAGER, **({} if body is None else {"Content-Type": content_type})}
         text, code = body if body is None or isinstance(body, BytesIO) else json.dumps(body), 0
-        asked = boot_seconds()
+        sent_at = boot_seconds()
         try:
             with _reaching(self.server):
                 response = await self._connection.request(method, url, text, headers, seconds)
             code = response.status
-            self.clock.heard(response.headers.get("Date"), asked)
+            self.clock.heard(response.headers.get("Date"), sent_at)
         except Unreachable as error:
             self.answers.heard(0, is_untrusted=_is_untrusted(error))
             raise
@@ -207,8 +207,8 @@ class Cluster:
         what = f"{method} {_LACK_OF.sub('', path)}"
         if response.status >= 400:
             with _reaching(self.server):
-                said = await response.read()
-            refusal = _error(response.status, said, response.headers.get("Retry-After", ""))
+                content = await response.read()
+            refusal = _error(response.status, content, response.headers.get("Retry-After", ""))
             right = _RIGHT.search(refusal.message) if refusal.status == FORBIDDEN else None
             if right is not None and _is_needed_for_statuses(method, path):
                 self.answers.lacks(what, right[0])
@@ -270,8 +270,8 @@ class Cluster:
 
     async def list(self, kind: str, namespace: str | None = None, query: Mapping[str, str] | None = None) -> Object:
         """All objects as one List; items get their kind and apiVersion."""
-        found = [page async for page in self.pages(kind, namespace, query)]
-        return {**found[-1], "items": [item for page in found for item in page["items"]]}
+        pages = [page async for page in self.pages(kind, namespace, query)]
+        return {**pages[-1], "items": [item for page in pages for item in page["items"]]}
 
     async def pages(
         self,
@@ -290,9 +290,9 @@ class Cluster:
         token: str | None = ""
         size = PageSize(limit)
         while token is not None:
-            asked = {"limit": str(size.count), **(query or {}), **({"continue": token} if token else {})}
+            parameters = {"limit": str(size.count), **(query or {}), **({"continue": token} if token else {})}
             accept = METADATA_LIST if metadata_only else JSON
-            response = await self._send("GET", path_of(kind, namespace), None, query=asked, accept=accept)
+            response = await self._send("GET", path_of(kind, namespace), None, query=parameters, accept=accept)
             with _reaching(self.server):
                 content = await content_within(response, size.bytes_max if bounded else None)
             if bounded:
@@ -456,7 +456,7 @@ async def _lines(response: Any, most: int) -> AsyncIterator[bytes]:
 def _error(status: int, body: bytes, retry_after: str) -> ApiError:
     seconds = min(float(retry_after), RETRY_AFTER_MAX_SECONDS) if retry_after.isdecimal() else 0.0
     try:
-        told = json.loads(body)
-        return ApiError(status, str(told.get("reason", "")), str(told.get("message", "")), seconds)
+        reply = json.loads(body)
+        return ApiError(status, str(reply.get("reason", "")), str(reply.get("message", "")), seconds)
     except (ValueError, AttributeError):
         return ApiError(status, "", body.decode(errors="replace").strip()[:500], seconds)

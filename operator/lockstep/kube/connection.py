@@ -41,10 +41,10 @@ class Connection:
         return self._session
 
     async def _asked_as(self) -> dict[str, Any]:
-        asked: dict[str, Any] = {"headers": await headers_of(self.server), "proxy": self.server.proxy}
+        options: dict[str, Any] = {"headers": await headers_of(self.server), "proxy": self.server.proxy}
         if self.server.tls_name is not None:
-            asked["server_hostname"] = self.server.tls_name
-        return asked
+            options["server_hostname"] = self.server.tls_name
+        return options
 
     async def _renewed(self, began: float) -> bool:
         """Return True if a request that was refused with 401 is worth another try. Connections that are open may have shown an old certificate."""
@@ -60,9 +60,9 @@ class Connection:
         from aiohttp import ClientTimeout
 
         async def ask() -> Any:
-            asked = await self._asked_as()
-            asked["headers"].update(headers)
-            return await self._opened().request(method, self.server.url + path, data=body, timeout=ClientTimeout(total=seconds), **asked)
+            options = await self._asked_as()
+            options["headers"].update(headers)
+            return await self._opened().request(method, self.server.url + path, data=body, timeout=ClientTimeout(total=seconds), **options)
 
         began = time.monotonic()
         response = await ask()
@@ -78,9 +78,9 @@ class Connection:
         from aiohttp import WSServerHandshakeError
 
         async def ask() -> Any:
-            asked = await self._asked_as()
+            options = await self._asked_as()
             return await self._opened().ws_connect(
-                self.server.url + path, protocols=protocols, heartbeat=heartbeat, max_msg_size=MESSAGE_BYTES_MAX, **asked
+                self.server.url + path, protocols=protocols, heartbeat=heartbeat, max_msg_size=MESSAGE_BYTES_MAX, **options
             )
 
         began = time.monotonic()

@@ -43,18 +43,18 @@ def list_jobs(client: Client, namespace: str | None, selector: str | None = None
 def run_without_operator(client: Client, namespace: str, name: str) -> str | None:
     """The ConfigMap that everything of a run of `lockstep run --in-namespace` belongs to; None: there is none, or none to be seen."""
     try:
-        found = _found(client, "ConfigMap", namespace, None, {"labelSelector": f"{LABEL_JOB}={name}"})
+        config_maps = _found(client, "ConfigMap", namespace, None, {"labelSelector": f"{LABEL_JOB}={name}"})
     except ApiError:
         return None
-    runs = [item["metadata"]["name"] for item in (found or {"items": []})["items"]]
+    runs = [item["metadata"]["name"] for item in (config_maps or {"items": []})["items"]]
     return next((run for run in runs if run.startswith(run_name(name, ""))), None)
 
 
 def run_as_job(client: Client, namespace: str, name: str, run: str) -> dict[str, Any] | None:
     """A run without operator in the shape of a TrainingJob, for what reads a job's files; None where its ConfigMap has just gone."""
-    found = _found(client, "ConfigMap", namespace, run)
+    config_map = _found(client, "ConfigMap", namespace, run)
     try:
-        uid = json.loads((found or {})["data"][RUN_KEY])["job"]["uid"]
+        uid = json.loads((config_map or {})["data"][RUN_KEY])["job"]["uid"]
     except (ValueError, KeyError, TypeError, RecursionError):  # (whoever may write ConfigMaps may have written anything)
         return None
     metadata = {"name": name, "namespace": namespace, "uid": str(uid)}

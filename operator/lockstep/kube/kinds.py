@@ -69,10 +69,10 @@ def type_meta(kind: str) -> dict[str, str]:
 def path_of(kind: str, namespace: str | None = None, name: str | None = None, subresource: str = "") -> str:
     """The path of a collection, an object or one of its subresources; without namespace, of the whole cluster. Raises ConfigError for a name that
     would lead to another object."""
-    known = KINDS[kind]
-    root = f"/apis/{known.api_version}" if "/" in known.api_version else f"/api/{known.api_version}"
-    scope = f"/namespaces/{_part(namespace)}" if known.namespaced and namespace else ""
-    return "/".join([f"{root}{scope}/{known.plural}", *(_part(part) for part in (name, *subresource.split("/")) if part)])
+    place = KINDS[kind]
+    root = f"/apis/{place.api_version}" if "/" in place.api_version else f"/api/{place.api_version}"
+    scope = f"/namespaces/{_part(namespace)}" if place.namespaced and namespace else ""
+    return "/".join([f"{root}{scope}/{place.plural}", *(_part(part) for part in (name, *subresource.split("/")) if part)])
 
 
 def _part(name: str) -> str:

@@ -213,10 +213,10 @@ def namespace_of_context(paths: str, context: str | None) -> str | None:
 def _merged(paths: str) -> Values:
     """The files' clusters, contexts and users by name; each knows its folder, for relative paths."""
     merged: Values = {"clusters": {}, "contexts": {}, "users": {}, "current-context": None}
-    found = [Path(path).expanduser() for path in paths.split(os.pathsep) if path]
-    if not any(path.exists() for path in found):
+    files = [Path(path).expanduser() for path in paths.split(os.pathsep) if path]
+    if not any(path.exists() for path in files):
         raise ConfigError(f"there is no kubeconfig at {paths}")
-    for path in filter(Path.exists, found):
+    for path in filter(Path.exists, files):
         folder = Path(os.path.abspath(path)).parent  # noqa: PTH100 (of the path as it is named: kubectl follows no link here)
         try:
             content = _loaded(path) or {}

@@ -12,10 +12,10 @@ from lockstep.kube.kinds import KINDS, path_of
 
 async def may(cluster: Cluster, verb: str, kind: str, namespace: str | None = None, subresource: str = "") -> bool:
     """Return True if this verb is allowed on every object of the kind in the namespace; without one, in the whole cluster."""
-    known = KINDS[kind]
-    group, _, _ = known.api_version.rpartition("/")
-    asked = {"verb": verb, "group": group, "resource": known.plural, "subresource": subresource, "namespace": namespace or ""}
-    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": {"resourceAttributes": asked}}
+    place = KINDS[kind]
+    group, _, _ = place.api_version.rpartition("/")
+    attributes = {"verb": verb, "group": group, "resource": place.plural, "subresource": subresource, "namespace": namespace or ""}
+    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": {"resourceAttributes": attributes}}
     answer = await cluster.request("POST", path_of("SelfSubjectAccessReview"), review)
     return bool(answer.get("status", {}).get("allowed"))
 

@@ -348,12 +348,12 @@ def _of_files(files: list[Path], cluster: str | None, namespace: str | None, con
     from lockstep.kube.cluster import Client
     from lockstep.kube.jobs import get_job
 
-    found: dict[tuple[str, str], Found] = {}
+    jobs: dict[tuple[str, str], Found] = {}
     for inputs in read_all(files, cluster, namespace, unnamed=lambda: unnamed_cluster(context)):
         inputs.aim()
         target, name = Target(Client(context), inputs.namespace, inputs.cluster.cluster.name), inputs.job.metadata.name
         job = get_job(target.client, inputs.namespace, name)
         if job is None:
             raise ConfigError(f"{inputs.source}: {no_such_job(target, name)}")
-        found[inputs.namespace, name] = Found(target, job)
-    return list(found.values())
+        jobs[inputs.namespace, name] = Found(target, job)
+    return list(jobs.values())

@@ -35,8 +35,8 @@ def diff(
     jobs = [(inputs, resolve_inputs(inputs)) for inputs in read_all(file, cluster, namespace, changes)]
     differs = False
     for inputs, resolved in jobs:
-        seen = asyncio.run(_observe(inputs.aim(), context))
-        comparisons = [found for found in compare(resolved, seen) if found.differs]
+        objects = asyncio.run(_observe(inputs.aim(), context))
+        comparisons = [one for one in compare(resolved, objects) if one.differs]
         differs = differs or bool(comparisons)
         if len(jobs) > 1 and comparisons:
             put(f"{inputs.source}:")

@@ -47,14 +47,14 @@ def diff_runs(
     """
     from lockstep.plan.pages.diffruns import compare, comparison_page
 
-    sides = [_side(given, cluster, namespace, context) for given in (one, other)]
+    sides = [_side(run, cluster, namespace, context) for run in (one, other)]
     if sides[0].name == sides[1].name:
-        sides = [replace(side, name=given) for side, given in zip(sides, (one, other), strict=True)]
-    found = compare(*sides)
+        sides = [replace(side, name=name) for side, name in zip(sides, (one, other), strict=True)]
+    comparison = compare(*sides)
     if output is Form.JSON:
-        put_json(found)
+        put_json(comparison)
     else:
-        put(*comparison_page(found))
+        put(*comparison_page(comparison))
 
 
 def _side(given: str, cluster: str, namespace: str | None, context: str | None) -> Side:

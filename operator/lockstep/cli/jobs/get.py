@@ -79,11 +79,11 @@ def get(
 
     if watch:
         return _watch(lambda: _current(listed(), target), wide=output is Output.WIDE, spaces=all_namespaces)
-    found = listed()
-    if not found and output in (Output.TABLE, Output.WIDE):
+    listed_jobs = listed()
+    if not listed_jobs and output in (Output.TABLE, Output.WIDE):
         of = f" with labels {selector}" if selector else ""
         return put(f"there is no TrainingJob{of} in {'any namespace' if place is None else f'namespace {place}'}")
-    return _show(found, target, output, single=False, spaces=all_namespaces)
+    return _show(listed_jobs, target, output, single=False, spaces=all_namespaces)
 
 
 def _show(jobs: list[dict[str, Any]], target: Target, output: Output, *, single: bool, spaces: bool = False) -> None:
@@ -210,15 +210,15 @@ def wait(
     from lockstep.kube.jobs import has_ended, job_status
 
     found = find_job(job, cluster, namespace, context)
-    end, told = time.monotonic() + timeout, ""
+    end, shown = time.monotonic() + timeout, ""
     while True:
         status = job_status(found.target.client, found.namespace, job)
         summary = condition(status, "Progressing")
         line = (
             f"{summary.get('reason', 'Unknown')}: {summary.get('message', 'no status yet: does an operator work here? (lockstep doctor)')}"
         )
-        if line != told:
-            told = line
+        if line != shown:
+            shown = line
             put(f"{job}: {line}", flush=True)
         if _is_so(status, until):
             break

@@ -56,14 +56,14 @@ def logs(
         raise ConfigError("say either --previous or --attempt")
     if follow and (errors or previous or attempt is not None):
         raise ConfigError("--follow shows the attempt that runs and those to come: it doesn't go with --errors, --attempt and --previous")
-    wanted = LogSelection(node or 0, rank, tail, None if since is None else parse_duration(since), attempt)
+    selection = LogSelection(node or 0, rank, tail, None if since is None else parse_duration(since), attempt)
     if local:
-        raise typer.Exit(_print_local(job, workspace, wanted, follow=follow, errors=errors, previous=previous))
+        raise typer.Exit(_print_local(job, workspace, selection, follow=follow, errors=errors, previous=previous))
     found = find_job_or_run(job, cluster, namespace, context)
-    raise typer.Exit(asyncio.run(_print(found.job, context, wanted, follow=follow, errors=errors, previous=previous)))
+    raise typer.Exit(asyncio.run(_print(found.job, context, selection, follow=follow, errors=errors, previous=previous)))
 
 
-async def _print(job: Object, context: str | None, wanted: LogSelection, *, follow: bool, errors: bool, previous: bool) -> int:
+async def _print(job: Object, context: str | None, selection: LogSelection, *, follow: bool, errors: bool, previous: bool) -> int:
     from dataclasses import replace
 
     from lockstep.kube.cluster import Cluster
@@ -73,22 +73,22 @@ async def _print(job: Object, context: str | None, wanted: LogSelection, *, foll
 
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     if previous:
-        wanted = replace(wanted, attempt=_before(job))
+        selection = replace(selection, attempt=_before(job))
     async with await Cluster.connect(context) as cluster:
-        if wanted.rank is not None:
+        if selection.rank is not None:
             nodes = nodes_of(job) or int((await frozen_run(cluster, job)).get("nodes", 0))
-            wanted = replace(wanted, node=node_of_rank(job.get("status", {}).get("ranks") or {}, nodes, wanted.rank))
+            selection = replace(selection, node=node_of_rank(job.get("status", {}).get("ranks") or {}, nodes, selection.rank))
         if follow:
-            return await _follow(cluster, job, wanted)
+            return await _follow(cluster, job, selection)
         if errors:
-            return await _print_errors(cluster, job, wanted)
-        printed = wanted.tail == 0
-        async with aclosing(lines(cluster, job, wanted, _say)) as found:
-            async for line in found:
+            return await _print_errors(cluster, job, selection)
+        printed = selection.tail == 0
+        async with aclosing(lines(cluster, job, selection, _say)) as output:
+            async for line in output:
                 printed = True
                 put(line)
     if not printed:
-        raise Failed(f"node {wanted.node} of job {name} has printed nothing that was asked for: lockstep why {name} -n {namespace}")
+        raise Failed(f"node {selection.node} of job {name} has printed nothing that was asked for: lockstep why {name} -n {namespace}")
     return 0
 
 
@@ -101,50 +101,50 @@ def _before(job: Object) -> int:
     return attempts - 1
 
 
-async def _print_errors(cluster: Cluster, job: Object, wanted: LogSelection) -> int:
+async def _print_errors(cluster: Cluster, job: Object, selection: LogSelection) -> int:
     from dataclasses import replace
 
     from lockstep.plan.pages.logs import RankFailures, error_lines
     from lockstep.platforms.jobs.logs import lines
 
     failures = RankFailures()
-    async with aclosing(lines(cluster, job, replace(wanted, node=0, rank=None, tail=None), _say)) as found:
-        async for line in found:
+    async with aclosing(lines(cluster, job, replace(selection, node=0, rank=None, tail=None), _say)) as output:
+        async for line in output:
             failures.add(line)
-    failure = {} if wanted.attempt is not None else job.get("status", {}).get("failure") or {}
-    of_it = "" if wanted.attempt is None else f" in attempt {wanted.attempt}"
+    failure = {} if selection.attempt is not None else job.get("status", {}).get("failure") or {}
+    of_it = "" if selection.attempt is None else f" in attempt {selection.attempt}"
     put(*(list(error_lines(failure, failures.found)) or [f"no rank of job {job['metadata']['name']} has failed{of_it}"]))
     return 0
 
 
-async def _follow(cluster: Cluster, job: Object, wanted: LogSelection) -> int:
+async def _follow(cluster: Cluster, job: Object, selection: LogSelection) -> int:
     from lockstep.api.objects import condition, is_true
     from lockstep.platforms.jobs.logs import follow, has_run_ended, is_run, lines
 
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
-    status, told = job.get("status", {}), ""
+    status, reason_shown = job.get("status", {}), ""
 
     async def over() -> bool:
-        nonlocal status, told
+        nonlocal status, reason_shown
         if is_run(job):
             return await has_run_ended(cluster, job)
-        found = await cluster.get("TrainingJob", namespace, name)
-        if found is None:
+        current = await cluster.get("TrainingJob", namespace, name)
+        if current is None:
             raise Failed(f"job {name} was deleted")
-        status = found.get("status", {})
+        status = current.get("status", {})
         reason = str(condition(status, "Progressing").get("reason"))
-        if reason == "Suspended" and told != reason:
+        if reason == "Suspended" and reason_shown != reason:
             _say(f"{name} is suspended; this goes on when it does (lockstep resume {name} -n {namespace}), Ctrl-C ends it")
-        told = reason
+        reason_shown = reason
         return is_true(status, "Complete") or is_true(status, "Failed")
 
     printed = False
-    async for line in follow(cluster, namespace, name, wanted, over):
+    async for line in follow(cluster, namespace, name, selection, over):
         printed = True
         put(line, flush=True)
     if not printed:
-        async with aclosing(lines(cluster, job, wanted, _say)) as found:
-            async for line in found:
+        async with aclosing(lines(cluster, job, selection, _say)) as output:
+            async for line in output:
                 put(line)
     return EXIT_FAILED if is_true(status, "Failed") else 0
 
@@ -153,7 +153,7 @@ def _say(line: str) -> None:
     tell(f"lockstep: {line}")
 
 
-def _print_local(job: str, workspace: Path, wanted: LogSelection, *, follow: bool, errors: bool, previous: bool) -> int:
+def _print_local(job: str, workspace: Path, selection: LogSelection, *, follow: bool, errors: bool, previous: bool) -> int:
     """Print the logs of a run on this machine, and return the exit code. Raises ConfigError when there is no such run."""
     from dataclasses import replace
 
@@ -165,15 +165,15 @@ def _print_local(job: str, workspace: Path, wanted: LogSelection, *, follow: boo
     status = observed_run(job, workspace).status
     root = str(workspace / "workspace/runs" / job)
     if previous:
-        wanted = replace(wanted, attempt=_attempt_before_newest(job, root))
-    if wanted.rank is not None:
-        wanted = replace(wanted, node=_node_of(root, wanted.rank))
+        selection = replace(selection, attempt=_attempt_before_newest(job, root))
+    if selection.rank is not None:
+        selection = replace(selection, node=_node_of(root, selection.rank))
     if errors:
-        found = rank_failures(runfolder.log(**{**request_of(replace(wanted, node=0, rank=None, tail=None)), "root": root}))
-        failure = status.get("failure") or {} if wanted.attempt is None else {}
-        put(*(list(error_lines(failure, found)) or [f"no rank of run {job} has failed"]))
+        failed = rank_failures(runfolder.log(**{**request_of(replace(selection, node=0, rank=None, tail=None)), "root": root}))
+        failure = status.get("failure") or {} if selection.attempt is None else {}
+        put(*(list(error_lines(failure, failed)) or [f"no rank of run {job} has failed"]))
         return 0
-    return _follow_folder(job, workspace, {**request_of(wanted), "root": root}, follow=follow)
+    return _follow_folder(job, workspace, {**request_of(selection), "root": root}, follow=follow)
 
 
 def _attempt_before_newest(job: str, root: str) -> int:
@@ -204,12 +204,12 @@ def _follow_folder(job: str, workspace: Path, request: Object, *, follow: bool) 
     printed: int | None = None
     while True:
         status = observed_run(job, workspace).status  # before the look at the lines: the last ones are there when it has ended
-        found = list(runfolder.log(**{**request, "tail": -1}))
-        first = 0 if request["tail"] < 0 else max(0, len(found) - request["tail"])
-        for line in found[first if printed is None else printed :]:
+        output = list(runfolder.log(**{**request, "tail": -1}))
+        first = 0 if request["tail"] < 0 else max(0, len(output) - request["tail"])
+        for line in output[first if printed is None else printed :]:
             put(line, flush=True)
-        printed = len(found)
-        if not follow and not found:
+        printed = len(output)
+        if not follow and not output:
             raise Failed(f"run {job} has printed nothing that was asked for: its logs are in {request['root']}/{runfolder.OUTPUT}")
         if not follow:
             return 0

@@ -82,8 +82,8 @@ def _show(result: PreflightReport, as_json: bool) -> None:
         put(
             f"all-reduce of {binary_size(measured.bytes)} over {measured.ranks} ranks: {measured.bytes_per_second / 1e9:.3g} GB/s bus bandwidth"
         )
-    found = "passed" if result.ok else "found errors: the job would not start"
-    put(f"{number_of(len(result.checks), 'check')} on {number_of(result.nodes, 'node')} {found} ({result.milliseconds / 1000:.1f} s)")
+    verdict = "passed" if result.ok else "found errors: the job would not start"
+    put(f"{number_of(len(result.checks), 'check')} on {number_of(result.nodes, 'node')} {verdict} ({result.milliseconds / 1000:.1f} s)")
 
 
 def _table(result: PreflightReport) -> None:

@@ -88,10 +88,10 @@ def run(
         raise ConfigError("-f runs a job file, --job and a script run something in a dev environment: say one of them")
     changes = [*(changes or ()), *(_fresh(file) if fresh else ())]
     if local == in_namespace:
-        given = "".join(f" --set {shlex.quote(change)}" for change in changes)
+        options = "".join(f" --set {shlex.quote(change)}" for change in changes)
         raise ConfigError(
             "say where the job should run: --local (processes of this machine) or --in-namespace (Kubernetes, role admin); "
-            f"with the operator: lockstep render -f {file}{given} -o job | kubectl apply -f -"
+            f"with the operator: lockstep render -f {file}{options} -o job | kubectl apply -f -"
         )
     if in_namespace and preview is not None:
         raise ConfigError("--preview reads the data on this machine: say --local")
@@ -113,8 +113,8 @@ def _fresh(file: Path) -> list[str]:
     return [FRESH]
 
 
-def _refuse_file_options(given: Mapping[str, object]) -> None:
-    wrong = [name for name, value in given.items() if value]
+def _refuse_file_options(options: Mapping[str, object]) -> None:
+    wrong = [name for name, value in options.items() if value]
     if wrong:
         raise ConfigError(f"{', '.join(wrong)} is about a job file: name it with -f")
 

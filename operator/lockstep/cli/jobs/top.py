@@ -135,8 +135,8 @@ async def _looks_of_job(job: Object, context: str | None, interval: float, *, li
             if over and not curve and "step" in status.get("trainer", {}):
                 curve = await curve_on_volume(cluster, namespace, name, CURVE_POINTS, _say)
             answers.setdefault(0, {})["curve"] = curve
-            seen = _with_age(snapshot(found, pods, answers), None if over else silent)
-            yield seen, _page(seen), over
+            page = _with_age(snapshot(found, pods, answers), None if over else silent)
+            yield page, _page(page), over
             await asyncio.sleep(interval)
 
 
@@ -153,8 +153,8 @@ async def _looks_of_all(cluster: str, namespace: str | None, context: str | None
             jobs = (await connection.list("TrainingJob", place))["items"]
             unheard = await operator_unheard(connection, place) if any(map(is_open, jobs)) else None
             lines = list(overview(jobs)) if jobs else [f"there is no TrainingJob in namespace {place}"]
-            seen = _with_age({"jobs": [snapshot(job, (), {}) for job in jobs]}, unheard)
-            yield seen, [*lines, *([seen["stale"]["message"]] if "stale" in seen else [])], False
+            page = _with_age({"jobs": [snapshot(job, (), {}) for job in jobs]}, unheard)
+            yield page, [*lines, *([page["stale"]["message"]] if "stale" in page else [])], False
             await asyncio.sleep(interval)
 
 
@@ -165,8 +165,8 @@ async def _looks_of_folder(job: str | None, workspace: Path, interval: float) ->
     if job is None:
         raise ConfigError("say which run: lockstep top JOB --local")
     while True:
-        seen, over = look_at_run(job, workspace, CURVE_POINTS)
-        yield seen, _page(seen), over
+        page, over = look_at_run(job, workspace, CURVE_POINTS)
+        yield page, _page(page), over
         await asyncio.sleep(interval)
 
 

@@ -79,11 +79,11 @@ async def _look(found: Found, context: str | None, bundle: Path | None) -> Answe
     return answer
 
 
-async def _write(path: Path, connection: Cluster, observed: Observed, said: str) -> None:
+async def _write(path: Path, connection: Cluster, observed: Observed, answer: str) -> None:
     from lockstep.platforms.jobs.bundle import write_bundle
 
     try:
-        missing = await write_bundle(path, connection, observed, said)
+        missing = await write_bundle(path, connection, observed, answer)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
     tell(f"wrote {path}" + (f"; not in it: {'; '.join(missing)}" if missing else ""))

@@ -54,10 +54,10 @@ def load_cluster(name_or_path: str, folder: Path | None = None) -> ClusterFile:
     path = from_here(folder / f"{name_or_path}.yaml")
     if not path.is_file():
         raise UnknownCluster(_unknown_cluster(name_or_path, folder))
-    found = parse_cluster_file(read_text(path), str(path))
-    if found.cluster.name != name_or_path:
-        raise ConfigError(f"{path}: cluster.name is {found.cluster.name}; it must be the file's name, {name_or_path}")
-    return found
+    cluster_file = parse_cluster_file(read_text(path), str(path))
+    if cluster_file.cluster.name != name_or_path:
+        raise ConfigError(f"{path}: cluster.name is {cluster_file.cluster.name}; it must be the file's name, {name_or_path}")
+    return cluster_file
 
 
 def peek(name_or_path: str, folder: Path) -> tuple[str, str, str | None] | None:
@@ -71,8 +71,8 @@ def peek(name_or_path: str, folder: Path) -> tuple[str, str, str | None] | None:
 
     path = Path(name_or_path) if is_path(name_or_path) else folder / f"{name_or_path}.yaml"
     try:
-        found = load_yaml(path.read_text(encoding="utf-8"))["cluster"]
-        name, namespace, api = found["name"], found["namespace"], found.get("api")
+        section = load_yaml(path.read_text(encoding="utf-8"))["cluster"]
+        name, namespace, api = section["name"], section["namespace"], section.get("api")
     except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, AttributeError):
         return None
     plain = (
@@ -88,8 +88,8 @@ def _unknown_cluster(name: str, folder: Path) -> str:
     from lockstep.api.files.problems import nearest
     from lockstep.cli.shared.paths import from_here
 
-    known, folder = cluster_names(folder), from_here(folder)
-    close = nearest(name, known)
-    there = f"known are {', '.join(known)}" if known else "there is none yet"
+    names, folder = cluster_names(folder), from_here(folder)
+    close = nearest(name, names)
+    existing = f"known are {', '.join(names)}" if names else "there is none yet"
     hint = f"did you mean {close}?" if close else f"lockstep init cluster {name} begins one"
-    return f"there is no cluster {name} in {folder}/: {there}; {hint}"
+    return f"there is no cluster {name} in {folder}/: {existing}; {hint}"

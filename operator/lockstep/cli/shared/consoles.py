@@ -32,7 +32,7 @@ def console(**options: Any) -> Console:
         def render_str(self, text: str, **options: Any) -> Text:
             return super().render_str(printable_line(text), **options)
 
-    made = Plain(color_system=None if is_plain() else "auto", markup=False, emoji=False, **options)
-    if not made.is_terminal:
-        made.width = PIPED_WIDTH
-    return made
+    plain = Plain(color_system=None if is_plain() else "auto", markup=False, emoji=False, **options)
+    if not plain.is_terminal:
+        plain.width = PIPED_WIDTH
+    return plain

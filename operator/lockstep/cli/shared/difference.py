@@ -25,9 +25,9 @@ def diff_deployment(objects: list[dict[str, Any]], context: str | None) -> None:
     differs, unseen = asyncio.run(_diff_deployment(objects, context))
     if differs:
         raise typer.Exit(EXIT_DIFFERENT)
-    there = len(objects) - unseen
+    compared = len(objects) - unseen
     put(
-        f"nothing would change: {f'all {there}' if not unseen else f'{there} of {len(objects)}'} objects are as the deployment would send them"
+        f"nothing would change: {f'all {compared}' if not unseen else f'{compared} of {len(objects)}'} objects are as the deployment would send them"
     )
 
 
@@ -53,13 +53,13 @@ async def _diff_deployment(objects: list[dict[str, Any]], context: str | None) -
         with waiting(f"asking the API server what would change in {len(objects)} objects"):
             objects = await with_one_default(connection, objects, lambda line: None)
             answers = await asyncio.gather(*map(changes, objects))
-        for item, found in zip(objects, answers, strict=True):
-            if isinstance(found, ApiError):
-                put(f"? {called(item)}: {found}")
+        for item, answer in zip(objects, answers, strict=True):
+            if isinstance(answer, ApiError):
+                put(f"? {called(item)}: {answer}")
                 unseen += 1
                 continue
-            if found is None or found:
-                print_comparison(Comparison(called(item), absent=found is None, changes=tuple(found or ())))
+            if answer is None or answer:
+                print_comparison(Comparison(called(item), absent=answer is None, changes=tuple(answer or ())))
                 differs = True
     return differs, unseen
 

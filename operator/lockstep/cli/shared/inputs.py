@@ -170,11 +170,11 @@ def read_inputs(file: Path, cluster: str | None, namespace: str | None, changes:
 
 
 def _inputs(job: TrainingJob, file: Path, cluster: str | None, namespace: str | None, source: str) -> Inputs:
-    found = _read_cluster(job, file, cluster)
+    cluster_file = _read_cluster(job, file, cluster)
     stated = job.metadata.namespace
     if namespace and stated and namespace != stated:
         raise ConfigError(f"{file}: metadata.namespace is {stated}, but --namespace is {namespace}: remove one of them")
-    return Inputs(job, found, namespace or stated or found.cluster.namespace, source)
+    return Inputs(job, cluster_file, namespace or stated or cluster_file.cluster.namespace, source)
 
 
 def _read_cluster(job: TrainingJob, file: Path, cluster: str | None) -> ClusterFile:
@@ -183,19 +183,22 @@ def _read_cluster(job: TrainingJob, file: Path, cluster: str | None) -> ClusterF
 
     stated = job.spec.cluster
     if cluster is None and stated is None:
-        known = ", ".join(cluster_names(checkout() / "clusters"))
-        raise ConfigError(f"{file}: spec.cluster is not set: set it or say --cluster; known are {known}")
+        names = ", ".join(cluster_names(checkout() / "clusters"))
+        raise ConfigError(f"{file}: spec.cluster is not set: set it or say --cluster; known are {names}")
     name = cluster or stated or ""
     try:
-        found = load_cluster(name)
+        cluster_file = load_cluster(name)
     except ConfigError as error:
         if name == stated and str(error).startswith("there is no cluster"):
             raise ConfigError(f"{file}: spec.cluster: {error}") from error
         raise
-    aim_at(found.cluster.name, found.cluster.api)
-    if stated is not None and stated != found.cluster.name:
-        warn("OtherCluster", f"{file} names the cluster {stated}: that one counts once the job is on a cluster, not {found.cluster.name}")
-    return found
+    aim_at(cluster_file.cluster.name, cluster_file.cluster.api)
+    if stated is not None and stated != cluster_file.cluster.name:
+        warn(
+            "OtherCluster",
+            f"{file} names the cluster {stated}: that one counts once the job is on a cluster, not {cluster_file.cluster.name}",
+        )
+    return cluster_file
 
 
 def resolve_inputs(inputs: Inputs) -> Resolved:

@@ -21,10 +21,12 @@ def known_names(context: typer.Context, incomplete: str) -> list[str]:
     from lockstep.cli.shared.target import one_verb, target_of, unnamed_cluster
     from lockstep.kube.jobs import list_jobs
 
-    said = context.params
+    options = context.params
     try:
         with one_verb():
-            target = target_of(said.get("cluster") or unnamed_cluster(said.get("context")), said.get("namespace"), said.get("context"))
+            target = target_of(
+                options.get("cluster") or unnamed_cluster(options.get("context")), options.get("namespace"), options.get("context")
+            )
         names = [str(job["metadata"]["name"]) for job in list_jobs(target.client, target.namespace)]
     except (LockstepError, OSError):
         return []
@@ -123,13 +125,13 @@ def find_jobs(names: Sequence[str], cluster: str, namespace: str | None, context
     from lockstep.kube.jobs import get_job
 
     target = target_of(cluster, namespace, context)
-    found = []
+    jobs = []
     for name in dict.fromkeys(names):
         job = get_job(target.client, target.namespace, name)
         if job is None:
             raise ConfigError(no_such_job(target, name))
-        found.append(Found(target, job))
-    return found
+        jobs.append(Found(target, job))
+    return jobs
 
 
 def find_job_or_run(name: str, cluster: str, namespace: str | None, context: str | None) -> Found:
@@ -163,14 +165,14 @@ def no_operator(name: str, namespace: str, run: str) -> str:
     )
 
 
-def unknown_job(name: str, namespace: str, known: list[str]) -> str:
+def unknown_job(name: str, namespace: str, names: list[str]) -> str:
     """Explain a job that isn't there."""
     from lockstep.api.files.problems import nearest
 
-    close = nearest(name, known)
-    there = f"it has {', '.join(sorted(known))}" if known else "it has none"
+    close = nearest(name, names)
+    existing = f"it has {', '.join(sorted(names))}" if names else "it has none"
     hint = f"; did you mean {close}?" if close else "; -n names another namespace"
-    return f"there is no TrainingJob {name} in namespace {namespace}: {there}{hint}"
+    return f"there is no TrainingJob {name} in namespace {namespace}: {existing}{hint}"
 
 
 def running_pod(found: Found, node: int) -> str:

@@ -125,11 +125,11 @@ class Meter:
 
     def line(self, seconds: float) -> str:
         """`x-0 45%  x-1 43%  of 2.0 GB, 120.0 MB/s, 9s left`."""
-        known = {name: transfer for name, transfer in self.transfers.items() if transfer.expected}
-        if not known:
+        started = {name: transfer for name, transfer in self.transfers.items() if transfer.expected}
+        if not started:
             return ""
-        shares = "  ".join(f"{name} {100 * transfer.passed // transfer.expected}%" for name, transfer in known.items())
-        slowest = min(known.values(), key=lambda transfer: transfer.passed / transfer.expected)
+        shares = "  ".join(f"{name} {100 * transfer.passed // transfer.expected}%" for name, transfer in started.items())
+        slowest = min(started.values(), key=lambda transfer: transfer.passed / transfer.expected)
         rate = slowest.passed / max(seconds, 0.1)
         left = (slowest.expected - slowest.passed) / rate if rate else 0
         return f"{shares}  of {decimal_size(slowest.expected)}, {decimal_size(rate)}/s, {duration(left)} left"

@@ -39,9 +39,9 @@ class Target:
 
 def load(cluster: str) -> ClusterFile:
     """Return the cluster file of clusters/, or of a path, and keep connections to its cluster."""
-    found = load_cluster(cluster)
-    aim_at(found.cluster.name, found.cluster.api)
-    return found
+    cluster_file = load_cluster(cluster)
+    aim_at(cluster_file.cluster.name, cluster_file.cluster.api)
+    return cluster_file
 
 
 class Verb:
@@ -112,9 +112,9 @@ class ClusterAim:
         if self.name == EMBEDDED and context is None and embedded.kubeconfig.exists():
             place = f"your kubeconfig talks to {server}, but cluster local is the embedded one at {embedded.server} (unset KUBECONFIG)"
             raise self._refusal(place, server, context)
-        known = server_of(self.name)
-        if known is not None and known != server:
-            place = f"your kubeconfig talks to {server}, but cluster {self.name} was deployed to {known} from this checkout, and its file states no cluster.api"
+        deployed_to = server_of(self.name)
+        if deployed_to is not None and deployed_to != server:
+            place = f"your kubeconfig talks to {server}, but cluster {self.name} was deployed to {deployed_to} from this checkout, and its file states no cluster.api"
             raise self._refusal(place, server, context)
         if cluster_at(server, self.name):
             place = f"your kubeconfig talks to {server}, but you named cluster {self.name}"
@@ -186,11 +186,11 @@ def namespace_of(cluster: str, namespace: str | None, context: str | None) -> st
     return _namespace(name, stated_namespace, namespace, context)
 
 
-def _namespace(cluster: str, of_file: str, asked: str | None, context: str | None) -> str:
+def _namespace(cluster: str, of_file: str, namespace: str | None, context: str | None) -> str:
     """Return the namespace as kubectl chooses it: the one asked for, else the context's own. A named cluster's file says it for its cluster."""
     embedded = is_embedded(cluster, context)
-    if asked or embedded or cluster != EMBEDDED:
-        return asked or of_file
+    if namespace or embedded or cluster != EMBEDDED:
+        return namespace or of_file
     from lockstep.kube.kubeconfig import namespace_of_context
 
     return namespace_of_context(environment_kubeconfig().paths, context) or of_file
@@ -201,10 +201,10 @@ def is_same_host(stated: str, server: str) -> bool:
 
     A port counts where the file states one: two clusters of one machine differ in nothing else.
     """
-    url, wanted = urlsplit(server), urlsplit(stated if "://" in stated else f"//{stated}")
-    host, name = ((part.hostname or "").rstrip(".") for part in (url, wanted))
+    url, expected = urlsplit(server), urlsplit(stated if "://" in stated else f"//{stated}")
+    host, name = ((part.hostname or "").rstrip(".") for part in (url, expected))
     try:
-        same_port = wanted.port is None or wanted.port == (url.port or {"https": 443, "http": 80}.get(url.scheme))
+        same_port = expected.port is None or expected.port == (url.port or {"https": 443, "http": 80}.get(url.scheme))
     except ValueError:  # no port has such a number
         return False
     return bool(name) and host in (name, f"api.{name}") and same_port
@@ -228,14 +228,14 @@ def current_server(context: str | None) -> str | None:
         return None
 
 
-def is_talked_to(found: ClusterFile, server: str) -> bool:
+def is_talked_to(cluster_file: ClusterFile, server: str) -> bool:
     """Return True if the server is this cluster's. The embedded cluster has an address of its own and no name in its file."""
-    if found.cluster.api:
-        return is_same_host(found.cluster.api, server)
-    return found.cluster.name == EMBEDDED and server == default_layout().server
+    if cluster_file.cluster.api:
+        return is_same_host(cluster_file.cluster.api, server)
+    return cluster_file.cluster.name == EMBEDDED and server == default_layout().server
 
 
-def refuse_other_cluster(found: ClusterFile, context: str | None, force: bool) -> None:
+def refuse_other_cluster(cluster_file: ClusterFile, context: str | None, force: bool) -> None:
     """Keep a deployment from landing on the wrong cluster.
 
     Raises:
@@ -243,7 +243,7 @@ def refuse_other_cluster(found: ClusterFile, context: str | None, force: bool) -
     """
     from lockstep.kube.cluster import Client
 
-    name, api = found.cluster.name, found.cluster.api
+    name, api = cluster_file.cluster.name, cluster_file.cluster.api
     if force:
         Verb.forced = Connections.servers is not None
         return aim_at(name, api)

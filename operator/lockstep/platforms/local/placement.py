@@ -141,8 +141,8 @@ def _require_file(field: str, stated: str, path: Path) -> None:
     _require(field, stated, path, path.is_file(), "file")
 
 
-def _require(field: str, stated: str, path: Path, there: bool, kind: str) -> None:
-    if there:
+def _require(field: str, stated: str, path: Path, exists: bool, kind: str) -> None:
+    if exists:
         return
     mapped = f" ({stated} of the job)" if str(path) != stated else ""
     hint = " or say --workspace FOLDER" if stated.startswith((f"{WORKSPACE}/", f"{DATASETS}/")) or not stated.startswith("/") else ""

@@ -52,13 +52,13 @@ def look_at_run(job: str, workspace: Path, points: int) -> tuple[dict[str, Any],
     from lockstep.platforms.inpod import runfolder
 
     status = observed_run(job, workspace).status
-    found = read_summary(runfolder.summary(str(workspace / "workspace/runs" / job), points=points))
-    steps, run = found["steps"], found["run"]
+    summary = read_summary(runfolder.summary(str(workspace / "workspace/runs" / job), points=points))
+    steps, run = summary["steps"], summary["run"]
     if steps:
         newest = list(steps)[-1]
         metrics = [{"name": name, "value": f"{steps[newest][name]:.5g}"} for name in METRICS_SHOWN if name in steps[newest]]
         status["trainer"] = {"step": int(newest), "metrics": metrics}
-    book = found["goodput"].get("goodput") or {}
+    book = summary["goodput"].get("goodput") or {}
     percentage = percentage_of(book.get("spent") or {}, book.get("furthestStep") or 0)
     if percentage is not None:
         status["goodput"] = {"percentage": percentage}
@@ -107,8 +107,8 @@ def _conditions(newest: Object, end: Object, *, runs: bool) -> list[Object]:
     """Conditions as the operator would have put them."""
     state = str(end.get("state", ""))
     if state:
-        said = str(end.get("message", ""))
-        return [_condition("Progressing", "False", state, said), _condition(state, "True", state, said)]
+        message = str(end.get("message", ""))
+        return [_condition("Progressing", "False", state, message), _condition(state, "True", state, message)]
     if runs:
         return [_condition("Progressing", "True", "Running", f"attempt {newest['attempt']} runs")]
     if newest.get("outcome") == "Stopped":
