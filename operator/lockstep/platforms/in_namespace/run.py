@@ -432,7 +432,7 @@ class _Log:
 
     def __init__(self, cluster: Cluster, run: Run, say: Say) -> None:
         self._cluster, self._run, self._say = cluster, run, say
-        self._told: deque[str] = deque(maxlen=REMEMBERED_LINES)
+        self._printed: deque[str] = deque(maxlen=REMEMBERED_LINES)
         """Time stamps, to the nanosecond."""
         self.ended = False
 
@@ -459,8 +459,8 @@ class _Log:
         pod = names.pod_name(self._run.name, 0)
         async for line in self._cluster.log(self._run.namespace, pod, names.CONTAINER, {"timestamps": "true", **query}):
             stamp, _, text = line.partition(" ")
-            if STAMP.match(stamp) and stamp not in self._told:
-                self._told.append(stamp)
+            if STAMP.match(stamp) and stamp not in self._printed:
+                self._printed.append(stamp)
                 self._say(text)
 
 

@@ -95,7 +95,7 @@ class Records:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._place = (0, 0)
-        self.found: dict[int, Json] = {}
+        self.by_step: dict[int, Json] = {}
 
     def read(self) -> Records:
         """Read what is new since the last time. A line that isn't complete is read again later."""
@@ -105,7 +105,7 @@ class Records:
             with self._path.open("rb") as file:
                 state = os.fstat(file.fileno())
                 if state.st_ino != self._place[0] or state.st_size < self._place[1]:
-                    self._place, self.found = (state.st_ino, 0), {}
+                    self._place, self.by_step = (state.st_ino, 0), {}
                 file.seek(self._place[1])
                 data = file.read()
         except OSError:
@@ -115,22 +115,22 @@ class Records:
         for raw in whole.splitlines():
             try:
                 record = json.loads(raw)
-                self.found[int(record["step"])] = record
+                self.by_step[int(record["step"])] = record
             except (ValueError, KeyError, TypeError, RecursionError):
                 continue
         return self
 
     def thinned(self, points: int, names: Iterable[str]) -> dict[str, Json]:
         """Records of about `points` steps at most: multiples of one number, so that two runs have the same ones, and the last."""
-        steps = sorted(self.found)
+        steps = sorted(self.by_step)
         every = 1
         while len([step for step in steps if step % every == 0]) > points:
             every = every * 2 if every not in (2, 20, 200, 2000, 20000) else every * 5 // 2
         chosen = [step for step in steps if step % every == 0 or step == steps[-1]]
-        return {str(step): {name: self.found[step][name] for name in names if self.found[step].get(name) is not None} for step in chosen}
+        return {str(step): {name: self.by_step[step][name] for name in names if self.by_step[step].get(name) is not None} for step in chosen}
 
     def median(self, name: str) -> float | None:
-        values = [float(record[name]) for record in self.found.values() if isinstance(record.get(name), int | float)]
+        values = [float(record[name]) for record in self.by_step.values() if isinstance(record.get(name), int | float)]
         return statistics.median(values) if values else None
 
 

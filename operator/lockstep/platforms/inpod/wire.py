@@ -46,14 +46,14 @@ class Wire:
         os.set_blocking(sink, False)  # else a write that is too large for the pipe never comes back when nobody reads
         self._buffer = bytearray()
         self._heard = 0
-        self._said = time.monotonic()
+        self._wrote_at = time.monotonic()
 
     def say(self, value: object) -> None:
         self._write(json.dumps(value).encode() + b"\n")
 
     def busy(self) -> None:
         """Call this now and then during long work, so that the other end goes on waiting."""
-        if time.monotonic() - self._said > BUSY_SECONDS:
+        if time.monotonic() - self._wrote_at > BUSY_SECONDS:
             self.say({"busy": True})
 
     def say_all(self, key: str, items: Iterable[object], first: Mapping[str, object] | None = None) -> None:
@@ -168,7 +168,7 @@ class Wire:
                 continue
             except OSError as error:
                 raise Gone(str(error)) from error
-        self._said = time.monotonic()
+        self._wrote_at = time.monotonic()
 
 
 def no_protocol(what: str) -> CarryError:

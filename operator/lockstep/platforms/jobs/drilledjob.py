@@ -124,7 +124,7 @@ class VerbStream:
 
     def heard_at(self, key: str) -> float | None:
         """Time at which the verb first answered with `key`; None if it has not."""
-        return next((when for when, said in list(self._heard) if key in said), None)
+        return next((when for when, answer in list(self._heard) if key in answer), None)
 
     def wait(self, key: str, seconds: float) -> bool:
         end = time.monotonic() + seconds

@@ -181,17 +181,17 @@ class _Reader:
     """One pod's log, each line once."""
 
     def __init__(self, cluster: Cluster, namespace: str, pod: str, selection: LogSelection) -> None:
-        self._cluster, self._namespace, self._pod, self._wanted = cluster, namespace, pod, selection
-        self._seen = ""
+        self._cluster, self._namespace, self._pod, self._selection = cluster, namespace, pod, selection
+        self._last_stamp = ""
         self._restarts: int | None = None
 
     async def read(self, query: dict[str, str]) -> AsyncIterator[str]:
         try:
             async for raw in self._cluster.log(self._namespace, self._pod, CONTAINER, {"timestamps": "true", **self._bounds(), **query}):
                 stamp, _, line = raw.partition(" ")
-                if STAMP.match(stamp) and stamp > self._seen:
-                    self._seen = stamp
-                    if of_rank(line, self._wanted.rank):
+                if STAMP.match(stamp) and stamp > self._last_stamp:
+                    self._last_stamp = stamp
+                    if of_rank(line, self._selection.rank):
                         yield line
         except ApiError as error:
             if error.status in REFUSED:
@@ -202,16 +202,16 @@ class _Reader:
             return  # no container yet, or the connection broke: the caller comes back
 
     def _bounds(self) -> dict[str, str]:
-        if self._seen:
-            return {"sinceTime": f"{self._seen[:19]}Z"}
-        tail = {} if self._wanted.tail is None or self._wanted.rank is not None else {"tailLines": str(self._wanted.tail)}
-        return tail | ({} if self._wanted.since_seconds is None else {"sinceSeconds": str(self._wanted.since_seconds)})
+        if self._last_stamp:
+            return {"sinceTime": f"{self._last_stamp[:19]}Z"}
+        tail = {} if self._selection.tail is None or self._selection.rank is not None else {"tailLines": str(self._selection.tail)}
+        return tail | ({} if self._selection.since_seconds is None else {"sinceSeconds": str(self._selection.since_seconds)})
 
     async def was_restarted(self) -> bool:
         """Return True if another container of the pod runs than before: the last lines of the one before it are still to be read."""
         pod = await self._cluster.get("Pod", self._namespace, self._pod)
         before, self._restarts = self._restarts, restarts_of(pod or {})
-        return bool(self._seen) and before is not None and self._restarts > before
+        return bool(self._last_stamp) and before is not None and self._restarts > before
 
 
 async def unheard_lines(cluster: Cluster, namespace: str, pods: Sequence[Object]) -> list[str]:

@@ -113,16 +113,16 @@ def test_a_growing_file_is_read_on_and_a_replaced_one_anew(tmp_path: Path) -> No
     path = tmp_path / "log.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"st')
     records = runfolder.Records(path)
-    assert set(records.read().found) == {1, 2}
+    assert set(records.read().by_step) == {1, 2}
     with path.open("a") as file:
         file.write('ep": 3}\n')
-    assert set(records.read().found) == {1, 2, 3}
+    assert set(records.read().by_step) == {1, 2, 3}
     other = tmp_path / "other"
     other.write_text('{"step": 1}\n')
     other.replace(path)
-    assert set(records.read().found) == {1}
+    assert set(records.read().by_step) == {1}
     path.write_text('{"st')
-    assert set(records.read().found) == set()  # cut short in place
+    assert set(records.read().by_step) == set()  # cut short in place
 
 
 def test_counters_of_interfaces_and_of_rdma_devices_are_read_in_bytes(tmp_path: Path) -> None:
