@@ -127,7 +127,9 @@ class Records:
         while len([step for step in steps if step % every == 0]) > points:
             every = every * 2 if every not in (2, 20, 200, 2000, 20000) else every * 5 // 2
         chosen = [step for step in steps if step % every == 0 or step == steps[-1]]
-        return {str(step): {name: self.by_step[step][name] for name in names if self.by_step[step].get(name) is not None} for step in chosen}
+        return {
+            str(step): {name: self.by_step[step][name] for name in names if self.by_step[step].get(name) is not None} for step in chosen
+        }
 
     def median(self, name: str) -> float | None:
         values = [float(record[name]) for record in self.by_step.values() if isinstance(record.get(name), int | float)]
