@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,8 +17,11 @@ from typing import Any
 import pytest
 from cryptography import x509
 from cryptography.x509.oid import NameOID
+from typer.testing import CliRunner
 
 from lockstep.api.errors import ConfigError
+from lockstep.cli.clusters.devcluster import app as devcluster_app
+from lockstep.cli.shared.target import embedded_kubeconfig
 from lockstep.devcluster import binary, python_volume
 from lockstep.devcluster.binary import SOURCE, build_options, kubernetes_version, source_key
 from lockstep.devcluster.certificates import Authority
@@ -29,6 +33,7 @@ from lockstep.devcluster.kubeconfig import client_kubeconfig
 from lockstep.devcluster.needs import PACKAGES, MachineFacts, judge
 from lockstep.devcluster.provisioner import to_provision, to_release, volume_for
 from lockstep.devcluster.server import node_readiness
+from support.checkout import ROOT
 
 READY = MachineFacts(
     system="Linux", is_root=True, distribution="debian", commands=frozenset(PACKAGES), has_cni=True, go=(1, 26), is_built=False,
@@ -301,3 +306,23 @@ def test_a_number_of_a_cluster_that_can_not_be_is_refused(monkeypatch: pytest.Mo
     monkeypatch.setenv("LOCKSTEP_DEVCLUSTER", given)
     with pytest.raises(ConfigError, match="must be a number from 0 to 9"):
         default_layout()
+
+
+@pytest.fixture
+def installed_from_a_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in [name for name in sys.modules if name.startswith("lockstep.devcluster")] + ["lockstep.devcluster.host.layout"]:
+        monkeypatch.setitem(sys.modules, module, None)
+
+
+@pytest.mark.usefixtures("installed_from_a_wheel")
+def test_an_installation_without_the_embedded_cluster_says_where_it_is() -> None:
+    for call in (["up"], ["status"]):
+        outcome = CliRunner().invoke(devcluster_app, call)
+        assert isinstance(outcome.exception, ConfigError)
+        assert "not part of an installed Lockstep: clone the repository" in str(outcome.exception)
+    assert embedded_kubeconfig() is None
+
+
+def test_a_wheel_has_no_embedded_cluster() -> None:
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert "operator/lockstep/devcluster" in wheel["exclude"]

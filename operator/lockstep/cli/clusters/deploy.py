@@ -13,6 +13,7 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAMESPACE
+from lockstep.cli.shared.embedded import publish_checkout
 from lockstep.cli.shared.progress import waiting
 from lockstep.platforms.output import put, put_text, tell
 
@@ -291,7 +292,7 @@ def _checked(
     first = planned(cluster, *stated)  # before anything is changed, the embedded cluster's code too
     refuse_other_cluster(first.cluster, context, force)
     mode_there, image_there, scope_there = as_deployed(first, context)
-    revision = _publish() if embedded else ""
+    revision = publish_checkout() if embedded else ""
     complete = (mode or mode_there or Mode.AUTO, image or image_there, revision, monitoring, scope or scope_there)
     return first if complete == stated else planned(cluster, *complete)
 
@@ -319,14 +320,6 @@ def _remember_forced(plan: DeploymentPlan, context: str | None) -> None:
     stated, server = plan.cluster.cluster.api, Client(context).server
     if stated and not is_same_host(stated, server):
         remember_forced(plan.cluster.cluster.name, server)
-
-
-def _publish() -> str:
-    """Give the embedded cluster's pods this checkout's code; the name of the copy."""
-    from lockstep.devcluster.host.layout import default_layout
-    from lockstep.devcluster.python_volume import publish_code
-
-    return publish_code(default_layout().python_volume).name
 
 
 def install_cluster(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
+from lockstep.cli.shared.embedded import require_layout
 from lockstep.cli.shared.jobargs import Form, FormOption
 from lockstep.platforms.output import put, put_json, tell
 
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="A real Kubernetes on this machine, for laptops and CI: two nodes, no Docker. Needs root on Linux.", no_args_is_help=True
 )
+
+
+@app.callback()
+def needs_checkout() -> None:
+    """Refuse every verb of this group where the installation has no embedded cluster."""
+    require_layout()
 
 
 def _say(text: str) -> None:
@@ -46,12 +53,11 @@ def bring_up(nodes: int = 2, resources: list[str] | None = None, rails: int | No
     Raises:
         ConfigError: this machine can't do it; the message lists what is missing.
     """
+    layout = require_layout()
     from lockstep.devcluster.cluster import ClusterGoal, parse_resources
     from lockstep.devcluster.cluster import up as bring_cluster_up
-    from lockstep.devcluster.host.layout import default_layout
 
     goal = ClusterGoal(nodes=nodes, resources=parse_resources(resources, nodes) if resources else None, rails=rails)
-    layout = default_layout()
     _install(layout)
     return bring_cluster_up(layout, goal, _say)
 
@@ -89,10 +95,9 @@ def prepare() -> None:
 
     Example: lockstep devcluster prepare
     """
+    layout = require_layout()
     from lockstep.devcluster.cluster import prepare as make_ready
-    from lockstep.devcluster.host.layout import default_layout
 
-    layout = default_layout()
     with _failures():
         _install(layout)
         make_ready(layout, _say)
@@ -107,12 +112,11 @@ def down(purge: Annotated[bool, typer.Option(help="Remove images in the nodes an
     from lockstep.cli.shared.deployment import forget
     from lockstep.cli.shared.target import EMBEDDED
     from lockstep.devcluster.cluster import down as take_down
-    from lockstep.devcluster.host.layout import default_layout
 
     if os.geteuid() != 0:
         raise ConfigError("only root can remove the embedded cluster: sudo lockstep devcluster down")
     with _failures():
-        take_down(default_layout(), _say, purge=purge)
+        take_down(require_layout(), _say, purge=purge)
     forget(EMBEDDED)
 
 
@@ -123,9 +127,8 @@ def devcluster_status(output: FormOption = Form.TEXT) -> None:
     Example: lockstep devcluster status -o json
     """
     from lockstep.devcluster.cluster import status as state_of
-    from lockstep.devcluster.host.layout import default_layout
 
-    state = state_of(default_layout())
+    state = state_of(require_layout())
     if output is Form.JSON:
         put_json(state)
     else:
@@ -145,9 +148,8 @@ def kubeconfig() -> None:
 
     Example: export KUBECONFIG=$(lockstep devcluster kubeconfig)
     """
-    from lockstep.devcluster.host.layout import default_layout
 
-    put(default_layout().kubeconfig)
+    put(require_layout().kubeconfig)
 
 
 @app.command("publish")
@@ -156,10 +158,9 @@ def publish() -> None:
 
     Example: lockstep devcluster publish
     """
-    from lockstep.devcluster.host.layout import default_layout
     from lockstep.devcluster.python_volume import publish_code, publish_packages
 
-    volume = default_layout().python_volume
+    volume = require_layout().python_volume
     with _failures():
         publish_packages(volume)
         put(publish_code(volume))

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.clusterfiles import cluster_names, load_cluster, peek
 from lockstep.cli.shared.deployment import deployed_last, server_of, was_forced
+from lockstep.cli.shared.embedded import embedded_layout
 from lockstep.cli.shared.paths import checkout
-from lockstep.devcluster.host.layout import default_layout
 from lockstep.kube.aim import ANYWHERE, Connections, Kubeconfig, environment_kubeconfig
 
 if TYPE_CHECKING:
@@ -106,10 +106,10 @@ class ClusterAim:
                 place = f"your kubeconfig talks to {server}, but cluster {self.name} is at {self.api} (cluster.api in its file)"
                 raise self._refusal(place, server, context)
             return
-        embedded = default_layout()
-        if self.name == EMBEDDED and server == embedded.server:
+        embedded = embedded_layout() if self.name == EMBEDDED else None
+        if embedded is not None and server == embedded.server:
             return
-        if self.name == EMBEDDED and context is None and embedded.kubeconfig.exists():
+        if embedded is not None and context is None and embedded.kubeconfig.exists():
             place = f"your kubeconfig talks to {server}, but cluster local is the embedded one at {embedded.server} (unset KUBECONFIG)"
             raise self._refusal(place, server, context)
         deployed_to = server_of(self.name)
@@ -143,8 +143,8 @@ def cluster_at(server: str, but: str) -> str | None:
 
 def embedded_kubeconfig() -> Kubeconfig | None:
     """Return the kubeconfig of the embedded cluster; None while that is not up."""
-    path = default_layout().kubeconfig
-    return Kubeconfig(str(path)) if path.exists() else None
+    layout = embedded_layout()
+    return Kubeconfig(str(layout.kubeconfig)) if layout is not None and layout.kubeconfig.exists() else None
 
 
 def is_embedded(cluster: str, context: str | None) -> bool:
@@ -154,7 +154,8 @@ def is_embedded(cluster: str, context: str | None) -> bool:
         ConfigError: it is not up.
     """
     files = ClusterAim(cluster, None, is_named=cluster != Verb.unnamed).kubeconfig(context)
-    return Path(files.paths) == default_layout().kubeconfig
+    layout = embedded_layout()
+    return layout is not None and Path(files.paths) == layout.kubeconfig
 
 
 def unnamed_cluster(context: str | None) -> str:
@@ -232,7 +233,8 @@ def is_talked_to(cluster_file: ClusterFile, server: str) -> bool:
     """Return True if the server is this cluster's. The embedded cluster has an address of its own and no name in its file."""
     if cluster_file.cluster.api:
         return is_same_host(cluster_file.cluster.api, server)
-    return cluster_file.cluster.name == EMBEDDED and server == default_layout().server
+    layout = embedded_layout()
+    return cluster_file.cluster.name == EMBEDDED and layout is not None and server == layout.server
 
 
 def refuse_other_cluster(cluster_file: ClusterFile, context: str | None, force: bool) -> None:

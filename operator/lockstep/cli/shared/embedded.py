@@ -1,0 +1,35 @@
+"""The embedded cluster as verbs see it: part of every checkout, and of no installed wheel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lockstep.api.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lockstep.devcluster.host.layout import Layout
+
+
+def embedded_layout() -> Layout | None:
+    """Places and addresses of the embedded cluster, up or not; None where this installation has none."""
+    try:
+        from lockstep.devcluster.host.layout import default_layout
+    except ModuleNotFoundError:
+        return None
+    return default_layout()
+
+
+def require_layout() -> Layout:
+    """As `embedded_layout`. Raises ConfigError where this installation has none."""
+    layout = embedded_layout()
+    if layout is None:
+        raise ConfigError("the embedded cluster is not part of an installed Lockstep: clone the repository, then `make cluster-up` there")
+    return layout
+
+
+def publish_checkout() -> str:
+    """Give the embedded cluster's pods this checkout's code, and return the name of the copy. Raises ConfigError as `require_layout`."""
+    layout = require_layout()
+    from lockstep.devcluster.python_volume import publish_code
+
+    return publish_code(layout.python_volume).name
