@@ -276,7 +276,7 @@ async def _rollback(context: str | None, home: str, yes: bool) -> None:
         refused = await forbidden(connection, {}, APPLY, list(record.previous.objects))
         if refused:
             raise Failed(f"you may not change {called(refused[0])}, and nothing was changed: an administrator of the cluster does this")
-        ask(f"Go back from {record.current.said} to {record.previous.said}?", yes=yes)
+        ask(f"Go back from {record.current.title} to {record.previous.title}?", yes=yes)
         with Progress() as progress:
             sent = await send_permitted(connection, list(record.previous.objects), lambda text: progress.quietly(f"sending {text}"))
             if sent.left:
@@ -288,7 +288,7 @@ async def _rollback(context: str | None, home: str, yes: bool) -> None:
             await until_ready(connection, home, OPERATOR_NAME, lambda text: progress.now(f"operator: {text}"))
         before = {called(item) for item in record.previous.objects}
         left = [item for item in record.current.objects if called(item) not in before and await _is_there(connection, item)]
-    put(f"Back to {record.previous.said}; CRDs stay as they are, and jobs that run go on.")
+    put(f"Back to {record.previous.title}; CRDs stay as they are, and jobs that run go on.")
     for item in left:
         metadata = item["metadata"]
         place = f" -n {metadata['namespace']}" if "namespace" in metadata else ""

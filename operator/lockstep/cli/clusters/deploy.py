@@ -97,7 +97,7 @@ class DeploymentPlan:
         return next((one for one in lint_alone(self.cluster, self.sent_image) if one.subject == IMAGE and one.outcome is Outcome.OK), None)
 
     @property
-    def said(self) -> str:
+    def title(self) -> str:
         """Line for people in the record on the cluster."""
         from datetime import UTC, datetime
 

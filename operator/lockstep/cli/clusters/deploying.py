@@ -167,7 +167,7 @@ async def _until_operator_is_ready(connection: Cluster, plan: DeploymentPlan, se
     if not sent.has("Deployment"):
         return True
     home = plan.scope.home
-    record = (await read_record(connection, home)).followed_by(deployment_of(plan.objects, plan.said))
+    record = (await read_record(connection, home)).followed_by(deployment_of(plan.objects, plan.title))
     await write_record(connection, record, home)
     try:
         await until_ready(connection, home, OPERATOR_NAME, lambda text: progress.now(f"operator: {text}"), seconds)

@@ -27,12 +27,12 @@ class Item:
 
 @dataclass(frozen=True)
 class Entry:
-    """One key of the file. `known` is false for what is not known, or better left out: it is written as a comment with `value` as an example."""
+    """One key of the file. `active` is False for what is not known, or better left out: it is written as a comment with `value` as an example."""
 
     key: str
     value: Any
     source: str
-    known: bool = True
+    active: bool = True
     unseen: bool = False
     """It is left out because it could not be seen, not because it isn't needed."""
 
@@ -43,12 +43,12 @@ def stated(key: str, value: Any, source: str) -> Entry:
 
 def left_out(key: str, example: Any, why: str) -> Entry:
     """Better not set."""
-    return Entry(key, example, why, known=False)
+    return Entry(key, example, why, active=False)
 
 
 def unknown(key: str, example: Any, why: str) -> Entry:
     """Could not be seen."""
-    return Entry(key, example, f"unknown: {why}", known=False, unseen=True)
+    return Entry(key, example, f"unknown: {why}", active=False, unseen=True)
 
 
 def write(header: Sequence[str], entries: Sequence[Entry]) -> str:
@@ -68,13 +68,13 @@ def _section(entries: Sequence[Entry], depth: int) -> Iterator[str]:
         if leaf is not None:
             yield from _leaf(leaf, name, depth)
             continue
-        mark = "" if any(entry.known for entry in inside) else "# "
+        mark = "" if any(entry.active for entry in inside) else "# "
         yield f"{'  ' * depth}{mark}{name}:"
         yield from _section(inside, depth + 1)
 
 
 def _leaf(entry: Entry, name: str, depth: int) -> Iterator[str]:
-    indent, mark = "  " * depth, "" if entry.known else "# "
+    indent, mark = "  " * depth, "" if entry.active else "# "
     source = printable_line(entry.source)
     listed = isinstance(entry.value, list)
     first = f"{indent}{mark}{name}:" if listed or _is_block(entry.value) else f"{indent}{mark}{name}: {_scalar(entry.value)}"

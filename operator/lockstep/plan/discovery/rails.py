@@ -11,6 +11,7 @@ from lockstep.plan.cluster.railnetworks import RailNetwork, are_isolated, natura
 from lockstep.plan.discovery.draft import Entry, Item, left_out, stated, unknown
 from lockstep.plan.discovery.nodes import Group, host
 from lockstep.plan.waiting.nodes import allocatable
+from lockstep_spec.words import number_of
 
 NOT_NICS = ("nvidia.com/", "amd.com/", "intel.com/qat", "devices.kubevirt.io/", "hugepages-")
 SHARED = "rdma/"
@@ -115,7 +116,7 @@ def _no_rails(facts: ClusterFacts, candidates: Sequence[FoundRail], nodes: Seque
 def _enabled_because(facts: ClusterFacts, nodes: Sequence[Object], rails: int) -> str:
     labelled = [node for node in nodes if any((node["metadata"].get("labels") or {}).get(key) == "true" for key in NFD_RDMA)]
     nfd = f"; {len(labelled)} of {len(nodes)} nodes are labelled rdma.capable" if labelled else ""
-    return f"{rails} rails found{nfd}"
+    return f"{number_of(rails, 'rail')} found{nfd}"
 
 
 def _rails(facts: ClusterFacts, rails: Sequence[FoundRail], nodes: Sequence[Object]) -> Iterator[Entry]:

@@ -27,7 +27,7 @@ _SUFFIX = ".json.gz"
 class Deployment:
     """Objects that one deployment sent."""
 
-    said: str
+    title: str
     """Line for people: which cluster file, which mode, which version, when."""
     objects: tuple[Object, ...]
     worked: bool = False
@@ -65,8 +65,8 @@ class Record:
         return Record(self.previous, self.current)
 
 
-def deployment_of(objects: list[Object], said: str) -> Deployment:
-    return Deployment(said, tuple(item for item in objects if item["kind"] not in (DEFINITION, *ONLY_CREATED)))
+def deployment_of(objects: list[Object], title: str) -> Deployment:
+    return Deployment(title, tuple(item for item in objects if item["kind"] not in (DEFINITION, *ONLY_CREATED)))
 
 
 async def read_record(cluster: Cluster, namespace: str = OPERATOR_NAMESPACE) -> Record:
@@ -82,14 +82,14 @@ async def write_record(cluster: Cluster, record: Record, namespace: str = OPERAT
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": NAME, "namespace": namespace, "labels": {LABEL_NAME: APP, LABEL_MANAGED_BY: APP}},
-        "data": {name: deployment.said for name, deployment in deployments.items() if deployment is not None},
+        "data": {name: deployment.title for name, deployment in deployments.items() if deployment is not None},
         "binaryData": {f"{name}{_SUFFIX}": _packed(deployment) for name, deployment in deployments.items() if deployment is not None},
     }
     await cluster.apply(item, manager=FIELD_MANAGER)
 
 
 def _packed(deployment: Deployment) -> str:
-    body = {"said": deployment.said, "objects": deployment.objects, "worked": deployment.worked}
+    body = {"said": deployment.title, "objects": deployment.objects, "worked": deployment.worked}
     return base64.b64encode(gzip.compress(json.dumps(body).encode(), mtime=0)).decode()
 
 
