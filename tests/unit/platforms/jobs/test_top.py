@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes.client.exceptions import ApiException
 from typer.testing import CliRunner
 
 from lockstep.cli.jobs.top import Form, Looks, _show
@@ -325,8 +324,7 @@ def test_without_a_cluster_a_verb_says_so_in_one_sentence(
 def test_without_the_right_to_see_jobs_a_verb_says_who_may_grant_it(
     verb: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    refusal = ApiException(status=403, reason="Forbidden")
-    refusal.body = json.dumps({"message": 'trainingjobs.lockstep.dev is forbidden: User "me" cannot get resource'})
+    refusal = ApiError(403, "Forbidden", 'trainingjobs.lockstep.dev is forbidden: User "me" cannot get resource')
 
     def refuse(*_: Any, **__: Any) -> None:
         raise refusal
@@ -335,5 +333,5 @@ def test_without_the_right_to_see_jobs_a_verb_says_who_may_grant_it(
     monkeypatch.setattr("sys.argv", ["lockstep", *verb])
     assert main() == 1
     told = capsys.readouterr().err
-    assert told.startswith("lockstep: the cluster refused: trainingjobs.lockstep.dev is forbidden") and "roles view and edit" in told
+    assert told.startswith("lockstep: trainingjobs.lockstep.dev is forbidden") and "roles view and edit" in told
     assert len(told.splitlines()) == 1
