@@ -34,7 +34,7 @@ from lockstep_train.export import export_shards
 from lockstep_train.memory.agree import agree_on_memory
 from lockstep_train.memory.host import reserve_copy
 from lockstep_train.model.base_files import RECORD, BaseHash, Copy, adapter_record, base_problem
-from lockstep_train.model.fetched import described
+from lockstep_train.model.fetched import with_hub_name
 from lockstep_train.model.load import base_digest, model_folder
 from lockstep_train.report import Reporter
 from lockstep_train.run import Run, SaveReport
@@ -59,7 +59,7 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     engine, loss, trained = start_model(
         training, folder, plan, ranks, reporter, memory.partition, memory.plan.shape if memory.plan else None
     )
-    adapter = described(trained, config.origin)
+    adapter = with_hub_name(trained, config.origin)
     if training.data.packing:
         check_isolation(engine, dataset.training, training.optimization.micro_batch_size, ranks.device)
     recorded, commit = (start.source.manifest.identity.base_files, str(start.source.folder)) if start.source else ({}, "")

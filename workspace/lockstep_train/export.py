@@ -16,7 +16,7 @@ import torch
 
 from lockstep_spec.choices import Precision
 from lockstep_train.base.durable import make_directory, write_durably
-from lockstep_train.base.errors import ConfigError, TrainerError, tell
+from lockstep_train.base.errors import ConfigError, TrainerError, print_problem
 from lockstep_train.checkpoint.commits import newest_whole
 from lockstep_train.checkpoint.format.kinds import MASTER
 from lockstep_train.checkpoint.format.manifest import Manifest
@@ -91,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         manifest = export(options.source, options.output)
     except (TrainerError, OSError) as error:
-        return tell(error)
+        return print_problem(error)
     print(f"Exported step {manifest.step} (attempt {manifest.attempt}) to {options.output}")
     return 0
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep_spec.exits import DONE, FAILED
-from lockstep_train.base.errors import ConfigError, TrainerError, refusal, tell
+from lockstep_train.base.errors import ConfigError, TrainerError, print_problem, refusal
 from lockstep_train.checkpoint.commits import Collection, Commit, collect
 from lockstep_train.checkpoint.format.layout import CHAIN, MANIFEST, CommitName, record_file
 from lockstep_train.checkpoint.format.manifest import Manifest, document
@@ -34,14 +34,14 @@ def list_commits(collection: Collection) -> Json:
     best = best_commit(names, {commit.name: _quality(commit) for commit in chain})
     being_read = {name for folder in collection.checkpoints for name in ReaderWatch(folder).held()}
     rows = [
-        _row(commit) | {"onChain": True, "best": commit.name == best, "kept": kept(names, commit.name, best, being_read)}
+        _row(commit) | {"onChain": True, "best": commit.name == best, "kept": keep_reasons(names, commit.name, best, being_read)}
         for commit in chain
     ]
     rows += [_row(commit) | {"onChain": False, "best": False, "kept": []} for commit in collection.off_chain()]
     return {"commits": rows, "problems": folder_problems(collection)}
 
 
-def kept(chain: Sequence[CommitName], name: CommitName, best: CommitName | None, being_read: set[CommitName]) -> list[str]:
+def keep_reasons(chain: Sequence[CommitName], name: CommitName, best: CommitName | None, being_read: set[CommitName]) -> list[str]:
     """Reasons for rotation to keep it, whatever `checkpoint.keep` is (pure)."""
     reasons = {"newest": name in chain[:NEVER_ROTATED], "best": name == best, "being read": name in being_read}
     return [reason for reason, holds in reasons.items() if holds]
@@ -141,7 +141,7 @@ def parameters(manifest: Manifest) -> list[Json]:
     ]
 
 
-def chosen(collection: Collection, everything: bool) -> list[Commit]:
+def chosen_commits(collection: Collection, everything: bool) -> list[Commit]:
     """The newest, or all on the chain. Raises ConfigError when there is none."""
     chain = collection.chain()
     if not chain:
@@ -160,11 +160,11 @@ def main(arguments: list[str] | None = None) -> int:
         if options.verb == "list":
             answer = list_commits(collection)
         elif options.verb == "verify":
-            answer = verify_commits(chosen(collection, options.all))
+            answer = verify_commits(chosen_commits(collection, options.all))
         else:
-            answer = show_commit(chosen(collection, everything=False)[0])
+            answer = show_commit(chosen_commits(collection, everything=False)[0])
     except (TrainerError, OSError) as error:
-        return tell(error)
+        return print_problem(error)
     print(json.dumps(answer, indent=1))
     return DONE if answer.get("whole", True) else FAILED
 

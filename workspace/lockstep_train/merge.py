@@ -21,16 +21,16 @@ import torch
 
 from lockstep_spec.choices import Precision
 from lockstep_train.base.durable import make_directory, write_durably
-from lockstep_train.base.errors import ConfigError, TrainerError, tell
+from lockstep_train.base.errors import ConfigError, TrainerError, print_problem
 from lockstep_train.checkpoint.commits import newest_whole
 from lockstep_train.checkpoint.format.kinds import MASTER
 from lockstep_train.checkpoint.format.manifest import Manifest
-from lockstep_train.checkpoint.format.shards import RangeNeed, ShardReader, direct
+from lockstep_train.checkpoint.format.shards import RangeNeed, ShardReader, local_fetch
 from lockstep_train.model.base_files import refuse_other_base
 from lockstep_train.model.dtypes import DTYPES as PRECISIONS
 from lockstep_train.model.layouts import TensorLayout
 from lockstep_train.model.load import base_digest
-from lockstep_train.model.updates import Skeleton, Update, skeleton, trained_updates
+from lockstep_train.model.updates import Skeleton, Update, build_skeleton, trained_updates
 from lockstep_train.model.weight_files import CONFIG, DTYPES, INDEX, StoredTensor, WeightReader, copy_others, read_headers, weight_paths
 from lockstep_train.model.weight_writer import NewTensor, write_tensors
 
@@ -157,7 +157,7 @@ def _write_model(folder: Path, output: Path, manifest: Manifest, shards: ShardRe
     tensors = read_headers(weight_paths(folder))
     if not tensors:
         raise ConfigError(f"{folder} has no safetensors weights; convert the base model to safetensors first")
-    model = skeleton(folder, tensors)
+    model = build_skeleton(folder, tensors)
     updates = trained_updates(model, manifest.adapter, *_readers(shards, PRECISIONS[Precision(manifest.precision)]))
     untied = untie(model, updates, manifest.adapter)
     make_directory(output)
@@ -175,7 +175,7 @@ def _write_model(folder: Path, output: Path, manifest: Manifest, shards: ShardRe
 
 def _readers(shards: ShardReader, dtype: torch.dtype) -> tuple[Any, Any]:
     """Readers of the trained parameters as the live model computes with them: rounded to the run's precision."""
-    fetch = direct(shards)
+    fetch = local_fetch(shards)
 
     def read_range(name: str, start: int, numel: int) -> torch.Tensor:
         return fetch(name, RangeNeed(start, numel, whole=False))[MASTER].to(dtype).float()
@@ -232,7 +232,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         manifest, changed = merge(options.source, options.output, options.base, lambda line: print(line, file=sys.stderr, flush=True))
     except (TrainerError, OSError) as error:
-        return tell(error)
+        return print_problem(error)
     print(f"Merged step {manifest.step} (attempt {manifest.attempt}) into {options.output}: {changed} tensors changed")
     return 0
 

@@ -18,7 +18,7 @@ PATIENCE_SECONDS = 10.0
 """Wait for what all ranks find, together."""
 
 
-def explained(run: Run, step: int, error: NonFinite) -> TrainerError:
+def explain_nonfinite(run: Run, step: int, error: NonFinite) -> TrainerError:
     """Error to raise instead, on every rank alike: a ConfigError where the base model is at fault, which another attempt can't mend."""
     folder = run.config.training.model.name
     fault = _first(run, _base_changed(run) or _weight_at_fault(run, step))

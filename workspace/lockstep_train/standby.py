@@ -30,7 +30,7 @@ def wait_for_order(config: RunConfig) -> float:
     if not line.endswith(b"\n"):
         os._exit(0)
     order = json.loads(line)
-    follow(order["environment"], os.environ)
+    apply_order(order["environment"], os.environ)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -38,7 +38,7 @@ def wait_for_order(config: RunConfig) -> float:
     return since_boot() - (time.monotonic() - ordered_at)
 
 
-def follow(order: dict[str, str | None], environ: MutableMapping[str, str]) -> None:
+def apply_order(order: dict[str, str | None], environ: MutableMapping[str, str]) -> None:
     for name, value in order.items():
         if value is None:
             environ.pop(name, None)

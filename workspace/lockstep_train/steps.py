@@ -15,7 +15,7 @@ from lockstep_train.engine.clock import Clock
 from lockstep_train.engine.optimizer import learning_rate
 from lockstep_train.engine.step import Stepper, StepResult
 from lockstep_train.engine.waits import Waits
-from lockstep_train.nonfinite import explained
+from lockstep_train.nonfinite import explain_nonfinite
 from lockstep_train.report.agent import PaceTeller
 from lockstep_train.report.speed import across_ranks, measure_speed, peak_memory_bytes, peak_reserved_bytes
 from lockstep_train.run import Run
@@ -70,7 +70,7 @@ class Steps:
         try:
             result = self._stepper.take(step, work.batches, work.tokens, lambda: self._stop.requested, self._clock, report)
         except NonFinite as error:
-            raise explained(run, step, error) from error
+            raise explain_nonfinite(run, step, error) from error
         self._computing = result.seconds["forward"] + result.seconds["backward"]
         self._durations.append(time.monotonic() - started)
         self._pace.step(step, result.own_seconds)

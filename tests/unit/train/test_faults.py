@@ -382,7 +382,7 @@ def test_a_volume_that_is_full_while_data_are_prepared_ends_the_attempt_alone(
     monkeypatch.setattr(dataset, "remember_commits", lambda *arguments: None)
     config: Any = SimpleNamespace(run_dir=tmp_path, training=SimpleNamespace(data=None, evaluation=None))
     tokens: Any = None
-    made = dataset.attempt(config, {}, tokens, tmp_path, print)
+    made = dataset.try_prepare(config, {}, tokens, tmp_path, print)
     problem = dataset.first_problem({0: made})
     assert problem is not None
     assert problem.final is final

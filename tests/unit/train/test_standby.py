@@ -19,7 +19,7 @@ from lockstep_train.base.startup import since_boot
 
 def test_an_order_sets_what_is_otherwise_and_takes_away_what_is_gone() -> None:
     environ = {"MASTER_PORT": "29500", "RANK": "1", "LOCKSTEP_STANDBY": "1"}
-    standby.follow({"MASTER_PORT": "29501", "LOCKSTEP_STANDBY": None, "ABSENT": None, "NEW": "x"}, environ)
+    standby.apply_order({"MASTER_PORT": "29501", "LOCKSTEP_STANDBY": None, "ABSENT": None, "NEW": "x"}, environ)
     assert environ == {"MASTER_PORT": "29501", "RANK": "1", "NEW": "x"}
 
 

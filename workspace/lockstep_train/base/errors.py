@@ -231,7 +231,7 @@ def reason_of(error: BaseException) -> str:
     return words if " " in words else f"{type(error).__name__}: {words}"
 
 
-def tell(error: TrainerError | OSError) -> int:
+def print_problem(error: TrainerError | OSError) -> int:
     """A command's error as one sentence for people; the command's exit code."""
     if isinstance(error, TrainerError):
         print(f"lockstep: {error}", file=sys.stderr)

@@ -16,7 +16,7 @@ from lockstep_train.checkpoint.format.identity import Identity
 from lockstep_train.checkpoint.format.layout import CHAIN, MANIFEST, record_file
 from lockstep_train.checkpoint.format.manifest import Manifest, decode, encode, shapes
 from lockstep_train.checkpoint.format.readers import reading
-from lockstep_train.checkpoint.format.shards import ShardReader, direct, exchanged
+from lockstep_train.checkpoint.format.shards import ShardReader, exchanging_fetch, local_fetch
 from lockstep_train.checkpoint.format.views import behind_view
 from lockstep_train.checkpoint.format.volume import (
     MISSING,
@@ -275,7 +275,7 @@ def restore_commit(engine: Any, source: VerifiedCommit, ranks: Ranks, say: Calla
         if ranks.first_of_node and source.folder.is_dir():
             stack.enter_context(reading(source.folder, f"job {manifest.job}, resuming"))
         mine = zero_restore.needs(engine)
-        fetch = direct(reader) if source.everywhere else exchanged(reader, source.holders, source.nodes, mine, ranks)
+        fetch = local_fetch(reader) if source.everywhere else exchanging_fetch(reader, source.holders, source.nodes, mine, ranks)
         zero_restore.restore(engine, fetch, 0 if reader.lite else manifest.optimizer_step)
         ranks.gather("load/done", True)
         ranks.publish("load/over")

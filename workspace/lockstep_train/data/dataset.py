@@ -20,16 +20,16 @@ from lockstep_train.base.ranks import Ranks, refused_together
 from lockstep_train.base.runfile import RunConfig
 from lockstep_train.base.volumes import BuildProgress, once_per_volume
 from lockstep_train.data.arrays import open_arrays, whole_arrays
-from lockstep_train.data.read.commits import Asked, agreed_commits, at_commits, remember_commits
+from lockstep_train.data.read.commits import RemoteSource, agreed_commits, at_commits, remember_commits
 from lockstep_train.data.read.files import DataFiles, is_several, local_files
 from lockstep_train.data.read.hub import hub_dataset
 from lockstep_train.data.read.records import AnySample
 from lockstep_train.data.read.remote import remote_name
 from lockstep_train.data.read.text_files import Broken
-from lockstep_train.data.sequences.divide import Rule, divide
+from lockstep_train.data.sequences.divide import DivisionRule, divide
 from lockstep_train.data.sequences.sequences import CONTENT as PLAN_CONTENT
 from lockstep_train.data.sequences.sequences import Sequences, write_sequences
-from lockstep_train.data.tokens.source import CONTENT, DataSource, Say, named, token_key, tokens_of
+from lockstep_train.data.tokens.source import CONTENT, DataSource, Say, token_key, tokens_of, with_source_name
 from lockstep_train.data.tokens.tokenizer import Tokenizer
 from lockstep_train.data.tokens.turns import TemplateChoice
 
@@ -178,7 +178,7 @@ def prepare(data: DataConfig, evaluation: EvaluationConfig | None, tokenizer: To
         refuse_unreadable(setting, config.path)
     sources = [resolve_source(config, cache, say) for config in configs]
     tokens = [tokens_of(source, tokenizer, data.train_on, cache / "tokens", say, data.on_broken) for source in sources]
-    rule = Rule(data.max_length, data.overlong, data.packing, len(tokenizer.begin), evaluation)
+    rule = DivisionRule(data.max_length, data.overlong, data.packing, len(tokenizer.begin), evaluation)
     described = [[source.name, token_key(source, tokenizer, data.train_on, data.on_broken), source.weight] for source in sources]
     facts = [VERSION, described, _plain(rule)]
     plan = cache / "plans" / hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
@@ -190,7 +190,9 @@ def prepare(data: DataConfig, evaluation: EvaluationConfig | None, tokenizer: To
     training = open_arrays(plan / TRAINING, verify=False)
     trained = tokens[: len(tokens) - rule.own_file]
     contents = [training.digest(*PLAN_CONTENT), *(arrays.digest(*CONTENT) for arrays in trained)]
-    source_notes = [note for source, arrays in zip(sources, tokens, strict=True) for note in named(arrays.facts["notes"], source)]
+    source_notes = [
+        note for source, arrays in zip(sources, tokens, strict=True) for note in with_source_name(arrays.facts["notes"], source)
+    ]
     return Prepared(
         tokens=tuple(str(arrays.folder) for arrays in tokens),
         names=tuple(source.name for source in sources),
@@ -201,7 +203,7 @@ def prepare(data: DataConfig, evaluation: EvaluationConfig | None, tokenizer: To
     )
 
 
-def _plain(rule: Rule) -> list[Any]:
+def _plain(rule: DivisionRule) -> list[Any]:
     evaluation = rule.evaluation
     chosen = None if evaluation is None else [evaluation.data is None, evaluation.holdout, evaluation.samples]
     return [rule.max_length, rule.overlong.value, rule.packing, rule.prefix, chosen]
@@ -262,14 +264,14 @@ def _loaded(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, say: Say, wat
         say(line)
         progress.report(line)
 
-    outcomes, own = once_per_volume(ranks, cache, "data", progress, lambda: attempt(config, commits, tokenizer, cache, tell))
+    outcomes, own = once_per_volume(ranks, cache, "data", progress, lambda: try_prepare(config, commits, tokenizer, cache, tell))
     problem = first_problem(outcomes)
     if problem is not None:
         raise problem.error()
     return open_dataset(from_json(Prepared, own["prepared"], "prepared"), tokenizer)
 
 
-def attempt(config: RunConfig, commits: Mapping[Asked, str], tokenizer: Tokenizer, cache: Path, say: Say) -> dict[str, Any]:
+def try_prepare(config: RunConfig, commits: Mapping[RemoteSource, str], tokenizer: Tokenizer, cache: Path, say: Say) -> dict[str, Any]:
     """Prepare the data; the outcome is what was prepared, or the problem."""
     training = at_commits(config, commits).training
     try:

@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from lockstep_train.base.errors import ConfigError, TrainerError, tell
+from lockstep_train.base.errors import ConfigError, TrainerError, print_problem
 from lockstep_train.fetch.fetch import pin_of
 from lockstep_train.fetch.model import fetch_model, model_remote
 
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         run(arguments)
     except (TrainerError, OSError) as error:
-        return tell(error)
+        return print_problem(error)
     except KeyboardInterrupt:
         print("lockstep: interrupted: what has arrived is kept, and the same command goes on from there", file=sys.stderr)
         return EXIT_INTERRUPTED

@@ -59,7 +59,7 @@ def with_model_here(config: RunConfig, ranks: Ranks, reporter: Reporter, watch: 
     folder = target_in(cache, remote.kind, model.name, pin).folder
     reporter.startup.done("fetch")
     reporter.say(f"Base model {model.name} at {pin} in {folder}")
-    return in_folder(config, pin, folder)
+    return with_model_folder(config, pin, folder)
 
 
 def _attempt(config: RunConfig, pin: str, say: Say) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def resolved_pin(config: RunConfig, say: Say) -> str:
     return earlier or pin_of(model_remote(model.name), model.revision, cache_folder(config.run_dir), say)
 
 
-def in_folder(config: RunConfig, pin: str, folder: Path) -> RunConfig:
+def with_model_folder(config: RunConfig, pin: str, folder: Path) -> RunConfig:
     """The run with the fetched folder as its model."""
     model = config.training.model
     origin = Origin(model.name, model.revision, pin)
@@ -146,11 +146,13 @@ def with_tokenizer_here(config: RunConfig, say: Say) -> RunConfig:
     cache = cache_folder(config.run_dir)
     pin = recorded_pin(config.run_dir, model) or resolved_pin(config, say)
     if is_fetched(model.name, pin, cache):
-        return in_folder(config, pin, target_in(cache, model_remote(model.name).kind, model.name, pin).folder)
-    return in_folder(config, pin, fetch(model_remote(model.name), pin, cache, say, choose=texts_only(model.name), part=TEXTS).folder)
+        return with_model_folder(config, pin, target_in(cache, model_remote(model.name).kind, model.name, pin).folder)
+    return with_model_folder(
+        config, pin, fetch(model_remote(model.name), pin, cache, say, choose=texts_only(model.name), part=TEXTS).folder
+    )
 
 
-def described(adapter: Mapping[str, Any], origin: Origin | None) -> dict[str, Any]:
+def with_hub_name(adapter: Mapping[str, Any], origin: Origin | None) -> dict[str, Any]:
     """Description of an adapter in a manifest, its base model by the hub's name where it has one: as PEFT finds it on any machine."""
     if origin is None or is_address(origin.name) or adapter.get("config") is None:
         return dict(adapter)

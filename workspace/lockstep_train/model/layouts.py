@@ -52,7 +52,7 @@ class TensorLayout:
         return pieces
 
 
-def stored(name: str, shape: tuple[int, ...]) -> TensorLayout:
+def stored_layout(name: str, shape: tuple[int, ...]) -> TensorLayout:
     return TensorLayout(shape, (StoredPiece(name, 0, math.prod(shape)),))
 
 
@@ -113,7 +113,7 @@ def model_layouts(model: Any, weight_mapping: list[Any], tensors: Mapping[str, S
             continue
         if tensors[name].dtype not in DTYPES:
             raise Unfitting(f"{name} is stored as {tensors[name].dtype}")
-        targets[target].sources[pattern or name].append(stored(name, tensors[name].shape))
+        targets[target].sources[pattern or name].append(stored_layout(name, tensors[name].shape))
         if pattern is not None:
             targets[target].converter = by_pattern[pattern]
     return {name: _converted(name, target) for name, target in targets.items()}, unexpected

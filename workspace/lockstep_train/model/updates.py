@@ -143,7 +143,7 @@ class Skeleton:
     """Tensor → the one that it shares its memory with."""
 
 
-def skeleton(base: Path, tensors: Mapping[str, StoredTensor]) -> Skeleton:
+def build_skeleton(base: Path, tensors: Mapping[str, StoredTensor]) -> Skeleton:
     """Build a skeleton. Raises ConfigError for a model that transformers doesn't know, or whose files can't be taken apart range by range."""
     quiet_transformers()
     from transformers import AutoConfig, AutoModelForCausalLM

@@ -9,7 +9,7 @@ import pytest
 
 from lockstep_train.checkpoint.format.layout import shard_file
 from lockstep_train.checkpoint.format.manifest import FragmentRecord, ShardRecord
-from lockstep_train.checkpoint.format.shards import RangeNeed, ShardPiece, ShardReader, nearest, pieces
+from lockstep_train.checkpoint.format.shards import RangeNeed, ShardPiece, ShardReader, nearest_holder, planned_pieces
 from lockstep_train.checkpoint.resume import _verdict
 from support.checkpoint_cases import manifest
 
@@ -32,7 +32,7 @@ def reader(saved: int) -> ShardReader:
 
 def planned(saved: int, ranks: int, holders: list[list[int]], nodes: list[int], *, whole: bool) -> tuple[list[ShardPiece], list[RangeNeed]]:
     needs = [RangeNeed(start, numel, whole) for start, numel in cut(ranks)]
-    return list(pieces(reader(saved), "w", [{"w": need} for need in needs], nearest(holders, nodes))), needs
+    return list(planned_pieces(reader(saved), "w", [{"w": need} for need in needs], nearest_holder(holders, nodes))), needs
 
 
 @pytest.mark.parametrize("whole", [True, False])

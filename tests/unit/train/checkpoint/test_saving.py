@@ -41,12 +41,12 @@ def test_the_manifest_is_written_on_each_node_when_every_rank_has_its_shard(tmp_
     for ranks, shard in ((second, SHARDS[1]), (first, SHARDS[0])):
         commit.acknowledge(ranks, "tag", shard, None)
     decision = commit.decide(first, "tag", names)
-    for ranks, given in ((first, decision), (second, commit.decided(second, "tag"))):
+    for ranks, given in ((first, decision), (second, commit.await_decision(second, "tag"))):
         (tmp_path / str(ranks.node)).mkdir()
-        assert commit.finish(ranks, "tag", tmp_path / str(ranks.node), given).committed
+        assert commit.write_manifest(ranks, "tag", tmp_path / str(ranks.node), given).committed
         written = (tmp_path / str(ranks.node) / "manifest.json").read_text()
         assert json.loads(written) == [shard.file for shard in SHARDS]
-    assert commit.outcome(first, "tag", commit.Outcome(committed=True)).committed
+    assert commit.await_outcome(first, "tag", commit.Outcome(committed=True)).committed
 
 
 def test_a_node_that_cannot_write_the_manifest_is_named_to_all(tmp_path: Path) -> None:
@@ -56,9 +56,9 @@ def test_a_node_that_cannot_write_the_manifest_is_named_to_all(tmp_path: Path) -
     second = replace(first, rank=1, node=1)
     for ranks, shard in ((second, SHARDS[1]), (first, SHARDS[0])):
         commit.acknowledge(ranks, "tag", shard, None)
-    here = commit.finish(first, "tag", tmp_path, commit.decide(first, "tag", names))
-    commit.finish(second, "tag", tmp_path / "gone", commit.decided(second, "tag"))
-    ended = commit.outcome(first, "tag", here)
+    here = commit.write_manifest(first, "tag", tmp_path, commit.decide(first, "tag", names))
+    commit.write_manifest(second, "tag", tmp_path / "gone", commit.await_decision(second, "tag"))
+    ended = commit.await_outcome(first, "tag", here)
     assert not ended.committed
     assert ended.problem is not None
     assert ended.problem.startswith("node 1: the manifest can't be written: ")
@@ -71,7 +71,7 @@ def test_a_rank_that_gives_no_shard_in_time_is_named_and_there_is_no_commit(tmp_
     commit.acknowledge(ranks, "tag", SHARDS[0], None)
     decision = commit.decide(ranks, "tag", names, timedelta(milliseconds=20))
     assert decision == commit.Decision(problem="rank 1: no shard within 0 s", answered=False)
-    assert commit.finish(ranks, "tag", tmp_path, decision) == commit.Outcome(committed=False, problem=decision.problem)
+    assert commit.write_manifest(ranks, "tag", tmp_path, decision) == commit.Outcome(committed=False, problem=decision.problem)
     assert list(tmp_path.iterdir()) == []
 
 

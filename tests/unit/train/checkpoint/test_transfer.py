@@ -18,8 +18,8 @@ from lockstep_train.checkpoint.save.replicas import (
     ServerAddress,
     Shard,
     TransferError,
-    get,
-    put,
+    get_shard,
+    put_shard,
 )
 
 TOKEN = b"t" * 32
@@ -50,9 +50,9 @@ def files(folder: Path) -> list[str]:
 
 
 def test_a_shard_that_was_put_is_there_and_can_be_got(server: Server, path: Path, tmp_path: Path) -> None:
-    put(server.place, TOKEN, shard(), path)
+    put_shard(server.place, TOKEN, shard(), path)
     assert (tmp_path / "there" / "step-10.a3" / FILE).read_bytes() == CONTENT
-    get(server.place, TOKEN, shard(), tmp_path / "got")
+    get_shard(server.place, TOKEN, shard(), tmp_path / "got")
     assert (tmp_path / "got").read_bytes() == CONTENT
     assert files(tmp_path / "there") == [f"step-10.a3/{FILE}"]
 
@@ -72,8 +72,8 @@ def test_what_is_not_a_shard_of_this_attempt_from_a_rank_of_this_run_is_not_kept
     server: Server, path: Path, tmp_path: Path, asked: Shard, token: bytes, told: str
 ) -> None:
     with pytest.raises(OSError, match=f"(?i){told}"):
-        put(server.place, token, asked, path)
-    put(server.place, TOKEN, shard(commit="step-11.a3"), path)  # it still serves
+        put_shard(server.place, token, asked, path)
+    put_shard(server.place, TOKEN, shard(commit="step-11.a3"), path)  # it still serves
     assert files(tmp_path / "there") == [f"step-11.a3/{FILE}"]
 
 
@@ -81,27 +81,27 @@ def test_a_full_volume_is_told_to_the_sender(server: Server, path: Path, tmp_pat
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "step-10.a3").write_text("in the way")
     with pytest.raises(TransferError, match="can't be written"):
-        put(server.place, TOKEN, shard(content=CONTENT[:9]), path)
+        put_shard(server.place, TOKEN, shard(content=CONTENT[:9]), path)
 
 
 def test_a_shard_that_is_not_there_cannot_be_got(server: Server, tmp_path: Path) -> None:
     with pytest.raises(TransferError, match="is not there"):
-        get(server.place, TOKEN, shard(), tmp_path / "got")
+        get_shard(server.place, TOKEN, shard(), tmp_path / "got")
     assert not (tmp_path / "got").exists()
 
 
 def test_a_damaged_shard_is_noticed_on_arrival(server: Server, path: Path, tmp_path: Path) -> None:
-    put(server.place, TOKEN, shard(), path)
+    put_shard(server.place, TOKEN, shard(), path)
     there = tmp_path / "there" / "step-10.a3" / FILE
     there.write_bytes(b"x" + CONTENT[1:])
     with pytest.raises(TransferError, match="another checksum"):
-        get(server.place, TOKEN, shard(), tmp_path / "got")
+        get_shard(server.place, TOKEN, shard(), tmp_path / "got")
     assert not (tmp_path / "got").exists()
 
 
 def test_a_server_that_says_nothing_costs_no_more_than_the_deadline(path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(OSError, match="timed out"):
-        put(ServerAddress("127.0.0.1", silent.getsockname()[1]), TOKEN, shard(), path, deadline_seconds=0.05)
+        put_shard(ServerAddress("127.0.0.1", silent.getsockname()[1]), TOKEN, shard(), path, deadline_seconds=0.05)
 
 
 def test_a_server_of_another_run_cannot_pretend_that_it_kept_a_shard(path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_server_of_another_run_cannot_pretend_that_it_kept_a_shard(path: Path)
         thread = threading.Thread(target=pretend)
         thread.start()
         with pytest.raises(TransferError, match="not of this run"):
-            put(ServerAddress("127.0.0.1", listening.getsockname()[1]), TOKEN, shard(), path, deadline_seconds=5)
+            put_shard(ServerAddress("127.0.0.1", listening.getsockname()[1]), TOKEN, shard(), path, deadline_seconds=5)
         thread.join()
 
 

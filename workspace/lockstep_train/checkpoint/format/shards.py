@@ -95,7 +95,7 @@ class ShardReader:
         return self._open[index]
 
 
-def direct(reader: ShardReader) -> Callable[[str, RangeNeed], Values]:
+def local_fetch(reader: ShardReader) -> Callable[[str, RangeNeed], Values]:
     """Return a reader for a volume that has every shard: no communication, and no byte is read that isn't needed."""
 
     def fetch(name: str, need: RangeNeed) -> Values:
@@ -123,7 +123,7 @@ class ShardPiece:
     span: Span
 
 
-def pieces(
+def planned_pieces(
     reader: ShardReader, name: str, needs: Sequence[Mapping[str, RangeNeed]], sender: Callable[[int, int], int]
 ) -> Iterator[ShardPiece]:
     """Plan who reads what for whom, of one parameter: the same on every rank. `sender(shard, receiver)` is a rank."""
@@ -135,7 +135,7 @@ def pieces(
                     yield ShardPiece(sender(span.shard, receiver), receiver, kind, first, count, span)
 
 
-def nearest(holders: Sequence[Sequence[int]], nodes: Sequence[int]) -> Callable[[int, int], int]:
+def nearest_holder(holders: Sequence[Sequence[int]], nodes: Sequence[int]) -> Callable[[int, int], int]:
     """The rank that reads a shard for another: itself where its node's volume has the shard, else the holders in turn.
 
     `holders[shard]` are ranks, one a node that has it; `nodes[rank]` is the rank's node.
@@ -148,16 +148,16 @@ def nearest(holders: Sequence[Sequence[int]], nodes: Sequence[int]) -> Callable[
     return sender
 
 
-def exchanged(
+def exchanging_fetch(
     reader: ShardReader, holders: Sequence[Sequence[int]], nodes: Sequence[int], mine: Mapping[str, RangeNeed], ranks: Ranks
 ) -> Callable[[str, RangeNeed], Values]:
     """Return a reader for volumes that have only some shards each: what a node lacks travels from the ranks that hold it, to whom it is
     needed, one parameter at a time. A collective: every rank asks for the same parameters in the same order."""
     needs = _all_needs(ranks, mine)
-    sender = nearest(holders, nodes)
+    sender = nearest_holder(holders, nodes)
 
     def fetch(name: str, need: RangeNeed) -> Values:
-        plan = list(pieces(reader, name, needs, sender))
+        plan = list(planned_pieces(reader, name, needs, sender))
         result = {kind: torch.empty(numel) for kind, (_, numel) in reader.ranges(name, need).items()}
         starts = {kind: start for kind, (start, _) in reader.ranges(name, need).items()}
         local = [piece for piece in plan if piece.sender == piece.receiver == ranks.rank]

@@ -82,24 +82,24 @@ def _problem(rank: int, answer: dict[str, Any]) -> str:
     return f"rank {rank}{where}: {answer['problem']}"
 
 
-def decided(ranks: Ranks, tag: str) -> Decision:
+def await_decision(ranks: Ranks, tag: str) -> Decision:
     """Wait, on the other nodes' first ranks, for what rank 0 has decided."""
     return Decision(**json.loads(_wait(ranks, [f"{tag}/decision"])[0]))
 
 
-def finish(ranks: Ranks, tag: str, folder: Path, decided: Decision) -> Outcome:
+def write_manifest(ranks: Ranks, tag: str, folder: Path, decision: Decision) -> Outcome:
     """Write the manifest, once decided, on each node's first rank, to the volume this node sees."""
-    problem = decided.problem
-    if decided.manifest is not None:
+    problem = decision.problem
+    if decision.manifest is not None:
         try:
-            write_durably(folder / MANIFEST, decided.manifest.encode())
+            write_durably(folder / MANIFEST, decision.manifest.encode())
         except OSError as error:
             problem = f"node {ranks.node}: the manifest can't be written: {error}"
     ranks.store.set(f"{tag}/written/{ranks.node}", json.dumps(problem))
     return Outcome(committed=problem is None, problem=problem)
 
 
-def outcome(ranks: Ranks, tag: str, here: Outcome | None) -> Outcome:
+def await_outcome(ranks: Ranks, tag: str, here: Outcome | None) -> Outcome:
     """Wait until every node's volume has the manifest. `here`: how it ended on this rank's node, where this rank has written it."""
     others = [f"{tag}/written/{node}" for node in range(ranks.nodes) if here is None or node != ranks.node]
     problems = [json.loads(answer) for answer in _wait(ranks, others)] if others else []

@@ -242,7 +242,7 @@ def _agree(line: Line) -> None:
         raise TransferError(problem)
 
 
-def put(place: ServerAddress, token: bytes, shard: Shard, path: Path, deadline_seconds: float = DEADLINE_SECONDS) -> None:
+def put_shard(place: ServerAddress, token: bytes, shard: Shard, path: Path, deadline_seconds: float = DEADLINE_SECONDS) -> None:
     """Send a file, and wait until it is durable on the other node's volume. Raises OSError."""
 
     def send(line: Line) -> None:
@@ -252,7 +252,7 @@ def put(place: ServerAddress, token: bytes, shard: Shard, path: Path, deadline_s
     _ask(place, token, shard, "put", send, deadline_seconds)
 
 
-def get(place: ServerAddress, token: bytes, shard: Shard, path: Path, deadline_seconds: float = DEADLINE_SECONDS) -> None:
+def get_shard(place: ServerAddress, token: bytes, shard: Shard, path: Path, deadline_seconds: float = DEADLINE_SECONDS) -> None:
     """Fetch a file from another node's volume, checked against its SHA-256, as `path`. Raises OSError."""
 
     def take(line: Line) -> None:
@@ -286,7 +286,7 @@ class Replicas:
         for distance in range(1, self._copies):
             node = (self._ranks.node + distance) % self._ranks.nodes
             try:
-                put(self._places[node], self._token, _named(folder.name, shard), folder / shard.file)
+                put_shard(self._places[node], self._token, _named(folder.name, shard), folder / shard.file)
                 nodes.append(node)
             except OSError as error:
                 print_error(f"lockstep_train: rank {self._ranks.rank}: node {node} keeps no copy of {folder / shard.file}: {error}")
@@ -297,7 +297,7 @@ class Replicas:
         errors: list[str] = []
         for node in (node for node in shard.nodes if node < len(self._places) and node != self._ranks.node):
             try:
-                get(self._places[node], self._token, _named(folder.name, shard), path)
+                get_shard(self._places[node], self._token, _named(folder.name, shard), path)
                 return
             except OSError as error:
                 errors.append(f"node {node}: {error}")

@@ -225,11 +225,11 @@ class Saver:
         ranks, tag, here = self._ranks, writing.tag, None
         decision = commit.decide(ranks, tag, whole) if ranks.first else None
         if ranks.first_of_node:
-            decision = decision or commit.decided(ranks, tag)
-            here = commit.finish(ranks, tag, writing.folder, decision)
+            decision = decision or commit.await_decision(ranks, tag)
+            here = commit.write_manifest(ranks, tag, writing.folder, decision)
             if self.upkeep.mine:
                 self._leftovers.decided(writing.folder, tag, decision)
-        return commit.outcome(ranks, tag, here) if ranks.first or writing.job.wait else commit.Outcome(committed=False)
+        return commit.await_outcome(ranks, tag, here) if ranks.first or writing.job.wait else commit.Outcome(committed=False)
 
 
 class StateLocator:

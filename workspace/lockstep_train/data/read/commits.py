@@ -23,13 +23,13 @@ from lockstep_train.fetch.fetch import Say, pin_of
 from lockstep_train.fetch.folders import remember_revision, remembered_revision
 from lockstep_train.fetch.hub import DATASETS
 
-Asked = tuple[str, str | None]
+RemoteSource = tuple[str, str | None]
 """A dataset's name or an address, and the revision that the job states."""
 PINS = "data.json"
 """File in the run's folder: what each stands for in this run. Written before anything is fetched."""
 
 
-def asked_of(training: TrainingConfig) -> list[Asked]:
+def remote_sources(training: TrainingConfig) -> list[RemoteSource]:
     """Sources that the run takes from elsewhere, each once."""
     own = training.evaluation.data if training.evaluation is not None else None
     sources: list[Any] = [training.data, *training.data.sources, *([own] if own is not None else [])]
@@ -37,9 +37,9 @@ def asked_of(training: TrainingConfig) -> list[Asked]:
     return list(dict.fromkeys((name, revision) for name, revision in named if name is not None))
 
 
-def agreed_commits(config: RunConfig, ranks: Ranks, cache: Path, say: Say) -> dict[Asked, str]:
+def agreed_commits(config: RunConfig, ranks: Ranks, cache: Path, say: Say) -> dict[RemoteSource, str]:
     """The commit of each, on every rank. Raises, on all of them alike, ConfigError or TrainerError."""
-    sources = asked_of(config.training)
+    sources = remote_sources(config.training)
     if not sources:
         return {}
     own = [_earlier(each, config.run_dir, cache) for each in sources] if ranks.first_of_node else None
@@ -50,7 +50,7 @@ def agreed_commits(config: RunConfig, ranks: Ranks, cache: Path, say: Say) -> di
     return dict(zip(sources, answer["commits"], strict=True))
 
 
-def _chosen(sources: list[Asked], answers: list[list[str | None] | None], cache: Path, say: Say) -> dict[str, Any]:
+def _chosen(sources: list[RemoteSource], answers: list[list[str | None] | None], cache: Path, say: Say) -> dict[str, Any]:
     try:
         return {"commits": [_commit(*each, [own[number] for own in answers if own], cache, say) for number, each in enumerate(sources)]}
     except TrainerError as error:
@@ -62,20 +62,20 @@ def _commit(name: str, revision: str | None, commits: list[str | None], cache: P
     return earlier or pin_of(data_remote(name), None if is_address(name) else revision, cache, say)
 
 
-def _earlier(source: Asked, run_dir: Path, cache: Path) -> str | None:
+def _earlier(source: RemoteSource, run_dir: Path, cache: Path) -> str | None:
     """Commit that an earlier start of this run had, or for a dataset of the hub any run on this volume."""
     recorded = _recorded(run_dir).get(source)
     return recorded if recorded is not None or is_address(source[0]) else remembered_revision(cache, DATASETS, *source)
 
 
-def _recorded(run_dir: Path) -> dict[Asked, str]:
+def _recorded(run_dir: Path) -> dict[RemoteSource, str]:
     try:
         return {(str(name), revision): str(commit) for name, revision, commit in json.loads((run_dir / PINS).read_bytes())}
     except (OSError, ValueError, TypeError):
         return {}
 
 
-def remember_commits(commits: Mapping[Asked, str], run_dir: Path, cache: Path) -> None:
+def remember_commits(commits: Mapping[RemoteSource, str], run_dir: Path, cache: Path) -> None:
     """Record commits on this volume, for later starts. Raises OSError."""
     recorded = _recorded(run_dir)
     pins = {**recorded, **commits}
@@ -87,7 +87,7 @@ def remember_commits(commits: Mapping[Asked, str], run_dir: Path, cache: Path) -
             remember_revision(cache, DATASETS, name, revision, commit)
 
 
-def at_commits(config: RunConfig, commits: Mapping[Asked, str]) -> RunConfig:
+def at_commits(config: RunConfig, commits: Mapping[RemoteSource, str]) -> RunConfig:
     """The run with these commits as the revisions of its data."""
 
     revisions: Mapping[Any, str] = commits

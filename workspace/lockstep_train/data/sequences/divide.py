@@ -11,7 +11,7 @@ from lockstep_spec.choices import Overlong
 from lockstep_spec.training import EvaluationConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.data.arrays import Array, Arrays
-from lockstep_train.data.sequences.documents import Documents, Made, Rules, blocks_of, documents_of, together
+from lockstep_train.data.sequences.documents import DocumentRules, Documents, MadeDocuments, blocks_of, documents_of, joined_documents
 from lockstep_train.data.sequences.holdout import fixed_subset, held_out, part_of
 from lockstep_train.data.tokens.source import DataSource
 
@@ -19,7 +19,7 @@ DONE = {Overlong.TRUNCATE: "cut at their end", Overlong.DROP: "dropped", Overlon
 
 
 @dataclass(frozen=True)
-class Rule:
+class DivisionRule:
     max_length: int
     overlong: Overlong
     packing: bool
@@ -48,16 +48,16 @@ class Sides:
     evaluation: list[Array]
 
 
-def divide(sources: Sequence[DataSource], tokens: Sequence[Arrays], rule: Rule) -> Divided:
+def divide(sources: Sequence[DataSource], tokens: Sequence[Arrays], rule: DivisionRule) -> Divided:
     """Divide the samples. Raises ConfigError when nothing is left to train on, or a sample is too long and `overlong` says Error."""
     sides = choose_sides([arrays["keys"] for arrays in tokens], rule)
-    outcomes: list[Made] = []
+    outcomes: list[MadeDocuments] = []
     notes: list[str] = []
     for number, source in enumerate(sources[: len(sources) - rule.own_file]):
-        indices = weighted(tokens[number]["keys"], sides.training[number], source.weight)
+        indices = repeated_by_weight(tokens[number]["keys"], sides.training[number], source.weight)
         outcomes.append(_documents(source, tokens[number], number, indices, rule))
         notes.append(_note(source, len(sides.training[number]), len(indices), outcomes[-1], rule))
-    training = together([part.documents for part in outcomes])
+    training = joined_documents([part.documents for part in outcomes])
     if not len(training):
         raise ConfigError("training.data leaves no sample to train on; add samples, or lower training.evaluation.holdout")
     evaluated = [
@@ -65,10 +65,10 @@ def divide(sources: Sequence[DataSource], tokens: Sequence[Arrays], rule: Rule) 
         for number, (source, indices) in enumerate(zip(sources, sides.evaluation, strict=True))
     ]
     notes += _evaluation_notes(tokens, sides, evaluated, rule)
-    return Divided(training, together([part.documents for part in evaluated]), notes)
+    return Divided(training, joined_documents([part.documents for part in evaluated]), notes)
 
 
-def choose_sides(keys: Sequence[Array], rule: Rule) -> Sides:
+def choose_sides(keys: Sequence[Array], rule: DivisionRule) -> Sides:
     everything = [numpy.arange(len(source)) for source in keys]
     none = [indices[:0] for indices in everything]
     if rule.evaluation is None:
@@ -80,29 +80,29 @@ def choose_sides(keys: Sequence[Array], rule: Rule) -> Sides:
     return Sides([numpy.flatnonzero(~mask) for mask in masks], fixed_subset(keys, candidates, rule.evaluation.samples))
 
 
-def weighted(keys: Array, indices: Array, weight: float) -> Array:
+def repeated_by_weight(keys: Array, indices: Array, weight: float) -> Array:
     """Repeat every sample as often as the weight says; of a fraction, the samples that their content chooses."""
     whole = int(weight)
     return numpy.concatenate([*[indices] * whole, part_of(keys, indices, weight - whole)])
 
 
-def _documents(source: DataSource, tokens: Arrays, number: int, indices: Array, rule: Rule) -> Made:
-    rules = Rules(source.name, number, rule.max_length, rule.overlong, rule.prefix)
+def _documents(source: DataSource, tokens: Arrays, number: int, indices: Array, rule: DivisionRule) -> MadeDocuments:
+    rules = DocumentRules(source.name, number, rule.max_length, rule.overlong, rule.prefix)
     if not source.plain_text:
         return documents_of(tokens, indices, rules)
     passes = numpy.split(indices, numpy.flatnonzero(numpy.diff(indices) <= 0) + 1)  # the source begins anew with each time it is seen
     outcomes = [blocks_of(tokens, run, rules) for run in passes]
-    return Made(together([part.documents for part in outcomes]), 0, 0)
+    return MadeDocuments(joined_documents([part.documents for part in outcomes]), 0, 0)
 
 
-def _note(source: DataSource, samples: int, passes: int, outcome: Made, rule: Rule) -> str:
+def _note(source: DataSource, samples: int, passes: int, outcome: MadeDocuments, rule: DivisionRule) -> str:
     parts = [f"{samples:,} samples to train on"]
     if source.weight != 1:
         parts.append(f"weight {source.weight:g}: {passes:,} an epoch")
     return f"Data: {source.name}: {', '.join([*parts, *_what_was_made(passes, [outcome], rule)])}"
 
 
-def _what_was_made(samples: int, outcomes: Sequence[Made], rule: Rule) -> Iterator[str]:
+def _what_was_made(samples: int, outcomes: Sequence[MadeDocuments], rule: DivisionRule) -> Iterator[str]:
     """Count the documents that so many samples became, and say what was done to those that are too long."""
     documents, overlong, unlearned = (
         sum(counts) for counts in zip(*((len(part.documents), part.overlong, part.unlearned) for part in outcomes), strict=True)
@@ -115,7 +115,7 @@ def _what_was_made(samples: int, outcomes: Sequence[Made], rule: Rule) -> Iterat
         yield f"{unlearned:,} pieces left out in which nothing is learned"
 
 
-def _evaluation_notes(tokens: Sequence[Arrays], sides: Sides, outcomes: Sequence[Made], rule: Rule) -> list[str]:
+def _evaluation_notes(tokens: Sequence[Arrays], sides: Sides, outcomes: Sequence[MadeDocuments], rule: DivisionRule) -> list[str]:
     """Note how many are evaluated and what became of them, and of a file of its own how many of them are trained on as well."""
     if rule.evaluation is None:
         return []

@@ -33,7 +33,7 @@ class Documents:
 
 
 @dataclass(frozen=True)
-class Rules:
+class DocumentRules:
     """Rules by which documents are made. `source` names it in messages, `number` is its place among the run's sources."""
 
     source: str
@@ -45,7 +45,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Made:
+class MadeDocuments:
     documents: Documents
     overlong: int
     """Samples that were too long."""
@@ -53,12 +53,12 @@ class Made:
     """Pieces of split samples in which nothing is learned; they are left out."""
 
 
-def documents_of(tokens: Arrays, chosen: Array, rules: Rules) -> Made:
+def documents_of(tokens: Arrays, chosen: Array, rules: DocumentRules) -> MadeDocuments:
     """Make a document of each sample, in the order of `chosen`. Raises ConfigError for a sample that the rules don't allow."""
     lengths = tokens["offsets"][chosen + 1] - tokens["offsets"][chosen]
     overlong = lengths > rules.max_length
     if not overlong.any():
-        return Made(_whole(tokens, chosen, lengths, rules), 0, 0)
+        return MadeDocuments(_whole(tokens, chosen, lengths, rules), 0, 0)
     if rules.overlong is Overlong.ERROR:
         first = tokens["lines"][chosen[overlong].min()]
         raise ConfigError(
@@ -66,22 +66,22 @@ def documents_of(tokens: Arrays, chosen: Array, rules: Rules) -> Made:
             f"{rules.source}:{first}; raise maxLength, or set training.data.overlong to Truncate, Drop or Split"
         )
     if rules.overlong is Overlong.DROP:
-        return Made(_whole(tokens, chosen[~overlong], lengths[~overlong], rules), int(overlong.sum()), 0)
+        return MadeDocuments(_whole(tokens, chosen[~overlong], lengths[~overlong], rules), int(overlong.sum()), 0)
     if rules.overlong is Overlong.TRUNCATE:
         _refuse_unlearned(tokens, chosen, rules)
-        return Made(_counted(tokens, _cut(tokens, chosen, lengths, rules), rules), int(overlong.sum()), 0)
+        return MadeDocuments(_counted(tokens, _cut(tokens, chosen, lengths, rules), rules), int(overlong.sum()), 0)
     documents = _counted(tokens, _split(tokens, chosen, lengths, rules), rules)
     learning = select(documents, documents.learned > 0)
-    return Made(learning, int(overlong.sum()), len(documents) - len(learning))
+    return MadeDocuments(learning, int(overlong.sum()), len(documents) - len(learning))
 
 
-def _whole(tokens: Arrays, chosen: Array, lengths: Array, rules: Rules) -> Documents:
+def _whole(tokens: Arrays, chosen: Array, lengths: Array, rules: DocumentRules) -> Documents:
     spans = numpy.stack([numpy.full(len(chosen), rules.number), tokens["offsets"][chosen], lengths], axis=1)
     ones = numpy.ones(len(chosen), numpy.int64)
     return Documents(spans, ones, numpy.zeros(len(chosen), bool), lengths, tokens["counts"][chosen])
 
 
-def _refuse_unlearned(tokens: Arrays, chosen: Array, rules: Rules) -> None:
+def _refuse_unlearned(tokens: Arrays, chosen: Array, rules: DocumentRules) -> None:
     lost = tokens["first"][chosen] >= rules.max_length
     if lost.any():
         raise ConfigError(
@@ -90,13 +90,13 @@ def _refuse_unlearned(tokens: Arrays, chosen: Array, rules: Rules) -> None:
         )
 
 
-def _cut(tokens: Arrays, chosen: Array, lengths: Array, rules: Rules) -> tuple[Array, Array]:
+def _cut(tokens: Arrays, chosen: Array, lengths: Array, rules: DocumentRules) -> tuple[Array, Array]:
     """(spans, prefixed)"""
     counts = numpy.minimum(lengths, rules.max_length)
     return numpy.stack([numpy.full(len(chosen), rules.number), tokens["offsets"][chosen], counts], axis=1), numpy.zeros(len(chosen), bool)
 
 
-def _split(tokens: Arrays, chosen: Array, lengths: Array, rules: Rules) -> tuple[Array, Array]:
+def _split(tokens: Arrays, chosen: Array, lengths: Array, rules: DocumentRules) -> tuple[Array, Array]:
     """(spans, prefixed): the first piece as it is, the others each with the prefix before them."""
     room = rules.max_length - rules.prefix
     pieces = 1 + numpy.maximum(0, -(-(lengths - rules.max_length) // room))
@@ -107,7 +107,7 @@ def _split(tokens: Arrays, chosen: Array, lengths: Array, rules: Rules) -> tuple
     return numpy.stack([numpy.full(len(sample), rules.number), tokens["offsets"][chosen][sample] + begin, count], axis=1), turn > 0
 
 
-def _counted(tokens: Arrays, cut: tuple[Array, Array], rules: Rules) -> Documents:
+def _counted(tokens: Arrays, cut: tuple[Array, Array], rules: DocumentRules) -> Documents:
     """Documents of one span each, with what is learned of them."""
     spans, prefixed = cut
     with_prefix = prefixed & (rules.prefix > 0)
@@ -121,7 +121,7 @@ def _counted(tokens: Arrays, cut: tuple[Array, Array], rules: Rules) -> Document
     return Documents(spans, numpy.ones(len(spans), numpy.int64), with_prefix, spans[:, 2] + rules.prefix * with_prefix, learned)
 
 
-def blocks_of(tokens: Arrays, chosen: Array, rules: Rules) -> Made:
+def blocks_of(tokens: Arrays, chosen: Array, rules: DocumentRules) -> MadeDocuments:
     """Make documents of plain text: neighboring paragraphs joined up to maxLength tokens; a longer one is continued in the next block, so that
     nothing is lost."""
     tail = int(tokens.facts["separator"])
@@ -132,7 +132,7 @@ def blocks_of(tokens: Arrays, chosen: Array, rules: Rules) -> Made:
     spans = numpy.array([(rules.number, start, count) for block in blocks for start, count in block], numpy.int64).reshape(-1, 3)
     counts = numpy.array([len(block) for block in blocks], numpy.int64)
     prefixed = numpy.full(len(blocks), prefix > 0)
-    return Made(Documents(spans, counts, prefixed, lengths, (lengths - max(1, prefix)).astype(numpy.int32)), 0, 0)
+    return MadeDocuments(Documents(spans, counts, prefixed, lengths, (lengths - max(1, prefix)).astype(numpy.int32)), 0, 0)
 
 
 def _blocks(starts: Array, chosen: Array, tail: int, room: int) -> Iterator[list[tuple[int, int]]]:
@@ -176,7 +176,7 @@ def select(documents: Documents, mask: Array) -> Documents:
     )
 
 
-def together(parts: Sequence[Documents]) -> Documents:
+def joined_documents(parts: Sequence[Documents]) -> Documents:
     names = ("spans", "span_counts", "prefixed", "lengths", "learned")
     return Documents(*(numpy.concatenate([getattr(part, name) for part in parts]) for name in names))
 

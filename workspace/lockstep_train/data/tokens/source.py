@@ -110,7 +110,7 @@ def write_tokens(
                 read += count
                 broken.include(batch_broken)
                 if encoded and (on_broken is OnBroken.DROP or not broken.count):
-                    ids = append(writer, encoded, tokens)
+                    ids = append_samples(writer, encoded, tokens)
                     remarks.include(encoded)
                     tokens += len(ids)
                     largest = max(largest, int(ids.max()))
@@ -121,7 +121,7 @@ def write_tokens(
         blank = [f"Data: {NAME}: left out {broken.blank:,} blank rows"] if broken.blank else []
         lost = replace(broken, name=NAME).left_out()
         if not samples:
-            raise ConfigError("; ".join(named([f"the data {NAME} holds no samples", *lost, *blank], source)))
+            raise ConfigError("; ".join(with_source_name([f"the data {NAME} holds no samples", *lost, *blank], source)))
         notes = [*lost, *remarks.notes(), *blank]
         facts = {"source": source.name, "samples": samples, "tokens": tokens, "largest": largest, "notes": notes}
         writer.commit({**facts, "separator": len(paragraph_break(tokenizer))})
@@ -130,7 +130,7 @@ def write_tokens(
         raise
 
 
-def named(notes: Sequence[str], source: DataSource) -> list[str]:
+def with_source_name(notes: Sequence[str], source: DataSource) -> list[str]:
     """Notes on the tokens of a source, which stand for its name as `NAME`."""
     return [note.replace(NAME, source.name) for note in notes]
 
@@ -197,7 +197,7 @@ def batches(samples: Iterator[AnySample]) -> Iterator[list[AnySample]]:
         yield batch
 
 
-def append(writer: ArrayWriter, encoded: list[Encoded], before: int) -> Array:
+def append_samples(writer: ArrayWriter, encoded: list[Encoded], before: int) -> Array:
     """Add these samples after `before` tokens, and return the ids of them all. Samples of one conversation have the key of its first one, which has all of it: they
     are evaluated or trained on together."""
     lengths = numpy.array([len(item.ids) for item in encoded])
