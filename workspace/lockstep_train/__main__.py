@@ -35,9 +35,7 @@ from lockstep_train.watch.watchdog import RankPlace
 def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m lockstep_train", description="Train a LoRA adapter: one rank of a run.")
     parser.add_argument("--run", type=Path, help="the run's file, run.json (default: $LOCKSTEP_RUN)")
-    parser.add_argument(
-        "--preview", type=int, metavar="N", help="print the first N samples of the data with what is learned marked, and train nothing"
-    )
+    parser.add_argument("--preview", type=int, metavar="N", help="print the first N samples, marking what is learned, and exit")
     return parser.parse_args(arguments)
 
 

@@ -111,7 +111,7 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
 
 def refuse_other_record(adapter: str, folder: Path, files: Mapping[str, str]) -> None:
     """Raise ConfigError for an adapter to start with that says it was trained on another base model."""
-    remedy = f"set training.model.name to that one, or remove {RECORD} from the adapter's folder to use it all the same"
+    remedy = f"set training.model.name to that one, or remove {RECORD} from the adapter's folder to use it anyway"
     problem = base_problem(folder, [Copy((0,), files)], adapter_record(Path(adapter)), f"training.lora.initFrom {adapter}", remedy)
     if problem is not None:
         raise ConfigError(problem)
@@ -152,5 +152,5 @@ def _announce(run: Run, start: resume.Start) -> None:
         run.reporter.say(f"Resuming from {start.source.folder} (step {start.source.manifest.step})")
         changed = changed_settings(start.source.manifest, training)
         if changed:
-            run.reporter.say(f"It was trained otherwise up to there: {', '.join(changed)}")
+            run.reporter.say(f"Changed since that commit: {', '.join(changed)}")
         run.reporter.resumed(plan.done.steps, plan.total_steps)

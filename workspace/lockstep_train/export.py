@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
         nargs="+",
         help="a run's folder, its checkpoints folder, or one step-N.aM folder; several where shards are spread",
     )
-    parser.add_argument("--output", type=Path, required=True, help="the adapter's folder; made if it isn't there")
+    parser.add_argument("--output", type=Path, required=True, help="the adapter's folder; created if it is missing")
     options = parser.parse_args(arguments)
     try:
         manifest = export(options.source, options.output)

@@ -59,7 +59,7 @@ def empty_model(base: Path) -> Any:
             return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(base), local_files_only=True))
     except Exception as error:  # also ImportError, KeyError and errors of its own: whatever a config.json leads to
         raise refusal(
-            f"{base} is the base model of this run, but can't be read ({reason_of(error)}); its {CONFIG} and tokenizer are needed", error
+            f"{base} is the base model of this run, but it can't be read ({reason_of(error)}); its {CONFIG} and tokenizer are needed", error
         ) from error
 
 

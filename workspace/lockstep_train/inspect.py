@@ -150,7 +150,7 @@ def chosen_commits(collection: Collection, everything: bool) -> list[Commit]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m lockstep_train.inspect", description="What the commits of a run are, as JSON.")
+    parser = argparse.ArgumentParser(prog="python -m lockstep_train.inspect", description="Print the commits of a run as JSON.")
     parser.add_argument("verb", choices=["list", "verify", "show"])
     parser.add_argument("source", type=Path, nargs="+", help="runs' folders, checkpoints folders, or folders of one commit")
     parser.add_argument("--all", action="store_true", help="verify every commit that a start might choose, not only the newest")

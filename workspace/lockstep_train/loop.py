@@ -82,7 +82,7 @@ def _evaluate(run: Run, step: int, stop: StopSignal, steps: Steps) -> str | None
     micro = run.config.training.optimization.micro_batch_size
     loss = evaluate(run.engine, run.loss, run.dataset.evaluation, micro, run.tokenizer.pad, run.ranks, leave)
     if loss is None:
-        run.reporter.say(f"The evaluation at step {step} is left: the run is asked to stop")
+        run.reporter.say(f"The evaluation at step {step} ends early: the run was asked to stop")
         return None
     run.describe.set_eval_loss(step, loss)
     if run.ranks.first:

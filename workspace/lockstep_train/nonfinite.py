@@ -23,15 +23,15 @@ def explain_nonfinite(run: Run, step: int, error: NonFinite) -> TrainerError:
     folder = run.config.training.model.name
     fault = _first(run, _base_changed(run) or _weight_at_fault(run, step))
     if fault is not None:
-        return ConfigError(f"{error}; the base model is at fault: {fault}; put the right files into {folder}, then start again")
+        return ConfigError(f"{error}; the cause is the base model: {fault}; put the right files into {folder}, then start again")
     if step == 1:
         return NonFinite(
-            f"{error}; no update was made before it, so the learning rate is not why: look at the base model {folder}, the samples of this step and the precision"
+            f"{error}; no update was made before it, so the learning rate is not the cause: check the base model {folder}, the samples of this step and the precision"
         )
     source = run.resumed_from
     if source is not None and not source.manifest.identity.base_files:
         return NonFinite(
-            f"{error}; {source.folder} has no hashes of the base model's files: see that {folder} is still what it was trained on"
+            f"{error}; {source.folder} has no hashes of the base model's files: check that {folder} is still what it was trained on"
         )
     return error
 

@@ -32,7 +32,7 @@ def preview(config: RunConfig, count: int, output: TextIO = sys.stdout) -> None:
     config = with_tokenizer_here(config, lambda line: print(line, file=output))
     folder = Path(config.training.model.name)
     if not folder.is_dir():
-        raise ConfigError(f"training.model.name {folder} is no folder; it must be the model's, with its tokenizer")
+        raise ConfigError(f"training.model.name {folder} is not a folder; give the model's folder, with its tokenizer")
     data = config.training.data
     tokenizer = load_tokenizer(folder, template_choice(data))
     for source in sources_of(data):

@@ -193,7 +193,7 @@ def test_a_lite_commit_gives_its_weights_and_an_optimizer_that_starts_afresh(ran
         runs = [run_file(name, zeroStage=stage, **settings)] * world_size
         ended = ranks.run("started_from_lite", runs, arguments={"commit": str(commit)})
         assert ended.codes == [0] * world_size, ended.output
-        assert "step-2.a1 is Lite: its weights are loaded, the optimizer's moments begin afresh" in ended.outputs[0]
+        assert "step-2.a1 is Lite: its weights are loaded, and the optimizer's moments start at zero" in ended.outputs[0]
 
 
 def test_volumes_of_their_own_hold_a_part_each_and_resume_together(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_run_that_goes_on_with_another_optimizer_says_so(
     ended = ranks.run("main", [run_file("other", checkpoint={"resumeFrom": str(commit)}, optimization=change)])
     assert ended.codes == [0], ended.output
     assert (
-        "It was trained otherwise up to there: training.optimization.optimizer is Adam and was AdamW, training.optimization.beta2 is 0.9 and was 0.999\n"
+        "Changed since that commit: training.optimization.optimizer is Adam and was AdamW, training.optimization.beta2 is 0.9 and was 0.999\n"
     ) in ended.output
 
 
@@ -323,7 +323,7 @@ def test_weights_that_are_no_numbers_are_named_and_not_the_learning_rate(
     for stage in ("Stage2", "Stage3"):
         ended = ranks.run("main", [run_file(f"run-{stage}", model={"name": str(broken)}, zeroStage=stage, evaluation=None)] * 2)
         assert ended.codes == [78, 78], ended.output
-        assert "the base model is at fault: its weight " in ended.output
+        assert "the cause is the base model: its weight " in ended.output
         assert f"holds NaN or infinite values; put the right files into {broken}" in ended.output
 
 

@@ -28,7 +28,7 @@ def test_any_one_volume_may_be_lost_when_each_shard_is_on_two(ranks: ForkServer,
     runs = [run_file(f"node-{node}", storage="PerPod", **settings) for node in range(nodes)]
     ended = ranks.run("main", runs, nodes=nodes)
     assert ended.codes == [0] * nodes, ended.output
-    assert "one copy only" not in ended.output
+    assert "only one copy" not in ended.output
     folders = [tmp_path / f"node-{node}" for node in range(nodes)]
     whole = checksums(folders[0] / "checkpoints/step-6.a1")
     for node, folder in enumerate(folders):
@@ -71,7 +71,7 @@ def test_a_neighbor_that_cannot_keep_a_copy_costs_the_copy_and_not_the_commit(ra
     ended = ranks.run("keep_no_copies", runs, nodes=2, arguments={"node": 1})
     assert ended.codes == [0, 0], ended.output
     assert "shard-r00000-of-00002.safetensors of" in ended.outputs[0]
-    assert "has one copy only" in ended.outputs[0]
+    assert "has only one copy" in ended.outputs[0]
     found = manifest(tmp_path / "node-0/checkpoints/step-2.a1")
     assert [shard.nodes for shard in found.shards] == [(0,), (1, 0)]
 

@@ -163,7 +163,7 @@ def test_a_damaged_token_cache_is_made_again_and_the_run_goes_on(ranks: ForkServ
     path = run_file("again", optimization={"maxSteps": 3})
     ended = ranks.run("corrupt_cache_while_resuming", [path], arguments={"cache": str(tmp_path / "again" / "cache")})
     assert ended.codes == [0], ended.output
-    assert "is made again: " in ended.output
+    assert "Rebuilding the token cache of " in ended.output
     assert "(step 2)" in ended.output
 
 

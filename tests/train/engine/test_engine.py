@@ -48,7 +48,7 @@ def test_the_last_layer_with_an_adapter_trains_from_whole_logits_and_says_so(ran
     path = run_file("head", lora={"targetModules": ["q_proj", "lm_head"]}, optimization={"maxSteps": 1}, evaluation=None)
     ended = ranks.run("main", [path])
     assert ended.codes == [0], ended.output
-    assert "The loss is computed from whole logits, which takes more memory: of this model, its last layer is a Linear" in ended.output
+    assert "The loss is computed from whole logits, which takes more memory: the model's last layer is a Linear" in ended.output
 
 
 @pytest.mark.parametrize(

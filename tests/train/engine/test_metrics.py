@@ -56,7 +56,7 @@ def test_a_killed_and_resumed_run_is_one_run_without_a_step_twice_everywhere(
     assert all(0 < sum(record[part] for part in parts) <= record["stepSeconds"] for record in train)
     assert all(record["tokens"] > 0 and record["mfu"] is None and 1e8 < record["peakMemoryBytes"] < 1e11 for record in train)
     (speed, _) = [event for event in records(folder, "events") if event["kind"] == "speed"]
-    assert speed["noMfuBecause"] == "FP32 has no tensor cores to be utilized"
+    assert speed["noMfuBecause"] == "FP32 uses no tensor cores, so there is no MFU"
     commits = [(event["step"], "undone" in event) for event in records(folder, "events") if event["kind"] == "checkpoint"]
     assert commits == [(2, False), (4, False), (6, False)]
 
@@ -81,7 +81,7 @@ def test_a_server_that_does_not_answer_changes_nothing_of_the_run(
     ended = ranks.run("train_against_server", [None] * 2, arguments={"answer": answer, "document": str(file)})
     assert ended.codes == [0, 0], ended.output
     assert [record["step"] for record in records(tmp_path / "run", "train_log")] == [1, 2]
-    assert "MLflow lacks the last metrics or some of them" in ended.outputs[0]
+    assert "MLflow is missing some metrics" in ended.outputs[0]
     assert time.monotonic() - started < 120  # a hang that ends the run would end it by the harness's limit
     assert "hunter2" not in ended.output + (tmp_path / "run/logs/events.jsonl").read_text()
 

@@ -46,7 +46,7 @@ def test_a_stop_within_an_evaluation_leaves_it_and_saves_its_step(
     path = run_file("evaluating", zeroStage=stage, evaluation={"everySteps": 3}, checkpoint={"everySteps": 50})
     ended = ranks.run("terminate_in_evaluation", [path] * 2, arguments={"step": 3, "rank": rank})
     assert ended.codes == [75, 75], ended.output
-    assert "The evaluation at step 3 is left: the run is asked to stop" in ended.outputs[0]
+    assert "The evaluation at step 3 ends early: the run was asked to stop" in ended.outputs[0]
     assert (tmp_path / "evaluating/checkpoints/step-3.a1/manifest.json").exists()
 
 

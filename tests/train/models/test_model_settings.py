@@ -70,7 +70,7 @@ def test_an_adapter_s_settings_name_layers_as_the_run_does_where_no_other_name_e
 
 def test_a_layer_with_an_adapter_is_not_trained_whole_under_another_name_either() -> None:
     config = LoraConfig(rank=2, alpha=2, dropout=0.0, target_modules=("gate",), modules_to_save=("block.gate",))
-    with pytest.raises(ConfigError, match=r"gate stands in targetModules and in modulesToSave"):
+    with pytest.raises(ConfigError, match=r"gate is in both targetModules and modulesToSave"):
         check_targets(layers(gate=torch.nn.Linear(4, 2)), config)
 
 

@@ -131,7 +131,7 @@ def own_template(model: str, folder: str) -> None:
     own.write_text(own.read_text() + " ")
     assert load_tokenizer(Path(folder) / "model", choice).digest not in digests
     for content, problem in (
-        ("a\n{% if %}", ":2 is no Jinja template: "),
+        ("a\n{% if %}", ":2 is not a Jinja template: "),
         (" \n", " is empty; it must be"),
         (b"\xff", " is not UTF-8; it must be"),
         (None, " can't be read: No such file"),

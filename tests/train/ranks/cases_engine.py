@@ -152,7 +152,7 @@ def models_that_change_their_logits() -> None:
     for model in (Gemma2ForCausalLM(Gemma2Config(**shape, head_dim=8)), GraniteForCausalLM(GraniteConfig(**shape, logits_scaling=3.0))):
         head, note = tile_head(model)
         assert head is None
-        assert note == "it does more to the logits after its last layer"
+        assert note == "the model does more to the logits after its last layer"
 
 
 def timeouts_of_groups(timeout_seconds: int) -> None:

@@ -218,11 +218,15 @@ def refuse_folders(folder: str) -> None:
         (broken / name).write_bytes((path / "llama" / name).read_bytes())
     _refused(broken, f"lacks {lost}")
     whole = (path / "llama" / lost).read_bytes()
-    for cut, reason in ((whole[:-1], "is cut off"), (whole[:5], "is cut off"), (b"\x05" + bytes(7) + b"[1,2]", "is no safetensors file")):
+    for cut, reason in (
+        (whole[:-1], "is cut off"),
+        (whole[:5], "is cut off"),
+        (b"\x05" + bytes(7) + b"[1,2]", "is not a safetensors file"),
+    ):
         (broken / lost).write_bytes(cut)
         _refused(broken, f"{broken / lost} {reason}")
     (broken / "model.safetensors.index.json").write_text("{")
-    _refused(broken, "is no index of weight files")
+    _refused(broken, "is not an index of weight files")
 
 
 def _refused(folder: Path, expected: str) -> None:

@@ -194,7 +194,7 @@ def test_a_word_is_a_job_unless_it_is_a_folder_of_this_machine(
 def test_a_folder_that_is_no_run_s_is_refused(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "some").mkdir()
     assert inspect.main([verb, str(tmp_path)]) == 78
-    assert f"{tmp_path} is no run's folder" in capsys.readouterr().err
+    assert f"{tmp_path} is not a run's folder" in capsys.readouterr().err
 
 
 def test_a_run_that_has_not_saved_yet_has_an_empty_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

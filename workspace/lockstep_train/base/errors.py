@@ -238,7 +238,7 @@ def print_problem(error: TrainerError | OSError) -> int:
         return error.exit_code
     where = f"{error.filename}: " if error.filename else ""
     reason = error.strerror or error
-    print(f"lockstep: {where}{reason}; see that the folders can be read and written to, and that the volume has room", file=sys.stderr)
+    print(f"lockstep: {where}{reason}; check that the folders are readable and writable, and that the volume has room", file=sys.stderr)
     return FAILED
 
 

@@ -186,7 +186,7 @@ def _unusable_gpus(gpus: int) -> TrainerError:
         reason = first_line(error)
     unusable = f"{found_gpus} can't use them: {reason}"
     if out_of_memory(reason):
-        return OutOfMemoryError(f"{unusable}; see with nvidia-smi on the node who holds their memory")
+        return OutOfMemoryError(f"{unusable}; run nvidia-smi on the node to see which process holds their memory")
     if lasts_on_this_device(reason):
         needs = f"CUDA {torch.version.cuda} needs a driver that is new enough (nvidia-smi on the node)"
         return ConfigError(f"{unusable}; {needs}; or use an image with an older CUDA, or set gpusPerNode to 0")

@@ -281,4 +281,4 @@ def restore_commit(engine: Any, source: VerifiedCommit, ranks: Ranks, say: Calla
         ranks.publish("load/over")
     zero_access.restore_loss_scaler(engine, manifest.loss_scaler)
     if reader.lite:
-        say(f"{source.folder} is Lite: its weights are loaded, the optimizer's moments begin afresh")
+        say(f"{source.folder} is Lite: its weights are loaded, and the optimizer's moments start at zero")

@@ -128,7 +128,7 @@ def resolve_source(source: SourceConfig, cache: Path, say: Say, digest: Digest =
         yield from files.samples(broken)
         if _stamps(files) != before and files.digest(lambda path: digest(path, cache)) != content:
             raise TrainerError(
-                f"the data {source.path} changed while they were read; once nothing writes there any more, the next attempt reads them again"
+                f"the data {source.path} changed while it was read; the next attempt reads it again, so stop what writes there"
             )
 
     return DataSource(source.path, content, files.plain_text, source.weight, samples, source.path)
@@ -212,7 +212,7 @@ def _plain(rule: DivisionRule) -> list[Any]:
 def _whole(plan: Path, say: Say) -> bool:
     """Return True if both parts of the plan are there; a damaged one is removed."""
     parts = [
-        whole_arrays(plan / part, lambda problem: say(f"The plan of the sequences is made again: {problem}"))
+        whole_arrays(plan / part, lambda problem: say(f"Rebuilding the plan of the sequences: {problem}"))
         for part in (EVALUATION, TRAINING)
     ]
     return all(part is not None for part in parts)
@@ -293,7 +293,7 @@ def first_problem(outcomes: dict[int, dict[str, Any]]) -> Problem | None:
         files = {node: outcome["prepared"]["files"] for node, outcome in outcomes.items()}
         first = next(iter(files.values()))
         other = next(((path, node) for node, theirs in files.items() for path in first if theirs.get(path) != first[path]), None)
-        which = f"{other[0]} of node {other[1]} is another one than that of node {next(iter(files))}; " if other is not None else ""
+        which = f"{other[0]} of node {other[1]} differs from that of node {next(iter(files))}; " if other is not None else ""
         return Problem(
             f"the data differs between the volumes of nodes {', '.join(map(str, outcomes))}: {which}copy the same files to all of them"
         )

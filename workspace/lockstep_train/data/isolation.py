@@ -88,7 +88,7 @@ def refuse_leak(isolation: Isolation) -> None:
     """Raise ConfigError for a leak, and where no effect was seen at all."""
     if not isolation.together > 0:  # also NaN
         raise ConfigError(
-            "training.data.packing can't be used: with this model no effect of one token on the next was seen, so it can't be shown that documents are kept apart; set packing to false"
+            "training.data.packing can't be used: with this model, one token shows no effect on the next, so Lockstep can't verify that documents are kept apart; set packing to false"
         )
     if not isolation.apart <= isolation.largest_share * isolation.together:
         raise ConfigError(

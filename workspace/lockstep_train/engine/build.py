@@ -79,7 +79,7 @@ def start_model(
         check_secondary_shards(engine.module)
     reporter.startup.done("selfTest")
     if note is not None:
-        reporter.say(f"The loss is computed from whole logits, which takes more memory: of this model, {note}")
+        reporter.say(f"The loss is computed from whole logits, which takes more memory: {note}")
     if warning is not None:
         reporter.say(warning)
     return engine, TokenLoss(engine, head, balance), trained

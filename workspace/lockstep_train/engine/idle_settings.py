@@ -11,22 +11,22 @@ from lockstep_train.base.errors import ConfigError
 IDLE = {
     "activation_checkpointing": "only a model that calls deepspeed.checkpointing reads it (what you want is training.optimization.gradientCheckpointing)",
     "compile": "DeepSpeed compiles where engine.compile() is called, which Lockstep's trainer doesn't do",
-    "disable_allgather": "DeepSpeed reads it nowhere",
+    "disable_allgather": "DeepSpeed never reads it",
     "sparse_gradients": "ZeRO reduces all gradients dense",
-    "comms_logger": "nobody asks for its summary; logs and metrics have what each step waited for the network",
+    "comms_logger": "its summary is never printed; logs and metrics show what each step waited for the network",
 }
 """Top-level sections, and why they do nothing."""
-_NO_CHECKPOINT = "checkpoints are Lockstep's own, so that DeepSpeed neither saves nor loads one"
+_NO_CHECKPOINT = "checkpoints are Lockstep's own, and DeepSpeed neither saves nor loads any"
 IDLE_ZERO = {
-    "allgather_partitions": "DeepSpeed reads it nowhere",
+    "allgather_partitions": "DeepSpeed never reads it",
     "load_from_fp32_weights": _NO_CHECKPOINT,
     "elastic_checkpoint": _NO_CHECKPOINT,
     "pipeline_loading_checkpoint": _NO_CHECKPOINT,
     "gather_16bit_weights_on_model_save": _NO_CHECKPOINT,
     "stage3_gather_16bit_weights_on_model_save": _NO_CHECKPOINT,
     "stage3_gather_fp16_weights_on_model_save": _NO_CHECKPOINT,
-    "cpu_offload_use_pin_memory": "DeepSpeed reads it nowhere; training.optimization.offload CPU takes pinned memory by itself",
-    "legacy_stage1": "DeepSpeed has no such stage any more",
+    "cpu_offload_use_pin_memory": "DeepSpeed never reads it; training.optimization.offload CPU uses pinned memory anyway",
+    "legacy_stage1": "DeepSpeed no longer has such a stage",
     "save_muon_momentum_buffer_in_memory": "training.optimization.optimizer is never Muon",
 }
 """Settings of zero_optimization in every stage."""

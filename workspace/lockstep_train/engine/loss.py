@@ -130,7 +130,7 @@ def tile_head(model: torch.nn.Module) -> tuple[TiledHead | None, str | None]:
     if hasattr(layer, "modules_to_save"):  # trained whole: peft keeps a copy of it
         layer = layer.modules_to_save[layer.active_adapter]
     if type(layer) is not torch.nn.Linear:
-        return None, f"its last layer is a {type(layer).__name__}, not a plain linear one"
+        return None, f"the model's last layer is a {type(layer).__name__}, not a plain linear one"
     if not ends_with_layer(causal, layer):
-        return None, "it does more to the logits after its last layer"
+        return None, "the model does more to the logits after its last layer"
     return TiledHead(causal, layer), None

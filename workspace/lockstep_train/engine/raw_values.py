@@ -57,7 +57,7 @@ def refuse_unusable_values(raw: Mapping[str, Any], stage: ZeroStage) -> None:
     zero = raw.get("zero_optimization", {})
     if zero.get("zenflow") is not None:
         raise ConfigError(
-            "training.deepspeed.zero_optimization.zenflow would put an optimizer of its own in the place of training.optimization.optimizer, whose state Lockstep "
+            "training.deepspeed.zero_optimization.zenflow would replace training.optimization.optimizer with an optimizer whose state Lockstep "
             "could not save; leave it out"
         )
     scattered = stage is not ZeroStage.STAGE1 and zero.get("reduce_scatter", True) is not False
@@ -74,7 +74,7 @@ def _refuse_unknown_names(section: str, value: Mapping[str, Any]) -> None:
         if name not in SECTIONS[section]:
             near = difflib.get_close_matches(name, SECTIONS[section], n=1)
             raise ConfigError(
-                f"training.deepspeed.{section}.{name} is no setting of DeepSpeed"
+                f"training.deepspeed.{section}.{name} is not a DeepSpeed setting"
                 + (f" (did you mean {near[0]}?)" if near else "")
                 + f"; valid here: {', '.join(SECTIONS[section])}"
             )

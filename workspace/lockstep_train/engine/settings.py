@@ -101,7 +101,7 @@ def refuse_contradictions(raw: Mapping[str, Any], training: TrainingConfig) -> N
         if key not in PASSED_ON and key not in OWNED:
             near = difflib.get_close_matches(key, [*PASSED_ON, *OWNED], n=1)
             raise ConfigError(
-                f"training.deepspeed.{key} is no setting of DeepSpeed that can be used here"
+                f"training.deepspeed.{key} is not a DeepSpeed setting that can be used here"
                 + (f" (did you mean {near[0]}?)" if near else "")
                 + f"; valid here: {', '.join(PASSED_ON)}"
             )

@@ -47,10 +47,10 @@ def refuse_no_model(name: str, files: Sequence[RemoteFile]) -> None:
     if CONFIG in paths:
         return
     if "adapter_config.json" in paths:
-        raise ConfigError(f"{name} is an adapter, not a model: name its base model, and the adapter's folder in training.lora.initFrom")
+        raise ConfigError(f"{name} is an adapter, not a model: name its base model, and put the adapter's folder in training.lora.initFrom")
     kinds = sorted({PurePosixPath(path).suffix for path in paths if PurePosixPath(path).suffix})
     raise ConfigError(
-        f"{name} has no {CONFIG}, so it is no model that transformers can load (its files: {', '.join(kinds) or 'none'}); check the name"
+        f"{name} has no {CONFIG}, so transformers can't load it as a model (its files: {', '.join(kinds) or 'none'}); check the name"
     )
 
 
@@ -60,17 +60,17 @@ def _weights(name: str, files: dict[str, RemoteFile], read: Read) -> set[str]:
     if INDEX not in files:
         if any(PICKLED.fullmatch(path) for path in files):
             raise ConfigError(
-                f"{name} has its weights as pickle files only, which run code when they are read: name a revision or a copy of it with safetensors files"
+                f"{name} has its weights only as pickle files, which run code when they are loaded; name a revision or a copy with safetensors files"
             )
         raise ConfigError(f"{name} has no weights: neither {SINGLE} nor {INDEX}; check the name and the revision")
     try:
         named = {str(path) for path in json.loads(read(INDEX))["weight_map"].values()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{INDEX} of {name} is no index of weight files ({error}); name another revision") from error
+        raise ConfigError(f"{INDEX} of {name} is not an index of weight files ({error}); name another revision") from error
     pickled = sorted(path for path in named if not path.endswith(".safetensors"))
     if pickled:
         raise ConfigError(
-            f"{INDEX} of {name} names {pickled[0]}, which is no safetensors file; name a revision or a copy of it with safetensors files"
+            f"{INDEX} of {name} names {pickled[0]}, which is not a safetensors file; name a revision or a copy of it with safetensors files"
         )
     missing = sorted(named - files.keys())
     if missing:

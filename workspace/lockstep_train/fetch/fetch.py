@@ -83,7 +83,7 @@ def pin_of(remote: Remote, revision: str | None, cache: Path, say: Say) -> str:
     except MayPass as problem:
         if before is None:
             raise TrainerError(
-                f"{problem}; see that pods reach it (proxy, HF_ENDPOINT), or fetch it ahead of time: lockstep model get"
+                f"{problem}; check that pods can reach it (proxy, HF_ENDPOINT), or fetch it ahead of time: lockstep model get"
             ) from problem
         say(f"{problem}. Going on with {remote.name}{_at(revision)} as it was when it was fetched: {before}")
         return before
@@ -123,7 +123,7 @@ def fetch(
         if named:
             remember_revision(cache, remote.kind, remote.name, revision, pin)
     except MayPass as problem:
-        raise TrainerError(f"{problem}; what is there so far is kept, and the next attempt goes on from it") from problem
+        raise TrainerError(f"{problem}; what has arrived is kept, and the next attempt goes on from there") from problem
     except OSError as error:
         raise refusal(fetch_problem(error, target.folder.parent), error) from error
     return Fetched(target.folder, pin)
@@ -150,7 +150,7 @@ def _fill_or_take(target: Target, remote: Remote, pin: str, choose: Choose, say:
             shutil.rmtree(target.partial, ignore_errors=True)
         elif isinstance(error, OSError) and error.errno in _MOVED:
             raise TrainerError(
-                f"{error.filename or target.partial} was moved or removed while it was written ({error.strerror}); see that only one process "
+                f"{error.filename or target.partial} was moved or removed while it was written ({error.strerror}); make sure that only one process "
                 "fetches into a volume whose locks don't work, and start again"
             ) from error
         else:
@@ -189,7 +189,7 @@ def _refuse_full(target: Target, remote: Remote, files: Sequence[RemoteFile], su
     if free is not None and needed > free:
         raise TrainerError(
             f"{remote.name} needs {decimal_size(needed)} more in {target.folder.parent}, and {decimal_size(free)} are free there; free "
-            f"{decimal_size(needed - free)}, or take a larger claim"
+            f"{decimal_size(needed - free)} or use a larger claim"
         )
 
 
@@ -197,8 +197,8 @@ def fetch_problem(error: OSError, folder: Path) -> str:
     """Problem of the volume, in words."""
     where = error.filename or folder
     if error.errno in _FULL:
-        return f"{where} can't be written: {error.strerror}; free room on the volume, or take a larger claim: what is there so far is kept"
-    return f"{where} can't be written: {error.strerror or error}; see that the volume is mounted and may be written to"
+        return f"{where} can't be written: {error.strerror}; free space on the volume or use a larger claim; what has arrived is kept"
+    return f"{where} can't be written: {error.strerror or error}; check that the volume is mounted and writable"
 
 
 def _size(path: Path) -> int:
@@ -282,8 +282,8 @@ class Transfer:
             self._progress.moved(-file.size)
             part.unlink()  # a wrong byte may be anywhere in it
         raise TrainerError(
-            f"{file.path} of {self._remote.name} has not the digest that is published for it, twice in a row; a proxy or a mirror on the way changes it: "
-            "try without it (HF_ENDPOINT)"
+            f"{file.path} of {self._remote.name} does not match its published digest, twice in a row; a proxy or a mirror may change it on the way: "
+            "try without one (HF_ENDPOINT)"
         )
 
     def _read(self, file: RemoteFile, part: Path) -> None:

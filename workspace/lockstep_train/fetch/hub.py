@@ -123,7 +123,7 @@ class HubRepository:
         kind, host, status = _KINDS[self.kind], shown_endpoint(), _status(error)
         what, problem = f"the {kind} {self.name}", None
         if isinstance(error, errors.HFValidationError):
-            problem = f"{self.name} is no name of the hub: {_words(error)}; names are org/name, and a folder's path starts with /"
+            problem = f"{self.name} is not a valid hub name: {_words(error)}; names are org/name, and a folder's path starts with /"
         elif isinstance(error, errors.RevisionNotFoundError):
             problem = f"{what} at {host} has no revision {revision}; name a branch, a tag or a commit of it"
         elif isinstance(error, errors.GatedRepoError) or status in {UNAUTHORIZED, FORBIDDEN}:
@@ -133,7 +133,7 @@ class HubRepository:
         elif isinstance(error, errors.EntryNotFoundError):
             problem = f"{what} at {host} lacks a file at {revision}: {_words(error)}; name another revision"
         elif type(error).__name__ in {"InvalidURL", "UnsupportedProtocol"}:
-            problem = f"HF_ENDPOINT is no address that can be asked for {what}; state it as https://host, or leave it out"
+            problem = f"HF_ENDPOINT is not a valid address for {what}; write it as https://host, or leave it out"
         elif status is not None and status not in {TIMEOUT, NO_SUCH_RANGE, THROTTLED} and status < SERVER:
             problem = f"{host} answers {status} when asked for {what}; check HF_ENDPOINT and the name"
         return problem

@@ -118,7 +118,7 @@ class ObjectFolder:
 
         scheme, _, rest = self._name.partition("://")
         if scheme not in SCHEMES:
-            raise ConfigError(f"{self._name} can't be fetched from: addresses begin with {', '.join(f'{name}://' for name in SCHEMES)}")
+            raise ConfigError(f"{self._name} can't be fetched: addresses must begin with {', '.join(f'{name}://' for name in SCHEMES)}")
         # Stated like this, no other server is asked where the bucket is.
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
@@ -127,7 +127,7 @@ class ObjectFolder:
                 return fs.S3FileSystem(endpoint_override=endpoint, region=region or "us-east-1"), rest
             system, root = fs.FileSystem.from_uri(self._name)
         except ValueError as error:
-            raise ConfigError(f"{self._name} is no address that can be used: {first_line(error)}") from error
+            raise ConfigError(f"{self._name} is not a usable address: {first_line(error)}") from error
         except OSError as error:
             raise self._problem(error) from error
         return system, root

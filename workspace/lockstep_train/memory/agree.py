@@ -49,7 +49,7 @@ def agree_on_memory(training: TrainingConfig, folder: Path, ranks: Ranks, report
         check_blocks(shape, settings.quantization, ranks.device)
     capacity = facts["capacity"]
     if shape is None or capacity is None:
-        reporter.say("There is no memory plan, so nothing is refused for its need of memory")
+        reporter.say("There is no memory plan: Lockstep can't check whether this run fits")
         return Agreed(asked_partition(settings, place) or 1)
     place = replace(place, partition=choose_partition(shape, settings, place, capacity))
     plan = plan_memory(shape, settings, place, capacity)
@@ -83,7 +83,7 @@ def _shape(folder: Path, device: torch.device, reporter: Reporter) -> ModelShape
     try:
         return read_shape(folder, device)
     except Exception as error:  # whatever a model's own code raises; loading it will say what is wrong
-        reporter.say(f"The shapes of {folder} can't be told from its config.json ({type(error).__name__}: {str(error).splitlines()[:1]})")
+        reporter.say(f"The sizes of {folder} can't be read from its config.json ({type(error).__name__}: {str(error).splitlines()[:1]})")
         return None
 
 

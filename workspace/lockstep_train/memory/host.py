@@ -61,5 +61,5 @@ def _take(saver: Saver, engine: Any, ranks: Ranks) -> str | None:
         saver.reserve(engine)
     except (MemoryError, OSError) as error:
         size = decimal_size(saver.copy_bytes(engine))
-        return f"rank {ranks.rank} on node {ranks.node} gets no {size} of host memory for the copy that saves are written from: {error}; {REMEDY}"
+        return f"rank {ranks.rank} on node {ranks.node} can't get {size} of host memory for the copy that saves are written from: {error}; {REMEDY}"
     return None

@@ -41,7 +41,7 @@ def check_experts(model: torch.nn.Module, stage: ZeroStage, quantization: Quanti
         used = implementation(experts)
         if stage is ZeroStage.STAGE3 and used not in STATIC:
             raise ConfigError(
-                f"{name} of this model computes its experts with `{used}`, which hangs under Stage3 because every rank visits other experts; "
+                f"{name} of this model computes its experts with `{used}`, which hangs under Stage3 because ranks visit different experts; "
                 "use zeroStage Stage2, or a model whose config.json leaves experts_implementation out so that grouped_mm is taken"
             )
         if quantization is not Quantization.NONE:

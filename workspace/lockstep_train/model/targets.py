@@ -69,7 +69,7 @@ def check_targets(model: torch.nn.Module, config: LoraConfig) -> None:
     )
     if both:
         raise ConfigError(
-            f"training.lora: {_shown(both, 'modulesToSave')} stands in targetModules and in modulesToSave; a layer either gets an adapter or is trained whole"
+            f"training.lora: {_shown(both, 'modulesToSave')} is in both targetModules and modulesToSave; a layer either gets an adapter or is trained whole"
         )
     if config.target_parameters and (config.dropout > 0 or config.dora):
         raise ConfigError('training.lora.targetParameters needs dropout "0" and dora false: peft folds these adapters into the weights')

@@ -141,7 +141,7 @@ def read_description(folder: Path) -> dict[str, Any]:
             f"training.lora.initFrom {folder} has no readable {CONFIG} ({error}); it must be the folder of a PEFT adapter", error
         ) from error
     if not isinstance(description, dict):
-        raise ConfigError(f"training.lora.initFrom {folder}: {CONFIG} is no JSON object; it must be the folder of a PEFT adapter")
+        raise ConfigError(f"training.lora.initFrom {folder}: {CONFIG} is not a JSON object; it must be the folder of a PEFT adapter")
     return description
 
 

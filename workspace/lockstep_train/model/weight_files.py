@@ -61,7 +61,7 @@ def weight_paths(folder: Path) -> list[Path]:
     try:
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     except (ValueError, KeyError, AttributeError) as error:
-        raise ConfigError(f"{index} is no index of weight files ({type(error).__name__}: {error}); download the model again") from error
+        raise ConfigError(f"{index} is not an index of weight files ({type(error).__name__}: {error}); download the model again") from error
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise ConfigError(
@@ -71,7 +71,7 @@ def weight_paths(folder: Path) -> list[Path]:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of one file, by name. Raises ConfigError for a file that is no safetensors file or is cut off."""
+    """The tensors of one file, by name. Raises ConfigError for a file that is not a safetensors file or is cut off."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -86,7 +86,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             }
             end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise ConfigError(f"{path} is no safetensors file ({type(error).__name__}: {error}); download the model again") from error
+            raise ConfigError(f"{path} is not a safetensors file ({type(error).__name__}: {error}); download the model again") from error
     if size < end:
         raise ConfigError(f"{path} is cut off: it has {size} bytes, its header promises {end}; download the model again")
     return tensors

@@ -100,7 +100,7 @@ def count(matrices: Iterable[Matrix], attention_width: int) -> FlopCount:
 def peak_flops(device: str, precision: str) -> tuple[float | None, str | None]:
     """Peak FLOP/s of one device, or None and why."""
     if precision == "FP32":
-        return None, "FP32 has no tensor cores to be utilized"
+        return None, "FP32 uses no tensor cores, so there is no MFU"
     if re.search(r"\bMIG\b", device):
         return None, f"the peak FLOP/s of a part of a GPU are not known ({device})"
     for name, peak in PEAKS.items():

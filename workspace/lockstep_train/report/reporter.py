@@ -90,7 +90,7 @@ class Reporter:
         for sink in sinks:
             drained = sink.drained(deadline - time.monotonic())
             if sink.dropped or not drained:
-                line = f"{sink.name} lacks the last metrics or some of them ({sink.dropped} points dropped); the files in logs/ have all"
+                line = f"{sink.name} is missing some metrics ({sink.dropped} points dropped); the files in logs/ have all of them"
                 self.event("sinkIncomplete", line=line, sink=sink.name, droppedPoints=sink.dropped)
 
     def say(self, line: str) -> None:

@@ -204,7 +204,7 @@ class Watchdog:
         is frozen, or the network between is cut."""
         self._lost_since = self._lost_since or time.monotonic()
         if time.monotonic() - self._lost_since > GRACE_SECONDS and not self._closed.is_set():
-            message = f"rank 0 can't be reached any more ({error})"
+            message = f"rank 0 can no longer be reached ({error})"
             if self._loading and self._stop.requested:
                 self._end(SAVED, message)
             self._hang(message)

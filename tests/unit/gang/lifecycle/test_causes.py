@@ -222,12 +222,12 @@ RAISED = [
     ("ConnectError", "[Errno 111] Connection refused", Cause.SETUP),
     (
         "TrainerError",
-        "https://huggingface.co can't be asked for the model org/m: it answers 503; see that pods reach it (proxy, HF_ENDPOINT)",
+        "https://huggingface.co can't be asked for the model org/m: it answers 503; check that pods can reach it (proxy, HF_ENDPOINT)",
         Cause.SETUP,
     ),
     (
         "TrainerError",
-        "org/m needs 9.0 GB more in /workspace/cache/models/org--m, and 1.0 GB are free there; free 8.0 GB, or take a larger claim",
+        "org/m needs 9.0 GB more in /workspace/cache/models/org--m, and 1.0 GB are free there; free 8.0 GB or use a larger claim",
         Cause.STORAGE,
     ),
     ("HTTPError", "503 Server Error: Service Unavailable for url: http://mlflow:5000/api", Cause.SETUP),

@@ -139,5 +139,5 @@ def test_an_output_that_is_no_folder_is_one_sentence_that_names_it(
     assert export.main([str(commit), "--output", str(output)]) == 1
     said = capsys.readouterr().err
     assert said.startswith(f"lockstep: {output}")
-    assert "Not a directory; see that the folders can be read and written to" in said
+    assert "Not a directory; check that the folders are readable and writable" in said
     assert len(said.splitlines()) == 1

@@ -123,7 +123,7 @@ def test_a_shard_with_fewer_copies_than_asked_for_is_told(tmp_path: Path) -> Non
     Upkeep(tmp_path / "checkpoints", 2, replicas(2), told.append).committed(make_commit(tmp_path / "checkpoints", "step-1.a1"))
     assert len(told) == 1
     assert "shard-r00000-of-00001.safetensors" in told[0]
-    assert "has one copy only" in told[0]
+    assert "has only one copy" in told[0]
 
 
 def test_an_attempt_that_was_replaced_hears_that_its_commits_do_not_count(tmp_path: Path) -> None:

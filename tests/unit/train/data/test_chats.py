@@ -72,7 +72,7 @@ def test_a_line_says_how_many_samples_came_of_how_many_conversations_at_every_st
     for _ in range(2):
         notes = dataset_of(tmp_path / "cache", tokenizer(QWEN3), path=path, max_length=1000).notes
         assert (
-            f"{path}: 4 conversations make 12 samples, for the chat template renders earlier answers otherwise than the model writes them"
+            f"{path}: 4 conversations make 12 samples, because the chat template renders earlier answers differently from what the model writes"
             in notes[1]
         )
     last = dataset_of(tmp_path / "cache", tokenizer(QWEN3), path=path, max_length=1000, train_on=TrainOn.LAST_TURN)

@@ -69,7 +69,7 @@ def test_all_broken_lines_are_counted_and_the_first_ones_named(tmp_path: Path) -
         read(tmp_path / "x.jsonl")
     message = str(refused.value)
     assert message.startswith("8 broken lines in the data: x.jsonl:1: `text` is empty; x.jsonl:2: not a JSON object; x.jsonl:3: neither")
-    assert message.endswith("(and 3 more); mend them, or set training.data.onBroken to Drop to leave them out")
+    assert message.endswith("(and 3 more); fix them, or set training.data.onBroken to Drop to leave them out")
 
 
 def test_broken_lines_are_left_out_where_the_run_says_so_and_told_at_every_start(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_broken_lines_are_left_out_where_the_run_says_so_and_told_at_every_start
     for _ in range(2):
         dataset = dataset_of(tmp_path / "cache", path=str(path), on_broken=OnBroken.DROP)
         assert texts(dataset.training) == ["a", "b"]
-        assert dataset.notes[1].startswith(f"WARNING: {path}: 2 broken lines are left out: {path}:2: not valid JSON")
+        assert dataset.notes[1].startswith(f"WARNING: {path}: leaving out 2 broken lines: {path}:2: not valid JSON")
         assert f"{path}:4: neither `messages`" in dataset.notes[1]
     with pytest.raises(ConfigError, match=r"^2 broken lines in the data: "):
         dataset_of(tmp_path / "cache", path=str(path))
@@ -88,7 +88,7 @@ def test_broken_lines_are_left_out_where_the_run_says_so_and_told_at_every_start
 
 def test_data_of_broken_lines_alone_are_refused_also_where_they_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text("{}\n")
-    with pytest.raises(ConfigError, match=r"holds no samples; WARNING: .* 1 broken lines are left out: .*x\.jsonl:1: neither"):
+    with pytest.raises(ConfigError, match=r"holds no samples; WARNING: .* leaving out 1 broken lines: .*x\.jsonl:1: neither"):
         dataset_of(tmp_path / "cache", path=str(tmp_path / "x.jsonl"), on_broken=OnBroken.DROP)
 
 

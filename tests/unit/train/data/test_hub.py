@@ -149,7 +149,7 @@ def test_keys_that_a_table_gives_to_every_object_are_not_rendered_as_nulls(hub: 
     ("source", "reason"),
     [
         ({"name": "org/nothing"}, "does not show the dataset org/nothing"),
-        ({"name": "no/such/name"}, "no/such/name is no name of the hub"),
+        ({"name": "no/such/name"}, "no/such/name is not a valid hub name"),
         ({"config": None}, f"the dataset {NAME} has several configs; set config to wikitext-103-v1, wikitext-2-raw-v1$"),
         ({"config": "raw"}, f"the dataset {NAME} has no config raw; it has wikitext-103-v1, wikitext-2-raw-v1$"),
         ({"split": "dev"}, rf"the dataset {NAME} \(config wikitext-2-raw-v1\) has no split dev; it has test, train, validation$"),
@@ -166,7 +166,7 @@ def test_a_dataset_with_a_script_of_its_own_is_refused(hub: Hub, tmp_path: Path)
     hub.add("org/old", {"old.py": b"import datasets", "data/train.zip": b"PK"}, "datasets")
     with pytest.raises(
         ConfigError,
-        match=r"the dataset org/old is read by a script of its own \(old\.py\), .* revision: refs/convert/parquet, and config: ",
+        match=r"the dataset org/old needs a loading script of its own \(old\.py\), .* revision: refs/convert/parquet, and config: ",
     ):
         dataset(tmp_path, name="org/old", config=None)
 
@@ -206,7 +206,7 @@ def test_a_full_volume_ends_the_attempt_and_leaves_nothing_that_looks_whole(
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "rename", full)
-        with pytest.raises(TrainerError, match="No space left on device; free room on the volume, or take a larger claim") as refused:
+        with pytest.raises(TrainerError, match="No space left on device; free space on the volume or use a larger claim") as refused:
             dataset(tmp_path)
     assert not isinstance(refused.value, ConfigError)
     assert texts(dataset(tmp_path)) == [" = A = \n", "one\n", "two\n"]

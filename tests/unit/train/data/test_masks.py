@@ -117,7 +117,7 @@ def test_tools_reach_the_template_and_their_answers_are_not_learned() -> None:
 
 def test_a_template_without_stable_beginnings_is_refused_saying_why() -> None:
     with pytest.raises(
-        ValueError, match=r"what the chat template has before messages\[1\] changes when that follows, and .* no generation marks"
+        ValueError, match=r"what the chat template has before messages\[1\] changes when that message follows, and .* no generation marks"
     ):
         learned(COUNTING, says("one", "two"))
 

@@ -105,7 +105,7 @@ def test_objects_of_a_folder_that_are_left_out_are_told(store: Any, tmp_path: Pa
         ("s3://data/nothing.jsonl", "holds nothing; check the address"),
         ("s3://data/wiki/*.csv", "holds nothing; check the address"),
         ("s3://nobucket/x.parquet", "holds nothing|can't be read"),
-        ("s3://data/*/x.parquet", "only the last part of an address may have"),
+        ("s3://data/*/x.parquet", "only the last part of an address may contain"),
     ],
 )
 def test_an_address_without_data_is_refused(store: Any, tmp_path: Path, path: str, reason: str) -> None:

@@ -176,7 +176,7 @@ def test_a_wrong_byte_is_fetched_again_and_a_mirror_that_changes_bytes_is_named(
     hub.add(NAME, TINY)
     heavy = next(iter(WEIGHTS))
     hub.faults.wrong = {heavy: 2, "config.json": 1}
-    with pytest.raises(TrainerError, match=f"{heavy} of org/tiny has not the digest that is published for it, twice in a row") as refused:
+    with pytest.raises(TrainerError, match=f"{heavy} of org/tiny does not match its published digest, twice in a row") as refused:
         get(tmp_path)
     assert refused.value.exit_code == 1
     assert not [path for path in (tmp_path / "models/org--tiny").iterdir() if path.is_dir() and not path.name.startswith(".")]
@@ -208,7 +208,7 @@ def test_a_folder_that_lost_a_file_is_made_whole_again(hub: Hub, tmp_path: Path)
         (NAME, None, {"gated": True}, None, "is gated and no token was given: ask for access on its page there, and give a token"),
         (NAME, None, {"gated": True}, "hf_somebodyelse", "is gated and the token's account has no access to it"),
         (NAME, None, {"private": True}, "hf_somebodyelse", "has no model org/tiny"),
-        ("a--b/c", None, {}, None, "a--b/c is no name of the hub"),
+        ("a--b/c", None, {}, None, "a--b/c is not a valid hub name"),
     ],
 )
 def test_what_only_a_person_can_mend_is_one_sentence_and_final(
@@ -251,7 +251,7 @@ def test_no_network_is_no_final_failure(tmp_path: Path, hub: Hub, monkeypatch: p
 def test_a_volume_without_room_is_refused_before_anything_is_fetched(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.add(NAME, TINY)
     monkeypatch.setattr(fetching, "free_bytes", lambda folder: 20_000_000)
-    words = r"org/tiny needs 67\.7 MB more in .*org--tiny, and 20\.0 MB are free there; free 47\.7 MB, or take a larger claim"
+    words = r"org/tiny needs 67\.7 MB more in .*org--tiny, and 20\.0 MB are free there; free 47\.7 MB or use a larger claim"
     with pytest.raises(TrainerError, match=words) as refused:
         get(tmp_path)
     assert refused.value.exit_code == 1
@@ -271,7 +271,7 @@ def test_a_volume_that_fills_up_meanwhile_keeps_what_is_there_and_is_no_final_fa
 
     monkeypatch.setattr(fetching.Counted, "write", full)
     with pytest.raises(
-        TrainerError, match="can't be written: No space left on device; free room on the volume, or take a larger claim"
+        TrainerError, match="can't be written: No space left on device; free space on the volume or use a larger claim"
     ) as refused:
         get(tmp_path)
     assert refused.value.exit_code == 1
@@ -287,19 +287,19 @@ def test_a_volume_that_fills_up_meanwhile_keeps_what_is_there_and_is_no_final_fa
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"config.json": b"{}", "pytorch_model.bin": b"p"}, "has its weights as pickle files only"),
+        ({"config.json": b"{}", "pytorch_model.bin": b"p"}, "has its weights only as pickle files"),
         ({"config.json": b"{}"}, "has no weights: neither model.safetensors nor model.safetensors.index.json"),
         ({"adapter_config.json": b"{}", "adapter_model.safetensors": b""}, r"is an adapter, not a model: name its base model"),
-        ({"model-q4.gguf": b"g"}, r"has no config.json, so it is no model that transformers can load \(its files: .gguf\)"),
+        ({"model-q4.gguf": b"g"}, r"has no config.json, so transformers can't load it as a model \(its files: .gguf\)"),
         ({"config.json": b"{}", "model.safetensors.index.json": INDEX}, "has no model-00001-of-00002.safetensors, which its .* names"),
-        ({"config.json": b"{}", "model.safetensors.index.json": b"<html>"}, "is no index of weight files"),
+        ({"config.json": b"{}", "model.safetensors.index.json": b"<html>"}, "is not an index of weight files"),
         (
             {
                 "config.json": b"{}",
                 "pytorch_model.bin": b"p",
                 "model.safetensors.index.json": b'{"weight_map": {"a": "pytorch_model.bin"}}',
             },
-            "model.safetensors.index.json of org/tiny names pytorch_model.bin, which is no safetensors file",
+            "model.safetensors.index.json of org/tiny names pytorch_model.bin, which is not a safetensors file",
         ),
     ],
 )
@@ -601,7 +601,7 @@ def test_a_refusal_of_the_hubs_storage_is_no_word_on_the_name_or_the_token(hub: 
     assert get(tmp_path / "once").folder.is_dir()
     hub.faults.statuses["/cdn/"] = [403] * 100
     with pytest.raises(
-        TrainerError, match=r"the hub's storage \S+ answers 403 when asked for \S+ of the model org/tiny; what is there"
+        TrainerError, match=r"the hub's storage \S+ answers 403 when asked for \S+ of the model org/tiny; what has arrived is kept"
     ) as refused:
         get(tmp_path / "always")
     assert refused.value.exit_code == 1
@@ -673,7 +673,7 @@ def test_the_password_of_a_mirror_is_in_no_message(hub: Hub, tmp_path: Path, mon
         get(tmp_path, lines=lines)
     text = "\n".join([str(refused.value), *lines])
     assert not any(word in text for word in ("bob", "PASS", "WORD", TOKEN))
-    assert "HF_ENDPOINT is no address" in text if status is None else f"{hub.endpoint} " in text
+    assert "HF_ENDPOINT is not a valid address" in text if status is None else f"{hub.endpoint} " in text
 
 
 @pytest.mark.usefixtures("no_locks")

@@ -133,7 +133,7 @@ def test_an_etag_that_is_no_digest_costs_a_second_read(
             r"s3://nobody/tiny can't be read \(NO_SUCH_BUCKET\); check the address, and that the key may read it: AWS_ACCESS_KEY_ID",
         ),
         ("s3://models/none", "s3://models/none holds nothing; check the address"),
-        ("ftp://models/tiny", "ftp://models/tiny can't be fetched from: addresses begin with s3://, gs://"),
+        ("ftp://models/tiny", "ftp://models/tiny can't be fetched: addresses must begin with s3://, gs://"),
     ],
 )
 def test_an_address_that_can_not_be_is_one_sentence_and_final(store: Any, tmp_path: Path, address: str, words: str) -> None:
@@ -169,7 +169,7 @@ def test_a_password_in_an_address_is_refused_and_not_printed(
 def test_a_volume_that_is_full_is_no_fault_of_the_store(store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, volume = objects.ObjectFolder.read, SimpleNamespace(write=full)
     monkeypatch.setattr(objects.ObjectFolder, "read", lambda self, file, pin, sink, start: real(self, file, pin, volume, start))
-    with pytest.raises(TrainerError, match="No space left on device; free room on the volume, or take a larger claim") as failed:
+    with pytest.raises(TrainerError, match="No space left on device; free space on the volume or use a larger claim") as failed:
         get(tmp_path)
     assert failed.value.exit_code == 1
 

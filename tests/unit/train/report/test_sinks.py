@@ -124,7 +124,7 @@ def test_a_server_that_refuses_everything_is_told_once_and_without_its_password(
     assert sink.dropped == 20
     (event,) = told
     assert event["kind"] == "sinkFailed"
-    assert "Test gets no metrics (ConnectionError: 503 for https://***@metrics.example retry later)" in event["line"]
+    assert "Test received no metrics (ConnectionError: 503 for https://***@metrics.example retry later)" in event["line"]
     assert "hunter2" not in str(event)
 
 
@@ -164,7 +164,7 @@ def test_the_end_of_a_run_waits_for_a_hanging_server_only_so_long_and_says_what_
     assert server.arrived.wait(FOREVER_SECONDS)
     reporter.step(2, 2, 1.0, None, {"loss": 1.0})
     reporter.close()
-    assert "MLflow lacks the last metrics or some of them (1 points dropped)" in capsys.readouterr().out
+    assert "MLflow is missing some metrics (1 points dropped)" in capsys.readouterr().out
     assert "sinkIncomplete" in (tmp_path / "events.jsonl").read_text()
 
 
@@ -229,7 +229,7 @@ def test_an_mlflow_database_address_is_refused_without_its_password() -> None:
 
 def test_wandb_without_a_key_is_refused_and_offline_needs_none(tmp_path: Path) -> None:
     nowhere = {"NETRC": str(tmp_path / "netrc")}
-    with pytest.raises(ConfigError, match=r"give WANDB_API_KEY in spec\.env from a Secret"):
+    with pytest.raises(ConfigError, match=r"set WANDB_API_KEY in spec\.env from a Secret"):
         choose.refuse_unusable_metrics(WANDB, nowhere)
     choose.refuse_unusable_metrics(WANDB, {**nowhere, "WANDB_MODE": "offline"})
     choose.refuse_unusable_metrics(WANDB, {**nowhere, "WANDB_API_KEY": "key"})

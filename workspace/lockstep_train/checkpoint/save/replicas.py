@@ -289,7 +289,7 @@ class Replicas:
                 put_shard(self._places[node], self._token, _named(folder.name, shard), folder / shard.file)
                 nodes.append(node)
             except OSError as error:
-                print_error(f"lockstep_train: rank {self._ranks.rank}: node {node} keeps no copy of {folder / shard.file}: {error}")
+                print_error(f"lockstep_train: rank {self._ranks.rank}: node {node} can't keep a copy of {folder / shard.file}: {error}")
         return replace(shard, nodes=tuple(nodes))
 
     def fetch(self, folder: Path, shard: ShardRecord, path: Path) -> None:

@@ -73,12 +73,12 @@ class Upkeep:
         lacking = self._replicas.lacking(manifest)
         if lacking:
             self._tell(
-                f"CHECKPOINT step {manifest.step} | {', '.join(lacking)} of {folder} has one copy only: its neighbor could not keep the other"
+                f"CHECKPOINT step {manifest.step} | {', '.join(lacking)} of {folder} has only one copy: the neighbor could not keep the other"
             )
         newest = max((record.attempt for record in read_records(self._checkpoints)), default=0)
         if newest > manifest.attempt:
             self._tell(
-                f"CHECKPOINT step {manifest.step} | attempt {newest} has started in {self._checkpoints}: commits of this attempt don't count any more"
+                f"CHECKPOINT step {manifest.step} | attempt {newest} has started in {self._checkpoints}: commits of this attempt no longer count"
             )
         if self._exporter is not None:
             self._exporter.begin(folder, manifest)

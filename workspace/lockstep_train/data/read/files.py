@@ -180,7 +180,7 @@ def pattern_files(pattern: Path) -> list[Path]:
     try:
         matches = {match for match in _matches(top, parts) if _is_file(match)}
     except ValueError as error:
-        raise ConfigError(f"the pattern {pattern} can't be looked for: {first_line(error)}") from error
+        raise ConfigError(f"the pattern {pattern} is not valid: {first_line(error)}") from error
     names_hidden = any(part.startswith((".", "__")) for part in parts)
     hidden = set() if names_hidden else {match for match in matches if _is_hidden(match.relative_to(top))}
     if not matches - hidden:
@@ -223,7 +223,7 @@ def rows_of_files(paths: Sequence[Path], source: SourceConfig, say: Callable[[st
     files = whole_files(paths, source.format)
     split = source.split or ALL
     if set(split_names(split)) != {ALL}:
-        say(f"WARNING: split {split} is ignored: {source.path} has all rows in {ALL}; splits are of folders and of datasets of the hub")
+        say(f"WARNING: split {split} is ignored: {source.path} has all rows in {ALL}; only folders and hub datasets have splits")
         return files
     return replace(files, parts=tuple(_parts(split, {ALL: tuple(paths)}, reader_of(files.plain_text, None))))
 
@@ -291,7 +291,7 @@ def _parts(split: str, paths: Mapping[str, tuple[Path, ...]], read: Reader) -> I
     try:
         chosen = datasets.ReadInstruction.from_spec(split).to_absolute(counts)
     except (ValueError, AssertionError) as error:
-        raise ConfigError(f"the split {split} can't be taken: {first_line(error)}; there are {one_of_counts(counts)}") from error
+        raise ConfigError(f"the split {split} is not available: {first_line(error)}; there are {one_of_counts(counts)}") from error
     for part in chosen:
         start = part.from_ or 0
         yield RowRange(paths[part.splitname], start, part.to if part.to is not None else counts[part.splitname])

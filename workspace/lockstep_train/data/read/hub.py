@@ -104,7 +104,7 @@ def _fetched(remote: Remote, commit: str, source: SourceConfig, cache: Path, say
     fetched = fetch(remote, commit, cache, say, choose=choose, part=part, revision=source.revision)
     layout = _noted(note, what)
     if layout is None:
-        raise TrainerError(f"{note} can't be read, though it was just written; look at the volume, and start again")
+        raise TrainerError(f"{note} can't be read, though it was just written; check the volume and start again")
     return layout, fetched.folder
 
 

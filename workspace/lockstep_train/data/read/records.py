@@ -161,7 +161,9 @@ def _is_trained(message: Mapping[str, Any], number: int) -> bool:
     if message["role"] == "assistant":
         return learned
     if train is True or weight == 1:
-        raise ValueError(f"message {number} is to be learned, but is of the role {message['role']}: only the assistant's can be")
+        raise ValueError(
+            f"message {number} is marked to be learned, but its role is {message['role']}: only the assistant's messages can be learned"
+        )
     return True
 
 
@@ -251,7 +253,7 @@ def _spoken(message: object, number: int) -> dict[str, Any]:
         return {"role": "assistant", "content": "", "tool_calls": _calls(message["value"], place), **marks}
     role = SPEAKERS.get(message["from"])
     if role is None:
-        raise ValueError(f"{place} is from {message['from']!r}, which is none of {', '.join([*SPEAKERS, CALLER])}")
+        raise ValueError(f"{place} is from {message['from']!r}; valid are {', '.join([*SPEAKERS, CALLER])}")
     return {"role": role, "content": message["value"], **marks}
 
 
@@ -260,7 +262,7 @@ def _calls(text: str, place: str) -> list[dict[str, Any]]:
     value = _decoded(text, place)
     calls = value if isinstance(value, list) else [value]
     if not calls or not all(isinstance(call, dict) and isinstance(call.get("name"), str) and "arguments" in call for call in calls):
-        raise ValueError(f"{place} is a {CALLER}, but its value is no JSON object with `name` and `arguments`")
+        raise ValueError(f"{place} is a {CALLER}, but its value is not a JSON object with `name` and `arguments`")
     return [
         {"type": "function", "function": {"name": call["name"], "arguments": _decoded(call["arguments"], f"`arguments` of {place}")}}
         for call in calls
@@ -277,7 +279,7 @@ def _alpaca(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     question = "\n".join(part for part in (_text(record, "instruction"), record.get("input") or "") if part)
     texts = [text for pair in history for text in pair] + [question, _text(record, "output")]
     if not all(isinstance(text, str) for text in texts):
-        raise ValueError("`history` holds something else than strings")
+        raise ValueError("`history` holds values that are not strings")
     return [*_system(record), *({"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(texts))]
 
 

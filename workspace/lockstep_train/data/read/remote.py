@@ -48,7 +48,7 @@ class ObjectFiles(ObjectFolder):
         folder, _, self._pattern = address.rpartition("/")
         if WILD & set(folder) or folder.endswith("/"):
             raise ConfigError(
-                f"{address} can't be looked for: only the last part of an address may have *, ? or [ in it, as in s3://bucket/folder/*.parquet"
+                f"{address} is not a valid pattern: only the last part of an address may contain *, ? or [, as in s3://bucket/folder/*.parquet"
             )
         super().__init__(folder, DATASETS)
         self._address = address

@@ -52,7 +52,7 @@ def layout_of(what: str, names: Sequence[str], card: bytes | None, config: str |
     script = f"{PurePosixPath(what.rsplit(maxsplit=1)[-1]).name}.py"
     if script in names:
         raise ConfigError(
-            f"{what} is read by a script of its own ({script}), which nobody runs any more; take the hub's Parquet copy of it: revision: "
+            f"{what} needs a loading script of its own ({script}), and such scripts are no longer run; use the hub's Parquet copy: revision: "
             "refs/convert/parquet, and config: the name of one of the copy's folders"
         )
     with tempfile.TemporaryDirectory(prefix="lockstep-layout-") as folder:

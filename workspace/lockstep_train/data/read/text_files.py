@@ -62,12 +62,12 @@ class Broken:
         """Raise ConfigError when there are any."""
         if self.count:
             raise ConfigError(
-                f"{self.count} broken lines in the data: {self._told()}; mend them, or set training.data.onBroken to Drop to leave them out"
+                f"{self.count} broken lines in the data: {self._told()}; fix them, or set training.data.onBroken to Drop to leave them out"
             )
 
     def left_out(self) -> list[str]:
         """Warn of those that are not refused, in a line; in none when there are none."""
-        return [f"WARNING: {self.name}: {self.count:,} broken lines are left out: {self._told()}"] if self.count else []
+        return [f"WARNING: {self.name}: leaving out {self.count:,} broken lines: {self._told()}"] if self.count else []
 
     def _told(self) -> str:
         more = f" (and {self.count - REPORTED_LINES} more)" if self.count > REPORTED_LINES else ""
@@ -171,7 +171,7 @@ def read_jsonl(path: Path, broken: Broken, form: Form = sample_of) -> Iterator[A
             yield from usable(form, parse_object, line, number, broken)
 
 
-NO_TEXT = "no text, for it holds a NUL byte; if the file is text, convert it to UTF-8"
+NO_TEXT = "not text: it holds a NUL byte; if the file is text, convert it to UTF-8"
 
 
 def read_text(path: Path, broken: Broken) -> Iterator[AnySample]:
@@ -210,7 +210,7 @@ def read_array(path: Path, broken: Broken, form: Form = sample_of) -> Iterator[A
                     element = elements.next()
                 except ValueError as error:
                     raise ConfigError(
-                        f"{path}:{elements.line}: {error}; an array can't be read past that: mend it, or write an object a line"
+                        f"{path}:{elements.line}: {error}; an array can't be read past that: fix it, or write one object per line"
                     ) from error
                 if element is None:
                     return

@@ -118,7 +118,9 @@ def _learned_turns(conversation: Conversation) -> list[int]:
 def _whole(chat: Chat, conversation: Conversation) -> Learnable:
     """Learn all of a conversation as it is rendered, with the stop token that the next speaker's marker is."""
     if conversation.untrained:
-        raise ValueError("`train: false` and `weight: 0` need training.data.trainOn Assistant or LastTurn, for All learns every message")
+        raise ValueError(
+            "`train: false` and `weight: 0` need training.data.trainOn Assistant or LastTurn, because All learns every message"
+        )
     text = chat.beginning(len(chat.messages), prompted=False)
     last = chat.messages[-1]
     if last["role"] == ASSISTANT and not text.rstrip().endswith((*chat.template.stops, *chat.template.special)):
@@ -199,7 +201,7 @@ def _marked(chat: Chat, turns: Sequence[int]) -> Learnable:
     messages = [number for number, message in enumerate(chat.messages) if message["role"] == ASSISTANT]
     if len(marked) != len(messages):
         raise ValueError(
-            f"the chat template marks {len(marked)} parts of it for {len(messages)} of the assistant's messages; its generation marks have to stand around "
+            f"the chat template marks {len(marked)} parts of it for {len(messages)} of the assistant's messages; put its generation marks around "
             "each of those once"
         )
     places = dict(zip(messages, marked, strict=True))
@@ -209,7 +211,7 @@ def _marked(chat: Chat, turns: Sequence[int]) -> Learnable:
     empty = next((number for number in turns if _says_something(chat.messages[number]) and not text[slice(*places[number])].strip()), None)
     if empty is not None:
         raise ValueError(
-            f"the chat template's generation marks hold nothing of messages[{empty}]; they have to stand around all that the model writes"
+            f"the chat template's generation marks hold nothing of messages[{empty}]; put them around all that the model writes"
         )
     ended = [_ended(chat.template, text, places[number]) for number in turns]
     return encoded(chat.template, text, [span for span, _ in ended], tuple(itertools.chain.from_iterable(remarks for _, remarks in ended)))

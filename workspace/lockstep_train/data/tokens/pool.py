@@ -195,7 +195,7 @@ class Encoder:
                 answer = future.result()
             except (Lost, CancelledError):
                 if self._pool is not None:
-                    self._say("A process that tokenizes has ended before its work: this rank goes on alone, which takes longer")
+                    self._say("A tokenizing process ended early: this rank goes on alone, which takes longer")
                 self._close()
                 answer = self._here(batch)
             yield len(batch), answer

@@ -80,7 +80,7 @@ def tokens_of(
 ) -> Arrays:
     """Return the source's tokens: checked, or made now. Raises ConfigError when the source has broken lines that are not to be left out."""
     place = folder / token_key(source, tokenizer, train_on, on_broken)
-    arrays = whole_arrays(place, lambda problem: say(f"The token cache of {source.name} is made again: {problem}"))
+    arrays = whole_arrays(place, lambda problem: say(f"Rebuilding the token cache of {source.name}: {problem}"))
     if arrays is not None:
         return arrays
     write_tokens(source, tokenizer, train_on, place, say, on_broken)
@@ -156,8 +156,8 @@ class Remarks:
     def notes(self) -> list[str]:
         """Notes of a line each, the most frequent first."""
         divided = (
-            f"{self._name}: {self._divided['conversations']:,} conversations make {self._divided['samples']:,} samples, for the chat template "
-            "renders earlier answers otherwise than the model writes them (trainOn: LastTurn learns one of each conversation)"
+            f"{self._name}: {self._divided['conversations']:,} conversations make {self._divided['samples']:,} samples, because the chat template "
+            "renders earlier answers differently from what the model writes (trainOn: LastTurn learns one of each conversation)"
         )
         warnings = [
             f"WARNING: {self._name}: {count:,} {remark} (the first at line {self._first[remark]:,})"

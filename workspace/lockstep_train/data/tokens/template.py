@@ -79,7 +79,7 @@ def own_template(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise ConfigError(f"training.data.chatTemplate {path} is not UTF-8; it must be a Jinja template as tokenizers have them") from error
     except TemplateSyntaxError as error:
-        raise ConfigError(f"training.data.chatTemplate {path}:{error.lineno} is no Jinja template: {first_line(error)}") from error
+        raise ConfigError(f"training.data.chatTemplate {path}:{error.lineno} is not a Jinja template: {first_line(error)}") from error
     if not text.strip():
         raise ConfigError(f"training.data.chatTemplate {path} is empty; it must be a Jinja template as tokenizers have them")
     return text

@@ -189,7 +189,7 @@ def _divided(chat: Chat, number: int) -> tuple[str, str, bool]:
                 end = rendered.rindex(marker) + len(marker)
                 context = prompt_text[: len(prompt_text) - len(prompt) + len(marker)] if prompt_text is not None else rendered[:end]
                 return context, rendered[end:], opened
-    raise problem or Unmasked(f"what the chat template has before messages[{number}] changes when that follows")
+    raise problem or Unmasked(f"what the chat template has before messages[{number}] changes when that message follows")
 
 
 def _without_thought(prompt: str) -> Iterator[str]:
@@ -293,7 +293,7 @@ def _without_second_thought(turn: Turn) -> Turn:
     return replace(turn, answer=answer.removeprefix("<think>").lstrip() if context_open else answer)
 
 
-LOST_CONTENT = "answers say something beside a call of a tool that the chat template doesn't render: it is not learned"
+LOST_CONTENT = "answers have text beside a tool call that the chat template doesn't render: it is not learned"
 LOST_CALL = "answers call tools in a way that the chat template doesn't render: the calls are not learned"
 
 

@@ -38,7 +38,7 @@ def refuse_unusable_metrics(metrics: MetricsConfig, environ: Mapping[str, str] |
         _need("wandb", "metrics.wandb", "wandb", "leave metrics.wandb out")
         if not _has_wandb_key(variables):
             raise ConfigError(
-                "metrics.wandb is set, but there is no key: give WANDB_API_KEY in spec.env from a Secret, or set WANDB_MODE to offline there"
+                "metrics.wandb is set, but there is no key: set WANDB_API_KEY in spec.env from a Secret, or WANDB_MODE to offline"
             )
 
 

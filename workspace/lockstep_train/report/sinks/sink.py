@@ -122,7 +122,7 @@ class MetricsSink:
             reason = redact(f"{type(error).__name__}: {' '.join(str(error).split())}")[:300]
             self._tell(
                 "sinkFailed",
-                line=f"{self.name} gets no metrics ({reason}): training goes on, it is tried again",
+                line=f"{self.name} received no metrics ({reason}); training goes on, and sending is retried",
                 sink=self.name,
                 reason=reason,
             )
