@@ -13,7 +13,7 @@ from pathlib import Path
 
 REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)")
 TORCH = re.compile(r"torch|triton|numpy|nvidia-.*|cuda-.*")
-"""What belongs to torch: CUDA's libraries come as wheels beside it, and numpy's ABI is the one that it was compiled for."""
+"""Packages that belong to torch: CUDA's libraries come as wheels beside it, and numpy's ABI is the one that it was compiled for."""
 
 
 def requirements(text: str) -> dict[str, str]:

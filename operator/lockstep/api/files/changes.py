@@ -51,7 +51,7 @@ def _split(change: str) -> tuple[list[str | int], str]:
 
 
 def _read(text: str, change: str) -> Any:
-    """As in a job file."""
+    """Value of a change, read as in a job file."""
     documents = yamlnodes.documents(f"value: {text}", f"--set {change}")
     try:
         return yamlnodes.value_of(documents[0])["value"] if documents else None

@@ -22,18 +22,18 @@ Location = tuple[str | int, ...]
 
 
 class ClusterFile(NamedTuple):
-    """What a cluster file says."""
+    """Content of a cluster file."""
 
     cluster: ClusterSection
     profile: TrainingCluster
     calibration: tuple[Calibration, ...] = ()
-    """What was measured there, by transport."""
+    """Measurements of the cluster, by transport."""
     lines: Mapping[str, int] = {}
     """The line of every key that the file has, for example network.rdma.rails[0].network."""
 
 
 def parse_cluster_file(text: str, source: str) -> ClusterFile:
-    """Reads the text of a cluster file; `source` is its name in messages.
+    """Read the text of a cluster file; `source` is its name in messages.
 
     Raises ConfigError with one line for every problem: file, line, key, what is valid and the nearest valid key.
     """

@@ -40,7 +40,7 @@ class ClusterSection(Model):
 
 
 class ValueKind(Enum):
-    """How a value may be written."""
+    """Form in which a value may be written."""
 
     TEXT = auto()  # numbers too: 32 and "32" are the same quantity
     INTEGER = auto()  # "3" too
@@ -143,7 +143,7 @@ def field_of(path: str) -> str:
 
 
 def file_path(location: tuple[str | int, ...]) -> str:
-    """Where a field of the cluster's spec stands in the file: ("pod", "volumes", 0, "storageClass") → pod.volumes[0].class."""
+    """Path in the file of a field of the cluster's spec: ("pod", "volumes", 0, "storageClass") → pod.volumes[0].class."""
     location = tuple(part for part in location if part != "[key]")  # pydantic's mark for "the key itself"
     model = ".".join("[]" if isinstance(part, int) else part for part in location).replace(".[]", "[]")
     known = _FILE_PATHS.get(model.removesuffix("[]"))

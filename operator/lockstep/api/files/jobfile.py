@@ -27,7 +27,7 @@ class NoJob(ConfigError):
 
 
 def parse_job_file(text: str, source: str, changes: Sequence[str] = ()) -> TrainingJob:
-    """Reads the one TrainingJob of a file; other objects beside it are left alone. `source` is its name in messages.
+    """Read the one TrainingJob of a file; other objects beside it are left alone. `source` is its name in messages.
 
     `changes`: fields said elsewhere (`training.lora.rank=8`), which count instead of the file's.
 
@@ -79,7 +79,7 @@ class _Reader(Document):
     """Turns nodes into JSON values."""
 
     changes: Mapping[str, str] = {}
-    """How a field was given that the file doesn't give, by its path."""
+    """Source of each field that the file doesn't have, by its path."""
 
     def mapping(self, node: yaml.MappingNode, place: str) -> dict[str, Any]:
         """The fields of a mapping. One without a value is left out, as the API server does."""

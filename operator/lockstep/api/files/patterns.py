@@ -1,4 +1,4 @@
-"""What each pattern of the API asks for, in words: for messages and for the reference."""
+"""Words for each pattern of the API, for messages and for the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a file, told so that its writer can put it right: where, what, what is valid."""
+"""Problems of a file, told so that its writer can correct them: where, what, what is valid."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lockstep_spec.modelnames import holds_password
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """One thing to put right. `path` is the key as the file writes it, for example network.rdma.rails[0].network."""
+    """One thing to correct. `path` is the key as the file writes it, for example network.rdma.rails[0].network."""
 
     line: int
     path: str
@@ -64,7 +64,7 @@ def unknown(word: str, valid: Iterable[str], what: str = "unknown key") -> str:
 
 
 def explain(error: ErrorDetails) -> str:
-    """What pydantic found, in the words of a person who writes YAML."""
+    """Text of a pydantic error in the words of a person who writes YAML."""
     context: dict[str, Any] = error.get("ctx", {})
     kind = error["type"]
     if kind in _TEXTS:

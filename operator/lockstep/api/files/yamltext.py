@@ -24,7 +24,7 @@ LINE_ENDS = re.compile("[\x85\u2028\u2029\ufeff\r]")
 
 
 def _is_plain_block(text: str) -> bool:
-    """Whether a block scalar gives `text` back: line ends of Unicode, control characters and leading blanks don't survive one."""
+    """True if a block scalar gives `text` back: line ends of Unicode, control characters and leading blanks don't survive one."""
     lines = text.removesuffix("\n").split("\n")
     return "\n" in text and text.isascii() and not text.startswith(" ") and all(lines) and all(line.isprintable() for line in lines)
 
@@ -46,12 +46,12 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def load_yaml(text: str) -> Any:
-    """What the one document says. Raises yaml.YAMLError. For files of ours, and where mistakes are explained by others (`yamlnodes`)."""
+    """Value of the one document. Raises yaml.YAMLError. For files of ours, and where mistakes are explained by others (`yamlnodes`)."""
     return yaml.load(text, FastLoader)  # noqa: S506 (a safe loader)
 
 
 def load_all_yaml(text: str) -> list[Any]:
-    """What each document says. Raises yaml.YAMLError."""
+    """Value of each document. Raises yaml.YAMLError."""
     return list(yaml.load_all(text, FastLoader))
 
 

@@ -1,1 +1,1 @@
-"""What a person reads about a job: why, top, logs, stacks, diff-runs."""
+"""Pages about a job for people: why, top, logs, stacks, diff-runs."""

@@ -1,4 +1,4 @@
-"""What pods say of themselves, taken apart: only what was asked for, with the types that it must have, and no more of it than makes sense (pure).
+"""Answers of pods about themselves, reduced to what was asked for, with the types that it must have and within limits (pure).
 
 Whoever made a job's image, or runs code in it, decides what `runfolder.py` answers there.
 """
@@ -15,7 +15,7 @@ from lockstep.api.objects import Object
 T = TypeVar("T")
 POINTS_MAX = 20_000
 DEPTH_MAX, RUN_CHARACTERS_MAX = 16, 256 * 1024
-"""Of run.json: one that is nested deeper, or with keys of megabytes, would cost far more memory when its paths are written out."""
+"""Limits of a run.json that is read: one that is nested deeper, or has keys of megabytes, would cost far more memory when its paths are written out."""
 NICS_MAX, GPUS_MAX, RANKS_MAX, WORDS_MAX = 64, 64, 4096, 200
 
 
@@ -62,7 +62,7 @@ def _small(run: Object) -> Object:
 
 
 def _shallow(value: Any, depth: int) -> Any:
-    """Without what is nested deeper."""
+    """The value without what is nested deeper."""
     if isinstance(value, dict):
         return {str(key)[:WORDS_MAX]: _shallow(item, depth - 1) for key, item in value.items()} if depth else None
     if isinstance(value, list):
@@ -108,7 +108,7 @@ def _number(value: object) -> float | None:
 
 
 def is_count(value: object) -> TypeGuard[int]:
-    """Whether it is a whole number that something can have been counted to."""
+    """True if it is a whole number that something can have been counted to."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
 
 

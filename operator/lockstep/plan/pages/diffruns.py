@@ -11,7 +11,7 @@ from lockstep.plan.pages.redact import Redactor
 from lockstep.plan.pages.table import aligned
 
 ROWS = 10
-"""Of a loss curve, for a person; JSON has all."""
+"""Rows of a loss curve for a person; JSON has all."""
 LONGEST = 40
 _TOLD = ("nodes", "ranksPerNode", "gpusPerNode", "storage")
 _SCRIPT = ("command", "workingDirectory")
@@ -19,19 +19,19 @@ _SCRIPT = ("command", "workingDirectory")
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two. `told` and `spec` are flat; `steps` and `evaluations`: by step, the loss."""
+    """One of the two runs. `settings` and `spec` are flat; `steps` and `evaluations`: the loss by step."""
 
     name: str
     told: Object
     spec: Object | None = None
-    """Of the job, without what `told` has; None: of a folder, which remembers no spec."""
+    """Spec of the job without what `settings` has; None for a folder, which holds no spec."""
     results: Object = field(default_factory=dict)
     steps: Mapping[int, float] = field(default_factory=dict)
     evaluations: Mapping[int, float] = field(default_factory=dict)
 
 
 def told_of(run: Object) -> Object:
-    """What of a run.json makes one run differ from another: not its name, addresses and files."""
+    """Settings of a run.json that make one run differ from another: not its name, addresses and files."""
     training = run.get("training")
     chosen: Object = {key: run[key] for key in (*_TOLD, *(() if training else _SCRIPT)) if run.get(key) is not None}
     return flat(chosen | ({"training": training} if training else {}))
@@ -86,7 +86,7 @@ def curve(records: Mapping[str, Object], name: str) -> dict[int, float]:
 
 
 def compare(one: Side, other: Side) -> Object:
-    """What differs of what they were told, their figures, and their losses at the steps that both have."""
+    """Differences of two runs' settings, their figures, and their losses at the steps that both have."""
     both = one.spec is not None and other.spec is not None
     first, second = ({**side.told, **((side.spec or {}) if both else {})} for side in (one, other))
     fields = [field for field in dict.fromkeys([*first, *second]) if first.get(field) != second.get(field)]

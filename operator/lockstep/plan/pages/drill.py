@@ -14,7 +14,7 @@ WATCHED_PODS = 16
 
 
 class Fault(StrEnum):
-    """What can be done to a running job."""
+    """Fault that a drill causes in a running job."""
 
     KILL_RANK = "kill-rank"
     FREEZE_RANK = "freeze-rank"
@@ -40,7 +40,7 @@ AFTER_INTERRUPT = {
     Fault.FILL_DISK: "the volume has its room again",
     Fault.CORRUPT_CHECKPOINT: "a commit that was damaged stays so, and the job starts again from the one before",
 }
-"""What the cluster is left with when a drill is interrupted."""
+"""State that an interrupted drill leaves the cluster in."""
 RESTARTS = frozenset({Fault.KILL_RANK, Fault.FREEZE_RANK, Fault.LOSE_NODE, Fault.CORRUPT_CHECKPOINT})
 
 
@@ -61,7 +61,7 @@ class Right:
 
 
 def rights(fault: Fault, namespace: str, home: str = OPERATOR_NAMESPACE) -> list[Right]:
-    """What the asker's account must be allowed to do. `home`: the operator's namespace."""
+    """Rights that your account needs for a drill. `home`: the operator's namespace."""
     exec_ = Right("create", "pods", "exec", namespace=namespace)
     own = [Right("list", "pods", namespace=namespace), exec_]
     more = {
@@ -80,7 +80,7 @@ def rights(fault: Fault, namespace: str, home: str = OPERATOR_NAMESPACE) -> list
 
 
 def why_not_now(job: Object, fault: Fault) -> str:
-    """What speaks against this drill at this moment; '' when nothing does."""
+    """Reason not to run this drill now; '' when there is none."""
     status, spec = job.get("status") or {}, job["spec"]
     progress = condition(status, "Progressing")
     if progress.get("reason") != "Running" or is_true(status, "Restarting"):
@@ -100,21 +100,21 @@ def why_not_now(job: Object, fault: Fault) -> str:
 
 @dataclass(frozen=True)
 class DrillOutcome:
-    """What a drill has measured; times in seconds from the fault, None where there is no such thing."""
+    """Measurements of a drill; times in seconds from the fault, None where there is no such thing."""
 
     fault: Fault
     done: str
-    """What was done, to whom."""
+    """Action that was taken, and its target."""
     attempt: int
     """The attempt that it was done to."""
     stopped_seconds: float | None = None
-    """Until no rank of that attempt ran any more on any watched node."""
+    """Time until no rank of that attempt ran any more on any watched node."""
     named_seconds: float | None = None
-    """Until the job's status named it."""
+    """Time until the job's status named it."""
     started_seconds: float | None = None
-    """Until ranks of the next attempt were there."""
+    """Time until ranks of the next attempt were there."""
     downtime_seconds: float | None = None
-    """From the failure, as the gang noticed it, to the first step after it."""
+    """Time from the failure, as the gang noticed it, to the first step after it."""
     lost_steps: int | None = None
     named: str = ""
     """Cause and message, as status tells them."""
@@ -125,7 +125,7 @@ class DrillOutcome:
 
 
 def cost_of(status: Object, attempt: int) -> Object | None:
-    """What status.restartHistory says of a failed attempt; of one that was stopped, as a pod that goes in order stops it, what status.stop says."""
+    """Entry of status.restartHistory for a failed attempt; for one that was stopped in order, as by a pod that ends, the facts of status.stop."""
     entry = next((entry for entry in status.get("restartHistory", []) if entry["attempt"] == attempt), None)
     stop = status.get("stop") or {}
     if entry is None and stop.get("attempt") == attempt:
@@ -134,7 +134,7 @@ def cost_of(status: Object, attempt: int) -> Object | None:
 
 
 def has_recovered(status: Object, attempt: int, tells_steps: bool) -> bool:
-    """Whether a later attempt than `attempt` runs, and, where the job tells its steps, has made one after the failure."""
+    """True if a later attempt than `attempt` runs and, where the job reports steps, has made one after the failure."""
     if condition(status, "Progressing").get("reason") != "Running" or int(status.get("attempts", 0)) <= attempt:
         return False
     cost = cost_of(status, attempt)
@@ -142,7 +142,7 @@ def has_recovered(status: Object, attempt: int, tells_steps: bool) -> bool:
 
 
 def drill_page(outcome: DrillOutcome) -> str:
-    """For a person."""
+    """Page about a drill's outcome."""
 
     def seconds(value: float | None) -> str:
         return "" if value is None else f"{value:.1f} s"

@@ -1,4 +1,4 @@
-"""Whether what a status says is of now: an operator that is away, doesn't lead or lacks rights writes none (pure).
+"""Freshness of statuses: an operator that is away, doesn't lead or lacks rights writes none (pure).
 
 The operator's Lease says when it last led. A status itself can't: it is written when something changes.
 """
@@ -18,7 +18,7 @@ from lockstep_gang.contract import printable_line
 STALE_SECONDS = 30.0
 """Another replica leads 17 seconds after the last one's death, and clocks differ a little."""
 CONDITION = "StatusCurrent"
-"""What `get` adds to the conditions of a job of which nothing has been heard; the API server has none of this type."""
+"""Condition that `get` adds to a job of which nothing has been heard; the API server has none of this type."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Unheard:
 
 
 def unheard_of(lease: Mapping[str, Any], now: float) -> Unheard | None:
-    """From the operator's Lease; None: it leads, and works."""
+    """Silence that the operator's Lease shows; None: it leads, and works."""
     spec, annotations = lease.get("spec") or {}, lease["metadata"].get("annotations") or {}
     renewed = _seconds(spec.get("renewTime")) or _seconds(lease["metadata"].get("creationTimestamp"))
     if renewed is None:
@@ -55,7 +55,7 @@ def _seconds(stamp: object) -> float | None:
 
 
 def is_open(job: Object) -> bool:
-    """Whether more is to be heard of it."""
+    """True if the job has not ended, so that more is to be heard of it."""
     status = job.get("status") or {}
     return not (is_true(status, "Complete") or is_true(status, "Failed"))
 

@@ -1,4 +1,4 @@
-"""Which log has a rank's lines, and what of node 0's log says how ranks failed (pure)."""
+"""Node whose log has a rank's lines, and failures of ranks that node 0's log tells of (pure)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lockstep.api.objects import Object
 LAST_LINES = 20
 SHOWN_RANKS = 8
 OWN_RANKS_MAX, FAILURES_MAX, LINE_CHARACTERS = 256, 10_000, 8192
-"""What is remembered of a log that somebody else may have written."""
+"""Limits of what is remembered of a log that somebody else may have written."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _RANK = re.compile(r"\[rank (\d{1,6})\] (.*)")
 _ENDED = re.compile(r"\[lockstep\] rank (\d{1,6}) on node (\d{1,6}) ((?:exited with|was ended by) \S+?)(?:, its last lines:)?$")
@@ -23,7 +23,7 @@ _BEGINS = re.compile(r"\[lockstep\] attempt (\d{1,6}) starts")
 
 @dataclass(frozen=True)
 class RankFailure:
-    """How a rank ended, as node 0's log tells it."""
+    """End of a rank, as node 0's log tells it."""
 
     attempt: int | None
     rank: int
@@ -33,7 +33,7 @@ class RankFailure:
 
 
 def nodes_of(job: Object) -> int:
-    """How many nodes the job's ranks are on; 0 while nobody knows."""
+    """Number of nodes that the job's ranks are on; 0 while nobody knows."""
     status = job.get("status", {})
     return int(job["spec"].get("nodes") or len((status.get("ranks") or {}).get("order") or []) or status.get("nodes") or 0)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 REDACTED = "(redacted)"
 LEAST_CHARACTERS = 6
-"""Of a value that is taken out wherever it stands, and of one after a name in free text: shorter ones would hit ordinary words."""
+"""Length from which a value is taken out wherever it stands, or after a name in free text: shorter ones would hit ordinary words."""
 _WORDS = frozenset({"token", "secret", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "apikey", "auth", "authorization", "cookie", "dsn"})  # fmt: skip
 _PAIRS = frozenset({("api", "key"), ("access", "key"), ("private", "key"), ("secret", "key"), ("signing", "key"), ("account", "key")})
 _NAME = r"[A-Za-z][\w.-]{1,63}"
@@ -37,13 +37,13 @@ _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 def looks_secret(name: str) -> bool:
-    """Whether a variable, key or option of this name is likely to hold a secret. `tokens` and `tokenizer` are not, `HF_TOKEN` is."""
+    """True if a variable, key or option of this name is likely to hold a secret. `tokens` and `tokenizer` are not, `HF_TOKEN` is."""
     words = [word.lower() for word in _SEGMENT.findall(name)]
     return not _WORDS.isdisjoint(words) or any(pair in _PAIRS for pair in pairwise(words))
 
 
 class Redactor:
-    """Knows the values that the job's own variables and options of secret-looking names hold."""
+    """Remover of secrets that knows the values of the job's own variables and options with secret-looking names."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         known = sorted({value for value in values if len(value) >= LEAST_CHARACTERS}, key=len, reverse=True)
@@ -55,7 +55,7 @@ class Redactor:
         return _ASSIGNED.sub(_assigned, _FORMS.sub(REDACTED, text))
 
     def object(self, value: Any) -> Any:
-        """Of plain JSON, without what only machines read."""
+        """Copy of plain JSON without secrets, and without what only machines read."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, list):
@@ -87,7 +87,7 @@ def _without_option_values(items: list[Any]) -> Iterator[Any]:
 
 
 def secret_values(value: Any) -> Iterator[str]:
-    """What variables and options of secret-looking names hold, anywhere in an object, and in strings of it that are JSON (run.json of a ConfigMap)."""
+    """Values of variables and options with secret-looking names, anywhere in an object, and in strings of it that are JSON (run.json of a ConfigMap)."""
     if isinstance(value, str):
         value = _parsed(value)
     if isinstance(value, dict):
@@ -111,7 +111,7 @@ def _parsed(text: str) -> Any:
 
 
 def _option_values(arguments: list[Any]) -> Iterator[str]:
-    """What follows `--hf-token`, or stands to the right of `--hf-token=`. A path only tells where the secret is."""
+    """Values that follow `--hf-token`, or stand to the right of `--hf-token=`. A path only tells where the secret is."""
     texts = [item if isinstance(item, str) else "" for item in arguments]
     for option, after in pairwise([*texts, ""]):
         name, assigned, right = option.partition("=")

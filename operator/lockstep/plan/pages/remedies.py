@@ -270,7 +270,7 @@ def next_steps(observed: Observed, state: str, *, held: bool, message: str = "",
 
 
 def _remedies(observed: Observed, state: str, message: str) -> Iterator[Step]:
-    """What its conditions ask for: of the one that keeps it from running first."""
+    """Steps that its conditions ask for; first of the one that keeps it from running."""
     accepted, progressing = condition(observed.status, "Accepted"), condition(observed.status, "Progressing")
     healthy = condition(observed.status, "NodesHealthy")
     if state in ("Waiting", "NodeNotHeard") or (state == "Restarting" and progressing.get("status") == "False"):
@@ -309,14 +309,14 @@ def _steps(observed: Observed, state: str, *, held: bool) -> tuple[Step, ...]:
 
 
 def _ask_ranks(observed: Observed) -> tuple[Step, ...]:
-    """Of ranks that tell no step nobody can say whether they hang."""
+    """Step for ranks that report no step: nobody can say whether they hang."""
     if "step" in (observed.status.get("trainer") or {}):
         return ()
     return (Step(f"lockstep stacks {observed.name} -n {observed.namespace}", "where each rank is, should nothing come; they go on"),)
 
 
 def _stop_run(observed: Observed) -> tuple[Step, ...]:
-    """Of a dev environment: a script that was detached has nobody who could press Ctrl-C."""
+    """Step for a dev environment: a script that was detached has nobody who could press Ctrl-C."""
     if not is_interactive(observed.job):
         return ()
     return (Step(f"lockstep stop {observed.name} --run -n {observed.namespace}", "end the script; the environment stays"),)
@@ -334,7 +334,7 @@ def _after_failure(observed: Observed, place: str, bundle: Step, *, held: bool) 
 
 
 def advice(failure: Object, job: str, place: str) -> str:
-    """What to do before it is started again."""
+    """Advice for what to do before the job is started again."""
     kind = str(failure.get("cause", ""))
     if kind == "OutOfMemory" and is_of_the_host(failure):
         kind = HOST_MEMORY
@@ -342,7 +342,7 @@ def advice(failure: Object, job: str, place: str) -> str:
 
 
 def is_of_the_host(failure: Object) -> bool:
-    """Whether the memory that was short is the node's: no GPU's library says so otherwise."""
+    """True if the memory that was short is the node's: no GPU's library says so otherwise."""
     words = " ".join((str(failure.get("message", "")), *map(str, failure.get("lastLines") or [])))
     exception = str(failure.get("exception", ""))
     of_the_host = exception == "bad_alloc" or (exception.endswith("MemoryError") and exception != "OutOfMemoryError")

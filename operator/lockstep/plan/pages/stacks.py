@@ -1,4 +1,4 @@
-"""Where the ranks of a job are: what they answered with, and how it is shown (pure)."""
+"""Stacks of a job's ranks: their answers, and the page that shows them (pure)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _THREAD = re.compile(rf"(?:Current thread|Thread) 0x[0-9a-f]+.*\({FIRST}\):$")
 
 @dataclass(frozen=True)
 class Thread:
-    """Of a rank: its frames, the innermost first, in Python's own words."""
+    """Thread of a rank: its frames, the innermost first, in Python's own words."""
 
     is_main: bool
     frames: tuple[str, ...]
@@ -25,7 +25,7 @@ class Thread:
 
 @dataclass(frozen=True)
 class RankAnswer:
-    """What a rank's process answered; `problem` says why it has no threads."""
+    """Answer of a rank's process; `problem` says why it has no threads."""
 
     rank: int
     node: int
@@ -51,7 +51,7 @@ def _rank(item: Mapping[str, Any]) -> RankAnswer | None:
 
 
 def threads_of(lines: Iterable[str]) -> tuple[Thread, ...]:
-    """From faulthandler's text, the main thread first: there it comes last, as the oldest."""
+    """Threads in faulthandler's text, the main thread first: there it comes last, as the oldest."""
     threads: list[list[str]] = []
     for line in lines:
         if _THREAD.search(line):
@@ -69,7 +69,7 @@ def missing(answers: Iterable[RankAnswer], wanted: Iterable[int], of_nodes: Mapp
 
 
 def stacks_page(answers: Iterable[RankAnswer]) -> Iterator[str]:
-    """What several ranks have in common is told once: main threads first, then the others, then who has not answered."""
+    """Page that shows once what several ranks have in common: main threads first, then the others, then who has not answered."""
     known = list(answers)
     for is_main in (True, False):
         for frames, ranks in _shared(known, is_main=is_main):

@@ -1,4 +1,4 @@
-"""What `lockstep get` and `lockstep describe` say of jobs: from the objects as the API server has them (pure)."""
+"""Tables and pages of `lockstep get` and `lockstep describe`, from the objects as the API server has them (pure)."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def of_total(step: int | None, total: int | None) -> str:
 
 
 def age(stamp: str | None, now: float) -> str:
-    """How long ago, as kubectl writes it; `-` when nobody says when."""
+    """Time since then, as kubectl writes it; `-` when nobody says when."""
     return "-" if not stamp else duration(max(0, now - seconds_of(stamp)))
 
 

@@ -1,4 +1,4 @@
-"""What `lockstep top` shows: one snapshot of a job as plain values, and the same as lines (pure)."""
+"""Snapshot of a job for `lockstep top`: as plain values, and as lines (pure)."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _rows(node: Object) -> Iterator[tuple[str, ...]]:
 
 
 def _busiest(gigabits: Mapping[str, Sequence[float]]) -> list[tuple[str, str, str]]:
-    """Those with traffic; when there is none anywhere, the first."""
+    """NICs with traffic; the first when there is none anywhere."""
     busy = {nic: rates for nic, rates in gigabits.items() if max(rates) >= IDLE_GIGABITS} or dict(list(gigabits.items())[:1])
     return [(nic, *map(_rate, rates)) for nic, rates in list(busy.items())[:NICS_SHOWN]]  # type: ignore[misc]
 

@@ -1,4 +1,4 @@
-"""Why a job is where it is: the first cause, what it has cost, what it waits for now, and what to type next (pure)."""
+"""Answers of `lockstep why`: the first cause, its cost, what the job waits for now, and what to type next (pure)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHOWN_LINES = 10
 
 
 class Where(StrEnum):
-    """Where a job stands, in one word."""
+    """State of a job in one word."""
 
     UNSEEN = "Unseen"  # the operator has not said anything of it
     REFUSED = "Refused"  # as it is written it can't start
@@ -58,22 +58,22 @@ class Answer:
     held: str
     fabric: str
     saves: str
-    """Why saves fail, and what a failure now would cost."""
+    """Reason why saves fail, and the cost of a failure now."""
     nodes: str
-    """What to do about a Node that is lost."""
+    """Advice about a Node that is lost."""
     changed: str
-    """What somebody else did to the job's objects lately."""
+    """Changes that somebody else made to the job's objects lately."""
     next: tuple[Step, ...]
     not_seen: tuple[str, ...]
-    """What could not be looked at, and why."""
+    """Parts that could not be looked at, and why."""
     says: tuple[str, ...] = ()
-    """What pods of which no report comes say in their logs of the way to the operator."""
+    """Lines about the way to the operator in the logs of pods of which no report comes."""
     stale: str = ""
-    """Since when nobody has kept the status up to date, and why."""
+    """Time since which nobody has kept the status up to date, and why."""
     refused: str = ""
-    """Of a job whose pods run: why it could not start as it is now."""
+    """Reason why a job whose pods run could not start as it is now."""
     restarted: str = ""
-    """Of a job that runs: why it was started again last."""
+    """Reason of the last restart of a job that runs."""
 
     @property
     def is_well(self) -> bool:
@@ -115,14 +115,14 @@ def why(observed: Observed, not_seen: tuple[str, ...], now: float, unserved: str
 
 
 def is_awaited(observed: Observed) -> bool:
-    """Whether its pods run and no report comes of them: then only their logs say why."""
+    """True if its pods run and no report comes from them: then only their logs say why."""
     conditions = {c["type"]: c for c in observed.status.get("conditions", [])}
     reasons = {conditions.get(kind, {}).get("reason") for kind in ("RanksReady", "Progressing")}
     return bool(reasons & {Reason.WAITING_FOR_REPORT, Reason.NO_REPORT})
 
 
 def where(observed: Observed, conditions: dict[str, Object]) -> Where:  # noqa: PLR0911 (a table of cases reads best as one)
-    """From the conditions; Progressing's reason is their summary."""
+    """State by the conditions; Progressing's reason is their summary."""
     progress = conditions.get("Progressing", {"status": "", "reason": ""})
     if not conditions:
         return Where.UNSEEN
@@ -155,7 +155,7 @@ def _message(conditions: dict[str, Object], name: str) -> str:
 
 
 def _failing_saves(status: Object, conditions: dict[str, Object]) -> str:
-    """With the steps that would be done again by what is known now."""
+    """Message of condition SavesFailing with the steps that a failure would repeat now."""
     if not _holds(conditions, "SavesFailing"):
         return ""
     step, commit = (status.get("trainer") or {}).get("step"), (status.get("checkpoint") or {}).get("lastCommittedStep", 0)
@@ -181,7 +181,7 @@ def _summary(state: Where, observed: Observed, conditions: dict[str, Object], no
 
 
 def waits_for(observed: Observed, now: float) -> str:
-    """What keeps pods from running, looked at anew: whoever asks may see more than the operator. '' once all of them run."""
+    """Obstacle that keeps pods from running, looked at anew: whoever asks may see more than the operator. '' once all of them run."""
     view = View(observed=observed, wanted_pods=observed.replicas, now=now, hears=False)
     scheduled = pods_scheduled(view)
     ready = ranks_ready(view, scheduled)
@@ -203,7 +203,7 @@ def _progress(status: Object) -> str:
 
 
 def first_cause(failure: Object, summary: str) -> str:
-    """Who failed first, where, at which step, with what; not again in the words of the summary."""
+    """First failure: its rank, node, step and error; not again in the words of the summary."""
     if not failure:
         return ""
     parts = [f"rank {failure['rank']}" if "rank" in failure else "", f"node {failure['node']}" if "node" in failure else ""]
@@ -217,7 +217,7 @@ def first_cause(failure: Object, summary: str) -> str:
 
 
 def _last_restart(status: Object) -> str:
-    """Which attempt ended when, of what and where; '' where none did."""
+    """Attempt that ended last, with time, cause and place; '' where none did."""
     history = status.get("restartHistory") or []
     if not history:
         return ""
@@ -227,7 +227,7 @@ def _last_restart(status: Object) -> str:
 
 
 def cost(status: Object) -> str:
-    """What failures have cost so far; '' when there were none."""
+    """Cost of all failures so far; '' when there were none."""
     history = status.get("restartHistory") or []
     if not history:
         return ""
@@ -246,7 +246,7 @@ def cost(status: Object) -> str:
 
 
 def answer_page(answer: Answer) -> str:
-    """For a person: what it is about before every part, the next commands last."""
+    """Page of an answer: a label before every part, the next commands last."""
     parts = [printable_line(f"{answer.job}: {answer.state}: {answer.summary}")]
     labelled = (
         ("first cause", [answer.first_cause]), ("last lines", [*answer.last_lines]), ("refused", [answer.refused]), ("restarted", [answer.restarted]), ("lost", [answer.cost]), ("saves", [answer.saves]), ("held", [answer.held]),

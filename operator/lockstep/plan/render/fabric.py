@@ -1,4 +1,4 @@
-"""How ranks of different nodes talk: the transport, NCCL's variables, and what RDMA asks of a pod."""
+"""Transport between nodes, NCCL's variables, and the networks and devices that RDMA needs in a pod."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GPU_RESOURCE = "nvidia.com/gpu"
 
 
 class Transport(StrEnum):
-    """What the pods are built for. What NCCL really used is read from its own log."""
+    """Transport that the pods are built for. What NCCL really used is read from its own log."""
 
     RDMA = "RDMA"
     TCP = "TCP"
@@ -37,7 +37,7 @@ def choose_transport(fabric: Fabric, network: Network, gpus_per_node: int) -> La
 
 
 def fabric_refusals(transport: Transport, network: Network, profile_name: str) -> list[Notice]:
-    """What the fabric can't do. RDMA is refused where the cluster has none: a job that was to take minutes would silently take hours."""
+    """Refusals of what the fabric can't do. RDMA is refused where the cluster has none: a job that was to take minutes would silently take hours."""
     if transport is Transport.RDMA and not network.rdma.enabled:
         message = (
             f"fabric.mode is RDMA, but the cluster {profile_name} has no RDMA (network.rdma.enabled is false):"
@@ -61,7 +61,7 @@ def _rail_refusals(rdma: Rdma, profile_name: str) -> list[Notice]:
 
 
 def fabric_warnings(transport: Transport, network: Network, profile_name: str, gpus_per_node: int) -> list[Notice]:
-    """What is allowed and probably not meant."""
+    """Warnings about what is allowed and probably not meant."""
     if transport is not Transport.RDMA:
         return []
     warnings = []
@@ -136,7 +136,7 @@ def _overrides(variables: list[NcclVariable], layer: Layer) -> Variables:
 
 
 def fabric_asked(spec: TrainingJobSpec, profile: TrainingClusterSpec, transport: Transport, variables: Variables) -> FabricAsked:
-    """What NCCL's log is held against: what the variables that reach the ranks ask for, whoever set them."""
+    """Fabric that NCCL's log is compared with: what the variables that reach the ranks ask for, whoever set them."""
     values = {variable.name: variable.value for variable in profile.pod.env}
     values |= {name: layered.value for name, layered in variables.items()}
     values |= {variable.name: variable.value for variable in spec.env if variable.value is not None}
@@ -153,7 +153,7 @@ def fabric_asked(spec: TrainingJobSpec, profile: TrainingClusterSpec, transport:
 
 
 def _expected_hcas(value: str) -> tuple[str, ...]:
-    """Of NCCL_IB_HCA: the devices that must be there; none of an exclusion (^). `=` before the list means exact names."""
+    """Devices that NCCL_IB_HCA requires; none for an exclusion (^). `=` before the list means exact names."""
     exact = "=" if value.startswith("=") else ""
     return () if value.startswith("^") else tuple(exact + name for name in value.removeprefix("=").split(",") if name)
 

@@ -25,7 +25,7 @@ Object = dict[str, Any]
 TEMPLATE_KEY = "template.json"
 HASH_CHARACTERS = 10
 FROZEN_BYTES_MAX = 1_000_000
-"""Of a frozen run, since a ConfigMap holds 1 MiB; and of its pod template as a ControllerRevision has it, since etcd takes 1.5 MiB."""
+"""Limit for a frozen run, since a ConfigMap holds 1 MiB, and for its pod template as a ControllerRevision has it, since etcd takes 1.5 MiB."""
 
 
 _PLAIN_REPORT = report_target(names.REPORT_URL, MADE_BY_OPERATOR)
@@ -33,22 +33,22 @@ _PLAIN_REPORT = report_target(names.REPORT_URL, MADE_BY_OPERATOR)
 
 @dataclass(frozen=True)
 class RenderContext:
-    """What only the operator knows. `key` is 64 hex characters; `owner_uid` is None where no TrainingJob object exists."""
+    """Facts that only the operator knows. `key` is 64 hex characters; `owner_uid` is None where no TrainingJob object exists."""
 
     agent_image: str = MADE_BY_OPERATOR
     key: str = MADE_BY_OPERATOR
     owner_uid: str | None = MADE_BY_OPERATOR
     report: ReportTarget | None = _PLAIN_REPORT
     listening_since: float = 0.0
-    """When this operator began to take reports, seconds since the epoch; 0: it takes none."""
+    """Seconds since the epoch at which this operator began to take reports; 0: it takes none."""
     key_secret: str = ""
     """Name of the Secret with `key`; empty: the one that a job without an operator has."""
     authority_made: float = 0.0
-    """When the authority of `report` was made, seconds since the epoch; 0: not known."""
+    """Seconds since the epoch at which the authority of `report` was made; 0: not known."""
     is_unverified: bool = False
     """The job's live node 0 has reported lately, and not with the key of `key_secret`."""
     run_key: str = ""
-    """What frozen runs of this job are signed with; empty: they aren't."""
+    """Key that signs frozen runs of this job; empty: they aren't signed."""
     clock_off: bool = False
     """The operator's clock and the API server's differ: what would be done because of a time that is over is not done."""
     remembered: GangRun | None = None
@@ -89,7 +89,7 @@ class Frozen:
 
     @property
     def name(self) -> str:
-        """Of the ConfigMap."""
+        """Name of the ConfigMap."""
         return names.run_name(self.job, self.hash)
 
 
@@ -102,13 +102,13 @@ class GangRun:
 
 
 def run_proof(frozen: Frozen, run_key: str) -> str:
-    """What only the operator can say of a frozen run, 64 hexadecimal digits."""
+    """Signature of a frozen run that only the operator can make, 64 hexadecimal digits."""
     text = json.dumps([frozen.namespace, frozen.job, frozen.run, frozen.template])
     return hmac.new(run_key.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 
 def differs_by_user(one: Frozen, other: Frozen) -> bool:
-    """Whether two runs of a job differ in what its spec and its cluster say, and not only in what the operator adds to them."""
+    """True if two runs of a job differ in what its spec and its cluster say, and not only in what the operator adds to them."""
     return _stated(one) != _stated(other)
 
 
@@ -125,12 +125,12 @@ def _stated(frozen: Frozen) -> tuple[Object, Object]:
 
 
 def has_lost_key(frozen: Frozen, context: RenderContext) -> bool:
-    """Whether an operator with another master key named the Secret of this run. Runs of older versions don't show it."""
+    """True if an operator with another master key named the Secret of this run. Runs of older versions don't show it."""
     return bool(context.key_secret) and frozen.key_secret not in (context.key_secret, names.key_secret_name(frozen.job))
 
 
 def freeze(resolved: Resolved, context: RenderContext) -> Frozen:
-    """What the job would run with if it started from zero pods now. Raises Refused when that is too large to keep."""
+    """Freeze what the job would run with if it started from zero pods now. Raises Refused when that is too large to keep."""
     reports = context.report is not None
     template: Object = {
         "pod": pod_template(resolved, context.agent_image, context.key_secret or names.key_secret_name(resolved.name), reports=reports),
@@ -149,7 +149,7 @@ def freeze(resolved: Resolved, context: RenderContext) -> Frozen:
 
 
 def revision_bytes(pod: Object) -> int:
-    """Of the template in the StatefulSet's ControllerRevision: JSON as Kubernetes writes it, which escapes HTML. Without one there are no pods."""
+    """Bytes of the template in the StatefulSet's ControllerRevision: JSON as Kubernetes writes it, which escapes HTML. Without a revision there are no pods."""
     text = json.dumps(pod, separators=(",", ":"), ensure_ascii=False)
     return len(text.encode()) + 5 * sum(text.count(character) for character in "<>&")
 

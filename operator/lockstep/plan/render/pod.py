@@ -73,7 +73,7 @@ def pod_labels(resolved: Resolved) -> dict[str, str]:
 
 
 def app_labels(resolved: Resolved) -> dict[str, str]:
-    """What people select the pods and the claims of a dev environment by."""
+    """Labels by which people select the pods and the claims of a dev environment."""
     is_interactive = resolved.job.spec.type is JobType.INTERACTIVE
     return {names.LABEL_APP: names.app_label(resolved.name)} if is_interactive else {}
 

@@ -1,4 +1,4 @@
-"""What preflight expects of a job's nodes: the part of run.json that agents are checked against."""
+"""Expectations of preflight: the part of run.json that a job's nodes are checked against."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def result_in(line: str) -> PreflightReport | None:
 
 
 def _paths(resolved: Resolved) -> Iterator[ExpectedPath]:
-    """What ranks read from the first moment on; what comes from a hub is the trainer's to get."""
+    """Paths that ranks read from the first moment on; the trainer fetches what comes from a hub."""
     training = resolved.training
     if not resolved.command:
         return  # a dev environment: each run looks for its own script
@@ -129,7 +129,7 @@ def _rdma(resolved: Resolved) -> ExpectedRdma:
 
 
 def _all_reduce(resolved: Resolved) -> AllReduce | None:
-    """Between nodes only: within one there is no network to measure."""
+    """All-reduce to measure, between nodes only: within one there is no network."""
     asked = resolved.job.spec.preflight.all_reduce
     stated = resolved.profile.spec.network.minimum_busbw
     threshold = int(float(stated) * GIGABYTE) if stated is not None and _profile_speaks_of(resolved) else None

@@ -28,7 +28,7 @@ UNNAMED_IMAGE = (
     "neither the job nor its cluster names one: the operator takes lockstep-trainer:TAG from beside its own, and refuses the job where its own isn't "
     "called lockstep-operator:TAG"
 )
-"""What can be said of the image without having seen the operator."""
+"""Description of the image for those who haven't seen the operator."""
 _OPERATOR_IMAGE = re.compile(r"((?:[^/@]+/)*)lockstep-operator:([\w.-]+)(?:@.+)?")
 _PROFILE_SECTIONS = ("platform", "nodes", "storage", "security", "resources", "shm_size", "pod")
 _JOB_SECTIONS = (
@@ -115,7 +115,7 @@ def trainer_image(operator_image: str) -> str | None:
 
 
 def default_image_said(operator_image: str) -> tuple[str, bool]:
-    """Of a cluster that names no image: which one jobs get that name none either, and whether they get any."""
+    """Text about the image of jobs that name none on a cluster that names none either, and True if there is one."""
     image = trainer_image(operator_image)
     if image is not None:
         return f"the cluster names none: jobs that name none run {image}, from beside the operator's image", True
@@ -182,7 +182,7 @@ def _annotation_refusals(template: PodTemplate, transport: Transport, rdma: Rdma
 
 
 def _size_refusals(nodes: int, ranks: int) -> list[Notice]:
-    """What the cluster gives may make a gang larger than the job's own fields say."""
+    """Refusals of a gang that the cluster's values make larger than the job's own fields say."""
     if nodes * ranks <= RANKS_MAX:
         return []
     message = f"{nodes} nodes with {ranks} ranks each are {nodes * ranks} ranks, and a gang may have at most {RANKS_MAX}: take fewer nodes"
@@ -236,8 +236,7 @@ def _real_path(path: str, platform: PlatformDefaults) -> str:
 
 
 def refuse_missing_gpus(resolved: Resolved) -> None:
-    """Of a job whose pods ask for GPUs on a cluster that says it has none: they would wait for ever. On one's own machine it is the machine's to say.
-    Raises Refused."""
+    """Raise Refused for a job whose pods ask for GPUs on a cluster that states none: they would wait for ever. Not for runs on one's own machine."""
     gpus, name = resolved.profile.spec.gpus, resolved.profile.metadata.name
     if resolved.gpus_per_node and not gpus.per_node and "per_node" in gpus.model_fields_set:
         message = (

@@ -27,7 +27,7 @@ class Refused(ConfigError):
 
 @dataclass(frozen=True)
 class PlatformDefaults:
-    """What the platform says where neither job nor cluster does.
+    """Values of the platform where neither job nor cluster states one.
 
     `workspace` and `datasets` are the folders that /workspace and /datasets stand for: paths of the job that lie in them are
     rewritten (processes on a laptop have no such mounts).

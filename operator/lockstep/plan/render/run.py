@@ -21,12 +21,12 @@ from lockstep_spec.timeouts import Timeouts
 from lockstep_spec.training import TrainingConfig
 
 LAST_REPORT_SECONDS = 30
-"""What of a pod's grace is kept for the agent: to kill ranks that took too long, and to tell how the stop went."""
+"""Part of a pod's grace that is the agent's: to kill ranks that took too long, and to report how the stop went."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a platform has what run.json names: node addresses, the job's folder, the key's file, where to report."""
+    """Places that run.json names on a platform: node addresses, the job's folder, the key's file, the address for reports."""
 
     addresses: tuple[str, ...]
     run_dir: str
@@ -39,7 +39,7 @@ class Placement:
 
 
 def pod_placement(resolved: Resolved, report: ReportTarget | None) -> Placement:
-    """In pods: DNS names, mounted files, and agents that idle after the end until they are told to go."""
+    """Placement in pods: DNS names, mounted files, and agents that idle after the end until they are told to go."""
     return Placement(
         addresses=tuple(names.node_address(resolved.name, resolved.namespace, node) for node in range(resolved.nodes)),
         run_dir=join(names.WORKSPACE, "runs", resolved.name),

@@ -1,4 +1,4 @@
-"""Which nodes the pods of a job may run on: one pod a node, on the cluster's nodes, preferably in one rack."""
+"""Nodes that a job's pods may run on: the cluster's, without those that preflight found bad, and with taints that are tolerated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GPU_TOLERATION = {"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedu
 
 
 def scheduling_refusals(template: PodTemplate, profile: TrainingClusterSpec, profile_name: str, nodes: int) -> list[Notice]:
-    """What no node could ever satisfy."""
+    """Refusals of what no node could ever satisfy."""
     return [
         *_node_count_refusals(profile.nodes, profile_name, nodes),
         *_selector_refusals(template, profile.nodes, profile_name),
@@ -52,7 +52,7 @@ def tolerations(template: PodTemplate, cluster: ClusterPod, gpus_per_node: int) 
 
 
 def usual_tolerations(profile: TrainingClusterSpec) -> list[dict[str, Any]]:
-    """Those of a job that says nothing of its own."""
+    """Tolerations of a job that states none of its own."""
     return tolerations(PodTemplate(), profile.pod, profile.gpus.per_node)
 
 

@@ -1,4 +1,4 @@
-"""Under what rights a job's pods run: as few as the transport allows."""
+"""Rights of a job's pods: as few as the transport allows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ USER_ID = 1000  # on plain Kubernetes; OpenShift gives every namespace a range o
 
 
 def locks_memory_as_root(profile: TrainingClusterSpec, transport: Transport) -> bool:
-    """Whether pods need UID 0 with CAP_IPC_LOCK: a NIC reads memory that the process must be able to lock.
+    """True if pods need UID 0 with CAP_IPC_LOCK: a NIC reads memory that the process must be able to lock.
 
     A non-root process loses the capability when it is executed, so adding it there does nothing. A cluster with RDMA has either
     ipcLock or memlock Unlimited, never both: then the runtime has lifted the limit, and pods stay non-root.

@@ -81,7 +81,7 @@ def run_volume(run_name: str) -> dict[str, Any]:
 
 
 def mounts(resolved: Resolved, *, reports: bool) -> list[dict[str, Any]]:
-    """Where the trainer's container finds every volume."""
+    """Mounts of every volume in the trainer's container."""
     own: list[dict[str, Any]] = []
     for name, path in _OWN.items():
         if name == names.TOKEN_VOLUME and not reports:

@@ -21,7 +21,7 @@ from lockstep.api.files.yamltext import load_yaml
 MARK = "\ue000value "
 """A character of private use: no template has it."""
 Scope = dict[str, Any]
-"""What names stand for: "" has the values that `fill` was called with, "agent.env.*" the item of a loop over the field `env` of `agent`."""
+"""Meaning of names: "" has the values that `fill` was called with, "agent.env.*" the item of a loop over the field `env` of `agent`."""
 
 
 class _Mark(StrictUndefined):
@@ -36,7 +36,7 @@ class _Mark(StrictUndefined):
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a value goes: the one that `fields` lead to in `loop`'s item."""
+    """Place of a value: the one that `fields` lead to in `loop`'s item."""
 
     loop: str
     fields: tuple[str, ...]
@@ -44,7 +44,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Repeated:
-    """What stands in a `for`: `item`, for each item of the list at `items`."""
+    """Content of a `for`: `item`, for each item of the list at `items`."""
 
     loop: str
     items: _Place

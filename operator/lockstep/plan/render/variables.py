@@ -71,14 +71,14 @@ def _token(training: Training | None) -> dict[str, dict[str, Any]]:
 
 
 def loader_variables(resolved: Resolved) -> dict[str, str]:
-    """What the dynamic loader reads: for ranks alone. The job's win over the cluster's."""
+    """Variables that the dynamic loader reads, which only ranks get. The job's win over the cluster's."""
     profiles = {variable.name: variable.value for variable in resolved.profile.spec.pod.env}
     stated = profiles | {variable.name: variable.value or "" for variable in resolved.job.spec.env}
     return {name: value for name, value in stated.items() if is_loaders(name)}
 
 
 def profile_variables(profile: TrainingClusterSpec) -> list[dict[str, Any]]:
-    """What the cluster gives to every container of every pod; what the dynamic loader reads is for ranks alone."""
+    """Variables that the cluster gives to every container of every pod, without what the dynamic loader reads: only ranks get that."""
     return [{"name": variable.name, "value": literal(variable.value)} for variable in profile.pod.env if not is_loaders(variable.name)]
 
 

@@ -1,1 +1,1 @@
-"""What a deployment sends, and images."""
+"""Deployments, and images to build for them."""

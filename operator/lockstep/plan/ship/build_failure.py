@@ -1,4 +1,4 @@
-"""Why a build tool failed, out of what it wrote at its end, and what to do about it."""
+"""Reason why a build tool failed, from the end of its output, and what to do about it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from lockstep.plan.ship.imagebuild import Tool
 
 PRUNE = {Tool.PODMAN: "podman system prune", Tool.BUILDAH: "buildah rmi --prune", Tool.DOCKER: "docker system prune"}
-"""What frees the layers that no image uses."""
+"""Commands that free the layers that no image uses."""
 Advice = Callable[[Tool], str]
 CAUSES: Sequence[tuple[str, Advice]] = (
     (

@@ -1,4 +1,4 @@
-"""What a deployment could not send, in an administrator's words, and what a clean-up or the end of one cluster may take (pure)."""
+"""Objects that a deployment could not send, as an administrator sees them, and those that a clean-up or the end of one cluster may take (pure)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ RDMA_RIGHTS = ("ClusterRole", "SecurityContextConstraints")
 """Kinds of what is called as follows, and sent for clusters on OpenShift only."""
 RDMA_ROLE = "lockstep-rdma"
 ONLY_CREATED = (CLAIM, "Namespace")
-"""Made when missing: how they look is theirs who made them."""
+"""Kinds that are created when missing and never changed: they belong to whoever made them."""
 VOLATILE = ("managedFields", "resourceVersion", "generation", "creationTimestamp", "uid", "selfLink")
 
 
 class State(StrEnum):
-    """How an object that may not be sent is found on the cluster."""
+    """State on the cluster of an object that may not be sent."""
 
     SAME = "as it should be"
     MISSING = "missing"
@@ -58,7 +58,7 @@ def state_of(item: Object, found: Object | None) -> State:
 
 
 def open_ones(left: Iterable[Left]) -> list[Left]:
-    """Those that an administrator is needed for, as far as one can see."""
+    """Objects that need an administrator, as far as this account can see."""
     return [part for part in left if part.state is not State.SAME]
 
 
@@ -69,7 +69,7 @@ def for_an_administrator(left: Iterable[Left]) -> tuple[list[Object], list[Objec
 
 
 def counted(objects: Iterable[Object]) -> str:
-    """For example: 2 CustomResourceDefinitions, 1 Deployment."""
+    """Number of objects of each kind, for example `2 CustomResourceDefinitions, 1 Deployment`."""
     counts = Counter(item["kind"] for item in objects)
     return ", ".join(f"{number} {_plural(kind) if number > 1 else kind}" for kind, number in counts.items())
 
@@ -90,7 +90,7 @@ def difference(after: Object, before: Object | None) -> list[Change]:
 
 
 def _stable(item: Object) -> Object:
-    """Without what the API server writes at every change."""
+    """The object without what the API server writes at every change."""
     metadata = {key: value for key, value in item["metadata"].items() if key not in VOLATILE}
     return {**{key: value for key, value in item.items() if key != "status"}, "metadata": metadata}
 
@@ -108,7 +108,7 @@ def removable_claims(found: ClusterFile, dev_environment: str, claims: Sequence[
 
 
 def is_default(cluster: Object) -> bool:
-    """Whether jobs that name no TrainingCluster mean this one."""
+    """True if jobs that name no TrainingCluster use this one."""
     return bool((cluster["metadata"].get("annotations") or {}).get(ANNOTATION_DEFAULT_CLUSTER) == "true")
 
 
@@ -120,7 +120,7 @@ def users(name: str, clusters: Iterable[Object], jobs: Iterable[Object]) -> list
 
 
 def of_one_cluster(sent: Iterable[Object], name: str, namespace: str, clusters: Iterable[Object], others: Iterable[Object]) -> list[Object]:
-    """What goes with one TrainingCluster while Lockstep and other clusters stay, in that order, out of all that its file had `sent`.
+    """Objects that go with one TrainingCluster while Lockstep and other clusters stay, in that order, out of all that its file had `sent`.
 
     The right to RDMA on OpenShift stays while another cluster is there that may need it, the right to pull from beside the operator while
     anything in `others` has it: what the deployments of other files have sent, and the namespace's jobs.

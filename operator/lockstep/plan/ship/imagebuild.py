@@ -17,7 +17,7 @@ class Image(StrEnum):
 
 
 class Tool(StrEnum):
-    """What can build one, the first that is there is taken."""
+    """Tools that build an image, in the order of preference."""
 
     PODMAN = "podman"
     BUILDAH = "buildah"
@@ -25,7 +25,7 @@ class Tool(StrEnum):
 
 
 CONTEXT = ("images", "operator", "workspace", "requirements", "pyproject.toml", "LICENSE")
-"""What of the checkout an image is made from, as .containerignore has it."""
+"""Parts of the checkout that an image is made from, as .containerignore has it."""
 
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 """docker doesn't hand these on by itself, as the others do. Arguments of these names are in no image's history."""

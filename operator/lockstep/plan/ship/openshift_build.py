@@ -1,4 +1,4 @@
-"""What OpenShift is sent to build an image by itself, with no registry and no account, and what its Build says of how that ended."""
+"""Objects by which OpenShift builds an image itself, without registry or account, and the outcome of its Build."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lockstep.plan.ship.openshift_images import in_registry, pull_command
 DONE = "Complete"
 ENDED = (DONE, "Failed", "Error", "Cancelled")
 LAST_LINES = 8
-"""How much of a failed build's log the error repeats: the failed command and what it said, usually."""
+"""Lines of a failed build's log that the error repeats: usually the failed command and its output."""
 
 
 def objects(build: Build) -> list[dict[str, Any]]:
@@ -42,7 +42,7 @@ def objects(build: Build) -> list[dict[str, Any]]:
 
 
 def next_step(build: Build, namespace: str) -> str:
-    """What to type so that jobs use the image, whose pods may be of other namespaces than this one."""
+    """Command to type so that jobs use the image; their pods may be in other namespaces than this one."""
     everywhere, beside_operator = in_registry(build.stream_tag, namespace), namespace == OPERATOR_NAMESPACE
     if build.image is Image.OPERATOR:
         named = build.stream_tag if beside_operator else everywhere
@@ -61,7 +61,7 @@ def next_step(build: Build, namespace: str) -> str:
 
 @dataclass(frozen=True)
 class BuildOutcome:
-    """How a Build stands. `digest` is the image's in the internal registry, which OpenShift doesn't always say."""
+    """State of a Build. `digest` is the image's in the internal registry, which OpenShift doesn't always tell."""
 
     ended: bool
     complete: bool
@@ -70,7 +70,7 @@ class BuildOutcome:
 
 
 def build_outcome(build: dict[str, Any]) -> BuildOutcome:
-    """Of a Build as the API server has it."""
+    """Outcome of a Build as the API server has it."""
     status = build.get("status") or {}
     phase = str(status.get("phase", "New"))
     said = ": ".join(str(status[key]).rstrip(".") for key in ("reason", "message") if status.get(key))
