@@ -24,10 +24,10 @@ def install(project: dict[str, Any], target: Path, folders: list[Path]) -> None:
     site = site_packages(target)
     for folder in folders:
         shutil.copytree(folder, site / folder.name, ignore=shutil.ignore_patterns("__pycache__"))
-    told = site / f"{project['name']}-{project['version']}.dist-info"
-    told.mkdir()
-    (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
-    (told / "INSTALLER").write_text("lockstep\n")
+    metadata = site / f"{project['name']}-{project['version']}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    (metadata / "INSTALLER").write_text("lockstep\n")
     # Below a read-only root nobody could compile it later.
     compileall.compile_dir(site, quiet=1, stripdir=str(target), prependdir="/opt/venv")
 

@@ -18,14 +18,14 @@ TORCH = re.compile(r"torch|triton|numpy|nvidia-.*|cuda-.*")
 
 def requirements(text: str) -> dict[str, str]:
     """Each package of a lock and the lines that pin it, hashes included."""
-    found: dict[str, str] = {}
+    packages: dict[str, str] = {}
     name = ""
     for line in text.splitlines():
         match = REQUIREMENT.match(line)
         name = match[1] if match else name
         if name and not line.startswith("#"):
-            found[name] = found.get(name, "") + line + "\n"
-    return found
+            packages[name] = packages.get(name, "") + line + "\n"
+    return packages
 
 
 def merged(locks: list[str]) -> dict[str, str]:
@@ -34,13 +34,13 @@ def merged(locks: list[str]) -> dict[str, str]:
     Raises:
         ValueError: they pin two versions of one package.
     """
-    found: dict[str, str] = {}
+    packages: dict[str, str] = {}
     for lock in locks:
         for name, lines in requirements(lock).items():
-            if name in found and _version(found[name]) != _version(lines):
-                raise ValueError(f"{name} is pinned twice: {_version(found[name])} and {_version(lines)}; make lock")
-            found[name] = lines
-    return found
+            if name in packages and _version(packages[name]) != _version(lines):
+                raise ValueError(f"{name} is pinned twice: {_version(packages[name])} and {_version(lines)}; make lock")
+            packages[name] = lines
+    return packages
 
 
 def _version(lines: str) -> str:
@@ -48,7 +48,7 @@ def _version(lines: str) -> str:
     return match[2] if match else ""
 
 
-def wanted(locks: list[str], *, only: str = "", without: str = "", keep: str = "") -> str:
+def to_install(locks: list[str], *, only: str = "", without: str = "", keep: str = "") -> str:
     """The lines to install. `keep` is torch or nothing."""
     chosen = {
         name: lines
@@ -64,9 +64,9 @@ def main() -> int:
     parser.add_argument("--without", default="")
     parser.add_argument("--keep", default="", choices=["", "torch"])
     parser.add_argument("locks", nargs="+", type=Path)
-    asked = parser.parse_args()
-    texts = [path.read_text(encoding="utf-8") for path in asked.locks]
-    print(wanted(texts, only=asked.only, without=asked.without, keep=asked.keep), end="")
+    options = parser.parse_args()
+    texts = [path.read_text(encoding="utf-8") for path in options.locks]
+    print(to_install(texts, only=options.only, without=options.without, keep=options.keep), end="")
     return 0
 
 

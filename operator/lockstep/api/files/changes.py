@@ -15,22 +15,22 @@ Value = dict[str, Any]
 
 
 def with_changes(value: Value, changes: Iterable[str]) -> dict[str, str]:
-    """Put every `path=value` into the job `value`, in their order. Returns, by the full path of each field, how it was said.
+    """Put every `path=value` into the job `value`, in their order. Returns, by the full path of each field, how it was given.
 
     The path is below `spec` unless it begins with spec or metadata; an entry of a list is named by [number], and the value is read as YAML
     reads it in a job file, so `null` leaves the field out. Raises ConfigError.
     """
-    said = {}
+    sources = {}
     for change in changes:
         parts, text = _split(change)
         _put(value, parts, _read(text, change), change)
-        said["".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)[1:]] = f"--set {change}"
-    return said
+        sources["".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)[1:]] = f"--set {change}"
+    return sources
 
 
-def as_text(value: Value, said: str) -> None:
+def as_text(value: Value, source: str) -> None:
     """Put a change again, its value as it was typed: the field takes text, which need not be quoted twice at a command line."""
-    change = said.removeprefix("--set ")
+    change = source.removeprefix("--set ")
     parts, text = _split(change)
     _put(value, parts, text.strip(), change)
 
@@ -41,12 +41,12 @@ def _split(change: str) -> tuple[list[str | int], str]:
         raise ConfigError(f"--set {change}: must be path=value, for example --set training.lora.rank=8; null leaves a field out")
     parts: list[str | int] = []
     for name in path.strip().split("."):
-        found = _PART.fullmatch(name)
-        if found is None:
+        match = _PART.fullmatch(name)
+        if match is None:
             raise ConfigError(
                 f"--set {change}: {path!r} is no path: write names with dots between them, and [number] for an entry of a list"
             )
-        parts += [found[1], *(int(number) for number in re.findall(r"\d+", found[2]))]
+        parts += [match[1], *(int(number) for number in re.findall(r"\d+", match[2]))]
     return (parts if parts[0] in _ROOTS else ["spec", *parts]), text
 
 

@@ -48,7 +48,7 @@ def parse_cluster_file(text: str, source: str) -> ClusterFile:
     measured = reader.model(Calibrations, {key: values.pop(key) for key in ("calibration",) if key in values})
     section = reader.model(ClusterSection, cluster, lambda place: ".".join(("cluster", *map(str, place))))
     spec = reader.model(TrainingClusterSpec, values)
-    if section is None or spec is None or measured is None or reader.problems.found:
+    if section is None or spec is None or measured is None or reader.problems.entries:
         raise reader.problems.error()
     profile = TrainingCluster(metadata=ClusterMetadata(name=section.name), spec=spec)
     return ClusterFile(section, profile, tuple(measured.calibration), reader.lines)

@@ -79,15 +79,15 @@ WORDS: Mapping[Any, Mapping[str, str]] = {
 def _keys(model: type[Model], file: str = "", path: str = "") -> Iterator[Key]:
     """Every key of a section whose fields are `model`'s."""
     for name, info in model.model_fields.items():
-        here, there = nodes.join(file, name), nodes.join(path, info.alias or name)
+        here, field_path = nodes.join(file, name), nodes.join(path, info.alias or name)
         key, kind = EXCEPTIONS.get(here, here), _plain_type(info.annotation)
         items = _plain_type(get_args(kind)[0]) if get_origin(kind) is list else None
         inner = items or kind
         if isinstance(inner, type) and issubclass(inner, Model):
             mark = "[]" if items else ""
-            yield from _keys(inner, key + mark, there + mark)
+            yield from _keys(inner, key + mark, field_path + mark)
         elif key:
-            yield _key(key, there, kind)
+            yield _key(key, field_path, kind)
 
 
 def _key(file: str, model: str, kind: Any) -> Key:
@@ -129,12 +129,12 @@ _WORDS = {
 
 def below(path: str) -> dict[str, str]:
     """The keys that may stand inside of section `path` ("" is the file): name → path; lists of mappings end in []."""
-    found: dict[str, str] = {}
+    keys: dict[str, str] = {}
     for key in KEYS:
         if key.startswith(f"{path}." if path else ""):
             segment = key.removeprefix(f"{path}." if path else "").split(".")[0]
-            found[segment.removesuffix("[]")] = f"{path}.{segment}" if path else segment
-    return found
+            keys[segment.removesuffix("[]")] = f"{path}.{segment}" if path else segment
+    return keys
 
 
 def field_of(path: str) -> str:
@@ -146,8 +146,8 @@ def file_path(location: tuple[str | int, ...]) -> str:
     """Path in the file of a field of the cluster's spec: ("pod", "volumes", 0, "storageClass") → pod.volumes[0].class."""
     location = tuple(part for part in location if part != "[key]")  # pydantic's mark for "the key itself"
     model = ".".join("[]" if isinstance(part, int) else part for part in location).replace(".[]", "[]")
-    known = _FILE_PATHS.get(model.removesuffix("[]"))
-    written = known + "[]" * model.endswith("[]") if known else ".".join(_WORDS.get(part, part) for part in model.split("."))
+    key = _FILE_PATHS.get(model.removesuffix("[]"))
+    written = key + "[]" * model.endswith("[]") if key else ".".join(_WORDS.get(part, part) for part in model.split("."))
     for number in (part for part in location if isinstance(part, int)):
         written = written.replace("[]", f"[{number}]", 1)
     return written
@@ -163,19 +163,19 @@ def read_value(node: yaml.Node, key: Key) -> Any:
     return _READERS[key.kind](node, key)
 
 
-def _scalar(node: yaml.Node, wanted: str) -> yaml.ScalarNode:
+def _scalar(node: yaml.Node, expected: str) -> yaml.ScalarNode:
     if not isinstance(node, yaml.ScalarNode):
-        raise ValueError(f"must be {wanted}")
+        raise ValueError(f"must be {expected}")
     if node.tag == nodes.NULL:
-        raise ValueError(f"has no value: must be {wanted}; leave the key out for its default")
+        raise ValueError(f"has no value: must be {expected}; leave the key out for its default")
     return node
 
 
-def _text(node: yaml.Node, wanted: str = "text") -> str:
+def _text(node: yaml.Node, expected: str = "text") -> str:
     """Text as written. YAML 1.1 reads no, on and yes as truth values, which nobody means where text is asked for."""
-    scalar = _scalar(node, wanted)
+    scalar = _scalar(node, expected)
     if scalar.tag == nodes.BOOL:
-        raise ValueError(f"must be {wanted}, but YAML reads {scalar.value} as a truth value: write it in quotes")
+        raise ValueError(f"must be {expected}, but YAML reads {scalar.value} as a truth value: write it in quotes")
     return nodes.text_of(scalar)
 
 
@@ -207,10 +207,10 @@ def _labels(node: yaml.Node, key: Key) -> dict[str, str]:
     if not isinstance(node, yaml.MappingNode):
         raise ValueError("must be a mapping of labels to values")
     problems = Problems("")
-    found = {name: _text(value, f"text for {name}") for name, _, value in nodes.entries(node, "", problems)}
-    for problem in sorted(problems.found):
+    labels = {name: _text(value, f"text for {name}") for name, _, value in nodes.entries(node, "", problems)}
+    for problem in sorted(problems.entries):
         raise ValueError(f"{problem.path}: {problem.text}")
-    return found
+    return labels
 
 
 def _choice(node: yaml.Node, key: Key) -> str:

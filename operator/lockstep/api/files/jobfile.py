@@ -52,7 +52,7 @@ def read_job(node: yaml.MappingNode, source: str, changes: Sequence[str] = ()) -
     if value.get("apiVersion") != API_VERSION:
         reader.report("apiVersion", f"must be {API_VERSION}")
     job = reader.job(value | {"apiVersion": API_VERSION})
-    if job is None or reader.problems.found:
+    if job is None or reader.problems.entries:
         raise reader.problems.error()
     return job
 
@@ -126,12 +126,12 @@ class _Reader(Document):
             self.problems.add(self.line(path), path, text + self._origin(path))
 
     def _origin(self, path: str) -> str:
-        said = [
+        sources = [
             how
             for place, how in self.changes.items()
             if path == place or path.startswith((f"{place}.", f"{place}[")) or place.startswith(f"{path}.")
         ]
-        return f" ({', '.join(said)})" if said else ""
+        return f" ({', '.join(sources)})" if sources else ""
 
 
 def _validated(value: dict[str, Any]) -> TrainingJob:
@@ -159,4 +159,4 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     """The model that a field holds, alone, optional or in a list."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    return next((found for found in map(_model_in, get_args(annotation)) if found), None)
+    return next((model for model in map(_model_in, get_args(annotation)) if model), None)

@@ -29,14 +29,14 @@ class Problems:
     """Everything that is wrong with one file, told at once."""
 
     source: str
-    found: set[Problem] = field(default_factory=set)
+    entries: set[Problem] = field(default_factory=set)
 
     def add(self, line: int, path: str, text: str) -> None:
-        self.found.add(Problem(line, path, text))
+        self.entries.add(Problem(line, path, text))
 
     def error(self) -> ConfigError:
         """One line a problem, in the order of the file."""
-        ordered = sorted(self.found, key=lambda p: (p.line, _by_number(p.path), p.text))
+        ordered = sorted(self.entries, key=lambda p: (p.line, _by_number(p.path), p.text))
         return ConfigError(*(f"{self.source}:{p.line}: {f'{p.path}: ' if p.path else ''}{p.text}" for p in ordered))
 
 
@@ -58,9 +58,9 @@ def _folded(word: str) -> str:
 
 def unknown(word: str, valid: Iterable[str], what: str = "unknown key") -> str:
     """The text for a word that is none of the valid ones."""
-    known = sorted(valid)
-    close = nearest(word, known)
-    return f"{what}{f'; did you mean {close}?' if close else ''} (valid here: {', '.join(known)})"
+    words = sorted(valid)
+    close = nearest(word, words)
+    return f"{what}{f'; did you mean {close}?' if close else ''} (valid here: {', '.join(words)})"
 
 
 def explain(error: ErrorDetails) -> str:
@@ -102,14 +102,14 @@ _TEXTS: Mapping[str, str] = {
 }
 
 
-def _text_expected(found: object) -> str:
-    if isinstance(found, bool):
+def _text_expected(value: object) -> str:
+    if isinstance(value, bool):
         return "must be text, but YAML reads it as true or false: write it in quotes"
-    if isinstance(found, int | float):
+    if isinstance(value, int | float):
         return "must be text, but YAML reads it as a number: write it in quotes"
-    if found is None:
+    if value is None:
         return "must be text, but has no value: leave it out, or write '' for an empty text"
-    return f"must be text, not a {'list' if isinstance(found, list) else 'mapping'}"
+    return f"must be text, not a {'list' if isinstance(value, list) else 'mapping'}"
 
 
 def broken_rules(error: ErrorDetails) -> tuple[model.Rule, ...]:

@@ -30,15 +30,15 @@ def documents(text: str, source: str) -> list[yaml.Node]:
         text = text.replace("\t", " ")  # JSON may be indented with tabs, and has no other raw ones
     try:
         _check_events(text, source)
-        found = [node for node in yaml.compose_all(text, yaml.SafeLoader) if node is not None and node.tag != NULL]
+        roots = [node for node in yaml.compose_all(text, yaml.SafeLoader) if node is not None and node.tag != NULL]
     except yaml.MarkedYAMLError as error:
         hint = "; indent with spaces, not tabs" if "\\t" in str(error.problem) else ""
         raise ConfigError(f"{source}:{_line(error.problem_mark)}: is not valid YAML: {error.problem}{hint}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{source}: is not valid YAML: {' '.join(str(error).split())}") from error
-    for node in found:
+    for node in roots:
         _check_size(node, source)
-    return found
+    return roots
 
 
 def _check_events(text: str, source: str) -> None:
@@ -58,16 +58,16 @@ def _check_size(node: yaml.Node, source: str) -> None:
 
     def size(one: yaml.Node) -> int:
         """Nodes below `one`, each alias counted as what it stands for."""
-        known = sizes.get(id(one), -1)
-        if known is None:
+        count = sizes.get(id(one), -1)
+        if count is None:
             raise ConfigError(f"{source}:{line_of(one)}: an alias stands inside of what it stands for")
-        if known < 0:
+        if count < 0:
             sizes[id(one)] = None
-            known = 1 + sum(size(child) for child in _children(one))
-            sizes[id(one)] = known
-        if known > MAX_NODES:
+            count = 1 + sum(size(child) for child in _children(one))
+            sizes[id(one)] = count
+        if count > MAX_NODES:
             raise ConfigError(f"{source}:{line_of(one)}: has more than {MAX_NODES} values with its aliases written out")
-        return known
+        return count
 
     size(node)
 

@@ -87,9 +87,9 @@ def build(
 def _by_tool(recipe: Build, root: Path, tool_named: Tool | None, push: bool, archive: Path | None, dry_run: bool) -> None:
     from dataclasses import replace
 
-    from lockstep.plan.ship.imagebuild import chosen, commands
+    from lockstep.plan.ship.imagebuild import choose_tool, commands
 
-    tool = chosen(tool_named, [name for name in Tool if shutil.which(name)])
+    tool = choose_tool(tool_named, [name for name in Tool if shutil.which(name)])
     target = str(archive.resolve()) if archive else ""
     with _machine_settings() as secrets, tempfile.TemporaryDirectory(prefix="lockstep-build-") as folder:
         build = replace(recipe, secrets=secrets)

@@ -71,14 +71,14 @@ def _side(given: str, cluster: str, namespace: str | None, context: str | None) 
 def _of_file(path: Path, cluster: str) -> Side:
     """Settings that the job would get; it has no results."""
     from lockstep.cli.shared.inputs import read_inputs, resolve_inputs
-    from lockstep.plan.pages.diffruns import Side, spec_of, told_of
+    from lockstep.plan.pages.diffruns import Side, settings_of, spec_of
     from lockstep.plan.render.run import build_run, pod_placement
     from lockstep_gang.contract import run_text
 
     inputs = read_inputs(path, None if _names_cluster(path) else cluster, None)
     resolved = resolve_inputs(inputs)
-    told = told_of(json.loads(run_text(build_run(resolved, pod_placement(resolved, None)))))
-    return Side(path.name, told, spec_of(inputs.job.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)))
+    settings = settings_of(json.loads(run_text(build_run(resolved, pod_placement(resolved, None)))))
+    return Side(path.name, settings, spec_of(inputs.job.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)))
 
 
 def _names_cluster(path: Path) -> bool:
@@ -135,10 +135,10 @@ async def _summary(job: dict[str, Any], context: str | None) -> dict[str, Any]:
 
 
 def _side_of(name: str, summary: dict[str, Any], status: dict[str, Any]) -> Side:
-    from lockstep.plan.pages.diffruns import Side, curve, results_of, told_of
+    from lockstep.plan.pages.diffruns import Side, curve, results_of, settings_of
 
     steps, evaluations = curve(summary.get("steps", {}), "loss"), curve(summary.get("evaluations", {}), "evalLoss")
-    return Side(name, told_of(summary.get("run", {})), None, results_of(summary, status), steps, evaluations)
+    return Side(name, settings_of(summary.get("run", {})), None, results_of(summary, status), steps, evaluations)
 
 
 def _say(line: str) -> None:

@@ -113,7 +113,7 @@ async def _print_errors(cluster: Cluster, job: Object, selection: LogSelection) 
             failures.add(line)
     failure = {} if selection.attempt is not None else job.get("status", {}).get("failure") or {}
     of_it = "" if selection.attempt is None else f" in attempt {selection.attempt}"
-    put(*(list(error_lines(failure, failures.found)) or [f"no rank of job {job['metadata']['name']} has failed{of_it}"]))
+    put(*(list(error_lines(failure, failures.failures)) or [f"no rank of job {job['metadata']['name']} has failed{of_it}"]))
     return 0
 
 

@@ -21,7 +21,7 @@ NICS_MAX, GPUS_MAX, RANKS_MAX, WORDS_MAX = 64, 64, 4096, 200
 
 def read_node(answer: Mapping[str, Any]) -> Object:
     """`runfolder.Watch.answer`, without what is none of it."""
-    found: Object = {
+    facts: Object = {
         "gigabits": _table(answer.get("gigabits"), _rates, NICS_MAX),
         "memory": _counts(answer.get("memory"), ("bytes", "limitBytes")),
         "gpus": [
@@ -31,12 +31,12 @@ def read_node(answer: Mapping[str, Any]) -> Object:
         ],
         "curve": _records(answer.get("curve")),
     }
-    found = {key: value for key, value in found.items() if value}
-    if "bytes" not in found.get("memory", {}):
-        found.pop("memory", None)
+    facts = {key: value for key, value in facts.items() if value}
+    if "bytes" not in facts.get("memory", {}):
+        facts.pop("memory", None)
     if isinstance(answer.get("ranks"), list):
-        found["ranks"] = [rank for rank in items(answer["ranks"], RANKS_MAX) if is_count(rank)]
-    return found
+        facts["ranks"] = [rank for rank in items(answer["ranks"], RANKS_MAX) if is_count(rank)]
+    return facts
 
 
 def read_summary(answer: Mapping[str, Any]) -> Object:
@@ -57,8 +57,8 @@ def read_summary(answer: Mapping[str, Any]) -> Object:
 
 def _small(run: Object) -> Object:
     """{} where it is too large to be one."""
-    found: Object = _shallow(run, DEPTH_MAX)
-    return found if len(json.dumps(found)) <= RUN_CHARACTERS_MAX else {}
+    shallow: Object = _shallow(run, DEPTH_MAX)
+    return shallow if len(json.dumps(shallow)) <= RUN_CHARACTERS_MAX else {}
 
 
 def _shallow(value: Any, depth: int) -> Any:

@@ -13,7 +13,7 @@ from lockstep.plan.pages.table import aligned
 ROWS = 10
 """Rows of a loss curve for a person; JSON has all."""
 LONGEST = 40
-_TOLD = ("nodes", "ranksPerNode", "gpusPerNode", "storage")
+_SETTINGS = ("nodes", "ranksPerNode", "gpusPerNode", "storage")
 _SCRIPT = ("command", "workingDirectory")
 
 
@@ -22,7 +22,7 @@ class Side:
     """One of the two runs. `settings` and `spec` are flat; `steps` and `evaluations`: the loss by step."""
 
     name: str
-    told: Object
+    settings: Object
     spec: Object | None = None
     """Spec of the job without what `settings` has; None for a folder, which holds no spec."""
     results: Object = field(default_factory=dict)
@@ -30,16 +30,16 @@ class Side:
     evaluations: Mapping[int, float] = field(default_factory=dict)
 
 
-def told_of(run: Object) -> Object:
+def settings_of(run: Object) -> Object:
     """Settings of a run.json that make one run differ from another: not its name, addresses and files."""
     training = run.get("training")
-    chosen: Object = {key: run[key] for key in (*_TOLD, *(() if training else _SCRIPT)) if run.get(key) is not None}
+    chosen: Object = {key: run[key] for key in (*_SETTINGS, *(() if training else _SCRIPT)) if run.get(key) is not None}
     return flat(chosen | ({"training": training} if training else {}))
 
 
 def spec_of(spec: Object) -> Object:
     """The rest of a job's spec: image, variables, volumes, restarts."""
-    return flat({key: value for key, value in spec.items() if key not in ("training", "script", "suspend", *_TOLD)})
+    return flat({key: value for key, value in spec.items() if key not in ("training", "script", "suspend", *_SETTINGS)})
 
 
 def flat(value: Object) -> Object:
@@ -64,7 +64,7 @@ def results_of(summary: Object, status: Object) -> Object:
     evaluations = curve(summary.get("evaluations", {}), "evalLoss")
     medians, end = summary.get("medians", {}), summary.get("end", {})
     result = status.get("result") or end.get("result") or {}
-    found = {
+    figures = {
         "state": next(
             (c["type"] for c in status.get("conditions", []) if c["type"] in ("Complete", "Failed") and c["status"] == "True"),
             end.get("state"),
@@ -78,7 +78,7 @@ def results_of(summary: Object, status: Object) -> Object:
         "goodputPercentage": (status.get("goodput") or {}).get("percentage"),
         "restarts": status.get("restarts"),
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in figures.items() if value is not None}
 
 
 def curve(records: Mapping[str, Object], name: str) -> dict[int, float]:
@@ -88,7 +88,7 @@ def curve(records: Mapping[str, Object], name: str) -> dict[int, float]:
 def compare(one: Side, other: Side) -> Object:
     """Differences of two runs' settings, their figures, and their losses at the steps that both have."""
     both = one.spec is not None and other.spec is not None
-    first, second = ({**side.told, **((side.spec or {}) if both else {})} for side in (one, other))
+    first, second = ({**side.settings, **((side.spec or {}) if both else {})} for side in (one, other))
     fields = [field for field in dict.fromkeys([*first, *second]) if first.get(field) != second.get(field)]
     names = dict.fromkeys([*one.results, *other.results])
     return {
@@ -104,22 +104,21 @@ def _both(one: Mapping[int, float], other: Mapping[int, float]) -> list[Object]:
     return [{"step": step, "values": [one[step], other[step]]} for step in sorted(one.keys() & other.keys())]
 
 
-def comparison_page(found: Object) -> Iterator[str]:
+def comparison_page(comparison: Object) -> Iterator[str]:
     """The comparison for a person."""
-    names = tuple(found["runs"])
-    told = [(row["field"], *map(_shown, row["values"]), "") for row in found["configuration"]]
-    if not told:
+    names = tuple(comparison["runs"])
+    settings = [(row["field"], *map(_shown, row["values"]), "") for row in comparison["configuration"]]
+    if not settings:
         yield "the same configuration: " + " and ".join(names)
-    results = [(row["name"], *map(_shown, row["values"]), _change(*row["values"])) for row in found["results"]]
+    results = [(row["name"], *map(_shown, row["values"]), _change(*row["values"])) for row in comparison["results"]]
     curves = [
         (f"{name} at step {row['step']}", *map(_shown, row["values"]), _change(*row["values"]))
         for name in ("loss", "evalLoss")
-        for row in _some(found[name])
+        for row in _some(comparison[name])
     ]
-    sections = [("CONFIGURATION", told), ("RESULT", results), ("AT THE SAME STEP", curves)]
-    yield from aligned(
-        [line for title, rows in sections if rows for line in ((title, *names, "" if rows is told else "CHANGE"), *rows, ("",) * 4)][:-1]
-    )
+    sections = [("CONFIGURATION", settings), ("RESULT", results), ("AT THE SAME STEP", curves)]
+    blocks = [((title, *names, "" if rows is settings else "CHANGE"), *rows, ("",) * 4) for title, rows in sections if rows]
+    yield from aligned([line for block in blocks for line in block][:-1])
     if not curves and results:
         yield "no step was measured in both runs"
 

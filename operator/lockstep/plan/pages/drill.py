@@ -84,8 +84,8 @@ def why_not_now(job: Object, fault: Fault) -> str:
     status, spec = job.get("status") or {}, job["spec"]
     progress = condition(status, "Progressing")
     if progress.get("reason") != "Running" or is_true(status, "Restarting"):
-        said = progress.get("message", "nothing is known of it")
-        return f"the job is not running ({progress.get('reason', 'Unknown')}: {said}): drills are for jobs whose ranks all run"
+        message = progress.get("message", "nothing is known of it")
+        return f"the job is not running ({progress.get('reason', 'Unknown')}: {message}): drills are for jobs whose ranks all run"
     most = int((spec.get("restart") or {}).get("maxRestarts", 3))
     used = int(status.get("restartsCountTowardsMax", 0))
     commit = (status.get("checkpoint") or {}).get("lastCommittedStep")

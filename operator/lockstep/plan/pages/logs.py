@@ -66,20 +66,20 @@ def of_rank(line: str, rank: int | None) -> bool:
 
 def parse_duration(text: str) -> int:
     """`90s`, `10m`, `2h30m` or `1d`, as kubectl's --since. Raises ConfigError."""
-    found = re.fullmatch(r"(\d+[smhd])+", text)
-    if found is None:
+    match = re.fullmatch(r"(\d+[smhd])+", text)
+    if match is None:
         raise ConfigError(f"--since {text}: must be a time such as 90s, 10m, 2h30m or 1d")
     return sum(int(count) * _UNITS[unit] for count, unit in re.findall(r"(\d+)([smhd])", text))
 
 
 class RankFailures:
-    """Every rank that ended with an error, in the order in which node 0 heard of it: `found`. A log of any length is read line by line.
+    """Every rank that ended with an error, in the order in which node 0 heard of it: `failures`. A log of any length is read line by line.
 
     The last lines of node 0's own ranks stand before their end, those of the others after it.
     """
 
     def __init__(self) -> None:
-        self.found: list[RankFailure] = []
+        self.failures: list[RankFailure] = []
         self._attempt: int | None = None
         self._said: dict[int, deque[str]] = {}
 
@@ -91,33 +91,33 @@ class RankFailures:
             if rank in self._said or len(self._said) < OWN_RANKS_MAX:
                 self._said.setdefault(rank, deque(maxlen=LAST_LINES)).append(own[2][:LINE_CHARACTERS])
         elif ended := _ENDED.match(line):
-            if len(self.found) < FAILURES_MAX:
+            if len(self.failures) < FAILURES_MAX:
                 rank = int(ended[1])
-                self.found.append(RankFailure(self._attempt, rank, int(ended[2]), ended[3], tuple(self._said.get(rank, ()))))
-        elif (told := _TOLD.match(line)) and self.found:
-            last = self.found[-1]
-            if int(told[1]) == last.rank:
-                lines = (*last.lines, told[2][:LINE_CHARACTERS])[-LAST_LINES:]
-                self.found[-1] = RankFailure(self._attempt, last.rank, last.node, last.how, lines)
+                self.failures.append(RankFailure(self._attempt, rank, int(ended[2]), ended[3], tuple(self._said.get(rank, ()))))
+        elif (repeated := _TOLD.match(line)) and self.failures:
+            last = self.failures[-1]
+            if int(repeated[1]) == last.rank:
+                lines = (*last.lines, repeated[2][:LINE_CHARACTERS])[-LAST_LINES:]
+                self.failures[-1] = RankFailure(self._attempt, last.rank, last.node, last.how, lines)
 
 
 def rank_failures(lines: Iterable[str]) -> list[RankFailure]:
     failures = RankFailures()
     for line in lines:
         failures.add(line)
-    return failures.found
+    return failures.failures
 
 
-def error_lines(failure: Object, found: list[RankFailure]) -> Iterator[str]:
+def error_lines(failure: Object, failures: list[RankFailure]) -> Iterator[str]:
     """The first failure with its last lines, then the others of its attempt. `failure`: status.failure or its like; {}: nothing failed so far."""
-    attempt = found[-1].attempt if found else None
-    of_it = [one for one in found if one.attempt == attempt]
+    attempt = failures[-1].attempt if failures else None
+    of_it = [one for one in failures if one.attempt == attempt]
     cause = failure.get("rank", of_it[0].rank if of_it else None)
     own = next((one for one in of_it if one.rank == cause), None)
     if failure:
         who = "" if cause is None else f"rank {cause} on node {failure.get('node', '?')} "
-        said = str(failure.get("message", "")).removeprefix(who)
-        yield f"first: {who}({failure.get('cause', 'Unknown')}): {said}"
+        message = str(failure.get("message", "")).removeprefix(who)
+        yield f"first: {who}({failure.get('cause', 'Unknown')}): {message}"
     elif own is not None:
         yield f"first: {_how(own)}"
     lines = failure.get("lastLines") or (own.lines if own is not None else ())

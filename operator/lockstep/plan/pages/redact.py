@@ -46,8 +46,8 @@ class Redactor:
     """Remover of secrets that knows the values of the job's own variables and options with secret-looking names."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
-        known = sorted({value for value in values if len(value) >= LEAST_CHARACTERS}, key=len, reverse=True)
-        self._known = re.compile("|".join(map(re.escape, known))) if known else None
+        distinct = sorted({value for value in values if len(value) >= LEAST_CHARACTERS}, key=len, reverse=True)
+        self._known = re.compile("|".join(map(re.escape, distinct))) if distinct else None
 
     def text(self, text: str) -> str:
         if self._known is not None:
@@ -64,18 +64,18 @@ class Redactor:
             return value
         if isinstance(value.get("name"), str) and isinstance(value.get("value"), str) and looks_secret(value["name"]):
             return {**value, "value": REDACTED}
-        kept = {key: item for key, item in value.items() if key not in (*_DROPPED_KEYS, _LAST_APPLIED)}
-        return {key: REDACTED if isinstance(item, str) and _holds_secret(key, item) else self.object(item) for key, item in kept.items()}
+        rest = {key: item for key, item in value.items() if key not in (*_DROPPED_KEYS, _LAST_APPLIED)}
+        return {key: REDACTED if isinstance(item, str) and _holds_secret(key, item) else self.object(item) for key, item in rest.items()}
 
 
 def _holds_secret(key: str, value: str) -> bool:
     return looks_secret(key) and len(value) >= LEAST_CHARACTERS and not value.startswith("/")
 
 
-def _assigned(found: re.Match[str]) -> str:
-    if not looks_secret(found["name"]) or _NUMBER.fullmatch(found["value"]) or found["value"].startswith(("/", REDACTED[:-1])):
-        return found[0]
-    return f"{found['name']}{found['between']}{REDACTED}"
+def _assigned(match: re.Match[str]) -> str:
+    if not looks_secret(match["name"]) or _NUMBER.fullmatch(match["value"]) or match["value"].startswith(("/", REDACTED[:-1])):
+        return match[0]
+    return f"{match['name']}{match['between']}{REDACTED}"
 
 
 def _without_option_values(items: list[Any]) -> Iterator[Any]:
@@ -91,9 +91,9 @@ def secret_values(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         value = _parsed(value)
     if isinstance(value, dict):
-        name, held = value.get("name"), value.get("value")
-        if isinstance(name, str) and isinstance(held, str) and looks_secret(name):
-            yield held
+        name, text = value.get("name"), value.get("value")
+        if isinstance(name, str) and isinstance(text, str) and looks_secret(name):
+            yield text
         for item in value.values():
             yield from secret_values(item)
     elif isinstance(value, list):

@@ -281,8 +281,8 @@ def _remedies(observed: Observed, state: str, message: str) -> Iterator[Step]:
         yield from _remedy(observed, healthy, "")
 
 
-def _remedy(observed: Observed, found: Mapping[str, Any], message: str) -> Iterator[Step]:
-    step = remedy(str(found.get("reason", "")), message or str(found.get("message", "")), observed.name, observed.namespace)
+def _remedy(observed: Observed, fact: Mapping[str, Any], message: str) -> Iterator[Step]:
+    step = remedy(str(fact.get("reason", "")), message or str(fact.get("message", "")), observed.name, observed.namespace)
     if step is not None:
         yield step
 

@@ -61,23 +61,23 @@ def threads_of(lines: Iterable[str]) -> tuple[Thread, ...]:
     return tuple(Thread(index == 0, tuple(frames)) for index, frames in enumerate(reversed(threads)))
 
 
-def missing(answers: Iterable[RankAnswer], wanted: Iterable[int], of_nodes: Mapping[int, str], ranks_per_node: int) -> list[RankAnswer]:
+def missing(answers: Iterable[RankAnswer], ranks: Iterable[int], of_nodes: Mapping[int, str], ranks_per_node: int) -> list[RankAnswer]:
     """The ranks that nobody answered for. `of_nodes`: why nodes didn't."""
-    there = {answer.rank for answer in answers}
-    places = ((rank, rank // ranks_per_node) for rank in wanted if rank not in there)
+    answered = {answer.rank for answer in answers}
+    places = ((rank, rank // ranks_per_node) for rank in ranks if rank not in answered)
     return [RankAnswer(rank, node, 0, "", problem=of_nodes.get(node, NOT_THERE)) for rank, node in places]
 
 
 def stacks_page(answers: Iterable[RankAnswer]) -> Iterator[str]:
     """Page that shows once what several ranks have in common: main threads first, then the others, then who has not answered."""
-    known = list(answers)
+    listed_answers = list(answers)
     for is_main in (True, False):
-        for frames, ranks in _shared(known, is_main=is_main):
+        for frames, ranks in _shared(listed_answers, is_main=is_main):
             yield f"{_called(ranks)}: {'main thread' if is_main else 'another thread'} ({FIRST})"
             yield from (f"  {frame}" for frame in frames or ["no Python frame"])
             yield ""
     problems: dict[str, list[int]] = {}
-    for answer in known:
+    for answer in listed_answers:
         if answer.problem:
             problems.setdefault(answer.problem, []).append(answer.rank)
     yield from (f"{_called(ranks)}: no answer: {problem}" for problem, ranks in problems.items())
@@ -85,12 +85,12 @@ def stacks_page(answers: Iterable[RankAnswer]) -> Iterator[str]:
 
 def _shared(answers: Iterable[RankAnswer], *, is_main: bool) -> list[tuple[tuple[str, ...], list[int]]]:
     """(frames, the ranks that are there), by the first of them."""
-    found: dict[tuple[str, ...], list[int]] = {}
+    groups: dict[tuple[str, ...], list[int]] = {}
     for answer in answers:
         for thread in answer.threads:
-            if thread.is_main is is_main and answer.rank not in (ranks := found.setdefault(thread.frames, [])):
+            if thread.is_main is is_main and answer.rank not in (ranks := groups.setdefault(thread.frames, [])):
                 ranks.append(answer.rank)
-    return sorted(found.items(), key=lambda one: one[1])
+    return sorted(groups.items(), key=lambda one: one[1])
 
 
 def _called(ranks: Iterable[int]) -> str:

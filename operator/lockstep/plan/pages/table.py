@@ -66,8 +66,8 @@ def _page(job: Object, events: list[Object], now: float) -> Iterator[str]:
     yield from _result(status)
     yield ""
     yield "Conditions"
-    for found in status.get("conditions", []):
-        yield f"  {found['type']:20} {found['status']:8} {found['reason']:22} {found['message']}"
+    for entry in status.get("conditions", []):
+        yield f"  {entry['type']:20} {entry['status']:8} {entry['reason']:22} {entry['message']}"
     if not status.get("conditions"):
         yield "  none yet: does an operator work here? (lockstep doctor)"
     yield ""
@@ -107,7 +107,7 @@ def _training(status: Object, now: float) -> Iterator[str]:
     if trainer:
         doing = "" if is_true(status, "Complete") else _doing(trainer)
         yield f"Step        {of_total(trainer.get('step'), trainer.get('totalSteps'))}{doing}"
-        metrics = ", ".join(f"{found['name']} {found['value']}" for found in trainer.get("metrics", []))
+        metrics = ", ".join(f"{entry['name']} {entry['value']}" for entry in trainer.get("metrics", []))
         yield f"Metrics     {metrics or 'none yet'}"
     if "goodput" in status:
         share = status["goodput"].get("percentage")
@@ -161,7 +161,7 @@ def _result(status: Object) -> Iterator[str]:
 
 
 def metric(trainer: Object, name: str) -> str:
-    return next((str(found["value"]) for found in trainer.get("metrics", []) if found["name"] == name), "-")
+    return next((str(entry["value"]) for entry in trainer.get("metrics", []) if entry["name"] == name), "-")
 
 
 def of_total(step: int | None, total: int | None) -> str:

@@ -26,7 +26,7 @@ def snapshot(job: Object, pods: Sequence[Object], answers: Mapping[int, Object])
     status = job.get("status", {})
     trainer, fabric, verified = status.get("trainer", {}), status.get("fabric", {}), condition(status, "FabricVerified")
     summary = condition(status, "Progressing")
-    found = {
+    values = {
         "job": job["metadata"]["name"],
         "namespace": job["metadata"]["namespace"],
         "state": summary.get("reason", "Unknown"),
@@ -43,7 +43,7 @@ def snapshot(job: Object, pods: Sequence[Object], answers: Mapping[int, Object])
         "loss": _curve(answers),
         "nodes": [_node(job, pod, answers) for pod in sorted(pods, key=_index)],
     }
-    return {key: value for key, value in found.items() if value not in (None, {})}
+    return {key: value for key, value in values.items() if value not in (None, {})}
 
 
 def _index(pod: Object) -> int:
@@ -60,47 +60,47 @@ def _node(job: Object, pod: Object, answers: Mapping[int, Object]) -> Object:
     node = _index(pod)
     answer = answers.get(node, {})
     ranks = ranks_of_node(job.get("status", {}).get("ranks") or {}, nodes_of(job), node)
-    known = {key: answer[key] for key in ("gigabits", "memory", "gpus", "problem") if answer.get(key)}
+    facts = {key: answer[key] for key in ("gigabits", "memory", "gpus", "problem") if answer.get(key)}
     running = {"ranksRunning": answer["ranks"]} if "ranks" in answer else {}
     on = pod.get("spec", {}).get("nodeName")
-    return {"node": node, "pod": pod["metadata"]["name"], **({"nodeName": on} if on else {}), "ranks": list(ranks), **running, **known}
+    return {"node": node, "pod": pod["metadata"]["name"], **({"nodeName": on} if on else {}), "ranks": list(ranks), **running, **facts}
 
 
-def top_page(found: Object, now: float, width: int = 100) -> Iterator[str]:
+def top_page(view: Object, now: float, width: int = 100) -> Iterator[str]:
     """The snapshot for a person."""
-    yield f"{found['job']}  {found['state']}  {_progress(found)}"
-    if found["state"] != "Running":
-        yield f"  {found['message']}"
-    if found["loss"]:
-        yield f"loss        {_loss(found['loss'], max(20, min(60, width - 50)))}"
-    if speed := _speed(found.get("metrics", {})):
+    yield f"{view['job']}  {view['state']}  {_progress(view)}"
+    if view["state"] != "Running":
+        yield f"  {view['message']}"
+    if view["loss"]:
+        yield f"loss        {_loss(view['loss'], max(20, min(60, width - 50)))}"
+    if speed := _speed(view.get("metrics", {})):
         yield f"speed       {speed}"
-    fabric = found["fabric"]
-    uses = fabric.get("uses") or found.get("transport") or "not known yet"
-    if found["namespace"] != LOCAL:  # processes of one machine have none
+    fabric = view["fabric"]
+    uses = fabric.get("uses") or view.get("transport") or "not known yet"
+    if view["namespace"] != LOCAL:  # processes of one machine have none
         yield f"fabric      {uses}{_verified(fabric)}"
-    if "checkpoint" in found:
-        when = found["checkpoint"].get("lastCommitTime")
-        yield f"checkpoint  step {found['checkpoint']['lastCommittedStep']}" + (f", {age(when, now)} ago" if when else "")
+    if "checkpoint" in view:
+        when = view["checkpoint"].get("lastCommitTime")
+        yield f"checkpoint  step {view['checkpoint']['lastCommittedStep']}" + (f", {age(when, now)} ago" if when else "")
     goodput = (
-        f"{found['goodputPercentage']}% of the pods' time was training" if "goodputPercentage" in found else "unknown: no step was reported"
+        f"{view['goodputPercentage']}% of the pods' time was training" if "goodputPercentage" in view else "unknown: no step was reported"
     )
-    yield f"goodput     {goodput}; attempt {found.get('attempts', '-')}, {found['restarts']} restart{'' if found['restarts'] == 1 else 's'}"
-    if found["nodes"]:
+    yield f"goodput     {goodput}; attempt {view.get('attempts', '-')}, {view['restarts']} restart{'' if view['restarts'] == 1 else 's'}"
+    if view["nodes"]:
         yield ""
-        yield from aligned([_COLUMNS, *(row for node in found["nodes"] for row in _rows(node))])
-    for problem in dict.fromkeys(node["problem"] for node in found["nodes"] if "problem" in node):
-        names = [node["pod"] for node in found["nodes"] if node.get("problem") == problem]
+        yield from aligned([_COLUMNS, *(row for node in view["nodes"] for row in _rows(node))])
+    for problem in dict.fromkeys(node["problem"] for node in view["nodes"] if "problem" in node):
+        names = [node["pod"] for node in view["nodes"] if node.get("problem") == problem]
         yield f"not seen: {listed(names, 4)}: {problem}"
 
 
-def _progress(found: Object) -> str:
-    parts = [f"step {of_total(found['step'], found.get('totalSteps'))}" if "step" in found else "no step yet"]
-    parts += [f"{found['progressPercentage']}%"] if "progressPercentage" in found else []
-    if found["state"] == "Complete":
+def _progress(view: Object) -> str:
+    parts = [f"step {of_total(view['step'], view.get('totalSteps'))}" if "step" in view else "no step yet"]
+    parts += [f"{view['progressPercentage']}%"] if "progressPercentage" in view else []
+    if view["state"] == "Complete":
         return ", ".join(parts)
-    parts += [f"{duration(found['estimatedRemainingSeconds'])} left"] if "estimatedRemainingSeconds" in found else []
-    ranks = found.get("ranks", {})
+    parts += [f"{duration(view['estimatedRemainingSeconds'])} left"] if "estimatedRemainingSeconds" in view else []
+    ranks = view.get("ranks", {})
     parts += [f"{ranks.get('ready', 0)} of {ranks['desired']} ranks"] if "ready" in ranks else []
     return ", ".join(parts)
 

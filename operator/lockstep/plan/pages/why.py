@@ -91,15 +91,15 @@ def why(observed: Observed, not_seen: tuple[str, ...], now: float, unserved: str
     state = where(observed, conditions)
     failure = observed.status.get("failure") or {}
     summary = _summary(state, observed, conditions, now)
-    told = state is Where.FAILED or state is Where.RESTARTING
+    has_failed = state is Where.FAILED or state is Where.RESTARTING
     stale = unheard is not None and state not in ENDED_OR_UNSEEN
     return Answer(
         job=observed.name,
         namespace=observed.namespace,
         state=state,
         summary=(unserved or summary) if state is Where.UNSEEN else summary,
-        first_cause=first_cause(failure, summary) if told else "",
-        last_lines=tuple(failure.get("lastLines", [])[-SHOWN_LINES:]) if told else (),
+        first_cause=first_cause(failure, summary) if has_failed else "",
+        last_lines=tuple(failure.get("lastLines", [])[-SHOWN_LINES:]) if has_failed else (),
         cost=cost(observed.status),
         held=_message(conditions, "Held") if _holds(conditions, "Held") else "",
         fabric=_message(conditions, "FabricVerified") if conditions.get("FabricVerified", {}).get("status") == "False" else "",
@@ -208,12 +208,12 @@ def first_cause(failure: Object, summary: str) -> str:
         return ""
     parts = [f"rank {failure['rank']}" if "rank" in failure else "", f"node {failure['node']}" if "node" in failure else ""]
     who = " on ".join(filter(None, parts)) or "the job"
-    there = f" (Node {failure['nodeName']})" if "nodeName" in failure else ""
+    node_name = f" (Node {failure['nodeName']})" if "nodeName" in failure else ""
     step = f", after step {failure['step']}" if failure.get("step") is not None else ""
     how = failure.get("exception") or failure.get("signal") or (f"exit code {failure['exitCode']}" if "exitCode" in failure else "")
     kind = " ".join(filter(None, (failure.get("cause", ""), f"({how})" if how else "")))
-    said = failure.get("message", "")
-    return f"{who}{there}{step}: {': '.join(filter(None, (kind, said if said != summary else '')))}"
+    message = failure.get("message", "")
+    return f"{who}{node_name}{step}: {': '.join(filter(None, (kind, message if message != summary else '')))}"
 
 
 def _last_restart(status: Object) -> str:

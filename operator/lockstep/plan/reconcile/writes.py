@@ -246,7 +246,7 @@ def absent_claims(observed: Observed, decision: Decision) -> tuple[Object, ...]:
     waits = decision.replicas > 0 and not observed.status.get("attempts") and not any(map(is_running, observed.pods))
     if not (decision.starts or waits) or decision.accepted is None:
         return ()
-    return tuple(claims(decision.accepted.resolved, there=observed.claims))
+    return tuple(claims(decision.accepted.resolved, existing=observed.claims))
 
 
 def with_log(

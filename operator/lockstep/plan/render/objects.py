@@ -172,11 +172,11 @@ def render(resolved: Resolved, context: RenderContext = PLAIN) -> list[Object]:
     return [*claims(resolved), *children(frozen, owner_uid=context.owner_uid, key=context.key, replicas=replicas)]
 
 
-def claims(resolved: Resolved, there: Container[str] = ()) -> list[Object]:
-    """Claims to create when there is none of their name, and never to change, own or delete; without those that are `there`."""
+def claims(resolved: Resolved, existing: Container[str] = ()) -> list[Object]:
+    """Claims to create when there is none of their name, and never to change, own or delete; without those that are `existing`."""
     # No job in the labels: the claim is the namespace's, whichever job came first.
     labels = {names.LABEL_NAME: names.APP, names.LABEL_MANAGED_BY: names.APP}
-    return [claim_object(claim, resolved.namespace, labels) for claim in shared_claims(resolved) if claim.name not in there]
+    return [claim_object(claim, resolved.namespace, labels) for claim in shared_claims(resolved) if claim.name not in existing]
 
 
 def children(frozen: Frozen, *, owner_uid: str | None, key: str, replicas: int, proof: str = "") -> list[Object]:

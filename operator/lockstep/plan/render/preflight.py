@@ -47,10 +47,10 @@ def expected(resolved: Resolved) -> Expected | None:
 
 def alone(job: TrainingJob) -> TrainingJob:
     """The job with its preflight on, whatever it says."""
-    given = job.spec.preflight
-    if given.mode is not PreflightMode.OFF:
+    preflight = job.spec.preflight
+    if preflight.mode is not PreflightMode.OFF:
         return job
-    switched_on = given.model_copy(update={"mode": PreflightMode.FULL})
+    switched_on = preflight.model_copy(update={"mode": PreflightMode.FULL})
     return job.model_copy(update={"spec": job.spec.model_copy(update={"preflight": switched_on})})
 
 
@@ -130,10 +130,10 @@ def _rdma(resolved: Resolved) -> ExpectedRdma:
 
 def _all_reduce(resolved: Resolved) -> AllReduce | None:
     """All-reduce to measure, between nodes only: within one there is no network."""
-    asked = resolved.job.spec.preflight.all_reduce
+    requested = resolved.job.spec.preflight.all_reduce
     stated = resolved.profile.spec.network.minimum_busbw
     threshold = int(float(stated) * GIGABYTE) if stated is not None and _profile_speaks_of(resolved) else None
-    return AllReduce(threshold) if resolved.nodes > 1 and (asked or threshold is not None) else None
+    return AllReduce(threshold) if resolved.nodes > 1 and (requested or threshold is not None) else None
 
 
 def _profile_speaks_of(resolved: Resolved) -> bool:

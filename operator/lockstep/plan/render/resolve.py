@@ -128,10 +128,10 @@ def default_image_said(operator_image: str) -> tuple[str, bool]:
 
 def gpu_warnings(job: TrainingJob, profile: TrainingCluster) -> list[Notice]:
     """More GPUs than the cluster says that its nodes have: the pods would wait for ever, unless some node has more. None at all: `refuse_missing_gpus`."""
-    gpus, wanted = profile.spec.gpus, job.spec.gpus_per_node
-    if wanted is None or not gpus.per_node or wanted <= gpus.per_node:
+    gpus, requested = profile.spec.gpus, job.spec.gpus_per_node
+    if requested is None or not gpus.per_node or requested <= gpus.per_node:
         return []
-    message = f"spec.gpusPerNode is {wanted}, but by cluster {profile.metadata.name} (gpus.per_node) its nodes have {gpus.per_node}: pods wait until a node has as many"
+    message = f"spec.gpusPerNode is {requested}, but by cluster {profile.metadata.name} (gpus.per_node) its nodes have {gpus.per_node}: pods wait until a node has as many"
     return [Notice("MoreGPUsThanNodesHave", message)]
 
 

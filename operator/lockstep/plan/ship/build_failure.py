@@ -66,11 +66,11 @@ def tool_failure(command: Sequence[str], code: int, lines: Sequence[str]) -> str
     tool, verb = Tool(command[0]), command[1]
     head = f"{tool} {verb} failed with exit code {code}"
     for pattern, advice in CAUSES:
-        found = [line.strip() for line in lines if re.search(pattern, line, re.IGNORECASE)]
-        if found:
-            return f"{head}: {_short(found[-1])}: {advice(tool)}"
-    said = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return f"{head}: {_short(said)}; more is above" if said else f"{head}; what it said is above"
+        matches = [line.strip() for line in lines if re.search(pattern, line, re.IGNORECASE)]
+        if matches:
+            return f"{head}: {_short(matches[-1])}: {advice(tool)}"
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f"{head}: {_short(last)}; more is above" if last else f"{head}; what it said is above"
 
 
 def _short(line: str, limit: int = 300) -> str:

@@ -51,10 +51,10 @@ def called(item: Object) -> str:
     )
 
 
-def state_of(item: Object, found: Object | None) -> State:
-    if found is None:
+def state_of(item: Object, observed: Object | None) -> State:
+    if observed is None:
         return State.MISSING
-    return State.SAME if item["kind"] in ONLY_CREATED or not changes(item, found) else State.DIFFERS
+    return State.SAME if item["kind"] in ONLY_CREATED or not changes(item, observed) else State.DIFFERS
 
 
 def open_ones(left: Iterable[Left]) -> list[Left]:
@@ -84,8 +84,8 @@ def difference(after: Object, before: Object | None) -> list[Change]:
         return []
     new, old = _stable(after), _stable(before)
     forward = changes(new, old)
-    known = {change.path for change in forward}
-    backward = [Change(change.path, change.observed, change.desired) for change in changes(old, new) if change.path not in known]
+    paths = {change.path for change in forward}
+    backward = [Change(change.path, change.observed, change.desired) for change in changes(old, new) if change.path not in paths]
     return [*forward, *backward]
 
 
@@ -95,9 +95,9 @@ def _stable(item: Object) -> Object:
     return {**{key: value for key, value in item.items() if key != "status"}, "metadata": metadata}
 
 
-def removable_claims(found: ClusterFile, dev_environment: str, claims: Sequence[Object]) -> Iterator[Object]:
+def removable_claims(file: ClusterFile, dev_environment: str, claims: Sequence[Object]) -> Iterator[Object]:
     """The shared claims that the cluster names and Lockstep made, and those of the dev environment's own pods. Nobody else's."""
-    storage = found.profile.spec.storage
+    storage = file.profile.spec.storage
     shared = {storage.workspace_claim or WORKSPACE_CLAIM, storage.datasets_claim or DATASETS_CLAIM}
     for claim in claims:
         metadata = claim["metadata"]
@@ -129,13 +129,13 @@ def of_one_cluster(sent: Iterable[Object], name: str, namespace: str, clusters: 
         cluster["metadata"]["name"] != name and cluster["spec"].get("platform", Platform.OPENSHIFT.value) == Platform.OPENSHIFT.value
         for cluster in clusters
     )
-    kept = {called(item) for item in others}
+    needed_names = {called(item) for item in others}
     pulls = called(puller(namespace))
     needed = any(item["kind"] == "TrainingJob" and item["metadata"]["namespace"] == namespace for item in others)
-    found = []
+    removed = []
     for item in sent:
         is_right = item["kind"] in RDMA_RIGHTS and item["metadata"]["name"] == RDMA_ROLE and not needs_rights
         is_puller = called(item) == pulls and not needed
-        if called(item) not in kept and (is_right or is_puller or called(item) == f"{CLUSTER} {name}"):
-            found.append(item)
-    return found
+        if called(item) not in needed_names and (is_right or is_puller or called(item) == f"{CLUSTER} {name}"):
+            removed.append(item)
+    return removed

@@ -69,24 +69,24 @@ class Build:
     @property
     def build_arguments(self) -> list[str]:
         """KEY=VALUE, each with an equals sign. Raises ConfigError."""
-        given = [f"VERSION={self.version}", *([f"BASE={self.base}"] if self.base else []), *self.arguments]
-        for argument in given:
+        arguments = [f"VERSION={self.version}", *([f"BASE={self.base}"] if self.base else []), *self.arguments]
+        for argument in arguments:
             if not argument.partition("=")[1]:
                 raise ConfigError(f"--arg {argument}: must be KEY=VALUE, as in --arg EDITORS=0")
-        return given
+        return arguments
 
 
-def chosen(asked: Tool | None, there: Collection[str]) -> Tool:
-    """The tool to build with. Raises ConfigError when it isn't there, or none is."""
-    if asked is not None and asked not in there:
-        raise ConfigError(f"{asked} is not installed (or not on PATH)")
-    found = asked or next((tool for tool in Tool if tool in there), None)
-    if found is None:
+def choose_tool(requested: Tool | None, installed: Collection[str]) -> Tool:
+    """Return the tool to build with. Raises ConfigError when it isn't there, or none is."""
+    if requested is not None and requested not in installed:
+        raise ConfigError(f"{requested} is not installed (or not on PATH)")
+    tool = requested or next((tool for tool in Tool if tool in installed), None)
+    if tool is None:
         raise ConfigError(
             f"none of {', '.join(Tool)} is installed: apt-get install buildah (dnf install podman), "
             "or let OpenShift build it: lockstep build IMAGE --openshift -n NAMESPACE"
         )
-    return found
+    return tool
 
 
 def commands(build: Build, tool: Tool, *, push: bool = False, archive: str = "", notes: str = "") -> list[list[str]]:
@@ -95,15 +95,15 @@ def commands(build: Build, tool: Tool, *, push: bool = False, archive: str = "",
     Into the folder `notes` go the image's digest as the tool knows it here, `built`, and the registry's, which compresses layers, `pushed`
     (docker prints that one itself).
     """
-    found = [_build(build, tool, notes)]
+    result = [_build(build, tool, notes)]
     if push:
         if "/" not in build.reference:
             raise ConfigError(f"--push needs to know where to: --tag registry.example.com/team/{build.reference}")
         noted = ["--digestfile", f"{notes}/pushed"] if notes and tool is not Tool.DOCKER else []
-        found.append([tool, "push", *noted, build.reference])
+        result.append([tool, "push", *noted, build.reference])
     if archive:
-        found.append(_save(build.reference, tool, archive))
-    return found
+        result.append(_save(build.reference, tool, archive))
+    return result
 
 
 def _build(build: Build, tool: Tool, notes: str) -> list[str]:

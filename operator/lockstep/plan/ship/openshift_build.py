@@ -65,7 +65,7 @@ class BuildOutcome:
 
     ended: bool
     complete: bool
-    said: str = ""
+    message: str = ""
     digest: str = ""
 
 
@@ -73,9 +73,9 @@ def build_outcome(build: dict[str, Any]) -> BuildOutcome:
     """Outcome of a Build as the API server has it."""
     status = build.get("status") or {}
     phase = str(status.get("phase", "New"))
-    said = ": ".join(str(status[key]).rstrip(".") for key in ("reason", "message") if status.get(key))
+    message = ": ".join(str(status[key]).rstrip(".") for key in ("reason", "message") if status.get(key))
     digest = str(((status.get("output") or {}).get("to") or {}).get("imageDigest") or "")
-    return BuildOutcome(phase in ENDED, phase == DONE, f"{phase} ({said})" if said else phase, digest)
+    return BuildOutcome(phase in ENDED, phase == DONE, f"{phase} ({message})" if message else phase, digest)
 
 
 def openshift_failure(build: dict[str, Any], namespace: str, log: Sequence[str]) -> tuple[str, ...]:
@@ -83,5 +83,5 @@ def openshift_failure(build: dict[str, Any], namespace: str, log: Sequence[str])
     name = build["metadata"]["name"]
     snippet = str((build.get("status") or {}).get("logSnippet") or "").splitlines()
     lines = [line for line in log or snippet if line.strip()][-LAST_LINES:]
-    reason = f"build {name} in namespace {namespace} ended as {build_outcome(build).said}; the end of its log (oc logs -n {namespace} build/{name}):"
+    reason = f"build {name} in namespace {namespace} ended as {build_outcome(build).message}; the end of its log (oc logs -n {namespace} build/{name}):"
     return (reason, *(f"    {line}" for line in lines)) if lines else (f"{reason} it has no log",)

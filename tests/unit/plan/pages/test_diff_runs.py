@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from lockstep.cli.jobs import diff_runs
 from lockstep.cli.main import app
 from lockstep.cli.shared.jobargs import Found
-from lockstep.plan.pages.diffruns import Side, compare, comparison_page, results_of, spec_of, told_of
+from lockstep.plan.pages.diffruns import Side, compare, comparison_page, results_of, settings_of, spec_of
 from lockstep_gang.agent.log import Journal
 from lockstep_gang.contract import run_text
 from unit.api.test_jobfile import JOB
@@ -71,11 +71,11 @@ def test_of_a_long_curve_the_first_the_last_and_some_between_are_shown() -> None
 def test_names_addresses_and_files_of_a_run_make_no_difference() -> None:
     one = run_of(lora={"rank": 8})
     other = {**one, "job": {"name": "y"}, "addresses": ["b"], "runDir": "/other", "coordinatorPort": 1, "keyFile": "k"}
-    assert told_of(one) == told_of(other) == {"nodes": 2, "ranksPerNode": 1, "gpusPerNode": 0, "training.lora.rank": 8}
+    assert settings_of(one) == settings_of(other) == {"nodes": 2, "ranksPerNode": 1, "gpusPerNode": 0, "training.lora.rank": 8}
 
 
 def test_of_a_script_its_command_counts() -> None:
-    assert told_of(run_of())["command"] == ["python3", "rank.py"]
+    assert settings_of(run_of())["command"] == ["python3", "rank.py"]
 
 
 def test_the_rest_of_the_spec_counts_where_both_have_one_and_shows_no_secret() -> None:

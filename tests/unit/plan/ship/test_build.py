@@ -16,7 +16,7 @@ import pytest
 from lockstep.api.errors import ConfigError
 from lockstep.cli.main import main
 from lockstep.plan.ship.build_failure import tool_failure
-from lockstep.plan.ship.imagebuild import Build, Image, Tool, chosen, commands
+from lockstep.plan.ship.imagebuild import Build, Image, Tool, choose_tool, commands
 from support.checkout import ROOT
 
 RECORDER = """#!{python}
@@ -120,7 +120,7 @@ def test_what_is_pushed_is_told_by_the_registry_s_digest(bench: Bench) -> None:
     ],
 )
 def test_the_first_tool_that_is_there_is_taken_unless_one_is_asked_for(asked: Tool | None, there: tuple[str, ...], found: Tool) -> None:
-    assert chosen(asked, there) is found
+    assert choose_tool(asked, there) is found
 
 
 def test_the_build_runs_in_the_checkout_with_the_tool_that_is_there(bench: Bench) -> None:

@@ -37,27 +37,27 @@ def _names(text: str) -> list[str]:
 
 
 def test_a_base_with_torch_keeps_it_and_what_belongs_to_it() -> None:
-    assert _names(wheels.wanted([LOCK, MORE])) == ["debugpy", "deepspeed", "numpy", "nvidia-nccl-cu13", "torch"]
-    assert _names(wheels.wanted([LOCK, MORE], keep="torch")) == ["debugpy", "deepspeed"]
+    assert _names(wheels.to_install([LOCK, MORE])) == ["debugpy", "deepspeed", "numpy", "nvidia-nccl-cu13", "torch"]
+    assert _names(wheels.to_install([LOCK, MORE], keep="torch")) == ["debugpy", "deepspeed"]
 
 
 def test_one_package_can_be_installed_apart_from_the_others() -> None:
-    assert _names(wheels.wanted([LOCK], without="deepspeed")) == ["numpy", "torch"]
-    assert wheels.wanted([LOCK], only="deepspeed") == "deepspeed==0.19.8 \\\n    --hash=sha256:bb\n"
+    assert _names(wheels.to_install([LOCK], without="deepspeed")) == ["numpy", "torch"]
+    assert wheels.to_install([LOCK], only="deepspeed") == "deepspeed==0.19.8 \\\n    --hash=sha256:bb\n"
 
 
 def test_every_hash_of_a_package_comes_with_it() -> None:
-    assert wheels.wanted([LOCK], only="torch").count("--hash") == 2
+    assert wheels.to_install([LOCK], only="torch").count("--hash") == 2
 
 
 def test_two_locks_that_disagree_are_an_error() -> None:
     with pytest.raises(ValueError, match=r"^numpy is pinned twice: 2\.4\.6 and 1\.0; make lock$"):
-        wheels.wanted([LOCK, "numpy==1.0 \\\n    --hash=sha256:aa\n"])
+        wheels.to_install([LOCK, "numpy==1.0 \\\n    --hash=sha256:aa\n"])
 
 
 def test_the_locks_of_the_trainer_and_of_the_editors_agree() -> None:
     texts = [(ROOT / "requirements" / f"{name}.lock").read_text() for name in ("train", "editors")]
-    assert {"torch", "deepspeed", "tensorboard", "jupyterlab", "debugpy"} <= set(_names(wheels.wanted(texts)))
+    assert {"torch", "deepspeed", "tensorboard", "jupyterlab", "debugpy"} <= set(_names(wheels.to_install(texts)))
 
 
 def test_installed_code_knows_its_version_and_is_compiled(tmp_path: Path) -> None:

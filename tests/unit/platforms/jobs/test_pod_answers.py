@@ -32,7 +32,7 @@ from lockstep.plan.cluster.calibration import point_in
 from lockstep.plan.discovery.probe import read_probe
 from lockstep.plan.observed import Observed
 from lockstep.plan.pages.answers import read_node, read_summary
-from lockstep.plan.pages.diffruns import Side, compare, comparison_page, curve, results_of, told_of
+from lockstep.plan.pages.diffruns import Side, compare, comparison_page, curve, results_of, settings_of
 from lockstep.plan.pages.logs import RankFailures, error_lines
 from lockstep.plan.pages.top import snapshot, top_page
 from lockstep.plan.render.preflight import result_in
@@ -190,9 +190,9 @@ def test_what_is_remembered_of_a_log_has_limits() -> None:
         failures.add(f"[rank {number}] {'x' * 20_000}")
         failures.add(f"[lockstep] rank {number} on node 0 exited with 1")
     failures.add(f"[rank {'9' * 5000}] x")
-    assert len(failures.found) == 10_000
-    assert sum(len(line) for one in failures.found for line in one.lines) < 256 * 8192 + 1
-    assert list(error_lines({}, failures.found))
+    assert len(failures.failures) == 10_000
+    assert sum(len(line) for one in failures.failures for line in one.lines) < 256 * 8192 + 1
+    assert list(error_lines({}, failures.failures))
 
 
 class Response:
@@ -420,7 +420,7 @@ def test_a_run_that_is_nested_without_end_is_compared_as_far_as_it_makes_sense(d
     sides = []
     for one in nested:
         summary = read_summary(json.loads(text % (one, one, one)))
-        sides.append(Side("x", told_of(summary["run"]), None, results_of(summary, {}), {}, {}))
+        sides.append(Side("x", settings_of(summary["run"]), None, results_of(summary, {}), {}, {}))
     assert list(comparison_page(compare(*sides)))
 
 
@@ -430,7 +430,7 @@ def test_keys_of_megabytes_are_not_written_out_for_every_value() -> None:
         run = {"k" * 100_000: run}
     tracemalloc.start()
     try:
-        list(told_of(read_summary({"run": {"training": run}})["run"]))
+        list(settings_of(read_summary({"run": {"training": run}})["run"]))
         assert tracemalloc.get_traced_memory()[1] < 32 << 20
     finally:
         tracemalloc.stop()
