@@ -14,7 +14,7 @@ from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.cli.main import main
 from lockstep.kube import exec as programs
 from lockstep.kube.cluster import ApiError, Cluster
-from support.api_stub import kubeconfig
+from support.api_stub import ApiStub, kubeconfig, served
 from support.cluster_facts import GROUPS, RAILS, node, policy, rail, storage_class
 from support.fake_cluster import FakeCluster
 
@@ -145,6 +145,20 @@ def test_findings_as_json_have_line_key_and_fix(
     found = {row["key"]: row for row in json.loads(capsys.readouterr().out)}
     assert (found["nodes.gpu_nodes"]["line"], found["nodes.gpu_nodes"]["verdict"]) == (5, "failed")
     assert found["cluster.namespace"]["fix"] == "kubectl create namespace n"
+
+
+@pytest.mark.parametrize(("there", "tried"), [(True, ["All"]), (False, [])])
+def test_lint_writes_nothing_but_a_dry_run_of_one_pod(
+    there: bool, tried: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And that only where the namespace is there."""
+    (tmp_path / "c.yaml").write_text("cluster: {name: c, namespace: team, platform: kubernetes}\n")
+    stub = ApiStub({"/api/v1/namespaces/team": {"metadata": {"name": "team"}}} if there else {})
+    with served(stub, tmp_path) as path:
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        lockstep(monkeypatch, "lint", str(tmp_path / "c.yaml"))
+    writes = [(path, query.get("dryRun", "")) for method, path, query in stub.asked if method != "GET"]
+    assert writes == [("/api/v1/namespaces/team/pods", dry) for dry in tried]
 
 
 def test_an_unknown_cluster_is_answered_with_the_known_ones(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lockstep.api.errors import ConfigError
+from lockstep.cli.clusters.deploy import Mode
 from lockstep.cli.shared.jobargs import ContextOption, Form, FormOption, NamespaceOption, OptionalClusterArgument
 from lockstep.platforms.output import put, put_json, tell
 from lockstep_spec.words import binary_size
@@ -23,18 +23,10 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 
-class SweepMode(StrEnum):
-    """Transport between the ranks of a sweep."""
-
-    AUTO = "auto"
-    RDMA = "rdma"
-    TCP = "tcp"
-
-
 def calibrate(
     cluster: OptionalClusterArgument = "local",
     nodes: Annotated[int | None, typer.Option("--nodes", min=2, max=1024, help="Default: gpus.default_nodes of the cluster file.")] = None,
-    mode: Annotated[SweepMode, typer.Option("--mode", help="What the ranks talk over.")] = SweepMode.AUTO,
+    mode: Annotated[Mode, typer.Option("--mode", help="What the ranks talk over.")] = Mode.AUTO,
     most: Annotated[
         str | None, typer.Option("--max-size", help="The largest all-reduce. Default: 1Gi on GPUs, 16Mi on the CPU.", show_default=False)
     ] = None,
@@ -99,12 +91,11 @@ def _bytes(text: str | None) -> int | None:
     return int(number(text))
 
 
-def _job(file: ClusterFile, nodes: int | None, mode: SweepMode, most: int | None, image: str | None) -> TrainingJob:
+def _job(file: ClusterFile, nodes: int | None, mode: Mode, most: int | None, image: str | None) -> TrainingJob:
     from lockstep.api.shared import FabricMode
     from lockstep.plan.cluster.calibration import sweep_job
 
-    fabric = {SweepMode.AUTO: FabricMode.AUTO, SweepMode.RDMA: FabricMode.RDMA, SweepMode.TCP: FabricMode.TCP}[mode]
-    job = sweep_job(file.profile.spec, nodes, fabric, most)
+    job = sweep_job(file.profile.spec, nodes, FabricMode[mode.name], most)
     if (job.spec.nodes or 0) < 2:
         raise ConfigError("gpus.default_nodes of the cluster file is 1, and an all-reduce over one node crosses no network: say --nodes 2")
     return job if image is None else job.model_copy(update={"spec": job.spec.model_copy(update={"image": image})})

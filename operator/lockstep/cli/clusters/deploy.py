@@ -40,7 +40,7 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Also where the kubec
 
 
 class Mode(StrEnum):
-    """Transport between nodes of jobs that don't state one."""
+    """Transport between nodes, as the command line names it."""
 
     AUTO = "auto"
     RDMA = "rdma"
@@ -82,10 +82,10 @@ class DeploymentPlan:
     @property
     def findings(self) -> list[Finding]:
         """Findings about the cluster file alone that matter to jobs of this mode."""
-        from lockstep.plan.checks.alone import lint_alone, of_mode
+        from lockstep.plan.checks.alone import findings_for_mode, lint_alone
         from lockstep.plan.cluster.finding import Outcome
 
-        concerning = of_mode(lint_alone(self.cluster, self.sent_image), self.profile.spec.network.mode)
+        concerning = findings_for_mode(lint_alone(self.cluster, self.sent_image), self.profile.spec.network.mode)
         return [one for one in concerning if one.outcome in (Outcome.FAILED, Outcome.WARNING)]
 
     @property
@@ -266,8 +266,7 @@ def _with_mode(file: ClusterFile, mode: Mode) -> TrainingCluster:
     profile, spec = file.profile, file.profile.spec
     if mode is Mode.RDMA and not spec.network.rdma.enabled:
         raise ConfigError(f"MODE=rdma: cluster {file.cluster.name} has no RDMA (network.rdma.enabled is false in its file): use MODE=tcp")
-    fabric = {Mode.AUTO: FabricMode.AUTO, Mode.RDMA: FabricMode.RDMA, Mode.TCP: FabricMode.TCP}[mode]
-    network = spec.network.model_copy(update={"mode": fabric})
+    network = spec.network.model_copy(update={"mode": FabricMode[mode.name]})
     return profile.model_copy(update={"spec": spec.model_copy(update={"network": network})})
 
 

@@ -46,7 +46,7 @@ def lint_alone(file: ClusterFile, operator_image: str) -> Iterator[Finding]:
     yield from _calibration(file)
 
 
-def of_mode(findings: Iterable[Finding], mode: FabricMode) -> list[Finding]:
+def findings_for_mode(findings: Iterable[Finding], mode: FabricMode) -> list[Finding]:
     """Findings that concern jobs that use `mode`: over TCP those of RDMA don't."""
     return [one for one in findings if mode is not FabricMode.TCP or not one.subject.startswith("network.rdma")]
 

@@ -13,7 +13,7 @@ from lockstep.plan.checks.rails import check_rails
 from lockstep.plan.checks.site import check_nodes, check_storage
 from lockstep.plan.cluster.facts import ClusterFacts
 from lockstep.plan.cluster.finding import Finding, failed, fine, unknown, warning
-from lockstep.plan.cluster.quota import BEYOND, EXCEEDED, Shortage, limits_given, of_pod, shortages
+from lockstep.plan.cluster.quota import BEYOND, EXCEEDED, Shortage, limits_given, pod_amounts, shortages
 from lockstep.plan.discovery.file import allows_ipc_lock
 from lockstep.plan.discovery.nodes import QUOTA_GPUS
 from lockstep.plan.render.fabric import GPU_RESOURCE
@@ -143,7 +143,7 @@ def _quotas(spec: TrainingClusterSpec, facts: ClusterFacts) -> Iterator[Finding]
     if not quotas.seen:
         yield unknown("gpus.default_nodes", f"what the namespace may use: {quotas.why_not}")
     pod = (tried and tried.admitted) or sized_pod(spec, facts.namespace)
-    need = {resource: value * nodes for resource, value in of_pod(pod).items() if _key(resource)}
+    need = {resource: value * nodes for resource, value in pod_amounts(pod).items() if _key(resource)}
     for quota in quotas.items:
         for one in shortages(quota, pod, need, {}):
             yield _shortage(one, nodes)

@@ -30,16 +30,16 @@ def room(pod: Object, needed: int, facts: ClusterFacts) -> Iterator[Finding]:
         )
         yield Finding(SECTION, Outcome.UNKNOWN, message)
         return
-    never = {name_of(node): why for node in nodes.items if (why := why_never(pod, node)) is not None}
-    possible = [node for node in nodes.items if name_of(node) not in never]
+    never = {_name(node): why for node in nodes.items if (why := why_never(pod, node)) is not None}
+    possible = [node for node in nodes.items if _name(node) not in never]
     if not facts.list("Pod").seen:
         yield from _unseen(possible, needed, len(nodes.items))
         yield from _obstacles(never)
         return
     mine = {str(own["metadata"]["uid"]) for own in facts.own_pods}
     others = [other for other in facts.list("Pod").items if str(other["metadata"]["uid"]) not in mine]
-    lacking = lacks(pod, possible, others)
-    fitting = [name_of(node) for node in possible if name_of(node) not in lacking]
+    lacking = _lacking(pod, possible, others)
+    fitting = [_name(node) for node in possible if _name(node) not in lacking]
     if len(fitting) >= needed:
         message = f"{len(fitting)} of {len(nodes.items)} nodes fit now ({', '.join(sorted(fitting))}); the job needs {needed}"
         yield Finding(SECTION, Outcome.OK, message)
@@ -50,7 +50,7 @@ def room(pod: Object, needed: int, facts: ClusterFacts) -> Iterator[Finding]:
 
 def never_enough(pod: Object, needed: int, nodes: Sequence[Object]) -> str:
     """Sentence that the cluster has too few nodes for such pods even when all of it is idle; '' where it has enough."""
-    never = {name_of(node): why for node in nodes if (why := why_never(pod, node)) is not None}
+    never = {_name(node): why for node in nodes if (why := why_never(pod, node)) is not None}
     possible = len(nodes) - len(never)
     if possible >= needed:
         return ""
@@ -111,7 +111,7 @@ def _obstacles(why: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(SECTION, Outcome.NOTE, f"{named(nodes)}: {text}")
 
 
-def lacks(pod: Object, nodes: Iterable[Object], others: Iterable[Object]) -> dict[str, tuple[str, str]]:
+def _lacking(pod: Object, nodes: Iterable[Object], others: Iterable[Object]) -> dict[str, tuple[str, str]]:
     """Node → the first resource of which it has too little left, and that in words. Devices come before CPU and memory."""
     on: dict[str, list[Object]] = defaultdict(list)
     for other in others:
@@ -119,7 +119,7 @@ def lacks(pod: Object, nodes: Iterable[Object], others: Iterable[Object]) -> dic
             on[str(other["spec"]["nodeName"])].append(other)
     lacking: dict[str, tuple[str, str]] = {}
     for node in nodes:
-        name = name_of(node)
+        name = _name(node)
         for resource in (*asked(pod), PODS):
             want = request(pod, resource)
             free = allocatable(node, resource) - sum((request(other, resource) for other in on[name]), Decimal(0))
@@ -130,5 +130,5 @@ def lacks(pod: Object, nodes: Iterable[Object], others: Iterable[Object]) -> dic
     return lacking
 
 
-def name_of(node: Object) -> str:
+def _name(node: Object) -> str:
     return str(node["metadata"]["name"])

@@ -66,7 +66,7 @@ def quota_findings(pod: Object, pods: int, others: Sequence[Object], facts: Clus
     if not quotas.seen:
         yield Finding(SECTION, Outcome.UNKNOWN, "whether a ResourceQuota leaves room: your account may not list them")
     else:
-        need, present = needed(pod, pods, others), needed(pod, len(facts.own_pods), ())
+        need, present = job_amounts(pod, pods, others), job_amounts(pod, len(facts.own_pods), ())
         short = [_short(one) for quota in quotas.items for one in shortages(quota, pod, need, present)]
         yield from short or [Finding(SECTION, Outcome.OK, _no_obstacle(quotas.items))]
     claims = [item for item in others if item["kind"] == "PersistentVolumeClaim"]
@@ -94,10 +94,10 @@ def _short(one: Shortage) -> Finding:
     )
 
 
-def needed(pod: Object, pods: int, others: Iterable[Object]) -> dict[str, Decimal]:
+def job_amounts(pod: Object, pods: int, others: Iterable[Object]) -> dict[str, Decimal]:
     """Everything that a quota may count, by the quota's own names."""
     need: Counter[str] = Counter()
-    for key, value in of_pod(pod).items():
+    for key, value in pod_amounts(pod).items():
         need[key] += value * pods  # type: ignore[assignment]
     for item in others:
         plural = COUNTED.get(item["kind"])
@@ -110,7 +110,7 @@ def needed(pod: Object, pods: int, others: Iterable[Object]) -> dict[str, Decima
     return {key: Decimal(value) for key, value in need.items()}
 
 
-def of_pod(pod: Object) -> dict[str, Decimal]:
+def pod_amounts(pod: Object) -> dict[str, Decimal]:
     """Amounts of one pod, by the quota's own names."""
     need = {"pods": Decimal(1), "count/pods": Decimal(1)}
     for which in ("requests", "limits"):
