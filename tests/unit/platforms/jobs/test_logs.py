@@ -27,7 +27,7 @@ from lockstep_gang.contract import JobIdentity
 from support.fake_cluster import FakeCluster
 from unit.gang.cases import make_run
 from unit.platforms.files.test_reader import claim, starts, stateful_set
-from unit.platforms.jobs.test_runfolder import write
+from unit.platforms.inpod.test_runfolder import write
 
 Object = dict[str, Any]
 JOB: Object = {"kind": "TrainingJob", "metadata": {"name": "x", "namespace": "ns", "uid": "uid-2"}, "spec": {"nodes": 2}, "status": {}}
