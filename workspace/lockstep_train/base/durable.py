@@ -8,6 +8,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from lockstep_spec.durable import sync_directory
 
@@ -37,8 +38,15 @@ def create_directories(folder: Path) -> list[Path]:
 
 def write_durably(path: Path, content: bytes) -> None:
     """Write beside the name, fsync, rename onto it, fsync the folder. Raises OSError, and then leaves nothing behind."""
-    with _renamed(path) as temporary, temporary.open("wb") as file:
+    with durable_file(path) as file:
         file.write(content)
+
+
+@contextlib.contextmanager
+def durable_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that gets its name only once it is whole and synced; after an error nothing is left."""
+    with _renamed(path) as temporary, temporary.open("wb") as file:
+        yield file
         file.flush()
         os.fsync(file.fileno())
 

@@ -20,10 +20,12 @@ from lockstep_train.base.errors import (
     TRIED_AGAIN,
     ConfigError,
     OutOfMemoryError,
+    Problem,
     TrainerError,
     first_line,
     lasts_on_this_device,
     out_of_memory,
+    problem_of,
 )
 
 COLLECTIVE_TIMEOUT_SECONDS = 600
@@ -93,6 +95,26 @@ class Ranks:
             self.store.set(key, json.dumps(value))
             return value
         return json.loads(self.store.get(key))
+
+    def decide(self, key: str, choose: Callable[[], Any]) -> Any:
+        """Choose a JSON value on rank 0, for as long as that takes, and return it on every rank. `key` is used once.
+
+        Raises, on all of them alike, the TrainerError that rank 0 has met.
+        """
+        if self.first:
+            self.store.set(key, json.dumps(_choice(choose)))
+        self.wait_for(key)
+        outcome = json.loads(self.store.get(key))
+        if "problem" in outcome:
+            raise Problem(*outcome["problem"]).error()
+        return outcome["choice"]
+
+
+def _choice(choose: Callable[[], Any]) -> dict[str, Any]:
+    try:
+        return {"choice": choose()}
+    except TrainerError as error:
+        return {"problem": problem_of(error)}
 
 
 def join(environment: RankEnvironment, timeout_seconds: int = COLLECTIVE_TIMEOUT_SECONDS) -> Ranks:

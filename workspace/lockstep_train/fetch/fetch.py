@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeVar
 
 from lockstep_spec.modelnames import FETCHED
-from lockstep_spec.words import decimal_size
+from lockstep_spec.words import decimal_size, duration
 from lockstep_train.base.durable import make_directory
 from lockstep_train.base.errors import ConfigError, TrainerError, refusal
 from lockstep_train.fetch.folders import (
@@ -35,7 +35,6 @@ from lockstep_train.fetch.folders import (
     whole_record,
 )
 from lockstep_train.fetch.hub import is_offline
-from lockstep_train.fetch.progress import FetchProgress
 from lockstep_train.fetch.remote import Cancelled, Choose, MayPass, Remote, RemoteFile, everything
 
 Say = Callable[[str], None]
@@ -52,6 +51,10 @@ SHORT_WAIT_SECONDS = 10.0
 RESERVE_BYTES = 64 << 20
 """Bytes left free on the volume."""
 TICK_SECONDS = 1.0
+FIRST_SECONDS = 5.0
+"""Until the first line of progress."""
+EVERY_SECONDS = 30.0
+"""Between lines of progress, which come only while bytes come: a line is taken for a sign of life."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _MOVED = frozenset({errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.ESTALE})
 """Errors of a process whose folder another has finished, renamed or removed."""
@@ -357,3 +360,51 @@ class Counted:
     def fileno(self) -> int:
         self._file.flush()
         return self._file.fileno()
+
+
+class FetchProgress:
+    """Counter of bytes and files, for any thread."""
+
+    def __init__(
+        self, name: str, size_bytes: int, files: int, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._name = name
+        self._size = size_bytes
+        self._files = files
+        self._say = say
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._bytes = self._ended = self._present = 0
+        self._last = (clock(), 0)
+        self._next = clock() + FIRST_SECONDS
+
+    def moved(self, count: int) -> None:
+        """Count so many bytes more; fewer where a file is begun anew."""
+        with self._lock:
+            self._bytes += count
+
+    def present(self, count: int) -> None:
+        """Count bytes that were there before: they are no part of the speed."""
+        with self._lock:
+            self._present += count
+
+    def done(self) -> None:
+        """Count one more file."""
+        with self._lock:
+            self._ended += 1
+
+    def tell(self) -> None:
+        """Say a line if it is time, and if anything has moved since the last one."""
+        now = self._clock()
+        with self._lock:
+            moved, present, ended = self._bytes, self._present, self._ended
+        if now < self._next or moved <= self._last[1]:
+            return
+        then, before = self._last
+        speed = (moved - before) / max(now - then, 1e-9)
+        left = max(0, self._size - present - moved) / speed
+        self._last, self._next = (now, moved), now + EVERY_SECONDS
+        self._say(
+            f"Fetching {self._name}: {decimal_size(present + moved)} of {decimal_size(self._size)}, {ended} of {self._files} files, "
+            f"{speed / 1e6:,.0f} MB/s, about {duration(left)} left"
+        )

@@ -199,14 +199,8 @@ class BaseHash:
                 self._problem = Problem(f"{changed} while it was loaded; start again when nothing writes to it")
         ranks = self._ranks
         ranks.store.set(f"base/hashes/{ranks.rank}", json.dumps([ranks.node, self._hashes, self._problem]))
-        if ranks.first:
-            ranks.store.set("base/verdict", json.dumps(self._verdict(recorded, commit)))
-        ranks.wait_for("base/verdict")
-        files, problem = json.loads(ranks.store.get("base/verdict"))
         with refused_together(ranks, "base"):
-            if problem is not None:
-                raise Problem(*problem).error()
-        return dict(files)
+            return dict(ranks.decide("base/verdict", lambda: self._verdict(recorded, commit)))
 
     def changed(self) -> str | None:
         """Name the file of this node that was changed since the start. Raises TrainerError when that can't be told now."""
@@ -217,15 +211,18 @@ class BaseHash:
         name = next((mine[0] for mine, now in zip(self._stamps, stamps, strict=True) if mine != now), None)
         return f"{self._folder / name} of the base model was changed" if name is not None else None
 
-    def _verdict(self, recorded: Files, commit: str) -> tuple[Files, Problem | None]:
+    def _verdict(self, recorded: Files, commit: str) -> Files:
+        """Return what all nodes have, on rank 0. Raises as `finish`."""
         answers = []
         for rank in range(self._ranks.world_size):
             self._ranks.wait_for(f"base/hashes/{rank}")
             answers.append(json.loads(self._ranks.store.get(f"base/hashes/{rank}")))
         unread = gravest(Problem(*problem) for _, _, problem in answers if problem is not None)
         if unread is not None:
-            return {}, unread
+            raise unread.error()
         copies = merged_copies(self._groups, [(node, files) for node, files, _ in answers])
         remedy = "put the recorded files back, or set training.checkpoint.resumeFrom to None to train anew on these"
         problem = base_problem(self._folder, copies, recorded, commit, remedy)
-        return copies[0].files, Problem(problem) if problem is not None else None
+        if problem is not None:
+            raise ConfigError(problem)
+        return copies[0].files

@@ -81,20 +81,8 @@ def _agreed_pin(config: RunConfig, ranks: Ranks, say: Say) -> str:
     """Pin of an earlier start on any volume, else what the name stands for now, by the word of rank 0."""
     own = recorded_pin(config.run_dir, config.training.model) if ranks.first_of_node else None
     pins = ranks.gather(f"{TOPIC}/pins", own)
-    if pins is not None:
-        ranks.store.set(f"{TOPIC}/pin", json.dumps(_chosen_pin(config, pins, say)))
-    ranks.wait_for(f"{TOPIC}/pin")
-    answer = json.loads(ranks.store.get(f"{TOPIC}/pin"))
-    if "problem" in answer:
-        raise Problem(*answer["problem"]).error()
-    return str(answer["pin"])
-
-
-def _chosen_pin(config: RunConfig, pins: list[str | None], say: Say) -> dict[str, Any]:
-    try:
-        return {"pin": next((pin for pin in pins if pin is not None), None) or resolved_pin(config, say)}
-    except TrainerError as error:
-        return {"problem": problem_of(error)}
+    earlier = next((pin for pin in pins or [] if pin is not None), None)
+    return str(ranks.decide(f"{TOPIC}/pin", lambda: earlier or resolved_pin(config, say)))
 
 
 def recorded_pin(run_dir: Path, model: ModelConfig) -> str | None:

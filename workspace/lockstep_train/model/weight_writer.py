@@ -6,19 +6,15 @@ A file is 8 bytes of header length, a JSON header padded with spaces to a multip
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
-import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import torch
 
-from lockstep_spec.durable import sync_directory
+from lockstep_train.base.durable import durable_file
 from lockstep_train.model.weight_files import DTYPES
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -69,20 +65,3 @@ def write_tensors(path: Path, tensors: Sequence[NewTensor], values: Iterable[tor
                 written += file.write(value.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
         if written != promised:
             raise ValueError(f"{path}: {written} bytes of tensors, but their shapes promise {promised}")
-
-
-@contextlib.contextmanager
-def durable_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file that has its name only once it is whole and synced; after an error nothing is left."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    sync_directory(path.parent)

@@ -21,7 +21,6 @@ import contextlib
 import hashlib
 import hmac
 import json
-import os
 import secrets
 import socket
 import threading
@@ -31,8 +30,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lockstep_spec.durable import sync_directory
-from lockstep_train.base.durable import make_directory
+from lockstep_train.base.durable import durable_file, make_directory
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.checkpoint.format.layout import is_shard, parse_commit
 from lockstep_train.checkpoint.format.manifest import Manifest, ShardRecord
@@ -122,24 +120,16 @@ class Line:
 
     def receive_file(self, path: Path, size: int, sha256: str) -> None:
         """Receive a file: it is durable under its name, or not there."""
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         digest = hashlib.sha256()
-        try:
-            with temporary.open("wb") as file:
-                left = size
-                while left:
-                    chunk = self.read(min(left, CHUNK_BYTES))
-                    digest.update(chunk)
-                    file.write(chunk)
-                    left -= len(chunk)
-                file.flush()
-                os.fsync(file.fileno())
+        with durable_file(path) as file:
+            left = size
+            while left:
+                chunk = self.read(min(left, CHUNK_BYTES))
+                digest.update(chunk)
+                file.write(chunk)
+                left -= len(chunk)
             if digest.hexdigest() != sha256:
                 raise TransferError(f"{path.name} arrived with another checksum")
-            temporary.replace(path)
-            sync_directory(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

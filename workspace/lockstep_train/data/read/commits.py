@@ -15,7 +15,6 @@ from typing import Any
 from lockstep_spec.modelnames import is_address
 from lockstep_spec.training import TrainingConfig
 from lockstep_train.base.durable import make_directory, write_durably
-from lockstep_train.base.errors import Problem, TrainerError, problem_of
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.base.runfile import RunConfig
 from lockstep_train.data.read.remote import data_remote, remote_name
@@ -44,17 +43,11 @@ def agreed_commits(config: RunConfig, ranks: Ranks, cache: Path, say: Say) -> di
         return {}
     own = [_earlier(each, config.run_dir, cache) for each in sources] if ranks.first_of_node else None
     answers = ranks.gather("data/commits", own)
-    answer = ranks.publish("data/agreed", _chosen(sources, answers, cache, say) if answers is not None else None)
-    if "problem" in answer:
-        raise Problem(*answer["problem"]).error()
-    return dict(zip(sources, answer["commits"], strict=True))
-
-
-def _chosen(sources: list[RemoteSource], answers: list[list[str | None] | None], cache: Path, say: Say) -> dict[str, Any]:
-    try:
-        return {"commits": [_commit(*each, [own[number] for own in answers if own], cache, say) for number, each in enumerate(sources)]}
-    except TrainerError as error:
-        return {"problem": problem_of(error)}
+    earlier = [answer for answer in answers or [] if answer is not None]
+    commits = ranks.decide(
+        "data/agreed", lambda: [_commit(*each, [commits[number] for commits in earlier], cache, say) for number, each in enumerate(sources)]
+    )
+    return dict(zip(sources, commits, strict=True))
 
 
 def _commit(name: str, revision: str | None, commits: list[str | None], cache: Path, say: Say) -> str:
