@@ -16,7 +16,7 @@ from lockstep.api.errors import Failed
 from lockstep.api.objects import Object
 from lockstep.kube.aim import Kubeconfig
 from lockstep.kube.clock import ServerClock, boot_seconds
-from lockstep.kube.connection import Connection, server_of
+from lockstep.kube.connection import ApiConnection, server_of
 from lockstep.kube.kinds import path_of, type_meta
 from lockstep.kube.reading import METADATA_EACH, METADATA_LIST, PageSize, content_within, loads, with_items
 
@@ -140,7 +140,7 @@ def _object_path(item: Object, *, collection: bool = False, subresource: str = "
 class Cluster:
     """A connection to one API server. Use `async with`."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ApiConnection) -> None:
         self._connection = connection
         self._check: Callable[[], None] = lambda: None
         self.requested: Callable[[str, str, int], None] = lambda method, path, code: None
@@ -174,7 +174,7 @@ class Cluster:
     @classmethod
     async def connect(cls, context: str | None = None) -> Cluster:
         """Connect to the cluster aimed at, by its kubeconfig and `context`, else as the pod's service account. Raises ConfigError."""
-        return cls(Connection(await server_of(context)))
+        return cls(ApiConnection(await server_of(context)))
 
     async def _send(
         self,
@@ -386,7 +386,7 @@ class Client:
         """Return the result of `work`, done on a connection that ends with it."""
 
         async def done() -> T:
-            async with Cluster(Connection(self._server)) as cluster:
+            async with Cluster(ApiConnection(self._server)) as cluster:
                 return await work(cluster)
 
         return _run(done)

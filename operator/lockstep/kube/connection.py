@@ -23,7 +23,7 @@ MESSAGE_BYTES_MAX = 16 << 20
 """Limit for messages of a websocket: API servers send some 32 KiB at a time, and an endless one would fill the memory."""
 
 
-class Connection:
+class ApiConnection:
     """Sessions that are opened with the first request, in the event loop that this is made in."""
 
     def __init__(self, server: Server) -> None:

@@ -51,7 +51,7 @@ def put_over(line: str, width: int) -> None:
     sys.stderr.flush()
 
 
-class Output:
+class ProgramOutput:
     """Output of a program in a pod, as it comes, in pieces that end anywhere. A carriage return ends a line, as it does in node logs."""
 
     def __init__(self, *, error: bool = False) -> None:

@@ -30,7 +30,7 @@ from lockstep.plan.reconcile.events import notes
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.platforms.jobs.terminal import _show
 from lockstep.platforms.operator.replica import OneLine
-from lockstep.platforms.output import Output, put, put_json, put_text, tell
+from lockstep.platforms.output import ProgramOutput, put, put_json, put_text, tell
 from lockstep_gang.agent.log import Console
 from lockstep_gang.agent.ranks.reports import parse_datagram, read_error_file
 from lockstep_gang.contract import cleaned, json_escaped, parse_report, printable, printable_line
@@ -170,7 +170,7 @@ def test_json_and_yaml_say_the_same_without_the_characters_themselves(capsys: py
 
 @pytest.mark.parametrize("size", [1, 2, 3, 1000])
 def test_output_of_a_pod_is_escaped_however_its_bytes_come(size: int, capsys: pytest.CaptureFixture[str]) -> None:
-    data, output = "10%\r20%\r\nü\x1b[2J\n\u202ex\n".encode() + b"\xff\xfe\n", Output()
+    data, output = "10%\r20%\r\nü\x1b[2J\n\u202ex\n".encode() + b"\xff\xfe\n", ProgramOutput()
     for start in range(0, len(data), size):
         output.put(data[start : start + size])
     assert capsys.readouterr().out == "10%\n20%\nü\\x1b[2J\n\\u202ex\n\\xff\\xfe\n"

@@ -14,7 +14,7 @@ import yaml
 
 from golden.plan_cases import CHECKOUT, HOSTILE
 from lockstep.api.errors import ConfigError
-from lockstep.cli.jobs.render import Output, render, validate
+from lockstep.cli.jobs.render import ObjectForm, render, validate
 from lockstep.cli.shared.inputs import read_inputs
 from lockstep.plan.render.resolved import MADE_BY_OPERATOR
 
@@ -45,7 +45,7 @@ def test_rendered_yaml_and_json_hold_the_same_objects(tmp_path: Path, capsys: py
     path = job_file(tmp_path)
     render(path, "local")
     as_yaml = list(yaml.safe_load_all(capsys.readouterr().out))
-    render(path, "local", output=Output.JSON)
+    render(path, "local", output=ObjectForm.JSON)
     assert json.loads(capsys.readouterr().out)["items"] == as_yaml
 
 
@@ -66,7 +66,7 @@ def test_explain_prints_one_line_a_value_with_its_layer(tmp_path: Path, capsys: 
 
 
 def test_explain_as_json_keeps_every_value_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    render(job_file(tmp_path, script={"path": "a.py", "args": HOSTILE}), "local", explain=True, output=Output.JSON)
+    render(job_file(tmp_path, script={"path": "a.py", "args": HOSTILE}), "local", explain=True, output=ObjectForm.JSON)
     rows = {row["field"]: row["value"] for row in json.loads(capsys.readouterr().out)}
     assert rows["script.args"] == HOSTILE
 

@@ -16,7 +16,7 @@ from lockstep.cli.jobs.get import get
 from lockstep.cli.main import main
 from lockstep.cli.shared import deployment
 from lockstep.cli.shared.clusterfiles import peek
-from lockstep.cli.shared.jobargs import Output, known_names, no_such_job
+from lockstep.cli.shared.jobargs import ListForm, known_names, no_such_job
 from lockstep.cli.shared.target import namespace_of, target_of, unnamed_cluster
 from support.api_stub import ApiStub, served
 from support.checkout import ROOT
@@ -129,7 +129,7 @@ def test_with_nothing_but_a_kubeconfig_in_the_home_folder_verbs_ask_its_cluster(
 def test_names_of_no_jobs_are_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with served(ApiStub(), tmp_path) as path:
         monkeypatch.setenv("KUBECONFIG", str(path))
-        get(output=Output.NAME)
+        get(output=ListForm.NAME)
     assert capsys.readouterr().out == ""
 
 

@@ -23,7 +23,7 @@ from lockstep.cli.shared import progress, trainer
 from lockstep.cli.shared.trainer import _run
 from lockstep.kube.exec import Place, ProgramFailed
 from lockstep.platforms.files import results
-from lockstep.platforms.output import Output
+from lockstep.platforms.output import ProgramOutput
 from lockstep_train import inspect
 
 CALLER = """
@@ -65,7 +65,7 @@ def test_what_is_known_of_checkpoints_is_printed_as_the_trainer_says_it(
 def test_what_the_trainer_says_of_a_folder_acts_on_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     """Folders may come from pods. Both streams at once, more than a pipe holds, and the exit code."""
     program = "import sys; [print('\x1b[2J\u202e' * 9, file=f) for _ in range(20000) for f in (sys.stdout, sys.stderr)]; sys.exit(3)"
-    assert _run([sys.executable, "-X", "utf8", "-c", program], Output().put) == 3
+    assert _run([sys.executable, "-X", "utf8", "-c", program], ProgramOutput().put) == 3
     told = capsys.readouterr()
     assert told.out == told.err == ("\\x1b[2J\\u202e" * 9 + "\n") * 20000
 
@@ -80,7 +80,7 @@ def test_what_says_nothing_for_long_is_said_to_go_on_until_its_first_line(
     monkeypatch.setattr(progress, "ELSEWHERE_SECONDS", 0.1)
     seen: list[str] = []
     monkeypatch.setattr(progress, "tell", seen.append)
-    monkeypatch.setattr(Output, "put", lambda self, data: seen.append(data.decode()) if data else None)
+    monkeypatch.setattr(ProgramOutput, "put", lambda self, data: seen.append(data.decode()) if data else None)
     trainer.run_trainer("merge", [])
     waited = [line for line in seen if line.startswith("… importing torch and peft, ")]
     assert waited and waited == seen[: len(waited)], "none after the first line"

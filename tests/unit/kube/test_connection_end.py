@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.kube.connection import Connection
+from lockstep.kube.connection import ApiConnection
 from lockstep.kube.kubeconfig import Server
 from lockstep.platforms.operator.certificate import make_certificates
 
@@ -61,7 +61,7 @@ def test_a_websocket_whose_server_never_ends_tls_is_closed_with_the_session(sile
         return None
 
     async def used() -> None:
-        connection = Connection(Server(silent, None, tls, authorization))
+        connection = ApiConnection(Server(silent, None, tls, authorization))
         try:
             opened = await connection.websocket("/exec", (), None)
             await opened.close()

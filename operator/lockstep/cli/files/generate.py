@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, NamespaceOption
-from lockstep.platforms.output import Output, tell
+from lockstep.platforms.output import ProgramOutput, tell
 
 INTERRUPTED = 130
 
@@ -81,7 +81,7 @@ async def _on_cluster(job: str, arguments: list[str], gpus: int, namespace: str,
             model = None if named else await base_model(cluster, namespace, job)
             command = ["--adapter", adapter.folder, *arguments, *([] if model is None else ["--model", model])]
             tell(f"{adapter.made_of or adapter.folder} in pod {place.pod}: the model is loading")
-            shown = Output()
+            shown = ProgramOutput()
             with waiting(f"pod {place.pod} imports torch and peft, and loads the model") as heard:
 
                 def show(text: bytes) -> None:

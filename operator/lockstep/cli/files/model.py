@@ -15,7 +15,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.names import WORKSPACE
 from lockstep.cli.shared.inputs import OptionalFileOption, only
 from lockstep.cli.shared.jobargs import UNNAMED, ContextOption, NamespaceOption
-from lockstep.platforms.output import Output, put, tell
+from lockstep.platforms.output import ProgramOutput, put, tell
 
 if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster
@@ -242,7 +242,7 @@ async def _fetch(cluster: Cluster, place: Place, arguments: Sequence[str], befor
     from lockstep.kube.exec import STDOUT, program
     from lockstep_spec.exits import CONFIGURATION
 
-    rest, errors = bytearray(), Output(error=True)
+    rest, errors = bytearray(), ProgramOutput(error=True)
     async with program(cluster, place, ["python3", "-m", MODULE, *arguments], stdin=False, pings=True) as running:
         async for channel, data in running.output():
             if channel != STDOUT:

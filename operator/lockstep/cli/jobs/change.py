@@ -17,7 +17,7 @@ from lockstep.cli.shared.jobargs import (
     UNNAMED,
     ClusterNameOption,
     ContextOption,
-    Found,
+    FoundJob,
     JobArgument,
     JobsArgument,
     NamespaceOption,
@@ -90,7 +90,7 @@ def stop(
         _until_stopped(one, end, timeout)
 
 
-def _until_stopped(found: Found, end: float, timeout: int) -> None:
+def _until_stopped(found: FoundJob, end: float, timeout: int) -> None:
     """Wait until the job has stopped. Raises Failed when it takes too long. What its status says before the operator has seen that it is to stop says nothing of the stop."""
     from lockstep.api.objects import condition as condition_of
     from lockstep.kube.jobs import job_status
@@ -111,7 +111,7 @@ def _until_stopped(found: Found, end: float, timeout: int) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def _stop_run(found: Found, context: str | None) -> int:
+def _stop_run(found: FoundJob, context: str | None) -> int:
     """Stop the script as a person would in the job's pod, and return the exit code."""
     from lockstep.api.names import AGENT_PATH
     from lockstep.cli.jobs.run import refuse
@@ -121,7 +121,7 @@ def _stop_run(found: Found, context: str | None) -> int:
     return asyncio.run(run_on_all_nodes(context, found.namespace, found.name, ["python3", "-I", AGENT_PATH, "stop"]))
 
 
-def _not_ended(jobs: Sequence[str], cluster: str, namespace: str | None, context: str | None) -> list[Found]:
+def _not_ended(jobs: Sequence[str], cluster: str, namespace: str | None, context: str | None) -> list[FoundJob]:
     """Return these jobs. Raises ConfigError where one of them isn't there or has ended: then nothing is done to the others, either."""
     found = find_jobs(jobs, cluster, namespace, context)
     for one in found:
@@ -129,7 +129,7 @@ def _not_ended(jobs: Sequence[str], cluster: str, namespace: str | None, context
     return found
 
 
-def _take_back(found: Found) -> bool:
+def _take_back(found: FoundJob) -> bool:
     """Ask for the GPUs of a dev environment that nobody used. Return True if they had been released."""
     from lockstep.kube.jobs import patch_spec
 
@@ -140,7 +140,7 @@ def _take_back(found: Found) -> bool:
     return True
 
 
-def _refuse_ended(found: Found) -> None:
+def _refuse_ended(found: FoundJob) -> None:
     from lockstep.api.objects import is_true
 
     status, place = found.job.get("status", {}), f"{found.name} -n {found.namespace}"
@@ -150,7 +150,7 @@ def _refuse_ended(found: Found) -> None:
         raise ConfigError(f"job {found.name} has failed: lockstep why {place} says of what, lockstep retry {place} starts it again")
 
 
-def _set_suspend(found: Found, *, suspended: bool) -> bool:
+def _set_suspend(found: FoundJob, *, suspended: bool) -> bool:
     """Return True if that changed anything."""
     from lockstep.kube.jobs import patch_spec
 
@@ -192,7 +192,7 @@ def scale(
     put(f"{job}: {was} → {number_of(goal, 'node')}; see it with: lockstep get {job} -n {found.namespace}")
 
 
-def _ask_to_wait(found: Found, goal: int, *, yes: bool) -> None:
+def _ask_to_wait(found: FoundJob, goal: int, *, yes: bool) -> None:
     """Ask where the job would wait for nodes. Raises ConfigError where nobody can be asked; typer's Abort when the answer is no."""
     from lockstep_gang.contract import printable_line
 
@@ -205,7 +205,7 @@ def _ask_to_wait(found: Found, goal: int, *, yes: bool) -> None:
     typer.confirm(printable_line(f"{warning} Scale it all the same?"), abort=True)
 
 
-async def _lack_of_nodes(cluster: Cluster, found: Found, goal: int) -> str:
+async def _lack_of_nodes(cluster: Cluster, found: FoundJob, goal: int) -> str:
     """Return why too few nodes have room now; '' where enough have, or where the account may not look, or nothing says what a pod asks for."""
     from lockstep.plan.cluster.finding import Outcome
     from lockstep.plan.cluster.fitting import room
@@ -342,18 +342,18 @@ def delete(
         put(f"{one.name} is deleted; its claims stay", flush=True)
 
 
-def _of_files(files: list[Path], cluster: str | None, namespace: str | None, context: str | None) -> list[Found]:
+def _of_files(files: list[Path], cluster: str | None, namespace: str | None, context: str | None) -> list[FoundJob]:
     """Return each job of the files once. Raises ConfigError for a mistake in any file, for the wrong cluster, and for a job that isn't there."""
     from lockstep.cli.shared.target import Target, unnamed_cluster
     from lockstep.kube.cluster import Client
     from lockstep.kube.jobs import get_job
 
-    jobs: dict[tuple[str, str], Found] = {}
+    jobs: dict[tuple[str, str], FoundJob] = {}
     for inputs in read_all(files, cluster, namespace, unnamed=lambda: unnamed_cluster(context)):
         inputs.aim()
         target, name = Target(Client(context), inputs.namespace, inputs.cluster.cluster.name), inputs.job.metadata.name
         job = get_job(target.client, inputs.namespace, name)
         if job is None:
             raise ConfigError(f"{inputs.source}: {no_such_job(target, name)}")
-        jobs[inputs.namespace, name] = Found(target, job)
+        jobs[inputs.namespace, name] = FoundJob(target, job)
     return list(jobs.values())

@@ -24,7 +24,7 @@ RunArgument = Annotated[
 ]
 
 
-class Form(StrEnum):
+class ComparisonForm(StrEnum):
     """Form of the answer."""
 
     TABLE = "table"
@@ -34,7 +34,9 @@ class Form(StrEnum):
 def diff_runs(
     one: RunArgument,
     other: RunArgument,
-    output: Annotated[Form, typer.Option("-o", "--output", help="table or json; json has every step that both have.")] = Form.TABLE,
+    output: Annotated[
+        ComparisonForm, typer.Option("-o", "--output", help="table or json; json has every step that both have.")
+    ] = ComparisonForm.TABLE,
     cluster: ClusterNameOption = "local",
     namespace: NamespaceOption = None,
     context: ContextOption = None,
@@ -51,7 +53,7 @@ def diff_runs(
     if sides[0].name == sides[1].name:
         sides = [replace(side, name=name) for side, name in zip(sides, (one, other), strict=True)]
     comparison = compare(*sides)
-    if output is Form.JSON:
+    if output is ComparisonForm.JSON:
         put_json(comparison)
     else:
         put(*comparison_page(comparison))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, Form, FormOption, Found, NamespaceOption, find_job
+from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, Form, FormOption, FoundJob, NamespaceOption, find_job
 from lockstep.plan.pages.drill import AFTER_INTERRUPT, RISKS, Fault, drill_page, why_not_now
 from lockstep.platforms.output import put, put_json, tell
 
@@ -62,7 +62,7 @@ def _say(line: str) -> None:
     tell(f"lockstep: {line}")
 
 
-def _refuse_without_rights(found: Found, fault: Fault) -> None:
+def _refuse_without_rights(found: FoundJob, fault: Fault) -> None:
     from lockstep.platforms.jobs.drills import missing_rights
 
     missing = missing_rights(found.target.client, fault, found.namespace)
@@ -71,7 +71,7 @@ def _refuse_without_rights(found: Found, fault: Fault) -> None:
         raise ConfigError(f"{fault} needs rights that your account does not have, and nothing was done: {listed}: ask an administrator")
 
 
-def _ask(found: Found, fault: Fault, *, yes: bool) -> None:
+def _ask(found: FoundJob, fault: Fault, *, yes: bool) -> None:
     risk = f"{fault} on job {found.name} of namespace {found.namespace} {RISKS[fault]}."
     if yes:
         return

@@ -14,9 +14,9 @@ from lockstep.cli.shared.jobargs import (
     ClusterNameOption,
     ContextOption,
     JobArgument,
+    ListForm,
+    ListFormOption,
     NamespaceOption,
-    Output,
-    OutputOption,
     find_job,
     find_jobs,
 )
@@ -44,7 +44,7 @@ class Awaited(StrEnum):
 
 def get(
     jobs: Annotated[list[str] | None, typer.Argument(help="The jobs' names. Default: all.", show_default=False)] = None,
-    output: OutputOption = Output.TABLE,
+    output: ListFormOption = ListForm.TABLE,
     all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Of every namespace that you may look into.")] = False,
     selector: Annotated[str | None, typer.Option("--selector", "-l", help="Only jobs with these labels: team=nlp,tier!=test.")] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on with a line for each job that changes, until Ctrl-C.")] = False,
@@ -65,7 +65,7 @@ def get(
 
     if jobs and (all_namespaces or selector):
         raise ConfigError("say either names of jobs, or which ones with -A and -l")
-    if watch and output not in (Output.TABLE, Output.WIDE):
+    if watch and output not in (ListForm.TABLE, ListForm.WIDE):
         raise ConfigError("--watch prints lines of a table: -o table or wide")
     named = find_jobs(jobs, cluster, namespace, context) if jobs else []  # names those that are not there
     if named and not watch:
@@ -78,15 +78,15 @@ def get(
         return [job for job in every if job["metadata"]["name"] in jobs] if jobs else every
 
     if watch:
-        return _watch(lambda: _current(listed(), target), wide=output is Output.WIDE, spaces=all_namespaces)
+        return _watch(lambda: _current(listed(), target), wide=output is ListForm.WIDE, spaces=all_namespaces)
     listed_jobs = listed()
-    if not listed_jobs and output in (Output.TABLE, Output.WIDE):
+    if not listed_jobs and output in (ListForm.TABLE, ListForm.WIDE):
         of = f" with labels {selector}" if selector else ""
         return put(f"there is no TrainingJob{of} in {'any namespace' if place is None else f'namespace {place}'}")
     return _show(listed_jobs, target, output, single=False, spaces=all_namespaces)
 
 
-def _show(jobs: list[dict[str, Any]], target: Target, output: Output, *, single: bool, spaces: bool = False) -> None:
+def _show(jobs: list[dict[str, Any]], target: Target, output: ListForm, *, single: bool, spaces: bool = False) -> None:
     """Print them; what nobody keeps up to date any more is said, and ends with exit code 1. `spaces`: name the namespace of each."""
     current, unheard = _current(jobs, target)
     _print(current, output, single=single, spaces=spaces)
@@ -104,18 +104,18 @@ def _current(jobs: list[dict[str, Any]], target: Target) -> tuple[list[dict[str,
     return [marked(job, unheard, time.time()) for job in jobs], unheard
 
 
-def _print(jobs: list[dict[str, Any]], output: Output, *, single: bool, spaces: bool) -> None:
+def _print(jobs: list[dict[str, Any]], output: ListForm, *, single: bool, spaces: bool) -> None:
     from lockstep.api.files.yamltext import dump_all_yaml
 
-    if output is Output.JSON:
+    if output is ListForm.JSON:
         put_json(jobs[0] if single else {"apiVersion": "v1", "kind": "List", "items": jobs})
-    elif output is Output.YAML:
+    elif output is ListForm.YAML:
         put_text(dump_all_yaml(jobs))
-    elif output is Output.NAME:
+    elif output is ListForm.NAME:
         for job in jobs:
             put(f"trainingjob.lockstep.dev/{job['metadata']['name']}")
     else:
-        for line in aligned(_rows(jobs, wide=output is Output.WIDE, spaces=spaces)):
+        for line in aligned(_rows(jobs, wide=output is ListForm.WIDE, spaces=spaces)):
             put(line)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lockstep.plan.layers import Setting
 
 
-class Output(StrEnum):
+class ObjectForm(StrEnum):
     """Form in which objects are printed."""
 
     YAML = "yaml"
@@ -25,8 +25,8 @@ class Output(StrEnum):
     JOB = "job"
 
 
-OutputOption = Annotated[
-    Output,
+ObjectFormOption = Annotated[
+    ObjectForm,
     typer.Option("-o", "--output", help="yaml or json: the objects. job: the TrainingJob itself, with --set, for kubectl apply -f -."),
 ]
 ExplainOption = Annotated[bool, typer.Option("--explain", help="Print every value and the layer that set it, instead of objects.")]
@@ -69,7 +69,7 @@ def render(
     file: FilesOption,
     cluster: ClusterOption = None,
     namespace: NamespaceOption = None,
-    output: OutputOption = Output.YAML,
+    output: ObjectFormOption = ObjectForm.YAML,
     explain: ExplainOption = False,
     changes: SetOption = None,
 ) -> None:
@@ -83,11 +83,11 @@ def render(
 
     jobs = read_all(file, cluster, namespace, changes)
     resolved = [resolve_inputs(inputs) for inputs in jobs]
-    if output is Output.JOB and not explain:
+    if output is ObjectForm.JOB and not explain:
         put_text("---\n".join(map(_job, jobs)))
         return
     if explain:
-        if output is Output.JSON:
+        if output is ObjectForm.JSON:
             put_json([_setting(row) for one in resolved for row in one.settings], ascii_only=False)
             return
         for inputs, one in zip(jobs, resolved, strict=True):
@@ -95,7 +95,7 @@ def render(
             _print_settings(one.settings)
         return
     rendered = [_readable(item) for one in resolved for item in objects.render(one)]
-    if output is Output.JSON:
+    if output is ObjectForm.JSON:
         put_json({"apiVersion": "v1", "kind": "List", "items": rendered}, ascii_only=False)
     else:
         put_text(_as_yaml(rendered))

@@ -15,7 +15,7 @@ import typer
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import DEV_ENVIRONMENT
 from lockstep.cli.shared.inputs import FRESH, NamespaceOption, OptionalFileOption, SetOption, only, read_inputs
-from lockstep.cli.shared.jobargs import Found, find_job
+from lockstep.cli.shared.jobargs import FoundJob, find_job
 from lockstep.platforms.output import tell
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def run_in_session(words: Sequence[str], job: str, place: tuple[str, str | None,
     return asyncio.run(run_on_all_nodes(place[2], found.namespace, job, command))
 
 
-def refuse(found: Found) -> None:
+def refuse(found: FoundJob) -> None:
     """Raise ConfigError where no node waits for what it is asked to run, with what to do about it."""
     from lockstep.api.objects import condition, is_true
 

@@ -15,7 +15,7 @@ from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, Form, 
 from lockstep.platforms.output import put, put_json, tell
 
 if TYPE_CHECKING:
-    from lockstep.cli.shared.jobargs import Found
+    from lockstep.cli.shared.jobargs import FoundJob
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.observed import Observed
     from lockstep.plan.pages.why import Answer
@@ -54,11 +54,11 @@ def why(
         raise typer.Exit(EXIT_IN_ITS_WAY)
 
 
-def _on_cluster(found: Found, context: str | None, bundle: Path | None) -> Answer:
+def _on_cluster(found: FoundJob, context: str | None, bundle: Path | None) -> Answer:
     return asyncio.run(_look(found, context, bundle))
 
 
-async def _look(found: Found, context: str | None, bundle: Path | None) -> Answer:
+async def _look(found: FoundJob, context: str | None, bundle: Path | None) -> Answer:
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.pages.why import answer_page, is_awaited
     from lockstep.plan.pages.why import why as answer_of

@@ -67,7 +67,7 @@ NamespaceOption = Annotated[
 ContextOption = Annotated[str | None, typer.Option("--context", help="The context of your kubeconfig. Default: the current one.")]
 
 
-class Output(StrEnum):
+class ListForm(StrEnum):
     """Form of an answer about several things."""
 
     TABLE = "table"
@@ -77,7 +77,7 @@ class Output(StrEnum):
     NAME = "name"
 
 
-OutputOption = Annotated[Output, typer.Option("-o", "--output", help="table, wide, json, yaml or name.")]
+ListFormOption = Annotated[ListForm, typer.Option("-o", "--output", help="table, wide, json, yaml or name.")]
 
 
 class Form(StrEnum):
@@ -92,7 +92,7 @@ HiddenJsonOption = Annotated[bool, typer.Option("--json", hidden=True, help="The
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundJob:
     """A job as the API server has it."""
 
     target: Target
@@ -107,7 +107,7 @@ class Found:
         return self.target.namespace
 
 
-def find_job(name: str, cluster: str, namespace: str | None, context: str | None) -> Found:
+def find_job(name: str, cluster: str, namespace: str | None, context: str | None) -> FoundJob:
     """Return the job. Raises ConfigError, naming the jobs that are there, when there is none of this name."""
     from lockstep.cli.shared.target import target_of
     from lockstep.kube.jobs import get_job
@@ -116,10 +116,10 @@ def find_job(name: str, cluster: str, namespace: str | None, context: str | None
     job = get_job(target.client, target.namespace, name)
     if job is None:
         raise ConfigError(no_such_job(target, name))
-    return Found(target, job)
+    return FoundJob(target, job)
 
 
-def find_jobs(names: Sequence[str], cluster: str, namespace: str | None, context: str | None) -> list[Found]:
+def find_jobs(names: Sequence[str], cluster: str, namespace: str | None, context: str | None) -> list[FoundJob]:
     """Return each job once, in the order given. Raises ConfigError for the first name that no job has: then nothing is done to the others, either."""
     from lockstep.cli.shared.target import target_of
     from lockstep.kube.jobs import get_job
@@ -130,11 +130,11 @@ def find_jobs(names: Sequence[str], cluster: str, namespace: str | None, context
         job = get_job(target.client, target.namespace, name)
         if job is None:
             raise ConfigError(no_such_job(target, name))
-        jobs.append(Found(target, job))
+        jobs.append(FoundJob(target, job))
     return jobs
 
 
-def find_job_or_run(name: str, cluster: str, namespace: str | None, context: str | None) -> Found:
+def find_job_or_run(name: str, cluster: str, namespace: str | None, context: str | None) -> FoundJob:
     """Return the job as `find_job` does; what `lockstep run --in-namespace` started is found, too, as a job without spec whose status names its frozen run."""
     from lockstep.cli.shared.target import target_of
     from lockstep.kube.jobs import get_job, run_as_job, run_without_operator
@@ -145,7 +145,7 @@ def find_job_or_run(name: str, cluster: str, namespace: str | None, context: str
         job = run_as_job(target.client, target.namespace, name, run)
     if job is None:
         raise ConfigError(no_such_job(target, name))
-    return Found(target, job)
+    return FoundJob(target, job)
 
 
 def no_such_job(target: Target, name: str) -> str:
@@ -175,7 +175,7 @@ def unknown_job(name: str, namespace: str, names: list[str]) -> str:
     return f"there is no TrainingJob {name} in namespace {namespace}: {existing}{hint}"
 
 
-def running_pod(found: Found, node: int) -> str:
+def running_pod(found: FoundJob, node: int) -> str:
     """Return the name of a node's pod. Raises ConfigError for a node that the job doesn't have, Failed when its pod doesn't run."""
     from lockstep.api.objects import is_running
     from lockstep.kube.cluster import NOT_FOUND, ApiError
@@ -197,7 +197,7 @@ def running_pod(found: Found, node: int) -> str:
     return name
 
 
-def _no_pod(found: Found, pod: str) -> str:
+def _no_pod(found: FoundJob, pod: str) -> str:
     from lockstep.kube.jobs import has_ended
 
     place = f"{found.name} -n {found.namespace}"
@@ -206,7 +206,7 @@ def _no_pod(found: Found, pod: str) -> str:
     return f"pod {pod} is not there: lockstep why {place}"
 
 
-def _nodes(found: Found) -> int:
+def _nodes(found: FoundJob) -> int:
     """Number of nodes; 0: not known yet."""
     stated = found.job["spec"].get("nodes")
     if stated:

@@ -13,7 +13,7 @@ from selectors import EVENT_READ, DefaultSelector
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.platforms.output import Output
+from lockstep.platforms.output import ProgramOutput
 from lockstep_spec.exits import CONFIGURATION
 
 EXIT_FAILED = 1
@@ -51,7 +51,7 @@ def run_trainer(module: str, arguments: Sequence[str | Path]) -> None:
 
     command = trainer_command(module, arguments)
     with waiting(AT_FIRST[module]) as heard:
-        code = _run(command, Output().put, heard)
+        code = _run(command, ProgramOutput().put, heard)
     raise_for(code)
 
 
@@ -74,7 +74,7 @@ def _run(command: list[str], show: Callable[[bytes], object], heard: Callable[[]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0) as process, DefaultSelector() as pipes:
         try:
             pipes.register(process.stdout or 0, EVENT_READ, show)
-            pipes.register(process.stderr or 0, EVENT_READ, Output(error=True).put)
+            pipes.register(process.stderr or 0, EVENT_READ, ProgramOutput(error=True).put)
             while pipes.get_map():
                 for pipe, _ in pipes.select():
                     data = os.read(pipe.fd, 1 << 16)

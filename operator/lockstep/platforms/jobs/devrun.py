@@ -16,7 +16,7 @@ from lockstep.api.errors import Failed
 from lockstep.api.names import AGENT_PATH, CONTAINER, pod_name
 from lockstep.kube.cluster import Cluster
 from lockstep.kube.exec import STDERR, Broken, Place, Program, ProgramFailed, kept_alive, program
-from lockstep.platforms.output import Output
+from lockstep.platforms.output import ProgramOutput
 
 INTERRUPTED = 130
 CTRL_C, ALIVE = b"c", b"."
@@ -48,7 +48,7 @@ async def run_on_all_nodes(context: str | None, namespace: str, job: str, comman
 
 
 async def _follow(running: Program) -> int:
-    streams = {True: Output(error=True), False: Output()}
+    streams = {True: ProgramOutput(error=True), False: ProgramOutput()}
     try:
         async for channel, data in running.output():
             streams[channel == STDERR].put(data)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from lockstep.api.names import CONTAINER
 from lockstep.kube.cluster import Cluster
 from lockstep.kube.exec import STDERR, STDOUT, Place, Program, program
-from lockstep.platforms.output import Output
+from lockstep.platforms.output import ProgramOutput
 
 SHELL = "umask 002; if command -v bash >/dev/null; then exec bash; else exec sh; fi"
 PLAIN_TERMINAL = "xterm"
@@ -54,7 +54,7 @@ async def shell(cluster: Cluster, namespace: str, pod: str) -> int:
 async def _show(session: Program, *, raw: bool) -> None:
     """Show its output: as it is to its own terminal, a file or a pipe; escaped to a terminal that isn't the pod's."""
     streams = {STDOUT: sys.stdout, STDERR: sys.stderr}
-    escaping = {channel: Output(error=channel == STDERR) for channel, stream in streams.items() if not raw and stream.isatty()}
+    escaping = {channel: ProgramOutput(error=channel == STDERR) for channel, stream in streams.items() if not raw and stream.isatty()}
     async for channel, data in session.output():
         if channel in escaping:
             escaping[channel].put(data)
