@@ -1,4 +1,4 @@
-"""docs/reference/cli.md: every verb's help page, from the verbs themselves."""
+"""Page docs/reference/cli.md: every verb's help, from the verbs themselves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEADER = """# Command line
 
 Generated from the verbs: `lockstep VERB --help` says the same. `kubectl lockstep VERB` and `oc lockstep VERB` work, too, where the command is on the PATH.
 
-Exit codes: 0 done; 1 it failed (the job, the cluster, a check); 2 what was written or asked can't be used, and nothing was changed; 130 interrupted (143 by SIGTERM, 129 by a terminal that was closed: they clean up as Ctrl-C does).
+Exit codes: 0 done; 1 it failed (the job, the cluster, a check); 2 the input can't be used, and nothing was changed; 130 interrupted (143 by SIGTERM, 129 by a terminal that was closed: they clean up as Ctrl-C does).
 """
 
 

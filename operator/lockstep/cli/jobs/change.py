@@ -15,12 +15,14 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.shared.inputs import FRESH, OptionalFileOption, only, read_all, read_inputs
 from lockstep.cli.shared.jobargs import (
     UNNAMED,
+    WORKSPACE,
     ClusterNameOption,
     ContextOption,
     FoundJob,
     JobArgument,
     JobsArgument,
     NamespaceOption,
+    WorkspaceOption,
     find_job,
     find_jobs,
     known_names,
@@ -39,7 +41,7 @@ POLL_SECONDS = 0.5
 def suspend(
     jobs: JobsArgument, cluster: ClusterNameOption = "local", namespace: NamespaceOption = None, context: ContextOption = None
 ) -> None:
-    """Ask jobs to save and stop, so that their pods and GPUs go. Returns at once; `lockstep stop` waits.
+    """Ask jobs to save and stop, which frees their pods and GPUs. Returns at once; `lockstep stop` waits.
 
     Example: lockstep suspend demo
     """
@@ -53,7 +55,7 @@ def suspend(
 def resume(
     jobs: JobsArgument, cluster: ClusterNameOption = "local", namespace: NamespaceOption = None, context: ContextOption = None
 ) -> None:
-    """Let suspended jobs go on, from their last checkpoint.
+    """Resume suspended jobs from their last checkpoint.
 
     Example: lockstep resume demo
     """
@@ -66,7 +68,7 @@ def resume(
 
 def stop(
     jobs: JobsArgument,
-    run: Annotated[bool, typer.Option("--run", help="Of a dev environment: stop the script that it runs, and leave it its pods.")] = False,
+    run: Annotated[bool, typer.Option("--run", help="Stop the script that a dev environment runs, and keep its pods.")] = False,
     timeout: Annotated[int, typer.Option(min=1, help="Seconds to wait for the save and the end of the pods.")] = 600,
     cluster: ClusterNameOption = "local",
     namespace: NamespaceOption = None,
@@ -74,7 +76,7 @@ def stop(
 ) -> None:
     """Suspend jobs and wait until they have saved and their pods are gone. Exit code 1 when they are still there after --timeout.
 
-    With --run only the script that a dev environment runs is stopped, as Ctrl-C would where it was started: for one of `lockstep run --detach`.
+    With --run, stop only the script that a dev environment runs, such as one of `lockstep run --detach`, as Ctrl-C would where it was started.
 
     Example: lockstep stop demo
 
@@ -221,15 +223,15 @@ async def _lack_of_nodes(cluster: Cluster, found: FoundJob, goal: int) -> str:
 def retry(
     job: Annotated[str | None, typer.Argument(help="The job's name.", show_default=False)] = None,
     files: OptionalFileOption = None,
-    local: Annotated[bool, typer.Option("--local", help="A run of `lockstep run --local`.")] = False,
-    in_namespace: Annotated[bool, typer.Option("--in-namespace", help="A run of `lockstep run --in-namespace`.")] = False,
+    local: Annotated[bool, typer.Option("--local", help="Retry a run of `lockstep run --local`.")] = False,
+    in_namespace: Annotated[bool, typer.Option("--in-namespace", help="Retry a run of `lockstep run --in-namespace`.")] = False,
     cluster: Annotated[
         str | None,
         typer.Option("--cluster", help=f"The cluster file that names the namespace, and the API server that must answer. {UNNAMED}"),
     ] = None,
-    namespace: Annotated[str | None, typer.Option("-n", "--namespace", help="Default: the cluster's.")] = None,
+    namespace: Annotated[str | None, typer.Option("-n", "--namespace", help="The namespace. Default: the cluster's.")] = None,
     context: ContextOption = None,
-    workspace: Annotated[Path, typer.Option("--workspace", help="With --local: as `lockstep run` was told.")] = Path(".lockstep/workspace"),
+    workspace: WorkspaceOption = WORKSPACE,
 ) -> None:
     """Start a failed job again from its last checkpoint. What failed stays in its history.
 
@@ -309,9 +311,9 @@ def delete(
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Delete jobs; a running one saves first. Claims, and with them checkpoints, stay: a job made again under its name goes on.
+    """Delete jobs; a running job saves first. Claims and their checkpoints stay: a job created again under the same name goes on.
 
-    Where one of them isn't there, none is deleted.
+    If one of them doesn't exist, none is deleted.
 
     Example: lockstep delete demo
 

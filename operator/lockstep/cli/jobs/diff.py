@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from lockstep.cli.shared.difference import EXIT_DIFFERENT, print_comparison
 from lockstep.cli.shared.inputs import ClusterOption, FilesOption, NamespaceOption, SetOption, read_all, resolve_inputs
+from lockstep.cli.shared.jobargs import ContextOption
 from lockstep.platforms.output import put, tell
 
 if TYPE_CHECKING:
     from lockstep.cli.shared.inputs import Inputs
-
-ContextOption = Annotated[str | None, typer.Option("--context", help="The kubeconfig's context. Default: the current one.")]
 
 
 def diff(
@@ -26,7 +25,7 @@ def diff(
 ) -> None:
     """Compare job files with the jobs that are on the cluster. Exit code 0: nothing would change, 1: something would.
 
-    What differs takes effect when a job next starts from zero pods.
+    Differences take effect when a job next starts from zero pods.
 
     Example: lockstep diff -f job.yaml
     """

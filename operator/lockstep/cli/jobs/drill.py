@@ -17,22 +17,24 @@ INTERRUPTED = 130
 
 
 def drill(
-    fault: Annotated[Fault, typer.Argument(help="What to do to it.", show_default=False)],
+    fault: Annotated[Fault, typer.Argument(help="The fault to inject.", show_default=False)],
     job: Annotated[str, typer.Option("--job", help="The job's name.", show_default=False)],
-    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Whose rank, or whose node. Default: the last one.")] = None,
+    rank: Annotated[
+        int | None, typer.Option("--rank", min=0, help="The rank that is hit, or whose node is. Default: the last one.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
     timeout: Annotated[int, typer.Option("--timeout", min=10, help="Seconds to wait for the recovery.")] = 600,
     fill_at_most: Annotated[
-        int, typer.Option("--fill-at-most", min=1, metavar="MIB", help="fill-disk: refuse a volume with more room.")
+        int, typer.Option("--fill-at-most", min=1, metavar="MIB", help="For fill-disk: refuse a volume with more MiB free.")
     ] = 1024,
     output: FormOption = Form.TEXT,
     cluster: ClusterNameOption = "local",
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Do one fault to a running job, wait until it trains again, and report what that took: detection, downtime, lost steps.
+    """Inject one fault into a running job, wait until it trains again, and report what that took: detection, downtime, lost steps.
 
-    Says which rights it needs, and does nothing without them. What it did to ranks, nodes and volumes is undone however it ends. Exit code 0: recovered; 1: not; 2: nothing was done.
+    It says which rights it needs, and does nothing without them. However it ends, it undoes what it did to ranks, nodes and volumes. Exit code 0: recovered; 1: not; 2: nothing was done.
 
     Example: lockstep drill kill-rank --job demo
     """

@@ -45,16 +45,16 @@ class Awaited(StrEnum):
 def get(
     jobs: Annotated[list[str] | None, typer.Argument(help="The jobs' names. Default: all.", show_default=False)] = None,
     output: ListFormOption = ListForm.TABLE,
-    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Of every namespace that you may look into.")] = False,
+    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of every namespace that you may read.")] = False,
     selector: Annotated[str | None, typer.Option("--selector", "-l", help="Only jobs with these labels: team=nlp,tier!=test.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on with a line for each job that changes, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep printing a line for each job that changes, until Ctrl-C.")] = False,
     cluster: ClusterNameOption = "local",
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """List jobs: nodes, ranks, step, restarts and the one word that says how each is.
+    """List jobs: nodes, ranks, step, restarts and state.
 
-    Exit code 1: the operator is not heard, so what is shown of jobs that have not ended may be old; json and yaml have condition StatusCurrent then.
+    Exit code 1: the operator is not heard, so what is shown of jobs that have not ended may be old; json and yaml then have the condition StatusCurrent.
 
     Example: lockstep get -o wide
 
@@ -156,7 +156,7 @@ def _watch(look: Callable[[], tuple[list[dict[str, Any]], Unheard | None]], *, w
 def describe(
     job: JobArgument, cluster: ClusterNameOption = "local", namespace: NamespaceOption = None, context: ContextOption = None
 ) -> None:
-    """Show all that is known of a job: work, place, step, checkpoint, failure, restarts, conditions, events.
+    """Show everything known about a job: work, place, step, checkpoint, failure, restarts, conditions, events.
 
     Example: lockstep describe demo
     """
@@ -179,7 +179,7 @@ def describe(
 def events(
     job: JobArgument, cluster: ClusterNameOption = "local", namespace: NamespaceOption = None, context: ContextOption = None
 ) -> None:
-    """Print the events about a job that the cluster still keeps, the oldest first.
+    """Print the events of a job that the cluster still keeps, oldest first.
 
     Example: lockstep events demo
     """
@@ -195,14 +195,14 @@ def events(
 def wait(
     job: JobArgument,
     until: Annotated[
-        Awaited, typer.Option("--for", case_sensitive=False, help="What to wait for; Ended is Complete or Failed.")
+        Awaited, typer.Option("--for", case_sensitive=False, help="The condition to wait for; Ended is Complete or Failed.")
     ] = Awaited.ENDED,
-    timeout: Annotated[int, typer.Option(min=1, help="Seconds.")] = 3600,
+    timeout: Annotated[int, typer.Option(min=1, help="Seconds to wait at most.")] = 3600,
     cluster: ClusterNameOption = "local",
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Wait for a job. Exit code 0: it is so; 1: it failed, or the time is over, or it can't come any more.
+    """Wait until a condition of a job holds. Exit code 0: it holds; 1: the job failed, the time is over, or it can't hold any more.
 
     Example: lockstep wait demo --for Complete --timeout 7200
     """

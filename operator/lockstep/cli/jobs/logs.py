@@ -12,7 +12,16 @@ import typer
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.objects import Object
-from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, JobArgument, NamespaceOption, find_job_or_run
+from lockstep.cli.shared.jobargs import (
+    WORKSPACE,
+    ClusterNameOption,
+    ContextOption,
+    JobArgument,
+    LocalRunOption,
+    NamespaceOption,
+    WorkspaceOption,
+    find_job_or_run,
+)
 from lockstep.platforms.output import put, tell
 
 if TYPE_CHECKING:
@@ -21,29 +30,29 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 POLL_SECONDS = 0.5
-LocalOption = Annotated[bool, typer.Option("--local", help="A job of `lockstep run --local`: read its run's folder.")]
-WorkspaceOption = Annotated[Path, typer.Option("--workspace", help="With --local: as `lockstep run` was told.")]
 
 
 def logs(
     job: JobArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
-    rank: Annotated[int | None, typer.Option(min=0, help="Lines of this rank only, wherever it is.")] = None,
-    node: Annotated[int | None, typer.Option(min=0, help="The node whose log is read. Default: 0, which also tells what happens.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job has ended.")] = False,
+    rank: Annotated[int | None, typer.Option(min=0, help="Only lines of this rank, on whichever node it is.")] = None,
+    node: Annotated[
+        int | None, typer.Option(min=0, help="The node whose log is read. Default: 0, whose log also tells what happens.")
+    ] = None,
     errors: Annotated[bool, typer.Option("--errors", help="The first failure with its last lines, then the others.")] = False,
-    tail: Annotated[int | None, typer.Option(min=0, help="The last lines only, so many.")] = None,
-    since: Annotated[str | None, typer.Option(help="Lines of this time only: 90s, 10m, 2h.")] = None,
-    attempt: Annotated[int | None, typer.Option(min=1, help="Lines of this start of the ranks only, from the job's volume.")] = None,
+    tail: Annotated[int | None, typer.Option(min=0, help="Only this many last lines.")] = None,
+    since: Annotated[str | None, typer.Option(help="Only lines newer than this: 90s, 10m, 2h.")] = None,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Only lines of this attempt, from the job's volume.")] = None,
     previous: Annotated[bool, typer.Option("--previous", "-p", help="The attempt before the newest one.")] = False,
-    local: LocalOption = False,
-    workspace: WorkspaceOption = Path(".lockstep/workspace"),
+    local: LocalRunOption = False,
+    workspace: WorkspaceOption = WORKSPACE,
     cluster: ClusterNameOption = "local",
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Print a job's log: of node 0, of another one, or of one rank; from its pod while it runs, else from its volume.
+    """Print a job's log: node 0's, another node's, or one rank's; from its pod while it runs, else from its volume.
 
-    With --follow, exit code 0: the job is complete; 1: it failed. Without: 0, or 1 where there is nothing to print.
+    Exit code with --follow: 0 the job is complete, 1 it failed. Without: 1 if there is nothing to print.
 
     Example: lockstep logs demo --follow --rank 3
     """

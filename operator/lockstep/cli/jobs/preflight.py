@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lockstep.cli.shared.inputs import ClusterOption, FileOption, NamespaceOption, only, read_inputs
-from lockstep.cli.shared.jobargs import Form, FormOption, HiddenJsonOption
+from lockstep.cli.shared.jobargs import WORKSPACE, ContextOption, Form, FormOption, HereOption, HiddenJsonOption, VolumesOption
 from lockstep.platforms.output import put, put_json, tell
 from lockstep_spec.words import binary_size, number_of
 
@@ -21,22 +20,20 @@ LOCAL_CLUSTER = "local"
 
 def preflight(
     file: FileOption,
-    local: Annotated[bool, typer.Option("--local", help="As processes of this machine: no cluster, no root.")] = False,
+    local: HereOption = False,
     namespace: NamespaceOption = None,
-    context: Annotated[str | None, typer.Option("--context", help="Of the kubeconfig.")] = None,
+    context: ContextOption = None,
     cluster: ClusterOption = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", min=1, max=64, help="Instead of the job's.")] = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", min=1, max=64, help="Number of nodes, instead of the job's.")] = None,
     timeout: Annotated[
         int | None,
         typer.Option(
             "--timeout",
             min=1,
-            help="Seconds for all of it. Default: 900, and nodes that the cluster doesn't have aren't waited for at all.",
+            help="Seconds for the whole check. Default: 900; nodes that the cluster doesn't have are not waited for.",
         ),
     ] = None,
-    workspace: Annotated[
-        Path, typer.Option("--workspace", help="With --local: its folders workspace/ and datasets/ stand for /workspace and /datasets.")
-    ] = Path(".lockstep/workspace"),
+    workspace: VolumesOption = WORKSPACE,
     output: FormOption = Form.TEXT,
     as_json: HiddenJsonOption = False,
 ) -> None:

@@ -38,7 +38,7 @@ YAML_HEADER = """\
 
 
 def validate(file: FilesOption, cluster: ClusterOption = None, namespace: NamespaceOption = None, changes: SetOption = None) -> None:
-    """Check job files against a cluster file. Prints ok, or what is wrong and how to mend it (exit code 2).
+    """Check job files against a cluster file. Prints ok, or what is wrong and how to fix it (exit code 2).
 
     Example: lockstep validate -f job.yaml --cluster barcelona
 

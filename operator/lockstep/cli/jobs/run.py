@@ -15,7 +15,7 @@ import typer
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import DEV_ENVIRONMENT
 from lockstep.cli.shared.inputs import FRESH, NamespaceOption, OptionalFileOption, SetOption, only, read_inputs
-from lockstep.cli.shared.jobargs import FoundJob, find_job
+from lockstep.cli.shared.jobargs import WORKSPACE, ContextOption, FoundJob, HereOption, VolumesOption, find_job
 from lockstep.platforms.output import tell
 
 if TYPE_CHECKING:
@@ -35,40 +35,38 @@ def run(
     ] = None,
     job: Annotated[str | None, typer.Option("--job", help=f"The dev environment. Default: {DEV_ENVIRONMENT}.", show_default=False)] = None,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Of a script: don't wait for its end. It goes on, and its output is in the log.")
+        bool, typer.Option("--detach", help="Don't wait for the script's end: it goes on, and its output is in the log.")
     ] = False,
     files: OptionalFileOption = None,
-    local: Annotated[bool, typer.Option("--local", help="As processes of this machine: no cluster, no root.")] = False,
+    local: HereOption = False,
     in_namespace: Annotated[
-        bool, typer.Option("--in-namespace", help="On Kubernetes with the role admin in one namespace: no CRD, no operator.")
+        bool, typer.Option("--in-namespace", help="Run on Kubernetes with the role admin in one namespace, without CRDs or the operator.")
     ] = False,
     attach: Annotated[
-        bool, typer.Option("--attach", help="With --in-namespace: follow the run that is there, to its end, and let its nodes go then.")
+        bool, typer.Option("--attach", help="With --in-namespace: follow the run that is there to its end, then release its nodes.")
     ] = False,
     namespace: NamespaceOption = None,
-    context: Annotated[str | None, typer.Option("--context", help="Of the kubeconfig.")] = None,
+    context: ContextOption = None,
     cluster: Annotated[
         str | None, typer.Option("--cluster", help="A cluster of clusters/, or a cluster file's path. Default with --local: local.")
     ] = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", min=1, max=64, help="Instead of the job's.")] = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", min=1, max=64, help="Number of nodes, instead of the job's.")] = None,
     changes: SetOption = None,
-    workspace: Annotated[
-        Path, typer.Option("--workspace", help="With --local: its folders workspace/ and datasets/ stand for /workspace and /datasets.")
-    ] = Path(".lockstep/workspace"),
+    workspace: VolumesOption = WORKSPACE,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Train anew from step 0, as with resumeFrom: None. What an earlier run has saved stays.")
+        bool, typer.Option("--fresh", help="Train from step 0, as with resumeFrom: None. What an earlier run saved stays.")
     ] = False,
     preview: Annotated[
         int | None,
         typer.Option(
-            "--preview", min=1, help="With --local: print so many samples of the data, what is learned marked, and train nothing."
+            "--preview", min=1, help="With --local: print this many samples of the data, with what is learned marked, and train nothing."
         ),
     ] = None,
 ) -> None:
     """Run a script on all nodes of a dev environment, or a job file to its end without the operator.
 
     A script's exit code is that of the rank that failed first; Ctrl-C stops all ranks, twice kills them, and so does a connection that is lost.
-    A job's: 0 complete, 1 failed. 2: it can't run as written, 130: interrupted.
+    A job's exit code: 0 complete, 1 failed, 2 it can't run as written, 130 interrupted.
 
     Example: lockstep run --job ml-dev-env train_multi_node.py --epochs 3
 

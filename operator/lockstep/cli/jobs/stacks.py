@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, Form, FormOption, JobArgument, NamespaceOption, find_job_or_run
+from lockstep.cli.shared.jobargs import (
+    WORKSPACE,
+    ClusterNameOption,
+    ContextOption,
+    Form,
+    FormOption,
+    JobArgument,
+    LocalRunOption,
+    NamespaceOption,
+    WorkspaceOption,
+    find_job_or_run,
+)
 from lockstep.platforms.output import put, put_json
 
 if TYPE_CHECKING:
@@ -21,19 +32,19 @@ EXIT_NOT_ALL = 1
 
 def stacks(
     job: JobArgument,
-    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Of this rank only.")] = None,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only this rank.")] = None,
     output: FormOption = Form.TEXT,
-    local: Annotated[bool, typer.Option("--local", help="A job of `lockstep run --local` on this machine.")] = False,
-    workspace: Annotated[Path, typer.Option("--workspace", help="With --local: as `lockstep run` was told.")] = Path(".lockstep/workspace"),
+    local: LocalRunOption = False,
+    workspace: WorkspaceOption = WORKSPACE,
     cluster: ClusterNameOption = "local",
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Show where each rank of a running job is: the Python stacks of all its threads, those of several ranks once. The ranks go on.
+    """Show the Python stacks of all threads of a running job's ranks; equal ones once. The ranks go on.
 
-    Answers whatever holds the interpreter, also for a script that reports no steps, which nobody finds to hang. Needs the right to run programs in pods.
+    It works whatever holds the interpreter, also for a script that reports no steps, whose hang nobody notices. It needs the right to run programs in pods.
 
-    Exit code 1: not all ranks answered, and it is said which and why; 2: no such job or rank, or none of its ranks runs.
+    Exit code 1: not all ranks answered, and the output says which and why; 2: no such job or rank, or none of its ranks runs.
 
     Example: lockstep stacks demo --rank 3
     """

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.objects import Object
-from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, Form, NamespaceOption, find_job
+from lockstep.cli.shared.jobargs import (
+    WORKSPACE,
+    ClusterNameOption,
+    ContextOption,
+    Form,
+    LocalRunOption,
+    NamespaceOption,
+    WorkspaceOption,
+    find_job,
+)
 from lockstep.platforms.output import put, put_json, tell
 
 if TYPE_CHECKING:
@@ -34,18 +43,18 @@ def top(
     job: Annotated[
         str | None, typer.Argument(help="A job's name. Default: a line for each job of the namespace.", show_default=False)
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="One look. So it is, too, where the output is no terminal.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show one look and end; the default where the output is no terminal.")] = False,
     interval: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks.")] = 2.0,
     output: Annotated[Form, typer.Option("-o", "--output", help="text or json; json is one look.")] = Form.TEXT,
-    local: Annotated[bool, typer.Option("--local", help="A job of `lockstep run --local`: read its run's folder.")] = False,
-    workspace: Annotated[Path, typer.Option("--workspace", help="With --local: as `lockstep run` was told.")] = Path(".lockstep/workspace"),
+    local: LocalRunOption = False,
+    workspace: WorkspaceOption = WORKSPACE,
     cluster: ClusterNameOption = "local",
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Show how a job gets on until it has ended: loss curve, speed, memory, fabric, goodput, and each node's ranks and NICs.
+    """Show the progress of a job until it has ended: loss curve, speed, memory, fabric, goodput, and each node's ranks and NICs.
 
-    Exit code 1 after one look: the operator is not heard, so that what is shown may be old. What nodes say of themselves is asked of their pods while you look, which needs the right to run programs in them; without it the rest is shown.
+    Exit code 1 after one look: the operator is not heard, so what is shown may be old. Nodes are asked through their pods while you look, which needs the right to run programs in them; without it the rest is shown.
 
     Example: lockstep top demo
     """

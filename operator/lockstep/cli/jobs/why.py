@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, Form, FormOption, JobArgument, NamespaceOption, find_job
+from lockstep.cli.shared.jobargs import (
+    WORKSPACE,
+    ClusterNameOption,
+    ContextOption,
+    Form,
+    FormOption,
+    JobArgument,
+    LocalRunOption,
+    NamespaceOption,
+    WorkspaceOption,
+    find_job,
+)
 from lockstep.platforms.output import put, put_json, tell
 
 if TYPE_CHECKING:
@@ -27,16 +38,18 @@ def why(
     job: JobArgument,
     bundle: Annotated[
         Path | None,
-        typer.Option("--bundle", metavar="FILE.tar.gz", help="Also write logs, stacks, events and objects there, without secrets."),
+        typer.Option(
+            "--bundle", metavar="FILE.tar.gz", help="Also write logs, stacks, events and objects to this archive, without secrets."
+        ),
     ] = None,
     output: FormOption = Form.TEXT,
-    local: Annotated[bool, typer.Option("--local", help="A job of `lockstep run --local`: read its run's folder.")] = False,
-    workspace: Annotated[Path, typer.Option("--workspace", help="With --local: as `lockstep run` was told.")] = Path(".lockstep/workspace"),
+    local: LocalRunOption = False,
+    workspace: WorkspaceOption = WORKSPACE,
     cluster: ClusterNameOption = "local",
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Say in a few lines why a job failed, why it doesn't run or how it gets on: the first cause, what it has cost, the next command.
+    """Explain in a few lines why a job failed or doesn't run, or how it is doing: first cause, cost, next command.
 
     Exit code 0: it is complete, runs, starts or is stopped as asked; 1: it failed, something keeps it from running, or the operator is not heard; 2: no
     such job.

@@ -63,11 +63,9 @@ ClusterOption = Annotated[
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="PATH=VALUE", help="A field of the job, instead of the file's: training.lora.rank=8, nodes=1. May be repeated."
-    ),
+    typer.Option("--set", metavar="PATH=VALUE", help="Override a field of the job: training.lora.rank=8, nodes=1. May be repeated."),
 ]
-NamespaceOption = Annotated[str | None, typer.Option("-n", "--namespace", help="Default: the job's, else the cluster's.")]
+NamespaceOption = Annotated[str | None, typer.Option("-n", "--namespace", help="The namespace. Default: the job's, else the cluster's.")]
 
 
 @dataclass(frozen=True)

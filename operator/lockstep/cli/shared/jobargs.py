@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -62,9 +63,19 @@ OptionalJobArgument = Annotated[str, typer.Argument(help="The job's name.", meta
 NodeOption = Annotated[int, typer.Option("--node", min=0, help="The node, and so the pod, counted from 0.")]
 DEFAULT_JOB = DEV_ENVIRONMENT
 NamespaceOption = Annotated[
-    str | None, typer.Option("-n", "--namespace", help="Default: what the cluster's file says; of a cluster without a file, the context's.")
+    str | None,
+    typer.Option(
+        "-n", "--namespace", help="The namespace. Default: that of the cluster's file, or the context's for a cluster without a file."
+    ),
 ]
 ContextOption = Annotated[str | None, typer.Option("--context", help="The context of your kubeconfig. Default: the current one.")]
+LocalRunOption = Annotated[bool, typer.Option("--local", help="Read the folder of a run of `lockstep run --local`.")]
+WorkspaceOption = Annotated[Path, typer.Option("--workspace", help="With --local: the same as for `lockstep run`.")]
+HereOption = Annotated[bool, typer.Option("--local", help="Run as processes on this machine, without a cluster or root.")]
+VolumesOption = Annotated[
+    Path, typer.Option("--workspace", help="With --local: its folders workspace/ and datasets/ stand for /workspace and /datasets.")
+]
+WORKSPACE = Path(".lockstep/workspace")
 
 
 class ListForm(StrEnum):
