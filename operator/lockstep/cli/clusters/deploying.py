@@ -58,16 +58,17 @@ async def carry_out(plan: DeploymentPlan, context: str | None, dev: bool, second
 
 async def _refuse_what_lacks(connection: Cluster, plan: DeploymentPlan) -> None:
     """Raise Failed, before anything is sent, if the cluster lacks what only an administrator can put there."""
+    from lockstep.plan.cluster.facts import Sight
     from lockstep.plan.cluster.scope import definitions_command
+    from lockstep.platforms.clusters.listings import sight_of_jobs
     from lockstep.platforms.clusters.remove import jobs_of
-    from lockstep.platforms.clusters.send import is_served
 
     await _refuse_platform(connection, plan)
     if not plan.scope.own:
         for place in dict.fromkeys((plan.namespace, *plan.scope.namespaces)):
             await _refuse_place(connection, plan, place)
         return
-    if not await is_served(connection):
+    if await sight_of_jobs(connection) is not Sight.SEEN:
         raise Failed(
             "this cluster doesn't know TrainingJobs, and nothing was sent: an administrator of the cluster types once, in a checkout:",
             f"  {definitions_command(plan.profile, plan.namespace)}",

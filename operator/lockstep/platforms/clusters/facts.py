@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.api import names
 from lockstep.api.cluster import Platform
-from lockstep.api.names import API_VERSION, OPERATOR_NAME, OPERATOR_NAMESPACE
+from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster
 from lockstep.kube.kinds import KINDS, path_of
 from lockstep.kube.rights import may
 from lockstep.plan.cluster.facts import DNS_SERVICES, NETWORK, RIGHTS, SCC_REVIEW, ClusterFacts, Listing, Sight, Try
 from lockstep.plan.cluster.scope import NAMED_BINDING, PROFILE_CONFIG, PROFILE_KEY
-from lockstep.platforms.clusters.listings import SIGHTS, list_kind, read_object
+from lockstep.platforms.clusters.listings import list_kind, read_object, sight_of_jobs
 
 if TYPE_CHECKING:
     from lockstep.api.cluster import TrainingClusterSpec
@@ -90,16 +90,16 @@ async def read_profile(cluster: Cluster, name: str, namespace: str) -> Listing:
 async def discover_facts(cluster: Cluster, namespace: str, namespace_from: str = "") -> ClusterFacts:
     """Facts that a cluster file is written from."""
     version, groups = await asyncio.gather(cluster.request("GET", "/version"), cluster.request("GET", "/apis"))
-    known = frozenset(str(group["name"]) for group in groups.get("groups", []))
+    group_names = frozenset(str(group["name"]) for group in groups.get("groups", []))
     lists, objects = await asyncio.gather(
-        _lists(cluster, namespace, OF_A_FILE, known), _objects(cluster, namespace, [("Namespace", namespace)])
+        _lists(cluster, namespace, OF_A_FILE, group_names), _objects(cluster, namespace, [("Namespace", namespace)])
     )
     return ClusterFacts(
         namespace=namespace,
         server=cluster.server,
         version=str(version.get("gitVersion", "")),
         namespace_from=namespace_from,
-        groups=known,
+        groups=group_names,
         lists=lists,
         objects=objects,
     )
@@ -123,7 +123,7 @@ async def lint_facts(cluster: Cluster, spec: TrainingClusterSpec, namespace: str
         objects={**facts.objects, ("Deployment", OPERATOR_NAME): operator},
         networks_elsewhere=elsewhere,
         may_use_scc=sccs,
-        tries=dict(zip(("Pod",) if tries else (), tries, strict=True)),
+        tries={"Pod": tries[0]} if tries else {},
     )
 
 
@@ -136,7 +136,7 @@ async def doctor_facts(cluster: Cluster, file: ClusterFile, namespace: str) -> C
         _objects(cluster, namespace, wanted),
         asyncio.gather(read_operator(cluster, namespace), read_profile(cluster, name, namespace)),
         asyncio.gather(
-            _jobs_known(cluster), asyncio.gather(*(may(cluster, verb, kind, namespace, sub) for verb, kind, sub in RIGHTS.values()))
+            sight_of_jobs(cluster), asyncio.gather(*(may(cluster, verb, kind, namespace, sub) for verb, kind, sub in RIGHTS.values()))
         ),
     )
     elsewhere, trouble = await asyncio.gather(
@@ -237,17 +237,6 @@ async def _dns_slices(cluster: Cluster) -> Listing:
     listings = await asyncio.gather(*reads)
     slices = tuple(item for listing in listings for item in listing.items)
     return Listing("EndpointSlice", slices, Sight.SEEN if slices or all(one.seen for one in listings) else Sight.FORBIDDEN)
-
-
-async def _jobs_known(cluster: Cluster) -> Sight:
-    """SEEN if the API server knows TrainingJobs: everybody may ask which kinds there are."""
-    try:
-        await cluster.request("GET", f"/apis/{API_VERSION}")
-    except ApiError as error:
-        if error.status not in SIGHTS:
-            raise
-        return SIGHTS[error.status]
-    return Sight.SEEN
 
 
 async def operator_trouble(cluster: Cluster, deployment: Object | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from lockstep.api.names import API_VERSION
 from lockstep.kube.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster
 from lockstep.plan.cluster.facts import Listing, Sight
 
@@ -32,3 +33,14 @@ async def read_object(cluster: Cluster, kind: str, namespace: str | None, name: 
             raise
         return Listing(kind, sight=Sight.FORBIDDEN)
     return Listing(kind, () if item is None else (item,))
+
+
+async def sight_of_jobs(cluster: Cluster) -> Sight:
+    """SEEN if the API server knows TrainingJobs: everybody may ask which kinds there are."""
+    try:
+        await cluster.request("GET", f"/apis/{API_VERSION}")
+    except ApiError as error:
+        if error.status not in SIGHTS:
+            raise
+        return SIGHTS[error.status]
+    return Sight.SEEN

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lockstep.api.names import API_VERSION, APP, GROUP, LABEL_NAME
+from lockstep.api.names import APP, GROUP, LABEL_NAME
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster
 from lockstep.kube.rights import forbidden
+from lockstep.plan.cluster.facts import Sight
 from lockstep.plan.cluster.scope import Scope, is_outdated, outdated
 from lockstep.plan.diff import Change, changes
 from lockstep.plan.ship.deploy import CLAIM, DEFINITION, ONLY_CREATED, Left, State, called, difference, open_ones, state_of
 from lockstep.platforms.clusters.install import FIELD_MANAGER, send_one, until_established
-from lockstep.platforms.clusters.listings import list_kind, read_object
+from lockstep.platforms.clusters.listings import list_kind, read_object, sight_of_jobs
 
 Say = Callable[[str], None]
 CREATE = ("create",)
@@ -92,20 +93,9 @@ async def _look(cluster: Cluster, item: Object) -> State:
     except ApiError as error:
         if error.status != FORBIDDEN:
             raise
-    if item["kind"] == DEFINITION and item["spec"]["group"] == GROUP and not await is_served(cluster):
+    if item["kind"] == DEFINITION and item["spec"]["group"] == GROUP and await sight_of_jobs(cluster) is not Sight.SEEN:
         return State.MISSING
     return State.UNSEEN
-
-
-async def is_served(cluster: Cluster) -> bool:
-    """Everybody may ask which kinds there are, though not for their definitions."""
-    try:
-        await cluster.request("GET", f"/apis/{API_VERSION}")
-    except ApiError as error:
-        if error.status in (NOT_FOUND, FORBIDDEN):
-            return False
-        raise
-    return True
 
 
 async def would_change(cluster: Cluster, item: Object) -> list[Change] | None:
