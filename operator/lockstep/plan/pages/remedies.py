@@ -65,7 +65,7 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     ),
     Reason.SEVERAL_DEFAULT_CLUSTERS: (
         Remedy(f"kubectl annotate tc {{0}} {ANNOTATION_DEFAULT_CLUSTER}-", "takes the mark from this one; it may stay on one only", r"\((?:[^(),]+, )+([^(),]+)\)"),
-        Remedy("kubectl get tc", "which there are"),
+        Remedy("kubectl get tc", "lists them"),
     ),
     Reason.INVALID_CLUSTER: (
         Remedy("lockstep deploy {0}", "sends the cluster file again once it is corrected; the job then starts by itself", r"TrainingCluster (\S+) can't"),
@@ -73,25 +73,25 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     ),
     Reason.SERVICE_ACCOUNT_NOT_FOUND: (
         Remedy("kubectl create serviceaccount {0} -n {namespace}", "the job then starts by itself", r"service account (\S+) does not exist"),
-        Remedy("kubectl get serviceaccount -n {namespace}", "which there are"),
+        Remedy("kubectl get serviceaccount -n {namespace}", "lists them"),
     ),
     Reason.CLAIM_DELETED: (
-        Remedy("{0}", "copies what the claim holds, as long as pods mount it", r"`(lockstep\scp\s[^`]+)`"),
-        Remedy("kubectl get pvc -n {namespace}", "whether it is gone; the job then starts by itself"),
+        Remedy("{0}", "copies the claim's files, as long as pods mount it", r"`(lockstep\scp\s[^`]+)`"),
+        Remedy("kubectl get pvc -n {namespace}", "shows if it is gone; the job then starts by itself"),
     ),
     Reason.NAME_TAKEN: (
-        Remedy("kubectl describe {0} {1} -n {namespace}", "whose it is: delete it, or give the job another name", r"(\w+) (\S+) in namespace \S+ exists"),
-        Remedy(f"kubectl get all -n {{namespace}} -l {LABEL_JOB}={{job}}", "what has the job's name"),
+        Remedy("kubectl describe {0} {1} -n {namespace}", "shows whose it is: delete it, or give the job another name", r"(\w+) (\S+) in namespace \S+ exists"),
+        Remedy(f"kubectl get all -n {{namespace}} -l {LABEL_JOB}={{job}}", "shows what has the job's name"),
     ),
     Reason.PREVIOUS_JOB_REMAINS: (
-        Remedy(f"kubectl get statefulset,pod -n {{namespace}} -l {LABEL_JOB}={{job}}", "what is left of it; the job starts by itself when that is gone"),
+        Remedy(f"kubectl get statefulset,pod -n {{namespace}} -l {LABEL_JOB}={{job}}", "shows what is left of it; the job starts by itself when that is gone"),
     ),
     Reason.FROZEN_RUN_LOST: (Remedy("lockstep stop {job} -n {namespace}", _START_ANEW),),
     Reason.CHANGE_PENDING: (Remedy("lockstep stop {job} -n {namespace}", "and then lockstep resume {job} -n {namespace}: starts with what was changed"),),
     Reason.WRITE_REFUSED: (
-        Remedy("kubectl describe quota {0} -n {namespace}", "what is used of it: free some, or have it raised", r"exceeded quota: ([^,:\s]+)"),
-        Remedy("lockstep deploy CLUSTER", "gives the operator its rights again", "has lost this right"),
-        Remedy("kubectl describe tj {job} -n {namespace}", "the API server's words: whoever set the rule says what it takes; it is tried again by itself"),
+        Remedy("kubectl describe quota {0} -n {namespace}", "shows what is used: free some, or ask for more", r"exceeded quota: ([^,:\s]+)"),
+        Remedy("lockstep deploy CLUSTER", "restores the operator's rights", "has lost this right"),
+        Remedy("kubectl describe tj {job} -n {namespace}", "shows the API server's words: ask whoever set the rule; Lockstep tries again by itself"),
     ),
     "RDMAUnavailable": (Remedy(_EDIT, "another spec.fabric.mode; the job then starts by itself"),),
     "RailResourceInvalid": (Remedy("lockstep deploy CLUSTER", "once network.rdma.rails of its file is corrected; the job then starts by itself"),),
@@ -102,44 +102,44 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     "TooManyRanks": (Remedy("lockstep scale {job} -n {namespace} --nodes N", "fewer nodes; the job then starts by itself"),),
     "NodeSelectorConflict": (Remedy(_EDIT, "another podTemplate.nodeSelector; the job then starts by itself"),),
     "VolumeConflict": (Remedy(_EDIT, "another name or path in podTemplate.volumes; the job then starts by itself"),),
-    "AnnotationReserved": (Remedy(_EDIT, "take it out of podTemplate.annotations; the job then starts by itself"),),
-    "WorkspaceClaimPerPod": (Remedy(_ANEW, "and create it without storage.workspaceClaimName, which nobody can change in a job that is there"),),
+    "AnnotationReserved": (Remedy(_EDIT, "remove it from podTemplate.annotations; the job then starts by itself"),),
+    "WorkspaceClaimPerPod": (Remedy(_ANEW, "and create it again without storage.workspaceClaimName, which can't be changed in an existing job"),),
     "RunTooLarge": (Remedy(_EDIT, "shorter env, arguments, training settings or pod template; the job then starts by itself"),),
     # PodsScheduled
     Reason.PODS_NOT_CREATED: (
-        Remedy("kubectl get pods -n kube-system", "whether kube-controller-manager runs; pods are made by themselves when it does", r"kube-controller-manager"),
-        Remedy("{0}", "whether one is there that has lost the job's labels: delete it, and it is made anew", r"\((kubectl get pod [^)]+)\)"),
-        Remedy("kubectl describe statefulset {job} -n {namespace}", "what Kubernetes says of making its pods"),
+        Remedy("kubectl get pods -n kube-system", "shows if kube-controller-manager runs; it then creates the pods", r"kube-controller-manager"),
+        Remedy("{0}", "shows if one has lost the job's labels: delete it, and it is created again", r"\((kubectl get pod [^)]+)\)"),
+        Remedy("kubectl describe statefulset {job} -n {namespace}", "shows what Kubernetes says about creating its pods"),
     ),
     Reason.PODS_REFUSED: (
-        Remedy("kubectl describe quota {0} -n {namespace}", "what is used of it: free some, or have it raised", r"exceeded quota: ([^,:\s]+)"),
-        Remedy("{0}", "and pods are made by themselves", r"(kubectl create serviceaccount \S+ -n \S+)"),
-        Remedy("kubectl get priorityclass", "which there are, for podTemplate.priorityClassName", r"priorityClassName"),
-        Remedy("kubectl get runtimeclass", "which there are, for pod.runtime_class of the cluster file", r"runtime_class"),
-        Remedy("kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations", "which service should answer", r"admission webhook \S+ doesn't answer"),
-        Remedy("kubectl describe limitrange -n {namespace}", "what a container may have: have it raised, or ask for less in resources of the TrainingCluster", r"(?:maximum|minimum) \S+ (?:usage|limit) per|limit to request ratio"),
-        Remedy("{0}", "what helps where an administrator agrees", _NAMED),
-        Remedy("kubectl describe statefulset {job} -n {namespace}", "why its pods are refused"),
+        Remedy("kubectl describe quota {0} -n {namespace}", "shows what is used: free some, or ask for more", r"exceeded quota: ([^,:\s]+)"),
+        Remedy("{0}", "the pods are then created by themselves", r"(kubectl create serviceaccount \S+ -n \S+)"),
+        Remedy("kubectl get priorityclass", "lists them, for podTemplate.priorityClassName", r"priorityClassName"),
+        Remedy("kubectl get runtimeclass", "lists them, for pod.runtime_class of the cluster file", r"runtime_class"),
+        Remedy("kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations", "shows which service should answer", r"admission webhook \S+ doesn't answer"),
+        Remedy("kubectl describe limitrange -n {namespace}", "shows what a container may have: ask for more, or request less in resources of the TrainingCluster", r"(?:maximum|minimum) \S+ (?:usage|limit) per|limit to request ratio"),
+        Remedy("{0}", "helps where an administrator agrees", _NAMED),
+        Remedy("kubectl describe statefulset {job} -n {namespace}", "shows why its pods are refused"),
     ),
-    Reason.SCHEDULING: (Remedy(_EVENTS, "what the scheduler says"),),
+    Reason.SCHEDULING: (Remedy(_EVENTS, "shows what the scheduler says"),),
     Reason.QUEUED: (
-        Remedy("{0}", "what the queue has, and what it waits for", r"\((kubectl get localqueue[^)]+)\)"),
-        Remedy(_DESCRIBE_POD, "its scheduling gates: whoever set them lifts them"),
+        Remedy("{0}", "shows what the queue has, and what it waits for", r"\((kubectl get localqueue[^)]+)\)"),
+        Remedy(_DESCRIBE_POD, "shows its scheduling gates: whoever set them lifts them"),
     ),
-    Reason.NODES_RELEASED: (Remedy("lockstep get -n {namespace}", "which jobs want the same nodes; this one tries again by itself"),),
+    Reason.NODES_RELEASED: (Remedy("lockstep get -n {namespace}", "shows which jobs want the same nodes; this one tries again by itself"),),
     Reason.UNSCHEDULABLE: (
         Remedy("lockstep scale {job} -n {namespace} --nodes N", "a job wants one node a pod: ask for as many as there are", r"wants one node a pod"),
         Remedy(_EDIT, "correct podTemplate.nodeSelector, or let an administrator label Nodes so: kubectl label node NODE KEY=VALUE; pods start by themselves", r"no node of the cluster matches"),
         Remedy("kubectl uncordon {0}", "lets pods start there again, if whoever cordoned it is done with it", r"nodes? ([^\s,]+)[^;]* (?:is|are) cordoned"),
         # Never the command that frees what others hold: that is for whoever asks to decide, and the message has it.
-        Remedy(_EVENTS, "what the scheduler says; the job starts by itself when enough nodes have room"),
+        Remedy(_EVENTS, "shows what the scheduler says; the job starts by itself when enough nodes have room"),
     ),
     Reason.CLAIM_NOT_BOUND: (
         Remedy("lockstep stop {job} -n {namespace}", "and then lockstep resume {job} -n {namespace}: starts on an empty claim, where Lockstep makes it", r"claim \S+ was deleted"),
-        Remedy("kubectl get pvc -n {namespace}", "which there are: make the missing one, or correct its name", r"claim \S+ does not exist"),
-        Remedy("kubectl get storageclass", "which there are, for the claim or for storage of the cluster file", r"there is no storage class|no storage class and"),
-        Remedy("kubectl describe pvc {0} -n {namespace}", "what its provisioner says", r"claim (\S+) is"),
-        Remedy("kubectl get pvc -n {namespace}", "which are bound"),
+        Remedy("kubectl get pvc -n {namespace}", "lists them: create the missing one, or correct its name", r"claim \S+ does not exist"),
+        Remedy("kubectl get storageclass", "lists them, for the claim or for storage of the cluster file", r"there is no storage class|no storage class and"),
+        Remedy("kubectl describe pvc {0} -n {namespace}", "shows what its provisioner says", r"claim (\S+) is"),
+        Remedy("kubectl get pvc -n {namespace}", "shows which are bound"),
     ),
     # RanksReady
     Reason.IMAGE_PULL_FAILED: (
@@ -150,56 +150,56 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
         Remedy(_IMAGE, "corrects it (or correct the cluster's image and send it with lockstep deploy CLUSTER): the job starts anew by itself"),
     ),
     Reason.CONTAINER_FAILED: (
-        Remedy("{0} -n {namespace} --previous", "what it said before it ended", r"(kubectl logs \S+ -c \S+)"),
-        Remedy(_DESCRIBE_POD, "how its containers ended"),
+        Remedy("{0} -n {namespace} --previous", "shows what it said before it ended", r"(kubectl logs \S+ -c \S+)"),
+        Remedy(_DESCRIBE_POD, "shows how its containers ended"),
     ),
     Reason.CONTAINER_NOT_STARTED: (
         Remedy(_MAKE_SECRET, "the container then starts by itself", _NO_SECRET),
         Remedy(_MAKE_CONFIG_MAP, "the container then starts by itself", _NO_CONFIG_MAP),
-        Remedy("kubectl get secret,configmap -n {namespace}", "which there are: add the key, or correct it in spec.env", r"couldn't find key"),
-        Remedy(_DESCRIBE_POD, "what the kubelet says of its container"),
+        Remedy("kubectl get secret,configmap -n {namespace}", "lists them: add the key, or correct it in spec.env", r"couldn't find key"),
+        Remedy(_DESCRIBE_POD, "shows what the kubelet says about its container"),
     ),
     Reason.VOLUME_NOT_MOUNTED: (
-        Remedy(_EVENTS, "whether it is mounted by now: Lockstep has made it again", _OWN),
+        Remedy(_EVENTS, "shows if it is mounted by now: Lockstep has created it again", _OWN),
         Remedy(_MAKE_SECRET, "the pod then starts by itself", _NO_SECRET),
         Remedy(_MAKE_CONFIG_MAP, "the pod then starts by itself", _NO_CONFIG_MAP),
-        Remedy(_DESCRIBE_POD, "what the kubelet says of its volumes"),
+        Remedy(_DESCRIBE_POD, "shows what the kubelet says about its volumes"),
     ),
-    Reason.NETWORK_NOT_READY: (Remedy(_DESCRIBE_POD, "what its node's network plugin says"),),
+    Reason.NETWORK_NOT_READY: (Remedy(_DESCRIBE_POD, "shows what its node's network plugin says"),),
     Reason.POD_NOT_ENDED: (
         Remedy("""kubectl patch pod {0} -n {namespace} --type merge -p '{{"metadata":{{"finalizers":null}}}}'""", "lets it go, if the finalizer's owner is no more; the job then goes on by itself", r"(?:^|[:;] )([^\s,]+)[^:;]* should have ended at .* finalizer"),
-        Remedy("kubectl describe node {0}", "how its kubelet is; once the machine is off, kubectl delete pod --force gives the pod up", r"kubelet of Node (\S+)"),
-        Remedy(_DESCRIBE_POD, "what keeps it"),
+        Remedy("kubectl describe node {0}", "shows the state of its kubelet; once the machine is off, kubectl delete pod --force gives the pod up", r"kubelet of Node (\S+)"),
+        Remedy(_DESCRIBE_POD, "shows what keeps it"),
     ),
-    Reason.POD_FAILED: (Remedy(_DESCRIBE_POD, "why the kubelet gave it up"),),
-    Reason.PREFLIGHT_FAILED: (Remedy("lockstep describe {job} -n {namespace}", "every finding and what mends it; it looks again by itself"),),
-    Reason.DNS_UNAVAILABLE: (Remedy("kubectl get pods -n kube-system -l k8s-app=kube-dns", "whether the cluster's DNS runs; the job starts by itself when it answers"),),
-    Reason.NAME_NOT_FOUND: (Remedy("lockstep deploy CLUSTER", "makes the operator's Service again; the job then starts by itself"),),
-    Reason.NETWORK_BLOCKED: (Remedy("kubectl get networkpolicy -n {namespace}", "what keeps its pods apart; the job starts by itself when they reach each other"),),
+    Reason.POD_FAILED: (Remedy(_DESCRIBE_POD, "shows why the kubelet gave it up"),),
+    Reason.PREFLIGHT_FAILED: (Remedy("lockstep describe {job} -n {namespace}", "shows every finding and its fix; the job checks again by itself"),),
+    Reason.DNS_UNAVAILABLE: (Remedy("kubectl get pods -n kube-system -l k8s-app=kube-dns", "shows if the cluster's DNS runs; the job starts by itself when it answers"),),
+    Reason.NAME_NOT_FOUND: (Remedy("lockstep deploy CLUSTER", "creates the operator's Service again; the job then starts by itself"),),
+    Reason.NETWORK_BLOCKED: (Remedy("kubectl get networkpolicy -n {namespace}", "shows what keeps its pods apart; the job starts by itself when they reach each other"),),
     Reason.REPORT_REFUSED: (Remedy("lockstep stop {job} -n {namespace}", _START_ANEW),),
     # NodesHealthy
     Reason.NODE_LOST: (
-        Remedy("{0}", "once the machine is off; its pod is then made on another Node", r"(kubectl delete pod \S+ -n \S+ --force --grace-period=0)"),
-        Remedy("kubectl get nodes", "which are not ready"),
+        Remedy("{0}", "once the machine is off; its pod is then created on another Node", r"(kubectl delete pod \S+ -n \S+ --force --grace-period=0)"),
+        Remedy("kubectl get nodes", "shows which are not ready"),
     ),
     Reason.NODE_BOUND_VOLUME: (Remedy("kubectl get nodes,pvc -n {namespace}", "bring the Node back, or give up what only its claim holds"),),
     Reason.NO_NODE_FREE: (
         Remedy("{0}", "goes on with fewer nodes", r"(kubectl scale tj \S+ -n \S+ --replicas=\d+)"),
-        Remedy("kubectl get nodes", "which are not ready: bring one back, or add one"),
+        Remedy("kubectl get nodes", "shows which are not ready: bring one back, or add one"),
     ),
     Reason.AGENT_CONNECTED: (
-        Remedy("{0}", "why it is not ready; training goes on", r"(kubectl describe node [^\s;]+)"),
-        Remedy("kubectl get nodes", "which are not ready"),
+        Remedy("{0}", "shows why it is not ready; training goes on", r"(kubectl describe node [^\s;]+)"),
+        Remedy("kubectl get nodes", "shows which are not ready"),
     ),
     # Progressing
-    Reason.NO_REPORT: (Remedy("kubectl logs {pod} -n {namespace} --tail 50", "what node 0 says; it runs on without the operator"),),
-    Reason.NODE_NOT_HEARD: (Remedy(f"kubectl get pods -n {{namespace}} -l {LABEL_JOB}={{job}} -o wide", "on which Nodes the pods are that can't talk"),),
+    Reason.NO_REPORT: (Remedy("kubectl logs {pod} -n {namespace} --tail 50", "shows what node 0 says; it runs on without the operator"),),
+    Reason.NODE_NOT_HEARD: (Remedy(f"kubectl get pods -n {{namespace}} -l {LABEL_JOB}={{job}} -o wide", "shows the Nodes of the pods that can't talk to each other"),),
     # Others
-    Reason.SLOW_RANK: (Remedy("lockstep top {job} -n {namespace}", "each rank beside the others"),),
-    Reason.SAVE_FAILED: (Remedy("kubectl exec {pod} -n {namespace} -- df -h /workspace", "what room the volume has"),),
+    Reason.SLOW_RANK: (Remedy("lockstep top {job} -n {namespace}", "shows each rank beside the others"),),
+    Reason.SAVE_FAILED: (Remedy("kubectl exec {pod} -n {namespace} -- df -h /workspace", "shows what room the volume has"),),
     # Failed
     Reason.RANKS_FAILED: (Remedy("lockstep retry {job} -n {namespace}", "again from the last checkpoint"),),
-    Reason.START_TIMEOUT: (Remedy("lockstep retry {job} -n {namespace}", "once what kept node 0 from starting is mended; it takes what spec says then"),),
+    Reason.START_TIMEOUT: (Remedy("lockstep retry {job} -n {namespace}", "once what kept node 0 from starting is fixed; it takes what spec says then"),),
     Reason.DEADLINE_EXCEEDED: (
         Remedy("lockstep retry {job} -n {namespace}", "goes on from the last checkpoint; raise spec.activeDeadlineSeconds first, or it ends as early again"),
     ),
@@ -228,20 +228,20 @@ def remedy(reason: str, message: str, job: str, namespace: str) -> Step | None:
 HOST_MEMORY = "HostMemory"
 """Stands for OutOfMemory in HELP_BY_CAUSE, where no GPU's memory was short."""
 HELP_BY_CAUSE = {
-    "UserCode": "the script failed by itself: correct it first",
-    "Configuration": "the job asks for what can't be done: change what the message names",
-    "OutOfMemory": "less at once: a smaller microBatchSize (the global batch stays), a shorter maxLength, or more nodes",
+    "UserCode": "the script failed: correct it first",
+    "Configuration": "the job asks for something impossible: change what the message names",
+    "OutOfMemory": "use less memory: a smaller microBatchSize (the global batch stays), a shorter maxLength, or more nodes",
     HOST_MEMORY: "the node's own memory, not the GPU's: raise resources.limits.memory of the TrainingCluster, or take fewer ranks a node, fewer data loader workers or a smaller offload",
-    "Fabric": "ranks lost each other: look at the fabric and at the node that is named",
-    "Storage": "the volume is full, failed, or may not be written: make room on it, or mend what the message names, first",
-    "NodeLost": "a node went away: another one must be there",
-    "Preempted": "the pods had to make room: they start again when there is some",
+    "Fabric": "ranks lost their connections: check the fabric and the node that is named",
+    "Storage": "the volume is full, failed, or may not be written: first make room on it, or fix what the message names",
+    "NodeLost": "a node was lost: make another one available",
+    "Preempted": "the pods were preempted: they start again when there is room",
     "Hang": "the stacks of all ranks: lockstep cp {job}:runs/{job}/logs stacks {place}, or the bundle below",
-    "NonFinite": "the loss left the numbers: what the message names, else a lower learningRate or another precision",
+    "NonFinite": "the loss became NaN or infinite: change what the message names, else lower learningRate or use another precision",
     "Setup": "the image or the environment lacks what the message names",
-    "Killed": "nobody of the job sent that signal: look who sent it, and at the pods' memory limit",
+    "Killed": "no process of the job sent that signal: find out who did, and check the pods' memory limit",
     "Hardware": "a GPU of that node failed: kubectl cordon the Node, so that the job starts on another one",
-    "Internal": "this is Lockstep's own: please report it with the bundle",
+    "Internal": "this is a defect of Lockstep: please report it with the bundle",
 }
 
 _HOST_WORDS = (
@@ -261,7 +261,7 @@ _HOST_WORDS = (
 def next_steps(observed: Observed, state: str, *, held: bool, message: str = "", stale: bool = False) -> tuple[Step, ...]:
     """The most useful one first. `message`: what is said of where the job stands, if more is seen than its status says. `stale`: nobody keeps the
     status up to date."""
-    look = (Step(f"lockstep doctor -n {observed.namespace}", "what the operator lacks"),) if stale else ()
+    look = (Step(f"lockstep doctor -n {observed.namespace}", "shows what the operator lacks"),) if stale else ()
     steps = (*look, *_steps(observed, state, held=held))
     if state in ("Suspended", "Complete", "Failed", "Unseen"):
         return steps
@@ -293,17 +293,20 @@ def _steps(observed: Observed, state: str, *, held: bool) -> tuple[Step, ...]:
     if state == "Failed":
         return _after_failure(observed, place, bundle, held=held)
     steps = {
-        "Unseen": (Step(f"lockstep doctor {place}", "whether an operator works there"),),
+        "Unseen": (Step(f"lockstep doctor {place}", "shows if an operator works there"),),
         "Refused": (Step(f"kubectl edit tj {job} {place}", "change what the message names; the job then starts by itself"),),
-        "Waiting": (Step(f"lockstep events {job} {place}", "what the cluster says of its pods"), bundle),
+        "Waiting": (Step(f"lockstep events {job} {place}", "shows what the cluster says about its pods"), bundle),
         "Starting": (Step(f"lockstep logs {job} {place} -f", "follow the start"),),
         "Ready": (Step(run_command(observed), "start a script of /workspace on all its nodes"),),
         "Running": (Step(f"lockstep logs {job} {place} -f", "follow it"), *_ask_ranks(observed), *_stop_run(observed)),
         "Restarting": (Step(f"lockstep logs {job} {place} -f", "follow the restart"), bundle),
         "NodeNotHeard": (bundle,),
-        "Silent": (Step(f"kubectl logs {pod_name(job, 0)} {place} --tail 50", "what node 0 says; it runs on without the operator"), bundle),
+        "Silent": (
+            Step(f"kubectl logs {pod_name(job, 0)} {place} --tail 50", "shows what node 0 says; it runs on without the operator"),
+            bundle,
+        ),
         "Suspended": (Step(f"lockstep resume {job} {place}", "go on from the last checkpoint"),),
-        "Complete": (Step(f"lockstep describe {job} {place}", "where its results are"),),
+        "Complete": (Step(f"lockstep describe {job} {place}", "shows where its results are"),),
     }
     return steps.get(state, ())
 
@@ -312,7 +315,7 @@ def _ask_ranks(observed: Observed) -> tuple[Step, ...]:
     """Step for ranks that report no step: nobody can say whether they hang."""
     if "step" in (observed.status.get("trainer") or {}):
         return ()
-    return (Step(f"lockstep stacks {observed.name} -n {observed.namespace}", "where each rank is, should nothing come; they go on"),)
+    return (Step(f"lockstep stacks {observed.name} -n {observed.namespace}", "shows where each rank is, should nothing come; they go on"),)
 
 
 def _stop_run(observed: Observed) -> tuple[Step, ...]:

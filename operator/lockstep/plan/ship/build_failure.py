@@ -19,18 +19,18 @@ CAUSES: Sequence[tuple[str, Advice]] = (
     ),
     (
         r"cannot connect to the docker daemon|docker daemon is not running|docker\.sock",
-        lambda tool: "docker's engine doesn't answer: start it (systemctl start docker), or say --tool podman or --tool buildah",
+        lambda tool: "docker's engine doesn't answer: start it (systemctl start docker), or use --tool podman or --tool buildah",
     ),
     (
         r"unknown flag: --secret|buildx component",
         lambda tool: (
-            "this docker has no BuildKit: install its buildx component (apt-get install docker-buildx), or say --tool podman or --tool buildah"
+            "this docker has no BuildKit: install its buildx component (apt-get install docker-buildx), or use --tool podman or --tool buildah"
         ),
     ),
     (
         r"do not match the hashes",
         lambda tool: (
-            "the package index gave another file than requirements/*.lock names: nothing of it was installed; another index, or make lock"
+            "the package index gave another file than requirements/*.lock names, so nothing was installed: use another index, or run make lock"
         ),
     ),
     (
@@ -42,20 +42,22 @@ CAUSES: Sequence[tuple[str, Advice]] = (
     (
         r"unable to fetch some archives|unable to locate package|failed to fetch|no package .* available|cannot download repomd",
         lambda tool: (
-            "the base's own packages can't be fetched: does its repository answer from here, and has it them? (--arg APT_TOOLS=…, DNF_TOOLS=…)"
+            "the base's own packages can't be fetched: is its repository reachable from here, and does it have them? (--arg APT_TOOLS=…, DNF_TOOLS=…)"
         ),
     ),
     (
         r"newuidmap|cannot clone|user namespace|unshare\(|operation not permitted",
-        lambda tool: "this user may not make containers here: docs/how-to/images.md, Without the rights that builders want",
+        lambda tool: (
+            "this user may not create containers on this machine: see docs/how-to/images.md, Without the rights that builders want"
+        ),
     ),
     (
         r"unauthorized|authentication required|access denied|access to the resource is denied|denied: |no basic auth",
-        lambda tool: f"the registry wants to know who you are: {tool} login REGISTRY",
+        lambda tool: f"the registry requires a login: {tool} login REGISTRY",
     ),
     (
         r"initializing source|pinging container registry|failed to resolve source metadata|manifest unknown|short-name|pull access|no such image|error creating build container",
-        lambda tool: "the base image can't be pulled: say one that this machine has or reaches, --base IMAGE",
+        lambda tool: "the base image can't be pulled: name one that this machine has or can reach with --base IMAGE",
     ),
 )
 """The first that is found in the tool's last lines counts. Matched without regard to case."""
@@ -70,7 +72,7 @@ def tool_failure(command: Sequence[str], code: int, lines: Sequence[str]) -> str
         if matches:
             return f"{head}: {_short(matches[-1])}: {advice(tool)}"
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return f"{head}: {_short(last)}; more is above" if last else f"{head}; what it said is above"
+    return f"{head}: {_short(last)}; more is above" if last else f"{head}; its output is above"
 
 
 def _short(line: str, limit: int = 300) -> str:

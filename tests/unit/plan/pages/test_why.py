@@ -45,7 +45,7 @@ def test_a_failed_job_says_who_failed_first_what_it_cost_and_what_to_type() -> N
     assert "first cause  rank 1 on node 1 (Node node-1), after step 47: UserCode (ValueError)\n" in said
     assert "last lines   Traceback\n             ValueError: no" in said
     assert "lost         2 failures (1 Fabric, 1 UserCode): 37 steps done again, 51s without training" in said
-    assert "next         lockstep retry x -n ns   # again from the last checkpoint; the script failed by itself: correct it first" in said
+    assert "next         lockstep retry x -n ns   # again from the last checkpoint; the script failed: correct it first" in said
     assert "lockstep why x -n ns --bundle x.tar.gz" in said
 
 

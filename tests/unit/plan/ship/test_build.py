@@ -218,7 +218,7 @@ def test_a_full_disk_is_told_although_the_base_could_not_be_unpacked_for_it() ->
 
 
 def test_a_tool_that_fails_without_a_word_is_told_by_its_code() -> None:
-    assert tool_failure([Tool.PODMAN, "push"], 9, []) == "podman push failed with exit code 9; what it said is above"
+    assert tool_failure([Tool.PODMAN, "push"], 9, []) == "podman push failed with exit code 9; its output is above"
 
 
 def test_ctrl_c_ends_it_without_a_traceback(tmp_path: Path) -> None:
