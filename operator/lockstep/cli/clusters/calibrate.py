@@ -102,7 +102,7 @@ def _job(file: ClusterFile, nodes: int | None, mode: Mode, most: int | None, ima
 
 
 def _measure(job: TrainingJob, file: ClusterFile, namespace: str, context: str | None, timeout: int | None, *, quiet: bool) -> Sweep:
-    from lockstep.platforms.in_namespace.run import Patience
+    from lockstep.platforms.in_namespace.run import TimeLimit
     from lockstep.platforms.in_namespace.sweep import sweep_on_cluster
 
     headed = False
@@ -116,7 +116,7 @@ def _measure(job: TrainingJob, file: ClusterFile, namespace: str, context: str |
             headed = True
 
     try:
-        return sweep_on_cluster(job, file.profile, namespace, context, hear, Patience.of(timeout))
+        return sweep_on_cluster(job, file.profile, namespace, context, hear, TimeLimit.of(timeout))
     except KeyboardInterrupt:
         tell("lockstep: interrupted; the pods of the sweep are removed")
         raise typer.Exit(INTERRUPTED) from None

@@ -277,14 +277,14 @@ def _refuse_unless_failed(job: str, status: dict[str, object]) -> None:
 def _run_again(file: Path, cluster: str | None, namespace: str | None, context: str | None, workspace: Path | None) -> int:
     """Start a failed run without an operator again, and return its exit code. `workspace`: of a local run; None: in a namespace."""
     from lockstep.cli.jobs.run import LOCAL_CLUSTER, refuse_interactive
-    from lockstep.platforms.in_namespace.run import How, run_in_namespace
+    from lockstep.platforms.in_namespace.run import StartMode, run_in_namespace
     from lockstep.platforms.local.records import failed_run
     from lockstep.platforms.local.run import run_local
 
     inputs = read_inputs(file, cluster or (LOCAL_CLUSTER if workspace is not None else None), None if workspace is not None else namespace)
     refuse_interactive(inputs.job)
     if workspace is None:
-        return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, context, How.RETRY)
+        return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, context, StartMode.RETRY)
     return run_local(inputs.job, inputs.cluster.profile, workspace, failed_run(inputs.job.metadata.name, workspace))
 
 

@@ -52,9 +52,9 @@ def preflight(
         result = preflight_local(job, inputs.cluster.profile, workspace)
     else:
         from lockstep.platforms.in_namespace.preflight import preflight_on_cluster
-        from lockstep.platforms.in_namespace.run import Patience
+        from lockstep.platforms.in_namespace.run import TimeLimit
 
-        result = preflight_on_cluster(job, inputs.cluster.profile, inputs.namespace, context, _say, Patience.of(timeout))
+        result = preflight_on_cluster(job, inputs.cluster.profile, inputs.namespace, context, _say, TimeLimit.of(timeout))
     _show(result, as_json or output is Form.JSON)
     raise typer.Exit(0 if result.ok else 1)
 

@@ -138,9 +138,9 @@ def _inputs(file: Path, cluster: str | None, namespace: str | None, changes: Seq
 
 
 def _run_in_namespace(inputs: Inputs, context: str | None, *, attach: bool) -> int:
-    from lockstep.platforms.in_namespace.run import How, run_in_namespace
+    from lockstep.platforms.in_namespace.run import StartMode, run_in_namespace
 
-    return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, context, How.ATTACH if attach else How.NEW)
+    return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, context, StartMode.ATTACH if attach else StartMode.NEW)
 
 
 def _run_here(inputs: Inputs, workspace: Path, nodes: int | None, samples: int | None) -> int:

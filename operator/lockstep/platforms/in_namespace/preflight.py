@@ -18,7 +18,7 @@ from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults
 from lockstep.platforms.clusters.deployed import with_image
 from lockstep.platforms.in_namespace.objects import Run, prepare
-from lockstep.platforms.in_namespace.run import OWN, Patience, run_until
+from lockstep.platforms.in_namespace.run import OWN, TimeLimit, run_until
 from lockstep_gang.contract import PreflightReport, WhenDone, parse_run, run_text
 from lockstep_spec.choices import StorageMode
 
@@ -28,10 +28,10 @@ Say = Callable[[str], None]
 
 
 def preflight_on_cluster(
-    job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, say: Say, patience: Patience
+    job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, say: Say, limit: TimeLimit
 ) -> PreflightReport:
     """Run preflight. `say` gets lines that say what is waited for. Raises ConfigError when the job can't start, Failed without a result in time."""
-    return asyncio.run(_preflight(job, profile, namespace, context, say, patience))
+    return asyncio.run(_preflight(job, profile, namespace, context, say, limit))
 
 
 def prepared(job: TrainingJob, profile: TrainingCluster, namespace: str) -> Run:
@@ -49,7 +49,7 @@ def prepared(job: TrainingJob, profile: TrainingCluster, namespace: str) -> Run:
 
 
 async def _preflight(
-    job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, say: Say, patience: Patience
+    job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, say: Say, limit: TimeLimit
 ) -> PreflightReport:
     lines: deque[str] = deque(maxlen=LAST_LINES)
     results: list[PreflightReport] = []
@@ -66,7 +66,7 @@ async def _preflight(
     async with await Cluster.connect(context) as cluster:
         run = prepared(job, await with_image(cluster, job, profile, namespace), namespace)
         try:
-            await run_until(cluster, run, hear, heard, patience)
+            await run_until(cluster, run, hear, heard, limit)
         except ApiError as error:
             raise ConfigError(f"the API server refused an object of the preflight: {error.message}") from None
     if not results:

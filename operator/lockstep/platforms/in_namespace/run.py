@@ -56,20 +56,20 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Patience:
+class TimeLimit:
     """Time limit of a run that is removed at its end."""
 
     seconds: float = 900.0
-    asked_for: bool = False
+    is_stated: bool = False
     """True if a person set the limit: nodes that the cluster doesn't have now are waited for, too."""
 
     @classmethod
-    def of(cls, seconds: int | None) -> Patience:
+    def of(cls, seconds: int | None) -> TimeLimit:
         """Time limit of `seconds`, as a person set it; the default one if nobody did."""
-        return cls() if seconds is None else cls(float(seconds), asked_for=True)
+        return cls() if seconds is None else cls(float(seconds), is_stated=True)
 
 
-class How(Enum):
+class StartMode(Enum):
     """Ways to treat a run of this name that the cluster may have."""
 
     NEW = "new"
@@ -77,20 +77,22 @@ class How(Enum):
     ATTACH = "attach"  # follow one that runs, or has ended since nobody followed it
 
 
-def run_in_namespace(job: TrainingJob, profile: TrainingCluster, namespace: str | None, context: str | None, how: How = How.NEW) -> int:
+def run_in_namespace(
+    job: TrainingJob, profile: TrainingCluster, namespace: str | None, context: str | None, mode: StartMode = StartMode.NEW
+) -> int:
     """The exit code: 0 complete, 1 failed, 130 detached by Ctrl-C, which leaves it running. Raises ConfigError."""
     with contextlib.suppress(KeyboardInterrupt):
-        return asyncio.run(_run(job, profile, namespace, context, how))
+        return asyncio.run(_run(job, profile, namespace, context, mode))
     return INTERRUPTED
 
 
-async def _run(job: TrainingJob, profile: TrainingCluster, namespace: str | None, context: str | None, how: How) -> int:
+async def _run(job: TrainingJob, profile: TrainingCluster, namespace: str | None, context: str | None, mode: StartMode) -> int:
     async with await Cluster.connect(context) as cluster:
         place = namespace or job.metadata.namespace or cluster.namespace or "default"
-        earlier = await _ended_run(cluster, job.metadata.name, place) if how is How.RETRY else None
+        earlier = await _ended_run(cluster, job.metadata.name, place) if mode is StartMode.RETRY else None
         run = prepare(job, await with_image(cluster, job, profile, place), place, earlier)
         try:
-            if how is How.ATTACH:
+            if mode is StartMode.ATTACH:
                 run = await _running(cluster, run)
                 if (ended := await _ended_since(cluster, run)) is not None:
                     return ended
@@ -114,12 +116,12 @@ async def _run(job: TrainingJob, profile: TrainingCluster, namespace: str | None
         return COMPLETE if code == COMPLETE else FAILED
 
 
-async def run_until(cluster: Cluster, run: Run, say: Say, heard: asyncio.Event, patience: Patience) -> None:
+async def run_until(cluster: Cluster, run: Run, say: Say, heard: asyncio.Event, limit: TimeLimit) -> None:
     """Start, follow until what was waited for is heard or node 0 has ended, then remove all but the claims.
 
     They are removed however this ends, also when the process is killed (`expiring`). Raises ConfigError, ApiError, Failed.
     """
-    await _refuse_too_few_nodes(cluster, run, say, patience)
+    await _refuse_too_few_nodes(cluster, run, say, limit)
     await _until_pods_are_gone(cluster, run)
     waited = ""
 
@@ -132,7 +134,7 @@ async def run_until(cluster: Cluster, run: Run, say: Say, heard: asyncio.Event, 
         await _start(cluster, run, hear, owner)
         parts: list[asyncio.Future[Any]] = [asyncio.ensure_future(_follow(cluster, run, hear)), asyncio.ensure_future(heard.wait())]
         try:
-            done, _ = await asyncio.wait(parts, timeout=patience.seconds, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(parts, timeout=limit.seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for part in parts:
                 part.cancel()
@@ -140,7 +142,7 @@ async def run_until(cluster: Cluster, run: Run, say: Say, heard: asyncio.Event, 
             await cluster.delete("ConfigMap", run.namespace, run.frozen.name)
             say(f"{OWN} {run.name} is removed; its claims stay")
     if not done:
-        raise Failed(f"{run.name} has no result after {patience.seconds:.0f} s (--timeout);{waited or ' it said nothing'}")
+        raise Failed(f"{run.name} has no result after {limit.seconds:.0f} s (--timeout);{waited or ' it said nothing'}")
     if parts[0] in done and parts[0].exception() is not None:
         await parts[0]
 
@@ -152,12 +154,12 @@ async def lacking_nodes(cluster: Cluster, run: Run) -> str:
     return never_enough(stateful_set["spec"]["template"], run.frozen.nodes, nodes.items) if nodes.seen else ""
 
 
-async def _refuse_too_few_nodes(cluster: Cluster, run: Run, say: Say, patience: Patience) -> None:
+async def _refuse_too_few_nodes(cluster: Cluster, run: Run, say: Say, limit: TimeLimit) -> None:
     """Say at once what the run would wait for. Raises Failed when the cluster doesn't have the nodes, and nobody asked to wait for them."""
     lacking = await lacking_nodes(cluster, run)
     if not lacking:
         return
-    if not patience.asked_for:
+    if not limit.is_stated:
         raise Failed(f"{lacking}; --timeout SECONDS waits for nodes all the same, such as an autoscaler's")
     say(f"{OWN} {lacking}")
 

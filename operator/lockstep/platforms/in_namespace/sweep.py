@@ -16,7 +16,7 @@ from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.plan.cluster.calibration import Point, is_done, point_in
 from lockstep.platforms.clusters.deployed import with_image
 from lockstep.platforms.in_namespace.objects import Run, prepare
-from lockstep.platforms.in_namespace.run import OWN, Patience, run_until
+from lockstep.platforms.in_namespace.run import OWN, TimeLimit, run_until
 
 LAST_LINES = 6
 POINTS_MAX = 1000
@@ -33,13 +33,13 @@ class Sweep:
 
 
 def sweep_on_cluster(
-    job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, hear: Hear, patience: Patience
+    job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, hear: Hear, limit: TimeLimit
 ) -> Sweep:
     """Measure.
 
     `hear` gets every point, and lines that say what is waited for. Raises ConfigError when it can't start, Failed when it ended without a result.
     """
-    return asyncio.run(_sweep(job, profile, namespace, context, hear, patience))
+    return asyncio.run(_sweep(job, profile, namespace, context, hear, limit))
 
 
 def without_claims(run: Run) -> Run:
@@ -50,7 +50,7 @@ def without_claims(run: Run) -> Run:
     return replace(run, frozen=replace(run.frozen, template=json.dumps(template, sort_keys=True)))
 
 
-async def _sweep(job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, hear: Hear, patience: Patience) -> Sweep:
+async def _sweep(job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, hear: Hear, limit: TimeLimit) -> Sweep:
     points: list[Point] = []
     last: deque[str] = deque(maxlen=LAST_LINES)
     done = asyncio.Event()
@@ -70,7 +70,7 @@ async def _sweep(job: TrainingJob, profile: TrainingCluster, namespace: str, con
     async with await Cluster.connect(context) as cluster:
         run = without_claims(prepare(job, await with_image(cluster, job, profile, namespace), namespace))
         try:
-            await run_until(cluster, run, listen, done, patience)
+            await run_until(cluster, run, listen, done, limit)
         except ApiError as error:
             raise ConfigError(f"the API server refused an object of the sweep: {error.message}") from None
     if not done.is_set():

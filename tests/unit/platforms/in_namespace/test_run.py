@@ -17,7 +17,7 @@ from lockstep.plan.render.objects import freeze
 from lockstep.plan.render.resolve import resolve
 from lockstep.platforms.in_namespace import run as module
 from lockstep.platforms.in_namespace.objects import Run, objects
-from lockstep.platforms.in_namespace.run import Patience, _follow, _Log, _remove_finished, _running, _verdict, run_until
+from lockstep.platforms.in_namespace.run import TimeLimit, _follow, _Log, _remove_finished, _running, _verdict, run_until
 from support.fake_cluster import FakeCluster
 
 Object = dict[str, Any]
@@ -78,7 +78,7 @@ class NotThereYet:
             yield line
 
 
-def test_a_log_that_breaks_off_before_its_first_line_is_asked_for_again() -> None:
+def test_a_log_that_breaks_off_before_its_first_line_is_is_stated_again() -> None:
     said: list[str] = []
 
     async def follow() -> None:
@@ -265,9 +265,9 @@ def on_nodes(nodes: int) -> Run:
     return Run(resolved, freeze(resolved, CONTEXT), "00" * 32, b"")
 
 
-async def left_after(cluster: FakeCluster, run: Run, said: list[str], patience: Patience) -> None:
+async def left_after(cluster: FakeCluster, run: Run, said: list[str], limit: TimeLimit) -> None:
     try:
-        await run_until(cluster.as_cluster, run, said.append, asyncio.Event(), patience)
+        await run_until(cluster.as_cluster, run, said.append, asyncio.Event(), limit)
     finally:
         left = [key for key in cluster.objects if key[0] in ("Job", "ConfigMap")]
         assert [name for kind, name in left if kind == "Job" or name == run.frozen.name] == []
@@ -278,10 +278,10 @@ def test_nodes_that_the_cluster_does_not_have_are_not_waited_for_unless_somebody
     with pytest.raises(
         Failed, match="5 nodes are asked for, and even when idle only 2 of the cluster's 2 could take a pod; --timeout SECONDS waits"
     ):
-        asyncio.run(left_after(cluster, on_nodes(5), said, Patience()))
+        asyncio.run(left_after(cluster, on_nodes(5), said, TimeLimit()))
     assert said == [] and cluster.names("StatefulSet") == []
     with pytest.raises(Failed, match="has no result after 0 s"):
-        asyncio.run(left_after(cluster, on_nodes(5), said, Patience(0.2, asked_for=True)))
+        asyncio.run(left_after(cluster, on_nodes(5), said, TimeLimit(0.2, is_stated=True)))
     assert said[0].startswith("lockstep: 5 nodes are asked for") and "Ctrl-C removes it" in said[1]
 
 
@@ -307,7 +307,7 @@ def test_a_job_that_waits_for_nodes_which_are_not_there_says_so_before_it_starts
     monkeypatch.setattr(module, "prepare", lambda *_: on_nodes(5))
     monkeypatch.setattr(module, "_follow", follow)
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(module._run(job(), profile(), "default", None, module.How.NEW))
+        asyncio.run(module._run(job(), profile(), "default", None, module.StartMode.NEW))
     first, second, *last = capsys.readouterr().out.splitlines()
     assert first.startswith("lockstep: 5 nodes are asked for") and first.endswith("; the job waits until it has them")
     assert second.endswith("Ctrl-C leaves it running")
@@ -318,7 +318,7 @@ def test_a_job_that_waits_for_nodes_which_are_not_there_says_so_before_it_starts
 def test_a_run_that_never_has_a_result_is_given_up_in_time() -> None:
     said: list[str] = []
     with pytest.raises(Failed, match="x has no result after 0 s \\(--timeout\\)"):
-        asyncio.run(left_after(two_nodes(), on_nodes(2), said, Patience(0.2)))
+        asyncio.run(left_after(two_nodes(), on_nodes(2), said, TimeLimit(0.2)))
     assert said[-1] == "lockstep: x is removed; its claims stay"
 
 
@@ -328,4 +328,4 @@ def test_a_run_that_is_interrupted_while_its_objects_are_made_leaves_none() -> N
             raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(left_after(two_nodes(on_create=interrupt), on_nodes(2), [], Patience()))
+        asyncio.run(left_after(two_nodes(on_create=interrupt), on_nodes(2), [], TimeLimit()))
