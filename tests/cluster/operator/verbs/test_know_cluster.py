@@ -79,6 +79,33 @@ def test_a_file_that_does_not_fit_the_cluster_fails_with_its_lines(
     assert f"failed   {path}:8: storage.class_rwx: there is no storage class gone" in told
 
 
+def test_what_a_limit_range_makes_of_a_pod_is_told_in_the_api_servers_words(
+    other: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "limited.yaml"
+    path.write_text(
+        f"cluster: {{name: limited, namespace: {other.namespace}, platform: kubernetes}}\nresources:\n  requests: {{cpu: 2, memory: 1Gi}}\n"
+    )
+    rule = {"type": "Container", "default": {"cpu": "1", "memory": "2Gi"}}
+    other.create({"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "small"}, "spec": {"limits": [rule]}})
+
+    def linted() -> tuple[int, str]:
+        code = lockstep(monkeypatch, "lint", str(path))
+        return code, capsys.readouterr().out
+
+    def refused() -> bool:
+        code, text = linted()
+        return (
+            code == 1 and "the API server refuses a pod of this size: " in text and "must be less than or equal to cpu limit of 1" in text
+        )
+
+    until("the refusal of a request above the default limit", refused, 30)
+    path.write_text(path.read_text().replace("cpu: 2", "cpu: 1"))
+    _, text = linted()
+    assert "resources.limits.memory: it states no limit, and a LimitRange of the namespace then limits every pod to 2Gi memory" in text
+    assert "refuses a pod of this size" not in text
+
+
 def test_a_sweep_is_measured_with_rights_in_one_namespace_and_leaves_nothing_behind(
     jobs: Jobs, person: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

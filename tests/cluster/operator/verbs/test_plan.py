@@ -61,3 +61,12 @@ def test_a_plan_says_what_the_cluster_would_and_makes_nothing(other: Jobs, kubec
 
     made = kubectl("get", "trainingjobs,statefulsets,pods,services,pvc,secrets,networkpolicies", "-n", other.namespace, "-o", "name")
     assert made.stdout == "", made.stdout
+
+
+def test_what_a_quota_wants_stated_is_refused_in_the_api_servers_words(other: Jobs, tmp_path: Path) -> None:
+    other.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": SERVICE_ACCOUNT}})
+    other.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "stated"}, "spec": {"hard": {"limits.cpu": "64"}}})
+    until("the quota to be counted", lambda: "used" in ((other.get("ResourceQuota", "stated") or {}).get("status") or {}))
+    found = plan(other, tmp_path, 1)
+    assert "failed quota: stated: must specify limits.cpu for: trainer" in said(found, "admission", "refused")
+    assert said(found, "quota", "refused") == ""
