@@ -125,6 +125,21 @@ def test_a_refusal_by_the_server_is_no_lack_of_rights(stub: ApiStub, tmp_path: P
     assert (done.exit_code, done.output.splitlines()[-1]) == (1, f"refused: the API server refuses the Pod: {said}")
 
 
+def test_a_webhook_that_takes_no_dry_runs_refuses_nothing(stub: ApiStub, tmp_path: Path) -> None:
+    said = 'admission webhook "inject.example.com" does not support dry run'
+    answer = stub.answer
+
+    def refuse(method: str, path: str, body: Object | bytes | None) -> tuple[int, Object | str]:
+        return (
+            (400, {"reason": "BadRequest", "message": said}) if (method, path) == ("POST", f"{TEAM}/pods") else answer(method, path, body)
+        )
+
+    stub.answer = refuse  # type: ignore[method-assign]
+    done = plan(job_file(tmp_path))
+    assert (done.exit_code, done.output.splitlines()[-1]) == (0, "fits as far as can be seen; not known: admission")
+    assert f"whether a Pod would be admitted: the API server can't try one out: {said}" in done.output
+
+
 def test_a_cluster_without_the_crds_is_told_with_what_does_without(stub: ApiStub, tmp_path: Path) -> None:
     answer = stub.answer
 
