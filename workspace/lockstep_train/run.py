@@ -67,7 +67,7 @@ class Run:
     adapter: dict[str, Any]
     describe: Description
     usage: ExpertUsage | None
-    """Counts the tokens that each expert gets; None for a model without experts."""
+    """Counter of the tokens that each expert gets; None for a model without experts."""
     watch: Watch
     shared: bool
     """True if all nodes see the same run folder."""

@@ -41,7 +41,7 @@ class Stopped(TrainerError):
 
 
 class Hang(TrainerError):
-    """Names the activity and, where it is known, the rank that the others wait for."""
+    """Error of a hang: it names the activity and, where it is known, the rank that the others wait for."""
 
     exit_code = HANG
 
@@ -53,7 +53,7 @@ class OutOfMemoryError(TrainerError):
 
 
 class NonFinite(TrainerError):
-    """Names the rank and the step; nothing of that step was applied or saved."""
+    """Error of a value that is not finite: it names the rank and the step; nothing of that step was applied or saved."""
 
     exit_code = NON_FINITE
 

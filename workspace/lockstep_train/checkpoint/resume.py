@@ -48,7 +48,7 @@ class VerifiedCommit:
 
     @property
     def everywhere(self) -> bool:
-        """Every node sees every shard."""
+        """True if every node sees every shard."""
         return all(len(holders) == len(set(self.nodes)) for holders in self.holders)
 
 

@@ -66,7 +66,7 @@ def seed_micro_batch(seed: int, step: int, micro: int, rank: int) -> None:
 
 
 class Stepper:
-    """Takes steps with one engine."""
+    """Stepper with one engine."""
 
     def __init__(
         self,

@@ -52,9 +52,9 @@ RESERVE_BYTES = 64 << 20
 """Bytes left free on the volume."""
 TICK_SECONDS = 1.0
 FIRST_SECONDS = 5.0
-"""Until the first line of progress."""
+"""Seconds until the first line of progress."""
 EVERY_SECONDS = 30.0
-"""Between lines of progress, which come only while bytes come: a line is taken for a sign of life."""
+"""Seconds between lines of progress, which come only while bytes come: a line is taken for a sign of life."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _MOVED = frozenset({errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.ESTALE})
 """Errors of a process whose folder another has finished, renamed or removed."""

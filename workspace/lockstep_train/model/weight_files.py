@@ -98,7 +98,7 @@ def read_headers(paths: list[Path]) -> dict[str, StoredTensor]:
 
 
 class WeightReader:
-    """Reads ranges of stored tensors; may be used by several threads."""
+    """Reader of ranges of stored tensors; may be used by several threads."""
 
     def __init__(self, tensors: dict[str, StoredTensor]) -> None:
         self.tensors = tensors

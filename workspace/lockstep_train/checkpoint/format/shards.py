@@ -44,7 +44,7 @@ class Span:
 
 
 class ShardReader:
-    """Reads ranges of parameters from the shards in one folder; of a file only what is asked for."""
+    """Reader of ranges of parameters from the shards in one folder; of a file only what is asked for."""
 
     def __init__(self, folder: Path, manifest: Manifest, paths: Sequence[Path] | None = None) -> None:
         """`paths`: where each shard is, if they are not all in `folder`."""

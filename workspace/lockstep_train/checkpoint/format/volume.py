@@ -30,7 +30,7 @@ class VolumeView:
     damaged: list[int]
     """Attempts whose record can't be read: their commits don't count, and their number is taken."""
     unreadable: Mapping[int, str] = field(default_factory=dict)
-    """Those among them whose record may be read at another attempt, and why it can't be now."""
+    """Attempts among them whose record may be read at another attempt, and why it can't be now."""
 
     @property
     def unrecorded(self) -> list[CommitName]:

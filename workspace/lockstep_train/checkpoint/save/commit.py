@@ -45,7 +45,7 @@ class Decision:
     manifest: str | None = None
     problem: str | None = None
     answered: bool = True
-    """Every rank has said how its writing ended. A rank writes one save at a time, so none is at work in this folder or an earlier one."""
+    """True if every rank has said how its writing ended. A rank writes one save at a time, so none is at work in this folder or an earlier one."""
 
 
 def acknowledge(ranks: Ranks, tag: str, shard: ShardRecord | None, problem: str | None) -> None:
@@ -115,7 +115,7 @@ def written_nowhere(ranks: Ranks, tag: str) -> bool:
 
 
 def forget(ranks: Ranks, tag: str) -> None:
-    """Free the store, on rank 0 and after the outcome, of the store of the records that nobody reads any more."""
+    """Free the store, on rank 0 and after the outcome, of the records that nobody reads any more."""
     for key in [f"{tag}/decision", *[f"{tag}/shard/{rank}" for rank in range(ranks.world_size)]]:
         ranks.store.delete_key(key)
 

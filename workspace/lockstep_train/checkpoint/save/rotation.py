@@ -43,7 +43,7 @@ def doomed_commits(
 
 
 class Rotation:
-    """Rotates one checkpoints folder. Several nodes may do so at once on a shared volume: what is gone already is no error."""
+    """Rotation of one checkpoints folder. Several nodes may rotate at once on a shared volume: what is gone already is no error."""
 
     def __init__(self, checkpoints: Path, keep: int, watch: ReaderWatch | None = None) -> None:
         self._checkpoints = checkpoints

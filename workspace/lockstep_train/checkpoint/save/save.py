@@ -51,7 +51,7 @@ class Job:
     step: int
     snapshot: Snapshot
     wait: bool
-    """Every rank waits for the commit, not only rank 0."""
+    """True if every rank waits for the commit, not only rank 0."""
     started: float
 
 

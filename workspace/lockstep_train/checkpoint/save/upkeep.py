@@ -29,7 +29,7 @@ EXPORT_SECONDS = 300.0
 
 Tell = Callable[[str], None]
 WriteAdapter = Callable[[Path, Manifest, Sequence[Path]], None]
-"""Writes the adapter of a commit into its folder, from shards at these paths: export.export_shards."""
+"""Writer of the adapter of a commit into its folder, from shards at these paths: export.export_shards."""
 
 
 class Upkeep:

@@ -84,7 +84,7 @@ def reader_of(plain_text: bool, separator: str | None) -> Reader:
 
 
 class _Through(Broken):
-    """Counts lines or rows through the files of a part, and passes on what is broken in those that are asked for."""
+    """Counter of lines or rows through the files of a part, which passes on what is broken in those that are read."""
 
     def __init__(self, whole: Broken, part: RowRange, offset: int) -> None:
         super().__init__(whole.name)

@@ -59,7 +59,7 @@ class Batch:
     real: torch.Tensor
     """False on padding."""
     documents: DocumentBounds | None = None
-    """Set for packed rows."""
+    """Bounds of documents, set for packed rows."""
 
     @property
     def inputs(self) -> dict[str, Any]:

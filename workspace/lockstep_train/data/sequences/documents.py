@@ -16,7 +16,7 @@ from lockstep_train.data.sequences.packing import offsets
 
 @dataclass(frozen=True)
 class Documents:
-    """Some documents of one source or, put together, of several."""
+    """Documents of one source or, put together, of several."""
 
     spans: Array
     """[spans, 3]: source, first token, number of tokens."""

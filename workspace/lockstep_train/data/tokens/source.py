@@ -32,10 +32,10 @@ VERSION = 5
 BATCH = 2000
 """Samples that are tokenized at once, unless they have more characters:"""
 BATCH_CHARACTERS = 4_000_000
-"""150 bytes of memory a token; one sample may have more."""
+"""Most characters of a batch: 150 bytes of memory a token. One sample may have more."""
 TOLD_EVERY_SECONDS = 30.0
 NAME = "\0"
-"""Stands for the source's name in the notes that are kept with its tokens: other files of the same content have the same tokens."""
+"""Stand-in for the source's name in the notes that are kept with its tokens: other files of the same content have the same tokens."""
 REMARKS = 8
 """Kinds of remark that are told, at most."""
 TYPES = {"ids": "<i4", "learned": "|u1", "offsets": "<i8", "keys": "<u8", "lines": "<i8", "counts": "<i4", "first": "<i4"}

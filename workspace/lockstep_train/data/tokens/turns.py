@@ -263,7 +263,7 @@ def _thought_of(message: Message) -> tuple[str, list[Any], Message, str | None]:
 
 
 STAND_IN = "qx-a-part-of-this-message-xq"
-"""Stands in place of a part of a message, to see whether a template renders that."""
+"""Text in place of a part of a message, to see whether a template renders that."""
 
 
 def _renders(chat: Chat, turn: Turn, text: str, others: Any, changed: Message) -> bool:
