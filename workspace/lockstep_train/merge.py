@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +22,7 @@ import torch
 from lockstep_spec.choices import Precision
 from lockstep_train.base.durable import make_directory, write_durably
 from lockstep_train.base.errors import ConfigError, TrainerError, print_problem
+from lockstep_train.base.limits import Say
 from lockstep_train.checkpoint.commits import newest_whole
 from lockstep_train.checkpoint.format.kinds import MASTER
 from lockstep_train.checkpoint.format.manifest import Manifest
@@ -124,9 +125,7 @@ def untie(model: Skeleton, updates: Mapping[str, Update], adapter: Mapping[str, 
     return Untied({name: model.layouts[source] for name, source in apart.items() if name not in model.layouts}, bool(apart))
 
 
-def merge(
-    paths: Sequence[Path], output: Path, base: Path | None = None, say: Callable[[str], None] = lambda line: None
-) -> tuple[Manifest, int]:
+def merge(paths: Sequence[Path], output: Path, base: Path | None = None, say: Say = lambda line: None) -> tuple[Manifest, int]:
     """Merge the newest whole commit in `paths`; its manifest, and how many stored tensors changed. `say` hears what it is at.
 
     Raises ConfigError when there is none, when `base` (default: where the run had it) is another model or can't be merged into,
@@ -153,7 +152,7 @@ def _refuse_another_base(folder: Path, manifest: Manifest) -> None:
         raise ConfigError(f"{folder} is not the base model that {trained} was trained on: its {CONFIG} or weights differ; {remedy}")
 
 
-def _write_model(folder: Path, output: Path, manifest: Manifest, shards: ShardReader, say: Callable[[str], None]) -> int:
+def _write_model(folder: Path, output: Path, manifest: Manifest, shards: ShardReader, say: Say) -> int:
     tensors = read_headers(weight_paths(folder))
     if not tensors:
         raise ConfigError(f"{folder} has no safetensors weights; convert the base model to safetensors first")
@@ -193,7 +192,7 @@ def _write_files(
     tensors: Mapping[str, StoredTensor],
     merger: Merger,
     added: Mapping[str, TensorLayout],
-    say: Callable[[str], None],
+    say: Say,
 ) -> None:
     """Write every weight file under its name; tensors that the base didn't need come last in the last one."""
     files = weight_paths(folder)

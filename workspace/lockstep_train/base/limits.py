@@ -1,9 +1,9 @@
-"""Time limits of the parts of a run (pure), and the protocol of who watches them. Generous: a limit that fires in a healthy run costs the run."""
+"""Time limits of the parts of a run (pure), and those who hear of them. Generous: a limit that fires in a healthy run costs the run."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 STEP_FLOOR_SECONDS = 120.0
@@ -23,6 +23,10 @@ def step_seconds(configured: int | None, durations: Sequence[float]) -> float:
     if configured is not None:
         return float(configured)
     return max(STEP_FLOOR_SECONDS, MEDIANS * statistics.median(durations)) if durations else FIRST_STEP_SECONDS
+
+
+Say = Callable[[str], None]
+"""Function that prints a line for people."""
 
 
 class Watch(Protocol):

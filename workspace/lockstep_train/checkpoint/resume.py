@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lockstep_train.base.durable import write_durably
 from lockstep_train.base.errors import ConfigError, refusal
+from lockstep_train.base.limits import Say
 from lockstep_train.base.ranks import Ranks, refused_together
 from lockstep_train.checkpoint.format.chain import Claim, Record, candidates, follows_chain, next_attempt
 from lockstep_train.checkpoint.format.identity import Identity
@@ -31,8 +32,6 @@ from lockstep_train.checkpoint.format.volume import (
     write_record,
 )
 from lockstep_train.checkpoint.zero import zero_access, zero_restore
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -267,7 +266,7 @@ def _heal(checkpoints: Path, source: VerifiedCommit | None) -> None:
             write_durably(source.folder / MANIFEST, encode(source.manifest))
 
 
-def restore_commit(engine: Any, source: VerifiedCommit, ranks: Ranks, say: Callable[[str], None]) -> None:
+def restore_commit(engine: Any, source: VerifiedCommit, ranks: Ranks, say: Say) -> None:
     """Load a verified commit. A collective where a node's volume lacks a shard. The commit is held meanwhile: it may be one of a running job."""
     manifest = source.manifest
     reader = ShardReader(source.folder, manifest)

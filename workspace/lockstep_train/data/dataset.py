@@ -15,7 +15,7 @@ from lockstep_spec.modelnames import is_address
 from lockstep_spec.training import DataConfig, EvaluationConfig, SourceConfig, TrainingConfig
 from lockstep_train.base.cache import cache_folder, file_hash, stamp
 from lockstep_train.base.errors import ConfigError, Problem, TrainerError, gravest, problem_of, refusal
-from lockstep_train.base.limits import UNWATCHED, Watch
+from lockstep_train.base.limits import UNWATCHED, Say, Watch
 from lockstep_train.base.ranks import Ranks, refused_together
 from lockstep_train.base.runfile import RunConfig
 from lockstep_train.base.volumes import BuildProgress, once_per_volume
@@ -29,7 +29,7 @@ from lockstep_train.data.read.text_files import Broken
 from lockstep_train.data.sequences.divide import DivisionRule, divide
 from lockstep_train.data.sequences.sequences import CONTENT as PLAN_CONTENT
 from lockstep_train.data.sequences.sequences import Sequences, write_sequences
-from lockstep_train.data.tokens.source import CONTENT, DataSource, Say, token_key, tokens_of, with_source_name
+from lockstep_train.data.tokens.source import CONTENT, DataSource, token_key, tokens_of, with_source_name
 from lockstep_train.data.tokens.tokenizer import Tokenizer
 from lockstep_train.data.tokens.turns import TemplateChoice
 

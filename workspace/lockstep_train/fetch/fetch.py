@@ -22,6 +22,7 @@ from lockstep_spec.modelnames import FETCHED
 from lockstep_spec.words import decimal_size, duration
 from lockstep_train.base.durable import make_directory
 from lockstep_train.base.errors import ConfigError, TrainerError, refusal
+from lockstep_train.base.limits import Say
 from lockstep_train.fetch.folders import (
     PART,
     Target,
@@ -37,7 +38,6 @@ from lockstep_train.fetch.folders import (
 from lockstep_train.fetch.hub import is_offline
 from lockstep_train.fetch.remote import Cancelled, Choose, MayPass, Remote, RemoteFile, everything
 
-Say = Callable[[str], None]
 T = TypeVar("T")
 TRANSFERS = 8
 """Transfers at once. One connection seldom fills a link."""
@@ -365,9 +365,7 @@ class Counted:
 class FetchProgress:
     """Counter of bytes and files, for any thread."""
 
-    def __init__(
-        self, name: str, size_bytes: int, files: int, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, name: str, size_bytes: int, files: int, say: Say, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = name
         self._size = size_bytes
         self._files = files

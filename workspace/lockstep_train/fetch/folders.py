@@ -17,7 +17,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from lockstep_spec.durable import sync_directory
 from lockstep_spec.modelnames import FETCHED, fetched_folder, folder_name
 from lockstep_train.base.durable import make_directory, write_durably
 from lockstep_train.base.errors import ConfigError, TrainerError
+from lockstep_train.base.limits import Say
 
 PART = ".part"
 _OWNED = re.compile(r"(\.[0-9a-f]{16})?\.part$")
@@ -157,7 +158,7 @@ def _adopt_abandoned(target: Target, suffix: str) -> None:
 
 
 @contextlib.contextmanager
-def one_at_a_time(target: Target, say: Callable[[str], None]) -> Iterator[str]:
+def one_at_a_time(target: Target, say: Say) -> Iterator[str]:
     """Wait while another process fetches the same. The suffix of this process' unfinished files: on a volume without locks one of its own, so that no two
     processes ever write one file."""
     make_directory(target.lock.parent)

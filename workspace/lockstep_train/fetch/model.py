@@ -7,8 +7,9 @@ from pathlib import Path
 
 from lockstep_spec.modelnames import COMMIT, is_address
 from lockstep_train.base.errors import TrainerError
+from lockstep_train.base.limits import Say
 from lockstep_train.fetch.choose import model_files
-from lockstep_train.fetch.fetch import Say, fetch
+from lockstep_train.fetch.fetch import fetch
 from lockstep_train.fetch.folders import remembered_revision, target_in, whole_record
 from lockstep_train.fetch.hub import HubRepository
 from lockstep_train.fetch.objects import ObjectFolder

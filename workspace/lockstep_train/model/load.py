@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from lockstep_spec.training import ModelConfig
 from lockstep_spec.words import listed
 from lockstep_train.base.errors import ConfigError, TrainerError, may_pass, reason_of, refusal
 from lockstep_train.base.imports import replaced
+from lockstep_train.base.limits import Say
 from lockstep_train.model.dtypes import DTYPES
 from lockstep_train.model.moe import check_experts
 from lockstep_train.model.quantize import keep_trainable, loading_options
@@ -75,7 +76,7 @@ def load_base(
     precision: Precision,
     deepspeed_config: dict[str, Any],
     device: torch.device | None = None,
-    say: Callable[[str], None] = print,
+    say: Say = print,
     quantization: Quantization = Quantization.NONE,
 ) -> torch.nn.Module:
     """Load a causal LM with frozen weights: under Stage3 each rank reads its own slices, else all of it goes straight to `device`.
@@ -95,7 +96,7 @@ def load_base(
     return model
 
 
-def load_sharded(folder: Path, precision: Precision, deepspeed_config: dict[str, Any], say: Callable[[str], None]) -> torch.nn.Module:
+def load_sharded(folder: Path, precision: Precision, deepspeed_config: dict[str, Any], say: Say) -> torch.nn.Module:
     """Load every weight sharded from the start; see slices.py. A model that can't be read so is loaded by transformers, and `say` tells."""
     from transformers.integrations import HfDeepSpeedConfig
 

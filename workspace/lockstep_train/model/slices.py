@@ -8,7 +8,7 @@ two steps of it are replaced while it does: sharding an empty parameter broadcas
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ import torch
 
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.imports import replaced
+from lockstep_train.base.limits import Say
 from lockstep_train.model.layouts import TensorLayout, Unfitting, model_layouts
 from lockstep_train.model.weight_files import WeightReader, read_headers
 
@@ -134,6 +135,6 @@ def _fill(reader: WeightReader, out: torch.Tensor, layout: TensorLayout, start: 
     return read
 
 
-def say_fallback(load: SliceLoad, folder: Path, say: Callable[[str], None]) -> None:
+def say_fallback(load: SliceLoad, folder: Path, say: Say) -> None:
     if load.fallback is not None:
         say(f"{folder} is loaded by transformers: rank 0 reads it and broadcasts it, which is slow, because {load.fallback}")

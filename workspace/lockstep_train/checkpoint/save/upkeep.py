@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lockstep_spec.choices import Method
+from lockstep_train.base.limits import Say
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.base.runfile import RunConfig
 from lockstep_train.checkpoint.format.chain import candidates
@@ -27,7 +28,7 @@ from lockstep_train.report import print_error
 EXPORT_SECONDS = 300.0
 """Seconds that the end of a run waits for an export under way; less where the other ranks wait less."""
 
-Tell = Callable[[str], None]
+
 WriteAdapter = Callable[[Path, Manifest, Sequence[Path]], None]
 """Writer of the adapter of a commit into its folder, from shards at these paths: export.export_shards."""
 
@@ -36,7 +37,7 @@ class Upkeep:
     """Maintain one volume's commits: rotation, views, copies, exports. One rank a volume looks after it (`mine`); the others only send copies of shards."""
 
     def __init__(
-        self, checkpoints: Path, keep: int, replicas: Replicas, tell: Tell, *, mine: bool = True, exporter: Exporter | None = None
+        self, checkpoints: Path, keep: int, replicas: Replicas, tell: Say, *, mine: bool = True, exporter: Exporter | None = None
     ) -> None:
         self._checkpoints = checkpoints
         self.mine = mine
@@ -92,7 +93,7 @@ class Upkeep:
 class Exporter:
     """Adapter folders, one after the other; a commit that comes while two are waiting takes the place of the waiting one."""
 
-    def __init__(self, replicas: Replicas, write: WriteAdapter, tell: Tell, patience_seconds: float = EXPORT_SECONDS) -> None:
+    def __init__(self, replicas: Replicas, write: WriteAdapter, tell: Say, patience_seconds: float = EXPORT_SECONDS) -> None:
         self._replicas = replicas
         self._write = write
         self._tell = tell
@@ -141,7 +142,7 @@ class Exporter:
 
 
 def start_upkeep(
-    config: RunConfig, ranks: Ranks, attempt: int, master: tuple[str, int], model: Path, write: WriteAdapter, *, shared: bool, say: Tell
+    config: RunConfig, ranks: Ranks, attempt: int, master: tuple[str, int], model: Path, write: WriteAdapter, *, shared: bool, say: Say
 ) -> Upkeep:
     """Start the upkeep of this rank. A collective through the store. `master`: where rank 0 is reached; `model`: the base model's folder;
     `write`: makes an adapter of a commit's shards."""

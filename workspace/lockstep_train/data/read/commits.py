@@ -15,10 +15,11 @@ from typing import Any
 from lockstep_spec.modelnames import is_address
 from lockstep_spec.training import TrainingConfig
 from lockstep_train.base.durable import make_directory, write_durably
+from lockstep_train.base.limits import Say
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.base.runfile import RunConfig
 from lockstep_train.data.read.remote import data_remote, remote_name
-from lockstep_train.fetch.fetch import Say, pin_of
+from lockstep_train.fetch.fetch import pin_of
 from lockstep_train.fetch.folders import remember_revision, remembered_revision
 from lockstep_train.fetch.hub import DATASETS
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from lockstep_spec.choices import DataFormat
 from lockstep_spec.training import SourceConfig
 from lockstep_train.base.errors import ConfigError, first_line, refusal
+from lockstep_train.base.limits import Say
 from lockstep_train.data.read.records import AnySample, sample_of
 from lockstep_train.data.read.splits import CARD, DatasetLayout, layout_of, left_out, one_of, split_names
 from lockstep_train.data.read.streams import JSON, PARQUET, TABLES, suffix_of
@@ -156,7 +157,7 @@ def is_several(path: Path) -> bool:
     return path.is_dir() or bool(WILD & set(str(path)) and not path.exists())
 
 
-def local_files(source: SourceConfig, say: Callable[[str], None]) -> DataFiles:
+def local_files(source: SourceConfig, say: Say) -> DataFiles:
     """Files of `source.path`: a file, a pattern or a folder. Raises ConfigError, or TrainerError for a volume that may answer later."""
     path = Path(source.path or "")
     if not is_several(path):
@@ -218,7 +219,7 @@ def _comes_to(target: Path, root: Path) -> bool:
     return root.is_relative_to(target) or (target.is_relative_to(root) and not _is_hidden(target.relative_to(root) / "x"))
 
 
-def rows_of_files(paths: Sequence[Path], source: SourceConfig, say: Callable[[str], None]) -> DataFiles:
+def rows_of_files(paths: Sequence[Path], source: SourceConfig, say: Say) -> DataFiles:
     """All rows of files that aren't divided into splits, or the part of them that `train[…]` takes. Raises ConfigError."""
     files = whole_files(paths, source.format)
     split = source.split or ALL
@@ -243,7 +244,7 @@ def _is_text(path: Path, format: DataFormat) -> bool:
     return is_plain_text(path) if format is DataFormat.AUTO else format is DataFormat.TEXT
 
 
-def folder_files(folder: Path, source: SourceConfig, say: Callable[[str], None]) -> DataFiles:
+def folder_files(folder: Path, source: SourceConfig, say: Say) -> DataFiles:
     """Files of a split of a folder. Raises ConfigError and OSError."""
     files = [path for below in folders_of(folder) for path in below.iterdir() if _is_file(path) and not _is_hidden(Path(path.name))]
     names = sorted(str(path.relative_to(folder)) for path in files)
@@ -265,7 +266,7 @@ def _is_hidden(file: Path) -> bool:
     return any(part.startswith(".") for part in file.parts) or any(part.startswith("__") or part == "lost+found" for part in folders)
 
 
-def split_files(layout: DatasetLayout, root: Path, source: SourceConfig, say: Callable[[str], None]) -> DataFiles:
+def split_files(layout: DatasetLayout, root: Path, source: SourceConfig, say: Say) -> DataFiles:
     """Files of the source's split, which may be a part of one or several together. Raises ConfigError."""
     split = source.split or default_split(layout)
     paths = {name: tuple(root / file for file in layout.files(name)) for name in split_names(split)}

@@ -16,6 +16,7 @@ from lockstep_spec.modelnames import FETCHED, folder_name, is_address
 from lockstep_spec.training import SourceConfig
 from lockstep_train.base.durable import make_directory, write_durably
 from lockstep_train.base.errors import TrainerError
+from lockstep_train.base.limits import Say
 from lockstep_train.data.arrays import remove
 from lockstep_train.data.read.files import DataFiles, default_split, rows_of_files, split_files
 from lockstep_train.data.read.remote import data_remote, is_folder_like, remote_name
@@ -24,8 +25,6 @@ from lockstep_train.fetch.fetch import fetch, pin_of
 from lockstep_train.fetch.folders import remember_revision, remembered_revision, target_in
 from lockstep_train.fetch.hub import DATASETS
 from lockstep_train.fetch.remote import Remote, RemoteFile
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -8,20 +8,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from lockstep_spec.choices import Precision
 from lockstep_spec.training import TrainingConfig
+from lockstep_train.base.limits import Say
 
 AMPERE = (8, 0)
 """The oldest GPUs that flash attention's kernels run on, as a compute capability."""
 HALF = {Precision.BF16, Precision.FP16}
 
 
-def choose_attention(model: Any, training: TrainingConfig, device: torch.device, say: Callable[[str], None]) -> None:
+def choose_attention(model: Any, training: TrainingConfig, device: torch.device, say: Say) -> None:
     """Set the model's attention with packing, and say which; without packing, transformers' choice stays."""
     if not training.data.packing:
         return

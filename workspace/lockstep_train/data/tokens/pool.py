@@ -22,6 +22,7 @@ from queue import SimpleQueue
 from typing import IO, Any, cast
 
 from lockstep_spec.choices import TrainOn
+from lockstep_train.base.limits import Say
 from lockstep_train.data.read.records import AnySample, Conversation, Sample
 from lockstep_train.data.read.text_files import Broken
 from lockstep_train.data.tokens.encode import Encoded, encode_samples
@@ -160,7 +161,7 @@ class Pool:
 class Encoder:
     """Encoder of batches: by this process, and by a pool once it has taken long."""
 
-    def __init__(self, here: Callable[[Batch], Answer], start: Callable[[], Pool | None], say: Callable[[str], None]) -> None:
+    def __init__(self, here: Callable[[Batch], Answer], start: Callable[[], Pool | None], say: Say) -> None:
         self._here = here
         self._start = start
         self._say = say
@@ -206,7 +207,7 @@ class Encoder:
             self._pool = None
 
 
-def start_pool(tokenizer: Tokenizer, train_on: TrainOn, name: str, say: Callable[[str], None]) -> Pool | None:
+def start_pool(tokenizer: Tokenizer, train_on: TrainOn, name: str, say: Say) -> Pool | None:
     """Start a pool; None where there is no core for it besides the one of this process, or the tokenizer is nowhere to be loaded from."""
     count = min(PROCESSES, usable_cores() - 1)
     if count < 2 or tokenizer.folder is None:

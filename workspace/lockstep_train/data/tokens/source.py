@@ -20,6 +20,7 @@ import numpy
 
 from lockstep_spec.choices import OnBroken, TrainOn
 from lockstep_train.base.errors import ConfigError
+from lockstep_train.base.limits import Say
 from lockstep_train.data.arrays import Array, Arrays, ArrayWriter, open_arrays, whole_arrays
 from lockstep_train.data.read.records import AnySample
 from lockstep_train.data.read.text_files import Broken
@@ -40,8 +41,6 @@ REMARKS = 8
 """Kinds of remark that are told, at most."""
 TYPES = {"ids": "<i4", "learned": "|u1", "offsets": "<i8", "keys": "<u8", "lines": "<i8", "counts": "<i4", "first": "<i4"}
 CONTENT = ("ids", "learned", "offsets")
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
