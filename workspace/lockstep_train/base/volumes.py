@@ -74,15 +74,21 @@ def volume_groups(ranks: Ranks, folder: Path, topic: str, patience_seconds: floa
 
 
 def _lowest_seen(folder: Path, names: Sequence[str], patience_seconds: float, own: int) -> int:
-    """Find marks by listing, since looking for one name may be answered from a cache."""
+    """Lowest node whose mark is seen; `own` where none is, for up to `patience_seconds`."""
     end = time.monotonic() + patience_seconds
     while True:
-        present: set[str] = set()
-        with contextlib.suppress(OSError):
-            present = {entry.name for entry in folder.iterdir()}.intersection(names)
+        present = _present(folder, names)
         if len(present) == len(names) or time.monotonic() >= end:
             return min((int(name.removeprefix(MARK).split("-")[0]) for name in present), default=own)
         time.sleep(POLL_SECONDS)
+
+
+def _present(folder: Path, names: Sequence[str]) -> list[str]:
+    """Names that are there, by a listing or by a look: a network file system may answer either from a cache."""
+    listing: set[str] = set()
+    with contextlib.suppress(OSError):
+        listing = {entry.name for entry in folder.iterdir()}
+    return [name for name in names if name in listing or (folder / name).exists()]
 
 
 class BuildProgress:
