@@ -123,7 +123,7 @@ def test_what_a_cpu_unpacks_of_nf4_is_what_was_packed(ranks: ForkServer) -> None
     ("how", "said"),
     [
         ("limit", "node 1 has 1.0 MB of host memory, of which its rank holds "),
-        ("pages", "MB of host memory for the copy that saves are written from: CUDA can't pin it (error 2); raise "),
+        ("pages", "kB of host memory for the copy that saves are written from: CUDA can't pin it (error 2); raise "),
     ],
 )
 def test_a_node_without_room_for_saves_is_told_before_the_first_step(
