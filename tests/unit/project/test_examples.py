@@ -295,6 +295,6 @@ def test_the_sample_of_a_config_yaml_fits_two_nodes_and_says_how(tmp_path: Path)
     )
     for text in shown.values():
         assert "ok       memory     a GPU needs about " in text
-        assert "time       at most 1d10h: 1470 steps of 85 s" in text
+        assert "time       at most 1d10h: 1470 steps of 85s" in text
         needed, of = re.search(r"a GPU needs about ([\d.]+) GB of ([\d.]+) GB", text).groups()  # type: ignore[union-attr]
         assert float(needed) < 0.85 * float(of)
