@@ -35,9 +35,9 @@ LINES_KEPT = 60
 
 
 def build(
-    image: Annotated[Image, typer.Argument(help="Which of the images in images/.")],
-    base: Annotated[str, typer.Option(help="The image to build on. Default: what the Containerfile names.")] = "",
-    tag: Annotated[str, typer.Option("--tag", "-t", help="What to call it. Default: lockstep-IMAGE:VERSION.")] = "",
+    image: Annotated[Image, typer.Argument(help="Image to build, of those in images/.")],
+    base: Annotated[str, typer.Option(help="Base image. Default: the one that the Containerfile names.")] = "",
+    tag: Annotated[str, typer.Option("--tag", "-t", help="Name and tag of the image. Default: lockstep-IMAGE:VERSION.")] = "",
     push: Annotated[bool, typer.Option("--push", help="Push it to the registry that --tag names.")] = False,
     archive: Annotated[
         Path | None, typer.Option(help="Also write it to this file, for `podman load` or `ctr images import` where there is no registry.")
@@ -45,12 +45,12 @@ def build(
     arg: Annotated[
         list[str] | None, typer.Option("--arg", help="A build argument of the Containerfile, KEY=VALUE. May be repeated.")
     ] = None,
-    tool: Annotated[Tool | None, typer.Option(help="What builds it. Default: the first of them that is installed.")] = None,
+    tool: Annotated[Tool | None, typer.Option(help="Tool to build with. Default: the first of them that is installed.")] = None,
     openshift: Annotated[
-        bool, typer.Option("--openshift", help="Let OpenShift build it from this checkout into an ImageStream: needs no registry account.")
+        bool, typer.Option("--openshift", help="Build on OpenShift from this checkout, into an ImageStream. Needs no registry account.")
     ] = False,
     namespace: Annotated[
-        str, typer.Option("--namespace", "-n", help="Where OpenShift builds it, and pods may use it.")
+        str, typer.Option("--namespace", "-n", help="Namespace in which OpenShift builds it, and pods may use it.")
     ] = "lockstep-system",
     cluster: Annotated[
         str | None,
@@ -63,7 +63,7 @@ def build(
 ) -> None:
     """Build the operator's or the trainer's image from this checkout.
 
-    pip's settings and certificates of this machine are used while building, and are in no layer of the image.
+    The build uses this machine's pip settings and certificates. No layer of the image has them.
 
     Example: lockstep build operator --tag registry.example.com/team/lockstep-operator:0.1.0 --push
     """

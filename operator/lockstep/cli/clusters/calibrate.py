@@ -26,12 +26,13 @@ INTERRUPTED = 130
 def calibrate(
     cluster: OptionalClusterArgument = "local",
     nodes: Annotated[int | None, typer.Option("--nodes", min=2, max=1024, help="Default: gpus.default_nodes of the cluster file.")] = None,
-    mode: Annotated[Mode, typer.Option("--mode", help="What the ranks talk over.")] = Mode.AUTO,
+    mode: Annotated[Mode, typer.Option("--mode", help="Transport between the ranks.")] = Mode.AUTO,
     most: Annotated[
-        str | None, typer.Option("--max-size", help="The largest all-reduce. Default: 1Gi on GPUs, 16Mi on the CPU.", show_default=False)
+        str | None,
+        typer.Option("--max-size", help="Size of the largest all-reduce. Default: 1Gi on GPUs, 16Mi on the CPU.", show_default=False),
     ] = None,
     image: Annotated[
-        str | None, typer.Option("--image", help="With torch in it. Default: the cluster file's image.", show_default=False)
+        str | None, typer.Option("--image", help="Image with torch. Default: the cluster file's image.", show_default=False)
     ] = None,
     save: Annotated[bool, typer.Option("--save/--no-save", help="Write the figures into the cluster file.")] = False,
     timeout: Annotated[
@@ -39,7 +40,7 @@ def calibrate(
         typer.Option(
             "--timeout",
             min=1,
-            help="Seconds for all of it. Default: 900, and nodes that the cluster doesn't have aren't waited for at all.",
+            help="Seconds to wait in all. Default: 900, without waiting for nodes that the cluster doesn't have.",
         ),
     ] = None,
     output: FormOption = Form.TEXT,

@@ -25,14 +25,16 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
 
 def clean(
     cluster: ClusterArgument,
-    pvcs: Annotated[bool, typer.Option("--pvcs", help="Also the claims of /workspace and /datasets, with everything on them.")] = False,
+    pvcs: Annotated[
+        bool, typer.Option("--pvcs", help="Also delete the claims of /workspace and /datasets, with everything on them.")
+    ] = False,
     yes: YesOption = False,
     force: ForceOption = False,
     context: ContextOption = None,
 ) -> None:
     """Remove the dev environment, and the jobs' service account where no job is left. Claims stay, and so do the operator and other jobs.
 
-    With --pvcs the cluster's claims and those of the dev environment's pods go, too, after you have been asked: nobody else's.
+    With --pvcs it also deletes the cluster's claims and those of the dev environment's pods, after it has asked you, and nobody else's.
 
     Example: lockstep clean barcelona
     """
@@ -42,20 +44,18 @@ def clean(
 
 def uninstall(
     cluster: ClusterArgument,
-    jobs: Annotated[bool, typer.Option("--jobs", help="Also delete every TrainingJob of every namespace; they save first.")] = False,
+    jobs: Annotated[bool, typer.Option("--jobs", help="Also delete every TrainingJob in every namespace. They save first.")] = False,
     cluster_only: Annotated[
         bool,
-        typer.Option(
-            "--cluster-only", help="Only this TrainingCluster, and the rights that came with it and no other one needs: Lockstep stays."
-        ),
+        typer.Option("--cluster-only", help="Remove only this TrainingCluster, and rights that no other one needs. Lockstep stays."),
     ] = False,
     yes: YesOption = False,
     force: ForceOption = False,
     context: ContextOption = None,
 ) -> None:
-    """Remove the operator, the TrainingClusters and the CRDs. Refused while there are TrainingJobs, unless --jobs says that they go, too. Claims stay.
+    """Remove the operator, the TrainingClusters and the CRDs. Refused while there are TrainingJobs, unless --jobs deletes them, too. Claims stay.
 
-    An operator of one namespace goes without the CRDs: there, stopped jobs stay as well. With --cluster-only one TrainingCluster of several goes; refused while jobs use it.
+    For an operator of one namespace, the CRDs and stopped jobs stay. --cluster-only removes one TrainingCluster of several, and is refused while jobs use it.
 
     Example: lockstep uninstall barcelona
 
@@ -72,7 +72,7 @@ def uninstall(
 
 
 def rollback(cluster: ClusterArgument, yes: YesOption = False, force: ForceOption = False, context: ContextOption = None) -> None:
-    """Go back to the operator and TrainingCluster that the last deployment replaced; again, and it goes forward. CRDs stay as they are.
+    """Restore the operator and TrainingCluster that the last deployment replaced. A second rollback undoes the first. CRDs stay as they are.
 
     Example: lockstep rollback barcelona
     """

@@ -36,7 +36,7 @@ ImageOption = Annotated[
 ]
 
 
-ForceOption = Annotated[bool, typer.Option("--force", help="Also where the kubeconfig's API host is not the one in the cluster file.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Go on even if the kubeconfig's API host differs from the cluster file's.")]
 
 
 class Mode(StrEnum):
@@ -110,14 +110,18 @@ def deploy(
     cluster: ClusterArgument,
     mode: Annotated[
         Mode | None,
-        typer.Option(case_sensitive=False, help="What jobs that don't say use between nodes. Default: as it is deployed, at first auto."),
+        typer.Option(
+            case_sensitive=False, help="Transport between nodes of jobs that don't state one. Default: as it is deployed, at first auto."
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print every object instead of sending it; needs no cluster.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print every object instead of sending it. Needs no cluster.")] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Show what would change on the cluster. Exit code 1: something would.")] = False,
-    dev: Annotated[bool, typer.Option("--dev/--no-dev", help=f"Also the dev environment {DEV_ENVIRONMENT}, when there is none.")] = True,
+    dev: Annotated[
+        bool, typer.Option("--dev/--no-dev", help=f"Also create the dev environment {DEV_ENVIRONMENT}, if there is none.")
+    ] = True,
     image: ImageOption = None,
     monitoring: Annotated[
-        bool, typer.Option("--monitoring", help="Also the ServiceMonitor, alert rules and dashboard, where the cluster has their CRDs.")
+        bool, typer.Option("--monitoring", help="Also send the ServiceMonitor, alert rules and dashboard, if the cluster has their CRDs.")
     ] = False,
     namespaces: Annotated[
         str | None,
@@ -139,8 +143,8 @@ def deploy(
 ) -> None:
     """Install the CRDs, the operator, the TrainingCluster, the jobs' service account and the dev environment. May be repeated.
 
-    What your rights don't allow is found out beforehand and never tried; the rest is installed, and what an administrator must
-    do is printed. Exit code 0: everything is there, 1: something is missing or did not become ready.
+    It checks your rights first and tries nothing that they don't allow. It installs the rest, and prints what an administrator must
+    do. Exit code 0: everything is there, 1: something is missing or did not become ready.
 
     Example: lockstep deploy barcelona --mode rdma
     """

@@ -23,18 +23,18 @@ INTERRUPTED = 130
 
 
 def discover(
-    name: Annotated[str, typer.Argument(help="What the cluster is to be called.")],
+    name: Annotated[str, typer.Argument(help="Name for the cluster.")],
     output: Annotated[
         str | None,
-        typer.Option("-o", "--output", help="Where to write it; - is the terminal. Default: clusters/NAME.yaml.", show_default=False),
+        typer.Option("-o", "--output", help="File to write; - for the terminal. Default: clusters/NAME.yaml.", show_default=False),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     probe: Annotated[
         str | None,
         typer.Option(
             "--probe",
             metavar="IMAGE",
-            help="Look inside nodes, too: a short-lived pod a node, of this image with Python.",
+            help="Also look inside each node, from a short-lived pod of this image with Python.",
             show_default=False,
         ),
     ] = None,
@@ -43,7 +43,7 @@ def discover(
 ) -> None:
     """Write a commented cluster file: nodes, GPUs, RDMA rails, storage, rights. Without --probe it only reads, with your rights.
 
-    Every value says where it came from, and what you may not see is marked unknown. Exit code 2: a file of that name is there already.
+    Every value has its source beside it, and what you may not see is marked unknown. Exit code 2: the file already exists.
 
     Example: lockstep cluster discover mine -n nccl-test
     """

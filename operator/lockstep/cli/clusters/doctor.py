@@ -26,7 +26,7 @@ def doctor(
 ) -> None:
     """Check tools, context, rights, CRDs, operator, TrainingCluster, DNS, nodes, storage and fabric; each with what to do.
 
-    It only reads, with your rights. What your account may not read is unknown, which is no failure. Exit code 0: nothing that you may see fails; 1: something does.
+    It only reads, with your rights. What your account may not read is unknown, which is not a failure. Exit code 0: nothing that you may see fails; 1: something does.
 
     Example: lockstep doctor barcelona
     """

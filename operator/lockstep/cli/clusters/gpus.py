@@ -26,13 +26,13 @@ GPUS_MAX = 64
 
 def gpus(
     cluster: OptionalClusterArgument = "local",
-    job: Annotated[str, typer.Option("--job", help="The job whose pods are asked.")] = DEV_ENVIRONMENT,
+    job: Annotated[str, typer.Option("--job", help="Job whose pods to ask.")] = DEV_ENVIRONMENT,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
     """Show the GPUs of every pod of a job: name, memory, load, temperature, driver. Exit code 1: a pod has none, or can't say.
 
-    Where no pod runs, the nodes are shown as their labels describe them, which needs the right to list nodes.
+    If no pod runs, it shows the nodes by their labels, which needs the right to list nodes.
 
     Example: lockstep cluster gpus barcelona
     """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def lint(
     cluster: OptionalClusterArgument = "local",
-    offline: Annotated[bool, typer.Option("--offline", help="The file alone: no cluster is asked.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Check the file alone, without asking a cluster.")] = False,
     output: FormOption = Form.TEXT,
     namespace: NamespaceOption = None,
     context: ContextOption = None,

@@ -30,21 +30,21 @@ def plan(
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     changes: SetOption = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Ask no cluster and no hub: only what the files tell.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Use files only, without asking a cluster or a hub.")] = False,
     model_config: Annotated[
         Path | None, typer.Option("--model-config", help="The base model's config.json, or its folder. Default: the job's, if it is here.")
     ] = None,
     samples: Annotated[int | None, typer.Option("--samples", min=1, help="Samples of the data; with packing, sequences.")] = None,
-    data: Annotated[Path | None, typer.Option("--data", help="Count the samples of this copy of the data, a JSON object a line.")] = None,
-    tokens_per_second: Annotated[
-        float | None, typer.Option("--tokens-per-second", min=0.001, help="How fast all ranks together train.")
+    data: Annotated[Path | None, typer.Option("--data", help="Count the samples in this copy of the data, one JSON object a line.")] = None,
+    tokens_per_second: Annotated[float | None, typer.Option("--tokens-per-second", min=0.001, help="Speed of all ranks together.")] = None,
+    train_log: Annotated[
+        Path | None, typer.Option("--train-log", help="Take the speed from an earlier run's logs/train_log.jsonl.")
     ] = None,
-    train_log: Annotated[Path | None, typer.Option("--train-log", help="An earlier run's logs/train_log.jsonl: as fast as that.")] = None,
     output: FormOption = Form.TEXT,
 ) -> None:
     """Say what a job would do before it takes GPUs: objects, nodes that fit now, quota, claims, admission, memory, traffic, steps, time.
 
-    It changes nothing: what it sends are questions and dry runs. Exit code 0: it fits now, or as far as can be seen; 1: it would be refused; 2: the
+    It changes nothing: it sends only questions and dry runs. Exit code 0: it fits now, or as far as can be seen; 1: it would be refused; 2: the
     file can't be used; 3: it would wait; 4: it may fail once it runs, for memory or for room for checkpoints.
 
     Example: lockstep plan -f job.yaml --model-config models/Llama-3.1-8B --samples 48000
