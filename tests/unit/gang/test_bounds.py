@@ -179,7 +179,7 @@ def test_an_agents_own_fault_ends_with_a_code_that_is_no_verdict(error: str, tmp
         agents.write("", nodes=1)
         agents.start(0)
         assert agents.codes() == [INTERNAL]
-        assert "ends by a fault of its own, which says nothing about the job" in agents.log()
+        assert "ends with an internal error, which says nothing about the job" in agents.log()
 
 
 def test_a_fault_before_the_agent_has_begun_is_no_verdict_either(tmp_path: Path) -> None:

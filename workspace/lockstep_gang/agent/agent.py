@@ -137,7 +137,7 @@ class Agent:
             return None if self._known_attempt or self._running or self._leaving or self._finish is not None else self.unheard_trouble()
 
         self.cut_off = await CutOff(trouble).wait()
-        self._console.say(f"nobody hears this node: {self.cut_off.text}; it is started again, and goes on trying")
+        self._console.say(f"nobody hears this node: {self.cut_off.text}; the agent restarts and keeps trying")
 
     def _hello(self) -> Hello:
         states = bounded(self._ranks.states()) if self._ranks is not None else ()
@@ -175,7 +175,7 @@ class Agent:
         self._running = True
         if self._node.index != 0:  # else it would be empty where only rank 0 prints
             self._console.say(
-                f"attempt {order.attempt} starts; this log has what the ranks of node {self._node.index} print, that of node 0 tells the rest"
+                f"attempt {order.attempt} starts; this log has the output of node {self._node.index}'s ranks, node 0's log has the rest"
             )
         self._ranks.start(self._standby)
         self._standby.drop()
@@ -302,7 +302,7 @@ class Agent:
             if isinstance(report, ContractError):
                 if not self._malformed_said:
                     self._malformed_said = True
-                    self._console.say(f"left out a report (and any further one like it): {report}")
+                    self._console.say(f"ignored a malformed report, and will ignore more like it: {report}")
             else:
                 self._report(report)
 

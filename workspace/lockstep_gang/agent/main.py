@@ -72,10 +72,10 @@ def _agent(options: argparse.Namespace) -> int:
     try:
         return asyncio.run(_serve(run, key, node, (console, options.parent)))
     except (ContractError, OSError) as error:
-        console.say(f"the agent of node {index} cannot go on: {error}")
+        console.say(f"the agent of node {index} cannot continue: {error}")
         return CONFIGURATION
     except Exception as error:
-        console.say(f"the agent of node {index} ends by a fault of its own, which says nothing about the job: {error!r}")
+        console.say(f"the agent of node {index} ends with an internal error, which says nothing about the job: {error!r}")
         raise
     finally:
         remove_folder(folder)

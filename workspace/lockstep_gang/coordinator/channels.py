@@ -34,7 +34,7 @@ class Channels:
     def take(self, node: int, channel: Channel, instance: str) -> bool:
         """Put a connection in the place of an older one of the same node. False: its agent was replaced and doesn't know it."""
         if instance in self._replaced:
-            self._say(f"node {node} was replaced, and an agent of before is back: it is left alone until it ends")
+            self._say(f"node {node} was replaced, and its old agent is back: it is ignored until it ends")
             return False
         before = self._instances.get(node, instance)
         if before != instance:

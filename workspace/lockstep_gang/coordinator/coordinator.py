@@ -264,7 +264,7 @@ class Coordinator:
             return
         self._pulse_due = self._now() + PULSE_SECONDS
         if late > PAUSED_SECONDS:
-            self._output.say(f"the coordinator did not run for {late:.0f} s; nobody is judged by that time")
+            self._output.say(f"the coordinator did not run for {late:.0f} s; that time counts against no rank or node")
         self._changes.append(partial(with_pause if late > PAUSED_SECONDS else with_reconnects_extended, seconds=late))
         if self._recording is None:
             self._take_in()

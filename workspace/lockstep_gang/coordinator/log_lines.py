@@ -128,7 +128,7 @@ def _phases(before: Gang, after: Gang, run: Run) -> Iterator[str]:
         return
     if after.phase is Phase.STOPPING:
         how = "saving and stopping" if after.stopping is StopMode.SAVE else "stopping all ranks"
-        how = "writing down where every rank is, then stopping all" if after.stopping is StopMode.DUMP else how
+        how = "writing the stacks of every rank, then stopping all" if after.stopping is StopMode.DUMP else how
         yield f"{how}: {after.stop_reason}"
     elif after.phase is Phase.ENDED and after.ending is not None:
         yield f"{after.ending.state.value}: {after.ending.message}"

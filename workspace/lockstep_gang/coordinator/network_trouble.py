@@ -22,13 +22,11 @@ def trouble_of(error: Exception, host: str, port: int, whom: str) -> Trouble | N
             return Trouble(TroubleKind.NAME, f"the cluster's DNS doesn't know {host}, the name of {whom} ({reason})")
         return Trouble(TroubleKind.DNS, f"the cluster's DNS doesn't answer: {host}, the name of {whom}, can't be resolved ({reason})")
     if any(kind.__name__ == "SSLError" for kind in type(error).__mro__):  # ssl itself takes 30 ms to import
-        return Trouble(TroubleKind.REFUSED, f"{whom} at {host}:{port} shows a certificate that isn't trusted, or speaks no TLS ({reason})")
+        return Trouble(TroubleKind.REFUSED, f"{whom} at {host}:{port} has an untrusted certificate, or does not speak TLS ({reason})")
     is_timeout = isinstance(error, (TimeoutError, asyncio.TimeoutError))
     if is_timeout or (isinstance(error, OSError) and error.errno in _UNREACHABLE):
         why = "no answer" if is_timeout else reason
-        return Trouble(
-            TroubleKind.NETWORK, f"{whom} at {host}:{port} can't be reached ({why}): a NetworkPolicy, or the network, is in the way"
-        )
+        return Trouble(TroubleKind.NETWORK, f"{whom} at {host}:{port} can't be reached ({why}): a NetworkPolicy or the network blocks it")
     return None
 
 

@@ -160,7 +160,7 @@ class Reporter:
         now = time.monotonic()
         if trouble != self._trouble_text or now - self._complained_at >= COMPLAINT_SECONDS:
             self._trouble_text, self._complained_at = trouble, now
-            self._say(f"the operator did not take the report ({trouble}); the job goes on, reports are repeated")
+            self._say(f"the operator did not take the report ({trouble}); the job goes on, and the report is sent again")
 
 
 def report_change(reporter: Reporter, before: Gang, after: Gang, run: Run, tail: Callable[[], tuple[str, ...]]) -> None:

@@ -149,19 +149,19 @@ _REMEDIES = (
     ),
     (
         re.compile(r"DataLoader worker .* killed by signal: Killed"),
-        "more host memory (resources.limits.memory of the cluster), or less at once",
+        "raise the host memory (resources.limits.memory of the cluster), or load less at once",
     ),
-    (_SHARED_MEMORY, "a larger shm_size of the cluster, or fewer workers"),
-    (re.compile(r"DataLoader worker .*Bus error"), "a larger shm_size of the cluster, or fewer workers"),
-    (re.compile(r"ibv_\w+ failed with error Cannot allocate memory"), "RDMA needs locked memory: security.ipc_lock, or memlock: unlimited, of the cluster file"),
+    (_SHARED_MEMORY, "raise the cluster's shm_size, or use fewer workers"),
+    (re.compile(r"DataLoader worker .*Bus error"), "raise the cluster's shm_size, or use fewer workers"),
+    (re.compile(r"ibv_\w+ failed with error Cannot allocate memory"), "RDMA needs locked memory: set security.ipc_lock, or memlock: unlimited, in the cluster file"),
     (_NO_HOME, "the pod's user has no home to write to: set HOME (or HF_HOME and the like) to a folder of the volume in spec.env"),
-    (re.compile(r"\[Errno 13?\] (Permission denied|Operation not permitted): "), "look at the owner and the rights of that folder: this process may not write or read there"),
+    (re.compile(r"\[Errno 13?\] (Permission denied|Operation not permitted): "), "check the owner and permissions of that folder: this process may not read or write there"),
     (
         re.compile(r"terminate called without an active exception(?!.*\bFile \")", re.DOTALL),
         "no line of Python ran any more: a thread of PyTorch's process group outlived the interpreter (pytorch issue 190489). End the script with "
-        "`os._exit(0)`, its output flushed",
+        "`os._exit(0)` after flushing its output",
     ),
-    (re.compile(r"CUDA error: invalid device ordinal"), "a rank's GPU is the one of LOCAL_RANK, not of RANK"),
+    (re.compile(r"CUDA error: invalid device ordinal"), "use the GPU of LOCAL_RANK, not of RANK"),
 )  # fmt: skip
 _NOT_JOINED = re.compile(rf"Timed out waiting|{TIMED_OUT.pattern}", re.IGNORECASE)
 """Words for which Lockstep's trainer exits with HANG, whatever the exception is called."""

@@ -160,7 +160,7 @@ def _active(gang: Gang, run: Run, now: float) -> Decision:
         return _stop(gang, StopMode.SAVE, "a node was asked to stop", now)
     interrupting = session.interrupting(gang)
     if interrupting is not None:
-        return _stop(gang, interrupting, "whoever asked for it wants it to stop", now)
+        return _stop(gang, interrupting, "the user who started it stopped it", now)
     return _done(gang, run, now) if _all_done(gang) else Decision(gang)
 
 

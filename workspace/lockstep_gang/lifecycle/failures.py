@@ -175,14 +175,14 @@ def _node_failure(gang: Gang, run: Run, lost: LostNode) -> Failure:
         text = f"{who} was lost: its agent ended or its connection closed, and its ranks with it"
     elif gang.paused_seconds > SILENCE_SECONDS / 2:
         text = (
-            f"the coordinator on {coordinator} did not run for {gang.paused_seconds:.0f} s: its agent was stopped, or its machine stood still; "
+            f"the coordinator on {coordinator} did not run for {gang.paused_seconds:.0f} s: its agent was stopped, or its machine froze; "
             f"{who} heard nothing and stopped its ranks"
         )
         return Failure(message=text, node=0, cause=Cause.NODE_LOST)
     else:
         text = (
             f"{who} heard nothing from the coordinator on {coordinator} for {SILENCE_SECONDS:.0f} s and stopped its ranks: the network between "
-            "the two was broken, or one of the machines stood still"
+            "the two was broken, or one of the machines froze"
         )
     return Failure(message=text, node=lost.node, cause=Cause.NODE_LOST)
 
@@ -256,18 +256,18 @@ def _for_memory(memory: OutOfMemory | None) -> str:
     if memory is None:
         return ""
     limit = (
-        f"its container has reached its limit of {binary_size(memory.limit_bytes)}"
+        f"its container reached its limit of {binary_size(memory.limit_bytes)}"
         if memory.limit_bytes
         else "the machine's memory was used up"
     )
-    had = f", of which this rank had {binary_size(memory.rank_bytes)} at its most" if memory.rank_bytes else ""
-    return f", since the kernel killed a process for want of host memory: {limit}{had}"
+    had = f", of which this rank used {binary_size(memory.rank_bytes)} at its peak" if memory.rank_bytes else ""
+    return f": the kernel killed a process because host memory ran out: {limit}{had}"
 
 
 _SIGNAL_HINTS = {
     "SIGKILL": " (by the kernel when memory runs out, or by hand)",
-    "SIGBUS": " (shared memory, /dev/shm, is full most often: a larger shm_size of the cluster, or fewer workers)",
-    "SIGILL": " (an instruction that this CPU doesn't have: a library is built for another one)",
+    "SIGBUS": " (most often because shared memory, /dev/shm, is full: raise the cluster's shm_size, or use fewer workers)",
+    "SIGILL": " (an instruction that this CPU doesn't have: a library was built for another one)",
     "SIGXCPU": " (a limit of CPU time: ulimit -t)",
     "SIGXFSZ": " (a limit of a file's size: ulimit -f)",
     "SIGSYS": " (a system call that the container's seccomp profile forbids)",
@@ -281,12 +281,12 @@ def _how(exit_: RankExit | None, run: Run, silent: bool) -> str:
     if exit_.signal is not None:
         return f"was ended by {exit_.signal}{hints.get(exit_.signal, '')}"
     if silent and exit_.exit_code == 0:
-        return "exited with 0 without having reported the end of the training"
+        return "exited with 0 without reporting the end of training"
     how = f"exited with {exit_.exit_code}"
     if run.training is not None:
         meaning = MEANINGS.get(exit_.exit_code or 0)
         if exit_.exit_code == SAVED:
-            meaning = "saved and stopped, for somebody else's SIGTERM"
+            meaning = "saved and stopped after a SIGTERM that Lockstep did not send"
         return f"{how} ({meaning})" if meaning else how
     signal = signal_of(exit_.exit_code)
-    return f"{how}, as a script does whose program was ended by {signal}{hints.get(signal, '')}" if signal else how
+    return f"{how}, as a script does after its program was ended by {signal}{hints.get(signal, '')}" if signal else how

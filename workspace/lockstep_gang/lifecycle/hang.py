@@ -160,7 +160,7 @@ def _who(blamed: tuple[int, ...], run: Run, dumps: Mapping[int, Dumped]) -> str:
         gpu = "a GPU or " if run.gpus_per_node else ""
         return f"every rank waits for the others, so what hangs is {gpu}the network between them"
     if not blamed:
-        return "no rank moves, and none is further back than the others"
+        return "no rank makes progress, and none is behind the others"
     nodes = sorted({run.node_of(rank) for rank in blamed})
     return f"{named('rank', blamed, SHOWN)} on {named('node', nodes, SHOWN)} {'hangs' if len(blamed) == 1 else 'hang'}"
 

@@ -72,7 +72,7 @@ def _why_refused(gang: Gang, run: Run, asked: Asked, now: float) -> str:
     assert run.interactive is not None  # noqa: S101 (the caller asked)
     current = gang.session.request
     if asked.again:
-        return "node 0's agent was started again, and the run ended with it"
+        return "node 0's agent restarted, which ended the run"
     if current is not None:
         return (
             f"refused: {current.asked.text} runs since {stamp(current.since)}, asked for by {current.asked.by}; there is one run at a time, "
@@ -112,7 +112,7 @@ def prepare_request(gang: Gang, run: Run, now: float) -> tuple[Gang, bool]:
     if request.interrupts:
         return request_ended(gang, INTERRUPTED, f"stopped before it started: {request.why}", now), False
     if asker.connected and asker.instance != request.instance:
-        return request_ended(gang, FAILED, "the agent of whoever asked was started again", now), False
+        return request_ended(gang, FAILED, "the agent that took the request restarted", now), False
     if not here:
         return replace(gang, preflight=rounds.interrupted(gang.preflight)), False
     gang, passed = _checked(gang, run, now)
@@ -258,7 +258,7 @@ def idleness_line(session: Session, run: Run) -> str:
         return "the environment is in use again"
     since = f"nobody has used the environment since {stamp(session.used_at)}"
     if session.idleness is Idleness.WARNED:
-        return f"{since}: its GPUs are released at {stamp(session.used_at + run.interactive.idle_seconds)}, unless something is run or a shell is used"
+        return f"{since}: its GPUs are released at {stamp(session.used_at + run.interactive.idle_seconds)}, unless somebody starts a run or uses a shell"
     return f"{since}: its GPUs are released now; it comes back with: lockstep resume {run.job.name} -n {run.job.namespace}"
 
 

@@ -55,7 +55,7 @@ def silence_to_blame(gang: Gang, run: Run, since: float) -> Failure | None:
 
 def silent_node_failure(silence: Silence, run: Run) -> Failure:
     text = (
-        f"{run.node_name(silence.node)} was lost: nothing was heard of it for {SILENCE_SECONDS:.0f} s, and nobody closed its connection; "
+        f"{run.node_name(silence.node)} was lost: nothing was heard from it for {SILENCE_SECONDS:.0f} s, and nobody closed its connection; "
         f"{_why(silence, run)}"
     )
     return Failure(message=text, node=silence.node, cause=Cause.NODE_LOST)
@@ -71,10 +71,10 @@ def _interrupted(silence: Silence, run: Run) -> Failure:
 
 
 def open_silences_text(gang: Gang, run: Run) -> str:
-    """Sentences such as `node 1 (x-1) is not heard since 12:00:05 UTC: …`; empty while all are heard."""
+    """Sentences such as `node 1 (x-1) has not been heard since 12:00:05 UTC: …`; empty while all are heard."""
     silences = open_silences(gang)
     more = f"; nor are {len(silences) - SHOWN} more nodes" if len(silences) > SHOWN else ""
-    return "; ".join(f"{run.node_name(s.node)} is not heard since {_clock(s.since)}: {_why(s, run)}" for s in silences[:SHOWN]) + more
+    return "; ".join(f"{run.node_name(s.node)} has not been heard since {_clock(s.since)}: {_why(s, run)}" for s in silences[:SHOWN]) + more
 
 
 def silence_lines(before: Gang, after: Gang, run: Run) -> Iterator[str]:
@@ -86,14 +86,14 @@ def silence_lines(before: Gang, after: Gang, run: Run) -> Iterator[str]:
         if (silence.node, silence.since, silence.until) in known:
             continue
         if silence.until is None:
-            yield f"{run.node_name(silence.node)} is not heard since {_clock(silence.since)}: {_why(silence, run)}"
+            yield f"{run.node_name(silence.node)} has not been heard since {_clock(silence.since)}: {_why(silence, run)}"
         else:
             yield f"{run.node_name(silence.node)} is heard again, after {silence.until - silence.since:.0f} s"
 
 
 def _why(silence: Silence, run: Run) -> str:
     if silence.arrives:
-        return f"its machine takes what {run.node_name(0)} sends, so its agent is stopped or gets no CPU"
+        return f"its machine receives what {run.node_name(0)} sends, so its agent is stopped or gets no CPU"
     return f"what {run.node_name(0)} sends doesn't arrive there, so the network between the two is broken, or that machine hangs or is down"
 
 

@@ -76,7 +76,7 @@ def is_late(gang: Gang, run: Run, now: float) -> bool:
 def late_nodes_failure(gang: Gang, run: Run) -> Failure:
     absent, busy = absent_nodes(gang), busy_nodes(gang)
     what = [f"{listed_nodes(gang, run, absent)} did not come"] if absent else []
-    what += [f"{listed_nodes(gang, run, busy)} did not get rid of earlier ranks"] if busy else []
+    what += [f"{listed_nodes(gang, run, busy)} did not end their earlier ranks"] if busy else []
     after = f", after {gang.failure.message}" if gang.failure is not None else ""
     text = with_stuck_nodes(f"{' and '.join(what)} within the {_allowed(run)}{after}", gang, run)
     return Failure(message=text[:1000], node=missing_nodes(gang)[0], cause=Cause.SETUP)
@@ -134,7 +134,7 @@ def _from(gang: Gang, run: Run) -> str:
 
 def _fabric(run: Run) -> str:
     if run.fabric is None:
-        return "not stated, taken as it is"
+        return "not stated, used as it is"
     hcas = f" on {', '.join(entry.removeprefix('=') for entry in run.fabric.hcas)}" if run.fabric.hcas else ""
     gloo = "; ranks without GPUs talk over gloo" if not run.gpus_per_node else ""
     return f"asked for {run.fabric.transport}{hcas}{gloo}"

@@ -51,7 +51,7 @@ def _before_the_first_step(gang: Gang, now: float) -> StopReport:
 def _by_the_script_alone(gang: Gang, done: int | None, now: float) -> StopReport:
     """Report for a script that never reported a commit: it may save on its own, or not at all."""
     codes = sorted({_how(rank.exit) for rank in gang.ranks if rank.exit is not None})
-    ended = f"its ranks {' or '.join(codes).replace('was ended', 'were ended')}" if codes else "nobody says how its ranks ended"
+    ended = f"its ranks {' or '.join(codes).replace('was ended', 'were ended')}" if codes else "how its ranks ended is not known"
     at = "" if done is None else f" at step {done}"
     text = f"stopped{at}: {ended}; the script reports no checkpoint, so only it knows what was saved"
     return _report(gang, now, Save.UNKNOWN, text, None)
@@ -128,8 +128,8 @@ def with_stuck_nodes(text: str, gang: Gang, run: Run) -> str:
 
 
 def stuck_nodes_text(gang: Gang, run: Run, nodes: list[int]) -> str:
-    """`node 1 could not end rank 3; its process can't be interrupted (state D): …; its node needs a look`; empty without nodes."""
-    more = f"; so it is on {len(nodes) - SHOWN} more nodes" if len(nodes) > SHOWN else ""
+    """`node 1 could not end rank 3; its process can't be interrupted (state D): …; check that node`; empty without nodes."""
+    more = f"; likewise on {len(nodes) - SHOWN} more nodes" if len(nodes) > SHOWN else ""
     return "; ".join(_on_node(gang, run, node) for node in nodes[:SHOWN])[:600] + more
 
 
@@ -137,9 +137,9 @@ def _on_node(gang: Gang, run: Run, node: int) -> str:
     ranks = list(_left(gang, run, node))
     if not ranks:
         dump = next((dump for dump in gang.dumps if dump.rank in run.ranks_of(node) and dump.state == "D"), None)
-        return f"node {node} could not end all processes of attempt {gang.nodes[node].attempt}{dump_text(dump)}; its node needs a look"
+        return f"node {node} could not end all processes of attempt {gang.nodes[node].attempt}{dump_text(dump)}; check that node"
     dump = next((dump for dump in gang.dumps if dump.rank in ranks and dump.state), None)
-    return f"node {node} could not end {named('rank', ranks, SHOWN)}{dump_text(dump)}; its node needs a look"
+    return f"node {node} could not end {named('rank', ranks, SHOWN)}{dump_text(dump)}; check that node"
 
 
 def _left(gang: Gang, run: Run, node: int) -> Iterator[int]:

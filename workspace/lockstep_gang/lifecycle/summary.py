@@ -77,7 +77,7 @@ def _message(gang: Gang, run: Run) -> str:
         return _waiting_for(gang, run)
     if state_of(gang) is not State.STARTING:
         ended = f"; {len(gang.ranks.ended)} of {run.world_size} ranks have ended" if gang.ranks.ended else ""
-        return f"attempt {gang.attempt} runs{ended}"
+        return f"attempt {gang.attempt} is running{ended}"
     missing = listed_ranks(run, tuple(missing_ranks(gang)))
     return f"{_all_ready(gang)} of {run.world_size} ranks have reported; waiting for {missing}"
 

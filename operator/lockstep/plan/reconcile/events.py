@@ -176,7 +176,7 @@ def _idleness(before: Object, after: Object) -> Iterator[Note]:
     since = f"nobody has used the environment since {new.get('idleSince', 'a long time ago')}"
     if "releaseTime" in new and "releaseTime" not in old:
         yield Note(
-            WARNING, "IdleWarning", f"{since}: its GPUs are released at {new['releaseTime']} unless something is run or a shell is used"
+            WARNING, "IdleWarning", f"{since}: its GPUs are released at {new['releaseTime']} unless somebody starts a run or uses a shell"
         )
     if "released" in new and "released" not in old:
         yield Note(WARNING, "IdleReleased", f"{since}: its GPUs are released; `lockstep resume` brings it back")

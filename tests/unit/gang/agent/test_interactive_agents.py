@@ -127,7 +127,7 @@ def test_a_run_ends_when_whoever_asked_for_it_is_gone(agents: Gang, options: tup
         process.kill()
     process.communicate(timeout=90)
     assert all(gone(pid, 30) for pid in pids(agents))
-    agents.until("a.py was stopped: the connection of whoever asked for it is gone")
+    agents.until("a.py was stopped: the shell that started it is gone")
 
 
 def test_a_detached_run_goes_on_and_can_be_stopped_from_another_node(agents: Gang) -> None:
@@ -162,7 +162,7 @@ def test_what_a_node_lacks_is_said_with_its_number_before_anything_starts(agents
         f"node 0 has no {agents.folder}/absent.py: `lockstep sync` sends your workspace to every node; nor can 1 more node run it" in output
     )
     write(agents, "print('hi')", "plain.txt")
-    assert "is no program: `chmod +x` it" in told(agents, 0, "run", "plain.txt")[1]
+    assert "is not executable: `chmod +x` it" in told(agents, 0, "run", "plain.txt")[1]
     assert "no program nonsense-here" in told(agents, 0, "run", "nonsense-here")[1]
 
 

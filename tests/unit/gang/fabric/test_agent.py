@@ -37,7 +37,12 @@ with open(path, "w") as file:
         ({"NCCL_DEBUG": "WARN"}, "INFO", "WARN", ""),  # the cluster's own, as the pod has it
         ({"NCCL_DEBUG": "INFO"}, "INFO", "INFO", ""),
         ({"NCCL_DEBUG": "TRACE"}, "TRACE", "TRACE", ""),
-        ({"NCCL_DEBUG": "VERSION"}, "VERSION", "VERSION", "NCCL_DEBUG is VERSION: leave it out, or say INFO, to have the fabric verified"),
+        (
+            {"NCCL_DEBUG": "VERSION"},
+            "VERSION",
+            "VERSION",
+            "NCCL_DEBUG is VERSION: remove it, or set it to INFO, to have the fabric verified",
+        ),
     ],
 )
 def test_a_level_that_a_person_sets_wins(given: dict[str, str], level: str, shown: str, unread: str) -> None:

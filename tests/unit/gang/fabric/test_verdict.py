@@ -190,7 +190,7 @@ def test_names_are_compared_as_nccl_compares_them(asked: tuple[str, ...], has: s
     [
         (("=mlx5_6", "=mlx5_7", "=mlx5_10", "=mlx5_11"), ""),
         (("=mlx5_6", "=mlx5_7", "=mlx5_10"), ", though nobody asked for mlx5_11"),  # a script has set it anew
-        (("mlx5_6", "mlx5_7", "mlx5_1"), ", though nobody asked for mlx5_10, mlx5_11 (NCCL takes names for beginnings, unless = stands before the list)"),
+        (("mlx5_6", "mlx5_7", "mlx5_1"), ", though nobody asked for mlx5_10, mlx5_11 (NCCL treats names as prefixes, unless the list starts with =)"),
         (("mlx5",), ""),
         ((), ""),
     ],

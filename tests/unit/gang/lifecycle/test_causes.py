@@ -124,8 +124,8 @@ def test_a_rank_that_the_kernel_killed_for_memory_is_told_with_the_limit() -> No
     found = failure_of(RankExit(1, None, "SIGKILL", ordered=False, out_of_memory=OutOfMemory(8 * GIB, 6 * GIB)))
     assert (found.cause, found.rank) == (Cause.OUT_OF_MEMORY, 1)
     assert found.message == (
-        "rank 1 on node 1 was ended by SIGKILL, since the kernel killed a process for want of host memory: its container has reached its limit "
-        "of 8 GiB, of which this rank had 6 GiB at its most"
+        "rank 1 on node 1 was ended by SIGKILL: the kernel killed a process because host memory ran out: its container reached its limit "
+        "of 8 GiB, of which this rank used 6 GiB at its peak"
     )
 
 
@@ -134,7 +134,7 @@ def test_so_is_one_whose_data_loader_was_killed() -> None:
     exit_ = RankExit(1, 1, None, ordered=False, last_lines=lines, out_of_memory=OutOfMemory(None, None))
     found = failure_of(exit_)
     assert found.cause is Cause.OUT_OF_MEMORY
-    assert "since the kernel killed a process for want of host memory: the machine's memory was used up: RuntimeError" in found.message
+    assert "the kernel killed a process because host memory ran out: the machine's memory was used up: RuntimeError" in found.message
 
 
 VERSIONS = {
@@ -337,7 +337,7 @@ def test_whom_somebody_kills_has_not_ended_by_what_it_wrote_before(monkeypatch: 
 def test_a_trainer_that_saves_and_stops_without_an_order_was_told_to_by_somebody_else() -> None:
     found = failure_of(RankExit(1, 75, None, ordered=False), training={})
     assert found.cause is Cause.KILLED
-    assert found.message == "rank 1 on node 1 exited with 75 (saved and stopped, for somebody else's SIGTERM)"
+    assert found.message == "rank 1 on node 1 exited with 75 (saved and stopped after a SIGTERM that Lockstep did not send)"
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def test_whoever_lost_the_connection_hears_the_end_when_they_ask_again() -> None
 
 def test_a_run_of_an_earlier_coordinator_is_told_to_be_over() -> None:
     story = environment().hears(0, replace(ASKED, again=True))
-    assert answers(story) == [(0, Ended("1", 1, "node 0's agent was started again, and the run ended with it"))]
+    assert answers(story) == [(0, Ended("1", 1, "node 0's agent restarted, which ended the run"))]
 
 
 def test_whoever_does_not_wait_hears_that_it_started_and_no_more() -> None:

@@ -84,7 +84,7 @@ def test_the_job_is_complete_when_every_rank_is_done_and_the_end_is_recorded_bef
 def test_the_trainer_s_success_is_believed_only_with_its_report_of_the_end() -> None:
     silent = started(training={}).exits(0)
     assert silent.gang.phase is Phase.STOPPING
-    assert "without having reported the end" in silent.gang.stop_reason
+    assert "without reporting the end" in silent.gang.stop_reason
     spoken = started(training={}).reports(0, End(0, {"adapter": "/a"})).exits(0).exits(1)
     assert (spoken.report.state, spoken.report.result) == (State.COMPLETE, {"adapter": "/a"})
 
@@ -299,7 +299,7 @@ def test_an_exit_that_was_not_heard_is_heard_with_the_next_connection() -> None:
 
 UNHEARD = (
     "node 1 heard nothing from the coordinator on node 0 for 30 s and stopped its ranks: the network between the two was broken, or one of the "
-    "machines stood still"
+    "machines froze"
 )
 
 

@@ -152,7 +152,7 @@ def test_a_node_that_was_told_to_go_and_comes_back_is_remembered_though_nobody_s
     story = started(restart=RestartPolicy(0, 0), report=REPORT).hears(1, Leaving()).hears(0, Stopped(1)).hears(1, Stopped(1))
     (entry,) = back(story.loses(1)).report.history
     assert (story.gang.attempt, entry.attempt, entry.counts, entry.explained_by) == (2, 1, False, None)
-    assert entry.failure.message == "node 1 was told to end (SIGTERM), and nobody says by whom"
+    assert entry.failure.message == "node 1 received SIGTERM, and who sent it is not known"
     (explained,) = told(story, fact(FactType.DELETED, message="it was deleted by hand")).report.history
     assert (explained.failure.message, explained.counts) == ("node 1 lost its pod: it was deleted by hand", False)
     assert (story.report.restarts, story.report.restarts_counted, story.report.state) == (1, 0, State.STARTING)

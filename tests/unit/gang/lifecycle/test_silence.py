@@ -18,7 +18,7 @@ from unit.gang.story import Story, hello, started
 
 ADDRESSES = ("x-0.x-headless", "x-1.x-headless")
 BROKEN = "what node 0 (x-0) sends doesn't arrive there, so the network between the two is broken, or that machine hangs or is down"
-STOPPED = "its machine takes what node 0 (x-0) sends, so its agent is stopped or gets no CPU"
+STOPPED = "its machine receives what node 0 (x-0) sends, so its agent is stopped or gets no CPU"
 HANG = 76
 
 
@@ -59,11 +59,11 @@ def ended(story: Story, *nodes: int) -> Any:
 def test_a_node_that_is_not_heard_is_told_while_it_lasts_and_is_lost_then(arrives: bool, why: str) -> None:
     story = silent(training(limit=600).waits(8), arrives=arrives)
     assert story.report.state is State.RUNNING
-    assert story.report.message == f"attempt 1 runs; node 1 (x-1) is not heard since 00:16:40 UTC: {why}"
+    assert story.report.message == f"attempt 1 is running; node 1 (x-1) has not been heard since 00:16:40 UTC: {why}"
     given_up(story.waits(23)).waits(6)
     failure = ended(story, 0)
     assert (failure.cause, failure.node, failure.rank) == (Cause.NODE_LOST, 1, None)
-    assert failure.message == f"node 1 (x-1) was lost: nothing was heard of it for 30 s, and nobody closed its connection; {why}"
+    assert failure.message == f"node 1 (x-1) was lost: nothing was heard from it for 30 s, and nobody closed its connection; {why}"
 
 
 def test_an_end_that_is_heard_after_a_silence_is_an_end() -> None:
@@ -82,7 +82,7 @@ def test_nobody_is_judged_while_a_node_is_not_heard() -> None:
 def test_once_it_is_heard_again_all_ranks_have_the_time_of_the_silence_once_more() -> None:
     story = heard(silent(training(limit=10).waits(8)).waits(12))
     assert story.gang.phase is Phase.ACTIVE
-    assert story.report.message == "attempt 1 runs"
+    assert story.report.message == "attempt 1 is running"
     story.waits(14)
     assert story.gang.phase is Phase.ACTIVE
     story.waits(2)
@@ -142,7 +142,7 @@ def test_a_coordinator_that_did_not_run_is_what_others_did_not_hear() -> None:
     failure = ended(story, 0)
     assert (failure.cause, failure.node) == (Cause.NODE_LOST, 0)
     assert failure.message == (
-        "the coordinator on node 0 (x-0) did not run for 39 s: its agent was stopped, or its machine stood still; node 1 (x-1) heard nothing "
+        "the coordinator on node 0 (x-0) did not run for 39 s: its agent was stopped, or its machine froze; node 1 (x-1) heard nothing "
         "and stopped its ranks"
     )
 
@@ -150,7 +150,7 @@ def test_a_coordinator_that_did_not_run_is_what_others_did_not_hear() -> None:
 def test_the_log_says_when_a_node_is_not_heard_and_when_it_is_again() -> None:
     story = training().waits(8)
     before: Gang = story.gang
-    assert list(log_lines(before, silent(story).gang, story.run)) == [f"node 1 (x-1) is not heard since 00:16:40 UTC: {BROKEN}"]
+    assert list(log_lines(before, silent(story).gang, story.run)) == [f"node 1 (x-1) has not been heard since 00:16:40 UTC: {BROKEN}"]
     before = story.gang
     assert list(log_lines(before, heard(story.waits(2)).gang, story.run)) == ["node 1 (x-1) is heard again, after 10 s"]
     before = silent(story.waits(8)).gang

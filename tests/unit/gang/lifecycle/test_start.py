@@ -125,7 +125,7 @@ def test_every_attempt_begins_with_what_it_runs_on_and_goes_on_from() -> None:
     assert list(log_lines(before, begun, run)) == [
         "attempt 2 starts: 8 ranks on 2 nodes, restart 1 of at most 0",
         "  nodes: x-0, x-1, 4 ranks and 4 GPUs each",
-        "  fabric: not stated, taken as it is",
+        "  fabric: not stated, used as it is",
         "  run: /workspace/runs/x, works in /workspace, log of what happens in /workspace/runs/x/logs",
         "  from: the newest commit is step 7, /c/step-7.a1; the script finds its own",
     ]
@@ -141,7 +141,7 @@ def test_one_of_a_thing_is_told_in_the_singular() -> None:
 
 def test_a_rank_that_has_ended_well_does_not_make_a_gang_start_again() -> None:
     story = started().exits(0)
-    assert (story.report.state, story.report.message) == (State.RUNNING, "attempt 1 runs; 1 of 2 ranks have ended")
+    assert (story.report.state, story.report.message) == (State.RUNNING, "attempt 1 is running; 1 of 2 ranks have ended")
 
 
 @pytest.mark.parametrize(

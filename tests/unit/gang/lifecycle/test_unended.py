@@ -21,7 +21,7 @@ from unit.gang.story import Story, failed_before, hello, started
 
 NOTE = (
     "node 1 could not end rank 1; its process can't be interrupted (state D, in the kernel's nfs_wait): a device or a volume"
-    " doesn't answer; its node needs a look"
+    " doesn't answer; check that node"
 )
 STATE = Dumped(1, 1, state="D", kernel_function="nfs_wait")
 
@@ -63,7 +63,7 @@ def test_a_node_that_never_gets_rid_of_it_fails_the_job_when_the_start_s_time_is
     assert story.waits(600).report.state is State.FAILED
     assert story.report.failure.node == 1
     assert story.report.message == (
-        "node 1 of 2 did not get rid of earlier ranks within the 600 s of startTimeoutSeconds,"
+        "node 1 of 2 did not end their earlier ranks within the 600 s of startTimeoutSeconds,"
         f" after rank 0 on node 0 exited with 1: ValueError: no; {NOTE}"
     )
 
@@ -148,7 +148,7 @@ def test_a_child_that_outlives_its_rank_is_waited_for_as_well(tmp_path: Path) ->
         agents.write(RANK.split("while", maxsplit=1)[0] + child + 'sys.exit(A == "1")', nodes=1, restart=RestartPolicy(1, 0))
         agents.start(0)
         pid = int(agents.until("] child").split()[-1])
-        agents.until("exited with 1; node 0 could not end all processes of attempt 1; its node needs a look")
+        agents.until("exited with 1; node 0 could not end all processes of attempt 1; check that node")
         assert "attempt 2" not in agents.log()
         os.kill(pid, signal.SIGKILL)
         assert agents.codes() == [0]

@@ -52,7 +52,7 @@ def told_stages(story: Story) -> set[Stage]:
 def test_every_node_looks_then_meets_the_others_then_ranks_start() -> None:
     story = begun()
     assert told_stages(story) == {Stage.LOOK}
-    assert story.report.message == "preflight: looking at every node"
+    assert story.report.message == "preflight: checking every node"
     answers(story, looked=LOOKED)
     assert [order.peers[0].port for _, order in story.orders if isinstance(order, Check)] == [4000, 4000]
     answers(story, met=Met())
@@ -65,7 +65,7 @@ def test_an_error_spends_no_attempt_and_the_preflight_is_made_again() -> None:
     story = begun()
     looked_and_met(story, replace(LOOKED, unresolved={"x-1": "Name or service not known"}))
     assert (story.gang.phase, story.gang.attempt, story.orders) == (Phase.WAITING, 0, [])
-    assert story.report.message.startswith("preflight failed, it is made again soon: preflight: node 0")
+    assert story.report.message.startswith("preflight failed and runs again soon: preflight: node 0")
     assert story.wake_at == story.now + 2.0
     story.waits(2.0)
     assert told_stages(story) == {Stage.LOOK}
@@ -229,5 +229,5 @@ def test_one_that_fails_within_the_backoff_delays_the_start() -> None:
     story = failed_before(looked_and_met(begun(restart=RestartPolicy(2, 60))))
     story.hears(0, Started(1), Exited(1, RankExit(0, 1, None, ordered=False)), Stopped(1)).hears(1, Stopped(1))
     answers(answers(story.waits(55), looked=LOOKED), met=Met({"1": "refused"}))
-    assert story.report.message.startswith("preflight failed, it is made again soon")
+    assert story.report.message.startswith("preflight failed and runs again soon")
     assert [type(order) for _, order in story.waits(5).orders] == [Check, Check]

@@ -134,7 +134,7 @@ def complete() -> Observed:
 
 def partitioned() -> Observed:
     observed = settled(report())
-    return after(observed, reconcile(observed, report(unheard="node 1 (x-1) is not heard since 12:00:05 UTC"), CONTEXT, NOW))
+    return after(observed, reconcile(observed, report(unheard="node 1 (x-1) has not been heard since 12:00:05 UTC"), CONTEXT, NOW))
 
 
 def restarting() -> Observed:
@@ -237,7 +237,7 @@ def test_a_run_that_is_not_there_is_said(tmp_path: Path) -> None:
         ("rank 1 on node 1 exited with 1: MemoryError", "MemoryError", "resources.limits.memory"),
         ("rank 1 on node 1 exited with 1: _ArrayMemoryError: Unable to allocate 2.00 EiB", "_ArrayMemoryError", "resources.limits.memory"),
         ("rank 1 on node 1 was ended by SIGABRT: bad_alloc: std::bad_alloc", "bad_alloc", "resources.limits.memory"),
-        ("rank 1 on node 1 exited with 1: OSError: '/w/x'; a larger shm_size of the cluster, or fewer workers", "OSError", "fewer data loader workers"),
+        ("rank 1 on node 1 exited with 1: OSError: '/w/x'; raise the cluster's shm_size, or use fewer workers", "OSError", "fewer data loader workers"),
         ("rank 1 on node 1 exited with 77: OutOfMemoryError: CUDA out of memory.", "OutOfMemoryError", "microBatchSize"),
     ],
 )  # fmt: skip

@@ -164,7 +164,7 @@ def test_where_no_report_comes_the_pods_logs_say_why(reason: str, ask: Callable[
         "status": {"phase": "Running"},
     }
     api.objects[pods] = {"kind": "List", "metadata": {}, "items": [pod]}
-    trouble = "the operator did not take the report (HTTP 403 not your job); the job goes on, reports are repeated"
+    trouble = "the operator did not take the report (HTTP 403 not your job); the job goes on, and the report is sent again"
     api.objects[f"{pods}/x-0/log"] = f"[rank 0] step 1\n[lockstep] {trouble}\n[rank 0] step 2\n"  # type: ignore[assignment]
     out = ask(api, "why", "x")[1]
     assert (f"says         x-0: {trouble}" in out) == (reason == "WaitingForReport"), out

@@ -50,13 +50,13 @@ def log_choice(asked: FabricAsked | None, gpus: int, given: Mapping[str, str], p
         return LogChoice({})
     if given.get("NCCL_DEBUG_FILE"):
         return LogChoice(
-            {}, unread=f"NCCL_DEBUG_FILE is {given['NCCL_DEBUG_FILE']}, so NCCL logs there: leave it out to have the fabric verified"
+            {}, unread=f"NCCL_DEBUG_FILE is {given['NCCL_DEBUG_FILE']}, so NCCL logs there: remove it to have the fabric verified"
         )
     own = given.get("NCCL_DEBUG", "")
     level, shown, unread = "TRACE" if asked.nccl_debug == "TRACE" else "INFO", asked.nccl_debug, ""
     if own and own != asked.nccl_debug:
         level, shown = own, own.upper()
-        unread = "" if shown in _READ_LEVELS else f"NCCL_DEBUG is {own}: leave it out, or say INFO, to have the fabric verified"
+        unread = "" if shown in _READ_LEVELS else f"NCCL_DEBUG is {own}: remove it, or set it to INFO, to have the fabric verified"
     subsystems = given.get("NCCL_DEBUG_SUBSYS") or SUBSYSTEMS
     return LogChoice({"NCCL_DEBUG": level, "NCCL_DEBUG_SUBSYS": subsystems, "NCCL_DEBUG_FILE": pattern}, shown, unread)
 

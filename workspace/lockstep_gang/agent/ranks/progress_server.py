@@ -129,7 +129,7 @@ class ProgressServer:
             self._token_file.write_text(self._token, encoding="ascii")
             self._server = await asyncio.start_server(self._serve, LOOPBACK, 0, limit=HEAD_BYTES)
         except OSError as error:
-            self._say(f"no progress is taken from the script ({error.strerror}); it runs all the same")
+            self._say(f"cannot take progress reports from the script ({error.strerror}); it runs without them")
             return {}
         port = self._server.sockets[0].getsockname()[1]
         return {URL: f"http://{LOOPBACK}:{port}/", TOKEN: str(self._token_file)}
@@ -175,7 +175,7 @@ class ProgressServer:
         except ContractError as error:
             if not self._malformed_said:
                 self._malformed_said = True
-                self._say(f"left out (and any further one like it): {error}")
+                self._say(f"ignored a malformed progress report, and will ignore more like it: {error}")
             return
         if step is not None:
             self._say(step_line(step))

@@ -46,10 +46,10 @@ def _problem(find: Find, node: int) -> str:
     if is_script(first) and not path.is_file():
         return f"node {node} has no {path}: `lockstep sync` sends your workspace to every node"
     if is_script(first):
-        return "" if os.access(path, os.R_OK) else f"{path} on node {node} may not be read: `chmod a+r` it"
+        return "" if os.access(path, os.R_OK) else f"{path} on node {node} is not readable: `chmod a+r` it"
     found = shutil.which(first) is not None or (path.is_file() and os.access(path, os.X_OK))
     if not found and path.is_file():
-        return f"{path} on node {node} is no program: `chmod +x` it, or name a file that ends in .py"
+        return f"{path} on node {node} is not executable: `chmod +x` it, or name a file that ends in .py"
     return "" if found else f"node {node} has no program {first}, neither in {folder} nor on the PATH"
 
 

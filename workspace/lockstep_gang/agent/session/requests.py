@@ -118,7 +118,7 @@ class RequestSocket:
             pass  # the client is gone
         finally:
             if self._clients.pop(own, None) is not None and not (client.asked is not None and client.asked.detached):
-                self._send(Interrupted(own, "the connection of whoever asked for it is gone"))
+                self._send(Interrupted(own, "the shell that started it is gone"))
             writer.close()
 
     async def _answer(self, wanted: ClientRequest, client: ClientConnection, own: str, reader: asyncio.StreamReader) -> None:
@@ -143,4 +143,4 @@ class RequestSocket:
         while line := await reader.readline():
             with contextlib.suppress(ValueError, AttributeError):
                 if json.loads(line).get("interrupt") and own in self._clients:
-                    self._send(Interrupted(own, "interrupted by whoever asked for it"))
+                    self._send(Interrupted(own, "interrupted by the user who started it"))

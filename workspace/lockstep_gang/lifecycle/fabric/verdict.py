@@ -222,7 +222,7 @@ def _extra_words(run: Run, ranks: RankFabrics) -> Iterator[str]:
     asked = run.fabric.hcas if run.fabric is not None else ()
     extra = [name for rank in ranks if rank is not None and transport_of(rank) == RDMA for name in extra_hcas(rank, asked)]
     if extra:
-        why = "" if asked[0].startswith("=") else "NCCL takes names for beginnings, unless = stands before the list"
+        why = "" if asked[0].startswith("=") else "NCCL treats names as prefixes, unless the list starts with ="
         yield f"though nobody asked for {names_words(extra)}{_because(why)}"
 
 

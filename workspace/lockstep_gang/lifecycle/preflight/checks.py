@@ -165,7 +165,7 @@ def _hcas_of(nodes: NodeAnswers, node: int) -> Iterator[Finding]:
     lacking = [stated for stated in expected.devices if not any(_fits(stated, device, expected) for device in devices)]
     here = ", ".join(sorted({hca.device for hca in rdma.hcas})) or "none"
     if lacking:
-        fix = "correct network.rdma.devices in the cluster file, or look why the device plugin gave the pod others"
+        fix = "correct network.rdma.devices in the cluster file, or find out why the device plugin gave the pod others"
         yield error("hcas", node, f"{name} has no {', '.join(lacking)}; there are {here}", fix)
     elif len(devices) < (expected.count or 1):
         fix = "look at network.rdma.rails and the device plugin on that node"

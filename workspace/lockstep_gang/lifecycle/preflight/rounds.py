@@ -150,9 +150,9 @@ def preflight_message(preflight: Preflight) -> str:
     if preflight.stage is Stage.ALL_REDUCE:
         return "preflight: all-reduce" + (f" in pairs, round {preflight.pair_rounds}" if preflight.pair_rounds else "")
     if is_looking(preflight):
-        return "preflight: looking at every node"  # the same for both rounds: each change of a job's message is a write
+        return "preflight: checking every node"  # the same for both rounds: each change of a job's message is a write
     failure = preflight_failure(preflight)
-    return f"preflight failed, it is made again soon: {failure.message}" if failure is not None and preflight.failures else ""
+    return f"preflight failed and runs again soon: {failure.message}" if failure is not None and preflight.failures else ""
 
 
 def preflight_wake_at(preflight: Preflight) -> float | None:
