@@ -428,7 +428,7 @@ def test_a_coordinator_that_keeps_dying_is_not_tried_for_ever() -> None:
     run = make_run(restart=RestartPolicy(1, 0))
     story = Story(run, resume_gang(run, [record(1), record(2, restarts=1, budget=Budget(1, 1))], None, 1000.0)).decide()
     assert (story.report.state, story.records) == (State.FAILED, ["end"])
-    assert "ended without a word" in story.report.message
+    assert "ended without a report" in story.report.message
 
 
 def test_a_job_that_has_ended_is_never_started_again() -> None:

@@ -133,7 +133,7 @@ def test_real_agents_go_on_once_the_rank_that_outlived_sigkill_has_ended(tmp_pat
         agents.until("] attempt 1 here", 0)
         (tmp_path / "fail").touch()
         agents.until(
-            "waiting for node 1 of 2, after rank 0 on node 0 exited with 1: ValueError: boom; node 1 could not end rank 1; its node"
+            "waiting for node 1 of 2, after rank 0 on node 0 exited with 1: ValueError: boom; node 1 could not end rank 1; check that node"
         )
         assert "attempt 2" not in agents.log(0) + agents.log(1)
         os.kill(pid, signal.SIGKILL)

@@ -152,7 +152,7 @@ def restarting() -> Observed:
         (gets_on(), "Running", True, "step 47 of 120, 2h1m to go, attempt 1; saved up to step 40", "lockstep logs x -n ns -f"),
         (waiting(), "Waiting", False, "nvidia.com/gpu is in use on node a: Pod ml/dev-0 holds 8 (kubectl delete pod dev-0 -n ml)", "lockstep events x -n ns"),
         (silent(), "Silent", False, "has not reported", "kubectl logs x-0 -n ns --tail 50"),
-        (partitioned(), "NodeNotHeard", False, "node 1 (x-1) is not heard", "kubectl get pods -n ns -l lockstep.dev/job=x -o wide"),
+        (partitioned(), "NodeNotHeard", False, "node 1 (x-1) has not been heard", "kubectl get pods -n ns -l lockstep.dev/job=x -o wide"),
         (restarting(), "Restarting", True, "ValueError: no", "lockstep logs x -n ns -f"),
         (complete(), "Complete", True, "every rank ended well", "lockstep describe x -n ns"),
         (failed(), "Failed", False, "ValueError", "lockstep retry x -n ns"),
