@@ -312,7 +312,9 @@ def test_a_script_that_says_nothing_is_judged_by_how_it_ended(exit_code: int | N
 
 def test_a_child_s_signal_is_named_with_the_exit_code_that_stands_for_it() -> None:
     found = failure_of(RankExit(1, 137, None, ordered=False))
-    assert found.message.startswith("rank 1 on node 1 exited with 137, as a script does after its program was ended by SIGKILL (by the kernel")
+    assert found.message.startswith(
+        "rank 1 on node 1 exited with 137, as a script does after its program was ended by SIGKILL (by the kernel"
+    )
 
 
 def test_what_led_to_an_exception_is_told_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
