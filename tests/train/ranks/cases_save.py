@@ -305,7 +305,7 @@ def kill_at(point: str, saver: save.Saver) -> None:
         "before the shard": (save, "write_shard"),
         "after the shard": (commit, "acknowledge"),
         "before the manifest": (commit, "write_durably"),
-        "after the manifest": (commit, "outcome"),
+        "after the manifest": (commit, "await_outcome"),
         "before rotation": (saver.upkeep, "committed"),
     }
     if point == "in the shard":
