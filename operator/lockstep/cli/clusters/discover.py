@@ -89,11 +89,11 @@ async def _look(namespace: str | None, context: str | None, image: str | None) -
     from lockstep.platforms.in_namespace.probe import probe_nodes
 
     async with await Cluster.connect(context) as cluster:
-        place, source = namespace or cluster.namespace or "default", "of your context"
+        place, source = namespace or cluster.namespace or "default", "from your context"
         if namespace:
-            source = "as you said"
+            source = "from --namespace"
         elif not cluster.namespace:
-            source = "your context names none: this is Kubernetes' own default; say another with -n"
+            source = "Kubernetes' default, since your context names none; -n names another"
         try:
             facts = await discover_facts(cluster, place, source)
             return facts if image is None else replace(facts, probes=await probe_nodes(cluster, facts, image))

@@ -23,11 +23,11 @@ def _header(name: str, facts: ClusterFacts) -> list[str]:
     probed = [probe for probe in facts.probes if not probe.error]
     return [
         f"The cluster {name}, as `lockstep cluster discover {name}` saw it at {facts.server} (Kubernetes {facts.version}).",
-        "Beside or above every value: where it came from. `unknown` marks what you may not see, or what the API doesn't say.",
+        "The comment beside or above a value is its source. `unknown` marks what you may not see, or what the API doesn't say.",
         f"Every key is explained in docs/reference/trainingcluster.md. Next: read it, then `lockstep cluster lint {name}`.",
         f"Probe pods looked at {', '.join(probe.node for probe in probed)}."
         if probed
-        else "No pod was started: --probe looks inside the nodes, too.",
+        else "No pod was started: --probe also looks inside the nodes.",
         *_limits(facts),
     ]
 
@@ -87,7 +87,7 @@ def _shared_entries(shared: list[JudgedClass], classes: list[JudgedClass]) -> It
         return
     yield stated("storage.mode", "volumeClaimTemplates", f"no class was found that can be shared by all pods ({others})")
     doubtful = next((judged.name for judged in classes if judged.shareable is not Shareable.NO and not judged.is_default), "nfs-csi")
-    yield unknown("storage.class_rwx", doubtful, "which class has ReadWriteMany volumes; where one does, mode: rwx is easier to work with")
+    yield unknown("storage.class_rwx", doubtful, "which class has ReadWriteMany volumes; if one does, mode: rwx is easier to work with")
 
 
 def _own_entry(shared: list[JudgedClass], classes: list[JudgedClass]) -> Entry:
