@@ -228,7 +228,7 @@ class Cluster:
         try:
             reply: Object = loads(content)
         except ValueError as error:
-            raise Unreachable(f"{self.server} answered with what is no JSON: {error}") from None
+            raise Unreachable(f"{self.server} sent something that is not JSON: {error}") from None
         return reply
 
     async def document(self, path: str, media_type: str) -> Object:

@@ -186,5 +186,5 @@ def _no_cluster(files: Kubeconfig, error: Exception) -> ConfigError:
         )
     problem = str(error).removesuffix(".")
     return ConfigError(
-        f"no cluster can be reached by {path}: {problem}; set KUBECONFIG to another file, or say a --context that it has (kubectl config get-contexts)"
+        f"no cluster can be reached by {path}: {problem}; set KUBECONFIG to another file, or choose a --context that it has (kubectl config get-contexts)"
     )

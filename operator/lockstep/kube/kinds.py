@@ -77,5 +77,5 @@ def path_of(kind: str, namespace: str | None = None, name: str | None = None, su
 
 def _part(name: str) -> str:
     if name in (".", ".."):
-        raise ConfigError(f"{name!r} is no name of an object or namespace")
+        raise ConfigError(f"{name!r} is not a valid name of an object or namespace")
     return quote(name, safe="")

@@ -136,7 +136,7 @@ def proxy_to(url: str, cluster: Values) -> str | None:
             f"{stated} is a SOCKS proxy, which Lockstep can't speak to: name an HTTP proxy (http:// or https://) that leads there"
         )
     if scheme not in PROXIES:
-        raise ConfigError(f"{stated} is no proxy's URL: it must be http://HOST:PORT or https://HOST:PORT")
+        raise ConfigError(f"{stated} is not a proxy's URL: it must be http://HOST:PORT or https://HOST:PORT")
     return str(proxy)
 
 
@@ -186,7 +186,7 @@ def _impersonation(user: Values) -> tuple[tuple[str, str], ...]:
     if not name:
         if uid or groups or extra:
             raise ConfigError(
-                f"user {user['name']} of the kubeconfig has as-uid, as-groups or as-user-extra without as: nobody to act as is named"
+                f"user {user['name']} of the kubeconfig has as-uid, as-groups or as-user-extra without as, which names whom to act as"
             )
         return ()
     headers = [("Impersonate-User", name)] + ([("Impersonate-Uid", uid)] if uid else [])
@@ -238,7 +238,7 @@ def _merged(paths: str) -> Values:
                 raise ConfigError(f"current-context of {path} must be text: put it in quotes")
             merged["current-context"] = merged["current-context"] or current
         except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is no kubeconfig: {' '.join(str(error).split())}") from None
+            raise ConfigError(f"{path} is not a kubeconfig: {' '.join(str(error).split())}") from None
     return merged
 
 
@@ -247,7 +247,7 @@ def _loaded(path: Path) -> Any:
     with path.open("rb") as file:
         data = file.read(FILE_BYTES_MAX + 1)
     if len(data) > FILE_BYTES_MAX:
-        raise ConfigError(f"{path} is no kubeconfig: it has more than {FILE_BYTES_MAX >> 20} MiB")
+        raise ConfigError(f"{path} is not a kubeconfig: it has more than {FILE_BYTES_MAX >> 20} MiB")
     text = data.decode("utf-8")
     _check_size(text, path)
     return load_yaml(text)
@@ -271,7 +271,7 @@ def _check_size(text: str, path: Path) -> None:
             size += sizes.get(str(event.anchor), VALUES_MAX)  # (of something that it is in itself, else)
         size += 1
         if len(open_ones) > DEPTH_MAX or size > VALUES_MAX:
-            raise ConfigError(f"{path} is no kubeconfig: it is nested more than {DEPTH_MAX} deep, or has more than {VALUES_MAX} values")
+            raise ConfigError(f"{path} is not a kubeconfig: it is nested more than {DEPTH_MAX} deep, or has more than {VALUES_MAX} values")
 
 
 def _checked(values: Any, kind: str, where: str) -> Values:
@@ -298,7 +298,7 @@ def _checked(values: Any, kind: str, where: str) -> Values:
 def _check_user(user: Values, where: str) -> None:
     extra = user.get("as-user-extra", {})
     if not (isinstance(extra, dict) and all(isinstance(key, str) and _is_list_of(values or [], str) for key, values in extra.items())):
-        raise ConfigError(f"as-user-extra of {where} must be lists of texts by their keys")
+        raise ConfigError(f"as-user-extra of {where} must map keys to lists of texts")
     if not user.get("token", "").isprintable():
         raise ConfigError(f"token of {where} has a character that no header may have, such as the end of a line")
     if "exec" in user:
@@ -325,7 +325,7 @@ def _bytes(values: Values, key: str) -> bytes | None:
         try:
             return base64.b64decode("".join(values[f"{key}-data"].split()), validate=True)
         except (ValueError, TypeError) as error:
-            raise ConfigError(f"{key}-data of {values['name']} in the kubeconfig is no base64 text: {error}") from None
+            raise ConfigError(f"{key}-data of {values['name']} in the kubeconfig is not base64: {error}") from None
     if values.get(key):
         path = values["folder"] / Path(str(values[key])).expanduser()
         try:
@@ -339,7 +339,7 @@ def _tls(cluster: Values, user: Values, authority: bytes | None) -> ssl.SSLConte
     insecure = bool(cluster.get("insecure-skip-tls-verify"))
     if insecure and authority:
         raise ConfigError(
-            f"cluster {cluster['name']} in the kubeconfig has a certificate-authority and insecure-skip-tls-verify: take one of them out"
+            f"cluster {cluster['name']} in the kubeconfig has a certificate-authority and insecure-skip-tls-verify: remove one of them"
         )
     certificate, key = _bytes(user, "client-certificate"), _bytes(user, "client-key")
     if certificate and not key:

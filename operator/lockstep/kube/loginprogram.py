@@ -134,7 +134,7 @@ class LoginProgram:
         try:
             return status, None if ends is None else _time_of(ends)
         except ValueError:
-            raise ConfigError(f"{wrong} that can be used: expirationTimestamp {ends} is no time as RFC 3339 has it") from None
+            raise ConfigError(f"{wrong} that can be used: expirationTimestamp {ends} is not an RFC 3339 time") from None
 
     def _mode(self) -> str:
         return str(self.stated.get("interactiveMode") or "IfAvailable")
@@ -145,7 +145,7 @@ class LoginProgram:
         if self._mode() == "Always" and not terminal:
             raise ConfigError(
                 f"the login program {self.stated['command']} of the kubeconfig must ask a person (interactiveMode Always), "
-                "but the standard input is no terminal"
+                "but the standard input is not a terminal"
             )
         return terminal and self._mode() != "Never"
 

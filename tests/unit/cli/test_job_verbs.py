@@ -74,7 +74,7 @@ def test_several_jobs_are_named_at_once_and_one_that_is_not_there_keeps_all_as_t
 def test_running_jobs_are_named_before_they_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stub = Jobs()
     result = typed(stub, tmp_path, monkeypatch, "delete", "a", "b")
-    assert str(result.exception) == "jobs a, b have not ended: say --yes to delete them all the same" and stub.patched == []
+    assert str(result.exception) == "jobs a, b have not ended: use --yes to delete them anyway" and stub.patched == []
 
 
 def job_file(path: Path, name: str, **metadata: str) -> str:
@@ -100,7 +100,7 @@ def test_the_jobs_of_files_and_of_folders_are_deleted_and_nothing_where_one_is_n
     result = typed(stub, tmp_path, monkeypatch, "delete", "--yes", "-f", job_file(tmp_path / "ml.json", "a", namespace="ml"))
     assert "metadata.namespace is ml, but --namespace is team" in str(result.exception) and stub.patched == []
     for words in ([], ["a", "-f", one]):
-        assert "say which jobs: their names, or -f FILE" in str(typed(stub, tmp_path, monkeypatch, "delete", "--yes", *words).exception)
+        assert "name the jobs, or use -f FILE" in str(typed(stub, tmp_path, monkeypatch, "delete", "--yes", *words).exception)
     assert stub.patched == []
 
 
@@ -119,8 +119,8 @@ def test_jobs_of_every_namespace_are_listed_with_labels(tmp_path: Path, monkeypa
 
 
 def test_names_and_ways_of_choosing_do_not_go_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "say either names of jobs" in str(typed(Jobs(), tmp_path, monkeypatch, "get", "a", "-A").exception)
-    assert "--watch prints lines of a table" in str(typed(Jobs(), tmp_path, monkeypatch, "get", "-w", "-o", "json").exception)
+    assert "use either names of jobs" in str(typed(Jobs(), tmp_path, monkeypatch, "get", "a", "-A").exception)
+    assert "--watch prints a table" in str(typed(Jobs(), tmp_path, monkeypatch, "get", "-w", "-o", "json").exception)
     assert typed(Jobs(), tmp_path, monkeypatch, "get", "b", "a", "-o", "name").output.split() == [
         "trainingjob.lockstep.dev/b", "trainingjob.lockstep.dev/a",
     ]  # fmt: skip
@@ -157,7 +157,7 @@ def with_two_nodes() -> Jobs:
 def test_a_job_is_not_stopped_for_nodes_that_are_not_there_unless_somebody_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stub = with_two_nodes()
     result = typed(stub, tmp_path, monkeypatch, "scale", "a", "99")
-    assert "even when idle only 2 could take a pod: a would stop and wait for them. Say --yes" in str(result.exception)
+    assert "even when idle only 2 could take a pod: a would stop and wait for them. Use --yes" in str(result.exception)
     assert stub.patched == []
     assert typed(stub, tmp_path, monkeypatch, "scale", "a", "99", "--yes").exit_code == 0
     assert stub.patched == [("a", {"nodes": 99})]
@@ -169,7 +169,7 @@ def test_the_number_of_nodes_is_said_once_with_or_without_its_option(tmp_path: P
         assert typed(stub, tmp_path, monkeypatch, "scale", "a", *words).exit_code == 0
         assert stub.patched == [("a", {"nodes": 1})]
     for words in ([], ["1", "--nodes", "1"]):
-        assert "say how many nodes the job should have, once" in str(typed(Jobs(), tmp_path, monkeypatch, "scale", "a", *words).exception)
+        assert "give the number of nodes once" in str(typed(Jobs(), tmp_path, monkeypatch, "scale", "a", *words).exception)
 
 
 def test_of_a_job_without_pods_there_are_no_stacks_and_it_is_said_where_to_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,9 +92,9 @@ def test_a_connection_that_breaks_is_said(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "say what to run"),
-        (["--local"], "--local is about a job file: name it with -f"),
-        (["-f", "job.yaml", "a.py"], "say one of them"),
+        ([], "name what to run"),
+        (["--local"], "--local is for a job file: name one with -f"),
+        (["-f", "job.yaml", "a.py"], "use one of them"),
         (["--local", "-f", "manifests/samples/dev-environment.yaml"], "needs the operator"),
     ],
 )

@@ -72,8 +72,8 @@ def test_of_several_files_the_first_that_names_a_thing_counts(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("{a: ", "is no kubeconfig"),
-        ("[1, 2]", "is no kubeconfig"),
+        ("{a: ", "is not a kubeconfig"),
+        ("[1, 2]", "is not a kubeconfig"),
         ("contexts: [{name: x}]", "names no current-context; there are x"),
         ("current-context: y\ncontexts: [{name: x}]", "has no context y; there are x"),
         ("current-context: x\ncontexts: [{name: x, context: {cluster: c}}]", "has no cluster c; there are none"),

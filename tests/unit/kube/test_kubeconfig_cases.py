@@ -93,7 +93,7 @@ def test_a_user_that_acts_as_another_does_so_in_every_request(tmp_path: Path, us
 
 @pytest.mark.parametrize("user", [{"as-uid": "7"}, {"as-groups": ["a"]}, {"as-user-extra": {"a": ["b"]}}, {"as": "", "as-uid": "7"}])
 def test_groups_or_more_without_somebody_to_act_as_are_refused(tmp_path: Path, user: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="nobody to act as is named"):
+    with pytest.raises(ConfigError, match="which names whom to act as"):
         read_server(config(tmp_path, {"token": "t", **user}))
 
 
@@ -143,7 +143,7 @@ def test_a_token_s_file_that_is_gone_for_a_moment_leaves_the_last_token(tmp_path
 @pytest.mark.parametrize(
     ("user", "cluster", "words"),
     [
-        ({}, HTTPS | {"certificate-authority-data": "abc"}, "certificate-authority-data of k in the kubeconfig is no base64 text"),
+        ({}, HTTPS | {"certificate-authority-data": "abc"}, "certificate-authority-data of k in the kubeconfig is not base64"),
         ({}, HTTPS | {"certificate-authority-data": "aGk=", "insecure-skip-tls-verify": True}, "certificate-authority and insecure-skip-tls-verify"),
         ({"client-certificate-data": "aGk="}, HTTPS, "has a client-certificate and no client-key"),
         ({"client-certificate-data": "aGk=", "client-key-data": "aGk="}, HTTPS, "a certificate of the kubeconfig can't be used"),
@@ -181,15 +181,15 @@ def test_what_kubectl_would_not_take_is_refused_with_its_place(
         ({"cluster": {"server": "https://a:port"}}, "must be https://HOST:PORT"),
         ({"cluster": {"server": "https://"}}, "must be https://HOST:PORT"),
         ({"cluster": {"server": "https://a b"}}, "must be https://HOST:PORT"),
-        ({"cluster": HTTPS | {"certificate-authority-data": "!!!!"}}, "certificate-authority-data of k in the kubeconfig is no base64 text"),
+        ({"cluster": HTTPS | {"certificate-authority-data": "!!!!"}}, "certificate-authority-data of k in the kubeconfig is not base64"),
         ({"cluster": HTTPS | {"certificate-authority-data": 1}}, "certificate-authority-data of cluster k in .* must be text"),
         ({"user": {"password": 83, "username": "u"}}, "password of user u in .* must be text: put it in quotes"),
         ({"user": {"token": 12345}}, "token of user u in .* must be text"),
         ({"user": {"token": "t\n"}}, "token of user u in .* has a character that no header may have"),
         ({"user": {"as": "joe", "as-groups": "admins"}}, "as-groups of user u in .* must be a list of texts"),
         ({"user": {"as": "joe", "as-groups": [1]}}, "as-groups of user u in .* must be a list of texts"),
-        ({"user": {"as": "joe", "as-user-extra": {"a": "b"}}}, "as-user-extra of user u in .* must be lists"),
-        ({"user": {"as": "joe", "as-user-extra": ["a"]}}, "as-user-extra of user u in .* must be lists"),
+        ({"user": {"as": "joe", "as-user-extra": {"a": "b"}}}, "as-user-extra of user u in .* must map keys to lists"),
+        ({"user": {"as": "joe", "as-user-extra": ["a"]}}, "as-user-extra of user u in .* must map keys to lists"),
         ({"user": {"exec": "login"}}, "exec of user u in .* is no mapping"),
         ({"user": {"exec": {"apiVersion": V1, "command": ["login"]}}}, "command of exec of user u in .* must be text"),
         ({"user": {"exec": {"apiVersion": V1, "command": "x", "args": "--all"}}}, "args of exec of user u in .* must be a list of texts"),
@@ -258,7 +258,7 @@ def test_a_context_without_a_user_asks_as_nobody(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_no_kubeconfig(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no kubeconfig"):
+    with pytest.raises(ConfigError, match="is not a kubeconfig"):
         read_server(str(tmp_path))
 
 
@@ -412,7 +412,7 @@ def credential(version: str = V1, **status: Any) -> dict[str, Any]:
         (credential(), "with a token or a certificate"),
         (credential(clientCertificateData="x"), "it has only one"),
         (credential(token="t", clientKeyData="x"), "it has only one"),
-        (credential(token="t", expirationTimestamp="soon"), "expirationTimestamp soon is no time"),
+        (credential(token="t", expirationTimestamp="soon"), "expirationTimestamp soon is not an RFC 3339 time"),
     ],
 )
 def test_what_a_login_program_prints_must_be_a_credential(tmp_path: Path, printed: str | dict[str, Any], words: str) -> None:
@@ -518,7 +518,7 @@ def test_a_login_program_that_must_ask_a_person_needs_a_terminal(tmp_path: Path,
     monkeypatch.setattr("lockstep.kube.loginprogram.sys.stdin", None)
     user = program(tmp_path, credential(token="t"))
     user["exec"]["interactiveMode"] = "Always"
-    with pytest.raises(ConfigError, match="standard input is no terminal"):
+    with pytest.raises(ConfigError, match="standard input is not a terminal"):
         read_server(config(tmp_path, user))
 
 

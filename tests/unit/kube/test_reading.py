@@ -153,7 +153,7 @@ def test_one_object_is_read_however_large_it_is() -> None:
 
 def test_a_reply_that_is_no_json_is_a_server_that_can_t_be_reached() -> None:
     server = Listing(["<html>"])
-    with pytest.raises(Unreachable, match="no JSON"):
+    with pytest.raises(Unreachable, match="not JSON"):
         asyncio.run(listed(Cluster(server)))
 
 

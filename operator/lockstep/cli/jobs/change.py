@@ -179,7 +179,7 @@ def scale(
     from lockstep.kube.jobs import has_ended, patch_spec
 
     if (number is None) == (nodes is None):
-        raise ConfigError("say how many nodes the job should have, once: lockstep scale JOB 4")
+        raise ConfigError("give the number of nodes once: lockstep scale JOB 4")
     goal = number or nodes or 0
     found = find_job(job, cluster, namespace, context)
     if has_ended(found.job.get("status", {})):
@@ -203,8 +203,8 @@ def _ask_to_wait(found: FoundJob, goal: int, *, yes: bool) -> None:
         return
     warning = f"{lack}: {found.name} would stop and wait for them."
     if not sys.stdin.isatty():
-        raise ConfigError(f"{warning} Say --yes to scale it all the same")
-    typer.confirm(printable_line(f"{warning} Scale it all the same?"), abort=True)
+        raise ConfigError(f"{warning} Use --yes to scale it anyway")
+    typer.confirm(printable_line(f"{warning} Scale it anyway?"), abort=True)
 
 
 async def _lack_of_nodes(cluster: Cluster, found: FoundJob, goal: int) -> str:
@@ -241,7 +241,7 @@ def retry(
     if file is not None and local != in_namespace and job is None:
         raise typer.Exit(_run_again(file, cluster, namespace, context, workspace if local else None))
     if job is None or file is not None or local or in_namespace:
-        raise ConfigError("say which job failed: lockstep retry JOB, or -f FILE with either --local or --in-namespace")
+        raise ConfigError("name the failed job: lockstep retry JOB, or use -f FILE with either --local or --in-namespace")
     from lockstep.cli.shared.target import unnamed_cluster
 
     number = _raise_retry(job, cluster or unnamed_cluster(context), namespace, context)
@@ -323,7 +323,7 @@ def delete(
     from lockstep.kube.jobs import delete_job, has_ended
 
     if bool(jobs) == bool(files):
-        raise ConfigError(f"say which jobs: their names, or -f FILE{' and not both' if jobs else ''}")
+        raise ConfigError(f"name the jobs, or use -f FILE{', not both' if jobs else ''}")
     if files:
         found = _of_files(files, cluster, namespace, context)
     else:
@@ -333,7 +333,7 @@ def delete(
         listed, them = ", ".join(running), "it" if len(running) == 1 else "them"
         have = f"job {listed} has" if len(running) == 1 else f"jobs {listed} have"
         if not sys.stdin.isatty():
-            raise ConfigError(f"{have} not ended: say --yes to delete {them} all the same")
+            raise ConfigError(f"{have} not ended: use --yes to delete {them} anyway")
         where = ", ".join(sorted({one.namespace for one in found}))
         typer.confirm(f"{have[0].upper()}{have[1:]} not ended (namespace {where}). Save, stop and delete {them}?", abort=True)
     for one in found:

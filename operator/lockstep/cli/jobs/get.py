@@ -64,9 +64,9 @@ def get(
     from lockstep.kube.jobs import list_jobs
 
     if jobs and (all_namespaces or selector):
-        raise ConfigError("say either names of jobs, or which ones with -A and -l")
+        raise ConfigError("use either names of jobs, or -A and -l")
     if watch and output not in (ListForm.TABLE, ListForm.WIDE):
-        raise ConfigError("--watch prints lines of a table: -o table or wide")
+        raise ConfigError("--watch prints a table: use -o table or wide")
     named = find_jobs(jobs, cluster, namespace, context) if jobs else []  # names those that are not there
     if named and not watch:
         return _show([one.job for one in named], named[0].target, output, single=len(named) == 1)
@@ -223,7 +223,7 @@ def wait(
         if _is_so(status, until):
             break
         if has_ended(status):
-            raise Failed(f"job {job} has ended, so {until.value} will not come: {line}")
+            raise Failed(f"job {job} has ended, so it will not become {until.value}: {line}")
         if time.monotonic() > end:
             raise Failed(f"job {job} is not {until.value} after {timeout} s: {line}")
         time.sleep(POLL_SECONDS)

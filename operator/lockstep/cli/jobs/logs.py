@@ -60,11 +60,13 @@ def logs(
     from lockstep.platforms.jobs.logs import LogSelection
 
     if rank is not None and node is not None:
-        raise ConfigError("say either --rank or --node: a rank is on one node only")
+        raise ConfigError("use either --rank or --node: a rank is on one node only")
     if previous and attempt is not None:
-        raise ConfigError("say either --previous or --attempt")
+        raise ConfigError("use either --previous or --attempt")
     if follow and (errors or previous or attempt is not None):
-        raise ConfigError("--follow shows the attempt that runs and those to come: it doesn't go with --errors, --attempt and --previous")
+        raise ConfigError(
+            "--follow shows the attempt that runs and those to come: it can't be combined with --errors, --attempt and --previous"
+        )
     selection = LogSelection(node or 0, rank, tail, None if since is None else parse_duration(since), attempt)
     if local:
         raise typer.Exit(_print_local(job, workspace, selection, follow=follow, errors=errors, previous=previous))
@@ -97,7 +99,7 @@ async def _print(job: Object, context: str | None, selection: LogSelection, *, f
                 printed = True
                 put(line)
     if not printed:
-        raise Failed(f"node {selection.node} of job {name} has printed nothing that was asked for: lockstep why {name} -n {namespace}")
+        raise Failed(f"node {selection.node} of job {name} has printed nothing that matches: lockstep why {name} -n {namespace}")
     return 0
 
 
@@ -219,7 +221,7 @@ def _follow_folder(job: str, workspace: Path, request: Object, *, follow: bool) 
             put(line, flush=True)
         printed = len(output)
         if not follow and not output:
-            raise Failed(f"run {job} has printed nothing that was asked for: its logs are in {request['root']}/{runfolder.OUTPUT}")
+            raise Failed(f"run {job} has printed nothing that matches: its logs are in {request['root']}/{runfolder.OUTPUT}")
         if not follow:
             return 0
         if condition(status, "Progressing").get("reason") != "Running":

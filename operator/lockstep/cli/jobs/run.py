@@ -83,18 +83,18 @@ def run(
         place = cluster or unnamed_cluster(context), namespace, context
         raise typer.Exit(run_in_session(script or (), job or DEV_ENVIRONMENT, place, detach=detach))
     if script or job or detach:
-        raise ConfigError("-f runs a job file, --job and a script run something in a dev environment: say one of them")
+        raise ConfigError("-f runs a job file, --job and a script run something in a dev environment: use one of them")
     changes = [*(changes or ()), *(_fresh(file) if fresh else ())]
     if local == in_namespace:
         options = "".join(f" --set {shlex.quote(change)}" for change in changes)
         raise ConfigError(
-            "say where the job should run: --local (processes of this machine) or --in-namespace (Kubernetes, role admin); "
+            "choose where the job runs: --local (processes of this machine) or --in-namespace (Kubernetes, role admin); "
             f"with the operator: lockstep render -f {file}{options} -o job | kubectl apply -f -"
         )
     if in_namespace and preview is not None:
-        raise ConfigError("--preview reads the data on this machine: say --local")
+        raise ConfigError("--preview reads the data on this machine: add --local")
     if local and attach:
-        raise ConfigError("--attach follows a run on Kubernetes: say --in-namespace")
+        raise ConfigError("--attach follows a run on Kubernetes: add --in-namespace")
     inputs = _inputs(file, cluster or LOCAL_CLUSTER if local else cluster, None if local else namespace, changes)
     raise typer.Exit(_run_here(inputs, workspace, nodes, preview) if local else _run_in_namespace(inputs, context, attach=attach))
 
@@ -106,7 +106,7 @@ def _fresh(file: Path) -> list[str]:
 
     if str(file) != "-" and parse_job_file(read_text(file), str(file)).spec.training is None:
         raise ConfigError(
-            f"--fresh is about training, and {file} runs a script, which finds its own checkpoints: remove them, or tell it another folder"
+            f"--fresh is about training, and {file} runs a script, which finds its own checkpoints: remove them, or give it another folder"
         )
     return [FRESH]
 
@@ -114,14 +114,14 @@ def _fresh(file: Path) -> list[str]:
 def _refuse_file_options(options: Mapping[str, object]) -> None:
     wrong = [name for name, value in options.items() if value]
     if wrong:
-        raise ConfigError(f"{', '.join(wrong)} is about a job file: name it with -f")
+        raise ConfigError(f"{', '.join(wrong)} is for a job file: name one with -f")
 
 
 def refuse_interactive(job: TrainingJob) -> None:
     """Raise ConfigError for an interactive job: its nodes wait for what people ask for, and the operator alone releases its GPUs."""
     if job.spec.type == "Interactive":
         raise ConfigError(
-            "a job of type Interactive needs the operator: kubectl apply -f it; for one run without it, name the script in spec.script"
+            "a job of type Interactive needs the operator: apply it with kubectl apply -f; for one run without it, name the script in spec.script"
         )
 
 
@@ -165,7 +165,7 @@ def run_in_session(words: Sequence[str], job: str, place: tuple[str, str | None,
     """
     if not words:
         raise ConfigError(
-            "say what to run: a job file (-f job.yaml --local), or a script on all nodes of a dev environment (lockstep run train.py)"
+            "name what to run: a job file (-f job.yaml --local), or a script on all nodes of a dev environment (lockstep run train.py)"
         )
     from lockstep.platforms.jobs.devrun import agent_command, run_on_all_nodes
 
@@ -181,7 +181,7 @@ def refuse(found: FoundJob) -> None:
 
     name, status = found.name, found.job.get("status") or {}
     if found.job["spec"].get("type") != "Interactive":
-        raise ConfigError(f"job {name} is a Batch job, which runs what it was made for: scripts are run in one of type Interactive")
+        raise ConfigError(f"job {name} is a Batch job: scripts run only in jobs of type Interactive")
     if is_true(status, "Failed"):
         raise ConfigError(f"{name} has failed: {condition(status, 'Failed')['message']}: lockstep retry {name} -n {found.namespace}")
     stopped: dict[str, Any] = condition(status, "Suspended")

@@ -172,7 +172,7 @@ async def _looks_of_folder(job: str | None, workspace: Path, interval: float) ->
     from lockstep.platforms.local.records import look_at_run
 
     if job is None:
-        raise ConfigError("say which run: lockstep top JOB --local")
+        raise ConfigError("name the run: lockstep top JOB --local")
     while True:
         page, over = look_at_run(job, workspace, CURVE_POINTS)
         yield page, _page(page), over

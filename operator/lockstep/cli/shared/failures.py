@@ -12,8 +12,8 @@ EXIT_USAGE = 2
 CLIENT_LIBRARIES = ("aiohttp", "kubernetes", "urllib3")
 """Not imported here: `lockstep --help` is fast. Only the embedded cluster and logins of old use the last two."""
 NO_ANSWER = "is the cluster up, and is --context, or KUBECONFIG, the right one? (kubectl cluster-info)"
-LOG_IN = "your login is not accepted: log in again (oc login, or your provider's command), or say another --context"
-LACKING = "an administrator of the namespace can grant it (the built-in roles view and edit), or say another namespace with -n"
+LOG_IN = "your login is not accepted: log in again (oc login, or your provider's command), or use another --context"
+LACKING = "an administrator of the namespace can grant it (the built-in roles view and edit), or use another namespace with -n"
 
 
 def explanation(error: BaseException) -> tuple[int, str] | None:

@@ -253,4 +253,4 @@ def refuse_other_cluster(cluster_file: ClusterFile, context: str | None, force: 
     try:
         aim.check(Client(context).server, context)
     except OtherCluster as error:
-        raise OtherCluster(f"{error}, or say --force (make: FORCE=1)") from None
+        raise OtherCluster(f"{error}, or use --force (make: FORCE=1)") from None

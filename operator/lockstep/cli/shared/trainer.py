@@ -41,7 +41,7 @@ AT_FIRST = {
 def trainer_command(module: str, arguments: Sequence[str | Path]) -> list[str]:
     """The argument list of a module of the trainer. Raises ConfigError where the trainer isn't installed."""
     if any(importlib.util.find_spec(package) is None for package in NEEDS[module]):
-        raise ConfigError(f"{sys.executable} has no trainer to do this with; install lockstep[train], or run this in the trainer's image")
+        raise ConfigError(f"{sys.executable} has no trainer; install lockstep[train], or run this in the trainer's image")
     return [sys.executable, "-m", f"lockstep_train.{module}", *map(str, arguments)]
 
 

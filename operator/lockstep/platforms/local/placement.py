@@ -145,5 +145,5 @@ def _require(field: str, stated: str, path: Path, exists: bool, kind: str) -> No
     if exists:
         return
     mapped = f" ({stated} of the job)" if str(path) != stated else ""
-    hint = " or say --workspace FOLDER" if stated.startswith((f"{WORKSPACE}/", f"{DATASETS}/")) or not stated.startswith("/") else ""
+    hint = " or use --workspace FOLDER" if stated.startswith((f"{WORKSPACE}/", f"{DATASETS}/")) or not stated.startswith("/") else ""
     raise ConfigError(f"{field}: there is no {kind} {path}{mapped}: put it there{hint}")

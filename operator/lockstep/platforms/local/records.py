@@ -24,7 +24,9 @@ def observed_run(job: str, root: Path) -> Observed:
         end = json.loads(path.read_text(encoding="utf-8")) if (path := folder / "end.json").exists() else {}
         status = _status(attempts, end, runs=_runs(folder.parent / "local.lock"))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:  # (scripts can write there, too)
-        raise ConfigError(f"no run {job} can be read in {folder} ({error}): say --workspace as `lockstep run --local` was told") from None
+        raise ConfigError(
+            f"no run {job} can be read in {folder} ({error}): use the same --workspace as for `lockstep run --local`"
+        ) from None
     return Observed(job={"metadata": {"name": job, "namespace": "local", "uid": "local"}, "spec": {}, "status": status})
 
 
@@ -35,7 +37,9 @@ def failed_run(job: str, root: Path) -> Earlier:
         newest = json.loads((folder / "attempts.jsonl").read_text(encoding="utf-8").splitlines()[-1])
         end = json.loads(path.read_text(encoding="utf-8")) if (path := folder / "end.json").exists() else {}
     except (OSError, ValueError, IndexError) as error:
-        raise ConfigError(f"no run {job} can be read in {folder} ({error}): say --workspace as `lockstep run --local` was told") from None
+        raise ConfigError(
+            f"no run {job} can be read in {folder} ({error}): use the same --workspace as for `lockstep run --local`"
+        ) from None
     state = end.get("state") if end.get("jobUid") == newest["jobUid"] else None
     if state == "Complete":
         raise ConfigError(f"run {job} in {folder.parent} is complete: there is nothing to retry")

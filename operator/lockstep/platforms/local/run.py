@@ -88,7 +88,7 @@ def _alone(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "local.lock").open("w")
     except OSError as error:
-        raise ConfigError(f"cannot write in {folder} ({error.strerror}): say --workspace FOLDER") from None
+        raise ConfigError(f"cannot write in {folder} ({error.strerror}): use --workspace FOLDER") from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

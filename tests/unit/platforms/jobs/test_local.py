@@ -146,7 +146,7 @@ def test_a_job_whose_inputs_are_there_may_start(tmp_path: Path) -> None:
     [
         (
             "datasets/all.jsonl",
-            "spec.training.data.path: there is no file or folder {} (/datasets/all.jsonl of the job): put it there or say --workspace FOLDER",
+            "spec.training.data.path: there is no file or folder {} (/datasets/all.jsonl of the job): put it there or use --workspace FOLDER",
         ),
         (
             "workspace/models/tiny/config.json",
@@ -185,8 +185,8 @@ def test_a_preview_is_of_a_training_s_data_on_this_machine(tmp_path: Path) -> No
     path.write_text(json.dumps({"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x"}, "spec": spec}))
     for options, said in (
         (["-f", str(path), "--local"], "--preview shows what spec.training would learn of its data, but this job runs a script"),
-        (["-f", str(path), "--in-namespace"], "--preview reads the data on this machine: say --local"),
-        (["train.py"], "--preview is about a job file: name it with -f"),
+        (["-f", str(path), "--in-namespace"], "--preview reads the data on this machine: add --local"),
+        (["train.py"], "--preview is for a job file: name one with -f"),
     ):
         ended = CliRunner().invoke(app, ["run", "--preview", "3", "--workspace", str(tmp_path), *options])
         assert isinstance(ended.exception, ConfigError)

@@ -252,7 +252,7 @@ def test_the_run_that_was_frozen_says_how_many_nodes_an_ended_job_had() -> None:
     [
         (["--rank", "1", "--node", "0"], "either --rank or --node"),
         (["--previous", "--attempt", "1"], "either --previous or --attempt"),
-        (["-f", "--errors"], "doesn't go with --errors"),
+        (["-f", "--errors"], "can't be combined with --errors"),
         (["--since", "soon"], "such as 90s"),
     ],
 )
@@ -306,7 +306,7 @@ def test_a_local_run_that_is_not_there_and_a_rank_that_it_has_not_are_told(local
     told = CliRunner().invoke(app, ["logs", "x", "--local", "--workspace", str(local), "--rank", "2"])
     assert "the job has 2 ranks, 0 to 1" in str(told.exception)
     silent = CliRunner().invoke(app, ["logs", "x", "--local", "--workspace", str(local), "--rank", "0"])
-    assert "has printed nothing that was asked for" in str(silent.exception)
+    assert "has printed nothing that matches" in str(silent.exception)
 
 
 @pytest.mark.parametrize(

@@ -327,7 +327,7 @@ def test_a_name_of_an_object_leads_to_no_other_object(name: str) -> None:
             path = make()
             assert path.count("/") == before.count("/") + 1 and not set("?#") & set(path) and path.isascii()
     for dots in (".", ".."):
-        with pytest.raises(ConfigError, match="is no name of an object"):
+        with pytest.raises(ConfigError, match="is not a valid name of an object"):
             path_of("Pod", dots, "x")
 
 

@@ -71,7 +71,7 @@ def test_a_job_that_runs_or_is_complete_is_refused_in_plain_words(
 def test_it_says_which_job_or_which_file(patched: list[dict[str, Any]]) -> None:
     for words in ([], ["-f", "job.yaml"], ["x", "--local"], ["-f", "job.yaml", "--local", "--in-namespace"]):
         result = CliRunner().invoke(app, ["retry", *words])
-        assert "say which job failed" in str(result.exception)
+        assert "name the failed job" in str(result.exception)
 
 
 def test_a_local_run_goes_on_as_the_same_job_until_it_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,4 +115,4 @@ def test_fresh_is_resume_from_none_and_no_matter_of_scripts(tmp_path: Path, monk
     script.write_text("apiVersion: lockstep.dev/v1alpha1\nkind: TrainingJob\nmetadata: {name: x}\nspec: {nodes: 1, script: {path: a.py}}\n")
     refused = CliRunner().invoke(app, ["run", "-f", str(script), "--local", "--fresh"])
     assert "runs a script, which finds its own checkpoints" in refused.output + str(refused.exception)
-    assert "--fresh is about a job file" in str(CliRunner().invoke(app, ["run", "--fresh", "train.py"]).exception)
+    assert "--fresh is for a job file" in str(CliRunner().invoke(app, ["run", "--fresh", "train.py"]).exception)
