@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lockstep.api.files.clusterkeys import KEYS
+from lockstep.api.files.clusterfile import KEYS
 
 # A value that is no default, for every key of the cluster; what else a file then must say.
 VALUES: dict[str, Any] = {

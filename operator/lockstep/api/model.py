@@ -207,6 +207,7 @@ DNS_SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?
 DNS_NAME_PATTERN = rf"^{DNS_SUBDOMAIN}$"
 DNS_NAME_MAX = 253
 DnsName = Annotated[str, Field(pattern=DNS_NAME_PATTERN, max_length=DNS_NAME_MAX)]
+SERVER_PATTERN = r"^(https?://)?[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?(:[0-9]{1,5})?/?$"
 ENV_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 EnvName = Annotated[str, Field(pattern=ENV_NAME_PATTERN, max_length=128)]
 ABSOLUTE_PATH_PATTERN = r"^/[^\x00]*$"

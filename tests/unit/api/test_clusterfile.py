@@ -6,11 +6,11 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
+from pydantic.alias_generators import to_camel
 
 from lockstep.api.cluster import Memlock, Platform, TrainingClusterSpec
 from lockstep.api.errors import ConfigError
-from lockstep.api.files.clusterfile import ClusterFile, parse_cluster_file
-from lockstep.api.files.clusterkeys import PROFILE_KEYS, below
+from lockstep.api.files.clusterfile import EXCEPTIONS, PROFILE_KEYS, ClusterFile, below, parse_cluster_file
 from lockstep_spec.choices import StorageMode
 from support.cluster_file_cases import given, left_out, written
 
@@ -253,6 +253,12 @@ def profile_of(values: dict[str, Any]) -> TrainingClusterSpec:
 @pytest.mark.parametrize("key", [key.file for key in PROFILE_KEYS])
 def test_every_key_changes_the_profile(key: str) -> None:
     assert profile_of(given(key)) != profile_of(left_out(key))
+
+
+def test_every_exception_is_a_field_that_would_be_called_otherwise() -> None:
+    fields = {key.model for key in PROFILE_KEYS} | {"network.mode"}
+    assert {".".join(map(to_camel, name.split("."))) for name in EXCEPTIONS} <= fields
+    assert {key.file for key in PROFILE_KEYS} >= {file for file in EXCEPTIONS.values() if file}
 
 
 @pytest.mark.parametrize(("text", "field", "value"), [

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.api.cluster import TrainingClusterSpec
-from lockstep.api.files.clusterfile import parse_cluster_file
-from lockstep.api.files.clusterkeys import PROFILE_KEYS
+from lockstep.api.files.clusterfile import PROFILE_KEYS, parse_cluster_file
 from lockstep.api.files.yamltext import dump_yaml
 
 NAMES = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,8}[a-z0-9])?", fullmatch=True)

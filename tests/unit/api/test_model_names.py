@@ -18,11 +18,11 @@ from lockstep.cli.jobs import hubconfig
 from lockstep.cli.jobs.planfacts import known_facts
 from lockstep.plan.ahead.references import references
 from lockstep.plan.render.objects import render
+from lockstep.plan.render.pod import variable_warnings
 from lockstep.plan.render.preflight import expected
 from lockstep.plan.render.readerpod import reader_pod, with_secrets
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import Resolved
-from lockstep.plan.render.variables import variable_warnings
 from lockstep_spec.modelnames import fetched_folder, folder_name, holds_password, is_address, is_folder, is_hub_name, model_title
 from support.hub_server import LFS_BYTES, TOKEN, Hub, running_hub
 

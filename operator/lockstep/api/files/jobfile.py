@@ -13,7 +13,6 @@ from pydantic_core import ErrorDetails
 from lockstep.api.errors import ConfigError
 from lockstep.api.files import yamlnodes as nodes
 from lockstep.api.files.changes import as_text, with_changes
-from lockstep.api.files.document import Document
 from lockstep.api.files.problems import broken_rules, explain, unknown
 from lockstep.api.job import TrainingJob
 from lockstep.api.names import API_VERSION
@@ -75,7 +74,7 @@ def _kind(node: yaml.MappingNode) -> str:
     return next((str(value.value) for key, value in node.value if key.value == "kind"), "")
 
 
-class _Reader(Document):
+class _Reader(nodes.Document):
     """Turns nodes into JSON values."""
 
     changes: Mapping[str, str] = {}

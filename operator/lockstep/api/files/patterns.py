@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lockstep.api import calibration, model, names, network, shared, status, training
-from lockstep.api.files import clusterkeys
 
 _LEVELS = "PIX, PXB, PHB, SYS or 0 to 5"
 
@@ -33,7 +32,7 @@ PATTERN_WORDS: Mapping[str, str] = {
     shared.FIELD_PATTERN: "a field of a pod, such as status.podIP",
     status.REASON_PATTERN: "one CamelCase word",
     calibration.DAY_PATTERN: "a day such as '2026-11-21', in quotes",
-    clusterkeys.API_PATTERN: "a host such as api.example.com, or https://api.example.com:6443",
+    model.SERVER_PATTERN: "a host such as api.example.com, or https://api.example.com:6443",
     training.DATA_PATH_PATTERN: "an absolute path, beginning with /, or an address such as s3://bucket/folder",
     training.MODEL_PATTERN: "a folder such as /workspace/models/Qwen3-8B, a model of the hub such as org/name, or an address such as s3://bucket/folder",
     training.RESUME_PATTERN: "Auto, None or an absolute path",

@@ -11,7 +11,7 @@ from lockstep.api.files.clusterfile import ClusterFile
 from lockstep.api.quantity import number
 from lockstep.api.shared import FabricMode
 from lockstep.plan.cluster.finding import Finding, Outcome, failed, fine, warning
-from lockstep.plan.render.resolve import default_image_said
+from lockstep.plan.render.resolve import describe_default_image
 from lockstep_gang.contract import are_whole_names
 
 IMAGE = "image"
@@ -133,7 +133,7 @@ def _nccl(spec: TrainingClusterSpec) -> Iterator[Finding]:
 
 def _pods(spec: TrainingClusterSpec, operator_image: str) -> Iterator[Finding]:
     if spec.image is None:
-        message, is_known = default_image_said(operator_image)
+        message, is_known = describe_default_image(operator_image)
         yield (
             fine(IMAGE, f"{message} (lockstep build trainer makes it)") if is_known else warning(IMAGE, message, "name the trainer's image")
         )

@@ -17,7 +17,7 @@ from lockstep.plan.cluster.finding import Finding, Outcome
 from lockstep.plan.cluster.scope import image_of, unserved
 from lockstep.plan.discovery.nodes import host
 from lockstep.plan.render.fabric import GPU_RESOURCE
-from lockstep.plan.render.resolve import default_image_said
+from lockstep.plan.render.resolve import describe_default_image
 from lockstep.plan.waiting.nodes import allocatable
 from lockstep_spec.choices import StorageMode
 
@@ -142,7 +142,7 @@ def _image(facts: ClusterFacts, file: ClusterFile) -> Iterator[Finding]:
     """The image of jobs on a cluster that names none."""
     deployment = facts.object("Deployment", OPERATOR_NAME).first
     if file.profile.spec.image is None and deployment is not None:
-        message, is_known = default_image_said(image_of(deployment))
+        message, is_known = describe_default_image(image_of(deployment))
         if is_known:
             yield Finding("image", Outcome.OK, message)
         else:

@@ -1,4 +1,4 @@
-"""The pod of every node of a job."""
+"""The pod of every node of a job, and its variables, as `kubectl exec` sees them too."""
 
 from __future__ import annotations
 
@@ -7,18 +7,28 @@ from dataclasses import asdict
 from typing import Any
 
 from lockstep.api import names
-from lockstep.api.cluster import TrainingClusterSpec
-from lockstep.api.job import JobType, TrainingJobSpec
+from lockstep.api.cluster import TrainingCluster, TrainingClusterSpec
+from lockstep.api.job import JobType, TrainingJob, TrainingJobSpec
+from lockstep.api.shared import is_loaders
+from lockstep.api.training import Training
+from lockstep.plan.layers import Notice
 from lockstep.plan.render.fabric import GPU_RESOURCE, Transport, rail_networks, rail_resources
 from lockstep.plan.render.resolved import Resolved
 from lockstep.plan.render.scheduling import node_terms, tolerations
-from lockstep.plan.render.security import restricted, trainer_rights, volume_group
+from lockstep.plan.render.security import locks_memory_as_root, restricted, trainer_rights, volume_group
 from lockstep.plan.render.storage import claim_volumes, cluster_mounts, extra_volumes, mounts
 from lockstep.plan.render.template import fill
-from lockstep.plan.render.variables import pod_variables, profile_variables
+from lockstep_gang.contract import POD_IPS
 
 # Stated for namespaces with a quota; free, because a pod counts the larger of its init and main containers.
 AGENT_RESOURCES = {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
+_INDEX = {"fieldRef": {"fieldPath": f"metadata.labels['{names.LABEL_POD_INDEX}']"}}
+HUB_TOKEN = "HF_TOKEN"  # noqa: S105 (the variable's name)
+OWN_VARIABLES = (
+    "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "NNODES", "GPUS_PER_NODE", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK",
+    "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE",
+)  # fmt: skip
+"""Set by Lockstep: a job or cluster that sets them too would only mislead shells, ranks get the agent's."""
 
 
 def pod_template(resolved: Resolved, agent_image: str, key_secret: str, *, reports: bool) -> dict[str, Any]:
@@ -99,3 +109,95 @@ def _resources(resolved: Resolved) -> dict[str, dict[str, str]]:
     if resolved.transport is Transport.RDMA:
         devices |= rail_resources(resolved.profile.spec.network.rdma)
     return {"requests": stated.requests.to_dict() | devices, "limits": stated.limits.to_dict() | devices}
+
+
+def variable_warnings(job: TrainingJob, profile: TrainingCluster) -> list[Notice]:
+    """Variables that are written down and have no effect."""
+    stated = [("the job's env", variable.name) for variable in job.spec.env]
+    stated += [("the cluster's pod.env", variable.name) for variable in profile.spec.pod.env]
+    token = job.spec.training is not None and job.spec.training.model.token_secret is not None
+    twice = [where for where, name in stated if name == HUB_TOKEN and token]
+    return [
+        *[
+            Notice("VariableIgnored", f"{HUB_TOKEN} in {where} has no effect: training.model.tokenSecret is used, remove one of them")
+            for where in twice
+        ],
+        *[
+            Notice("VariableIgnored", f"{name} in {where} has no effect: Lockstep sets it itself, remove it")
+            for where, name in stated
+            if _is_own(name)
+        ],
+    ]
+
+
+def _is_own(name: str) -> bool:
+    return name in OWN_VARIABLES or name.startswith(("LOCKSTEP_", "TORCHELASTIC_"))
+
+
+def pod_variables(resolved: Resolved) -> list[dict[str, Any]]:
+    """Variables of the container by name, once each. The job's win over NCCL's, those over the cluster's; Lockstep's own win over all.
+
+    Without what the dynamic loader reads: that would reach the agent, too, and a library that can't be loaded there would end it.
+    """
+    spec, profile = resolved.job.spec, resolved.profile.spec
+    variables = _home(resolved)
+    variables |= {variable["name"]: {"value": variable["value"]} for variable in profile_variables(profile)}
+    variables |= {name: {"value": literal(layered.value)} for name, layered in resolved.nccl.items()}
+    for variable in spec.env:
+        source = variable.to_dict()
+        variables[source.pop("name")] = source | ({"value": literal(variable.value)} if variable.value is not None else {})
+    variables |= _token(spec.training)
+    variables |= _own(resolved)
+    return [{"name": name, **source} for name, source in variables.items() if not is_loaders(name)]
+
+
+def _token(training: Training | None) -> dict[str, dict[str, Any]]:
+    """The hub's token, which the kubelet reads from its Secret."""
+    secret = None if training is None else training.model.token_secret
+    return {} if secret is None else {HUB_TOKEN: {"valueFrom": {"secretKeyRef": {"name": secret.name, "key": secret.key}}}}
+
+
+def loader_variables(resolved: Resolved) -> dict[str, str]:
+    """Variables that the dynamic loader reads, which only ranks get. The job's win over the cluster's."""
+    profiles = {variable.name: variable.value for variable in resolved.profile.spec.pod.env}
+    stated = profiles | {variable.name: variable.value or "" for variable in resolved.job.spec.env}
+    return {name: value for name, value in stated.items() if is_loaders(name)}
+
+
+def profile_variables(profile: TrainingClusterSpec) -> list[dict[str, Any]]:
+    """Variables that the cluster gives to every container of every pod, without what the dynamic loader reads: only ranks get that."""
+    return [{"name": variable.name, "value": literal(variable.value)} for variable in profile.pod.env if not is_loaders(variable.name)]
+
+
+def _home(resolved: Resolved) -> dict[str, dict[str, Any]]:
+    """A UID without a line in /etc/passwd has no home and no name, and torch's and transformers' caches ask for both."""
+    if locks_memory_as_root(resolved.profile.spec, resolved.transport):
+        return {}
+    return {"HOME": {"value": "/tmp"}, "USER": {"value": names.APP}}  # noqa: S108 (the pod's own emptyDir)
+
+
+def _own(resolved: Resolved) -> dict[str, dict[str, Any]]:
+    network = resolved.profile.spec.network
+    own: dict[str, dict[str, Any]] = {
+        "LOCKSTEP_NODE": {"valueFrom": _INDEX},
+        POD_IPS: {"valueFrom": {"fieldRef": {"fieldPath": "status.podIPs"}}},
+        "NODE_RANK": {"valueFrom": _INDEX},
+        "NNODES": {"value": str(resolved.nodes)},
+        "GPUS_PER_NODE": {"value": str(resolved.gpus_per_node)},
+        "MASTER_ADDR": {"value": names.node_address(resolved.name, resolved.namespace, 0)},
+        "MASTER_PORT": {"value": str(names.MASTER_PORT)},
+    }
+    if resolved.job.spec.type is JobType.INTERACTIVE:
+        own["WORLD_SIZE"] = {"value": str(resolved.world_size)}
+        own["LOCKSTEP_SOCKET"] = {"value": names.AGENT_SOCKET}
+    if resolved.transport is Transport.RDMA and network.mtu is not None:
+        own["LOCKSTEP_RAIL_MTU"] = {"value": str(network.mtu)}
+    return own
+
+
+def literal(value: str) -> str:
+    """`value` so that the pod sees it unchanged.
+
+    The kubelet expands $(NAME) in values and turns every $$ into $, so each $ is doubled, not only those before a bracket.
+    """
+    return value.replace("$", "$$")

@@ -45,7 +45,7 @@ def expected(resolved: Resolved) -> Expected | None:
     )
 
 
-def alone(job: TrainingJob) -> TrainingJob:
+def with_preflight(job: TrainingJob) -> TrainingJob:
     """The job with its preflight on, whatever it says."""
     preflight = job.spec.preflight
     if preflight.mode is not PreflightMode.OFF:
@@ -54,9 +54,9 @@ def alone(job: TrainingJob) -> TrainingJob:
     return job.model_copy(update={"spec": job.spec.model_copy(update={"preflight": switched_on})})
 
 
-def ending_with_it(run: Run, run_dir: str) -> Run:
+def without_ranks(run: Run, run_dir: str) -> Run:
     """The run without its ranks: it is over when preflight is, and the records in the job's own folder are left alone."""
-    assert run.preflight is not None  # noqa: S101 (of a job that `alone` gave)
+    assert run.preflight is not None  # noqa: S101 (of a job that `with_preflight` gave)
     command = run.command or ("true",)  # of a dev environment, which starts as any other job for this
     return replace(run, run_dir=run_dir, command=command, interactive=None, preflight=replace(run.preflight, only=True))
 

@@ -15,10 +15,10 @@ from lockstep.api.podtemplate import PodTemplate
 from lockstep.api.training import ON_VOLUMES, Training
 from lockstep.plan.layers import Layer, Layered, Notice, Setting, written
 from lockstep.plan.render.fabric import Transport, Variables, choose_transport, fabric_refusals, fabric_warnings, nccl_environment
+from lockstep.plan.render.pod import variable_warnings
 from lockstep.plan.render.resolved import PlatformDefaults, Refused, Resolved
 from lockstep.plan.render.scheduling import scheduling_refusals
 from lockstep.plan.render.storage import claim_refusals, volume_refusals
-from lockstep.plan.render.variables import variable_warnings
 from lockstep_spec.choices import StorageMode
 
 T = TypeVar("T")
@@ -114,7 +114,7 @@ def trainer_image(operator_image: str) -> str | None:
     return None if match is None else f"{match[1]}lockstep-trainer:{match[2]}"
 
 
-def default_image_said(operator_image: str) -> tuple[str, bool]:
+def describe_default_image(operator_image: str) -> tuple[str, bool]:
     """Text about the image of jobs that name none on a cluster that names none either, and True if there is one."""
     image = trainer_image(operator_image)
     if image is not None:

@@ -11,9 +11,9 @@ from lockstep.api.job import Interactive as InteractiveSpec
 from lockstep.api.job import JobType, TrainingJobSpec
 from lockstep.api.training import Training
 from lockstep.plan.render.fabric import fabric_asked
+from lockstep.plan.render.pod import loader_variables
 from lockstep.plan.render.preflight import expected
 from lockstep.plan.render.resolved import Resolved
-from lockstep.plan.render.variables import loader_variables
 from lockstep_gang.contract import Interactive, JobIdentity, ReportTarget, RestartPolicy, Run, WhenDone
 from lockstep_spec.choices import StorageMode
 from lockstep_spec.codec import settings_from_json

@@ -13,7 +13,7 @@ from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.job import TrainingJob
 from lockstep.kube.cluster import ApiError, Cluster
-from lockstep.plan.render.preflight import alone, ending_with_it, result_in
+from lockstep.plan.render.preflight import result_in, with_preflight, without_ranks
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults
 from lockstep.platforms.clusters.deployed import with_image
@@ -37,12 +37,12 @@ def preflight_on_cluster(
 def prepared(job: TrainingJob, profile: TrainingCluster, namespace: str) -> Run:
     """Prepare the job without its ranks. Beside a job that may run, under a name of its own; with volumes of its own for every pod under the
     job's name, since that is what its volumes are found by."""
-    checked = alone(job)
+    checked = with_preflight(job)
     if resolve(checked, profile, PlatformDefaults(namespace=namespace)).storage_mode is StorageMode.SHARED:
         name = f"{job.metadata.name[: names.JOB_NAME_MAX - len(SUFFIX)].rstrip('-')}{SUFFIX}"
         checked = checked.model_copy(update={"metadata": checked.metadata.model_copy(update={"name": name})})
     run = prepare(checked, profile, namespace)
-    ending = ending_with_it(parse_run(run.frozen.run), join(names.WORKSPACE, "runs", job.metadata.name))
+    ending = without_ranks(parse_run(run.frozen.run), join(names.WORKSPACE, "runs", job.metadata.name))
     # An agent that ends is started again by the kubelet, and one that has only just started doesn't hear that it is to go.
     waiting = replace(ending, when_done=WhenDone.WAIT)
     return replace(run, frozen=replace(run.frozen, run=run_text(waiting)))

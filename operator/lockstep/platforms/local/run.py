@@ -17,7 +17,7 @@ from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.job import TrainingJob
 from lockstep.plan.reconcile.clocks import Earlier, retried
-from lockstep.plan.render.preflight import alone, ending_with_it, result_in
+from lockstep.plan.render.preflight import result_in, with_preflight, without_ranks
 from lockstep.plan.render.resolve import resolve
 from lockstep.platforms.local.agents import run_agents
 from lockstep.platforms.local.placement import LOOPBACK, check_inputs, gpus_here, local_defaults, local_run, node_devices, run_dir
@@ -50,12 +50,12 @@ def preflight_local(job: TrainingJob, profile: TrainingCluster, root: Path) -> P
 
     Raises ConfigError when the job can't run here, Failed when the agents ended without a result.
     """
-    resolved = resolve(alone(job), profile, local_defaults(root, uid=str(uuid.uuid4())))
+    resolved = resolve(with_preflight(job), profile, local_defaults(root, uid=str(uuid.uuid4())))
     with tempfile.TemporaryDirectory(prefix="lockstep-") as private:
         folder = Path(private)
         _write_private(folder / "key", secrets.token_hex(32))
         run = local_run(resolved, folder / "key", _free_ports(), os.environ)
-        (folder / "run.json").write_text(run_text(ending_with_it(run, run.run_dir)), encoding="utf-8")
+        (folder / "run.json").write_text(run_text(without_ranks(run, run.run_dir)), encoding="utf-8")
         run_agents(folder / "run.json", resolved.nodes, folder, shown=False)
         lines = (folder / "node-0.log").read_text(encoding="utf-8", errors="replace").splitlines()
     result = next(filter(None, map(result_in, lines)), None)

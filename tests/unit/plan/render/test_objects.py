@@ -9,9 +9,9 @@ import pytest
 
 from golden.plan_cases import CONTEXT, TRAINING, cluster, job, of_kind, profile
 from lockstep.plan.render.objects import PLAIN, RenderContext, children, claims, freeze, render, thaw
+from lockstep.plan.render.pod import variable_warnings
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import MADE_BY_OPERATOR, PlatformDefaults, Refused
-from lockstep.plan.render.variables import variable_warnings
 from lockstep_gang.contract import WhenDone, parse_run
 from lockstep_spec.choices import StorageMode
 

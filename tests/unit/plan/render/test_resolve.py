@@ -9,7 +9,7 @@ import pytest
 from golden.plan_cases import TRAINING, cluster, job, profile, rdma_profile
 from lockstep.plan.layers import Layer
 from lockstep.plan.render.fabric import Transport
-from lockstep.plan.render.resolve import default_image_said, resolve, trainer_image
+from lockstep.plan.render.resolve import describe_default_image, resolve, trainer_image
 from lockstep.plan.render.resolved import MADE_BY_OPERATOR, PlatformDefaults, Refused, Resolved
 
 
@@ -88,13 +88,13 @@ def test_the_trainer_s_image_lies_beside_the_operator_s(operator: str, trainer: 
 
 @pytest.mark.parametrize("operator", ["r.example.com/lockstep-operator:1", "r.example.com/mine:1", "localhost/lockstep/base:1"])
 def test_what_is_said_of_a_missing_image_is_what_the_operator_does(operator: str) -> None:
-    _, runs = default_image_said(operator)
+    _, runs = describe_default_image(operator)
     try:
         found = resolve(job(), profile(image=None), PlatformDefaults(image=trainer_image(operator))).image
     except Refused as refused:
         assert not runs and [refusal.reason for refusal in refused.refusals] == ["NoImage"]
     else:
-        assert runs and found in default_image_said(operator)[0]
+        assert runs and found in describe_default_image(operator)[0]
 
 
 def test_a_job_without_an_image_anywhere_is_refused() -> None:
