@@ -1,4 +1,4 @@
-"""`lockstep`: the command line. One module a verb; this one only puts them together.
+"""`lockstep`: the command line. Verbs have modules of their own; this one puts them together and explains the errors that end them.
 
 Exit codes: 0 done, 1 it failed (the job, the cluster, a check), 2 what was written or asked can't be used, 130 interrupted (129 by a terminal
 that was closed, 143 by SIGTERM).
@@ -6,6 +6,7 @@ that was closed, 143 by SIGTERM).
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import traceback
@@ -19,8 +20,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import Abort, TyperException
 
+from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.shared.consoles import is_plain
-from lockstep.cli.shared.failures import EXIT_FAILED, EXIT_USAGE, explanation
 from lockstep.cli.shared.signals import ending_like_ctrl_c
 from lockstep.platforms.output import put, put_text, tell
 
@@ -79,9 +80,16 @@ VERBS = {
     },
 }
 """Panels of the help page: verb → module of this package, and the function or group of verbs in it."""
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+CLIENT_LIBRARIES = ("aiohttp", "kubernetes", "urllib3")
+"""Packages whose errors are explained. They are not imported here: `lockstep --help` is fast. Only the embedded cluster and legacy logins use the last two."""
+NO_ANSWER = "is the cluster up, and is --context, or KUBECONFIG, the right one? (kubectl cluster-info)"
+LOG_IN = "your login is not accepted: log in again (oc login, or your provider's command), or use another --context"
+LACKING = "an administrator of the namespace can grant it (the built-in roles view and edit), or use another namespace with -n"
 BY_SIGNAL = 128
 """An exit code above is the signal that ended the process, as shells say it."""
-ALL = tuple(verb for known in VERBS.values() for verb in known)
+ALL = tuple(verb for panel in VERBS.values() for verb in panel)
 
 
 _SEND = "lockstep validate job.yaml, then kubectl apply -f job.yaml"
@@ -241,6 +249,39 @@ def options(
 def show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print a traceback as Python does, with escapes for what a terminal would act on: errors quote what pods and clusters say."""
     put_text("".join(traceback.format_exception(kind, error, trace)), error=True)
+
+
+def explanation(error: BaseException) -> tuple[int, str] | None:
+    """Return the exit code and text that can be printed. None: nothing that a person could have caused; a traceback says more."""
+    from lockstep_gang.contract import printable_line
+
+    if isinstance(error, ConfigError) or (type(error) is Failed and len(error.args) > 1):
+        return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED, "\n".join(printable_line(str(line)) for line in error.args)
+    sentence = _of_cluster(error)
+    return None if sentence is None else (EXIT_FAILED, printable_line(sentence))
+
+
+def _of_cluster(error: BaseException) -> str | None:
+    if isinstance(error, Failed):
+        if isinstance(error, OSError):
+            return f"the cluster can't be reached: {error}: {NO_ANSWER}"
+        return _with_advice(getattr(error, "status", None), str(error))
+    if type(error).__module__.partition(".")[0] not in CLIENT_LIBRARIES:
+        return None
+    return f"the cluster can't be reached or refused: {_message(error)}"
+
+
+def _with_advice(status: int | None, message: str) -> str:
+    advice = LOG_IN if status == 401 else LACKING if status == 403 and " cannot " in message else None
+    return f"{message}: {advice}" if advice else message
+
+
+def _message(error: Any) -> str:
+    """The API server's own words, out of the reply of the client library; else the error's."""
+    try:
+        return f"{json.loads(error.body)['message']} ({error.status} {error.reason})"
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return str(error)
 
 
 def main() -> int:

@@ -40,15 +40,15 @@ async def expiring(cluster: Cluster, namespace: str, name: str, image: str, owne
     job = expiry_job(namespace, f"{name[:NAME_MAX].rstrip('-')}-expiry-{secrets.token_hex(3)}", image)
     job["metadata"]["ownerReferences"] = list(owners)
     try:
-        made = await cluster.create(job)
+        created = await cluster.create(job)
     except ApiError as error:
         if not error.is_refusal:
             raise
-        made = None
-    if made is None:
+        created = None
+    if created is None:
         yield None
         return
-    name, uid = made["metadata"]["name"], made["metadata"]["uid"]
+    name, uid = created["metadata"]["name"], created["metadata"]["uid"]
     beating = asyncio.create_task(_beat(cluster, namespace, name))
     try:
         yield {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid}

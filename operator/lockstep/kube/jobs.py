@@ -17,10 +17,10 @@ LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 POLL_SECONDS = 0.2
 
 
-def _found(
+def _read(
     client: Client, kind: str, namespace: str | None, name: str | None = None, query: Mapping[str, str] | None = None
 ) -> dict[str, Any] | None:
-    """Return the job; None where there is no such object, or no such kind."""
+    """Return the object or the list; None where there is no such object, or no such kind."""
     try:
         return client.request("GET", path_of(kind, namespace, name), None, query)
     except ApiError as error:
@@ -31,19 +31,19 @@ def _found(
 
 def get_job(client: Client, namespace: str, name: str) -> dict[str, Any] | None:
     """The job as the API server has it; None when there is none."""
-    return _found(client, "TrainingJob", namespace, name)
+    return _read(client, "TrainingJob", namespace, name)
 
 
 def list_jobs(client: Client, namespace: str | None, selector: str | None = None) -> list[dict[str, Any]]:
     """Every job of the namespace, None: of all; none where the CRDs are not installed. `selector`: by labels, in kubectl's words."""
     query = None if selector is None else {"labelSelector": selector}
-    return list((_found(client, "TrainingJob", namespace, None, query) or {"items": []})["items"])
+    return list((_read(client, "TrainingJob", namespace, None, query) or {"items": []})["items"])
 
 
 def run_without_operator(client: Client, namespace: str, name: str) -> str | None:
     """The ConfigMap that everything of a run of `lockstep run --in-namespace` belongs to; None: there is none, or none to be seen."""
     try:
-        config_maps = _found(client, "ConfigMap", namespace, None, {"labelSelector": f"{LABEL_JOB}={name}"})
+        config_maps = _read(client, "ConfigMap", namespace, None, {"labelSelector": f"{LABEL_JOB}={name}"})
     except ApiError:
         return None
     runs = [item["metadata"]["name"] for item in (config_maps or {"items": []})["items"]]
@@ -52,7 +52,7 @@ def run_without_operator(client: Client, namespace: str, name: str) -> str | Non
 
 def run_as_job(client: Client, namespace: str, name: str, run: str) -> dict[str, Any] | None:
     """A run without operator in the shape of a TrainingJob, for what reads a job's files; None where its ConfigMap has just gone."""
-    config_map = _found(client, "ConfigMap", namespace, run)
+    config_map = _read(client, "ConfigMap", namespace, run)
     try:
         uid = json.loads((config_map or {})["data"][RUN_KEY])["job"]["uid"]
     except (ValueError, KeyError, TypeError, RecursionError):  # (whoever may write ConfigMaps may have written anything)
@@ -69,8 +69,8 @@ def patch_spec(client: Client, namespace: str, name: str, spec: dict[str, Any]) 
 def job_events(client: Client, job: dict[str, Any]) -> list[dict[str, Any]]:
     """Events about the job itself, the oldest first; not those of an earlier one of its name."""
     namespace, selector = job["metadata"]["namespace"], f"involvedObject.uid={job['metadata']['uid']}"
-    found = (_found(client, "Event", namespace, None, {"fieldSelector": selector}) or {"items": []})["items"]
-    return sorted(found, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
+    events = (_read(client, "Event", namespace, None, {"fieldSelector": selector}) or {"items": []})["items"]
+    return sorted(events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
 
 
 def job_status(client: Client, namespace: str, name: str) -> dict[str, Any]:

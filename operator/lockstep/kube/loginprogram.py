@@ -46,7 +46,7 @@ class LoginProgram:
     """The cluster's CA certificate, for a plugin that asks for it."""
     on_certificate: Callable[[str, str], None] = lambda certificate, key: None
     """Is called with each new client certificate and its key (PEM)."""
-    given: Values = field(default_factory=dict)
+    status: Values = field(default_factory=dict)
     until: float | None = None
     """Unix time, seconds."""
     fetched_at: float = 0.0
@@ -82,9 +82,9 @@ class LoginProgram:
     def credential(self) -> Values:
         """The status of the plugin's ExecCredential. Raises ConfigError with the plugin's own words."""
         with self._alone:
-            if not self.given or (self.until is not None and time.time() >= self.until - RENEWED_SECONDS):
+            if not self.status or (self.until is not None and time.time() >= self.until - RENEWED_SECONDS):
                 self._fetch()
-            return self.given
+            return self.status
 
     def _fetch(self) -> None:
         command = [self._program(), *map(str, self.stated.get("args") or [])]
@@ -103,15 +103,15 @@ class LoginProgram:
             raise ConfigError(
                 f"the login program {command[0]} of the kubeconfig failed: {_last_words(ended.stderr) or f'exit code {ended.returncode}'}"
             )
-        given, until = self._read(command[0], ended.stdout)
-        if given.get("clientCertificateData") and given != self.given:
+        status, until = self._read(command[0], ended.stdout)
+        if status.get("clientCertificateData") and status != self.status:
             try:
-                self.on_certificate(given["clientCertificateData"], given["clientKeyData"])
+                self.on_certificate(status["clientCertificateData"], status["clientKeyData"])
             except (ssl.SSLError, ValueError) as error:
                 raise ConfigError(
                     f"the login program {command[0]} of the kubeconfig gave a certificate that can't be used: {error}"
                 ) from None
-        self.given, self.until, self.fetched_at = given, until, time.monotonic()
+        self.status, self.until, self.fetched_at = status, until, time.monotonic()
 
     def _read(self, program: str, output: bytes) -> tuple[Values, float | None]:
         """The credential, and the Unix time at which it ends."""

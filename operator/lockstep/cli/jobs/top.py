@@ -77,13 +77,13 @@ async def _show(looks: Looks, output: Form, *, live: bool) -> None:
 
 
 async def _until_over(looks: Looks, put: Callable[[Iterable[str]], None], output: Form, *, live: bool) -> None:
-    async for found, lines, over in looks:
+    async for page, lines, over in looks:
         if output is Form.JSON:
-            put_json(found)
+            put_json(page)
         else:
             put(lines)
         if over or not live:
-            if "stale" in found:
+            if "stale" in page:
                 raise typer.Exit(EXIT_STALE)
             return
 
@@ -129,7 +129,7 @@ async def _looks_of_job(job: Object, context: str | None, interval: float, *, li
         while True:
             now = time.monotonic()
             points = CURVE_POINTS if now - read >= CURVE_SECONDS else 0
-            answers, found, pods, silent = await asyncio.gather(
+            answers, current, pods, silent = await asyncio.gather(
                 nodes.ask(points),
                 cluster.get("TrainingJob", namespace, name),
                 pods_of(cluster, namespace, name),
@@ -137,14 +137,14 @@ async def _looks_of_job(job: Object, context: str | None, interval: float, *, li
             )
             if points and answers.get(0, {}).get("curve"):
                 curve, read = answers[0]["curve"], now
-            if found is None:
+            if current is None:
                 raise Failed(f"job {name} was deleted")
-            status = found.get("status", {})
+            status = current.get("status", {})
             over = is_true(status, "Complete") or is_true(status, "Failed")
             if over and not curve and "step" in status.get("trainer", {}):
                 curve = await curve_on_volume(cluster, namespace, name, CURVE_POINTS, _say)
             answers.setdefault(0, {})["curve"] = curve
-            page = _with_age(snapshot(found, pods, answers), None if over else silent)
+            page = _with_age(snapshot(current, pods, answers), None if over else silent)
             yield page, _page(page), over
             await asyncio.sleep(interval)
 

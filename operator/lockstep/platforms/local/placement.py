@@ -87,9 +87,9 @@ def node_devices(resolved: Resolved, inherited: Mapping[str, str], present: int)
     )
     nodes, each = resolved.nodes, resolved.gpus_per_node
     if nodes * each > len(devices):
-        there = f"{VISIBLE} names {len(devices)}" if named is not None else f"this machine has {len(devices)}"
+        available = f"{VISIBLE} names {len(devices)}" if named is not None else f"this machine has {len(devices)}"
         raise ConfigError(
-            f"spec.gpusPerNode is {each}, so {nodes} nodes need {nodes * each} GPUs, and {there}: lower gpusPerNode or --nodes (both run on this machine)"
+            f"spec.gpusPerNode is {each}, so {nodes} nodes need {nodes * each} GPUs, and {available}: lower gpusPerNode or --nodes (both run on this machine)"
         )
     return tuple(",".join(devices[node * each : (node + 1) * each]) for node in range(nodes))
 
@@ -133,8 +133,8 @@ def check_inputs(resolved: Resolved) -> None:
 def _require_data(field: str, stated: str, path: Path) -> None:
     """A file, a folder, or a pattern of which a file is there."""
     pattern = bool(WILD & set(stated)) and not path.exists()
-    there = any(Path(path.anchor).glob(str(path.relative_to(path.anchor)))) if pattern else path.exists()
-    _require(field, stated, path, there, "file that matches" if pattern else "file or folder")
+    exists = any(Path(path.anchor).glob(str(path.relative_to(path.anchor)))) if pattern else path.exists()
+    _require(field, stated, path, exists, "file that matches" if pattern else "file or folder")
 
 
 def _require_file(field: str, stated: str, path: Path) -> None:
