@@ -186,7 +186,7 @@ LARGEST: dict[str, dict[str, Any]] = {
 }
 """As large as each bound lets a job be: the API server takes its objects."""
 TOO_LARGE: dict[str, tuple[dict[str, Any], str, str]] = {
-    "html-all": (training_job("html-all", script={"path": "/x.py"}, env=variables("<" * 8192, 26)), "RunTooLarge", "at most 1000000 can be kept"),
+    "html-all": (training_job("html-all", script={"path": "/x.py"}, env=variables("<" * 8192, 26)), "RunTooLarge", "at most 1000000 are allowed"),
     "control-args": (training_job("control-args", script={"path": "/x.py", "args": ["\x01" * 4096] * 32}, env=variables("\x01" * 8192, 10)), "InvalidSpec", "at most 393216 can be read"),
     "settings": (trained("settings", {"z": "x" * 66_000}), "InvalidSpec", "at most 65536 are possible"),
     "levels": (json.loads(deep_job("levels", 40)), "InvalidSpec", "nested deeper than 32 levels"),

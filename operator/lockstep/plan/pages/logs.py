@@ -17,7 +17,7 @@ OWN_RANKS_MAX, FAILURES_MAX, LINE_CHARACTERS = 256, 10_000, 8192
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _RANK = re.compile(r"\[rank (\d{1,6})\] (.*)")
 _ENDED = re.compile(r"\[lockstep\] rank (\d{1,6}) on node (\d{1,6}) ((?:exited with|was ended by) \S+?)(?:, its last lines:)?$")
-_TOLD = re.compile(r"\[lockstep\] rank (\d{1,6}) \| (.*)")
+_REPEATED = re.compile(r"\[lockstep\] rank (\d{1,6}) \| (.*)")
 _BEGINS = re.compile(r"\[lockstep\] attempt (\d{1,6}) starts")
 
 
@@ -81,20 +81,20 @@ class RankFailures:
     def __init__(self) -> None:
         self.failures: list[RankFailure] = []
         self._attempt: int | None = None
-        self._said: dict[int, deque[str]] = {}
+        self._last_lines: dict[int, deque[str]] = {}
 
     def add(self, line: str) -> None:
         if begins := _BEGINS.match(line):
-            self._attempt, self._said = int(begins[1]), {}
+            self._attempt, self._last_lines = int(begins[1]), {}
         elif own := _RANK.match(line):
             rank = int(own[1])
-            if rank in self._said or len(self._said) < OWN_RANKS_MAX:
-                self._said.setdefault(rank, deque(maxlen=LAST_LINES)).append(own[2][:LINE_CHARACTERS])
+            if rank in self._last_lines or len(self._last_lines) < OWN_RANKS_MAX:
+                self._last_lines.setdefault(rank, deque(maxlen=LAST_LINES)).append(own[2][:LINE_CHARACTERS])
         elif ended := _ENDED.match(line):
             if len(self.failures) < FAILURES_MAX:
                 rank = int(ended[1])
-                self.failures.append(RankFailure(self._attempt, rank, int(ended[2]), ended[3], tuple(self._said.get(rank, ()))))
-        elif (repeated := _TOLD.match(line)) and self.failures:
+                self.failures.append(RankFailure(self._attempt, rank, int(ended[2]), ended[3], tuple(self._last_lines.get(rank, ()))))
+        elif (repeated := _REPEATED.match(line)) and self.failures:
             last = self.failures[-1]
             if int(repeated[1]) == last.rank:
                 lines = (*last.lines, repeated[2][:LINE_CHARACTERS])[-LAST_LINES:]

@@ -165,7 +165,7 @@ def _failing_saves(status: Object, conditions: dict[str, Object]) -> str:
 
 def _summary(state: Where, observed: Observed, conditions: dict[str, Object], now: float) -> str:
     if state is Where.UNSEEN:
-        return "the operator has not looked at it yet; does it run? (lockstep doctor)"
+        return "the operator has not looked at it yet: is it running? (lockstep doctor)"
     if state is Where.REFUSED:
         return _message(conditions, "Accepted")
     if state in (Where.WAITING, Where.STARTING) and observed.pods:

@@ -143,7 +143,7 @@ def freeze(resolved: Resolved, context: RenderContext) -> Frozen:
     size = max(len(frozen.run.encode()) + len(frozen.template.encode()), revision_bytes(template["pod"]))
     if size > FROZEN_BYTES_MAX:
         fields = "env, script.args, training and podTemplate of the job, and pod.env of the cluster,"
-        message = f"{fields} make a run of {size} bytes, escapes included, at most {FROZEN_BYTES_MAX} can be kept: shorten them"
+        message = f"{fields} make a run of {size} bytes, escapes included; at most {FROZEN_BYTES_MAX} are allowed: shorten them"
         raise Refused([Notice("RunTooLarge", message)])
     return frozen
 

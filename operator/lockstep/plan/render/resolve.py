@@ -131,7 +131,7 @@ def gpu_warnings(job: TrainingJob, profile: TrainingCluster) -> list[Notice]:
     gpus, requested = profile.spec.gpus, job.spec.gpus_per_node
     if requested is None or not gpus.per_node or requested <= gpus.per_node:
         return []
-    message = f"spec.gpusPerNode is {requested}, but by cluster {profile.metadata.name} (gpus.per_node) its nodes have {gpus.per_node}: pods wait until a node has as many"
+    message = f"spec.gpusPerNode is {requested}, but nodes of cluster {profile.metadata.name} have {gpus.per_node} (gpus.per_node): pods wait until a node has {requested}"
     return [Notice("MoreGPUsThanNodesHave", message)]
 
 

@@ -56,7 +56,7 @@ def _volume_problems(volume: ExtraVolume | ClusterVolume, used: Counter[str], pa
     if paths[_real_folder(volume.mount_path)] > 1:
         problems.append(f"is mounted at {volume.mount_path}, where another volume is: choose another mountPath")
     if ":" in volume.mount_path:
-        problems.append(f"is mounted at {volume.mount_path}, which holds a ':': Kubernetes takes no such path")
+        problems.append(f"is mounted at {volume.mount_path}, which contains ':': Kubernetes allows no such path")
     return problems
 
 

@@ -55,7 +55,7 @@ def puller(namespace: str) -> dict[str, Any]:
 
 
 def pull_command(theirs: str, namespace: str) -> str:
-    """How whoever administers `namespace` lets pods of another one pull its images."""
+    """Command by which an administrator of `namespace` lets pods of another one pull its images."""
     return f"oc policy add-role-to-group {PULLER} {service_accounts(theirs)} -n {namespace}"
 
 

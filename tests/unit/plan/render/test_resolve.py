@@ -228,7 +228,7 @@ def test_the_namespace_of_the_job_wins_over_the_platforms() -> None:
     ("gpus", "wanted", "warned"),
     [
         ({"perNode": 0}, 4, None),
-        ({"perNode": 4}, 8, "its nodes have 4"),
+        ({"perNode": 4}, 8, "nodes of cluster p have 4"),
         ({"perNode": 4}, 4, None),
         ({"perNode": 4}, None, None),
         ({}, 4, None),
