@@ -182,7 +182,7 @@ async def _clusters_of(connection: Cluster) -> str:
 
 async def _uninstall_cluster(plan: DeploymentPlan, context: str | None, *, yes: bool) -> None:
     from lockstep.kube.cluster import Cluster
-    from lockstep.plan.ship.deploy import called, of_one_cluster, users
+    from lockstep.plan.ship.deploy import called, jobs_using, objects_of_cluster
     from lockstep.platforms.clusters import remove
     from lockstep.platforms.clusters.record import read_record, write_record
 
@@ -191,14 +191,14 @@ async def _uninstall_cluster(plan: DeploymentPlan, context: str | None, *, yes: 
         raise ConfigError(f"the operator of namespace {plan.namespace} has one cluster, and goes with it: leave out --cluster-only")
     async with await Cluster.connect(context) as connection:
         clusters, jobs = await remove.clusters_of(connection), await remove.jobs_of(connection)
-        in_the_way = sorted(map(_place_of, users(name, clusters, jobs)))
+        in_the_way = sorted(map(_place_of, jobs_using(name, clusters, jobs)))
         if in_the_way:
             raise ConfigError(
                 f"jobs use TrainingCluster {name} ({', '.join(in_the_way)}): delete them first (lockstep delete NAME -n NAMESPACE), or give them another spec.cluster"
             )
         record = await read_record(connection, plan.scope.home)
         others = [item for one in (record.current, record.previous) if one is not None and name not in one.clusters for item in one.objects]
-        going = of_one_cluster(plan.objects, name, plan.namespace, clusters, [*others, *jobs])
+        going = objects_of_cluster(plan.objects, name, plan.namespace, clusters, [*others, *jobs])
         present = [item for item in going if await _is_there(connection, item)]
         if present:
             await _refuse_without_rights(connection, present)

@@ -220,9 +220,9 @@ FOLDER = "deploy"
 
 def tell_left(plan: DeploymentPlan, sent: Sent) -> None:
     """Print what is missing, differs or can't be seen, and the commands by which an administrator puts it right."""
-    from lockstep.plan.ship.deploy import State, called, for_an_administrator, open_ones
+    from lockstep.plan.ship.deploy import State, called, objects_for_administrator, unsent
 
-    left = open_ones(sent.left)
+    left = unsent(sent.left)
     if not left:
         return
     cluster = plan.cluster.cluster.name
@@ -236,7 +236,7 @@ def tell_left(plan: DeploymentPlan, sent: Sent) -> None:
     put("An administrator of the cluster types, in a checkout:")
     put(f"  make deploy-cluster CLUSTER={cluster} {plan.choices} DEV=0")
     put(f"or, with the files that were just written, in which the operator's image is {plan.sent_image} (OPERATOR_IMAGE= names another):")
-    for command in admin_commands(cluster, *for_an_administrator(left)):
+    for command in admin_commands(cluster, *objects_for_administrator(left)):
         put(f"  {command}")
     if sure:
         put(f"Then repeat: make deploy-cluster CLUSTER={cluster} {plan.choices}")

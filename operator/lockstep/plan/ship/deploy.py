@@ -57,14 +57,14 @@ def state_of(item: Object, observed: Object | None) -> State:
     return State.SAME if item["kind"] in ONLY_CREATED or not changes(item, observed) else State.DIFFERS
 
 
-def open_ones(left: Iterable[Left]) -> list[Left]:
+def unsent(left: Iterable[Left]) -> list[Left]:
     """Objects that need an administrator, as far as this account can see."""
     return [part for part in left if part.state is not State.SAME]
 
 
-def for_an_administrator(left: Iterable[Left]) -> tuple[list[Object], list[Object]]:
+def objects_for_administrator(left: Iterable[Left]) -> tuple[list[Object], list[Object]]:
     """The CRDs, and everything else: kubectl can't send an object before the definition of its kind is known."""
-    items = [part.item for part in open_ones(left)]
+    items = [part.item for part in unsent(left)]
     return [item for item in items if item["kind"] == DEFINITION], [item for item in items if item["kind"] != DEFINITION]
 
 
@@ -112,14 +112,16 @@ def is_default(cluster: Object) -> bool:
     return bool((cluster["metadata"].get("annotations") or {}).get(ANNOTATION_DEFAULT_CLUSTER) == "true")
 
 
-def users(name: str, clusters: Iterable[Object], jobs: Iterable[Object]) -> list[Object]:
+def jobs_using(name: str, clusters: Iterable[Object], jobs: Iterable[Object]) -> list[Object]:
     """Jobs of the TrainingCluster that have not ended: by its name, or by none where it is the default."""
     names = {name, *(None for cluster in clusters if cluster["metadata"]["name"] == name and is_default(cluster))}
     ended = (any(is_true(job.get("status") or {}, kind) for kind in ("Complete", "Failed")) for job in jobs)
     return [job for job, is_over in zip(jobs, ended, strict=False) if not is_over and job["spec"].get("cluster") in names]
 
 
-def of_one_cluster(sent: Iterable[Object], name: str, namespace: str, clusters: Iterable[Object], others: Iterable[Object]) -> list[Object]:
+def objects_of_cluster(
+    sent: Iterable[Object], name: str, namespace: str, clusters: Iterable[Object], others: Iterable[Object]
+) -> list[Object]:
     """Objects that go with one TrainingCluster while Lockstep and other clusters stay, in that order, out of all that its file had `sent`.
 
     The right to RDMA on OpenShift stays while another cluster is there that may need it, the right to pull from beside the operator while

@@ -12,7 +12,7 @@ from lockstep.kube.rights import forbidden
 from lockstep.plan.cluster.facts import Sight
 from lockstep.plan.cluster.scope import Scope, is_outdated, outdated
 from lockstep.plan.diff import Change, changes
-from lockstep.plan.ship.deploy import CLAIM, DEFINITION, ONLY_CREATED, Left, State, called, difference, open_ones, state_of
+from lockstep.plan.ship.deploy import CLAIM, DEFINITION, ONLY_CREATED, Left, State, called, difference, state_of, unsent
 from lockstep.platforms.clusters.install import FIELD_MANAGER, send_one, until_established
 from lockstep.platforms.clusters.listings import list_kind, read_object, sight_of_jobs
 
@@ -32,7 +32,7 @@ class Sent:
     @property
     def is_complete(self) -> bool:
         """True if nothing is left, as far as this person may see."""
-        return all(part.state is State.UNSEEN for part in open_ones(self.left))
+        return all(part.state is State.UNSEEN for part in unsent(self.left))
 
     def has(self, kind: str) -> bool:
         return any(item["kind"] == kind for item in self.objects)

@@ -24,7 +24,7 @@ from lockstep.cli.shared.progress import Progress
 from lockstep.cli.shared.target import load
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.kinds import KINDS, path_of
-from lockstep.plan.ship.deploy import Left, State, called, counted, difference, of_one_cluster, removable_claims, users
+from lockstep.plan.ship.deploy import Left, State, called, counted, difference, jobs_using, objects_of_cluster, removable_claims
 from lockstep.plan.ship.openshift_images import puller
 from lockstep.platforms.clusters import install, remove
 from lockstep.platforms.clusters.devenv import dev_environment, ensure_dev_environment, how_far, until_up
@@ -612,8 +612,8 @@ def test_a_cluster_is_used_by_jobs_that_name_it_or_mean_the_default_and_have_not
     jobs = [job_of("a", "mine"), job_of("b", "local"), job_of("c", None), job_of("d", "mine", **ended)]
     for is_default, expected in ((True, ["a", "c"]), (False, ["a"])):
         clusters = [a_cluster("mine", default=is_default), a_cluster("local")]
-        assert [job["metadata"]["name"] for job in users("mine", clusters, jobs)] == expected
-    assert users("mine", [], []) == []
+        assert [job["metadata"]["name"] for job in jobs_using("mine", clusters, jobs)] == expected
+    assert jobs_using("mine", [], []) == []
 
 
 RIGHTS = ["SecurityContextConstraints lockstep-rdma", "ClusterRole lockstep-rdma"]
@@ -640,7 +640,7 @@ def test_rights_go_with_the_last_cluster_that_may_need_them(others: list[Object]
     ]
     named = {"puller": puller("ml"), "role": objects[5]}
     there = [a_cluster("mine", "OpenShift"), *others]
-    found = of_one_cluster(objects, "mine", "ml", there, [named[one] if isinstance(one, str) else one for one in kept])
+    found = objects_of_cluster(objects, "mine", "ml", there, [named[one] if isinstance(one, str) else one for one in kept])
     assert [called(item) for item in found] == ["TrainingCluster mine", *goes]
 
 
