@@ -1,1 +1,1 @@
-"""What people write: TrainingJob, TrainingCluster and the status they read. Pydantic models, no I/O."""
+"""Models of what people write (TrainingJob, TrainingCluster) and of the status they read. Pydantic, no I/O."""

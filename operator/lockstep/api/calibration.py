@@ -1,4 +1,4 @@
-"""What `lockstep cluster calibrate` measured, as it stands in the cluster file: for people and for the command line, not for pods."""
+"""Measurements of `lockstep cluster calibrate`, as they stand in the cluster file: for people and for the command line, not for pods."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DAY_PATTERN = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
 
 
 class MeasuredOver(StrEnum):
-    """What the pods were built for."""
+    """Transport that the pods were built for."""
 
     RDMA = "RDMA"
     TCP = "TCP"
@@ -32,13 +32,13 @@ class Calibration(Model):
     """One all-reduce sweep. Written by `lockstep cluster calibrate`, one entry a transport."""
 
     transport: MeasuredOver
-    """What the pods were built for: RDMA or TCP."""
+    """Transport that the pods were built for: RDMA or TCP."""
     nodes: Annotated[int, Field(ge=1, le=1024)]
     """Nodes that took part."""
     ranks: Annotated[int, Field(ge=2, le=65536)]
     """Ranks that took part: n of the formula."""
     day: Annotated[str, Field(pattern=DAY_PATTERN, max_length=10)]
-    """When it was measured, as 2026-11-21 (UTC)."""
+    """Day of the measurement, as 2026-11-21 (UTC)."""
     sweep: Annotated[list[SweepPoint], Field(min_length=1, max_length=64, json_schema_extra=list_map("bytes"))]
     """Sizes and their bandwidths."""
 
@@ -47,4 +47,4 @@ class Calibrations(Model):
     """The file's section `calibration`."""
 
     calibration: Annotated[list[Calibration], Field(max_length=2, json_schema_extra=list_map("transport"))] = []
-    """What was measured."""
+    """Sweeps that were measured, one a transport."""

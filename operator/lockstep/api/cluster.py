@@ -24,7 +24,7 @@ class Platform(StrEnum):
 
 
 class Nodes(Model):
-    """Which nodes may be used."""
+    """Nodes that may be used."""
 
     gpu_nodes: Annotated[NodeNames, Field(json_schema_extra=list_set())] = []
     """Host names that may be used; empty: any."""
@@ -40,7 +40,7 @@ def _claims_are_shared(storage: ClusterStorage) -> bool:
 
 
 class ClusterStorage(Model):
-    """What the cluster's storage can do."""
+    """The cluster's storage."""
 
     mode: StorageMode = StorageMode.SHARED
     """Default of jobs that don't say."""
@@ -68,7 +68,7 @@ class ClusterStorage(Model):
 
 
 class Security(Model):
-    """Under what rights pods run."""
+    """Rights of the pods."""
 
     service_account: DnsName = "ml-dev-sa"
     """The pods' ServiceAccount. It is made by deploy-cluster; jobs never make one."""
@@ -84,7 +84,7 @@ class Gpus(Model):
     per_node: Annotated[int, Field(ge=0, le=64)] = 0
     """GPUs that a pod takes when its job doesn't say; 0: ranks run on the CPU."""
     type: Annotated[str | None, Field(max_length=128)] = None
-    """What people call them, for example NVIDIA H100 80GB HBM3; shown by list-clusters."""
+    """Name that people know them by, for example NVIDIA H100 80GB HBM3; shown by list-clusters."""
     default_nodes: Annotated[int, Field(ge=1, le=1024)] = 2
     """Nodes of a job that doesn't say."""
 
@@ -118,9 +118,9 @@ class Resources(Model):
     """Requests and limits of every pod."""
 
     requests: Amounts = Amounts()
-    """What a node must have free."""
+    """Amounts that a node must have free."""
     limits: Amounts = Amounts()
-    """What a pod may use at most. Left out: no limit."""
+    """Amounts that a pod may use at most. Left out: no limit."""
 
     RULES = (_limits_hold("cpu"), _limits_hold("memory"))
 
@@ -133,7 +133,7 @@ class ClusterVolume(Model):
     claim: DnsName
     """The claim in the job's namespace."""
     mount_path: AbsolutePath
-    """Where it is mounted, read-only."""
+    """Path at which it is mounted, read-only."""
     storage_class: DnsName | None = None
     """Set: the claim is made with this class when missing. Left out: it must exist."""
     size: Quantity = "1Gi"
@@ -141,7 +141,7 @@ class ClusterVolume(Model):
 
 
 class ClusterPod(Model):
-    """What every pod of every job has on this cluster."""
+    """Settings of every pod of every job on this cluster."""
 
     volumes: Annotated[list[ClusterVolume], Field(max_length=16, json_schema_extra=list_map())] = []
     """Claims mounted read-only."""
@@ -170,7 +170,7 @@ def _lock_is_needed(spec: TrainingClusterSpec) -> bool:
 
 
 class TrainingClusterSpec(Model):
-    """What a cluster has and what its jobs need there."""
+    """The cluster's hardware and storage, and what its jobs need there."""
 
     platform: Platform = Platform.OPENSHIFT
     nodes: Nodes = Nodes()

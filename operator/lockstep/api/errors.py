@@ -19,8 +19,8 @@ class LockstepError(Exception):
 
 
 class ConfigError(LockstepError):
-    """What was written can't be used. The message has one line for each mistake: where it is, what is valid, what to do. The command line exits with 2."""
+    """Raised where what was written can't be used. The message has one line for each mistake: where it is, what is valid, what to do. The command line exits with 2."""
 
 
 class Failed(LockstepError):
-    """What was asked could not be done: a cluster refused, a pod did not come up. The command line exits with 1."""
+    """Raised where a request could not be carried out: a cluster refused, a pod did not come up. The command line exits with 1."""

@@ -35,7 +35,7 @@ def _warns_before(interactive: Interactive) -> bool:
 
 
 class Interactive(Model):
-    """When an environment that nobody uses gives its GPUs back."""
+    """Time after which an environment that nobody uses gives its GPUs back."""
 
     idle_seconds: Annotated[int, Field(ge=0, le=IDLE_SECONDS_MAX)] = IDLE_SECONDS
     """The job is suspended so long after the last run ended and the last shell was used; 0: never. docs/how-to/dev-environment.md says what counts as use."""
@@ -57,7 +57,7 @@ class Interactive(Model):
 
     @property
     def warns_after_seconds(self) -> int:
-        """As written, or the default."""
+        """Seconds as written, or the default."""
         return self.warn_seconds or max(self.idle_seconds - WARN_BEFORE_SECONDS, self.idle_seconds // 2)
 
 
@@ -65,18 +65,18 @@ Seconds = Annotated[int, Field(ge=5, le=604800)]
 
 
 class HangTimeouts(Model):
-    """How long a rank of a script may go without a report before all ranks are restarted. Counts from a rank's first reported step on."""
+    """Seconds that a rank of a script may go without a report before all ranks are restarted. Counts from a rank's first reported step on."""
 
     step_seconds: Seconds = Timeouts.step_seconds
-    """From one reported step to the next report."""
+    """Seconds from one reported step to the next report."""
     evaluate_seconds: Seconds = Timeouts.evaluate_seconds
-    """In activity Evaluate."""
+    """Seconds in activity Evaluate."""
     save_seconds: Seconds = Timeouts.save_seconds
-    """In activity Save."""
+    """Seconds in activity Save."""
     load_seconds: Seconds = Timeouts.load_seconds
-    """In activity Init, Fetch or Load."""
+    """Seconds in activity Init, Fetch or Load."""
     export_seconds: Seconds = Timeouts.export_seconds
-    """In activity Export."""
+    """Seconds in activity Export."""
 
 
 LONGEST_SECONDS = 10 * 366 * 86400
@@ -86,18 +86,18 @@ QueueName = Annotated[str, Field(pattern=DNS_NAME_PATTERN, max_length=63)]
 
 
 class Fabric(Model):
-    """How the ranks of different nodes talk to each other."""
+    """Network between the ranks of different nodes."""
 
     mode: FabricMode = FabricMode.AUTO
     """Auto takes RDMA where the cluster has it. RDMA is refused, never silently TCP, where the cluster has none."""
     degraded_policy: DegradedPolicy = DegradedPolicy.WARN
-    """When FabricVerified is False (docs/how-to/fabric.md): Fail ends the job with the reason, without a restart; Warn says so and goes on."""
+    """Reaction to FabricVerified being False (docs/how-to/fabric.md): Fail ends the job with the reason, without a restart; Warn says so and goes on."""
     nccl_env: Annotated[list[NcclVariable], Field(max_length=64, json_schema_extra=list_map())] = []
     """NCCL variables for experts. Unset ones are NCCL's own to choose."""
 
 
 class Storage(Model):
-    """Where /workspace and /datasets live. Immutable: volumes are not moved under a job."""
+    """Volumes of /workspace and /datasets. Immutable: volumes are not moved under a job."""
 
     mode: StorageMode | None = None
     """Shared: claims of the namespace that all pods mount. PerPod: volumes of its own for every pod. Default: the cluster's."""
@@ -133,14 +133,14 @@ class Script(Model):
 
 
 class Restart(Model):
-    """How often all ranks are started again together after a failure."""
+    """Restarts of all ranks together after a failure."""
 
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
     """Restarts without a new checkpoint between them until the job fails; 0: the first failure is final. The same error of a script at the same step, twice, is final too."""
     backoff_seconds: Annotated[int, Field(ge=0, le=3600)] = 10
     """Wait before the second restart without a new checkpoint between them; doubled for each further one, up to 300, or to this where it is more. The first one doesn't wait; in a job that had failed before, its attempt begins at least this long after the one before began."""
     hold_on_failure_seconds: Annotated[int, Field(ge=0, le=604800)] = 0
-    """How long the pods, and their GPUs, stay after the final failure, for `kubectl exec`; 0: they go at once. Condition Held says until when. May be changed at any time. Has no effect without the operator."""
+    """Seconds that the pods, and their GPUs, stay after the final failure, for `kubectl exec`; 0: they go at once. Condition Held says until when. May be changed at any time. Has no effect without the operator."""
     lost_node_seconds: Annotated[int | None, Field(ge=0, le=86400)] = None
     """Replace the pod of a node that has been NotReady for so long, elsewhere: it is force-deleted, though nobody can say whether its processes have ended. Default: never, and condition NodesHealthy says what to do. May be changed at any time. Has no effect without the operator."""
     retry: Annotated[int, Field(ge=0, le=1_000_000)] = 0
@@ -182,7 +182,7 @@ def _ranks_match_gpus(spec: TrainingJobSpec) -> bool:
 
 
 class TrainingJobSpec(Model):
-    """What to run, on how many nodes. Fields left out come from the TrainingCluster."""
+    """Program to run, and the nodes to run it on. Fields left out come from the TrainingCluster."""
 
     cluster: DnsName | None = None
     """The TrainingCluster to run on. Default: the cluster annotated as the default."""
@@ -205,7 +205,7 @@ class TrainingJobSpec(Model):
     script: Script | None = None
     """Your own program, started as every rank. A Batch job has exactly one of training and script."""
     interactive: Interactive | None = None
-    """When a dev environment that nobody uses gives its GPUs back. Of an Interactive job only."""
+    """Time after which a dev environment that nobody uses gives its GPUs back. Only for an Interactive job."""
     env: Annotated[list[Variable], Field(max_length=128, json_schema_extra=list_map())] = []
     """Variables of every rank, their values at most 262144 bytes in all. Those that the dynamic loader reads (LD_*, GLIBC_TUNABLES) are not in the container's environment, which a shell in the pod sees: only ranks get them."""
     env_from: Annotated[list[VariableSet], Field(max_length=16)] = []
@@ -214,7 +214,7 @@ class TrainingJobSpec(Model):
     start_timeout_seconds: Seconds = Timeouts.start_seconds
     """Time limit of a start, restarts included: first for the nodes to come up, then for the ranks. After it the job fails and frees its GPUs (an Interactive job only if node 0 never runs). Time in which the cluster has no room for a pod, or a queue holds it back, doesn't count."""
     hang_timeouts: HangTimeouts | None = None
-    """When a script's rank is taken for hung. Lockstep's trainer has training.limits."""
+    """Limits after which a script's rank is taken for hung. Lockstep's trainer has training.limits."""
     preflight: Preflight = Preflight()
     suspend: bool = False
     """true: no pods. The trainer is told to save and stop first."""

@@ -30,7 +30,7 @@ class Rule:
     holds: Callable[[Any], bool] | None
     field: str = ""
     schema: Mapping[str, Any] | None = None
-    """What more the model's JSON schema needs: CEL can't read a field that is a number or text."""
+    """Further parts of the model's JSON schema: CEL can't read a field that is a number or text."""
 
 
 class RulesBroken(ValueError):
@@ -139,7 +139,7 @@ FRACTION_PATTERN = r"^(0+(\.[0-9]+)?([eE]-[0-9]{1,3})?|[0-9](\.[0-9]+)?[eE]-[1-9
 DECIMAL_LENGTH = 24
 DECIMAL_MAX = 10**15  # a JSON schema's bound for whole numbers must be a 64-bit one itself
 NUMBER_BOUNDS = "x-lockstep-number"
-"""In the models' JSON schemas: the bounds of a field that takes a number, or the same number as text."""
+"""Key in the models' JSON schemas of the bounds of a field that takes a number, or the same number as text."""
 
 
 def spelled(number: float) -> str:

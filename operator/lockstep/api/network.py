@@ -22,7 +22,7 @@ P2P_PATTERN = r"^([0-5]|LOC|NVL|PIX|PXB|PHB|SYS)$"
 
 
 class Memlock(StrEnum):
-    """How RDMA memory may be locked: by CAP_IPC_LOCK as UID 0, or because the runtime already lifted the limit."""
+    """Way to lock RDMA memory: by CAP_IPC_LOCK as UID 0, or because the runtime already lifted the limit."""
 
     CAPABILITY = "Capability"
     UNLIMITED = "Unlimited"
@@ -70,7 +70,7 @@ class Rdma(Model):
     rails: Annotated[list[Rail], Field(max_length=32)] = []
     """Networks and resources of every pod of an RDMA job."""
     memlock: Memlock = Memlock.CAPABILITY
-    """How pods may lock memory for the NIC. Capability also needs security.ipcLock."""
+    """Way in which pods lock memory for the NIC. Capability also needs security.ipcLock."""
     dmabuf: bool | None = None
     """NCCL_DMABUF_ENABLE."""
 
@@ -99,10 +99,10 @@ class Tcp(Model):
 
 
 class Network(Model):
-    """How the nodes are connected."""
+    """Network between the nodes."""
 
     mode: FabricMode = FabricMode.AUTO
-    """What a job with fabric.mode Auto uses here; set by deploy-cluster MODE=."""
+    """Fabric of a job with fabric.mode Auto here; set by deploy-cluster MODE=."""
     rdma: Rdma = Rdma()
     tcp: Tcp = Tcp()
     mtu: Annotated[int | None, Field(ge=576, le=65535)] = None
@@ -121,7 +121,7 @@ class Network(Model):
 
 
 class NcclDebug(StrEnum):
-    """How much NCCL logs."""
+    """Amount that NCCL logs."""
 
     WARN = "WARN"
     INFO = "INFO"
@@ -133,6 +133,6 @@ class Nccl(Model):
     """NCCL's own settings."""
 
     debug: NcclDebug | None = None
-    """How much of NCCL's log is shown in the job's, and NCCL_DEBUG in `kubectl exec`. Ranks log INFO to a file that Lockstep reads; its warnings are always shown."""
+    """Amount of NCCL's log that is shown in the job's, and NCCL_DEBUG in `kubectl exec`. Ranks log INFO to a file that Lockstep reads; its warnings are always shown."""
     env: Annotated[list[NcclVariable], Field(max_length=64, json_schema_extra=list_map())] = []
     """More NCCL variables of every pod. A job's own win."""

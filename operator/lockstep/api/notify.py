@@ -20,7 +20,7 @@ class SecretKey(Model):
 
 
 class Notify(Model):
-    """Who is told when the job completes or fails."""
+    """Receiver of a message when the job completes or fails."""
 
     webhook_secret_ref: SecretKey
-    """Where the URL stands that the operator sends one POST with a small JSON object to. https, or a Service of the cluster. The operator may read a Secret called lockstep-notify; one of another name needs a Role that lets it."""
+    """Key that holds the URL to which the operator sends one POST with a small JSON object. https, or a Service of the cluster. The operator may read a Secret called lockstep-notify; one of another name needs a Role that lets it."""

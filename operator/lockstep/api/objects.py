@@ -21,6 +21,6 @@ def is_true(status: Object, kind: str) -> bool:
 
 
 def is_running(pod: Object) -> bool:
-    """Whether all containers of a pod run."""
+    """Return True if all containers of a pod run."""
     statuses = pod.get("status", {}).get("containerStatuses") or []
     return bool(statuses) and all("running" in status.get("state", {}) for status in statuses)

@@ -1,4 +1,4 @@
-"""What a TrainingJob adds to every one of its pods."""
+"""Additions of a TrainingJob to every one of its pods."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from lockstep.api.shared import Annotations, Labels, LocalReference
 
 
 class TolerationOperator(StrEnum):
-    """Whether the taint's value must be equal, or its key be there."""
+    """Comparison with the taint: its value must be equal, or its key be there."""
 
     EXISTS = "Exists"
     EQUAL = "Equal"
 
 
 class TaintEffect(StrEnum):
-    """What a taint does to pods that don't tolerate it."""
+    """Effect of a taint on pods that don't tolerate it."""
 
     NO_SCHEDULE = "NoSchedule"
     PREFER_NO_SCHEDULE = "PreferNoSchedule"
@@ -38,7 +38,7 @@ class Toleration(Model):
     effect: TaintEffect | None = None
     """The effect tolerated; left out: every effect."""
     toleration_seconds: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    """How long a NoExecute taint is tolerated; left out: for ever."""
+    """Seconds that a NoExecute taint is tolerated; left out: forever."""
 
     RULES = (  # what the API server would refuse in a pod
         Rule(
@@ -63,14 +63,14 @@ class Toleration(Model):
 
 
 class WhenUnsatisfiable(StrEnum):
-    """What the scheduler does with a pod that would break a spread."""
+    """Treatment by the scheduler of a pod that would break a spread."""
 
     DO_NOT_SCHEDULE = "DoNotSchedule"
     SCHEDULE_ANYWAY = "ScheduleAnyway"
 
 
 class TopologySpread(Model):
-    """How evenly the job's pods are spread over the values of a node label, written as in a pod. It counts this job's pods."""
+    """Spread of the job's pods over the values of a node label, written as in a pod. It counts this job's pods."""
 
     topology_key: LabelKey
     """The node label whose values are the domains."""
@@ -136,7 +136,7 @@ class ExtraVolume(Model):
     name: DnsLabel
     """The volume's name in the pod."""
     mount_path: AbsolutePath
-    """Where it is mounted."""
+    """Path at which it is mounted."""
     config_map: ConfigMapVolume | None = None
     secret: SecretVolume | None = None
     persistent_volume_claim: ClaimVolume | None = None
@@ -161,11 +161,11 @@ class ExtraVolume(Model):
 ANNOTATIONS_BYTES_MAX = 250_000
 """The API server takes 262144 of an object, Lockstep's own among them."""
 GRACE_SECONDS = 180
-"""How long a pod may take to stop when the job doesn't say."""
+"""Seconds that a pod may take to stop when the job doesn't say."""
 
 
 class PodTemplate(Model):
-    """What is added to every pod of the job."""
+    """Additions to every pod of the job."""
 
     labels: Labels = {}
     """Labels of the pods."""
@@ -180,9 +180,9 @@ class PodTemplate(Model):
     scheduler_name: DnsName | None = None
     """The scheduler that places the pods. Default: the cluster's."""
     topology_spread_constraints: Annotated[list[TopologySpread], Field(max_length=8, json_schema_extra=list_map("topologyKey"))] = []
-    """How evenly the pods are spread, over racks or zones for example."""
+    """Spread of the pods, over racks or zones for example."""
     termination_grace_period_seconds: Annotated[int, Field(ge=60, le=7200)] | None = None
-    """How long a pod that is asked to stop may take before it is killed. Its ranks have 30 seconds less to save; the rest is for the last report. Default: 180."""
+    """Seconds that a pod that is asked to stop may take before it is killed. Its ranks have 30 seconds less to save; the rest is for the last report. Default: 180."""
     volumes: Annotated[list[ExtraVolume], Field(max_length=16, json_schema_extra=list_map())] = []
     """More volumes of every pod."""
 

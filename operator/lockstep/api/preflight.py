@@ -8,7 +8,7 @@ from lockstep.api.model import Model
 
 
 class PreflightMode(StrEnum):
-    """How much is looked at before an attempt."""
+    """Extent of the checks before an attempt."""
 
     FULL = "Full"
     BASIC = "Basic"
@@ -16,7 +16,7 @@ class PreflightMode(StrEnum):
 
 
 class Preflight(Model):
-    """What is looked at on all nodes before the ranks start. An error stops the start and spends no restart."""
+    """Checks of all nodes before the ranks start. An error stops the start and spends no restart."""
 
     mode: PreflightMode = PreflightMode.FULL
     """Full: every check, and a short all-reduce where the cluster states network.minimumBusbw. Basic: without the all-reduce. Off: nothing."""

@@ -30,6 +30,6 @@ def number(quantity: object) -> Decimal:
 
 
 def same_amount(one: object, other: object) -> bool:
-    """Whether two quantities differ by less than the API server keeps, which rounds up to a thousandth."""
+    """Return True if two quantities differ by less than the API server keeps, which rounds up to a thousandth."""
     first, second = amount(one), amount(other)
     return first is not None and second is not None and abs(first - second) < _RESOLUTION

@@ -18,7 +18,7 @@ FIELD_PATTERN = (
 
 
 class FabricMode(StrEnum):
-    """How ranks of different nodes talk: `Auto` takes RDMA where the cluster has it."""
+    """Network between ranks of different nodes: `Auto` takes RDMA where the cluster has it."""
 
     AUTO = "Auto"
     RDMA = "RDMA"
@@ -68,11 +68,11 @@ class FieldReference(Model):
     """A field of the pod, by the downward API."""
 
     field_path: Annotated[str, Field(pattern=FIELD_PATTERN, max_length=256)]
-    """For example status.podIP."""
+    """Path of the field, for example status.podIP."""
 
 
 class VariableSource(Model):
-    """Where a variable's value comes from. It is resolved by the kubelet in the pod, never by Lockstep."""
+    """Source of a variable's value. It is resolved by the kubelet in the pod, never by Lockstep."""
 
     secret_key_ref: KeyReference | None = None
     """One key of a Secret."""
@@ -90,7 +90,7 @@ class VariableSource(Model):
 
 
 def is_loaders(name: str) -> bool:
-    """Whether the dynamic loader reads this variable, before a program of Lockstep's can ignore it."""
+    """Return True if the dynamic loader reads this variable, before a program of Lockstep's can ignore it."""
     return name.startswith("LD_") or name == "GLIBC_TUNABLES"
 
 

@@ -61,7 +61,7 @@ class DataSource(Model):
     """The hub dataset's commit. Default: the newest one at the first download, then that one."""
     format: DataFormat = DataFormat.AUTO
     weight: Decimal = "1"
-    """How often each sample of the source is seen in an epoch: 2 doubles it, 0.5 takes half of it."""
+    """Times that each sample of the source is seen in an epoch: 2 doubles it, 0.5 takes half of it."""
 
     RULES = (
         Rule(
@@ -132,11 +132,11 @@ class EvaluationData(Model):
     name: HubName | None = None
     """A dataset of the Hugging Face hub, as data.name."""
     config: ConfigName | None = None
-    """As data.config."""
+    """Configuration, as data.config."""
     split: Split | None = None
-    """As data.split. Default: validation, or the only one."""
+    """Split, as data.split. Default: validation, or the only one."""
     revision: Annotated[str | None, Field(min_length=1, max_length=128)] = None
-    """As data.revision."""
+    """Commit, as data.revision."""
     format: DataFormat = DataFormat.AUTO
 
     RULES = (
@@ -149,7 +149,7 @@ class EvaluationData(Model):
 
 
 class Evaluation(Model):
-    """How the loss on text that is not trained on is measured."""
+    """Measurement of the loss on text that is not trained on."""
 
     data: EvaluationData | None = None
     """Samples for evaluation of their own. Left out: holdout says which samples of the data are used."""
@@ -250,7 +250,7 @@ def _batch_fits(o: Optimization) -> bool:
 
 
 class Optimization(Model):
-    """How the weights are trained."""
+    """Schedule and optimizer of the training."""
 
     epochs: Annotated[int, Field(ge=1, le=10000)] = 1
     """Passes over the data."""
@@ -271,7 +271,7 @@ class Optimization(Model):
     """The part of learningRate that Cosine and Linear fall to, for example 0.1. Not read with Constant."""
     optimizer: Optimizer = Optimizer.ADAMW
     offload: Offload = Offload.NONE
-    """Where the optimizer's state lives and its step is computed."""
+    """Device on which the optimizer's state lives and its step is computed: the rank's own, or the CPU."""
     non_finite: NonFinitePolicy = NonFinitePolicy.STOP
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them: less memory, about a third more time."""
@@ -310,7 +310,7 @@ class Optimization(Model):
 
 
 class Checkpoint(Model):
-    """When shards are committed, and what a start resumes from."""
+    """Commits of shards, and the commit that a start resumes from."""
 
     every_steps: Annotated[int, Field(ge=1, le=1000000)] = 100
     """Optimizer steps between two checkpoints."""
@@ -329,9 +329,9 @@ class TrainingLimits(Model):
     """Time limits of the trainer's steps and collective operations."""
 
     collective_timeout_seconds: Annotated[int, Field(ge=10, le=86400)] = 600
-    """For the other ranks, in one collective operation."""
+    """Seconds to wait for the other ranks in one collective operation."""
     step_timeout_seconds: Annotated[int | None, Field(ge=10, le=86400)] = None
-    """For one step, before the rank is taken for hung. Default: 3 times the median step, at least 120 seconds."""
+    """Seconds for one step before the rank is taken for hung. Default: 3 times the median step, at least 120 seconds."""
 
 
 class MLflow(Model):
@@ -353,7 +353,7 @@ class WandB(Model):
 
 
 class MetricsDestinations(Model):
-    """Where metrics go besides the run's JSONL files."""
+    """Destinations of metrics besides the run's JSONL files."""
 
     tensor_board: bool = True
     """Event files in the run's folder, under logs/tensorboard."""
@@ -371,14 +371,14 @@ class Training(Model):
     lora: Lora = Lora()
     zero_stage: ZeroStage = ZeroStage.STAGE2
     hierarchical_partition: HierarchicalPartition = HierarchicalPartition.AUTO
-    """Whether each node keeps a whole copy of the frozen weights under Stage3. Auto: where memory allows."""
+    """A whole copy of the frozen weights on each node under Stage3. Auto: where memory allows."""
     precision: Precision = Precision.BF16
     seed: Annotated[int, Field(ge=0, le=2147483647)] = 42
-    """Of the sample order, dropout and the adapter's first weights."""
+    """Seed of the sample order, dropout and the adapter's first weights."""
     data: Data
     optimization: Optimization = Optimization()
     evaluation: Evaluation | None = None
-    """How the loss on text that is not trained on is measured. Left out: no evaluation."""
+    """Measurement of the loss on text that is not trained on. Left out: no evaluation."""
     checkpoint: Checkpoint = Checkpoint()
     metrics: MetricsDestinations = MetricsDestinations()
     limits: TrainingLimits = TrainingLimits()

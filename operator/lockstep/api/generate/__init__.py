@@ -1,1 +1,1 @@
-"""What is generated from the models: CRDs, their schemas and the reference pages."""
+"""CRDs, their schemas and the reference pages, generated from the models."""

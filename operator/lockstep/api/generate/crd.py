@@ -67,7 +67,7 @@ def _root(schema: Schema) -> Schema:
 
 
 def _without_defaults(schema: Any) -> Any:
-    """What the API server added to a status would differ from what the operator wants, which would write it again for ever."""
+    """Leave out defaults: a value that the API server added to a status would differ from what the operator wants, which would write it again forever."""
     if isinstance(schema, list):
         return [_without_defaults(item) for item in schema]
     if not isinstance(schema, dict):

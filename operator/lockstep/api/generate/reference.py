@@ -123,7 +123,7 @@ def _type(field: Schema) -> str:
 
 
 def _valid(field: Schema) -> str:
-    """What a value must be, in words."""
+    """Valid values in words."""
     inner: Schema = field.get("items") or field.get("additionalProperties") or {}
     told = [", ".join(f"`{value}`" for value in field.get("enum", ()))]
     told += [PATTERN_WORDS[one["pattern"]] for one in (field, inner) if "pattern" in one]
