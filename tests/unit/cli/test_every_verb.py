@@ -291,12 +291,13 @@ class HostileStub(ApiStub):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ended = threading.Event()
+        self.ended, self.interrupted = threading.Event(), threading.Lock()
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:  # noqa: PLR0911 (one return a kind of answer)
         plural, parts = self.plural(path), path.strip("/").split("/")
         refusal = {"kind": "Status", "status": "Failure", "reason": "Invalid", "message": HOSTILE, "code": 422}
-        if self.often and [(method, path)] * self.often == [asked[:2] for asked in self.asked if asked[:2] == (method, path)]:
+        asked_again = plural != "selfsubjectaccessreviews" and [asked[:2] for asked in self.asked].count((method, path)) == self.often
+        if asked_again and self.interrupted.acquire(blocking=False):  # once: two requests may be counted at the same time
             os.kill(os.getpid(), signal.SIGINT)
             self.ended.wait(30)
         if path in ALWAYS:
