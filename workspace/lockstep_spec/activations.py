@@ -33,7 +33,7 @@ def layer_bytes(shape: ModelShape, settings: Settings) -> int:
 
 
 def attention_bytes(shape: ModelShape, settings: Settings) -> int:
-    """Those of `layer_bytes` that are there before the feed-forward part computes, and when its backward pass is done: attention's, and the norms'."""
+    """Bytes of `layer_bytes` that are there before the feed-forward part computes, and when its backward pass is done: attention's, and the norms'."""
     mask = settings.element_bytes * settings.micro_batch_size * settings.max_length**2 if shape.masked else 0
     return tokens_of(settings) * (_attention(shape, settings) + _norms(shape, settings)) + _scores(shape, settings) + mask
 
