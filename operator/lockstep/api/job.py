@@ -9,10 +9,9 @@ from pydantic import Field
 
 from lockstep.api.model import DNS_NAME_PATTERN, DnsLabel, DnsName, Image, Model, Rule, immutable, list_map, utf8_bytes
 from lockstep.api.names import API_VERSION, JOB_NAME_MAX, JOB_NAME_PATTERN
-from lockstep.api.notify import Notify
 from lockstep.api.podtemplate import PodTemplate
 from lockstep.api.preflight import Preflight
-from lockstep.api.shared import FabricMode, ImagePullSecrets, NcclVariable, Variable, VariableSet, values_fit
+from lockstep.api.shared import KEY_PATTERN, FabricMode, ImagePullSecrets, NcclVariable, Variable, VariableSet, values_fit
 from lockstep.api.training import Training
 from lockstep_spec.choices import DegradedPolicy, StorageMode
 from lockstep_spec.timeouts import Timeouts
@@ -77,6 +76,22 @@ class HangTimeouts(Model):
     """Seconds in activity Init, Fetch or Load."""
     export_seconds: Seconds = Timeouts.export_seconds
     """Seconds in activity Export."""
+
+
+class SecretKey(Model):
+    """One key of a Secret in the job's namespace."""
+
+    name: DnsName
+    """The Secret's name."""
+    key: Annotated[str, Field(pattern=KEY_PATTERN, max_length=253)]
+    """The key in it."""
+
+
+class Notify(Model):
+    """Receiver of a message when the job completes or fails."""
+
+    webhook_secret_ref: SecretKey
+    """Key that holds the URL to which the operator sends one POST with a small JSON object. https, or a Service of the cluster. The operator may read a Secret called lockstep-notify; one of another name needs a Role that lets it."""
 
 
 LONGEST_SECONDS = 10 * 366 * 86400
