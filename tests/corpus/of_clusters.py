@@ -385,5 +385,5 @@ CLUSTER_FAULTS = (
     ClusterFault("other-selector", "somebody changes the Service's selector", _of("", "", "", state="Running"), ONCE, act=_other_selector, seconds=30.0),
     ClusterFault("finalizer", "a finalizer keeps a deleted pod", _of("NodeLost", "example.com/keeps", "finalizers", node=1, state="Restarting"), ONCE, act=_finalizer, after=_no_finalizer, seconds=120.0),
     ClusterFault("cluster-deleted", "the job's TrainingCluster is deleted while it runs", _of("ClusterNotFound", "TrainingCluster|spec.cluster", "lockstep deploy", state="Running"), act=_no_such_cluster, before=_cluster_like_local(lambda _: None), seconds=60.0),
-    ClusterFault("rank-killed", "somebody kills a rank", _of("Killed", "SIGKILL", "who sent it", rank=1, node=1), act=_kill_rank),
+    ClusterFault("rank-killed", "somebody kills a rank", _of("Killed", "SIGKILL", "find out who did", rank=1, node=1), act=_kill_rank),
 )  # fmt: skip

@@ -81,8 +81,8 @@ torch, dist = ranks_talk()
 if RANK == 0: 1 / 0
 while True: dist.all_reduce(torch.ones(1))
 """),
-    RankFault("killed", "SIGKILL by hand", _of("Killed", "SIGKILL", "who sent it"), "if RANK == 1: os.kill(os.getpid(), signal.SIGKILL)\nwait()"),
-    RankFault("terminated", "SIGTERM of somebody else", _of("Killed", "SIGTERM", "who sent it"), "if RANK == 1: os.kill(os.getpid(), signal.SIGTERM)\nwait()"),
+    RankFault("killed", "SIGKILL by hand", _of("Killed", "SIGKILL", "find out who did"), "if RANK == 1: os.kill(os.getpid(), signal.SIGKILL)\nwait()"),
+    RankFault("terminated", "SIGTERM of somebody else", _of("Killed", "SIGTERM", "find out who did"), "if RANK == 1: os.kill(os.getpid(), signal.SIGTERM)\nwait()"),
     RankFault("segfault", "native code reads a null pointer", _of("UserCode", "SIGSEGV", CORRECT), "if RANK == 1: ctypes.string_at(0)\nwait()"),
     RankFault("abort", "native code aborts", _of("UserCode", "SIGABRT", CORRECT), "if RANK == 1: os.abort()\nwait()"),
     RankFault("shared-memory", "shared memory is full (SIGBUS)", _of("OutOfMemory", "SIGBUS", "shm|shared memory"), "if RANK == 1: os.kill(os.getpid(), signal.SIGBUS)\nwait()"),
@@ -154,7 +154,7 @@ if RANK == 1:
     raise ValueError("bad label")
 wait()
 """),
-    RankFault("handled-then-killed", "an exception was handled and written; then SIGKILL by hand", _of("Killed", "SIGKILL", "who sent it"), """\
+    RankFault("handled-then-killed", "an exception was handled and written; then SIGKILL by hand", _of("Killed", "SIGKILL", "find out who did"), """\
 import traceback
 if RANK == 1:
     try: 1 / 0
@@ -178,8 +178,8 @@ time.sleep(0.3); raise ValueError("bad label")
 if RANK == 0: time.sleep(0.2); raise ConnectionResetError(104, "Connection reset by peer")
 time.sleep(0.7); os._exit(3)
 """),
-    RankFault("shell-code", "a script's program is killed, and the script exits with its code", _of("Killed", "137, .*SIGKILL", "who sent it"), "if RANK == 1: sys.exit(subprocess.run(['bash', '-c', 'sleep 9 & kill -9 $!; wait $!']).returncode)\nwait()"),
-    RankFault("child-killed", "a script's program is killed, and the script raises", _of("Killed", "SIGKILL", "who sent it"), "if RANK == 1: subprocess.run(['bash', '-c', 'kill -9 $$'], check=True)\nwait()"),
+    RankFault("shell-code", "a script's program is killed, and the script exits with its code", _of("Killed", "137, .*SIGKILL", "find out who did"), "if RANK == 1: sys.exit(subprocess.run(['bash', '-c', 'sleep 9 & kill -9 $!; wait $!']).returncode)\nwait()"),
+    RankFault("child-killed", "a script's program is killed, and the script raises", _of("Killed", "SIGKILL", "find out who did"), "if RANK == 1: subprocess.run(['bash', '-c', 'kill -9 $$'], check=True)\nwait()"),
     RankFault("no-command", "a shell finds no such program", _of("Setup", "127", "image or the environment lacks"), "if RANK == 1: sys.exit(subprocess.run(['sh', '-c', 'accelerate-9 launch']).returncode)\nwait()"),
     RankFault("native-memory", "C++ gets no memory", _of("OutOfMemory", "bad_alloc", "limits.memory"), """\
 if RANK == 1:
@@ -196,7 +196,7 @@ if RANK == 1:
     while True: pass
 wait()
 """),
-    RankFault("not-allowed", "a folder may not be written", _of("Storage", "Permission denied", "rights of that folder"), _raises("PermissionError(13, 'Permission denied', '/workspace/runs/x')")),
+    RankFault("not-allowed", "a folder may not be written", _of("Storage", "Permission denied", "permissions of that folder"), _raises("PermissionError(13, 'Permission denied', '/workspace/runs/x')")),
     RankFault("no-home", "the pod's user has no home", _of("Setup", "Permission denied", "set HOME"), _raises("PermissionError(13, 'Permission denied', '/.triton')")),
     RankFault("server-away", "a volume's server doesn't answer", _of("Storage", "timed out", "volume"), _raises("TimeoutError(110, 'Connection timed out', '/datasets/shard-3.arrow')")),
     RankFault("evicted-client", "a Lustre server has evicted the node", _of("Storage", "transport endpoint shutdown", "volume"), _raises("BrokenPipeError(108, 'Cannot send after transport endpoint shutdown', '/lustre/x')")),
