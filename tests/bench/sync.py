@@ -139,7 +139,8 @@ def main() -> None:
     sys.path.insert(0, str(HERE.parent))
     from kubernetes import client, config, dynamic
 
-    from lockstep.cli.clusters.deploy import Mode, install_cluster
+    from lockstep.cli.clusters.deploy import install_cluster
+    from lockstep.cli.clusters.deploymentplan import Mode
     from lockstep.cli.clusters.devcluster import bring_up
     from lockstep.devcluster import binary
     from lockstep.devcluster.host.layout import cache_root

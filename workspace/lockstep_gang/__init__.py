@@ -1,1 +1,1 @@
-"""How the ranks of a job start, fail and restart together. Standard library only, Python 3.10 or newer."""
+"""Start, failure and restart of a job's ranks, together. Standard library only, Python 3.10 or newer."""

@@ -59,7 +59,7 @@ def _entries(*, compiled: bool) -> Iterator[Entry]:
 
 
 def compiled_code(path: Path, source: bytes) -> bytes:
-    """What this Python keeps compiled of a file, if it is of this very source, for a place where it isn't compared with it any more; empty: nothing.
+    """Compiled code that this Python keeps of a file, if it is of this very source, for a place where it isn't compared with it any more; empty: nothing.
 
     Another version of Python passes over it, and compiles the source.
     """

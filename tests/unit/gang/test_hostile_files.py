@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep_gang.agent.interactive import write_hostfile
 from lockstep_gang.agent.log import Journal
 from lockstep_gang.agent.preflight.files import path_facts, sees
 from lockstep_gang.agent.ranks.nccl_log import FILES_MAX, NcclLogs, log_choice
@@ -21,7 +22,6 @@ from lockstep_gang.agent.ranks.progress_server import METRICS, RemainingTime, pa
 from lockstep_gang.agent.ranks.reports import ERROR_FILE_BYTES_MAX, read_error_file
 from lockstep_gang.agent.ranks.stacks import SOURCE_BYTES_MAX, dumped, process_state, write_stacks
 from lockstep_gang.agent.session.client import _told
-from lockstep_gang.agent.session.interactive import write_hostfile
 from lockstep_gang.contract.fabric import FabricAsked
 from lockstep_gang.contract.messages import COUNT_MAX
 from lockstep_gang.contract.preflight import ExpectedPath, Kind

@@ -29,7 +29,7 @@ from lockstep.api.files.clusterfile import KEYS
 from lockstep.api.files.jobfile import parse_job_file
 from lockstep.api.job import TrainingJobSpec
 from lockstep.api.training import Training
-from lockstep.cli.clusters.deploy import Mode, planned
+from lockstep.cli.clusters.deploymentplan import Mode, planned
 from lockstep.cli.main import app
 from lockstep.plan.render.run import trainer_config
 from lockstep_spec.families import shape_from_config

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lockstep_gang.agent.cutoff import CutOff
+from lockstep_gang.agent.interactive import DevNode
 from lockstep_gang.agent.link import Handlers, Link, watch
 from lockstep_gang.agent.log import Console
 from lockstep_gang.agent.outbox import Outbox, bounded
@@ -22,7 +23,6 @@ from lockstep_gang.agent.ranks.ranks import LocalNode, LocalRanks, Survivors
 from lockstep_gang.agent.ranks.reports import ReportSocket
 from lockstep_gang.agent.ranks.stacks import remove_old
 from lockstep_gang.agent.ranks.standby import Standby
-from lockstep_gang.agent.session.interactive import DevNode
 from lockstep_gang.contract.messages import (
     Error,
     Exited,

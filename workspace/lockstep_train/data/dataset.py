@@ -13,13 +13,13 @@ from lockstep_spec.choices import TEMPLATE_OWN
 from lockstep_spec.codec import from_json, to_json
 from lockstep_spec.modelnames import is_address
 from lockstep_spec.training import DataConfig, EvaluationConfig, SourceConfig, TrainingConfig
+from lockstep_train.base.arrays import open_arrays, whole_arrays
 from lockstep_train.base.cache import cache_folder, file_hash, stamp
 from lockstep_train.base.errors import ConfigError, Problem, TrainerError, gravest, problem_of, refusal
 from lockstep_train.base.limits import UNWATCHED, Say, Watch
 from lockstep_train.base.ranks import Ranks, refused_together
 from lockstep_train.base.runfile import RunConfig
 from lockstep_train.base.volumes import BuildProgress, once_per_volume
-from lockstep_train.data.arrays import open_arrays, whole_arrays
 from lockstep_train.data.read.commits import RemoteSource, agreed_commits, at_commits, remember_commits
 from lockstep_train.data.read.files import DataFiles, is_several, local_files
 from lockstep_train.data.read.hub import hub_dataset

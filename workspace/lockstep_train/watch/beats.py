@@ -1,4 +1,4 @@
-"""What ranks know of each other while one of them hangs (pure)."""
+"""Beats by which ranks know of each other while one of them hangs (pure)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Beat:
-    """Where a rank is."""
+    """Place and activity of a rank."""
 
     position: int
     """Places it has come to since it started. All ranks come to the same ones, in the same order."""
     activity: str
-    """What it is at: `Step 12`."""
+    """Activity, such as `Step 12`."""
     place: str
-    """Where within: `forward of micro-batch 1 of 2`; may be empty."""
+    """Place within it: `forward of micro-batch 1 of 2`; may be empty."""
     seconds: float
-    """How long it has been in this activity."""
+    """Seconds that it has been in this activity."""
     number: int
     """Counts this rank's beats: one that doesn't grow is of a process that doesn't run."""
 

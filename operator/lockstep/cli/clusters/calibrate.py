@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.clusters.deploy import Mode
+from lockstep.cli.clusters.deploymentplan import Mode
 from lockstep.cli.shared.jobargs import ContextOption, Form, FormOption, NamespaceOption, OptionalClusterArgument
 from lockstep.platforms.output import put, put_json, tell
 from lockstep_spec.words import binary_size

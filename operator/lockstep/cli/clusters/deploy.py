@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.api.errors import ConfigError
-from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAMESPACE
+from lockstep.api.names import DEV_ENVIRONMENT
+from lockstep.cli.clusters.deploymentplan import OPERATOR_IMAGE, Chosen, DeploymentPlan, Mode, chosen_scope, planned
 from lockstep.cli.shared.embedded import publish_checkout
 from lockstep.cli.shared.progress import waiting
 from lockstep.platforms.output import put, put_text, tell
 
 if TYPE_CHECKING:
-    from lockstep.api.cluster import TrainingCluster
-    from lockstep.api.files.clusterfile import ClusterFile
-    from lockstep.plan.cluster.finding import Finding
-    from lockstep.plan.cluster.scope import Scope
+    pass
 
-OPERATOR_IMAGE = "lockstep-operator:0.1.0"  # as images/operator/Containerfile is built; a cluster may know it under another name
 
 ClusterArgument = Annotated[str, typer.Argument(help="A cluster of clusters/, or a cluster file's path.")]
 ContextOption = Annotated[str | None, typer.Option(help="The context of your kubeconfig.")]
@@ -37,73 +30,6 @@ ImageOption = Annotated[
 
 
 ForceOption = Annotated[bool, typer.Option("--force", help="Go on even if the kubeconfig's API host differs from the cluster file's.")]
-
-
-class Mode(StrEnum):
-    """Transport between nodes, as the command line names it."""
-
-    AUTO = "auto"
-    RDMA = "rdma"
-    TCP = "tcp"
-
-
-@dataclass(frozen=True)
-class DeploymentPlan:
-    """Objects to send to a cluster, and the namespace that its jobs run in."""
-
-    cluster: ClusterFile
-    profile: TrainingCluster
-    objects: list[dict[str, Any]]
-    mode: Mode
-    image: str
-    """The operator's, as people name it."""
-    scope: Scope
-    file: str
-    """The cluster file, as people type its path."""
-
-    @property
-    def namespace(self) -> str:
-        return str(self.cluster.cluster.namespace)
-
-    @property
-    def choices(self) -> str:
-        """Choices of this deployment, as variables of make."""
-        image = "" if self.image == default_image(self.profile) else f" OPERATOR_IMAGE={self.image}"
-        scope = " NAMESPACE_ONLY=1" if self.scope.own else f" NAMESPACES={','.join(self.scope.namespaces)}" if self.scope.namespaces else ""
-        return f"MODE={self.mode.value}{image}{scope}"
-
-    @property
-    def sent_image(self) -> str:
-        """The operator's image as it is sent."""
-        from lockstep.plan.ship.openshift_images import operator_reference
-
-        return operator_reference(self.image, self.profile.spec.platform, self.scope.home)
-
-    @property
-    def findings(self) -> list[Finding]:
-        """Findings about the cluster file alone that matter to jobs of this mode."""
-        from lockstep.plan.checks.alone import findings_for_mode, lint_alone
-        from lockstep.plan.cluster.finding import Outcome
-
-        concerning = findings_for_mode(lint_alone(self.cluster, self.sent_image), self.profile.spec.network.mode)
-        return [one for one in concerning if one.outcome in (Outcome.FAILED, Outcome.WARNING)]
-
-    @property
-    def default_image(self) -> Finding | None:
-        """Finding about the image of jobs that name none; None where the cluster names it, or none is known (`findings`)."""
-        from lockstep.plan.checks.alone import IMAGE, lint_alone
-        from lockstep.plan.cluster.finding import Outcome
-
-        return next((one for one in lint_alone(self.cluster, self.sent_image) if one.subject == IMAGE and one.outcome is Outcome.OK), None)
-
-    @property
-    def title(self) -> str:
-        """Line for people in the record on the cluster."""
-        from datetime import UTC, datetime
-
-        from lockstep.cli.clusters.version import own_version
-
-        return f"{self.cluster.cluster.name}, {self.choices}, lockstep {own_version()}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def deploy(
@@ -185,93 +111,6 @@ def warn_of(plan: DeploymentPlan) -> None:
         tell(f"note: {plan.file}:{line_of(note.subject, plan.cluster.lines)}: {note.subject}: {note.message}")
     for one in plan.findings:
         tell(f"warning: {plan.file}:{line_of(one.subject, plan.cluster.lines)}: {one.subject}: {one.message}", f"  → {one.fix}")
-
-
-Chosen = Literal["all", "own"] | tuple[str, ...] | None
-"""Namespaces that the operator is to work in, as the command line says it; None: it doesn't say."""
-
-
-def chosen_scope(namespaces: str | None, namespace_only: bool | None) -> Chosen:
-    """Raises ConfigError for two different wishes, or a name that no namespace can have."""
-    if namespaces is not None and namespace_only:
-        raise ConfigError(
-            "--namespaces and --namespace-only can't be combined: the first is an operator for several namespaces, the second one of a single namespace"
-        )
-    if namespace_only:
-        return "own"
-    if namespaces is None or namespaces == "all":
-        return "all" if namespaces else None
-    names = tuple(dict.fromkeys(name.strip() for name in namespaces.split(",")))
-    wrong = next((name for name in names if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name)), None)
-    if wrong is not None:
-        raise ConfigError(
-            f"--namespaces: {wrong!r} is no namespace's name (lower-case letters, digits and '-', at most 63): --namespaces team-a,team-b"
-        )
-    return names
-
-
-def scope_in(chosen: Chosen, namespace: str) -> Scope:
-    """`namespace`: the cluster file's. Raises ConfigError where jobs of that would have no operator."""
-    from lockstep.plan.cluster.scope import Scope
-
-    if chosen == "own":
-        if namespace == OPERATOR_NAMESPACE:
-            raise ConfigError(
-                f"--namespace-only: cluster.namespace is {OPERATOR_NAMESPACE}, the operator's of the whole cluster: name your own in the cluster file"
-            )
-        return Scope((namespace,), own=True)
-    if not isinstance(chosen, tuple):
-        return Scope()
-    if namespace not in chosen:
-        raise ConfigError(
-            f"--namespaces: the cluster file's own namespace {namespace} is not among {', '.join(chosen)}: add it, or change cluster.namespace"
-        )
-    return Scope(chosen)
-
-
-def planned(
-    cluster: str, mode: Mode, image: str | None = None, revision: str = "", monitoring: bool = False, scope: Chosen = None
-) -> DeploymentPlan:
-    """Plan of what `deploy` would send. Reads files only.
-
-    Raises:
-        ConfigError: RDMA is asked of a cluster that has none; the cluster file is wrong or unknown; `scope` can't be had.
-    """
-    from lockstep.cli.clusters.lint import file_of
-    from lockstep.cli.shared.paths import checkout
-    from lockstep.cli.shared.target import load
-    from lockstep.plan.ship.openshift_images import short_name
-    from lockstep.platforms.clusters.install import monitoring_objects, operator_objects
-
-    file = load(cluster)
-    profile = _with_mode(file, mode)
-    place = scope_in(scope, file.cluster.namespace)
-    if place.own and monitoring:
-        raise ConfigError(
-            "--monitoring: the operator of one namespace serves no metrics, for it has no right to ask who may read them: leave it out"
-        )
-    chosen = short_name(image or default_image(profile), place.home)
-    manifests = checkout() / "manifests"
-    objects = operator_objects(profile, chosen, namespace=file.cluster.namespace, manifests=manifests, revision=revision, scope=place)
-    more = monitoring_objects(manifests) if monitoring else []
-    return DeploymentPlan(file, profile, [*objects, *more], mode, chosen, place, file_of(cluster))
-
-
-def default_image(profile: TrainingCluster) -> str:
-    """The operator's, where neither a person nor an earlier deployment names another: with its code on a volume, that of jobs will do."""
-    from lockstep.platforms.clusters.install import code_volumes
-
-    return (profile.spec.image if code_volumes(profile) else None) or OPERATOR_IMAGE
-
-
-def _with_mode(file: ClusterFile, mode: Mode) -> TrainingCluster:
-    from lockstep.api.shared import FabricMode
-
-    profile, spec = file.profile, file.profile.spec
-    if mode is Mode.RDMA and not spec.network.rdma.enabled:
-        raise ConfigError(f"MODE=rdma: cluster {file.cluster.name} has no RDMA (network.rdma.enabled is false in its file): use MODE=tcp")
-    network = spec.network.model_copy(update={"mode": FabricMode[mode.name]})
-    return profile.model_copy(update={"spec": spec.model_copy(update={"network": network})})
 
 
 def _dev_environment(plan: DeploymentPlan) -> dict[str, Any]:

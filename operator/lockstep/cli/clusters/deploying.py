@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockstep.api.errors import Failed
 from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME
-from lockstep.cli.shared.deployment import remember_server
+from lockstep.cli.clusters.deploymentplan import DeploymentPlan, Mode
+from lockstep.cli.shared.deployment import remember, remember_server
 from lockstep.cli.shared.progress import Progress
 from lockstep.cli.shared.target import EMBEDDED
-
-if TYPE_CHECKING:
-    from lockstep.cli.clusters.deploy import DeploymentPlan
-    from lockstep.kube.cluster import Cluster
-    from lockstep.platforms.clusters.send import Sent
-
-
-from typing import TYPE_CHECKING, Any
-
-from lockstep.cli.shared.deployment import remember
 from lockstep.platforms.output import put
 
 if TYPE_CHECKING:
-    from lockstep.cli.clusters.deploy import DeploymentPlan
+    from lockstep.kube.cluster import Cluster
     from lockstep.platforms.clusters.send import Sent
-
 
 SCC_GROUP = "security.openshift.io"
 
@@ -182,7 +172,6 @@ async def _until_operator_is_ready(connection: Cluster, plan: DeploymentPlan, se
 
 async def _rails_are_there(connection: Cluster, plan: DeploymentPlan, progress: Progress) -> bool:
     """Return True if pods can have every network that the cluster names, where jobs use RDMA: without one they wait for ever."""
-    from lockstep.cli.clusters.deploy import Mode
     from lockstep.plan.checks.rails import check_networks
     from lockstep.plan.cluster.finding import Outcome
     from lockstep.platforms.clusters.facts import network_facts
@@ -280,7 +269,6 @@ def tell_end(plan: DeploymentPlan, *, dev: bool, complete: bool) -> None:
 
 
 def _next_with_pods(cluster: str, namespace: str) -> list[tuple[str, str]]:
-    from lockstep.api.names import DEV_ENVIRONMENT
 
     return [
         (f"kubectl get pods -n {namespace} -l app={DEV_ENVIRONMENT}-multi", "the pods"),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import OPERATOR_NAME
+from lockstep.cli.shared.clusterfiles import file_of
 from lockstep.cli.shared.jobargs import ContextOption, Form, FormOption, NamespaceOption, OptionalClusterArgument
 from lockstep.platforms.output import put, put_json
 from lockstep_spec.words import number_of
@@ -33,7 +33,7 @@ def lint(
 
     Example: lockstep cluster lint barcelona --offline
     """
-    from lockstep.cli.clusters.deploy import default_image
+    from lockstep.cli.clusters.deploymentplan import default_image
     from lockstep.cli.shared.target import load
     from lockstep.plan.checks.alone import lint_alone
     from lockstep.plan.checks.lint import lint_against
@@ -58,11 +58,6 @@ def lint(
         raise unanswered
     if any(finding.outcome is Outcome.FAILED for finding in findings):
         raise typer.Exit(1)
-
-
-def file_of(cluster: str) -> str:
-    """Path of the cluster file to show: the one that was given, else that of clusters/."""
-    return cluster if cluster.endswith((".yaml", ".yml")) or "/" in cluster else str(Path("clusters") / f"{cluster}.yaml")
 
 
 async def _look(file: ClusterFile, namespace: str | None, context: str | None) -> ClusterFacts:

@@ -141,7 +141,8 @@ Next:
 
 
 def _run_on_cluster(context: str | None, embedded: bool) -> int:
-    from lockstep.cli.clusters.deploy import Mode, install_cluster
+    from lockstep.cli.clusters.deploy import install_cluster
+    from lockstep.cli.clusters.deploymentplan import Mode
     from lockstep.cli.clusters.devcluster import bring_up
     from lockstep.cli.shared.deployment import remember
     from lockstep.cli.shared.target import Verb

@@ -20,7 +20,7 @@ def embedded_layout() -> Layout | None:
 
 
 def require_layout() -> Layout:
-    """As `embedded_layout`. Raises ConfigError where this installation has none."""
+    """Return `embedded_layout()`. Raises ConfigError where this installation has none."""
     layout = embedded_layout()
     if layout is None:
         raise ConfigError("the embedded cluster is not part of an installed Lockstep: clone the repository, then `make cluster-up` there")

@@ -13,7 +13,8 @@ from lockstep.api.cluster import TrainingCluster
 from lockstep.api.job import TrainingJob
 from lockstep.api.names import ANNOTATION_DEFAULT_CLUSTER
 from lockstep.api.objects import Object
-from lockstep.api.status import ClusterInUse, unchecked
+from lockstep.api.status import ClusterInUse
+from lockstep.api.statuspart import unchecked
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import UNREADABLE, Observed, is_terminating, start_anew
 from lockstep.plan.reasons import Reason

@@ -17,7 +17,8 @@ from lockstep.api.job import TrainingJob, TrainingJobSpec
 from lockstep.api.model import Model
 from lockstep.api.names import ANNOTATION_ATTEMPTS_BEFORE
 from lockstep.api.objects import Object, is_running
-from lockstep.api.status import ActiveTime, unchecked
+from lockstep.api.status import ActiveTime
+from lockstep.api.statuspart import unchecked
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, ReceivedReport, current_report, is_terminating
 from lockstep.plan.reasons import Reason

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from lockstep.api.names import pod_name
 from lockstep.api.objects import condition, is_running
-from lockstep.api.status import Condition, ConditionStatus, ConditionType, unchecked
+from lockstep.api.status import Condition, ConditionStatus, ConditionType
+from lockstep.api.statuspart import unchecked
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, ReceivedReport, start_anew
 from lockstep.plan.reasons import Reason

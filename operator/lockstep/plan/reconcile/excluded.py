@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lockstep.api.status import EXCLUDED_MAX, ExcludedNode, unchecked
+from lockstep.api.status import EXCLUDED_MAX, ExcludedNode
+from lockstep.api.statuspart import unchecked
 from lockstep.plan.observed import Observed
 from lockstep.plan.reconcile.interactive import is_stopped
 from lockstep.plan.waiting.nodes import fitting_nodes

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lockstep.api.objects import Object
-from lockstep.api.status import GoodputStatus, LossStatus, unchecked
+from lockstep.api.status import GoodputStatus, LossStatus
+from lockstep.api.statuspart import unchecked
 from lockstep.plan.observed import Observed
 from lockstep.plan.times import seconds_of
 from lockstep_gang.contract import Cause, Goodput, Report, Spent

@@ -11,7 +11,8 @@ from typing import Any
 
 from lockstep.api.job import JobType
 from lockstep.api.objects import Object, condition
-from lockstep.api.status import InteractiveStatus, unchecked
+from lockstep.api.status import InteractiveStatus
+from lockstep.api.statuspart import unchecked
 from lockstep.plan.observed import Observed, ReceivedReport
 from lockstep_gang.contract import Idleness, Report
 

@@ -12,7 +12,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lockstep.api.objects import Object, is_true
-from lockstep.api.status import NotificationStatus, unchecked
+from lockstep.api.status import NotificationStatus
+from lockstep.api.statuspart import unchecked
 from lockstep.plan.observed import Observed
 from lockstep.plan.times import seconds_of
 from lockstep_gang.contract import printable_line

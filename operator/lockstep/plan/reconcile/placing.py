@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.api.objects import Object
-from lockstep.api.status import PlacementStatus, unchecked
+from lockstep.api.status import PlacementStatus
+from lockstep.api.statuspart import unchecked
 from lockstep.plan.observed import Observed, is_terminating
 from lockstep.plan.reconcile.interactive import is_interactive, is_stopped
 from lockstep.plan.times import seconds_of, timestamp

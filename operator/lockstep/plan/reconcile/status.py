@@ -27,8 +27,8 @@ from lockstep.api.status import (
     StopStatus,
     TrainerStatus,
     TrainingJobStatus,
-    unchecked,
 )
+from lockstep.api.statuspart import unchecked
 from lockstep.plan.observed import Observed
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.clocks import retry_of

@@ -9,7 +9,8 @@ from __future__ import annotations
 from enum import StrEnum
 
 from lockstep.api.objects import Object
-from lockstep.api.status import StopStatus, unchecked
+from lockstep.api.status import StopStatus
+from lockstep.api.statuspart import unchecked
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, ReceivedReport, is_terminating, owner_uid
 from lockstep.plan.reasons import Reason

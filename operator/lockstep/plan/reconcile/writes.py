@@ -9,7 +9,8 @@ from functools import lru_cache
 
 from lockstep.api.names import job_labels, log_name, run_name
 from lockstep.api.objects import Object, is_running
-from lockstep.api.status import InterferenceStatus, unchecked
+from lockstep.api.status import InterferenceStatus
+from lockstep.api.statuspart import unchecked
 from lockstep.plan.diff import changes, needs_recreation
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, ReceivedReport, is_terminating, owner_uid

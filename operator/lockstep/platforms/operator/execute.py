@@ -41,7 +41,7 @@ class Executor:
         self._told: dict[str, Told] = {}
         self._creates = asyncio.Semaphore(CREATES_AT_ONCE)
         self._overruled = Refusals()
-        """By the job's uid and the object."""
+        """Refusals of writes, by the job's uid and the object."""
 
     async def write_objects(self, observed: Observed, plan: Plan) -> Notice | None:
         """Delete, create and apply; what stood in the way, if anything did. Raises ApiError for what may pass by itself."""

@@ -78,9 +78,9 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._known: dict[str, Counted] = {}
         self._group_of: dict[str, tuple[str, str]] = {}
-        """By the uid of each job that is counted."""
+        """Group of each job that is counted, by its uid."""
         self._seen: dict[tuple[str, str], float] = {}
-        """When a job of each group was last counted, the most recent at the end."""
+        """Times at which a job of each group was last counted, the most recent at the end."""
         self._counters = {
             key: Counter(f"{PREFIX}_{name}", text, (*_GROUP_LABELS, label), registry=self.registry)
             for key, (name, text, label, _) in _COUNTERS.items()

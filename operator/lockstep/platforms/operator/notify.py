@@ -52,7 +52,7 @@ class Notifier:
         self._deliveries: dict[str, Delivery] = {}
         self._places = asyncio.Semaphore(AT_ONCE)
         self._own_places: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        """By namespace, as long as one of its messages is on its way."""
+        """Semaphores by namespace, as long as one of its messages is on its way."""
 
     def delivery(self, uid: str) -> Delivery | None:
         """Delivery of the newest notification about the job of this uid, as far as this process knows."""

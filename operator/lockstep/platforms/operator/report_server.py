@@ -76,7 +76,7 @@ class Reports:
         self._asked: dict[str, tuple[float, bytes]] = {}
         self._unverified: dict[str, float] = {}
         self.since = time.time()
-        """When this replica began to lead, and so to hear them."""
+        """Time at which this replica began to lead, and so to hear them."""
 
     def of(self, uid: str) -> ReceivedReport | None:
         return self._newest.get(uid)

@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import ANNOTATION_DEFAULT_CLUSTER, OPERATOR_NAME, OPERATOR_NAMESPACE
-from lockstep.cli.clusters.deploy import OPERATOR_IMAGE, Mode, _checked, deploy, planned
+from lockstep.cli.clusters.deploy import _checked, deploy
 from lockstep.cli.clusters.deploying import tell_end
+from lockstep.cli.clusters.deploymentplan import OPERATOR_IMAGE, Mode, planned
 from lockstep.cli.main import app
 from lockstep.cli.shared import target
 from lockstep.kube.cluster import ApiError, Cluster

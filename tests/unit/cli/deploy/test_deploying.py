@@ -15,8 +15,8 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DEV_ENVIRONMENT
 from lockstep.api.objects import Object
 from lockstep.cli.clusters import clean, deploying
-from lockstep.cli.clusters.deploy import Mode, planned
 from lockstep.cli.clusters.deploying import _rails_are_there, _refuse_platform
+from lockstep.cli.clusters.deploymentplan import Mode, planned
 from lockstep.cli.main import main
 from lockstep.cli.shared import deployment as remembered
 from lockstep.cli.shared.difference import diff_deployment

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from lockstep_gang.agent.interactive import BUNDLE_CHARACTERS, WAITING_CHARACTERS, PrintedLines
 from lockstep_gang.agent.ranks.script import argv, look
 from lockstep_gang.agent.session import client
 from lockstep_gang.agent.session.activity import ShellActivity
-from lockstep_gang.agent.session.interactive import BUNDLE_CHARACTERS, WAITING_CHARACTERS, PrintedLines
 from lockstep_gang.contract.interactive import Asked, Find
 
 PTS_3 = 136 << 8 | 3

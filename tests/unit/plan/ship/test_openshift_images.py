@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lockstep.cli.clusters import deploying
-from lockstep.cli.clusters.deploy import Mode, planned
+from lockstep.cli.clusters.deploymentplan import Mode, planned
 from lockstep.plan.observed import Observed
 from lockstep.plan.ship.deploy import Left, State, called
 from lockstep.plan.ship.imagebuild import Build, Image

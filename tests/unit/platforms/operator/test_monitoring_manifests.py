@@ -22,7 +22,7 @@ from lockstep.platforms.operator.certificate import make_certificates
 from lockstep.platforms.operator.metrics import Jobs, Metrics
 from lockstep.platforms.operator.secrets import AUTHORITY, publish_authority
 from support.checkout import ROOT
-from unit.plan.status.test_metrics import job, status
+from unit.plan.reconcile.status.test_metrics import job, status
 
 MONITORING = ROOT / "manifests" / "monitoring"
 BASE = kustomized(MONITORING.parent / "operator" / "base")

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from lockstep.api.cluster import TrainingCluster
-from lockstep.cli.clusters.deploy import OPERATOR_IMAGE, default_image
+from lockstep.cli.clusters.deploymentplan import OPERATOR_IMAGE, default_image
 from lockstep.kube.cluster import ApiError, Cluster, Unreachable
 from lockstep.kube.kinds import KINDS, path_of
 from lockstep.plan.layers import Notice

@@ -13,12 +13,11 @@ import pytest
 
 from lockstep_spec.choices import OnBroken, Overlong, TrainOn
 from lockstep_spec.training import DataConfig, EvaluationConfig, EvaluationDataConfig, SourceConfig
-from lockstep_train.base import cache
+from lockstep_train.base import arrays, cache
+from lockstep_train.base.arrays import Arrays, ArrayWriter, Damaged, open_arrays
 from lockstep_train.base.cache import cache_folder
 from lockstep_train.base.errors import ConfigError, TrainerError
 from lockstep_train.checkpoint.format.identity import Identity
-from lockstep_train.data import arrays
-from lockstep_train.data.arrays import Arrays, ArrayWriter, Damaged, open_arrays
 from lockstep_train.data.dataset import Dataset, content_digest, resolve_source, sequence_settings
 from lockstep_train.data.read.records import Conversation, Sample
 from lockstep_train.data.tokens import source as source_module

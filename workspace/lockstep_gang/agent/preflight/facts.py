@@ -139,7 +139,7 @@ def probe(root: Path = ROOT) -> int:
 
 
 def probed(root: Path) -> dict[str, Any]:
-    """What one node looks like: GPUs of the whole machine, since the pod has none so that it never waits for one, and HCAs as sysfs shows them, which may be
+    """Facts about one node: GPUs of the whole machine, since the pod has none so that it never waits for one, and HCAs as sysfs shows them, which may be
     more than a pod gets."""
     interfaces = _names(root / "sys/class/net")
     facts = rdma_facts(ExpectedRdma(interfaces=tuple(interfaces)), root)

@@ -1,4 +1,4 @@
-"""Which commits a reader may choose (pure).
+"""The chain of commits that a reader may choose from (pure).
 
 An attempt durably records the commit it starts from before it writes any. Readers walk those records backwards; so a late
 commit of a frozen rank of an older attempt, which later attempts did not start from, is never chosen.
@@ -15,7 +15,7 @@ from lockstep_train.checkpoint.format.layout import CommitName, parse_commit
 
 @dataclass(frozen=True)
 class Claim:
-    """Who wants to start."""
+    """The attempt that wants to start."""
 
     given: int | None
     """The attempt's number from the coordinator, or None for a run by hand."""
@@ -66,5 +66,5 @@ def next_attempt(records: Iterable[Record], claim: Claim, used: Iterable[int] = 
 
 
 def follows_chain(records: Iterable[Record], resume_from: str, claim: Claim) -> bool:
-    """Whether to go on from this folder's chain: always with `Auto`; with `None` or a path only after the job's first attempt."""
+    """Return True if the run goes on from this folder's chain: always with `Auto`; with `None` or a path only after the job's first attempt."""
     return resume_from == "Auto" or (claim.job_uid is not None and any(record.job_uid == claim.job_uid for record in records))

@@ -1,4 +1,4 @@
-"""What a run must share with a commit to go on from it (pure).
+"""Identity that a run must share with a commit to go on from it (pure).
 
 Another module adds its own part by one entry in `settings`: the path below `training`, and a value that JSON can hold. Settings
 that stand at their defaults are left out, so that a commit from before a setting existed still fits.
@@ -37,7 +37,7 @@ class Identity:
     """SHA-256 of each data file, to name the one that makes another dataset."""
 
     def differences(self, other: Identity) -> list[str]:
-        """What `other` has otherwise, in the words of the job file."""
+        """Differences of `other`, in the words of the job file."""
         compared = {name: words for name, words in _WORDS.items() if name != "base" or not (self.base_files and other.base_files)}
         pairs = [(words, getattr(self, name), getattr(other, name)) for name, words in compared.items()]
         if self.dataset != other.dataset:
@@ -75,7 +75,7 @@ def parameters_digest(shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def training_settings(training: TrainingConfig) -> dict[str, Any]:
-    """What of the settings decides which function is trained and how a parameter is to be read."""
+    """Settings that decide which function is trained and how a parameter is to be read."""
     found: dict[str, Any] = {}
     if training.method is Method.LORA:
         found |= lora_settings(training.lora)

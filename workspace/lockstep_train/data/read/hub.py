@@ -14,10 +14,10 @@ from typing import Any
 
 from lockstep_spec.modelnames import FETCHED, folder_name, is_address
 from lockstep_spec.training import SourceConfig
+from lockstep_train.base.arrays import remove
 from lockstep_train.base.durable import make_directory, write_durably
 from lockstep_train.base.errors import TrainerError
 from lockstep_train.base.limits import Say
-from lockstep_train.data.arrays import remove
 from lockstep_train.data.read.files import DataFiles, default_split, rows_of_files, split_files
 from lockstep_train.data.read.remote import data_remote, is_folder_like, remote_name
 from lockstep_train.data.read.splits import CARD, DatasetLayout, layout_of, left_out, split_names

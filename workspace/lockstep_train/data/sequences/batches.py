@@ -22,7 +22,7 @@ from typing import Any
 import numpy
 import torch
 
-from lockstep_train.data.arrays import Array
+from lockstep_train.base.arrays import Array
 from lockstep_train.data.sequences.holdout import mix
 from lockstep_train.data.tokens.encode import IGNORED, Example
 

@@ -9,8 +9,8 @@ import numpy
 
 from lockstep_spec.choices import Overlong
 from lockstep_spec.training import EvaluationConfig
+from lockstep_train.base.arrays import Array, Arrays
 from lockstep_train.base.errors import ConfigError
-from lockstep_train.data.arrays import Array, Arrays
 from lockstep_train.data.sequences.documents import DocumentRules, Documents, MadeDocuments, blocks_of, documents_of, joined_documents
 from lockstep_train.data.sequences.holdout import fixed_subset, held_out, part_of
 from lockstep_train.data.tokens.source import DataSource

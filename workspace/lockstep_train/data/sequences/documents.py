@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy
 
 from lockstep_spec.choices import Overlong
+from lockstep_train.base.arrays import Array, Arrays
 from lockstep_train.base.errors import ConfigError
-from lockstep_train.data.arrays import Array, Arrays
 from lockstep_train.data.sequences.packing import offsets
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy
 
-from lockstep_train.data.arrays import Array
+from lockstep_train.base.arrays import Array
 
 KEYS = 2**64
 

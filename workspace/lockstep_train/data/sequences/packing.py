@@ -7,7 +7,7 @@ import bisect
 
 import numpy
 
-from lockstep_train.data.arrays import Array
+from lockstep_train.base.arrays import Array
 
 
 def best_fit_decreasing(lengths: Array, capacity: int) -> tuple[Array, Array]:

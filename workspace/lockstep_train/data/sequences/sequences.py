@@ -12,7 +12,7 @@ from typing import Any, overload
 
 import numpy
 
-from lockstep_train.data.arrays import Array, Arrays, ArrayWriter
+from lockstep_train.base.arrays import Array, Arrays, ArrayWriter
 from lockstep_train.data.sequences.documents import Documents, reordered
 from lockstep_train.data.sequences.packing import best_fit_decreasing, offsets
 from lockstep_train.data.tokens.encode import IGNORED, Example

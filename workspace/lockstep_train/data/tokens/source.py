@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy
 
 from lockstep_spec.choices import OnBroken, TrainOn
+from lockstep_train.base.arrays import Array, Arrays, ArrayWriter, open_arrays, whole_arrays
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.limits import Say
-from lockstep_train.data.arrays import Array, Arrays, ArrayWriter, open_arrays, whole_arrays
 from lockstep_train.data.read.records import AnySample
 from lockstep_train.data.read.text_files import Broken
 from lockstep_train.data.tokens.encode import Encoded, encode_paragraphs, paragraph_break

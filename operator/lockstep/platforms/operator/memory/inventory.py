@@ -73,7 +73,7 @@ class Inventory:
 
     def __init__(self) -> None:
         self.sees_nodes = True
-        """Whether the operator may; it has none to tell of otherwise."""
+        """True if the operator may list them; otherwise it has none to tell of."""
         self.unsettled_seconds: Callable[[], float] = lambda: 0.0
         """See Observed."""
         self._objects: dict[str, dict[Key, Kept]] = defaultdict(dict)
@@ -82,7 +82,7 @@ class Inventory:
         self._environments: set[Key] = set()
         """Interactive jobs, of which a job that waits for GPUs is told; there are few, and all jobs would be much to look through."""
         self._unplaced: dict[Key, Object] = {}
-        """What a job that waits for nodes is told of others that do (`placing.contender`): a queue may have a thousand, too many to unpack."""
+        """Facts for a job that waits for nodes about others that do (`placing.contender`): a queue may have a thousand, too many to unpack."""
         self._obstacles: dict[Key, Notice] = {}
         self._last_deletion: dict[str, int] = defaultdict(int)
         self._newest: dict[str, int] = defaultdict(int)
@@ -90,7 +90,7 @@ class Inventory:
         self._at_begin: dict[str, int] = {}
         """The same when the newest lists were begun: they can't be older, unless the store went back."""
         self._older: dict[str, dict[Key, Object]] = defaultdict(dict)
-        """What the newest list had in older versions than those that were seen."""
+        """Objects that the newest list had in older versions than those that were seen."""
         self.has_gone_back = False
         """A list was older than what had been seen: the API server's store was restored from a backup."""
         self._deleted: set[str] = set()

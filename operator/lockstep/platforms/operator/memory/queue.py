@@ -47,7 +47,7 @@ class WorkQueue:
         self._workers = workers
         self._most = max(1, workers // 2)
         self._ready: dict[str, deque[Key]] = {}
-        """By namespace, in the order of their turns."""
+        """Keys by namespace, in the order of their turns."""
         self._news = asyncio.Event()
         self._soon: set[Key] = set()
         self._soon_news = asyncio.Event()
@@ -60,7 +60,7 @@ class WorkQueue:
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._waiters: dict[Key, list[asyncio.Future[None]]] = {}
         self.last_end = 0.0
-        """When a worker last ended a piece of work, by time.monotonic."""
+        """Time at which a worker last ended a piece of work, by time.monotonic."""
 
     def mark(self, key: Key) -> None:
         """This key's objects may have changed."""

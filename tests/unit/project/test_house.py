@@ -1,0 +1,178 @@
+"""The shape of the source tree: where a module may lie, how large rooms and files are, and what names mean. CONTRIBUTING says where the next line goes."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Set
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from support.checkout import ROOT
+
+SOURCES = (ROOT / "operator", ROOT / "workspace")
+DISTRIBUTIONS = ("lockstep", "lockstep_gang", "lockstep_spec", "lockstep_train")
+MODULES_MAX = 20
+LINES_MAX = 500
+SMALL_LINES = 60
+SMALL_FOR_A_REASON: Mapping[str, str] = {
+    "lockstep.platforms.inpod.runfiles": "is sent into pods as text, in one file as every such program",
+    "lockstep_spec.checkpoint": "is arithmetic of the ground that both sides share; its importer is the control plane's",
+    "lockstep_train.report.sinks.tensorboard": "one sink a file, imported where a job asks for it",
+    "lockstep_train.report.sinks.wandb": "one sink a file, imported where a job asks for it",
+    "lockstep_train.standby": "imports nothing that costs time: it runs before the trainer's packages are there",
+    "lockstep_train.watch.beats": "is pure; its importer has the threads and the clock",
+}
+"""Modules below SMALL_LINES that only one other module imports → why each stands by itself."""
+FIRST_WORDS = {"What", "Of", "How", "Whether", "Where", "As", "By", "Who", "When", "Which", "Why"}
+"""A docstring begins with a verb, or with the noun that is returned or held."""
+
+
+@cache
+def sources() -> Mapping[str, Path]:
+    """Dotted name → file, of every module of the product; of a package, its `__init__.py`."""
+    modules = {}
+    for root in SOURCES:
+        for path in sorted(root.rglob("*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return {name: path for name, path in modules.items() if name.partition(".")[0] in DISTRIBUTIONS}
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def imports() -> Mapping[str, Set[str]]:
+    """Module → the product's modules that it imports, also within functions and for types alone."""
+    return {name: frozenset(_imported(tree_of(path))) for name, path in sources().items()}
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    known = sources()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            members = {f"{node.module}.{alias.name}" for alias in node.names}
+            yield from members & known.keys()
+            if node.module in known and members - known.keys():
+                yield node.module
+
+
+def folder_of(module: str) -> str:
+    return module if sources()[module].name == "__init__.py" else module.rpartition(".")[0]
+
+
+def circle_in(graph: Mapping[str, Set[str]]) -> list[str]:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        circle: list[str] = error.args[1]
+        return circle
+    return []
+
+
+def test_no_module_imports_what_imports_it() -> None:
+    assert circle_in(imports()) == []
+
+
+def test_no_folder_imports_what_imports_it() -> None:
+    graph: dict[str, set[str]] = defaultdict(set)
+    for module, imported in imports().items():
+        graph[folder_of(module)] |= {folder_of(other) for other in imported} - {folder_of(module)}
+    assert circle_in(graph) == []
+
+
+def test_a_circle_is_seen() -> None:
+    assert circle_in({"a": {"b"}, "b": {"c"}, "c": {"a"}})
+    assert not circle_in({"a": {"b"}, "b": {"c"}})
+
+
+@pytest.mark.parametrize("root", ["operator", "workspace", "tests", "scripts"])
+def test_a_folder_has_no_more_modules_than_one_can_look_over(root: str) -> None:
+    modules = Counter(path.parent.relative_to(ROOT) for path in (ROOT / root).rglob("*.py") if path.name != "__init__.py")
+    assert {str(folder): number for folder, number in modules.items() if number > MODULES_MAX} == {}
+
+
+def test_a_file_is_one_thought() -> None:
+    lines = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in sources().items()}
+    assert {name: number for name, number in lines.items() if number > LINES_MAX} == {}
+
+
+def test_a_small_module_that_one_other_reads_belongs_to_it_unless_there_is_a_reason() -> None:
+    importers: dict[str, set[str]] = defaultdict(set)
+    for module, imported in imports().items():
+        for other in imported:
+            importers[other].add(module)
+    small = {
+        name
+        for name, path in sources().items()
+        if path.name != "__init__.py" and len(importers[name]) == 1 and len(path.read_text(encoding="utf-8").splitlines()) < SMALL_LINES
+    }
+    assert small == SMALL_FOR_A_REASON.keys()
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_a_public_class_has_a_name_of_its_own(distribution: str) -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for module, path in sources().items():
+        if module.partition(".")[0] == distribution:
+            for node in tree_of(path).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places[node.name].append(module)
+    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
+
+
+def test_a_public_function_has_a_name_of_its_own_in_its_folder() -> None:
+    places: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for module, path in sources().items():
+        for node in tree_of(path).body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_") and node.name != "main":
+                places[folder_of(module), node.name].append(module)
+    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
+
+
+def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and text of every docstring: of modules, classes and functions, and below names that are assigned."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if not isinstance(body, list):
+            continue
+        for before, statement in zip([None, *body], body, strict=False):
+            opens = before is None and isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            value = statement.value if isinstance(statement, ast.Expr) else None
+            holds = opens or isinstance(before, ast.Assign | ast.AnnAssign)
+            if holds and isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield statement.lineno, value.value
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_a_docstring_begins_with_a_verb_or_a_noun(distribution: str) -> None:
+    fragments = [
+        f"{path.relative_to(ROOT)}:{line}: {text[:60]}"
+        for module, path in sources().items()
+        if module.partition(".")[0] == distribution
+        for line, text in _docstrings(tree_of(path))
+        if text.split(maxsplit=1)[:1] and text.split(maxsplit=1)[0] in FIRST_WORDS
+    ]
+    assert fragments == []
+
+
+def test_programs_that_run_in_pods_need_nothing_but_python() -> None:
+    for name, path in sources().items():
+        if name.startswith("lockstep.platforms.inpod."):
+            imported = {
+                alias.name if isinstance(node, ast.Import) else node.module or ""
+                for node in ast.walk(tree_of(path))
+                if isinstance(node, ast.Import | ast.ImportFrom)
+                for alias in node.names
+            }
+            others = {module for module in imported if module.partition(".")[0] not in sys.stdlib_module_names}
+            assert others <= {"lockstep.platforms.inpod"} | {one for one in others if one.startswith("lockstep.platforms.inpod.")}, name
