@@ -244,7 +244,7 @@ def test_an_agent_that_was_replaced_does_not_take_its_place_back(tmp_path: Path)
             await scene.hears(1, instance)
         assert await closed(lost)
         returned.send(hello(1, "old"))
-        await scene.says("an agent of before is back")
+        await scene.says("its old agent is back")
         other.send(hello(0))
         await scene.hears(0)
         assert (await replacement.receive())["type"] == "Start"
