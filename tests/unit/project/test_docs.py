@@ -264,3 +264,11 @@ def test_every_bench_that_a_page_names_exists() -> None:
     named = {name for page in PAGES for name in re.findall(r"tests/[\w/]+\.py", page.read_text())}
     assert len(named) > 10
     assert sorted(name for name in named if not (ROOT / name).is_file()) == []
+
+
+def test_every_function_of_the_walks_is_in_its_file() -> None:
+    rows = re.findall(r"^\|(?: \d \|)? `([\w/]+\.py)` \| `(\w+)` \|", (ROOT / "docs" / "walks.md").read_text(), re.MULTILINE)
+    roots = [ROOT / root for root in ("operator/lockstep", "workspace/lockstep_gang", "workspace/lockstep_gang/agent")]
+    texts = {(path, name): "".join(file.read_text() for root in roots if (file := root / path).is_file()) for path, name in rows}
+    assert len(texts) > 20
+    assert [place for place, text in texts.items() if not re.search(rf"\b(def|class) {place[1]}\b", text)] == []
