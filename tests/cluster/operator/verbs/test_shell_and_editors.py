@@ -112,7 +112,7 @@ def test_vscode_reaches_what_listens_on_the_pod_s_loopback(jobs: Jobs, job: str)
         with started(jobs, "vscode", job, "--node", "1") as process:
             assert process.stdout is not None
             text = ""
-            while not text.endswith("Ctrl-C ends that.\n"):
+            while not text.endswith("Press Ctrl-C to end.\n"):
                 text += (line := process.stdout.readline())
                 assert line, process.communicate()
             entry = yaml.safe_load(text.partition("configurations:")[2].rpartition("}")[0] + "}")

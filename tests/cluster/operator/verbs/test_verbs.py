@@ -75,7 +75,7 @@ def test_a_new_number_of_nodes_reaches_the_spec(jobs: Jobs, running: str) -> Non
 def test_a_job_that_runs_is_deleted_only_when_that_is_meant(jobs: Jobs) -> None:
     jobs.start("doomed", suspend=False)
     refused = lockstep(jobs, "delete", "doomed")
-    assert refused.returncode == 2 and "has not ended: say --yes" in refused.stderr
+    assert refused.returncode == 2 and "has not ended: use --yes" in refused.stderr
     done = lockstep(jobs, "delete", "doomed", "--yes")
     assert done.returncode == 0 and "its claims stay" in done.stdout, done.stderr
     assert jobs.job("doomed") == {}
