@@ -1,7 +1,7 @@
 """Identity of a base model: a SHA-256 over every byte of each file that decides what is computed.
 
 Each file is hashed by one rank of all the nodes that see the same one, in a thread beside the load, which needs the same pages; at later
-starts a note says what is known (cache/cachefolder.py). Nodes with a copy of their own are compared with each other.
+starts a note says what is known (base/cache.py). Nodes with a copy of their own are compared with each other.
 """
 
 from __future__ import annotations
