@@ -142,7 +142,7 @@ def trained(jobs: Jobs, files: Place) -> str:
 
 
 def readers(jobs: Jobs, job: str) -> list[str]:
-    """Of the pods that verbs make for themselves to read a job's files, those that nobody has taken away."""
+    """Pods that verbs made for themselves to read a job's files, and that nobody has removed yet."""
     pods = jobs.kind("Pod").get(namespace=jobs.namespace, label_selector=f"{LABEL_READER_OF}={job}").to_dict()["items"]
     return [pod["metadata"]["name"] for pod in pods if not pod["metadata"].get("deletionTimestamp")]
 

@@ -23,7 +23,7 @@ log = logging.getLogger("lockstep.operator")
 PAGE_BYTES_MAX = 1 << 20
 """Size of one page of a list: parsed, it may take 24 times as much. One object alone is read whatever its size, which the API server limits."""
 LEVELS_MAX = DEPTH_MAX + 3
-"""Depth of what is read: a list of objects has two levels above them. An object that is too deep stays so, and is told of where it is kept."""
+"""Depth of what is read: a list of objects has two levels above them. An object that is too deep stays so; whoever keeps it reports it."""
 PLAIN_LEVELS = 256
 """No line of a watch with fewer brackets is too deep for kopf's parser. Most have fewer; others are parsed and cut here."""
 SLIM_BYTES = 128 << 10

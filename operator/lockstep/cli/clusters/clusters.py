@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def list_clusters(
-    context: Annotated[str | None, typer.Option(help="The context of your kubeconfig that * is told of. Default: the current one.")] = None,
+    context: Annotated[
+        str | None, typer.Option(help="The context of your kubeconfig whose cluster gets the *. Default: the current one.")
+    ] = None,
 ) -> None:
     """The cluster files in clusters/; * is the one that your kubeconfig's context talks to. No cluster is asked.
 

@@ -50,7 +50,7 @@ def lint(
             against = list(lint_against(file, facts))
             deployment = facts.object("Deployment", OPERATOR_NAME).first
             operator_image = operator_image if deployment is None else image_of(deployment)
-        except (Failed, ConfigError) as error:  # what the file alone says is told all the same
+        except (Failed, ConfigError) as error:  # findings about the file alone are shown all the same
             unanswered = error
     findings = [*lint_alone(file, operator_image), *against]
     _show(findings, file_of(cluster), file, as_json=output is Form.JSON)

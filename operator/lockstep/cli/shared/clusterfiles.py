@@ -86,7 +86,7 @@ def peek(name_or_path: str, folder: Path) -> tuple[str, str, str | None] | None:
 
 def file_of(cluster: str) -> str:
     """Path of the cluster file to show: the one that was given, else that of clusters/."""
-    return cluster if cluster.endswith((".yaml", ".yml")) or "/" in cluster else str(Path("clusters") / f"{cluster}.yaml")
+    return cluster if is_path(cluster) else str(Path("clusters") / f"{cluster}.yaml")
 
 
 def _unknown_cluster(name: str, folder: Path) -> str:

@@ -65,7 +65,7 @@ def one_verb() -> Iterator[None]:
 
 
 def aim_at(name: str, api: str | None, *, checked: bool = True) -> None:
-    """Keep every connection of the verb that runs to this cluster: what it is told counts, whatever the kubeconfig talks to.
+    """Keep every connection of the running verb to this cluster, which the verb was given: the kubeconfig may talk to another.
 
     `checked` False: the kubeconfig's cluster is taken for it.
     """

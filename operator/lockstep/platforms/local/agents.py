@@ -16,7 +16,7 @@ from types import FrameType
 from lockstep.platforms.output import tell
 
 END_SECONDS = 15.0
-"""Time for the other agents to end after node 0's; then they are told to, then killed."""
+"""Time for the other agents to end after node 0's; then they get SIGTERM, then SIGKILL."""
 FAILED = 1
 ENDINGS = (0, FAILED, 75)
 """An agent's codes at the end of the job, whatever that was: complete, failed, saved and stopped."""
