@@ -37,7 +37,6 @@ from typing import Any
 
 from lockstep_gang.agent.link import Handlers, Link
 from lockstep_gang.agent.outbox import Outbox
-from lockstep_gang.contract import ReportTarget, RestartPolicy, Run
 from lockstep_gang.contract.messages import (
     Activity,
     Beat,
@@ -55,6 +54,7 @@ from lockstep_gang.contract.messages import (
     Stop,
     Stopped,
 )
+from lockstep_gang.contract.run import ReportTarget, RestartPolicy, Run
 from lockstep_gang.coordinator import https_post
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.server import Server

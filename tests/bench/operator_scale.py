@@ -42,19 +42,9 @@ from lockstep.api.names import API_VERSION, OPERATOR_NAME, OPERATOR_NAMESPACE, R
 from lockstep.devcluster.host.processes import TIED
 from lockstep.kube.cluster import MERGE, ApiError, Cluster
 from lockstep.kube.kinds import KINDS, path_of
-from lockstep_gang.contract import (
-    JOB_HEADER,
-    SIGNATURE_HEADER,
-    JobIdentity,
-    NodeReport,
-    RankCount,
-    Report,
-    State,
-    job_header,
-    parse_key,
-    report_body,
-    report_signature,
-)
+from lockstep_gang.contract.proof import parse_key, report_signature
+from lockstep_gang.contract.report import JOB_HEADER, SIGNATURE_HEADER, NodeReport, RankCount, Report, State, job_header, report_body
+from lockstep_gang.contract.run import JobIdentity
 from support.clusters.control_plane import control_plane
 from support.clusters.counting_proxy import CountingProxy
 

@@ -44,7 +44,7 @@ import aiohttp
 from bench.operator_scale import OperatorUnderTest, Played, job_of, megabytes, milliseconds, operator_at, prepared, reason, say, until_all
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.kube.cluster import Cluster
-from lockstep_gang.contract import State
+from lockstep_gang.contract.report import State
 from support.clusters.control_plane import control_plane
 
 IDLE, JUNK_PER_SECOND, PIPELINED, ADDRESSES, JOBS, LARGE_BYTES = 1000, 10_000, 250, 20, 10, 500_000

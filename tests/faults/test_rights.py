@@ -22,7 +22,7 @@ from lockstep.plan.cluster.scope import NAMED_BINDING, PROFILE_KEY, Scope
 from lockstep.platforms.clusters.install import operator_objects
 from lockstep.platforms.clusters.send import Sent, send_permitted
 from lockstep.platforms.operator.certificate import Certificates, renew
-from lockstep_gang.contract import State
+from lockstep_gang.contract.report import State
 from support.checkout import ROOT
 from support.clusters.cluster_jobs import Jobs, kubeconfig_of, prepare, until
 from support.clusters.control_plane import AUDIT_LOG, connected, control_plane, default_objects, local_profile

@@ -253,7 +253,7 @@ def show_traceback(kind: type[BaseException], error: BaseException, trace: Trace
 
 def explanation(error: BaseException) -> tuple[int, str] | None:
     """Return the exit code and text that can be printed. None: nothing that a person could have caused; a traceback says more."""
-    from lockstep_gang.contract import printable_line
+    from lockstep_spec.words import printable_line
 
     if isinstance(error, ConfigError) or (type(error) is Failed and len(error.args) > 1):
         return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED, "\n".join(printable_line(str(line)) for line in error.args)

@@ -12,7 +12,7 @@ from lockstep.api.objects import Object
 
 if TYPE_CHECKING:  # (of the models, whose import takes as long as a small verb does)
     from lockstep.plan.layers import Notice
-    from lockstep_gang.contract import Report
+    from lockstep_gang.contract.report import Report
 
 REPLICAS_BY = "replicasBy"
 """A field that the operator adds to a StatefulSet: `manager` and `time` of whoever last wrote its replicas, by metadata.managedFields."""

@@ -24,7 +24,7 @@ def tell(*lines: object) -> None:
 
 def put_text(text: str, *, error: bool = False) -> None:
     """Text whose line ends are Lockstep's own: YAML, a page. Values of others are in it as lines."""
-    from lockstep_gang.contract import printable
+    from lockstep_spec.words import printable
 
     stream = sys.stderr if error else sys.stdout
     stream.write(printable(text))
@@ -37,7 +37,7 @@ def put_json(value: object, *, indent: int = 2, ascii_only: bool = True) -> None
 
 
 def put_json_text(text: str) -> None:
-    from lockstep_gang.contract import json_escaped
+    from lockstep_spec.words import json_escaped
 
     sys.stdout.write(f"{json_escaped(text)}\n")
     sys.stdout.flush()
@@ -45,7 +45,7 @@ def put_json_text(text: str) -> None:
 
 def put_over(line: str, width: int) -> None:
     """Write it in place of what was put so before, `width` characters of it: on a terminal's standard error."""
-    from lockstep_gang.contract import printable_line
+    from lockstep_spec.words import printable_line
 
     sys.stderr.write("\r" + printable_line(line).ljust(width) + ("" if line else "\r"))
     sys.stderr.flush()
@@ -69,7 +69,7 @@ class ProgramOutput:
 
 
 def _write(stream: TextIO, lines: tuple[object, ...], flush: bool) -> None:
-    from lockstep_gang.contract import printable_line
+    from lockstep_spec.words import printable_line
 
     for line in lines or ("",):
         stream.write(f"{printable_line(str(line))}\n")

@@ -18,7 +18,7 @@ import pytest
 from kubernetes import client, config, dynamic
 
 from lockstep.api.names import OPERATOR_NAME, REPORT_URL
-from lockstep_gang.contract import State
+from lockstep_gang.contract.report import State
 from support.clusters.cluster_jobs import Jobs, kubeconfig_of_account, prepare, token_in, until
 from support.clusters.control_plane import Objects, control_plane, default_objects
 from support.clusters.fault_proxy import Fault, FaultProxy, Write

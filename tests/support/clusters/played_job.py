@@ -22,23 +22,10 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
 from lockstep.api.names import REPORT_AUDIENCE, REPORT_URL
-from lockstep_gang.contract import (
-    Cause,
-    Failure,
-    Finding,
-    JobIdentity,
-    NodeReport,
-    PreflightReport,
-    RankCount,
-    Report,
-    ReportTarget,
-    Restart,
-    Save,
-    State,
-    StopReport,
-    parse_key,
-    report_body,
-)
+from lockstep_gang.contract.preflight import Finding, PreflightReport
+from lockstep_gang.contract.proof import parse_key
+from lockstep_gang.contract.report import Cause, Failure, NodeReport, RankCount, Report, Restart, Save, State, StopReport, report_body
+from lockstep_gang.contract.run import JobIdentity, ReportTarget
 from lockstep_gang.coordinator.https_post import post
 from lockstep_spec.choices import Severity
 from support.clusters.cluster_jobs import API, SERVICE_ACCOUNT, Jobs

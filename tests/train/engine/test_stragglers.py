@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from rank_harness import ForkServer, RunFile
 
-from lockstep_gang.contract import JobIdentity, RestartPolicy, Run, WhenDone
 from lockstep_gang.contract.messages import Pace
+from lockstep_gang.contract.run import JobIdentity, RestartPolicy, Run, WhenDone
 from lockstep_gang.lifecycle.gang import new_gang
 from lockstep_gang.lifecycle.stragglers import with_pace, with_stragglers
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep_gang.contract import AllReduce, Expected, PreflightReport, run_text
-from lockstep_gang.contract.preflight import PREFLIGHT_RESULT
+from lockstep_gang.contract.preflight import PREFLIGHT_RESULT, AllReduce, Expected, PreflightReport
+from lockstep_gang.contract.run import run_text
 from lockstep_spec.codec import from_json
 from unit.gang.cases import Gang, gang
 

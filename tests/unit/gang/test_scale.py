@@ -18,7 +18,6 @@ import pytest
 
 from bench.gang_scale import measure
 from lockstep_gang.agent.outbox import MESSAGE_BYTES, Outbox, bounded, json_bytes
-from lockstep_gang.contract import CheckpointReport, RestartPolicy, Run
 from lockstep_gang.contract.messages import (
     Activity,
     AgentMessage,
@@ -36,6 +35,8 @@ from lockstep_gang.contract.messages import (
     message_to_json,
     rank_report_to_json,
 )
+from lockstep_gang.contract.report import CheckpointReport
+from lockstep_gang.contract.run import RestartPolicy, Run
 from lockstep_gang.contract.times import RECONNECT_SECONDS
 from lockstep_gang.coordinator import channels, coordinator, server
 from lockstep_gang.coordinator import reporter as reporter_module

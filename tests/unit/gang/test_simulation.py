@@ -7,7 +7,6 @@ from collections import deque
 
 import pytest
 
-from lockstep_gang.contract import Expected, RestartPolicy
 from lockstep_gang.contract.messages import (
     AgentMessage,
     Exited,
@@ -22,7 +21,8 @@ from lockstep_gang.contract.messages import (
     StopMode,
     Stopped,
 )
-from lockstep_gang.contract.preflight import Check, Checked, Looked, Met, Stage
+from lockstep_gang.contract.preflight import Check, Checked, Expected, Looked, Met, Stage
+from lockstep_gang.contract.run import RestartPolicy
 from lockstep_gang.contract.times import RECONNECT_SECONDS
 from lockstep_gang.lifecycle.decide import decide
 from lockstep_gang.lifecycle.gang import Phase, new_gang

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import lockstep_train
-from lockstep_gang.contract import Cause, Failure, RestartPolicy, State
 from lockstep_gang.contract.messages import Error, Stopped
+from lockstep_gang.contract.report import Cause, Failure, State
+from lockstep_gang.contract.run import RestartPolicy
 from lockstep_gang.lifecycle.causes import TRAINER_ENDS
 from lockstep_spec.exits import FAILED, OUT_OF_MEMORY, SAVED
 from lockstep_train.base import errors

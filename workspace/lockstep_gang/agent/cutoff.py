@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lockstep_gang.contract.text import printable_line
-from lockstep_gang.contract.trouble import Trouble
+from lockstep_gang.contract.report import Trouble
+from lockstep_spec.words import printable_line
 
 LAST_WORDS = Path("/dev/termination-log")
 """File in which the kubelet reads them; only pods have it."""

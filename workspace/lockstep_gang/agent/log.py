@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from lockstep_gang.contract.files import open_regular, write_new
 from lockstep_gang.contract.run import Run, run_text
-from lockstep_gang.contract.text import printable_line
+from lockstep_spec.words import printable_line
 
 FOLDER = "logs/output"
 FILE_BYTES = 32 * 1024 * 1024

@@ -20,9 +20,9 @@ from lockstep_gang.agent.ranks.environment import isolate, place_start
 from lockstep_gang.agent.ranks.ranks import LocalNode
 from lockstep_gang.agent.ranks.reports import make_folder, remove_folder
 from lockstep_gang.agent.session import client
+from lockstep_gang.contract.preflight import PROBE, SWEEP
 from lockstep_gang.contract.proof import parse_key
 from lockstep_gang.contract.run import Run, parse_run
-from lockstep_gang.contract.sweep import PROBE, SWEEP
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.server import Server
 from lockstep_gang.lifecycle.preflight.rounds import ends_with_it

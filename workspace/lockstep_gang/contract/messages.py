@@ -9,9 +9,9 @@ from lockstep_gang.contract.fabric import RankFabric
 from lockstep_gang.contract.interactive import Asked, Ended, Find, Found, Interrupted, InUse, Printed, Show
 from lockstep_gang.contract.preflight import Check, Checked
 from lockstep_gang.contract.report import State
-from lockstep_gang.contract.text import cleaned
 from lockstep_spec.choices import Choice
 from lockstep_spec.codec import ContractError, Must, from_json, to_json
+from lockstep_spec.words import cleaned
 
 COUNT_MAX = 2**63 - 1
 Count = Annotated[int, Must("a whole number from 0 to 2^63 - 1; leave out what isn't known", lambda number: 0 <= number <= COUNT_MAX)]

@@ -1,5 +1,8 @@
 """Preflight: what nodes are expected to be like, what each answers, and what was found. Every message of it is here.
 
+So are the lines that an agent prints where it is asked to measure a cluster, which the command line reads in logs: as a rank of an all-reduce
+sweep, and as a probe of a node.
+
 A preflight is a few rounds. In each the coordinator asks all nodes the same question (`Check`) and every node answers with plain
 facts (`Checked`); judging them is the coordinator's. The round's number tells an answer from one to an earlier question.
 """
@@ -12,6 +15,15 @@ from lockstep_spec.choices import Choice, Severity
 
 PREFLIGHT_RESULT = "preflight result: "
 """Begins the line of node 0's log that has the report as JSON, when the preflight was all that was asked for."""
+SWEEP = "sweep"
+"""The agent's first argument."""
+SWEEP_POINT = "sweep point: "
+"""Begins the line that has one size as JSON: bytes, microseconds, ranks."""
+SWEEP_DONE = "sweep done"
+PROBE = "probe"
+"""The agent's first argument for a look at a node."""
+PROBED = "probed: "
+"""Begins the line that has what was seen, as JSON."""
 
 
 class Kind(Choice):

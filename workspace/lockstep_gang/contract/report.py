@@ -1,21 +1,19 @@
-"""The coordinator's report to the operator: the whole state of a job in one body, so that losing one costs only time."""
+"""Reports to the operator: the coordinator's, the whole state of a job in one body, so that losing one costs only time; and an agent's last words."""
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lockstep_gang.contract.fabric import FabricReport
-from lockstep_gang.contract.goodput import Goodput
 from lockstep_gang.contract.interactive import InteractiveReport
 from lockstep_gang.contract.preflight import PreflightReport
 from lockstep_gang.contract.run import JobIdentity
-from lockstep_gang.contract.stop import StopReport
-from lockstep_gang.contract.text import cleaned
 from lockstep_spec.choices import Choice
 from lockstep_spec.codec import ContractError, from_json, refuse, to_json
+from lockstep_spec.words import cleaned
 
 REPORT_FORMAT = "lockstep-report/1"
 REPORT_BYTES_MAX = 1024 * 1024
@@ -174,6 +172,69 @@ class Straggler:
     """Steps of the window."""
 
 
+class Save(Choice):
+    """Fate of the work until the stop."""
+
+    SAVED = "Saved"
+    NOT_SAVED = "NotSaved"
+    NOTHING_TO_SAVE = "NothingToSave"  # no step was done since the newest commit
+    UNKNOWN = "Unknown"
+
+
+@dataclass(frozen=True)
+class StopReport:
+    """The end of the newest stop that was asked for: by the operator, a drained node or a deleted pod."""
+
+    attempt: int
+    time: str
+    """Time from which no rank ran any more, RFC 3339."""
+    save: Save
+    message: str
+    step: int | None = None
+    """The newest commit."""
+    lost_steps: int | None = None
+    """Steps done since; null: not known."""
+
+
+class Spent(Choice):
+    """Every moment is of exactly one kind, so that the kinds add up to the time that has passed."""
+
+    QUEUED = "queued"  # waiting for nodes, with no failure to blame
+    PREFLIGHT = "preflight"  # checks before an attempt
+    LOAD = "load"  # from the start of the ranks to their first step
+    UNKNOWN = "unknown"  # ranks of a script run that has told no step: with its first one this turns out to have been LOAD
+    TRAIN = "train"  # steps that were never done before
+    EVALUATE = "evaluate"
+    SAVE = "save"  # steps wait for a save, or the results are written
+    LOST = "lost"  # steps that a failure undid, done again
+    DOWN = "down"  # from the last step before a failure to the next step
+    STOPPED = "stopped"  # from a stop that was asked for to the next start
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Cost of the failures of one cause: time down and time of steps done again, and the same times the job's GPUs."""
+
+    milliseconds: int = 0
+    gpu_milliseconds: int = 0
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """Uses of a job's time, in the volume's records and in every report: milliseconds by kind; together they are `until` - `began`."""
+
+    began: int = 0
+    """Start of the job's first coordinator, milliseconds since 1970; 0: nothing is accounted yet."""
+    until: int = 0
+    """Accounted up to here."""
+    spent: dict[str, int] = field(default_factory=dict)
+    """Milliseconds by the values of `Spent`."""
+    causes: dict[str, Loss] = field(default_factory=dict)
+    """Losses by the values of `Cause`."""
+    furthest_step: int = 0
+    """The largest step ever reported: smaller ones are done again."""
+
+
 @dataclass(frozen=True)
 class Report:
     job: JobIdentity
@@ -215,6 +276,23 @@ class Report:
     failed_saves: FailedSaves | None = None
     """Null: the newest save was committed, or there was none."""
     format: str = REPORT_FORMAT
+
+
+class TroubleKind(Choice):
+    """The first word of an agent's last words, and a reason of the job's conditions."""
+
+    DNS = "DNSUnavailable"
+    NAME = "NameNotFound"  # DNS answers, and doesn't know the name
+    NETWORK = "NetworkBlocked"
+    REFUSED = "ReportRefused"
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Reason why a node is not heard."""
+
+    kind: TroubleKind
+    text: str
 
 
 def parse_report(body: bytes) -> Report:

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import socket
 
-from lockstep_gang.contract.trouble import Trouble, TroubleKind
+from lockstep_gang.contract.report import Trouble, TroubleKind
 
 RESOLVE_SECONDS = 4.0
 """Limit of a look-up: the C library waits up to 20 s for a name server that doesn't answer."""

@@ -7,13 +7,21 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
-from lockstep_gang.contract.goodput import Goodput
 from lockstep_gang.contract.interactive import Asked, Ended, Found, Idleness
 from lockstep_gang.contract.messages import Dumped, Error, Order, Pace, RankExit, Start, StopMode
 from lockstep_gang.contract.reply import Fact, FactType
-from lockstep_gang.contract.report import CheckpointReport, FailedSaves, Failure, Restart, State, Straggler, TrainerReport
+from lockstep_gang.contract.report import (
+    CheckpointReport,
+    FailedSaves,
+    Failure,
+    Goodput,
+    Restart,
+    State,
+    StopReport,
+    Straggler,
+    TrainerReport,
+)
 from lockstep_gang.contract.run import Run
-from lockstep_gang.contract.stop import StopReport
 from lockstep_gang.lifecycle.fabric.state import FabricState
 from lockstep_gang.lifecycle.placement import Placement
 from lockstep_gang.lifecycle.preflight.rounds import Preflight

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from lockstep_gang.contract.goodput import Goodput, Loss, Spent
 from lockstep_gang.contract.messages import Step, StopMode
-from lockstep_gang.contract.report import Cause
+from lockstep_gang.contract.report import Cause, Goodput, Loss, Spent
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.failures import first_failure
 from lockstep_gang.lifecycle.gang import Gang, Phase

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from lockstep_gang.contract.messages import RankExit, StopMode
+from lockstep_gang.contract.report import Save, StopReport
 from lockstep_gang.contract.run import Run
-from lockstep_gang.contract.stop import Save, StopReport
 from lockstep_gang.contract.times import stamp
 from lockstep_gang.lifecycle.gang import Gang, Phase
 from lockstep_gang.lifecycle.hang import dump_text

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from lockstep_gang.contract import printable
+from lockstep_spec.words import printable
 
 FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """A safe one, and ten times as fast where PyYAML was built with it."""

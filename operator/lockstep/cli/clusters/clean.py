@@ -93,7 +93,7 @@ def _plan(cluster: str, context: str | None, force: bool) -> DeploymentPlan:
 
 def ask(question: str, *, yes: bool) -> None:
     """Raises ConfigError where nobody can be asked; typer's Abort when the answer is no."""
-    from lockstep_gang.contract import printable_line
+    from lockstep_spec.words import printable_line
 
     if yes:
         return

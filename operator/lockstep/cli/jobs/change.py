@@ -196,7 +196,7 @@ def scale(
 
 def _ask_to_wait(found: FoundJob, goal: int, *, yes: bool) -> None:
     """Ask where the job would wait for nodes. Raises ConfigError where nobody can be asked; typer's Abort when the answer is no."""
-    from lockstep_gang.contract import printable_line
+    from lockstep_spec.words import printable_line
 
     lack = "" if yes else found.target.client.run(lambda cluster: _lack_of_nodes(cluster, found, goal))
     if not lack:

@@ -75,7 +75,7 @@ def _of_file(path: Path, cluster: str) -> Side:
     from lockstep.cli.shared.inputs import read_inputs, resolve_inputs
     from lockstep.plan.pages.diffruns import Side, settings_of, spec_of
     from lockstep.plan.render.run import build_run, pod_placement
-    from lockstep_gang.contract import run_text
+    from lockstep_gang.contract.run import run_text
 
     inputs = read_inputs(path, None if _names_cluster(path) else cluster, None)
     resolved = resolve_inputs(inputs)

@@ -13,7 +13,7 @@ from lockstep_spec.words import binary_size, number_of
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
-    from lockstep_gang.contract import Finding, PreflightReport
+    from lockstep_gang.contract.preflight import Finding, PreflightReport
 
 LOCAL_CLUSTER = "local"
 

@@ -133,7 +133,7 @@ def _print_settings(settings: tuple[Setting, ...]) -> None:
     from rich.text import Text
 
     from lockstep.cli.shared.consoles import console
-    from lockstep_gang.contract import printable_line
+    from lockstep_spec.words import printable_line
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("FIELD", "VALUE", "LAYER"):

@@ -103,7 +103,7 @@ def _screen(live: bool) -> Iterator[Callable[[Iterable[str]], None]]:
 def _text(lines: Iterable[str]) -> Text:
     from rich.text import Text
 
-    from lockstep_gang.contract import printable_line
+    from lockstep_spec.words import printable_line
 
     text = Text("\n".join(map(printable_line, lines)), no_wrap=True, overflow="ellipsis")
     text.highlight_words(["Running", "Complete", "verified"], "green")

@@ -26,7 +26,7 @@ def console(**options: Any) -> Console:
     from rich.console import Console
     from rich.text import Text
 
-    from lockstep_gang.contract import printable_line
+    from lockstep_spec.words import printable_line
 
     class Plain(Console):
         def render_str(self, text: str, **options: Any) -> Text:

@@ -45,7 +45,7 @@ class Progress:
         if self._status is not None:
             from rich.text import Text
 
-            from lockstep_gang.contract import printable_line
+            from lockstep_spec.words import printable_line
 
             self._status.update(Text(printable_line(text)))
         elif text != self._told:

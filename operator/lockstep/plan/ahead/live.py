@@ -12,7 +12,7 @@ from lockstep.plan.diff import Change, changes
 from lockstep.plan.render.objects import PLAIN, Frozen, RenderContext, children, claims, freeze, thaw
 from lockstep.plan.render.resolve import trainer_image
 from lockstep.plan.render.resolved import MADE_BY_OPERATOR, Resolved
-from lockstep_gang.contract import parse_run
+from lockstep_gang.contract.run import parse_run
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from lockstep.api.quantity import number
 from lockstep.api.shared import FabricMode
 from lockstep.plan.cluster.finding import Finding, Outcome, failed, fine, warning
 from lockstep.plan.render.resolve import describe_default_image
-from lockstep_gang.contract import are_whole_names
+from lockstep_gang.contract.fabric import are_whole_names
 
 IMAGE = "image"
 LEAST_ROCE_MTU = 4200

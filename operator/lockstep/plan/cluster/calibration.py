@@ -12,7 +12,7 @@ from lockstep.api.calibration import Calibration
 from lockstep.api.cluster import TrainingClusterSpec
 from lockstep.api.job import TrainingJob
 from lockstep.api.shared import FabricMode
-from lockstep_gang.contract import SWEEP, SWEEP_DONE, SWEEP_POINT
+from lockstep_gang.contract.preflight import SWEEP, SWEEP_DONE, SWEEP_POINT
 
 JOB = "lockstep-calibrate"
 MIB = 2**20

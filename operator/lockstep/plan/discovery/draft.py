@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.api.files.yamltext import dump_yaml
-from lockstep_gang.contract import printable_line
+from lockstep_spec.words import printable_line
 
 WIDTH = 118
 INLINE = 72

@@ -13,7 +13,7 @@ from lockstep.plan.cluster.facts import ClusterFacts, ProbeFacts
 from lockstep.plan.discovery.nodes import common_tolerations, gpu_groups
 from lockstep.plan.render.fabric import GPU_RESOURCE
 from lockstep.plan.render.security import agent_security_context
-from lockstep_gang.contract import PROBE, PROBED
+from lockstep_gang.contract.preflight import PROBE, PROBED
 
 PROBE_LABEL = f"{names.GROUP}/probe"
 SECONDS = 180

@@ -8,7 +8,7 @@ from typing import Any
 
 from lockstep.api.names import OPERATOR_NAMESPACE
 from lockstep.api.objects import Object, condition, is_true
-from lockstep_gang.contract import printable_line
+from lockstep_spec.words import printable_line
 
 WATCHED_PODS = 16
 

@@ -13,7 +13,7 @@ from lockstep.api.names import ANNOTATION_TROUBLE
 from lockstep.api.objects import Object, is_true
 from lockstep.plan.pages.table import age
 from lockstep.plan.times import seconds_of, timestamp
-from lockstep_gang.contract import printable_line
+from lockstep_spec.words import printable_line
 
 STALE_SECONDS = 30.0
 """Another replica leads 17 seconds after the last one's death, and clocks differ a little."""

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from lockstep.api.objects import Object, condition, is_true
 from lockstep.plan.times import seconds_of
-from lockstep_gang.contract import printable_line
-from lockstep_spec.words import duration, number_of
+from lockstep_spec.words import duration, number_of, printable_line
 
 COLUMNS = ("NAME", "NODES", "RANKS", "STEP", "PROGRESS", "RESTARTS", "STATE", "AGE")
 VERDICTS = {"True": ", verified", "False": ", NOT as asked"}

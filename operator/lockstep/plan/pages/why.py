@@ -15,8 +15,7 @@ from lockstep.plan.pages.remedies import Step, next_steps
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.conditions import Fact, View, pods_scheduled, progressing, ranks_ready
 from lockstep.plan.reconcile.placing import holding_words
-from lockstep_gang.contract import printable_line
-from lockstep_spec.words import duration, number_of
+from lockstep_spec.words import duration, number_of, printable_line
 
 LABEL_COLUMNS = 13
 SHOWN_LINES = 10

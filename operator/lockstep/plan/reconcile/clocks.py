@@ -28,7 +28,7 @@ from lockstep.plan.render.objects import Frozen, differs_by_user
 from lockstep.plan.times import age, not_ahead, remaining, seconds_of, timestamp
 from lockstep.plan.waiting.containers import is_scheduled, placed_at, waits_for_a_claim, why_not_started
 from lockstep.plan.waiting.unscheduled import why_unscheduled
-from lockstep_gang.contract import State
+from lockstep_gang.contract.report import State
 from lockstep_spec.timeouts import Timeouts
 
 

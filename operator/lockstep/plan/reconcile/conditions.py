@@ -20,8 +20,8 @@ from lockstep.plan.waiting.containers import is_scheduled, why_cut_off, why_not_
 from lockstep.plan.waiting.overdue import why_not_made, why_still_there
 from lockstep.plan.waiting.refused import why_not_created
 from lockstep.plan.waiting.unscheduled import why_unscheduled
-from lockstep_gang.contract import CheckpointReport, Report, State, Straggler, printable_line
-from lockstep_spec.words import number_of
+from lockstep_gang.contract.report import CheckpointReport, Report, State, Straggler
+from lockstep_spec.words import number_of, printable_line
 
 SILENT_SECONDS = 60.0
 NOT_STARTED = "NotStarted"

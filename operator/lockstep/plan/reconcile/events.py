@@ -14,8 +14,7 @@ from lockstep.api.status import ConditionType
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.stopping import stop_event
 from lockstep.plan.times import age
-from lockstep_gang.contract import printable_line
-from lockstep_spec.words import number_of
+from lockstep_spec.words import number_of, printable_line
 
 NORMAL, WARNING = "Normal", "Warning"
 MESSAGE_BYTES = 1024

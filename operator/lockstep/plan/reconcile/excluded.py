@@ -13,7 +13,8 @@ from lockstep.api.statuspart import unchecked
 from lockstep.plan.observed import Observed
 from lockstep.plan.reconcile.interactive import is_stopped
 from lockstep.plan.waiting.nodes import fitting_nodes
-from lockstep_gang.contract import Finding, Report
+from lockstep_gang.contract.preflight import Finding
+from lockstep_gang.contract.report import Report
 
 if TYPE_CHECKING:
     from lockstep.plan.render.objects import Frozen

@@ -21,7 +21,7 @@ from lockstep.plan.observed import Observed, owner_uid, start_anew
 from lockstep.plan.reasons import Reason
 from lockstep.plan.render.objects import TEMPLATE_KEY, Frozen, GangRun, RenderContext, has_lost_key, run_proof
 from lockstep.plan.times import timestamp
-from lockstep_gang.contract import parse_run
+from lockstep_gang.contract.run import parse_run
 from lockstep_spec.codec import ContractError
 
 

@@ -9,7 +9,7 @@ from lockstep.api.status import GoodputStatus, LossStatus
 from lockstep.api.statuspart import unchecked
 from lockstep.plan.observed import Observed
 from lockstep.plan.times import seconds_of
-from lockstep_gang.contract import Cause, Goodput, Report, Spent
+from lockstep_gang.contract.report import Cause, Goodput, Report, Spent
 
 ALONE_SECONDS = 300
 """The account alone is written this often: a thousand scripts that tell no steps must not keep the API server busy with seconds."""

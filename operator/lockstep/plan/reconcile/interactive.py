@@ -14,7 +14,8 @@ from lockstep.api.objects import Object, condition
 from lockstep.api.status import InteractiveStatus
 from lockstep.api.statuspart import unchecked
 from lockstep.plan.observed import Observed, ReceivedReport
-from lockstep_gang.contract import Idleness, Report
+from lockstep_gang.contract.interactive import Idleness
+from lockstep_gang.contract.report import Report
 
 
 def is_interactive(job: Mapping[str, Any]) -> bool:

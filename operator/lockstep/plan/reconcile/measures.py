@@ -13,7 +13,7 @@ from lockstep.api.objects import Object, condition, is_true
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.goodput import CAUSES, KINDS
 from lockstep.plan.times import seconds_of
-from lockstep_gang.contract import Spent
+from lockstep_gang.contract.report import Spent
 
 STATES = ("Waiting", "Starting", "Running", "Restarting", "Silent", "Stopping", "Suspended", "Complete", "Failed")
 """States of a job; it is in exactly one."""

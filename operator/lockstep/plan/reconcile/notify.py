@@ -16,8 +16,7 @@ from lockstep.api.status import NotificationStatus
 from lockstep.api.statuspart import unchecked
 from lockstep.plan.observed import Observed
 from lockstep.plan.times import seconds_of
-from lockstep_gang.contract import printable_line
-from lockstep_spec.words import duration
+from lockstep_spec.words import duration, printable_line
 
 BOUND_SECONDS = 1800.0
 """Seconds after the end of the job in which delivery is tried; one try is made in any case."""

@@ -10,7 +10,7 @@ from lockstep.api.objects import Object, is_running
 from lockstep.plan.observed import Observed, is_terminating, owner_uid
 from lockstep.plan.times import seconds_of, timestamp
 from lockstep.plan.waiting.containers import is_scheduled, scheduler_message, waits_for_a_claim
-from lockstep_gang.contract import Fact, FactType
+from lockstep_gang.contract.reply import Fact, FactType
 
 FACT_CHARACTERS = 256
 SIGNALLED = 128

@@ -51,7 +51,7 @@ from lockstep.plan.reconcile.writes import (
 )
 from lockstep.plan.render.objects import GangRun, RenderContext, differs_by_user
 from lockstep.plan.waiting.overdue import until_overdue_pods
-from lockstep_gang.contract import Report, State
+from lockstep_gang.contract.report import Report, State
 
 
 @dataclass(frozen=True)

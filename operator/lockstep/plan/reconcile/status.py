@@ -40,19 +40,10 @@ from lockstep.plan.reconcile.notify import notification_status
 from lockstep.plan.reconcile.statussize import fitted
 from lockstep.plan.render.objects import Frozen
 from lockstep.plan.times import not_ahead, remaining, seconds_of, timestamp
-from lockstep_gang.contract import (
-    Bandwidth,
-    Cause,
-    CheckpointReport,
-    FabricReport,
-    Failure,
-    Finding,
-    PreflightReport,
-    Report,
-    Restart,
-    TrainerReport,
-    printable_line,
-)
+from lockstep_gang.contract.fabric import FabricReport
+from lockstep_gang.contract.preflight import Bandwidth, Finding, PreflightReport
+from lockstep_gang.contract.report import Cause, CheckpointReport, Failure, Report, Restart, TrainerReport
+from lockstep_spec.words import printable_line
 
 PROGRESS_SECONDS = 15.0
 COUNT_MAX = 2**63 - 1

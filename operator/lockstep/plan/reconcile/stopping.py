@@ -21,7 +21,7 @@ from lockstep.plan.reconcile.interactive import is_released, is_stopped
 from lockstep.plan.reconcile.placing import Placing
 from lockstep.plan.render.objects import Frozen
 from lockstep.plan.times import timestamp
-from lockstep_gang.contract import CheckpointReport, Report, Save
+from lockstep_gang.contract.report import CheckpointReport, Report, Save
 
 
 class StopEvent(StrEnum):

@@ -10,7 +10,7 @@ from lockstep.api.cluster import Network, Rdma, Tcp, TrainingClusterSpec
 from lockstep.api.job import Fabric, TrainingJobSpec
 from lockstep.api.shared import FabricMode, NcclVariable, Variable
 from lockstep.plan.layers import Layer, Layered, Notice, written
-from lockstep_gang.contract import FabricAsked, are_whole_names
+from lockstep_gang.contract.fabric import FabricAsked, are_whole_names
 
 Variables = dict[str, Layered[str]]
 

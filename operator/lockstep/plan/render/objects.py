@@ -18,7 +18,7 @@ from lockstep.plan.render.resolved import MADE_BY_OPERATOR, Refused, Resolved
 from lockstep.plan.render.run import build_run, pod_placement, report_target
 from lockstep.plan.render.storage import Claim, pod_claims, run_volume, shared_claims
 from lockstep.plan.render.template import fill
-from lockstep_gang.contract import ReportTarget, Run, parse_run, run_text
+from lockstep_gang.contract.run import ReportTarget, Run, parse_run, run_text
 
 Object = dict[str, Any]
 

@@ -18,7 +18,7 @@ from lockstep.plan.render.scheduling import node_terms, tolerations
 from lockstep.plan.render.security import locks_memory_as_root, restricted, trainer_rights, volume_group
 from lockstep.plan.render.storage import claim_volumes, cluster_mounts, extra_volumes, mounts
 from lockstep.plan.render.template import fill
-from lockstep_gang.contract import POD_IPS
+from lockstep_gang.contract.run import POD_IPS
 
 # Stated for namespaces with a quota; free, because a pod counts the larger of its init and main containers.
 AGENT_RESOURCES = {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}

@@ -13,17 +13,9 @@ from lockstep.api.quantity import number
 from lockstep.api.training import Training
 from lockstep.plan.render.fabric import Transport
 from lockstep.plan.render.resolved import Resolved
-from lockstep_gang.contract import (
-    PREFLIGHT_RESULT,
-    AllReduce,
-    Expected,
-    ExpectedPath,
-    ExpectedRdma,
-    Kind,
-    PreflightReport,
-    Run,
-    are_whole_names,
-)
+from lockstep_gang.contract.fabric import are_whole_names
+from lockstep_gang.contract.preflight import PREFLIGHT_RESULT, AllReduce, Expected, ExpectedPath, ExpectedRdma, Kind, PreflightReport
+from lockstep_gang.contract.run import Run
 from lockstep_spec.codec import from_json
 from lockstep_spec.modelnames import is_address, is_folder
 

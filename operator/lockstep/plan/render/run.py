@@ -14,7 +14,8 @@ from lockstep.plan.render.fabric import fabric_asked
 from lockstep.plan.render.pod import loader_variables
 from lockstep.plan.render.preflight import expected
 from lockstep.plan.render.resolved import Resolved
-from lockstep_gang.contract import Interactive, JobIdentity, ReportTarget, RestartPolicy, Run, WhenDone
+from lockstep_gang.contract.interactive import Interactive
+from lockstep_gang.contract.run import JobIdentity, ReportTarget, RestartPolicy, Run, WhenDone
 from lockstep_spec.choices import StorageMode
 from lockstep_spec.codec import settings_from_json
 from lockstep_spec.timeouts import Timeouts

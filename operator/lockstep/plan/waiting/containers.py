@@ -12,10 +12,9 @@ from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, event_time, is_terminating, start_anew
 from lockstep.plan.ship.openshift_images import REGISTRY, pull_command
 from lockstep.plan.times import seconds_of
-from lockstep_gang.contract import Report, printable_line
-from lockstep_gang.contract.trouble import TroubleKind
+from lockstep_gang.contract.report import Report, TroubleKind
 from lockstep_spec.exits import SAVED, UNREACHABLE
-from lockstep_spec.words import named
+from lockstep_spec.words import named, printable_line
 
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable", "ImageInspectError")
 _NOT_YET = ("ContainerCreating", "PodInitializing")

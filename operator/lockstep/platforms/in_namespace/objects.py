@@ -20,7 +20,7 @@ from lockstep.plan.reconcile.clocks import Earlier, retried
 from lockstep.plan.render.objects import Frozen, RenderContext, children, freeze
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
-from lockstep_gang.contract import WhenDone, parse_run, run_text
+from lockstep_gang.contract.run import WhenDone, parse_run, run_text
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from lockstep.plan.render.resolved import PlatformDefaults
 from lockstep.platforms.clusters.deployed import with_image
 from lockstep.platforms.in_namespace.objects import Run, prepare
 from lockstep.platforms.in_namespace.run import OWN, TimeLimit, run_until
-from lockstep_gang.contract import PreflightReport, WhenDone, parse_run, run_text
+from lockstep_gang.contract.preflight import PreflightReport
+from lockstep_gang.contract.run import WhenDone, parse_run, run_text
 from lockstep_spec.choices import StorageMode
 
 SUFFIX = "-preflight"

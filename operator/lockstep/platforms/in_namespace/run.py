@@ -40,7 +40,8 @@ from lockstep.platforms.in_namespace.objects import Run, objects, prepare
 from lockstep.platforms.jobs.keeper import VERDICTS, keeper, keeper_name
 from lockstep.platforms.jobs.logs import STAMP
 from lockstep.platforms.output import put
-from lockstep_gang.contract import State, parse_run
+from lockstep_gang.contract.report import State
+from lockstep_gang.contract.run import parse_run
 from lockstep_spec.exits import SAVED
 from lockstep_spec.words import number_of
 

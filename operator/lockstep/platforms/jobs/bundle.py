@@ -25,7 +25,7 @@ from lockstep.platforms.files.reader import beside, nodes_with_volumes
 from lockstep.platforms.files.results import run_folder
 from lockstep.platforms.inpod import runfiles, source_of
 from lockstep.platforms.jobs.observe import JobObserver
-from lockstep_gang.contract import printable_line
+from lockstep_spec.words import printable_line
 
 LOG_LINES, LOG_BYTES = 20_000, 32 << 20
 FILE_BYTES, ALL_BYTES = 2 << 20, 64 << 20

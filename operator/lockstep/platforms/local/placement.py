@@ -15,7 +15,8 @@ from lockstep.api.shared import Variable
 from lockstep.plan.render.preflight import WILD, data_paths
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.plan.render.run import Placement, build_run
-from lockstep_gang.contract import AllReduce, Expected, Run, WhenDone
+from lockstep_gang.contract.preflight import AllReduce, Expected
+from lockstep_gang.contract.run import Run, WhenDone
 from lockstep_spec.choices import StorageMode
 from lockstep_spec.modelnames import is_address, is_folder
 

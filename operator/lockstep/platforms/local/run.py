@@ -21,7 +21,8 @@ from lockstep.plan.render.preflight import result_in, with_preflight, without_ra
 from lockstep.plan.render.resolve import resolve
 from lockstep.platforms.local.agents import run_agents
 from lockstep.platforms.local.placement import LOOPBACK, check_inputs, gpus_here, local_defaults, local_run, node_devices, run_dir
-from lockstep_gang.contract import PreflightReport, run_text
+from lockstep_gang.contract.preflight import PreflightReport
+from lockstep_gang.contract.run import run_text
 
 
 def run_local(job: TrainingJob, profile: TrainingCluster, root: Path, earlier: Earlier | None = None) -> int:

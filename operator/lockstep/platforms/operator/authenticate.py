@@ -15,7 +15,9 @@ from lockstep.kube.kinds import path_of
 from lockstep.plan.observed import Observed, owner_uid
 from lockstep.platforms.operator.memory.inventory import Inventory
 from lockstep.platforms.operator.secrets import job_key, key_secret
-from lockstep_gang.contract import JOB_HEADER, SIGNATURE_HEADER, JobIdentity, Report, is_report_signature, parse_key
+from lockstep_gang.contract.proof import is_report_signature, parse_key
+from lockstep_gang.contract.report import JOB_HEADER, SIGNATURE_HEADER, Report
+from lockstep_gang.contract.run import JobIdentity
 
 POD_NAME_CLAIM = "authentication.kubernetes.io/pod-name"
 POD_UID_CLAIM = "authentication.kubernetes.io/pod-uid"

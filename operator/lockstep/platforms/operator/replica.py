@@ -27,7 +27,7 @@ from lockstep.platforms.operator.metrics_server import MetricsServer
 from lockstep.platforms.operator.operator import Operator, Settings, WentBack
 from lockstep.platforms.operator.report_server import Standing, load_certificate, tls_context
 from lockstep.platforms.operator.secrets import UnusableSecret, certificates, master_key, publish_authority
-from lockstep_gang.contract import printable, printable_line
+from lockstep_spec.words import printable, printable_line
 
 SECRETS_SECONDS = 60.0
 """Seconds between two looks at the operator's own Secrets. A replica that starts while one is gone makes another, which no running gang knows."""

@@ -34,19 +34,18 @@ from lockstep.platforms.operator.listening import Seldom, prove
 from lockstep.platforms.operator.memory.history import RememberedLosses
 from lockstep.platforms.operator.memory.inventory import Inventory
 from lockstep.platforms.operator.memory.queue import Key
-from lockstep_gang.contract import (
+from lockstep_gang.contract.reply import Reply, reply_json
+from lockstep_gang.contract.report import (
     CLAIM_BYTES_MAX,
     JOB_HEADER,
     REPORT_BYTES_MAX,
     SIGNATURE_HEADER,
-    JobIdentity,
-    Reply,
     Report,
     claimed_job,
     parse_report,
-    reply_json,
     report_bytes_max,
 )
+from lockstep_gang.contract.run import JobIdentity
 from lockstep_spec.codec import ContractError
 
 PATH = "/v1/report"

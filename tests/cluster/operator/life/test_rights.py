@@ -17,17 +17,9 @@ import yaml
 from kubernetes import client
 
 from lockstep.api.names import REPORT_AUDIENCE
-from lockstep_gang.contract import (
-    REPORT_BYTES_MAX,
-    JobIdentity,
-    NodeReport,
-    RankCount,
-    Report,
-    State,
-    parse_key,
-    report_body,
-    report_signature,
-)
+from lockstep_gang.contract.proof import parse_key, report_signature
+from lockstep_gang.contract.report import REPORT_BYTES_MAX, NodeReport, RankCount, Report, State, report_body
+from lockstep_gang.contract.run import JobIdentity
 from lockstep_spec.codec import to_json
 from support.checkout import ROOT
 from support.clusters.cluster_jobs import SCRIPTS, Jobs, kubeconfig_of, until

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lockstep_gang.agent.ranks import processes
-from lockstep_gang.contract import JobIdentity, RestartPolicy, WhenDone, run_text
+from lockstep_gang.contract.run import JobIdentity, RestartPolicy, WhenDone, run_text
 from unit.gang.cases import Gang, gang, gone, now
 
 SAY = 'import os, sys, time, signal\nR = os.environ["RANK"]\nF = os.environ["FOLDER"]\n'

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep_gang.contract import Interactive, WhenDone
+from lockstep_gang.contract.interactive import Interactive
+from lockstep_gang.contract.run import WhenDone
 from lockstep_gang.package import write_zipapp
 from lockstep_spec.choices import StorageMode
 from unit.gang.cases import WORKSPACE, Gang, gang, gone

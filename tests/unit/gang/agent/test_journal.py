@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lockstep_gang.agent.log import BEGINS, Journal
-from lockstep_gang.contract import ReportTarget, Run
+from lockstep_gang.contract.run import ReportTarget, Run
 from unit.gang.cases import make_run
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lockstep_gang.agent.ranks.stacks import ProcessState, dumped, main_thread
-from lockstep_gang.contract import RestartPolicy
+from lockstep_gang.contract.run import RestartPolicy
 from lockstep_spec.timeouts import Timeouts
 from unit.gang.cases import Gang, gang, gone
 

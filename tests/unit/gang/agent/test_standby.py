@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lockstep_gang.agent.ranks.standby import Standby, changes
-from lockstep_gang.contract import RestartPolicy, WhenDone
+from lockstep_gang.contract.run import RestartPolicy, WhenDone
 from unit.gang.cases import Gang, gang, now
 
 WAITS = (

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from lockstep_gang.agent.ranks.reports import parse_datagram
-from lockstep_gang.contract import Run
 from lockstep_gang.contract.messages import Hello, Ping, Start, agent_message, message_to_json
 from lockstep_gang.contract.proof import Sealer
+from lockstep_gang.contract.run import Run
 from lockstep_gang.coordinator.channel import PROOF_BYTES_MAX, Channel, accept, connect
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.server import Server
@@ -259,7 +259,7 @@ from lockstep_gang.agent.agent import Agent
 from lockstep_gang.agent.ranks.reports import make_folder
 from lockstep_gang.agent.log import Console
 from lockstep_gang.agent.ranks.ranks import LocalNode
-from lockstep_gang.contract import parse_run
+from lockstep_gang.contract.run import parse_run
 run = parse_run(Path(sys.argv[1]).read_text())
 folder = make_folder(Path(sys.argv[2]))
 async def main():

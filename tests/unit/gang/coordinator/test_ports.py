@@ -15,7 +15,7 @@ import pytest
 
 from lockstep_gang.agent.preflight import network
 from lockstep_gang.agent.preflight.allreduce_rank import store
-from lockstep_gang.contract import POD_IPS
+from lockstep_gang.contract.run import POD_IPS
 from lockstep_gang.coordinator import ports
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.ports import any_free_port, free_port, listening_addresses

@@ -13,8 +13,8 @@ import pytest
 
 from lockstep_gang.agent import link, outbox
 from lockstep_gang.agent.outbox import Outbox
-from lockstep_gang.contract import Run
 from lockstep_gang.contract.messages import Hello, message_to_json
+from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import RECONNECT_SECONDS, progress_seconds, reconnect_seconds, spread_seconds
 from lockstep_gang.coordinator import coordinator, server
 from lockstep_gang.coordinator.channel import connect

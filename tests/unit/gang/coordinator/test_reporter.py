@@ -21,18 +21,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from lockstep_gang.contract import (
-    Fact,
-    FactType,
-    Report,
-    ReportTarget,
-    RestartPolicy,
-    Save,
-    State,
-    WhenDone,
-    is_report_signature,
-    parse_report,
-)
+from lockstep_gang.contract.proof import is_report_signature
+from lockstep_gang.contract.reply import Fact, FactType
+from lockstep_gang.contract.report import Report, Save, State, parse_report
+from lockstep_gang.contract.run import ReportTarget, RestartPolicy, WhenDone
 from lockstep_gang.coordinator.reporter import Reporter
 from lockstep_gang.lifecycle.gang import new_gang
 from lockstep_gang.lifecycle.summary import summarize

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.contract import Fact, FactType, Reply, RestartPolicy, WhenDone
 from lockstep_gang.contract.messages import Exited, RankExit, Started, Stopped
+from lockstep_gang.contract.reply import Fact, FactType, Reply
+from lockstep_gang.contract.run import RestartPolicy, WhenDone
 from lockstep_gang.coordinator import coordinator
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.records import Records

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from lockstep_gang.contract import FabricAsked, FabricReport, Run
-from lockstep_gang.contract.fabric import RankFabric
+from lockstep_gang.contract.fabric import FabricAsked, FabricReport, RankFabric
+from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.fabric.nccl import read_line
 from lockstep_gang.lifecycle.fabric.verdict import verdict
 from support.checkout import ROOT

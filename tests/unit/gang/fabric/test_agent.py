@@ -13,7 +13,7 @@ import pytest
 from lockstep_gang.agent.ranks import nccl_log
 from lockstep_gang.agent.ranks.fabric import gloo_interface
 from lockstep_gang.agent.ranks.nccl_log import LogChoice, LogFile, NcclLogs, log_choice
-from lockstep_gang.contract import FabricAsked
+from lockstep_gang.contract.fabric import FabricAsked
 from lockstep_spec.choices import DegradedPolicy
 from unit.gang.cases import Gang, gang
 from unit.gang.fabric.cases import LOGS

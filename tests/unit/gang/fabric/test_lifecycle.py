@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.contract import Cause, FabricAsked, FabricReason, Failure, RestartPolicy, State, Verified
-from lockstep_gang.contract.fabric import RankFabric
+from lockstep_gang.contract.fabric import FabricAsked, FabricReason, RankFabric, Verified
 from lockstep_gang.contract.messages import Error, FabricSeen, Step, Stop, StopMode
+from lockstep_gang.contract.report import Cause, Failure, State
+from lockstep_gang.contract.run import RestartPolicy
 from lockstep_gang.coordinator.log_lines import log_lines
 from lockstep_gang.lifecycle.fabric.state import SETTLE_SECONDS, STEPS_SECONDS, hang_explained_by_nccl
 from lockstep_gang.lifecycle.gang import Phase

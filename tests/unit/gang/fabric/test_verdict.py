@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.contract import FabricAsked, FabricReason, Run, Verified
-from lockstep_gang.contract.fabric import RankFabric
+from lockstep_gang.contract.fabric import FabricAsked, FabricReason, RankFabric, Verified
+from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.fabric.verdict import names_words, number_runs, verdict
 from lockstep_spec.choices import DegradedPolicy
 from unit.gang.cases import make_run

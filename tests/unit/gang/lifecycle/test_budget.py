@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.contract import Cause, CheckpointReport, Failure, Restart, RestartPolicy, State
 from lockstep_gang.contract.messages import Checkpoint, Leaving, RankState, Start, Started, Step, Stopped
+from lockstep_gang.contract.report import Cause, CheckpointReport, Failure, Restart, State
+from lockstep_gang.contract.run import RestartPolicy
 from lockstep_gang.contract.times import stamp
 from lockstep_gang.lifecycle.budget import may_start_at
 from lockstep_gang.lifecycle.causes import rank_cause

@@ -12,8 +12,9 @@ from lockstep_gang.agent.outbox import bounded
 from lockstep_gang.agent.ranks import relay as relay_module
 from lockstep_gang.agent.ranks.memory import MemoryGroup
 from lockstep_gang.agent.ranks.relay import Relay
-from lockstep_gang.contract import Cause, CheckpointReport, Failure, RestartPolicy
 from lockstep_gang.contract.messages import OutOfMemory, RankExit, RankState
+from lockstep_gang.contract.report import Cause, CheckpointReport, Failure
+from lockstep_gang.contract.run import RestartPolicy
 from lockstep_gang.lifecycle.causes import rank_cause
 from lockstep_gang.lifecycle.gang import Budget
 from lockstep_gang.lifecycle.history import AttemptRecord, resume_gang

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep_gang.contract import Cause, CheckpointReport, Expected, Failure, Goodput, Loss, RestartPolicy, Run, Spent, State
 from lockstep_gang.contract.messages import (
     Activity,
     Beat,
@@ -25,6 +24,9 @@ from lockstep_gang.contract.messages import (
     Stopped,
     rank_report_to_json,
 )
+from lockstep_gang.contract.preflight import Expected
+from lockstep_gang.contract.report import Cause, CheckpointReport, Failure, Goodput, Loss, Spent, State
+from lockstep_gang.contract.run import RestartPolicy, Run
 from lockstep_gang.coordinator import coordinator
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.ledger import ACCOUNT_SECONDS, GoodputAccount

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.contract import Cause, RestartPolicy, State
 from lockstep_gang.contract.messages import Activity, Beat, Checkpoint, Dumped, Error, RankReport, RankState, Start, Step, Stop, StopMode
+from lockstep_gang.contract.report import Cause, State
+from lockstep_gang.contract.run import RestartPolicy
 from lockstep_gang.lifecycle.failures import SEEK_SECONDS
 from lockstep_gang.lifecycle.gang import Phase
 from lockstep_gang.lifecycle.hang import with_pause

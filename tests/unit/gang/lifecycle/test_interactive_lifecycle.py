@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.contract import Interactive
-from lockstep_gang.contract.interactive import Asked, Ended, Find, Found, Idleness, Interrupted, InUse
+from lockstep_gang.contract.interactive import Asked, Ended, Find, Found, Idleness, Interactive, Interrupted, InUse
 from lockstep_gang.contract.messages import Leaving, Start, Started, Step, Stop, StopMode, Stopped
 from lockstep_gang.contract.report import State
 from lockstep_gang.coordinator.log_lines import log_lines

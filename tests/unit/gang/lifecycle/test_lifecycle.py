@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.contract import Cause, RestartPolicy, State
 from lockstep_gang.contract.messages import (
     Activity,
     Checkpoint,
@@ -27,6 +26,8 @@ from lockstep_gang.contract.messages import (
     StopMode,
     Stopped,
 )
+from lockstep_gang.contract.report import Cause, State
+from lockstep_gang.contract.run import RestartPolicy
 from lockstep_gang.contract.times import RECONNECT_SECONDS
 from lockstep_gang.lifecycle.budget import backoff_seconds
 from lockstep_gang.lifecycle.failures import SEEK_SECONDS

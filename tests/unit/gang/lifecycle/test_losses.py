@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.contract import Cause, Fact, FactType, ReportTarget, RestartPolicy, State
 from lockstep_gang.contract.messages import Checkpoint, Leaving, Start, Started, Step, Stopped
+from lockstep_gang.contract.reply import Fact, FactType
+from lockstep_gang.contract.report import Cause, State
+from lockstep_gang.contract.run import ReportTarget, RestartPolicy
 from lockstep_gang.contract.times import stamp
 from lockstep_gang.coordinator.log_lines import log_lines
 from lockstep_gang.coordinator.records import Records, Replaced

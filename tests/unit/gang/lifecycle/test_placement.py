@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep_gang.agent.ranks.environment import RankPlace, rank_environment
-from lockstep_gang.contract import Reply, ReportTarget, parse_reply, reply_json
 from lockstep_gang.contract.messages import Error, Exited, RankExit, Start, Started, Step, Stop
+from lockstep_gang.contract.reply import Reply, parse_reply, reply_json
+from lockstep_gang.contract.run import ReportTarget
 from lockstep_gang.coordinator.log_lines import log_lines
 from lockstep_gang.lifecycle.placement import WAIT_SECONDS, rank_order, with_racks
 from lockstep_gang.lifecycle.summary import summarize

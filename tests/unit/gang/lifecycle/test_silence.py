@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.contract import Cause, RestartPolicy, State
 from lockstep_gang.contract.messages import Beat, RankExit, RankState, Start, Step, Stopped
+from lockstep_gang.contract.report import Cause, State
+from lockstep_gang.contract.run import RestartPolicy
 from lockstep_gang.coordinator.log_lines import log_lines
 from lockstep_gang.lifecycle.gang import Gang, Phase, Silence
 from lockstep_gang.lifecycle.hang import with_pause

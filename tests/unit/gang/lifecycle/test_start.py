@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.contract import Cause, CheckpointReport, FabricAsked, Fact, FactType, RestartPolicy, State
+from lockstep_gang.contract.fabric import FabricAsked
 from lockstep_gang.contract.messages import Activity, Dumped, Finish, Leaving, Stop, StopMode
+from lockstep_gang.contract.reply import Fact, FactType
+from lockstep_gang.contract.report import Cause, CheckpointReport, State
+from lockstep_gang.contract.run import RestartPolicy
 from lockstep_gang.coordinator import coordinator
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.log_lines import log_lines

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.contract import Save, State, StopReport
 from lockstep_gang.contract.messages import Checkpoint, Error, Exited, Leaving, RankExit, Step, Stopped
+from lockstep_gang.contract.report import Save, State, StopReport
 from lockstep_gang.coordinator import coordinator
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.log_lines import log_lines

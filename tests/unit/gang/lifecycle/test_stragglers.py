@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from lockstep_gang.contract import Straggler
 from lockstep_gang.contract.messages import Pace, Progressed, rank_report_to_json
+from lockstep_gang.contract.report import Straggler
 from lockstep_gang.coordinator.log_lines import log_lines
 from lockstep_gang.lifecycle.gang import Gang
 from lockstep_gang.lifecycle.stragglers import ENOUGH, WINDOW, with_pace, with_stragglers

@@ -11,8 +11,9 @@ import pytest
 
 from lockstep_gang.agent.ranks import stacks
 from lockstep_gang.agent.ranks.stacks import state_after_kill
-from lockstep_gang.contract import RestartPolicy, Save, State
 from lockstep_gang.contract.messages import Dumped, Exited, Leaving, RankExit, RankState, Start, Step, Stop, Stopped
+from lockstep_gang.contract.report import Save, State
+from lockstep_gang.contract.run import RestartPolicy
 from lockstep_gang.lifecycle.gang import Phase
 from lockstep_gang.lifecycle.hang import with_pause
 from lockstep_spec.timeouts import Timeouts

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from lockstep_gang.agent.preflight import answers, network
-from lockstep_gang.contract import Expected, ExpectedPath, Kind, PreflightReport, RestartPolicy, run_text
-from lockstep_gang.contract.preflight import PREFLIGHT_RESULT
+from lockstep_gang.contract.preflight import PREFLIGHT_RESULT, Expected, ExpectedPath, Kind, PreflightReport
+from lockstep_gang.contract.run import RestartPolicy, run_text
 from lockstep_gang.coordinator.channel import PROOF_BYTES_MAX
 from lockstep_spec.choices import StorageMode
 from lockstep_spec.codec import from_json

@@ -7,8 +7,22 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.contract import Expected, ExpectedPath, ExpectedRdma, Finding, Kind, Run
-from lockstep_gang.contract.preflight import GpuFacts, HcaFacts, Looked, Measured, Met, PathFact, RdmaFacts, VolumeFacts
+from lockstep_gang.contract.preflight import (
+    Expected,
+    ExpectedPath,
+    ExpectedRdma,
+    Finding,
+    GpuFacts,
+    HcaFacts,
+    Kind,
+    Looked,
+    Measured,
+    Met,
+    PathFact,
+    RdmaFacts,
+    VolumeFacts,
+)
+from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.preflight.all_reduce import ROUNDS_MAX, Measurement, busbw, judge, judge_pairs, next_pairs
 from lockstep_gang.lifecycle.preflight.judge import cause_of, judge_all, skews
 from lockstep_spec.choices import Severity, StorageMode

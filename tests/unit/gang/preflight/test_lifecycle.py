@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.contract import AllReduce, Cause, Expected, ExpectedPath, Kind, RestartPolicy, State
 from lockstep_gang.contract.messages import Exited, RankExit, Start, Started, Stopped
-from lockstep_gang.contract.preflight import Check, Checked, Looked, Measured, Met, PathFact, Stage
+from lockstep_gang.contract.preflight import AllReduce, Check, Checked, Expected, ExpectedPath, Kind, Looked, Measured, Met, PathFact, Stage
+from lockstep_gang.contract.report import Cause, State
+from lockstep_gang.contract.run import RestartPolicy
 from lockstep_gang.lifecycle.gang import Phase
 from lockstep_gang.lifecycle.preflight.rounds import PATIENCE_SECONDS, neighbors
 from unit.gang.cases import make_run

@@ -15,7 +15,7 @@ from lockstep.cli.main import app
 from lockstep.cli.shared.jobargs import FoundJob
 from lockstep.plan.pages.diffruns import Side, compare, comparison_page, results_of, settings_of, spec_of
 from lockstep_gang.agent.log import Journal
-from lockstep_gang.contract import run_text
+from lockstep_gang.contract.run import run_text
 from unit.api.test_jobfile import JOB
 from unit.gang.cases import make_run
 

@@ -17,7 +17,7 @@ import pytest
 
 from lockstep.plan.pages.stacks import RankAnswer, Thread, missing, read_ranks, stacks_page, threads_of
 from lockstep.platforms.inpod import rankstacks
-from lockstep_gang.contract import Run
+from lockstep_gang.contract.run import Run
 from unit.cli.test_every_verb import run as run_verb
 from unit.gang.cases import Gang, gang
 

@@ -16,7 +16,7 @@ from lockstep.plan.observed import Observed
 from lockstep.plan.pages.freshness import Unheard
 from lockstep.plan.pages.why import Answer, answer_page, cost, why
 from lockstep.plan.reconcile.reconcile import reconcile
-from lockstep_gang.contract import Cause, CheckpointReport, Failure, Restart, State, TrainerReport
+from lockstep_gang.contract.report import Cause, CheckpointReport, Failure, Restart, State, TrainerReport
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, fresh, pod, report, running, settled
 from unit.plan.waiting.test_blocked import foreign, node, stuck
 

@@ -11,7 +11,7 @@ from lockstep.plan.reconcile.reconcile import Plan, reconcile
 from lockstep.plan.reconcile.status import SETTLE_SECONDS
 from lockstep.platforms.operator.memory.queue import DelayedWrites
 from lockstep.platforms.operator.watching import kopf_settings
-from lockstep_gang.contract import State
+from lockstep_gang.contract.report import State
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, fresh, pod, report, running, settled, waiting
 
 QUEUED = {"spec": {"containers": []}, "status": {"phase": "Pending"}}

@@ -21,7 +21,7 @@ from lockstep.plan.render.objects import TEMPLATE_KEY, Frozen, GangRun, RenderCo
 from lockstep.platforms.operator.execute import Executor
 from lockstep.platforms.operator.memory.history import RememberedRuns
 from lockstep.platforms.operator.secrets import job_key, run_key
-from lockstep_gang.contract import State
+from lockstep_gang.contract.report import State
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, UID, after, condition, fresh, pod, report, settled, stored
 
 SIGNING = replace(CONTEXT, run_key=run_key(b"m" * 32, UID))

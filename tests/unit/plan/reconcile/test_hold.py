@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.plan.observed import Observed
 from lockstep.plan.reconcile.reconcile import reconcile
-from lockstep_gang.contract import State
+from lockstep_gang.contract.report import State
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, report, settled
 
 FAILED = report(State.FAILED, ready=0)

@@ -8,7 +8,8 @@ from typing import Any
 from lockstep.plan.observed import Observed, ReceivedReport
 from lockstep.plan.pages.why import Where, why
 from lockstep.plan.reconcile.reconcile import Plan, reconcile
-from lockstep_gang.contract import Idleness, InteractiveReport, State
+from lockstep_gang.contract.interactive import Idleness, InteractiveReport
+from lockstep_gang.contract.report import State
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, report, running
 
 SPEC: dict[str, Any] = {"type": "Interactive", "script": None}

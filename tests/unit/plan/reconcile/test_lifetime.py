@@ -11,7 +11,7 @@ from lockstep.api.job import TrainingJobSpec
 from lockstep.plan.observed import Observed
 from lockstep.plan.reconcile.clocks import without_operator
 from lockstep.plan.reconcile.reconcile import reconcile
-from lockstep_gang.contract import Failure, State
+from lockstep_gang.contract.report import Failure, State
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, pod, report, settled
 from unit.plan.reconcile.test_stop import SAVED, asked, going, gone, replicas, status, stopped_report
 

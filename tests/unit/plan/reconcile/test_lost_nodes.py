@@ -14,7 +14,8 @@ from lockstep.plan.reconcile.lostnode import lost_nodes
 from lockstep.plan.reconcile.podfacts import facts_of, loss_of, losses
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.platforms.operator.memory.history import KEPT_SECONDS, RememberedLosses
-from lockstep_gang.contract import FactType, NodeReport, State
+from lockstep_gang.contract.reply import FactType
+from lockstep_gang.contract.report import NodeReport, State
 from unit.plan.reconcile import test_reconcile
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, report, running, settled
 

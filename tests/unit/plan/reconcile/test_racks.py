@@ -9,7 +9,7 @@ import pytest
 from lockstep.plan.observed import Observed
 from lockstep.plan.reconcile.podfacts import facts_of, racks_of
 from lockstep.plan.reconcile.reconcile import reconcile
-from lockstep_gang.contract import State
+from lockstep_gang.contract.report import State
 from unit.gang.test_scale import lines_run
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, PROFILE, after, pod, report, settled
 

@@ -20,18 +20,8 @@ from lockstep.plan.render.objects import RenderContext, children, freeze
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.run import report_target
 from lockstep.plan.times import timestamp
-from lockstep_gang.contract import (
-    Cause,
-    CheckpointReport,
-    Failure,
-    JobIdentity,
-    NodeReport,
-    RankCount,
-    Report,
-    Restart,
-    State,
-    TrainerReport,
-)
+from lockstep_gang.contract.report import Cause, CheckpointReport, Failure, NodeReport, RankCount, Report, Restart, State, TrainerReport
+from lockstep_gang.contract.run import JobIdentity
 from support.checkout import ROOT
 
 NOW = 1_800_000_000.0

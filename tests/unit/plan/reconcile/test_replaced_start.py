@@ -12,7 +12,8 @@ from lockstep.plan.observed import Observed, ReceivedReport
 from lockstep.plan.pages.why import why
 from lockstep.plan.reconcile.events import Note
 from lockstep.plan.reconcile.reconcile import Plan, reconcile
-from lockstep_gang.contract import Finding, PreflightReport, State
+from lockstep_gang.contract.preflight import Finding, PreflightReport
+from lockstep_gang.contract.report import State
 from lockstep_spec.choices import Severity
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, PROFILE, after, condition, pod, report, running, settled
 

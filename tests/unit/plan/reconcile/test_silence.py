@@ -15,7 +15,7 @@ from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.plan.times import timestamp
 from lockstep.platforms.operator.metrics import Jobs
 from lockstep.platforms.operator.report_server import Reports
-from lockstep_gang.contract import State
+from lockstep_gang.contract.report import State
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, pod, report, running, settled
 
 NEW_LEADER = replace(CONTEXT, listening_since=NOW)

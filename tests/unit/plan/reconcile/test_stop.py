@@ -10,7 +10,7 @@ import pytest
 from lockstep.api.objects import Object
 from lockstep.plan.observed import Observed, ReceivedReport
 from lockstep.plan.reconcile.reconcile import Plan, reconcile
-from lockstep_gang.contract import CheckpointReport, Save, State, StopReport
+from lockstep_gang.contract.report import CheckpointReport, Save, State, StopReport
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, pod, report, settled
 
 SAVED = StopReport(1, "2027-01-15T08:00:20Z", Save.SAVED, "saved at step 43 and stopped", 43, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lockstep.plan.reconcile.reconcile import reconcile
-from lockstep_gang.contract import Cause, Failure, State, Straggler
+from lockstep_gang.contract.report import Cause, Failure, State, Straggler
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, report, settled
 from unit.plan.reconcile.test_stop import status
 

@@ -11,7 +11,9 @@ from golden.plan_cases import cluster, job, profile, rdma_profile
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.run import build_run, pod_placement
-from lockstep_gang.contract import DifferingRanks, FabricAsked, FabricReason, FabricReport, State, Verified, parse_run, run_text
+from lockstep_gang.contract.fabric import DifferingRanks, FabricAsked, FabricReason, FabricReport, Verified
+from lockstep_gang.contract.report import State
+from lockstep_gang.contract.run import parse_run, run_text
 from lockstep_spec.choices import DegradedPolicy
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, report, running
 

@@ -9,7 +9,8 @@ from golden.plan_cases import CONTEXT, cluster, job, of_kind, trainer_of, variab
 from lockstep.plan.render.objects import render
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults
-from lockstep_gang.contract import Interactive, parse_run
+from lockstep_gang.contract.interactive import Interactive
+from lockstep_gang.contract.run import parse_run
 
 
 def objects(**spec: Any) -> list[dict[str, Any]]:

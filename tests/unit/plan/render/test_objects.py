@@ -12,7 +12,7 @@ from lockstep.plan.render.objects import PLAIN, RenderContext, children, claims,
 from lockstep.plan.render.pod import variable_warnings
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import MADE_BY_OPERATOR, PlatformDefaults, Refused
-from lockstep_gang.contract import WhenDone, parse_run
+from lockstep_gang.contract.run import WhenDone, parse_run
 from lockstep_spec.choices import StorageMode
 
 

@@ -26,7 +26,7 @@ from lockstep.api.job import TrainingJob
 from lockstep.plan.render.objects import RenderContext, freeze, render
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.template import MARK, fill
-from lockstep_gang.contract import parse_run
+from lockstep_gang.contract.run import parse_run
 from support.checkout import ROOT
 
 

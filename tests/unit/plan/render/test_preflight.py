@@ -14,7 +14,8 @@ from lockstep.plan.observed import Observed, ReceivedReport
 from lockstep.plan.reconcile.reconcile import Plan, reconcile
 from lockstep.plan.render.preflight import expected
 from lockstep.plan.render.resolve import resolve
-from lockstep_gang.contract import AllReduce, Bandwidth, Expected, ExpectedPath, ExpectedRdma, Finding, Kind, PreflightReport, State
+from lockstep_gang.contract.preflight import AllReduce, Bandwidth, Expected, ExpectedPath, ExpectedRdma, Finding, Kind, PreflightReport
+from lockstep_gang.contract.report import State
 from lockstep_spec.choices import Severity
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, pod, report, running
 

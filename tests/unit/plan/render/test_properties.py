@@ -20,7 +20,7 @@ from lockstep.plan.diff import changes
 from lockstep.plan.render.objects import render
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults, Refused
-from lockstep_gang.contract import parse_run
+from lockstep_gang.contract.run import parse_run
 
 SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")

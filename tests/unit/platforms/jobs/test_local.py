@@ -20,7 +20,7 @@ from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import Resolved
 from lockstep.platforms.local import agents
 from lockstep.platforms.local.placement import check_inputs, gpus_here, local_defaults, local_run, node_devices
-from lockstep_gang.contract import Run, WhenDone
+from lockstep_gang.contract.run import Run, WhenDone
 from lockstep_spec.choices import StorageMode
 
 TRAINING = {"model": {"name": "/workspace/models/tiny"}, "data": {"path": "/datasets/all.jsonl"}}

@@ -23,7 +23,7 @@ from lockstep.platforms.files.reader import NoReader
 from lockstep.platforms.jobs import logs as module
 from lockstep.platforms.jobs.logs import LogSelection, follow, lines
 from lockstep.platforms.jobs.runs import frozen_run
-from lockstep_gang.contract import JobIdentity
+from lockstep_gang.contract.run import JobIdentity
 from support.fake_cluster import FakeCluster
 from unit.gang.cases import make_run
 from unit.platforms.files.test_reader import claim, starts, stateful_set

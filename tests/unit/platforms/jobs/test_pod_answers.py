@@ -40,7 +40,7 @@ from lockstep.platforms.files.sync import Synced, _checked
 from lockstep.platforms.jobs import bundle
 from lockstep.platforms.jobs.editor import _hear
 from lockstep.platforms.jobs.runs import frozen_run
-from lockstep_gang.contract import PREFLIGHT_RESULT, PROBED, SWEEP_POINT
+from lockstep_gang.contract.preflight import PREFLIGHT_RESULT, PROBED, SWEEP_POINT
 from support.fake_cluster import FakeCluster
 
 NAMES = st.sampled_from(

@@ -30,7 +30,8 @@ from lockstep.platforms.operator.operator import Settings
 from lockstep.platforms.operator.replica import Replica
 from lockstep.platforms.operator.report_server import PATH, ReportServer
 from lockstep.platforms.operator.secrets import UnusableSecret, certificates, job_key, key_secret, master_key, run_key
-from lockstep_gang.contract import JOB_HEADER, SIGNATURE_HEADER, job_header, parse_key, report_body, report_signature
+from lockstep_gang.contract.proof import parse_key, report_signature
+from lockstep_gang.contract.report import JOB_HEADER, SIGNATURE_HEADER, job_header, report_body
 from unit.plan.reconcile.test_reconcile import NOW, UID, after, condition, fresh, pod, report, stored
 from unit.platforms.operator.test_report_server import REPORT, inventory, owned, reviewed
 

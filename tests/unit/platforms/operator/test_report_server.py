@@ -24,21 +24,19 @@ from lockstep.platforms.operator.listening import serving
 from lockstep.platforms.operator.memory.inventory import Inventory
 from lockstep.platforms.operator.report_server import PATH, Reports, ReportServer, Standing, tls_context
 from lockstep.platforms.operator.secrets import job_key
-from lockstep_gang.contract import (
+from lockstep_gang.contract.proof import parse_key, report_signature
+from lockstep_gang.contract.reply import FactType, parse_reply
+from lockstep_gang.contract.report import (
     CLAIM_BYTES_MAX,
     REPORT_BYTES_MAX,
-    FactType,
-    JobIdentity,
     RankCount,
     Report,
     State,
     claimed_job,
-    parse_key,
-    parse_reply,
     report_body,
     report_bytes_max,
-    report_signature,
 )
+from lockstep_gang.contract.run import JobIdentity
 from lockstep_spec.codec import to_json
 
 MASTER = b"m" * 32

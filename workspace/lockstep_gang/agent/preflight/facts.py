@@ -15,8 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep_gang.contract.preflight import ExpectedRdma, GpuFacts, HcaFacts, RdmaFacts
-from lockstep_gang.contract.sweep import PROBED
+from lockstep_gang.contract.preflight import PROBED, ExpectedRdma, GpuFacts, HcaFacts, RdmaFacts
 
 ROOT = Path("/")
 _CAP_IPC_LOCK = 14

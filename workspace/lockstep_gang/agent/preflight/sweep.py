@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from lockstep_gang.contract.sweep import SWEEP_DONE, SWEEP_POINT
+from lockstep_gang.contract.preflight import SWEEP_DONE, SWEEP_POINT
 
 WARM_UP = 2
 TIMES = 7

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep_gang.contract.messages import COUNT_MAX, Step
-from lockstep_gang.contract.text import printable_line
 from lockstep_spec.codec import ContractError
+from lockstep_spec.words import printable_line
 
 URL, TOKEN = "KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_TOKEN"
 LOOPBACK = "127.0.0.1"

@@ -8,9 +8,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from lockstep_gang.contract.text import printable
 from lockstep_gang.lifecycle.causes import TIMED_OUT
 from lockstep_gang.lifecycle.tracebacks import EXCEPTION_LINE, LEFT_OUT, NOISE, ExceptionLines
+from lockstep_spec.words import printable
 
 LINE_BYTES_MAX = 8192
 LAST_LINES = 20

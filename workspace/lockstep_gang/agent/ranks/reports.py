@@ -12,8 +12,8 @@ from pathlib import Path
 
 from lockstep_gang.contract.files import read_regular
 from lockstep_gang.contract.messages import RANK_REPORT_BYTES_MAX, Error, RankReport, rank_report_from_json
-from lockstep_gang.contract.text import printable_line
 from lockstep_spec.codec import ContractError
+from lockstep_spec.words import printable_line
 
 _BUFFER_BYTES = 4 * 1024 * 1024
 ERROR_FILE_BYTES_MAX = 1024 * 1024

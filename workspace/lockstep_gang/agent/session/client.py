@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep_gang.contract.text import printable_line
 from lockstep_spec.exits import FAILED
+from lockstep_spec.words import printable_line
 
 VERBS = ("run", "stop", "env")
 SOCKET = "/lockstep/agent.sock"

@@ -12,7 +12,7 @@ from lockstep.plan.observed import Observed
 from lockstep.plan.reconcile.podfacts import deletion_of, loss_of, losses
 from lockstep.plan.render.objects import Frozen, GangRun
 from lockstep.platforms.operator.memory.queue import Key
-from lockstep_gang.contract import Fact
+from lockstep_gang.contract.reply import Fact
 
 RUN_BYTES_MAX = 32 * 1024
 """Compressed; most have 3 KB. Jobs of a megabyte each are no reason to remember as much of all of them."""

@@ -10,7 +10,7 @@ import pytest
 from lockstep.api.objects import Object
 from lockstep.plan.reconcile.events import BURST, REFILL_SECONDS, SILENCE_SECONDS, Note, Told, notes, tellable
 from lockstep.plan.reconcile.reconcile import reconcile
-from lockstep_gang.contract import Cause, Failure, Restart, State
+from lockstep_gang.contract.report import Cause, Failure, Restart, State
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, fresh, report, running, settled
 
 

@@ -10,8 +10,8 @@ from lockstep.plan.observed import Observed
 from lockstep.plan.pages.table import describe
 from lockstep.plan.pages.why import answer_page, why
 from lockstep.plan.reconcile.reconcile import Plan, reconcile
-from lockstep_gang.contract import Cause, CheckpointReport, FailedSaves, TrainerReport
 from lockstep_gang.contract.messages import Checkpoint, SaveFailed, Step
+from lockstep_gang.contract.report import Cause, CheckpointReport, FailedSaves, TrainerReport
 from lockstep_gang.lifecycle.causes import rank_cause
 from lockstep_gang.lifecycle.tracebacks import Raised
 from unit.gang.story import Story, started

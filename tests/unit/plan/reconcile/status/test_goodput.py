@@ -11,7 +11,7 @@ from lockstep.api.status import GoodputStatus
 from lockstep.plan.observed import Observed, ReceivedReport
 from lockstep.plan.reconcile.goodput import ALONE_SECONDS, goodput_status
 from lockstep.plan.reconcile.reconcile import reconcile
-from lockstep_gang.contract import Goodput, Loss, State, TrainerReport
+from lockstep_gang.contract.report import Goodput, Loss, State, TrainerReport
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, report, running, settled
 
 BEGAN = int(NOW) * 1000

@@ -24,7 +24,7 @@ from lockstep.plan.reconcile.events import MESSAGE_BYTES, Note, Told, notes, tel
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.plan.reconcile.statussize import STATUS_BYTES_MAX, fitted, stored_bytes
 from lockstep.platforms.operator.memory.objects import BYTES_MAX, Kept
-from lockstep_gang.contract import NodeReport, RankCount, Report, State, parse_report
+from lockstep_gang.contract.report import NodeReport, RankCount, Report, State, parse_report
 from lockstep_spec.codec import to_json
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, fresh, pod
 from unit.plan.reconcile.test_reconcile import report as a_report
