@@ -13,7 +13,7 @@ Part = TypeVar("Part", bound="StatusPart")
 
 
 class StatusPart(Model):
-    """Part of a status. It is read and built unchecked: `statussize.fitted` bounds the whole status at the end, by the schema of these models."""
+    """Part of a status. It is read and built unchecked: `plan.reconcile.status.fitted` bounds the whole status at the end, by the schema of these models."""
 
     @classmethod
     def stored(cls, value: object) -> Self | None:

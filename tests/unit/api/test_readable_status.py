@@ -14,7 +14,7 @@ from lockstep.api.generate.crd import training_job_crd
 from lockstep.api.objects import Object
 from lockstep.plan.observed import ReceivedReport
 from lockstep.plan.reconcile.reconcile import reconcile
-from lockstep.plan.reconcile.statussize import fitted, readable
+from lockstep.plan.reconcile.status import fitted, readable
 from lockstep.platforms.operator.memory.inventory import Inventory
 from lockstep.platforms.operator.metrics import Jobs, Metrics
 from lockstep_gang.contract.fabric import DifferingRanks, FabricReason, FabricReport, Verified

@@ -92,7 +92,7 @@ def _names_cluster(path: Path) -> bool:
 
 def _of_folder(path: Path) -> Side:
     from lockstep.plan.pages.answers import read_summary
-    from lockstep.plan.reconcile.goodput import percentage_of
+    from lockstep.plan.reconcile.measures import percentage_of
     from lockstep.platforms.inpod import runfolder
 
     summary = read_summary(runfolder.summary(str(path)))  # (a folder may have come from a pod)

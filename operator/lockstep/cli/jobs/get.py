@@ -25,7 +25,7 @@ from lockstep.platforms.output import put, put_json, put_text, tell
 
 if TYPE_CHECKING:
     from lockstep.cli.shared.target import Target
-    from lockstep.plan.pages.freshness import Unheard
+    from lockstep.plan.pages.table import Unheard
 
 POLL_SECONDS = 0.5
 WATCH_SECONDS = 2.0
@@ -97,7 +97,7 @@ def _show(jobs: list[dict[str, Any]], target: Target, output: ListForm, *, singl
 
 def _current(jobs: list[dict[str, Any]], target: Target) -> tuple[list[dict[str, Any]], Unheard | None]:
     """The jobs, those marked whose status nobody keeps up to date, and why nobody does."""
-    from lockstep.plan.pages.freshness import is_open, marked
+    from lockstep.plan.pages.table import is_open, marked
     from lockstep.platforms.jobs.observe import operator_unheard
 
     unheard = target.client.run(lambda cluster: operator_unheard(cluster, target.namespace)) if any(map(is_open, jobs)) else None
@@ -161,8 +161,8 @@ def describe(
     Example: lockstep describe demo
     """
     from lockstep.kube.jobs import job_events
-    from lockstep.plan.pages.freshness import is_open
     from lockstep.plan.pages.table import describe as page
+    from lockstep.plan.pages.table import is_open
     from lockstep.platforms.jobs.observe import operator_unheard
 
     found = find_job(job, cluster, namespace, context)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from lockstep.plan.pages.freshness import Unheard
+    from lockstep.plan.pages.table import Unheard
 
 Looks = AsyncGenerator[tuple[Object, list[str], bool], None]
 EXIT_STALE = 1
@@ -152,7 +152,7 @@ async def _looks_of_job(job: Object, context: str | None, interval: float, *, li
 async def _looks_of_all(cluster: str, namespace: str | None, context: str | None, interval: float) -> Looks:
     from lockstep.cli.shared.target import target_of
     from lockstep.kube.cluster import Cluster
-    from lockstep.plan.pages.freshness import is_open
+    from lockstep.plan.pages.table import is_open
     from lockstep.plan.pages.top import overview, snapshot
     from lockstep.platforms.jobs.observe import operator_unheard
 

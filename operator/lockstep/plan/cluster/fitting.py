@@ -13,9 +13,7 @@ from decimal import Decimal
 from lockstep.api.objects import Object
 from lockstep.plan.cluster.facts import ClusterFacts
 from lockstep.plan.cluster.finding import Finding, Outcome
-from lockstep.plan.waiting.holders import who_holds
-from lockstep.plan.waiting.nodes import allocatable, named, shown_amount, why_never
-from lockstep.plan.waiting.requests import PODS, asked, request
+from lockstep.plan.waiting.nodes import PODS, allocatable, asked, named, request, shown_amount, who_holds, why_never
 
 SECTION = "nodes"
 OVER = ("Succeeded", "Failed")

@@ -14,8 +14,7 @@ from lockstep.api.objects import Object
 from lockstep.api.quantity import amount, number
 from lockstep.plan.cluster.facts import ClusterFacts
 from lockstep.plan.cluster.finding import Finding, Outcome
-from lockstep.plan.waiting.nodes import shown_amount
-from lockstep.plan.waiting.requests import effective, request
+from lockstep.plan.waiting.nodes import effective, request, shown_amount
 
 SECTION = "quota"
 Amounts = Mapping[str, Decimal]

@@ -10,8 +10,8 @@ from typing import Any
 from lockstep.api.objects import Object, is_true
 from lockstep.api.status import ConditionStatus, PlacementStatus
 from lockstep.plan.observed import Observed
-from lockstep.plan.pages.freshness import Unheard
 from lockstep.plan.pages.remedies import Step, next_steps
+from lockstep.plan.pages.table import Unheard
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.conditions import Fact, View, pods_scheduled, progressing, ranks_ready
 from lockstep.plan.reconcile.placing import holding_words

@@ -18,7 +18,6 @@ from lockstep.api.statuspart import unchecked
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import UNREADABLE, Observed, is_terminating, start_anew
 from lockstep.plan.reasons import Reason
-from lockstep.plan.reconcile.excluded import excluded_names
 from lockstep.plan.render.objects import Frozen, RenderContext, freeze
 from lockstep.plan.render.resolve import refuse_missing_gpus, resolve, trainer_image
 from lockstep.plan.render.resolved import PlatformDefaults, Refused, Resolved
@@ -59,7 +58,7 @@ def accept(observed: Observed, context: RenderContext) -> Accepted | Notice:
     profile = _profile(observed, job.spec.cluster)
     if isinstance(profile, Notice):
         return profile
-    cluster, excluded = _stated(profile), excluded_names(observed)
+    cluster, excluded = _stated(profile), tuple(node["name"] for node in observed.status.get("excludedNodes") or [])
     frozen_by = RenderContext(
         context.agent_image, key_secret=context.key_secret, report=context.report
     )  # no more of it is part of a frozen run

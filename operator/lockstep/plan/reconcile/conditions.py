@@ -13,12 +13,11 @@ from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, ReceivedReport, start_anew
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.interactive import is_ready, is_released, ready_words, released_words, resume_command, running_words
-from lockstep.plan.reconcile.lostnode import Verdict
 from lockstep.plan.reconcile.placing import Placing
+from lockstep.plan.reconcile.podfacts import Verdict
 from lockstep.plan.times import seconds_of, timestamp
 from lockstep.plan.waiting.containers import is_scheduled, why_cut_off, why_not_started
-from lockstep.plan.waiting.overdue import why_not_made, why_still_there
-from lockstep.plan.waiting.refused import why_not_created
+from lockstep.plan.waiting.notcreated import why_not_created, why_not_made, why_still_there
 from lockstep.plan.waiting.unscheduled import why_unscheduled
 from lockstep_gang.contract.report import CheckpointReport, Report, State, Straggler
 from lockstep_spec.words import number_of, printable_line

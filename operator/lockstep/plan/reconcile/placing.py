@@ -26,7 +26,7 @@ from lockstep.plan.observed import Observed, is_terminating
 from lockstep.plan.reconcile.interactive import is_interactive, is_stopped
 from lockstep.plan.times import seconds_of, timestamp
 from lockstep.plan.waiting.containers import is_scheduled, placed_at, waits_for_room
-from lockstep.plan.waiting.refused import why_not_created
+from lockstep.plan.waiting.notcreated import why_not_created
 from lockstep.plan.waiting.unscheduled import is_gated
 
 HOLD_SECONDS = 60.0

@@ -33,9 +33,9 @@ from lockstep.plan.reconcile.conditions import SILENT_SECONDS, View, heard_until
 from lockstep.plan.reconcile.events import Note, notes
 from lockstep.plan.reconcile.frozenrun import Gang, gang, made_anew
 from lockstep.plan.reconcile.interactive import is_stopped
-from lockstep.plan.reconcile.lostnode import lost_nodes
 from lockstep.plan.reconcile.notify import due_message
 from lockstep.plan.reconcile.placing import Placing, placing
+from lockstep.plan.reconcile.podfacts import lost_nodes
 from lockstep.plan.reconcile.status import due, is_passing, job_status
 from lockstep.plan.reconcile.stopping import commit, last_word, stop_status, stopping
 from lockstep.plan.reconcile.writes import (
@@ -50,7 +50,7 @@ from lockstep.plan.reconcile.writes import (
     with_log,
 )
 from lockstep.plan.render.objects import GangRun, RenderContext, differs_by_user
-from lockstep.plan.waiting.overdue import until_overdue_pods
+from lockstep.plan.waiting.notcreated import until_overdue_pods
 from lockstep_gang.contract.report import Report, State
 
 

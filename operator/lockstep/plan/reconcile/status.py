@@ -1,16 +1,29 @@
-"""TrainingJob.status: from what is observed and reported, and whether it is due to be written."""
+"""TrainingJob.status: from what is observed and reported, within the bounds of its CRD, and whether it is due to be written. Pure.
+
+What node 0 reports comes from a pod, whose image a user chose. The API server refuses a status as a whole for one field that is too long, out of
+range or no time, and etcd one that is too large with its job: then nobody would hear of the job's end either.
+"""
 
 from __future__ import annotations
 
+import json
+import re
+from bisect import bisect_right
+from functools import cache, lru_cache
+from typing import Any
+
+from lockstep.api.generate.schema import Schema, structural_schema
 from lockstep.api.names import LABEL_JOB
 from lockstep.api.objects import Object, condition, is_running
 from lockstep.api.status import (
+    EXCLUDED_MAX,
     LONG_TEXT_MAX,
     ActiveTime,
     AllReduceStatus,
     CheckpointStatus,
     ClusterInUse,
     ConditionType,
+    ExcludedNode,
     FabricDifference,
     FabricStatus,
     FailedSavesStatus,
@@ -33,13 +46,12 @@ from lockstep.plan.observed import Observed
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.clocks import retry_of
 from lockstep.plan.reconcile.conditions import View, facts, with_times
-from lockstep.plan.reconcile.excluded import excluded_nodes
-from lockstep.plan.reconcile.goodput import goodput_status, is_stale
-from lockstep.plan.reconcile.interactive import interactive_status
+from lockstep.plan.reconcile.interactive import interactive_status, is_stopped
+from lockstep.plan.reconcile.measures import goodput_status, is_stale
 from lockstep.plan.reconcile.notify import notification_status
-from lockstep.plan.reconcile.statussize import fitted
 from lockstep.plan.render.objects import Frozen
 from lockstep.plan.times import not_ahead, remaining, seconds_of, timestamp
+from lockstep.plan.waiting.nodes import fitting_nodes
 from lockstep_gang.contract.fabric import FabricReport
 from lockstep_gang.contract.preflight import Bandwidth, Finding, PreflightReport
 from lockstep_gang.contract.report import Cause, CheckpointReport, Failure, Report, Restart, TrainerReport
@@ -93,7 +105,7 @@ def job_status(
         active=active,
         placement=placement,
         interference=interference,
-        excluded_nodes=excluded_nodes(observed, view.report, running, timestamp(view.now)) or None,
+        excluded_nodes=_excluded_nodes(observed, view.report, running, timestamp(view.now)) or None,
         interactive=interactive_status(observed, view.received, timestamp(view.now)),
         run=unchecked(RunStatus, name=running.name, pending=pending) if running is not None else RunStatus.stored(before.get("run")),
         failure=_start_failure(view),
@@ -270,6 +282,40 @@ def _bandwidth(measured: Bandwidth) -> AllReduceStatus:
     return unchecked(AllReduceStatus, ranks=measured.ranks, bytes=measured.bytes, busbw=f"{measured.bytes_per_second / 1e9:.3f}")
 
 
+def _excluded_nodes(observed: Observed, report: Report | None, running: Frozen | None, time: str) -> list[ExcludedNode]:
+    """Return status.excludedNodes: those that preflight found bad for the job, which its next start from zero leaves out. Suspending a job clears the list.
+
+    Only what can be replaced is left out: with no other node free to take the pod, the job would wait for ever instead of failing with the
+    node's name. Status has the list first, the pods go after that, so that an operator that ends in between loses nothing.
+    """
+    if is_stopped(observed):
+        return []
+    excluded = [node for item in observed.status.get("excludedNodes") or [] if (node := ExcludedNode.stored(item)) is not None]
+    bad = _bad_nodes(observed, report) if running is not None else {}
+    for name, finding in bad.items():
+        names = {node.name for node in excluded}
+        is_new = name not in names and len(excluded) < EXCLUDED_MAX
+        if is_new and running is not None and _enough_without(observed, names | {name}, running.nodes):
+            excluded.append(unchecked(ExcludedNode, name=name, time=time, message=finding.message))
+    return excluded
+
+
+def _bad_nodes(observed: Observed, report: Report | None) -> dict[str, Finding]:
+    """Node → preflight's finding, from the pods that were there at the time."""
+    result = report.preflight if report is not None else None
+    bad: dict[str, Finding] = {}
+    for finding in result.findings if result is not None and not result.ok else ():
+        pod = observed.pod(finding.node) if finding.excludes and finding.node is not None else None
+        if pod is not None and result is not None and pod["metadata"].get("creationTimestamp", "") <= result.time:
+            bad[pod["spec"].get("nodeName", "")] = finding
+    return {name: finding for name, finding in bad.items() if name}
+
+
+def _enough_without(observed: Observed, excluded: set[str], nodes: int) -> bool:
+    fitting = set(fitting_nodes(observed.pods[0], observed.nodes)) if observed.pods else set()
+    return len(fitting - excluded) >= nodes
+
+
 def due(before: Object, wanted: Object, now: float) -> tuple[bool, float | None]:
     """Return whether to write it now, and else in how many seconds.
 
@@ -305,3 +351,97 @@ def _others(status: Object) -> tuple[Object, dict[str, tuple[str, str, str]]]:
     """All but what a start changes."""
     said = {c["type"]: (c["status"], c["reason"], c["message"]) for c in status.get("conditions", []) if c["type"] not in _CONDITIONS}
     return {key: value for key, value in status.items() if key not in _FIELDS}, said
+
+
+STATUS_BYTES_MAX = 256 << 10
+"""Bytes of a job's whole status, as the API server stores it. etcd takes requests of 1.5 MiB, and the job is in the same one."""
+_SHORTER = (2048, 1024, 512, 256)
+"""Bytes to which every text is cut, one after the other, until the status fits. With the last one it does: lists are bounded, too."""
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII)
+_LEFT_OUT = object()
+
+
+def fitted(status: Object) -> Object:
+    """The same status as the CRD takes it: texts and lists cut, what still breaks its schema left out, at most STATUS_BYTES_MAX in all."""
+    fits: Object = _fitted(status, _schema(), is_whole=True)
+    for most in _SHORTER:
+        if stored_bytes(fits) <= STATUS_BYTES_MAX:
+            break
+        fits = _shortened(fits, most)
+    return fits
+
+
+def readable(status: Object) -> Object:
+    """A stored status without what isn't as its schema says, and without what requires that: whoever wrote it, it can be computed with.
+
+    The API server takes times that nothing can compute with. What is absent, in a status of another version, is nobody's fault.
+    """
+    fits: Object = _fitted(status, _schema(), is_whole=False)
+    return fits
+
+
+def stored_bytes(value: Any) -> int:
+    """Bytes of its JSON, as the largest of the two writers has it: Python's escapes what isn't ASCII, the API server's three characters of HTML."""
+    text = json.dumps(value, separators=(",", ":"))
+    return len(text) + 5 * sum(text.count(character) for character in "<>&")
+
+
+@cache
+def _schema() -> Schema:
+    return structural_schema(TrainingJobStatus, described=False)
+
+
+def _fitted(value: Any, schema: Schema, *, is_whole: bool) -> Any:
+    """`is_whole`: what lacks a required field is left out, too, and not only what has a wrong one."""
+    kind = schema["type"]
+    if kind == "string" and isinstance(value, str):
+        return _fitted_text(value, schema)
+    if kind == "object" and isinstance(value, dict):
+        return _fitted_object(value, schema, is_whole=is_whole)
+    if kind == "array" and isinstance(value, list):
+        items = [_fitted(item, schema["items"], is_whole=is_whole) for item in value[: schema["maxItems"]]]
+        return [item for item in items if item is not _LEFT_OUT]
+    if kind == "boolean":
+        return value if isinstance(value, bool) else _LEFT_OUT
+    is_number = kind == "integer" and isinstance(value, int) and not isinstance(value, bool)
+    least = schema.get("minimum", -COUNT_MAX)
+    return value if is_number and least <= value <= schema.get("maximum", COUNT_MAX) else _LEFT_OUT
+
+
+def _fitted_object(value: Object, schema: Schema, *, is_whole: bool) -> Any:
+    fields = schema["properties"]
+    fits = {}
+    for name, item in value.items():
+        fitting = _LEFT_OUT if item is None or name not in fields else _fitted(item, fields[name], is_whole=is_whole)
+        if fitting is not _LEFT_OUT:
+            fits[name] = fitting
+    return fits if all(name in fits for name in schema.get("required", ()) if is_whole or name in value) else _LEFT_OUT
+
+
+def _fitted_text(text: str, schema: Schema) -> Any:
+    if schema.get("format") == "date-time":
+        return text if len(text) <= schema["maxLength"] and _is_time(text) else _LEFT_OUT
+    if "enum" in schema:
+        return text if text in schema["enum"] else _LEFT_OUT
+    cut = text[: schema["maxLength"]]
+    return cut if "pattern" not in schema or re.search(schema["pattern"], cut) else _LEFT_OUT
+
+
+@lru_cache(1024)
+def _is_time(text: str) -> bool:
+    """Return True if it can be computed with. The API server takes more: the year 0, and an offset of 99 hours."""
+    try:
+        return bool(_TIME.fullmatch(text)) and seconds_of(text) is not None
+    except ValueError:
+        return False
+
+
+def _shortened(value: Any, most: int) -> Any:
+    """Every text in it cut to so many bytes."""
+    if isinstance(value, dict):
+        return {key: _shortened(item, most) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_shortened(item, most) for item in value]
+    if not isinstance(value, str) or stored_bytes(value) <= most + 2:
+        return value
+    return value[: bisect_right(range(len(value) + 1), most + 2, key=lambda length: stored_bytes(value[:length])) - 1]

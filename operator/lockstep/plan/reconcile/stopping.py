@@ -16,7 +16,6 @@ from lockstep.plan.observed import Observed, ReceivedReport, is_terminating, own
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.accept import Accepted, missing_service_account
 from lockstep.plan.reconcile.clocks import attempts_before, replaced_by
-from lockstep.plan.reconcile.excluded import pods_on_excluded
 from lockstep.plan.reconcile.interactive import is_released, is_stopped
 from lockstep.plan.reconcile.placing import Placing
 from lockstep.plan.render.objects import Frozen
@@ -55,7 +54,7 @@ def stopping(  # noqa: PLR0911 (a table of cases reads best as one)
         return Notice(Reason.STOPPING, "nobody used the environment" if is_released(observed) else "spec.suspend is true")
     if overdue is not None:
         return Notice(Reason.DEADLINE_EXCEEDED, overdue.message)
-    left_out = pods_on_excluded(observed)
+    left_out = _pods_on_excluded(observed)
     if left_out is not None:
         return Notice(Reason.NODE_EXCLUDED, left_out)
     if accepted is not None and running is not None and _new_size(observed, accepted, running):
@@ -74,6 +73,13 @@ def _new_size(observed: Observed, accepted: Accepted, running: Frozen) -> bool:
     """The job itself asks for another number of nodes, and could start with it. A cluster's new default waits for the next start."""
     stated = observed.job["spec"].get("nodes")
     return stated is not None and accepted.frozen.nodes != running.nodes and missing_service_account(observed, accepted) is None
+
+
+def _pods_on_excluded(observed: Observed) -> str | None:
+    """Return why the present pods have to go: one of them is on a node that has been excluded since."""
+    findings = {node["name"]: node["message"] for node in observed.status.get("excludedNodes") or []}
+    used = sorted({pod["spec"].get("nodeName") for pod in observed.pods} & set(findings))
+    return f"the job starts again without node {used[0]}: {findings[used[0]]}" if used else None
 
 
 def scaled_words(observed: Observed, what: str) -> str:

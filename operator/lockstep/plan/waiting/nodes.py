@@ -1,18 +1,18 @@
-"""Reasons why nodes can't take a pod: each node's first obstacle, and nodes with the same one in the same part of the sentence (pure)."""
+"""Reasons why nodes can't take a pod: each node's first obstacle, what a pod asks for as the scheduler counts it, and who holds that (pure)."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import NamedTuple
 
-from lockstep.api.names import LABEL_HOSTNAME
+from lockstep.api.names import LABEL_HOSTNAME, LABEL_JOB
 from lockstep.api.objects import Object
 from lockstep.api.quantity import number
-from lockstep.plan.waiting.holders import who_holds
-from lockstep.plan.waiting.requests import asked, request
 from lockstep_spec import words
+from lockstep_spec.words import listed
 
 NAMED_NODES = 4
 GIB = Decimal(2**30)
@@ -180,3 +180,121 @@ def _tolerates(toleration: Object, taint: Object) -> bool:
         return toleration.get("operator") == "Exists"
     same_value = toleration.get("operator") == "Exists" or toleration.get("value", "") == taint.get("value", "")
     return bool(toleration["key"] == taint["key"]) and same_value
+
+
+PODS = "pods"
+"""A node takes only so many."""
+
+
+def asked(pod: Object) -> list[str]:
+    """Resources that the pod asks for, devices before CPU and memory: they say more about which nodes were meant."""
+    spec = pod["spec"]
+    names = {
+        name
+        for c in (*spec.get("containers", []), *(spec.get("initContainers") or []), {"resources": {"requests": spec.get("overhead")}})
+        for name in (c.get("resources", {}).get("requests") or {})
+    }
+    return sorted((name for name in names if request(pod, name)), key=lambda name: ("/" not in name, name))
+
+
+def request(pod: Object, resource: str) -> Decimal:
+    """Amount as the scheduler counts it: the containers together with sidecars, or the largest init container with the sidecars before it, and the pod's overhead."""
+    if resource == PODS:
+        return Decimal(1)
+    return effective(pod, resource, "requests") + _of((pod["spec"].get("overhead") or {}), resource)
+
+
+def effective(pod: Object, resource: str, which: str) -> Decimal:
+    """`which`: requests or limits."""
+    spec = pod["spec"]
+    together = sum((_stated(container, resource, which) for container in spec.get("containers", [])), Decimal(0))
+    sidecars = largest = Decimal(0)
+    for container in spec.get("initContainers") or []:
+        own = _stated(container, resource, which)
+        if container.get("restartPolicy") == "Always":
+            sidecars += own
+            largest = max(largest, sidecars)
+        else:
+            largest = max(largest, sidecars + own)
+    return max(together + sidecars, largest)
+
+
+def _stated(container: Object, resource: str, which: str) -> Decimal:
+    return _of((container.get("resources") or {}).get(which) or {}, resource)
+
+
+def _of(amounts: Mapping[str, object], resource: str) -> Decimal:
+    return number(amounts.get(resource))
+
+
+NAMED_HOLDERS = 3
+JOB_KIND = "TrainingJob"
+UNUSED = ", a dev environment in which nothing runs,"
+_OVER = ("Succeeded", "Failed")
+_HASH_LABEL = "pod-template-hash"
+LEAST_SHARE = Decimal("0.1")
+"""Least share of the request that a holder has to have. Whoever holds less (a DaemonSet's 100 m of CPU, say) isn't in the way."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Somebody's pods on the nodes that a job could use."""
+
+    kind: str
+    namespace: str
+    name: str
+    held: Decimal
+    command: str
+    note: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}{self.note} holds {self.held.normalize():f}" + (
+            f" ({self.command})" if self.command else ""
+        )
+
+
+def holders(
+    pods: Iterable[Object], nodes: frozenset[str], resource: str, asked: Decimal, unused: frozenset[tuple[str, str]] = frozenset()
+) -> list[Holder]:
+    """Holders of `resource` on these nodes: dev environments that nobody uses (`unused`: namespace and name), then the largest."""
+    held: dict[tuple[str, str, str, str], Decimal] = defaultdict(Decimal)
+    for pod in pods:
+        there = pod["spec"].get("nodeName") in nodes and pod.get("status", {}).get("phase") not in _OVER
+        if there and (has := request(pod, resource)):
+            held[_owner(pod)] += has
+    found = [
+        Holder(kind, namespace, name, has, command, UNUSED if kind == JOB_KIND and (namespace, name) in unused else "")
+        for (kind, namespace, name, command), has in held.items()
+    ]
+    return sorted((h for h in found if h.held >= asked * LEAST_SHARE), key=lambda h: (not h.note, -h.held, h.namespace, h.name))
+
+
+def who_holds(
+    pods: Iterable[Object], nodes: frozenset[str], resource: str, asked: Decimal, unused: frozenset[tuple[str, str]] = frozenset()
+) -> str:
+    """The largest holders, each with the command that frees what it has; '' when nobody is seen."""
+    found = holders(pods, nodes, resource, asked, unused)
+    return listed(found, NAMED_HOLDERS, "; ")
+
+
+def _owner(pod: Object) -> tuple[str, str, str, str]:
+    """(kind, namespace, name, command) of whoever made the pod."""
+    metadata = pod["metadata"]
+    namespace, name, labels = str(metadata.get("namespace", "")), str(metadata["name"]), metadata.get("labels") or {}
+    if LABEL_JOB in labels:
+        return JOB_KIND, namespace, labels[LABEL_JOB], suspend_command(labels[LABEL_JOB], namespace)
+    owner = next((o for o in metadata.get("ownerReferences", []) if o.get("controller")), None)
+    if owner is None:
+        return "Pod", namespace, name, f"kubectl delete pod {name} -n {namespace}"
+    kind, name = str(owner["kind"]), str(owner["name"])
+    if kind == "ReplicaSet" and name.endswith(f"-{labels.get(_HASH_LABEL)}"):
+        kind, name = "Deployment", name.removesuffix(f"-{labels[_HASH_LABEL]}")
+    if kind in ("StatefulSet", "Deployment", "ReplicaSet"):
+        return kind, namespace, name, f"kubectl scale {kind.lower()} {name} -n {namespace} --replicas=0"
+    if kind == "Job":
+        return kind, namespace, name, f"""kubectl patch job {name} -n {namespace} --type merge -p '{{"spec":{{"suspend":true}}}}'"""
+    return kind, namespace, name, ""
+
+
+def suspend_command(job: str, namespace: str) -> str:
+    return f"""kubectl patch tj {job} -n {namespace} --type merge -p '{{"spec":{{"suspend":true}}}}'"""

@@ -9,7 +9,7 @@ from lockstep.api.names import LABEL_JOB, OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import FORBIDDEN, ApiError, Cluster
 from lockstep.plan.observed import Observed
-from lockstep.plan.pages.freshness import Unheard, unheard_of
+from lockstep.plan.pages.table import Unheard, unheard_of
 
 KINDS_OF_A_JOB = ("StatefulSet", "Service", "NetworkPolicy", "ConfigMap")
 

@@ -52,7 +52,7 @@ def look_at_run(job: str, workspace: Path, points: int) -> tuple[dict[str, Any],
     """Return the snapshot that `lockstep top` shows, and whether the run has ended. Raises ConfigError when there is none."""
     from lockstep.plan.pages.answers import read_summary
     from lockstep.plan.pages.top import LOCAL, snapshot
-    from lockstep.plan.reconcile.goodput import percentage_of
+    from lockstep.plan.reconcile.measures import percentage_of
     from lockstep.platforms.inpod import runfolder
 
     status = observed_run(job, workspace).status

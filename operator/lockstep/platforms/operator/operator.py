@@ -36,14 +36,13 @@ from lockstep.plan.waiting.containers import lacks_secret
 from lockstep.platforms.operator.authenticate import Reviewed, token_reviewer
 from lockstep.platforms.operator.certificate import Certificates, authority_made
 from lockstep.platforms.operator.execute import Executor, status_refused
-from lockstep.platforms.operator.health import Signs, problem
 from lockstep.platforms.operator.memory.history import RememberedRuns
 from lockstep.platforms.operator.memory.inventory import WATCHED, Inventory, Watched
 from lockstep.platforms.operator.memory.objects import job_of
 from lockstep.platforms.operator.memory.queue import DelayedWrites, Key, Refusals, WorkQueue, patiently
 from lockstep.platforms.operator.metrics import Jobs, Metrics
 from lockstep.platforms.operator.notify import Notifier
-from lockstep.platforms.operator.report_server import ReportServer, Standing
+from lockstep.platforms.operator.report_server import ReportServer, Signs, Standing, problem
 from lockstep.platforms.operator.secrets import job_key, key_secret, run_key
 from lockstep.platforms.operator.watching import LIST_ITEMS, kopf_settings, registry
 

@@ -20,13 +20,12 @@ from lockstep.api.names import KEY_SECRET, OPERATOR_NAME
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.platforms.operator.certificate import Certificates, service_names
 from lockstep.platforms.operator.lease import Lease, LeaseLost
-from lockstep.platforms.operator.listening import METRICS, REPORTS, serving
 from lockstep.platforms.operator.memory.queue import patiently
-from lockstep.platforms.operator.metrics import Metrics
-from lockstep.platforms.operator.metrics_server import MetricsServer
+from lockstep.platforms.operator.metrics import Metrics, MetricsServer
 from lockstep.platforms.operator.operator import Operator, Settings, WentBack
 from lockstep.platforms.operator.report_server import Standing, load_certificate, tls_context
 from lockstep.platforms.operator.secrets import UnusableSecret, certificates, master_key, publish_authority
+from lockstep.platforms.operator.tls_port import METRICS, REPORTS, serving
 from lockstep_spec.words import printable, printable_line
 
 SECRETS_SECONDS = 60.0

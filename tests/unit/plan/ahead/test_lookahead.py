@@ -18,7 +18,7 @@ from lockstep.plan.cluster.facts import NETWORK, SCC_REVIEW, ClusterFacts, Listi
 from lockstep.plan.cluster.finding import Finding, Outcome
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
-from lockstep.plan.waiting.requests import request
+from lockstep.plan.waiting.nodes import request
 
 Object = dict[str, Any]
 GPU = "nvidia.com/gpu"

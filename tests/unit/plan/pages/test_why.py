@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from lockstep.api.objects import Object
 from lockstep.cli.main import app
 from lockstep.plan.observed import Observed
-from lockstep.plan.pages.freshness import Unheard
+from lockstep.plan.pages.table import Unheard
 from lockstep.plan.pages.why import Answer, answer_page, cost, why
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep_gang.contract.report import Cause, CheckpointReport, Failure, Restart, State, TrainerReport

@@ -10,8 +10,7 @@ import pytest
 from lockstep.api.objects import Object
 from lockstep.plan.observed import Observed, ReceivedReport
 from lockstep.plan.pages.why import answer_page, why
-from lockstep.plan.reconcile.lostnode import lost_nodes
-from lockstep.plan.reconcile.podfacts import facts_of, loss_of, losses
+from lockstep.plan.reconcile.podfacts import facts_of, loss_of, losses, lost_nodes
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.platforms.operator.memory.history import KEPT_SECONDS, RememberedLosses
 from lockstep_gang.contract.reply import FactType

@@ -12,7 +12,7 @@ from lockstep.plan.observed import Observed
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.interactive import unused
 from lockstep.plan.reconcile.reconcile import reconcile
-from lockstep.plan.waiting.refused import explained
+from lockstep.plan.waiting.notcreated import explained
 from lockstep.plan.waiting.unscheduled import why_unscheduled
 from lockstep.platforms.operator.memory.objects import Kept
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, condition, pod, running

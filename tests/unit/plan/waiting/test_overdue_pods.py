@@ -9,7 +9,7 @@ from lockstep.api.objects import Object
 from lockstep.plan.observed import Observed
 from lockstep.plan.pages.why import why
 from lockstep.plan.reconcile.reconcile import Plan, reconcile
-from lockstep.plan.waiting.overdue import OVERDUE_SECONDS
+from lockstep.plan.waiting.notcreated import OVERDUE_SECONDS
 from lockstep.platforms.operator.memory.objects import Kept
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, pod, running, settled
 

@@ -17,7 +17,7 @@ from lockstep.kube.cluster import Answers, ApiError, Cluster
 from lockstep.kube.kubeconfig import Server
 from lockstep.platforms.operator import operator
 from lockstep.platforms.operator.certificate import Certificates
-from lockstep.platforms.operator.health import REFUSED_SECONDS, RESYNC_SECONDS_MAX, STUCK_SECONDS, Signs, problem
+from lockstep.platforms.operator.report_server import REFUSED_SECONDS, RESYNC_SECONDS_MAX, STUCK_SECONDS, Signs, problem
 from support.checkout import ROOT
 
 MANIFESTS = ROOT / "manifests"

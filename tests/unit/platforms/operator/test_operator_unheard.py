@@ -15,7 +15,7 @@ import yaml
 from lockstep.api.names import ANNOTATION_TROUBLE
 from lockstep.cli import main as entry
 from lockstep.kube.cluster import Answers
-from lockstep.plan.pages.freshness import STALE_SECONDS, unheard_of
+from lockstep.plan.pages.table import STALE_SECONDS, unheard_of
 from lockstep.plan.times import timestamp
 from support.api_stub import ApiStub, served
 

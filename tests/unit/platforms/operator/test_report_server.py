@@ -20,10 +20,10 @@ from lockstep.kube.cluster import ApiError
 from lockstep.platforms.operator import authenticate, report_server
 from lockstep.platforms.operator.authenticate import POD_NAME_CLAIM, POD_UID_CLAIM, Refusal
 from lockstep.platforms.operator.certificate import make_certificates, needs_renewal, renew, service_names
-from lockstep.platforms.operator.listening import serving
 from lockstep.platforms.operator.memory.inventory import Inventory
 from lockstep.platforms.operator.report_server import PATH, Reports, ReportServer, Standing, tls_context
 from lockstep.platforms.operator.secrets import job_key
+from lockstep.platforms.operator.tls_port import serving
 from lockstep_gang.contract.proof import parse_key, report_signature
 from lockstep_gang.contract.reply import FactType, parse_reply
 from lockstep_gang.contract.report import (

@@ -18,7 +18,7 @@ from lockstep.api.names import APP, GROUP, LABEL_JOB
 from lockstep.api.objects import DEPTH_MAX, Object
 from lockstep.kube.reading import cut_depths
 from lockstep.plan.observed import REPLICAS_BY, UNREADABLE
-from lockstep.plan.reconcile.statussize import fitted, readable
+from lockstep.plan.reconcile.status import fitted, readable
 
 CHILDREN = frozenset({"StatefulSet", "Service", "NetworkPolicy", "ConfigMap"})
 """Kinds of a job's children that are not pods: what is kept of a large one is read again by its name when it is needed."""

@@ -20,8 +20,7 @@ from lockstep.kube.cluster import ApiError
 from lockstep.plan.observed import Observed
 from lockstep.plan.reconcile.measures import FINISHED, GOODPUT, LOST_GPU, RESTARTS, STATES, Counted, Growth, counted, gauges, growth, state
 from lockstep.platforms.operator import metrics as module
-from lockstep.platforms.operator.metrics import Jobs, Metrics
-from lockstep.platforms.operator.metrics_server import MetricsServer
+from lockstep.platforms.operator.metrics import Jobs, Metrics, MetricsServer
 from unit.plan.reconcile.test_reconcile import NOW, fresh
 
 RESTART = {"attempt": 1, "cause": "Hang", "message": "m", "lostSteps": 1}

@@ -19,10 +19,10 @@ from lockstep.api.generate.crd import training_job_crd
 from lockstep.api.job import RANKS_MAX
 from lockstep.api.objects import Object
 from lockstep.plan.observed import Observed, ReceivedReport
-from lockstep.plan.reconcile import statussize
+from lockstep.plan.reconcile import status as statuses
 from lockstep.plan.reconcile.events import MESSAGE_BYTES, Note, Told, notes, tellable
 from lockstep.plan.reconcile.reconcile import reconcile
-from lockstep.plan.reconcile.statussize import STATUS_BYTES_MAX, fitted, stored_bytes
+from lockstep.plan.reconcile.status import STATUS_BYTES_MAX, fitted, stored_bytes
 from lockstep.platforms.operator.memory.objects import BYTES_MAX, Kept
 from lockstep_gang.contract.report import NodeReport, RankCount, Report, State, parse_report
 from lockstep_spec.codec import to_json
@@ -169,6 +169,6 @@ def test_what_a_job_s_status_says_is_known_however_large_its_spec_or_its_status_
 
 def test_a_status_is_fitted_without_reading_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     """The texts of fields take a second of a busy machine's time, in which an operator that has just begun would do nothing else."""
-    statussize._schema.cache_clear()
+    statuses._schema.cache_clear()
     monkeypatch.setattr("inspect.getsource", lambda _: pytest.fail("sources were read"))
     assert fitted({"conditions": []}) == {"conditions": []}

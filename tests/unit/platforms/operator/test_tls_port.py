@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from lockstep.platforms.operator import listening
+from lockstep.platforms.operator import tls_port
 from lockstep.platforms.operator.certificate import make_certificates
-from lockstep.platforms.operator.listening import METRICS, REPORTS, Limits, Listener, Rate, Seldom, prove, serving
 from lockstep.platforms.operator.report_server import tls_context
+from lockstep.platforms.operator.tls_port import METRICS, REPORTS, Limits, Listener, Rate, Seldom, prove, serving
 
 CERTIFICATES = make_certificates(("localhost",), datetime.now(UTC))
 ROOMY = Limits(connections=100, peer_connections=100, handshakes=100, rate=1000, peer_rate=1000)
@@ -114,7 +114,7 @@ async def is_closed(streams: Streams) -> bool:
 
 
 def test_who_never_begins_the_handshake_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "HANDSHAKE_SECONDS", 0.1)
+    monkeypatch.setattr(tls_port, "HANDSHAKE_SECONDS", 0.1)
 
     async def test(scene: Scene) -> None:
         silent = await scene.connect(tls=False)
@@ -125,7 +125,7 @@ def test_who_never_begins_the_handshake_is_closed(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n"], ids=["nothing", "half of the headers"])
 def test_who_does_not_end_the_headers_is_closed(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "HEADERS_SECONDS", 0.1)
+    monkeypatch.setattr(tls_port, "HEADERS_SECONDS", 0.1)
 
     async def test(scene: Scene) -> None:
         idle = await scene.connect()
@@ -136,7 +136,7 @@ def test_who_does_not_end_the_headers_is_closed(said: bytes, monkeypatch: pytest
 
 
 def test_headers_that_come_byte_by_byte_are_not_waited_for_any_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "HEADERS_SECONDS", 0.3)
+    monkeypatch.setattr(tls_port, "HEADERS_SECONDS", 0.3)
 
     async def test(scene: Scene) -> None:
         slow = await scene.connect()
@@ -157,7 +157,7 @@ def test_headers_that_come_byte_by_byte_are_not_waited_for_any_longer(monkeypatc
 
 
 def test_a_connection_ends_however_long_its_answer_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "CONNECTION_SECONDS", 0.3)
+    monkeypatch.setattr(tls_port, "CONNECTION_SECONDS", 0.3)
 
     async def test(scene: Scene) -> None:
         waiting = await scene.connect()
@@ -249,7 +249,7 @@ PROVE = b"GET /prove HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 def test_addresses_of_jobs_have_room_whatever_strangers_use_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "Rate", in_one_second)
+    monkeypatch.setattr(tls_port, "Rate", in_one_second)
 
     async def test(scene: Scene) -> None:
         assert await scene.code(await scene.connect("127.0.0.2"), PROVE) == 200
@@ -278,8 +278,8 @@ def test_strangers_make_room_before_addresses_of_jobs_do(tls: bool) -> None:
 
 
 def test_an_address_is_known_for_a_while_after_its_job_was_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "KNOWN_SECONDS", 0.0)
-    monkeypatch.setattr(listening, "Rate", in_one_second)
+    monkeypatch.setattr(tls_port, "KNOWN_SECONDS", 0.0)
+    monkeypatch.setattr(tls_port, "Rate", in_one_second)
 
     async def test(scene: Scene) -> None:
         assert await scene.code(await scene.connect("127.0.0.2"), PROVE) == 200
@@ -297,15 +297,15 @@ def test_who_is_dropped_as_the_handshake_ends_takes_nobody_along(monkeypatch: py
             listeners.append(self)
             super().start(make)
 
-    class DroppedOnce(listening._Watched):
+    class DroppedOnce(tls_port._Watched):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
             if listeners:
                 listener = listeners.pop()
                 listener._drop(next(iter(listener._open)))
 
-    monkeypatch.setattr(listening, "Listener", Dropping)
-    monkeypatch.setattr(listening, "_Watched", DroppedOnce)
+    monkeypatch.setattr(tls_port, "Listener", Dropping)
+    monkeypatch.setattr(tls_port, "_Watched", DroppedOnce)
 
     async def test(scene: Scene) -> None:
         loop, context = asyncio.get_running_loop(), ssl.create_default_context(cadata=CERTIFICATES.ca_cert)
@@ -323,8 +323,8 @@ def test_who_is_dropped_as_the_handshake_ends_takes_nobody_along(monkeypatch: py
 
 
 def test_so_many_addresses_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "KNOWN_MAX", 2)
-    monkeypatch.setattr(listening, "Rate", in_one_second)
+    monkeypatch.setattr(tls_port, "KNOWN_MAX", 2)
+    monkeypatch.setattr(tls_port, "Rate", in_one_second)
 
     async def test(scene: Scene) -> None:
         for number in (2, 3, 2, 4):
@@ -382,7 +382,7 @@ def test_a_flood_of_connections_is_turned_away_at_the_accept(monkeypatch: pytest
         await serve(self, connection, accepted)
 
     monkeypatch.setattr(Listener, "_serve", counted)
-    monkeypatch.setattr(listening, "Rate", in_one_second)
+    monkeypatch.setattr(tls_port, "Rate", in_one_second)
 
     async def test(scene: Scene) -> None:
         results = await asyncio.gather(*(scene.served("127.0.0.2") for _ in range(50)))
