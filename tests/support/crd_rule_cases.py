@@ -248,10 +248,10 @@ JOB_CASES = {
     ("spec.training.data", "exactly one of path, name and sources must be set"): Case(
         training(data={"sources": [{"path": "/d"}]}), training(data={"path": "/d", "name": "org/d"}), "spec.training.data"
     ),
-    ("spec.training.data.sources[]", "exactly one of path and name must be set"): Case(
+    ("spec.training.data.sources[]", "must have exactly one of path and name"): Case(
         training(data={"sources": [{"name": "org/d"}]}), training(data={"sources": [{}]}), "spec.training.data.sources[0]"
     ),
-    ("spec.training.evaluation.data", "exactly one of path and name must be set"): Case(
+    ("spec.training.evaluation.data", "must have exactly one of path and name"): Case(
         training(evaluation={"data": {"name": "org/d", "config": "c"}}),
         training(evaluation={"data": {"path": "/d", "name": "org/d"}}),
         "spec.training.evaluation.data",

@@ -10,8 +10,7 @@ from pydantic import Field
 from lockstep.api.model import DNS_NAME_PATTERN, DnsLabel, DnsName, Image, Model, Rule, immutable, list_map, utf8_bytes
 from lockstep.api.names import API_VERSION, JOB_NAME_MAX, JOB_NAME_PATTERN
 from lockstep.api.podtemplate import PodTemplate
-from lockstep.api.preflight import Preflight
-from lockstep.api.shared import KEY_PATTERN, FabricMode, ImagePullSecrets, NcclVariable, Variable, VariableSet, values_fit
+from lockstep.api.shared import FabricMode, ImagePullSecrets, NcclVariable, SecretKey, Variable, VariableSet, values_fit
 from lockstep.api.training import Training
 from lockstep_spec.choices import DegradedPolicy, StorageMode
 from lockstep_spec.timeouts import Timeouts
@@ -78,13 +77,21 @@ class HangTimeouts(Model):
     """Seconds in activity Export."""
 
 
-class SecretKey(Model):
-    """One key of a Secret in the job's namespace."""
+class PreflightMode(StrEnum):
+    """Extent of the checks before an attempt."""
 
-    name: DnsName
-    """The Secret's name."""
-    key: Annotated[str, Field(pattern=KEY_PATTERN, max_length=253)]
-    """The key in it."""
+    FULL = "Full"
+    BASIC = "Basic"
+    OFF = "Off"
+
+
+class Preflight(Model):
+    """Checks of all nodes before the ranks start. An error stops the start and spends no restart."""
+
+    mode: PreflightMode = PreflightMode.FULL
+    """Full: every check, and a short all-reduce where the cluster states network.minimumBusbw. Basic: without the all-reduce. Off: nothing."""
+    all_reduce: bool = False
+    """true: with mode Full, measure the all-reduce where the cluster states no threshold, too; status.preflight then has the figure."""
 
 
 class Notify(Model):
@@ -192,10 +199,6 @@ def ranks_a_node(gpus: int | None, ranks: int | None) -> int:
     return gpus or ranks or 1
 
 
-def _ranks_match_gpus(spec: TrainingJobSpec) -> bool:
-    return spec.ranks_per_node is None or not spec.gpus_per_node or spec.ranks_per_node == spec.gpus_per_node
-
-
 class TrainingJobSpec(Model):
     """Program to run, and the nodes to run it on. Fields left out come from the TrainingCluster."""
 
@@ -268,7 +271,7 @@ class TrainingJobSpec(Model):
         Rule(
             "!has(self.ranksPerNode) || !has(self.gpusPerNode) || self.gpusPerNode == 0 || self.ranksPerNode == self.gpusPerNode",
             "ranksPerNode may only be set when gpusPerNode is 0: every GPU has one rank",
-            _ranks_match_gpus,
+            lambda spec: spec.ranks_per_node is None or not spec.gpus_per_node or spec.ranks_per_node == spec.gpus_per_node,
             field="ranksPerNode",
         ),
         Rule(

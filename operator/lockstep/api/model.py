@@ -10,7 +10,7 @@ from decimal import Decimal as ExactDecimal
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic.alias_generators import to_camel
+from pydantic.alias_generators import to_camel, to_snake
 from pydantic_core import PydanticCustomError
 
 from lockstep_spec.modelnames import LOGIN_PATTERN, NO_LOGIN_PATTERN, SIGNATURE_PATTERN, holds_password
@@ -96,6 +96,16 @@ def immutable(field: str, why: str) -> Rule:
         message=f"{field} may not be changed after creation: {why}",
         holds=None,
         field=field,
+    )
+
+
+def exactly_one(*fields: str) -> Rule:
+    """One of these optional fields (camelCase) is set, and no other."""
+    names = [to_snake(field) for field in fields]
+    return Rule(
+        cel=f"[{', '.join(f'has(self.{field})' for field in fields)}].filter(x, x).size() == 1",
+        message=f"must have exactly one of {', '.join(fields[:-1])} and {fields[-1]}",
+        holds=lambda model: sum(getattr(model, name) is not None for name in names) == 1,
     )
 
 
@@ -214,6 +224,7 @@ ABSOLUTE_PATH_PATTERN = r"^/[^\x00]*$"
 AbsolutePath = Annotated[str, Field(pattern=ABSOLUTE_PATH_PATTERN, max_length=1024)]
 IMAGE_PATTERN = r"^[^\s]+$"
 Image = Annotated[str, Field(pattern=IMAGE_PATTERN, max_length=512)]
+DAY_PATTERN = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
 QUALIFIED_PART = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 LABEL_KEY_PATTERN = rf"^({DNS_SUBDOMAIN}/)?{QUALIFIED_PART}$"
 LABEL_KEY_PREFIX = "the part of a label key before / must have at most 253 characters"

@@ -7,7 +7,19 @@ from typing import Annotated
 
 from pydantic import Field
 
-from lockstep.api.model import AbsolutePath, DnsLabel, DnsName, LabelKey, LabelValue, Model, Quantity, Rule, list_map, utf8_bytes
+from lockstep.api.model import (
+    AbsolutePath,
+    DnsLabel,
+    DnsName,
+    LabelKey,
+    LabelValue,
+    Model,
+    Quantity,
+    Rule,
+    exactly_one,
+    list_map,
+    utf8_bytes,
+)
 from lockstep.api.shared import Annotations, Labels, LocalReference
 
 
@@ -122,14 +134,6 @@ _OWN_PATHS = ("/workspace", "/datasets", "/lockstep", "/dev/shm", "/tmp")  # noq
 _OWN_FOLDERS = ("/etc/lockstep", "/var/run/secrets")
 
 
-def _one_source(volume: ExtraVolume) -> bool:
-    return sum(x is not None for x in (volume.config_map, volume.secret, volume.persistent_volume_claim, volume.empty_dir)) == 1
-
-
-def _path_is_free(volume: ExtraVolume) -> bool:
-    return volume.mount_path not in _OWN_PATHS and not volume.mount_path.startswith(_OWN_FOLDERS)
-
-
 class ExtraVolume(Model):
     """One more volume of every pod. Kinds that reach into the node (hostPath and the like) are not offered."""
 
@@ -143,16 +147,12 @@ class ExtraVolume(Model):
     empty_dir: EmptyVolume | None = None
 
     RULES = (
-        Rule(
-            cel="[has(self.configMap), has(self.secret), has(self.persistentVolumeClaim), has(self.emptyDir)].filter(x, x).size() == 1",
-            message="must have exactly one of configMap, secret, persistentVolumeClaim and emptyDir",
-            holds=_one_source,
-        ),
+        exactly_one("configMap", "secret", "persistentVolumeClaim", "emptyDir"),
         Rule(
             cel=f"!(self.mountPath in {list(_OWN_PATHS)}) && !{list(_OWN_FOLDERS)}.exists(f, self.mountPath.startsWith(f))",
             message="mountPath must not be one of Lockstep's own: /workspace, /datasets, /lockstep, /dev/shm, /tmp,"
             " and what begins with /etc/lockstep or /var/run/secrets",
-            holds=_path_is_free,
+            holds=lambda v: v.mount_path not in _OWN_PATHS and not v.mount_path.startswith(_OWN_FOLDERS),
             field="mountPath",
         ),
     )

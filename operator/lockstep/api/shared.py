@@ -7,7 +7,18 @@ from typing import Annotated
 
 from pydantic import Field
 
-from lockstep.api.model import DNS_NAME_PATTERN, ENV_NAME_PATTERN, DnsName, EnvName, LabelKey, LabelValue, Model, Rule, utf8_bytes
+from lockstep.api.model import (
+    DNS_NAME_PATTERN,
+    ENV_NAME_PATTERN,
+    DnsName,
+    EnvName,
+    LabelKey,
+    LabelValue,
+    Model,
+    Rule,
+    exactly_one,
+    utf8_bytes,
+)
 
 NCCL_PATTERN = r"^NCCL_[A-Z0-9_]+$"
 KEY_PATTERN = r"^[.]?[-_a-zA-Z0-9][-._a-zA-Z0-9]*$"
@@ -53,13 +64,23 @@ def values_fit(most: int, hint: str) -> Rule:
     )
 
 
-class KeyReference(Model):
-    """One key of a Secret or ConfigMap in the job's namespace."""
+class LocalReference(Model):
+    """The name of an object in the job's namespace."""
 
     name: DnsName
     """The object's name."""
+
+
+class SecretKey(LocalReference):
+    """One key of a Secret in the job's namespace."""
+
     key: Annotated[str, Field(pattern=KEY_PATTERN, max_length=253)]
     """The key in it."""
+
+
+class KeyReference(SecretKey):
+    """One key of a Secret or ConfigMap in the job's namespace."""
+
     optional: bool | None = None
     """true: a pod starts without the variable when the object or key is missing."""
 
@@ -80,13 +101,7 @@ class VariableSource(Model):
     """One key of a ConfigMap."""
     field_ref: FieldReference | None = None
 
-    RULES = (
-        Rule(
-            cel="[has(self.secretKeyRef), has(self.configMapKeyRef), has(self.fieldRef)].filter(x, x).size() == 1",
-            message="must have exactly one of secretKeyRef, configMapKeyRef and fieldRef",
-            holds=lambda s: sum(x is not None for x in (s.secret_key_ref, s.config_map_key_ref, s.field_ref)) == 1,
-        ),
-    )
+    RULES = (exactly_one("secretKeyRef", "configMapKeyRef", "fieldRef"),)
 
 
 def is_loaders(name: str) -> bool:
@@ -123,13 +138,6 @@ class Variable(Model):
     )
 
 
-class LocalReference(Model):
-    """The name of an object in the job's namespace."""
-
-    name: DnsName
-    """The object's name."""
-
-
 class VariableSet(Model):
     """All keys of a Secret or ConfigMap as variables."""
 
@@ -141,11 +149,7 @@ class VariableSet(Model):
     """A ConfigMap."""
 
     RULES = (
-        Rule(
-            cel="has(self.secretRef) != has(self.configMapRef)",
-            message="must have exactly one of secretRef and configMapRef",
-            holds=lambda s: (s.secret_ref is None) != (s.config_map_ref is None),
-        ),
+        exactly_one("secretRef", "configMapRef"),
         Rule(
             cel="!has(self.prefix) || !(self.prefix.startsWith('LD_') || self.prefix.startsWith('LOCKSTEP_'))",
             message="prefix must not start with LD_ or LOCKSTEP_: the agent would get what the dynamic loader reads, or Lockstep's own variables",

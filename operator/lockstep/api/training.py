@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from lockstep.api.model import ZERO_PATTERN, AbsolutePath, Decimal, DnsName, Fraction, Model, Rule, Share, free_form_fits, no_password
-from lockstep.api.shared import KEY_PATTERN
+from lockstep.api.model import ZERO_PATTERN, AbsolutePath, Decimal, Fraction, Model, Rule, Share, exactly_one, free_form_fits, no_password
+from lockstep.api.shared import KEY_PATTERN, SecretKey
 from lockstep_spec.choices import (
     TEMPLATE_OWN,
     Content,
@@ -38,16 +38,8 @@ ConfigName = Annotated[str, Field(min_length=1, max_length=128)]
 Split = Annotated[str, Field(min_length=1, max_length=128)]
 
 
-_REVISION_OF_NAME = Rule(
-    "!has(self.revision) || has(self.name)",
-    "revision needs the name of a dataset of the hub: files and object stores have none",
-    lambda o: o.revision is None or o.name is not None,
-    field="revision",
-)
-
-
-class DataSource(Model):
-    """One of several sources of samples."""
+class SampleSource(Model):
+    """Samples: files, or a dataset of the hub. As it is, those of evaluation.data."""
 
     path: Annotated[DataPath | None, ON_VOLUMES] = None
     """A file, a pattern or a folder, as data.path."""
@@ -55,25 +47,31 @@ class DataSource(Model):
     """A dataset of the Hugging Face hub, for example org/dataset; downloaded once a volume."""
     config: ConfigName | None = None
     """The configuration of a hub dataset or of a folder, for example wikitext-2-raw-v1. Left out: the only one, or the default one."""
-    split: Split = "train"
-    """The split of a hub dataset or of a folder; train[:1000] and train[:10%] take a part of it, train+test several."""
+    split: Split | None = None
+    """Split, as data.split. Default: validation, or the only one."""
     revision: Annotated[str | None, Field(min_length=1, max_length=128)] = None
     """The hub dataset's commit. Default: the newest one at the first download, then that one."""
     format: DataFormat = DataFormat.AUTO
-    weight: Decimal = "1"
-    """Times that each sample of the source is seen in an epoch: 2 doubles it, 0.5 takes half of it."""
 
     RULES = (
-        Rule(
-            "has(self.path) != has(self.name)", "exactly one of path and name must be set", lambda o: (o.path is None) != (o.name is None)
-        ),
+        exactly_one("path", "name"),
         no_password("path"),
-        _REVISION_OF_NAME,
+        Rule(
+            "!has(self.revision) || has(self.name)",
+            "revision needs the name of a dataset of the hub: files and object stores have none",
+            lambda o: o.revision is None or o.name is not None,
+            field="revision",
+        ),
     )
 
 
-def _one_source(o: Data) -> bool:
-    return [o.path is not None, o.name is not None, bool(o.sources)].count(True) == 1
+class DataSource(SampleSource):
+    """One of several sources of samples."""
+
+    split: Split = "train"
+    """The split of a hub dataset or of a folder; train[:1000] and train[:10%] take a part of it, train+test several."""
+    weight: Decimal = "1"
+    """Times that each sample of the source is seen in an epoch: 2 doubles it, 0.5 takes half of it."""
 
 
 def _no_own_variables(variables: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -83,20 +81,13 @@ def _no_own_variables(variables: dict[str, Any] | None) -> dict[str, Any] | None
     return variables
 
 
-class Data(Model):
+class Data(SampleSource):
     """The text to train on."""
 
     path: Annotated[DataPath | None, ON_VOLUMES] = None
     """A file of JSON lines, a table (Parquet, Arrow, CSV, TSV) or plain text, compressed or not; a pattern such as /datasets/*.parquet; a folder of such files; or an address of these in an object store, such as s3://bucket/folder."""
-    name: HubName | None = None
-    """A dataset of the Hugging Face hub, for example org/dataset; downloaded once a volume."""
-    config: ConfigName | None = None
-    """The configuration of a hub dataset or of a folder, for example wikitext-2-raw-v1. Left out: the only one, or the default one."""
     split: Split = "train"
     """The split of a hub dataset or of a folder; train[:1000] and train[:10%] take a part of it, train+test several."""
-    revision: Annotated[str | None, Field(min_length=1, max_length=128)] = None
-    """The hub dataset's commit. Default: the newest one at the first download, then that one."""
-    format: DataFormat = DataFormat.AUTO
     sources: Annotated[list[DataSource], Field(max_length=64)] = []
     """Several sources, instead of one path or name."""
     max_length: Annotated[int, Field(ge=8, le=1048576)] = 2048
@@ -117,41 +108,16 @@ class Data(Model):
         Rule(
             "(has(self.path) ? 1 : 0) + (has(self.name) ? 1 : 0) + (has(self.sources) && size(self.sources) > 0 ? 1 : 0) == 1",
             "exactly one of path, name and sources must be set",
-            _one_source,
+            lambda o: [o.path is not None, o.name is not None, bool(o.sources)].count(True) == 1,
         ),
-        no_password("path"),
-        _REVISION_OF_NAME,
-    )
-
-
-class EvaluationData(Model):
-    """Samples for evaluation of their own."""
-
-    path: Annotated[DataPath | None, ON_VOLUMES] = None
-    """A file, a pattern or a folder, as data.path."""
-    name: HubName | None = None
-    """A dataset of the Hugging Face hub, as data.name."""
-    config: ConfigName | None = None
-    """Configuration, as data.config."""
-    split: Split | None = None
-    """Split, as data.split. Default: validation, or the only one."""
-    revision: Annotated[str | None, Field(min_length=1, max_length=128)] = None
-    """Commit, as data.revision."""
-    format: DataFormat = DataFormat.AUTO
-
-    RULES = (
-        Rule(
-            "has(self.path) != has(self.name)", "exactly one of path and name must be set", lambda o: (o.path is None) != (o.name is None)
-        ),
-        no_password("path"),
-        _REVISION_OF_NAME,
+        *SampleSource.RULES[1:],
     )
 
 
 class Evaluation(Model):
     """Measurement of the loss on text that is not trained on."""
 
-    data: EvaluationData | None = None
+    data: SampleSource | None = None
     """Samples for evaluation of their own. Left out: holdout says which samples of the data are used."""
     every_steps: Annotated[int, Field(ge=1, le=1000000)] = 50
     """Optimizer steps between two evaluations."""
@@ -167,11 +133,9 @@ MODEL_PATTERN = rf"^(/[^\x00]*|[a-z][a-z0-9]{{1,9}}://[^\s]+|{_HUB_PART}(/{_HUB_
 LayerName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class TokenSecret(Model):
+class TokenSecret(SecretKey):
     """A key of a Secret in the job's namespace that holds a token of the hub."""
 
-    name: DnsName
-    """The Secret's name."""
     key: Annotated[str, Field(pattern=KEY_PATTERN, max_length=253)] = "HF_TOKEN"
     """The key in it."""
 
@@ -245,10 +209,6 @@ class Lora(Model):
     )
 
 
-def _batch_fits(o: Optimization) -> bool:
-    return o.global_batch_size is None or o.global_batch_size >= o.micro_batch_size
-
-
 class Optimization(Model):
     """Schedule and optimizer of the training."""
 
@@ -290,7 +250,7 @@ class Optimization(Model):
         Rule(
             "!has(self.globalBatchSize) || self.globalBatchSize >= self.microBatchSize",
             "globalBatchSize must be greater than or equal to microBatchSize",
-            _batch_fits,
+            lambda o: o.global_batch_size is None or o.global_batch_size >= o.micro_batch_size,
             field="globalBatchSize",
         ),
         Rule("", "epsilon must be greater than 0", lambda o: float(o.epsilon) > 0, field="epsilon"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import Enum, StrEnum, auto
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin
 
@@ -17,12 +17,11 @@ from pydantic import Field
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
-from lockstep.api.calibration import Calibration, Calibrations
 from lockstep.api.cluster import ClusterMetadata, Memlock, Platform, TrainingCluster, TrainingClusterSpec
 from lockstep.api.errors import ConfigError
 from lockstep.api.files import yamlnodes as nodes
 from lockstep.api.files.problems import Problems, broken_rules, explain, unknown
-from lockstep.api.model import SERVER_PATTERN, DnsLabel, DnsName, Model
+from lockstep.api.model import DAY_PATTERN, SERVER_PATTERN, Decimal, DnsLabel, DnsName, Model, list_map
 from lockstep_spec.choices import StorageMode
 
 M = TypeVar("M", bound=Model)
@@ -40,6 +39,44 @@ class ClusterSection(Model):
     """The namespace that jobs run in."""
     description: Annotated[str, Field(max_length=1024)] = ""
     """One line for list-clusters."""
+
+
+class MeasuredOver(StrEnum):
+    """Transport that the pods were built for."""
+
+    RDMA = "RDMA"
+    TCP = "TCP"
+
+
+class SweepPoint(Model):
+    """One size of the all-reduce sweep."""
+
+    bytes: Annotated[int, Field(ge=1, le=2**53)]
+    """Bytes that each rank reduced."""
+    busbw: Decimal
+    """Bus bandwidth in decimal GB/s (10^9 bytes a second): 2 (ranks - 1) / ranks × bytes / time, as nccl-tests gives it."""
+
+
+class Calibration(Model):
+    """One all-reduce sweep. Written by `lockstep cluster calibrate`, one entry a transport."""
+
+    transport: MeasuredOver
+    """Transport that the pods were built for: RDMA or TCP."""
+    nodes: Annotated[int, Field(ge=1, le=1024)]
+    """Nodes that took part."""
+    ranks: Annotated[int, Field(ge=2, le=65536)]
+    """Ranks that took part: n of the formula."""
+    day: Annotated[str, Field(pattern=DAY_PATTERN, max_length=10)]
+    """Day of the measurement, as 2026-11-21 (UTC)."""
+    sweep: Annotated[list[SweepPoint], Field(min_length=1, max_length=64, json_schema_extra=list_map("bytes"))]
+    """Sizes and their bandwidths."""
+
+
+class Calibrations(Model):
+    """The file's section `calibration`."""
+
+    calibration: Annotated[list[Calibration], Field(max_length=2, json_schema_extra=list_map("transport"))] = []
+    """Sweeps that were measured, one a transport."""
 
 
 class ValueKind(Enum):

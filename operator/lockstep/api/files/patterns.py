@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lockstep.api import calibration, model, names, network, shared, status, training
+from lockstep.api import cluster, model, names, shared, status, training
 
 _LEVELS = "PIX, PXB, PHB, SYS or 0 to 5"
 
@@ -21,17 +21,17 @@ PATTERN_WORDS: Mapping[str, str] = {
     model.LABEL_KEY_PATTERN: "a label key such as rack or example.com/rack",
     model.LABEL_VALUE_PATTERN: "a label value: letters, digits, '-', '_' and '.', beginning and ending with a letter or digit",
     names.JOB_NAME_PATTERN: "lower-case letters, digits and '-', beginning with a letter and ending with a letter or digit",
-    network.INTERFACE_PATTERN: "the name of a device or network interface",
-    network.EXCLUSION_PATTERN: "network interfaces to leave out, such as ^lo,docker0",
-    network.RESOURCE_PATTERN: "an extended resource such as openshift.io/eno5np0rdma",
-    network.NETWORK_PATTERN: "a network attachment such as eno5np0-network or namespace/eno5np0-network",
-    network.GDR_PATTERN: f"LOC, {_LEVELS}",
-    network.P2P_PATTERN: f"LOC, NVL, {_LEVELS}",
+    cluster.INTERFACE_PATTERN: "the name of a device or network interface",
+    cluster.EXCLUSION_PATTERN: "network interfaces to leave out, such as ^lo,docker0",
+    cluster.RESOURCE_PATTERN: "an extended resource such as openshift.io/eno5np0rdma",
+    cluster.NETWORK_PATTERN: "a network attachment such as eno5np0-network or namespace/eno5np0-network",
+    cluster.GDR_PATTERN: f"LOC, {_LEVELS}",
+    cluster.P2P_PATTERN: f"LOC, NVL, {_LEVELS}",
     shared.NCCL_PATTERN: "an NCCL variable such as NCCL_ALGO",
     shared.KEY_PATTERN: "a key: letters, digits, '-', '_' and '.'",
     shared.FIELD_PATTERN: "a field of a pod, such as status.podIP",
     status.REASON_PATTERN: "one CamelCase word",
-    calibration.DAY_PATTERN: "a day such as '2026-11-21', in quotes",
+    model.DAY_PATTERN: "a day such as '2026-11-21', in quotes",
     model.SERVER_PATTERN: "a host such as api.example.com, or https://api.example.com:6443",
     training.DATA_PATH_PATTERN: "an absolute path, beginning with /, or an address such as s3://bucket/folder",
     training.MODEL_PATTERN: "a folder such as /workspace/models/Qwen3-8B, a model of the hub such as org/name, or an address such as s3://bucket/folder",

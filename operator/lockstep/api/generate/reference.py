@@ -5,9 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from lockstep.api.calibration import Calibrations
 from lockstep.api.cluster import TrainingClusterSpec
-from lockstep.api.files.clusterfile import CALIBRATION_KEYS, KEYS, PROFILE_KEYS, SECTION_KEYS, ClusterSection, Key, ValueKind, in_file_words
+from lockstep.api.files.clusterfile import (
+    CALIBRATION_KEYS,
+    KEYS,
+    PROFILE_KEYS,
+    SECTION_KEYS,
+    Calibrations,
+    ClusterSection,
+    Key,
+    ValueKind,
+    in_file_words,
+)
 from lockstep.api.files.patterns import PATTERN_WORDS
 from lockstep.api.generate.crd import JOB_NAME_RULE
 from lockstep.api.generate.schema import Schema, structural_schema

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lockstep.api import names
-from lockstep.api.calibration import Calibration
 from lockstep.api.cluster import TrainingClusterSpec
+from lockstep.api.files.clusterfile import Calibration
 from lockstep.api.job import TrainingJob
 from lockstep.api.shared import FabricMode
 from lockstep_gang.contract.preflight import SWEEP, SWEEP_DONE, SWEEP_POINT

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from lockstep.api.job import TrainingJob
-from lockstep.api.preflight import PreflightMode
+from lockstep.api.job import PreflightMode, TrainingJob
 from lockstep.api.quantity import number
 from lockstep.api.training import Training
 from lockstep.plan.render.fabric import Transport
