@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from lockstep.api.errors import ConfigError
 from lockstep.cli.files import checkpoint
 from lockstep.cli.shared import progress, trainer
+from lockstep.cli.shared.jobargs import TargetOptions
 from lockstep.cli.shared.trainer import _run
 from lockstep.kube.exec import Place, ProgramFailed
 from lockstep.platforms.files import results
@@ -174,8 +175,8 @@ def test_a_word_is_a_job_unless_it_is_a_folder_of_this_machine(
     (tmp_path / "here").mkdir()
     asked: list[Any] = []
 
-    async def in_pod(verb: str, job: str, place: Any, options: Any) -> tuple[str, int]:
-        asked.append((verb, job, place, list(options)))
+    async def in_pod(verb: str, job: str, where: TargetOptions, options: Any) -> tuple[str, int]:
+        asked.append((verb, job, where, list(options)))
         return '{"commits": [], "problems": []}', 0
 
     monkeypatch.setattr(checkpoint, "_in_pod", in_pod)
@@ -185,7 +186,7 @@ def test_a_word_is_a_job_unless_it_is_a_folder_of_this_machine(
         assert (empty.exit_code, empty.stdout) == (0, "no commit is there; what a script saves by itself isn't listed\n")
     assert asked == []
     assert CliRunner().invoke(checkpoint.app, ["verify", "demo", "--all", "-n", "team", "--cluster", "local"]).exit_code == 0
-    assert asked == [("verify", "demo", ("local", "team", None), ["--all"])]
+    assert asked == [("verify", "demo", TargetOptions("local", "team", None), ["--all"])]
     refused = CliRunner().invoke(checkpoint.app, ["list", "demo", "here"]).exception
     assert isinstance(refused, ConfigError) and "demo is not a folder of this machine" in str(refused)
 

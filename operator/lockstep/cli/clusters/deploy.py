@@ -8,16 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.api.names import DEV_ENVIRONMENT
+from lockstep.api.errors import Failed
+from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME
 from lockstep.cli.clusters.deploymentplan import OPERATOR_IMAGE, Chosen, DeploymentPlan, Mode, chosen_scope, planned
+from lockstep.cli.shared.deployment import remember, remember_forced, remember_server
 from lockstep.cli.shared.embedded import publish_checkout
-from lockstep.cli.shared.progress import waiting
+from lockstep.cli.shared.progress import Progress, waiting
+from lockstep.cli.shared.target import EMBEDDED, is_embedded, is_same_host, refuse_other_cluster
 from lockstep.platforms.output import put, put_text, tell
 
 if TYPE_CHECKING:
-    pass
+    from lockstep.kube.cluster import Cluster
+    from lockstep.platforms.clusters.send import Sent
 
-
+SCC_GROUP = "security.openshift.io"
+FOLDER = "deploy"
 ClusterArgument = Annotated[str, typer.Argument(help="A cluster of clusters/, or a cluster file's path.")]
 ContextOption = Annotated[str | None, typer.Option(help="The context of your kubeconfig.")]
 ImageOption = Annotated[
@@ -27,8 +32,6 @@ ImageOption = Annotated[
         "On OpenShift a name without a registry is that of an ImageStream in lockstep-system."
     ),
 ]
-
-
 ForceOption = Annotated[bool, typer.Option("--force", help="Go on even if the kubeconfig's API host differs from the cluster file's.")]
 
 
@@ -89,8 +92,6 @@ def deploy(
         from lockstep.cli.shared.difference import diff_deployment
 
         return diff_deployment([*plan.objects, *([_dev_environment(plan)] if dev else [])], context)
-    from lockstep.cli.clusters.deploying import carry_out
-
     if force:
         _remember_forced(plan, context)
     try:
@@ -127,8 +128,6 @@ def _checked(
     Raises:
         ConfigError: that is not the one that the cluster file names, and `force` is not given.
     """
-    from lockstep.cli.shared.target import is_embedded, refuse_other_cluster
-
     embedded = is_embedded(cluster, context)
     stated = (mode or Mode.AUTO, image, "", monitoring, scope)
     first = planned(cluster, *stated)  # before anything is changed, the embedded cluster's code too
@@ -155,8 +154,6 @@ def as_deployed(plan: DeploymentPlan, context: str | None) -> tuple[Mode | None,
 
 def _remember_forced(plan: DeploymentPlan, context: str | None) -> None:
     """Let the verbs to come take this API server for the cluster's, as its deployment does."""
-    from lockstep.cli.shared.deployment import remember_forced
-    from lockstep.cli.shared.target import is_same_host
     from lockstep.kube.cluster import Client
 
     stated, server = plan.cluster.cluster.api, Client(context).server
@@ -190,3 +187,271 @@ def install_cluster(
 
     asyncio.run(send())
     return plan
+
+
+async def carry_out(plan: DeploymentPlan, context: str | None, dev: bool, seconds: float) -> bool:
+    """Return True if everything is there and ready."""
+    from lockstep.kube.cluster import Cluster
+    from lockstep.platforms.clusters.install import with_one_default, without_unknown_kinds
+    from lockstep.platforms.clusters.send import send_permitted
+
+    async with await Cluster.connect(context) as connection:
+        with Progress() as progress:
+            progress.done("cluster", f"{plan.cluster.cluster.name} at {connection.server}, namespace {plan.namespace}, {plan.choices}")
+            await _refuse_what_lacks(connection, plan)
+            notes: list[str] = []
+            objects = await without_unknown_kinds(connection, plan.objects, notes.append)
+            objects = await with_one_default(connection, objects, notes.append)
+            sent = await send_permitted(connection, objects, lambda text: progress.quietly(f"sending {text}"))
+            _tell_sent(sent, notes, progress)
+            narrow = await _narrowed(connection, plan, progress)
+            up = await _until_operator_is_ready(connection, plan, sent, progress, seconds)
+            up = await _rails_are_there(connection, plan, progress) and up
+            up = up and (not dev or await _start_dev_environment(connection, plan, progress, seconds))
+    tell_left(plan, sent)
+    complete = up and sent.is_complete and narrow
+    if complete and not plan.cluster.cluster.api and plan.cluster.cluster.name != EMBEDDED:
+        remember_server(plan.cluster.cluster.name, connection.server)
+    tell_end(plan, dev=dev, complete=complete)
+    return complete
+
+
+async def _refuse_what_lacks(connection: Cluster, plan: DeploymentPlan) -> None:
+    """Raise Failed, before anything is sent, if the cluster lacks what only an administrator can put there."""
+    from lockstep.plan.cluster.facts import Sight
+    from lockstep.plan.cluster.scope import definitions_command
+    from lockstep.platforms.clusters.listings import sight_of_jobs
+    from lockstep.platforms.clusters.remove import jobs_of
+
+    await _refuse_platform(connection, plan)
+    if not plan.scope.own:
+        for place in dict.fromkeys((plan.namespace, *plan.scope.namespaces)):
+            await _refuse_place(connection, plan, place)
+        return
+    if await sight_of_jobs(connection) is not Sight.SEEN:
+        raise Failed(
+            "this cluster doesn't know TrainingJobs, and nothing was sent: an administrator of the cluster types once, in a checkout:",
+            f"  {definitions_command(plan.profile, plan.namespace)}",
+        )
+    if await connection.exists("ServiceAccount", plan.namespace, OPERATOR_NAME):
+        return
+    alive = [job["metadata"]["name"] for job in await jobs_of(connection, plan.namespace) if (job.get("status") or {}).get("nodes")]
+    if alive:
+        raise Failed(
+            f"the pods of {', '.join(sorted(alive))} report to the operator of the whole cluster, and nothing was sent: suspend or delete these jobs first "
+            f"(lockstep stop NAME -n {plan.namespace})"
+        )
+
+
+async def _refuse_platform(connection: Cluster, plan: DeploymentPlan) -> None:
+    """A file of OpenShift for what is none: its pods would have no user to run as. Raises Failed."""
+    from lockstep.api.cluster import Platform
+    from lockstep.kube.cluster import NOT_FOUND, ApiError
+
+    if plan.profile.spec.platform is not Platform.OPENSHIFT:
+        return
+    try:
+        await connection.request("GET", f"/apis/{SCC_GROUP}")
+    except ApiError as error:
+        if error.status == NOT_FOUND:
+            raise Failed(
+                f"cluster {plan.cluster.cluster.name} is OpenShift by its file (platform, which is OpenShift where the file doesn't say), but the API server at "
+                f"{connection.server} has no {SCC_GROUP}, as plain Kubernetes; nothing was sent: write platform: Kubernetes into the file, or name the cluster that is meant"
+            ) from None
+
+
+async def _refuse_place(connection: Cluster, plan: DeploymentPlan, place: str) -> None:
+    """A namespace that the operator of lockstep-system can't work in. What can't be seen is left to the API server. Raises Failed."""
+    from lockstep.platforms.clusters.listings import read_object
+
+    async def is_missing(kind: str, namespace: str | None, name: str) -> bool:
+        listing = await read_object(connection, kind, namespace, name)
+        return listing.seen and listing.first is None
+
+    if place != plan.namespace and await is_missing("Namespace", None, place):
+        raise Failed(
+            f"--namespaces: namespace {place} doesn't exist, and nothing was sent: kubectl create namespace {place}, or leave it out"
+        )
+    if place == plan.scope.home or not await _has_own_operator(connection, place):
+        return
+    remove = f"lockstep uninstall {plan.cluster.cluster.name}"
+    if await is_missing("Deployment", place, OPERATOR_NAME):
+        remove = f"kubectl delete serviceaccount {OPERATOR_NAME} -n {place}"
+    raise Failed(
+        f"namespace {place} has an operator of its own (--namespace-only), which that of {plan.scope.home} would leave alone, and nothing was sent: "
+        f"remove it first ({remove}), or leave out --namespaces"
+    )
+
+
+async def _has_own_operator(connection: Cluster, place: str) -> bool:
+    from lockstep.platforms.clusters.listings import read_object
+
+    return (await read_object(connection, "ServiceAccount", place, OPERATOR_NAME)).first is not None
+
+
+async def _narrowed(connection: Cluster, plan: DeploymentPlan, progress: Progress) -> bool:
+    """Take away rights that an earlier deployment gave elsewhere; whether none are left."""
+    from lockstep.plan.ship.deploy import called
+    from lockstep.platforms.clusters.send import remove_outdated
+
+    removed, stays = await remove_outdated(connection, plan.scope)
+    if removed:
+        progress.done("removed", ", ".join(map(called, removed)))
+    for item in stays:
+        metadata = item["metadata"]
+        place = f" -n {metadata['namespace']}" if "namespace" in metadata else ""
+        progress.done(
+            "rights",
+            f"NOT REMOVED: {called(item)}, if it is there; an administrator: kubectl delete {item['kind'].lower()} {metadata['name']}{place} --ignore-not-found",
+        )
+    return not stays
+
+
+def _tell_sent(sent: Sent, notes: list[str], progress: Progress) -> None:
+    from lockstep.plan.ship.deploy import State, counted
+
+    for note in notes:
+        word, _, rest = note.partition(": ") if note.startswith("default: ") else ("left out", "", note.removeprefix("left out "))
+        progress.done(word, rest)
+    if sent.objects:
+        progress.done("applied", counted(sent.objects))
+    unchanged = [part.item for part in sent.left if part.state is State.SAME]
+    if unchanged:
+        progress.done("there", f"{counted(unchanged)}: as they should be, and not yours to change")
+
+
+async def _until_operator_is_ready(connection: Cluster, plan: DeploymentPlan, sent: Sent, progress: Progress, seconds: float) -> bool:
+    """Also keeps on the cluster what this deployment has sent, and whether it worked, for `rollback`."""
+    from lockstep.platforms.clusters.install import InstallError, until_ready
+    from lockstep.platforms.clusters.record import deployment_of, read_record, write_record
+
+    if not sent.has("Deployment"):
+        return True
+    home = plan.scope.home
+    record = (await read_record(connection, home)).followed_by(deployment_of(plan.objects, plan.title))
+    await write_record(connection, record, home)
+    try:
+        await until_ready(connection, home, OPERATOR_NAME, lambda text: progress.now(f"operator: {text}"), seconds)
+    except InstallError as error:
+        progress.done("operator", f"NOT READY: {error}")
+        return False
+    await write_record(connection, record.confirmed(), home)
+    progress.done("operator", f"ready, in namespace {home}")
+    return True
+
+
+async def _rails_are_there(connection: Cluster, plan: DeploymentPlan, progress: Progress) -> bool:
+    """Return True if pods can have every network that the cluster names, where jobs use RDMA: without one they wait for ever."""
+    from lockstep.plan.checks.rails import check_networks
+    from lockstep.plan.cluster.finding import Outcome
+    from lockstep.platforms.clusters.facts import network_facts
+
+    spec = plan.profile.spec
+    if plan.mode is Mode.TCP or not spec.network.rdma.enabled:
+        return True
+    findings = check_networks(spec, await network_facts(connection, spec, plan.namespace))
+    missing = [one for one in findings if one.outcome is Outcome.FAILED and one.subject.endswith(".network")]
+    for finding in missing:
+        progress.done("network", f"MISSING: {finding.message}\n{'':13}→ {finding.fix}")
+    return not missing
+
+
+async def _start_dev_environment(connection: Cluster, plan: DeploymentPlan, progress: Progress, seconds: float) -> bool:
+    from lockstep.platforms.clusters.devenv import dev_environment, ensure_dev_environment, until_up
+
+    try:
+        state, has_pods = await ensure_dev_environment(connection, dev_environment(plan.profile, plan.namespace))
+        progress.done(DEV_ENVIRONMENT, state)
+        if not has_pods:
+            return True
+        nodes = plan.profile.spec.gpus.default_nodes
+        pods = await until_up(connection, plan.namespace, nodes, lambda text: progress.now(f"{DEV_ENVIRONMENT}: {text}"), seconds)
+    except Failed as error:
+        progress.done(DEV_ENVIRONMENT, f"NOT READY: {error}")
+        return False
+    where = ", ".join(f"{pod['metadata']['name']} on {pod['spec']['nodeName']}" for pod in pods)
+    progress.done(DEV_ENVIRONMENT, f"ready: {where}")
+    return True
+
+
+def tell_left(plan: DeploymentPlan, sent: Sent) -> None:
+    """Print what is missing, differs or can't be seen, and the commands by which an administrator puts it right."""
+    from lockstep.plan.ship.deploy import State, called, objects_for_administrator, unsent
+
+    left = unsent(sent.left)
+    if not left:
+        return
+    cluster = plan.cluster.cluster.name
+    sure = any(part.state is not State.UNSEEN for part in left)
+    put(
+        "",
+        "NOT COMPLETE: you may not send these:" if sure else "You may neither send nor see these, so their state is unknown:",
+    )
+    for part in left:
+        put(f"  {called(part.item)}: {part.state.value}{f' ({part.reason})' if part.reason else ''}")
+    put("An administrator of the cluster types, in a checkout:")
+    put(f"  make deploy-cluster CLUSTER={cluster} {plan.choices} DEV=0")
+    put(f"or, with the files that were just written, in which the operator's image is {plan.sent_image} (OPERATOR_IMAGE= names another):")
+    for command in admin_commands(cluster, *objects_for_administrator(left)):
+        put(f"  {command}")
+    if sure:
+        put(f"Then repeat: make deploy-cluster CLUSTER={cluster} {plan.choices}")
+
+
+def admin_commands(cluster: str, definitions: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[str]:
+    """Write the files, and say how they are applied: in the name of deploy, so that a later one can also take something away."""
+    from lockstep.api.files.yamltext import dump_all_yaml
+    from lockstep.cli.shared.paths import from_here, state_folder
+    from lockstep.platforms.clusters.install import FIELD_MANAGER
+
+    commands = []
+    folder = state_folder() / FOLDER / cluster
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, objects in (("definitions.yaml", definitions), ("cluster.yaml", others)):
+        path = folder / name
+        path.unlink(missing_ok=True)
+        if not objects:
+            continue
+        path.write_text(dump_all_yaml(objects), encoding="utf-8")
+        shown = from_here(path)
+        commands.append(f"kubectl apply --server-side --force-conflicts --field-manager={FIELD_MANAGER} -f {shown}")
+        if objects is definitions:
+            commands.append(f"kubectl wait --for=condition=Established -f {shown}")
+    return commands
+
+
+def tell_end(plan: DeploymentPlan, *, dev: bool, complete: bool) -> None:
+    """The cluster's notes, what is ready, and the next commands."""
+    cluster, namespace = plan.cluster.cluster.name, plan.namespace
+    if plan.profile.spec.notes:
+        put("", f"Notes of {plan.profile.metadata.name}:", *plan.profile.spec.notes.rstrip().splitlines())
+    if not complete:
+        put("", f"What is wrong: lockstep doctor {cluster}")
+        return
+    remember(cluster)
+    warned = f", with {len(plan.findings)} of the cluster file's lines to mend (warnings above)" if plan.findings else ""
+    put("", f"Ready{warned}. Next:")
+    for command, meaning in _next_with_pods(cluster, namespace) if dev else _next_without(plan):
+        put(f"  {command:<62} # {meaning}")
+
+
+def _next_with_pods(cluster: str, namespace: str) -> list[tuple[str, str]]:
+
+    return [
+        (f"kubectl get pods -n {namespace} -l app={DEV_ENVIRONMENT}-multi", "the pods"),
+        (f"make sync-multi-node CLUSTER={cluster}", "workspace/ to all of them"),
+        (f"make run-multi-node CLUSTER={cluster} SCRIPT=train_multi_node.py", "on all nodes; Ctrl-C stops it"),
+        (f"make shell-multi-node CLUSTER={cluster}", "a shell in node 0"),
+    ]
+
+
+def _next_without(plan: DeploymentPlan) -> list[tuple[str, str]]:
+    """A job of this cluster: the samples are for others."""
+    cluster, namespace = plan.cluster.cluster.name, plan.namespace
+    return [
+        (f"lockstep init job first --cluster {cluster} -o first.yaml", "a job: set its model and data"),
+        (f"lockstep plan -f first.yaml --cluster {plan.file}", "does it fit? Nothing is started"),
+        (f"kubectl apply -n {namespace} -f first.yaml", "start it"),
+        (f"kubectl get tj -n {namespace} -w", "what becomes of it"),
+        (f"make status-cluster CLUSTER={cluster}", "operator, TrainingCluster and jobs"),
+    ]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, JobArgument, NamespaceOption
+from lockstep.cli.shared.jobargs import JobArgument, TargetOptions, on_cluster
 from lockstep.cli.shared.trainer import run_trainer
 from lockstep.platforms.output import put, tell
 
@@ -52,24 +52,21 @@ def merge(
 
 
 @app.command("get")
+@on_cluster
 def get_adapter(
+    where: TargetOptions,
     job: JobArgument,
     output: Annotated[Path, typer.Argument(help="The adapter's folder on this machine; made if it isn't there.")] = Path("adapter"),
     node: Annotated[int, typer.Option("--node", min=0, help="The node whose volume is read, where every node has its own.")] = 0,
-    cluster: ClusterNameOption = "local",
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
 ) -> None:
     """Fetch a job's newest adapter from its volume, whether its pods run or not. If only a commit's shards exist, the pod exports it from them.
 
     Example: lockstep adapter get demo ./demo-adapter
     """
-    from lockstep.cli.shared.target import namespace_of
-
-    put(asyncio.run(_get(job, output, node, namespace_of(cluster, namespace, context), context)))
+    put(asyncio.run(_get(job, output, node, where)))
 
 
-async def _get(job: str, output: Path, node: int, namespace: str, context: str | None) -> str:
+async def _get(job: str, output: Path, node: int, where: TargetOptions) -> str:
     from lockstep.cli.files.cp import known_job
     from lockstep.cli.shared.progress import Meter
     from lockstep.kube.cluster import Cluster
@@ -77,7 +74,8 @@ async def _get(job: str, output: Path, node: int, namespace: str, context: str |
     from lockstep.platforms.files.results import TEMPORARY, newest_adapter
     from lockstep.platforms.files.transfer import TransferProgress, get
 
-    async with await Cluster.connect(context) as cluster:
+    namespace = where.chosen_namespace()
+    async with await Cluster.connect(where.context) as cluster:
         await known_job(cluster, namespace, job)
         async with beside(cluster, namespace, job, node, say=tell) as place:
             roots = [*await place_roots(cluster, place, writing=False), TEMPORARY]

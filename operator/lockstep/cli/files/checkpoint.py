@@ -14,7 +14,7 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import JOB_NAME_PATTERN
-from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, Form, FormOption, HiddenJsonOption, NamespaceOption
+from lockstep.cli.shared.jobargs import Form, FormOption, HiddenJsonOption, TargetOptions, on_cluster
 from lockstep.cli.shared.trainer import ask_trainer
 from lockstep.platforms.output import put, put_json_text, tell
 from lockstep_spec.words import decimal_size, number_of
@@ -36,11 +36,8 @@ RunArgument = Annotated[
 ]
 
 
-def answer_of(verb: str, sources: list[str], place: tuple[str, str | None, str | None], options: Sequence[str] = ()) -> tuple[str, int]:
-    """Answer of the trainer and its exit code, about folders of this machine, or about a job, in a pod that mounts its volume.
-
-    `place`: cluster, namespace, context.
-    """
+def answer_of(verb: str, sources: list[str], where: TargetOptions, options: Sequence[str] = ()) -> tuple[str, int]:
+    """Answer of the trainer and its exit code, about folders of this machine, or about a job, in a pod that mounts its volume."""
     jobs = [source for source in sources if _is_job(source)]
     if not jobs:
         return ask_trainer("inspect", [verb, *map(Path, sources), *options])
@@ -48,33 +45,31 @@ def answer_of(verb: str, sources: list[str], place: tuple[str, str | None, str |
         raise ConfigError(
             f"{jobs[0]} is not a folder of this machine: name one job of the cluster, or only folders (./{jobs[0]} is a folder)"
         )
-    return asyncio.run(_in_pod(verb, jobs[0], place, options))
+    return asyncio.run(_in_pod(verb, jobs[0], where, options))
 
 
 def _is_job(source: str) -> bool:
     return re.fullmatch(JOB_NAME_PATTERN, source) is not None and not Path(source).exists()
 
 
-async def _in_pod(verb: str, job: str, place: tuple[str, str | None, str | None], options: Sequence[str]) -> tuple[str, int]:
+async def _in_pod(verb: str, job: str, where: TargetOptions, options: Sequence[str]) -> tuple[str, int]:
     from lockstep.cli.files.cp import known_job
-    from lockstep.cli.shared.target import namespace_of
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.files.results import inspect_commits
 
-    namespace = namespace_of(*place)
-    async with await Cluster.connect(place[2]) as cluster:
+    namespace = where.chosen_namespace()
+    async with await Cluster.connect(where.context) as cluster:
         await known_job(cluster, namespace, job)
         return await inspect_commits(cluster, namespace, job, verb, options, tell)
 
 
 @app.command("list")
+@on_cluster
 def list_commits(
+    where: TargetOptions,
     runs: RunArgument,
     output: FormOption = Form.TEXT,
     as_json: HiddenJsonOption = False,
-    cluster: ClusterNameOption = "local",
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
 ) -> None:
     """List every commit: its step, size and evaluation loss, whether its files exist, and why it is kept.
 
@@ -82,7 +77,7 @@ def list_commits(
 
     Example: lockstep checkpoint list runs/demo
     """
-    text, _ = answer_of("list", runs, (cluster, namespace, context))
+    text, _ = answer_of("list", runs, where)
     if as_json or output is Form.JSON:
         put_json_text(text)
         return
@@ -96,20 +91,19 @@ def list_commits(
 
 
 @app.command("verify")
+@on_cluster
 def verify(
+    where: TargetOptions,
     runs: RunArgument,
     everything: Annotated[bool, typer.Option("--all", help="Every commit that a start might choose, not only the newest.")] = False,
     output: FormOption = Form.TEXT,
     as_json: HiddenJsonOption = False,
-    cluster: ClusterNameOption = "local",
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
 ) -> None:
     """Read every shard and compare its checksum with the manifest's; for a job, in a pod next to its volume. Exit code 1 if something is missing or damaged.
 
     Example: lockstep checkpoint verify demo --all
     """
-    text, code = answer_of("verify", runs, (cluster, namespace, context), ["--all"] if everything else [])
+    text, code = answer_of("verify", runs, where, ["--all"] if everything else [])
     if as_json or output is Form.JSON:
         put_json_text(text)
     else:
@@ -118,19 +112,18 @@ def verify(
 
 
 @app.command("inspect")
+@on_cluster
 def inspect(
+    where: TargetOptions,
     runs: RunArgument,
     output: FormOption = Form.TEXT,
     as_json: HiddenJsonOption = False,
-    cluster: ClusterNameOption = "local",
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
 ) -> None:
     """Describe the newest commit, or the one given: what it was trained from, and what it holds.
 
     Example: lockstep checkpoint inspect runs/demo/checkpoints/step-40.a1
     """
-    text, _ = answer_of("show", runs, (cluster, namespace, context))
+    text, _ = answer_of("show", runs, where)
     if as_json or output is Form.JSON:
         put_json_text(text)
         return

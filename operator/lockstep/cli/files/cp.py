@@ -13,7 +13,7 @@ import typer
 
 from lockstep.api.errors import ConfigError, LockstepError
 from lockstep.cli.shared.inputs import only
-from lockstep.cli.shared.jobargs import UNNAMED, ContextOption, NamespaceOption, unknown_job
+from lockstep.cli.shared.jobargs import UNNAMED, ContextOption, NamespaceOption, TargetOptions, unknown_job
 from lockstep.cli.shared.progress import Meter
 from lockstep.platforms.output import put, tell
 from lockstep_spec.words import decimal_size
@@ -90,12 +90,10 @@ def cp(
 
     Example: lockstep cp -f job.yaml train.py mine:
     """
-    from lockstep.cli.shared.target import namespace_of, unnamed_cluster
-
     file = only(files, "cp") if files else None
     copies = read_all(sources, target)
     before = None if file is None else _before_start(file, copies, cluster, namespace)
-    place = before.namespace if before is not None else namespace_of(cluster or unnamed_cluster(context), namespace, context)
+    place = before.namespace if before is not None else TargetOptions.of(cluster, namespace, context).chosen_namespace()
     try:
         done = [asyncio.run(_copy(copy, place, context, node, before)) for copy in copies]
     except KeyboardInterrupt:

@@ -13,12 +13,12 @@ from lockstep.api.errors import Failed
 from lockstep.api.names import WORKSPACE
 from lockstep.cli.shared.jobargs import (
     DEFAULT_JOB,
-    ClusterNameOption,
-    ContextOption,
-    NamespaceOption,
+    FoundJob,
     NodeOption,
     OptionalJobArgument,
+    TargetOptions,
     find_job,
+    on_cluster,
     running_pod,
 )
 from lockstep.platforms.output import put, put_json, put_text, tell
@@ -33,14 +33,13 @@ PortOption = Annotated[
 ]
 
 
+@on_cluster
 def jupyter(
+    where: TargetOptions,
     job: OptionalJobArgument = DEFAULT_JOB,
     node: NodeOption = 0,
     folder: Annotated[str, typer.Option("--folder", help="Folder of the notebooks, in the pod.")] = WORKSPACE,
     port: PortOption = None,
-    cluster: ClusterNameOption = "local",
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
 ) -> None:
     """Run a notebook server in a job's pod until Ctrl-C, behind a token, and print the address on this machine that leads to it.
 
@@ -51,17 +50,16 @@ def jupyter(
     from lockstep.platforms.jobs.editor import EditorRequest
 
     request = EditorRequest("jupyter", folder)
-    _serve(request, job, node, cluster, namespace, context, port, JUPYTER_PORT)
+    _serve(request, job, node, where, port, JUPYTER_PORT)
 
 
+@on_cluster
 def tensorboard(
+    where: TargetOptions,
     job: OptionalJobArgument = DEFAULT_JOB,
     node: NodeOption = 0,
     folder: Annotated[str, typer.Option("--folder", help="Folder that holds the events of runs, in the pod.")] = f"{WORKSPACE}/runs",
     port: PortOption = None,
-    cluster: ClusterNameOption = "local",
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
 ) -> None:
     """Run TensorBoard in a job's pod until Ctrl-C, behind a token, and print the address on this machine that leads to it.
 
@@ -70,19 +68,18 @@ def tensorboard(
     from lockstep.platforms.jobs.editor import EditorRequest
 
     request = EditorRequest("tensorboard", folder)
-    _serve(request, job, node, cluster, namespace, context, port, TENSORBOARD_PORT)
+    _serve(request, job, node, where, port, TENSORBOARD_PORT)
 
 
+@on_cluster
 def vscode(
+    where: TargetOptions,
     job: OptionalJobArgument = DEFAULT_JOB,
     node: NodeOption = 0,
     pod_port: Annotated[
         int, typer.Option("--pod-port", min=1, max=65535, help="Port in the pod on which the script waits for a debugger.")
     ] = DEBUG_PORT,
     port: PortOption = None,
-    cluster: ClusterNameOption = "local",
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
 ) -> None:
     """Forward a debugger's port until Ctrl-C, and print the entry for VS Code's launch.json that attaches to it.
 
@@ -90,7 +87,7 @@ def vscode(
 
     Example: lockstep vscode ml-dev-env --node 1
     """
-    target = find_job(job, cluster, namespace, context)
+    target = find_job(job, where)
     pod = running_pod(target, node)
 
     async def forward(connection: Cluster) -> None:
@@ -101,18 +98,17 @@ def vscode(
             put(f"Port {local} of this machine leads to port {pod_port} of {pod}. Press Ctrl-C to end.", flush=True)
             await asyncio.Event().wait()
 
-    _connected(target.namespace, context, forward)
+    _connected(target, forward)
 
 
+@on_cluster
 def debug(
+    where: TargetOptions,
     job: Annotated[str, typer.Argument(help="The job's name.")],
     script: Annotated[str, typer.Argument(help="The script's path in the pod; a relative one is below /workspace.")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Its arguments, after --.")] = None,
     node: NodeOption = 0,
     port: PortOption = None,
-    cluster: ClusterNameOption = "local",
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
 ) -> None:
     """Start one script in one pod under debugpy; it waits until VS Code attaches. Ctrl-C ends it. The image needs debugpy.
 
@@ -123,14 +119,12 @@ def debug(
     from lockstep.platforms.jobs.editor import EditorRequest
 
     request = EditorRequest("debug", command=(script, *(arguments or [])))
-    _serve(request, job, node, cluster, namespace, context, port, DEBUG_PORT)
+    _serve(request, job, node, where, port, DEBUG_PORT)
 
 
-def _serve(
-    request: EditorRequest, job: str, node: int, cluster: str, namespace: str | None, context: str | None, port: int | None, usual: int
-) -> None:
+def _serve(request: EditorRequest, job: str, node: int, where: TargetOptions, port: int | None, usual: int) -> None:
     """Serve and forward until either ends or Ctrl-C ends both."""
-    target = find_job(job, cluster, namespace, context)
+    target = find_job(job, where)
     pod = running_pod(target, node)
 
     async def serve(connection: Cluster) -> None:
@@ -150,19 +144,17 @@ def _serve(
         if why:
             raise Failed(f"{request.kind} in pod {pod}: {why}")
 
-    _connected(target.namespace, context, serve)
+    _connected(target, serve)
 
 
-def _connected(namespace: str, context: str | None, work: Callable[[Cluster], Coroutine[Any, Any, None]]) -> None:
-    async def connected() -> None:
-        from lockstep.kube.cluster import Cluster
+def _connected(target: FoundJob, work: Callable[[Cluster], Coroutine[Any, Any, None]]) -> None:
+    async def permitted(connection: Cluster) -> None:
         from lockstep.platforms.jobs.editor import refuse_without_rights
 
-        async with await Cluster.connect(context) as connection:
-            await refuse_without_rights(connection, namespace)
-            await work(connection)
+        await refuse_without_rights(connection, target.namespace)
+        await work(connection)
 
-    asyncio.run(connected())
+    target.run(permitted)
 
 
 def _print_launch(pod: str, port: int) -> None:

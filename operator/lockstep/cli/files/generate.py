@@ -8,13 +8,15 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, NamespaceOption
+from lockstep.cli.shared.jobargs import TargetOptions, on_cluster
 from lockstep.platforms.output import ProgramOutput, tell
 
 INTERRUPTED = 130
 
 
+@on_cluster
 def generate(
+    where: TargetOptions,
     job: Annotated[str, typer.Argument(help="The job's name; with --local a run's or an adapter's folder.", show_default=False)],
     prompt: Annotated[str, typer.Argument(help="The beginning of the text.", show_default=False)],
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="The most tokens to add.")] = 100,
@@ -24,9 +26,6 @@ def generate(
         str | None, typer.Option("--model", help="The base model's folder. Default: what the job or the adapter names.")
     ] = None,
     gpus: Annotated[int, typer.Option("--gpus", min=0, help="GPUs to ask for; 0: the CPUs and the memory of a pod of the job.")] = 0,
-    cluster: ClusterNameOption = "local",
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
 ) -> None:
     """Continue a prompt with a job's newest adapter on its base model, token by token.
 
@@ -41,11 +40,8 @@ def generate(
 
         run_trainer("generate", ["--adapter", _adapter_in(Path(job)), *arguments])
         return
-    from lockstep.cli.shared.target import namespace_of
-
-    place = namespace_of(cluster, namespace, context)
     try:
-        code = asyncio.run(_on_cluster(job, arguments, gpus, place, context, named=model is not None))
+        code = asyncio.run(_on_cluster(job, arguments, gpus, where, named=model is not None))
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     if code:
@@ -67,14 +63,15 @@ def _adapter_in(folder: Path) -> Path:
     return Path(adapter)
 
 
-async def _on_cluster(job: str, arguments: list[str], gpus: int, namespace: str, context: str | None, *, named: bool) -> int:
+async def _on_cluster(job: str, arguments: list[str], gpus: int, where: TargetOptions, *, named: bool) -> int:
     from lockstep.cli.files.cp import known_job
     from lockstep.cli.shared.progress import waiting
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.files.results import newest_adapter
     from lockstep.platforms.jobs.generation import base_model, idle_or_own_pod, write_on
 
-    async with await Cluster.connect(context) as cluster:
+    namespace = where.chosen_namespace()
+    async with await Cluster.connect(where.context) as cluster:
         await known_job(cluster, namespace, job)
         async with idle_or_own_pod(cluster, namespace, job, gpus, tell) as place:
             adapter = await newest_adapter(cluster, place, job)

@@ -14,7 +14,7 @@ import typer
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import WORKSPACE
 from lockstep.cli.shared.inputs import OptionalFileOption, only
-from lockstep.cli.shared.jobargs import UNNAMED, ContextOption, NamespaceOption
+from lockstep.cli.shared.jobargs import UNNAMED, ContextOption, NamespaceOption, TargetOptions
 from lockstep.platforms.output import ProgramOutput, put, tell
 
 if TYPE_CHECKING:
@@ -98,9 +98,7 @@ def get_model(
     elif name is None:
         raise ConfigError("NAME is missing: lockstep model get org/name, or -f FILE, whose model is fetched")
     elif job is not None:
-        from lockstep.cli.shared.target import namespace_of, unnamed_cluster
-
-        place = namespace_of(cluster or unnamed_cluster(context), namespace, context)
+        place = TargetOptions.of(cluster, namespace, context).chosen_namespace()
         code = _run(_on_volumes(job, place, _arguments(name, revision, to), context))
     else:
         return _here(name, revision, to, workspace or HERE)

@@ -11,7 +11,7 @@ import typer
 
 from lockstep.api.errors import ConfigError, Failed, LockstepError
 from lockstep.api.names import DEV_ENVIRONMENT
-from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, NamespaceOption, known_names
+from lockstep.cli.shared.jobargs import TargetOptions, known_names, on_cluster
 from lockstep.platforms.output import put, tell
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ AGAIN_SECONDS = 2.0
 INTERRUPTED = 130
 
 
+@on_cluster
 def sync(
+    where: TargetOptions,
     job: Annotated[str, typer.Argument(help="The job's name.", autocompletion=known_names)] = DEV_ENVIRONMENT,
     folder: Annotated[Path, typer.Argument(help="The folder to send.")] = Path("workspace"),
     to: Annotated[str, typer.Option("--to", help="The target folder in the pods.")] = "/workspace",
@@ -38,9 +40,6 @@ def sync(
             "--force", help="Overwrite files that were changed in a pod since the last sync, and remove files that other folders sent."
         ),
     ] = False,
-    cluster: ClusterNameOption = "local",
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
 ) -> None:
     """Send a folder to all pods of a job: only what differs. Files that an earlier sync sent and that are gone here are removed there; nothing else is.
 
@@ -48,11 +47,9 @@ def sync(
 
     Example: lockstep sync ml-dev-env workspace --watch
     """
-    from lockstep.cli.shared.target import namespace_of
-
-    one = Sync(job, namespace_of(cluster, namespace, context), folder, to, force)
+    one = Sync(job, where.chosen_namespace(), folder, to, force)
     try:
-        complete = asyncio.run(_run(one, context, watch=watch))
+        complete = asyncio.run(_run(one, where.context, watch=watch))
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     if not complete:

@@ -16,17 +16,18 @@ from lockstep.cli.shared.inputs import FRESH, OptionalFileOption, only, read_all
 from lockstep.cli.shared.jobargs import (
     UNNAMED,
     WORKSPACE,
-    ClusterNameOption,
     ContextOption,
     FoundJob,
     JobArgument,
     JobsArgument,
     NamespaceOption,
+    TargetOptions,
     WorkspaceOption,
     find_job,
     find_jobs,
     known_names,
     no_such_job,
+    on_cluster,
 )
 from lockstep.platforms.output import put
 from lockstep_spec.words import number_of
@@ -38,41 +39,38 @@ NODES_MAX = 1024
 POLL_SECONDS = 0.5
 
 
-def suspend(
-    jobs: JobsArgument, cluster: ClusterNameOption = "local", namespace: NamespaceOption = None, context: ContextOption = None
-) -> None:
+@on_cluster
+def suspend(where: TargetOptions, jobs: JobsArgument) -> None:
     """Ask jobs to save and stop, which frees their pods and GPUs. Returns at once; `lockstep stop` waits.
 
     Example: lockstep suspend demo
     """
-    for found in _not_ended(jobs, cluster, namespace, context):
+    for found in _not_ended(jobs, where):
         if _set_suspend(found, suspended=True):
             put(f"{found.name}: asked to save and stop; go on with: lockstep resume {found.name} -n {found.namespace}")
         else:
             put(f"{found.name} is suspended already")
 
 
-def resume(
-    jobs: JobsArgument, cluster: ClusterNameOption = "local", namespace: NamespaceOption = None, context: ContextOption = None
-) -> None:
+@on_cluster
+def resume(where: TargetOptions, jobs: JobsArgument) -> None:
     """Resume suspended jobs from their last checkpoint.
 
     Example: lockstep resume demo
     """
-    for found in _not_ended(jobs, cluster, namespace, context):
+    for found in _not_ended(jobs, where):
         if _set_suspend(found, suspended=False) or _take_back(found):
             put(f"{found.name}: goes on; see it with: lockstep logs {found.name} -f -n {found.namespace}")
         else:
             put(f"{found.name} is not suspended")
 
 
+@on_cluster
 def stop(
+    where: TargetOptions,
     jobs: JobsArgument,
     run: Annotated[bool, typer.Option("--run", help="Stop the script that a dev environment runs, and keep its pods.")] = False,
     timeout: Annotated[int, typer.Option(min=1, help="Seconds to wait for the save and the end of the pods.")] = 600,
-    cluster: ClusterNameOption = "local",
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
 ) -> None:
     """Suspend jobs and wait until they have saved and their pods are gone. Exit code 1 when they are still there after --timeout.
 
@@ -82,9 +80,9 @@ def stop(
 
     Example: lockstep stop ml-dev-env --run
     """
-    found = _not_ended(jobs, cluster, namespace, context)
+    found = _not_ended(jobs, where)
     if run:
-        raise typer.Exit(max(_stop_run(one, context) for one in found))
+        raise typer.Exit(max(_stop_run(one, where.context) for one in found))
     for one in found:
         _set_suspend(one, suspended=True)
     end = time.monotonic() + timeout
@@ -123,9 +121,9 @@ def _stop_run(found: FoundJob, context: str | None) -> int:
     return asyncio.run(run_on_all_nodes(context, found.namespace, found.name, ["python3", "-I", AGENT_PATH, "stop"]))
 
 
-def _not_ended(jobs: Sequence[str], cluster: str, namespace: str | None, context: str | None) -> list[FoundJob]:
+def _not_ended(jobs: Sequence[str], where: TargetOptions) -> list[FoundJob]:
     """Return these jobs. Raises ConfigError where one of them isn't there or has ended: then nothing is done to the others, either."""
-    found = find_jobs(jobs, cluster, namespace, context)
+    found = find_jobs(jobs, where)
     for one in found:
         _refuse_ended(one)
     return found
@@ -163,14 +161,13 @@ def _set_suspend(found: FoundJob, *, suspended: bool) -> bool:
     return True
 
 
+@on_cluster
 def scale(
+    where: TargetOptions,
     job: JobArgument,
     number: Annotated[int | None, typer.Argument(metavar="NODES", min=1, max=NODES_MAX, help="How many nodes it should have.")] = None,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, max=NODES_MAX, help="The same.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask, also where the job would wait for nodes.")] = False,
-    cluster: ClusterNameOption = "local",
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
 ) -> None:
     """Change a job's number of nodes: it saves, stops and goes on from there, with the same global batch. Asks first where too few nodes have room.
 
@@ -181,7 +178,7 @@ def scale(
     if (number is None) == (nodes is None):
         raise ConfigError("give the number of nodes once: lockstep scale JOB 4")
     goal = number or nodes or 0
-    found = find_job(job, cluster, namespace, context)
+    found = find_job(job, where)
     if has_ended(found.job.get("status", {})):
         raise ConfigError(f"job {job} has ended: give a new job the number of nodes it should have")
     before = found.job["spec"].get("nodes")
@@ -242,19 +239,17 @@ def retry(
         raise typer.Exit(_run_again(file, cluster, namespace, context, workspace if local else None))
     if job is None or file is not None or local or in_namespace:
         raise ConfigError("name the failed job: lockstep retry JOB, or use -f FILE with either --local or --in-namespace")
-    from lockstep.cli.shared.target import unnamed_cluster
-
-    number = _raise_retry(job, cluster or unnamed_cluster(context), namespace, context)
+    number = _raise_retry(job, TargetOptions.of(cluster, namespace, context))
     put(
         f"{job}: retry {number} goes on from its last checkpoint; see it with: lockstep logs {job} -f"
         + (f" -n {namespace}" if namespace else "")
     )
 
 
-def _raise_retry(job: str, cluster: str, namespace: str | None, context: str | None) -> int:
+def _raise_retry(job: str, where: TargetOptions) -> int:
     from lockstep.kube.jobs import patch_spec
 
-    found = find_job(job, cluster, namespace, context)
+    found = find_job(job, where)
     _refuse_unless_failed(job, found.job.get("status", {}))
     number = int(found.job["spec"].get("restart", {}).get("retry", 0)) + 1
     patch_spec(found.target.client, found.namespace, job, {"restart": {"retry": number}})
@@ -319,15 +314,11 @@ def delete(
 
     Example: lockstep delete -f jobs/
     """
-    from lockstep.cli.shared.target import unnamed_cluster
     from lockstep.kube.jobs import delete_job, has_ended
 
     if bool(jobs) == bool(files):
         raise ConfigError(f"name the jobs, or use -f FILE{', not both' if jobs else ''}")
-    if files:
-        found = _of_files(files, cluster, namespace, context)
-    else:
-        found = find_jobs(jobs or [], cluster or unnamed_cluster(context), namespace, context)
+    found = _of_files(files, cluster, namespace, context) if files else find_jobs(jobs or [], TargetOptions.of(cluster, namespace, context))
     running = [one.name for one in found if not has_ended(one.job.get("status", {})) and not one.job["spec"].get("suspend", False)]
     if running and not yes:
         listed, them = ", ".join(running), "it" if len(running) == 1 else "them"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import replace
 from enum import StrEnum
@@ -12,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, NamespaceOption, find_job
+from lockstep.cli.shared.jobargs import TargetOptions, find_job, on_cluster
 from lockstep.platforms.output import put, put_json, tell
 
 if TYPE_CHECKING:
+    from lockstep.kube.cluster import Cluster
     from lockstep.plan.pages.diffruns import Side
 
 JOB_FILES = (".yaml", ".yml", ".json")
@@ -31,15 +31,14 @@ class ComparisonForm(StrEnum):
     JSON = "json"
 
 
+@on_cluster
 def diff_runs(
+    where: TargetOptions,
     one: RunArgument,
     other: RunArgument,
     output: Annotated[
         ComparisonForm, typer.Option("-o", "--output", help="table or json; json has every step that both have.")
     ] = ComparisonForm.TABLE,
-    cluster: ClusterNameOption = "local",
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
 ) -> None:
     """Compare two runs: where their configuration differs, and their loss at the same steps, evaluation, speed and goodput.
 
@@ -49,7 +48,7 @@ def diff_runs(
     """
     from lockstep.plan.pages.diffruns import compare, comparison_page
 
-    sides = [_side(run, cluster, namespace, context) for run in (one, other)]
+    sides = [_side(run, where) for run in (one, other)]
     if sides[0].name == sides[1].name:
         sides = [replace(side, name=name) for side, name in zip(sides, (one, other), strict=True)]
     comparison = compare(*sides)
@@ -59,15 +58,15 @@ def diff_runs(
         put(*comparison_page(comparison))
 
 
-def _side(given: str, cluster: str, namespace: str | None, context: str | None) -> Side:
+def _side(given: str, where: TargetOptions) -> Side:
     path = Path(given)
     if path.is_dir():
         return _of_folder(path)
     if path.suffix in JOB_FILES:
-        return _of_file(path, cluster)
+        return _of_file(path, where.cluster)
     if "/" in given:
         raise ConfigError(f"there is no folder {given}: give a run's folder (runs/<job>), a job file, or the name of a job")
-    return _of_job(given, cluster, namespace, context)
+    return _of_job(given, where)
 
 
 def _of_file(path: Path, cluster: str) -> Side:
@@ -109,31 +108,29 @@ def _of_folder(path: Path) -> Side:
     return _side_of(path.resolve().name, summary, status)
 
 
-def _of_job(name: str, cluster: str, namespace: str | None, context: str | None) -> Side:
+def _of_job(name: str, where: TargetOptions) -> Side:
     from lockstep.plan.pages.diffruns import spec_of
 
-    found = find_job(name, cluster, namespace, context)
-    side = _side_of(name, asyncio.run(_summary(found.job, context)), found.job.get("status", {}))
+    found = find_job(name, where)
+    side = _side_of(name, found.run(lambda cluster: _summary(cluster, found.job)), found.job.get("status", {}))
     return replace(side, spec=spec_of(found.job["spec"]))
 
 
-async def _summary(job: dict[str, Any], context: str | None) -> dict[str, Any]:
+async def _summary(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:
     """Summary of the job's folder, as far as it can be read, with the settings of its frozen run on the cluster."""
     from lockstep.api.errors import Failed
-    from lockstep.kube.cluster import Cluster
     from lockstep.platforms.files.reader import beside
     from lockstep.platforms.jobs.runs import frozen_run, summary
 
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
-    async with await Cluster.connect(context) as cluster:
-        found: dict[str, Any] = {}
-        try:
-            async with beside(cluster, namespace, name, seconds=600, say=_say) as place:
-                found = await summary(cluster, place, name)
-        except (Failed, OSError) as error:
-            _say(f"the measurements of {name} can't be read, only its status: {error}")
-        run = await frozen_run(cluster, job)
-    return found | ({"run": run} if run else {})
+    measured: dict[str, Any] = {}
+    try:
+        async with beside(cluster, namespace, name, seconds=600, say=_say) as place:
+            measured = await summary(cluster, place, name)
+    except (Failed, OSError) as error:
+        _say(f"the measurements of {name} can't be read, only its status: {error}")
+    run = await frozen_run(cluster, job)
+    return measured | ({"run": run} if run else {})
 
 
 def _side_of(name: str, summary: dict[str, Any], status: dict[str, Any]) -> Side:

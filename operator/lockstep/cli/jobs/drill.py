@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, Form, FormOption, FoundJob, NamespaceOption, find_job
+from lockstep.cli.shared.jobargs import Form, FormOption, FoundJob, TargetOptions, find_job, on_cluster
 from lockstep.plan.pages.drill import AFTER_INTERRUPT, RISKS, Fault, drill_page, why_not_now
 from lockstep.platforms.output import put, put_json, tell
 
@@ -16,7 +16,9 @@ MIB = 1 << 20
 INTERRUPTED = 130
 
 
+@on_cluster
 def drill(
+    where: TargetOptions,
     fault: Annotated[Fault, typer.Argument(help="The fault to inject.", show_default=False)],
     job: Annotated[str, typer.Option("--job", help="The job's name.", show_default=False)],
     rank: Annotated[
@@ -28,9 +30,6 @@ def drill(
         int, typer.Option("--fill-at-most", min=1, metavar="MIB", help="For fill-disk: refuse a volume with more MiB free.")
     ] = 1024,
     output: FormOption = Form.TEXT,
-    cluster: ClusterNameOption = "local",
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
 ) -> None:
     """Inject one fault into a running job, wait until it trains again, and report what that took: detection, downtime, lost steps.
 
@@ -41,7 +40,7 @@ def drill(
     from lockstep.platforms.jobs.drilledjob import DrilledJob
     from lockstep.platforms.jobs.drills import run_drill
 
-    found = find_job(job, cluster, namespace, context)
+    found = find_job(job, where)
     _refuse_without_rights(found, fault)
     reason = why_not_now(found.job, fault)
     if reason:

@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.cli.shared.jobargs import (
-    ClusterNameOption,
-    ContextOption,
-    JobArgument,
-    ListForm,
-    ListFormOption,
-    NamespaceOption,
-    find_job,
-    find_jobs,
-)
+from lockstep.cli.shared.jobargs import JobArgument, ListForm, ListFormOption, TargetOptions, find_job, find_jobs, on_cluster
 from lockstep.plan.pages.table import aligned
 from lockstep.platforms.output import put, put_json, put_text, tell
 
@@ -42,15 +33,14 @@ class Awaited(StrEnum):
     ENDED = "Ended"
 
 
+@on_cluster
 def get(
+    where: TargetOptions,
     jobs: Annotated[list[str] | None, typer.Argument(help="The jobs' names. Default: all.", show_default=False)] = None,
     output: ListFormOption = ListForm.TABLE,
     all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of every namespace that you may read.")] = False,
     selector: Annotated[str | None, typer.Option("--selector", "-l", help="Only jobs with these labels: team=nlp,tier!=test.")] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep printing a line for each job that changes, until Ctrl-C.")] = False,
-    cluster: ClusterNameOption = "local",
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
 ) -> None:
     """List jobs: nodes, ranks, step, restarts and state.
 
@@ -60,17 +50,16 @@ def get(
 
     Example: lockstep get -A -w
     """
-    from lockstep.cli.shared.target import target_of
     from lockstep.kube.jobs import list_jobs
 
     if jobs and (all_namespaces or selector):
         raise ConfigError("use either names of jobs, or -A and -l")
     if watch and output not in (ListForm.TABLE, ListForm.WIDE):
         raise ConfigError("--watch prints a table: use -o table or wide")
-    named = find_jobs(jobs, cluster, namespace, context) if jobs else []  # names those that are not there
+    named = find_jobs(jobs, where) if jobs else []  # names those that are not there
     if named and not watch:
         return _show([one.job for one in named], named[0].target, output, single=len(named) == 1)
-    target = target_of(cluster, namespace, context)
+    target = where.target()
     place = None if all_namespaces else target.namespace
 
     def listed() -> list[dict[str, Any]]:
@@ -153,9 +142,8 @@ def _watch(look: Callable[[], tuple[list[dict[str, Any]], Unheard | None]], *, w
         time.sleep(WATCH_SECONDS)
 
 
-def describe(
-    job: JobArgument, cluster: ClusterNameOption = "local", namespace: NamespaceOption = None, context: ContextOption = None
-) -> None:
+@on_cluster
+def describe(where: TargetOptions, job: JobArgument) -> None:
     """Show everything known about a job: work, place, step, checkpoint, failure, restarts, conditions, events.
 
     Example: lockstep describe demo
@@ -165,7 +153,7 @@ def describe(
     from lockstep.plan.pages.table import is_open
     from lockstep.platforms.jobs.observe import operator_unheard
 
-    found = find_job(job, cluster, namespace, context)
+    found = find_job(job, where)
     client, now = found.target.client, time.time()
     unheard = client.run(lambda cluster: operator_unheard(cluster, found.namespace)) if is_open(found.job) else None
     if unheard is not None:
@@ -176,9 +164,8 @@ def describe(
         raise typer.Exit(EXIT_STALE)
 
 
-def events(
-    job: JobArgument, cluster: ClusterNameOption = "local", namespace: NamespaceOption = None, context: ContextOption = None
-) -> None:
+@on_cluster
+def events(where: TargetOptions, job: JobArgument) -> None:
     """Print the events of a job that the cluster still keeps, oldest first.
 
     Example: lockstep events demo
@@ -186,21 +173,20 @@ def events(
     from lockstep.kube.jobs import job_events
     from lockstep.plan.pages.table import age
 
-    found = find_job(job, cluster, namespace, context)
+    found = find_job(job, where)
     for event in job_events(found.target.client, found.job):
         when = age(event.get("lastTimestamp") or event.get("eventTime"), time.time())
         put(f"{when:>6}  {event.get('type', ''):8} {event.get('reason', ''):24} {event.get('message', '')}")
 
 
+@on_cluster
 def wait(
+    where: TargetOptions,
     job: JobArgument,
     until: Annotated[
         Awaited, typer.Option("--for", case_sensitive=False, help="The condition to wait for; Ended is Complete or Failed.")
     ] = Awaited.ENDED,
     timeout: Annotated[int, typer.Option(min=1, help="Seconds to wait at most.")] = 3600,
-    cluster: ClusterNameOption = "local",
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
 ) -> None:
     """Wait until a condition of a job holds. Exit code 0: it holds; 1: the job failed, the time is over, or it can't hold any more.
 
@@ -209,7 +195,7 @@ def wait(
     from lockstep.api.objects import condition
     from lockstep.kube.jobs import has_ended, job_status
 
-    found = find_job(job, cluster, namespace, context)
+    found = find_job(job, where)
     end, shown = time.monotonic() + timeout, ""
     while True:
         status = job_status(found.target.client, found.namespace, job)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from contextlib import aclosing
 from pathlib import Path
@@ -12,16 +11,7 @@ import typer
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.objects import Object
-from lockstep.cli.shared.jobargs import (
-    WORKSPACE,
-    ClusterNameOption,
-    ContextOption,
-    JobArgument,
-    LocalRunOption,
-    NamespaceOption,
-    WorkspaceOption,
-    find_job_or_run,
-)
+from lockstep.cli.shared.jobargs import WORKSPACE, JobArgument, LocalRunOption, TargetOptions, WorkspaceOption, find_job_or_run, on_cluster
 from lockstep.platforms.output import put, tell
 
 if TYPE_CHECKING:
@@ -32,7 +22,9 @@ EXIT_FAILED = 1
 POLL_SECONDS = 0.5
 
 
+@on_cluster
 def logs(
+    where: TargetOptions,
     job: JobArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job has ended.")] = False,
     rank: Annotated[int | None, typer.Option(min=0, help="Only lines of this rank, on whichever node it is.")] = None,
@@ -46,9 +38,6 @@ def logs(
     previous: Annotated[bool, typer.Option("--previous", "-p", help="The attempt before the newest one.")] = False,
     local: LocalRunOption = False,
     workspace: WorkspaceOption = WORKSPACE,
-    cluster: ClusterNameOption = "local",
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
 ) -> None:
     """Print a job's log: node 0's, another node's, or one rank's; from its pod while it runs, else from its volume.
 
@@ -70,14 +59,13 @@ def logs(
     selection = LogSelection(node or 0, rank, tail, None if since is None else parse_duration(since), attempt)
     if local:
         raise typer.Exit(_print_local(job, workspace, selection, follow=follow, errors=errors, previous=previous))
-    found = find_job_or_run(job, cluster, namespace, context)
-    raise typer.Exit(asyncio.run(_print(found.job, context, selection, follow=follow, errors=errors, previous=previous)))
+    found = find_job_or_run(job, where)
+    raise typer.Exit(found.run(lambda cluster: _print(cluster, found.job, selection, follow=follow, errors=errors, previous=previous)))
 
 
-async def _print(job: Object, context: str | None, selection: LogSelection, *, follow: bool, errors: bool, previous: bool) -> int:
+async def _print(cluster: Cluster, job: Object, selection: LogSelection, *, follow: bool, errors: bool, previous: bool) -> int:
     from dataclasses import replace
 
-    from lockstep.kube.cluster import Cluster
     from lockstep.plan.pages.logs import node_of_rank, nodes_of
     from lockstep.platforms.jobs.logs import lines
     from lockstep.platforms.jobs.runs import frozen_run
@@ -85,19 +73,18 @@ async def _print(job: Object, context: str | None, selection: LogSelection, *, f
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     if previous:
         selection = replace(selection, attempt=_before(job))
-    async with await Cluster.connect(context) as cluster:
-        if selection.rank is not None:
-            nodes = nodes_of(job) or int((await frozen_run(cluster, job)).get("nodes", 0))
-            selection = replace(selection, node=node_of_rank(job.get("status", {}).get("ranks") or {}, nodes, selection.rank))
-        if follow:
-            return await _follow(cluster, job, selection)
-        if errors:
-            return await _print_errors(cluster, job, selection)
-        printed = selection.tail == 0
-        async with aclosing(lines(cluster, job, selection, _say)) as output:
-            async for line in output:
-                printed = True
-                put(line)
+    if selection.rank is not None:
+        nodes = nodes_of(job) or int((await frozen_run(cluster, job)).get("nodes", 0))
+        selection = replace(selection, node=node_of_rank(job.get("status", {}).get("ranks") or {}, nodes, selection.rank))
+    if follow:
+        return await _follow(cluster, job, selection)
+    if errors:
+        return await _print_errors(cluster, job, selection)
+    printed = selection.tail == 0
+    async with aclosing(lines(cluster, job, selection, _say)) as output:
+        async for line in output:
+            printed = True
+            put(line)
     if not printed:
         raise Failed(f"node {selection.node} of job {name} has printed nothing that matches: lockstep why {name} -n {namespace}")
     return 0

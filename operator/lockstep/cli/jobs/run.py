@@ -15,7 +15,7 @@ import typer
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import DEV_ENVIRONMENT
 from lockstep.cli.shared.inputs import FRESH, NamespaceOption, OptionalFileOption, SetOption, only, read_inputs
-from lockstep.cli.shared.jobargs import WORKSPACE, ContextOption, FoundJob, HereOption, VolumesOption, find_job
+from lockstep.cli.shared.jobargs import WORKSPACE, ContextOption, FoundJob, HereOption, TargetOptions, VolumesOption, find_job
 from lockstep.platforms.output import tell
 
 if TYPE_CHECKING:
@@ -78,10 +78,8 @@ def run(
     if file is None:
         of_a_file = {"--local": local, "--in-namespace": in_namespace, "--attach": attach, "--nodes": nodes, "--set": changes, "--fresh": fresh, "--preview": preview}  # fmt: skip
         _refuse_file_options(of_a_file)
-        from lockstep.cli.shared.target import unnamed_cluster
-
-        place = cluster or unnamed_cluster(context), namespace, context
-        raise typer.Exit(run_in_session(script or (), job or DEV_ENVIRONMENT, place, detach=detach))
+        where = TargetOptions.of(cluster, namespace, context)
+        raise typer.Exit(run_in_session(script or (), job or DEV_ENVIRONMENT, where, detach=detach))
     if script or job or detach:
         raise ConfigError("-f runs a job file, --job and a script run something in a dev environment: use one of them")
     changes = [*(changes or ()), *(_fresh(file) if fresh else ())]
@@ -158,21 +156,18 @@ def _run_here(inputs: Inputs, workspace: Path, nodes: int | None, samples: int |
     return {0: 0, CONFIGURATION: EXIT_USAGE}.get(code, EXIT_FAILED)
 
 
-def run_in_session(words: Sequence[str], job: str, place: tuple[str, str | None, str | None], *, detach: bool) -> int:
-    """Run a script on all nodes of a dev environment. Return the exit code of the rank that failed first.
-
-    `place`: cluster file, namespace, context.
-    """
+def run_in_session(words: Sequence[str], job: str, where: TargetOptions, *, detach: bool) -> int:
+    """Run a script on all nodes of a dev environment. Return the exit code of the rank that failed first."""
     if not words:
         raise ConfigError(
             "name what to run: a job file (-f job.yaml --local), or a script on all nodes of a dev environment (lockstep run train.py)"
         )
     from lockstep.platforms.jobs.devrun import agent_command, run_on_all_nodes
 
-    found = find_job(job, *place)
+    found = find_job(job, where)
     refuse(found)
     command = agent_command(words, _who(), detach=detach)
-    return asyncio.run(run_on_all_nodes(place[2], found.namespace, job, command))
+    return asyncio.run(run_on_all_nodes(where.context, found.namespace, job, command))
 
 
 def refuse(found: FoundJob) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,15 +11,14 @@ import typer
 from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.jobargs import (
     WORKSPACE,
-    ClusterNameOption,
-    ContextOption,
     Form,
     FormOption,
     JobArgument,
     LocalRunOption,
-    NamespaceOption,
+    TargetOptions,
     WorkspaceOption,
     find_job_or_run,
+    on_cluster,
 )
 from lockstep.platforms.output import put, put_json
 
@@ -30,15 +28,14 @@ if TYPE_CHECKING:
 EXIT_NOT_ALL = 1
 
 
+@on_cluster
 def stacks(
+    where: TargetOptions,
     job: JobArgument,
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only this rank.")] = None,
     output: FormOption = Form.TEXT,
     local: LocalRunOption = False,
     workspace: WorkspaceOption = WORKSPACE,
-    cluster: ClusterNameOption = "local",
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
 ) -> None:
     """Show the Python stacks of all threads of a running job's ranks; equal ones once. The ranks go on.
 
@@ -50,7 +47,7 @@ def stacks(
     """
     from lockstep.plan.pages.stacks import stacks_page
 
-    answers = _on_this_machine(job, workspace, rank) if local else _on_cluster(job, rank, cluster, namespace, context)
+    answers = _on_this_machine(job, workspace, rank) if local else _on_cluster(job, rank, where)
     if output is Form.JSON:
         put_json({"job": job, "ranks": [asdict(answer) for answer in answers]})
     else:
@@ -59,18 +56,13 @@ def stacks(
         raise typer.Exit(EXIT_NOT_ALL)
 
 
-def _on_cluster(name: str, rank: int | None, cluster: str, namespace: str | None, context: str | None) -> list[RankAnswer]:
-    from lockstep.kube.cluster import Cluster
+def _on_cluster(name: str, rank: int | None, where: TargetOptions) -> list[RankAnswer]:
     from lockstep.platforms.jobs.logs import is_run
     from lockstep.platforms.jobs.stacks import ask_ranks
 
-    found = find_job_or_run(name, cluster, namespace, context)
-
-    async def ask() -> list[RankAnswer]:
-        async with await Cluster.connect(context) as connection:
-            return await ask_ranks(connection, found.job, rank)
-
-    return _checked(name, asyncio.run(ask()), rank, f"lockstep {'logs' if is_run(found.job) else 'why'} {name} -n {found.namespace}")
+    found = find_job_or_run(name, where)
+    answers = found.run(lambda cluster: ask_ranks(cluster, found.job, rank))
+    return _checked(name, answers, rank, f"lockstep {'logs' if is_run(found.job) else 'why'} {name} -n {found.namespace}")
 
 
 def _on_this_machine(name: str, workspace: Path, rank: int | None) -> list[RankAnswer]:

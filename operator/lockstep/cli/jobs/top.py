@@ -13,16 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.objects import Object
-from lockstep.cli.shared.jobargs import (
-    WORKSPACE,
-    ClusterNameOption,
-    ContextOption,
-    Form,
-    LocalRunOption,
-    NamespaceOption,
-    WorkspaceOption,
-    find_job,
-)
+from lockstep.cli.shared.jobargs import WORKSPACE, Form, LocalRunOption, TargetOptions, WorkspaceOption, find_job, on_cluster
 from lockstep.platforms.output import put, put_json, tell
 
 if TYPE_CHECKING:
@@ -39,7 +30,9 @@ CURVE_SECONDS = 10.0
 """The loss curve is read so often; the rest with every look."""
 
 
+@on_cluster
 def top(
+    where: TargetOptions,
     job: Annotated[
         str | None, typer.Argument(help="A job's name. Default: a line for each job of the namespace.", show_default=False)
     ] = None,
@@ -48,9 +41,6 @@ def top(
     output: Annotated[Form, typer.Option("-o", "--output", help="text or json; json is one look.")] = Form.TEXT,
     local: LocalRunOption = False,
     workspace: WorkspaceOption = WORKSPACE,
-    cluster: ClusterNameOption = "local",
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
 ) -> None:
     """Show the progress of a job until it has ended: loss curve, speed, memory, fabric, goodput, and each node's ranks and NICs.
 
@@ -62,9 +52,9 @@ def top(
     if local:
         looks = _looks_of_folder(job, workspace, interval)
     elif job is None:
-        looks = _looks_of_all(cluster, namespace, context, interval)
+        looks = _looks_of_all(where, interval)
     else:
-        looks = _looks_of_job(find_job(job, cluster, namespace, context).job, context, interval, live=live)
+        looks = _looks_of_job(find_job(job, where).job, where.context, interval, live=live)
     asyncio.run(_show(looks, output, live=live))
 
 
@@ -149,15 +139,14 @@ async def _looks_of_job(job: Object, context: str | None, interval: float, *, li
             await asyncio.sleep(interval)
 
 
-async def _looks_of_all(cluster: str, namespace: str | None, context: str | None, interval: float) -> Looks:
-    from lockstep.cli.shared.target import target_of
+async def _looks_of_all(where: TargetOptions, interval: float) -> Looks:
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.pages.table import is_open
     from lockstep.plan.pages.top import overview, snapshot
     from lockstep.platforms.jobs.observe import operator_unheard
 
-    place = target_of(cluster, namespace, context).namespace
-    async with await Cluster.connect(context) as connection:
+    place = where.chosen_namespace()
+    async with await Cluster.connect(where.context) as connection:
         while True:
             jobs = (await connection.list("TrainingJob", place))["items"]
             unheard = await operator_unheard(connection, place) if any(map(is_open, jobs)) else None

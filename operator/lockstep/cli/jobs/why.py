@@ -13,15 +13,15 @@ import typer
 from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.jobargs import (
     WORKSPACE,
-    ClusterNameOption,
-    ContextOption,
     Form,
     FormOption,
+    FoundJob,
     JobArgument,
     LocalRunOption,
-    NamespaceOption,
+    TargetOptions,
     WorkspaceOption,
     find_job,
+    on_cluster,
 )
 from lockstep.platforms.output import put, put_json, tell
 
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 EXIT_IN_ITS_WAY = 1
 
 
+@on_cluster
 def why(
+    where: TargetOptions,
     job: JobArgument,
     bundle: Annotated[
         Path | None,
@@ -45,9 +47,6 @@ def why(
     output: FormOption = Form.TEXT,
     local: LocalRunOption = False,
     workspace: WorkspaceOption = WORKSPACE,
-    cluster: ClusterNameOption = "local",
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
 ) -> None:
     """Explain in a few lines why a job failed or doesn't run, or how it is doing: first cause, cost, next command.
 
@@ -58,7 +57,7 @@ def why(
     """
     from lockstep.plan.pages.why import answer_page
 
-    answer = _of_folder(job, workspace) if local else _on_cluster(find_job(job, cluster, namespace, context), context, bundle)
+    answer = _of_folder(job, workspace) if local else _on_cluster(find_job(job, where), bundle)
     if output is Form.JSON:
         put_json(answer.as_json())
     else:
@@ -67,28 +66,26 @@ def why(
         raise typer.Exit(EXIT_IN_ITS_WAY)
 
 
-def _on_cluster(found: FoundJob, context: str | None, bundle: Path | None) -> Answer:
-    return asyncio.run(_look(found, context, bundle))
+def _on_cluster(found: FoundJob, bundle: Path | None) -> Answer:
+    return found.run(lambda connection: _look(connection, found, bundle))
 
 
-async def _look(found: FoundJob, context: str | None, bundle: Path | None) -> Answer:
-    from lockstep.kube.cluster import Cluster
+async def _look(connection: Cluster, found: FoundJob, bundle: Path | None) -> Answer:
     from lockstep.plan.pages.why import answer_page, is_awaited
     from lockstep.plan.pages.why import why as answer_of
     from lockstep.platforms.clusters.deployed import unserved
     from lockstep.platforms.jobs.logs import unheard_lines
     from lockstep.platforms.jobs.observe import JobObserver, operator_unheard
 
-    async with await Cluster.connect(context) as connection:
-        look = JobObserver(connection)
-        observed, unheard, lacks = await asyncio.gather(
-            look.at(found.job), operator_unheard(connection, found.namespace), unserved(connection, found.namespace)
-        )
-        answer = answer_of(observed, tuple(look.not_seen), time.time(), lacks, unheard)
-        if is_awaited(observed) or answer.stale:
-            answer = replace(answer, says=tuple(await unheard_lines(connection, found.namespace, observed.pods)))
-        if bundle is not None:
-            await _write(bundle, connection, observed, answer_page(answer))
+    look = JobObserver(connection)
+    observed, unheard, lacks = await asyncio.gather(
+        look.at(found.job), operator_unheard(connection, found.namespace), unserved(connection, found.namespace)
+    )
+    answer = answer_of(observed, tuple(look.not_seen), time.time(), lacks, unheard)
+    if is_awaited(observed) or answer.stale:
+        answer = replace(answer, says=tuple(await unheard_lines(connection, found.namespace, observed.pods)))
+    if bundle is not None:
+        await _write(bundle, connection, observed, answer_page(answer))
     return answer
 
 

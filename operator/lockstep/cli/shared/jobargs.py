@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import wraps
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -15,19 +17,20 @@ from lockstep.api.names import DEV_ENVIRONMENT, pod_name
 
 if TYPE_CHECKING:
     from lockstep.cli.shared.target import Target
+    from lockstep.kube.cluster import Cluster
+
+T = TypeVar("T")
 
 
 def known_names(context: typer.Context, incomplete: str) -> list[str]:
     """Return what a shell completes a job's name to; nothing where nothing can be asked: a shell that completes must not complain."""
-    from lockstep.cli.shared.target import one_verb, target_of, unnamed_cluster
+    from lockstep.cli.shared.target import one_verb
     from lockstep.kube.jobs import list_jobs
 
     options = context.params
     try:
         with one_verb():
-            target = target_of(
-                options.get("cluster") or unnamed_cluster(options.get("context")), options.get("namespace"), options.get("context")
-            )
+            target = TargetOptions.of(options.get("cluster"), options.get("namespace"), options.get("context")).target()
         names = [str(job["metadata"]["name"]) for job in list_jobs(target.client, target.namespace)]
     except (LockstepError, OSError):
         return []
@@ -69,6 +72,48 @@ NamespaceOption = Annotated[
     ),
 ]
 ContextOption = Annotated[str | None, typer.Option("--context", help="The context of your kubeconfig. Default: the current one.")]
+
+
+@dataclass(frozen=True)
+class TargetOptions:
+    """Options of a verb about what is on a cluster: a cluster file's name or path, a namespace, a context of the kubeconfig."""
+
+    cluster: ClusterNameOption = "local"
+    namespace: NamespaceOption = None
+    context: ContextOption = None
+
+    @classmethod
+    def of(cls, cluster: str | None, namespace: str | None, context: str | None) -> TargetOptions:
+        """Return them with the cluster that is meant where none is named."""
+        from lockstep.cli.shared.target import unnamed_cluster
+
+        return cls(cluster or unnamed_cluster(context), namespace, context)
+
+    def target(self) -> Target:
+        from lockstep.cli.shared.target import target_of
+
+        return target_of(self.cluster, self.namespace, self.context)
+
+    def chosen_namespace(self) -> str:
+        from lockstep.cli.shared.target import namespace_of
+
+        return namespace_of(self.cluster, self.namespace, self.context)
+
+
+def on_cluster(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb the options of TargetOptions, after its own: it gets them as its first argument. (typer knows no bundles of options.)"""
+    own, bundle = signature(verb, eval_str=True), signature(TargetOptions, eval_str=True).parameters
+
+    @wraps(verb)
+    def with_options(**options: Any) -> None:
+        where = TargetOptions(**{name: options.pop(name) for name in bundle if name in options})
+        verb(where, **options)
+
+    parameters = [*list(own.parameters.values())[1:], *bundle.values()]
+    vars(with_options)["__signature__"] = own.replace(parameters=parameters)
+    return with_options
+
+
 LocalRunOption = Annotated[bool, typer.Option("--local", help="Read the folder of a run of `lockstep run --local`.")]
 WorkspaceOption = Annotated[Path, typer.Option("--workspace", help="With --local: the same as for `lockstep run`.")]
 HereOption = Annotated[bool, typer.Option("--local", help="Run as processes on this machine, without a cluster or root.")]
@@ -117,40 +162,37 @@ class FoundJob:
     def namespace(self) -> str:
         return self.target.namespace
 
+    def run(self, work: Callable[[Cluster], Coroutine[Any, Any, T]]) -> T:
+        """Return the result of `work`, done on a connection to the job's cluster that ends with it."""
+        return self.target.client.run(work)
 
-def find_job(name: str, cluster: str, namespace: str | None, context: str | None) -> FoundJob:
+
+def find_job(name: str, where: TargetOptions) -> FoundJob:
     """Return the job. Raises ConfigError, naming the jobs that are there, when there is none of this name."""
-    from lockstep.cli.shared.target import target_of
+    return find_jobs([name], where)[0]
+
+
+def find_jobs(names: Sequence[str], where: TargetOptions) -> list[FoundJob]:
+    """Return each job once, in the order given. Raises ConfigError for the first name that no job has: then nothing is done to the others, either."""
+    target = where.target()
+    return [job_at(target, name) for name in dict.fromkeys(names)]
+
+
+def job_at(target: Target, name: str) -> FoundJob:
+    """Return the job of this name there. Raises ConfigError as `find_job` does."""
     from lockstep.kube.jobs import get_job
 
-    target = target_of(cluster, namespace, context)
     job = get_job(target.client, target.namespace, name)
     if job is None:
         raise ConfigError(no_such_job(target, name))
     return FoundJob(target, job)
 
 
-def find_jobs(names: Sequence[str], cluster: str, namespace: str | None, context: str | None) -> list[FoundJob]:
-    """Return each job once, in the order given. Raises ConfigError for the first name that no job has: then nothing is done to the others, either."""
-    from lockstep.cli.shared.target import target_of
-    from lockstep.kube.jobs import get_job
-
-    target = target_of(cluster, namespace, context)
-    jobs = []
-    for name in dict.fromkeys(names):
-        job = get_job(target.client, target.namespace, name)
-        if job is None:
-            raise ConfigError(no_such_job(target, name))
-        jobs.append(FoundJob(target, job))
-    return jobs
-
-
-def find_job_or_run(name: str, cluster: str, namespace: str | None, context: str | None) -> FoundJob:
+def find_job_or_run(name: str, where: TargetOptions) -> FoundJob:
     """Return the job as `find_job` does; what `lockstep run --in-namespace` started is found, too, as a job without spec whose status names its frozen run."""
-    from lockstep.cli.shared.target import target_of
     from lockstep.kube.jobs import get_job, run_as_job, run_without_operator
 
-    target = target_of(cluster, namespace, context)
+    target = where.target()
     job = get_job(target.client, target.namespace, name)
     if job is None and (run := run_without_operator(target.client, target.namespace, name)) is not None:
         job = run_as_job(target.client, target.namespace, name, run)

@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import ANNOTATION_DEFAULT_CLUSTER, OPERATOR_NAME, OPERATOR_NAMESPACE
-from lockstep.cli.clusters.deploy import _checked, deploy
-from lockstep.cli.clusters.deploying import tell_end
+from lockstep.cli.clusters.deploy import _checked, deploy, tell_end
 from lockstep.cli.clusters.deploymentplan import OPERATOR_IMAGE, Mode, planned
 from lockstep.cli.main import app
 from lockstep.cli.shared import target
@@ -81,7 +80,7 @@ def test_rdma_without_rails_is_warned_of_with_its_line_before_anything_is_sent(
     async def carry_out(plan: Any, *_: Any) -> bool:
         return True
 
-    monkeypatch.setattr("lockstep.cli.clusters.deploying.carry_out", carry_out)
+    monkeypatch.setattr("lockstep.cli.clusters.deploy.carry_out", carry_out)
     deploy(str(path), Mode.RDMA, **option)
     warned = capsys.readouterr().err
     assert warned.startswith(

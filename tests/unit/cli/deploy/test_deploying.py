@@ -14,8 +14,8 @@ from typer import Exit
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DEV_ENVIRONMENT
 from lockstep.api.objects import Object
-from lockstep.cli.clusters import clean, deploying
-from lockstep.cli.clusters.deploying import _rails_are_there, _refuse_platform
+from lockstep.cli.clusters import clean, deploy
+from lockstep.cli.clusters.deploy import _rails_are_there, _refuse_platform
 from lockstep.cli.clusters.deploymentplan import Mode, planned
 from lockstep.cli.main import main
 from lockstep.cli.shared import deployment as remembered
@@ -145,7 +145,7 @@ def test_an_administrator_gets_files_and_the_commands_in_order(
     crd, role = ({"kind": kind, "metadata": {"name": "x"}} for kind in ("CustomResourceDefinition", "ClusterRole"))
     there = {"kind": "Namespace", "metadata": {"name": "n"}}
     parts = (Left(crd, State.MISSING), Left(role, State.DIFFERS), Left(there, State.SAME))
-    deploying.tell_left(plan, Sent((), parts))
+    deploy.tell_left(plan, Sent((), parts))
     told = [line.strip() for line in capsys.readouterr().out.splitlines()]
     folder = ".lockstep/deploy/barcelona"
     assert "CustomResourceDefinition x: missing" in told and "ClusterRole x: differs" in told

@@ -10,7 +10,7 @@ import pytest
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
-from lockstep.cli.clusters.deploying import _refuse_what_lacks
+from lockstep.cli.clusters.deploy import _refuse_what_lacks
 from lockstep.cli.clusters.deploymentplan import Chosen, Mode, chosen_scope, planned
 from lockstep.plan.cluster.scope import NAMED_BINDING, NOT_IN_A_NAMESPACE, PROFILE_CONFIG, PROFILE_KEY, Scope, scope_of
 from lockstep.plan.ship.deploy import called

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -141,12 +143,13 @@ def test_a_job_file_is_compared_by_what_it_would_be_told(tmp_path: Path) -> None
 
 
 def test_a_job_is_compared_by_its_frozen_run_and_its_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def summary(job: Object, context: str | None) -> Object:
+    async def summary(cluster: object, job: Object) -> Object:
         return {"run": run_of(lora={"rank": 2}), "steps": {"3": {"loss": 9.0}}}
 
     job = {"metadata": {"name": "x"}, "spec": {}, "status": {"restarts": 4}}
+    target: Any = SimpleNamespace(client=SimpleNamespace(run=lambda work: asyncio.run(work(None))))
     monkeypatch.setattr(diff_runs, "_summary", summary)
-    monkeypatch.setattr(diff_runs, "find_job", lambda *_: FoundJob(None, job))  # type: ignore[arg-type]
+    monkeypatch.setattr(diff_runs, "find_job", lambda *_: FoundJob(target, job))
     done = CliRunner().invoke(app, ["diff-runs", "x", str(folder(tmp_path, 8)), "-o", "json"])
     found = json.loads(done.output)
     assert found["configuration"] == [{"field": "training.lora.rank", "values": [2, 8]}]

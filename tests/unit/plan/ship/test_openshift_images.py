@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.cli.clusters import deploying
+from lockstep.cli.clusters import deploy
 from lockstep.cli.clusters.deploymentplan import Mode, planned
 from lockstep.plan.observed import Observed
 from lockstep.plan.ship.deploy import Left, State, called
@@ -55,7 +55,7 @@ def test_people_are_shown_the_short_name_and_what_is_in_the_files(
     monkeypatch.setattr("lockstep.cli.shared.paths.checkout", lambda: tmp_path)
     monkeypatch.chdir(tmp_path)
     binding = next(item for item in plan.objects if called(item) == BINDING)
-    deploying.tell_left(plan, Sent((), (Left(binding, State.MISSING),)))
+    deploy.tell_left(plan, Sent((), (Left(binding, State.MISSING),)))
     told = capsys.readouterr().out
     assert f"  {BINDING}: missing\n" in told and f"in which the operator's image is {BESIDE_OPERATOR}/lockstep-operator:2 (" in told
     assert "system:image-puller" in (tmp_path / ".lockstep/deploy/barcelona/cluster.yaml").read_text()

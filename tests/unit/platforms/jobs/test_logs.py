@@ -336,8 +336,9 @@ def test_a_reader_is_removed_when_nobody_reads_the_lines_any_more(monkeypatch: p
     cluster = Closing(stateful_set("PerPod"), claim("workspace-x-0"), claim("datasets-x-0"), on_create=starts)
     made: list[str] = []
 
-    async def connect(context: str | None) -> Closing:
-        return cluster
+    async def printing(cluster: Closing) -> None:
+        async with cluster as connection:
+            await cli_logs._print(connection, JOB, ALL, follow=False, errors=False, previous=False)
 
     async def log_lines(cluster: Cluster, place: Place, job: str, **request: Any) -> AsyncGenerator[str, None]:
         made.append(place.pod)
@@ -347,9 +348,8 @@ def test_a_reader_is_removed_when_nobody_reads_the_lines_any_more(monkeypatch: p
     def broken(line: str) -> None:
         raise BrokenPipeError
 
-    monkeypatch.setattr(Cluster, "connect", connect)
     monkeypatch.setattr(module, "log_lines", log_lines)
     monkeypatch.setattr(cli_logs, "put", broken)
     with pytest.raises(BrokenPipeError):
-        asyncio.run(cli_logs._print(JOB, None, ALL, follow=False, errors=False, previous=False))
+        asyncio.run(printing(cluster))
     assert made and cluster.left == []

@@ -12,8 +12,7 @@ import yaml
 from golden.plan_cases import job
 from lockstep.api.files.clusterfile import ClusterFile, parse_cluster_file
 from lockstep.api.names import ANNOTATION_NETWORKS
-from lockstep.cli.clusters.deploy import warn_of
-from lockstep.cli.clusters.deploying import tell_end
+from lockstep.cli.clusters.deploy import tell_end, warn_of
 from lockstep.cli.clusters.deploymentplan import Mode, planned
 from lockstep.plan.checks.alone import lint_alone
 from lockstep.plan.checks.lint import lint_against
