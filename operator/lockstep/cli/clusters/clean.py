@@ -261,10 +261,10 @@ async def _refuse_without_rights(connection: Cluster, objects: list[dict[str, An
 
 async def _rollback(context: str | None, home: str, yes: bool) -> None:
     from lockstep.kube.cluster import Cluster
-    from lockstep.kube.rights import forbidden
     from lockstep.plan.cluster.scope import Scope, scope_of
     from lockstep.plan.ship.deploy import called
     from lockstep.platforms.clusters.install import until_ready
+    from lockstep.platforms.clusters.listings import forbidden
     from lockstep.platforms.clusters.record import read_record, write_record
     from lockstep.platforms.clusters.send import APPLY, remove_outdated, send_permitted
 

@@ -142,11 +142,11 @@ def as_deployed(plan: DeploymentPlan, context: str | None) -> tuple[Mode | None,
     """Choices of the deployment that is on the cluster, where it may be seen. An image of the default's name goes with this version."""
     from lockstep.kube.cluster import Client
     from lockstep.plan.ship.openshift_images import repository, short_name
-    from lockstep.platforms.clusters import deployed
+    from lockstep.platforms.clusters import facts
     from lockstep.platforms.clusters.install import code_volumes
 
     name = plan.profile.metadata.name
-    mode, image, scope = Client(context).run(lambda cluster: deployed.as_deployed(cluster, name, plan.namespace))
+    mode, image, scope = Client(context).run(lambda cluster: facts.as_deployed(cluster, name, plan.namespace))
     own = bool(code_volumes(plan.profile)) or repository(short_name(image or "", scope.home)) == repository(OPERATOR_IMAGE)
     chosen: Chosen = "own" if scope.own else scope.namespaces or None
     return Mode(mode.lower()) if mode else None, None if own else image, chosen

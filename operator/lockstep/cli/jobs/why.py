@@ -73,7 +73,7 @@ def _on_cluster(found: FoundJob, bundle: Path | None) -> Answer:
 async def _look(connection: Cluster, found: FoundJob, bundle: Path | None) -> Answer:
     from lockstep.plan.pages.why import answer_page, is_awaited
     from lockstep.plan.pages.why import why as answer_of
-    from lockstep.platforms.clusters.deployed import unserved
+    from lockstep.platforms.clusters.facts import unserved
     from lockstep.platforms.jobs.logs import unheard_lines
     from lockstep.platforms.jobs.observe import JobObserver, operator_unheard
 

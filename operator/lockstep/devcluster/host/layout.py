@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.api.errors import ConfigError
@@ -17,7 +16,6 @@ def cache_root() -> Path:
     return Path(own) if own else (Path(base) if base else Path.home() / ".cache") / "lockstep"
 
 
-@dataclass(frozen=True)
 class Layout:
     """One embedded cluster. `index` shifts its networks, so that several can be up at once.
 
@@ -25,96 +23,38 @@ class Layout:
     Services 10.<96>.<16·index>.0/20 as kube-proxy needs a range of its own in each cluster.
     """
 
-    name: str
-    index: int
-    root: Path
-
-    @property
-    def state(self) -> Path:
-        return self.root / "devcluster" / self.name
-
-    @property
-    def kubeconfig(self) -> Path:
-        return self.state / "admin.kubeconfig"
-
-    @property
-    def pki(self) -> Path:
-        return self.state / "pki"
-
-    @property
-    def logs(self) -> Path:
-        return self.state / "logs"
-
-    @property
-    def daemons(self) -> Path:
+    def __init__(self, name: str, index: int, root: Path) -> None:
+        self.name, self.index, self.root = name, index, root
+        self.state = root / "devcluster" / name
+        self.kubeconfig = self.state / "admin.kubeconfig"
+        self.pki = self.state / "pki"
+        self.logs = self.state / "logs"
+        self.daemons = self.state / "daemons"
         """A record of each daemon that was started."""
-        return self.state / "daemons"
-
-    @property
-    def starting(self) -> Path:
+        self.starting = self.state / "starting"
         """The lock that a daemon holds from its start until it has joined its control group."""
-        return self.state / "starting"
+        self.sysctls = self.state / "sysctls.json"
+        """The machine's settings as they were before."""
+        self.volumes = self.state / "volumes"
+        """The data of claims, one folder a claim; it outlives `down`."""
+        self.python_volume = root / "python"
+        """Folder that pods mount as their Python environment: the cached packages and a copy of the checkout's code."""
+        self.python_mount = self.state / "python"
+        """Folder where the nodes see `python_volume`, read-only; an empty folder outside of them."""
+        self.cgroup = f"lockstep-{name}"
+        self.run = RUN_ROOT / name
+        """Sockets and network namespaces: short paths on a file system that a reboot empties."""
+        self.bridge = f"lk-br{index}"
+        self.gateway = f"10.{89 + index}.0.1"
+        self.node_network = f"10.{89 + index}.0.0/24"
+        self.pod_network = f"10.{140 + index}.0.0/16"
+        self.service_network = f"10.96.{16 * index}.0/20"
+        self.service_address = f"10.96.{16 * index}.1"
+        """The ClusterIP of the Service `kubernetes`: the first of the range."""
+        self.server = f"https://{self.gateway}:6443"
 
     def log(self, daemon: str) -> Path:
         return self.logs / f"{daemon}.log"
-
-    @property
-    def sysctls(self) -> Path:
-        """The machine's settings as they were before."""
-        return self.state / "sysctls.json"
-
-    @property
-    def volumes(self) -> Path:
-        """The data of claims, one folder a claim; it outlives `down`."""
-        return self.state / "volumes"
-
-    @property
-    def python_volume(self) -> Path:
-        """Folder that pods mount as their Python environment: the cached packages and a copy of the checkout's code."""
-        return self.root / "python"
-
-    @property
-    def python_mount(self) -> Path:
-        """Folder where the nodes see `python_volume`, read-only; an empty folder outside of them."""
-        return self.state / "python"
-
-    @property
-    def cgroup(self) -> str:
-        return f"lockstep-{self.name}"
-
-    @property
-    def run(self) -> Path:
-        """Sockets and network namespaces: short paths on a file system that a reboot empties."""
-        return RUN_ROOT / self.name
-
-    @property
-    def bridge(self) -> str:
-        return f"lk-br{self.index}"
-
-    @property
-    def gateway(self) -> str:
-        return f"10.{89 + self.index}.0.1"
-
-    @property
-    def node_network(self) -> str:
-        return f"10.{89 + self.index}.0.0/24"
-
-    @property
-    def pod_network(self) -> str:
-        return f"10.{140 + self.index}.0.0/16"
-
-    @property
-    def service_network(self) -> str:
-        return f"10.96.{16 * self.index}.0/20"
-
-    @property
-    def service_address(self) -> str:
-        """The ClusterIP of the Service `kubernetes`: the first of the range."""
-        return f"10.96.{16 * self.index}.1"
-
-    @property
-    def server(self) -> str:
-        return f"https://{self.gateway}:6443"
 
     def etcd_port(self, peer: bool = False) -> int:
         return 23790 + 2 * self.index + peer
@@ -123,49 +63,21 @@ class Layout:
         return NodeLayout(self, number)
 
 
-@dataclass(frozen=True)
 class NodeLayout:
     """One node: a network namespace with a containerd, a kubelet and a kube-proxy of its own."""
 
-    cluster: Layout
-    number: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.cluster.name}-{self.number}"
-
-    @property
-    def state(self) -> Path:
-        return self.cluster.state / "nodes" / str(self.number)
-
-    @property
-    def run(self) -> Path:
-        return self.cluster.run / str(self.number)
-
-    @property
-    def namespace(self) -> str:
-        return f"lk{self.cluster.index}-node{self.number}"
-
-    @property
-    def link(self) -> str:
+    def __init__(self, cluster: Layout, number: int) -> None:
+        self.cluster, self.number = cluster, number
+        self.name = f"{cluster.name}-{number}"
+        self.state = cluster.state / "nodes" / str(number)
+        self.run = cluster.run / str(number)
+        self.namespace = f"lk{cluster.index}-node{number}"
+        self.link = f"lk{cluster.index}v{number}"
         """The host's end of the node's cable."""
-        return f"lk{self.cluster.index}v{self.number}"
-
-    @property
-    def address(self) -> str:
-        return f"10.{89 + self.cluster.index}.0.{10 + self.number}"
-
-    @property
-    def pod_network(self) -> str:
-        return f"10.{140 + self.cluster.index}.{self.number}.0/24"
-
-    @property
-    def cgroup(self) -> str:
-        return f"lockstep-{self.cluster.name}-{self.number}"
-
-    @property
-    def containerd_socket(self) -> Path:
-        return self.run / "containerd.sock"
+        self.address = f"10.{89 + cluster.index}.0.{10 + number}"
+        self.pod_network = f"10.{140 + cluster.index}.{number}.0/24"
+        self.cgroup = f"lockstep-{cluster.name}-{number}"
+        self.containerd_socket = self.run / "containerd.sock"
 
 
 DEFAULT_NAME = "lockstep"

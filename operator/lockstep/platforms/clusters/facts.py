@@ -1,4 +1,4 @@
-"""Facts that one person may see of a cluster: every read of discover, lint, doctor and plan. Nothing is changed: each write is a dry run or a question.
+"""Facts that one person may see of a cluster: every read of discover, lint, doctor and plan, and what is deployed. Nothing is changed: each write is a dry run or a question.
 
 What is refused for a lack of rights is a Listing that says so, and never an error. Every function raises ApiError for any other refusal, and OSError when
 the cluster can't be reached.
@@ -18,14 +18,15 @@ from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster
 from lockstep.kube.kinds import KINDS, path_of
-from lockstep.kube.rights import may
+from lockstep.plan.cluster import scope
 from lockstep.plan.cluster.facts import DNS_SERVICES, NETWORK, RIGHTS, SCC_REVIEW, ClusterFacts, Listing, Sight, Try
-from lockstep.plan.cluster.scope import NAMED_BINDING, PROFILE_CONFIG, PROFILE_KEY
-from lockstep.platforms.clusters.listings import list_kind, read_object, sight_of_jobs
+from lockstep.plan.cluster.scope import NAMED_BINDING, PROFILE_CONFIG, PROFILE_KEY, Scope, image_of, scope_of
+from lockstep.platforms.clusters.listings import list_kind, may, read_object, sight_of_jobs
 
 if TYPE_CHECKING:
-    from lockstep.api.cluster import TrainingClusterSpec
+    from lockstep.api.cluster import TrainingCluster, TrainingClusterSpec
     from lockstep.api.files.clusterfile import ClusterFile
+    from lockstep.api.job import TrainingJob
     from lockstep.plan.render.resolved import Resolved
 
 OF_A_FILE = (
@@ -322,3 +323,35 @@ async def _review(cluster: Cluster, resolved: Resolved, pod: Object) -> Try:
     mine: Object = next((one for one in allowed if one.get("name") == account), {})
     by, reason = mine.get("allowedBy"), mine.get("reason")
     return Try(by is not None, f" (SCC {by['name']})" if by is not None else f": {reason}" if reason else "")
+
+
+async def as_deployed(cluster: Cluster, profile: str, namespace: str) -> tuple[str | None, str | None, Scope]:
+    """`network.mode` of the cluster that is there, the image of the operator and where it works; None: not there, or not to be seen."""
+    deployment = (await read_operator(cluster, namespace)).first
+    deployed = (await read_profile(cluster, profile, namespace)).first or {}
+    mode = deployed.get("spec", {}).get("network", {}).get("mode")
+    if deployment is None:
+        return mode, None, Scope()
+    return mode, image_of(deployment), scope_of(deployment)
+
+
+async def with_image(cluster: Cluster, job: TrainingJob, profile: TrainingCluster, namespace: str) -> TrainingCluster:
+    """The TrainingCluster with the image that the operator there would take, as far as it can be seen, where neither it nor the job names one."""
+    if job.spec.image or profile.spec.image:
+        return profile
+    from lockstep.plan.render.resolve import trainer_image
+
+    deployment = (await read_operator(cluster, namespace)).first
+    image = None if deployment is None else trainer_image(image_of(deployment))
+    return profile.model_copy(update={"spec": profile.spec.model_copy(update={"image": image})})
+
+
+async def unserved(cluster: Cluster, namespace: str) -> str:
+    """Reason that no operator works in this namespace; "" where one does, as far as this person may see."""
+    operator, binding, account = await asyncio.gather(
+        read_operator(cluster, namespace),
+        read_object(cluster, "RoleBinding", namespace, NAMED_BINDING),
+        read_object(cluster, "ServiceAccount", namespace, OPERATOR_NAME),
+    )
+    objects = {("Deployment", OPERATOR_NAME): operator, ("RoleBinding", NAMED_BINDING): binding, ("ServiceAccount", OPERATOR_NAME): account}
+    return scope.unserved(ClusterFacts(namespace, objects=objects))

@@ -7,10 +7,10 @@ from typing import Any
 from lockstep.api.names import APP, DEV_ENVIRONMENT, KEY_SECRET, LABEL_JOB, LABEL_MANAGED_BY, OPERATOR_NAMESPACE, TLS_SECRET
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import NOT_FOUND, ApiError, Cluster
-from lockstep.kube.rights import forbidden
 from lockstep.plan.cluster.scope import EVERYWHERE, Scope
 from lockstep.plan.ship.deploy import CLAIM, CLUSTER, called
 from lockstep.platforms.clusters.install import InstallError, Say, polled
+from lockstep.platforms.clusters.listings import forbidden
 from lockstep.platforms.clusters.record import NAME as RECORD
 
 GONE_SECONDS = 120.0

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from lockstep.api.names import APP, GROUP, LABEL_NAME
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster
-from lockstep.kube.rights import forbidden
 from lockstep.plan.cluster.facts import Sight
 from lockstep.plan.cluster.scope import Scope, is_outdated, outdated
 from lockstep.plan.diff import Change, changes
 from lockstep.plan.ship.deploy import CLAIM, DEFINITION, ONLY_CREATED, Left, State, called, difference, state_of, unsent
 from lockstep.platforms.clusters.install import FIELD_MANAGER, send_one, until_established
-from lockstep.platforms.clusters.listings import list_kind, read_object, sight_of_jobs
+from lockstep.platforms.clusters.listings import forbidden, list_kind, read_object, sight_of_jobs
 
 Say = Callable[[str], None]
 CREATE = ("create",)

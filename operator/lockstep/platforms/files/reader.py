@@ -40,7 +40,7 @@ from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import Resolved
 from lockstep.plan.waiting.containers import is_scheduled, why_not_started
 from lockstep.plan.waiting.unscheduled import why_unscheduled
-from lockstep.platforms.clusters.deployed import with_image
+from lockstep.platforms.clusters.facts import with_image
 
 LIFETIME_SECONDS = 3600
 START_SECONDS = 300.0

@@ -16,7 +16,7 @@ from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.plan.render.preflight import result_in, with_preflight, without_ranks
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults
-from lockstep.platforms.clusters.deployed import with_image
+from lockstep.platforms.clusters.facts import with_image
 from lockstep.platforms.in_namespace.objects import Run, prepare
 from lockstep.platforms.in_namespace.run import OWN, TimeLimit, run_until
 from lockstep_gang.contract.preflight import PreflightReport

@@ -33,7 +33,7 @@ from lockstep.plan.reconcile.conditions import Fact, View, pods_scheduled, progr
 from lockstep.plan.reconcile.placing import Placing, placing
 from lockstep.plan.render.objects import thaw
 from lockstep.plan.waiting.containers import is_scheduled
-from lockstep.platforms.clusters.deployed import with_image
+from lockstep.platforms.clusters.facts import with_image
 from lockstep.platforms.clusters.listings import list_kind
 from lockstep.platforms.files.reader import beside, create_claims
 from lockstep.platforms.in_namespace.objects import Run, objects, prepare

@@ -14,7 +14,7 @@ from lockstep.api.job import TrainingJob
 from lockstep.api.names import DATASETS_VOLUME, WORKSPACE_VOLUME
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.plan.cluster.calibration import Point, is_done, point_in
-from lockstep.platforms.clusters.deployed import with_image
+from lockstep.platforms.clusters.facts import with_image
 from lockstep.platforms.in_namespace.objects import Run, prepare
 from lockstep.platforms.in_namespace.run import OWN, TimeLimit, run_until
 

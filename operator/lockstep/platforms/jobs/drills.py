@@ -14,8 +14,8 @@ from lockstep.api.names import CONTAINER, OPERATOR_NAME, OPERATOR_NAMESPACE, pod
 from lockstep.api.objects import Object, is_true
 from lockstep.kube.cluster import FORBIDDEN, MERGE, NOT_FOUND, ApiError, Client, Cluster
 from lockstep.kube.kinds import KINDS, path_of
-from lockstep.kube.rights import may
 from lockstep.plan.pages.drill import RESTARTS, DrillOutcome, Fault, Right, cost_of, has_recovered, rights
+from lockstep.platforms.clusters.listings import may
 from lockstep.platforms.jobs.drilledjob import DrilledJob, DrillWatch, VerbStream
 
 KILL = 9

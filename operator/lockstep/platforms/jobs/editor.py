@@ -15,7 +15,7 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import CONTAINER, WORKSPACE
 from lockstep.kube.cluster import Cluster
 from lockstep.kube.exec import STDERR, Place, Program, ProgramFailed, answer_of, kept_alive, python_program
-from lockstep.kube.rights import may
+from lockstep.platforms.clusters.listings import may
 from lockstep.platforms.inpod import editor, source_of
 
 BEAT_SECONDS = 15.0

@@ -14,7 +14,7 @@ from lockstep.cli.clusters.deploy import _refuse_what_lacks
 from lockstep.cli.clusters.deploymentplan import Chosen, Mode, chosen_scope, planned
 from lockstep.plan.cluster.scope import NAMED_BINDING, NOT_IN_A_NAMESPACE, PROFILE_CONFIG, PROFILE_KEY, Scope, scope_of
 from lockstep.plan.ship.deploy import called
-from lockstep.platforms.clusters.deployed import unserved
+from lockstep.platforms.clusters.facts import unserved
 from lockstep.platforms.clusters.send import remove_outdated
 from lockstep.platforms.operator.operator import WATCHED, Settings, read_profile
 from unit.cli.deploy.test_deploying import Api
