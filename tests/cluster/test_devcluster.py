@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from lockstep.devcluster import cluster, node
+from lockstep.devcluster.controlplane import client_kubeconfig
 from lockstep.devcluster.host import cgroups, processes
 from lockstep.devcluster.host.layout import Layout, cache_root
 from lockstep.devcluster.host.machine import remove_unused
 from lockstep.devcluster.images import BASE
-from lockstep.devcluster.kubeconfig import client_kubeconfig
 from support.clusters.own_cluster import NOBODYS
 
 LAYOUT = Layout(name="test", index=NOBODYS, root=cache_root())

@@ -26,10 +26,9 @@ from lockstep.devcluster import binary, python_volume
 from lockstep.devcluster.binary import SOURCE, build_options, kubernetes_version, source_key
 from lockstep.devcluster.certificates import Authority
 from lockstep.devcluster.cluster import ClusterGoal, parse_resources
-from lockstep.devcluster.controlplane import commands
+from lockstep.devcluster.controlplane import client_kubeconfig, commands
 from lockstep.devcluster.host import machine, processes
 from lockstep.devcluster.host.layout import Layout, default_layout
-from lockstep.devcluster.kubeconfig import client_kubeconfig
 from lockstep.devcluster.needs import PACKAGES, MachineFacts, judge
 from lockstep.devcluster.provisioner import to_provision, to_release, volume_for
 from lockstep.devcluster.server import node_readiness

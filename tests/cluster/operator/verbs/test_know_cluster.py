@@ -11,7 +11,7 @@ from kubernetes import client
 
 from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.cli.main import main
-from lockstep.devcluster.kubeconfig import client_kubeconfig
+from lockstep.devcluster.controlplane import client_kubeconfig
 from support.clusters.cluster_jobs import Jobs, until
 
 
