@@ -73,9 +73,9 @@ def measure(size: str, rounds: int, folder: Path) -> None:
     """As one rank."""
     from checkpoint_ways import all_ways, collective_bytes, make_engine, train_step
 
-    from lockstep_train.base.environment import rank_environment
     from lockstep_train.base.errors import leave_process
     from lockstep_train.base.ranks import join, leave
+    from lockstep_train.base.runfile import rank_environment
 
     ranks = join(rank_environment())
     engine = make_engine(SIZES[size])

@@ -18,8 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.checkpoint.format.identity import Identity
-from lockstep_train.checkpoint.format.kinds import FULL, LITE, MASTER, MOMENTS
-from lockstep_train.checkpoint.format.layout import CommitName
+from lockstep_train.checkpoint.format.layout import FULL, LITE, MASTER, MOMENTS, CommitName
 from lockstep_train.checkpoint.format.manifest import Manifest
 from lockstep_train.checkpoint.save.replicas import local_only
 from lockstep_train.checkpoint.save.save import Saved, Saver

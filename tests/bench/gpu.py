@@ -70,9 +70,9 @@ def measure_part(part: str, options: argparse.Namespace) -> None:
     """As the part's process."""
     from gpu_parts import main as measure
 
-    from lockstep_train.base.environment import rank_environment
     from lockstep_train.base.errors import leave_process
     from lockstep_train.base.ranks import join
+    from lockstep_train.base.runfile import rank_environment
     from lockstep_train.engine.build import prepare_deepspeed
     from lockstep_train.model.load import quiet_transformers
 

@@ -30,7 +30,7 @@ from lockstep_train.data.sequences.batches import Batch
 from lockstep_train.engine import build
 from lockstep_train.engine.clock import Clock
 from lockstep_train.engine.step import Stepper
-from lockstep_train.memory.shape import read_shape
+from lockstep_train.memory.agree import read_shape
 from lockstep_train.report import Reporter
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -53,7 +53,7 @@ def load_once(way: str, folder: str) -> None:
 
     from lockstep_spec.choices import Precision
     from lockstep_train.base import ranks as engine_ranks
-    from lockstep_train.base.environment import rank_environment
+    from lockstep_train.base.runfile import rank_environment
     from lockstep_train.engine.build import prepare_deepspeed
     from lockstep_train.model.load import from_pretrained
     from lockstep_train.model.slices import SliceLoad, reading_slices

@@ -21,11 +21,10 @@ from lockstep_train import inspect
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.checkpoint.commits import collect, newest_whole
-from lockstep_train.checkpoint.format.chain import Claim
-from lockstep_train.checkpoint.format.kinds import MASTER
-from lockstep_train.checkpoint.format.layout import MANIFEST, parse_commit
+from lockstep_train.checkpoint.format.layout import MANIFEST, MASTER, parse_commit
 from lockstep_train.checkpoint.format.manifest import Manifest, decode
 from lockstep_train.checkpoint.format.shards import ShardReader
+from lockstep_train.checkpoint.format.volume import Claim
 from lockstep_train.checkpoint.resume import choose_start, record_start
 from lockstep_train.checkpoint.save.replicas import connect, local_only
 from lockstep_train.checkpoint.save.save import Saver

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lockstep_train.base.environment import RankEnvironment
+    from lockstep_train.base.runfile import RankEnvironment
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "workspace"), str(ROOT / "tests" / "gpu"), str(ROOT / "tests" / "train" / "ranks"), str(ROOT / "tests")]
@@ -71,12 +71,12 @@ def exhaust() -> None:
 def record(path: Path) -> None:
     """Write the flight recorder's record when the ranks leave: what a watchdog would write of ranks that hang."""
     from lockstep_train.base import ranks
-    from lockstep_train.watch import flight
+    from lockstep_train.watch.watchdog import write_flight_record
 
     leave = ranks.leave
 
     def leaving(*arguments: Callable[[], None]) -> None:
-        flight.write_flight_record(path)
+        write_flight_record(path)
         leave(*arguments)
 
     ranks.leave = leaving

@@ -7,10 +7,10 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from lockstep_train.checkpoint.format.chain import Record
 from lockstep_train.checkpoint.format.identity import Identity
 from lockstep_train.checkpoint.format.layout import MANIFEST, CommitName, parse_commit, shard_file
 from lockstep_train.checkpoint.format.manifest import FragmentRecord, Manifest, ShardRecord, encode
+from lockstep_train.checkpoint.format.volume import Record
 
 IDENTITY = Identity("base", "parameters", "data", 42, 32, {"lora.rank": 16, "lora.targetModules": ["k_proj", "q_proj"]})
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from lockstep_spec.exits import DONE, FAILED, OUT_OF_MEMORY
 from lockstep_train import standby
 from lockstep_train.base import limits
-from lockstep_train.base.environment import RankEnvironment, ignored_variables, rank_environment
 from lockstep_train.base.errors import (
     ConfigError,
     Stopped,
@@ -24,12 +23,11 @@ from lockstep_train.base.errors import (
     exit_code_of,
     leave_process,
 )
-from lockstep_train.base.runfile import RunConfig, read_run
-from lockstep_train.base.stop import StopSignal
+from lockstep_train.base.runfile import RankEnvironment, RunConfig, ignored_variables, rank_environment, read_run
 from lockstep_train.report import Reporter, print_error
 from lockstep_train.report.sinks.choose import refuse_unusable_metrics
-from lockstep_train.watch import Watchdog, flight
-from lockstep_train.watch.watchdog import RankPlace
+from lockstep_train.watch import Watchdog
+from lockstep_train.watch.watchdog import RankPlace, StopSignal, switch_on_recorder
 
 
 def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -73,7 +71,7 @@ def _train(config: RunConfig, environment: RankEnvironment, reporter: Reporter, 
         reporter.say(warning)
     refuse_unusable_metrics(config.training.metrics)
     watch.begin("Start of the ranks", limits.LOAD_SECONDS)
-    flight.switch_on(config.run_dir / "logs")
+    switch_on_recorder(config.run_dir / "logs")
     from lockstep_train.assemble import assemble
     from lockstep_train.base.ranks import join, leave
     from lockstep_train.loop import finishing, train

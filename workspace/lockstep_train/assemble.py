@@ -10,34 +10,32 @@ from lockstep_spec.modelnames import model_title
 from lockstep_spec.training import TrainingConfig
 from lockstep_train.base import limits
 from lockstep_train.base.cache import cache_folder
-from lockstep_train.base.environment import RankEnvironment
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.limits import UNWATCHED, Watch
 from lockstep_train.base.ranks import Ranks
-from lockstep_train.base.runfile import RunConfig
+from lockstep_train.base.runfile import RankEnvironment, RunConfig
 from lockstep_train.base.volumes import nodes_share
 from lockstep_train.checkpoint import resume
-from lockstep_train.checkpoint.format.chain import Claim
-from lockstep_train.checkpoint.format.kinds import kinds_of
+from lockstep_train.checkpoint.format.layout import kinds_of
+from lockstep_train.checkpoint.format.volume import Claim
 from lockstep_train.checkpoint.resume import restore_commit
 from lockstep_train.checkpoint.save.save import Saver
 from lockstep_train.checkpoint.save.upkeep import start_upkeep
 from lockstep_train.checkpoint.zero import zero_access
-from lockstep_train.checkpoint.zero.zero_restore import set_counters
+from lockstep_train.checkpoint.zero.zero_access import set_counters
 from lockstep_train.data.dataset import Dataset, load_dataset, template_choice
 from lockstep_train.data.isolation import check_isolation
 from lockstep_train.data.tokens.tokenizer import load_tokenizer
-from lockstep_train.describe import Description, changed_settings, manifest_template, run_identity
 from lockstep_train.engine.build import start_model
 from lockstep_train.engine.experts import count_experts
 from lockstep_train.export import export_shards
 from lockstep_train.memory.agree import agree_on_memory
-from lockstep_train.memory.host import reserve_copy
+from lockstep_train.memory.capacity import reserve_copy
 from lockstep_train.model.base_files import RECORD, BaseHash, Copy, adapter_record, base_problem
 from lockstep_train.model.fetched import with_hub_name
 from lockstep_train.model.load import base_digest, model_folder
 from lockstep_train.report import Reporter
-from lockstep_train.run import Run, SaveReport
+from lockstep_train.run import Description, Run, SaveReport, changed_settings, manifest_template, run_identity
 
 
 def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, reporter: Reporter, watch: Watch = UNWATCHED) -> Run:

@@ -18,12 +18,11 @@ from lockstep_spec.choices import Precision
 from lockstep_train.base.durable import make_directory, write_durably
 from lockstep_train.base.errors import ConfigError, TrainerError, print_problem
 from lockstep_train.checkpoint.commits import newest_whole
-from lockstep_train.checkpoint.format.kinds import MASTER
+from lockstep_train.checkpoint.format.layout import MASTER
 from lockstep_train.checkpoint.format.manifest import Manifest
 from lockstep_train.checkpoint.format.shards import ShardReader
 from lockstep_train.model.base_files import RECORD
-from lockstep_train.model.dtypes import DTYPES
-from lockstep_train.model.weight_writer import NAMES, NewTensor, library_order, write_tensors
+from lockstep_train.model.weight_files import NAMES, PRECISIONS, NewTensor, library_order, write_tensors
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
@@ -49,7 +48,7 @@ def write_streaming(
     base_files: Mapping[str, str],
 ) -> None:
     """Write as `write_adapter` does, one parameter after the other: `read` gives its FP32 values when its turn has come."""
-    dtype = DTYPES[Precision(precision)]
+    dtype = PRECISIONS[Precision(precision)]
     parameters = {adapter["names"][name]: name for name in shapes}
     tensors = library_order(NewTensor(adapter["names"][name], NAMES[dtype], shape) for name, shape in shapes.items())
     make_directory(folder)

@@ -23,8 +23,7 @@ from lockstep_spec.choices import Precision
 from lockstep_spec.durable import sync_directory
 from lockstep_train.base.durable import make_directory, write_durably
 from lockstep_train.base.errors import reason_of, refusal
-from lockstep_train.model.dtypes import DTYPES
-from lockstep_train.model.weight_files import CONFIG, copy_others, weight_paths
+from lockstep_train.model.weight_files import CONFIG, PRECISIONS, copy_others, weight_paths
 
 SHARD_BYTES = 5 * 10**9
 TEMPORARY = ".model.{}.tmp"
@@ -34,7 +33,7 @@ LAYER = re.compile(r"^(.*?\.\d+)\.")
 def write_model(folder: Path, base: Path, tensors: Iterable[tuple[str, torch.Tensor]], precision: str) -> None:
     """Write the model to `folder`. `tensors`: each parameter's name and FP32 values, in the model's order; one layer at a time
     is held, and one file. Raises ConfigError when the base model's folder is gone."""
-    dtype = DTYPES[Precision(precision)]
+    dtype = PRECISIONS[Precision(precision)]
     skeleton = empty_model(base)
     make_directory(folder)
     for abandoned in folder.glob(TEMPORARY.format("*")):  # by an export that was killed: as large as the model

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
+from lockstep_spec.choices import Method
 from lockstep_train.base import limits
 from lockstep_train.base.errors import Stopped, TrainerError
 from lockstep_train.base.ranks import vote
-from lockstep_train.base.stop import StopSignal
+from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.engine.experts import usage_fields
 from lockstep_train.evaluate import Leaving, evaluate
-from lockstep_train.outcome import export_outcome
+from lockstep_train.export import write_adapter
+from lockstep_train.export_model import write_model
+from lockstep_train.model.weight_files import PRECISIONS
 from lockstep_train.run import Run
 from lockstep_train.steps import Steps
+from lockstep_train.watch.watchdog import StopSignal
 
 NOTHING_TO_SAVE = "asked to stop before the first step: the state is the one it started from"
 
@@ -125,3 +130,28 @@ def finishing(run: Run) -> Iterator[None]:
         raise
     run.saver.finish()
     run.saver.upkeep.close()
+
+
+def export_outcome(run: Run) -> dict[str, str | None]:
+    """Write the outcome on every volume and say where. A collective: masters are gathered, which is fine at the end."""
+    run.reporter.activity("Export")
+    full = run.config.training.method is Method.FULL
+    run.watch.begin(f"Export of the {'model' if full else 'adapter'}", limits.EXPORT_SECONDS)
+    folder = run.config.run_dir / ("model" if full else "adapter")
+    _export(run, folder, full=full)
+    run.reporter.say(f"{'Model' if full else 'Adapter'}: {folder}")
+    return {"adapter": None if full else str(folder), "model": str(folder) if full else None}
+
+
+def _export(run: Run, folder: Path, *, full: bool) -> None:
+    """Write by one rank for each volume; the others take part in the gathering, one parameter at a time, and keep nothing."""
+    precision = run.config.training.precision
+    masters = zero_access.gather_masters(run.engine)
+    if not (run.ranks.first if run.shared else run.ranks.first_of_node):
+        for _ in masters:
+            pass
+    elif full:  # one parameter at a time: a rank needs the memory of a layer and of a file
+        write_model(folder, Path(run.config.training.model.name), masters, precision.value)
+    else:
+        weights = {name: value.to(PRECISIONS[precision]).cpu() for name, value in masters}
+        write_adapter(folder, weights, run.adapter, precision.value, run.describe.template.identity.base_files)

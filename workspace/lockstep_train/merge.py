@@ -24,16 +24,26 @@ from lockstep_train.base.durable import make_directory, write_durably
 from lockstep_train.base.errors import ConfigError, TrainerError, print_problem
 from lockstep_train.base.limits import Say
 from lockstep_train.checkpoint.commits import newest_whole
-from lockstep_train.checkpoint.format.kinds import MASTER
+from lockstep_train.checkpoint.format.layout import MASTER
 from lockstep_train.checkpoint.format.manifest import Manifest
 from lockstep_train.checkpoint.format.shards import RangeNeed, ShardReader, local_fetch
 from lockstep_train.model.base_files import refuse_other_base
-from lockstep_train.model.dtypes import DTYPES as PRECISIONS
 from lockstep_train.model.layouts import TensorLayout
 from lockstep_train.model.load import base_digest
 from lockstep_train.model.updates import Skeleton, Update, build_skeleton, trained_updates
-from lockstep_train.model.weight_files import CONFIG, DTYPES, INDEX, StoredTensor, WeightReader, copy_others, read_headers, weight_paths
-from lockstep_train.model.weight_writer import NewTensor, write_tensors
+from lockstep_train.model.weight_files import (
+    CONFIG,
+    DTYPES,
+    INDEX,
+    PRECISIONS,
+    NewTensor,
+    StoredTensor,
+    WeightReader,
+    copy_others,
+    read_headers,
+    weight_paths,
+    write_tensors,
+)
 
 BLOCK_ELEMENTS = 8 << 20
 KEPT_FACTORS = 8

@@ -1,23 +1,123 @@
-"""A run that is ready to train, and the report of its saves."""
+"""A run that is ready to train, the report of its saves, and what its manifests say of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lockstep_spec import length
+from lockstep_spec.training import OptimizationConfig, TrainingConfig
 from lockstep_train.base.limits import Watch
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.base.runfile import RunConfig
 from lockstep_train.checkpoint import resume
+from lockstep_train.checkpoint.format.identity import Identity, parameters_digest, training_settings
+from lockstep_train.checkpoint.format.manifest import Manifest
 from lockstep_train.checkpoint.save.save import Saved, Saver
-from lockstep_train.data.dataset import Dataset
+from lockstep_train.checkpoint.zero import zero_access
+from lockstep_train.data.dataset import Dataset, data_settings
 from lockstep_train.data.tokens.tokenizer import Tokenizer
-from lockstep_train.describe import Description
 from lockstep_train.engine.experts import ExpertUsage
 from lockstep_train.engine.loss import TokenLoss
 from lockstep_train.model.base_files import BaseHash
 from lockstep_train.report import Reporter
+
+
+@dataclass
+class Description:
+    """Manifest of each step; the shards are added when they are written."""
+
+    template: Manifest
+    plan: length.Plan
+    engine: Any
+
+    def __call__(self, step: int) -> Manifest:
+        consumed = self.plan.cursor(step + 1)
+        return replace(
+            self.template,
+            step=step,
+            samples_consumed=consumed,
+            optimizer_step=zero_access.optimizer_step(self.engine),
+            loss_scaler=zero_access.loss_scaler_state(self.engine),
+        )
+
+    def set_eval_loss_before(self, loss: str | None) -> None:
+        self.template = replace(self.template, eval_loss_before=loss)
+
+    def set_eval_loss(self, step: int, loss: float) -> None:
+        """Set what the next commits say of how good they are; NaN is no answer, and would never compare."""
+        if math.isfinite(loss):
+            self.template = replace(self.template, eval_loss=loss, eval_step=step)
+
+
+def run_identity(
+    training: TrainingConfig,
+    base: str,
+    base_files: Mapping[str, str],
+    dataset: Dataset,
+    plan: length.Plan,
+    shapes: dict[str, tuple[int, ...]],
+) -> Identity:
+    return Identity(
+        base=base,
+        parameters=parameters_digest(shapes),
+        dataset=dataset.digest,
+        seed=training.seed,
+        global_batch_size=plan.global_batch_size,
+        settings=training_settings(training) | data_settings(training),
+        base_files=base_files,
+        data_files=dataset.files,
+    )
+
+
+def manifest_template(config: RunConfig, start: resume.Start, identity: Identity, adapter: dict[str, Any], ranks: Ranks) -> Manifest:
+    training = config.training
+    return Manifest(
+        step=0,
+        attempt=start.attempt,
+        job=config.job_name,
+        job_uid=config.job_uid,
+        world_size=ranks.world_size,
+        zero_stage=training.zero_stage.value,
+        precision=training.precision.value,
+        base_model=training.model.name,
+        base_origin=None if config.origin is None else asdict(config.origin),
+        identity=identity,
+        samples_consumed=0,
+        optimizer_step=0,
+        eval_loss_before=start.source.manifest.eval_loss_before if start.source else None,
+        adapter=adapter,
+        shards=(),
+        content=training.checkpoint.content.value,
+        optimizer=training.optimization.optimizer.value,
+        optimizer_settings=optimizer_settings(training.optimization),
+        eval_loss=start.source.manifest.eval_loss if start.source else None,
+        eval_step=start.source.manifest.eval_step if start.source else None,
+    )
+
+
+def optimizer_settings(optimization: OptimizationConfig) -> dict[str, float]:
+    """Settings of the update that may change between attempts, by their paths below `training`. Learning rate and schedule are functions of the step."""
+    return {
+        "optimization.weightDecay": optimization.weight_decay,
+        "optimization.beta1": optimization.beta1,
+        "optimization.beta2": optimization.beta2,
+        "optimization.epsilon": optimization.epsilon,
+    }
+
+
+def changed_settings(manifest: Manifest, training: TrainingConfig) -> list[str]:
+    """Settings that a run may change and a commit was trained with otherwise, in words (pure)."""
+    before = {"precision": manifest.precision, "optimization.optimizer": manifest.optimizer, **manifest.optimizer_settings}
+    optimization = training.optimization
+    now = {
+        "precision": training.precision.value,
+        "optimization.optimizer": optimization.optimizer.value,
+        **optimizer_settings(optimization),
+    }
+    return [f"training.{name} is {now[name]} and was {value}" for name, value in before.items() if now.get(name, value) != value]
 
 
 class SaveReport:

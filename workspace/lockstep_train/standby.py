@@ -13,8 +13,8 @@ import time
 from collections.abc import MutableMapping
 
 from lockstep_train.base.runfile import RunConfig
-from lockstep_train.base.startup import since_boot
-from lockstep_train.watch import flight
+from lockstep_train.report.reporter import since_boot
+from lockstep_train.watch.watchdog import switch_on_recorder
 
 VARIABLE = "LOCKSTEP_STANDBY"
 
@@ -48,7 +48,7 @@ def apply_order(order: dict[str, str | None], environ: MutableMapping[str, str])
 
 def import_all(config: RunConfig) -> None:
     """Import everything, in the order in which a start comes to it."""
-    flight.switch_on(config.run_dir / "logs")
+    switch_on_recorder(config.run_dir / "logs")
     import transformers.modeling_utils  # noqa: F401
 
     import lockstep_train.assemble

@@ -8,17 +8,16 @@ from dataclasses import dataclass
 
 from lockstep_train.base import limits
 from lockstep_train.base.errors import NonFinite
-from lockstep_train.base.stop import StopSignal
 from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.data.sequences.batches import Batch, collate, global_batch, rank_micro_batches
-from lockstep_train.engine.clock import Clock
+from lockstep_train.engine.clock import Clock, Waits
 from lockstep_train.engine.optimizer import learning_rate
 from lockstep_train.engine.step import Stepper, StepResult
-from lockstep_train.engine.waits import Waits
 from lockstep_train.nonfinite import explain_nonfinite
 from lockstep_train.report.agent import PaceTeller
 from lockstep_train.report.speed import across_ranks, measure_speed, peak_memory_bytes, peak_reserved_bytes
 from lockstep_train.run import Run
+from lockstep_train.watch.watchdog import StopSignal
 
 MEASURED_STEPS = 50
 

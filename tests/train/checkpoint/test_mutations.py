@@ -14,9 +14,8 @@ import torch.distributed as dist
 from cases_commits import CLAIM, lone_rank, write_commit
 
 from lockstep_train.base.errors import ConfigError
-from lockstep_train.checkpoint.format.chain import Record
 from lockstep_train.checkpoint.format.layout import shard_file
-from lockstep_train.checkpoint.format.volume import write_record
+from lockstep_train.checkpoint.format.volume import Record, write_record
 from lockstep_train.checkpoint.resume import choose_start
 
 MUTATIONS = 1000

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from rank_harness import ForkServer, Outcomes, RunFile
 
-from lockstep_train.checkpoint.format.chain import candidates
 from lockstep_train.checkpoint.format.manifest import decode
-from lockstep_train.checkpoint.format.volume import commit_names, read_records, shard_problem
+from lockstep_train.checkpoint.format.volume import candidates, commit_names, read_records, shard_problem
 
 OFFLOAD = {"offload_optimizer": {"device": "cpu", "pin_memory": False}}
 NONE_PERSISTS = {"stage3_param_persistence_threshold": 0}

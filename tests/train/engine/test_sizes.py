@@ -17,9 +17,9 @@ from lockstep_spec.families import shape_from_config
 from lockstep_spec.memory import trained_elements
 from lockstep_spec.settings import Adapter, Settings
 from lockstep_spec.training import LoraConfig
-from lockstep_train.memory.shape import MEASURED, read_shape
-from lockstep_train.model.dtypes import DTYPES
+from lockstep_train.memory.agree import MEASURED, read_shape
 from lockstep_train.model.trained import add_lora
+from lockstep_train.model.weight_files import PRECISIONS
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # which peft asks for
 SMALL: dict[str, Any] = {
@@ -119,7 +119,7 @@ def kept_of_a_layer(family: str, method: Method, precision: Precision) -> int:
 
 
 def kept(config: Any, method: Method, precision: Precision) -> int:
-    model = AutoModelForCausalLM.from_config(config, dtype=DTYPES[precision])
+    model = AutoModelForCausalLM.from_config(config, dtype=PRECISIONS[precision])
     model.train()
     if method is Method.LORA:
         model.requires_grad_(False)

@@ -16,8 +16,15 @@ from lockstep_spec.training import LoraConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.engine.experts import LayerUsage, chosen_experts, layer_number, usage_fields
 from lockstep_train.model.quantize import check_blocks, check_quantization, loading_options
-from lockstep_train.model.targets import check_targets, unmatched_targets, whole_modules
-from lockstep_train.model.trained import adapter_names, add_lora, description_differences, tensor_differences
+from lockstep_train.model.trained import (
+    adapter_names,
+    add_lora,
+    check_targets,
+    description_differences,
+    tensor_differences,
+    unmatched_targets,
+    whole_modules,
+)
 
 MINE: dict[str, Any] = {
     "r": 8,

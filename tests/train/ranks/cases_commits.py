@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from lockstep_train.base.ranks import Ranks
-from lockstep_train.checkpoint.format.chain import Claim
 from lockstep_train.checkpoint.format.identity import Identity
 from lockstep_train.checkpoint.format.layout import MANIFEST, parse_commit, shard_file
 from lockstep_train.checkpoint.format.manifest import FragmentRecord, Manifest, ShardRecord, encode
+from lockstep_train.checkpoint.format.volume import Claim
 
 CLAIM = Claim(None, None)
 RANKS = 2

@@ -19,17 +19,16 @@ from torch.distributed import PrefixStore
 from lockstep_spec.choices import DataFormat, Precision, TrainOn
 from lockstep_train import __main__ as trainer
 from lockstep_train.base import ranks as engine_ranks
-from lockstep_train.base.environment import rank_environment
 from lockstep_train.base.errors import ConfigError
-from lockstep_train.base.runfile import read_run
+from lockstep_train.base.runfile import rank_environment, read_run
 from lockstep_train.data import dataset as datasets
 from lockstep_train.data import isolation
 from lockstep_train.data.dataset import Dataset
+from lockstep_train.data.isolation import choose_attention
 from lockstep_train.data.read.files import whole_files
 from lockstep_train.data.read.records import Conversation
 from lockstep_train.data.sequences.batches import collate
 from lockstep_train.data.tokens import pool, source
-from lockstep_train.data.tokens.attention import choose_attention
 from lockstep_train.data.tokens.encode import IGNORED, Example, encode_samples
 from lockstep_train.data.tokens.pool import batch_of
 from lockstep_train.data.tokens.tokenizer import load_tokenizer

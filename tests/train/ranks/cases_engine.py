@@ -16,10 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lockstep_spec.choices import ZeroStage
 from lockstep_train.assemble import assemble
 from lockstep_train.base import ranks as engine_ranks
-from lockstep_train.base.environment import rank_environment
 from lockstep_train.base.errors import TrainerError
-from lockstep_train.base.runfile import read_run
-from lockstep_train.base.stop import StopSignal
+from lockstep_train.base.runfile import rank_environment, read_run
 from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.data.sequences.batches import Batch
 from lockstep_train.data.tokens.encode import IGNORED
@@ -30,6 +28,7 @@ from lockstep_train.evaluate import evaluate
 from lockstep_train.loop import train
 from lockstep_train.report import Reporter
 from lockstep_train.run import Run
+from lockstep_train.watch.watchdog import StopSignal
 from support.rounding import SAME_LOSS, gradient_roundings, tolerance
 
 

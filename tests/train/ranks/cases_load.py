@@ -17,8 +17,8 @@ from lockstep_spec.choices import Precision
 from lockstep_train import __main__ as trainer
 from lockstep_train import generate
 from lockstep_train.base import ranks as engine_ranks
-from lockstep_train.base.environment import rank_environment
 from lockstep_train.base.errors import ConfigError
+from lockstep_train.base.runfile import rank_environment
 from lockstep_train.engine.build import prepare_deepspeed
 from lockstep_train.model import load as loading
 from lockstep_train.model.slices import SliceLoad, reading_slices
@@ -371,14 +371,15 @@ def unpacked_like_packed() -> None:
 def without_room_for_saves(how: str) -> int:
     """Train where one rank's node is said to have little host memory, or where a rank gets none of it."""
     from lockstep_train.checkpoint.save import snapshot
-    from lockstep_train.memory import host
+    from lockstep_train.memory import agree, capacity
 
     def refused(size: int, pinned: bool) -> Any:
         raise MemoryError("CUDA can't pin it (error 2)")
 
     if os.environ["RANK"] == "1":
         if how == "limit":
-            host.host_bytes = lambda: 1 << 20
+            agree.device_bytes = lambda *_: None  # nothing is known of its device
+            capacity.host_bytes = lambda: 1 << 20
         else:
             snapshot.HostBuffer = refused  # type: ignore[assignment,misc]
     return trainer.main([])

@@ -17,15 +17,14 @@ from lockstep_spec.memory import Place, estimate
 from lockstep_spec.settings import size_settings
 from lockstep_spec.training import TrainingConfig
 from lockstep_train.base import ranks as engine_ranks
-from lockstep_train.base.environment import rank_environment
-from lockstep_train.base.runfile import parse_training
+from lockstep_train.base.runfile import parse_training, rank_environment
 from lockstep_train.data.sequences.batches import Batch
 from lockstep_train.engine.build import start_model
 from lockstep_train.engine.clock import Clock
 from lockstep_train.engine.step import Stepper
-from lockstep_train.memory.shape import read_shape
-from lockstep_train.model.dtypes import DTYPES
+from lockstep_train.memory.agree import read_shape
 from lockstep_train.model.load import quiet_transformers
+from lockstep_train.model.weight_files import PRECISIONS
 from lockstep_train.report import Reporter
 from support.peak_memory import PeakMemory
 
@@ -147,7 +146,7 @@ def peak_variants(folder: str, variants: dict[str, Any], output: str) -> None:
         if ranks.first:
             torch.manual_seed(3)
             made = AutoModelForCausalLM.from_config(configuration(variant["family"]))
-            made.to(DTYPES[Precision(variant.get("precision", "BF16"))]).save_pretrained(model)
+            made.to(PRECISIONS[Precision(variant.get("precision", "BF16"))]).save_pretrained(model)
         dist.barrier()
         result = peak_of(model, variant, ranks)
         if ranks.first:

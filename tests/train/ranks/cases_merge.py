@@ -20,9 +20,9 @@ from lockstep_train.checkpoint.format.identity import Identity
 from lockstep_train.checkpoint.format.layout import MANIFEST, shard_file
 from lockstep_train.checkpoint.format.manifest import FragmentRecord, Manifest, ShardRecord, encode
 from lockstep_train.model.base_files import hash_base
-from lockstep_train.model.dtypes import DTYPES
 from lockstep_train.model.load import base_digest, quiet_transformers
 from lockstep_train.model.trained import describe_trained, make_trainable
+from lockstep_train.model.weight_files import PRECISIONS
 
 RANKS = 2
 
@@ -49,7 +49,9 @@ def commit_state(folder: Path, values: dict[str, torch.Tensor], training: Traini
             records.append(FragmentRecord(name, tuple(value.shape), start, end - start))
             parts.append(value.flatten()[start:end])
         flat = torch.cat(parts)
-        kinds = {"weights": flat.to(DTYPES[training.precision])} if lite else {"fp32": flat, "exp_avg": flat * 0, "exp_avg_sq": flat * 0}
+        kinds = (
+            {"weights": flat.to(PRECISIONS[training.precision])} if lite else {"fp32": flat, "exp_avg": flat * 0, "exp_avg_sq": flat * 0}
+        )
         content = save(kinds)
         (folder / shard_file(rank, RANKS)).write_bytes(content)
         digest = hashlib.sha256(content).hexdigest()
@@ -94,7 +96,7 @@ def merge_variant(folder: Path, variant: dict[str, Any]) -> dict[str, Any]:
     base = folder / "base"
     training = settings(base, "Stage2", variant)
     training = replace(training, checkpoint=replace(training.checkpoint, content=Content(variant.get("content", "Full"))))
-    dtype = DTYPES[training.precision]
+    dtype = PRECISIONS[training.precision]
     make_base(base, variant["family"], dtype, variant.get("shards", "50GB"))
     model = make_trainable(AutoModelForCausalLM.from_pretrained(base, dtype=dtype), training, fresh=True)
     adapter = describe_trained(model, training)

@@ -15,11 +15,10 @@ from safetensors.torch import load_file
 from lockstep_spec.choices import NonFinitePolicy
 from lockstep_spec.training import TrainingConfig
 from lockstep_train.base import ranks as engine_ranks
-from lockstep_train.base.environment import rank_environment
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.imports import import_bitsandbytes
 from lockstep_train.base.limits import UNWATCHED
-from lockstep_train.base.runfile import parse_training
+from lockstep_train.base.runfile import parse_training, rank_environment
 from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.data.sequences.batches import Batch
 from lockstep_train.data.tokens.encode import IGNORED

@@ -14,15 +14,15 @@ import torch.distributed as dist
 from rank_cases import CountCollectives, add_result, set_constants
 
 from lockstep_train.base import ranks as engine_ranks
-from lockstep_train.base.environment import rank_environment
+from lockstep_train.base.runfile import rank_environment
 from lockstep_train.checkpoint.format.identity import Identity
-from lockstep_train.checkpoint.format.kinds import FULL, LITE, WEIGHTS, kinds_of
+from lockstep_train.checkpoint.format.layout import FULL, LITE, WEIGHTS, kinds_of
 from lockstep_train.checkpoint.format.manifest import Manifest, ShardRecord, decode, shapes
 from lockstep_train.checkpoint.format.shards import ShardReader, local_fetch
 from lockstep_train.checkpoint.save.replicas import local_only
 from lockstep_train.checkpoint.save.save import Job, Saved, Saver
 from lockstep_train.checkpoint.save.upkeep import Upkeep
-from lockstep_train.checkpoint.zero import zero_access, zero_restore
+from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.checkpoint.zero.self_test import self_test
 from lockstep_train.engine.build import prepare_deepspeed
 
@@ -213,7 +213,7 @@ def every_mode(folder: str, variants: dict[str, Any], output: str) -> None:
         assert (scaler is not None) == (mode.precision == "FP16")
         again = make_engine(mode, seed=8)
         assert loss_of(again) != expected  # and hpZ has made its second copies
-        zero_restore.restore(again, local_fetch(reader), 1)
+        zero_access.restore(again, local_fetch(reader), 1)
         zero_access.restore_loss_scaler(again, scaler)
         assert loss_of(again) == expected, f"{name}: the first forward pass after loading is another's"
         assert zero_access.loss_scaler_state(again) == scaler

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from lockstep_train.base import ranks as engine_ranks
-from lockstep_train.base.environment import rank_environment
+from lockstep_train.base.runfile import rank_environment
 from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.data.tokens.encode import IGNORED
 from lockstep_train.model.load import quiet_transformers

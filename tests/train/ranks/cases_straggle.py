@@ -15,8 +15,8 @@ from cases_stop import RANK, before_micro_batch
 from lockstep_train import __main__ as trainer
 from lockstep_train import steps
 from lockstep_train.base import ranks as engine_ranks
-from lockstep_train.base.environment import rank_environment
-from lockstep_train.engine.waits import Waits
+from lockstep_train.base.runfile import rank_environment
+from lockstep_train.engine.clock import Waits
 from lockstep_train.report import agent
 
 

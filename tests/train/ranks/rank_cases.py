@@ -21,9 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lockstep_train import __main__ as trainer
 from lockstep_train import assemble as assembling
 from lockstep_train.base import ranks as engine_ranks
-from lockstep_train.base.environment import rank_environment
-from lockstep_train.base.runfile import read_run
-from lockstep_train.base.stop import StopSignal
+from lockstep_train.base.runfile import rank_environment, read_run
 from lockstep_train.checkpoint.save.save import Saver
 from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.engine import step as engine_step
@@ -32,6 +30,7 @@ from lockstep_train.loop import train
 from lockstep_train.report import Reporter
 from lockstep_train.run import Run
 from lockstep_train.steps import Steps
+from lockstep_train.watch.watchdog import StopSignal
 
 SKIPPING = ("slow_volume", "copy_beside_a_step", "fail_unexpectedly")
 """Cases about ranks that go on beside a save, as they really do."""

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from lockstep_spec.choices import Precision, Schedule, StorageMode, ZeroStage
-from lockstep_train.base.environment import rank_environment
 from lockstep_train.base.errors import ConfigError
-from lockstep_train.base.runfile import parse_run, parse_training, read_run
+from lockstep_train.base.runfile import parse_run, parse_training, rank_environment, read_run
 
 TRAINING: dict[str, Any] = {
     "model": {"name": "/workspace/models/tiny"},

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lockstep_train.watch.flight import _records, switch_on, write_flight_record
+from lockstep_train.watch.watchdog import _records, switch_on_recorder, write_flight_record
 
 NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_TEMP_FILE")
 RECORD = b'{"entries":[{"profiling_name":"nccl2:all_reduce"}],"version":"2.10"}'
@@ -35,7 +35,7 @@ def test_the_recorder_is_switched_on_and_what_the_user_set_stays(
     monkeypatch: pytest.MonkeyPatch, user: dict[str, str], expected: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(os, "environ", {**user})
-    switch_on(Path("/run/logs"))
+    switch_on_recorder(Path("/run/logs"))
     assert tuple(os.environ[name] for name in NAMES) == expected
 
 

@@ -17,7 +17,7 @@ from lockstep_spec.choices import Precision
 def test_only_the_rank_that_writes_holds_the_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: bool) -> None:
     import torch
 
-    from lockstep_train import outcome
+    from lockstep_train import loop
     from lockstep_train.checkpoint.zero import zero_access
 
     gathered: list[weakref.ref[torch.Tensor]] = []
@@ -33,7 +33,7 @@ def test_only_the_rank_that_writes_holds_the_adapter(tmp_path: Path, monkeypatch
 
     written: list[dict[str, torch.Tensor]] = []
     monkeypatch.setattr(zero_access, "gather_masters", gather)
-    monkeypatch.setattr(outcome, "write_adapter", lambda folder, values, adapter, precision, files: written.append(values))
+    monkeypatch.setattr(loop, "write_adapter", lambda folder, values, adapter, precision, files: written.append(values))
     training = SimpleNamespace(precision=Precision.BF16)
     describe = SimpleNamespace(template=SimpleNamespace(identity=SimpleNamespace(base_files={})))
     run: Any = SimpleNamespace(
@@ -44,7 +44,7 @@ def test_only_the_rank_that_writes_holds_the_adapter(tmp_path: Path, monkeypatch
         config=SimpleNamespace(training=training),
         ranks=SimpleNamespace(first=writes),
     )
-    outcome._export_adapter(run, tmp_path)
+    loop._export(run, tmp_path, full=False)
     assert max(alive) <= 1, "the FP32 values of more than one parameter are held"
     assert [(list(values), {value.dtype for value in values.values()}) for values in written] == (
         [(list("abcd"), {torch.bfloat16})] if writes else []

@@ -7,9 +7,9 @@ import socket
 import pytest
 import torch
 
-from lockstep_train.base.environment import rank_environment
 from lockstep_train.base.errors import ConfigError, TrainerError
 from lockstep_train.base.ranks import join
+from lockstep_train.base.runfile import rank_environment
 
 DRIVER = "The NVIDIA driver on your system is too old (found version 12080). Please update your GPU driver"
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lockstep_train import standby
-from lockstep_train.base.startup import since_boot
+from lockstep_train.report.reporter import since_boot
 
 
 def test_an_order_sets_what_is_otherwise_and_takes_away_what_is_gone() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lockstep_train.base.imports import hidden_packages
-from lockstep_train.base.startup import StartUp, process_start, startup_line
+from lockstep_train.report.reporter import StartUp, process_start, startup_line
 from support.checkout import ROOT
 
 

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import DistStoreError, PrefixStore, TCPStore, distributed_c10d  # type: ignore[attr-defined]
 
-from lockstep_train.base.environment import RankEnvironment
 from lockstep_train.base.errors import (
     TRIED_AGAIN,
     ConfigError,
@@ -27,6 +26,7 @@ from lockstep_train.base.errors import (
     out_of_memory,
     problem_of,
 )
+from lockstep_train.base.runfile import RankEnvironment
 
 COLLECTIVE_TIMEOUT_SECONDS = 600
 PATIENCE = timedelta(seconds=30)

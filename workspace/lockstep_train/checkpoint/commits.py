@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep_train.base.errors import ConfigError, TrainerError, refusal
-from lockstep_train.checkpoint.format.chain import candidates
 from lockstep_train.checkpoint.format.layout import CHAIN, MANIFEST, CommitName, parse_commit
 from lockstep_train.checkpoint.format.manifest import Manifest, ShardRecord, decode, shapes
 from lockstep_train.checkpoint.format.readers import reading
-from lockstep_train.checkpoint.format.volume import VolumeView, merge_views, read_view, shard_problem, size_problem
+from lockstep_train.checkpoint.format.volume import VolumeView, candidates, merge_views, read_view, shard_problem, size_problem
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from lockstep_train.base.durable import write_durably
 from lockstep_train.base.errors import ConfigError, refusal
 from lockstep_train.base.limits import Say
 from lockstep_train.base.ranks import Ranks, refused_together
-from lockstep_train.checkpoint.format.chain import Claim, Record, candidates, follows_chain, next_attempt
 from lockstep_train.checkpoint.format.identity import Identity
 from lockstep_train.checkpoint.format.layout import CHAIN, MANIFEST, record_file
 from lockstep_train.checkpoint.format.manifest import Manifest, decode, encode, shapes
@@ -21,9 +20,14 @@ from lockstep_train.checkpoint.format.shards import ShardReader, exchanging_fetc
 from lockstep_train.checkpoint.format.views import behind_view
 from lockstep_train.checkpoint.format.volume import (
     MISSING,
+    Claim,
+    Record,
     VolumeView,
+    candidates,
     commit_names,
+    follows_chain,
     merge_views,
+    next_attempt,
     read_records,
     read_view,
     shard_problem,
@@ -31,7 +35,7 @@ from lockstep_train.checkpoint.format.volume import (
     sweep,
     write_record,
 )
-from lockstep_train.checkpoint.zero import zero_access, zero_restore
+from lockstep_train.checkpoint.zero import zero_access
 
 
 @dataclass(frozen=True)
@@ -273,9 +277,9 @@ def restore_commit(engine: Any, source: VerifiedCommit, ranks: Ranks, say: Say) 
     with contextlib.ExitStack() as stack:
         if ranks.first_of_node and source.folder.is_dir():
             stack.enter_context(reading(source.folder, f"job {manifest.job}, resuming"))
-        mine = zero_restore.needs(engine)
+        mine = zero_access.needs(engine)
         fetch = local_fetch(reader) if source.everywhere else exchanging_fetch(reader, source.holders, source.nodes, mine, ranks)
-        zero_restore.restore(engine, fetch, 0 if reader.lite else manifest.optimizer_step)
+        zero_access.restore(engine, fetch, 0 if reader.lite else manifest.optimizer_step)
         ranks.gather("load/done", True)
         ranks.publish("load/over")
     zero_access.restore_loss_scaler(engine, manifest.loss_scaler)

@@ -20,11 +20,9 @@ from lockstep_train.base.limits import UNWATCHED, Say, Watch
 from lockstep_train.base.ranks import Ranks, refused_together
 from lockstep_train.base.runfile import RunConfig
 from lockstep_train.base.volumes import BuildProgress, once_per_volume
-from lockstep_train.data.read.commits import RemoteSource, agreed_commits, at_commits, remember_commits
 from lockstep_train.data.read.files import DataFiles, is_several, local_files
-from lockstep_train.data.read.hub import hub_dataset
 from lockstep_train.data.read.records import AnySample
-from lockstep_train.data.read.remote import remote_name
+from lockstep_train.data.read.remote import RemoteSource, agreed_commits, at_commits, hub_dataset, remember_commits, remote_name
 from lockstep_train.data.read.text_files import Broken
 from lockstep_train.data.sequences.divide import DivisionRule, divide
 from lockstep_train.data.sequences.sequences import CONTENT as PLAN_CONTENT

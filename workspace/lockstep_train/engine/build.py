@@ -23,16 +23,16 @@ from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.imports import import_engine, import_method
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.checkpoint.zero.self_test import self_test
-from lockstep_train.data.tokens.attention import choose_attention
+from lockstep_train.data.isolation import choose_attention
 from lockstep_train.data.tokens.pool import usable_cores
-from lockstep_train.engine.balance import find_balance
+from lockstep_train.engine.experts import find_balance
 from lockstep_train.engine.loss import TokenLoss, tile_head
 from lockstep_train.engine.optimizer import torch_optimizer
 from lockstep_train.engine.secondary import check_secondary_shards
 from lockstep_train.engine.settings import deepspeed_settings
 from lockstep_train.model.load import load_base
+from lockstep_train.model.moe import save_sharded
 from lockstep_train.model.quantize import check_quantization
-from lockstep_train.model.sharded_save import save_sharded
 from lockstep_train.model.trained import describe_trained, make_trainable
 from lockstep_train.report import Reporter
 

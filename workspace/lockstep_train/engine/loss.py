@@ -17,7 +17,7 @@ import torch
 
 from lockstep_train.data.sequences.batches import Batch
 from lockstep_train.data.tokens.encode import IGNORED
-from lockstep_train.engine.balance import Balance
+from lockstep_train.engine.experts import Balance
 from lockstep_train.engine.tiles import AttachLoss, Gradients, Layer, TrainedLoss, tiled_loss
 from lockstep_train.model.logits import ends_with_layer
 

@@ -1,10 +1,14 @@
-"""DeepSpeed's configuration from ours (pure), and the user's raw settings laid over it."""
+"""DeepSpeed's configuration from ours (pure), and the user's raw settings laid over it (deepspeed 0.19.8, pinned).
+
+Refused are raw settings that DeepSpeed reads past, or acts on nowhere in a run of Lockstep's, since a person who wrote one expects something
+of it; and values that it can't work with: it would say so only once the model is loaded, and the same at every attempt.
+"""
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from lockstep_spec.choices import Method, Offload, Precision, ZeroStage
@@ -12,8 +16,6 @@ from lockstep_spec.gathering import ahead_elements, live_elements
 from lockstep_spec.shape import ModelShape
 from lockstep_spec.training import TrainingConfig
 from lockstep_train.base.errors import ConfigError
-from lockstep_train.engine.idle_settings import STAGE3, refuse_idle
-from lockstep_train.engine.raw_values import refuse_unusable_values
 
 OWNED = {
     "train_batch_size": "training.optimization.globalBatchSize",
@@ -154,3 +156,145 @@ def overlaid(settings: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, A
         under = result.get(key)
         result[key] = overlaid(under, value) if isinstance(under, Mapping) and isinstance(value, Mapping) else value
     return result
+
+
+IDLE = {
+    "activation_checkpointing": "only a model that calls deepspeed.checkpointing reads it (what you want is training.optimization.gradientCheckpointing)",
+    "compile": "DeepSpeed compiles where engine.compile() is called, which Lockstep's trainer doesn't do",
+    "disable_allgather": "DeepSpeed never reads it",
+    "sparse_gradients": "ZeRO reduces all gradients dense",
+    "comms_logger": "its summary is never printed; logs and metrics show what each step waited for the network",
+}
+"""Top-level sections, and why they do nothing."""
+_NO_CHECKPOINT = "checkpoints are Lockstep's own, and DeepSpeed neither saves nor loads any"
+IDLE_ZERO = {
+    "allgather_partitions": "DeepSpeed never reads it",
+    "load_from_fp32_weights": _NO_CHECKPOINT,
+    "elastic_checkpoint": _NO_CHECKPOINT,
+    "pipeline_loading_checkpoint": _NO_CHECKPOINT,
+    "gather_16bit_weights_on_model_save": _NO_CHECKPOINT,
+    "stage3_gather_16bit_weights_on_model_save": _NO_CHECKPOINT,
+    "stage3_gather_fp16_weights_on_model_save": _NO_CHECKPOINT,
+    "cpu_offload_use_pin_memory": "DeepSpeed never reads it; training.optimization.offload CPU uses pinned memory anyway",
+    "legacy_stage1": "DeepSpeed no longer has such a stage",
+    "save_muon_momentum_buffer_in_memory": "training.optimization.optimizer is never Muon",
+}
+"""Settings of zero_optimization in every stage."""
+STAGE3 = (
+    "prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold", "max_live_parameters", "max_reuse_distance",
+    "module_granularity_threshold", "use_all_reduce_for_fetch_params", "allgather_sequential",
+)  # fmt: skip
+"""Settings with the prefix stage3_ or without."""
+ONLY_STAGE3 = frozenset(
+    {
+        *STAGE3, *(f"stage3_{name}" for name in STAGE3), "offload_param", "cpu_offload_param", "sub_group_size", "zero_quantized_weights",
+        "zero_quantized_nontrainable_weights", "zero_quantized_gradients", "memory_efficient_linear", "override_module_apply",
+        "log_trace_cache_warnings", "enable_sanity_checks", "leaf_module",
+    }
+)  # fmt: skip
+NEVER_STAGE3 = frozenset(
+    {
+        "allgather_bucket_size", "use_multi_rank_bucket_allreduce", "ignore_unused_parameters", "round_robin_gradients", "parameter_alignment",
+        "compute_grad_norm",
+    }
+)  # fmt: skip
+"""Settings of zero_optimization that act in some stages."""
+
+
+def refuse_idle(raw: Mapping[str, Any], stage: ZeroStage) -> None:
+    """Raise ConfigError naming the first raw setting that would do nothing in this run, and why."""
+    for key in raw:
+        if key in IDLE:
+            raise _idle(key, IDLE[key])
+    zero = raw.get("zero_optimization")
+    zero = zero if isinstance(zero, Mapping) else {}
+    for key in zero:
+        if key in IDLE_ZERO:
+            raise _idle(f"zero_optimization.{key}", IDLE_ZERO[key])
+        if key in (ONLY_STAGE3 if stage is not ZeroStage.STAGE3 else NEVER_STAGE3):
+            acting = "Stage3" if stage is not ZeroStage.STAGE3 else "Stage1 and Stage2"
+            raise _idle(f"zero_optimization.{key}", f"it acts in {acting} only, and training.zeroStage is {stage.value}")
+    level = str(raw.get("log_level")).lower()
+    for key in ("steps_per_print", "dump_state"):
+        if raw.get(key) and level not in {"info", "debug"}:
+            raise _idle(key, "DeepSpeed prints it at log_level info or debug only")
+    profiler = raw.get("flops_profiler")
+    if isinstance(profiler, Mapping) and "enabled" not in profiler:
+        raise _idle("flops_profiler", "it lacks enabled: true")
+    parameters = zero.get("offload_param")
+    if "aio" in raw and not (isinstance(parameters, Mapping) and parameters.get("device") == "nvme"):
+        raise _idle("aio", "nothing is offloaded to NVMe")
+
+
+def _idle(path: str, why: str) -> ConfigError:
+    return ConfigError(f"training.deepspeed.{path} would do nothing here: {why}; leave it out")
+
+
+LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+COMMUNICATION_TYPES = ("fp32", "fp16", "bf16")
+SECTIONS: Mapping[str, tuple[str, ...]] = {
+    "flops_profiler": ("enabled", "recompute_fwd_factor", "profile_step", "module_depth", "top_modules", "detailed", "output_file"),
+    "aio": ("block_size", "queue_depth", "intra_op_parallelism", "single_submit", "overlap_events", "use_gds"),
+}
+"""Sections that DeepSpeed reads name by name, past those that it doesn't know. Of the others it refuses unknown names itself."""
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_section(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_VALID: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(
+        ("disable_python_gc", "dump_state", "memory_breakdown", "prescale_gradients", "wall_clock_breakdown"), (_is_flag, "true or false")
+    ),
+    **dict.fromkeys(("aio", "flops_profiler", "fp16", "zero_optimization"), (_is_section, "an object")),
+    "communication_data_type": (
+        lambda value: value is None or str(value).lower() in COMMUNICATION_TYPES,
+        f"one of {', '.join(COMMUNICATION_TYPES)}, or null",
+    ),
+    "gradient_predivide_factor": (lambda value: _is_number(value) and value > 0, "a number above 0"),
+    "log_level": (lambda value: value is None or str(value).lower() in LOG_LEVELS, f"one of {', '.join(LOG_LEVELS)}, or null"),
+    "steps_per_print": (lambda value: _is_number(value) and value >= 1 and float(value).is_integer(), "a whole number from 1 on"),
+}
+
+
+def refuse_unusable_values(raw: Mapping[str, Any], stage: ZeroStage) -> None:
+    """Raise ConfigError naming the first raw setting that DeepSpeed would fail on, and what is valid."""
+    for key, value in raw.items():
+        usable, valid = _VALID.get(key, (None, ""))
+        if usable is not None and not usable(value):
+            raise ConfigError(f"training.deepspeed.{key} is {json.dumps(value)}, but must be {valid}")
+        if key in SECTIONS:
+            _refuse_unknown_names(key, value)
+    zero = raw.get("zero_optimization", {})
+    if zero.get("zenflow") is not None:
+        raise ConfigError(
+            "training.deepspeed.zero_optimization.zenflow would replace training.optimization.optimizer with an optimizer whose state Lockstep "
+            "could not save; leave it out"
+        )
+    scattered = stage is not ZeroStage.STAGE1 and zero.get("reduce_scatter", True) is not False
+    for key, default in (("prescale_gradients", False), ("gradient_predivide_factor", 1)):
+        if scattered and raw.get(key, default) != default:
+            raise ConfigError(
+                f"training.deepspeed.{key} can't be used with training.zeroStage {stage.value}, where gradients are reduced and scattered in one; leave it "
+                "out, or set zero_optimization.reduce_scatter to false"
+            )
+
+
+def _refuse_unknown_names(section: str, value: Mapping[str, Any]) -> None:
+    for name in value:
+        if name not in SECTIONS[section]:
+            near = difflib.get_close_matches(name, SECTIONS[section], n=1)
+            raise ConfigError(
+                f"training.deepspeed.{section}.{name} is not a DeepSpeed setting"
+                + (f" (did you mean {near[0]}?)" if near else "")
+                + f"; valid here: {', '.join(SECTIONS[section])}"
+            )

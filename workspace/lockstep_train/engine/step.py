@@ -16,9 +16,8 @@ from lockstep_train.base.errors import NonFinite
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.data.sequences.batches import Batch
-from lockstep_train.engine.clock import Clock
+from lockstep_train.engine.clock import Clock, Waits
 from lockstep_train.engine.loss import TokenLoss, targets
-from lockstep_train.engine.waits import Waits
 
 MOST_SKIPPED = 20
 """Steps left out in a row after which the run ends: it isn't learning any more."""

@@ -1,4 +1,4 @@
-"""Agreement of all ranks on one memory plan before anything is loaded."""
+"""Agreement of all ranks on one memory plan before anything is loaded, by the model's sizes as transformers builds it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from lockstep_spec.choices import HierarchicalPartition
 from lockstep_spec.fit import MemoryPlan, after_out_of_memory, asked_partition, choose_partition, plan_memory
 from lockstep_spec.memory import Place
 from lockstep_spec.settings import size_settings
-from lockstep_spec.shape import ModelShape
+from lockstep_spec.shape import ModelShape, Weight, shape_of, without_kernel
 from lockstep_spec.training import TrainingConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.ranks import Ranks
-from lockstep_train.data.tokens.attention import HALF, varlen_attention
+from lockstep_train.data.isolation import HALF, varlen_attention
 from lockstep_train.memory.capacity import device_bytes
-from lockstep_train.memory.shape import read_shape
 from lockstep_train.model.quantize import check_blocks
 from lockstep_train.report import Reporter
 
@@ -93,3 +92,73 @@ def _tell(plan: MemoryPlan, reporter: Reporter) -> None:
     items = {item.name: item.size_bytes for item in plan.items}
     reporter.event("memoryPlan", totalBytes=plan.total_bytes, capacityBytes=plan.capacity_bytes, items=items)
     reporter.out_of_memory_advice = after_out_of_memory(plan)
+
+
+MEASURED = frozenset(
+    {
+        "deepseek_v2", "deepseek_v3", "falcon", "gemma", "gemma2", "gemma3_text", "glm4", "glm4_moe", "gpt2", "gpt_neox", "llama", "mistral",
+        "mixtral", "olmo2", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "starcoder2",
+    }
+)  # fmt: skip
+"""model_type of the architectures whose layers keep what the plan counts (tests/train/engine/test_sizes.py)."""
+MASKED = frozenset({"falcon"})
+"""Architectures, of these, that never leave the mask to attention's kernel."""
+ACTIVATIONS = ("hidden_activation", "hidden_act", "activation_function", "activation")
+"""Names that configurations have for an activation function."""
+
+
+def read_shape(folder: Path, device: torch.device | None = None) -> ModelShape:
+    """Read a model's sizes from config.json alone: it is built without memory. `device`: where it will compute; None: on a GPU.
+
+    Raises what transformers raises for a configuration it doesn't know.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from lockstep_train.model.logits import ends_with_layer
+
+    config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    linear = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    own = {name for name, _ in model.named_parameters()}
+    weights = [
+        Weight(name, tuple(parameter.shape), name.endswith(".weight") and name.removesuffix(".weight") in linear)
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+    ]
+    head = model.get_output_embeddings()
+    caps_logits = type(head) is not torch.nn.Linear or not ends_with_layer(model, head)
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None)
+    shape = shape_of(
+        text,
+        tuple(weight for weight in weights if weight.name in own),
+        tied=tuple(weight for weight in weights if weight.name not in own),
+        caps_logits=caps_logits,
+        eager=model.config.get_text_config()._attn_implementation == "eager",
+        activation=kept_by_activation(text),
+        rotated=rope is not None,
+        joined=isinstance(rope, dict) and rope.get("partial_rotary_factor") is not None,
+        masked=text.model_type in MASKED,
+        unmeasured="" if text.model_type in MEASURED else text.model_type,
+    )
+    return without_kernel(shape) if device is not None and device.type == "cpu" else shape
+
+
+def kept_by_activation(config: Any) -> tuple[int, bool]:
+    """Number of tensors that autograd keeps of the activation function, and whether its output is one of them. Of an unknown one: its input."""
+    import torch
+    from transformers.activations import ACT2FN
+
+    name = next((value for key in ACTIVATIONS if isinstance(value := getattr(config, key, None), str)), None)
+    if name not in ACT2FN:
+        return 1, False
+    saved: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = ACT2FN[name](torch.empty(1, device="meta", requires_grad=True))
+    return len(saved), output.untyped_storage()._cdata in saved

@@ -23,10 +23,9 @@ from lockstep_train.base.ranks import Ranks, refused_together
 from lockstep_train.base.runfile import Origin, RunConfig
 from lockstep_train.base.volumes import BuildProgress, once_per_volume
 from lockstep_train.checkpoint.format.layout import MANIFEST
-from lockstep_train.fetch.choose import texts_only
 from lockstep_train.fetch.fetch import fetch, fetch_problem, pin_of
 from lockstep_train.fetch.folders import target_in
-from lockstep_train.fetch.model import fetch_model, is_fetched, model_remote
+from lockstep_train.fetch.model import fetch_model, is_fetched, model_remote, texts_only
 from lockstep_train.report import Reporter
 
 TOPIC = "model"

@@ -17,11 +17,10 @@ from lockstep_spec.words import listed
 from lockstep_train.base.errors import ConfigError, TrainerError, may_pass, reason_of, refusal
 from lockstep_train.base.imports import replaced
 from lockstep_train.base.limits import Say
-from lockstep_train.model.dtypes import DTYPES
 from lockstep_train.model.moe import check_experts
 from lockstep_train.model.quantize import keep_trainable, loading_options
 from lockstep_train.model.slices import SliceLoad, reading_slices, say_fallback
-from lockstep_train.model.weight_files import INDEX, SINGLE, read_headers, weight_paths
+from lockstep_train.model.weight_files import INDEX, PRECISIONS, SINGLE, read_headers, weight_paths
 
 SAMPLED_BYTES = 1 << 16
 SHOWN = 3
@@ -88,7 +87,7 @@ def load_base(
     if stage is ZeroStage.STAGE3:
         model = load_sharded(folder, precision, deepspeed_config, say)
     else:
-        model = load_whole(folder, precision, device, **loading_options(quantization, DTYPES[precision]))
+        model = load_whole(folder, precision, device, **loading_options(quantization, PRECISIONS[precision]))
         if quantization is Quantization.NF4:
             keep_trainable(model)
     check_experts(model, stage, quantization)
@@ -124,7 +123,7 @@ def from_pretrained(folder: Path, precision: Precision, **options: Any) -> torch
     try:
         with judging_conversions():
             model, report = AutoModelForCausalLM.from_pretrained(
-                str(folder), local_files_only=True, dtype=DTYPES[precision], output_loading_info=True, **options
+                str(folder), local_files_only=True, dtype=PRECISIONS[precision], output_loading_info=True, **options
             )
     except TrainerError:
         raise

@@ -3,20 +3,60 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lockstep_train.base.runfile import RunConfig
-from lockstep_train.base.startup import StartUp, startup_line
-from lockstep_train.report import lines
 from lockstep_train.report.agent import Agent
 from lockstep_train.report.jsonl import JsonLog
 from lockstep_train.report.sinks.choose import open_sinks
 from lockstep_train.report.sinks.sink import MetricsSink, Point
-from lockstep_train.report.terminal import Terminal
+from lockstep_train.report.terminal import Terminal, checkpoint_line, evaluation_line, metric_text, step_line
+
+STAT = Path("/proc/self/stat")
+
+
+def process_start(stat: Path = STAT) -> float:
+    """Start of this process, on the clock since boot: the operating system's word, so that Python's own start is in it."""
+    fields = stat.read_text().rpartition(")")[2].split()  # the name in parentheses may hold spaces
+    return int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def since_boot() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class StartUp:
+    """Parts in the order in which they end; `done` ends one and begins the next. The same part may come again: its times add up."""
+
+    def __init__(self, began: float | None = None, clock: Callable[[], float] = since_boot) -> None:
+        self._clock = clock
+        self._began = self._last = process_start() if began is None else began
+        self._parts: dict[str, float] = {}
+        self._finished = False
+
+    def done(self, part: str) -> None:
+        now = self._clock()
+        self._parts[part] = self._parts.get(part, 0.0) + now - self._last
+        self._last = now
+
+    def finish(self, part: str) -> dict[str, float] | None:
+        """End the last part; seconds of each, to hundredths, and of all as `total`. None, and nothing done, after the first time."""
+        if self._finished:
+            return None
+        self._finished = True
+        self.done(part)
+        return {name: round(seconds, 2) for name, seconds in {**self._parts, "total": self._last - self._began}.items()}
+
+
+def startup_line(seconds: dict[str, float]) -> str:
+    parts = ", ".join(f"{name} {value:.1f}" for name, value in seconds.items() if name != "total" and value >= 0.05)
+    return f"Start-up: {seconds['total']:.1f} s to the end of the first step ({parts})"
+
 
 MEASUREMENTS = ("train_log", "eval_log", "expert_usage")
 DRAIN_SECONDS = {"Done": 15.0, "Stopped": 8.0, "Failed": 3.0}
@@ -129,12 +169,12 @@ class Reporter:
             return
         remaining = None if remaining_seconds is None else round(remaining_seconds)
         measured = {name: value for name in STATUS_METRICS if (value := values.get(name)) is not None}
-        texts = {name: lines.metric_text(name, value) for name, value in measured.items()}
+        texts = {name: metric_text(name, value) for name, value in measured.items()}
         self.agent.send("step", step=step, totalSteps=total, epoch=int(epoch), estimatedRemainingSeconds=remaining, metrics=texts)
         record = {"step": step, "totalSteps": total, "epoch": round(epoch, 4), **values, "remainingSeconds": remaining}
         self._write("train_log", record)
         self._measure("train", step, {**values, "epoch": epoch})
-        self._terminal.progress(step, total, lines.step_line(step, total, remaining_seconds, {**values, "epoch": epoch}))
+        self._terminal.progress(step, total, step_line(step, total, remaining_seconds, {**values, "epoch": epoch}))
         seconds = self.startup.finish("firstStep")
         if seconds is not None:
             self.event("startUp", line=startup_line(seconds), seconds=seconds)
@@ -143,18 +183,18 @@ class Reporter:
         """Report the evaluation loss at `step`, with its perplexity; `fields` go into eval_log.jsonl as they are."""
         self.startup.done("evaluation")
         perplexity = math.exp(loss) if loss < 700 else None
-        texts = {"evalLoss": lines.number(loss)} | ({} if perplexity is None else {"perplexity": f"{perplexity:.4g}"})
+        texts = {"evalLoss": metric_text("evalLoss", loss)} | ({} if perplexity is None else {"perplexity": f"{perplexity:.4g}"})
         self.agent.send("evaluate", step=step, metrics=texts)
         self._write("eval_log", {"step": step, "evalLoss": loss, "perplexity": perplexity, **fields})
         self._measure("eval", step, {"loss": loss, "perplexity": perplexity})
-        self.say(lines.evaluation_line(step, loss, perplexity))
+        self.say(evaluation_line(step, loss, perplexity))
 
     def checkpoint(
         self, step: int, path: Path, size_bytes: int, seconds: float, *, stall_seconds: float | None = None, **fields: Any
     ) -> None:
         """Report a durable commit. `size_bytes` of this rank's shard, `seconds` from the snapshot to the commit, `stall_seconds` that training waited."""
         self.agent.send("checkpoint", step=step, path=str(path), bytes=size_bytes)
-        line = lines.checkpoint_line(step, path, size_bytes, seconds, stall_seconds)
+        line = checkpoint_line(step, path, size_bytes, seconds, stall_seconds)
         measured = {"bytes": size_bytes, "seconds": round(seconds, 4), "stallSeconds": stall_seconds}
         self.event("checkpoint", line=line, step=step, path=str(path), **measured, **fields)
         self._measure("checkpoint", step, measured)

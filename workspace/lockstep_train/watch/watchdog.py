@@ -7,6 +7,7 @@ It ends the process in three cases that the main thread can't see, because it wa
 
 It also tells the agent where this rank is, so that somebody outside can judge it when not even this thread runs any more; and it writes
 the stacks down when the agent asks for them.
+
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import json
+import os
+import select
+import signal
 import sys
 import threading
 import time
@@ -22,19 +26,85 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 from lockstep_spec.codec import from_json, to_json
 from lockstep_spec.exits import FAILED, HANG, SAVED
 from lockstep_train.base.errors import Hang, Stopped, TrainerError
-from lockstep_train.base.stop import StopSignal
 from lockstep_train.report import Reporter
 from lockstep_train.report.terminal import print_error
-from lockstep_train.watch import flight
 from lockstep_train.watch.beats import Beat, explain
 
 if TYPE_CHECKING:  # it imports torch, which comes later
     from lockstep_train.base.ranks import Store
+
+
+class StopSignal:
+    """Set by SIGTERM; the main thread reads it at borders, where all ranks agree on it."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.stacks_requested = False
+        """Set by SIGUSR2: the gang hangs and is about to be stopped."""
+        self._readable: int | None = None
+
+    def install(self) -> None:
+        """Install the handlers, in the main thread, before torch is imported, so that a signal during start-up isn't lost."""
+        self._readable, writable = os.pipe()
+        os.set_blocking(self._readable, False)
+        os.set_blocking(writable, False)
+        signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, self._handle)
+        signal.signal(signal.SIGUSR2, self._handle_usr2)
+
+    def wait(self, seconds: float) -> None:
+        """Wait, in another thread, for `seconds`, or until the signal comes. While the main thread waits within a
+        collective no Python runs there, not even the handler; the C handler's byte in the pipe is seen all the same."""
+        if self._readable is None:
+            select.select([], [], [], seconds)
+            return
+        ready, _, _ = select.select([self._readable], [], [], seconds)
+        signals = os.read(self._readable, 4096) if ready else b""
+        self.requested = self.requested or signal.SIGTERM in signals
+        self.stacks_requested = self.stacks_requested or signal.SIGUSR2 in signals
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.requested = True
+
+    def _handle_usr2(self, number: int, frame: FrameType | None) -> None:
+        """Do nothing: the byte in the pipe is what counts."""
+
+
+DEFAULTS = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+
+
+def switch_on_recorder(logs: Path) -> None:
+    """Switch the recorder on, before the process group is made. What the user has set stays."""
+    for name, value in {**DEFAULTS, "TORCH_FR_DUMP_TEMP_FILE": str(logs / "nccl-timeout-rank-")}.items():
+        os.environ.setdefault(name, value)
+
+
+def write_flight_record(path: Path) -> None:
+    """Write the record as JSON, where there is one. Raises OSError."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return
+    records = _records(torch._C._distributed_c10d)
+    if records:
+        path.write_bytes(next((record for record in records if b'"entries"' in record), records[0]))
+
+
+def _records(c10d: Any) -> list[bytes]:
+    """Records of each of torch's two NCCL backends, of which ranks use one: in torch 2.15 `nccl` is nccl2 unless TORCH_DIST_USE_NCCL2=0,
+    and records where the older one's function doesn't look."""
+    records = []
+    if hasattr(c10d, "_dump_fr_trace_json"):
+        records.append(c10d._dump_fr_trace_json(backend="nccl2"))
+    if hasattr(c10d, "_dump_nccl_trace_json"):
+        records.append(c10d._dump_nccl_trace_json())
+    return records
+
 
 PERIOD_SECONDS = 1.0
 BEAT_SECONDS = 5.0
@@ -263,7 +333,7 @@ class Watchdog:
             self._place.logs.mkdir(parents=True, exist_ok=True)
             with self._place.file("hang", "txt").open("w") as file:
                 faulthandler.dump_traceback(file=file, all_threads=True)
-            flight.write_flight_record(self._place.file("nccl", "json"))
+            write_flight_record(self._place.file("nccl", "json"))
 
     def _tell(self, mark: Mark) -> None:
         if self._store is not None:

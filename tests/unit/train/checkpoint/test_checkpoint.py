@@ -14,9 +14,9 @@ import pytest
 from lockstep_train.base.errors import ConfigError, TrainerError
 from lockstep_train.checkpoint import resume
 from lockstep_train.checkpoint.format import volume
-from lockstep_train.checkpoint.format.chain import Claim, candidates, follows_chain, next_attempt
 from lockstep_train.checkpoint.format.layout import CommitName, parse_commit, parse_record
 from lockstep_train.checkpoint.format.manifest import FragmentRecord, ShardRecord, decode, encode, shapes
+from lockstep_train.checkpoint.format.volume import Claim, candidates, follows_chain, next_attempt
 from lockstep_train.checkpoint.save.rotation import Rotation
 from support.checkpoint_cases import IDENTITY, commits, make_commit, manifest, names, record
 

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from lockstep_train.checkpoint.format import volume
-from lockstep_train.checkpoint.format.manifest import Manifest, decode, shapes
-from lockstep_train.checkpoint.format.seal import seal, unseal
+from lockstep_train.checkpoint.format.manifest import Manifest, decode, seal, shapes, unseal
 from lockstep_train.checkpoint.format.volume import read_view, shard_problem
 from support.checkpoint_cases import make_commit, record
 

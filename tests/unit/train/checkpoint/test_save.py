@@ -135,7 +135,7 @@ def lose_a_moment(optimizer: Any) -> None:
     ],
 )  # fmt: skip
 def test_a_state_that_has_moved_in_memory_is_noticed(change: Callable[[Any], None]) -> None:
-    from lockstep_train.checkpoint.format.kinds import FULL
+    from lockstep_train.checkpoint.format.layout import FULL
     from lockstep_train.checkpoint.zero.zero_access import Places
 
     engine = engine_with_state()
@@ -150,7 +150,7 @@ def test_a_state_that_has_moved_in_memory_is_noticed(change: Callable[[Any], Non
 def test_weights_that_have_moved_are_noticed_where_a_save_reads_them() -> None:
     import torch
 
-    from lockstep_train.checkpoint.format.kinds import LITE
+    from lockstep_train.checkpoint.format.layout import LITE
     from lockstep_train.checkpoint.zero.zero_access import Places
 
     whole, cut = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(0))

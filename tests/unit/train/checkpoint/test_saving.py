@@ -153,7 +153,7 @@ def test_a_manifest_names_the_optimizer_of_the_run(tmp_path: Path) -> None:
     from lockstep_train.checkpoint.format.manifest import decode, document, encode
     from lockstep_train.checkpoint.format.volume import VolumeView
     from lockstep_train.checkpoint.resume import Start
-    from lockstep_train.describe import manifest_template
+    from lockstep_train.run import manifest_template
 
     for optimizer in Optimizer:
         config = RunConfig("x", None, tmp_path, training({"optimizer": optimizer.value}))
@@ -166,7 +166,7 @@ def test_a_manifest_names_the_optimizer_of_the_run(tmp_path: Path) -> None:
 
 def test_what_a_run_has_otherwise_than_the_commit_it_goes_on_from_is_told() -> None:
     from lockstep_train.checkpoint.format.manifest import decode, encode
-    from lockstep_train.describe import changed_settings, optimizer_settings
+    from lockstep_train.run import changed_settings, optimizer_settings
 
     before = training({"weightDecay": "0.1", "beta2": "0.95"})
     made = replace(manifest(), precision=before.precision.value, optimizer_settings=optimizer_settings(before.optimization))
@@ -186,7 +186,7 @@ def test_what_a_run_has_otherwise_than_the_commit_it_goes_on_from_is_told() -> N
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])
 def test_an_evaluation_that_is_not_finite_never_makes_a_commit_the_best(loss: float) -> None:
-    from lockstep_train.describe import Description
+    from lockstep_train.run import Description
 
     description = Description(replace(manifest(), eval_loss=2.5, eval_step=50), plan=None, engine=None)  # type: ignore[arg-type]
     description.set_eval_loss(60, loss)

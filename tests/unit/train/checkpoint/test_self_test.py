@@ -19,7 +19,7 @@ class Engine:
     def __init__(self) -> None:
         import torch
 
-        from lockstep_train.checkpoint.format.kinds import FULL, MASTER, WEIGHTS
+        from lockstep_train.checkpoint.format.layout import FULL, MASTER, WEIGHTS
         from lockstep_train.checkpoint.zero.zero_access import Fragment
 
         self.optimizer = SimpleNamespace()
@@ -42,7 +42,7 @@ def tensor_bytes() -> int:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    from lockstep_train.checkpoint.format.kinds import LITE
+    from lockstep_train.checkpoint.format.layout import LITE
     from lockstep_train.checkpoint.zero import self_test, zero_access
 
     engine = Engine()
@@ -55,7 +55,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
 def test_a_parameter_costs_its_own_part_once_and_blocks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from lockstep_train.checkpoint.format.kinds import FULL, MASTER
+    from lockstep_train.checkpoint.format.layout import FULL, MASTER
     from lockstep_train.checkpoint.zero import self_test
 
     held: list[tuple[str, int]] = []

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from lockstep_train.checkpoint.format.chain import Claim, Record, candidates
 from lockstep_train.checkpoint.format.views import refresh_views
-from lockstep_train.checkpoint.format.volume import commit_names, read_records, write_record
+from lockstep_train.checkpoint.format.volume import Claim, Record, candidates, commit_names, read_records, write_record
 from support.checkpoint_cases import commits, make_commit, record
 
 Started = tuple[str | None, str | None]

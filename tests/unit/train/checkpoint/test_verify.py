@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from lockstep_train.checkpoint.format.chain import Claim
 from lockstep_train.checkpoint.format.layout import shard_file
 from lockstep_train.checkpoint.format.manifest import ShardRecord
-from lockstep_train.checkpoint.format.volume import shard_problem, size_problem, write_record
+from lockstep_train.checkpoint.format.volume import Claim, shard_problem, size_problem, write_record
 from support.checkpoint_cases import make_commit, record
 
 SHARDS = [shard_file(rank, 4) for rank in range(4)]

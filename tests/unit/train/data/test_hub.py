@@ -15,7 +15,7 @@ import pytest
 from lockstep_spec.choices import DataFormat
 from lockstep_spec.training import EvaluationConfig, EvaluationDataConfig, SourceConfig
 from lockstep_train.base.errors import ConfigError, TrainerError
-from lockstep_train.data.read.hub import HubDataset, hub_dataset
+from lockstep_train.data.read.remote import HubDataset, hub_dataset
 from lockstep_train.data.read.text_files import Broken
 from lockstep_train.fetch import fetch as fetching
 from support.hub_server import TOKEN, Hub, hub_of_this_process

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep_spec.training import EvaluationConfig
-from lockstep_train.data.sequences.packing import best_fit_decreasing
+from lockstep_train.data.sequences.documents import best_fit_decreasing
 from lockstep_train.data.tokens.encode import IGNORED
 from lockstep_train.data.tokens.tokenizer import Tokenizer
 from unit.train.data.data_cases import BYTES, PLAIN_BYTES, dataset_of, write_jsonl

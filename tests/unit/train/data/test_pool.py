@@ -30,10 +30,10 @@ from lockstep_train.data.tokens.pool import (
     batch_line,
     batch_of,
     encode_batch,
+    serve,
     start_pool,
     usable_cores,
 )
-from lockstep_train.data.tokens.worker import serve
 from unit.train.data.data_cases import BYTES, PLAIN_BYTES
 
 BATCHES: list[Batch] = [[Conversation(({"role": "user", "content": str(number)},), 0, (), number)] for number in range(30)]

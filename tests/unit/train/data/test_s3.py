@@ -13,7 +13,7 @@ import pytest
 
 from lockstep_spec.training import SourceConfig
 from lockstep_train.base.errors import ConfigError, TrainerError
-from lockstep_train.data.read.hub import HubDataset, hub_dataset
+from lockstep_train.data.read.remote import HubDataset, hub_dataset
 from lockstep_train.data.read.text_files import Broken
 from lockstep_train.fetch import fetch as fetching
 from support.s3_server import bucket, running_s3

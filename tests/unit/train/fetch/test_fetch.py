@@ -20,9 +20,9 @@ from lockstep_train.base.errors import ConfigError, TrainerError
 from lockstep_train.fetch import fetch as fetching
 from lockstep_train.fetch import folders
 from lockstep_train.fetch import hub as hubs
-from lockstep_train.fetch.choose import model_files, texts_only
 from lockstep_train.fetch.fetch import Fetched, FetchProgress, fetch, pin_of
 from lockstep_train.fetch.hub import DATASETS, HubRepository
+from lockstep_train.fetch.model import model_files, texts_only
 from lockstep_train.fetch.remote import MayPass
 from lockstep_train.model.fetched import TEXTS
 from support.hub_server import TOKEN, Hub, hub_of_this_process

@@ -20,9 +20,8 @@ from lockstep_train.base.errors import ConfigError, TrainerError
 from lockstep_train.data.read.remote import data_remote as data_remote_of
 from lockstep_train.fetch import fetch as fetching
 from lockstep_train.fetch import objects
-from lockstep_train.fetch.choose import model_files
 from lockstep_train.fetch.fetch import Fetched, fetch, pin_of
-from lockstep_train.fetch.model import model_remote
+from lockstep_train.fetch.model import model_files, model_remote
 from lockstep_train.fetch.remote import MayPass
 from support.s3_server import bucket, running_s3
 

@@ -20,7 +20,7 @@ from transformers import (
 )  # fmt: skip
 
 from lockstep_spec.training import LoraConfig
-from lockstep_train.engine.balance import find_balance, trained_routers
+from lockstep_train.engine.experts import find_balance, trained_routers
 from lockstep_train.model.trained import add_lora
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # which peft asks for

@@ -16,8 +16,7 @@ from lockstep_spec.memory import Place, base_bytes, bucket_bytes, estimate, gath
 from lockstep_spec.settings import size_settings
 from lockstep_spec.shape import ModelShape, Weight, shape_of
 from lockstep_spec.training import CheckpointConfig, DataConfig, LoraConfig, ModelConfig, OptimizationConfig, TrainingConfig
-from lockstep_train.memory.capacity import host_bytes, own_bytes
-from lockstep_train.memory.host import MemoryNeed, shortage
+from lockstep_train.memory.capacity import MemoryNeed, host_bytes, own_bytes, shortage
 
 GB = 1_000_000_000
 TRAINING = TrainingConfig(

@@ -12,9 +12,7 @@ from lockstep_spec.training import TrainingConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.runfile import parse_training
 from lockstep_train.engine.build import refuse_invalid
-from lockstep_train.engine.idle_settings import IDLE_ZERO, NEVER_STAGE3, ONLY_STAGE3
-from lockstep_train.engine.raw_values import SECTIONS
-from lockstep_train.engine.settings import deepspeed_settings
+from lockstep_train.engine.settings import IDLE_ZERO, NEVER_STAGE3, ONLY_STAGE3, SECTIONS, deepspeed_settings
 
 
 def training(optimization: dict[str, Any] | None = None, **change: Any) -> TrainingConfig:

@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 
-from lockstep_train.model.sharded_save import save_sharded
+from lockstep_train.model.moe import save_sharded
 
 
 class StackOfExperts(torch.nn.Module):

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from lockstep_train.report import Reporter, lines
+from lockstep_train.report import Reporter
 from lockstep_train.report.jsonl import JsonLog
-from lockstep_train.report.terminal import Terminal, bar
+from lockstep_train.report.terminal import Terminal, bar, clock, metric_text
 
 
 def records(path: Path) -> list[dict[str, Any]]:
@@ -174,11 +174,11 @@ def test_a_folder_that_cannot_be_written_costs_the_logs_and_not_the_run(tmp_path
 
 
 def test_metrics_are_short_texts() -> None:
-    assert lines.metric_text("loss", 2.23101) == "2.2310"
-    assert lines.metric_text("learningRate", 1.33e-7) == "1.33e-07"
-    assert lines.metric_text("tokensPerSecond", 1234.5) == "1234"
-    assert lines.metric_text("peakMemoryBytes", 2e9) == "2000000000"
-    assert lines.clock(3725.4) == "1:02:05"
+    assert metric_text("loss", 2.23101) == "2.2310"
+    assert metric_text("learningRate", 1.33e-7) == "1.33e-07"
+    assert metric_text("tokensPerSecond", 1234.5) == "1234"
+    assert metric_text("peakMemoryBytes", 2e9) == "2000000000"
+    assert clock(3725.4) == "1:02:05"
 
 
 class Screen(io.StringIO):

@@ -17,10 +17,8 @@ from lockstep_train.report import reporter as reporter_module
 from lockstep_train.report.reporter import Reporter
 from lockstep_train.report.sinks import choose
 from lockstep_train.report.sinks import sink as sink_module
-from lockstep_train.report.sinks.identity import ServiceRun
-from lockstep_train.report.sinks.mlflow import flat
-from lockstep_train.report.sinks.redact import redact
-from lockstep_train.report.sinks.sink import MetricsSink, Point
+from lockstep_train.report.sinks.sink import MetricsSink, Point, ServiceRun, redact
+from lockstep_train.report.sinks.writers import flat
 
 FOREVER_SECONDS = 60.0
 

@@ -1,4 +1,4 @@
-"""Names inside runDir/checkpoints (pure).
+"""Names inside runDir/checkpoints, and those of the tensors in a shard (pure).
 
 step-100.a1/                             a commit of attempt 1, once manifest.json is in it
     shard-r00000-of-00002.safetensors    one a rank
@@ -59,3 +59,19 @@ def is_shard(name: object) -> bool:
 def parse_reader(name: str) -> CommitName | None:
     match = _READER.fullmatch(name)
     return parse_commit(match[1]) if match else None
+
+
+MASTER = "fp32"
+"""FP32 masters."""
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Adam's, in FP32."""
+WEIGHTS = "weights"
+"""The trained weights as the model computes with them: in the run's precision."""
+
+FULL = (MASTER, *MOMENTS)
+LITE = (WEIGHTS,)
+
+
+def kinds_of(content: str) -> tuple[str, ...]:
+    """The tensors of a commit whose manifest says `content`."""
+    return {"Full": FULL, "Lite": LITE}[content]

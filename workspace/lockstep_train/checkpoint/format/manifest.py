@@ -1,7 +1,12 @@
-"""The manifest: what a commit holds and what it was trained from. Its presence is the commit."""
+"""The manifest: what a commit holds and what it was trained from. Its presence is the commit.
+
+It is sealed, as all JSON files of the format are: the last line is the SHA-256 of every byte before it, which tells whether the file is whole.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
@@ -9,7 +14,6 @@ from typing import Annotated, Any, NamedTuple
 from lockstep_spec.codec import Must, at_least, from_json, to_json
 from lockstep_train.checkpoint.format.identity import Identity
 from lockstep_train.checkpoint.format.layout import is_shard
-from lockstep_train.checkpoint.format.seal import seal, unseal
 
 FORMAT = "lockstep-checkpoint/1"
 
@@ -57,7 +61,7 @@ class Manifest:
     """`config`: adapter_config.json; `names`: parameter → tensor of the adapter file."""
     shards: tuple[ShardRecord, ...]
     content: Annotated[str, Must("Full or Lite", lambda content: content in {"Full", "Lite"})] = "Full"
-    """`Full`: the shards hold masters and moments; `Lite`: the trained weights alone (format/kinds.py has the tensors' names)."""
+    """`Full`: the shards hold masters and moments; `Lite`: the trained weights alone (format/layout.py has the tensors' names)."""
     optimizer: str = "AdamW"
     optimizer_settings: Mapping[str, float] = field(default_factory=dict)
     """Path below `training` → value, to tell what a later attempt has otherwise. Empty in commits from before they were recorded."""
@@ -141,3 +145,32 @@ def shapes(shards: Sequence[ShardRecord]) -> dict[str, tuple[int, ...]]:
             raise ValueError(f"{name} has {end} of {total} elements")
         result[name] = fragments[0].shape
     return result
+
+
+_LINE = ',\n "sha256": "'
+_END = '"\n}'
+
+
+def seal(body: Mapping[str, Any]) -> bytes:
+    """A line for each key of the object, and no more: what indents JSON is written in Python, and slow where there are many fragments."""
+    head = "{\n" + ",\n".join(f" {json.dumps(key)}: {json.dumps(value)}" for key, value in body.items())
+    return f"{head}{_LINE}{_digest(head)}{_END}".encode()
+
+
+def unseal(content: bytes | str) -> dict[str, Any]:
+    """The object that was sealed. Raises ValueError when a single bit is another one."""
+    text = content if isinstance(content, str) else content.decode()
+    head, line, tail = text.rpartition(_LINE)
+    if not line:
+        raise ValueError("it is torn: the checksum that ends it is missing")
+    if tail != f"{_digest(head)}{_END}":
+        raise ValueError("it is damaged: its content does not have its checksum")
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError("it holds no JSON object")
+    del value["sha256"]
+    return value
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from lockstep_train.base.ranks import Ranks
-from lockstep_train.checkpoint.format.kinds import MASTER, MOMENTS, WEIGHTS
+from lockstep_train.checkpoint.format.layout import MASTER, MOMENTS, WEIGHTS
 from lockstep_train.checkpoint.format.manifest import Manifest, shapes
 
 Values = dict[str, torch.Tensor]

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep_spec.durable import sync_directory
-from lockstep_train.checkpoint.format.chain import candidates
 from lockstep_train.checkpoint.format.layout import MANIFEST, TRASH, CommitName
 from lockstep_train.checkpoint.format.manifest import decode
 from lockstep_train.checkpoint.format.readers import ReaderWatch
-from lockstep_train.checkpoint.format.volume import commit_names, read_records
+from lockstep_train.checkpoint.format.volume import candidates, commit_names, read_records
 
 NEVER_ROTATED = 2
 

@@ -18,8 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from lockstep_train.base.ranks import Ranks
-from lockstep_train.checkpoint.format.kinds import FULL, WEIGHTS
-from lockstep_train.checkpoint.format.layout import MANIFEST, CommitName
+from lockstep_train.checkpoint.format.layout import FULL, MANIFEST, WEIGHTS, CommitName
 from lockstep_train.checkpoint.format.manifest import Manifest, ShardRecord, encode
 from lockstep_train.checkpoint.format.volume import discard
 from lockstep_train.checkpoint.save import commit

@@ -15,12 +15,11 @@ from lockstep_spec.choices import Method
 from lockstep_train.base.limits import Say
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.base.runfile import RunConfig
-from lockstep_train.checkpoint.format.chain import candidates
 from lockstep_train.checkpoint.format.layout import MANIFEST, TRASH
 from lockstep_train.checkpoint.format.manifest import Manifest, ShardRecord, decode
 from lockstep_train.checkpoint.format.readers import reading
 from lockstep_train.checkpoint.format.views import keep_tokenizer, refresh_views
-from lockstep_train.checkpoint.format.volume import commit_names, read_records
+from lockstep_train.checkpoint.format.volume import candidates, commit_names, read_records
 from lockstep_train.checkpoint.save.replicas import Replicas, connect, local_only
 from lockstep_train.checkpoint.save.rotation import Rotation
 from lockstep_train.report import print_error

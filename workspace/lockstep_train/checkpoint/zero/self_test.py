@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lockstep_train.checkpoint.format.kinds import FULL, LITE, MASTER, WEIGHTS
+from lockstep_train.checkpoint.format.layout import FULL, LITE, MASTER, WEIGHTS
 from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.checkpoint.zero.zero_access import UnknownDeepSpeed
 

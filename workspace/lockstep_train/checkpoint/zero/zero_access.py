@@ -1,4 +1,4 @@
-"""The only module that knows DeepSpeed's internals (deepspeed 0.19.8, pinned).
+"""The only module that knows DeepSpeed's internals (deepspeed 0.19.8, pinned): its state is read here, and a commit's put back.
 
 Stage3 cuts every trainable parameter, flattened, into equal chunks, one a rank; the last rank's chunk ends in uninitialized
 padding. Stage1 and Stage2 cut one flat buffer of all parameters; a rank owns whole parameters and up to two cut ones.
@@ -7,13 +7,14 @@ Either way a rank's part of a parameter is one range of its elements, and readin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from lockstep_train.checkpoint.format.kinds import FULL, LITE, MASTER, MOMENTS, WEIGHTS
+from lockstep_train.checkpoint.format.layout import FULL, LITE, MASTER, MOMENTS, WEIGHTS
+from lockstep_train.checkpoint.format.shards import RangeNeed, Values
 
 KINDS = FULL
 _LOSS_SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
@@ -226,3 +227,60 @@ def even_share(numbers: Sequence[int], rank: int, world_size: int) -> Iterator[t
         if first < last:
             yield index, first - offset, last - first
         offset += number
+
+
+def needs(engine: Any) -> dict[str, RangeNeed]:
+    """Ranges of each parameter that this rank needs to restore it."""
+    owned = {fragment.name: fragment for fragment in fragments(engine, kinds=(MASTER,))}
+    return {name: _need(owned.get(name), whole=parameter.numel() > 0) for name, parameter in trainable(engine)}
+
+
+def _need(fragment: Fragment | None, whole: bool) -> RangeNeed:
+    """`whole`: the parameter is resident, as under Stage1 and Stage2, and under Stage3 where it is small."""
+    return RangeNeed(fragment.start, fragment.numel, whole) if fragment is not None else RangeNeed(0, 0, whole)
+
+
+@torch.no_grad()
+def restore(engine: Any, fetch: Callable[[str, RangeNeed], Values], optimizer_step: int) -> None:
+    """Load the state. `fetch` is called on every rank for every parameter in the same order, so it may be a collective.
+
+    Moments that it doesn't give are zero, as before the first update.
+    """
+    set_optimizer_step(engine, optimizer_step)
+    owned = {fragment.name: fragment for fragment in fragments(engine)}
+    ranges = needs(engine)
+    for name, parameter in trainable(engine):
+        need = ranges[name]
+        values = fetch(name, need)
+        if name in owned:
+            _copy_fragment(owned[name], values, need)
+        _set_weights(engine.optimizer, parameter, values[MASTER], need)
+    if hasattr(engine.optimizer, "invalidate_secondary_tensor"):
+        engine.optimizer.invalidate_secondary_tensor()  # else the first forward uses the weights from before the load
+
+
+def set_counters(engine: Any, step: int, accumulation: int, global_batch_size: int) -> None:
+    engine.global_steps = step
+    engine.global_samples = step * global_batch_size
+    engine.micro_steps = step * accumulation
+
+
+def _own(master: torch.Tensor, need: RangeNeed) -> torch.Tensor:
+    return master[need.start : need.start + need.numel] if need.whole else master
+
+
+def _copy_fragment(fragment: Fragment, values: Values, need: RangeNeed) -> None:
+    for kind, tensor in fragment.tensors.items():
+        if kind in values:
+            tensor.copy_(_own(values[kind], need) if kind == MASTER else values[kind])
+
+
+def _set_weights(optimizer: Any, parameter: Any, master: torch.Tensor, need: RangeNeed) -> None:
+    """The low-precision copy that the forward pass uses; under Stage3 the shard, and the whole one if it stays resident."""
+    if is_stage3(parameter):
+        _, numel = _stage3_range(optimizer, parameter)
+        _stage3_tensor(optimizer, parameter, MASTER)[numel:].zero_()
+        parameter.ds_tensor[:numel].copy_(_own(master, need))
+        parameter.ds_tensor[numel:].zero_()
+    if need.whole:
+        parameter.data.copy_(master.view(parameter.shape))

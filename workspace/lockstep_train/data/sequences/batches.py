@@ -23,7 +23,7 @@ import numpy
 import torch
 
 from lockstep_train.base.arrays import Array
-from lockstep_train.data.sequences.holdout import mix
+from lockstep_train.data.sequences.divide import mix
 from lockstep_train.data.tokens.encode import IGNORED, Example
 
 

@@ -13,8 +13,7 @@ from typing import Any, overload
 import numpy
 
 from lockstep_train.base.arrays import Array, Arrays, ArrayWriter
-from lockstep_train.data.sequences.documents import Documents, reordered
-from lockstep_train.data.sequences.packing import best_fit_decreasing, offsets
+from lockstep_train.data.sequences.documents import Documents, best_fit_decreasing, offsets, reordered
 from lockstep_train.data.tokens.encode import IGNORED, Example
 
 TYPES = {"spans": "<i8", "span_offsets": "<i8", "prefixed": "|b1", "lengths": "<i8", "sequences": "<i8", "learned": "<i4"}

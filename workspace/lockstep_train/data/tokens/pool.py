@@ -3,6 +3,7 @@
 They are programs of their own and no forks, since a rank has threads of torch and NCCL when its data is prepared; each has a tokenizer of
 its own. They start when a source turns out to take long, and the results come in the order of the data, as one process gives them. Where
 one ends before its work is done, the rank goes on alone.
+
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import base64
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,14 +21,14 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO, Any, cast
+from typing import IO, Any, BinaryIO, cast
 
 from lockstep_spec.choices import TrainOn
 from lockstep_train.base.limits import Say
 from lockstep_train.data.read.records import AnySample, Conversation, Sample
 from lockstep_train.data.read.text_files import Broken
 from lockstep_train.data.tokens.encode import Encoded, encode_samples
-from lockstep_train.data.tokens.tokenizer import Tokenizer
+from lockstep_train.data.tokens.tokenizer import Tokenizer, load_tokenizer
 from lockstep_train.data.tokens.turns import TemplateChoice
 
 AFTER_SECONDS = 20.0
@@ -81,7 +83,7 @@ def encode_batch(batch: Batch, tokenizer: Tokenizer, train_on: TrainOn, name: st
 
 
 class Process:
-    """Process that tokenizes; see worker.py."""
+    """Process that tokenizes, as `main` does."""
 
     def __init__(self, folder: Path, train_on: TrainOn, name: str, choice: TemplateChoice) -> None:
         environment = {
@@ -94,7 +96,7 @@ class Process:
         command = [
             sys.executable,
             "-m",
-            "lockstep_train.data.tokens.worker",
+            "lockstep_train.data.tokens.pool",
             str(folder),
             train_on.value,
             name,
@@ -232,3 +234,26 @@ def _quota(root: Path) -> tuple[int, int]:
     else:
         quota, period = ((root / "cpu" / f"cpu.cfs_{part}_us").read_text() for part in ("quota", "period"))
     return int(quota), int(period)
+
+
+def serve(tokenizer: Tokenizer, train_on: TrainOn, name: str, batches: BinaryIO, answers: BinaryIO) -> None:
+    for line in batches:
+        if not line.endswith(b"\n"):  # the rank was killed while it wrote
+            return
+        answers.write(answer_line(encode_batch(batch_of(line), tokenizer, train_on, name)))
+        answers.flush()
+
+
+def main(folder: str, train_on: str, name: str, template: str, variables: str) -> None:
+    """`template` is the file of a chat template, or nothing for the tokenizer's own; `variables` are its variables as JSON."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the rank is asked to stop, too, and decides
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a library prints is no answer
+    with contextlib.suppress(BrokenPipeError):
+        choice = TemplateChoice(template or None, json.loads(variables))
+        serve(load_tokenizer(Path(folder), choice), TrainOn(train_on), name, sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import netrc
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,9 +15,8 @@ from urllib.parse import urlsplit
 from lockstep_spec.training import MetricsConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.runfile import RunConfig
-from lockstep_train.report.sinks.identity import ServiceRun
-from lockstep_train.report.sinks.redact import redact
-from lockstep_train.report.sinks.sink import MetricsSink, Tell, Writer
+from lockstep_train.report.sinks.sink import MetricsSink, ServiceRun, Tell, Writer, redact
+from lockstep_train.report.sinks.writers import MLflowWriter, TensorBoardWriter, WandBWriter
 
 MLFLOW_SCHEMES = ("http", "https", "file", "databricks")
 
@@ -60,31 +59,20 @@ def _has_wandb_key(environ: Mapping[str, str]) -> bool:
 
 def open_sinks(config: RunConfig, resumed_step: int, tell: Tell) -> list[MetricsSink]:
     """Destinations of `metrics`. Nothing is imported or sent yet."""
-    metrics, logs = config.training.metrics, config.run_dir / "logs"
+    metrics, job, logs = config.training.metrics, config.job_name, config.run_dir / "logs"
     parameters = run_parameters(config)
+    writers: list[tuple[str, Callable[[], Writer]]] = []
 
     def identity(service: str) -> ServiceRun:
         return ServiceRun(logs / f"{service}-run.json", config.job_uid, resumed_step)
 
-    def tensorboard() -> Writer:
-        from lockstep_train.report.sinks.tensorboard import TensorBoardWriter
-
-        return TensorBoardWriter(logs / "tensorboard", resumed_step)
-
-    def mlflow() -> Writer:
-        from lockstep_train.report.sinks.mlflow import MLflowWriter
-
-        assert metrics.mlflow is not None  # noqa: S101 (chosen below)
-        return MLflowWriter(metrics.mlflow, config.job_name, identity("mlflow"), parameters)
-
-    def wandb() -> Writer:
-        from lockstep_train.report.sinks.wandb import WandBWriter
-
-        assert metrics.wandb is not None  # noqa: S101 (chosen below)
-        return WandBWriter(metrics.wandb, config.job_name, logs, identity("wandb"), parameters)
-
-    destinations = [("TensorBoard", metrics.tensor_board, tensorboard), ("MLflow", metrics.mlflow, mlflow), ("W&B", metrics.wandb, wandb)]
-    return [MetricsSink(name, connect, tell) for name, setting, connect in destinations if setting]
+    if metrics.tensor_board:
+        writers.append(("TensorBoard", lambda: TensorBoardWriter(logs / "tensorboard", resumed_step)))
+    if (mlflow := metrics.mlflow) is not None:
+        writers.append(("MLflow", lambda: MLflowWriter(mlflow, job, identity("mlflow"), parameters)))
+    if (wandb := metrics.wandb) is not None:
+        writers.append(("W&B", lambda: WandBWriter(wandb, job, logs, identity("wandb"), parameters)))
+    return [MetricsSink(name, connect, tell) for name, connect in writers]
 
 
 def run_parameters(config: RunConfig) -> dict[str, Any]:

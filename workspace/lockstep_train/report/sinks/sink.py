@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import queue
+import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
-from lockstep_train.report.sinks.redact import redact
+from lockstep_train.base.durable import write_durably
 
 QUEUE_POINTS = 2000
 BATCH_POINTS = 200
@@ -126,3 +130,39 @@ class MetricsSink:
                 sink=self.name,
                 reason=reason,
             )
+
+
+_USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
+_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|API_?KEY|CREDENTIAL", re.IGNORECASE)
+_SHORTEST_SECRET = 6
+"""A shorter value would black out common words."""
+
+
+def redact(text: str, environ: Mapping[str, str] | None = None) -> str:
+    """Return `text` without users and passwords of URLs, and without values of environment variables that are named like secrets."""
+    text = _USER_IN_URL.sub("***@", text)
+    for name, value in (os.environ if environ is None else environ).items():
+        if _SECRET_NAME.search(name) and len(value) >= _SHORTEST_SECRET:
+            text = text.replace(value, "***")
+    return text
+
+
+@dataclass(frozen=True)
+class ServiceRun:
+    """Id of a run at one service, in a file."""
+
+    path: Path
+    job_uid: str | None
+    resumed_step: int
+
+    def recall(self) -> str | None:
+        """Id that an earlier attempt kept; None for a run that starts anew, be it in an old folder."""
+        try:
+            record = json.loads(self.path.read_bytes())
+            same_run = self.resumed_step > 0 or (self.job_uid is not None and record["jobUid"] == self.job_uid)
+            return str(record["id"]) if same_run else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def keep(self, run_id: str) -> None:
+        write_durably(self.path, json.dumps({"jobUid": self.job_uid, "id": run_id}).encode())

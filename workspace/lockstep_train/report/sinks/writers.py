@@ -1,14 +1,37 @@
-"""Metrics to an MLflow server: one MLflow run for all attempts of a job."""
+"""Writers of metrics, each by a library that is imported when its sink begins to work: TensorBoard, MLflow, Weights & Biases."""
 
 from __future__ import annotations
 
 import os
+import uuid
+import warnings
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-from lockstep_spec.training import MLflowConfig
-from lockstep_train.report.sinks.identity import ServiceRun
-from lockstep_train.report.sinks.sink import Point
+from lockstep_spec.training import MLflowConfig, WandBConfig
+from lockstep_train.report.sinks.sink import Point, ServiceRun
+
+
+class TensorBoardWriter:
+    """Writer by torch. After a resume, TensorBoard hides what an earlier attempt wrote of the steps that are done again."""
+
+    def __init__(self, folder: Path, resumed_step: int) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder), purge_step=resumed_step + 1)
+
+    def write(self, points: list[Point]) -> None:
+        for point in points:
+            for name, value in point.values.items():
+                self._writer.add_scalar(name, value, point.step, walltime=point.time)
+        self._writer.flush()  # a kill loses no more than what is on its way
+
+    def close(self, outcome: str) -> None:
+        self._writer.close()
+
 
 METRICS_A_REQUEST = 1000
 PARAMETERS_A_REQUEST = 100
@@ -82,3 +105,47 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any
             yield from flat(value, f"{prefix}{name}.")
         elif value is not None:
             yield f"{prefix}{name}", value
+
+
+INIT_SECONDS = 30
+FINISH_SECONDS = 20
+
+
+class WandBWriter:
+    """Writer by wandb, whose own process does the sending; it gets no console, no code and no environment to send."""
+
+    def __init__(self, config: WandBConfig, job: str, folder: Path, identity: ServiceRun, parameters: Mapping[str, Any]) -> None:
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        import wandb
+
+        earlier = identity.recall()
+        run_id = earlier or uuid.uuid4().hex[:12]
+        self._run = wandb.init(
+            project=config.project,
+            entity=config.entity,
+            name=job,
+            id=run_id,
+            resume="allow",
+            dir=str(folder),
+            config=dict(parameters),
+            settings=wandb.Settings(
+                console="off",
+                silent=True,
+                disable_git=True,
+                disable_code=True,
+                disable_job_creation=True,
+                init_timeout=INIT_SECONDS,
+                finish_timeout=FINISH_SECONDS,
+            ),
+        )
+        if earlier is None:
+            identity.keep(run_id)
+
+    def write(self, points: list[Point]) -> None:
+        """Write points. Steps that the service has already are left out: it refuses to go back, with a warning each."""
+        for point in points:
+            if point.step >= self._run.step:
+                self._run.log(dict(point.values), step=point.step)
+
+    def close(self, outcome: str) -> None:
+        self._run.finish(exit_code=1 if outcome == "Failed" else 0)
