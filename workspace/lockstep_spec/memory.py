@@ -19,9 +19,8 @@ from lockstep_spec.activations import (
     whole_logits,
 )
 from lockstep_spec.choices import Content, Method, Offload, Quantization, ZeroStage
-from lockstep_spec.gathering import most_gathered
 from lockstep_spec.settings import ParameterPlace, Settings
-from lockstep_spec.shape import ModelShape
+from lockstep_spec.shape import ModelShape, layer_of
 
 GIB = 1 << 30
 QUANTIZED_BYTES = {Quantization.NF4: 0.516, Quantization.INT8: 1.0}
@@ -233,3 +232,45 @@ def trained_elements(shape: ModelShape, settings: Settings) -> int:
     low_rank = sum(adapter.rank * sum(weight.shape) for weight in layers)
     low_rank += sum(adapter.rank * weight.shape[0] * (weight.shape[1] + weight.shape[2]) for weight in stacks)
     return low_rank + magnitudes + sum(weight.numel for weight in shape.adapted(adapter.modules_to_save))
+
+
+LIVE_ELEMENTS = 1_000_000_000
+AHEAD_ELEMENTS = 50_000_000
+"""Elements of the weights that Stage3 may have gathered at once, and that it fetches ahead: DeepSpeed's defaults, below which nothing is gained, since smaller
+models stay gathered for longer, and are gathered less often.
+
+DeepSpeed fetches ahead only as long as fewer elements than its limit are gathered. The experts of one layer of a large mixture of experts exceed the default
+alone, so that nothing would be fetched while they compute; and what is fetched ahead by default is a quarter of a layer of an 8B model. So both follow from the
+model's largest layer.
+"""
+
+
+def layer_elements(shape: ModelShape) -> int:
+    """Elements of the layer with the most weights: of all modules below the same number, such as model.layers.3."""
+    layers: dict[str, int] = {}
+    for weight in shape.weights:
+        if layer := layer_of(weight.name):
+            layers[layer] = layers.get(layer, 0) + weight.numel
+    return max(layers.values(), default=0)
+
+
+def ahead_elements(shape: ModelShape) -> int:
+    """Fetched ahead: the next layer, while one computes."""
+    return max(AHEAD_ELEMENTS, layer_elements(shape))
+
+
+def most_gathered(shape: ModelShape, stated: int | None) -> int:
+    """Elements that are gathered at the same time where a module is not larger. `stated`: the limit of the raw settings, where they have one."""
+    if stated is not None:
+        return stated
+    live = live_elements(shape)
+    return live if live == LIVE_ELEMENTS else live + _largest(shape)
+
+
+def live_elements(shape: ModelShape) -> int:
+    """Gathered before DeepSpeed fetches no more ahead: two layers with that weight by which it may exceed its limit."""
+    return max(LIVE_ELEMENTS, 2 * max(layer_elements(shape), shape.largest_module) - _largest(shape))
+
+
+def _largest(shape: ModelShape) -> int:
+    return max((weight.numel for weight in shape.weights), default=0)

@@ -49,7 +49,7 @@ class Settings:
     gradient_bytes: int = 4
     """Bytes of an element of a gradient that is summed over micro-batches: see `summed_bytes`."""
     live_elements: int | None = None
-    """Elements of weights that Stage3 may have gathered, as the raw settings state it; None: by the model's largest layer (gathering.py)."""
+    """Elements of weights that Stage3 may have gathered, as the raw settings state it; None: by the model's largest layer (memory.py)."""
     bucket_elements: int | None = None
     """Elements of the bucket of gradients, as the raw settings state it; None: by what is trained."""
     overlap: bool | None = None

@@ -1,4 +1,4 @@
-"""Bytes that an optimizer step sends between nodes (pure): collectives as DeepSpeed 0.19 issues them, rings as NCCL and gloo run them.
+"""Bytes that a run leaves on its volumes, and those that an optimizer step sends between nodes (pure): collectives as DeepSpeed 0.19 issues them, rings as NCCL and gloo run them.
 
 A ring over n ranks that all-gathers or reduce-scatters M bytes carries (n−1)/n × M over every link of it, and twice that for an all-reduce. Whatever
 the number of ranks on a node, a ring leaves the node and comes back once; so that is what its network cards send, and receive, for one node.
@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lockstep_spec.choices import Method, ZeroStage
-from lockstep_spec.memory import Place, base_bytes, trained_elements
+from lockstep_spec.memory import STATE_BYTES, Place, base_bytes, trained_elements
 from lockstep_spec.settings import Settings
 from lockstep_spec.shape import ModelShape
 
@@ -61,3 +61,27 @@ def total_bytes(flows: list[Flow]) -> int:
 def gigabits_per_second(node_bytes: float, seconds: float) -> float:
     """Rate that a node's network needs to carry so much in so long, in decimal Gb/s."""
     return node_bytes * 8 / seconds / 1e9
+
+
+@dataclass(frozen=True)
+class Saves:
+    """Saves of all ranks together. Manifests and the shards' headers, some kilobytes each, are not counted."""
+
+    count: int
+    """Commits over the whole run, the last step's included."""
+    bytes_each: int
+    most_bytes: int
+    """Bytes on all volumes together at the worst moment: of the commits that are kept, the best one by evaluation, and the one being written."""
+
+
+def commit_bytes(shape: ModelShape, settings: Settings, *, full: bool, adapter: bool = False, copies: int = 1) -> int:
+    """One commit's shards; `full`: masters and moments, else the trained weights alone. `adapter`: a PEFT folder is written beside it."""
+    trained = trained_elements(shape, settings)
+    weights = trained * settings.element_bytes
+    return copies * (trained * STATE_BYTES if full else weights) + (weights if adapter else 0)
+
+
+def saves(steps: int, every: int, keep: int, bytes_each: int, *, evaluates: bool) -> Saves:
+    """A commit at every `every`th step, and one at the end."""
+    count = -(-steps // every)
+    return Saves(count, bytes_each, bytes_each * min(count, keep + 1 + (1 if evaluates else 0)))

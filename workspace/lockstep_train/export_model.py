@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from lockstep_spec.choices import Precision
-from lockstep_spec.durable import sync_directory
+from lockstep_spec.files import sync_directory
 from lockstep_train.base.durable import make_directory, write_durably
 from lockstep_train.base.errors import reason_of, refusal
 from lockstep_train.model.weight_files import CONFIG, PRECISIONS, copy_others, weight_paths

@@ -19,12 +19,11 @@ from lockstep.plan.pages.why import Where, why
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.plan.waiting.containers import CUT_OFF_HINTS
-from lockstep_gang.agent.cutoff import CutOff
-from lockstep_gang.agent.link import Handlers, Link
+from lockstep_gang.agent.link import CutOff, Handlers, Link
 from lockstep_gang.contract.report import NodeReport, State, Trouble, TroubleKind
 from lockstep_gang.contract.run import JobIdentity, ReportTarget
-from lockstep_gang.coordinator import network_trouble
-from lockstep_gang.coordinator.network_trouble import resolved, trouble_of
+from lockstep_gang.coordinator import network
+from lockstep_gang.coordinator.network import resolved, trouble_of
 from lockstep_gang.coordinator.reporter import Reporter
 from lockstep_gang.lifecycle.gang import new_gang
 from lockstep_gang.lifecycle.summary import summarize
@@ -54,7 +53,7 @@ def test_what_an_error_means_for_whoever_looks_after_the_cluster(error: Exceptio
 
 
 def test_a_name_server_that_never_answers_is_dns_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network_trouble, "RESOLVE_SECONDS", 0.01)
+    monkeypatch.setattr(network, "RESOLVE_SECONDS", 0.01)
 
     async def look_up() -> None:
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lambda *args, **options: asyncio.sleep(60))

@@ -21,7 +21,6 @@ LINES_MAX = 500
 SMALL_LINES = 60
 SMALL_FOR_A_REASON: Mapping[str, str] = {
     "lockstep.platforms.inpod.runfiles": "is sent into pods as text, in one file as every such program",
-    "lockstep_spec.checkpoint": "is arithmetic of the ground that both sides share; its importer is the control plane's",
     "lockstep_train.standby": "imports nothing that costs time: it runs before the trainer's packages are there",
     "lockstep_train.watch.beats": "is pure; its importer has the threads and the clock",
 }

@@ -10,13 +10,12 @@ import pytest
 
 from lockstep.api.training import Data, Training
 from lockstep.plan.render.run import trainer_config, training_json
-from lockstep_spec.checkpoint import commit_bytes, saves
 from lockstep_spec.choices import Method, Precision, Quantization, ZeroStage
 from lockstep_spec.families import FAMILIES, UnknownModel, shape_from_config
 from lockstep_spec.length import plan
 from lockstep_spec.memory import Place, trained_elements
 from lockstep_spec.settings import Adapter, Settings, size_settings
-from lockstep_spec.traffic import gigabits_per_second, step_traffic, total_bytes
+from lockstep_spec.traffic import commit_bytes, gigabits_per_second, saves, step_traffic, total_bytes
 from lockstep_train.base.runfile import parse_training
 
 LLAMA_8B: dict[str, Any] = {

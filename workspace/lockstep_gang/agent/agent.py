@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from lockstep_gang.agent.cutoff import CutOff
 from lockstep_gang.agent.interactive import DevNode
-from lockstep_gang.agent.link import Handlers, Link, watch
+from lockstep_gang.agent.link import CutOff, Handlers, Link, watch
 from lockstep_gang.agent.log import Console
 from lockstep_gang.agent.outbox import Outbox, bounded
 from lockstep_gang.agent.preflight.answers import NodePreflight

@@ -16,11 +16,11 @@ from lockstep_gang.agent.ranks.ranks import LocalNode
 from lockstep_gang.agent.ranks.script import look
 from lockstep_gang.agent.session.activity import ShellActivity
 from lockstep_gang.agent.session.requests import RequestSocket
-from lockstep_gang.contract.files import read_regular, write_new
 from lockstep_gang.contract.interactive import Ended, Find, InUse, Printed, Show
 from lockstep_gang.contract.messages import Order, Start
 from lockstep_gang.contract.run import Run
 from lockstep_spec.choices import StorageMode
+from lockstep_spec.files import read_regular, write_new
 
 BUNDLE_CHARACTERS = 128 * 1024
 WAITING_CHARACTERS = 2 * 1024 * 1024

@@ -1,4 +1,4 @@
-"""The agent's connection to the coordinator: made again whenever it is lost, silent for a while at most."""
+"""The agent's connection to the coordinator: made again whenever it is lost, silent for a while at most; and last words where it can't be made."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from lockstep_gang.contract.messages import AgentMessage, Hello, Order, Ping, Pong, message_to_json, order
@@ -14,8 +15,9 @@ from lockstep_gang.contract.report import Trouble, TroubleKind
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import PING_SECONDS, spread_seconds
 from lockstep_gang.coordinator.channel import Channel, connect
-from lockstep_gang.coordinator.network_trouble import resolved, trouble_of
+from lockstep_gang.coordinator.network import resolved, trouble_of
 from lockstep_spec.codec import ContractError
+from lockstep_spec.words import printable_line
 
 SAY_SECONDS = 10.0
 BACKLOG_BYTES = 4 * 1024 * 1024
@@ -149,3 +151,46 @@ async def watch(link: Listener, silence_seconds: float, unheard: Callable[[], No
         await asyncio.sleep(due - time.monotonic())
         if time.monotonic() - due > PAUSED_SECONDS:  # what was said meanwhile is still to be read
             since = time.monotonic()
+
+
+LAST_WORDS = Path("/dev/termination-log")
+"""File in which the kubelet reads them; only pods have it."""
+LEFT = Path("/tmp")  # noqa: S108 (the pod's own volume, which outlives its containers)
+PATIENCE_SECONDS = 6.0
+CHECK_SECONDS = 0.5
+CHARACTERS = 1000
+
+
+class CutOff:
+    """Watch for trouble that lasts, and leave last words: what the container of a node that reaches nobody says when it ends, which the kubelet keeps with the pod.
+
+    So before anything runs there, it ends once with a sentence, is started again by the kubelet, and goes on trying. A sentence of each kind is
+    left once a pod: the kubelet waits longer before every further start.
+    """
+
+    def __init__(self, trouble: Callable[[], Trouble | None], last_words: Path = LAST_WORDS, left: Path = LEFT) -> None:
+        """`trouble`: what keeps this node from being heard while nothing runs on it; None: nothing, or there is work that must not end for it."""
+        self._trouble, self._last_words, self._left = trouble, last_words, left
+
+    async def wait(self, patience_seconds: float = PATIENCE_SECONDS) -> Trouble:
+        """Return once the last words are left, after which the agent ends. Outside of a pod it never returns."""
+        since, kind = time.monotonic(), ""
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            trouble = self._trouble()
+            if trouble is None or trouble.kind.value != kind:
+                since, kind = time.monotonic(), trouble.kind.value if trouble is not None else ""
+            if trouble is not None and time.monotonic() - since >= patience_seconds and self._leave(trouble):
+                return trouble
+
+    def _leave(self, trouble: Trouble) -> bool:
+        """Write the last words. False: they were written before, or nobody would read them."""
+        mark = self._left / f"lockstep-said-{trouble.kind.value}"
+        try:
+            if not self._last_words.exists() or mark.exists():
+                return False
+            mark.touch()
+            self._last_words.write_text(printable_line(f"{trouble.kind.value}: {trouble.text}")[:CHARACTERS], encoding="utf-8")
+        except OSError:
+            return False
+        return True

@@ -17,8 +17,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import BinaryIO
 
-from lockstep_gang.contract.files import open_regular, write_new
 from lockstep_gang.contract.run import Run, run_text
+from lockstep_spec.files import open_regular, write_new
 from lockstep_spec.words import printable_line
 
 FOLDER = "logs/output"

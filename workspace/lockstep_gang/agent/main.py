@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep_gang.agent.agent import Agent
-from lockstep_gang.agent.cutoff import LAST_WORDS
+from lockstep_gang.agent.link import LAST_WORDS
 from lockstep_gang.agent.log import Console, Journal
 from lockstep_gang.agent.preflight import facts, sweep
 from lockstep_gang.agent.ranks.environment import isolate, place_start

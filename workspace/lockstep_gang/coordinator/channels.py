@@ -12,7 +12,7 @@ from lockstep_gang.contract.messages import Order, Ping, Start, message_to_json
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import PING_SECONDS
 from lockstep_gang.coordinator.channel import Channel
-from lockstep_gang.coordinator.ports import free_port
+from lockstep_gang.coordinator.network import free_port
 from lockstep_gang.lifecycle.gang import Request
 
 PING_TURNS = 20

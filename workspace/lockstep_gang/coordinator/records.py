@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from lockstep_gang.contract.files import open_new, open_regular, read_regular
 from lockstep_gang.contract.report import CheckpointReport, Goodput
 from lockstep_gang.lifecycle.history import AttemptRecord, EndRecord
 from lockstep_spec.codec import ContractError, from_json, to_json
-from lockstep_spec.durable import sync_directory
+from lockstep_spec.files import open_new, open_regular, read_regular, sync_directory
 
 T = TypeVar("T")
 TAIL_BYTES = 16 * 1024

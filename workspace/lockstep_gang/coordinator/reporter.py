@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from lockstep_gang.contract.reply import Reply, parse_reply
 from lockstep_gang.contract.report import Report, Trouble, TroubleKind, report_body
 from lockstep_gang.contract.run import ReportTarget, Run
-from lockstep_gang.coordinator.network_trouble import resolved, trouble_of
+from lockstep_gang.coordinator.network import resolved, trouble_of
 from lockstep_gang.coordinator.waits import happens_within
 from lockstep_gang.lifecycle.gang import Gang, Phase
 from lockstep_gang.lifecycle.summary import message_facts, message_of, state_of, summarize

@@ -13,7 +13,7 @@ from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import SILENCE_SECONDS, UNHEARD_SECONDS
 from lockstep_gang.coordinator.channel import PROOF_SECONDS, Channel, accept, listen
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
-from lockstep_gang.coordinator.ports import listening_addresses
+from lockstep_gang.coordinator.network import listening_addresses
 from lockstep_spec.codec import ContractError
 
 LOOK_SECONDS = 1.0

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy
 
-from lockstep_spec.durable import sync_directory
+from lockstep_spec.files import sync_directory
 from lockstep_train.base.cache import file_digest
 from lockstep_train.base.durable import make_directory, write_durably
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from lockstep_spec.durable import sync_directory
+from lockstep_spec.files import sync_directory
 
 CHUNK_BYTES = 8 << 20
 SHARED = 0o664

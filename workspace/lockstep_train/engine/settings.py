@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from lockstep_spec.choices import Method, Offload, Precision, ZeroStage
-from lockstep_spec.gathering import ahead_elements, live_elements
+from lockstep_spec.memory import ahead_elements, live_elements
 from lockstep_spec.shape import ModelShape
 from lockstep_spec.training import TrainingConfig
 from lockstep_train.base.errors import ConfigError

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from lockstep_spec.durable import sync_directory
+from lockstep_spec.files import sync_directory
 from lockstep_spec.modelnames import FETCHED, fetched_folder, folder_name
 from lockstep_train.base.durable import make_directory, write_durably
 from lockstep_train.base.errors import ConfigError, TrainerError

@@ -18,12 +18,11 @@ from lockstep.plan.render.fabric import GPU_RESOURCE
 from lockstep.plan.render.resolved import Resolved
 from lockstep.plan.render.run import trainer_config
 from lockstep_spec import length
-from lockstep_spec.checkpoint import commit_bytes, saves
 from lockstep_spec.fit import asked_partition, choose_partition, nearest_settings, plan_memory
 from lockstep_spec.memory import Place, trained_elements
 from lockstep_spec.settings import Settings, size_settings
 from lockstep_spec.shape import ModelShape
-from lockstep_spec.traffic import gigabits_per_second, step_traffic, total_bytes
+from lockstep_spec.traffic import commit_bytes, gigabits_per_second, saves, step_traffic, total_bytes
 from lockstep_spec.words import decimal_size, duration, step_duration
 
 GPU_MEMORY_LABEL = "nvidia.com/gpu.memory"

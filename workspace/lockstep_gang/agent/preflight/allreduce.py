@@ -17,7 +17,7 @@ from lockstep_gang.agent.ranks.environment import inherited
 from lockstep_gang.agent.ranks.processes import send_to_group, start_process
 from lockstep_gang.contract.preflight import Group, Measured
 from lockstep_gang.contract.run import Run
-from lockstep_gang.coordinator.ports import any_free_port
+from lockstep_gang.coordinator.network import any_free_port
 
 RANK_MODULE = "lockstep_gang.agent.preflight.allreduce_rank"
 _SOURCES = str(Path(lockstep_gang.__file__).parent.parent)

@@ -13,7 +13,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from lockstep_gang.coordinator.ports import listening_socket
+from lockstep_gang.coordinator.network import listening_socket
 
 GPU_BYTES = 256 * 1024 * 1024
 CPU_BYTES = 8 * 1024 * 1024

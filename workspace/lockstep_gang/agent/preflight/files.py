@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from lockstep_gang.contract.files import open_regular, read_regular
 from lockstep_gang.contract.preflight import ExpectedPath, Kind, PathFact, VolumeFacts
+from lockstep_spec.files import open_regular, read_regular
 
 MARKER = ".preflight-"
 SEEN_SECONDS = 3.0

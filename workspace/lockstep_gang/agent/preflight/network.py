@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from lockstep_gang.contract.run import Run
 from lockstep_gang.coordinator.channel import PROOF_BYTES_MAX, PROOF_SECONDS, accept, connect
-from lockstep_gang.coordinator.ports import any_free_port, listening_addresses
+from lockstep_gang.coordinator.network import any_free_port, listening_addresses
 from lockstep_spec.codec import ContractError
 
 PURPOSE = "preflight"

@@ -18,8 +18,8 @@ from typing import BinaryIO
 
 from lockstep_gang.agent.ranks.relay import LINE_BYTES_MAX, printable_bytes
 from lockstep_gang.contract.fabric import FabricAsked, RankFabric
-from lockstep_gang.contract.files import open_regular, read_regular, write_new
 from lockstep_gang.lifecycle.fabric.nccl import messages, read_line
+from lockstep_spec.files import open_regular, read_regular, write_new
 
 SUBSYSTEMS = "INIT,BOOTSTRAP,ENV,NET"
 PART_BYTES = 2 * 1024 * 1024

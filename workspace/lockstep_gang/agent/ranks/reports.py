@@ -10,9 +10,9 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from lockstep_gang.contract.files import read_regular
 from lockstep_gang.contract.messages import RANK_REPORT_BYTES_MAX, Error, RankReport, rank_report_from_json
 from lockstep_spec.codec import ContractError
+from lockstep_spec.files import read_regular
 from lockstep_spec.words import printable_line
 
 _BUFFER_BYTES = 4 * 1024 * 1024

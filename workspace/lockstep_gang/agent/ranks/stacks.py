@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep_gang.agent.ranks.processes import send
-from lockstep_gang.contract.files import read_regular, write_new
 from lockstep_gang.contract.messages import Dumped
+from lockstep_spec.files import read_regular, write_new
 
 WRITE_SECONDS = 1.0
 """Time that a volume may take to write one file; what hangs may be the volume."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from lockstep_gang.contract.preflight import Finding, Measured
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle.preflight.findings import LookedAt, error, warning
+from lockstep_gang.lifecycle.preflight.checks import LookedAt, error, warning
 
 ROUNDS_MAX = 4
 

@@ -1,15 +1,56 @@
-"""The checks of a preflight (pure): names, reachability, clocks, files, shared memory, devices and software, each over what all nodes found."""
+"""The checks of a preflight (pure): names, reachability, clocks, files, shared memory, devices and software, each over what all nodes found, against run.json
+and against each other.
+
+A check is a name, the cause that it stands for, and the judgment.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from lockstep_gang.contract.fabric import are_whole_names
-from lockstep_gang.contract.preflight import ExpectedRdma, Finding, Kind, PathFact, VolumeFacts
-from lockstep_gang.lifecycle.preflight.findings import NodeAnswers, error, odd, warning
+from lockstep_gang.contract.preflight import ExpectedRdma, Finding, Kind, Looked, Met, PathFact, VolumeFacts
+from lockstep_gang.contract.report import Cause
+from lockstep_gang.contract.run import Run
 from lockstep_spec.choices import Severity, StorageMode
 from lockstep_spec.words import binary_size
+
+LookedAt = tuple[int, Looked, float, float]
+"""(node, what it found, when it was asked, when its answer came)"""
+
+
+@dataclass(frozen=True)
+class NodeAnswers:
+    """Answers of all nodes to the first two rounds."""
+
+    run: Run
+    looked: Mapping[int, Looked]
+    met: Mapping[int, Met]
+    skews: Mapping[int, float]
+
+    def name(self, node: int) -> str:
+        """The node as messages name it."""
+        return self.run.node_name(node)
+
+
+def error(check: str, node: int | None, message: str, fix: str) -> Finding:
+    return Finding(check, Severity.ERROR, message, fix, node)
+
+
+def warning(check: str, node: int | None, message: str, fix: str) -> Finding:
+    return Finding(check, Severity.WARNING, message, fix, node)
+
+
+def odd(values: Mapping[int, str]) -> Iterator[tuple[int, str, str]]:
+    """(node, its value, the value of most others) of every node that differs; of two sides as strong, node 0's is right."""
+    if len(set(values.values())) < 2:
+        return
+    counts = Counter(values.values())
+    common = max(counts, key=lambda value: (counts[value], value == values.get(0)))
+    yield from ((node, value, common) for node, value in values.items() if value != common)
+
 
 SKEW_SECONDS = 1.0
 
@@ -285,3 +326,90 @@ def environment(nodes: NodeAnswers) -> Iterator[Finding]:
 
 def _quoted(value: str) -> str:
     return repr(value[:100]) if value else "not set"
+
+
+_UNFINISHED = {
+    "unresolved": ("names", "is the cluster's DNS there?"),
+    "paths": ("paths", "the volume does not answer: is its server there?"),
+    "volume": ("writable", "the volume does not answer: is its server there?"),
+}
+
+
+@dataclass(frozen=True)
+class _Check:
+    name: str
+    cause: Cause
+    judge: Callable[[NodeAnswers], Iterator[Finding]]
+    applies: Callable[[Run], bool] = lambda run: True
+
+
+def judge_all(run: Run, looked: Sequence[LookedAt], met: Mapping[int, Met]) -> list[Finding]:
+    """Everything that is wrong, but for the all-reduce."""
+    nodes = NodeAnswers(run, {node: facts for node, facts, *_ in looked}, met, skews(looked))
+    findings = [finding for check in _CHECKS if check.applies(run) for finding in check.judge(nodes)]
+    return [*findings, *_unfinished(nodes)]
+
+
+def checks_of(run: Run) -> list[str]:
+    """Names of the checks that are made of this job's nodes, but for the all-reduce."""
+    return [check.name for check in _CHECKS if check.applies(run)]
+
+
+def cause_of(finding: Finding) -> Cause:
+    known = {check.name: check.cause for check in _CHECKS} | {"answer": Cause.NODE_LOST, "allReduce": Cause.FABRIC}
+    return known[finding.check]
+
+
+def skews(looked: Sequence[LookedAt]) -> dict[int, float]:
+    """Seconds by which each node's clock is ahead of node 0's, by what both ends saw of one question and its answer (as NTP does)."""
+    ahead = {
+        node: ((facts.received_ms / 1000 - asked) + (facts.sent_ms / 1000 - at)) / 2 for node, facts, asked, at in looked if facts.sent_ms
+    }
+    return {node: value - ahead[0] for node, value in ahead.items()} if 0 in ahead else {}
+
+
+def silent(run: Run, answered: Iterable[int], seconds: float) -> list[Finding]:
+    missing = sorted(set(range(run.nodes)) - set(answered))
+    fix = "look at its agent's log; if its machine hangs, delete the pod"
+    return [error("answer", node, f"{run.node_name(node)} did not answer in {seconds:.0f} s", fix) for node in missing]
+
+
+def _unfinished(nodes: NodeAnswers) -> Iterator[Finding]:
+    for node, looked in nodes.looked.items():
+        for part in looked.unfinished:
+            check, fix = _UNFINISHED.get(part, ("answer", "look at its agent's log"))
+            yield error(check, node, f"{nodes.name(node)} could not finish the check of {check} in time", fix)
+
+
+def _has_gpus(run: Run) -> bool:
+    return run.gpus_per_node > 0
+
+
+def _has_rdma(run: Run) -> bool:
+    return run.preflight is not None and run.preflight.rdma is not None
+
+
+def _has_peers(run: Run) -> bool:
+    return run.nodes > 1
+
+
+_CHECKS = (
+    _Check("names", Cause.SETUP, names),
+    _Check("peers", Cause.FABRIC, peers, _has_peers),
+    _Check("paths", Cause.CONFIGURATION, paths),
+    _Check("writable", Cause.STORAGE, writable),
+    _Check("shared", Cause.STORAGE, shared, lambda run: run.nodes > 1 and run.storage is not None),
+    _Check("space", Cause.STORAGE, space),
+    _Check("sharedMemory", Cause.SETUP, shared_memory, lambda run: run.preflight is not None and run.preflight.shm_bytes is not None),
+    _Check("gpus", Cause.SETUP, gpus, _has_gpus),
+    _Check("driver", Cause.SETUP, drivers, _has_gpus),
+    _Check("python", Cause.SETUP, python, _has_peers),
+    _Check("libraries", Cause.SETUP, libraries, _has_peers),
+    _Check("environment", Cause.SETUP, environment, _has_peers),
+    _Check("clock", Cause.SETUP, clocks, _has_peers),
+    _Check("lockedMemory", Cause.SETUP, locked_memory, _has_rdma),
+    _Check("hcas", Cause.FABRIC, hcas, _has_rdma),
+    _Check("rates", Cause.FABRIC, rates, _has_rdma),
+    _Check("gids", Cause.FABRIC, gids, _has_rdma),
+    _Check("mtu", Cause.FABRIC, mtus, _has_rdma),
+)

@@ -15,7 +15,7 @@ from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import stamp
 from lockstep_gang.lifecycle.preflight.all_reduce import Measurement, busbw, judge_pairs, next_pairs, why_not_measured
-from lockstep_gang.lifecycle.preflight.judge import cause_of, checks_of, judge_all, silent
+from lockstep_gang.lifecycle.preflight.checks import cause_of, checks_of, judge_all, silent
 from lockstep_spec.choices import Severity
 from lockstep_spec.words import number_of
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep_spec.durable import sync_directory
+from lockstep_spec.files import sync_directory
 from lockstep_train.checkpoint.format.layout import MANIFEST, TRASH, CommitName
 from lockstep_train.checkpoint.format.manifest import decode
 from lockstep_train.checkpoint.format.readers import ReaderWatch

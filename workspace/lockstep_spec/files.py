@@ -1,4 +1,4 @@
-"""Files where user code writes, too: a volume, or a folder that ranks know.
+"""Files and folders: names that outlive a power loss, and files where user code writes, too, such as on a volume, or in a folder that ranks know.
 
 Whatever stands there is read and written as a regular file or not at all. A FIFO would hold its reader up for ever, a link would lead the agent's
 hand elsewhere, and a device or a file of many gigabytes would fill its memory.
@@ -47,3 +47,12 @@ def write_new(path: Path, data: bytes) -> None:
     """A new file with `data` in the place of whatever has the name. Raises OSError."""
     with os.fdopen(open_new(path), "wb") as file:
         file.write(data)
+
+
+def sync_directory(folder: Path) -> None:
+    """Make the names in a folder durable: fsync of a file doesn't cover its name."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.agent.preflight import network
 from lockstep_gang.agent.preflight.allreduce_rank import store
+from lockstep_gang.agent.preflight.network import ProbePort
 from lockstep_gang.contract.run import POD_IPS
-from lockstep_gang.coordinator import ports
+from lockstep_gang.coordinator import network
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
-from lockstep_gang.coordinator.ports import any_free_port, free_port, listening_addresses
+from lockstep_gang.coordinator.network import any_free_port, free_port, listening_addresses
 from lockstep_gang.coordinator.server import Server
 from unit.gang.cases import KEY, make_run
 
@@ -64,7 +64,7 @@ def test_coordinator_and_preflight_are_not_met_on_the_machine_s_other_addresses(
     async def scene() -> None:
         server = Server(run, KEY, Coordinator(run, KEY, output), output)
         assert await server.start() == (POD, run.coordinator_port)
-        door = network.ProbePort(run, KEY, 0)
+        door = ProbePort(run, KEY, 0)
         port = await door.open()
         answered = [await asyncio.to_thread(is_answered, address, p) for p in (run.coordinator_port, port) for address in (POD, ELSEWHERE)]
         door.close()
@@ -109,13 +109,13 @@ def test_a_port_that_somebody_has_in_either_family_is_not_free(family: socket.Ad
 @pytest.mark.parametrize("host", [NAME, "127.0.0.1", "::1"])
 def test_any_free_port_is_free_in_both_families(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first: list[int] = []
-    is_free = ports._is_free
+    is_free = network._is_free
 
     def taken_at_first(hosts: list[str], port: int) -> bool:
         first.append(port)
         return len(first) > 1 and is_free(hosts, port)
 
-    monkeypatch.setattr(ports, "_is_free", taken_at_first)
+    monkeypatch.setattr(network, "_is_free", taken_at_first)
     assert any_free_port(host) == first[-1]
     assert len(first) == 2
 
@@ -128,5 +128,5 @@ def test_a_machine_without_one_family_has_free_ports_in_the_other(monkeypatch: p
             super().__init__(family)
 
     with listener(socket.AF_INET, "127.0.0.1") as taken:
-        monkeypatch.setattr(ports.socket, "socket", OnlyIPv4)
+        monkeypatch.setattr(network.socket, "socket", OnlyIPv4)
         assert free_port(NAME, taken) == taken + 1
