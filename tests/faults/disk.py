@@ -97,9 +97,9 @@ class Disk:
         self.detach()
         self.attach()
 
-    def neighbour_syncs(self) -> None:
+    def neighbor_syncs(self) -> None:
         """Another process of this file system syncs a file of its own, which commits the journal, and with it everybody's names."""
-        path = self.mount / "neighbour"
+        path = self.mount / "neighbor"
         with path.open("a") as file:
             file.write("x")
             file.flush()

@@ -217,7 +217,7 @@ def volumes(model: Path, data: Path, folder: Path) -> Subject:
     run_file = _run_file(model, data, folder, "Stage3")
     start = lambda rank, apart: VolumesSession(rank, apart, run_file, 2)  # noqa: E731
     # One variant, for the time it takes: the harder one.
-    return Subject("a save on two volumes", start, judge_volumes, survives=True, variants=("a neighbour syncs",))
+    return Subject("a save on two volumes", start, judge_volumes, survives=True, variants=("a neighbor syncs",))
 
 
 def _run_file(model: Path, data: Path, folder: Path, stage: str) -> Path:

@@ -25,7 +25,7 @@ from faults import syscalls
 from faults.disk import Disk
 
 PATIENCE_SECONDS = 60
-VARIANTS = ("alone", "a neighbour syncs")
+VARIANTS = ("alone", "a neighbor syncs")
 OTHERWISE = ("mix", "unloadable", "nothing")
 """What a start would find that is neither the old state nor the new one: parts of both; a newest one that it chooses and can't load; none."""
 
@@ -231,7 +231,7 @@ def _try_point(subject: Subject, group: Group, disk: Disk, variant: str, point: 
 
     def cut(disk: Disk, variant: str) -> None:
         if variant != "alone":
-            disk.neighbour_syncs()
+            disk.neighbor_syncs()
         disk.cut_power()
 
     answers = group.do("new", disk, before_call)

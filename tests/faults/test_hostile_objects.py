@@ -73,7 +73,7 @@ def dense_job(name: str) -> str:
     return json.dumps(training_job(name, training=training)).replace('"DENSE"', "[" + ",".join(["{}"] * (LARGE // 3)) + "]")
 
 
-def labelled(kind: str, name: str, **content: Any) -> str:
+def labeled(kind: str, name: str, **content: Any) -> str:
     version = {"ConfigMap": "v1", "Service": "v1", "Pod": "v1"}[kind]
     return json.dumps({"apiVersion": version, "kind": kind, "metadata": {"name": name, "labels": job_labels("x")}, **content})
 
@@ -347,5 +347,5 @@ def fill(rig: Rig, namespace: str, jobs: int, config_maps: int) -> None:
     make(rig, namespace, "TrainingJob", (large_job(f"large-{number}") for number in range(jobs)))
     make(rig, namespace, "TrainingJob", (dense_job(f"dense-{number}") for number in range(jobs // 10)))
     text = noise(LARGE // 4)
-    make(rig, namespace, "ConfigMap", (labelled("ConfigMap", f"large-{number}", data={"a": text}) for number in range(config_maps)))
+    make(rig, namespace, "ConfigMap", (labeled("ConfigMap", f"large-{number}", data={"a": text}) for number in range(config_maps)))
     make(rig, namespace, "Event", (event(f"large-{number}", namespace) for number in range(config_maps // 3)))

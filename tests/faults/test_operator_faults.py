@@ -124,7 +124,7 @@ OF_A_GANG = [
 
 
 @pytest.mark.parametrize(("kind", "api_version"), OF_A_GANG)
-def test_an_object_of_a_running_gang_that_is_relabelled_or_deleted_comes_back_and_stops_no_pod(
+def test_an_object_of_a_running_gang_that_is_relabeled_or_deleted_comes_back_and_stops_no_pod(
     rig: Rig, kind: str, api_version: str
 ) -> None:
     with rig.job() as job:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 TESTS = Path(__file__).resolve().parent.parent
-VARIANTS = ("alone", "a neighbour syncs")
+VARIANTS = ("alone", "a neighbor syncs")
 
 
 @pytest.fixture(scope="module")
@@ -50,4 +50,4 @@ def test_a_power_loss_at_any_call_of_a_restart_leaves_the_commit_it_started_from
 def test_after_a_power_loss_of_two_nodes_either_volume_alone_has_the_old_commit_or_the_new_one(findings: dict[str, dict[str, Any]]) -> None:
     found = findings["a save on two volumes"]
     assert found["notes"] == []
-    assert set(found["verdicts"]["a neighbour syncs"]) == {"old", "new"}
+    assert set(found["verdicts"]["a neighbor syncs"]) == {"old", "new"}

@@ -45,7 +45,7 @@ LOW_PRECISION_ROUNDINGS = 2 * 20 + 3
 def same_rounding_tolerance(precision: str, *, longest_sum: int, terms: int) -> float:
     """`tolerance` of a mean over `terms` samples where both computations round the same sums, added in FP32, to BF16 or FP16 at the same places.
 
-    A number is rounded the other way only where its sum lies nearer to the middle of two neighbours than the two orders of its terms lie apart.
+    A number is rounded the other way only where its sum lies nearer to the middle of two neighbors than the two orders of its terms lie apart.
     """
     share = math.sqrt(2 * longest_sum) * UNIT["FP32"] / UNIT[precision]
     return math.sqrt(share) * tolerance(LOW_PRECISION_ROUNDINGS, precision, terms=terms)

@@ -77,7 +77,7 @@ def commit_state(folder: Path, values: dict[str, torch.Tensor], training: Traini
 
 
 @torch.no_grad()
-def randomise(model: Any, full: bool) -> dict[str, torch.Tensor]:
+def randomize(model: Any, full: bool) -> dict[str, torch.Tensor]:
     """Trainable parameters in FP32, moved so far that any mistake shows."""
     draw = torch.Generator().manual_seed(5)
     values = {}
@@ -100,7 +100,7 @@ def merge_variant(folder: Path, variant: dict[str, Any]) -> dict[str, Any]:
     make_base(base, variant["family"], dtype, variant.get("shards", "50GB"))
     model = make_trainable(AutoModelForCausalLM.from_pretrained(base, dtype=dtype), training, fresh=True)
     adapter = describe_trained(model, training)
-    values = randomise(model, adapter["config"] is None)
+    values = randomize(model, adapter["config"] is None)
     commit_state(folder / "run/checkpoints/step-7.a1", values, training, base, adapter)
     live = logits_of(model)
     merged_folder = folder / "merged"

@@ -47,7 +47,7 @@ SPEC: dict[str, Any] = {
 
 
 # Run where a run's folder is: the loss of every step, and the digests of a commit's shards.
-LEARNT = """
+LEARNED = """
 import glob, hashlib, json, os, sys
 folder, step = sys.argv[1:]
 losses = [(entry["step"], entry["loss"]) for entry in map(json.loads, open(folder + "/logs/train_log.jsonl"))]
@@ -197,14 +197,14 @@ def test_what_a_drilled_job_has_learnt_is_what_an_undisturbed_one_learns(drilled
     drilled.until_condition("drilled", "Suspended", "True", "Suspended", 60)
     status = drilled.job("drilled")["status"]
     assert [entry["cause"] for entry in status["restartHistory"]] == ["Killed", "Hang", "Killed"]
-    asked = ["python3", "-c", LEARNT, "/workspace/runs/drilled", str(status["checkpoint"]["lastCommittedStep"] // 10 * 10)]
-    learnt = json.loads(run_in_pod(files, asked))
+    asked = ["python3", "-c", LEARNED, "/workspace/runs/drilled", str(status["checkpoint"]["lastCommittedStep"] // 10 * 10)]
+    learned = json.loads(run_in_pod(files, asked))
     with undisturbed(tmp_path) as folder:
-        wanted = until("the undisturbed run gets as far", lambda: _learnt(folder, len(learnt["losses"]), asked[-1]), 300)
-    assert [step for step, _ in learnt["losses"]] == list(range(1, len(learnt["losses"]) + 1))
-    assert learnt["losses"] == wanted["losses"][: len(learnt["losses"])]
-    assert learnt["shards"] == wanted["shards"]
-    assert len(learnt["shards"]) == 2
+        wanted = until("the undisturbed run gets as far", lambda: _learned(folder, len(learned["losses"]), asked[-1]), 300)
+    assert [step for step, _ in learned["losses"]] == list(range(1, len(learned["losses"]) + 1))
+    assert learned["losses"] == wanted["losses"][: len(learned["losses"])]
+    assert learned["shards"] == wanted["shards"]
+    assert len(learned["shards"]) == 2
 
 
 @contextlib.contextmanager
@@ -227,7 +227,7 @@ def undisturbed(folder: Path) -> Iterator[Path]:
         process.wait(60)
 
 
-def _learnt(folder: Path, steps: int, step: str) -> dict[str, Any] | None:
-    done = subprocess.run([sys.executable, "-c", LEARNT, str(folder), step], capture_output=True, text=True, check=False)
+def _learned(folder: Path, steps: int, step: str) -> dict[str, Any] | None:
+    done = subprocess.run([sys.executable, "-c", LEARNED, str(folder), step], capture_output=True, text=True, check=False)
     found: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {"losses": [], "shards": {}}
     return found if len(found["losses"]) >= steps and found["shards"] else None

@@ -115,7 +115,7 @@ def test_a_preempted_pod_saves_is_replaced_and_costs_no_restart(jobs: Jobs, core
     jobs.end("yields")
 
 
-def test_ranks_of_one_rack_are_neighbours_though_their_nodes_numbers_are_not(
+def test_ranks_of_one_rack_are_neighbors_though_their_nodes_numbers_are_not(
     jobs: Jobs, core: client.CoreV1Api, racked: tuple[str, list[str]]
 ) -> None:
     profile, nodes = racked

@@ -118,8 +118,8 @@ def test_a_training_that_is_scaled_and_then_moved_learns_what_an_undisturbed_one
     jobs.change("moves", suspend=True)
     jobs.until_condition("moves", "Suspended", "True", "Suspended", 60)
     last = until_stopped(jobs, attempt=3)
-    learnt = run_in_pod(files, ["cat", "/workspace/runs/moves/logs/train_log.jsonl"])
-    compare(entries(learnt), {1: range(1, scaled + 1), 2: range(scaled + 1, moved + 1), 3: range(moved + 1, last + 1)}, undisturbed)
+    learned = run_in_pod(files, ["cat", "/workspace/runs/moves/logs/train_log.jsonl"])
+    compare(entries(learned), {1: range(1, scaled + 1), 2: range(scaled + 1, moved + 1), 3: range(moved + 1, last + 1)}, undisturbed)
 
 
 def leave_out(jobs: Jobs, node: str) -> None:
@@ -134,12 +134,12 @@ def entries(log: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.splitlines() if line.endswith("}")]
 
 
-def compare(learnt: list[dict[str, Any]], steps: dict[int, range], undisturbed: Path) -> None:
+def compare(learned: list[dict[str, Any]], steps: dict[int, range], undisturbed: Path) -> None:
     """Each attempt went on where the one before it was saved, every step had the same tokens, and the losses are the same."""
-    assert [(e["attempt"], e["step"]) for e in learnt] == [(attempt, step) for attempt, made in steps.items() for step in made]
-    wanted = until("the undisturbed run gets as far", lambda: enough(undisturbed, len(learnt)), 200)
-    assert [e["tokens"] for e in learnt] == [e["tokens"] for e in wanted]
-    assert [e["loss"] for e in learnt] == pytest.approx([e["loss"] for e in wanted], rel=TOLERANCE)
+    assert [(e["attempt"], e["step"]) for e in learned] == [(attempt, step) for attempt, made in steps.items() for step in made]
+    wanted = until("the undisturbed run gets as far", lambda: enough(undisturbed, len(learned)), 200)
+    assert [e["tokens"] for e in learned] == [e["tokens"] for e in wanted]
+    assert [e["loss"] for e in learned] == pytest.approx([e["loss"] for e in wanted], rel=TOLERANCE)
 
 
 def enough(log: Path, count: int) -> list[dict[str, Any]] | None:

@@ -165,14 +165,14 @@ def test_another_node_of_the_same_job_is_refused(speaker: Speaker) -> None:
 
 
 def test_node_zero_of_another_job_is_refused(speaker: Speaker) -> None:
-    speaker.jobs.start("neighbour", "ok.py", nodes=1)
-    until("its pod", lambda: speaker.jobs.get("Pod", "neighbour-0"))
-    token = speaker.token("neighbour-0")
+    speaker.jobs.start("neighbor", "ok.py", nodes=1)
+    until("its pod", lambda: speaker.jobs.get("Pod", "neighbor-0"))
+    token = speaker.token("neighbor-0")
     report = speaker.report()
     assert speaker.say(
-        speaker.message(token, report_body(report)), speaker.message(token, report_body(replace(report, pod="neighbour-0")))
+        speaker.message(token, report_body(report)), speaker.message(token, report_body(replace(report, pod="neighbor-0")))
     ) == [403, 403]
-    speaker.jobs.end("neighbour")
+    speaker.jobs.end("neighbor")
 
 
 def test_a_body_that_is_too_large_is_refused(speaker: Speaker) -> None:

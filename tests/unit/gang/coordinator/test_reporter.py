@@ -330,7 +330,7 @@ def test_the_last_report_tells_how_the_stop_went(agents: Gang, certificate: Cert
     assert (stop.save, stop.message, stop.lost_steps) == (Save.SAVED, "saved at step 7 and stopped", 0)
 
 
-def test_ranks_of_one_rack_are_neighbours(agents: Gang, certificate: Certificate, operator: Operator, port: int) -> None:
+def test_ranks_of_one_rack_are_neighbors(agents: Gang, certificate: Certificate, operator: Operator, port: int) -> None:
     operator.racks = ["a", "b", "a"]
     say = 'import os\nprint("place", *(os.environ[n] for n in ("RANK", "GROUP_RANK", "LOCKSTEP_NODE")))'
     agents.write(say, target(agents, certificate, port), nodes=3, ranks_per_node=2, rack_grouped=True)

@@ -108,7 +108,7 @@ def test_a_list_of_devices_is_not_their_use() -> None:
     assert (found.verified, found.reason) == (Verified.UNKNOWN, FabricReason.WAITING)
 
 
-def test_a_rank_that_only_its_neighbours_connect_for_is_verified_with_them() -> None:
+def test_a_rank_that_only_its_neighbors_connect_for_is_verified_with_them() -> None:
     run = gpu_run()
     ranks = tuple(r if r.rank in (3, 4) else without_traffic(r) for r in all_ranks(run, "2.18-ib-peermem"))
     found = verdict(run, ranks)

@@ -1,4 +1,4 @@
-"""Ranks of nodes in one rack are neighbours, and everything that names a node names the true one."""
+"""Ranks of nodes in one rack are neighbors, and everything that names a node names the true one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_node_0_stays_first_beside_the_coordinator(racks: list[str]) -> None:
 
 
 @given(RACKS)
-def test_nodes_of_a_rack_are_neighbours_in_the_order_of_their_numbers(racks: list[str]) -> None:
+def test_nodes_of_a_rack_are_neighbors_in_the_order_of_their_numbers(racks: list[str]) -> None:
     order = rank_order(racks)
     for rack in set(racks):
         places = [place for place, node in enumerate(order) if racks[node] == rack]

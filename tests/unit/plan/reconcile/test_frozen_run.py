@@ -291,7 +291,7 @@ def written(observed: Observed, item: Object, there: Object) -> tuple[Server, An
     return server, asyncio.run(executor.write_objects(observed, Plan(create=(item,)))), heard
 
 
-def relabelled(item: Object) -> Object:
+def relabeled(item: Object) -> Object:
     labels = {key: value for key, value in item["metadata"]["labels"].items() if key != LABEL_JOB}
     return stored({**item, "metadata": {**item["metadata"], "labels": labels}})
 
@@ -302,7 +302,7 @@ def test_an_object_that_has_lost_its_labels_gets_them_back(kind: str) -> None:
     key = next(key for key in observed.objects if key[0] == kind)
     unseen = replace(observed, objects={k: v for k, v in observed.objects.items() if k != key})
     (item,) = reconcile(unseen, report(), SIGNING, NOW + 5).create
-    server, obstacle, heard = written(unseen, item, relabelled(observed.objects[key]))
+    server, obstacle, heard = written(unseen, item, relabeled(observed.objects[key]))
     assert obstacle is None
     assert [(sent["metadata"]["labels"], sent["metadata"]["resourceVersion"]) for sent in server.applied] == [
         (item["metadata"]["labels"], "5")
@@ -313,7 +313,7 @@ def test_an_object_that_has_lost_its_labels_gets_them_back(kind: str) -> None:
 def test_a_frozen_run_of_another_content_that_the_operator_could_not_see_is_not_taken_for_its_own() -> None:
     observed = fresh()
     item = next(item for item in reconcile(observed, None, SIGNING, NOW).create if item["kind"] == "ConfigMap")
-    server, obstacle, heard = written(observed, item, relabelled(harmful(item)))
+    server, obstacle, heard = written(observed, item, relabeled(harmful(item)))
     assert obstacle is not None
     assert obstacle.reason == "NameTaken"
     assert run_name("x", "") in obstacle.message

@@ -209,8 +209,8 @@ def test_ranks_may_take_almost_as_long_to_save_as_their_pod_to_stop(stated: int 
 
 def test_a_queue_is_written_where_kueue_reads_it_and_nowhere_else() -> None:
     found = objects(job(queueName="team-a"), profile())
-    labelled = [item["kind"] for item in found if "kueue.x-k8s.io/queue-name" in item["metadata"]["labels"]]
-    assert labelled == ["StatefulSet"]
+    labeled = [item["kind"] for item in found if "kueue.x-k8s.io/queue-name" in item["metadata"]["labels"]]
+    assert labeled == ["StatefulSet"]
     (stateful_set,) = of_kind(found, "StatefulSet")
     assert stateful_set["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
     assert "kueue.x-k8s.io/queue-name" not in stateful_set["spec"]["template"]["metadata"]["labels"]

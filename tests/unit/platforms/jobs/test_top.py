@@ -273,7 +273,7 @@ def test_a_local_run_is_shown_from_its_folder(local: Path) -> None:  # noqa: F81
     assert told["loss"] == [[1, 3.0], [2, 2.5]] and told["ranks"] == {"desired": 2}
 
 
-@pytest.mark.parametrize("color", [True, False], ids=["with colours", "NO_COLOR"])
+@pytest.mark.parametrize("color", [True, False], ids=["with colors", "NO_COLOR"])
 def test_in_a_terminal_it_is_live_until_ctrl_c(local: Path, color: bool) -> None:  # noqa: F811
     (local / "workspace/runs/x/gang/end.json").unlink()
     terminal, other = pty.openpty()

@@ -57,8 +57,8 @@ def test_what_a_node_s_volume_has_never_travels_and_what_it_lacks_comes_from_who
     assert {(piece.sender, piece.receiver) for piece in plan if piece.span.shard == 1} == {(2, 2), (3, 3)}
     assert {(piece.sender, piece.receiver) for piece in plan if piece.span.shard == 0} == {(0, 0), (1, 1)}
     plan, _ = planned(2, 4, [[0], [1]], [0, 0, 1, 1], whole=False)
-    travelled = sum(piece.numel for piece in plan if piece.sender != piece.receiver)
-    assert travelled == 3 * sum(numel for _, numel in cut(4)[2:])
+    traveled = sum(piece.numel for piece in plan if piece.sender != piece.receiver)
+    assert traveled == 3 * sum(numel for _, numel in cut(4)[2:])
     assert {piece.sender for piece in plan if piece.sender != piece.receiver} == {1}
 
 
