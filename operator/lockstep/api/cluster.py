@@ -246,9 +246,9 @@ def _limits_hold(name: str) -> Rule:
         low, high = getattr(resources.requests, name), getattr(resources.limits, name)
         return low is None or high is None or number(high) >= number(low)
 
-    given = f"has(self.requests) && has(self.limits) && has(self.requests.{name}) && has(self.limits.{name})"
+    both_set = f"has(self.requests) && has(self.limits) && has(self.requests.{name}) && has(self.limits.{name})"
     return Rule(
-        f"!({given}) || quantity(self.limits.{name}).compareTo(quantity(self.requests.{name})) >= 0",
+        f"!({both_set}) || quantity(self.limits.{name}).compareTo(quantity(self.requests.{name})) >= 0",
         f"limits.{name} must be greater than or equal to requests.{name}",
         holds,
         field=f"limits.{name}",

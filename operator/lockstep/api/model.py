@@ -72,16 +72,16 @@ class Model(BaseModel):
 
 def _repeated(model: Model) -> list[tuple[str, str]]:
     """(field, message) of every list that holds something twice though its schema says map or set."""
-    found = []
+    messages = []
     for name, info in type(model).model_fields.items():
         schema = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
         keys = schema.get("x-kubernetes-list-map-keys")
-        seen: list[Any] = list(getattr(model, name) or []) if "x-kubernetes-list-type" in schema else []
+        items: list[Any] = list(getattr(model, name) or []) if "x-kubernetes-list-type" in schema else []
         if isinstance(keys, list):
-            seen = [item.to_dict()[str(keys[0])] for item in seen]
+            items = [item.to_dict()[str(keys[0])] for item in items]
         field = info.alias or name
-        found += [(field, f"{field} holds {text!r} twice") for text in dict.fromkeys(x for x in seen if seen.count(x) > 1)]
-    return found
+        messages += [(field, f"{field} holds {text!r} twice") for text in dict.fromkeys(x for x in items if items.count(x) > 1)]
+    return messages
 
 
 def utf8_bytes(texts: Iterable[str | None]) -> int:

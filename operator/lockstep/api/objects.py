@@ -13,11 +13,16 @@ TOO_DEEP = f"(deeper than {DEPTH_MAX} levels)"
 
 def condition(status: Object, kind: str) -> Object:
     """The condition of this type; empty when there is none yet."""
-    return next((found for found in status.get("conditions") or [] if found["type"] == kind), {})
+    return next((item for item in status.get("conditions") or [] if item["type"] == kind), {})
 
 
 def is_true(status: Object, kind: str) -> bool:
     return bool(condition(status, kind).get("status") == "True")
+
+
+def has_ended(job: Object) -> bool:
+    """Return True if the TrainingJob has completed or failed."""
+    return any(is_true(job.get("status") or {}, kind) for kind in ("Complete", "Failed"))
 
 
 def is_running(pod: Object) -> bool:

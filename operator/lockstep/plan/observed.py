@@ -104,16 +104,16 @@ class Observed:
     @property
     def replicas(self) -> int:
         """Pods that the StatefulSet is to have."""
-        found = self.stateful_set
-        return 0 if found is None else int(found["spec"].get("replicas", 1))
+        stateful_set = self.stateful_set
+        return 0 if stateful_set is None else int(stateful_set["spec"].get("replicas", 1))
 
     @property
     def scaled_by(self) -> Object:
         """`manager` and `time` of somebody else who last wrote how many pods the job's own StatefulSet is to have; empty: nobody else, or not known."""
-        seen = self.stateful_set
-        if seen is None or owner_uid(seen) != self.uid:
+        stateful_set = self.stateful_set
+        if stateful_set is None or owner_uid(stateful_set) != self.uid:
             return {}
-        by: Object = seen.get(REPLICAS_BY) or {}
+        by: Object = stateful_set.get(REPLICAS_BY) or {}
         return {} if by.get("manager") == names.OPERATOR_NAME else by
 
     @property
@@ -134,8 +134,8 @@ class Observed:
 
     def events_of(self, uid: str) -> list[Object]:
         """Warnings about the object of this uid, newest first."""
-        found = [event for event in self.warnings if event["involvedObject"].get("uid") == uid]
-        return sorted(found, key=event_time, reverse=True)
+        events = [event for event in self.warnings if event["involvedObject"].get("uid") == uid]
+        return sorted(events, key=event_time, reverse=True)
 
 
 def event_time(event: Object) -> str:

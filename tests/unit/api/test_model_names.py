@@ -16,13 +16,13 @@ from lockstep.api.job import TrainingJob
 from lockstep.cli.files import model as model_verb
 from lockstep.cli.jobs import hubconfig
 from lockstep.cli.jobs.planfacts import known_facts
-from lockstep.plan.ahead.references import references
+from lockstep.plan.ahead.needs import references
 from lockstep.plan.render.objects import render
 from lockstep.plan.render.pod import variable_warnings
-from lockstep.plan.render.preflight import expected
 from lockstep.plan.render.readerpod import reader_pod, with_secrets
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import Resolved
+from lockstep.plan.render.run import expected_by_preflight
 from lockstep_spec.modelnames import fetched_folder, folder_name, holds_password, is_address, is_folder, is_hub_name, model_title
 from support.hub_server import LFS_BYTES, TOKEN, Hub, running_hub
 
@@ -122,7 +122,7 @@ def test_a_token_that_is_given_twice_is_told() -> None:
 
 @pytest.mark.parametrize(("name", "looked_for"), [("/workspace/m", True), ("org/m", False), ("s3://bucket/m", False)])
 def test_preflight_looks_for_folders_only(name: str, looked_for: bool) -> None:
-    found = expected(resolved({"name": name}))
+    found = expected_by_preflight(resolved({"name": name}))
     assert found is not None
     assert ("spec.training.model.name" in {path.field for path in found.paths}) is looked_for
 

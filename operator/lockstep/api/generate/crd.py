@@ -72,8 +72,7 @@ def _without_defaults(schema: Any) -> Any:
         return [_without_defaults(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    kept = {key: value for key, value in schema.items() if key != "default" or isinstance(value, dict)}
-    return {key: _without_defaults(value) for key, value in kept.items()}
+    return {key: _without_defaults(value) for key, value in schema.items() if key != "default" or isinstance(value, dict)}
 
 
 def _column(name: str, kind: str, path: str, description: str, *, wide: bool = False) -> dict[str, Any]:

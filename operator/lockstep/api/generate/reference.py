@@ -94,14 +94,12 @@ def _has_scalar_default(field: Schema) -> bool:
 
 
 def _at(schema: Schema, path: str) -> Schema:
-    """The schema of a field of the model, told by its path; a required one carries "required"."""
-    found = schema
+    """The schema of the field at a path of the model; a required one carries "needed"."""
     for part in path.split("."):
-        holder: Schema = found.get("items", found)
+        holder: Schema = schema.get("items", schema)
         name = part.removesuffix("[]")
-        field: Schema = holder["properties"][name]
-        found = field | ({"needed": True} if name in holder.get("required", ()) else {})
-    return found
+        schema = holder["properties"][name] | ({"needed": True} if name in holder.get("required", ()) else {})
+    return schema
 
 
 def _key_row(key: Key, field: Schema, model: str) -> tuple[str, ...]:
@@ -134,14 +132,14 @@ def _type(field: Schema) -> str:
 def _valid(field: Schema) -> str:
     """Valid values in words."""
     inner: Schema = field.get("items") or field.get("additionalProperties") or {}
-    told = [", ".join(f"`{value}`" for value in field.get("enum", ()))]
-    told += [PATTERN_WORDS[one["pattern"]] for one in (field, inner) if "pattern" in one]
+    phrases = [", ".join(f"`{value}`" for value in field.get("enum", ()))]
+    phrases += [PATTERN_WORDS[one["pattern"]] for one in (field, inner) if "pattern" in one]
     if "not" in field:  # a number, whose words say it all
-        return "; ".join(filter(None, told))
+        return "; ".join(filter(None, phrases))
     if "minimum" in field:
-        told.append(f"{field['minimum']} to {field['maximum']}" if "maximum" in field else f"{field['minimum']} or more")
-    told += [f"at most {field[key]} {what}" for key, what in _LIMITS.items() if key in field]
-    return "; ".join(filter(None, told))
+        phrases.append(f"{field['minimum']} to {field['maximum']}" if "maximum" in field else f"{field['minimum']} or more")
+    phrases += [f"at most {field[key]} {what}" for key, what in _LIMITS.items() if key in field]
+    return "; ".join(filter(None, phrases))
 
 
 _LIMITS = {"maxLength": "characters", "maxItems": "entries", "maxProperties": "entries"}

@@ -20,7 +20,7 @@ from lockstep.api.model import DNS_NAME_MAX, LABEL_KEY_PATTERN, LABEL_KEY_PREFIX
 
 Schema = dict[str, Any]
 
-KEPT = (
+COPIED = (
     "type", "format", "description", "enum", "pattern", "minLength", "maxLength", "minimum", "maximum", "minItems", "maxItems", "maxProperties",
     "x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-validations",
 )  # fmt: skip
@@ -69,31 +69,31 @@ def _texts_below_fields(kind: type[BaseModel]) -> Iterator[tuple[str, str]]:
 
 def _models_in(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
     """The model and every model inside it, by class name."""
-    found: dict[str, type[BaseModel]] = {}
+    models: dict[str, type[BaseModel]] = {}
     waiting: list[Any] = [model]
     while waiting:
         kind = waiting.pop()
         waiting.extend(getattr(kind, "__args__", ()))
-        if isinstance(kind, type) and issubclass(kind, BaseModel) and kind.__name__ not in found:
-            found[kind.__name__] = kind
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and kind.__name__ not in models:
+            models[kind.__name__] = kind
             waiting.extend(field.annotation for field in kind.model_fields.values())
-    return found
+    return models
 
 
 def _structural(raw: Schema, definitions: dict[str, Schema], rules: dict[str, tuple[Rule, ...]]) -> Schema:
     merged = _resolved(raw, definitions)
-    kept: Schema = {key: merged[key] for key in KEPT if key in merged}
+    result: Schema = {key: merged[key] for key in COPIED if key in merged}
     if "const" in merged:
-        kept |= {"type": "string", "enum": [merged["const"]]}
+        result |= {"type": "string", "enum": [merged["const"]]}
     if NUMBER_BOUNDS in merged:
-        kept = _without(kept, "type") | NEITHER_NUMBER_NOR_TEXT | merged[NUMBER_BOUNDS]
+        result = _without(result, "type") | NEITHER_NUMBER_NOR_TEXT | merged[NUMBER_BOUNDS]
     if merged.get("pattern") == LABEL_KEY_PATTERN:
-        kept["x-kubernetes-validations"] = [PREFIX_RULE]
+        result["x-kubernetes-validations"] = [PREFIX_RULE]
     if "items" in merged:
-        kept["items"] = _structural(merged["items"], definitions, rules)
+        result["items"] = _structural(merged["items"], definitions, rules)
     if merged.get("type") == "object":
-        kept |= _object(merged, definitions, rules)
-    return kept | _default(merged, kept)
+        result |= _object(merged, definitions, rules)
+    return result | _default(merged, result)
 
 
 def _resolved(raw: Schema, definitions: dict[str, Schema]) -> Schema:
@@ -113,14 +113,14 @@ def _without(schema: Schema, *keys: str) -> Schema:
 def _object(merged: Schema, definitions: dict[str, Schema], rules: dict[str, tuple[Rule, ...]]) -> Schema:
     if "properties" not in merged:
         return _map(merged, definitions, rules)
-    made: Schema = {"properties": {name: _structural(schema, definitions, rules) for name, schema in merged["properties"].items()}}
+    result: Schema = {"properties": {name: _structural(schema, definitions, rules) for name, schema in merged["properties"].items()}}
     if merged.get("required"):
-        made["required"] = list(merged["required"])
+        result["required"] = list(merged["required"])
     own = rules.get(merged.get("title", ""), ())
     for rule in own:
-        made |= rule.schema or {}
+        result |= rule.schema or {}
     written = [validation(rule) for rule in own if rule.cel]
-    return made | ({"x-kubernetes-validations": written} if written else {})
+    return result | ({"x-kubernetes-validations": written} if written else {})
 
 
 def _map(merged: Schema, definitions: dict[str, Schema], rules: dict[str, tuple[Rule, ...]]) -> Schema:
@@ -128,8 +128,8 @@ def _map(merged: Schema, definitions: dict[str, Schema], rules: dict[str, tuple[
     if merged.get("additionalProperties") is True:
         return {"x-kubernetes-preserve-unknown-fields": True}
     values: Schema = next(iter(patterns.values())) if patterns else merged["additionalProperties"]
-    made: Schema = {"additionalProperties": _structural(values, definitions, rules)}
-    return made | ({"x-kubernetes-validations": [LABEL_KEY_RULE]} if LABEL_KEY_PATTERN in patterns else {})
+    result: Schema = {"additionalProperties": _structural(values, definitions, rules)}
+    return result | ({"x-kubernetes-validations": [LABEL_KEY_RULE]} if LABEL_KEY_PATTERN in patterns else {})
 
 
 def validation(rule: Rule) -> Schema:
@@ -137,13 +137,13 @@ def validation(rule: Rule) -> Schema:
     return {"rule": rule.cel, "message": rule.message} | ({"fieldPath": f".{rule.field}"} if rule.field else {})
 
 
-def _default(merged: Schema, made: Schema) -> Schema:
+def _default(merged: Schema, result: Schema) -> Schema:
     """A default that people see in the stored object. None, empty lists and maps are left out: absent says the same.
 
     An object's is written out: the API server checks rules against it before it fills in what is inside.
     """
     default = merged.get("default")
-    if "properties" in made:
-        inner = {name: schema["default"] for name, schema in made["properties"].items() if "default" in schema}
+    if "properties" in result:
+        inner = {name: schema["default"] for name, schema in result["properties"].items() if "default" in schema}
         return {"default": inner} if inner and default is not None else {}
     return {} if default is None or default in ([], {}, "") or "const" in merged else {"default": default}

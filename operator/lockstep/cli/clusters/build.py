@@ -25,7 +25,7 @@ from lockstep.platforms.output import put, put_text
 
 if TYPE_CHECKING:
     from lockstep.plan.ship.imagebuild import Build
-    from lockstep.plan.ship.openshift_build import BuildOutcome
+    from lockstep.plan.ship.openshift import BuildOutcome
 
 CERTIFICATES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 PIP_FILES = ("/etc/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf")
@@ -130,7 +130,7 @@ def _machine_settings() -> Iterator[dict[str, str]]:
 
 def _run(command: list[str], root: Path) -> None:
     """Its output is seen as it comes. Raises Failed, which says why, when the command does."""
-    from lockstep.plan.ship.build_failure import tool_failure
+    from lockstep.plan.ship.imagebuild import tool_failure
 
     last: deque[str] = deque(maxlen=LINES_KEPT)
     with subprocess.Popen(command, cwd=root, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace") as process:
@@ -148,7 +148,7 @@ def _run(command: list[str], root: Path) -> None:
 def _by_openshift(recipe: Build, root: Path, namespace: str, context: str | None, dry_run: bool) -> None:
     from lockstep.api.files.yamltext import dump_all_yaml
     from lockstep.plan.ship.imagebuild import CONTEXT
-    from lockstep.plan.ship.openshift_build import next_step, objects
+    from lockstep.plan.ship.openshift import next_step, objects
     from lockstep.platforms.clusters.imagebuild import build, packed
 
     build_objects = objects(recipe)

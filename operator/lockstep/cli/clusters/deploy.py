@@ -141,7 +141,7 @@ def _checked(
 def as_deployed(plan: DeploymentPlan, context: str | None) -> tuple[Mode | None, str | None, Chosen]:
     """Choices of the deployment that is on the cluster, where it may be seen. An image of the default's name goes with this version."""
     from lockstep.kube.cluster import Client
-    from lockstep.plan.ship.openshift_images import repository, short_name
+    from lockstep.plan.ship.openshift import repository, short_name
     from lockstep.platforms.clusters import facts
     from lockstep.platforms.clusters.install import code_volumes
 
@@ -342,7 +342,7 @@ async def _until_operator_is_ready(connection: Cluster, plan: DeploymentPlan, se
 
 async def _rails_are_there(connection: Cluster, plan: DeploymentPlan, progress: Progress) -> bool:
     """Return True if pods can have every network that the cluster names, where jobs use RDMA: without one they wait for ever."""
-    from lockstep.plan.checks.rails import check_networks
+    from lockstep.plan.checks.site import check_networks
     from lockstep.plan.cluster.finding import Outcome
     from lockstep.platforms.clusters.facts import network_facts
 

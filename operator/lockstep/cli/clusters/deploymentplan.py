@@ -55,7 +55,7 @@ class DeploymentPlan:
     @property
     def sent_image(self) -> str:
         """The operator's image as it is sent."""
-        from lockstep.plan.ship.openshift_images import operator_reference
+        from lockstep.plan.ship.openshift import operator_reference
 
         return operator_reference(self.image, self.profile.spec.platform, self.scope.home)
 
@@ -139,7 +139,7 @@ def planned(
     from lockstep.cli.shared.clusterfiles import file_of
     from lockstep.cli.shared.paths import checkout
     from lockstep.cli.shared.target import load
-    from lockstep.plan.ship.openshift_images import short_name
+    from lockstep.plan.ship.openshift import short_name
     from lockstep.platforms.clusters.install import monitoring_objects, operator_objects
 
     file = load(cluster)

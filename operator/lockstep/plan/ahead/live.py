@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lockstep.api import names
-from lockstep.api.objects import Object
+from lockstep.api.objects import Object, has_ended
 from lockstep.plan.diff import Change, changes
 from lockstep.plan.render.objects import PLAIN, Frozen, RenderContext, children, claims, freeze, thaw
 from lockstep.plan.render.resolve import trainer_image
@@ -44,7 +44,7 @@ def compare(resolved: Resolved, observed: Sequence[Object]) -> list[Comparison]:
     if resolved.image == MADE_BY_OPERATOR:
         resolved = replace(resolved, image=trainer_image(context.agent_image) or MADE_BY_OPERATOR)
     frozen = freeze(resolved if job is None else _as_it_is_there(resolved, job), context)
-    replicas = 0 if resolved.suspend or _is_over(job) else frozen.nodes
+    replicas = 0 if resolved.suspend or (job is not None and has_ended(job)) else frozen.nodes
     owned = [item for item in children(frozen, owner_uid=context.owner_uid, key=context.key, replicas=replicas) if item["kind"] != "Secret"]
     return [
         *(Comparison(_key(claim), absent=_key(claim) not in by_key) for claim in claims(resolved)),
@@ -75,11 +75,6 @@ def _context(running: Frozen | None, uid: str | None) -> RenderContext:
         return replace(PLAIN, owner_uid=owner)
     (agent,) = json.loads(running.template)["pod"]["spec"]["initContainers"]
     return replace(PLAIN, owner_uid=owner, agent_image=agent["image"], report=parse_run(running.run).report, key_secret=running.key_secret)
-
-
-def _is_over(job: Object | None) -> bool:
-    conditions = [] if job is None else job.get("status", {}).get("conditions", [])
-    return any(state["type"] in ("Complete", "Failed") and state["status"] == "True" for state in conditions)
 
 
 def _compare_run(frozen: Frozen, running: Frozen) -> Comparison:

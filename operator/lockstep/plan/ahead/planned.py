@@ -10,15 +10,13 @@ from lockstep.api import names
 from lockstep.api.cluster import Platform
 from lockstep.api.job import TrainingJob
 from lockstep.api.objects import Object
-from lockstep.plan.ahead.claims import claim_findings
 from lockstep.plan.ahead.forecast import Forecast
 from lockstep.plan.ahead.live import Comparison
-from lockstep.plan.ahead.references import reference_findings
+from lockstep.plan.ahead.needs import claim_findings, reference_findings
 from lockstep.plan.checks.doctor import differing_keys
 from lockstep.plan.cluster.facts import SCC_REVIEW, ClusterFacts
-from lockstep.plan.cluster.finding import Finding, Outcome
-from lockstep.plan.cluster.fitting import room
-from lockstep.plan.cluster.quota import BEYOND, EXCEEDED, limits_given, quota_findings
+from lockstep.plan.cluster.finding import Finding, Outcome, fine, note, refused, unknown
+from lockstep.plan.cluster.fitting import BEYOND, EXCEEDED, limits_given, quota_findings, room
 from lockstep.plan.cluster.scope import image_of
 from lockstep.plan.render.objects import claims, render
 from lockstep.plan.render.resolve import UNNAMED_IMAGE, refuse_missing_gpus, trainer_image
@@ -66,8 +64,8 @@ def sentence(findings: Sequence[Finding]) -> str:
     if result is PlanVerdict.REFUSED:
         return f"refused: {'; '.join(one.message for one in findings if one.outcome is Outcome.REFUSED)}"
     awaited = ", and for ".join(dict.fromkeys(one.awaited for one in findings if one.outcome is Outcome.WAITS))
-    unknown = list(dict.fromkeys(one.subject for one in findings if one.outcome is Outcome.UNKNOWN and one.subject in CONCERNS_START))
-    not_known = f"; not known: {', '.join(unknown)}" if unknown else ""
+    unseen = list(dict.fromkeys(one.subject for one in findings if one.outcome is Outcome.UNKNOWN and one.subject in CONCERNS_START))
+    not_known = f"; not known: {', '.join(unseen)}" if unseen else ""
     if result is PlanVerdict.MAY_FAIL:
         risks = "; ".join(one.message for one in findings if one.outcome is Outcome.RISK)
         return f"may fail once it runs: {risks}{f'; would wait for {awaited}' if awaited else ''}{not_known}"
@@ -80,13 +78,12 @@ def _job(resolved: Resolved) -> Finding:
     ranks = number_of(resolved.gpus_per_node, "GPU") if resolved.gpus_per_node else number_of(resolved.ranks_per_node, "CPU rank")
     where = f"namespace {resolved.namespace}, by cluster {resolved.profile.metadata.name}"
     message = f"{resolved.name} in {where}: {number_of(resolved.nodes, 'node')} with {ranks} each, {resolved.transport} between them, storage {resolved.storage_mode.value}"
-    return Finding("job", Outcome.NOTE, message)
+    return note("job", message)
 
 
 def samples(resolved: Resolved, job: TrainingJob) -> list[Object]:
     """The job, its StatefulSet and one pod of it, fit for a dry run: what only the operator knows is left out or replaced."""
-    body = job.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
-    body |= {"apiVersion": job.api_version, "kind": job.kind}
+    body = job.written()
     body["metadata"] |= {"namespace": resolved.namespace}
     (rendered,) = [item for item in render(resolved) if item["kind"] == "StatefulSet"]
     text = json.dumps(rendered).replace(json.dumps(MADE_BY_OPERATOR)[1:-1], resolved.image)
@@ -112,14 +109,14 @@ def _image(resolved: Resolved, facts: ClusterFacts | None) -> Iterator[Finding]:
         return
     deployment = None if facts is None else facts.object("Deployment", names.OPERATOR_NAME).first
     if deployment is None:
-        yield Finding("image", Outcome.UNKNOWN, UNNAMED_IMAGE)
+        yield unknown("image", UNNAMED_IMAGE)
         return
     image = trainer_image(image_of(deployment))
     if image is not None:
-        yield Finding("image", Outcome.OK, f"{image}, from beside the operator's image: neither the job nor its cluster names one")
+        yield fine("image", f"{image}, from beside the operator's image: neither the job nor its cluster names one")
         return
     message = f"neither the job nor its cluster names one, and the operator's image {image_of(deployment)} isn't called lockstep-operator:TAG, so that none is known beside it"
-    yield Finding("image", Outcome.REFUSED, message, "set spec.image, or image in the cluster file")
+    yield refused("image", message, "set spec.image, or image in the cluster file")
 
 
 def _gpus(resolved: Resolved) -> Iterator[Finding]:
@@ -127,28 +124,28 @@ def _gpus(resolved: Resolved) -> Iterator[Finding]:
     try:
         refuse_missing_gpus(resolved)
     except Refused as error:
-        yield Finding("nodes", Outcome.REFUSED, str(error))
+        yield refused("nodes", str(error))
 
 
 def _objects(resolved: Resolved, compared: Sequence[Comparison] | None) -> Iterator[Finding]:
     """`compared`: None where the cluster was not asked, or may not be read."""
     if compared is None:
         listed = ", ".join(f"{item['kind']}/{item['metadata']['name']}" for item in render(resolved))
-        yield Finding("objects", Outcome.NOTE, f"would be made where missing: {listed} (lockstep render prints them)")
+        yield note("objects", f"would be made where missing: {listed} (lockstep render prints them)")
         return
     absent = [one.name for one in compared if one.absent]
     same = [one.name for one in compared if not one.differs]
     if absent:
-        yield Finding("objects", Outcome.OK, f"would be made: {', '.join(absent)}")
+        yield fine("objects", f"would be made: {', '.join(absent)}")
     if same:
-        yield Finding("objects", Outcome.OK, f"there and as they should be: {', '.join(same)}")
+        yield fine("objects", f"there and as they should be: {', '.join(same)}")
     for one in compared:
         if one.foreign:
             fix = "give the job another name, or remove what is there"
-            yield Finding("objects", Outcome.REFUSED, f"{one.name} is there and belongs to something else", fix)
+            yield refused("objects", f"{one.name} is there and belongs to something else", fix)
         elif one.changes:
             changes = "; ".join(f"{change.path}: {_short(change.observed)} → {_short(change.desired)}" for change in one.changes)
-            yield Finding("objects", Outcome.NOTE, f"{one.name} would change at the next start from zero pods: {changes}")
+            yield note("objects", f"{one.name} would change at the next start from zero pods: {changes}")
 
 
 def _short(value: object) -> str:
@@ -164,7 +161,7 @@ def cluster_findings(resolved: Resolved, pod: Object, compared: Sequence[Compari
     yield from room(admitted, resolved.nodes, facts)
     if resolved.job.spec.queue_name is not None:
         message = f"Kueue's queue {resolved.job.spec.queue_name} decides when it starts, by a quota of its own"
-        yield Finding("nodes", Outcome.NOTE, message)
+        yield note("nodes", message)
     yield from quota_findings(admitted, resolved.nodes, _others(resolved, compared, facts), facts)
     yield from _limits(pod, admitted)
     yield from claim_findings(resolved, facts)
@@ -179,7 +176,7 @@ def _limits(pod: Object, admitted: Object) -> Iterator[Finding]:
             f"{value} {resource}{f' ({BEYOND[resource]})' if resource in BEYOND else ''}" for resource, value in limits.items()
         )
         message = f"a LimitRange of the namespace limits container {container}, which states no limit, to {listed}"
-        yield Finding("quota", Outcome.NOTE, message, "state resources.limits in the cluster")
+        yield note("quota", message, "state resources.limits in the cluster")
 
 
 def _profile(resolved: Resolved, facts: ClusterFacts) -> Iterator[Finding]:
@@ -187,16 +184,16 @@ def _profile(resolved: Resolved, facts: ClusterFacts) -> Iterator[Finding]:
     profile, job = facts.object("TrainingCluster", name), facts.tries.get("TrainingJob")
     if not profile.seen:
         message = f"whether TrainingCluster {name} is as its file says: your account may not read it"
-        yield Finding("cluster", Outcome.UNKNOWN, message)
+        yield unknown("cluster", message)
     elif profile.first is None and (job is None or job.accepted is not None):
         fix = f"lockstep deploy {name} (needs the rights of an administrator)"
-        yield Finding("cluster", Outcome.REFUSED, f"TrainingCluster {name} is not on the cluster", fix)
+        yield refused("cluster", f"TrainingCluster {name} is not on the cluster", fix)
     elif profile.first is not None and (differs := differing_keys(resolved.profile.spec, profile.first)):
         message = f"TrainingCluster {name} differs from its file in {', '.join(differs)}: the cluster's counts, this plan goes by the file"
-        yield Finding("cluster", Outcome.NOTE, message, f"lockstep deploy {name}")
+        yield note("cluster", message, f"lockstep deploy {name}")
     if facts.own_pods:
         message = f"the job has {number_of(len(facts.own_pods), 'pod')} now: what they use is counted as free"
-        yield Finding("cluster", Outcome.NOTE, message)
+        yield note("cluster", message)
 
 
 def _admission(resolved: Resolved, facts: ClusterFacts) -> Iterator[Finding]:
@@ -206,9 +203,9 @@ def _admission(resolved: Resolved, facts: ClusterFacts) -> Iterator[Finding]:
         if tried is None:
             continue
         if tried.accepted is None:
-            yield Finding("admission", Outcome.UNKNOWN, f"whether a {kind} would be admitted: {tried.message}")
+            yield unknown("admission", f"whether a {kind} would be admitted: {tried.message}")
         elif tried.accepted:
-            yield Finding("admission", Outcome.OK, f"a dry run of the {kind} was admitted")
+            yield fine("admission", f"a dry run of the {kind} was admitted")
         elif EXCEEDED in tried.message:  # by what others use now: what all pods need of it is counted, where quotas may be listed
             counted = facts.list("ResourceQuota").seen
             message, awaited = f"the API server has no room for the {kind} now: {tried.message}", "the namespace's quota to have room"
@@ -216,11 +213,9 @@ def _admission(resolved: Resolved, facts: ClusterFacts) -> Iterator[Finding]:
                 "admission", Outcome.NOTE if counted else Outcome.WAITS, message, "" if counted else "kubectl describe quota", awaited
             )
         else:
-            yield Finding(
-                "admission", Outcome.REFUSED, f"the API server refuses the {kind}: {tried.message}", _mended(tried.message, facts.namespace)
-            )
-        for warning in dict.fromkeys(tried.warnings):
-            yield Finding("admission", Outcome.NOTE, f"the API server warns of the {kind}: {warning}")
+            yield refused("admission", f"the API server refuses the {kind}: {tried.message}", _mended(tried.message, facts.namespace))
+        for text in dict.fromkeys(tried.warnings):
+            yield note("admission", f"the API server warns of the {kind}: {text}")
     if resolved.profile.spec.platform is Platform.OPENSHIFT:
         yield _by_scc(resolved, facts)
 
@@ -242,11 +237,11 @@ def _by_scc(resolved: Resolved, facts: ClusterFacts) -> Finding:
     review = facts.tries.get(SCC_REVIEW)
     if review is None or review.accepted is None:
         why = review.message if review is not None else "the cluster was not asked"
-        return Finding("admission", Outcome.UNKNOWN, f"which SCC service account {account} gets: {why}")
+        return unknown("admission", f"which SCC service account {account} gets: {why}")
     if review.accepted:
-        return Finding("admission", Outcome.OK, f"service account {account} may run such pods{review.message}")
+        return fine("admission", f"service account {account} may run such pods{review.message}")
     fix = f"an administrator: oc adm policy add-scc-to-user SCC -z {account} -n {facts.namespace} (docs/how-to/fabric.md says which)"
-    return Finding("admission", Outcome.REFUSED, f"no SCC of service account {account} admits the job's pods{review.message}", fix)
+    return refused("admission", f"no SCC of service account {account} admits the job's pods{review.message}", fix)
 
 
 def _others(resolved: Resolved, compared: Sequence[Comparison] | None, facts: ClusterFacts) -> list[Object]:
@@ -286,7 +281,7 @@ def all_findings(
     if facts is not None:
         findings += cluster_findings(resolved, pod, compared, facts)
     else:
-        findings.append(Finding("cluster", Outcome.UNKNOWN, "nodes, quota, claims, admission: the cluster was not asked (--offline)"))
+        findings.append(unknown("cluster", "nodes, quota, claims, admission: the cluster was not asked (--offline)"))
     if resolved.suspend:
-        findings.append(Finding("job", Outcome.NOTE, "spec.suspend is true: it starts when it is resumed"))
+        findings.append(note("job", "spec.suspend is true: it starts when it is resumed"))
     return findings + estimate.findings

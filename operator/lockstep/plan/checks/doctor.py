@@ -10,16 +10,16 @@ from lockstep.api.cluster import TrainingClusterSpec
 from lockstep.api.files.clusterfile import ClusterFile
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.api.objects import Object, is_true
-from lockstep.plan.checks.rails import check_rails
-from lockstep.plan.checks.site import check_nodes, check_storage, usable_nodes
+from lockstep.plan.checks.site import check_nodes, check_rails, check_storage, usable_nodes
 from lockstep.plan.cluster.facts import DNS_SERVICES, NOT_YOURS, ClusterFacts, Sight
-from lockstep.plan.cluster.finding import Finding, Outcome
+from lockstep.plan.cluster.finding import Finding, Outcome, failed, fine, unknown, warning
 from lockstep.plan.cluster.scope import image_of, unserved
 from lockstep.plan.discovery.nodes import host
 from lockstep.plan.render.fabric import GPU_RESOURCE
 from lockstep.plan.render.resolve import describe_default_image
 from lockstep.plan.waiting.nodes import allocatable
 from lockstep_spec.choices import StorageMode
+from lockstep_spec.words import number_of
 
 CRD = "CustomResourceDefinition"
 SERVICE = "kubernetes.io/service-name"
@@ -53,29 +53,29 @@ def _rights(facts: ClusterFacts) -> Iterator[Finding]:
     where = f"in namespace {facts.namespace}"
     if lacking:
         fix = f"an administrator: kubectl create rolebinding USER-edit --clusterrole=edit --user=USER -n {facts.namespace}"
-        yield Finding("rights", Outcome.FAILED, f"you may not {', '.join(lacking)} {where}", fix)
+        yield failed("rights", f"you may not {', '.join(lacking)} {where}", fix)
     elif facts.rights:
-        yield Finding("rights", Outcome.OK, f"you may {', '.join(what for what, allowed in facts.rights.items() if allowed)} {where}")
+        yield fine("rights", f"you may {', '.join(what for what, allowed in facts.rights.items() if allowed)} {where}")
 
 
 def _definitions(facts: ClusterFacts, expected: Mapping[str, Object], cluster: str) -> Iterator[Finding]:
     deploy = f"lockstep deploy {cluster} (needs the rights of an administrator)"
     if not facts.list(CRD).seen:
         yield {
-            Sight.FORBIDDEN: Finding("CRDs", Outcome.UNKNOWN, f"whether this cluster knows TrainingJobs: {NOT_YOURS}"),
-            Sight.NO_SUCH_KIND: Finding("CRDs", Outcome.FAILED, "this cluster doesn't know TrainingJobs", deploy),
-            Sight.SEEN: Finding("CRDs", Outcome.UNKNOWN, "TrainingJobs are known here; of which version, you may not see"),
+            Sight.FORBIDDEN: unknown("CRDs", f"whether this cluster knows TrainingJobs: {NOT_YOURS}"),
+            Sight.NO_SUCH_KIND: failed("CRDs", "this cluster doesn't know TrainingJobs", deploy),
+            Sight.SEEN: unknown("CRDs", "TrainingJobs are known here; of which version, you may not see"),
         }[facts.jobs]
         return
     present = {item["metadata"]["name"]: item for item in facts.list(CRD).items}
     absent = [name for name in expected if name not in present]
     older = [name for name, crd in expected.items() if name in present and _schema(present[name]) != _schema(crd)]
     if absent:
-        yield Finding("CRDs", Outcome.FAILED, f"{', '.join(absent)} not installed", deploy)
+        yield failed("CRDs", f"{', '.join(absent)} not installed", deploy)
     elif older:
-        yield Finding("CRDs", Outcome.WARNING, f"{', '.join(older)} of another version than this lockstep's", deploy)
+        yield warning("CRDs", f"{', '.join(older)} of another version than this lockstep's", deploy)
     else:
-        yield Finding("CRDs", Outcome.OK, f"{len(expected)} installed, of this version")
+        yield fine("CRDs", f"{len(expected)} installed, of this version")
 
 
 def _schema(crd: Object) -> object:
@@ -92,15 +92,13 @@ def _fields(schema: Object) -> object:
 def _operator(facts: ClusterFacts, cluster: str) -> Finding:
     operator = facts.object("Deployment", OPERATOR_NAME)
     if not operator.seen:
-        return Finding("operator", Outcome.UNKNOWN, f"you may not look into namespace {OPERATOR_NAMESPACE}")
+        return unknown("operator", f"you may not look into namespace {OPERATOR_NAMESPACE}")
     deployment = operator.first
     if deployment is None:
-        return Finding(
-            "operator", Outcome.FAILED, "not installed", f"lockstep deploy {cluster}; or without one: lockstep run --in-namespace"
-        )
+        return failed("operator", "not installed", f"lockstep deploy {cluster}; or without one: lockstep run --in-namespace")
     why = unserved(facts)
     if why:
-        return Finding("operator", Outcome.FAILED, f"none works in namespace {facts.namespace}", why)
+        return failed("operator", f"none works in namespace {facts.namespace}", why)
     home = deployment["metadata"].get("namespace", OPERATOR_NAMESPACE)
     ready, replicas = deployment.get("status", {}).get("readyReplicas", 0), deployment["spec"].get("replicas", 1)
     counted = f"{ready} of {replicas} replicas ready"
@@ -108,7 +106,7 @@ def _operator(facts: ClusterFacts, cluster: str) -> Finding:
         outcome = Outcome.WARNING if ready else Outcome.FAILED
         return Finding("operator", outcome, f"{counted}: {facts.operator_trouble}", f"kubectl describe pods -n {home}")
     if not ready:
-        return Finding("operator", Outcome.FAILED, counted, f"kubectl logs -n {home} deploy/{deployment['metadata']['name']}")
+        return failed("operator", counted, f"kubectl logs -n {home} deploy/{deployment['metadata']['name']}")
     outcome, fix = (Outcome.OK, "") if ready >= replicas else (Outcome.WARNING, f"kubectl get pods -n {home}")
     return Finding("operator", outcome, counted, fix)
 
@@ -118,13 +116,13 @@ def _profile(facts: ClusterFacts, file: ClusterFile) -> Finding:
     deploy = f"lockstep deploy {file.cluster.name}"
     profile = facts.object("TrainingCluster", name)
     if not profile.seen:
-        return Finding("cluster", Outcome.UNKNOWN, f"whether TrainingCluster {name} is as its file says: {NOT_YOURS}")
+        return unknown("cluster", f"whether TrainingCluster {name} is as its file says: {NOT_YOURS}")
     if profile.first is None:
-        return Finding("cluster", Outcome.FAILED, f"TrainingCluster {name} is not on the cluster", deploy)
+        return failed("cluster", f"TrainingCluster {name} is not on the cluster", deploy)
     differs = differing_keys(file.profile.spec, profile.first)
     if differs:
-        return Finding("cluster", Outcome.WARNING, f"{name} differs from its file in {', '.join(differs)}", f"{deploy}, or lockstep diff")
-    return Finding("cluster", Outcome.OK, f"{name} is as its file says")
+        return warning("cluster", f"{name} differs from its file in {', '.join(differs)}", f"{deploy}, or lockstep diff")
+    return fine("cluster", f"{name} is as its file says")
 
 
 def differing_keys(spec: TrainingClusterSpec, profile: Object) -> list[str]:
@@ -144,39 +142,35 @@ def _image(facts: ClusterFacts, file: ClusterFile) -> Iterator[Finding]:
     if file.profile.spec.image is None and deployment is not None:
         message, is_known = describe_default_image(image_of(deployment))
         if is_known:
-            yield Finding("image", Outcome.OK, message)
+            yield fine("image", message)
         else:
-            yield Finding("image", Outcome.WARNING, message, "image: in the cluster file, or in each job")
+            yield warning("image", message, "image: in the cluster file, or in each job")
 
 
-def _account(facts: ClusterFacts, found: ClusterFile) -> Finding:
-    name = found.profile.spec.security.service_account
+def _account(facts: ClusterFacts, file: ClusterFile) -> Finding:
+    name = file.profile.spec.security.service_account
     account = facts.object("ServiceAccount", name)
     if not account.seen:
-        return Finding("service account", Outcome.UNKNOWN, f"whether {name} is in namespace {facts.namespace}: {NOT_YOURS}")
+        return unknown("service account", f"whether {name} is in namespace {facts.namespace}: {NOT_YOURS}")
     if account.first is None:
         fix = f"kubectl create serviceaccount {name} -n {facts.namespace}"
-        return Finding("service account", Outcome.FAILED, f"{name} is not in namespace {facts.namespace}", fix)
-    return Finding("service account", Outcome.OK, f"{name} is there")
+        return failed("service account", f"{name} is not in namespace {facts.namespace}", fix)
+    return fine("service account", f"{name} is there")
 
 
 def _dns(facts: ClusterFacts) -> Finding:
     """Pods of a job find each other by name."""
     slices = facts.list("EndpointSlice")
     if not slices.seen:
-        return Finding("DNS", Outcome.UNKNOWN, f"you may not look at the endpoints of {' or '.join(DNS_SERVICES)}")
+        return unknown("DNS", f"you may not look at the endpoints of {' or '.join(DNS_SERVICES)}")
     ready = ready_endpoints(slices.items)
     if not ready:
-        return Finding(
-            "DNS",
-            Outcome.UNKNOWN,
-            f"there is neither {' nor '.join(DNS_SERVICES)}: preflight's check names shows whether pods find each other",
-        )
+        return unknown("DNS", f"there is neither {' nor '.join(DNS_SERVICES)}: preflight's check names shows whether pods find each other")
     name, count = max(ready.items(), key=lambda item: item[1])
     if count:
-        return Finding("DNS", Outcome.OK, f"{name} has {count} ready endpoint{'s' if count > 1 else ''}")
+        return fine("DNS", f"{name} has {number_of(count, 'ready endpoint')}")
     fix = f"kubectl get pods -n {name.partition('/')[0]}"
-    return Finding("DNS", Outcome.FAILED, f"{name} has no ready endpoint: pods can't find each other by name", fix)
+    return failed("DNS", f"{name} has no ready endpoint: pods can't find each other by name", fix)
 
 
 def ready_endpoints(slices: Iterable[Object]) -> dict[str, int]:
@@ -194,7 +188,7 @@ def _nodes(facts: ClusterFacts, spec: TrainingClusterSpec) -> Iterator[Finding]:
     usable = usable_nodes(facts.list("Node").items, spec)
     troubled = {host(node): why for node in usable if (why := _trouble(node, spec))}
     for name, why in troubled.items():
-        yield Finding("nodes", Outcome.WARNING, f"node {name} {why}", f"kubectl describe node {name}")
+        yield warning("nodes", f"node {name} {why}", f"kubectl describe node {name}")
     yield from _about("nodes", check_nodes(spec, facts, troubled))
 
 
@@ -210,7 +204,7 @@ def _trouble(node: Object, spec: TrainingClusterSpec) -> str:
 def _claims(facts: ClusterFacts, spec: TrainingClusterSpec) -> Iterator[Finding]:
     claims = facts.list("PersistentVolumeClaim")
     if not claims.seen:
-        yield Finding("claims", Outcome.UNKNOWN, f"you may not list claims in namespace {facts.namespace}")
+        yield unknown("claims", f"you may not list claims in namespace {facts.namespace}")
         return
     by_name = {item["metadata"]["name"]: item for item in claims.items}
     for name in (spec.storage.workspace_claim, spec.storage.datasets_claim):
@@ -219,21 +213,21 @@ def _claims(facts: ClusterFacts, spec: TrainingClusterSpec) -> Iterator[Finding]
 
 def _claim(name: str, claim: Object | None) -> Finding:
     if claim is None:
-        return Finding("claims", Outcome.OK, f"{name} is not there yet: the first job makes it")
+        return fine("claims", f"{name} is not there yet: the first job makes it")
     phase, modes = claim.get("status", {}).get("phase", "Pending"), claim["spec"].get("accessModes", [])
     if "ReadWriteMany" not in modes:
         fix = "name another claim in the cluster file, or use storage.mode: volumeClaimTemplates"
-        return Finding("claims", Outcome.FAILED, f"{name} is {', '.join(modes)}: pods of several nodes can't all mount it", fix)
+        return failed("claims", f"{name} is {', '.join(modes)}: pods of several nodes can't all mount it", fix)
     if phase == "Bound":
-        return Finding("claims", Outcome.OK, f"{name} is bound, ReadWriteMany")
-    return Finding("claims", Outcome.WARNING, f"{name} is {phase}", f"kubectl describe pvc {name}")
+        return fine("claims", f"{name} is bound, ReadWriteMany")
+    return warning("claims", f"{name} is {phase}", f"kubectl describe pvc {name}")
 
 
 def _fabric(facts: ClusterFacts, spec: TrainingClusterSpec) -> Iterator[Finding]:
     if not spec.network.rdma.enabled:
-        yield Finding("fabric", Outcome.OK, "TCP: the cluster has no RDMA")
+        yield fine("fabric", "TCP: the cluster has no RDMA")
         return
     if not spec.network.rdma.rails:
         fix = "name each NIC's network, resource or both in network.rdma.rails (docs/how-to/describe-a-cluster.md)"
-        yield Finding("fabric", Outcome.WARNING, "RDMA without rails: nothing puts an RDMA NIC into the pods", fix)
+        yield warning("fabric", "RDMA without rails: nothing puts an RDMA NIC into the pods", fix)
     yield from _about("fabric", check_rails(spec, facts))

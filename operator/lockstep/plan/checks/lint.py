@@ -9,11 +9,10 @@ from lockstep.api.cluster import TrainingClusterSpec
 from lockstep.api.files.clusterfile import ClusterFile
 from lockstep.api.names import AGENT_CONTAINER, CONTAINER
 from lockstep.api.objects import Object
-from lockstep.plan.checks.rails import check_rails
-from lockstep.plan.checks.site import check_nodes, check_storage
+from lockstep.plan.checks.site import check_nodes, check_rails, check_storage
 from lockstep.plan.cluster.facts import ClusterFacts
 from lockstep.plan.cluster.finding import Finding, failed, fine, unknown, warning
-from lockstep.plan.cluster.quota import BEYOND, EXCEEDED, Shortage, limits_given, pod_amounts, shortages
+from lockstep.plan.cluster.fitting import BEYOND, EXCEEDED, Shortage, limits_given, pod_amounts, shortages
 from lockstep.plan.discovery.file import allows_ipc_lock
 from lockstep.plan.discovery.nodes import QUOTA_GPUS
 from lockstep.plan.render.fabric import GPU_RESOURCE
@@ -129,8 +128,8 @@ def _admission(spec: TrainingClusterSpec, facts: ClusterFacts) -> Iterator[Findi
             f"change resources, or have an administrator change what refuses them (kubectl describe quota,limitrange -n {facts.namespace})"
         )
         yield failed("resources", f"the API server refuses a pod of this size: {tried.message}", fix)
-    given = limits_given(sized_pod(spec, facts.namespace), tried.admitted)
-    for resource, value in given.get(CONTAINER, {}).items():
+    added = limits_given(sized_pod(spec, facts.namespace), tried.admitted)
+    for resource, value in added.get(CONTAINER, {}).items():
         key = f"resources.limits.{resource}" if resource in ("cpu", "memory") else "resources.limits"
         beyond = f": {BEYOND[resource]}" if resource in BEYOND else ""
         message = f"it states no limit, and a LimitRange of the namespace then limits every pod to {value} {resource}{beyond}"

@@ -50,6 +50,14 @@ def fine(subject: str, message: str) -> Finding:
     return Finding(subject, Outcome.OK, message)
 
 
+def note(subject: str, message: str, fix: str = "") -> Finding:
+    return Finding(subject, Outcome.NOTE, message, fix)
+
+
+def refused(subject: str, message: str, fix: str = "") -> Finding:
+    return Finding(subject, Outcome.REFUSED, message, fix)
+
+
 def line_of(key: str, lines: Mapping[str, int]) -> int:
     """Line of the key, or of the nearest section around it that the file has."""
     place = key

@@ -11,6 +11,7 @@ from typing import Any
 
 from lockstep.api.cluster import Platform
 from lockstep.api.objects import Object
+from lockstep.plan.cluster.facts import ClusterFacts
 
 EVERYBODYS = frozenset({"default", "openshift-multus", "openshift-sriov-network-operator", "openshift-cnv"})
 """Namespaces whose networks every pod may have where Multus keeps namespaces apart: globalNamespaces, as OpenShift's network operator writes it."""
@@ -61,6 +62,18 @@ def read_network(item: Object) -> RailNetwork:
         )
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         return RailNetwork(namespace, name, resource=resource, problem=f"its spec.config can't be read: {error}")
+
+
+def sriov_policies(resource: str, facts: ClusterFacts) -> list[Object]:
+    """SR-IOV policies that make the NICs of this extended resource."""
+    name = resource.rpartition("/")[2]
+    return [item for item in facts.list("SriovNetworkNodePolicy").items if name and item["spec"].get("resourceName") == name]
+
+
+def mtu_of(network: RailNetwork, resource: str | None, facts: ClusterFacts) -> int | None:
+    """The network's own MTU, else its SR-IOV policy's."""
+    by_policy = (policy["spec"].get("mtu") for policy in sriov_policies(resource or "", facts))
+    return network.mtu or next((int(mtu) for mtu in by_policy if mtu), None)
 
 
 def _networks(ipam: Any) -> Iterator[Network]:

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from lockstep.api.objects import Object
 from lockstep.plan.cluster.facts import ClusterFacts
+from lockstep_spec.words import listed
 
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 RWX = "ReadWriteMany"
@@ -78,12 +79,12 @@ def judge_classes(facts: ClusterFacts) -> list[JudgedClass]:
 def judge_class(item: Object, facts: ClusterFacts) -> JudgedClass:
     name, provisioner = str(item["metadata"]["name"]), str(item.get("provisioner", ""))
     is_default = is_default_class(item)
-    bound, waiting = _shared(facts, name, "Bound"), _waiting(facts, name)
+    bound, waiting = (_shared(facts, name, phase) for phase in ("Bound", "Pending"))
     if bound:
-        return JudgedClass(name, Shareable.YES, f"{RWX} volumes of it are bound ({', '.join(bound[:3])})", is_default)
+        return JudgedClass(name, Shareable.YES, f"{RWX} volumes of it are bound ({listed(bound, 3)})", is_default)
     by_provisioner = next((verdict for end, verdict in PROVISIONERS.items() if provisioner.endswith(end)), Shareable.UNKNOWN)
     if waiting and by_provisioner is not Shareable.NO:
-        return JudgedClass(name, Shareable.DOUBTFUL, f"{RWX} claims of it wait and none is bound ({', '.join(waiting[:3])})", is_default)
+        return JudgedClass(name, Shareable.DOUBTFUL, f"{RWX} claims of it wait and none is bound ({listed(waiting, 3)})", is_default)
     reasons = {
         Shareable.YES: f"its provisioner {provisioner} makes shared file systems; no claim of it was seen bound",
         Shareable.NO: f"its provisioner {provisioner} makes volumes for one node at a time",
@@ -102,7 +103,3 @@ def _shared(facts: ClusterFacts, name: str, phase: str) -> list[str]:
         and RWX in item["spec"].get("accessModes", [])
         and item.get("status", {}).get("phase") == phase
     ]
-
-
-def _waiting(facts: ClusterFacts, name: str) -> list[str]:
-    return _shared(facts, name, "Pending")

@@ -7,11 +7,20 @@ from dataclasses import dataclass
 
 from lockstep.api.objects import Object
 from lockstep.plan.cluster.facts import ClusterFacts, ProbeFacts, Sight
-from lockstep.plan.cluster.railnetworks import RailNetwork, are_isolated, natural, read_network, speaks_of_rdma, stem
+from lockstep.plan.cluster.railnetworks import (
+    RailNetwork,
+    are_isolated,
+    mtu_of,
+    natural,
+    read_network,
+    speaks_of_rdma,
+    sriov_policies,
+    stem,
+)
 from lockstep.plan.discovery.draft import Entry, Item, left_out, stated, unknown
 from lockstep.plan.discovery.nodes import Group, host
 from lockstep.plan.waiting.nodes import allocatable
-from lockstep_spec.words import number_of
+from lockstep_spec.words import listed, number_of
 
 NOT_NICS = ("nvidia.com/", "amd.com/", "intel.com/qat", "devices.kubevirt.io/", "hugepages-")
 SHARED = "rdma/"
@@ -63,10 +72,9 @@ def _resource_of(network: RailNetwork, resources: list[str] | None) -> tuple[str
 
 
 def _is_rdma(network: RailNetwork, resource: str, facts: ClusterFacts) -> tuple[bool, str]:
-    for policy in facts.list("SriovNetworkNodePolicy").items:
-        if policy["spec"].get("resourceName") == resource.rpartition("/")[2]:
-            is_rdma = bool(policy["spec"].get("isRdma"))
-            return is_rdma, f"SR-IOV policy {policy['metadata']['name']} says isRdma: {'true' if is_rdma else 'false'}"
+    for policy in sriov_policies(resource, facts)[:1]:
+        is_rdma = bool(policy["spec"].get("isRdma"))
+        return is_rdma, f"SR-IOV policy {policy['metadata']['name']} says isRdma: {'true' if is_rdma else 'false'}"
     if network.plugin == "ib-sriov":
         return True, "its plugin is ib-sriov"
     named = speaks_of_rdma(resource, network.name)
@@ -114,8 +122,8 @@ def _no_rails(facts: ClusterFacts, candidates: Sequence[FoundRail], nodes: Seque
 
 
 def _enabled_because(facts: ClusterFacts, nodes: Sequence[Object], rails: int) -> str:
-    labelled = [node for node in nodes if any((node["metadata"].get("labels") or {}).get(key) == "true" for key in NFD_RDMA)]
-    nfd = f"; {len(labelled)} of {len(nodes)} nodes are labelled rdma.capable" if labelled else ""
+    labeled = [node for node in nodes if any((node["metadata"].get("labels") or {}).get(key) == "true" for key in NFD_RDMA)]
+    nfd = f"; {len(labeled)} of {len(nodes)} nodes are labeled rdma.capable" if labeled else ""
     return f"{number_of(rails, 'rail')} found{nfd}"
 
 
@@ -123,7 +131,7 @@ def _rails(facts: ClusterFacts, rails: Sequence[FoundRail], nodes: Sequence[Obje
     items = []
     for rail in rails:
         without = [host(node) for node in nodes if not allocatable(node, rail.resource)]
-        lacking = f"; not on {', '.join(without[:4])}" if without else ""
+        lacking = f"; not on {listed(without, 4)}" if without else ""
         fewest = min((allocatable(node, rail.resource) for node in nodes if host(node) not in without), default=0)
         several = f"; nodes have {fewest} of it: one entry like this for each that a pod is to have" if fewest > 1 else ""
         value = {"network": rail.network.of(facts.namespace), "resource": rail.resource}
@@ -132,21 +140,15 @@ def _rails(facts: ClusterFacts, rails: Sequence[FoundRail], nodes: Sequence[Obje
 
 
 def _mtu(facts: ClusterFacts, rails: Sequence[FoundRail]) -> Iterator[Entry]:
-    stated_by = {rail.network.name: _mtu_of(rail, facts) for rail in rails}
+    stated_by = {rail.network.name: mtu_of(rail.network, rail.resource, facts) for rail in rails}
     values = {mtu for mtu in stated_by.values() if mtu is not None}
     if len(values) == 1 and None not in stated_by.values():
         yield stated("network.mtu", values.pop(), "the same for all rails, by networks and SR-IOV policies")
     elif values:
-        listed = ", ".join(f"{name} {mtu or 'unknown'}" for name, mtu in stated_by.items())
-        yield left_out("network.mtu", max(values), f"not the same for all rails: {listed}")
+        mtus = ", ".join(f"{name} {mtu or 'unknown'}" for name, mtu in stated_by.items())
+        yield left_out("network.mtu", max(values), f"not the same for all rails: {mtus}")
     else:
         yield unknown("network.mtu", 9000, "neither networks nor SR-IOV policies say it")
-
-
-def _mtu_of(rail: FoundRail, facts: ClusterFacts) -> int | None:
-    policies = facts.list("SriovNetworkNodePolicy").items
-    by_policy = [policy["spec"].get("mtu") for policy in policies if policy["spec"].get("resourceName") == rail.resource.rpartition("/")[2]]
-    return rail.network.mtu or next((int(mtu) for mtu in by_policy if mtu), None)
 
 
 def _devices(probes: Sequence[ProbeFacts]) -> Iterator[Entry]:

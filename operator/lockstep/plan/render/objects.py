@@ -184,13 +184,22 @@ def children(frozen: Frozen, *, owner_uid: str | None, key: str, replicas: int, 
 
     `proof`: `run_proof` of the run, where an operator writes it.
     """
-    owner = None if owner_uid is None else job_reference(frozen.job, owner_uid)
+    owners = [] if owner_uid is None else [job_reference(frozen.job, owner_uid)]
+
+    def metadata(name: str, annotations: dict[str, str] | None = None) -> Object:
+        labels = names.job_labels(frozen.job)
+        return {"name": name, "namespace": frozen.namespace, "labels": labels, "annotations": annotations, "owners": owners}
+
     return [
-        _secret(frozen, owner, key),
-        _run_config_map(frozen, owner, proof),
-        _network_policy(frozen, owner),
-        _service(frozen, owner),
-        _stateful_set(frozen, owner, replicas),
+        fill("secret", **metadata(frozen.key_secret), key_base64=b64encode(key.encode()).decode()),
+        fill(
+            "configmap",
+            **metadata(frozen.name, {names.ANNOTATION_RUN_PROOF: proof} if proof else None),
+            data={names.RUN_KEY: frozen.run, TEMPLATE_KEY: frozen.template},
+        ),
+        fill("networkpolicy", **metadata(frozen.job), job=frozen.job),
+        fill("service", **metadata(names.service_name(frozen.job)), job=frozen.job),
+        _stateful_set(frozen, metadata(frozen.job, {names.ANNOTATION_RUN_HASH: frozen.hash}), replicas),
     ]
 
 
@@ -201,41 +210,11 @@ def job_reference(job: str, uid: str) -> Object:
     }  # fmt: skip
 
 
-def _metadata(frozen: Frozen, name: str, owner: Object | None, annotations: dict[str, str] | None = None) -> Object:
-    owners = [] if owner is None else [owner]
-    return {
-        "name": name,
-        "namespace": frozen.namespace,
-        "labels": names.job_labels(frozen.job),
-        "annotations": annotations,
-        "owners": owners,
-    }
-
-
-def _secret(frozen: Frozen, owner: Object | None, key: str) -> Object:
-    return fill("secret", **_metadata(frozen, frozen.key_secret, owner), key_base64=b64encode(key.encode()).decode())
-
-
-def _run_config_map(frozen: Frozen, owner: Object | None, proof: str) -> Object:
-    data = {names.RUN_KEY: frozen.run, TEMPLATE_KEY: frozen.template}
-    return fill("configmap", **_metadata(frozen, frozen.name, owner, {names.ANNOTATION_RUN_PROOF: proof} if proof else None), data=data)
-
-
-def _network_policy(frozen: Frozen, owner: Object | None) -> Object:
-    return fill("networkpolicy", **_metadata(frozen, frozen.job, owner), job=frozen.job)
-
-
-def _service(frozen: Frozen, owner: Object | None) -> Object:
-    return fill("service", **_metadata(frozen, names.service_name(frozen.job), owner), job=frozen.job)
-
-
-def _stateful_set(frozen: Frozen, owner: Object | None, replicas: int) -> Object:
+def _stateful_set(frozen: Frozen, metadata: Object, replicas: int) -> Object:
     template = json.loads(frozen.template)
-    mark = {names.ANNOTATION_RUN_HASH: frozen.hash}
     pod = template["pod"]
-    pod["metadata"]["annotations"] = {**pod["metadata"].get("annotations", {}), **mark}
+    pod["metadata"]["annotations"] = {**pod["metadata"].get("annotations", {}), **metadata["annotations"]}
     pod["spec"]["volumes"].append(run_volume(frozen.name))
-    metadata = _metadata(frozen, frozen.job, owner, mark)
     if "queue" in template:
         metadata["labels"] |= {names.LABEL_QUEUE: template["queue"]}
     service = names.service_name(frozen.job)

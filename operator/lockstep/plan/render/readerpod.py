@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from lockstep.api import names
 from lockstep.api.objects import Object
+from lockstep.plan.render.security import restricted_context
 
 CONTAINER = "reader"
 READER = f"{names.APP}-reader"
@@ -70,14 +70,8 @@ def with_secrets(pod: Object, stateful_set: Object) -> Object:
 
 def _owners(stateful_set: Object) -> list[Object]:
     """Owner references: the StatefulSet, if it exists already."""
-    uid = stateful_set["metadata"].get("uid")
-    owner = {
-        "apiVersion": "apps/v1",
-        "kind": "StatefulSet",
-        "name": stateful_set["metadata"]["name"],
-        "uid": uid,
-        "blockOwnerDeletion": False,
-    }
+    name, uid = stateful_set["metadata"]["name"], stateful_set["metadata"].get("uid")
+    owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": name, "uid": uid, "blockOwnerDeletion": False}
     return [owner] if uid is not None else []
 
 
@@ -100,19 +94,11 @@ def _container(template: Object, volumes: set[str], resources: Object) -> Object
         "workingDir": names.WORKSPACE,
         "env": [variable for variable in trainer.get("env") or [] if "value" in variable],
         "volumeMounts": [mount for mount in trainer["volumeMounts"] if mount["name"] in volumes],
-        "securityContext": _restricted(template.get("securityContext") or {}),
+        "securityContext": restricted_context(
+            (template.get("securityContext") or {}).get("fsGroup")
+        ),  # also where the job's own pods need more
         "resources": resources,
     }
-
-
-def _restricted(pod_security: Mapping[str, Any]) -> Object:
-    """Security context that Pod Security `restricted` asks for, also where the job's own pods need more.
-
-    Where no group is stated the SCC chooses the user.
-    """
-    group = pod_security.get("fsGroup")
-    own = {} if group is None else {"runAsUser": group, "runAsGroup": group}
-    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "runAsNonRoot": True, **own}
 
 
 def claims_of(pod: Object) -> list[str]:

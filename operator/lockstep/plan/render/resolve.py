@@ -12,7 +12,7 @@ from lockstep.api.job import RANKS_MAX, JobType, TrainingJob, ranks_a_node
 from lockstep.api.model import Model
 from lockstep.api.names import ANNOTATION_NETWORKS, ANNOTATION_RUN_HASH, DATASETS, WORKSPACE
 from lockstep.api.podtemplate import PodTemplate
-from lockstep.api.training import ON_VOLUMES, Training
+from lockstep.api.training import ON_VOLUMES
 from lockstep.plan.layers import Layer, Layered, Notice, Setting, written
 from lockstep.plan.render.fabric import Transport, Variables, choose_transport, fabric_refusals, fabric_warnings, nccl_environment
 from lockstep.plan.render.pod import variable_warnings
@@ -43,18 +43,18 @@ def resolve(job: TrainingJob, profile: TrainingCluster, platform: PlatformDefaul
     """
     spec, cluster = job.spec, profile.spec
     name = profile.metadata.name
-    nodes = _nodes(job, profile)
-    gpus = _gpus_per_node(job, profile)
+    nodes = _jobs_or(spec.nodes, cluster.gpus, "default_nodes")
+    gpus = _jobs_or(spec.gpus_per_node, cluster.gpus, "per_node")
     image = _image(job, profile, platform)
     transport = choose_transport(spec.fabric, cluster.network, gpus.value)
-    storage = _storage_mode(job, profile)
-    claim = _workspace_claim(job, profile)
+    storage = _jobs_or(spec.storage.mode, cluster.storage, "mode")
+    claim = _jobs_or(spec.storage.workspace_claim_name, cluster.storage, "workspace_claim")
     refusals = [
         *_size_refusals(nodes.value, ranks_a_node(gpus.value, spec.ranks_per_node)),
         *fabric_refusals(transport.value, cluster.network, name),
         *_image_refusals(image, name),
         *_storage_refusals(job, storage, name),
-        *scheduling_refusals(spec.pod_template, cluster, name, nodes.value),
+        *scheduling_refusals(spec.pod_template, cluster.nodes, name, nodes.value),
         *_annotation_refusals(spec.pod_template, transport.value, cluster.network.rdma),
         *claim_refusals(cluster, name),
         *volume_refusals(spec.pod_template.volumes, cluster.pod.volumes),
@@ -62,7 +62,7 @@ def resolve(job: TrainingJob, profile: TrainingCluster, platform: PlatformDefaul
     if refusals:
         raise Refused(refusals)
     nccl = nccl_environment(spec.fabric, cluster, transport, gpus.value)
-    ranks = Layered(gpus.value, gpus.layer) if gpus.value else _first((spec.ranks_per_node, Layer.JOB), (1, Layer.DEFAULT))
+    ranks = gpus if gpus.value else Layered(spec.ranks_per_node or 1, Layer.JOB if spec.ranks_per_node else Layer.DEFAULT)
     decided: dict[str, Layered[Any]] = {
         "nodes": nodes, "gpusPerNode": gpus, "ranksPerNode": ranks, "image": image, "fabric.transport": transport, "storage.mode": storage,
     }  # fmt: skip
@@ -83,7 +83,7 @@ def resolve(job: TrainingJob, profile: TrainingCluster, platform: PlatformDefaul
         storage_mode=storage.value,
         workspace_claim=claim.value,
         command=_command(job, platform),
-        training=_training(job, platform),
+        training=None if spec.training is None else _with_real_paths(spec.training, platform),
         warnings=(
             *fabric_warnings(transport.value, cluster.network, name, gpus.value),
             *gpu_warnings(job, profile),
@@ -93,19 +93,11 @@ def resolve(job: TrainingJob, profile: TrainingCluster, platform: PlatformDefaul
     )
 
 
-def _first(*candidates: tuple[T | None, Layer]) -> Layered[T]:
-    """The first value that is set; the last candidate always is."""
-    return next(Layered(value, layer) for value, layer in candidates if value is not None)
-
-
-def _nodes(job: TrainingJob, profile: TrainingCluster) -> Layered[int]:
-    gpus = profile.spec.gpus
-    return _first((job.spec.nodes, Layer.JOB), (gpus.default_nodes, _stated(gpus.model_fields_set, "default_nodes")))
-
-
-def _gpus_per_node(job: TrainingJob, profile: TrainingCluster) -> Layered[int]:
-    gpus = profile.spec.gpus
-    return _first((job.spec.gpus_per_node, Layer.JOB), (gpus.per_node, _stated(gpus.model_fields_set, "per_node")))
+def _jobs_or(value: T | None, section: Model, field: str) -> Layered[T]:
+    """The job's value, else the field of this section of the cluster."""
+    if value is not None:
+        return Layered(value, Layer.JOB)
+    return Layered(getattr(section, field), written(section, field, Layer.CLUSTER).layer)
 
 
 def trainer_image(operator_image: str) -> str | None:
@@ -138,21 +130,6 @@ def gpu_warnings(job: TrainingJob, profile: TrainingCluster) -> list[Notice]:
 def _image(job: TrainingJob, profile: TrainingCluster, platform: PlatformDefaults) -> Layered[str | None]:
     stated = ((job.spec.image, Layer.JOB), (profile.spec.image, Layer.CLUSTER))
     return next((Layered(image, layer) for image, layer in stated if image), Layered(platform.image, Layer.PLATFORM))
-
-
-def _storage_mode(job: TrainingJob, profile: TrainingCluster) -> Layered[StorageMode]:
-    storage = profile.spec.storage
-    return _first((job.spec.storage.mode, Layer.JOB), (storage.mode, _stated(storage.model_fields_set, "mode")))
-
-
-def _workspace_claim(job: TrainingJob, profile: TrainingCluster) -> Layered[str]:
-    storage = profile.spec.storage
-    own = (job.spec.storage.workspace_claim_name, Layer.JOB)
-    return _first(own, (storage.workspace_claim, _stated(storage.model_fields_set, "workspace_claim")))
-
-
-def _stated(fields_set: set[str], field: str) -> Layer:
-    return Layer.CLUSTER if field in fields_set else Layer.DEFAULT
 
 
 def _image_refusals(image: Layered[str | None], profile_name: str) -> list[Notice]:
@@ -208,12 +185,6 @@ def _command(job: TrainingJob, platform: PlatformDefaults) -> tuple[str, ...]:
     return ("python3", _real_path(script.path, platform), *script.args)
 
 
-def _training(job: TrainingJob, platform: PlatformDefaults) -> Training | None:
-    """spec.training, with paths where this platform has them."""
-    training = job.spec.training
-    return None if training is None else _with_real_paths(training, platform)
-
-
 def _with_real_paths(model: M, platform: PlatformDefaults) -> M:
     """The model, with every field in it that is marked as a path of the volumes where this platform has it."""
     update: dict[str, Any] = {}
@@ -252,14 +223,11 @@ def explain_settings(
     """Rows in reading order: what two layers could have set, NCCL's variables, the rest of the job, the rest of the cluster."""
     rows = [Setting(field, _plain(layered.value), layered.layer) for field, layered in decided.items()]
     rows += [Setting(f"env.{name}", layered.value, layered.layer) for name, layered in nccl.items()]
-    rows += _sections(job.spec, _JOB_SECTIONS, Layer.JOB, "")
-    rows += _sections(profile.spec, _PROFILE_SECTIONS, Layer.CLUSTER, "cluster.")
+    for field in _JOB_SECTIONS:
+        rows += _rows(job.spec, field, Layer.JOB, "")
+    for field in _PROFILE_SECTIONS:
+        rows += _rows(profile.spec, field, Layer.CLUSTER, "cluster.")
     return tuple(rows)
-
-
-def _sections(model: Model, sections: tuple[str, ...], layer: Layer, prefix: str) -> Iterator[Setting]:
-    for field in sections:
-        yield from _rows(model, field, layer, prefix)
 
 
 def _rows(model: Model, field: str, layer: Layer, prefix: str) -> Iterator[Setting]:

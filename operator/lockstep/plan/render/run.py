@@ -1,28 +1,37 @@
-"""run.json: what the agents on the nodes and the trainer are told."""
+"""run.json: what the agents on the nodes and the trainer are told, and what preflight checks the nodes against."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from posixpath import join
 from typing import Any
 
 from lockstep.api import names
 from lockstep.api.job import Interactive as InteractiveSpec
-from lockstep.api.job import JobType, TrainingJobSpec
+from lockstep.api.job import JobType, PreflightMode, TrainingJob, TrainingJobSpec
+from lockstep.api.quantity import number
 from lockstep.api.training import Training
-from lockstep.plan.render.fabric import fabric_asked
+from lockstep.plan.render.fabric import Transport, fabric_asked
 from lockstep.plan.render.pod import loader_variables
-from lockstep.plan.render.preflight import expected
 from lockstep.plan.render.resolved import Resolved
+from lockstep_gang.contract.fabric import are_whole_names
 from lockstep_gang.contract.interactive import Interactive
+from lockstep_gang.contract.preflight import PREFLIGHT_RESULT, AllReduce, Expected, ExpectedPath, ExpectedRdma, Kind, PreflightReport
 from lockstep_gang.contract.run import JobIdentity, ReportTarget, RestartPolicy, Run, WhenDone
 from lockstep_spec.choices import StorageMode
-from lockstep_spec.codec import settings_from_json
+from lockstep_spec.codec import from_json, settings_from_json
+from lockstep_spec.modelnames import is_address, is_folder
 from lockstep_spec.timeouts import Timeouts
 from lockstep_spec.training import TrainingConfig
 
 LAST_REPORT_SECONDS = 30
 """Part of a pod's grace that is the agent's: to kill ranks that took too long, and to report how the stop went."""
+GIGABYTE = 10**9
+WILD = set("*?[")
+"""Characters that make a data path a pattern."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +90,7 @@ def build_run(resolved: Resolved, placement: Placement) -> Run:
         save_grace_seconds=resolved.job.spec.pod_template.grace_seconds - LAST_REPORT_SECONDS,
         training=None if resolved.training is None else training_json(resolved.training),
         fabric=fabric_asked(resolved.job.spec, resolved.profile.spec, resolved.transport, resolved.nccl),
-        preflight=expected(resolved),
+        preflight=expected_by_preflight(resolved),
         interactive=_interactive(resolved.job.spec),
     )
 
@@ -107,3 +116,114 @@ def _timeouts(spec: TrainingJobSpec) -> Timeouts:
     """Lockstep's trainer tells its own limits with what it does, so that only the start's is left to say."""
     hang = {} if spec.hang_timeouts is None else spec.hang_timeouts.model_dump()
     return Timeouts(start_seconds=spec.start_timeout_seconds, **hang)
+
+
+def expected_by_preflight(resolved: Resolved) -> Expected | None:
+    """Expectations that a job's nodes are checked against. None: preflight is off."""
+    mode = resolved.job.spec.preflight.mode
+    if mode is PreflightMode.OFF:
+        return None
+    return Expected(
+        paths=tuple(_paths(resolved)),
+        shm_bytes=int(number(resolved.profile.spec.shm_size)),
+        rdma=_rdma(resolved) if resolved.transport is Transport.RDMA else None,
+        all_reduce=_all_reduce(resolved) if mode is PreflightMode.FULL else None,
+    )
+
+
+def with_preflight(job: TrainingJob) -> TrainingJob:
+    """The job with its preflight on, whatever it says."""
+    preflight = job.spec.preflight
+    if preflight.mode is not PreflightMode.OFF:
+        return job
+    switched_on = preflight.model_copy(update={"mode": PreflightMode.FULL})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"preflight": switched_on})})
+
+
+def without_ranks(run: Run, run_dir: str) -> Run:
+    """The run without its ranks: it is over when preflight is, and the records in the job's own folder are left alone."""
+    assert run.preflight is not None  # noqa: S101 (of a job that `with_preflight` gave)
+    command = run.command or ("true",)  # of a dev environment, which starts as any other job for this
+    return replace(run, run_dir=run_dir, command=command, interactive=None, preflight=replace(run.preflight, only=True))
+
+
+def result_in(line: str) -> PreflightReport | None:
+    """The result, where this line of node 0's log has it."""
+    _, mark, text = line.partition(PREFLIGHT_RESULT)
+    try:
+        return from_json(PreflightReport, json.loads(text), "preflight result") if mark else None
+    except (ValueError, RecursionError):  # (somebody else's line)
+        return None
+
+
+def _paths(resolved: Resolved) -> Iterator[ExpectedPath]:
+    """Paths that ranks read from the first moment on; the trainer fetches what comes from a hub."""
+    training = resolved.training
+    if not resolved.command:
+        return  # a dev environment: each run looks for its own script
+    if training is None:
+        yield ExpectedPath("spec.script.path", resolved.command[1], Kind.FILE)
+        return
+    if is_folder(training.model.name):
+        yield ExpectedPath("spec.training.model.name", training.model.name, Kind.FOLDER)
+    if training.lora.init_from is not None:
+        yield ExpectedPath("spec.training.lora.initFrom", training.lora.init_from, Kind.FOLDER)
+    yield from _data_paths(training)
+    resume = training.checkpoint.resume_from
+    if resume.startswith("/"):
+        yield ExpectedPath("spec.training.checkpoint.resumeFrom", resume, Kind.FOLDER)
+
+
+def _data_paths(training: Training) -> Iterator[ExpectedPath]:
+    if training.data.chat_template is not None:
+        yield ExpectedPath("spec.training.data.chatTemplate", training.data.chat_template, Kind.FILE)
+    for field, path in data_paths(training).items():
+        if not is_address(path):
+            yield _data_path(field, path)
+
+
+def data_paths(training: Training) -> dict[str, str]:
+    """Return every path or address of samples by its field. Hub datasets have none."""
+    paths = {"data.path": training.data.path}
+    paths |= {f"data.sources[{index}].path": source.path for index, source in enumerate(training.data.sources)}
+    if training.evaluation is not None and training.evaluation.data is not None:
+        paths["evaluation.data.path"] = training.evaluation.data.path
+    return {f"spec.training.{field}": path for field, path in paths.items() if path is not None}
+
+
+def _data_path(field: str, path: str) -> ExpectedPath:
+    """A file or a folder; of a pattern, the folder below which it is looked for."""
+    parts = PurePosixPath(path).parts
+    wild = next((number for number, part in enumerate(parts) if WILD & set(part)), None)
+    if wild is None:
+        return ExpectedPath(field, path, Kind.FILE, or_folder=True)
+    return ExpectedPath(field, str(PurePosixPath(*parts[:wild])), Kind.FOLDER)
+
+
+def _rdma(resolved: Resolved) -> ExpectedRdma:
+    network = resolved.profile.spec.network
+    rdma = network.rdma
+    devices = tuple(dict.fromkeys(device.partition(":")[0] for device in rdma.devices))  # (two ports are one device)
+    return ExpectedRdma(
+        devices=devices,
+        count=(len(devices) if are_whole_names(devices) else 0) or len(rdma.rails) or None,
+        gid_index=rdma.gid_index,
+        interfaces=tuple(rdma.interfaces),
+        mtu=network.mtu,
+        rate=rdma.rate,
+    )
+
+
+def _all_reduce(resolved: Resolved) -> AllReduce | None:
+    """All-reduce to measure, between nodes only: within one there is no network."""
+    requested = resolved.job.spec.preflight.all_reduce
+    stated = resolved.profile.spec.network.minimum_busbw
+    threshold = int(float(stated) * GIGABYTE) if stated is not None and _profile_speaks_of(resolved) else None
+    return AllReduce(threshold) if resolved.nodes > 1 and (requested or threshold is not None) else None
+
+
+def _profile_speaks_of(resolved: Resolved) -> bool:
+    """The cluster's threshold is that of its own GPUs over its own network: CPU ranks, or TCP by choice, can't reach it."""
+    profile = resolved.profile.spec
+    same_ranks = (resolved.gpus_per_node > 0) == (profile.gpus.per_node > 0)
+    return same_ranks and (resolved.transport is Transport.RDMA or not profile.network.rdma.enabled or resolved.gpus_per_node == 0)

@@ -10,38 +10,29 @@ from lockstep.api.names import LABEL_HOSTNAME
 from lockstep.api.podtemplate import PodTemplate
 from lockstep.plan.layers import Notice
 from lockstep.plan.render.fabric import GPU_RESOURCE
+from lockstep_spec.words import listed
 
 GPU_TOLERATION = {"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}
 
 
-def scheduling_refusals(template: PodTemplate, profile: TrainingClusterSpec, profile_name: str, nodes: int) -> list[Notice]:
+def scheduling_refusals(template: PodTemplate, allowed: Nodes, profile_name: str, nodes: int) -> list[Notice]:
     """Refusals of what no node could ever satisfy."""
-    return [
-        *_node_count_refusals(profile.nodes, profile_name, nodes),
-        *_selector_refusals(template, profile.nodes, profile_name),
-    ]
-
-
-def _node_count_refusals(allowed: Nodes, profile_name: str, nodes: int) -> list[Notice]:
-    if not allowed.gpu_nodes or nodes <= len(allowed.gpu_nodes):
-        return []
-    message = (
-        f"nodes is {nodes}, but the cluster {profile_name} allows {len(allowed.gpu_nodes)} (nodes.gpuNodes:"
-        f" {', '.join(allowed.gpu_nodes[:8])}{', …' if len(allowed.gpu_nodes) > 8 else ''}), one pod each: ask for fewer or add nodes there"
-    )
-    return [Notice("NotEnoughNodes", message)]
-
-
-def _selector_refusals(template: PodTemplate, allowed: Nodes, profile_name: str) -> list[Notice]:
-    conflicts = [key for key, value in template.node_selector.items() if allowed.selector.get(key, value) != value]
-    return [
+    refusals = [
         Notice(
             "NodeSelectorConflict",
-            f"podTemplate.nodeSelector[{key}] is {template.node_selector[key]!r}, but the cluster {profile_name} asks for"
+            f"podTemplate.nodeSelector[{key}] is {value!r}, but the cluster {profile_name} asks for"
             f" {allowed.selector[key]!r} (nodes.selector), so no node fits: remove it from the job",
         )
-        for key in conflicts
+        for key, value in template.node_selector.items()
+        if allowed.selector.get(key, value) != value
     ]
+    if allowed.gpu_nodes and nodes > len(allowed.gpu_nodes):
+        message = (
+            f"nodes is {nodes}, but the cluster {profile_name} allows {len(allowed.gpu_nodes)} (nodes.gpuNodes:"
+            f" {listed(allowed.gpu_nodes, 8)}), one pod each: ask for fewer or add nodes there"
+        )
+        refusals.insert(0, Notice("NotEnoughNodes", message))
+    return refusals
 
 
 def tolerations(template: PodTemplate, cluster: ClusterPod, gpus_per_node: int) -> list[dict[str, Any]]:

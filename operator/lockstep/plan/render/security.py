@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from lockstep.api.cluster import Platform, TrainingClusterSpec
+from lockstep.api.objects import Object
 from lockstep.plan.render.fabric import Transport
 
 USER_ID = 1000  # on plain Kubernetes; OpenShift gives every namespace a range of its own and the SCC chooses
@@ -54,10 +54,12 @@ def volume_group(profile: TrainingClusterSpec) -> int | None:
     return restricted(profile).group
 
 
-def agent_security_context(profile: TrainingClusterSpec) -> dict[str, Any]:
+def restricted_context(user: int | None) -> Object:
+    """Return the securityContext of a container that Pod Security `restricted` asks for. `user` is its group, too; None: the SCC chooses."""
+    own = {} if user is None else {"runAsUser": user, "runAsGroup": user}
+    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "runAsNonRoot": True, **own}
+
+
+def agent_security_context(profile: TrainingClusterSpec) -> Object:
     """Return the securityContext of a pod's container that runs Lockstep's own programs, as pod.yaml.j2 has it: for pods that are no job's."""
-    rights = restricted(profile)
-    context: dict[str, Any] = {
-        "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True, "runAsNonRoot": True,
-    }  # fmt: skip
-    return context if rights.user is None else context | {"runAsUser": rights.user, "runAsGroup": rights.group}
+    return restricted_context(restricted(profile).user) | {"readOnlyRootFilesystem": True}

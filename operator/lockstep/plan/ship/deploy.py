@@ -9,10 +9,10 @@ from enum import StrEnum
 
 from lockstep.api.cluster import Platform
 from lockstep.api.files.clusterfile import ClusterFile
-from lockstep.api.names import ANNOTATION_DEFAULT_CLUSTER, APP, DATASETS_CLAIM, LABEL_JOB, LABEL_MANAGED_BY, WORKSPACE_CLAIM
-from lockstep.api.objects import Object, is_true
+from lockstep.api.names import ANNOTATION_DEFAULT_CLUSTER, APP, LABEL_JOB, LABEL_MANAGED_BY
+from lockstep.api.objects import Object, has_ended
 from lockstep.plan.diff import Change, changes
-from lockstep.plan.ship.openshift_images import puller
+from lockstep.plan.ship.openshift import puller
 
 DEFINITION = "CustomResourceDefinition"
 CLAIM = "PersistentVolumeClaim"
@@ -98,7 +98,7 @@ def _stable(item: Object) -> Object:
 def removable_claims(file: ClusterFile, dev_environment: str, claims: Sequence[Object]) -> Iterator[Object]:
     """The shared claims that the cluster names and Lockstep made, and those of the dev environment's own pods. Nobody else's."""
     storage = file.profile.spec.storage
-    shared = {storage.workspace_claim or WORKSPACE_CLAIM, storage.datasets_claim or DATASETS_CLAIM}
+    shared = {storage.workspace_claim, storage.datasets_claim}
     for claim in claims:
         metadata = claim["metadata"]
         labels = metadata.get("labels") or {}
@@ -115,8 +115,7 @@ def is_default(cluster: Object) -> bool:
 def jobs_using(name: str, clusters: Iterable[Object], jobs: Iterable[Object]) -> list[Object]:
     """Jobs of the TrainingCluster that have not ended: by its name, or by none where it is the default."""
     names = {name, *(None for cluster in clusters if cluster["metadata"]["name"] == name and is_default(cluster))}
-    ended = (any(is_true(job.get("status") or {}, kind) for kind in ("Complete", "Failed")) for job in jobs)
-    return [job for job, is_over in zip(jobs, ended, strict=False) if not is_over and job["spec"].get("cluster") in names]
+    return [job for job in jobs if not has_ended(job) and job["spec"].get("cluster") in names]
 
 
 def objects_of_cluster(

@@ -10,7 +10,7 @@ from lockstep.api.names import key_secret_name, run_name
 from lockstep.api.objects import Object, is_running
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, event_time, is_terminating, start_anew
-from lockstep.plan.ship.openshift_images import REGISTRY, pull_command
+from lockstep.plan.ship.openshift import REGISTRY, pull_command
 from lockstep.plan.times import seconds_of
 from lockstep_gang.contract.report import Report, TroubleKind
 from lockstep_spec.exits import SAVED, UNREACHABLE

@@ -169,7 +169,7 @@ async def room_facts(cluster: Cluster, namespace: str, job: str) -> ClusterFacts
 
 async def plan_facts(cluster: Cluster, resolved: Resolved, samples: Sequence[Object]) -> ClusterFacts:
     """Facts that a job is compared with. `samples`: the job, one pod and the StatefulSet, as they are tried out."""
-    from lockstep.plan.ahead.references import references
+    from lockstep.plan.ahead.needs import references
 
     namespace, name = resolved.namespace, resolved.profile.metadata.name
     (lists, own), (objects, profile, operator), tries = await asyncio.gather(

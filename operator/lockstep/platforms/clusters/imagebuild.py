@@ -14,7 +14,7 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import CONFLICT, MERGE, NOT_FOUND, ApiError, Cluster, Unreachable
 from lockstep.kube.kinds import path_of
-from lockstep.plan.ship.openshift_build import LAST_LINES, BuildOutcome, build_outcome, openshift_failure
+from lockstep.plan.ship.openshift import LAST_LINES, BuildOutcome, build_outcome, openshift_failure
 
 Say = Callable[[str], None]
 START_SECONDS = 900.0

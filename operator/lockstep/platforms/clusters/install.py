@@ -26,7 +26,7 @@ from lockstep.plan.render.objects import claim_object
 from lockstep.plan.render.security import USER_ID, locks_memory_as_root
 from lockstep.plan.render.storage import cluster_claim
 from lockstep.plan.ship.deploy import CLAIM, CLUSTER, RDMA_ROLE, is_default
-from lockstep.plan.ship.openshift_images import operator_reference, puller
+from lockstep.plan.ship.openshift import operator_reference, puller
 from lockstep.plan.waiting.containers import why_stuck
 from lockstep.plan.waiting.notcreated import explained
 from lockstep.platforms.clusters.listings import list_kind

@@ -12,9 +12,8 @@ from pathlib import Path
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import DATASETS, WORKSPACE
 from lockstep.api.shared import Variable
-from lockstep.plan.render.preflight import WILD, data_paths
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
-from lockstep.plan.render.run import Placement, build_run
+from lockstep.plan.render.run import WILD, Placement, build_run, data_paths
 from lockstep_gang.contract.preflight import AllReduce, Expected
 from lockstep_gang.contract.run import Run, WhenDone
 from lockstep_spec.choices import StorageMode

@@ -17,8 +17,8 @@ from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.job import TrainingJob
 from lockstep.plan.reconcile.clocks import Earlier, retried
-from lockstep.plan.render.preflight import result_in, with_preflight, without_ranks
 from lockstep.plan.render.resolve import resolve
+from lockstep.plan.render.run import result_in, with_preflight, without_ranks
 from lockstep.platforms.local.agents import run_agents
 from lockstep.platforms.local.placement import LOOPBACK, check_inputs, gpus_here, local_defaults, local_run, node_devices, run_dir
 from lockstep_gang.contract.preflight import PreflightReport

@@ -25,7 +25,7 @@ from lockstep.cli.shared.target import load
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.kinds import KINDS, path_of
 from lockstep.plan.ship.deploy import Left, State, called, counted, difference, jobs_using, objects_of_cluster, removable_claims
-from lockstep.plan.ship.openshift_images import puller
+from lockstep.plan.ship.openshift import puller
 from lockstep.platforms.clusters import install, remove
 from lockstep.platforms.clusters.devenv import dev_environment, ensure_dev_environment, how_far, until_up
 from lockstep.platforms.clusters.facts import operator_trouble

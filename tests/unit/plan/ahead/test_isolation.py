@@ -9,7 +9,7 @@ import yaml
 
 from golden.plan_cases import job, profile
 from lockstep.api.files.clusterfile import ClusterFile, parse_cluster_file
-from lockstep.plan.ahead.references import reference_findings
+from lockstep.plan.ahead.needs import reference_findings
 from lockstep.plan.checks.doctor import examine
 from lockstep.plan.checks.lint import lint_against
 from lockstep.plan.cluster.facts import ClusterFacts, Listing

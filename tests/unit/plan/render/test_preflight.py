@@ -12,8 +12,8 @@ from lockstep.api.job import TrainingJob
 from lockstep.api.objects import Object
 from lockstep.plan.observed import Observed, ReceivedReport
 from lockstep.plan.reconcile.reconcile import Plan, reconcile
-from lockstep.plan.render.preflight import expected
 from lockstep.plan.render.resolve import resolve
+from lockstep.plan.render.run import expected_by_preflight
 from lockstep_gang.contract.preflight import AllReduce, Bandwidth, Expected, ExpectedPath, ExpectedRdma, Finding, Kind, PreflightReport
 from lockstep_gang.contract.report import State
 from lockstep_spec.choices import Severity
@@ -35,7 +35,7 @@ def expects(profile: Object | None = None, **spec: Any) -> Expected | None:
     cluster = TrainingCluster.model_validate(
         {"metadata": {"name": "p"}, "spec": {"image": "i", "security": {"ipcLock": True}, **(profile or {})}}
     )
-    return expected(resolve(job, cluster))
+    return expected_by_preflight(resolve(job, cluster))
 
 
 def needed(**spec: Any) -> Expected:

@@ -15,8 +15,7 @@ import pytest
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.main import main
-from lockstep.plan.ship.build_failure import tool_failure
-from lockstep.plan.ship.imagebuild import Build, Image, Tool, choose_tool, commands
+from lockstep.plan.ship.imagebuild import Build, Image, Tool, choose_tool, commands, tool_failure
 from support.checkout import ROOT
 
 RECORDER = """#!{python}

@@ -13,7 +13,7 @@ import yaml
 
 from lockstep.cli.main import main
 from lockstep.plan.ship.imagebuild import CONTEXT, Build, Image
-from lockstep.plan.ship.openshift_build import objects
+from lockstep.plan.ship.openshift import objects
 from support.api_stub import ApiStub, Object, served
 from support.checkout import ROOT
 

@@ -12,7 +12,7 @@ from lockstep.cli.clusters.deploymentplan import Mode, planned
 from lockstep.plan.observed import Observed
 from lockstep.plan.ship.deploy import Left, State, called
 from lockstep.plan.ship.imagebuild import Build, Image
-from lockstep.plan.ship.openshift_build import next_step
+from lockstep.plan.ship.openshift import next_step
 from lockstep.plan.waiting.containers import why_not_started
 from lockstep.platforms.clusters.install import objects_for_jobs
 from lockstep.platforms.clusters.remove import uninstalled

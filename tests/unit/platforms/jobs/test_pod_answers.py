@@ -35,7 +35,7 @@ from lockstep.plan.pages.answers import read_node, read_summary
 from lockstep.plan.pages.diffruns import Side, compare, comparison_page, curve, results_of, settings_of
 from lockstep.plan.pages.logs import RankFailures, error_lines
 from lockstep.plan.pages.top import snapshot, top_page
-from lockstep.plan.render.preflight import result_in
+from lockstep.plan.render.run import result_in
 from lockstep.platforms.files.sync import Synced, _checked
 from lockstep.platforms.jobs import bundle
 from lockstep.platforms.jobs.editor import _hear

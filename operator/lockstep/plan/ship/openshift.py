@@ -1,19 +1,75 @@
-"""Objects by which OpenShift builds an image itself, without registry or account, and the outcome of its Build."""
+"""OpenShift's own registry and builds: how pods of any namespace name an image there and who may pull it, the objects by which OpenShift builds one
+itself, without registry or account, and the outcome of its Build (pure).
+
+An ImageStream's short name (lockstep-operator:0.1.0) means something only to pods of its own namespace; the agent's image is needed by
+pods of the jobs' namespace, too.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lockstep.api.names import OPERATOR_NAMESPACE
+from lockstep.api.names import APP, LABEL_MANAGED_BY, LABEL_NAME, OPERATOR_NAMESPACE
 from lockstep.plan.ship.imagebuild import Build, Image
-from lockstep.plan.ship.openshift_images import in_registry, pull_command
 
+if TYPE_CHECKING:
+    from lockstep.api.cluster import Platform
+
+REGISTRY = "image-registry.openshift-image-registry.svc:5000"
+PULLER = "system:image-puller"
 DONE = "Complete"
 ENDED = (DONE, "Failed", "Error", "Cancelled")
 LAST_LINES = 8
 """Lines of a failed build's log that the error repeats: usually the failed command and its output."""
+
+
+def in_registry(image: str, namespace: str) -> str:
+    """The name of an ImageStream's image everywhere in the cluster."""
+    return f"{REGISTRY}/{namespace}/{image}"
+
+
+def operator_reference(image: str, platform: Platform, namespace: str = OPERATOR_NAMESPACE) -> str:
+    """The operator's image as pods of every namespace name it: on OpenShift, one without a registry is an ImageStream's beside the operator."""
+    from lockstep.api.cluster import Platform
+
+    return in_registry(image, namespace) if platform is Platform.OPENSHIFT and "/" not in image else image
+
+
+def short_name(image: str, namespace: str = OPERATOR_NAMESPACE) -> str:
+    """The opposite: as people name it."""
+    return image.removeprefix(in_registry("", namespace))
+
+
+def repository(image: str) -> str:
+    """The reference without its tag or digest."""
+    folder, slash, name = image.rpartition("/")
+    return f"{folder}{slash}{re.split('[:@]', name)[0]}"
+
+
+def puller(namespace: str) -> dict[str, Any]:
+    """Lets the pods of `namespace` pull what was built beside the operator. One object for each namespace that jobs run in."""
+    labels = {LABEL_NAME: APP, LABEL_MANAGED_BY: APP}
+    group = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": service_accounts(namespace)}
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": f"lockstep-image-puller-{namespace}", "namespace": OPERATOR_NAMESPACE, "labels": labels},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": PULLER},
+        "subjects": [group],
+    }
+
+
+def pull_command(theirs: str, namespace: str) -> str:
+    """Command by which an administrator of `namespace` lets pods of another one pull its images."""
+    return f"oc policy add-role-to-group {PULLER} {service_accounts(theirs)} -n {namespace}"
+
+
+def service_accounts(namespace: str) -> str:
+    """The group of all of a namespace's."""
+    return f"system:serviceaccounts:{namespace}"
 
 
 def objects(build: Build) -> list[dict[str, Any]]:
