@@ -27,7 +27,7 @@ from lockstep_train.base.errors import (
     reason_of,
     refusal,
 )
-from lockstep_train.base.ranks import Ranks
+from lockstep_train.base.ranks import Ranks, results
 from lockstep_train.checkpoint.commits import Commit
 from lockstep_train.checkpoint.format.layout import CommitName
 from lockstep_train.checkpoint.format.manifest import ShardRecord
@@ -382,11 +382,9 @@ def test_a_volume_that_is_full_while_data_are_prepared_ends_the_attempt_alone(
     monkeypatch.setattr(dataset, "remember_commits", lambda *arguments: None)
     config: Any = SimpleNamespace(run_dir=tmp_path, training=SimpleNamespace(data=None, evaluation=None))
     tokens: Any = None
-    made = dataset.try_prepare(config, {}, tokens, tmp_path, print)
-    problem = dataset.first_problem({0: made})
-    assert problem is not None
-    assert problem.final is final
-    assert said in problem.message
+    with pytest.raises(TrainerError, match=said) as failed:
+        dataset.prepare_here(config, {}, tokens, tmp_path, print)
+    assert isinstance(failed.value, ConfigError) is final
 
 
 def test_a_model_that_one_volume_can_not_hold_at_all_goes_before_the_passing_fault_of_another(
@@ -395,12 +393,16 @@ def test_a_model_that_one_volume_can_not_hold_at_all_goes_before_the_passing_fau
     store = dist.HashStore()  # type: ignore[attr-defined]
     quiet: Any = SimpleNamespace(activity=lambda name: None, say=lambda line: None)
     monkeypatch.setattr(model_share, "_agreed_pin", lambda *arguments: "c" * 40)
-    monkeypatch.setattr(model_share, "_attempt", lambda config, *arguments: {"problem": config.outcome})
+
+    def fetch_here(config: Any, *arguments: Any) -> None:
+        raise config.problem.error()
+
+    monkeypatch.setattr(model_share, "_fetch_here", fetch_here)
 
     def start(node: int) -> tuple[int, str]:
-        outcome = Problem("full", final=False) if node == 0 else Problem("wrong")
+        problem = Problem("full", final=False) if node == 0 else Problem("wrong")
         model = SimpleNamespace(name="org/m", revision=None)
-        config: Any = SimpleNamespace(run_dir=tmp_path / f"{node}/runs/x", training=SimpleNamespace(model=model), outcome=outcome)
+        config: Any = SimpleNamespace(run_dir=tmp_path / f"{node}/runs/x", training=SimpleNamespace(model=model), problem=problem)
         with pytest.raises(TrainerError) as failed:
             model_share.with_model_here(config, Ranks(node, 2, 0, 1, node, 2, torch.device("cpu"), store), quiet)
         return failed.value.exit_code, str(failed.value)
@@ -410,5 +412,5 @@ def test_a_model_that_one_volume_can_not_hold_at_all_goes_before_the_passing_fau
 
 
 def test_a_wrong_setting_of_one_volume_goes_before_the_fault_of_another() -> None:
-    made = {0: {"problem": Problem("full", final=False)}, 1: {"problem": Problem("wrong")}}
-    assert dataset.first_problem(made) == Problem("wrong")
+    with pytest.raises(ConfigError, match="wrong"):
+        results([{"problem": Problem("full", final=False)}, {"result": None}, {"problem": Problem("wrong")}])

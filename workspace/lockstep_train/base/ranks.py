@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ from lockstep_train.base.errors import (
     Problem,
     TrainerError,
     first_line,
+    gravest,
     lasts_on_this_device,
     out_of_memory,
     problem_of,
@@ -102,19 +103,25 @@ class Ranks:
         Raises, on all of them alike, the TrainerError that rank 0 has met.
         """
         if self.first:
-            self.store.set(key, json.dumps(_choice(choose)))
+            self.store.set(key, json.dumps(attempted(choose)))
         self.wait_for(key)
-        outcome = json.loads(self.store.get(key))
-        if "problem" in outcome:
-            raise Problem(*outcome["problem"]).error()
-        return outcome["choice"]
+        return results([json.loads(self.store.get(key))])[0]
 
 
-def _choice(choose: Callable[[], Any]) -> dict[str, Any]:
+def attempted(work: Callable[[], Any]) -> dict[str, Any]:
+    """Outcome of a work that gives JSON, as JSON itself: the result, or the problem for which there is none."""
     try:
-        return {"choice": choose()}
+        return {"result": work()}
     except TrainerError as error:
         return {"problem": problem_of(error)}
+
+
+def results(outcomes: Sequence[dict[str, Any]]) -> list[Any]:
+    """Results of all outcomes. Raises the gravest problem, one that is final before others."""
+    problem = gravest(Problem(*outcome["problem"]) for outcome in outcomes if "problem" in outcome)
+    if problem is not None:
+        raise problem.error()
+    return [outcome["result"] for outcome in outcomes]
 
 
 def join(environment: RankEnvironment, timeout_seconds: int = COLLECTIVE_TIMEOUT_SECONDS) -> Ranks:

@@ -22,7 +22,7 @@ from lockstep_train.base import limits
 from lockstep_train.base.durable import make_directory
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.limits import Watch
-from lockstep_train.base.ranks import Ranks, refused_together
+from lockstep_train.base.ranks import Ranks, attempted, refused_together, results
 
 SHARED_SECONDS = 30.0
 """Network file systems show a new name late, when they have cached that it isn't there."""
@@ -31,9 +31,6 @@ POLL_SECONDS = 0.1
 PATIENCE = timedelta(seconds=30)
 """Wait for the builders between two looks at how far they are."""
 MARK = ".volume-"
-
-BuildOutcome = dict[str, Any]
-"""Result of a builder, or why there is none, as JSON."""
 
 
 def nodes_share(ranks: Ranks, run_dir: Path, storage: StorageMode | None, shared_seconds: float = SHARED_SECONDS) -> bool:
@@ -130,22 +127,24 @@ class BuildProgress:
 
 
 def once_per_volume(
-    ranks: Ranks, folder: Path, topic: str, progress: BuildProgress, build: Callable[[], BuildOutcome]
-) -> tuple[dict[int, BuildOutcome], BuildOutcome]:
-    """Run `build` on the first rank of the lowest node of each volume while all others wait; builder's node → outcome, and that of this volume.
+    ranks: Ranks, folder: Path, topic: str, progress: BuildProgress, build: Callable[[], Any]
+) -> tuple[dict[int, Any], Any]:
+    """Run `build`, which gives JSON, on the first rank of the lowest node of each volume while all others wait; builder's node → result, and that of this volume.
+
+    Raises, on all ranks alike, the gravest TrainerError that a builder has met.
 
     The ranks talk through the store, not by collectives, so nobody waits inside one for what may be hours. A builder that dies ends all
     ranks: that is the agent's to see.
     """
     builder_of = volume_groups(ranks, folder, topic)
     if ranks.first_of_node and ranks.node == builder_of[ranks.node]:
-        ranks.store.set(f"{topic}/made/{ranks.node}", json.dumps(build()))
+        ranks.store.set(f"{topic}/made/{ranks.node}", json.dumps(attempted(build)))
     builders = sorted(set(builder_of))
-    outcomes = _await_outcomes(ranks, builders, topic, progress)
-    return outcomes, outcomes[builder_of[ranks.node]]
+    built = dict(zip(builders, results(_await_outcomes(ranks, builders, topic, progress)), strict=True))
+    return built, built[builder_of[ranks.node]]
 
 
-def _await_outcomes(ranks: Ranks, builders: Sequence[int], topic: str, progress: BuildProgress) -> dict[int, BuildOutcome]:
+def _await_outcomes(ranks: Ranks, builders: Sequence[int], topic: str, progress: BuildProgress) -> list[dict[str, Any]]:
     keys = [f"{topic}/made/{builder}" for builder in builders]
     while True:
         progress.follow(builders)
@@ -154,4 +153,4 @@ def _await_outcomes(ranks: Ranks, builders: Sequence[int], topic: str, progress:
         except DistStoreError:
             continue
         progress.follow(builders)  # the last of it, so that all ranks have come to the same place
-        return {builder: json.loads(ranks.store.get(key)) for builder, key in zip(builders, keys, strict=True)}
+        return [json.loads(ranks.store.get(key)) for key in keys]

@@ -15,7 +15,7 @@ from lockstep_spec.modelnames import is_address
 from lockstep_spec.training import DataConfig, EvaluationConfig, SourceConfig, TrainingConfig
 from lockstep_train.base.arrays import open_arrays, whole_arrays
 from lockstep_train.base.cache import cache_folder, file_hash, stamp
-from lockstep_train.base.errors import ConfigError, Problem, TrainerError, gravest, problem_of, refusal
+from lockstep_train.base.errors import ConfigError, TrainerError, refusal
 from lockstep_train.base.limits import UNWATCHED, Say, Watch
 from lockstep_train.base.ranks import Ranks, refused_together
 from lockstep_train.base.runfile import RunConfig
@@ -34,6 +34,7 @@ from lockstep_train.data.tokens.turns import TemplateChoice
 VERSION = 1
 """Raised when the same tokens would give other sequences."""
 TRAINING, EVALUATION = "training", "evaluation"
+SEQUENCE_SETTINGS = ("overlong", "trainOn", "packing", "onBroken", "chatTemplate", "chatTemplateKwargs")
 
 Digest = Callable[[Path, Path], str]
 
@@ -74,20 +75,9 @@ def data_settings(training: TrainingConfig) -> dict[str, Any]:
 def sequence_settings(data: DataConfig, evaluation: EvaluationConfig | None) -> dict[str, Any]:
     """Settings that decide what a sequence is; those at their defaults are left out. With these a refusal can say what was
     changed, where the digest alone could only say that something was."""
-    settings: dict[str, Any] = {"data.maxLength": data.max_length}
-    default = DataConfig(max_length=data.max_length)
-    if data.overlong is not default.overlong:
-        settings["data.overlong"] = data.overlong.value
-    if data.train_on is not default.train_on:
-        settings["data.trainOn"] = data.train_on.value
-    if data.packing:
-        settings["data.packing"] = True
-    if data.on_broken is not default.on_broken:
-        settings["data.onBroken"] = data.on_broken.value
-    if data.chat_template is not None:
-        settings["data.chatTemplate"] = data.chat_template
-    if data.chat_template_kwargs:
-        settings["data.chatTemplateKwargs"] = dict(data.chat_template_kwargs)
+    stated, default = to_json(data), to_json(DataConfig(max_length=data.max_length))
+    changed = [key for key in SEQUENCE_SETTINGS if stated[key] and stated[key] != default[key]]
+    settings: dict[str, Any] = {f"data.{key}": stated[key] for key in ("maxLength", *changed)}
     if data.sources:
         settings["data.sources"] = [f"{source.path or source.name} × {source.weight:g}" for source in data.sources]
     if evaluation is not None and evaluation.data is None:
@@ -262,37 +252,29 @@ def _loaded(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, say: Say, wat
         say(line)
         progress.report(line)
 
-    outcomes, own = once_per_volume(ranks, cache, "data", progress, lambda: try_prepare(config, commits, tokenizer, cache, tell))
-    problem = first_problem(outcomes)
-    if problem is not None:
-        raise problem.error()
-    return open_dataset(from_json(Prepared, own["prepared"], "prepared"), tokenizer)
+    prepared, own = once_per_volume(ranks, cache, "data", progress, lambda: to_json(prepare_here(config, commits, tokenizer, cache, tell)))
+    refuse_other_data(prepared)
+    return open_dataset(from_json(Prepared, own, "prepared"), tokenizer)
 
 
-def try_prepare(config: RunConfig, commits: Mapping[RemoteSource, str], tokenizer: Tokenizer, cache: Path, say: Say) -> dict[str, Any]:
-    """Prepare the data; the outcome is what was prepared, or the problem."""
+def prepare_here(config: RunConfig, commits: Mapping[RemoteSource, str], tokenizer: Tokenizer, cache: Path, say: Say) -> Prepared:
+    """Prepare the data on this volume, at these commits. Raises ConfigError, or TrainerError for a fault that may pass."""
     training = at_commits(config, commits).training
     try:
         remember_commits(commits, config.run_dir, cache)
-        return {"prepared": to_json(prepare(training.data, training.evaluation, tokenizer, cache, say))}
-    except TrainerError as error:
-        return {"problem": problem_of(error)}
+        return prepare(training.data, training.evaluation, tokenizer, cache, say)
     except OSError as error:
         message = f"the data can't be prepared in {cache}: {error}; the folder must be writable and have room for 5 bytes a token"
-        return {"problem": problem_of(refusal(message, error))}
+        raise refusal(message, error) from error
 
 
-def first_problem(outcomes: dict[int, dict[str, Any]]) -> Problem | None:
-    """First problem of any volume, one that is final before others; None when all volumes hold the same data."""
-    problem = gravest(Problem(*outcome["problem"]) for outcome in outcomes.values() if "problem" in outcome)
-    if problem is not None:
-        return problem
-    if len({outcome["prepared"]["digest"] for outcome in outcomes.values()}) > 1:
-        files = {node: outcome["prepared"]["files"] for node, outcome in outcomes.items()}
+def refuse_other_data(prepared: Mapping[int, Mapping[str, Any]]) -> None:
+    """Raise ConfigError unless all volumes hold the same data. `prepared`: builder's node → Prepared, as JSON."""
+    if len({each["digest"] for each in prepared.values()}) > 1:
+        files = {node: each["files"] for node, each in prepared.items()}
         first = next(iter(files.values()))
         other = next(((path, node) for node, theirs in files.items() for path in first if theirs.get(path) != first[path]), None)
         which = f"{other[0]} of node {other[1]} differs from that of node {next(iter(files))}; " if other is not None else ""
-        return Problem(
-            f"the data differs between the volumes of nodes {', '.join(map(str, outcomes))}: {which}copy the same files to all of them"
+        raise ConfigError(
+            f"the data differs between the volumes of nodes {', '.join(map(str, prepared))}: {which}copy the same files to all of them"
         )
-    return None

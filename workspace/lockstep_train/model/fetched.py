@@ -17,7 +17,7 @@ from lockstep_spec.training import ModelConfig
 from lockstep_train.base import limits
 from lockstep_train.base.cache import cache_folder
 from lockstep_train.base.durable import make_directory, write_durably
-from lockstep_train.base.errors import Problem, TrainerError, gravest, problem_of, refusal
+from lockstep_train.base.errors import refusal
 from lockstep_train.base.limits import UNWATCHED, Say, Watch
 from lockstep_train.base.ranks import Ranks, refused_together
 from lockstep_train.base.runfile import Origin, RunConfig
@@ -51,29 +51,23 @@ def with_model_here(config: RunConfig, ranks: Ranks, reporter: Reporter, watch: 
             reporter.say(line)
             progress.report(line)
 
-        outcomes, _ = once_per_volume(ranks, cache, TOPIC, progress, lambda: _attempt(config, pin, say))
-        problem = gravest(Problem(*outcome["problem"]) for outcome in outcomes.values() if "problem" in outcome)
-        if problem is not None:
-            raise problem.error()
+        once_per_volume(ranks, cache, TOPIC, progress, lambda: _fetch_here(config, pin, say))
     folder = target_in(cache, remote.kind, model.name, pin).folder
     reporter.startup.done("fetch")
     reporter.say(f"Base model {model.name} at {pin} in {folder}")
     return with_model_folder(config, pin, folder)
 
 
-def _attempt(config: RunConfig, pin: str, say: Say) -> dict[str, Any]:
-    """Fetch the model to this volume; nothing, or the problem."""
+def _fetch_here(config: RunConfig, pin: str, say: Say) -> None:
+    """Fetch the model to this volume. Raises ConfigError, TrainerError."""
     model, cache = config.training.model, cache_folder(config.run_dir)
     try:
         record_pin(config.run_dir, model, pin)
         if not is_fetched(model.name, pin, cache):
             say(f"Fetching {model.name} at {pin} into {cache}")
         fetch_model(model.name, pin, cache, say, revision=model.revision)
-    except TrainerError as error:
-        return {"problem": problem_of(error)}
     except OSError as error:
-        return {"problem": problem_of(refusal(fetch_problem(error, config.run_dir), error))}
-    return {}
+        raise refusal(fetch_problem(error, config.run_dir), error) from error
 
 
 def _agreed_pin(config: RunConfig, ranks: Ranks, say: Say) -> str:
