@@ -11,7 +11,7 @@ import pytest
 from rank_harness import ForkServer, Outcomes, RunFile
 
 from lockstep_train.checkpoint.format.manifest import decode
-from lockstep_train.checkpoint.format.volume import candidates, commit_names, read_records, shard_problem
+from lockstep_train.checkpoint.format.volume import commit_names, read_chain, shard_problem
 
 OFFLOAD = {"offload_optimizer": {"device": "cpu", "pin_memory": False}}
 NONE_PERSISTS = {"stage3_param_persistence_threshold": 0}
@@ -108,7 +108,7 @@ def test_a_rank_killed_at_any_point_of_a_save_leaves_a_whole_commit(
     arguments = {"folder": str(tmp_path), "point": point, "rank": rank}
     ended = ranks.run("die_saving", [None] * 2, arguments=arguments, kill_rest_after_first=True)
     assert ended.codes[rank] == -9, ended.output
-    chain = candidates(commit_names(tmp_path), read_records(tmp_path))
+    chain = read_chain(tmp_path)
     assert chain[0].step == newest
     for name in chain:
         manifest = decode((tmp_path / str(name) / "manifest.json").read_bytes())

@@ -102,7 +102,7 @@ def collect(paths: Sequence[Path]) -> Collection:
             raise ConfigError(
                 f"{', '.join(map(str, paths))} are not folders of one commit; give its folder on each volume, or the runs' folders"
             )
-        return Collection((), VolumeView([], [], []), tuple(named))
+        return Collection((), VolumeView(), tuple(named))
     checkpoints = tuple(path / "checkpoints" if (path / "checkpoints").is_dir() else path for path in paths)
     absent = [path for path in checkpoints if not path.is_dir()]
     if absent:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep_spec.codec import from_json, to_json
 from lockstep_train.base.durable import write_durably
 from lockstep_train.base.errors import ConfigError, refusal
 from lockstep_train.base.limits import Say
@@ -24,11 +25,10 @@ from lockstep_train.checkpoint.format.volume import (
     Record,
     VolumeView,
     candidates,
-    commit_names,
     follows_chain,
     merge_views,
     next_attempt,
-    read_records,
+    read_chain,
     read_view,
     shard_problem,
     size_problem,
@@ -138,13 +138,11 @@ def refuse_another(manifest: Manifest, mine: Identity, folder: Path) -> None:
 
 def _merged_view(ranks: Ranks, checkpoints: Path, say: Say) -> VolumeView:
     """Collect what is on any node's volume, the same on every rank. What is damaged everywhere is named through `say`."""
-    mine = VolumeView([], [], [])
-    if ranks.first_of_node:
-        mine = read_view(checkpoints)
-    views = ranks.gather("start/view", mine.to_json())
-    merged: Any = merge_views([VolumeView.from_json(view) for view in views]).to_json() if views is not None else None
-    view = VolumeView.from_json(ranks.publish("start/merged", merged))
-    for problem in view.unreadable.values():  # to leave its commits out would start the run from an older one, or anew
+    mine = read_view(checkpoints) if ranks.first_of_node else VolumeView()
+    views = ranks.gather("start/view", to_json(mine))
+    merged = to_json(merge_views([from_json(VolumeView, view, "view") for view in views])) if views is not None else None
+    view = from_json(VolumeView, ranks.publish("start/merged", merged), "view")
+    for _, problem in view.unreadable:  # to leave its commits out would start the run from an older one, or anew
         raise refusal(problem, problem)
     for attempt in view.damaged:
         say(f"{checkpoints / CHAIN / record_file(attempt)} is damaged: commits of attempt {attempt} don't count")
@@ -168,7 +166,7 @@ def _explicit(path: Path) -> Iterator[Path]:
         yield path
         return
     for folder in (path, path / "checkpoints"):
-        for name in candidates(commit_names(folder), read_records(folder)):
+        for name in read_chain(folder):
             yield folder / str(name)
 
 

@@ -157,9 +157,7 @@ def test_a_manifest_names_the_optimizer_of_the_run(tmp_path: Path) -> None:
 
     for optimizer in Optimizer:
         config = RunConfig("x", None, tmp_path, training({"optimizer": optimizer.value}))
-        made = manifest_template(
-            config, Start(1, None, VolumeView([], [], [])), IDENTITY, {"names": {}}, replace(two_ranks(nodes=1), world_size=0)
-        )
+        made = manifest_template(config, Start(1, None, VolumeView()), IDENTITY, {"names": {}}, replace(two_ranks(nodes=1), world_size=0))
         assert document(made)["optimizer"]["type"] == optimizer.value
         assert decode(encode(made)) == made
 

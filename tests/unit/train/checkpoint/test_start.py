@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lockstep_train.checkpoint.format.views import refresh_views
-from lockstep_train.checkpoint.format.volume import Claim, Record, candidates, commit_names, read_records, write_record
+from lockstep_train.checkpoint.format.volume import Claim, read_chain, read_view, write_record
 from support.checkpoint_cases import commits, make_commit, record
 
 Started = tuple[str | None, str | None]
@@ -40,8 +40,8 @@ def start(run_dir: Path, resume_from: str, given: int) -> Started:
     ranks = Ranks(0, 1, 0, 1, 0, 1, torch.device("cpu"), store)
     chosen = choose_start(ranks, checkpoints, resume_from, claim, print)
     record_start(ranks, checkpoints, chosen, claim)
-    refresh_views(run_dir, checkpoints, candidates(commit_names(checkpoints), read_records(checkpoints)))
-    written: list[Record] = [found for found in read_records(checkpoints) if found.attempt == chosen.attempt]
+    refresh_views(run_dir, checkpoints, read_chain(checkpoints))
+    written = [record for record in read_view(checkpoints).records if record.attempt == chosen.attempt]
     return str(chosen.source.folder) if chosen.source else None, written[0].start
 
 

@@ -49,9 +49,9 @@ class Identity:
         pairs += [(key, self.settings.get(key), other.settings.get(key)) for key in keys]
         # The parameters follow from the settings: their hash says something only when no setting does.
         pairs.append(("the set of trainable parameters", self.parameters, other.parameters))
-        found = [(words, mine, theirs) for words, mine, theirs in pairs if mine != theirs]
-        told = found[:-1] if len(found) > 1 and found[-1][1] == self.parameters else found
-        return [f"{words} is {_short(mine)}, not {_short(theirs)}" for words, mine, theirs in told]
+        different = [(words, mine, theirs) for words, mine, theirs in pairs if mine != theirs]
+        shown = different[:-1] if len(different) > 1 and different[-1][1] == self.parameters else different
+        return [f"{words} is {_short(mine)}, not {_short(theirs)}" for words, mine, theirs in shown]
 
 
 _WORDS = {
@@ -76,24 +76,20 @@ def parameters_digest(shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 def training_settings(training: TrainingConfig) -> dict[str, Any]:
     """Settings that decide which function is trained and how a parameter is to be read."""
-    found: dict[str, Any] = {}
-    if training.method is Method.LORA:
-        found |= lora_settings(training.lora)
-    else:
-        found["method"] = training.method.value
+    settings = lora_settings(training.lora) if training.method is Method.LORA else {"method": training.method.value}
     if training.model.quantization is not Quantization.NONE:
-        found["model.quantization"] = training.model.quantization.value
-    return found
+        settings["model.quantization"] = training.model.quantization.value
+    return settings
 
 
 def lora_settings(lora: LoraConfig) -> dict[str, Any]:
-    found: dict[str, Any] = {"lora.rank": lora.rank, "lora.alpha": lora.alpha, "lora.targetModules": sorted(lora.target_modules)}
-    if lora.target_parameters:
-        found["lora.targetParameters"] = sorted(lora.target_parameters)
-    if lora.modules_to_save:
-        found["lora.modulesToSave"] = sorted(lora.modules_to_save)
-    if lora.rank_stabilized:
-        found["lora.rankStabilized"] = True
-    if lora.dora:
-        found["lora.dora"] = True
-    return found
+    settings = {
+        "rank": lora.rank,
+        "alpha": lora.alpha,
+        "targetModules": sorted(lora.target_modules),
+        "targetParameters": sorted(lora.target_parameters),
+        "modulesToSave": sorted(lora.modules_to_save),
+        "rankStabilized": lora.rank_stabilized,
+        "dora": lora.dora,
+    }
+    return {f"lora.{key}": value for key, value in settings.items() if value}

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import shutil
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from lockstep_spec.codec import from_json, to_json
 from lockstep_train.base.durable import make_directory, write_durably
@@ -81,16 +81,23 @@ def follows_chain(records: Iterable[Record], resume_from: str, claim: Claim) -> 
 MISSING = "is missing"
 
 
+class Unreadable(NamedTuple):
+    """Record of an attempt that can't be read now, and why."""
+
+    attempt: int
+    problem: str
+
+
 @dataclass(frozen=True)
 class VolumeView:
     """Commits and chain records of one volume."""
 
-    commits: list[CommitName]
-    records: list[Record]
-    damaged: list[int]
+    commits: tuple[CommitName, ...] = ()
+    records: tuple[Record, ...] = ()
+    damaged: tuple[int, ...] = ()
     """Attempts whose record can't be read: their commits don't count, and their number is taken."""
-    unreadable: Mapping[int, str] = field(default_factory=dict)
-    """Attempts among them whose record may be read at another attempt, and why it can't be now."""
+    unreadable: tuple[Unreadable, ...] = ()
+    """Those among them that may be read at another attempt."""
 
     @property
     def unrecorded(self) -> list[CommitName]:
@@ -98,33 +105,23 @@ class VolumeView:
         newest = max((record.attempt for record in self.records), default=0)
         return [name for name in self.commits if name.attempt > newest and name.attempt not in self.damaged]
 
-    def to_json(self) -> dict[str, Any]:
-        records = [to_json(record) for record in self.records]
-        unreadable = [[attempt, problem] for attempt, problem in self.unreadable.items()]
-        return {"commits": [str(name) for name in self.commits], "records": records, "damaged": self.damaged, "unreadable": unreadable}
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> VolumeView:
-        commits = [name for name in map(parse_commit, value["commits"]) if name is not None]
-        return VolumeView(
-            commits, [from_json(Record, record, "record") for record in value["records"]], list(value["damaged"]), dict(value["unreadable"])
-        )
-
 
 def merge_views(views: Iterable[VolumeView]) -> VolumeView:
     """Merge what is on at least one volume."""
     every = list(views)
     records = {record.attempt: record for view in every for record in view.records}
     commits = {name for view in every for name in view.commits}
-    damaged = {attempt for view in every for attempt in view.damaged}
-    unreadable = {attempt: problem for view in every for attempt, problem in view.unreadable.items() if attempt not in records}
-    return VolumeView(sorted(commits), [records[attempt] for attempt in sorted(records)], sorted(damaged - records.keys()), unreadable)
+    damaged = {attempt for view in every for attempt in view.damaged} - records.keys()
+    unreadable = {record.attempt: record for view in every for record in view.unreadable if record.attempt not in records}
+    return VolumeView(
+        tuple(sorted(commits)), tuple(records[attempt] for attempt in sorted(records)), tuple(sorted(damaged)), tuple(unreadable.values())
+    )
 
 
 def read_view(checkpoints: Path) -> VolumeView:
     records: list[Record] = []
     damaged: list[int] = []
-    unreadable: dict[int, str] = {}
+    unreadable: list[Unreadable] = []
     folder = checkpoints / CHAIN
     for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
         attempt = parse_record(entry.name)
@@ -138,8 +135,8 @@ def read_view(checkpoints: Path) -> VolumeView:
         except (OSError, ValueError) as error:
             damaged.append(attempt)
             if may_pass(error):
-                unreadable[attempt] = f"{entry} can't be read: {getattr(error, 'strerror', None) or error}"
-    return VolumeView(commit_names(checkpoints), records, damaged, unreadable)
+                unreadable.append(Unreadable(attempt, f"{entry} can't be read: {getattr(error, 'strerror', None) or error}"))
+    return VolumeView(tuple(commit_names(checkpoints)), tuple(records), tuple(damaged), tuple(unreadable))
 
 
 def commit_names(checkpoints: Path) -> list[CommitName]:
@@ -150,9 +147,10 @@ def commit_names(checkpoints: Path) -> list[CommitName]:
     return [name for name in names if name is not None]
 
 
-def read_records(checkpoints: Path) -> list[Record]:
-    """The chain's records; a damaged one is left out, which makes the chain shorter, never wrong."""
-    return read_view(checkpoints).records
+def read_chain(checkpoints: Path) -> list[CommitName]:
+    """Commits on the chain, newest first; a damaged record is left out, which makes the chain shorter, never wrong."""
+    view = read_view(checkpoints)
+    return candidates(view.commits, view.records)
 
 
 def write_record(checkpoints: Path, record: Record) -> None:

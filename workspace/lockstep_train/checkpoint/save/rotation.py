@@ -12,7 +12,7 @@ from lockstep_spec.files import sync_directory
 from lockstep_train.checkpoint.format.layout import MANIFEST, TRASH, CommitName
 from lockstep_train.checkpoint.format.manifest import decode
 from lockstep_train.checkpoint.format.readers import ReaderWatch
-from lockstep_train.checkpoint.format.volume import candidates, commit_names, read_records
+from lockstep_train.checkpoint.format.volume import read_chain
 
 NEVER_ROTATED = 2
 
@@ -52,7 +52,7 @@ class Rotation:
 
     def rotate(self) -> list[CommitName]:
         """Delete and return what may go."""
-        chain = candidates(commit_names(self._checkpoints), read_records(self._checkpoints))
+        chain = read_chain(self._checkpoints)
         for name in chain:
             if name not in self._qualities:
                 self._qualities[name] = read_quality(self._checkpoints / str(name))

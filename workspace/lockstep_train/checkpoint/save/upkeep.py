@@ -19,7 +19,7 @@ from lockstep_train.checkpoint.format.layout import MANIFEST, TRASH
 from lockstep_train.checkpoint.format.manifest import Manifest, ShardRecord, decode
 from lockstep_train.checkpoint.format.readers import reading
 from lockstep_train.checkpoint.format.views import keep_tokenizer, refresh_views
-from lockstep_train.checkpoint.format.volume import candidates, commit_names, read_records
+from lockstep_train.checkpoint.format.volume import read_chain, read_view
 from lockstep_train.checkpoint.save.replicas import Replicas, connect, local_only
 from lockstep_train.checkpoint.save.rotation import Rotation
 from lockstep_train.report import print_error
@@ -54,8 +54,7 @@ class Upkeep:
         if not self.mine:
             return
         try:
-            chain = candidates(commit_names(self._checkpoints), read_records(self._checkpoints))
-            refresh_views(self._checkpoints.parent, self._checkpoints, chain)
+            refresh_views(self._checkpoints.parent, self._checkpoints, read_chain(self._checkpoints))
         except OSError as error:
             self._tell(f"{self._checkpoints.parent}: the checkpoint-N views can't be kept: {error}")
 
@@ -75,7 +74,7 @@ class Upkeep:
             self._tell(
                 f"CHECKPOINT step {manifest.step} | {', '.join(lacking)} of {folder} has only one copy: the neighbor could not keep the other"
             )
-        newest = max((record.attempt for record in read_records(self._checkpoints)), default=0)
+        newest = max((record.attempt for record in read_view(self._checkpoints).records), default=0)
         if newest > manifest.attempt:
             self._tell(
                 f"CHECKPOINT step {manifest.step} | attempt {newest} has started in {self._checkpoints}: commits of this attempt no longer count"
