@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lockstep_spec.choices import Method, Offload, Precision, ZeroStage
@@ -18,33 +18,24 @@ from lockstep_spec.training import TrainingConfig
 from lockstep_train.base.errors import ConfigError
 
 OWNED = {
-    "train_batch_size": "training.optimization.globalBatchSize",
-    "train_micro_batch_size_per_gpu": "training.optimization.microBatchSize",
-    "gradient_accumulation_steps": "training.optimization.globalBatchSize",
-    "managed_gradient_accumulation": "training.optimization.globalBatchSize",
-    "gradient_clipping": "training.optimization.maxGradientNorm",
-    "optimizer": "training.optimization.optimizer",
-    "scheduler": "training.optimization.schedule",
-    "fp16.enabled": "training.precision",
-    "fp16.auto_cast": "training.precision",
-    "fp16.fp16_master_weights_and_grads": "training.precision",
-    "bf16": "training.precision",
-    "bfloat16": "training.precision",
-    "amp": "training.precision",
-    "torch_autocast": "training.precision",
-    "zero_allow_untested_optimizer": "training.optimization.optimizer",
-    "zero_force_ds_cpu_optimizer": "training.optimization.offload",
-    "zero_optimization.stage": "training.zeroStage",
-    "zero_optimization.offload_optimizer": "training.optimization.offload",
-    "zero_optimization.cpu_offload": "training.optimization.offload",
-    "zero_optimization.zero_hpz_partition_size": "training.hierarchicalPartition",
-    "zero_optimization.mics_shard_size": "training.hierarchicalPartition",
-    "checkpoint": "training.checkpoint",
-    "tensorboard": "training.metrics",
-    "wandb": "training.metrics",
-    "comet": "training.metrics",
-    "csv_monitor": "training.metrics",
-}
+    setting: f"training.{field}"
+    for field, settings in {
+        "optimization.globalBatchSize": ("train_batch_size", "gradient_accumulation_steps", "managed_gradient_accumulation"),
+        "optimization.microBatchSize": ("train_micro_batch_size_per_gpu",),
+        "optimization.maxGradientNorm": ("gradient_clipping",),
+        "optimization.optimizer": ("optimizer", "zero_allow_untested_optimizer"),
+        "optimization.schedule": ("scheduler",),
+        "optimization.offload": ("zero_force_ds_cpu_optimizer", "zero_optimization.offload_optimizer", "zero_optimization.cpu_offload"),
+        "precision": (
+            "fp16.enabled", "fp16.auto_cast", "fp16.fp16_master_weights_and_grads", "bf16", "bfloat16", "amp", "torch_autocast",
+        ),
+        "zeroStage": ("zero_optimization.stage",),
+        "hierarchicalPartition": ("zero_optimization.zero_hpz_partition_size", "zero_optimization.mics_shard_size"),
+        "checkpoint": ("checkpoint",),
+        "metrics": ("tensorboard", "wandb", "comet", "csv_monitor"),
+    }.items()
+    for setting in settings
+}  # fmt: skip
 """DeepSpeed's settings that a field of ours decides."""
 
 PASSED_ON = (
@@ -101,11 +92,9 @@ def refuse_contradictions(raw: Mapping[str, Any], training: TrainingConfig) -> N
     refuse_idle(raw, training.zero_stage)
     for key in raw:
         if key not in PASSED_ON and key not in OWNED:
-            near = difflib.get_close_matches(key, [*PASSED_ON, *OWNED], n=1)
+            near = _nearest(key, [*PASSED_ON, *OWNED])
             raise ConfigError(
-                f"training.deepspeed.{key} is not a DeepSpeed setting that can be used here"
-                + (f" (did you mean {near[0]}?)" if near else "")
-                + f"; valid here: {', '.join(PASSED_ON)}"
+                f"training.deepspeed.{key} is not a DeepSpeed setting that can be used here{near}; valid here: {', '.join(PASSED_ON)}"
             )
     for path in _paths(raw):
         if path in OWNED:
@@ -114,6 +103,11 @@ def refuse_contradictions(raw: Mapping[str, Any], training: TrainingConfig) -> N
     _refuse_data_types(raw.get("data_types", {}), training.precision)
     if "fp16" in raw and training.precision is not Precision.FP16:
         raise ConfigError(f"training.deepspeed.fp16 is only read with training.precision FP16, which is {training.precision.value}")
+
+
+def _nearest(name: str, valid: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, valid, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def _refuse_data_types(chosen: Any, precision: Precision) -> None:
@@ -292,9 +286,7 @@ def refuse_unusable_values(raw: Mapping[str, Any], stage: ZeroStage) -> None:
 def _refuse_unknown_names(section: str, value: Mapping[str, Any]) -> None:
     for name in value:
         if name not in SECTIONS[section]:
-            near = difflib.get_close_matches(name, SECTIONS[section], n=1)
+            near = _nearest(name, SECTIONS[section])
             raise ConfigError(
-                f"training.deepspeed.{section}.{name} is not a DeepSpeed setting"
-                + (f" (did you mean {near[0]}?)" if near else "")
-                + f"; valid here: {', '.join(SECTIONS[section])}"
+                f"training.deepspeed.{section}.{name} is not a DeepSpeed setting{near}; valid here: {', '.join(SECTIONS[section])}"
             )
