@@ -133,18 +133,19 @@ class ObjectFolder:
         return system, root
 
     def _list(self) -> list[RemoteFile]:
-        from pyarrow import fs
-
         system, root = self._system()
         try:
-            infos = system.get_file_info(fs.FileSelector(root, recursive=True))
             with ThreadPoolExecutor(READERS) as pool:
-                return sorted(
-                    pool.map(lambda info: remote_file(system, root, info), [info for info in infos if info.is_file]),
-                    key=lambda file: file.path,
-                )
+                files = pool.map(lambda info: remote_file(system, root, info), self._infos(system, root))
+                return sorted(files, key=lambda file: file.path)
         except OSError as error:
             raise self._problem(error) from error
+
+    def _infos(self, system: Any, root: str) -> Sequence[Any]:
+        """pyarrow's descriptions of the objects. Raises OSError."""
+        from pyarrow import fs
+
+        return [info for info in system.get_file_info(fs.FileSelector(root, recursive=True)) if info.is_file]
 
     def _problem(self, error: OSError) -> Exception:
         """Error to raise: ConfigError where only another address or another key helps."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -33,7 +32,7 @@ from lockstep_train.data.read.streams import JSON, TABLES, TEXT, suffix_of
 from lockstep_train.fetch.fetch import fetch, pin_of
 from lockstep_train.fetch.folders import remember_revision, remembered_revision, target_in
 from lockstep_train.fetch.hub import DATASETS, HubRepository
-from lockstep_train.fetch.objects import READERS, ObjectFolder, refuse_password, remote_file
+from lockstep_train.fetch.objects import ObjectFolder, refuse_password
 from lockstep_train.fetch.remote import Remote, RemoteFile
 
 
@@ -76,17 +75,6 @@ class ObjectFiles(ObjectFolder):
     def name(self) -> str:
         return self._address
 
-    def _list(self) -> list[RemoteFile]:
-        system, root = self._system()
-        try:
-            infos = self._infos(system, root)
-            if not infos:
-                raise FileNotFoundError(self._address)
-            with ThreadPoolExecutor(READERS) as pool:
-                return sorted(pool.map(lambda info: remote_file(system, root, info), infos), key=lambda file: file.path)
-        except OSError as error:
-            raise self._problem(error) from error
-
     def _infos(self, system: Any, root: str) -> Sequence[Any]:
         from pyarrow import fs
 
@@ -94,8 +82,12 @@ class ObjectFiles(ObjectFolder):
             infos = system.get_file_info(fs.FileSelector(root))
             hidden = self._pattern.startswith(".")  # only a pattern that names such files matches them, as in a shell
             matches = [info for info in infos if info.is_file and fnmatchcase(info.base_name, self._pattern)]
-            return [info for info in matches if hidden or not info.base_name.startswith(".")]
-        return [info for info in system.get_file_info([f"{root}/{self._pattern}"]) if info.is_file]
+            matches = [info for info in matches if hidden or not info.base_name.startswith(".")]
+        else:
+            matches = [info for info in system.get_file_info([f"{root}/{self._pattern}"]) if info.is_file]
+        if not matches:
+            raise FileNotFoundError(self._address)
+        return matches
 
 
 RemoteSource = tuple[str, str | None]

@@ -7,6 +7,8 @@ in one go; nothing is dropped silently.
 from __future__ import annotations
 
 import codecs
+import contextlib
+import io
 import itertools
 import json
 import re
@@ -101,14 +103,21 @@ BEGINS_ARRAY = re.compile(rb"(\xef\xbb\xbf)?\s*\[")
 BEGINS_OBJECTS = re.compile(rb"(\xef\xbb\xbf)?\s*\[\s*\{\s*\"")
 
 
-def _begins_with_object(path: Path) -> bool:
-    """Return True if the first line that is not blank is a JSON object, or the file begins as an array of them."""
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[io.BufferedReader]:
+    """Open a data file. Raises ConfigError when it can't be read, also later, or TrainerError for a fault that may pass."""
     try:
         with open_data(path) as file:
-            beginning = file.peek(4096)
-            first = next((line for line in file if line.strip()), b"")
+            yield file
     except OSError as error:
         raise refusal(f"the data {path} can't be read: {error.strerror}", error) from error
+
+
+def _begins_with_object(path: Path) -> bool:
+    """Return True if the first line that is not blank is a JSON object, or the file begins as an array of them."""
+    with _opened(path) as file:
+        beginning = file.peek(4096)
+        first = next((line for line in file if line.strip()), b"")
     try:
         return BEGINS_OBJECTS.match(beginning) is not None or isinstance(json.loads(first.decode("utf-8-sig")), dict)
     except RecursionError:
@@ -119,16 +128,13 @@ def _begins_with_object(path: Path) -> bool:
 
 def read_lines(path: Path, broken: Broken) -> Iterator[tuple[int, str]]:
     """Yield lines with their numbers; one that is not UTF-8 is broken. Raises ConfigError when the file can't be read."""
-    try:
-        with open_data(path) as file:
-            for number, line in enumerate(file, start=1):
-                broken.at(number)
-                try:
-                    yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-                except UnicodeDecodeError:
-                    broken.add(number, "not UTF-8; convert the file to UTF-8")
-    except OSError as error:
-        raise refusal(f"the data {path} can't be read: {error.strerror}", error) from error
+    with _opened(path) as file:
+        for number, line in enumerate(file, start=1):
+            broken.at(number)
+            try:
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            except UnicodeDecodeError:
+                broken.add(number, "not UTF-8; convert the file to UTF-8")
 
 
 def usable(form: Form, parse: Callable[[Any], dict[str, Any]], content: object, line: int, broken: Broken) -> Iterator[AnySample]:
@@ -158,11 +164,8 @@ def paragraph_of(record: dict[str, Any], line: int) -> Sample | None:
 
 def read_jsonl(path: Path, broken: Broken, form: Form = sample_of) -> Iterator[AnySample]:
     """Yield a sample for each line that is not blank, or for each object of an array. Raises ConfigError when the file can't be read."""
-    try:
-        with open_data(path) as file:
-            is_array = BEGINS_ARRAY.match(file.peek(4096)) is not None
-    except OSError as error:
-        raise refusal(f"the data {path} can't be read: {error.strerror}", error) from error
+    with _opened(path) as file:
+        is_array = BEGINS_ARRAY.match(file.peek(4096)) is not None
     if is_array:
         yield from read_array(path, broken, form)
         return
@@ -200,24 +203,21 @@ NOT_AT_AN_END = 16
 def read_array(path: Path, broken: Broken, form: Form = sample_of) -> Iterator[AnySample]:
     """The samples of a file that is one JSON array, its objects counted from 1 as lines are. Raises ConfigError at an error of syntax, for what comes after it
     can't be read."""
-    try:
-        with open_data(path) as file:
-            decode = codecs.getincrementaldecoder("utf-8-sig")().decode
-            texts = (text for chunk in iter(lambda: file.read(CHUNK), b"") if (text := decode(chunk)))
-            elements = _Elements(lambda: next(texts, ""))
-            for number in itertools.count(1):
-                try:
-                    element = elements.next()
-                except ValueError as error:
-                    raise ConfigError(
-                        f"{path}:{elements.line}: {error}; an array can't be read past that: fix it, or write one object per line"
-                    ) from error
-                if element is None:
-                    return
-                broken.at(number)
-                yield from usable(form, object_of, element[0], number, broken)
-    except OSError as error:
-        raise refusal(f"the data {path} can't be read: {error.strerror}", error) from error
+    with _opened(path) as file:
+        decode = codecs.getincrementaldecoder("utf-8-sig")().decode
+        texts = (text for chunk in iter(lambda: file.read(CHUNK), b"") if (text := decode(chunk)))
+        elements = _Elements(lambda: next(texts, ""))
+        for number in itertools.count(1):
+            try:
+                element = elements.next()
+            except ValueError as error:
+                raise ConfigError(
+                    f"{path}:{elements.line}: {error}; an array can't be read past that: fix it, or write one object per line"
+                ) from error
+            if element is None:
+                return
+            broken.at(number)
+            yield from usable(form, object_of, element[0], number, broken)
 
 
 BLANK = re.compile(r"\s*")
