@@ -55,8 +55,7 @@ def load_once(way: str, folder: str) -> None:
     from lockstep_train.base import ranks as engine_ranks
     from lockstep_train.base.runfile import rank_environment
     from lockstep_train.engine.build import prepare_deepspeed
-    from lockstep_train.model.load import from_pretrained
-    from lockstep_train.model.slices import SliceLoad, reading_slices
+    from lockstep_train.model.load import SliceLoad, from_pretrained, reading_slices
 
     ranks = engine_ranks.join(rank_environment())
     prepare_deepspeed()

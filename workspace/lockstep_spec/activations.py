@@ -19,7 +19,7 @@ INTO_FEED_FORWARD = ("gate_proj", "up_proj", "gate_up_proj", "fc1", "c_fc", "den
 OUT_OF_FEED_FORWARD = ("down_proj", "fc2", "c_proj", "dense_4h_to_h")
 """Linear layers by transformers' names for them."""
 TILE_ELEMENTS = 1 << 26
-"""Logits of a tile (engine/tiles.py), of which no others exist: 256 MB in FP32, still hundreds of tokens for the largest vocabularies."""
+"""Logits of a tile (engine/loss.py), of which no others exist: 256 MB in FP32, still hundreds of tokens for the largest vocabularies."""
 
 
 def tokens_of(settings: Settings) -> int:

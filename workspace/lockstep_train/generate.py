@@ -23,20 +23,20 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 
 def complete(model: Any, tokenizer: Any, prompt: str, tokens: int) -> str:
-    """Complete the prompt with what the model finds likeliest after it, without repeating three words in a row (a small model loves to)."""
+    """Return the prompt and its completion, on one line."""
     import torch
 
     torch.manual_seed(0)
-    inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False).to(model.device)
-    output = model.generate(
-        **inputs,
-        min_new_tokens=tokens // 2,
-        max_new_tokens=tokens,
-        do_sample=False,
-        no_repeat_ngram_size=3,
-        pad_token_id=tokenizer.eos_token_id,
-    )
+    output = _generate(model, tokenizer, prompt, tokens, min_new_tokens=tokens // 2)
     return " ".join(str(tokenizer.decode(output[0], skip_special_tokens=True)).split())
+
+
+def _generate(model: Any, tokenizer: Any, prompt: str, tokens: int, **options: Any) -> Any:
+    """Complete the prompt with what the model finds likeliest after it, without repeating three words in a row (a small model loves to)."""
+    inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False).to(model.device)
+    return model.generate(
+        **inputs, **options, max_new_tokens=tokens, do_sample=False, no_repeat_ngram_size=3, pad_token_id=tokenizer.eos_token_id
+    )
 
 
 def base_of(adapter: Path) -> Path:
@@ -115,11 +115,7 @@ def without_adapter(model: Any, adapter: Path | None) -> Any:
 def _stream(model: Any, tokenizer: Any, prompt: str, tokens: int) -> None:
     from transformers import TextStreamer
 
-    inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False).to(model.device)
-    streamer = TextStreamer(tokenizer, skip_special_tokens=True)
-    model.generate(
-        **inputs, streamer=streamer, max_new_tokens=tokens, do_sample=False, no_repeat_ngram_size=3, pad_token_id=tokenizer.eos_token_id
-    )
+    _generate(model, tokenizer, prompt, tokens, streamer=TextStreamer(tokenizer, skip_special_tokens=True))
 
 
 def main(arguments: list[str] | None = None) -> int:

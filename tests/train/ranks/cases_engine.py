@@ -21,7 +21,7 @@ from lockstep_train.base.runfile import rank_environment, read_run
 from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.data.sequences.batches import Batch
 from lockstep_train.data.tokens.encode import IGNORED
-from lockstep_train.engine import tiles
+from lockstep_train.engine import loss as loss_module
 from lockstep_train.engine.build import prepare_deepspeed
 from lockstep_train.engine.loss import TokenLoss, tile_head, whole_loss
 from lockstep_train.evaluate import evaluate
@@ -67,7 +67,7 @@ class Gathers:
 def tiled_loss_of_a_run() -> None:
     """Under Stage3: the loss beside the one from whole logits, the largest tensor of each, and the gathers of the last layer."""
     run = assembled()
-    tiles.TILE_ELEMENTS = 11 * 258
+    loss_module.TILE_ELEMENTS = 11 * 258
     ids = torch.randint(0, 258, (2, 64), generator=torch.Generator().manual_seed(run.ranks.rank))
     batch = Batch(ids, ids, torch.ones_like(ids, dtype=torch.bool))
     tokens = 2 * 63
@@ -96,7 +96,7 @@ def tiled_loss_beside_plain_one() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM, PhiConfig, PhiForCausalLM
 
     shape: dict[str, Any] = {"vocab_size": 90, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 1, "num_attention_heads": 2}
-    tiles.TILE_ELEMENTS = 4 * 90
+    loss_module.TILE_ELEMENTS = 4 * 90
     ids = torch.randint(0, 90, (2, 9), generator=torch.Generator().manual_seed(0))
     labels = ids.masked_fill(torch.arange(9) < torch.tensor([[4], [0]]), IGNORED)
     makers: list[Any] = [

@@ -21,7 +21,7 @@ from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.runfile import rank_environment
 from lockstep_train.engine.build import prepare_deepspeed
 from lockstep_train.model import load as loading
-from lockstep_train.model.slices import SliceLoad, reading_slices
+from lockstep_train.model.load import SliceLoad, reading_slices
 
 ODD = {"vocab_size": 131, "hidden_size": 34, "intermediate_size": 66, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16}
 ODD |= {"num_key_value_heads": 1, "initializer_range": 0.3}

@@ -20,7 +20,7 @@ from lockstep_spec.memory import bucket_elements
 from lockstep_spec.shape import ModelShape
 from lockstep_spec.training import OptimizationConfig, TrainingConfig
 from lockstep_train.base.errors import ConfigError
-from lockstep_train.base.imports import import_engine, import_method
+from lockstep_train.base.imports import import_engine, import_method, replaced
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.checkpoint.zero.self_test import self_test
 from lockstep_train.data.isolation import choose_attention
@@ -176,8 +176,5 @@ def _zero_in_every_stage() -> Iterator[None]:
         choice = real(engine, optimizer)
         return ZERO_OPTIMIZATION if choice == BFLOAT16 else choice
 
-    DeepSpeedEngine._do_optimizer_sanity_check = chosen
-    try:
+    with replaced(DeepSpeedEngine, "_do_optimizer_sanity_check", chosen):
         yield
-    finally:
-        DeepSpeedEngine._do_optimizer_sanity_check = real

@@ -14,7 +14,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from lockstep_spec.choices import TrainOn
 from lockstep_train.data.read.records import Conversation
 from lockstep_train.data.tokens.chat import Learnable, encode_conversation
-from lockstep_train.data.tokens.template import on_one_day
+from lockstep_train.data.tokens.tokenizer import on_one_day
 from lockstep_train.data.tokens.turns import ChatTemplate, Span
 
 SPECIAL = re.compile(r"<[^>\s]*>|\[/?[A-Za-z_]+\]")

@@ -19,8 +19,7 @@ from lockstep_train.data.tokens.chat import encoded
 from lockstep_train.data.tokens.encode import Encoded, encode_samples
 from lockstep_train.data.tokens.pool import answer_line, answer_of, batch_line, batch_of
 from lockstep_train.data.tokens.source import Remarks
-from lockstep_train.data.tokens.template import stop_tokens
-from lockstep_train.data.tokens.tokenizer import Tokenizer, load_tokenizer
+from lockstep_train.data.tokens.tokenizer import Tokenizer, load_tokenizer, stop_tokens
 from lockstep_train.preview import marked_text
 from unit.train.data.chat_cases import TEXTS, decode, encode, saved_tokenizer, says, template
 from unit.train.data.chat_families import CHATML, FAMILIES, PHI3, PHI4, Family
