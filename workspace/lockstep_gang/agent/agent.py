@@ -259,9 +259,7 @@ class Agent:
         if dump is not None:
             self.link.send(dump)
         if self._node.index != 0 and not exit_.ordered and exit_.exit_code != 0:
-            self._console.say(
-                f"rank {exit_.rank} " + (f"was ended by {exit_.signal}" if exit_.signal else f"exited with {exit_.exit_code}")
-            )
+            self._console.say(f"rank {exit_.rank} {exit_.how}")
         self.link.send(Exited(self._known_attempt, exit_))
 
     def _finish_attempt(self) -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 from lockstep_gang.agent.agent import Agent
 from lockstep_gang.agent.link import LAST_WORDS
 from lockstep_gang.agent.log import Console, Journal
-from lockstep_gang.agent.preflight import facts, sweep
+from lockstep_gang.agent.preflight import facts
+from lockstep_gang.agent.preflight.allreduce_rank import sweep
 from lockstep_gang.agent.ranks.environment import isolate, place_start
 from lockstep_gang.agent.ranks.ranks import LocalNode
 from lockstep_gang.agent.ranks.reports import make_folder, remove_folder
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given[:1] and given[0] in client.VERBS:
         return client.main(given)
     if given[:1] == [SWEEP]:
-        return sweep.main(given[1:])
+        return sweep(given[1:])
     if given[:1] == [PROBE]:
         return facts.probe()
     try:

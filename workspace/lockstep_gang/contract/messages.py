@@ -153,6 +153,11 @@ class RankExit:
     out_of_memory: OutOfMemory | None = None
 
     @property
+    def how(self) -> str:
+        """Words for it: `exited with 1`, or `was ended by SIGKILL`."""
+        return f"was ended by {self.signal}" if self.signal is not None else f"exited with {self.exit_code}"
+
+    @property
     def fresh_lines(self) -> tuple[str, ...]:
         return self.last_lines[self.fresh_from :]
 

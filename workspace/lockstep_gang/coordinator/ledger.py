@@ -12,7 +12,7 @@ from lockstep_gang.coordinator.records import GoodputRecord, Records, Replaced
 from lockstep_gang.lifecycle.decide import Decision
 from lockstep_gang.lifecycle.gang import Gang
 from lockstep_gang.lifecycle.goodput import accounted, with_absence
-from lockstep_gang.lifecycle.history import begun_records, closed_records, corrected_records, end_record, resume_gang
+from lockstep_gang.lifecycle.history import AttemptRecord, begun_records, closed_records, corrected_records, end_record, resume_gang
 from lockstep_gang.lifecycle.preflight.rounds import ends_with_it
 from lockstep_spec.codec import ContractError
 
@@ -87,26 +87,21 @@ class Ledger:
     def write(self, decision: Decision, run: Run, now: float) -> None:
         """Write all that must be durable before the decision's orders are sent. Raises ContractError and OSError."""
         if decision.begin:
-            self.begin(decision.gang, run, now)
+            self._write_attempts(begun_records(self._attempts, decision.gang, run, stamp(now)))
         if decision.end:
             self._records.write_end(end_record(decision.gang, run, stamp(now)))
         if decision.close is not None:
             self.close(decision.close, decision.gang)
         self._account.keep(decision.gang)
 
-    def begin(self, gang: Gang, run: Run, now: float) -> None:
-        attempts = begun_records(self._attempts, gang, run, stamp(now))
-        self._records.write_attempts(attempts)
-        self._attempts = attempts
-
     def close(self, outcome: str, gang: Gang) -> None:
-        attempts = closed_records(self._attempts, outcome, gang)
-        self._records.write_attempts(attempts)
-        self._attempts = attempts
+        self._write_attempts(closed_records(self._attempts, outcome, gang))
 
     def correct(self, gang: Gang) -> None:
         """Record that a failure turned out to be the cluster's doing."""
-        attempts = corrected_records(self._attempts, gang)
+        self._write_attempts(corrected_records(self._attempts, gang))
+
+    def _write_attempts(self, attempts: list[AttemptRecord]) -> None:
         self._records.write_attempts(attempts)
         self._attempts = attempts
 

@@ -103,9 +103,8 @@ def _exits(before: Gang, after: Gang, run: Run) -> Iterator[str]:
 def _exit(exit_: RankExit, run: Run, *, with_lines: bool) -> Iterator[str]:
     """Lines about the end of a rank, with its last lines if this log doesn't have its output, unless very many have ended before."""
     node = run.node_of(exit_.rank)
-    how = f"was ended by {exit_.signal}" if exit_.signal else f"exited with {exit_.exit_code}"
     lines = exit_.last_lines if with_lines and node != 0 and run.interactive is None else ()
-    yield f"rank {exit_.rank} on node {node} {how}" + (", its last lines:" if lines else "")
+    yield f"rank {exit_.rank} on node {node} {exit_.how}" + (", its last lines:" if lines else "")
     for line in lines:
         yield f"rank {exit_.rank} | {line}"
 

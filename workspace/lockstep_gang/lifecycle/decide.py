@@ -17,7 +17,7 @@ from lockstep_gang.lifecycle import session, stops
 from lockstep_gang.lifecycle.budget import is_repeated, is_spent, may_start_at, nodes_that_left, with_failure_charged
 from lockstep_gang.lifecycle.fabric.state import fabric_wake_at, judged_by_now, new_fabric, refusal
 from lockstep_gang.lifecycle.failures import first_failure, is_final, with_cause_sought
-from lockstep_gang.lifecycle.gang import Ending, Gang, LostNode, Node, Phase, Rank, Ranks, has_failed, told_to_start
+from lockstep_gang.lifecycle.gang import Gang, LostNode, Node, Phase, Rank, Ranks, has_failed, told_to_start
 from lockstep_gang.lifecycle.goodput import accounted, accounted_now_and_then
 from lockstep_gang.lifecycle.hang import hang_failure, overdue_hang, watchdog_hang
 from lockstep_gang.lifecycle.losses import doubted_until, is_doubted, with_nodes_that_left, with_unexplained_leave
@@ -233,7 +233,7 @@ def _stopped(gang: Gang, run: Run, now: float) -> Decision:
 
 
 def _ended(gang: Gang, state: State, message: str) -> Decision:
-    return Decision(replace(gang, phase=Phase.ENDED, ending=Ending(state, message)), end=True)
+    return Decision(replace(gang, phase=Phase.ENDED, ending=Finish(state, message)), end=True)
 
 
 def _orders(gang: Gang, run: Run) -> tuple[Gang, tuple[tuple[int, Order], ...]]:
@@ -263,8 +263,8 @@ def _ordered_for(gang: Gang) -> tuple[object, ...]:
 def _order(gang: Gang, run: Run, index: int) -> Order | None:
     """Order that this node should have got last, as things stand; None: nothing."""
     node = gang.nodes[index]
-    if gang.phase is Phase.ENDED and gang.ending is not None:
-        return Finish(gang.ending.state, gang.ending.message)
+    if gang.phase is Phase.ENDED:
+        return gang.ending
     if gang.phase is Phase.ACTIVE and not told_to_start(node, gang.attempt) and node.attempt != gang.attempt:
         if all(gang.ranks[rank].exit is not None for rank in run.ranks_of(index)):
             return None  # it has had this attempt already

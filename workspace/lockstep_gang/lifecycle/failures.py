@@ -279,10 +279,10 @@ def _how(exit_: RankExit | None, run: Run, silent: bool) -> str:
         return "failed"
     hints = _SIGNAL_HINTS if exit_.out_of_memory is None else {}
     if exit_.signal is not None:
-        return f"was ended by {exit_.signal}{hints.get(exit_.signal, '')}"
+        return f"{exit_.how}{hints.get(exit_.signal, '')}"
     if silent and exit_.exit_code == 0:
         return "exited with 0 without reporting the end of training"
-    how = f"exited with {exit_.exit_code}"
+    how = exit_.how
     if run.training is not None:
         meaning = MEANINGS.get(exit_.exit_code or 0)
         if exit_.exit_code == SAVED:

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from lockstep_gang.contract.interactive import Asked, Ended, Found, Idleness
-from lockstep_gang.contract.messages import Dumped, Error, Order, Pace, RankExit, Start, StopMode
+from lockstep_gang.contract.messages import Dumped, Error, Finish, Order, Pace, RankExit, Start, StopMode
 from lockstep_gang.contract.reply import Fact, FactType
 from lockstep_gang.contract.report import (
     CheckpointReport,
@@ -16,7 +16,6 @@ from lockstep_gang.contract.report import (
     Failure,
     Goodput,
     Restart,
-    State,
     StopReport,
     Straggler,
     TrainerReport,
@@ -180,14 +179,6 @@ class Silence:
 
 
 @dataclass(frozen=True)
-class Ending:
-    """The job's final state, and a sentence about it."""
-
-    state: State
-    message: str
-
-
-@dataclass(frozen=True)
 class Budget:
     """Spent part of the restart policy. A new commit fills it again: a job that gets on may go on failing for months."""
 
@@ -308,7 +299,8 @@ class Gang:
     final: bool = False
     """True if the last failure would come again in the same way."""
     failure: Failure | None = None
-    ending: Ending | None = None
+    ending: Finish | None = None
+    """Order that tells every node of the job's final state."""
     trouble: str | None = None
     """Reason why an attempt can't be recorded, so not started."""
     trainer: TrainerReport | None = None

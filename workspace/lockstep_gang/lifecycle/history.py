@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from lockstep_gang.contract.messages import Finish
 from lockstep_gang.contract.report import HISTORY, Cause, CheckpointReport, Failure, Restart, State
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import seconds_of, stamp
 from lockstep_gang.lifecycle.budget import TOLD_TO_END, may_start_at, with_failure_charged
-from lockstep_gang.lifecycle.gang import Budget, Ending, Gang, Phase, new_gang
+from lockstep_gang.lifecycle.gang import Budget, Gang, Phase, new_gang
 
 END_FORMAT = "lockstep-end/1"
 ATTEMPTS_MAX = 200
@@ -169,6 +170,5 @@ def _is_retried(end: EndRecord, run: Run) -> bool:
 
 
 def _ended(gang: Gang, end: EndRecord) -> Gang:
-    ending = Ending(end.state, end.message)
-    there = replace(gang, phase=Phase.ENDED, ending=ending, attempt=end.attempt, restarts=end.restarts)
-    return replace(there, failure=end.failure, checkpoint=end.checkpoint, result=end.result)
+    ended = replace(gang, phase=Phase.ENDED, ending=Finish(end.state, end.message), attempt=end.attempt, restarts=end.restarts)
+    return replace(ended, failure=end.failure, checkpoint=end.checkpoint, result=end.result)

@@ -73,22 +73,17 @@ def with_facts(gang: Gang, told: Sequence[Fact], now: float) -> Gang:
 
 
 def _corrected(gang: Gang, index: int, fact: Fact) -> Gang:
-    entry = gang.history[index]
-    if fact.type in OWN_FAULTS:
-        corrected = replace(entry, failure=explained_by_fact(entry.failure, fact), explained_by=fact.pod_uid)
-        history = (*gang.history[:index], corrected, *gang.history[index + 1 :])
-        is_newest = index == len(gang.history) - 1 and gang.failure is not None
-        return replace(gang, history=history, failure=corrected.failure if is_newest else gang.failure)
+    entry, is_own = gang.history[index], fact.type in OWN_FAULTS
+    failure = explained_by_fact(entry.failure, fact)
+    corrected = replace(entry, failure=failure, counts=entry.counts and is_own, explained_by=fact.pod_uid)
     counted = [i for i, other in enumerate(gang.history) if other.counts]
     recent = counted[-gang.budget.counted :] if gang.budget.counted else []  # the others are of before the last new commit
-    failure = explained_by_fact(entry.failure, fact)
-    corrected = replace(entry, failure=failure, counts=False, explained_by=fact.pod_uid)
-    is_last = index == len(gang.history) - 1
+    is_newest = index == len(gang.history) - 1 and gang.failure is not None
     return replace(
         gang,
         history=(*gang.history[:index], corrected, *gang.history[index + 1 :]),
-        budget=replace(gang.budget, counted=gang.budget.counted - (index in recent)),
-        failure=failure if is_last and gang.failure is not None else gang.failure,
+        budget=replace(gang.budget, counted=gang.budget.counted - (index in recent and not is_own)),
+        failure=failure if is_newest else gang.failure,
     )
 
 

@@ -12,7 +12,7 @@ from lockstep_gang.lifecycle.gang import Gang, Phase
 from lockstep_gang.lifecycle.hang import dump_text
 from lockstep_gang.lifecycle.progress import Wait
 from lockstep_gang.lifecycle.stops import busy_nodes, with_stuck_nodes
-from lockstep_spec.words import named, number_of
+from lockstep_spec.words import listed, named, number_of
 
 SHOWN = 5
 _UNPLACED = frozenset({"Unschedulable", "Scheduling", "NotCreated"})
@@ -111,9 +111,7 @@ def start_banner(gang: Gang, run: Run) -> Iterator[str]:
     """Lines with which an attempt starts, after the one that says that it does."""
     ranks = number_of(run.ranks_per_node, "rank")
     each = f"{ranks} and {number_of(run.gpus_per_node, 'GPU')} each" if run.gpus_per_node else f"{ranks} each, on CPUs"
-    nodes = ", ".join(filter(None, (run.pod_name(node) for node in range(min(run.nodes, SHOWN)))))
-    more = f" and {run.nodes - SHOWN} more" if nodes and run.nodes > SHOWN else ""
-    yield f"  nodes: {nodes + more or run.nodes}, {each}"
+    yield f"  nodes: {listed([name for node in range(run.nodes) if (name := run.pod_name(node))], SHOWN) or run.nodes}, {each}"
     yield f"  fabric: {_fabric(run)}"
     yield f"  run: {run.run_dir}, works in {run.working_directory}, log of what happens in {run.run_dir}/logs"
     yield f"  from: {_from(gang, run)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from lockstep_gang.contract.messages import RankExit, StopMode
+from lockstep_gang.contract.messages import StopMode
 from lockstep_gang.contract.report import Save, StopReport
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import stamp
@@ -50,7 +50,7 @@ def _before_the_first_step(gang: Gang, now: float) -> StopReport:
 
 def _by_the_script_alone(gang: Gang, done: int | None, now: float) -> StopReport:
     """Report for a script that never reported a commit: it may save on its own, or not at all."""
-    codes = sorted({_how(rank.exit) for rank in gang.ranks if rank.exit is not None})
+    codes = sorted({rank.exit.how for rank in gang.ranks if rank.exit is not None})
     ended = f"its ranks {' or '.join(codes).replace('was ended', 'were ended')}" if codes else "how its ranks ended is not known"
     at = "" if done is None else f" at step {done}"
     text = f"stopped{at}: {ended}; the script reports no checkpoint, so only it knows what was saved"
@@ -70,7 +70,7 @@ def _why_not_saved(gang: Gang, run: Run, now: float) -> str:
     if broken:
         error = gang.ranks[broken[0]].error
         said = f": {error.exception}: {error.message}"[:300] if error is not None else ""
-        return f"rank {broken[0]} {_how(exits[broken[0]])}{said}"
+        return f"rank {broken[0]} {exits[broken[0]].how}{said}"
     silent = [
         index
         for index, node in enumerate(gang.nodes)
@@ -87,10 +87,6 @@ def _committed(gang: Gang) -> int | None:
 
 def _report(gang: Gang, now: float, save: Save, message: str, lost: int | None) -> StopReport:
     return StopReport(gang.attempt, stamp(now), save, message, _committed(gang), lost)
-
-
-def _how(exit_: RankExit) -> str:
-    return f"was ended by {exit_.signal}" if exit_.signal is not None else f"exited with {exit_.exit_code}"
 
 
 END_SECONDS = 60.0

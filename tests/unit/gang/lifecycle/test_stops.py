@@ -14,6 +14,7 @@ from lockstep_gang.contract.report import Save, State, StopReport
 from lockstep_gang.coordinator import coordinator
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.log_lines import log_lines
+from lockstep_gang.lifecycle.decide import Decision
 from unit.gang.cases import KEY
 from unit.gang.story import Story, all_stopped, failed_before, hello, started
 
@@ -164,7 +165,7 @@ def test_node_0_waits_for_a_slower_node_as_long_as_a_save_may_take(tmp_path: Pat
 
     async def settle() -> str:
         hosted = Coordinator(story.run, KEY, Output(lambda line: None, lambda: (), lambda line: None))
-        hosted._ledger.begin(story.gang, story.run, hosted._now())
+        hosted._ledger.write(Decision(story.gang, begin=True), story.run, hosted._now())
         hosted.gang = replace(story.gang, stop_began=hosted._now())
         settling = asyncio.ensure_future(hosted.settle())
         await asyncio.sleep(0.1)
@@ -185,7 +186,7 @@ def test_a_node_that_does_not_answer_in_time_is_not_waited_for_any_longer(tmp_pa
 
     async def settle() -> StopReport | None:
         hosted = Coordinator(story.run, KEY, Output(lambda line: None, lambda: (), lambda line: None))
-        hosted._ledger.begin(story.gang, story.run, hosted._now())
+        hosted._ledger.write(Decision(story.gang, begin=True), story.run, hosted._now())
         hosted.gang = replace(story.gang, stop_began=hosted._now())
         await hosted.settle()
         return hosted.gang.stopped

@@ -30,7 +30,7 @@ from lockstep.platforms.in_namespace import sweep as module
 from lockstep.platforms.in_namespace.objects import prepare
 from lockstep.platforms.in_namespace.sweep import Sweep, without_claims
 from lockstep_gang.agent.main import main as agent
-from lockstep_gang.agent.preflight import sweep
+from lockstep_gang.agent.preflight.allreduce_rank import sizes
 from support.api_stub import kubeconfig
 from support.checkout import ROOT
 
@@ -238,4 +238,4 @@ def test_a_rank_measures_every_size_and_rank_zero_tells(monkeypatch: pytest.Monk
 
 
 def test_sizes_double() -> None:
-    assert list(sweep.sizes(1, 9)) == [1, 2, 4, 8]
+    assert list(sizes(1, 9)) == [1, 2, 4, 8]

@@ -20,7 +20,6 @@ from lockstep_gang.agent.ranks.relay import Relay, drain
 from lockstep_gang.agent.ranks.reports import read_error_file
 from lockstep_gang.agent.ranks.script import argv
 from lockstep_gang.agent.ranks.stacks import (
-    STOPPED,
     ProcessState,
     ask_for_stacks,
     dumped,
@@ -34,6 +33,7 @@ from lockstep_gang.agent.ranks.stacks import (
 from lockstep_gang.agent.ranks.standby import Standby
 from lockstep_gang.contract.messages import Dumped, Error, OutOfMemory, RankExit, RankState, Start
 from lockstep_gang.contract.run import Run
+from lockstep_gang.lifecycle.hang import STOPPED
 from lockstep_spec.exits import DONE, SAVED
 
 NOT_STARTED = 127  # a shell's code for a command that can't be found

@@ -17,12 +17,12 @@ from pathlib import Path
 
 from lockstep_gang.agent.ranks.processes import send
 from lockstep_gang.contract.messages import Dumped
+from lockstep_gang.lifecycle.hang import STOPPED
 from lockstep_spec.files import read_regular, write_new
 
 WRITE_SECONDS = 1.0
 """Time that a volume may take to write one file; what hangs may be the volume."""
 PROC = Path("/proc")
-STOPPED = frozenset({"T", "t"})
 SOURCE_BYTES_MAX = 4 * 1024 * 1024
 """Largest script of which one line is looked at."""
 HANGS = 3

@@ -206,10 +206,6 @@ def _setting(rank: RankFabric, found: LogMatch) -> RankFabric:
     return replace(rank, settings=_more(tuple(s for s in rank.settings if not s.startswith(f"{name}=")), f"{name}={value}"))
 
 
-def _plugin(rank: RankFabric, found: LogMatch) -> RankFabric:
-    return replace(rank, plugin=found[1].strip()[:_CHARACTERS])
-
-
 def _plugin_failed(rank: RankFabric, found: LogMatch) -> RankFabric:
     if found[1] in ("IB", "Socket"):
         return rank  # NCCL's own, which say why themselves
@@ -226,17 +222,14 @@ def _asked_plugin(rank: RankFabric, found: LogMatch) -> RankFabric:
     return replace(rank, settings=_more(rank.settings, f"NCCL_NET_PLUGIN={found[1]}"))
 
 
-def _provider(rank: RankFabric, found: LogMatch) -> RankFabric:
-    return replace(rank, provider=found[1][:_CHARACTERS])
-
-
 def _gid(rank: RankFabric, found: LogMatch) -> RankFabric:
     gid = int(found[1])
     return rank if gid in rank.gids or len(rank.gids) >= _LIST else replace(rank, gids=(*rank.gids, gid))
 
 
-def _version(rank: RankFabric, found: LogMatch) -> RankFabric:
-    return replace(rank, version=found[1])
+def _put(field: str) -> Callable[[RankFabric, LogMatch], RankFabric]:
+    """Taker of the first group as it is."""
+    return lambda rank, match: replace(rank, **{field: match[1].strip()[:_CHARACTERS]})  # type: ignore[arg-type]
 
 
 _TAKERS: tuple[tuple[re.Pattern[str], Callable[[RankFabric, LogMatch], RankFabric]], ...] = (
@@ -256,12 +249,12 @@ _TAKERS: tuple[tuple[re.Pattern[str], Callable[[RankFabric, LogMatch], RankFabri
     (re.compile(r"^DMA-BUF is available on GPU device"), _dmabuf),
     (re.compile(r"^(NCCL_\w+) set(?: by environment)? to (.*)$"), _setting),
     (re.compile(r"Plugin name set by env to (\S+)"), _asked_plugin),
-    (re.compile(r"NET/Plugin ?: Loaded net plugin (.+?) \(v\d+\)"), _plugin),
-    (re.compile(r"Successfully loaded external (?:network )?plugin (\S+)"), _plugin),
+    (re.compile(r"NET/Plugin ?: Loaded net plugin (.+?) \(v\d+\)"), _put("plugin")),
+    (re.compile(r"Successfully loaded external (?:network )?plugin (\S+)"), _put("plugin")),
     (re.compile(r"Failed to initialize NET plugin (\S.*)$"), _plugin_failed),
     (re.compile(r"External network plugin (\S+) is unsupported"), _plugin_failed),
     (re.compile(r"NET/Plugin ?: (?:Plugin load .*returned|.*No plugin found|Could not find: \S).*"), _plugin_missing),
-    (re.compile(r"NET/OFI Selected provider is ([\w;.-]+)", re.IGNORECASE), _provider),
+    (re.compile(r"NET/OFI Selected provider is ([\w;.-]+)", re.IGNORECASE), _put("provider")),
     (re.compile(r"^NET/IB ?: .*\bqpn \d+ .*\bGID (\d+) \("), _gid),
-    (_VERSION, _version),
+    (_VERSION, _put("version")),
 )

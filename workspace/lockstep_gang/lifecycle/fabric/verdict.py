@@ -28,6 +28,7 @@ from lockstep_gang.lifecycle.fabric.rank_fabric import (
     why_not_direct,
     why_sockets,
 )
+from lockstep_spec.words import listed
 
 RankFabrics = tuple[RankFabric | None, ...]
 T = TypeVar("T")
@@ -162,10 +163,8 @@ def _differs(run: Run, ranks: RankFabrics, reason: FabricReason, opening: str, f
     if len(found) == run.world_size and len(same) == 1:
         message = f"{opening}all {run.world_size} ranks {same.pop()}"
     else:
-        shown = [
-            f"{ranks_words(members)} on node {node} {_agreeing(why, members)}" for (node, why), members in list(groups.items())[:SHOWN]
-        ]
-        message = opening + "; ".join(shown) + (f"; and {len(groups) - SHOWN} more groups" if len(groups) > SHOWN else "")
+        parts = [f"{ranks_words(members)} on node {node} {_agreeing(why, members)}" for (node, why), members in groups.items()]
+        message = opening + listed(parts, SHOWN, "; ")
     differing = tuple(DifferingRanks(node, number_runs(members), why[:WHY]) for (node, why), members in groups.items())[:DIFFERING]
     return _report(run, ranks, Verified.FALSE, reason, message, differing)
 
@@ -309,8 +308,7 @@ def names_words(names: Iterable[str]) -> str:
     for prefix in dict.fromkeys(prefix for prefix, _ in numbered.values()):
         for first, last in _runs(sorted(number for p, number in numbered.values() if p == prefix)):
             words += [f"{prefix}{first}..{last}"] if last - first >= 2 else [f"{prefix}{n}" for n in range(first, last + 1)]
-    more = len(words) - _SHOWN
-    return ", ".join(words[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return listed(words, _SHOWN)
 
 
 def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
