@@ -76,7 +76,7 @@ class Leaving:
 
     def __init__(self, ranks: Ranks, requested: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
         self._ranks = ranks
-        self._asked = requested
+        self._requested = requested
         self._clock = clock
         self._last, self._since = 0, clock()
         self._next = 0
@@ -85,7 +85,7 @@ class Leaving:
         """Return True if all ranks leave before this turn. `turn` counts up from 0, on every rank."""
         if turn < self._next:
             return False
-        exchanged = torch.tensor([self._asked(), self._clock() - self._since], dtype=torch.float64, device=self._ranks.device)
+        exchanged = torch.tensor([self._requested(), self._clock() - self._since], dtype=torch.float64, device=self._ranks.device)
         dist.all_reduce(exchanged, dist.ReduceOp.MAX)
         requested, seconds = exchanged.tolist()
         self._next = turn + turns_between(turn - self._last, seconds)

@@ -13,8 +13,7 @@ from lockstep_train.base.ranks import vote
 from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.engine.experts import usage_fields
 from lockstep_train.evaluate import Leaving, evaluate
-from lockstep_train.export import write_adapter
-from lockstep_train.export_model import write_model
+from lockstep_train.export import write_adapter, write_model
 from lockstep_train.model.weight_files import PRECISIONS
 from lockstep_train.run import Run
 from lockstep_train.steps import Steps

@@ -187,9 +187,9 @@ def _first(run: Run, fault: str | None) -> str | None:
     return next((one for one in (*faults, fault) if one is not None), None)
 
 
-def _tell(run: Run, what: str, text: str) -> None:
-    with suppress(DistError):  # rank 0 ended meanwhile, by itself: its own error is told
-        run.ranks.store.set(f"{what}/{run.ranks.rank}", text)
+def _tell(run: Run, topic: str, text: str) -> None:
+    with suppress(DistError):  # rank 0 ended meanwhile, by itself: its own error is reported
+        run.ranks.store.set(f"{topic}/{run.ranks.rank}", text)
 
 
 def _heard(run: Run, key: str, end: float) -> bytes | None:

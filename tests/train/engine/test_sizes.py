@@ -1,4 +1,4 @@
-"""Parameters that are told from config.json without torch, against the modules that transformers and peft make of it."""
+"""Parameters counted from config.json without torch, against the modules that transformers and peft make of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a start costs is told, and nothing is imported that a run doesn't use."""
+"""The cost of a start is reported, and nothing is imported that a run doesn't use."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_a_fully_trained_model_is_left_as_a_folder_that_gives_the_live_models_lo
         "checkpoint": {"everySteps": 1},
         "evaluation": None,
     }
-    small = {"export_model.SHARD_BYTES": 20_000}
+    small = {"export.SHARD_BYTES": 20_000}
     whole = ranks.run("main_with", [run_file("whole", zeroStage="Stage2", **settings)] * 2, nodes=2, arguments={"constants": small})
     assert whole.codes == [0, 0], whole.output
     assert f"Model: {tmp_path / 'whole/model'}" in whole.output

@@ -103,7 +103,7 @@ def several_processes(model: str, folder: str) -> None:
 
 
 def own_template(model: str, folder: str) -> None:
-    """A template of the run's own goes before the tokenizer's, its variables reach it, a row's go before them, and what is wrong with it is told."""
+    """A template of the run's own goes before the tokenizer's, its variables reach it, a row's go before them, and what is wrong with it is reported."""
     shutil.copytree(model, f"{folder}/model")
     (Path(folder) / "model/chat_template.jinja").write_text("{{ raise_exception('the tokenizer\\'s own') }}")
     own = Path(folder) / "own.jinja"
@@ -330,7 +330,7 @@ def isolation_of_families() -> None:
 
 
 def boundaries() -> None:
-    """Where documents begin and end is told to flash attention as transformers itself would find it in one flat row."""
+    """Flash attention gets the bounds of documents as transformers itself would find it in one flat row."""
     from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
 
     rows = [pack(draw([4, 1, 7], seed=1)), pack(draw([9], seed=2))]

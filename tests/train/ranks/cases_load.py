@@ -204,7 +204,7 @@ def compare_logits_with_secondary_shards(folder: str) -> None:
 
 
 def refuse_folders(folder: str) -> None:
-    """Everything that is wrong with a folder is told by the name of the file."""
+    """Everything that is wrong with a folder names the file."""
     path = Path(folder)
     config = (path / "llama" / "config.json").read_bytes()
     broken = path / "broken"

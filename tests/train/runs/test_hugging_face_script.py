@@ -1,4 +1,4 @@
-"""A plain script of Hugging Face's Trainer under `script:`: its steps are told without a line changed in it."""
+"""A plain script of Hugging Face's Trainer under `script:`: its steps are reported without a line changed in it."""
 
 from __future__ import annotations
 

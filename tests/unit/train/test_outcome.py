@@ -55,7 +55,7 @@ def test_weights_in_another_librarys_files_do_not_get_into_a_trained_model(tmp_p
     import torch
     from safetensors.torch import save_file
 
-    from lockstep_train.export_model import untrained_tensors
+    from lockstep_train.export import untrained_tensors
 
     save_file({"model.norm": torch.ones(2), "model.buffer": torch.zeros(2)}, tmp_path / "model.safetensors")
     save_file({"norm": torch.ones(2)}, tmp_path / "consolidated.safetensors")

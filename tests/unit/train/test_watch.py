@@ -1,4 +1,4 @@
-"""What a hanging run says, how long it waits, and what is told of variables that nothing reads."""
+"""What a hanging run says, how long it waits, and warnings of variables that nothing reads."""
 
 from __future__ import annotations
 

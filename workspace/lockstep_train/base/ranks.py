@@ -211,7 +211,7 @@ def _unusable_gpus(gpus: int) -> TrainerError:
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
         reason = "torch.cuda.is_available() is False"
-    except Exception as error:  # whatever torch raises: it is told
+    except Exception as error:  # whatever torch raises: it is reported
         reason = first_line(error)
     unusable = f"{found_gpus} can't use them: {reason}"
     if out_of_memory(reason):

@@ -123,7 +123,7 @@ class BuildProgress:
             self._watch.at(line)
 
     def _key(self, node: int) -> str:
-        return f"{self._topic}/told/{node}"
+        return f"{self._topic}/progress/{node}"
 
 
 def once_per_volume(
@@ -138,14 +138,14 @@ def once_per_volume(
     """
     builder_of = volume_groups(ranks, folder, topic)
     if ranks.first_of_node and ranks.node == builder_of[ranks.node]:
-        ranks.store.set(f"{topic}/made/{ranks.node}", json.dumps(attempted(build)))
+        ranks.store.set(f"{topic}/built/{ranks.node}", json.dumps(attempted(build)))
     builders = sorted(set(builder_of))
     built = dict(zip(builders, results(_await_outcomes(ranks, builders, topic, progress)), strict=True))
     return built, built[builder_of[ranks.node]]
 
 
 def _await_outcomes(ranks: Ranks, builders: Sequence[int], topic: str, progress: BuildProgress) -> list[dict[str, Any]]:
-    keys = [f"{topic}/made/{builder}" for builder in builders]
+    keys = [f"{topic}/built/{builder}" for builder in builders]
     while True:
         progress.follow(builders)
         try:

@@ -139,7 +139,7 @@ def refuse_invalid(settings: dict[str, Any]) -> None:
 
 def _refuse_quantized_bf16(settings: dict[str, Any]) -> None:
     """Refuse quantized BF16 weights where DeepSpeed can't have them: before its change 8215 (2026-08) its quantizer took their bits for FP16, which trains on wrong values silently.
-    Since then it is told the format to give back."""
+    Since then it takes the format to give back."""
     from deepspeed.runtime.zero.partition_parameters import CUDAQuantizer
 
     chosen = [name for name in QUANTIZED if settings["zero_optimization"].get(name)]

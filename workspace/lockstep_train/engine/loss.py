@@ -214,12 +214,12 @@ class AttachLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, loss: torch.Tensor, gradients: Gradients) -> torch.Tensor:
-        ctx.found = gradients
+        ctx.gradients = gradients
         return loss.clone()
 
     @staticmethod
     def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        gradients, ctx.found = ctx.found, None
+        gradients, ctx.gradients = ctx.gradients, None
         return _scaled(gradients.rows, outputs[0] / gradients.scale, gradients.rows.dtype), None, None
 
 
@@ -228,13 +228,13 @@ class TrainedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, classes: torch.Tensor) -> torch.Tensor:
-        loss, ctx.found = tiled_loss(rows, Layer(weight, bias, trained=True), classes, gradients=True)
+        loss, ctx.gradients = tiled_loss(rows, Layer(weight, bias, trained=True), classes, gradients=True)
         ctx.dtype = weight.dtype
         return loss
 
     @staticmethod
     def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        gradients, ctx.found = ctx.found, None
+        gradients, ctx.gradients = ctx.gradients, None
         scale = outputs[0] / gradients.scale
         bias = None if gradients.bias is None else _scaled(gradients.bias, scale, ctx.dtype)
         return _scaled(gradients.rows, scale, gradients.rows.dtype), _scaled(gradients.weight, scale, ctx.dtype), bias, None

@@ -44,18 +44,10 @@ class ObjectFolder:
     def __init__(self, address: str, kind: str = MODELS) -> None:
         """Raise ConfigError for an address that holds a password, so that none gets into a message or a folder's name."""
         refuse_password(address)
-        self._name = address.rstrip("/")
-        self._kind = kind
+        self.name = self._name = address.rstrip("/")
+        self.kind = kind
         self._listings: dict[str, list[RemoteFile]] = {}
         self._unproven: dict[str, str] = {}
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def kind(self) -> str:
-        return self._kind
 
     def is_pin(self, revision: str | None) -> bool:
         return False

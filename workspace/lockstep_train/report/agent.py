@@ -57,14 +57,14 @@ class PaceTeller:
         self._clock = clock
         self._seconds = 0.0
         self._steps = 0
-        self._told_at = clock()
+        self._sent_at = clock()
 
     def step(self, step: int, own_seconds: float) -> None:
         """`own_seconds`: of data, forward and backward pass, without what was waited for other ranks."""
         self._seconds += own_seconds
         self._steps += 1
-        if self._clock() - self._told_at < PACE_SECONDS:
+        if self._clock() - self._sent_at < PACE_SECONDS:
             return
         mean = round(1e6 * self._seconds / self._steps)
         self._agent.send("pace", step=step, steps=self._steps, microseconds=mean)
-        self._seconds, self._steps, self._told_at = 0.0, 0, self._clock()
+        self._seconds, self._steps, self._sent_at = 0.0, 0, self._clock()

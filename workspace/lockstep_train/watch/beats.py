@@ -41,18 +41,18 @@ def explain(own: Beat, limit_seconds: float, before: Mapping[int, Beat], now: Ma
 
     With GPUs a rank's place is that of its host, which only queues work: a GPU that hangs leaves no rank behind.
     """
-    said = f"{own.activity} has not ended within {limit_seconds:.0f} s"
+    overdue = f"{own.activity} has not ended within {limit_seconds:.0f} s"
     missing = [rank for rank in range(ranks) if rank not in now]
     late = behind(before, now)
     if missing and ranks > 1:
-        return f"{said}: nothing was heard of {_ranks(missing)}"
+        return f"{overdue}: nothing was heard of {_ranks(missing)}"
     if not late:
         between = "a GPU, the network between them or the storage" if gpus else "the network or the storage between them"
-        return f"{said}: all ranks are in {own.where}, so what hangs is {between}"
+        return f"{overdue}: all ranks are in {own.where}, so what hangs is {between}"
     silent = all(rank in before and before[rank].number == now[rank].number for rank in late)
     where = "; ".join(sorted({now[rank].where for rank in late}))
     verb = "does not answer any more" if silent else "has not finished it" if now[late[0]].activity == own.activity else "is behind"
-    return f"{said}: {_ranks(late)} {verb}, last seen in {where}"
+    return f"{overdue}: {_ranks(late)} {verb}, last seen in {where}"
 
 
 def _ranks(numbers: list[int]) -> str:

@@ -1,7 +1,7 @@
 """The watching thread of a rank.
 
 It ends the process in three cases that the main thread can't see, because it waits inside a collective:
-- an activity takes longer than its limit: every thread's stack is written down, the others are told, exit 76;
+- an activity takes longer than its limit: every thread's stack is written down, the others hear of it, exit 76;
 - another rank has marked the attempt's end: a hang (76), a failure (1), or a stop before there is anything to save (75);
 - SIGTERM comes while the run is still loading: nothing has changed on disk, so it ends at once, and so do the others.
 
@@ -180,7 +180,7 @@ class Watchdog:
         self._closed = threading.Event()
         self._now = ("Start", "", 0.0, float("inf"), 0)  # activity, place, since, limit, position: replaced as one
         self._beats = 0
-        self._told: tuple[int, float] = (-1, 0.0)  # position, when: the agent's last beat
+        self._last_beat: tuple[int, float] = (-1, 0.0)  # position, when: the agent's last beat
         self._lost_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="lockstep-watchdog", daemon=True)
 
@@ -241,9 +241,9 @@ class Watchdog:
 
     def _tell_agent(self) -> None:
         activity, place, _, limit, position = self._now
-        if position == self._told[0] and time.monotonic() - self._told[1] < BEAT_SECONDS:
+        if position == self._last_beat[0] and time.monotonic() - self._last_beat[1] < BEAT_SECONDS:
             return
-        self._told = (position, time.monotonic())
+        self._last_beat = (position, time.monotonic())
         limit_seconds = round(limit) if limit != float("inf") else None
         self._reporter.agent.send("beat", activity=activity, place=place, position=position, limitSeconds=limit_seconds)
 

@@ -16,7 +16,7 @@ import torch
 
 from lockstep.platforms.inpod import carry, source_of
 from lockstep.platforms.inpod.wire import Wire
-from lockstep_train.export_model import WeightFiles
+from lockstep_train.export import WeightFiles
 from unit.gang.cases import WORKSPACE, Gang, gang
 
 GROUP = 1000

@@ -1,4 +1,4 @@
-"""What is told of a save, and how ranks agree on its end."""
+"""Reports of a save, and how ranks agree on its end."""
 
 from __future__ import annotations
 

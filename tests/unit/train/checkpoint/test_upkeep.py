@@ -1,4 +1,4 @@
-"""What follows a commit can't undo it, hold up the next one or stop the run; and whatever goes wrong is told."""
+"""What follows a commit can't undo it, hold up the next one or stop the run; and whatever goes wrong is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chats on their way into a run: what becomes of their samples, what is told of them, and what the preview shows."""
+"""Chats on their way into a run: what becomes of their samples, what is reported of them, and what the preview shows."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from unit.train.model.test_settings import training
 
 @dataclass
 class Places:
-    """What a watch is told, in order."""
+    """Calls that a watch gets, in order."""
 
     begun: list[str] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
@@ -67,7 +67,7 @@ def test_whoever_waits_for_the_data_begins_anew_while_its_builder_comes_further(
     from lockstep_train.data import dataset
 
     monkeypatch.setattr(volumes, "PATIENCE", timedelta(milliseconds=20))
-    monkeypatch.setattr(source, "TOLD_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(source, "REPORT_SECONDS", 0.0)
     monkeypatch.setattr(source, "BATCH", 10)
     path = write_jsonl(tmp_path / "x.jsonl", [{"text": f"sample {number}"} for number in range(50)])
     config = RunConfig("x", None, tmp_path / "run", replace(training(), data=DataConfig(max_length=64, path=str(path))))

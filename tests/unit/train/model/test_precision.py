@@ -1,4 +1,4 @@
-"""A precision that works but is slow here is told; an update on CPUs has its part of the cores."""
+"""A precision that works but is slow here gets a note; an update on CPUs has its part of the cores."""
 
 from __future__ import annotations
 

@@ -45,12 +45,12 @@ class Record:
 
 def candidates(commits: Iterable[CommitName], records: Iterable[Record]) -> list[CommitName]:
     """Commits on the chain of the newest attempt, newest first."""
-    found = set(commits)
+    every = set(commits)
     by_attempt = {record.attempt: record for record in records}
     order: list[CommitName] = []
     attempt, limit = max(by_attempt, default=None), None
     while attempt is not None:
-        own = [commit for commit in found if commit.attempt == attempt and (limit is None or commit.step <= limit)]
+        own = [commit for commit in every if commit.attempt == attempt and (limit is None or commit.step <= limit)]
         order += sorted(own, key=lambda commit: commit.step, reverse=True)
         record = by_attempt.get(attempt)
         start = parse_commit(record.start) if record and record.start else None
@@ -63,14 +63,14 @@ def next_attempt(records: Iterable[Record], claim: Claim, used: Iterable[int] = 
     """This attempt's number in the folder, above every record's and every one in `used` (those of commits and of damaged records).
 
     Raises ConfigError for an attempt of this job that is not newer than one that already ran."""
-    known = list(records)
+    every = list(records)
     if claim.given is not None and claim.job_uid is not None:
-        seen = max((record.given or 0 for record in known if record.job_uid == claim.job_uid), default=0)
-        if claim.given <= seen:
+        latest = max((record.given or 0 for record in every if record.job_uid == claim.job_uid), default=0)
+        if claim.given <= latest:
             raise ConfigError(
-                f"attempt {claim.given} of this job is not newer than attempt {seen}, which already ran here; a newer attempt must be the one to go on"
+                f"attempt {claim.given} of this job is not newer than attempt {latest}, which already ran here; a newer attempt must be the one to go on"
             )
-    return max(claim.given or 1, 1 + max([*(record.attempt for record in known), *used], default=0))
+    return max(claim.given or 1, 1 + max([*(record.attempt for record in every), *used], default=0))
 
 
 def follows_chain(records: Iterable[Record], resume_from: str, claim: Claim) -> bool:

@@ -69,11 +69,7 @@ class ObjectFiles(ObjectFolder):
                 f"{address} is not a valid pattern: only the last part of an address may contain *, ? or [, as in s3://bucket/folder/*.parquet"
             )
         super().__init__(folder, DATASETS)
-        self._address = address
-
-    @property
-    def name(self) -> str:
-        return self._address
+        self.name = address
 
     def _infos(self, system: Any, root: str) -> Sequence[Any]:
         from pyarrow import fs
@@ -86,7 +82,7 @@ class ObjectFiles(ObjectFolder):
         else:
             matches = [info for info in system.get_file_info([f"{root}/{self._pattern}"]) if info.is_file]
         if not matches:
-            raise FileNotFoundError(self._address)
+            raise FileNotFoundError(self.name)
         return matches
 
 

@@ -64,7 +64,7 @@ def layout_of(what: str, names: Sequence[str], card: bytes | None, config: str |
                 (root / name).touch()
         if card is not None:
             (root / CARD).write_bytes(card)
-        return _asked(what, root, config, Path(folder) / "cache")
+        return _layout_in(what, root, config, Path(folder) / "cache")
 
 
 def left_out(layout: DatasetLayout, names: Sequence[str]) -> list[str]:
@@ -84,7 +84,7 @@ def _looks_like_data(path: PurePosixPath) -> bool:
     return not is_hidden and path.name not in ABOUT_DATA and suffix_of(path) in {*TABLES, *JSON}
 
 
-def _asked(what: str, root: Path, config: str | None, cache: Path) -> DatasetLayout:
+def _layout_in(what: str, root: Path, config: str | None, cache: Path) -> DatasetLayout:
     import datasets
 
     datasets.logging.set_verbosity_error()  # it warns of settings of a README.md that concern no name

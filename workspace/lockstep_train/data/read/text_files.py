@@ -1,6 +1,6 @@
 """Samples from a file, one at a time: JSON lines, a JSON array, or plain text.
 
-A file is never held in memory. Every broken line is counted and the first ones are told with file:line, so that a file is mended
+A file is never held in memory. Every broken line is counted and the first ones are reported with file:line, so that a file is mended
 in one go; nothing is dropped silently.
 """
 
@@ -64,14 +64,14 @@ class Broken:
         """Raise ConfigError when there are any."""
         if self.count:
             raise ConfigError(
-                f"{self.count} broken lines in the data: {self._told()}; fix them, or set training.data.onBroken to Drop to leave them out"
+                f"{self.count} broken lines in the data: {self._listed()}; fix them, or set training.data.onBroken to Drop to leave them out"
             )
 
     def left_out(self) -> list[str]:
         """Warn of those that are not refused, in a line; in none when there are none."""
-        return [f"WARNING: {self.name}: leaving out {self.count:,} broken lines: {self._told()}"] if self.count else []
+        return [f"WARNING: {self.name}: leaving out {self.count:,} broken lines: {self._listed()}"] if self.count else []
 
-    def _told(self) -> str:
+    def _listed(self) -> str:
         more = f" (and {self.count - REPORTED_LINES} more)" if self.count > REPORTED_LINES else ""
         return "; ".join(self.first) + more
 

@@ -168,7 +168,7 @@ class Encoder:
         self._start = start
         self._say = say
         self._pool: Pool | None = None
-        self._asked = False
+        self._started = False
         self._waiting: deque[tuple[Batch, Future[Answer]]] = deque()
 
     def run(self, batches: Iterable[Batch]) -> Generator[tuple[int, Answer], None, None]:
@@ -176,8 +176,12 @@ class Encoder:
         began = time.monotonic()
         try:
             for batch in batches:
-                if not self._asked and time.monotonic() - began >= AFTER_SECONDS and any(isinstance(item, Conversation) for item in batch):
-                    self._asked = True
+                if (
+                    not self._started
+                    and time.monotonic() - began >= AFTER_SECONDS
+                    and any(isinstance(item, Conversation) for item in batch)
+                ):
+                    self._started = True
                     self._pool = self._start()
                 future = self._pool.submit(batch) if self._pool is not None else None
                 if self._pool is not None and future is not None:

@@ -34,11 +34,11 @@ BATCH = 2000
 """Samples that are tokenized at once, unless they have more characters:"""
 BATCH_CHARACTERS = 4_000_000
 """Most characters of a batch: 150 bytes of memory a token. One sample may have more."""
-TOLD_EVERY_SECONDS = 30.0
+REPORT_SECONDS = 30.0
 NAME = "\0"
 """Stand-in for the source's name in the notes that are kept with its tokens: other files of the same content have the same tokens."""
 REMARKS = 8
-"""Kinds of remark that are told, at most."""
+"""Most kinds of remarks that are reported."""
 TYPES = {"ids": "<i4", "learned": "|u1", "offsets": "<i8", "keys": "<u8", "lines": "<i8", "counts": "<i4", "first": "<i4"}
 CONTENT = ("ids", "learned", "offsets")
 
@@ -172,13 +172,13 @@ class Pace:
         self._name = name
         self._say = say
         self._clock = clock
-        self._told = (clock(), 0)
+        self._reported = (clock(), 0)
 
     def at(self, samples: int) -> None:
         """Report with a batch that is done, and never by the clock: a line is taken for a sign of life."""
-        now, (then, before) = self._clock(), self._told
-        if now - then >= TOLD_EVERY_SECONDS:
-            self._told = (now, samples)
+        now, (then, before) = self._clock(), self._reported
+        if now - then >= REPORT_SECONDS:
+            self._reported = (now, samples)
             self._say(f"Tokenized {samples:,} samples of {self._name}, {(samples - before) / (now - then):,.0f}/s")
 
 

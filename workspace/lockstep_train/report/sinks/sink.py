@@ -55,7 +55,7 @@ class MetricsSink:
         self._points: queue.Queue[Point] = queue.Queue(QUEUE_POINTS)
         self._closing = threading.Event()
         self._outcome = ""
-        self._told = False
+        self._reported = False
         self._writer: Writer | None = None
         self._thread = threading.Thread(target=self._work, name=f"sink-{name}", daemon=True)
         self._started = False
@@ -121,8 +121,8 @@ class MetricsSink:
 
     def _failed(self, error: BaseException) -> None:
         """Report a failure once a run: a server that is away for a night must not fill the log."""
-        if not self._told:
-            self._told = True
+        if not self._reported:
+            self._reported = True
             reason = redact(f"{type(error).__name__}: {' '.join(str(error).split())}")[:300]
             self._tell(
                 "sinkFailed",
