@@ -1,4 +1,4 @@
-"""The trained part of a model: an adapter by peft beside its frozen weights, fresh or from `lora.initFrom`, or every weight."""
+"""The trained part of a model: an adapter by peft beside its frozen weights, fresh or from `lora.initFrom`, or every weight; and the layers that an adapter's settings name."""
 
 from __future__ import annotations
 

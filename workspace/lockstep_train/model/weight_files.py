@@ -39,6 +39,9 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+PRECISIONS = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16, Precision.FP32: torch.float32}
+"""Dtype that each training.precision computes in."""
 
 
 @dataclass(frozen=True)
@@ -144,12 +147,6 @@ def copy_others(base: Path, folder: Path) -> None:
     for path in sorted(base.iterdir()):
         if path.is_file() and not path.name.startswith(".") and not path.name.endswith(WEIGHT_ENDINGS) and path.name != CONFIG:
             write_durably(folder / path.name, path.read_bytes())
-
-
-PRECISIONS = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16, Precision.FP32: torch.float32}
-
-
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)

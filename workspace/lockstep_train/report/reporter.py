@@ -31,7 +31,10 @@ def since_boot() -> float:
 
 
 class StartUp:
-    """Parts in the order in which they end; `done` ends one and begins the next. The same part may come again: its times add up."""
+    """Seconds that each part of a start takes, from the process's own start to the end of its first step: the cost of a restart.
+
+    `done` ends a part and begins the next. The same part may come again: its times add up.
+    """
 
     def __init__(self, began: float | None = None, clock: Callable[[], float] = since_boot) -> None:
         self._clock = clock

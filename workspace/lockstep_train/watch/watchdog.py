@@ -1,4 +1,4 @@
-"""The watching thread of a rank.
+"""The watching thread of a rank, the signals that it wakes up for, and the record that it leaves of a hang.
 
 It ends the process in three cases that the main thread can't see, because it waits inside a collective:
 - an activity takes longer than its limit: every thread's stack is written down, the others hear of it, exit 76;
@@ -7,7 +7,6 @@ It ends the process in three cases that the main thread can't see, because it wa
 
 It also tells the agent where this rank is, so that somebody outside can judge it when not even this thread runs any more; and it writes
 the stacks down when the agent asks for them.
-
 """
 
 from __future__ import annotations
@@ -41,7 +40,10 @@ if TYPE_CHECKING:  # it imports torch, which comes later
 
 
 class StopSignal:
-    """Set by SIGTERM; the main thread reads it at borders, where all ranks agree on it."""
+    """Set by SIGTERM; the main thread reads it at borders, where all ranks agree on it.
+
+    SIGTERM to a rank means save and stop, and nothing else. A second one means the same. SIGUSR2: write down where it is, and end.
+    """
 
     def __init__(self) -> None:
         self.requested = False
@@ -76,17 +78,18 @@ class StopSignal:
         """Do nothing: the byte in the pipe is what counts."""
 
 
-DEFAULTS = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+"""NCCL's flight recorder: PyTorch keeps the last collectives of a rank in memory, which shows on which one ranks disagree."""
 
 
 def switch_on_recorder(logs: Path) -> None:
-    """Switch the recorder on, before the process group is made. What the user has set stays."""
-    for name, value in {**DEFAULTS, "TORCH_FR_DUMP_TEMP_FILE": str(logs / "nccl-timeout-rank-")}.items():
+    """Switch the flight recorder on, before the process group is made. What the user has set stays."""
+    for name, value in {**RECORDER, "TORCH_FR_DUMP_TEMP_FILE": str(logs / "nccl-timeout-rank-")}.items():
         os.environ.setdefault(name, value)
 
 
 def write_flight_record(path: Path) -> None:
-    """Write the record as JSON, where there is one. Raises OSError."""
+    """Write the flight recorder's record as JSON, where there is one. Raises OSError."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return

@@ -62,7 +62,7 @@ def parse_reader(name: str) -> CommitName | None:
 
 
 MASTER = "fp32"
-"""FP32 masters."""
+"""FP32 masters. Each tensor of a shard is flat: the fragments' elements in the order of the manifest's records."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's, in FP32."""
 WEIGHTS = "weights"

@@ -3,7 +3,6 @@
 They are programs of their own and no forks, since a rank has threads of torch and NCCL when its data is prepared; each has a tokenizer of
 its own. They start when a source turns out to take long, and the results come in the order of the data, as one process gives them. Where
 one ends before its work is done, the rank goes on alone.
-
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tokenizer of the model's folder, offline, reduced to what the data needs."""
+"""The tokenizer of the model's folder, offline, reduced to what the data needs; its chat template; and the tokens at which its model stops writing."""
 
 from __future__ import annotations
 

@@ -139,7 +139,10 @@ _SHORTEST_SECRET = 6
 
 
 def redact(text: str, environ: Mapping[str, str] | None = None) -> str:
-    """Return `text` without users and passwords of URLs, and without values of environment variables that are named like secrets."""
+    """Return `text` without users and passwords of URLs, and without values of environment variables that are named like secrets.
+
+    No secret leaves through a line or a file of ours.
+    """
     text = _USER_IN_URL.sub("***@", text)
     for name, value in (os.environ if environ is None else environ).items():
         if _SECRET_NAME.search(name) and len(value) >= _SHORTEST_SECRET:
@@ -149,7 +152,7 @@ def redact(text: str, environ: Mapping[str, str] | None = None) -> str:
 
 @dataclass(frozen=True)
 class ServiceRun:
-    """Id of a run at one service, in a file."""
+    """Id under which a run is known to a service: kept in the run's folder, so that a resumed run goes on there."""
 
     path: Path
     job_uid: str | None

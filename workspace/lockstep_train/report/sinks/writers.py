@@ -14,7 +14,7 @@ from lockstep_train.report.sinks.sink import Point, ServiceRun
 
 
 class TensorBoardWriter:
-    """Writer by torch. After a resume, TensorBoard hides what an earlier attempt wrote of the steps that are done again."""
+    """Writer by torch of event files, which `tensorboard --logdir runs/x/logs/tensorboard` shows, a process of its own. After a resume, TensorBoard hides what an earlier attempt wrote of the steps that are done again."""
 
     def __init__(self, folder: Path, resumed_step: int) -> None:
         with warnings.catch_warnings():
@@ -46,7 +46,7 @@ SETTINGS = {
 
 
 class MLflowWriter:
-    """Writer by the client without its globals: no active run, no autologging."""
+    """Writer by the client without its globals: no active run, no autologging. All attempts of a job are one MLflow run."""
 
     def __init__(self, config: MLflowConfig, job: str, identity: ServiceRun, parameters: Mapping[str, Any]) -> None:
         for name, value in SETTINGS.items():
@@ -112,7 +112,7 @@ FINISH_SECONDS = 20
 
 
 class WandBWriter:
-    """Writer by wandb, whose own process does the sending; it gets no console, no code and no environment to send."""
+    """Writer by wandb, one run for all attempts of a job. wandb's own process does the sending; it gets no console, no code and no environment to send."""
 
     def __init__(self, config: WandBConfig, job: str, folder: Path, identity: ServiceRun, parameters: Mapping[str, Any]) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
