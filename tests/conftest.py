@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from lockstep.cli.shared.paths import STATE
+from lockstep.cli.shared.checkout import STATE
 from lockstep.devcluster.host.layout import NUMBER
 from support.clusters.own_cluster import GIVEN, NOBODYS
 

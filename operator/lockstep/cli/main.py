@@ -21,8 +21,8 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import Abort, TyperException
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.cli.shared.consoles import is_plain
 from lockstep.cli.shared.signals import ending_like_ctrl_c
+from lockstep.cli.shared.terminal import is_plain
 from lockstep.platforms.output import put, put_text, tell
 
 VERBS = {

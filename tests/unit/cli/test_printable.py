@@ -22,7 +22,7 @@ import yaml
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.files.yamltext import dump_yaml
 from lockstep.cli.main import explanation
-from lockstep.cli.shared.consoles import console
+from lockstep.cli.shared.terminal import console
 from lockstep.kube.cluster import ApiError
 from lockstep.kube.exec import STDERR, STDOUT, Program
 from lockstep.plan.discovery.draft import stated, write

@@ -14,7 +14,7 @@ import yaml
 from lockstep.api.errors import ConfigError
 from lockstep.cli.jobs.get import get
 from lockstep.cli.main import main
-from lockstep.cli.shared import deployment
+from lockstep.cli.shared import checkout
 from lockstep.cli.shared.clusterfiles import peek
 from lockstep.cli.shared.jobargs import ListForm, known_names, no_such_job
 from lockstep.cli.shared.target import namespace_of, target_of, unnamed_cluster
@@ -89,19 +89,19 @@ def nothing_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_where_no_cluster_is_named_the_one_deployed_last_is_meant_while_its_file_is_there(nothing_said: Path) -> None:
     assert unnamed_cluster(None) == "local"
-    deployment.remember("barcelona")
+    checkout.remember("barcelona")
     assert unnamed_cluster(None) == "barcelona"
     assert unnamed_cluster("another-context") == "local"
-    deployment.remember("of-a-file-elsewhere")
+    checkout.remember("of-a-file-elsewhere")
     assert unnamed_cluster(None) == "local"
 
 
 def test_a_cluster_that_was_removed_is_meant_no_more(nothing_said: Path) -> None:
-    deployment.remember("barcelona")
-    deployment.forget("local")
-    assert deployment.deployed_last() == "barcelona"
-    deployment.forget("barcelona")
-    assert deployment.deployed_last() is None
+    checkout.remember("barcelona")
+    checkout.forget("local")
+    assert checkout.deployed_last() == "barcelona"
+    checkout.forget("barcelona")
+    assert checkout.deployed_last() is None
 
 
 def test_with_nothing_but_a_kubeconfig_in_the_home_folder_verbs_ask_its_cluster(

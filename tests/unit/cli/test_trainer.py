@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.files import checkpoint
-from lockstep.cli.shared import progress, trainer
+from lockstep.cli.shared import terminal, trainer
 from lockstep.cli.shared.jobargs import TargetOptions
 from lockstep.cli.shared.trainer import _run
 from lockstep.kube.exec import Place, ProgramFailed
@@ -78,9 +78,9 @@ def test_what_says_nothing_for_long_is_said_to_go_on_until_its_first_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(trainer, "trainer_command", lambda module, arguments: [sys.executable, "-c", SLOW])
-    monkeypatch.setattr(progress, "ELSEWHERE_SECONDS", 0.1)
+    monkeypatch.setattr(terminal, "ELSEWHERE_SECONDS", 0.1)
     seen: list[str] = []
-    monkeypatch.setattr(progress, "tell", seen.append)
+    monkeypatch.setattr(terminal, "tell", seen.append)
     monkeypatch.setattr(ProgramOutput, "put", lambda self, data: seen.append(data.decode()) if data else None)
     trainer.run_trainer("merge", [])
     waited = [line for line in seen if line.startswith("… importing torch and peft, ")]

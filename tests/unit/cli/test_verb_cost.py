@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lockstep.cli.main import app
-from lockstep.cli.shared.progress import waiting
+from lockstep.cli.shared.terminal import waiting
 from support.api_stub import ApiStub, served
 
 Object = dict[str, Any]

@@ -67,7 +67,7 @@ def build(
 
     Example: lockstep build operator --tag registry.example.com/team/lockstep-operator:0.1.0 --push
     """
-    from lockstep.cli.shared.paths import checkout
+    from lockstep.cli.shared.checkout import checkout
     from lockstep.cli.shared.target import load
     from lockstep.plan.ship.imagebuild import PROXIES, Build
 

@@ -53,7 +53,7 @@ def calibrate(
 
     Example: lockstep cluster calibrate barcelona --mode rdma
     """
-    from lockstep.cli.shared.paths import from_here
+    from lockstep.cli.shared.checkout import from_here
     from lockstep.cli.shared.target import load, refuse_other_cluster
     from lockstep.plan.cluster.calibration import calibration_of
 
@@ -146,7 +146,7 @@ def _suggest(sweep: Sweep, file: ClusterFile) -> None:
 
 
 def _path(cluster: str, file: ClusterFile) -> Path:
-    from lockstep.cli.shared.paths import checkout
+    from lockstep.cli.shared.checkout import checkout
 
     is_path = "/" in cluster or cluster.endswith((".yaml", ".yml"))
     return Path(cluster) if is_path else checkout() / "clusters" / f"{file.cluster.name}.yaml"
@@ -154,8 +154,8 @@ def _path(cluster: str, file: ClusterFile) -> Path:
 
 def _store(path: Path, measured: Calibration, file: ClusterFile, *, quiet: bool) -> None:
     from lockstep.api.files.clusterfile import parse_cluster_file
+    from lockstep.cli.shared.checkout import from_here
     from lockstep.cli.shared.clusterfiles import read_text
-    from lockstep.cli.shared.paths import from_here
     from lockstep.plan.cluster.calibration import replaced, with_calibration
 
     shown = from_here(path)

@@ -13,8 +13,8 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME
 from lockstep.cli.clusters.deploy import ClusterArgument, ContextOption, ForceOption, as_deployed
 from lockstep.cli.clusters.deploymentplan import DeploymentPlan, Mode, planned
-from lockstep.cli.shared.deployment import forget
-from lockstep.cli.shared.progress import Progress
+from lockstep.cli.shared.checkout import forget
+from lockstep.cli.shared.terminal import Progress
 from lockstep.platforms.output import put
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ def list_clusters(
 
     Example: lockstep clusters
     """
-    from lockstep.cli.shared.paths import checkout
+    from lockstep.cli.shared.checkout import checkout
 
     print_clusters(checkout() / "clusters", current_server(context))
 
@@ -36,7 +36,7 @@ def print_clusters(folder: Path, server: str | None = None) -> None:
     """
     from rich.table import Table
 
-    from lockstep.cli.shared.consoles import console
+    from lockstep.cli.shared.terminal import console
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("", "NAME", "PLATFORM", "NODES", "GPUS", "FABRIC", "STORAGE", "NAMESPACE", "DESCRIPTION"):

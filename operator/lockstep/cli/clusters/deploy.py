@@ -11,10 +11,10 @@ import typer
 from lockstep.api.errors import Failed
 from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME
 from lockstep.cli.clusters.deploymentplan import OPERATOR_IMAGE, Chosen, DeploymentPlan, Mode, chosen_scope, planned
-from lockstep.cli.shared.deployment import remember, remember_forced, remember_server
+from lockstep.cli.shared.checkout import remember, remember_forced, remember_server
 from lockstep.cli.shared.embedded import publish_checkout
-from lockstep.cli.shared.progress import Progress, waiting
 from lockstep.cli.shared.target import EMBEDDED, is_embedded, is_same_host, refuse_other_cluster
+from lockstep.cli.shared.terminal import Progress, waiting
 from lockstep.platforms.output import put, put_text, tell
 
 if TYPE_CHECKING:
@@ -401,7 +401,7 @@ def tell_left(plan: DeploymentPlan, sent: Sent) -> None:
 def admin_commands(cluster: str, definitions: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[str]:
     """Write the files, and say how they are applied: in the name of deploy, so that a later one can also take something away."""
     from lockstep.api.files.yamltext import dump_all_yaml
-    from lockstep.cli.shared.paths import from_here, state_folder
+    from lockstep.cli.shared.checkout import from_here, state_folder
     from lockstep.platforms.clusters.install import FIELD_MANAGER
 
     commands = []

@@ -136,8 +136,8 @@ def planned(
     Raises:
         ConfigError: RDMA is asked of a cluster that has none; the cluster file is wrong or unknown; `scope` can't be had.
     """
+    from lockstep.cli.shared.checkout import checkout
     from lockstep.cli.shared.clusterfiles import file_of
-    from lockstep.cli.shared.paths import checkout
     from lockstep.cli.shared.target import load
     from lockstep.plan.ship.openshift import short_name
     from lockstep.platforms.clusters.install import monitoring_objects, operator_objects

@@ -109,7 +109,7 @@ def down(purge: Annotated[bool, typer.Option(help="Remove images in the nodes an
 
     Example: lockstep devcluster down --purge
     """
-    from lockstep.cli.shared.deployment import forget
+    from lockstep.cli.shared.checkout import forget
     from lockstep.cli.shared.target import EMBEDDED
     from lockstep.devcluster.cluster import down as take_down
 

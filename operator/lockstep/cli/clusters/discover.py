@@ -47,7 +47,7 @@ def discover(
 
     Example: lockstep cluster discover mine -n nccl-test
     """
-    from lockstep.cli.shared.paths import checkout
+    from lockstep.cli.shared.checkout import checkout
     from lockstep.cli.shared.target import aim_at
 
     path = None if output == STDOUT else Path(output) if output else checkout() / "clusters" / f"{name}.yaml"

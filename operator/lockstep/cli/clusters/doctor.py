@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from lockstep.cli.shared.jobargs import ContextOption, Form, FormOption, NamespaceOption, OptionalClusterArgument
-from lockstep.cli.shared.progress import waiting
+from lockstep.cli.shared.terminal import waiting
 from lockstep.platforms.output import put, put_json
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _tools() -> Finding:
 
 
 async def _examine(file: ClusterFile, namespace: str, context: str | None) -> list[Finding]:
-    from lockstep.cli.shared.paths import checkout
+    from lockstep.cli.shared.checkout import checkout
     from lockstep.cli.shared.target import OtherCluster
     from lockstep.kube.cluster import ApiError, Cluster
     from lockstep.plan.checks.doctor import examine

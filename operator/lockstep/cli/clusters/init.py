@@ -26,7 +26,7 @@ def cluster(name: Annotated[str, typer.Argument(help="The cluster's name.")], ou
     Example: lockstep init cluster mine
     """
     from lockstep.api.files.clusterfile import parse_cluster_file
-    from lockstep.cli.shared.paths import checkout
+    from lockstep.cli.shared.checkout import checkout
 
     folder = checkout() / "clusters"
     text = (folder / "template.yaml").read_text(encoding="utf-8")
@@ -55,7 +55,7 @@ def job(
     Example: lockstep init job glm-lora --cluster barcelona
     """
     from lockstep.api.files.jobfile import parse_job_file
-    from lockstep.cli.shared.deployment import deployed_last
+    from lockstep.cli.shared.checkout import deployed_last
     from lockstep.cli.shared.target import EMBEDDED
 
     cluster = cluster or deployed_last() or EMBEDDED
@@ -74,7 +74,7 @@ def script(folder: Annotated[Path, typer.Argument(help="Where to write them.")] 
 
     Example: lockstep init script workspace
     """
-    from lockstep.cli.shared.paths import checkout
+    from lockstep.cli.shared.checkout import checkout
 
     taken = [str(folder / name) for name in SCRIPT_FILES if (folder / name).exists()]
     if taken:

@@ -106,7 +106,7 @@ async def _profile(cluster: Cluster, file: ClusterFile) -> str:
 def print_overview(view: Overview) -> None:
     from rich.table import Table
 
-    from lockstep.cli.shared.consoles import console
+    from lockstep.cli.shared.terminal import console
 
     terminal = console()
     terminal.print(f"operator   {view.operator} (namespace {view.home}{view.scope})", highlight=False)

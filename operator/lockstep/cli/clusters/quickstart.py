@@ -109,7 +109,7 @@ def _generate(model: str, adapter: str) -> list[str]:
 
 
 def _run_local() -> int:
-    from lockstep.cli.shared.paths import state_folder
+    from lockstep.cli.shared.checkout import state_folder
     from lockstep.platforms.local.run import run_local
 
     demo = demo_folder()
@@ -144,7 +144,7 @@ def _run_on_cluster(context: str | None, embedded: bool) -> int:
     from lockstep.cli.clusters.deploy import install_cluster
     from lockstep.cli.clusters.deploymentplan import Mode
     from lockstep.cli.clusters.devcluster import bring_up
-    from lockstep.cli.shared.deployment import remember
+    from lockstep.cli.shared.checkout import remember
     from lockstep.cli.shared.target import Verb
     from lockstep.kube.cluster import Client
     from lockstep.kube.jobs import get_job
@@ -170,8 +170,8 @@ def _run_on_cluster(context: str | None, embedded: bool) -> int:
 
 def _demo_inputs(again: bool) -> Inputs:
     """The sample job and its cluster; where a run of it is there already, `again`, with what makes it train from the beginning."""
+    from lockstep.cli.shared.checkout import checkout
     from lockstep.cli.shared.inputs import FRESH, read_inputs
-    from lockstep.cli.shared.paths import checkout
 
     return read_inputs(checkout() / JOB_FILE, CLUSTER, None, [FRESH] if again else [])
 
@@ -180,7 +180,7 @@ def demo_document(namespace: str, again: bool) -> dict[str, Any]:
     """Object that `kubectl apply -f` of the sample creates, with the annotation that a later `kubectl apply` compares with."""
     import yaml
 
-    from lockstep.cli.shared.paths import checkout
+    from lockstep.cli.shared.checkout import checkout
     from lockstep.kube.jobs import with_last_applied
 
     document: dict[str, Any] = yaml.safe_load((checkout() / JOB_FILE).read_text(encoding="utf-8"))

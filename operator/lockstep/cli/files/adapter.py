@@ -68,7 +68,7 @@ def get_adapter(
 
 async def _get(job: str, output: Path, node: int, where: TargetOptions) -> str:
     from lockstep.cli.files.cp import known_job
-    from lockstep.cli.shared.progress import Meter
+    from lockstep.cli.shared.terminal import Meter
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.files.reader import beside, place_roots
     from lockstep.platforms.files.results import TEMPORARY, newest_adapter

@@ -208,6 +208,6 @@ def shards_table(shards: list[Json]) -> Table:
 
 
 def _print(table: Table) -> None:
-    from lockstep.cli.shared.consoles import console
+    from lockstep.cli.shared.terminal import console
 
     console().print(table)

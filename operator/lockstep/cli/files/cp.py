@@ -14,7 +14,7 @@ import typer
 from lockstep.api.errors import ConfigError, LockstepError
 from lockstep.cli.shared.inputs import only
 from lockstep.cli.shared.jobargs import UNNAMED, ContextOption, NamespaceOption, TargetOptions, unknown_job
-from lockstep.cli.shared.progress import Meter
+from lockstep.cli.shared.terminal import Meter
 from lockstep.platforms.output import put, tell
 from lockstep_spec.words import decimal_size
 

@@ -21,7 +21,8 @@ from lockstep.cli.shared.jobargs import (
     on_cluster,
     running_pod,
 )
-from lockstep.platforms.output import put, put_json, put_text, tell
+from lockstep.cli.shared.terminal import say
+from lockstep.platforms.output import put, put_json, put_text
 
 if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster
@@ -93,7 +94,7 @@ def vscode(
     async def forward(connection: Cluster) -> None:
         from lockstep.kube.forward import forwarded
 
-        async with forwarded(connection, target.namespace, pod, pod_port, port or pod_port, _complain, exactly=port is not None) as local:
+        async with forwarded(connection, target.namespace, pod, pod_port, port or pod_port, say, exactly=port is not None) as local:
             _print_launch(pod, local)
             put(f"Port {local} of this machine leads to port {pod_port} of {pod}. Press Ctrl-C to end.", flush=True)
             await asyncio.Event().wait()
@@ -132,7 +133,7 @@ def _serve(request: EditorRequest, job: str, node: int, where: TargetOptions, po
         from lockstep.platforms.jobs.editor import served
 
         async with served(connection, target.namespace, pod, request, _echo) as server:
-            way = forwarded(connection, target.namespace, pod, server.port, port or usual, _complain, exactly=port is not None)
+            way = forwarded(connection, target.namespace, pod, server.port, port or usual, say, exactly=port is not None)
             async with way as local:
                 if request.kind == "debug":
                     _print_launch(pod, local)
@@ -172,7 +173,3 @@ def _print_launch(pod: str, port: int) -> None:
 
 def _echo(text: str) -> None:
     put_text(text.replace("\r\n", "\n").replace("\r", "\n"), error=True)
-
-
-def _complain(text: str) -> None:
-    tell(f"lockstep: {text}")

@@ -65,7 +65,7 @@ def _adapter_in(folder: Path) -> Path:
 
 async def _on_cluster(job: str, arguments: list[str], gpus: int, where: TargetOptions, *, named: bool) -> int:
     from lockstep.cli.files.cp import known_job
-    from lockstep.cli.shared.progress import waiting
+    from lockstep.cli.shared.terminal import waiting
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.files.results import newest_adapter
     from lockstep.platforms.jobs.generation import base_model, idle_or_own_pod, write_on

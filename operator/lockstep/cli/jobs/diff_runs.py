@@ -12,7 +12,8 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.jobargs import TargetOptions, find_job, on_cluster
-from lockstep.platforms.output import put, put_json, tell
+from lockstep.cli.shared.terminal import say
+from lockstep.platforms.output import put, put_json
 
 if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster
@@ -125,10 +126,10 @@ async def _summary(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     measured: dict[str, Any] = {}
     try:
-        async with beside(cluster, namespace, name, seconds=600, say=_say) as place:
+        async with beside(cluster, namespace, name, seconds=600, say=say) as place:
             measured = await summary(cluster, place, name)
     except (Failed, OSError) as error:
-        _say(f"the measurements of {name} can't be read, only its status: {error}")
+        say(f"the measurements of {name} can't be read, only its status: {error}")
     run = await frozen_run(cluster, job)
     return measured | ({"run": run} if run else {})
 
@@ -138,7 +139,3 @@ def _side_of(name: str, summary: dict[str, Any], status: dict[str, Any]) -> Side
 
     steps, evaluations = curve(summary.get("steps", {}), "loss"), curve(summary.get("evaluations", {}), "evalLoss")
     return Side(name, settings_of(summary.get("run", {})), None, results_of(summary, status), steps, evaluations)
-
-
-def _say(line: str) -> None:
-    tell(f"lockstep: {line}")

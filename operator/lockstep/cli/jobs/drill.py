@@ -9,6 +9,7 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.jobargs import Form, FormOption, FoundJob, TargetOptions, find_job, on_cluster
+from lockstep.cli.shared.terminal import say
 from lockstep.plan.pages.drill import AFTER_INTERRUPT, RISKS, Fault, drill_page, why_not_now
 from lockstep.platforms.output import put, put_json, tell
 
@@ -46,7 +47,7 @@ def drill(
     if reason:
         raise ConfigError(f"{fault} on job {job}: {reason}")
     _ask(found, fault, yes=yes)
-    drilled = DrilledJob(found.target.client, found.job, timeout, _say)
+    drilled = DrilledJob(found.target.client, found.job, timeout, say)
     last = int(found.job["status"]["ranks"]["desired"]) - 1
     try:
         outcome = run_drill(drilled, fault, last if rank is None else rank, fill_at_most * MIB)
@@ -57,10 +58,6 @@ def drill(
         put_json(outcome.as_json())
     else:
         put(*drill_page(outcome).splitlines())
-
-
-def _say(line: str) -> None:
-    tell(f"lockstep: {line}")
 
 
 def _refuse_without_rights(found: FoundJob, fault: Fault) -> None:

@@ -12,7 +12,8 @@ import typer
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.objects import Object
 from lockstep.cli.shared.jobargs import WORKSPACE, JobArgument, LocalRunOption, TargetOptions, WorkspaceOption, find_job_or_run, on_cluster
-from lockstep.platforms.output import put, tell
+from lockstep.cli.shared.terminal import say
+from lockstep.platforms.output import put
 
 if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster
@@ -81,7 +82,7 @@ async def _print(cluster: Cluster, job: Object, selection: LogSelection, *, foll
     if errors:
         return await _print_errors(cluster, job, selection)
     printed = selection.tail == 0
-    async with aclosing(lines(cluster, job, selection, _say)) as output:
+    async with aclosing(lines(cluster, job, selection, say)) as output:
         async for line in output:
             printed = True
             put(line)
@@ -106,7 +107,7 @@ async def _print_errors(cluster: Cluster, job: Object, selection: LogSelection) 
     from lockstep.platforms.jobs.logs import lines
 
     failures = RankFailures()
-    async with aclosing(lines(cluster, job, replace(selection, node=0, rank=None, tail=None), _say)) as output:
+    async with aclosing(lines(cluster, job, replace(selection, node=0, rank=None, tail=None), say)) as output:
         async for line in output:
             failures.add(line)
     failure = {} if selection.attempt is not None else job.get("status", {}).get("failure") or {}
@@ -132,7 +133,7 @@ async def _follow(cluster: Cluster, job: Object, selection: LogSelection) -> int
         status = current.get("status", {})
         reason = str(condition(status, "Progressing").get("reason"))
         if reason == "Suspended" and reason_shown != reason:
-            _say(f"{name} is suspended; this goes on when it does (lockstep resume {name} -n {namespace}), Ctrl-C ends it")
+            say(f"{name} is suspended; this goes on when it does (lockstep resume {name} -n {namespace}), Ctrl-C ends it")
         reason_shown = reason
         return is_true(status, "Complete") or is_true(status, "Failed")
 
@@ -141,14 +142,10 @@ async def _follow(cluster: Cluster, job: Object, selection: LogSelection) -> int
         printed = True
         put(line, flush=True)
     if not printed:
-        async with aclosing(lines(cluster, job, selection, _say)) as output:
+        async with aclosing(lines(cluster, job, selection, say)) as output:
             async for line in output:
                 put(line)
     return EXIT_FAILED if is_true(status, "Failed") else 0
-
-
-def _say(line: str) -> None:
-    tell(f"lockstep: {line}")
 
 
 def _print_local(job: str, workspace: Path, selection: LogSelection, *, follow: bool, errors: bool, previous: bool) -> int:

@@ -11,7 +11,7 @@ import typer
 
 from lockstep.cli.shared.inputs import ClusterOption, FilesOption, NamespaceOption, SetOption, read_all, resolve_inputs
 from lockstep.cli.shared.jobargs import ContextOption, Form, FormOption
-from lockstep.cli.shared.progress import waiting
+from lockstep.cli.shared.terminal import waiting
 from lockstep.platforms.output import put, put_json
 
 if TYPE_CHECKING:

@@ -54,17 +54,13 @@ def preflight(
         from lockstep.platforms.in_namespace.preflight import preflight_on_cluster
         from lockstep.platforms.in_namespace.run import TimeLimit
 
-        result = preflight_on_cluster(job, inputs.cluster.profile, inputs.namespace, context, _say, TimeLimit.of(timeout))
+        result = preflight_on_cluster(job, inputs.cluster.profile, inputs.namespace, context, tell, TimeLimit.of(timeout))
     _show(result, as_json or output is Form.JSON)
     raise typer.Exit(0 if result.ok else 1)
 
 
 def _with_nodes(job: TrainingJob, nodes: int | None) -> TrainingJob:
     return job if nodes is None else job.model_copy(update={"spec": job.spec.model_copy(update={"nodes": nodes})})
-
-
-def _say(line: str) -> None:
-    tell(line)
 
 
 def _show(result: PreflightReport, as_json: bool) -> None:
@@ -87,7 +83,7 @@ def _table(result: PreflightReport) -> None:
     """Every check: ok, or what was found."""
     from rich.table import Table
 
-    from lockstep.cli.shared.consoles import console
+    from lockstep.cli.shared.terminal import console
 
     table = Table("check", "node", "result", "what was seen", "what to do", box=None)
     for name in result.checks:

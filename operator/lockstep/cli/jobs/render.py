@@ -132,7 +132,7 @@ def _print_settings(settings: tuple[Setting, ...]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from lockstep.cli.shared.consoles import console
+    from lockstep.cli.shared.terminal import console
     from lockstep_spec.words import printable_line
 
     table = Table(box=None, pad_edge=False, header_style="bold")

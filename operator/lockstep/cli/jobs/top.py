@@ -14,7 +14,8 @@ import typer
 
 from lockstep.api.objects import Object
 from lockstep.cli.shared.jobargs import WORKSPACE, Form, LocalRunOption, TargetOptions, WorkspaceOption, find_job, on_cluster
-from lockstep.platforms.output import put, put_json, tell
+from lockstep.cli.shared.terminal import say
+from lockstep.platforms.output import put, put_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,8 +115,8 @@ async def _looks_of_job(job: Object, context: str | None, interval: float, *, li
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     curve: Object = {}
     read = -CURVE_SECONDS
-    say = (lambda line: None) if live else _say
-    async with await Cluster.connect(context) as cluster, JobNodes(cluster, namespace, name, say) as nodes:
+    measuring = (lambda line: None) if live else say
+    async with await Cluster.connect(context) as cluster, JobNodes(cluster, namespace, name, measuring) as nodes:
         while True:
             now = time.monotonic()
             points = CURVE_POINTS if now - read >= CURVE_SECONDS else 0
@@ -132,7 +133,7 @@ async def _looks_of_job(job: Object, context: str | None, interval: float, *, li
             status = current.get("status", {})
             over = is_true(status, "Complete") or is_true(status, "Failed")
             if over and not curve and "step" in status.get("trainer", {}):
-                curve = await curve_on_volume(cluster, namespace, name, CURVE_POINTS, _say)
+                curve = await curve_on_volume(cluster, namespace, name, CURVE_POINTS, say)
             answers.setdefault(0, {})["curve"] = curve
             page = _with_age(snapshot(current, pods, answers), None if over else silent)
             yield page, _page(page), over
@@ -170,10 +171,6 @@ async def _looks_of_folder(job: str | None, workspace: Path, interval: float) ->
 
 def _with_age(seen: Object, unheard: Unheard | None) -> Object:
     return seen if unheard is None else {**seen, "stale": {"since": unheard.since, "message": unheard.text(time.time())}}
-
-
-def _say(line: str) -> None:
-    tell(f"lockstep: {line}")
 
 
 def _page(seen: Object) -> list[str]:

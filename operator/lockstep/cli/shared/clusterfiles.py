@@ -46,7 +46,7 @@ def load_cluster(name_or_path: str, folder: Path | None = None) -> ClusterFile:
     Raises UnknownCluster for a name without a file, ConfigError with every mistake in it.
     """
     from lockstep.api.files.clusterfile import parse_cluster_file
-    from lockstep.cli.shared.paths import checkout, from_here
+    from lockstep.cli.shared.checkout import checkout, from_here
 
     if is_path(name_or_path):
         return parse_cluster_file(read_text(Path(name_or_path)), name_or_path)
@@ -91,7 +91,7 @@ def file_of(cluster: str) -> str:
 
 def _unknown_cluster(name: str, folder: Path) -> str:
     from lockstep.api.files.problems import nearest
-    from lockstep.cli.shared.paths import from_here
+    from lockstep.cli.shared.checkout import from_here
 
     names, folder = cluster_names(folder), from_here(folder)
     close = nearest(name, names)

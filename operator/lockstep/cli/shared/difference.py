@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from lockstep.cli.shared.progress import waiting
+from lockstep.cli.shared.terminal import waiting
 from lockstep.platforms.output import put
 
 if TYPE_CHECKING:

@@ -176,7 +176,7 @@ def _inputs(job: TrainingJob, file: Path, cluster: str | None, namespace: str | 
 
 
 def _read_cluster(job: TrainingJob, file: Path, cluster: str | None) -> ClusterFile:
-    from lockstep.cli.shared.paths import checkout
+    from lockstep.cli.shared.checkout import checkout
     from lockstep.cli.shared.target import aim_at
 
     stated = job.spec.cluster

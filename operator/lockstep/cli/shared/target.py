@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from lockstep.api.errors import ConfigError
+from lockstep.cli.shared.checkout import checkout, deployed_last, server_of, was_forced
 from lockstep.cli.shared.clusterfiles import cluster_names, load_cluster, peek
-from lockstep.cli.shared.deployment import deployed_last, server_of, was_forced
 from lockstep.cli.shared.embedded import embedded_layout
-from lockstep.cli.shared.paths import checkout
 from lockstep.kube.aim import ANYWHERE, Connections, Kubeconfig, environment_kubeconfig
 
 if TYPE_CHECKING:

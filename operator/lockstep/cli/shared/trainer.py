@@ -47,7 +47,7 @@ def trainer_command(module: str, arguments: Sequence[str | Path]) -> list[str]:
 
 def run_trainer(module: str, arguments: Sequence[str | Path]) -> None:
     """Run it, with its output on ours. Raises typer.Exit when it fails."""
-    from lockstep.cli.shared.progress import waiting
+    from lockstep.cli.shared.terminal import waiting
 
     command = trainer_command(module, arguments)
     with waiting(AT_FIRST[module]) as heard:

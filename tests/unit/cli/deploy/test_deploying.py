@@ -18,10 +18,10 @@ from lockstep.cli.clusters import clean, deploy
 from lockstep.cli.clusters.deploy import _rails_are_there, _refuse_platform
 from lockstep.cli.clusters.deploymentplan import Mode, planned
 from lockstep.cli.main import main
-from lockstep.cli.shared import deployment as remembered
+from lockstep.cli.shared import checkout as remembered
 from lockstep.cli.shared.difference import diff_deployment
-from lockstep.cli.shared.progress import Progress
 from lockstep.cli.shared.target import load
+from lockstep.cli.shared.terminal import Progress
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.kinds import KINDS, path_of
 from lockstep.plan.ship.deploy import Left, State, called, counted, difference, jobs_using, objects_of_cluster, removable_claims
@@ -140,7 +140,7 @@ def test_an_administrator_gets_files_and_the_commands_in_order(
 ) -> None:
     plan = planned("barcelona", Mode.RDMA, "registry.example.com/lockstep-operator:1")
     monkeypatch.delenv("LOCKSTEP_STATE")
-    monkeypatch.setattr("lockstep.cli.shared.paths.checkout", lambda: tmp_path)
+    monkeypatch.setattr("lockstep.cli.shared.checkout.checkout", lambda: tmp_path)
     monkeypatch.chdir(tmp_path)
     crd, role = ({"kind": kind, "metadata": {"name": "x"}} for kind in ("CustomResourceDefinition", "ClusterRole"))
     there = {"kind": "Namespace", "metadata": {"name": "n"}}

@@ -52,7 +52,7 @@ def test_people_are_shown_the_short_name_and_what_is_in_the_files(
     plan = planned("barcelona", Mode.RDMA, f"{BESIDE_OPERATOR}/lockstep-operator:2")
     assert plan.choices == "MODE=rdma OPERATOR_IMAGE=lockstep-operator:2"
     monkeypatch.delenv("LOCKSTEP_STATE")
-    monkeypatch.setattr("lockstep.cli.shared.paths.checkout", lambda: tmp_path)
+    monkeypatch.setattr("lockstep.cli.shared.checkout.checkout", lambda: tmp_path)
     monkeypatch.chdir(tmp_path)
     binding = next(item for item in plan.objects if called(item) == BINDING)
     deploy.tell_left(plan, Sent((), (Left(binding, State.MISSING),)))

@@ -20,7 +20,7 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.files import cp as cp_module
 from lockstep.cli.files.cp import Copy, Remote, _before_start, _copy_before_start, _tell, known_job, read, read_all
 from lockstep.cli.main import main
-from lockstep.cli.shared.progress import Meter
+from lockstep.cli.shared.terminal import Meter
 from lockstep.kube import exec as programs
 from lockstep.kube.exec import Broken, Place, ProgramFailed
 from lockstep.plan.render.resolve import resolve

@@ -1,23 +1,61 @@
-"""Progress on the terminal: steps of a verb, waiting, and transfers. One line is written over at a terminal; elsewhere there are lines now and then."""
+"""Tables and progress on the terminal: steps of a verb, waiting, transfers. One line is written over there; elsewhere there are lines now and then.
+
+Tables are colored in a terminal, and have no escape code where NO_COLOR is set or nobody looks.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lockstep.cli.shared.consoles import is_plain
 from lockstep.platforms.output import put, put_over, tell
 from lockstep_spec.words import decimal_size, duration
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.status import Status
 
     from lockstep.platforms.files.transfer import TransferProgress
+
+
+def is_plain() -> bool:
+    """Return True if NO_COLOR is set, and not to nothing (no-color.org)."""
+    return bool(os.environ.get("NO_COLOR"))
+
+
+PIPED_WIDTH = 240
+"""A pipe has no width: neither paths nor lines are cut for whoever reads it, short of this."""
+
+
+def console(**options: Any) -> Console:
+    """rich's own NO_COLOR leaves bold and underlined text, which a log or a plain terminal shows as rubbish.
+
+    Text stands as it is, brackets and colons too, and what a terminal would act on as escapes (`output.py`).
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    from lockstep_spec.words import printable_line
+
+    class Plain(Console):
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(printable_line(text), **options)
+
+    plain = Plain(color_system=None if is_plain() else "auto", markup=False, emoji=False, **options)
+    if not plain.is_terminal:
+        plain.width = PIPED_WIDTH
+    return plain
+
+
+def say(line: str) -> None:
+    """Tell a line about the verb itself, beside what it prints of others."""
+    tell(f"lockstep: {line}")
 
 
 class Progress:
@@ -27,8 +65,6 @@ class Progress:
         self._status: Status | None = None
         self._told = ""
         if sys.stdout.isatty() and not is_plain():
-            from lockstep.cli.shared.consoles import console
-
             self._status = console(highlight=False).status("")
 
     def __enter__(self) -> Progress:
