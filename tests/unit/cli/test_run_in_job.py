@@ -14,7 +14,7 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.jobs.run import refuse
 from lockstep.cli.main import main
 from lockstep.kube.exec import STDERR, STDOUT, Broken
-from lockstep.platforms.jobs import devrun
+from lockstep.platforms.jobs import terminal
 
 
 def job(kind: str = "Interactive", **conditions: tuple[str, str, str]) -> Any:
@@ -44,9 +44,9 @@ def test_a_run_that_has_to_wait_is_asked_for_all_the_same(reason: str) -> None:
 
 def test_the_script_s_words_are_no_options_of_ours_and_no_shell_reads_them() -> None:
     words = ["a.py", "--detach", "two words", "$(id)"]
-    command = devrun.agent_command(words, "ada@laptop", detach=False)
+    command = terminal.agent_command(words, "ada@laptop", detach=False)
     assert command == ["python3", "-I", "/lockstep/agent.pyz", "run", "--by", "ada@laptop", "--until-eof", "--", *words]
-    assert "--until-eof" not in devrun.agent_command(words, "ada@laptop", detach=True)
+    assert "--until-eof" not in terminal.agent_command(words, "ada@laptop", detach=True)
 
 
 class Played:
@@ -64,19 +64,12 @@ class Played:
 
 def run(monkeypatch: pytest.MonkeyPatch, played: Played) -> int:
     @asynccontextmanager
-    async def connection() -> AsyncIterator[None]:
-        yield None
-
-    async def connect(context: str | None) -> Any:
-        return connection()
-
-    @asynccontextmanager
     async def program(cluster: Any, place: Any, command: Any) -> AsyncIterator[Any]:
         yield played
 
-    monkeypatch.setattr(devrun.Cluster, "connect", connect)
-    monkeypatch.setattr(devrun, "program", program)
-    return asyncio.run(devrun.run_on_all_nodes(None, "ns", "dev", ["python3"]))
+    monkeypatch.setattr(terminal, "program", program)
+    cluster: Any = None
+    return asyncio.run(terminal.run_on_all_nodes(cluster, "ns", "dev", ["python3"]))
 
 
 def test_output_and_exit_code_are_passed_on(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import Calibration, ClusterFile
     from lockstep.api.job import TrainingJob
     from lockstep.plan.cluster.calibration import Point
-    from lockstep.platforms.in_namespace.sweep import Sweep
+    from lockstep.platforms.in_namespace.shortruns import Sweep
 
 INTERRUPTED = 130
 
@@ -103,7 +103,7 @@ def _job(file: ClusterFile, nodes: int | None, mode: Mode, most: int | None, ima
 
 def _measure(job: TrainingJob, file: ClusterFile, namespace: str, context: str | None, timeout: int | None, *, quiet: bool) -> Sweep:
     from lockstep.platforms.in_namespace.run import TimeLimit
-    from lockstep.platforms.in_namespace.sweep import sweep_on_cluster
+    from lockstep.platforms.in_namespace.shortruns import sweep_on_cluster
 
     headed = False
 

@@ -67,8 +67,7 @@ async def _on_cluster(job: str, arguments: list[str], gpus: int, where: TargetOp
     from lockstep.cli.files.cp import known_job
     from lockstep.cli.shared.terminal import waiting
     from lockstep.kube.cluster import Cluster
-    from lockstep.platforms.files.results import newest_adapter
-    from lockstep.platforms.jobs.generation import base_model, idle_or_own_pod, write_on
+    from lockstep.platforms.files.results import base_model, idle_or_own_pod, newest_adapter, write_on
 
     namespace = where.chosen_namespace()
     async with await Cluster.connect(where.context) as cluster:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
 from collections.abc import Sequence
@@ -82,7 +81,7 @@ def stop(
     """
     found = _not_ended(jobs, where)
     if run:
-        raise typer.Exit(max(_stop_run(one, where.context) for one in found))
+        raise typer.Exit(max(map(_stop_run, found)))
     for one in found:
         _set_suspend(one, suspended=True)
     end = time.monotonic() + timeout
@@ -111,14 +110,15 @@ def _until_stopped(found: FoundJob, end: float, timeout: int) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def _stop_run(found: FoundJob, context: str | None) -> int:
+def _stop_run(found: FoundJob) -> int:
     """Stop the script as a person would in the job's pod, and return the exit code."""
     from lockstep.api.names import AGENT_PATH
     from lockstep.cli.jobs.run import refuse
-    from lockstep.platforms.jobs.devrun import run_on_all_nodes
+    from lockstep.platforms.jobs.terminal import run_on_all_nodes
 
     refuse(found)
-    return asyncio.run(run_on_all_nodes(context, found.namespace, found.name, ["python3", "-I", AGENT_PATH, "stop"]))
+    command = ["python3", "-I", AGENT_PATH, "stop"]
+    return found.run(lambda cluster: run_on_all_nodes(cluster, found.namespace, found.name, command))
 
 
 def _not_ended(jobs: Sequence[str], where: TargetOptions) -> list[FoundJob]:

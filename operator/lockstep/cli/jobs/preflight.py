@@ -51,8 +51,8 @@ def preflight(
 
         result = preflight_local(job, inputs.cluster.profile, workspace)
     else:
-        from lockstep.platforms.in_namespace.preflight import preflight_on_cluster
         from lockstep.platforms.in_namespace.run import TimeLimit
+        from lockstep.platforms.in_namespace.shortruns import preflight_on_cluster
 
         result = preflight_on_cluster(job, inputs.cluster.profile, inputs.namespace, context, tell, TimeLimit.of(timeout))
     _show(result, as_json or output is Form.JSON)

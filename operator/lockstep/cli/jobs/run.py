@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import getpass
 import shlex
 import socket
@@ -162,12 +161,12 @@ def run_in_session(words: Sequence[str], job: str, where: TargetOptions, *, deta
         raise ConfigError(
             "name what to run: a job file (-f job.yaml --local), or a script on all nodes of a dev environment (lockstep run train.py)"
         )
-    from lockstep.platforms.jobs.devrun import agent_command, run_on_all_nodes
+    from lockstep.platforms.jobs.terminal import agent_command, run_on_all_nodes
 
     found = find_job(job, where)
     refuse(found)
     command = agent_command(words, _who(), detach=detach)
-    return asyncio.run(run_on_all_nodes(where.context, found.namespace, job, command))
+    return found.run(lambda cluster: run_on_all_nodes(cluster, found.namespace, job, command))
 
 
 def refuse(found: FoundJob) -> None:

@@ -58,7 +58,7 @@ def stacks(
 
 def _on_cluster(name: str, rank: int | None, where: TargetOptions) -> list[RankAnswer]:
     from lockstep.platforms.jobs.logs import is_run
-    from lockstep.platforms.jobs.stacks import ask_ranks
+    from lockstep.platforms.jobs.runs import ask_ranks
 
     found = find_job_or_run(name, where)
     answers = found.run(lambda cluster: ask_ranks(cluster, found.job, rank))

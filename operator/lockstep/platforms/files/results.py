@@ -1,23 +1,28 @@
-"""Results of a run on its volume: its commits, and its newest adapter. A pod reads them there, so that only answers travel."""
+"""Results of a run on its volume: its commits, its newest adapter, and text that this generates. A pod reads them there, so that only answers travel."""
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from posixpath import join, normpath
+from typing import Any
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import WORKSPACE
-from lockstep.kube.cluster import Cluster
+from lockstep.api.objects import Object, is_true
+from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.exec import Place, ProgramFailed, output_of, program, python_output
-from lockstep.platforms.files.reader import Say, beside, nodes_with_volumes
+from lockstep.plan.render.fabric import GPU_RESOURCE
+from lockstep.plan.render.readerpod import is_shared
+from lockstep.platforms.files.reader import Say, beside, nodes_with_volumes, reader, running_pods, stateful_set_of
 from lockstep.platforms.inpod import newest, source_of
 from lockstep.platforms.inpod.newest import CONFIG, WEIGHTS
 from lockstep_spec.exits import CONFIGURATION
 
-INSPECT_MODULE = "lockstep_train.inspect"
+INSPECT_MODULE, GENERATE_MODULE = "lockstep_train.inspect", "lockstep_train.generate"
 COMMITS_BYTES_MAX = 64 << 20
 BAD_NEWS = 1
 EXPORT_SECONDS = 1800.0
@@ -113,3 +118,61 @@ async def _exported(cluster: Cluster, place: Place, job: str, commit: str) -> Ad
             f"lockstep cp {job}:{run_folder(job)}/checkpoints node-0 --node 0 (and so on), then lockstep adapter export node-0 … -o adapter"
         ) from None
     return Adapter(folder, (), made_of=commit)
+
+
+@asynccontextmanager
+async def idle_or_own_pod(cluster: Cluster, namespace: str, job: str, gpus: int, say: Say) -> AsyncIterator[Place]:
+    """Container for the generation. Beside ranks that train there would be neither memory nor time for it. Raises ConfigError, NoReader."""
+    stateful_set = await stateful_set_of(cluster, namespace, job)
+    running = await running_pods(cluster, namespace, job)
+    if 0 in running and await _is_idle(cluster, namespace, job):
+        yield running[0]
+        return
+    busy = running.get(0)
+    if busy is not None and not is_shared(stateful_set):
+        raise ConfigError(
+            f"pod {busy.pod} trains, and a second pod may not be able to mount its volume: wait for the job's end, or fetch the adapter by lockstep adapter get {job}, and use --local"
+        )
+    async with reader(cluster, stateful_set, 0, resources=resources_of(stateful_set, gpus), say=say) as place:
+        yield place
+
+
+async def _is_idle(cluster: Cluster, namespace: str, job: str) -> bool:
+    """Return True if nothing trains in its pods: the job is interactive, or has ended and is held."""
+    try:
+        training_job = await cluster.get("TrainingJob", namespace, job)
+    except ApiError:  # (a cluster without the operator)
+        return False
+    status = (training_job or {}).get("status") or {}
+    return training_job is not None and (
+        training_job["spec"].get("type") == "Interactive" or is_true(status, "Failed") or is_true(status, "Complete")
+    )
+
+
+def resources_of(stateful_set: Object, gpus: int) -> Object:
+    """Resources: CPU and memory as the job's pods have them, and `gpus` GPUs."""
+    stated = stateful_set["spec"]["template"]["spec"]["containers"][0].get("resources") or {}
+    devices = {GPU_RESOURCE: str(gpus)} if gpus else {}
+    return {
+        kind: {k: v for k, v in (stated.get(kind) or {}).items() if k in ("cpu", "memory")} | devices for kind in ("requests", "limits")
+    }
+
+
+async def base_model(cluster: Cluster, namespace: str, job: str) -> str | None:
+    """Folder of the base model, as the job names it; None: as the adapter does."""
+    try:
+        training_job = await cluster.get("TrainingJob", namespace, job)
+    except ApiError:
+        return None
+    name = (((training_job or {}).get("spec") or {}).get("training") or {}).get("model", {}).get("name")
+    return str(name) if name is not None and str(name).startswith("/") else None
+
+
+async def write_on(cluster: Cluster, place: Place, arguments: Sequence[str], show: Callable[[bytes], Any]) -> int:
+    """Run the trainer's program, and show what it writes as it comes. Raises ProgramFailed with its message."""
+    async with program(cluster, place, ["python3", "-m", GENERATE_MODULE, *arguments], stdin=False, pings=True) as running:
+        while text := await running.read():
+            show(text)
+        if running.code != 0:
+            raise running.failure()
+    return 0

@@ -37,6 +37,7 @@ from lockstep.platforms.clusters.facts import with_image
 from lockstep.platforms.clusters.listings import list_kind
 from lockstep.platforms.files.reader import beside, create_claims
 from lockstep.platforms.in_namespace.objects import Run, objects, prepare
+from lockstep.platforms.inpod.keeper import verdict
 from lockstep.platforms.jobs.keeper import VERDICTS, keeper, keeper_name
 from lockstep.platforms.jobs.logs import STAMP
 from lockstep.platforms.output import put
@@ -351,8 +352,9 @@ async def _follow(cluster: Cluster, run: Run, say: Say) -> int:
     finally:
         relaying.cancel()
     await asyncio.wait([relaying])
-    await log.rest(previous=ended.restarted)
-    return ended.code
+    code, restarted = ended
+    await log.rest(previous=restarted)
+    return code
 
 
 async def _follow_placing(cluster: Cluster, run: Run, observed: Observed, place: Placing) -> None:
@@ -383,25 +385,10 @@ async def _observe(cluster: Cluster, run: Run, status: Object | None = None) -> 
     )
 
 
-@dataclass(frozen=True)
-class _End:
-    """End of node 0's agent, and whether the kubelet has started it again since (it finds the end record and ends, too)."""
-
-    code: int
-    restarted: bool
-
-
-def _verdict(observed: Observed) -> _End | None:
-    """End of node 0's agent; None while it runs, or will run again: a pod that was evicted or drained saves, and another one follows it."""
+def _verdict(observed: Observed) -> tuple[int, bool] | None:
+    """Verdict on node 0 as of its keeper, where no pod follows one that has saved once the run is scaled to zero."""
     pod = observed.pod(0)
-    replaced = pod is not None and is_terminating(pod) and observed.replicas > 0
-    statuses = [] if pod is None else pod.get("status", {}).get("containerStatuses") or []
-    for status in statuses:
-        for state in ("state", "lastState"):
-            code = status.get(state, {}).get("terminated", {}).get("exitCode")
-            if code in VERDICTS and not (replaced and code == SAVED):
-                return _End(int(code), state == "lastState")
-    return None
+    return None if pod is None else verdict(pod, list(VERDICTS), SAVED if observed.replicas > 0 else None)
 
 
 def _comes_up(observed: Observed) -> bool:
@@ -410,13 +397,13 @@ def _comes_up(observed: Observed) -> bool:
     return all_placed and not all(map(is_running, observed.pods))
 
 
-def _given_up(run: Run, begun: float | None, now: float, say: Say) -> _End | None:
+def _given_up(run: Run, begun: float | None, now: float, say: Say) -> tuple[int, bool] | None:
     """End of a run whose pods did not come up in time: without an operator node 0 would wait for them forever."""
     seconds = run.frozen.parsed.timeouts.start_seconds
     if begun is None or now - begun < seconds:
         return None
     say(f"lockstep: giving up: all pods have nodes, but did not start within the {seconds} s of startTimeoutSeconds")
-    return _End(FAILED, restarted=False)
+    return FAILED, False
 
 
 def _waiting_for(observed: Observed, run: Run, place: Placing) -> str:

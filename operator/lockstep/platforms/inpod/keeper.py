@@ -34,13 +34,16 @@ def request(server: str, method: str, path: str, body: Any = None) -> Any:
         return json.load(reply)
 
 
-def verdict(pod: Any, verdicts: list[int], saved: int) -> int | None:
-    """Exit code of node 0's agent; None while it runs or will run again, and for a pod that is replaced when it has saved."""
+def verdict(pod: Any, verdicts: list[int], saved: int | None) -> tuple[int, bool] | None:
+    """Exit code of node 0's agent, and whether the kubelet has started it again since (it finds the end record and ends, too).
+
+    None while it runs or will run again. `saved`: the exit code of one that was evicted or drained and has saved: another pod follows it. None: none does.
+    """
     for status in (pod.get("status") or {}).get("containerStatuses") or []:
         for state in ("state", "lastState"):
             code = ((status.get(state) or {}).get("terminated") or {}).get("exitCode")
             if code in verdicts and not (code == saved and "deletionTimestamp" in pod["metadata"]):
-                return int(code)
+                return int(code), state == "lastState"
     return None
 
 
@@ -59,9 +62,9 @@ def let_go(server: str, path: str, uid: str) -> bool:
 def main(server: str, pod_path: str, scale_path: str, uid: str, verdicts: list[int], saved: int) -> None:
     while True:
         try:
-            code = verdict(request(server, "GET", pod_path), verdicts, saved)
-            if code is not None:
-                print(f"node 0 has ended with {code}: its nodes go in {LINGER_SECONDS:.0f} s", flush=True)
+            end = verdict(request(server, "GET", pod_path), verdicts, saved)
+            if end is not None:
+                print(f"node 0 has ended with {end[0]}: its nodes go in {LINGER_SECONDS:.0f} s", flush=True)
                 time.sleep(LINGER_SECONDS)
                 if let_go(server, scale_path, uid):
                     return

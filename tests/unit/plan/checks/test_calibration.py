@@ -26,9 +26,9 @@ from lockstep.plan.cluster.calibration import (
     with_calibration,
 )
 from lockstep.plan.render.resolve import resolve
-from lockstep.platforms.in_namespace import sweep as module
+from lockstep.platforms.in_namespace import shortruns as module
 from lockstep.platforms.in_namespace.objects import prepare
-from lockstep.platforms.in_namespace.sweep import Sweep, without_claims
+from lockstep.platforms.in_namespace.shortruns import Sweep, without_claims
 from lockstep_gang.agent.main import main as agent
 from lockstep_gang.agent.preflight.allreduce_rank import sizes
 from support.api_stub import kubeconfig

@@ -18,9 +18,8 @@ from lockstep.cli.main import main
 from lockstep.kube import exec as programs
 from lockstep.kube.exec import Place, ProgramFailed
 from lockstep.platforms.files import results
-from lockstep.platforms.files.results import Adapter, NoAdapter, newest_adapter
+from lockstep.platforms.files.results import Adapter, NoAdapter, idle_or_own_pod, newest_adapter, resources_of
 from lockstep.platforms.inpod.newest import CONFIG, MANIFEST, WEIGHTS, newest
-from lockstep.platforms.jobs.generation import idle_or_own_pod, resources_of
 from support.fake_cluster import FakeCluster
 
 PLACE = Place("ns", "x-0", "trainer")

@@ -1,0 +1,138 @@
+"""Short runs on a cluster, of which only the result is wanted: preflight of a job, and an all-reduce sweep over its nodes.
+
+They are a job's own pods, and end when they have their result. The role `admin` in one namespace is enough; no operator is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from posixpath import join
+
+from lockstep.api import names
+from lockstep.api.cluster import TrainingCluster
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.job import TrainingJob
+from lockstep.kube.cluster import ApiError, Cluster
+from lockstep.plan.cluster.calibration import Point, is_done, point_in
+from lockstep.plan.render.run import result_in, with_preflight, without_ranks
+from lockstep.plan.render.resolve import resolve
+from lockstep.plan.render.resolved import PlatformDefaults
+from lockstep.platforms.clusters.facts import with_image
+from lockstep.platforms.in_namespace.objects import Run, prepare
+from lockstep.platforms.in_namespace.run import OWN, Say, TimeLimit, run_until
+from lockstep_gang.contract.preflight import PreflightReport
+from lockstep_gang.contract.run import WhenDone, parse_run, run_text
+from lockstep_spec.choices import StorageMode
+
+SUFFIX = "-preflight"
+PREFLIGHT_LINES, SWEEP_LINES = 5, 6
+"""Last lines of node 0 that are quoted where there is no result."""
+POINTS_MAX = 1000
+Hear = Callable[[Point | str], None]
+
+
+def preflight_on_cluster(
+    job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, say: Say, limit: TimeLimit
+) -> PreflightReport:
+    """Run preflight. `say` gets lines that say what is waited for. Raises ConfigError when the job can't start, Failed without a result in time."""
+    return asyncio.run(_preflight(job, profile, namespace, context, say, limit))
+
+
+def prepared(job: TrainingJob, profile: TrainingCluster, namespace: str) -> Run:
+    """Prepare the job without its ranks. Beside a job that may run, under a name of its own; with volumes of its own for every pod under the
+    job's name, since that is what its volumes are found by."""
+    checked = with_preflight(job)
+    if resolve(checked, profile, PlatformDefaults(namespace=namespace)).storage_mode is StorageMode.SHARED:
+        name = f"{job.metadata.name[: names.JOB_NAME_MAX - len(SUFFIX)].rstrip('-')}{SUFFIX}"
+        checked = checked.model_copy(update={"metadata": checked.metadata.model_copy(update={"name": name})})
+    run = prepare(checked, profile, namespace)
+    ending = without_ranks(parse_run(run.frozen.run), join(names.WORKSPACE, "runs", job.metadata.name))
+    # An agent that ends is started again by the kubelet, and one that has only just started doesn't hear that it is to go.
+    waiting = replace(ending, when_done=WhenDone.WAIT)
+    return replace(run, frozen=replace(run.frozen, run=run_text(waiting)))
+
+
+async def _preflight(
+    job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, say: Say, limit: TimeLimit
+) -> PreflightReport:
+    lines: deque[str] = deque(maxlen=PREFLIGHT_LINES)
+    results: list[PreflightReport] = []
+    heard = asyncio.Event()
+
+    def hear(line: str) -> None:
+        lines.append(line)
+        if not results and (result := result_in(line)) is not None:
+            results.append(result)
+            heard.set()
+        elif line.startswith(OWN):
+            say(line)
+
+    async with await Cluster.connect(context) as cluster:
+        run = prepared(job, await with_image(cluster, job, profile, namespace), namespace)
+        await _run_until(cluster, run, hear, heard, limit, "preflight")
+    if not results:
+        raise Failed("preflight ended without a result; the log of node 0 ends with: " + " | ".join(lines))
+    return results[0]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Points that were measured, and over what."""
+
+    points: tuple[Point, ...]
+    transport: str
+    nodes: int
+
+
+def sweep_on_cluster(
+    job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, hear: Hear, limit: TimeLimit
+) -> Sweep:
+    """Measure.
+
+    `hear` gets every point, and lines that say what is waited for. Raises ConfigError when it can't start, Failed when it ended without a result.
+    """
+    return asyncio.run(_sweep(job, profile, namespace, context, hear, limit))
+
+
+def without_claims(run: Run) -> Run:
+    """Replace claims, which stay, by folders that end with the pods: nothing of a sweep is worth keeping."""
+    template = json.loads(run.frozen.template)
+    template["claims"] = []
+    template["pod"]["spec"]["volumes"] += [{"name": name, "emptyDir": {}} for name in (names.WORKSPACE_VOLUME, names.DATASETS_VOLUME)]
+    return replace(run, frozen=replace(run.frozen, template=json.dumps(template, sort_keys=True)))
+
+
+async def _sweep(job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, hear: Hear, limit: TimeLimit) -> Sweep:
+    points: list[Point] = []
+    last: deque[str] = deque(maxlen=SWEEP_LINES)
+    done = asyncio.Event()
+
+    def listen(line: str) -> None:
+        point = point_in(line)
+        if point is not None and len(points) < POINTS_MAX:
+            points.append(point)
+            hear(point)
+        elif is_done(line):
+            done.set()
+        elif not line.startswith(OWN):
+            last.append(line)
+        else:
+            hear(line)
+
+    async with await Cluster.connect(context) as cluster:
+        run = without_claims(prepare(job, await with_image(cluster, job, profile, namespace), namespace))
+        await _run_until(cluster, run, listen, done, limit, "sweep")
+    if not done.is_set():
+        raise Failed("the sweep ended before its last size; the log of node 0 ends with: " + " | ".join(last))
+    return Sweep(tuple(points), run.resolved.transport.value, run.resolved.nodes)
+
+
+async def _run_until(cluster: Cluster, run: Run, hear: Say, heard: asyncio.Event, limit: TimeLimit, what: str) -> None:
+    try:
+        await run_until(cluster, run, hear, heard, limit)
+    except ApiError as error:
+        raise ConfigError(f"the API server refused an object of the {what}: {error.message}") from None
