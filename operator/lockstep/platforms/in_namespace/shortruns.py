@@ -18,9 +18,9 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.job import TrainingJob
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.plan.cluster.calibration import Point, is_done, point_in
-from lockstep.plan.render.run import result_in, with_preflight, without_ranks
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults
+from lockstep.plan.render.run import result_in, with_preflight, without_ranks
 from lockstep.platforms.clusters.facts import with_image
 from lockstep.platforms.in_namespace.objects import Run, prepare
 from lockstep.platforms.in_namespace.run import OWN, Say, TimeLimit, run_until

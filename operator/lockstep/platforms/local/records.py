@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,34 +20,36 @@ _OF_A_FAILURE = ("rank", "node", "exitCode", "signal", "exception", "cause", "st
 
 def observed_run(job: str, root: Path) -> Observed:
     """Return the newest run of this name. Raises ConfigError when there is none, or its records can't be read."""
-    folder = root / "workspace" / "runs" / job / "gang"
-    try:
-        attempts = [json.loads(line) for line in (folder / "attempts.jsonl").read_text(encoding="utf-8").splitlines()]
-        end = json.loads(path.read_text(encoding="utf-8")) if (path := folder / "end.json").exists() else {}
-        status = _status(attempts, end, runs=_runs(folder.parent / "local.lock"))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:  # (scripts can write there, too)
-        raise ConfigError(
-            f"no run {job} can be read in {folder} ({error}): use the same --workspace as for `lockstep run --local`"
-        ) from None
+    folder = root / "workspace" / "runs" / job
+    with _readable(job, folder) as (attempts, end):
+        status = _status(attempts, end, runs=_runs(folder / "local.lock"))
     return Observed(job={"metadata": {"name": job, "namespace": "local", "uid": "local"}, "spec": {}, "status": status})
 
 
 def failed_run(job: str, root: Path) -> Earlier:
     """Return the newest run of this name, which must have failed. Raises ConfigError."""
-    folder = root / "workspace" / "runs" / job / "gang"
+    folder = root / "workspace" / "runs" / job
+    with _readable(job, folder) as (attempts, end):
+        uid, retry = attempts[-1]["jobUid"], attempts[-1].get("retry", 0)
+        state = end.get("state") if end.get("jobUid") == uid else None
+    if state == "Complete":
+        raise ConfigError(f"run {job} in {folder} is complete: there is nothing to retry")
+    if state is None or end.get("retry", 0) < retry:
+        raise ConfigError(f"run {job} in {folder} has not failed: `lockstep run -f FILE --local` goes on from its last checkpoint")
+    return Earlier(uid, end.get("retry", 0))
+
+
+@contextlib.contextmanager
+def _readable(job: str, run: Path) -> Iterator[tuple[list[Object], Object]]:
+    """Records of all attempts, and of the end. Raises ConfigError for what can't be read, in the block, too: scripts can write there."""
+    folder = run / "gang"
     try:
-        newest = json.loads((folder / "attempts.jsonl").read_text(encoding="utf-8").splitlines()[-1])
-        end = json.loads(path.read_text(encoding="utf-8")) if (path := folder / "end.json").exists() else {}
-    except (OSError, ValueError, IndexError) as error:
+        attempts = [json.loads(line) for line in (folder / "attempts.jsonl").read_text(encoding="utf-8").splitlines()]
+        yield attempts, json.loads(path.read_text(encoding="utf-8")) if (path := folder / "end.json").exists() else {}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"no run {job} can be read in {folder} ({error}): use the same --workspace as for `lockstep run --local`"
         ) from None
-    state = end.get("state") if end.get("jobUid") == newest["jobUid"] else None
-    if state == "Complete":
-        raise ConfigError(f"run {job} in {folder.parent} is complete: there is nothing to retry")
-    if state is None or end.get("retry", 0) < newest.get("retry", 0):
-        raise ConfigError(f"run {job} in {folder.parent} has not failed: `lockstep run -f FILE --local` goes on from its last checkpoint")
-    return Earlier(newest["jobUid"], end.get("retry", 0))
 
 
 def look_at_run(job: str, workspace: Path, points: int) -> tuple[dict[str, Any], bool]:

@@ -18,7 +18,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import Resolved
-from lockstep.platforms.local import agents
+from lockstep.platforms.local import run as run_module
 from lockstep.platforms.local.placement import check_inputs, gpus_here, local_defaults, local_run, node_devices
 from lockstep_gang.contract.run import Run, WhenDone
 from lockstep_spec.choices import StorageMode
@@ -232,8 +232,8 @@ def test_each_agent_gets_the_devices_of_its_node(tmp_path: Path, monkeypatch: py
         def poll(self) -> int:
             return 0
 
-    monkeypatch.setattr(agents.subprocess, "Popen", Ended)
-    assert agents.run_agents(tmp_path / "run.json", 2, tmp_path / "logs", devices=("0,1", "2,3")) == 0
+    monkeypatch.setattr(run_module.subprocess, "Popen", Ended)
+    assert run_module.run_agents(tmp_path / "run.json", 2, tmp_path / "logs", devices=("0,1", "2,3")) == 0
     assert given == {"0": "0,1", "1": "2,3"}
 
 
@@ -276,8 +276,8 @@ def test_an_agent_that_is_ended_from_outside(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(agents, "END_SECONDS", 0.2)
-    monkeypatch.setattr(agents.subprocess, "Popen", Played)
+    monkeypatch.setattr(run_module, "END_SECONDS", 0.2)
+    monkeypatch.setattr(run_module.subprocess, "Popen", Played)
     Played.codes = codes
-    assert agents.run_agents(tmp_path / "run.json", 2, tmp_path / "logs") == code
+    assert run_module.run_agents(tmp_path / "run.json", 2, tmp_path / "logs") == code
     assert said in capsys.readouterr().err
