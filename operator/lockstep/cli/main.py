@@ -228,8 +228,8 @@ def __getattr__(name: str) -> Any:
     return globals()["app"]
 
 
-def print_version(asked: bool) -> None:
-    if asked:
+def print_version(wants_version: bool) -> None:
+    if wants_version:
         from lockstep.cli.clusters.version import own_version
 
         put(own_version())

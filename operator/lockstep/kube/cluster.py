@@ -266,7 +266,7 @@ class Cluster:
         with _reaching(self.server):
             stored = self._parsed(await response.read())
         stated = response.headers.getall("Warning", [])
-        return stored, [found[1].replace('\\"', '"') for text in stated if (found := _WARNING.match(text))]
+        return stored, [match[1].replace('\\"', '"') for text in stated if (match := _WARNING.match(text))]
 
     async def list(self, kind: str, namespace: str | None = None, query: Mapping[str, str] | None = None) -> Object:
         """All objects as one List; items get their kind and apiVersion."""

@@ -122,11 +122,11 @@ async def server_of(context: str | None, kubeconfig: Kubeconfig | None = None) -
     """
     aim = Connections.aim
     files = kubeconfig or aim.kubeconfig(context)
-    known, key = Connections.servers, (files.paths, context)
-    server = known[key] if known and key in known else await _configured(files, context)
+    servers, key = Connections.servers, (files.paths, context)
+    server = servers[key] if servers and key in servers else await _configured(files, context)
     aim.check(server.url, context)
-    if known is not None:
-        known[key] = server
+    if servers is not None:
+        servers[key] = server
     return server
 
 

@@ -309,14 +309,14 @@ def _is_list_of(value: Any, kind: type) -> bool:
     return isinstance(value, list) and all(isinstance(item, kind) for item in value)
 
 
-def _names(known: Values) -> str:
-    return ", ".join(sorted(map(str, known))) or "none"
+def _names(entries: Values) -> str:
+    return ", ".join(sorted(map(str, entries))) or "none"
 
 
-def _named(known: Values, name: Any, kind: str, paths: str) -> Values:
-    if name not in known:
-        raise ConfigError(f"{paths} has no {kind} {name}; there are {_names(known)}")
-    return dict(known[name])
+def _named(entries: Values, name: Any, kind: str, paths: str) -> Values:
+    if name not in entries:
+        raise ConfigError(f"{paths} has no {kind} {name}; there are {_names(entries)}")
+    return dict(entries[name])
 
 
 def _bytes(values: Values, key: str) -> bytes | None:

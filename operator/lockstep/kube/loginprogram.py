@@ -90,10 +90,10 @@ class LoginProgram:
         command = [self._program(), *map(str, self.stated.get("args") or [])]
         extra = {str(item["name"]): str(item.get("value") or "") for item in self.stated.get("env") or []}
         interactive = self._interactive()
-        asked = json.dumps({"apiVersion": self.stated["apiVersion"], "kind": "ExecCredential", "spec": self._spec()})
+        request = json.dumps({"apiVersion": self.stated["apiVersion"], "kind": "ExecCredential", "spec": self._spec()})
         try:
             ended = subprocess.run(
-                command, env={**os.environ, **extra, "KUBERNETES_EXEC_INFO": asked}, stdout=subprocess.PIPE,
+                command, env={**os.environ, **extra, "KUBERNETES_EXEC_INFO": request}, stdout=subprocess.PIPE,
                 stdin=None if interactive else subprocess.DEVNULL, timeout=PLUGIN_SECONDS, check=False,
                 stderr=None if interactive else subprocess.PIPE,  # (where it says which page to open, and what to enter there)
             )  # fmt: skip

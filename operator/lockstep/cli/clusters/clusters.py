@@ -44,8 +44,8 @@ def print_clusters(folder: Path, server: str | None = None) -> None:
     mistakes: list[str] = []
     for name in cluster_names(folder):
         try:
-            found = load_cluster(name, folder)
-            table.add_row("*" if server is not None and is_talked_to(found, server) else "", *_row(found))
+            cluster_file = load_cluster(name, folder)
+            table.add_row("*" if server is not None and is_talked_to(cluster_file, server) else "", *_row(cluster_file))
         except ConfigError as error:
             mistakes += map(str, error.args)
             table.add_row("", name, "(has mistakes)")
@@ -54,20 +54,20 @@ def print_clusters(folder: Path, server: str | None = None) -> None:
         raise ConfigError(*mistakes)
 
 
-def _row(found: ClusterFile) -> tuple[str, ...]:
+def _row(cluster_file: ClusterFile) -> tuple[str, ...]:
     from lockstep_spec.choices import StorageMode
 
-    spec = found.profile.spec
+    spec = cluster_file.profile.spec
     storage = (
         f"rwx {spec.storage.class_rwx or ''}" if spec.storage.mode is StorageMode.SHARED else f"per pod {spec.storage.class_rwo or ''}"
     )
     return (
-        found.cluster.name,
+        cluster_file.cluster.name,
         spec.platform.value,
         str(len(spec.nodes.gpu_nodes) or "any"),
         f"{spec.gpus.per_node} x {spec.gpus.type or 'GPU'}" if spec.gpus.per_node else "none",
         "RDMA, TCP" if spec.network.rdma.enabled else "TCP",
         storage.strip(),
-        found.cluster.namespace,
-        found.cluster.description,
+        cluster_file.cluster.namespace,
+        cluster_file.cluster.description,
     )

@@ -13,7 +13,7 @@ from lockstep.api.errors import Failed
 from lockstep.api.names import WORKSPACE
 from lockstep.cli.shared.jobargs import (
     DEFAULT_JOB,
-    FoundJob,
+    ClusterJob,
     NodeOption,
     OptionalJobArgument,
     TargetOptions,
@@ -148,7 +148,7 @@ def _serve(request: EditorRequest, job: str, node: int, where: TargetOptions, po
     _connected(target, serve)
 
 
-def _connected(target: FoundJob, work: Callable[[Cluster], Coroutine[Any, Any, None]]) -> None:
+def _connected(target: ClusterJob, work: Callable[[Cluster], Coroutine[Any, Any, None]]) -> None:
     async def permitted(connection: Cluster) -> None:
         from lockstep.platforms.jobs.editor import refuse_without_rights
 

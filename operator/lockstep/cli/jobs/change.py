@@ -15,8 +15,8 @@ from lockstep.cli.shared.inputs import FRESH, OptionalFileOption, only, read_all
 from lockstep.cli.shared.jobargs import (
     UNNAMED,
     WORKSPACE,
+    ClusterJob,
     ContextOption,
-    FoundJob,
     JobArgument,
     JobsArgument,
     NamespaceOption,
@@ -44,11 +44,11 @@ def suspend(where: TargetOptions, jobs: JobsArgument) -> None:
 
     Example: lockstep suspend demo
     """
-    for found in _not_ended(jobs, where):
-        if _set_suspend(found, suspended=True):
-            put(f"{found.name}: asked to save and stop; go on with: lockstep resume {found.name} -n {found.namespace}")
+    for cluster_job in _not_ended(jobs, where):
+        if _set_suspend(cluster_job, suspended=True):
+            put(f"{cluster_job.name}: asked to save and stop; go on with: lockstep resume {cluster_job.name} -n {cluster_job.namespace}")
         else:
-            put(f"{found.name} is suspended already")
+            put(f"{cluster_job.name} is suspended already")
 
 
 @on_cluster
@@ -57,11 +57,11 @@ def resume(where: TargetOptions, jobs: JobsArgument) -> None:
 
     Example: lockstep resume demo
     """
-    for found in _not_ended(jobs, where):
-        if _set_suspend(found, suspended=False) or _take_back(found):
-            put(f"{found.name}: goes on; see it with: lockstep logs {found.name} -f -n {found.namespace}")
+    for cluster_job in _not_ended(jobs, where):
+        if _set_suspend(cluster_job, suspended=False) or _take_back(cluster_job):
+            put(f"{cluster_job.name}: goes on; see it with: lockstep logs {cluster_job.name} -f -n {cluster_job.namespace}")
         else:
-            put(f"{found.name} is not suspended")
+            put(f"{cluster_job.name} is not suspended")
 
 
 @on_cluster
@@ -79,17 +79,17 @@ def stop(
 
     Example: lockstep stop ml-dev-env --run
     """
-    found = _not_ended(jobs, where)
+    cluster_jobs = _not_ended(jobs, where)
     if run:
-        raise typer.Exit(max(map(_stop_run, found)))
-    for one in found:
-        _set_suspend(one, suspended=True)
+        raise typer.Exit(max(map(_stop_run, cluster_jobs)))
+    for cluster_job in cluster_jobs:
+        _set_suspend(cluster_job, suspended=True)
     end = time.monotonic() + timeout
-    for one in found:
-        _until_stopped(one, end, timeout)
+    for cluster_job in cluster_jobs:
+        _until_stopped(cluster_job, end, timeout)
 
 
-def _until_stopped(found: FoundJob, end: float, timeout: int) -> None:
+def _until_stopped(cluster_job: ClusterJob, end: float, timeout: int) -> None:
     """Wait until the job has stopped. Raises Failed when it takes too long. What its status says before the operator has seen that it is to stop says nothing of the stop."""
     from lockstep.api.objects import condition as condition_of
     from lockstep.kube.jobs import job_status
@@ -97,67 +97,71 @@ def _until_stopped(found: FoundJob, end: float, timeout: int) -> None:
 
     message = ""
     while True:
-        condition = condition_of(job_status(found.target.client, found.namespace, found.name), "Suspended")
+        condition = condition_of(job_status(cluster_job.target.client, cluster_job.namespace, cluster_job.name), "Suspended")
         if condition.get("reason", Reason.NOT_SUSPENDED) != Reason.NOT_SUSPENDED and condition.get("message", message) != message:
             message = condition["message"]
-            put(f"{found.name}: {message}", flush=True)
+            put(f"{cluster_job.name}: {message}", flush=True)
         if condition.get("status") == "True":
             return
         if time.monotonic() > end:
             raise Failed(
-                f"job {found.name} has not stopped within {timeout} s: {message or 'its status says nothing'}; it stays asked to stop"
+                f"job {cluster_job.name} has not stopped within {timeout} s: {message or 'its status says nothing'}; it stays asked to stop"
             )
         time.sleep(POLL_SECONDS)
 
 
-def _stop_run(found: FoundJob) -> int:
+def _stop_run(cluster_job: ClusterJob) -> int:
     """Stop the script as a person would in the job's pod, and return the exit code."""
     from lockstep.api.names import AGENT_PATH
     from lockstep.cli.jobs.run import refuse
     from lockstep.platforms.jobs.terminal import run_on_all_nodes
 
-    refuse(found)
+    refuse(cluster_job)
     command = ["python3", "-I", AGENT_PATH, "stop"]
-    return found.run(lambda cluster: run_on_all_nodes(cluster, found.namespace, found.name, command))
+    return cluster_job.run(lambda cluster: run_on_all_nodes(cluster, cluster_job.namespace, cluster_job.name, command))
 
 
-def _not_ended(jobs: Sequence[str], where: TargetOptions) -> list[FoundJob]:
+def _not_ended(jobs: Sequence[str], where: TargetOptions) -> list[ClusterJob]:
     """Return these jobs. Raises ConfigError where one of them isn't there or has ended: then nothing is done to the others, either."""
-    found = find_jobs(jobs, where)
-    for one in found:
-        _refuse_ended(one)
-    return found
+    cluster_jobs = find_jobs(jobs, where)
+    for cluster_job in cluster_jobs:
+        _refuse_ended(cluster_job)
+    return cluster_jobs
 
 
-def _take_back(found: FoundJob) -> bool:
+def _take_back(cluster_job: ClusterJob) -> bool:
     """Ask for the GPUs of a dev environment that nobody used. Return True if they had been released."""
     from lockstep.kube.jobs import patch_spec
 
-    session = (found.job.get("status") or {}).get("interactive") or {}
+    session = (cluster_job.job.get("status") or {}).get("interactive") or {}
     if "released" not in session:
         return False
-    patch_spec(found.target.client, found.namespace, found.name, {"interactive": {"resume": int(session.get("resume", 0)) + 1}})
+    patch_spec(
+        cluster_job.target.client, cluster_job.namespace, cluster_job.name, {"interactive": {"resume": int(session.get("resume", 0)) + 1}}
+    )
     return True
 
 
-def _refuse_ended(found: FoundJob) -> None:
+def _refuse_ended(cluster_job: ClusterJob) -> None:
     from lockstep.api.objects import is_true
 
-    status, place = found.job.get("status", {}), f"{found.name} -n {found.namespace}"
+    status, place = cluster_job.job.get("status", {}), f"{cluster_job.name} -n {cluster_job.namespace}"
     if is_true(status, "Complete"):
-        raise ConfigError(f"job {found.name} is complete: it has no pods to stop and nothing to go on with (lockstep describe {place})")
+        raise ConfigError(
+            f"job {cluster_job.name} is complete: it has no pods to stop and nothing to go on with (lockstep describe {place})"
+        )
     if is_true(status, "Failed"):
-        raise ConfigError(f"job {found.name} has failed: lockstep why {place} says of what, lockstep retry {place} starts it again")
+        raise ConfigError(f"job {cluster_job.name} has failed: lockstep why {place} says of what, lockstep retry {place} starts it again")
 
 
-def _set_suspend(found: FoundJob, *, suspended: bool) -> bool:
+def _set_suspend(cluster_job: ClusterJob, *, suspended: bool) -> bool:
     """Return True if that changed anything."""
     from lockstep.kube.jobs import patch_spec
 
-    spec: dict[str, Any] = found.job["spec"]
+    spec: dict[str, Any] = cluster_job.job["spec"]
     if bool(spec.get("suspend", False)) == suspended:
         return False
-    patch_spec(found.target.client, found.namespace, found.name, {"suspend": suspended})
+    patch_spec(cluster_job.target.client, cluster_job.namespace, cluster_job.name, {"suspend": suspended})
     return True
 
 
@@ -178,42 +182,42 @@ def scale(
     if (number is None) == (nodes is None):
         raise ConfigError("give the number of nodes once: lockstep scale JOB 4")
     goal = number or nodes or 0
-    found = find_job(job, where)
-    if has_ended(found.job.get("status", {})):
+    cluster_job = find_job(job, where)
+    if has_ended(cluster_job.job.get("status", {})):
         raise ConfigError(f"job {job} has ended: give a new job the number of nodes it should have")
-    before = found.job["spec"].get("nodes")
+    before = cluster_job.job["spec"].get("nodes")
     if before == goal:
         put(f"{job} has {number_of(goal, 'node')} already")
         return
-    _ask_to_wait(found, goal, yes=yes)
-    patch_spec(found.target.client, found.namespace, job, {"nodes": goal})
+    _ask_to_wait(cluster_job, goal, yes=yes)
+    patch_spec(cluster_job.target.client, cluster_job.namespace, job, {"nodes": goal})
     was = "the cluster's number of nodes" if before is None else before
-    put(f"{job}: {was} → {number_of(goal, 'node')}; see it with: lockstep get {job} -n {found.namespace}")
+    put(f"{job}: {was} → {number_of(goal, 'node')}; see it with: lockstep get {job} -n {cluster_job.namespace}")
 
 
-def _ask_to_wait(found: FoundJob, goal: int, *, yes: bool) -> None:
+def _ask_to_wait(cluster_job: ClusterJob, goal: int, *, yes: bool) -> None:
     """Ask where the job would wait for nodes. Raises ConfigError where nobody can be asked; typer's Abort when the answer is no."""
     from lockstep_spec.words import printable_line
 
-    lack = "" if yes else found.target.client.run(lambda cluster: _lack_of_nodes(cluster, found, goal))
+    lack = "" if yes else cluster_job.target.client.run(lambda cluster: _lack_of_nodes(cluster, cluster_job, goal))
     if not lack:
         return
-    warning = f"{lack}: {found.name} would stop and wait for them."
+    warning = f"{lack}: {cluster_job.name} would stop and wait for them."
     if not sys.stdin.isatty():
         raise ConfigError(f"{warning} Use --yes to scale it anyway")
     typer.confirm(printable_line(f"{warning} Scale it anyway?"), abort=True)
 
 
-async def _lack_of_nodes(cluster: Cluster, found: FoundJob, goal: int) -> str:
+async def _lack_of_nodes(cluster: Cluster, cluster_job: ClusterJob, goal: int) -> str:
     """Return why too few nodes have room now; '' where enough have, or where the account may not look, or nothing says what a pod asks for."""
     from lockstep.plan.cluster.finding import Outcome
     from lockstep.plan.cluster.fitting import room
     from lockstep.platforms.clusters.facts import room_facts
 
-    stateful_set = await cluster.get("StatefulSet", found.namespace, found.name)
+    stateful_set = await cluster.get("StatefulSet", cluster_job.namespace, cluster_job.name)
     if stateful_set is None:
         return ""
-    findings = room(stateful_set["spec"]["template"], goal, await room_facts(cluster, found.namespace, found.name))
+    findings = room(stateful_set["spec"]["template"], goal, await room_facts(cluster, cluster_job.namespace, cluster_job.name))
     return next((one.message for one in findings if one.outcome is Outcome.WAITS), "")
 
 
@@ -249,10 +253,10 @@ def retry(
 def _raise_retry(job: str, where: TargetOptions) -> int:
     from lockstep.kube.jobs import patch_spec
 
-    found = find_job(job, where)
-    _refuse_unless_failed(job, found.job.get("status", {}))
-    number = int(found.job["spec"].get("restart", {}).get("retry", 0)) + 1
-    patch_spec(found.target.client, found.namespace, job, {"restart": {"retry": number}})
+    cluster_job = find_job(job, where)
+    _refuse_unless_failed(job, cluster_job.job.get("status", {}))
+    number = int(cluster_job.job["spec"].get("restart", {}).get("retry", 0)) + 1
+    patch_spec(cluster_job.target.client, cluster_job.namespace, job, {"restart": {"retry": number}})
     return number
 
 
@@ -318,16 +322,18 @@ def delete(
 
     if bool(jobs) == bool(files):
         raise ConfigError(f"name the jobs, or use -f FILE{', not both' if jobs else ''}")
-    found = _of_files(files, cluster, namespace, context) if files else find_jobs(jobs or [], TargetOptions.of(cluster, namespace, context))
-    running = [one.name for one in found if not has_ended(one.job.get("status", {})) and not one.job["spec"].get("suspend", False)]
+    cluster_jobs = (
+        _of_files(files, cluster, namespace, context) if files else find_jobs(jobs or [], TargetOptions.of(cluster, namespace, context))
+    )
+    running = [one.name for one in cluster_jobs if not has_ended(one.job.get("status", {})) and not one.job["spec"].get("suspend", False)]
     if running and not yes:
         listed, them = ", ".join(running), "it" if len(running) == 1 else "them"
         have = f"job {listed} has" if len(running) == 1 else f"jobs {listed} have"
         if not sys.stdin.isatty():
             raise ConfigError(f"{have} not ended: use --yes to delete {them} anyway")
-        where = ", ".join(sorted({one.namespace for one in found}))
+        where = ", ".join(sorted({one.namespace for one in cluster_jobs}))
         typer.confirm(f"{have[0].upper()}{have[1:]} not ended (namespace {where}). Save, stop and delete {them}?", abort=True)
-    for one in found:
+    for one in cluster_jobs:
         try:
             delete_job(one.target.client, one.namespace, one.name)
         except TimeoutError as error:
@@ -335,18 +341,18 @@ def delete(
         put(f"{one.name} is deleted; its claims stay", flush=True)
 
 
-def _of_files(files: list[Path], cluster: str | None, namespace: str | None, context: str | None) -> list[FoundJob]:
+def _of_files(files: list[Path], cluster: str | None, namespace: str | None, context: str | None) -> list[ClusterJob]:
     """Return each job of the files once. Raises ConfigError for a mistake in any file, for the wrong cluster, and for a job that isn't there."""
     from lockstep.cli.shared.target import Target, unnamed_cluster
     from lockstep.kube.cluster import Client
     from lockstep.kube.jobs import get_job
 
-    jobs: dict[tuple[str, str], FoundJob] = {}
+    jobs: dict[tuple[str, str], ClusterJob] = {}
     for inputs in read_all(files, cluster, namespace, unnamed=lambda: unnamed_cluster(context)):
         inputs.aim()
         target, name = Target(Client(context), inputs.namespace, inputs.cluster.cluster.name), inputs.job.metadata.name
         job = get_job(target.client, inputs.namespace, name)
         if job is None:
             raise ConfigError(f"{inputs.source}: {no_such_job(target, name)}")
-        jobs[inputs.namespace, name] = FoundJob(target, job)
+        jobs[inputs.namespace, name] = ClusterJob(target, job)
     return list(jobs.values())

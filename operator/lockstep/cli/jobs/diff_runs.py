@@ -59,15 +59,15 @@ def diff_runs(
         put(*comparison_page(comparison))
 
 
-def _side(given: str, where: TargetOptions) -> Side:
-    path = Path(given)
+def _side(run: str, where: TargetOptions) -> Side:
+    path = Path(run)
     if path.is_dir():
         return _of_folder(path)
     if path.suffix in JOB_FILES:
         return _of_file(path, where.cluster)
-    if "/" in given:
-        raise ConfigError(f"there is no folder {given}: give a run's folder (runs/<job>), a job file, or the name of a job")
-    return _of_job(given, where)
+    if "/" in run:
+        raise ConfigError(f"there is no folder {run}: give a run's folder (runs/<job>), a job file, or the name of a job")
+    return _of_job(run, where)
 
 
 def _of_file(path: Path, cluster: str) -> Side:
@@ -112,9 +112,9 @@ def _of_folder(path: Path) -> Side:
 def _of_job(name: str, where: TargetOptions) -> Side:
     from lockstep.plan.pages.diffruns import spec_of
 
-    found = find_job(name, where)
-    side = _side_of(name, found.run(lambda cluster: _summary(cluster, found.job)), found.job.get("status", {}))
-    return replace(side, spec=spec_of(found.job["spec"]))
+    cluster_job = find_job(name, where)
+    side = _side_of(name, cluster_job.run(lambda cluster: _summary(cluster, cluster_job.job)), cluster_job.job.get("status", {}))
+    return replace(side, spec=spec_of(cluster_job.job["spec"]))
 
 
 async def _summary(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.shared.jobargs import Form, FormOption, FoundJob, TargetOptions, find_job, on_cluster
+from lockstep.cli.shared.jobargs import ClusterJob, Form, FormOption, TargetOptions, find_job, on_cluster
 from lockstep.cli.shared.terminal import say
 from lockstep.plan.pages.drill import AFTER_INTERRUPT, RISKS, Fault, drill_page, why_not_now
 from lockstep.platforms.output import put, put_json, tell
@@ -41,18 +41,18 @@ def drill(
     from lockstep.platforms.jobs.drilledjob import DrilledJob
     from lockstep.platforms.jobs.drills import run_drill
 
-    found = find_job(job, where)
-    _refuse_without_rights(found, fault)
-    reason = why_not_now(found.job, fault)
+    cluster_job = find_job(job, where)
+    _refuse_without_rights(cluster_job, fault)
+    reason = why_not_now(cluster_job.job, fault)
     if reason:
         raise ConfigError(f"{fault} on job {job}: {reason}")
-    _ask(found, fault, yes=yes)
-    drilled = DrilledJob(found.target.client, found.job, timeout, say)
-    last = int(found.job["status"]["ranks"]["desired"]) - 1
+    _ask(cluster_job, fault, yes=yes)
+    drilled = DrilledJob(cluster_job.target.client, cluster_job.job, timeout, say)
+    last = int(cluster_job.job["status"]["ranks"]["desired"]) - 1
     try:
         outcome = run_drill(drilled, fault, last if rank is None else rank, fill_at_most * MIB)
     except KeyboardInterrupt:
-        tell(f"lockstep: interrupted: {AFTER_INTERRUPT[fault]}; see it with: lockstep get {job} -n {found.namespace}")
+        tell(f"lockstep: interrupted: {AFTER_INTERRUPT[fault]}; see it with: lockstep get {job} -n {cluster_job.namespace}")
         raise typer.Exit(INTERRUPTED) from None
     if output is Form.JSON:
         put_json(outcome.as_json())
@@ -60,17 +60,17 @@ def drill(
         put(*drill_page(outcome).splitlines())
 
 
-def _refuse_without_rights(found: FoundJob, fault: Fault) -> None:
+def _refuse_without_rights(cluster_job: ClusterJob, fault: Fault) -> None:
     from lockstep.platforms.jobs.drills import missing_rights
 
-    missing = missing_rights(found.target.client, fault, found.namespace)
+    missing = missing_rights(cluster_job.target.client, fault, cluster_job.namespace)
     if missing:
         listed = "; ".join(map(str, missing))
         raise ConfigError(f"{fault} needs rights that your account does not have, and nothing was done: {listed}: ask an administrator")
 
 
-def _ask(found: FoundJob, fault: Fault, *, yes: bool) -> None:
-    risk = f"{fault} on job {found.name} of namespace {found.namespace} {RISKS[fault]}."
+def _ask(cluster_job: ClusterJob, fault: Fault, *, yes: bool) -> None:
+    risk = f"{fault} on job {cluster_job.name} of namespace {cluster_job.namespace} {RISKS[fault]}."
     if yes:
         return
     if not sys.stdin.isatty():

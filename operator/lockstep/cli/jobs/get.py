@@ -153,12 +153,12 @@ def describe(where: TargetOptions, job: JobArgument) -> None:
     from lockstep.plan.pages.table import is_open
     from lockstep.platforms.jobs.observe import operator_unheard
 
-    found = find_job(job, where)
-    client, now = found.target.client, time.time()
-    unheard = client.run(lambda cluster: operator_unheard(cluster, found.namespace)) if is_open(found.job) else None
+    cluster_job = find_job(job, where)
+    client, now = cluster_job.target.client, time.time()
+    unheard = client.run(lambda cluster: operator_unheard(cluster, cluster_job.namespace)) if is_open(cluster_job.job) else None
     if unheard is not None:
         put(f"Stale       {unheard.text(now)}")
-    for line in page(found.job, job_events(client, found.job), now):
+    for line in page(cluster_job.job, job_events(client, cluster_job.job), now):
         put(line)
     if unheard is not None:
         raise typer.Exit(EXIT_STALE)
@@ -173,8 +173,8 @@ def events(where: TargetOptions, job: JobArgument) -> None:
     from lockstep.kube.jobs import job_events
     from lockstep.plan.pages.table import age
 
-    found = find_job(job, where)
-    for event in job_events(found.target.client, found.job):
+    cluster_job = find_job(job, where)
+    for event in job_events(cluster_job.target.client, cluster_job.job):
         when = age(event.get("lastTimestamp") or event.get("eventTime"), time.time())
         put(f"{when:>6}  {event.get('type', ''):8} {event.get('reason', ''):24} {event.get('message', '')}")
 
@@ -195,10 +195,10 @@ def wait(
     from lockstep.api.objects import condition
     from lockstep.kube.jobs import has_ended, job_status
 
-    found = find_job(job, where)
+    cluster_job = find_job(job, where)
     end, shown = time.monotonic() + timeout, ""
     while True:
-        status = job_status(found.target.client, found.namespace, job)
+        status = job_status(cluster_job.target.client, cluster_job.namespace, job)
         summary = condition(status, "Progressing")
         line = (
             f"{summary.get('reason', 'Unknown')}: {summary.get('message', 'no status yet: does an operator work here? (lockstep doctor)')}"

@@ -60,8 +60,10 @@ def logs(
     selection = LogSelection(node or 0, rank, tail, None if since is None else parse_duration(since), attempt)
     if local:
         raise typer.Exit(_print_local(job, workspace, selection, follow=follow, errors=errors, previous=previous))
-    found = find_job_or_run(job, where)
-    raise typer.Exit(found.run(lambda cluster: _print(cluster, found.job, selection, follow=follow, errors=errors, previous=previous)))
+    cluster_job = find_job_or_run(job, where)
+    raise typer.Exit(
+        cluster_job.run(lambda cluster: _print(cluster, cluster_job.job, selection, follow=follow, errors=errors, previous=previous))
+    )
 
 
 async def _print(cluster: Cluster, job: Object, selection: LogSelection, *, follow: bool, errors: bool, previous: bool) -> int:

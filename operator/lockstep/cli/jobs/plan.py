@@ -85,13 +85,13 @@ def _plan(inputs: Inputs, resolved: Resolved, options: PlanOptions) -> tuple[lis
     from lockstep.plan.ahead.forecast import capacity, forecast
 
     sources = (options.model_config, options.samples, options.data, options.tokens_per_second, options.train_log)
-    known = known_facts(resolved, *sources, offline=options.offline)
+    stated = known_facts(resolved, *sources, offline=options.offline)
     samples = planned.samples(resolved, inputs.job)
     compared, facts = None, None
     if not options.offline:
         compared, facts = asyncio.run(_look(resolved, samples, options.context))
     size, source = capacity(resolved, () if facts is None else facts.list("Node").items)
-    estimate = forecast(resolved, replace(known, capacity_bytes=size, capacity_source=source))
+    estimate = forecast(resolved, replace(stated, capacity_bytes=size, capacity_source=source))
     return planned.all_findings(resolved, samples[1], compared, facts, estimate), estimate
 
 

@@ -87,8 +87,8 @@ def _table(result: PreflightReport) -> None:
 
     table = Table("check", "node", "result", "what was seen", "what to do", box=None)
     for name in result.checks:
-        found = [finding for finding in result.findings if finding.check == name]
-        for row in map(_row, found) if found else [(name, "", "ok", "", "")]:
+        findings = [finding for finding in result.findings if finding.check == name]
+        for row in map(_row, findings) if findings else [(name, "", "ok", "", "")]:
             table.add_row(*row)
     for finding in (finding for finding in result.findings if finding.check not in result.checks):
         table.add_row(*_row(finding))

@@ -14,7 +14,7 @@ import typer
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import DEV_ENVIRONMENT
 from lockstep.cli.shared.inputs import FRESH, NamespaceOption, OptionalFileOption, SetOption, only, read_inputs
-from lockstep.cli.shared.jobargs import WORKSPACE, ContextOption, FoundJob, HereOption, TargetOptions, VolumesOption, find_job
+from lockstep.cli.shared.jobargs import WORKSPACE, ClusterJob, ContextOption, HereOption, TargetOptions, VolumesOption, find_job
 from lockstep.platforms.output import tell
 
 if TYPE_CHECKING:
@@ -163,27 +163,27 @@ def run_in_session(words: Sequence[str], job: str, where: TargetOptions, *, deta
         )
     from lockstep.platforms.jobs.terminal import agent_command, run_on_all_nodes
 
-    found = find_job(job, where)
-    refuse(found)
+    cluster_job = find_job(job, where)
+    refuse(cluster_job)
     command = agent_command(words, _who(), detach=detach)
-    return found.run(lambda cluster: run_on_all_nodes(cluster, found.namespace, job, command))
+    return cluster_job.run(lambda cluster: run_on_all_nodes(cluster, cluster_job.namespace, job, command))
 
 
-def refuse(found: FoundJob) -> None:
+def refuse(cluster_job: ClusterJob) -> None:
     """Raise ConfigError where no node waits for what it is asked to run, with what to do about it."""
     from lockstep.api.objects import condition, is_true
 
-    name, status = found.name, found.job.get("status") or {}
-    if found.job["spec"].get("type") != "Interactive":
+    name, status = cluster_job.name, cluster_job.job.get("status") or {}
+    if cluster_job.job["spec"].get("type") != "Interactive":
         raise ConfigError(f"job {name} is a Batch job: scripts run only in jobs of type Interactive")
     if is_true(status, "Failed"):
-        raise ConfigError(f"{name} has failed: {condition(status, 'Failed')['message']}: lockstep retry {name} -n {found.namespace}")
+        raise ConfigError(f"{name} has failed: {condition(status, 'Failed')['message']}: lockstep retry {name} -n {cluster_job.namespace}")
     stopped: dict[str, Any] = condition(status, "Suspended")
     if stopped.get("status") == "True" or stopped.get("reason") == "Stopping":
-        raise ConfigError(f"{name} has no pods now: bring it back with lockstep resume {name} -n {found.namespace}")
+        raise ConfigError(f"{name} has no pods now: bring it back with lockstep resume {name} -n {cluster_job.namespace}")
     progress: dict[str, Any] = condition(status, "Progressing")
     if progress.get("status") == "False":
-        raise ConfigError(f"{name} can't run anything now: {progress['message']}: lockstep why {name} -n {found.namespace}")
+        raise ConfigError(f"{name} can't run anything now: {progress['message']}: lockstep why {name} -n {cluster_job.namespace}")
 
 
 def _who() -> str:

@@ -60,9 +60,9 @@ def _on_cluster(name: str, rank: int | None, where: TargetOptions) -> list[RankA
     from lockstep.platforms.jobs.logs import is_run
     from lockstep.platforms.jobs.runs import ask_ranks
 
-    found = find_job_or_run(name, where)
-    answers = found.run(lambda cluster: ask_ranks(cluster, found.job, rank))
-    return _checked(name, answers, rank, f"lockstep {'logs' if is_run(found.job) else 'why'} {name} -n {found.namespace}")
+    cluster_job = find_job_or_run(name, where)
+    answers = cluster_job.run(lambda cluster: ask_ranks(cluster, cluster_job.job, rank))
+    return _checked(name, answers, rank, f"lockstep {'logs' if is_run(cluster_job.job) else 'why'} {name} -n {cluster_job.namespace}")
 
 
 def _on_this_machine(name: str, workspace: Path, rank: int | None) -> list[RankAnswer]:
@@ -74,8 +74,8 @@ def _on_this_machine(name: str, workspace: Path, rank: int | None) -> list[RankA
     folder = str((workspace / "workspace/runs" / name).absolute())
     answer = rankstacks.look(rank, folder)
     answers = read_ranks(answer)
-    wanted = range(answer["worldSize"]) if rank is None else [rank]
-    ended = missing(answers, wanted, {}, max(answer["ranksPerNode"], 1))
+    ranks = range(answer["worldSize"]) if rank is None else [rank]
+    ended = missing(answers, ranks, {}, max(answer["ranksPerNode"], 1))
     return _checked(name, sorted([*answers, *ended], key=lambda one: one.rank), rank, f"lockstep why {name} --local")
 
 

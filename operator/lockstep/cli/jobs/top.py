@@ -169,14 +169,14 @@ async def _looks_of_folder(job: str | None, workspace: Path, interval: float) ->
         await asyncio.sleep(interval)
 
 
-def _with_age(seen: Object, unheard: Unheard | None) -> Object:
-    return seen if unheard is None else {**seen, "stale": {"since": unheard.since, "message": unheard.text(time.time())}}
+def _with_age(look: Object, unheard: Unheard | None) -> Object:
+    return look if unheard is None else {**look, "stale": {"since": unheard.since, "message": unheard.text(time.time())}}
 
 
-def _page(seen: Object) -> list[str]:
+def _page(look: Object) -> list[str]:
     import shutil
 
     from lockstep.plan.pages.top import top_page
 
-    lines = list(top_page(seen, time.time(), shutil.get_terminal_size().columns))
-    return [*lines[:1], *([f"  {seen['stale']['message']}"] if "stale" in seen else []), *lines[1:]]
+    lines = list(top_page(look, time.time(), shutil.get_terminal_size().columns))
+    return [*lines[:1], *([f"  {look['stale']['message']}"] if "stale" in look else []), *lines[1:]]

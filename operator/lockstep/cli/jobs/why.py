@@ -13,9 +13,9 @@ import typer
 from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.jobargs import (
     WORKSPACE,
+    ClusterJob,
     Form,
     FormOption,
-    FoundJob,
     JobArgument,
     LocalRunOption,
     TargetOptions,
@@ -26,7 +26,7 @@ from lockstep.cli.shared.jobargs import (
 from lockstep.platforms.output import put, put_json, tell
 
 if TYPE_CHECKING:
-    from lockstep.cli.shared.jobargs import FoundJob
+    from lockstep.cli.shared.jobargs import ClusterJob
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.observed import Observed
     from lockstep.plan.pages.why import Answer
@@ -66,11 +66,11 @@ def why(
         raise typer.Exit(EXIT_IN_ITS_WAY)
 
 
-def _on_cluster(found: FoundJob, bundle: Path | None) -> Answer:
-    return found.run(lambda connection: _look(connection, found, bundle))
+def _on_cluster(cluster_job: ClusterJob, bundle: Path | None) -> Answer:
+    return cluster_job.run(lambda connection: _look(connection, cluster_job, bundle))
 
 
-async def _look(connection: Cluster, found: FoundJob, bundle: Path | None) -> Answer:
+async def _look(connection: Cluster, cluster_job: ClusterJob, bundle: Path | None) -> Answer:
     from lockstep.plan.pages.why import answer_page, is_awaited
     from lockstep.plan.pages.why import why as answer_of
     from lockstep.platforms.clusters.facts import unserved
@@ -79,11 +79,11 @@ async def _look(connection: Cluster, found: FoundJob, bundle: Path | None) -> An
 
     look = JobObserver(connection)
     observed, unheard, lacks = await asyncio.gather(
-        look.at(found.job), operator_unheard(connection, found.namespace), unserved(connection, found.namespace)
+        look.at(cluster_job.job), operator_unheard(connection, cluster_job.namespace), unserved(connection, cluster_job.namespace)
     )
     answer = answer_of(observed, tuple(look.not_seen), time.time(), lacks, unheard)
     if is_awaited(observed) or answer.stale:
-        answer = replace(answer, says=tuple(await unheard_lines(connection, found.namespace, observed.pods)))
+        answer = replace(answer, says=tuple(await unheard_lines(connection, cluster_job.namespace, observed.pods)))
     if bundle is not None:
         await _write(bundle, connection, observed, answer_page(answer))
     return answer

@@ -148,7 +148,7 @@ HiddenJsonOption = Annotated[bool, typer.Option("--json", hidden=True, help="The
 
 
 @dataclass(frozen=True)
-class FoundJob:
+class ClusterJob:
     """A job as the API server has it."""
 
     target: Target
@@ -167,28 +167,28 @@ class FoundJob:
         return self.target.client.run(work)
 
 
-def find_job(name: str, where: TargetOptions) -> FoundJob:
+def find_job(name: str, where: TargetOptions) -> ClusterJob:
     """Return the job. Raises ConfigError, naming the jobs that are there, when there is none of this name."""
     return find_jobs([name], where)[0]
 
 
-def find_jobs(names: Sequence[str], where: TargetOptions) -> list[FoundJob]:
+def find_jobs(names: Sequence[str], where: TargetOptions) -> list[ClusterJob]:
     """Return each job once, in the order given. Raises ConfigError for the first name that no job has: then nothing is done to the others, either."""
     target = where.target()
     return [job_at(target, name) for name in dict.fromkeys(names)]
 
 
-def job_at(target: Target, name: str) -> FoundJob:
+def job_at(target: Target, name: str) -> ClusterJob:
     """Return the job of this name there. Raises ConfigError as `find_job` does."""
     from lockstep.kube.jobs import get_job
 
     job = get_job(target.client, target.namespace, name)
     if job is None:
         raise ConfigError(no_such_job(target, name))
-    return FoundJob(target, job)
+    return ClusterJob(target, job)
 
 
-def find_job_or_run(name: str, where: TargetOptions) -> FoundJob:
+def find_job_or_run(name: str, where: TargetOptions) -> ClusterJob:
     """Return the job as `find_job` does; what `lockstep run --in-namespace` started is found, too, as a job without spec whose status names its frozen run."""
     from lockstep.kube.jobs import get_job, run_as_job, run_without_operator
 
@@ -198,7 +198,7 @@ def find_job_or_run(name: str, where: TargetOptions) -> FoundJob:
         job = run_as_job(target.client, target.namespace, name, run)
     if job is None:
         raise ConfigError(no_such_job(target, name))
-    return FoundJob(target, job)
+    return ClusterJob(target, job)
 
 
 def no_such_job(target: Target, name: str) -> str:
@@ -228,42 +228,42 @@ def unknown_job(name: str, namespace: str, names: list[str]) -> str:
     return f"there is no TrainingJob {name} in namespace {namespace}: {existing}{hint}"
 
 
-def running_pod(found: FoundJob, node: int) -> str:
+def running_pod(cluster_job: ClusterJob, node: int) -> str:
     """Return the name of a node's pod. Raises ConfigError for a node that the job doesn't have, Failed when its pod doesn't run."""
     from lockstep.api.objects import is_running
     from lockstep.kube.cluster import NOT_FOUND, ApiError
     from lockstep.kube.kinds import path_of
 
-    client, name = found.target.client, pod_name(found.name, node)
-    nodes = _nodes(found)
+    client, name = cluster_job.target.client, pod_name(cluster_job.name, node)
+    nodes = _nodes(cluster_job)
     if node >= nodes > 0:
-        raise ConfigError(f"job {found.name} has no node {node}: its {nodes} nodes are 0 to {nodes - 1}")
+        raise ConfigError(f"job {cluster_job.name} has no node {node}: its {nodes} nodes are 0 to {nodes - 1}")
     try:
-        pod = client.request("GET", path_of("Pod", found.namespace, name))
+        pod = client.request("GET", path_of("Pod", cluster_job.namespace, name))
     except ApiError as error:
         if error.status != NOT_FOUND:
             raise
-        raise Failed(_no_pod(found, name)) from None
+        raise Failed(_no_pod(cluster_job, name)) from None
     if not is_running(pod) or "deletionTimestamp" in pod["metadata"]:
         state = "ends" if "deletionTimestamp" in pod["metadata"] else f"is {pod['status'].get('phase', 'unknown')} and doesn't run yet"
-        raise Failed(f"pod {name} {state}: lockstep why {found.name} -n {found.namespace}")
+        raise Failed(f"pod {name} {state}: lockstep why {cluster_job.name} -n {cluster_job.namespace}")
     return name
 
 
-def _no_pod(found: FoundJob, pod: str) -> str:
+def _no_pod(cluster_job: ClusterJob, pod: str) -> str:
     from lockstep.kube.jobs import has_ended
 
-    place = f"{found.name} -n {found.namespace}"
-    if has_ended(found.job.get("status", {})):
-        return f"job {found.name} has ended and pod {pod} is gone: lockstep logs {place} and lockstep cp read what it has left"
+    place = f"{cluster_job.name} -n {cluster_job.namespace}"
+    if has_ended(cluster_job.job.get("status", {})):
+        return f"job {cluster_job.name} has ended and pod {pod} is gone: lockstep logs {place} and lockstep cp read what it has left"
     return f"pod {pod} is not there: lockstep why {place}"
 
 
-def _nodes(found: FoundJob) -> int:
+def _nodes(cluster_job: ClusterJob) -> int:
     """Number of nodes; 0: not known yet."""
-    stated = found.job["spec"].get("nodes")
+    stated = cluster_job.job["spec"].get("nodes")
     if stated:
         return int(stated)
     from lockstep.cli.shared.target import load
 
-    return load(found.target.cluster).profile.spec.gpus.default_nodes
+    return load(cluster_job.target.cluster).profile.spec.gpus.default_nodes

@@ -55,9 +55,9 @@ async def _lists(cluster: Cluster, namespace: str, kinds: Sequence[str], groups:
     return dict(zip(kinds, await asyncio.gather(*map(listing, kinds)), strict=True))
 
 
-async def _objects(cluster: Cluster, namespace: str, wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Listing]:
-    """`wanted`: kind and name."""
-    keys = list(dict.fromkeys(wanted))
+async def _objects(cluster: Cluster, namespace: str, keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Listing]:
+    """`keys`: kind and name."""
+    keys = list(dict.fromkeys(keys))
     places = [namespace if KINDS[kind].namespaced else None for kind, _ in keys]
     reads = (read_object(cluster, kind, place, name) for (kind, name), place in zip(keys, places, strict=True))
     return dict(zip(keys, await asyncio.gather(*reads), strict=True))
@@ -131,10 +131,10 @@ async def lint_facts(cluster: Cluster, spec: TrainingClusterSpec, namespace: str
 async def doctor_facts(cluster: Cluster, file: ClusterFile, namespace: str) -> ClusterFacts:
     """Facts that a cluster's readiness is judged by."""
     name, account = file.profile.metadata.name, file.profile.spec.security.service_account
-    wanted = (("ServiceAccount", account), ("ServiceAccount", OPERATOR_NAME), ("RoleBinding", NAMED_BINDING))
+    keys = (("ServiceAccount", account), ("ServiceAccount", OPERATOR_NAME), ("RoleBinding", NAMED_BINDING))
     (lists, slices), objects, (operator, profile), (jobs, rights) = await asyncio.gather(
         asyncio.gather(_lists(cluster, namespace, OF_READINESS), _dns_slices(cluster)),
-        _objects(cluster, namespace, wanted),
+        _objects(cluster, namespace, keys),
         asyncio.gather(read_operator(cluster, namespace), read_profile(cluster, name, namespace)),
         asyncio.gather(
             sight_of_jobs(cluster), asyncio.gather(*(may(cluster, verb, kind, namespace, sub) for verb, kind, sub in RIGHTS.values()))
@@ -197,8 +197,8 @@ async def plan_facts(cluster: Cluster, resolved: Resolved, samples: Sequence[Obj
 
 async def objects_of(cluster: Cluster, job: str, namespace: str) -> list[Object]:
     """The job, and whatever of its names is there. Secrets are not read: their values are nobody's to compare. Raises ApiError where one may not be read."""
-    wanted = [("TrainingJob", job), ("StatefulSet", job), ("Service", names.service_name(job)), ("NetworkPolicy", job)]
-    items = [await cluster.get(kind, namespace, name) for kind, name in wanted]
+    keys = [("TrainingJob", job), ("StatefulSet", job), ("Service", names.service_name(job)), ("NetworkPolicy", job)]
+    items = [await cluster.get(kind, namespace, name) for kind, name in keys]
     for kind in ("ConfigMap", "PersistentVolumeClaim"):
         items += (await cluster.list(kind, namespace, {"labelSelector": f"{names.LABEL_MANAGED_BY}={names.APP}"}))["items"]
     return [item for item in items if item is not None]
