@@ -219,9 +219,9 @@ def test_a_mirrors_login_is_used_and_not_printed(hub: Hub, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("endpoint", "message"),
     [
-        ("http://me:pass/word@127.0.0.1:9", "HF_ENDPOINT http://127.0.0.1:9 is no address of a hub"),
-        ("me:pass/word@127.0.0.1:9", "HF_ENDPOINT 127.0.0.1:9 is no address of a hub"),
-        ("http://me:pass/word@127.0.0.1:port", "HF_ENDPOINT http://127.0.0.1:port is no address of a hub"),
+        ("http://me:pass/word@127.0.0.1:9", "HF_ENDPOINT http://127.0.0.1:9 is not the address of a hub"),
+        ("me:pass/word@127.0.0.1:9", "HF_ENDPOINT 127.0.0.1:9 is not the address of a hub"),
+        ("http://me:pass/word@127.0.0.1:port", "HF_ENDPOINT http://127.0.0.1:port is not the address of a hub"),
         ("http://127.0.0.1:port", r"http://127.0.0.1:port can't be asked for its config.json (InvalidURL); check HF_ENDPOINT"),
     ],
 )

@@ -26,7 +26,7 @@ def test_a_cluster_is_found_by_name_and_by_path(folder: Path) -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no cluster onne in .*/: known are one, two; did you mean one\?"):
+    with pytest.raises(ConfigError, match=r"there is no cluster onne in .*/: it has one, two; did you mean one\?"):
         load_cluster("onne", folder)
 
 

@@ -97,7 +97,7 @@ def _job(file: ClusterFile, nodes: int | None, mode: Mode, most: int | None, ima
 
     job = sweep_job(file.profile.spec, nodes, FabricMode[mode.name], most)
     if (job.spec.nodes or 0) < 2:
-        raise ConfigError("gpus.default_nodes of the cluster file is 1, and an all-reduce over one node crosses no network: say --nodes 2")
+        raise ConfigError("gpus.default_nodes of the cluster file is 1, and an all-reduce over one node crosses no network: use --nodes 2")
     return job if image is None else job.model_copy(update={"spec": job.spec.model_copy(update={"image": image})})
 
 

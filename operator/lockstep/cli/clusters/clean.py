@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +13,7 @@ from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME
 from lockstep.cli.clusters.deploy import ClusterArgument, ContextOption, ForceOption, as_deployed
 from lockstep.cli.clusters.deploymentplan import DeploymentPlan, Mode, planned
 from lockstep.cli.shared.checkout import forget
-from lockstep.cli.shared.terminal import Progress
+from lockstep.cli.shared.terminal import Progress, confirm
 from lockstep.platforms.output import put
 
 if TYPE_CHECKING:
@@ -92,14 +91,9 @@ def _plan(cluster: str, context: str | None, force: bool) -> DeploymentPlan:
 
 
 def ask(question: str, *, yes: bool) -> None:
-    """Raises ConfigError where nobody can be asked; typer's Abort when the answer is no."""
-    from lockstep_spec.words import printable_line
-
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise ConfigError(f"{question} Say --yes (make: YES=1) where nobody can be asked")
-    typer.confirm(printable_line(question), abort=True)
+    """Ask, unless `yes`. Raises ConfigError where nobody can be asked; typer's Abort when the answer is no."""
+    if not yes:
+        confirm(question, f"{question} Use --yes (make: YES=1) where nobody can be asked")
 
 
 async def _clean(plan: DeploymentPlan, context: str | None, *, pvcs: bool, yes: bool) -> None:
@@ -170,7 +164,7 @@ async def _uninstall(plan: DeploymentPlan, context: str | None, *, jobs: bool, y
         )
         ask(f"Remove {what}{doomed} from {connection.server}?", yes=yes)
         await remove.uninstall(connection, objects, print, plan.scope, with_jobs=jobs or not plan.scope.own)
-    put(f"Lockstep is removed; claims stay. Again: make deploy-cluster CLUSTER={plan.cluster.cluster.name}")
+    put(f"Lockstep is removed; claims stay. To install it again: make deploy-cluster CLUSTER={plan.cluster.cluster.name}")
 
 
 async def _clusters_of(connection: Cluster) -> str:
@@ -234,12 +228,12 @@ def _refuse_while_jobs(jobs: list[dict[str, Any]], scope: Scope) -> None:
     in_the_way = sorted(_place_of(job) for job in jobs if not scope.own or (job.get("status") or {}).get("nodes"))
     if in_the_way and scope.own:
         raise ConfigError(
-            f"jobs have pods that report to this operator ({', '.join(in_the_way)}): stop them first (lockstep stop NAME -n {scope.home}), or say --jobs "
+            f"jobs have pods that report to this operator ({', '.join(in_the_way)}): stop them first (lockstep stop NAME -n {scope.home}), or use --jobs "
             "(make: JOBS=1), which deletes all jobs of the namespace"
         )
     if in_the_way:
         raise ConfigError(
-            f"there are TrainingJobs ({', '.join(in_the_way)}), which would go with their definition: delete them first, or say --jobs (make: JOBS=1)"
+            f"there are TrainingJobs ({', '.join(in_the_way)}), which would go with their definition: delete them first, or use --jobs (make: JOBS=1)"
         )
 
 

@@ -120,12 +120,12 @@ def _write(path: Path, text: str) -> None:
 
 
 def _tell(name: str, path: Path, facts: ClusterFacts, entries: list[Entry]) -> None:
-    put(f"Wrote {path}, by what {facts.server} showed you of namespace {facts.namespace}")
+    put(f"Wrote {path} from what {facts.server} shows you of namespace {facts.namespace}")
     for probe in facts.probes:
         put(f"  node {probe.node}: {_seen_inside(probe)}")
     unseen = [entry for entry in entries if entry.unseen]
     if unseen:
-        tell(f"{len(unseen)} values are unknown and stand there as comments:")
+        tell(f"{len(unseen)} values are unknown and left as comments:")
     for entry in unseen:
         tell(f"  {entry.key}: {entry.source.removeprefix('unknown: ')}")
     put(f"Next: read it, then lockstep cluster lint {name}")

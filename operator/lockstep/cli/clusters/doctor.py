@@ -67,7 +67,7 @@ async def _examine(file: ClusterFile, namespace: str, context: str | None) -> li
     try:
         connection = await Cluster.connect(context)
     except OtherCluster as error:
-        return [Finding("context", Outcome.FAILED, str(error), "kubectl config get-contexts; then say --context NAME")]
+        return [Finding("context", Outcome.FAILED, str(error), "kubectl config get-contexts; then use --context NAME")]
     async with connection:
         try:
             version = (await connection.request("GET", "/version"))["gitVersion"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from lockstep.cli.shared.jobargs import (
     no_such_job,
     on_cluster,
 )
+from lockstep.cli.shared.terminal import confirm
 from lockstep.platforms.output import put
 from lockstep_spec.words import number_of
 
@@ -151,7 +151,7 @@ def _refuse_ended(cluster_job: ClusterJob) -> None:
             f"job {cluster_job.name} is complete: it has no pods to stop and nothing to go on with (lockstep describe {place})"
         )
     if is_true(status, "Failed"):
-        raise ConfigError(f"job {cluster_job.name} has failed: lockstep why {place} says of what, lockstep retry {place} starts it again")
+        raise ConfigError(f"job {cluster_job.name} has failed: lockstep why {place} explains why, lockstep retry {place} starts it again")
 
 
 def _set_suspend(cluster_job: ClusterJob, *, suspended: bool) -> bool:
@@ -197,15 +197,11 @@ def scale(
 
 def _ask_to_wait(cluster_job: ClusterJob, goal: int, *, yes: bool) -> None:
     """Ask where the job would wait for nodes. Raises ConfigError where nobody can be asked; typer's Abort when the answer is no."""
-    from lockstep_spec.words import printable_line
-
     lack = "" if yes else cluster_job.target.client.run(lambda cluster: _lack_of_nodes(cluster, cluster_job, goal))
     if not lack:
         return
     warning = f"{lack}: {cluster_job.name} would stop and wait for them."
-    if not sys.stdin.isatty():
-        raise ConfigError(f"{warning} Use --yes to scale it anyway")
-    typer.confirm(printable_line(f"{warning} Scale it anyway?"), abort=True)
+    confirm(f"{warning} Scale it anyway?", f"{warning} Use --yes to scale it anyway")
 
 
 async def _lack_of_nodes(cluster: Cluster, cluster_job: ClusterJob, goal: int) -> str:
@@ -329,10 +325,9 @@ def delete(
     if running and not yes:
         listed, them = ", ".join(running), "it" if len(running) == 1 else "them"
         have = f"job {listed} has" if len(running) == 1 else f"jobs {listed} have"
-        if not sys.stdin.isatty():
-            raise ConfigError(f"{have} not ended: use --yes to delete {them} anyway")
         where = ", ".join(sorted({one.namespace for one in cluster_jobs}))
-        typer.confirm(f"{have[0].upper()}{have[1:]} not ended (namespace {where}). Save, stop and delete {them}?", abort=True)
+        question = f"{have[0].upper()}{have[1:]} not ended (namespace {where}). Save, stop and delete {them}?"
+        confirm(question, f"{have} not ended: use --yes to delete {them} anyway")
     for one in cluster_jobs:
         try:
             delete_job(one.target.client, one.namespace, one.name)

@@ -97,7 +97,7 @@ def _of_folder(path: Path) -> Side:
 
     summary = read_summary(runfolder.summary(str(path)))  # (a folder may have come from a pod)
     if not (summary["run"] or summary["steps"] or summary["attempts"]):
-        raise ConfigError(f"{path} is no run's folder: it has neither logs/ nor gang/ of a run")
+        raise ConfigError(f"{path} is not a run's folder: it has neither logs/ nor gang/ of a run")
     newest = summary["attempts"][-1] if summary["attempts"] else {}
     book = summary["goodput"].get("goodput") or {}
     percentage = percentage_of(book.get("spent") or {}, book.get("furthestStep") or 0)

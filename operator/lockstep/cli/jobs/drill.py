@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.jobargs import ClusterJob, Form, FormOption, TargetOptions, find_job, on_cluster
-from lockstep.cli.shared.terminal import say
+from lockstep.cli.shared.terminal import confirm, say
 from lockstep.plan.pages.drill import AFTER_INTERRUPT, RISKS, Fault, drill_page, why_not_now
 from lockstep.platforms.output import put, put_json, tell
 
@@ -71,8 +70,5 @@ def _refuse_without_rights(cluster_job: ClusterJob, fault: Fault) -> None:
 
 def _ask(cluster_job: ClusterJob, fault: Fault, *, yes: bool) -> None:
     risk = f"{fault} on job {cluster_job.name} of namespace {cluster_job.namespace} {RISKS[fault]}."
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise ConfigError(f"{risk} Say --yes to do it")
-    typer.confirm(f"{risk} Do it?", abort=True)
+    if not yes:
+        confirm(f"{risk} Do it?", f"{risk} Use --yes to do it")

@@ -25,7 +25,7 @@ def hub_config(name: str, revision: str | None) -> tuple[dict[str, Any], str]:
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
         raise ConfigError("HF_HUB_OFFLINE is set")
     if not endpoint.startswith(("https://", "http://")) or "/" in login:
-        raise ConfigError(f"HF_ENDPOINT {endpoint} is no address of a hub")
+        raise ConfigError(f"HF_ENDPOINT {endpoint} is not the address of a hub")
     request = Request(address)  # noqa: S310 (checked above)
     authorization = _authorization(login)
     if authorization is not None:

@@ -95,6 +95,6 @@ def _unknown_cluster(name: str, folder: Path) -> str:
 
     names, folder = cluster_names(folder), from_here(folder)
     close = nearest(name, names)
-    existing = f"known are {', '.join(names)}" if names else "there is none yet"
+    existing = f"it has {', '.join(names)}" if names else "there is none yet"
     hint = f"did you mean {close}?" if close else f"lockstep init cluster {name} begins one"
     return f"there is no cluster {name} in {folder}/: {existing}; {hint}"

@@ -182,7 +182,7 @@ def _read_cluster(job: TrainingJob, file: Path, cluster: str | None) -> ClusterF
     stated = job.spec.cluster
     if cluster is None and stated is None:
         names = ", ".join(cluster_names(checkout() / "clusters"))
-        raise ConfigError(f"{file}: spec.cluster is not set: set it or use --cluster; known are {names}")
+        raise ConfigError(f"{file}: spec.cluster is not set: set it or use --cluster; clusters/ has {names}")
     name = cluster or stated or ""
     try:
         cluster_file = load_cluster(name)

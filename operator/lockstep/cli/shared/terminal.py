@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import typer
+
+from lockstep.api.errors import ConfigError
 from lockstep.platforms.output import put, put_over, tell
 from lockstep_spec.words import decimal_size, duration
 
@@ -51,6 +54,15 @@ def console(**options: Any) -> Console:
     if not plain.is_terminal:
         plain.width = PIPED_WIDTH
     return plain
+
+
+def confirm(question: str, refusal: str) -> None:
+    """Ask a person. Raises ConfigError with `refusal` where nobody can be asked, and typer's Abort when the answer is no."""
+    from lockstep_spec.words import printable_line
+
+    if not sys.stdin.isatty():
+        raise ConfigError(refusal)
+    typer.confirm(printable_line(question), abort=True)
 
 
 def say(line: str) -> None:

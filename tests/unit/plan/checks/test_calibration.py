@@ -204,7 +204,7 @@ def test_what_can_not_be_asked(
 def test_one_node_has_no_network_to_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "c.yaml").write_text("cluster: {name: c, namespace: n}\nimage: i\ngpus: {default_nodes: 1}\n")
     assert lockstep(monkeypatch, str(tmp_path / "c.yaml")) == 2
-    assert "crosses no network: say --nodes 2" in capsys.readouterr().err
+    assert "crosses no network: use --nodes 2" in capsys.readouterr().err
 
 
 class Tensor(list[float]):

@@ -156,7 +156,7 @@ def test_a_job_is_compared_by_its_frozen_run_and_its_status(tmp_path: Path, monk
     assert {"name": "restarts", "values": [4, 0]} in found["results"] and found["loss"][0]["values"] == [9.0, 3 / 8]
 
 
-@pytest.mark.parametrize(("given", "words"), [("no/such/folder", "there is no folder no/such/folder"), (".", "is no run's folder")])
+@pytest.mark.parametrize(("given", "words"), [("no/such/folder", "there is no folder no/such/folder"), (".", "is not a run's folder")])
 def test_what_is_no_run_is_told(given: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert words in str(CliRunner().invoke(app, ["diff-runs", given, given]).exception)
