@@ -45,7 +45,7 @@ def test_a_terminal_has_colours_otherwise() -> None:
 
 def test_every_table_is_written_to_the_console_that_knows_no_color() -> None:
     cli = ROOT / "operator" / "lockstep" / "cli"
-    own = cli / "shared" / "consoles.py"
+    own = cli / "shared" / "terminal.py"
     assert [path.name for path in cli.rglob("*.py") if "rich.console" in path.read_text() and path != own] == []
 
 
