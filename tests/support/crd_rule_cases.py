@@ -96,9 +96,9 @@ NUMBERS: list[tuple[str, str, list[Any], list[Any]]] = [
 """Section and field of spec.training, and what a field that is a number or text takes, and what not."""
 SECRET_KEY = {"secretKeyRef": {"name": "s", "key": "k"}}
 NO_PASSWORD = (
-    "{} may not hold a password or a port (: or @ before an address's first /, or sig=): an object store's credentials go into env"
+    "{} must not contain a password or a port (: or @ before an address's first /, or sig=): pass an object store's credentials in env"
 )
-NO_REVISION = "revision needs the name of a dataset of the hub: files and object stores have none"
+NO_REVISION = "revision may only be set with name: files and object stores have no revisions"
 LABEL_KEYS = "keys must be label keys such as rack or example.com/rack"
 KEY_PREFIX = "the part of a label key before / must have at most 253 characters"
 LONGEST_PREFIX = ".".join(["a" * 63] * 3 + ["a" * 61])
@@ -124,16 +124,16 @@ JOB_CASES = {
     ("", "metadata.name must be at most 52 characters: lower-case letters, digits and '-', starting with a letter (pods, Services and labels are named after it)"): Case(
         job("a" + "b" * 51), job("a" * 53), ""
     ),
-    ("spec", "must have exactly one of training and script, and neither where type is Interactive"): Case(
+    ("spec", "must have exactly one of training and script, and neither when type is Interactive"): Case(
         job(type="Interactive"), training() | {"spec": training()["spec"] | {"script": {"path": "a.py"}}}, "spec"
     ),
-    ("spec", "interactive may only be set where type is Interactive"): Case(
+    ("spec", "interactive may only be set when type is Interactive"): Case(
         job(type="Interactive", interactive={"idleSeconds": 0}), job(interactive={"idleSeconds": 0}), "spec.interactive"
     ),
-    ("spec", "an Interactive job has no end and nobody restarts its runs: activeDeadlineSeconds, ttlSecondsAfterFinished, notify and hangTimeouts are for Batch"): Case(
+    ("spec", "activeDeadlineSeconds, ttlSecondsAfterFinished, notify and hangTimeouts may only be set when type is Batch: an Interactive job has no end, and its runs are not restarted"): Case(
         job(activeDeadlineSeconds=60), job(type="Interactive", activeDeadlineSeconds=60), "spec"
     ),
-    ("spec", "restart.maxRestarts and restart.backoffSeconds are for Batch: nobody restarts the runs of an Interactive job"): Case(
+    ("spec", "restart.maxRestarts and restart.backoffSeconds may only be set when type is Batch: runs of an Interactive job are not restarted"): Case(
         job(type="Interactive", restart={"lostNodeSeconds": 60}), job(type="Interactive", restart={"maxRestarts": 0}), "spec.restart"
     ),
     ("spec", "type may not be changed after creation: delete the job and create it again"): Case(
@@ -153,10 +153,10 @@ JOB_CASES = {
     ("spec", "ranksPerNode may only be set when gpusPerNode is 0: every GPU has one rank"): Case(
         job(gpusPerNode=0, ranksPerNode=2), job(gpusPerNode=4, ranksPerNode=2), "spec.ranksPerNode"
     ),
-    ("spec", "a gang may have at most 8192 ranks, nodes times gpusPerNode (or ranksPerNode): take fewer nodes, or several jobs"): Case(
+    ("spec", "a job may have at most 8192 ranks, nodes times gpusPerNode (or ranksPerNode): use fewer nodes, or several jobs"): Case(
         job(nodes=1024, gpusPerNode=8), job(nodes=513, gpusPerNode=0, ranksPerNode=16), "spec.nodes"
     ),
-    ("spec", "hangTimeouts is for a script: the trainer watches itself, by training.limits"): Case(
+    ("spec", "hangTimeouts may only be set with script: Lockstep's trainer has training.limits"): Case(
         job(hangTimeouts={"stepSeconds": 60}),
         training() | {"spec": training()["spec"] | {"hangTimeouts": {"stepSeconds": 60}}},
         "spec.hangTimeouts",
@@ -175,7 +175,7 @@ JOB_CASES = {
         job(storage={"mode": "PerPod", "workspaceClaimName": "c"}),
         "spec.storage.workspaceClaimName",
     ),
-    ("spec.training", "model may not be changed after creation, but for its tokenSecret: another base model is another job"): Case(
+    ("spec.training", "model may not be changed after creation, except for its tokenSecret: create another job for another base model"): Case(
         training(model={"name": "org/m", "revision": "v1", "tokenSecret": {"name": "hub"}}),
         training(model={"name": "org/m", "revision": "v2"}),
         "spec.training.model",
@@ -245,7 +245,7 @@ JOB_CASES = {
         training(evaluation={"data": {"path": "/d", "revision": "v1"}}),
         "spec.training.evaluation.data.revision",
     ),
-    ("spec.training.data", "exactly one of path, name and sources must be set"): Case(
+    ("spec.training.data", "must have exactly one of path, name and sources"): Case(
         training(data={"sources": [{"path": "/d"}]}), training(data={"path": "/d", "name": "org/d"}), "spec.training.data"
     ),
     ("spec.training.data.sources[]", "must have exactly one of path and name"): Case(

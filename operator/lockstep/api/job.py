@@ -248,23 +248,23 @@ class TrainingJobSpec(Model):
     RULES = (
         Rule(
             "self.type == 'Interactive' ? !has(self.training) && !has(self.script) : has(self.training) != has(self.script)",
-            "must have exactly one of training and script, and neither where type is Interactive",
+            "must have exactly one of training and script, and neither when type is Interactive",
             _one_work,
         ),
         Rule(
             "!has(self.interactive) || self.type == 'Interactive'",
-            "interactive may only be set where type is Interactive",
+            "interactive may only be set when type is Interactive",
             lambda spec: spec.interactive is None or spec.type is JobType.INTERACTIVE,
             field="interactive",
         ),
         Rule(
             "self.type != 'Interactive' || !(has(self.activeDeadlineSeconds) || has(self.ttlSecondsAfterFinished) || has(self.notify) || has(self.hangTimeouts))",
-            "an Interactive job has no end and nobody restarts its runs: activeDeadlineSeconds, ttlSecondsAfterFinished, notify and hangTimeouts are for Batch",
+            "activeDeadlineSeconds, ttlSecondsAfterFinished, notify and hangTimeouts may only be set when type is Batch: an Interactive job has no end, and its runs are not restarted",
             _has_no_end,
         ),
         Rule(
             "self.type != 'Interactive' || !has(self.restart) || (self.restart.maxRestarts == 3 && self.restart.backoffSeconds == 10)",
-            "restart.maxRestarts and restart.backoffSeconds are for Batch: nobody restarts the runs of an Interactive job",
+            "restart.maxRestarts and restart.backoffSeconds may only be set when type is Batch: runs of an Interactive job are not restarted",
             _restarts_as_by_default,
             field="restart",
         ),
@@ -277,13 +277,13 @@ class TrainingJobSpec(Model):
         Rule(
             "!has(self.nodes) || self.nodes * (has(self.gpusPerNode) && self.gpusPerNode > 0 ? self.gpusPerNode : has(self.ranksPerNode) ? self.ranksPerNode : 1)"
             f" <= {RANKS_MAX}",
-            f"a gang may have at most {RANKS_MAX} ranks, nodes times gpusPerNode (or ranksPerNode): take fewer nodes, or several jobs",
+            f"a job may have at most {RANKS_MAX} ranks, nodes times gpusPerNode (or ranksPerNode): use fewer nodes, or several jobs",
             lambda spec: (spec.nodes or 1) * ranks_a_node(spec.gpus_per_node, spec.ranks_per_node) <= RANKS_MAX,
             field="nodes",
         ),
         Rule(
             "!(has(self.training) && has(self.hangTimeouts))",
-            "hangTimeouts is for a script: the trainer watches itself, by training.limits",
+            "hangTimeouts may only be set with script: Lockstep's trainer has training.limits",
             lambda spec: spec.training is None or spec.hang_timeouts is None,
             field="hangTimeouts",
         ),

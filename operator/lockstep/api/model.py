@@ -115,7 +115,7 @@ def no_password(field: str) -> Rule:
     login = f"{value}.matches('{LOGIN_PATTERN}') && !{value}.matches('{NO_LOGIN_PATTERN}')"
     return Rule(
         f"!has({value}) || !(({login}) || {value}.matches('{SIGNATURE_PATTERN}'))",
-        f"{field} may not hold a password or a port (: or @ before an address's first /, or sig=): an object store's credentials go into env",
+        f"{field} must not contain a password or a port (: or @ before an address's first /, or sig=): pass an object store's credentials in env",
         lambda o: not holds_password(getattr(o, field) or ""),
         field=field,
     )

@@ -58,7 +58,7 @@ class SampleSource(Model):
         no_password("path"),
         Rule(
             "!has(self.revision) || has(self.name)",
-            "revision needs the name of a dataset of the hub: files and object stores have none",
+            "revision may only be set with name: files and object stores have no revisions",
             lambda o: o.revision is None or o.name is not None,
             field="revision",
         ),
@@ -107,7 +107,7 @@ class Data(SampleSource):
     RULES = (
         Rule(
             "(has(self.path) ? 1 : 0) + (has(self.name) ? 1 : 0) + (has(self.sources) && size(self.sources) > 0 ? 1 : 0) == 1",
-            "exactly one of path, name and sources must be set",
+            "must have exactly one of path, name and sources",
             lambda o: [o.path is not None, o.name is not None, bool(o.sources)].count(True) == 1,
         ),
         *SampleSource.RULES[1:],
@@ -349,7 +349,7 @@ class Training(Model):
         Rule(
             "self.model.name == oldSelf.model.name && self.model.quantization == oldSelf.model.quantization && "
             "has(self.model.revision) == has(oldSelf.model.revision) && (!has(self.model.revision) || self.model.revision == oldSelf.model.revision)",
-            "model may not be changed after creation, but for its tokenSecret: another base model is another job",
+            "model may not be changed after creation, except for its tokenSecret: create another job for another base model",
             None,
             field="model",
         ),

@@ -106,7 +106,7 @@ MISTAKES = [
     ("nodes: 2", "env:\n  - {name: A, value: .inf}", "6: spec.env[0].value: .inf is a number that JSON has not: write it in quotes"),
     ("nodes: 2", "podTemplate: {labels: {y: c}}", "5: spec.podTemplate.labels.y: YAML does not read this key as text: write it in quotes"),
     ("    zeroStage", "    optimization: {microBatchSize: 4, globalBatchSize: 2}\n    zeroStage", "9: spec.training.optimization.globalBatchSize: globalBatchSize must be greater than or equal to microBatchSize"),
-    ("nodes: 2", "script: {path: a.py}", "4: spec: must have exactly one of training and script, and neither where type is Interactive"),
+    ("nodes: 2", "script: {path: a.py}", "4: spec: must have exactly one of training and script, and neither when type is Interactive"),
 ]  # fmt: skip
 
 

@@ -266,7 +266,7 @@ def test_a_verb_fetches_what_a_job_file_names_unless_it_is_told_otherwise() -> N
         ("org/m --cluster local", "--cluster is for -f, --job or --claim, which say whose volumes are filled"),
         ("org/m -n team --context c", "--namespace and --context are for -f, --job or --claim"),
         ("s3://bucket/m --revision v1", "revision needs the name of a model of the hub, such as org/name"),
-        ("s3://key:hidden@bucket/m", "name may not hold a password or a port"),
+        ("s3://key:hidden@bucket/m", "name must not contain a password or a port"),
         ("S3://key:hidden@bucket/m --job x", "name: an address with a password or a port is not valid: must be a folder"),
     ],
 )

@@ -113,9 +113,9 @@ def _image(resolved: Resolved, facts: ClusterFacts | None) -> Iterator[Finding]:
         return
     image = trainer_image(image_of(deployment))
     if image is not None:
-        yield fine("image", f"{image}, from beside the operator's image: neither the job nor its cluster names one")
+        yield fine("image", f"{image}, from the operator's registry: neither the job nor its cluster sets one")
         return
-    message = f"neither the job nor its cluster names one, and the operator's image {image_of(deployment)} isn't called lockstep-operator:TAG, so that none is known beside it"
+    message = f"neither the job nor its cluster sets one, and the operator's image {image_of(deployment)} isn't called lockstep-operator:TAG, which would give the default"
     yield refused("image", message, "set spec.image, or image in the cluster file")
 
 

@@ -75,7 +75,7 @@ def fabric_warnings(transport: Transport, network: Network, profile_name: str, g
         warnings.append(
             Notice(
                 "RDMAWithoutGPUs",
-                "RDMA is asked with gpusPerNode 0: CPU ranks talk over gloo, which has no RDMA and uses the first rail by sockets",
+                "RDMA is requested, but gpusPerNode is 0: CPU ranks use gloo, which has no RDMA and sends over sockets on the first rail",
             )
         )
     return warnings

@@ -25,7 +25,7 @@ T = TypeVar("T")
 M = TypeVar("M", bound=Model)
 
 UNNAMED_IMAGE = (
-    "neither the job nor its cluster names one: the operator takes lockstep-trainer:TAG from beside its own, and refuses the job where its own isn't "
+    "neither the job nor its cluster sets one: the operator uses lockstep-trainer:TAG from its own registry, and refuses the job if its own image isn't "
     "called lockstep-operator:TAG"
 )
 """Description of the image for those who haven't seen the operator."""
@@ -107,13 +107,13 @@ def trainer_image(operator_image: str) -> str | None:
 
 
 def describe_default_image(operator_image: str) -> tuple[str, bool]:
-    """Text about the image of jobs that name none on a cluster that names none either, and True if there is one."""
+    """Text about the image of jobs without one on a cluster that sets none either, and True if there is one."""
     image = trainer_image(operator_image)
     if image is not None:
-        return f"the cluster names none: jobs that name none run {image}, from beside the operator's image", True
+        return f"the cluster sets none: jobs without an image run {image}, from the operator's registry", True
     return (
-        f"the cluster names none, and jobs that name none are refused: the operator's image {operator_image} isn't called lockstep-operator:TAG, "
-        "so that none is known beside it",
+        f"the cluster sets none, and jobs without an image are refused: the operator's image {operator_image} isn't called lockstep-operator:TAG, "
+        "which would give the default",
         False,
     )
 
@@ -138,7 +138,7 @@ def _image_refusals(image: Layered[str | None], profile_name: str) -> list[Notic
     return [
         Notice(
             "NoImage",
-            f"image is set neither in the job nor in the cluster {profile_name}, and no operator's image lockstep-operator:TAG has the trainer's beside it: set spec.image",
+            f"neither the job nor the cluster {profile_name} sets an image, and there is no default, because the operator's own image isn't called lockstep-operator:TAG: set spec.image",
         )
     ]
 
@@ -162,7 +162,7 @@ def _size_refusals(nodes: int, ranks: int) -> list[Notice]:
     """Refusals of a gang that the cluster's values make larger than the job's own fields say."""
     if nodes * ranks <= RANKS_MAX:
         return []
-    message = f"{nodes} nodes with {ranks} ranks each are {nodes * ranks} ranks, and a gang may have at most {RANKS_MAX}: take fewer nodes"
+    message = f"{nodes} nodes with {ranks} ranks each are {nodes * ranks} ranks, and a job may have at most {RANKS_MAX}: use fewer nodes"
     return [Notice("TooManyRanks", message)]
 
 

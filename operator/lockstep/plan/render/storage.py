@@ -39,7 +39,7 @@ def claim_refusals(profile: TrainingClusterSpec, profile_name: str) -> list[Noti
     sizes = {f"pod.volumes[{v.name}].size": v.size for v in profile.pod.volumes if v.storage_class is not None}
     sizes |= {"storage.workspaceSize": profile.storage.workspace_size, "storage.datasetsSize": profile.storage.datasets_size}
     return [
-        Notice("ClaimSizeInvalid", f"{field} of the cluster {profile_name} is {size}: a claim must ask for more than nothing")
+        Notice("ClaimSizeInvalid", f"{field} of the cluster {profile_name} is {size}: a claim must request more than 0")
         for field, size in sizes.items()
         if number(size) == 0
     ]

@@ -51,10 +51,10 @@ def test_of_a_cluster_without_an_image_a_deployment_says_which_one_jobs_get(tmp_
     path = tmp_path / "bare.yaml"
     path.write_text("cluster: {name: bare, namespace: n, platform: kubernetes}\n")
     deploy(str(path), Mode.TCP, dry_run=True)
-    gets = "image: the cluster names none: jobs that name none run lockstep-trainer:0.1.0, from beside the operator's image"
+    gets = "image: the cluster sets none: jobs without an image run lockstep-trainer:0.1.0, from the operator's registry"
     assert capsys.readouterr().err.startswith(f"note: {path}:1: {gets}")
     deploy(str(path), Mode.TCP, dry_run=True, image="r.example.com/mine:1")
-    assert capsys.readouterr().err.startswith(f"warning: {path}:1: image: the cluster names none, and jobs that name none are refused: ")
+    assert capsys.readouterr().err.startswith(f"warning: {path}:1: image: the cluster sets none, and jobs without an image are refused: ")
     path.write_text("cluster: {name: bare, namespace: n, platform: kubernetes}\nimage: trainer:1\n")
     deploy(str(path), Mode.TCP, dry_run=True)
     assert "image:" not in capsys.readouterr().err

@@ -209,19 +209,18 @@ def test_a_missing_image_is_judged_as_the_operator_will(stub: ApiStub, tmp_path:
     stub.objects[OPERATOR] = deployed("r.example.com/mine:1")
     done = CliRunner().invoke(app, words)
     assert (
-        done.exit_code == 1
-        and "refused  image      neither the job nor its cluster names one, and the operator's image r.ex" in done.output
+        done.exit_code == 1 and "refused  image      neither the job nor its cluster sets one, and the operator's image r.ex" in done.output
     )
     stub.objects[OPERATOR] = deployed("r.example.com/lockstep-operator:1")
     done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0 and "ok       image      r.example.com/lockstep-trainer:1, from beside the operator's image" in done.output
+    assert done.exit_code == 0 and "ok       image      r.example.com/lockstep-trainer:1, from the operator's registry" in done.output
     del stub.objects[OPERATOR]
-    assert "unknown  image      neither the job nor its cluster names one: the operator takes" in CliRunner().invoke(app, words).output
+    assert "unknown  image      neither the job nor its cluster sets one: the operator uses" in CliRunner().invoke(app, words).output
     said = CliRunner().invoke(app, ["validate", "-f", str(job), "--cluster", str(bare)])
     assert (said.exit_code, said.stdout) == (
         0,
         "ok\n",
-    ) and "image: neither the job nor its cluster names one: the operator takes" in said.stderr
+    ) and "image: neither the job nor its cluster sets one: the operator uses" in said.stderr
     job_file(tmp_path, image="mine:1")
     assert CliRunner().invoke(app, ["validate", "-f", str(job), "--cluster", str(bare)]).stderr == ""
 

@@ -135,8 +135,8 @@ TAINT = {"key": "dedicated", "value": "infra", "effect": "NoSchedule"}
 @pytest.mark.parametrize(
     ("image", "verdict", "said"),
     [
-        ("r.example.com/lockstep-operator:1", "ok", "jobs that name none run r.example.com/lockstep-trainer:1, from beside the operator's"),
-        ("r.example.com/mine:1", "warning", "jobs that name none are refused: the operator's image r.example.com/mine:1 isn't called"),
+        ("r.example.com/lockstep-operator:1", "ok", "jobs without an image run r.example.com/lockstep-trainer:1, from the operator's"),
+        ("r.example.com/mine:1", "warning", "jobs without an image are refused: the operator's image r.example.com/mine:1 isn't called"),
     ],
 )
 def test_of_a_cluster_without_an_image_it_is_said_which_one_jobs_get(image: str, verdict: str, said: str) -> None:

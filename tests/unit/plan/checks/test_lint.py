@@ -336,12 +336,12 @@ def test_a_finding_is_at_the_line_of_its_key_or_of_the_section_around_it() -> No
 @pytest.mark.parametrize(
     ("operator_image", "verdict", "said"),
     [
-        (OPERATOR, Outcome.OK, "jobs that name none run lockstep-trainer:0.1.0, from beside the operator's image"),
-        ("r.example.com/t/lockstep-operator:2", Outcome.OK, "jobs that name none run r.example.com/t/lockstep-trainer:2, "),
+        (OPERATOR, Outcome.OK, "jobs without an image run lockstep-trainer:0.1.0, from the operator's registry"),
+        ("r.example.com/t/lockstep-operator:2", Outcome.OK, "jobs without an image run r.example.com/t/lockstep-trainer:2, "),
         (
             "r.example.com/mine:1",
             Outcome.WARNING,
-            "jobs that name none are refused: the operator's image r.example.com/mine:1 isn't called",
+            "jobs without an image are refused: the operator's image r.example.com/mine:1 isn't called",
         ),
     ],
 )

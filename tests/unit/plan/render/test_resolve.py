@@ -55,7 +55,7 @@ def test_the_strongest_layer_that_states_a_value_sets_it(
 
 def test_a_gang_that_the_profile_makes_too_large_is_refused_with_its_numbers() -> None:
     resolve(job(nodes=1024), profile(gpus={"perNode": 8}))
-    with pytest.raises(Refused, match=r"1024 nodes with 16 ranks each are 16384 ranks, and a gang may have at most 8192") as refused:
+    with pytest.raises(Refused, match=r"1024 nodes with 16 ranks each are 16384 ranks, and a job may have at most 8192") as refused:
         resolve(job(nodes=1024), profile(gpus={"perNode": 16}))
     assert reasons(refused.value) == ["TooManyRanks"]
 
