@@ -235,7 +235,7 @@ class TrainingJobSpec(Model):
     """Limits after which a script's rank is taken for hung. Lockstep's trainer has training.limits."""
     preflight: Preflight = Preflight()
     suspend: bool = False
-    """true: no pods. The trainer is told to save and stop first."""
+    """true: no pods. The trainer is asked to save and stop first."""
     notify: Notify | None = None
     active_deadline_seconds: Annotated[int, Field(ge=1, le=LONGEST_SECONDS)] | None = None
     """The job fails, with DeadlineExceeded, when pods of it have been on nodes for so long in all, restarts included and suspended time not. It saves first."""

@@ -42,12 +42,12 @@ class RulesBroken(ValueError):
 
 
 def list_map(key: str = "name") -> dict[str, Any]:
-    """The JSON schema of a list whose items are told apart by one field: API server and Python refuse two of the same."""
+    """JSON schema of a list whose items differ in one field: API server and Python refuse two of the same."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
 
 
 def list_set() -> dict[str, Any]:
-    """The JSON schema of a list of values of which none may be there twice."""
+    """JSON schema of a list of values of which none may be there twice."""
     return {"x-kubernetes-list-type": "set"}
 
 

@@ -73,8 +73,7 @@ class GoodputStatus(StatusPart):
     """Seconds since the job was accepted, by what they were spent on. Written with progress, otherwise at most every 5 minutes."""
 
     percentage: Annotated[int, Field(ge=0, le=100)] | None = None
-    """Training and evaluation, in per cent of the time since the pods ran, without the time stopped. Absent until a step was told: a script that tells
-    none may train or not, and a run that had nothing left to do has no goodput."""
+    """Training and evaluation, in per cent of the time since the pods ran, without the time stopped. Absent until a step was reported: a script that reports none may train or not, and a run that had nothing left to do has no goodput."""
     queued_seconds: Seconds = 0
     """Waiting for pods and nodes, with no failure to blame."""
     preflight_seconds: Seconds = 0
@@ -84,7 +83,7 @@ class GoodputStatus(StatusPart):
     train_seconds: Seconds = 0
     """Steps that were not done before."""
     unknown_seconds: Seconds = 0
-    """The ranks of a script ran, which has told no step yet."""
+    """The ranks of a script ran, which has reported no step yet."""
     evaluate_seconds: Seconds = 0
     """Evaluations."""
     save_seconds: Seconds = 0

@@ -65,8 +65,8 @@ def _changes(path: str, desired: Any, observed: Any, *, quantity: bool) -> Itera
             inner = quantity or key in _QUANTITY_FIELDS
             yield from _changes(_join(path, key), value, observed.get(key, MISSING), quantity=inner or key in _QUANTITY_PARENTS)
     elif isinstance(desired, list) and isinstance(observed, list) and len(desired) == len(observed):
-        for index, (value, seen) in enumerate(zip(desired, observed, strict=True)):
-            yield from _changes(f"{path}[{index}]", value, seen, quantity=quantity)
+        for index, (value, other) in enumerate(zip(desired, observed, strict=True)):
+            yield from _changes(f"{path}[{index}]", value, other, quantity=quantity)
     elif not _same(desired, observed, quantity=quantity):
         yield Change(path, desired, observed)
 

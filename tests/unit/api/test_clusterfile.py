@@ -218,7 +218,7 @@ def test_all_mistakes_of_a_file_are_told_in_its_order() -> None:
     ("text", "message"),
     [
         ("", f"c.yaml: is empty; must be one mapping with the keys {', '.join(below(''))}"),
-        ("- a", f"c.yaml: is no mapping; must be one mapping with the keys {', '.join(below(''))}"),
+        ("- a", f"c.yaml: is not a mapping; must be one mapping with the keys {', '.join(below(''))}"),
         (f"{HEAD}---\n{HEAD}", f"c.yaml: holds 2 documents; must be one mapping with the keys {', '.join(below(''))}"),
         ("a: [", "c.yaml:1: is not valid YAML: expected the node content, but found '<stream end>'"),
         (

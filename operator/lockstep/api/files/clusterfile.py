@@ -283,7 +283,7 @@ def parse_cluster_file(text: str, source: str) -> ClusterFile:
     """
     documents = nodes.documents(text, source)
     if len(documents) != 1 or not isinstance(documents[0], yaml.MappingNode):
-        content = "is empty" if not documents else f"holds {len(documents)} documents" if len(documents) > 1 else "is no mapping"
+        content = "is empty" if not documents else f"holds {len(documents)} documents" if len(documents) > 1 else "is not a mapping"
         raise ConfigError(f"{source}: {content}; must be one mapping with the keys {', '.join(below(''))}")
     reader = _Reader(source)
     values = reader.section(documents[0], "")

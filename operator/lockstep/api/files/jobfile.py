@@ -1,4 +1,4 @@
-"""A TrainingJob from YAML or JSON text and `--set training.lora.rank=8`, with every mistake in it told at its line. Text in, job out."""
+"""A TrainingJob from YAML or JSON text and `--set training.lora.rank=8`; errors name the line of every mistake. Text in, job out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class NoJob(ConfigError):
 def parse_job_file(text: str, source: str, changes: Sequence[str] = ()) -> TrainingJob:
     """Read the one TrainingJob of a file; other objects beside it are left alone. `source` is its name in messages.
 
-    `changes`: fields said elsewhere (`training.lora.rank=8`), which count instead of the file's.
+    `changes`: fields set elsewhere (`training.lora.rank=8`), which count instead of the file's.
 
     What the API server would refuse is refused here: the types are strict, and names in snake_case are unknown.
 
@@ -193,7 +193,7 @@ def _split(change: str) -> tuple[list[str | int], str]:
         match = _PART.fullmatch(name)
         if match is None:
             raise ConfigError(
-                f"--set {change}: {path!r} is no path: write names with dots between them, and [number] for an entry of a list"
+                f"--set {change}: {path!r} is not a path: write names with dots between them, and [number] for an entry of a list"
             )
         parts += [match[1], *(int(number) for number in re.findall(r"\d+", match[2]))]
     return (parts if parts[0] in CHANGED_ROOTS else ["spec", *parts]), text
@@ -215,7 +215,7 @@ def _put(value: dict[str, Any], parts: list[str | int], new: Any, change: str) -
         place = _entry(place, part, change) if isinstance(part, int) else place.setdefault(part, below)
         if not isinstance(place, dict | list) or isinstance(place, list) != isinstance(parts[index + 1], int):
             raise ConfigError(
-                f"--set {change}: {part} is {'a list, say which entry by [number]' if isinstance(place, list) else 'no mapping'}"
+                f"--set {change}: {part} is {'a list: name its entry by [number]' if isinstance(place, list) else 'not a mapping'}"
             )
     last = parts[-1]
     if isinstance(last, int):

@@ -1,4 +1,4 @@
-"""Problems of a file, told so that its writer can correct them: where, what, what is valid."""
+"""Problems of a file, so that its writer can correct them: where, what, and what is valid."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Problem:
 
 @dataclass
 class Problems:
-    """Everything that is wrong with one file, told at once."""
+    """Everything that is wrong with one file."""
 
     source: str
     entries: set[Problem] = field(default_factory=set)

@@ -1,6 +1,6 @@
-"""Forecast of what a job will need and do once it runs: memory, traffic, steps, checkpoints, time (pure). What isn't known is said, never guessed.
+"""Forecast of what a job will need and do once it runs: memory, traffic, steps, checkpoints, time (pure). It says what isn't known, and guesses nothing.
 
-The arithmetic is lockstep_spec', which the trainer uses, too.
+The arithmetic is lockstep_spec's, which the trainer uses, too.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Listing:
 
     @property
     def why_not(self) -> str:
-        """Reason that nothing can be said; '' when they were seen."""
+        """Reason that they were not seen; '' when they were."""
         if self.sight is Sight.FORBIDDEN:
             return f"you may not list {self.kind} objects (403)"
         return f"the cluster knows no {self.kind}" if self.sight is Sight.NO_SUCH_KIND else ""
@@ -117,7 +117,7 @@ class ClusterFacts:
     operator_trouble: str = ""
     """Reason that a pod of the operator doesn't start; '' if none is seen."""
     tries: Mapping[str, Try] = field(default_factory=dict)
-    """Kind → what the API server said to a dry run of it; SCC_REVIEW → which SCC admits the pod."""
+    """Kind → answer of the API server to a dry run of it; SCC_REVIEW → which SCC admits the pod."""
     probes: tuple[ProbeFacts, ...] = ()
 
     def list(self, kind: str) -> Listing:

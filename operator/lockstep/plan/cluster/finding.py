@@ -17,7 +17,7 @@ class Outcome(StrEnum):
     RISK = "risk"  # the job would start, and may fail once it runs
     FAILED = "failed"  # something must be mended before jobs run
     REFUSED = "refused"  # the job can't run until somebody changes something
-    UNKNOWN = "unknown"  # not for this person to see, or nobody has said
+    UNKNOWN = "unknown"  # not for this person to see, or stated nowhere
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,7 @@ def _not_known(facts: ClusterFacts, needed: dict[str, list[str]]) -> Iterator[En
     why = "ranks on the CPU: say what your jobs need" if listing.seen else f"unknown: {listing.why_not}"
     yield left_out("resources.requests", EXAMPLES["requests"], why)
     if needed:
-        yield unknown("resources.limits", EXAMPLES["limits"], f"what your jobs need, and it must be said: {_together(needed)}")
+        yield unknown("resources.limits", EXAMPLES["limits"], f"what your jobs need, and it must be stated: {_together(needed)}")
 
 
 def _together(needed: dict[str, list[str]]) -> str:

@@ -83,7 +83,7 @@ def read_probe(pod: Object, lines: Sequence[str]) -> ProbeFacts:
     node = str(pod["spec"].get("nodeName") or _wanted(pod) or "a node that no pod reached")
     text = next((line.partition(PROBED)[2] for line in lines if PROBED in line), None)
     if text is None:
-        return ProbeFacts(node, error=_why(pod) or (lines[-1] if lines else "it said nothing"))
+        return ProbeFacts(node, error=_why(pod) or (lines[-1] if lines else "it printed nothing"))
     try:
         answer = json.loads(text)
         memlock, capabilities = answer.get("memlock_bytes"), str(answer.get("capabilities", ""))

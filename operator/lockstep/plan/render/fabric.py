@@ -82,7 +82,7 @@ def fabric_warnings(transport: Transport, network: Network, profile_name: str, g
 
 
 def nccl_environment(fabric: Fabric, profile: TrainingClusterSpec, transport: Layered[Transport], gpus_per_node: int) -> Variables:
-    """NCCL variables of every pod, by name, with the layer that set each. CPU ranks use gloo, which is told the first rail where RDMA is asked.
+    """NCCL variables of every pod, by name, with the layer that set each. CPU ranks use gloo, which gets the first rail where RDMA is requested.
 
     Only what the job or the cluster states: an unset knob is NCCL's to choose, and its defaults age better than copied ones.
     The job's ncclEnv wins over the cluster's nccl.env, and that over the cluster's typed knobs.

@@ -1,4 +1,4 @@
-"""run.json: what the agents on the nodes and the trainer are told, and what preflight checks the nodes against."""
+"""run.json: settings of the agents on the nodes and of the trainer, and what preflight checks the nodes against."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ def test_a_job_without_an_image_gets_the_operator_s_before_its_first_start_too(i
     wanted = resolve(job(gpusPerNode=0), bare, PlatformDefaults(image=MADE_BY_OPERATOR))
     copying = _copy_before_start(api.as_cluster, Copy("a.py", Remote("x", "/workspace/"), up=True), wanted)
     if image.endswith("mine:1"):
-        with pytest.raises(ConfigError, match="neither the job nor the cluster .* sets an image"):
+        with pytest.raises(ConfigError, match=r"neither the job nor the cluster .* sets an image"):
             asyncio.run(copying)
         assert api.names("Pod") == [] and api.names("PersistentVolumeClaim") == []
     else:
