@@ -1,4 +1,4 @@
-"""Writes the files that are generated from the API models and the verbs, or checks that they are as they would be written.
+"""Write the files that are generated from the API models and the verbs, or check that they are up to date.
 
     scripts/generate.py crds|docs|all [--check]
 

@@ -1,4 +1,4 @@
-"""Makes a folder of what a GPU machine without network lacks for `tests/gpu` and `tests/bench/gpu.py`: DeepSpeed and what it imports.
+"""Make a folder of what a GPU machine without network lacks for `tests/gpu` and `tests/bench/gpu.py`: DeepSpeed and what it imports.
 
     scripts/gpu_carry.py [--python 3.12] [--output .gpu-carry]
 

@@ -1,6 +1,6 @@
 """Make a picture of what a command printed: script -qec "lockstep get" /dev/null | python scripts/picture.py "lockstep get" docs/pictures/get.svg
 
-The text is as it was printed, colors included; nothing is made up but the frame. Standard input is read to its end.
+The text is as it was printed, colors included; only the frame is added. It reads standard input to its end.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
 FONT_FACE = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
-"""Rich would have whoever looks at the picture fetch a font from a network."""
+"""The font that Rich's pictures would fetch from a network."""
 TERMINAL_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-HJKSTfhln-su]|\x1b[=>]|\r")
-"""Cursor movements and modes: all but the colors."""
+"""Cursor movements and modes: everything except the colors."""
 
 
 def picture(title: str, printed: str, width: int) -> str:

@@ -1,4 +1,4 @@
-"""What the locks bring along: scripts/supply.py sbom | audit
+"""List the packages in the locks, or look them up: scripts/supply.py sbom | audit
 
 `sbom` writes a CycloneDX document for each lock that an image or a laptop is made of, into dist/sbom/. `audit` looks the same locks up in a database of
 known vulnerabilities, by default PyPI's (LOCKSTEP_OSV names another, of OSV's kind). Exit codes of audit: 0 nothing is known, 1 something is,

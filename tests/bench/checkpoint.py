@@ -70,7 +70,7 @@ def run_ranks(size: str, rounds: int, folder: Path) -> list[dict[str, Any]]:
 
 
 def measure(size: str, rounds: int, folder: Path) -> None:
-    """As one rank."""
+    """Measure as one rank."""
     from checkpoint_ways import all_ways, collective_bytes, make_engine, train_step
 
     from lockstep_train.base.errors import leave_process

@@ -30,7 +30,7 @@ from lockstep_train.engine.build import prepare_deepspeed
 STEPS = 2
 TOKENS = 64
 BF16 = torch.cpu._is_avx512_bf16_supported()
-"""Without instructions for it a step would take tens of seconds; masters and moments are FP32 either way."""
+"""True if the CPU has instructions for it: without them a step would take tens of seconds. Masters and moments are FP32 either way."""
 VOCABULARY = 512
 
 
@@ -106,13 +106,13 @@ class Way:
         raise NotImplementedError
 
     def before_update(self) -> None:
-        """What must be waited for before the optimizer may step."""
+        """Wait for everything that must be done before the optimizer may step."""
 
     def done(self) -> float:
         return self._durable.result()
 
     def _sync_beside(self, folder: Path) -> None:
-        """Those that don't sync their files get it done for them, beside the training."""
+        """Sync the files of a way that doesn't do it itself, beside the training."""
         self._durable = self._beside.submit(sync_tree, folder)
 
 
@@ -165,7 +165,7 @@ class Lockstep(Way):
         self._saving = self._saver.start(self.engine, self.first_step + step)
 
     def _told(self, saved: Saved) -> None:
-        """Once all is durable, and before older commits are rotated away, which is a part of what the save adds."""
+        """Note the time once all is durable, before rotation removes older commits, which is a part of what the save adds."""
         self._committed = time.monotonic()
         assert not self.ranks.first or saved.committed, saved.problem
 
@@ -245,7 +245,7 @@ class DcpAsync(Dcp):
 
 
 class HuggingFace(Way):
-    """What Trainer.save_model does under ZeRO-3: gather every weight on every rank, and let rank 0 write the adapter."""
+    """Save as Trainer.save_model does under ZeRO-3: gather every weight on every rank, and let rank 0 write the adapter."""
 
     name = "huggingface-gathered"
 
@@ -287,7 +287,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def collective_bytes(call: Callable[[], Any]) -> int:
-    """What `call` gives to collectives, in this thread and in those it has others do."""
+    """Bytes that `call` gives to collectives, in this thread and in the threads that it uses."""
     counts: list[CollectiveBytes] = [CollectiveBytes()]
     submit, guard = ThreadPoolExecutor.submit, threading.Lock()
 

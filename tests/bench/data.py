@@ -194,7 +194,7 @@ def kill_halfway(way: str, folder: Path, kind: str, seconds: float) -> Measured:
 
 
 def size_of(folder: Path) -> int:
-    """In bytes."""
+    """Size in bytes."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 

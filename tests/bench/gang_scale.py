@@ -83,7 +83,7 @@ def run_of(nodes: int, ranks_per_node: int, folder: Path, port: int) -> Run:
 
 
 def say(**event: Any) -> None:
-    """For the process that measures."""
+    """Print for the process that measures."""
     print(json.dumps({"at": time.monotonic(), "cpu": time.process_time(), **event}), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""What only a GPU can show, in figures:
+"""Measure what only a GPU can show:
 
 python3 tests/bench/gpu.py --json                            all parts on this machine's first GPU, each under 9 minutes
 python3 tests/bench/gpu.py --part 8b-lora-4k                 one of them
@@ -36,7 +36,7 @@ PART_SECONDS = 530
 
 
 def run_part(part: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """In a process of its own: its memory is its own, and so is its end."""
+    """Run a part in a process of its own, so that its memory and its end are its own."""
     output, log = folder / f"{part}.json", folder / f"{part}.log"
     command = [
         sys.executable,
@@ -67,7 +67,7 @@ def run_part(part: str, options: argparse.Namespace, folder: Path) -> dict[str, 
 
 
 def measure_part(part: str, options: argparse.Namespace) -> None:
-    """As the part's process."""
+    """Measure a part, in its own process."""
     from gpu_parts import main as measure
 
     from lockstep_train.base.errors import leave_process

@@ -39,7 +39,7 @@ LINEAR = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
 
 @dataclass(frozen=True)
 class Shape:
-    """What is trained and how. `fits`: what is made as large as the memory plan allows, `layers` or `sequence`."""
+    """Model and settings of a row. `fits`: the dimension that is made as large as the memory plan allows, `layers` or `sequence`."""
 
     config: dict[str, Any]
     sequence: int
@@ -132,7 +132,7 @@ def fitted(shape: Shape, folder: Path, precision: str, device: torch.device, roo
 
 
 def _candidates(shape: Shape) -> list[Shape]:
-    """From the smallest on. Sequences end at 32 times the shape's: beyond that attention makes a step take minutes."""
+    """Sizes to try, from the smallest on. Sequences end at 32 times the shape's: beyond that attention makes a step take minutes."""
     if shape.fits == "sequence":
         return [replace(shape, sequence=times * shape.sequence) for times in range(1, 33)]
     whole = shape.config["num_hidden_layers"]
@@ -205,7 +205,7 @@ class Lockstep(Trainer):
 
 
 class Saving:
-    """What a step asks of the saves beside it: `before_update` may be replaced by that of a save under way."""
+    """The part of a save that a step needs: `before_update` may be replaced by that of a save under way."""
 
     busy = False
 
@@ -281,7 +281,7 @@ class HuggingFaceDeepSpeed(Trainer):
 
 
 def adapted(model: Any, shape: Shape, *, in_fp32: bool) -> Any:
-    """With the same first adapter for everybody."""
+    """Give every trainer the same first adapter."""
     import peft
 
     if shape.gradient_checkpointing:

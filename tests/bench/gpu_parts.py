@@ -1,4 +1,4 @@
-"""What gpu.py measures, each in a process of its own: speed beside Hugging Face, the memory plan beside the peak, and what a checkpoint costs."""
+"""Parts of gpu.py, each in a process of its own: speed beside Hugging Face, the memory plan beside the peak, and what a checkpoint costs."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from lockstep_train.report.flops import FlopCount, count_flops, peak_flops
 
 WARM_STEPS = 2
 ROOM = 0.85
-"""Of the device's memory, for what is made as large as fits: a plan may be 10 % off."""
+"""Share of the device's memory for models that are made as large as fits: a plan may be 10 % off."""
 LOSS_TOLERANCE = {"FP32": 1e-4, "BF16": 1e-2}
-"""Of the first step's loss, relative: the same function of the same weights, in other kernels. The adapter's output is still zero."""
+"""Relative tolerance of the first step's loss: the same function of the same weights, in other kernels. The adapter's output is still zero."""
 
 
 def throughput(name: str, ranks: Ranks, folder: Path, tiny: bool, rounds: int, block: int) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def one_save(trainer: Lockstep, way: Way, number: int, block: int) -> dict[str, 
 
 
 def durable(way: Way) -> bool:
-    """Whether all of the save's files are on the volume, without waiting for them."""
+    """Return True if all of the save's files are on the volume, without waiting for them."""
     future = getattr(way, "_saving", None) or way._durable
     return bool(future.done())
 

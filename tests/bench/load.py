@@ -46,7 +46,7 @@ def status_bytes(field: str) -> int:
 
 
 def load_once(way: str, folder: str) -> None:
-    """In a rank: load, and print what it took."""
+    """Load in a rank, and print what it took."""
     import torch
     import torch.distributed as dist
     from transformers.integrations import HfDeepSpeedConfig
@@ -89,7 +89,7 @@ def load_once(way: str, folder: str) -> None:
 
 
 def run_ranks(ranks: int, arguments: list[str], **variables: str) -> tuple[str, list[int]]:
-    """What rank 0 printed, and the peak resident memory of each rank."""
+    """Output of rank 0, and the peak resident memory of each rank."""
     port = free_port()
     processes = []
     for rank in range(ranks):

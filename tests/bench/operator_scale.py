@@ -95,7 +95,7 @@ class OperatorUnderTest:
         return subprocess.Popen(command, env=self._environment, stdout=self._log, stderr=self._log)
 
     async def revive(self) -> None:
-        """As a kubelet: one that ended by itself, since the machine was too busy for its lease, is started again. For ever."""
+        """Restart, for ever and as a kubelet would, an operator that ended by itself because the machine was too busy for its lease."""
         while not self._log.closed:
             await asyncio.sleep(0.5)
             if self._process.poll() is not None and not self._log.closed:
@@ -154,7 +154,7 @@ def job_of(name: str, namespace: str, **spec: Any) -> Object:
 
 
 class Arrivals:
-    """When the watch saw each object ADDED."""
+    """Times at which the watch saw each object ADDED."""
 
     def __init__(self) -> None:
         self._at: dict[str, asyncio.Future[float]] = {}
@@ -197,7 +197,7 @@ async def until_gone(cluster: Cluster, namespace: str, name: str) -> None:
 
 
 async def floor(cluster: Cluster, namespace: str, prefix: str, runs: int) -> list[float]:
-    """What nobody can be faster than: see the job, POST one object."""
+    """Measure the lower bound: see the job, POST one object."""
     arrivals, jobs = Arrivals(), Arrivals()
     template = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
 
@@ -343,7 +343,7 @@ class Played:
         return now is not None and reason(now) == "Complete"
 
     async def report_again(self, jobs: list[Object]) -> None:
-        """As coordinators do, for ever."""
+        """Report as coordinators do, for ever."""
         while True:
             await asyncio.sleep(REPORT_SECONDS)
             await self.report_all(jobs, State.RUNNING)
@@ -386,7 +386,7 @@ def by_kind(requests: list[tuple[str, str]]) -> Counter[str]:
 
 
 async def in_quiet(proxy: CountingProxy) -> dict[str, int]:
-    """What is sent while nothing happens to any job: its writes, and all calls but watches, which are only renewed."""
+    """Count the requests while nothing happens to any job: writes, and all calls but watches, which are only renewed."""
     proxy.requests.clear()
     watches = proxy.watches
     await asyncio.sleep(QUIET_SECONDS)

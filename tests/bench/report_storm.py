@@ -134,7 +134,7 @@ async def flood_tls(seconds: float, per_second: float, request: bytes, count: in
 
 
 def flood(kind: str, seconds: float) -> dict[str, float]:
-    """In a process of its own."""
+    """Flood from a process of its own."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (8192, 8192))
     if kind == "idle":
         return asyncio.run(hold_idle(seconds, IDLE))
@@ -165,7 +165,7 @@ class Reporting:
         self._played = played
         self.seconds: list[float] = []
         self.repeated: Counter[str] = Counter()
-        """Why, and how many seconds later."""
+        """Reasons, and how many seconds later."""
 
     async def of(self, job: dict[str, Any], number: int) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""What a start costs, in parts, from the process's start to the end of its first step; a restart costs the same:
+"""Measure a start, in parts, from the process's start to the end of its first step; a restart costs the same:
 
 .venv/bin/python tests/bench/startup.py --runs 5 --ranks 2 --json
 

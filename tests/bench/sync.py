@@ -44,7 +44,7 @@ def run(*command: str) -> None:
 
 
 def tar_to_all(kubectl: list[str], namespace: str, folder: Path, target: str) -> None:
-    """What `kubectl cp` and `oc rsync --strategy=tar` do, to both pods at once."""
+    """Copy as `kubectl cp` and `oc rsync --strategy=tar` do, to both pods at once."""
     waiting = []
     for node in range(PODS):
         packing = subprocess.Popen(["tar", "cf", "-", "-C", str(folder), "."], stdout=subprocess.PIPE)
@@ -68,14 +68,14 @@ def kubectl_cp(kubectl: list[str], namespace: str, folder: Path, target: str) ->
 
 
 def save(folder: Path, text: str) -> None:
-    """As editors do: never half of a file."""
+    """Save as editors do: never half of a file."""
     draft = folder / "d0" / ".f0.swp"
     draft.write_text(f"{text}\n" * 100)
     draft.replace(folder / "d0" / "f0.py")
 
 
 def measure_watch(namespace: str, folder: Path, rounds: int) -> dict[str, Any]:
-    """From the end of the write until the watch has printed that both pods have it."""
+    """Measure from the end of the write until the watch has printed that both pods have it."""
     command = [LOCKSTEP, "sync", JOB, str(folder), "--to", "/workspace/watch", "-n", namespace, "--watch"]
     found: list[float] = []
     begun: float | None = None

@@ -30,7 +30,7 @@ HERE = Path(__file__).resolve().parent
 TRAINERS = ("lockstep", "hugging-face")
 WARM_STEPS = 1
 TOLERANCE = {"FP32": 5e-6, "BF16": 1e-3}
-"""Of a step's loss, relative. FP32 differs by the order of sums; BF16 keeps 8 bits of each value, and here the trainers round apart."""
+"""Relative tolerance of a step's loss. FP32 differs by the order of sums; BF16 keeps 8 bits of each value, and here the trainers round apart."""
 
 
 def free_port() -> int:
@@ -68,7 +68,7 @@ class Group:
             self._gates.append((os.fdopen(give, "w", buffering=1), os.fdopen(read)))
 
     def arrived(self) -> list[dict[str, Any]]:
-        """What each rank says at its next gate."""
+        """Messages of each rank at its next gate."""
         lines = [reports.readline() for _, reports in self._gates]
         if not all(lines):
             raise SystemExit(f"a rank has ended:\n{self._log.read_text()[-4000:]}")

@@ -64,7 +64,7 @@ LOCKSTEP = {
     "deploy local --dry-run": "no cluster",
     "deploy local --diff": "",
 }
-"""What is typed after `lockstep`, and what to know of it."""
+"""Words after `lockstep`, and a note on them."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def until(kubectl: list[str], name: str, reason: str) -> None:
 
 
 def commands(kubectl: list[str], folder: str) -> dict[str, list[str]]:
-    """By what it is called in the table."""
+    """Commands by their names in the table."""
     floor = {"python: nothing": [sys.executable, "-c", "pass"], "python: imports": [sys.executable, "-c", STANDS_ON]}
     verbs = {
         words.replace("{folder}", "."): [str(BIN / "lockstep"), *(word.replace("{folder}", folder) for word in words.split())]

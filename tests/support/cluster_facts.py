@@ -107,7 +107,7 @@ def rdma_cluster(**lists: tuple[Object, ...]) -> ClusterFacts:
 
 
 def with_namespace_rights(facts: ClusterFacts) -> ClusterFacts:
-    """What whoever has the role admin in the namespace sees of it."""
+    """Facts that somebody with the role admin in the namespace sees."""
     hidden = ("Node", "StorageClass", "PersistentVolume", "SecurityContextConstraints", "SriovNetworkNodePolicy")
     lists = {kind: Listing(kind, sight=Sight.FORBIDDEN) if kind in hidden else listing for kind, listing in facts.lists.items()}
     return dataclasses.replace(facts, lists=lists, objects=namespace_seen(facts.namespace, None))

@@ -1,4 +1,4 @@
-"""For every key of a cluster file: keys that make a file with it, and the same without it."""
+"""Cases for every key of a cluster file: keys that make a file with it, and the same without it."""
 
 from __future__ import annotations
 

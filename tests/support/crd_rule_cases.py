@@ -1,4 +1,4 @@
-"""For every CEL rule of the CRDs: an object that keeps it and one that breaks it. Used against the models and a real API server."""
+"""Cases for every CEL rule of the CRDs: an object that keeps it and one that breaks it. Used against the models and a real API server."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def env(**variable: Any) -> Object:
 
 
 def variables(count: int) -> list[Object]:
-    """Of 8 KiB each, two characters in three bytes."""
+    """Variables of 8 KiB each, two characters in three bytes."""
     return [{"name": f"A{number}", "value": "éb" * 2730 + "bb"} for number in range(count)]
 
 

@@ -1,4 +1,4 @@
-"""As much of the Debug Adapter Protocol as VS Code needs to stop a script at a line and look at its variables."""
+"""The part of the Debug Adapter Protocol that VS Code needs to stop a script at a line and look at its variables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Debugger:
         return self._asked
 
     def result(self, command: str, **arguments: Any) -> dict[str, Any]:
-        """What a request answers; AssertionError where it says that it failed."""
+        """Answer to a request. Raises AssertionError if it failed."""
         return self.result_of(self.ask(command, **arguments))
 
     def result_of(self, number: int) -> dict[str, Any]:

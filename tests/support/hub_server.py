@@ -57,15 +57,15 @@ class Faults:
     wrong: dict[str, int] = field(default_factory=dict)
     """Name of a file → how many of its next transfers have a wrong byte."""
     hold: threading.Event = field(default_factory=threading.Event)
-    """While `held` names a file, its transfers wait in the middle for this."""
+    """Event for which transfers of the file in `held` wait in the middle."""
     held: str = ""
     bytes_per_second: float | None = None
     pages: dict[str, bytes] = field(default_factory=dict)
     """Name of a file → what is sent in its place, every time."""
     retry_after: str = "0"
-    """With 429."""
+    """Header sent with 429."""
     ranges: bool = True
-    """Whether ranges are served; else always the whole file."""
+    """True: ranges are served; False: always the whole file."""
 
 
 class Hub:
@@ -82,7 +82,7 @@ class Hub:
         """Name of a repository → the one that it has now: it is redirected there."""
         self.endpoint = ""
         self.storage = ""
-        """Where large files are redirected to."""
+        """Address to which large files are redirected."""
         self.lock = threading.Lock()
 
     def add(self, name: str, files: Mapping[str, bytes], kind: str = "models", **options: Any) -> Repository:

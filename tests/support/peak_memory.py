@@ -25,7 +25,7 @@ class PeakMemory:
     def __init__(self, device: torch.device) -> None:
         self.peaks: dict[str, int] = {}
         self.reserved: dict[str, int] = {}
-        """On a GPU: what the allocator had taken from the device, with what lies unused between tensors."""
+        """Bytes, on a GPU, that the allocator had taken from the device, including gaps between tensors."""
         self._device = device
         self._part: str | None = None
         self._made = None if device.type == "cuda" else Made()
@@ -37,7 +37,7 @@ class PeakMemory:
         return self
 
     def mark(self, part: str) -> None:
-        """What comes now is `part`."""
+        """Begin `part`."""
         self._count()
         self._part = part
         if self._made is not None:

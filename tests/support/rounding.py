@@ -1,4 +1,4 @@
-"""How far two computations of one number may lie apart: from the arithmetic, since a bound that was measured holds on the CPU it was measured on.
+"""Tolerances between two computations of one number, from the arithmetic, since a measured bound holds only on the CPU that measured it.
 
 On another CPU, over other ranks or in other batches the same terms are added in another order. Every rounding on the way is off by at most the
 unit roundoff u, up or down, so that n of them together are off by λ·√n·u, but for a probability of 2·exp(−λ²/2) (Higham and Mary, A New
@@ -30,12 +30,12 @@ def forward_roundings(*, hidden: int, intermediate: int, attention: int, vocabul
 
 
 def gradient_roundings(forward: int, tokens: int) -> int:
-    """Those of a weight's gradient: forward, the same way back, and the sum over a batch's tokens."""
+    """Additions of a weight's gradient: forward, the same way back, and the sum over a batch's tokens."""
     return 2 * forward + tokens
 
 
 TINY = forward_roundings(hidden=62, intermediate=127, attention=64, vocabulary=258, sequence=128)
-"""Of the model that most tests of the trainer train, at its longest sequence."""
+"""Roundings of the model that most tests of the trainer train, at its longest sequence."""
 SAME_LOSS = tolerance(gradient_roundings(TINY, tokens=1000))
 """Relative, of its losses after the same steps: roundings of the forward pass, and of the gradients that led there."""
 LOW_PRECISION_ROUNDINGS = 2 * 20 + 3

@@ -1,4 +1,4 @@
-"""How tests are shared out among the workers of pytest-xdist (`pytest -n 2`)."""
+"""Distribution of tests among the workers of pytest-xdist (`pytest -n 2`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 
 class Parts(LoadScopeScheduling):
-    """What belongs together runs on one worker, one after the other; parts begin in the order of collection.
+    """Scheduler that runs what belongs together on one worker, one after the other; parts begin in the order of collection.
 
     pytest-xdist's own marks for groups are without effect with this pytest, whose test ids can't be changed any more.
     """

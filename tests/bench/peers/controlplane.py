@@ -48,7 +48,7 @@ def jobset_job(name: str, namespace: str, nodes: int) -> Object:
 
 
 def trainer_job(name: str, namespace: str, nodes: int) -> Object:
-    """Of the runtime `torch-distributed`, as shipped."""
+    """TrainJob of the runtime `torch-distributed`, as shipped."""
     trainer = {"numNodes": nodes, "image": "i", "command": ["torchrun", "/scripts/x.py"]}
     spec = {"runtimeRef": {"name": "torch-distributed"}, "trainer": trainer}
     return {
@@ -92,7 +92,7 @@ SYSTEMS = (
 
 
 def cpu_seconds(pid: int) -> float:
-    """What all threads of a process have used, to the nanosecond (clock_getcpuclockid)."""
+    """Processor seconds of all threads of a process, to the nanosecond (clock_getcpuclockid)."""
     return time.clock_gettime(~pid << 3 | 2)
 
 
@@ -105,7 +105,7 @@ class Audit:
         self._rest = ""
 
     def lines(self) -> list[str]:
-        """Those since the last call."""
+        """Lines since the last call."""
         *lines, self._rest = (self._rest + self._file.read()).split("\n")
         return lines
 
@@ -128,7 +128,7 @@ class Audit:
 
 
 class Pods:
-    """When a watch saw the pods of each job."""
+    """Times at which a watch saw the pods of each job."""
 
     def __init__(self) -> None:
         self.seen: dict[str, list[float]] = {}
@@ -175,7 +175,7 @@ class Plane:
             await created_at_last(self.cluster, "/apis/trainer.kubeflow.org/v1alpha1/clustertrainingruntimes", self._torch_runtime)
 
     def users(self, system: System) -> frozenset[str]:
-        """As the audit log calls its controllers."""
+        """Names of its controllers in the audit log."""
         accounts = [OPERATOR_ACCOUNT if name == OPERATOR else self._installed[name].peer.account for name in system.controllers]
         return frozenset(f"system:serviceaccount:{namespace}:{name}" for namespace, name in accounts)
 
@@ -204,7 +204,7 @@ def _pid_of(program: str, folder: Path) -> int:
 
 @contextlib.asynccontextmanager
 async def plane(kubeconfig: Path, built: Path, folder: Path, systems: Sequence[System]) -> AsyncIterator[Plane]:
-    """With namespaces for these systems, and their controllers; all of them end with the block."""
+    """Yield a control plane with namespaces for these systems, and their controllers; all of them end with the block."""
     async with await connected(kubeconfig) as cluster:
         there = Plane(cluster, kubeconfig, built, folder)
         try:
@@ -221,7 +221,7 @@ async def plane(kubeconfig: Path, built: Path, folder: Path, systems: Sequence[S
 
 @dataclass
 class Runs:
-    """What was measured of one system at one size."""
+    """Measurements of one system at one size."""
 
     first: list[float] = field(default_factory=list)
     all: list[float] = field(default_factory=list)
@@ -294,7 +294,7 @@ async def in_turns(there: Plane, sizes: Sequence[tuple[int, int]]) -> Object:
 
 
 def measure_sizes(built: Path, sizes: Sequence[tuple[int, int]]) -> Object:
-    """By nodes and system: apply → pods, CPU and writes of one job's start."""
+    """Measure, by nodes and system, apply → pods, CPU and writes of one job's start."""
 
     async def measured(kubeconfig: Path, folder: Path) -> Object:
         async with plane(kubeconfig, built, folder, SYSTEMS) as there:
@@ -343,7 +343,7 @@ def _memory(there: Plane, system: System) -> Object:
 
 
 async def _create(cluster: Cluster, system: System, numbers: range) -> None:
-    """By so many at once."""
+    """Create the jobs, so many at once."""
     waiting = iter(numbers)
 
     async def creator() -> None:
@@ -354,7 +354,7 @@ async def _create(cluster: Cluster, system: System, numbers: range) -> None:
 
 
 def measure_bursts(built: Path, counts: Sequence[int]) -> Object:
-    """By system and jobs so far: PSS, and the time and CPU of the jobs that came since the count before."""
+    """Measure, by system and number of jobs, PSS, and the time and CPU of the jobs since the count before."""
 
     async def measured(system: System, kubeconfig: Path, folder: Path) -> Object:
         async with plane(kubeconfig, built, folder, [system]) as there:

@@ -39,9 +39,9 @@ STEADY_SECONDS = 3.0
 START_SECONDS = 120.0
 PATIENCE_SECONDS = 60.0
 UNNOTICED_SECONDS = 30.0
-"""For a hang and an image: three times as long as Lockstep is told to wait for a step."""
+"""Limit for a hang and an image: three times Lockstep's step limit here."""
 LASTING_SECONDS = 2.0
-"""Those that run again have to run on for so long; the status has followed by then."""
+"""Time for which restarted processes must run on; the status has followed by then."""
 ALONE_SECONDS = 5.0
 """The others that still run so long after the victim came back aren't going to be restarted."""
 HANG_SECONDS = 10
@@ -224,7 +224,7 @@ async def stage(kubeconfig: Path, built: Path, folder: Path) -> AsyncIterator[St
 
 @contextlib.asynccontextmanager
 async def job(there: Stage, case: Case, name: str, image: str = BASE) -> AsyncIterator[float]:
-    """It is created, and gone after the block. Yields when it was asked for."""
+    """Create a job, yield the time of the request, and delete the job after the block."""
     await there.until(there.shared(case).exists, START_SECONDS)  # the first time, claims are bound by then
     folder = there.shared(case) / name
     folder.mkdir()
@@ -296,7 +296,7 @@ async def suffer(there: Stage, case: Case, name: str, fault: str) -> None:
 
 
 async def wrong_image(there: Stage, case: Case, name: str) -> None:
-    """Whether the status says so."""
+    """Return True if the status says so."""
     async with job(there, case, name, NO_IMAGE) as asked:
         while (seconds := time.time() - asked) < UNNOTICED_SECONDS:
             lines = conditions(await there.status(case, name))
@@ -308,7 +308,7 @@ async def wrong_image(there: Stage, case: Case, name: str) -> None:
 
 
 def figures(samples: dict[str, dict[str, list[Object]]]) -> Object:
-    """Of all runs, for every fault and system."""
+    """Figures of all runs, for every fault and system."""
     result: Object = {
         "start": {label: {"all_run": spread([sample["all_run"] for sample in found])} for label, found in samples.get("start", {}).items()}
     }
@@ -350,7 +350,7 @@ def own_cluster() -> Iterator[Path]:
 
 
 def measure_faults(built: Path, runs: int, slow_runs: int) -> Object:
-    """By fault and system: seconds until the survivor was stopped, and until all ran again. `slow_runs` are of what the peers don't notice."""
+    """Measure, by fault and system, the seconds until the survivor was stopped, and until all ran again. `slow_runs` are for faults that the peers don't notice."""
 
     async def measured(kubeconfig: Path, folder: Path) -> Object:
         async with stage(kubeconfig, built, folder) as there:

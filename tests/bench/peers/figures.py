@@ -1,4 +1,4 @@
-"""What is made of the measurements of peers.py: counts of writes, statistics, verdicts on the goals, tables. Nothing in here starts or asks anything."""
+"""Evaluation of the measurements of peers.py: counts of writes, statistics, verdicts on the goals, tables. Nothing in here starts or asks anything."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def writes_per_job(counts: Mapping[str, int], jobs: int) -> Object:
 
 
 def percentiles(seconds: Sequence[float]) -> Object:
-    """In milliseconds. With few runs the high ones are the maximum."""
+    """Percentiles in milliseconds. With few runs the high ones are the maximum."""
     ordered = sorted(seconds)
     high = {f"p{percent}": ordered[min(len(ordered) - 1, percent * len(ordered) // 100)] for percent in (95, 99)}
     return {name: round(1000 * value, 1) for name, value in {"p50": statistics.median(ordered), **high}.items()} | {"n": len(ordered)}
@@ -71,7 +71,7 @@ class Life:
 
 
 def life(name: str, text: str) -> Life | None:
-    """What a heartbeat file says: called RANK-BEGAN, one line a beat, "exit TIME" or "hang TIME" at the end. None before the first beat."""
+    """Read a heartbeat file: called RANK-BEGAN, one line a beat, "exit TIME" or "hang TIME" at the end. None before the first beat."""
     rank, _, began = name.partition("-")
     words = [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")]
     if not words:
@@ -87,9 +87,9 @@ def running(lives: Iterable[Life], now: float, ranks: int) -> list[Life]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job after a fault, in seconds from there. `survivor_stopped` is None while it goes on, `all_run_again` until they do.
+    """Result of a fault, in seconds from it. `survivor_stopped` is None while the survivor runs, `all_run_again` until all run.
 
-    `victim_again`: the rank that had the fault runs anew, whatever the others do.
+    `victim_again`: the rank that had the fault runs again, whatever the others do.
     """
 
     survivor_stopped: float | None
@@ -112,7 +112,7 @@ def outcome(lives: Sequence[Life], victim: str, fault: float, now: float) -> Out
 
 
 def conditions(status: Object) -> list[str]:
-    """As one would read them to a person."""
+    """Conditions as text for a person."""
     return [
         f"{one['type']}={one['status']} {one.get('reason', '')}: {one.get('message', '')}".rstrip(": ")
         for one in status.get("conditions", ())
@@ -134,7 +134,7 @@ class Goal:
 
 
 def at(result: Object, *keys: str) -> Any:
-    """What lies below these keys; None where one of them is missing."""
+    """Value below these keys; None if one of them is missing."""
     place: Any = result
     for key in keys:
         place = place.get(key) if isinstance(place, Mapping) else None
@@ -142,7 +142,7 @@ def at(result: Object, *keys: str) -> Any:
 
 
 def goals(result: Object) -> list[Goal]:
-    """What Lockstep aims at, beside what was measured. Where a peer sets the goal, its figure is of the same run."""
+    """Lockstep's goals beside the measurements. If a peer sets the goal, its figure is of the same run."""
     return [
         *(_no_more(f"apply → all pods at {nodes} nodes, p50", _all_pods(result, LOCKSTEP, nodes), _all_pods(result, JOBSET, nodes), "ms") for nodes in ["2", "16", "64"]),
         _at_least("burst of 200 jobs", at(result, "burst", LOCKSTEP, "200", "jobs_per_second"), 30, "jobs/s"),
@@ -273,7 +273,7 @@ def _faults(result: Object) -> Iterator[str]:
 
 
 def _said(result: Object) -> Iterator[str]:
-    """What the first of every fault brought; the result has all of it."""
+    """Messages of the first run of every fault; the result has all of them."""
     faults = at(result, "faults")
     if not faults:
         return

@@ -116,7 +116,7 @@ def _downloaded(peer: Peer) -> Path:
 
 
 def _manifests(overlay: Path, kube: Path) -> str:
-    """What `kubectl apply -k` would send. Trainer's overlay fetches JobSet too, which is there: "comment this line if JobSet is installed"."""
+    """Objects that `kubectl apply -k` would send. Trainer's overlay fetches JobSet too, which is there: "comment this line if JobSet is installed"."""
     with tempfile.TemporaryDirectory() as folder:
         top = overlay.parents[1] if overlay.parent.name == "overlays" else overlay.parent
         shutil.copytree(top, Path(folder, "copy"), copy_function=shutil.copyfile)
@@ -159,7 +159,7 @@ class Installed:
                 await _until_served(cluster, item["spec"])
 
     def arguments(self) -> list[str]:
-        """As its Deployment has them, less the election of a leader. Its settings are in its /tmp."""
+        """Arguments of its Deployment, without the election of a leader. Its settings are in its /tmp."""
         if self.peer is JOBSET_MANAGER:
             return ["--config=/tmp/config.yaml", "--zap-log-level=2"]
         return [f"--webhook-server-port={self.webhook_port}", f"--health-probe-bind-address=:{self.health_port}"]

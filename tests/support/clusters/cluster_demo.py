@@ -61,5 +61,5 @@ def demo_files(jobs: Jobs, spec: dict[str, Any]) -> Iterator[Place]:
 
 
 def run_in_pod(place: Place, command: list[str]) -> str:
-    """What the command prints there. Raises ProgramFailed."""
+    """Output of the command there. Raises ProgramFailed."""
     return Client().run(lambda cluster: output_of(cluster, place, command, seconds=600.0)).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""What tests of the operator do on a real cluster: write jobs, and wait for what becomes of them."""
+"""Actions of the operator's tests on a real cluster: write jobs, and wait for the results."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def prepare(api: dynamic.DynamicClient, namespace: str) -> Jobs:
 
 
 def kubeconfig_of(role: str, jobs: Jobs, cluster: Path, folder: Path) -> Path:
-    """For a person who holds this built-in role in the namespace and nothing else. `cluster`: an administrator's kubeconfig."""
+    """Kubeconfig of a person who holds this built-in role in the namespace and nothing else. `cluster`: an administrator's kubeconfig."""
     jobs.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "person"}})
     rbac = "rbac.authorization.k8s.io"
     subject = {"kind": "ServiceAccount", "name": "person", "namespace": jobs.namespace}
@@ -165,7 +165,7 @@ def kubeconfig_of(role: str, jobs: Jobs, cluster: Path, folder: Path) -> Path:
 
 
 def kubeconfig_of_account(account: str, jobs: Jobs, cluster: Path, path: Path) -> Path:
-    """For this service account of the namespace. `cluster`: an administrator's kubeconfig."""
+    """Kubeconfig of this service account of the namespace. `cluster`: an administrator's kubeconfig."""
     made = client.CoreV1Api(jobs.api.client).create_namespaced_service_account_token(account, jobs.namespace, {"spec": {}})
     stated = yaml.safe_load(cluster.read_text())
     stated["users"] = [{"name": user["name"], "user": {"token": made.status.token}} for user in stated["users"]]
@@ -174,5 +174,5 @@ def kubeconfig_of_account(account: str, jobs: Jobs, cluster: Path, path: Path) -
 
 
 def token_in(kubeconfig: Path) -> str:
-    """As `kubeconfig_of_account` has put it there."""
+    """Token that `kubeconfig_of_account` has put there."""
     return str(yaml.safe_load(kubeconfig.read_text())["users"][0]["user"]["token"])

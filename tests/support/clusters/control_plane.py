@@ -35,7 +35,7 @@ CONTROLLERS = (
 )  # fmt: skip
 """None that looks after nodes: one that is played stays as it is."""
 LEFT_OUT = ("Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy")
-"""Of what deploy-cluster sends: the operator's own pods are a process of the test."""
+"""Kinds of deploy-cluster's objects that aren't sent: the operator's own pods are a process of the test."""
 AUDIT_LOG = "audit.log"
 AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
@@ -51,13 +51,13 @@ def local_profile() -> TrainingCluster:
 
 
 def default_objects() -> list[dict[str, Any]]:
-    """As `lockstep deploy local` sends them."""
+    """Objects as `lockstep deploy local` sends them."""
     return operator_objects(local_profile(), "operator:1", namespace="lockstep", manifests=ROOT / "manifests")
 
 
 @dataclass(frozen=True)
 class Loopback(Layout):
-    """As an embedded cluster's, with everything in one folder and on one address."""
+    """Layout like an embedded cluster's, with everything in one folder and on one address."""
 
     address: str = ""
     ports: tuple[int, int] = (0, 0)

@@ -25,7 +25,7 @@ class CountingProxy:
         self.requests: list[tuple[str, str]] = []
         """(method, path without query)"""
         self.watches = 0
-        """How many of them were watches, all since the start."""
+        """Number of watches among them, all since the start."""
         self.port = 0
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:

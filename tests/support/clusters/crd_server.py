@@ -42,7 +42,7 @@ class Server:
         return self.send("POST", f"{self.path(item['kind'])}?{options}", item)
 
     def replace(self, item: dict[str, Any], old: dict[str, Any]) -> Any:
-        """What an update of `old` to `item` would be answered with."""
+        """Answer to an update of `old` to `item`."""
         versioned = item | {"metadata": item["metadata"] | {"resourceVersion": old["metadata"]["resourceVersion"]}}
         return self.send("PUT", f"{self.path(item['kind'], item['metadata']['name'])}?dryRun=All&fieldValidation=Strict", versioned)
 

@@ -21,7 +21,7 @@ class Write:
     method: str
     path: str
     name: str
-    """Of the object in its body."""
+    """Name of the object in its body."""
     status: int | None = None
 
     @property
@@ -31,7 +31,7 @@ class Write:
 
 @dataclass(frozen=True)
 class Fault:
-    """What becomes of one write. At most one of the fields is set."""
+    """Fate of one write. At most one of the fields is set."""
 
     before: Callable[[], None] | None = None
     """Called instead of forwarding it; nobody answers."""
@@ -97,7 +97,7 @@ class FaultProxy(CountingProxy):
         return reply if fault.after is None else _unanswered(request, fault.after)
 
     def _fault(self, write: Write) -> Fault:
-        """By how often the same was written before: a status is written again and again, and each time it is another step."""
+        """Choose the fault by how often the same was written before: a status is written again and again, and each time it is another step."""
         same = (write.method, write.path, write.name)
         step = (*same, sum((w.method, w.path, w.name) == same and w.is_committed for w in self.writes))
         if step in self._numbered or (write.method == "POST" and step[-1]):

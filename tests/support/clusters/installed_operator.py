@@ -20,7 +20,7 @@ def local_profile() -> TrainingCluster:
 
 
 def local_objects() -> list[Object]:
-    """What `lockstep deploy local` sends: the operator's code comes from a volume, this checkout's as it is now."""
+    """Objects that `lockstep deploy local` sends: the operator's code comes from a volume, this checkout's as it is now."""
     return objects_of(local_profile(), BASE, publish_code(default_layout().python_volume).name)
 
 

@@ -47,7 +47,7 @@ class Rig:
 
     @contextmanager
     def job(self, namespace: str = "") -> Iterator[PlayedJob]:
-        """In a namespace of its own, where none is named: what one run leaves is not there in the next."""
+        """Make a job in a namespace of its own, unless one is named, so that no run sees what another left."""
         core = client.CoreV1Api(self.api.client)
         namespace = namespace or core.create_namespace({"metadata": {"generateName": "lockstep-fault-"}}).metadata.name
         job = PlayedJob(
@@ -194,7 +194,7 @@ SCENARIOS = {
 
 @dataclass(frozen=True)
 class Told:
-    """What one run left, in how many writes, and how many of its faults came."""
+    """State that one run left, with the number of its writes and of its faults."""
 
     state: str
     steps: int
@@ -235,7 +235,7 @@ def difference(reference: str, state: str) -> str:
 
 
 def settled(rig: Rig, job: PlayedJob, seconds: float = QUIET_SECONDS) -> None:
-    """Until nothing is written any more."""
+    """Wait until nothing is written any more."""
 
     def count() -> int:
         return len(rig.proxy.writes)

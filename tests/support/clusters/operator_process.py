@@ -41,12 +41,12 @@ class OperatorProcess:
         self.starts += 1
 
     def revive(self) -> None:
-        """As a kubelet would: one that ended by itself (it lost its lease on a busy machine, say) is started again."""
+        """Restart, as a kubelet would, an operator that ended by itself (because it lost its lease on a busy machine, say)."""
         if self.pid is not None and not Path(f"/proc/{self.pid}").exists():
             self.start()
 
     def kill(self) -> None:
-        """With SIGKILL, if it runs. Safe from any thread."""
+        """Kill it with SIGKILL, if it runs. Safe from any thread."""
         pid, self.pid = self.pid, None
         if pid is not None:
             self._send(pid, signal.SIGKILL)

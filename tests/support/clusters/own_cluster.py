@@ -40,7 +40,7 @@ def own_number(numbers: Sequence[int] = NUMBERS) -> Iterator[None]:
 
 @contextmanager
 def _claimed(number: int) -> Iterator[bool]:
-    """Whether the number is ours now. A lock tells runs apart; what the file says outlives a run that is killed."""
+    """Return True if the number is ours now. A lock tells runs apart; the file's content outlives a run that is killed."""
     layout = default_layout()
     layout.state.parent.mkdir(parents=True, exist_ok=True)
     with (layout.state.parent / f"tests-{number}").open("a+") as file:

@@ -33,9 +33,9 @@ from support.clusters.cluster_jobs import API, SERVICE_ACCOUNT, Jobs
 NODES = tuple(f"lockstep-played-{number}" for number in range(4))
 JOB = "x"
 REPORT_SECONDS = 0.3
-"""Instead of the coordinator's 15: the test has no time."""
+"""Seconds between reports, instead of the coordinator's 15, to keep tests short."""
 PATIENCE_SECONDS = 20.0
-"""How long node 0 waits at its end for a report to be accepted."""
+"""Seconds that node 0 waits at its end for a report to be accepted."""
 CHILDREN = (
     ("StatefulSet", "apps/v1"), ("Service", "v1"), ("NetworkPolicy", "networking.k8s.io/v1"), ("ConfigMap", "v1"), ("Secret", "v1"),
     ("PersistentVolumeClaim", "v1"), ("Pod", "v1"),
@@ -63,7 +63,7 @@ class PlayedJob:
 
     jobs: Jobs
     port: int
-    """Where the operator takes reports."""
+    """Port where the operator accepts reports."""
     ca_pem: str
     folder: Path
     revive: Callable[[], None]
@@ -85,9 +85,9 @@ class PlayedJob:
     _zero: str = ""
     """The uid of the pod that is node 0."""
     _told: tuple[Any, ...] = ()
-    """Of the newest report that was taken: what is new has last lines with it until then."""
+    """Content of the newest accepted report: until then, new reports carry last lines."""
     _leaves: float | None = None
-    """When node 0 goes, whoever has heard it."""
+    """Time at which node 0 goes, no matter who has heard it."""
 
     def create(self) -> None:
         spec = {"nodes": 2, "script": {"path": "/scripts/x.py"}, "podTemplate": {"schedulerName": "played"}, "storage": {"mode": "Shared"}}
@@ -133,13 +133,13 @@ class PlayedJob:
             self._report(uid)
 
     def _stays(self, zero: dict[str, Any]) -> bool:
-        """Until what came of the stop is heard."""
+        """True if node 0 stays until the result of the stop is heard."""
         if not _ends(zero) or zero["metadata"]["uid"] != self._zero:
             return False
         return self._leaves is None or (time.monotonic() < self._leaves and self._told != self._news)
 
     def _is_known_to_stop(self) -> bool:
-        """Saving takes until status says so: what is told of a stop doesn't depend on who is faster."""
+        """True once status says that the job stops: saving takes until then, so that a stop's messages don't depend on who is faster."""
         job = self.jobs.job(JOB)
         conditions = (job.get("status") or {}).get("conditions", [])
         return not job or any(
@@ -244,7 +244,7 @@ class PlayedJob:
         return _normalised([*plain, *(self.events() if events else ())], self.jobs.namespace)
 
     def events(self) -> list[dict[str, Any]]:
-        """What was told of the job, as a set, but for how soon the watch told the operator of the namespace."""
+        """Events of the job, as a set, except those that depend on how soon the operator saw the namespace."""
         found = client.CoreV1Api(self.jobs.api.client).list_namespaced_event(
             self.jobs.namespace, field_selector=f"involvedObject.kind=TrainingJob,involvedObject.name={JOB}"
         )
@@ -261,14 +261,14 @@ class PlayedJob:
 
 
 def _node_for(pod: dict[str, Any]) -> str:
-    """As the scheduler would: each pod on another node, and on none that its affinity rules out."""
+    """Choose a node as the scheduler would: each pod on another node, and on none that its affinity rules out."""
     ruled_out = json.dumps((pod["spec"].get("affinity") or {}).get("nodeAffinity"))
     free = [node for node in NODES if node not in ruled_out]
     return free[int(pod["metadata"]["name"].rpartition("-")[2]) % len(free)]
 
 
 _COUNTED = re.compile(r"\d+ pods? (is|are) still there|\bpods? x-\d(, x-\d)*(?=: image)")
-"""As many as there are, or as can't pull their image, at the moment when it is told."""
+"""Numbers of pods in messages that depend on the moment: pods that are there, or that can't pull their image."""
 
 
 def _ends(pod: dict[str, Any]) -> bool:

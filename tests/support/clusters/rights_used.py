@@ -18,7 +18,7 @@ class Right:
     verb: str
     group: str
     resource: str
-    """With its subresource."""
+    """Resource with its subresource."""
     namespace: str = ""
     name: str = ""
 
@@ -33,7 +33,7 @@ class Right:
 
 
 def granted(connection: Any, account: str, namespace: str) -> set[Right]:
-    """By bindings to the account itself; not what every account may."""
+    """Rights by bindings to the account itself, without those of every account."""
     rbac = client.RbacAuthorizationV1Api(connection)
     rights: set[Right] = set()
     for binding in rbac.list_cluster_role_binding().items:
@@ -62,7 +62,7 @@ def _rights(rules: Iterable[Any], namespace: str) -> Iterable[Right]:
 
 
 def used(log: Path, account: str, namespace: str) -> dict[Right, bool]:
-    """What the account asked for, and whether it was allowed every time. Without what every account may: reviews of itself, discovery."""
+    """Rights that the account used, and True for those allowed every time; without the rights of every account (reviews of itself, discovery)."""
     rights: dict[Right, bool] = {}
     for line in log.read_text().splitlines():
         event = json.loads(line)
@@ -77,7 +77,7 @@ def used(log: Path, account: str, namespace: str) -> dict[Right, bool]:
 
 
 def unused(grants: set[Right], uses: Iterable[Right]) -> set[Right]:
-    """A use speaks for the narrowest right that covers it: a wider one beside it is not needed for it."""
+    """Rights that no use needs. A use needs only the narrowest right that covers it."""
     needed = set()
     for use in uses:
         covering = [right for right in grants if right.covers(use)]
