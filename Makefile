@@ -1,4 +1,4 @@
-# The front door: one line a target; the work is done by `lockstep` and scripts/. `make help` lists them.
+# One line for each target; `lockstep` and scripts/ do the work. `make help` lists the targets.
 PYTHON ?= python3
 CLUSTER ?= $(or $(shell cat $(or $(LOCKSTEP_STATE),.lockstep)/cluster 2>/dev/null),local)
 JOB ?= ml-dev-env
@@ -31,7 +31,7 @@ editors: setup ## jupyterlab and debugpy for the pods of the embedded cluster (m
 quickstart: setup ## install, build, bring up a two-node Kubernetes, fine-tune a small model on two pods
 	@$(BIN)/lockstep quickstart
 
-##@ Clusters (CLUSTER=name of a file in clusters/, else the one deployed last; MODE=rdma|tcp|auto, OPERATOR_IMAGE= and NAMESPACES=a,b or NAMESPACE_ONLY=1, else as deployed; FORCE=1: whatever the API host)
+##@ Clusters (CLUSTER=name of a file in clusters/, else the one deployed last; MODE=rdma|tcp|auto, OPERATOR_IMAGE= and NAMESPACES=a,b or NAMESPACE_ONLY=1, else as deployed; FORCE=1: with any API host)
 list-clusters: setup ## the cluster files in clusters/; * is the one your kubeconfig talks to
 	@$(BIN)/lockstep clusters
 
@@ -53,13 +53,13 @@ clean-cluster: setup ## remove the dev environment; claims stay (PVCS=1: they go
 uninstall: setup ## remove operator, TrainingClusters and CRDs (JOBS=1: with all jobs; CLUSTER_ONLY=1: this TrainingCluster alone; YES=1: without asking); claims stay
 	@$(BIN)/lockstep uninstall $(CLUSTER) $(if $(JOBS),--jobs) $(if $(CLUSTER_ONLY),--cluster-only) $(SURE)
 
-rollback: setup ## back to the operator and TrainingCluster that the last deployment replaced
+rollback: setup ## restore the operator and TrainingCluster that the last deployment replaced
 	@$(BIN)/lockstep rollback $(CLUSTER) $(SURE)
 
 discover-cluster: setup ## write clusters/NAME.yaml from what your kubeconfig's cluster shows: NAME=mine (FORCE=1: over an old one)
 	@$(BIN)/lockstep cluster discover $(NAME) $(if $(FORCE),--force)
 
-lint-cluster: setup ## check the cluster file by itself and against its cluster
+lint-cluster: setup ## check the cluster file alone and against its cluster
 	@$(BIN)/lockstep cluster lint $(CLUSTER)
 
 gpu-info: setup ## the GPUs of every pod of the dev environment, by nvidia-smi (JOB=name: of another job)
@@ -93,7 +93,7 @@ tensorboard: setup ## TensorBoard of its runs, behind a token, on this machine's
 logs: setup ## follow a job's log: JOB=name, RANK=3 or NODE=1; ERRORS=1: how its ranks failed
 	@$(BIN)/lockstep logs $(JOB) --cluster $(CLUSTER) $(if $(RANK),--rank $(RANK),--node $(NODE)) $(if $(ERRORS),--errors,--follow)
 
-top: setup ## how a job gets on, now: JOB=name
+top: setup ## a job's progress, live: JOB=name
 	@$(BIN)/lockstep top $(JOB) --cluster $(CLUSTER)
 
 ##@ Images (IMAGE=operator|trainer, BASE=, TAG=, PUSH=1: also to the registry that TAG names)
@@ -125,10 +125,10 @@ test-train: setup ## real ranks over gloo, no root
 test-faults: cluster-programs ## power cut at every step of a save, on a disk in a file; the operator killed at every write; root
 	@$(PYTEST) -n 2 tests/faults
 
-test-corpus: cluster-programs ## faults whose cause is known, done to real jobs: how many `lockstep why` names; those of ranks are part of test, all others take a quarter of an hour; root
+test-corpus: cluster-programs ## inject known faults into real jobs and count how many `lockstep why` names; faults of ranks are part of test, the others take a quarter of an hour; root
 	@$(PYTEST) -m "corpus or not corpus" tests/corpus tests/cluster/operator/life/test_corpus.py
 
-test-gpu: ## whether Lockstep trains on this machine's GPU as it does on CPUs, without .venv: PYTHON with torch, transformers and peft; ARGS="--device cpu"
+test-gpu: ## test that Lockstep trains on this machine's GPU as on CPUs, without .venv: PYTHON with torch, transformers and peft; ARGS="--device cpu"
 	@$(PYTHON) tests/gpu/run.py $(ARGS)
 
 bench-gpu: ## figures of this machine's GPU beside Hugging Face and PEFT, without .venv: ARGS="--json --part 8b-lora-4k"
@@ -137,7 +137,7 @@ bench-gpu: ## figures of this machine's GPU beside Hugging Face and PEFT, withou
 gpu-carry: setup ## a folder of what a GPU machine without network lacks for these two: DeepSpeed and what it imports (PYTHON_THERE=3.12)
 	@$(BIN)/python scripts/gpu_carry.py --python $(or $(PYTHON_THERE),3.12)
 
-soak: cluster-programs ## hundreds of hostile objects on a real API server, and what else takes minutes; by hand
+soak: cluster-programs ## hundreds of hostile objects on a real API server, and other tests that take minutes; by hand
 	@$(PYTEST) -s -m soak tests/faults
 
 test-operator-faults: cluster-programs ## the operator killed before and after every single write, each in a run of its own: half an hour
@@ -147,7 +147,7 @@ test-cluster: cluster-programs ## a real API server and real pods; root
 	@$(PYTEST) -n auto -m "not alone and not corpus and not soak" tests/cluster; shared=$$?; \
 	$(PYTEST) -m "alone and not corpus and not soak" tests/cluster && exit $$shared
 
-drills: cluster-programs ## faults done to a training job on the embedded cluster: what each costs, and that nothing is lost; a node of three that dies; to the operator at every write (parts of test); root
+drills: cluster-programs ## inject faults into a training job on the embedded cluster, into one node of three, and into the operator at every write; print what each costs (parts of test); root
 	@$(PYTEST) tests/cluster/operator/life/test_drills.py tests/cluster/operator/life/test_lost_node.py tests/faults/test_operator_faults.py
 
 bench-peers: cluster-programs ## Lockstep beside JobSet and Kubeflow Trainer, both built from their Go modules: figures and goals, 22 minutes (ARGS=--quick: six); root
@@ -162,7 +162,7 @@ format: setup ## let ruff format and sort
 manifests: setup ## generate the CRDs and the reference pages from the models
 	@$(BIN)/python scripts/generate.py all
 
-sbom: setup ## write what the images and the command line bring along, as CycloneDX, into dist/sbom/
+sbom: setup ## list the packages of the images and the command line, as CycloneDX, in dist/sbom/
 	@$(BIN)/python scripts/supply.py sbom
 
 audit: setup ## look every locked package up in a database of known vulnerabilities (LOCKSTEP_OSV=URL of a mirror); exit code 3: it can't be reached
