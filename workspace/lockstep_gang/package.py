@@ -21,7 +21,7 @@ from lockstep_gang.agent.main import main
 
 raise SystemExit(main())
 """
-# The kernel keeps SIGTERM from a container's first process until it has a handler: without one, a pod that is told to go while its
+# The kernel keeps SIGTERM from a container's first process until it has a handler: without one, a pod that is deleted while its
 # agent is still being imported would hold its node for the whole grace. Nothing was started by then, so there is nothing to save.
 _TIME = (1980, 1, 1, 0, 0, 0)  # the first one a zip file can hold
 SPEC_MODULES = ("__init__", "choices", "codec", "exits", "files", "timeouts", "words")
@@ -64,14 +64,14 @@ def compiled_code(path: Path, source: bytes) -> bytes:
     Another version of Python passes over it, and compiles the source.
     """
     try:
-        kept = Path(importlib.util.cache_from_source(path)).read_bytes()
+        cached = Path(importlib.util.cache_from_source(path)).read_bytes()
     except (OSError, NotImplementedError):
         return b""
     digest, stat = importlib.util.source_hash(source), path.stat()
-    of_hash = bool(kept[4] & 1) if len(kept) > _HEAD_BYTES else False
+    of_hash = bool(cached[4] & 1) if len(cached) > _HEAD_BYTES else False
     stated = digest if of_hash else b"".join((value & 0xFFFFFFFF).to_bytes(4, "little") for value in (int(stat.st_mtime), stat.st_size))
-    is_of_it = kept[:4] == importlib.util.MAGIC_NUMBER and kept[8:_HEAD_BYTES] == stated
-    return importlib.util.MAGIC_NUMBER + _UNCHECKED + digest + kept[_HEAD_BYTES:] if is_of_it else b""
+    is_of_it = cached[:4] == importlib.util.MAGIC_NUMBER and cached[8:_HEAD_BYTES] == stated
+    return importlib.util.MAGIC_NUMBER + _UNCHECKED + digest + cached[_HEAD_BYTES:] if is_of_it else b""
 
 
 def main() -> int:

@@ -28,7 +28,7 @@ YES_OR_NO = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_qk_norm")
 
 
 class UnknownModel(ValueError):
-    """A config.json whose parameters can't be told from it here. The message says why."""
+    """A config.json from which its parameters can't be derived here. The message says why."""
 
 
 def shape_from_config(config: Mapping[str, Any]) -> ModelShape:

@@ -130,7 +130,7 @@ def test_what_a_rank_wrote_when_it_hung_is_shortened_before_it_is_written(tmp_pa
     run = make_run(nodes=1024, ranks_per_node=8, gpus_per_node=8, run_dir=str(tmp_path))
     rank = RankProcess.__new__(RankProcess)  # without a process
     rank.rank, rank.pid = 7, 1
-    rank._attempt, rank._asked, rank._seen = 1, True, ProcessState("S", "futex_wait")
+    rank._attempt, rank._asked_for_stacks, rank._state_before = 1, True, ProcessState("S", "futex_wait")
     rank._relay = SimpleNamespace(captured=[f"line {number}" for number in range(100_000)])  # type: ignore[assignment]
     told = rank.dumped(LocalNode(run, 0, "run.json", tmp_path / "report.sock", tmp_path))
     assert told is not None and told.stacks == str(stack_path(run.run_dir, 1, 7))
@@ -143,7 +143,7 @@ def test_what_an_agent_says_of_its_ranks_when_it_connects_is_bounded() -> None:
         agent = Agent(run, KEY, LocalNode(run, 0, "run.json", Path(folder, "report.sock"), Path(folder)), Console(1))
         try:
             ranks = SimpleNamespace(states=lambda: endings(64, "😀"))
-            agent._ranks, agent._fabric = ranks, SimpleNamespace(forget_told=lambda _: None)  # type: ignore[assignment]
+            agent._ranks, agent._fabric = ranks, SimpleNamespace(forget_sent=lambda _: None)  # type: ignore[assignment]
             assert json_bytes(message_to_json(agent._hello())) < LINE_BYTES_MAX * 3 // 4
         finally:
             agent._socket.close()

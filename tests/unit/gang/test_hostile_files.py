@@ -21,7 +21,7 @@ from lockstep_gang.agent.ranks.nccl_log import FILES_MAX, NcclLogs, log_choice
 from lockstep_gang.agent.ranks.progress_server import METRICS, RemainingTime, parse_status
 from lockstep_gang.agent.ranks.reports import ERROR_FILE_BYTES_MAX, read_error_file
 from lockstep_gang.agent.ranks.stacks import SOURCE_BYTES_MAX, dumped, process_state, write_stacks
-from lockstep_gang.agent.session.client import _told
+from lockstep_gang.agent.session.client import _print_answer
 from lockstep_gang.contract.fabric import FabricAsked
 from lockstep_gang.contract.messages import COUNT_MAX
 from lockstep_gang.contract.preflight import ExpectedPath, Kind
@@ -235,5 +235,5 @@ def test_a_step_that_a_script_posts_stays_a_number_that_reports_can_have(number:
 
 def test_variables_for_a_shell_are_no_commands(capsys: pytest.CaptureFixture[str]) -> None:
     """Kubernetes takes nearly every character in a variable's name, and the answer is there to be evaluated."""
-    _told({"environment": {"A": "$(b) '\n", "x; touch y": "1", "$(touch y)": "1", "B\nC": "1", "ü": "1", "": "1", "_D1": ""}})
+    _print_answer({"environment": {"A": "$(b) '\n", "x; touch y": "1", "$(touch y)": "1", "B\nC": "1", "ü": "1", "": "1", "_D1": ""}})
     assert capsys.readouterr().out == "export A='$(b) '\"'\"'\n'\nexport _D1=''\n"

@@ -84,7 +84,7 @@ class Agent:
         """Trouble for which the agent ends before anything has run."""
 
     async def run(self) -> int:
-        """Serve until the end of the job (when told to exit then) or until SIGTERM; returns the exit code."""
+        """Serve until the end of the job (if its pod is to end with the job) or until SIGTERM; returns the exit code."""
         loop = asyncio.get_running_loop()
         become_subreaper()
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
@@ -139,7 +139,7 @@ class Agent:
 
     def _hello(self) -> Hello:
         states = bounded(self._ranks.states()) if self._ranks is not None else ()
-        self._fabric.forget_told(self._ranks)
+        self._fabric.forget_sent(self._ranks)
         running = self._known_attempt if self._running else 0
         return Hello(self._node.index, self._instance, self._known_attempt, running, states, self._leaving)
 

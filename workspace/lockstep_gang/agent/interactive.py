@@ -165,7 +165,7 @@ class DevNode:
         idle = self._node.run.interactive.idle_seconds or LOOK_SECONDS * 4
         while True:
             await asyncio.sleep(min(LOOK_SECONDS, idle / 4))
-            if activity.seen(time.time()):
+            if activity.was_used(time.time()):
                 self._link.send(InUse())
 
     def _environment(self) -> dict[str, str]:
@@ -173,6 +173,6 @@ class DevNode:
         run, node = self._node.run, self._node
         start = Start(0, 0, run.addresses[0], run.master_port)
         place = RankPlace(node.index, run.position_of(node.index), 0, node.run_path, str(node.report_socket), "")
-        found = rank_environment(run, start, place, {})
+        variables = rank_environment(run, start, place, {})
         left_out = ("TORCHELASTIC_ERROR_FILE", "LOCKSTEP_ATTEMPT", "LOCKSTEP_REPORT_SOCKET")
-        return {name: value for name, value in found.items() if name not in left_out}
+        return {name: value for name, value in variables.items() if name not in left_out}

@@ -89,11 +89,11 @@ class Link:
         watching = asyncio.ensure_future(watch(channel, QUIET_SECONDS, channel.abort))
         try:
             while True:
-                given = order(await channel.receive())
-                if isinstance(given, Ping):
+                message = order(await channel.receive())
+                if isinstance(message, Ping):
                     self.send(Pong())
                 else:
-                    self._take(given)
+                    self._take(message)
         finally:
             watching.cancel()
 

@@ -39,15 +39,15 @@ SOCKET_FOLDER_CHARACTERS = 60  # a Unix socket's path has at most 107
 def main(arguments: Sequence[str] | None = None) -> int:
     """The agent's exit code: 0 complete, 1 failed, 75 saved and stopped as asked, 78 what it was given can't be used; 70 a fault of its own,
     which is no verdict on the job."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    if given[:1] and given[0] in client.VERBS:
-        return client.main(given)
-    if given[:1] == [SWEEP]:
-        return sweep(given[1:])
-    if given[:1] == [PROBE]:
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words[:1] and words[0] in client.VERBS:
+        return client.main(words)
+    if words[:1] == [SWEEP]:
+        return sweep(words[1:])
+    if words[:1] == [PROBE]:
         return facts.probe()
     try:
-        return _agent(_parse(given))
+        return _agent(_parse(words))
     except Exception:  # Python's own exit code for it, 1, would say that the job has failed
         traceback.print_exc()
         return INTERNAL
@@ -110,10 +110,10 @@ def _remove_inputs(run_path: Path, key_file: Path) -> None:
 
 def node_index(option: str | None, variable: str | None, nodes: int) -> int:
     """Index from --node, else from LOCKSTEP_NODE. Raises ContractError."""
-    given = option if option is not None else variable
-    if given is None or not given.isdecimal() or int(given) >= nodes:
-        raise ContractError(f"the index of this node is {given!r}, must be 0 to {nodes - 1}, by --node or LOCKSTEP_NODE")
-    return int(given)
+    text = option if option is not None else variable
+    if text is None or not text.isdecimal() or int(text) >= nodes:
+        raise ContractError(f"the index of this node is {text!r}, must be 0 to {nodes - 1}, by --node or LOCKSTEP_NODE")
+    return int(text)
 
 
 async def _serve(run: Run, key: bytes, node: LocalNode, around: tuple[Console, int | None]) -> int:
@@ -163,8 +163,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _temporary() -> Path:
-    given = Path(os.environ.get("TMPDIR", "/tmp"))  # noqa: S108 (the folder in it is ours alone)
-    return given if len(str(given)) <= SOCKET_FOLDER_CHARACTERS else Path("/tmp")  # noqa: S108
+    folder = Path(os.environ.get("TMPDIR", "/tmp"))  # noqa: S108 (the folder in it is ours alone)
+    return folder if len(str(folder)) <= SOCKET_FOLDER_CHARACTERS else Path("/tmp")  # noqa: S108
 
 
 if __name__ == "__main__":

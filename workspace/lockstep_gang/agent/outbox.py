@@ -27,7 +27,7 @@ from lockstep_gang.contract.times import progress_seconds
 from lockstep_spec.codec import to_json
 
 NODE_0_SECONDS = 0.5
-"""Steps and the like of node 0's ranks are told at most this often, the newest ones: they are shown. Those of other nodes' ranks, of which
+"""The newest steps and the like of node 0's ranks are sent at most this often: they are shown. Those of other nodes' ranks, of which
 there may be thousands, as seldom as `progress_seconds` says."""
 SOON_SECONDS = 0.2
 """Delay of what ranks are doing, for all ranks of a node together: all ranks of a gang begin and save in the same moment."""
@@ -63,7 +63,7 @@ class Outbox:
             self._send(Reported(self._attempt, rank_report_to_json(report)))
             return
         each = report.step if isinstance(report, Pace) and len(self._waiting) < WAITING_MAX else 0
-        self._waiting.pop((type(report), report.rank, each), None)  # what was said last is told last
+        self._waiting.pop((type(report), report.rank, each), None)  # the newest is sent last
         self._waiting[type(report), report.rank, each] = report
         if (first or isinstance(report, Activity)) and self._soon is None:
             self._soon = asyncio.get_running_loop().call_later(SOON_SECONDS, self.flush)

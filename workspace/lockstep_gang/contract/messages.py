@@ -145,7 +145,7 @@ class RankExit:
     exit_code: int | None
     signal: str | None
     ordered: bool
-    """The agent had been told to stop it, so its end says nothing about a fault."""
+    """The agent had orders to stop it, so its end says nothing about a fault."""
     error: Error | None = None
     last_lines: tuple[str, ...] = ()
     fresh_from: int = 0
@@ -252,7 +252,7 @@ class FabricSeen:
 
 @dataclass(frozen=True)
 class Leaving:
-    """The agent was told to go (SIGTERM): its ranks save and stop, and it won't start others."""
+    """The agent received SIGTERM: its ranks save and stop, and it won't start others."""
 
 
 @dataclass(frozen=True)
@@ -326,8 +326,8 @@ def agent_message(value: object) -> AgentMessage:
 
 def order(value: object) -> Order:
     """Raises ContractError."""
-    given: Order = _tagged(_ORDERS, "type", value, "order")
-    return given
+    message: Order = _tagged(_ORDERS, "type", value, "order")
+    return message
 
 
 def _tagged(kinds: dict[str, type[Any]], tag: str, value: object, where: str) -> Any:

@@ -64,11 +64,11 @@ def parse_reply(body: bytes) -> Reply:
     """Read with tolerance: the operator may be newer than a running gang. Raises ContractError when it is no reply at all."""
     try:
         value = json.loads(body)
-        found = [_fact(item) for item in value.get("facts", [])]
+        facts = [_fact(item) for item in value.get("facts", [])]
         racks = tuple(str(rack)[:FACT_CHARACTERS] for rack in value.get("racks", []))
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise ContractError(f'the reply is not {{"facts": [{{"type": …}}], …}}: {error!r}') from None
-    return Reply(tuple(fact for fact in found if fact is not None), racks)
+    return Reply(tuple(fact for fact in facts if fact is not None), racks)
 
 
 _TEXTS = ("pod", "reason", "message", "pod_uid", "node_name")

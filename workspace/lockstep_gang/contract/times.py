@@ -8,7 +8,7 @@ PING_SECONDS = 5.0
 """The coordinator speaks to every agent at least this often, and is answered."""
 
 UNHEARD_SECONDS = 7.5
-"""A node that was not heard for so long is told of, and no rank is judged meanwhile: it would have answered by now."""
+"""A node that was not heard for so long is reported, and no rank is judged meanwhile: it would have answered by now."""
 
 SILENCE_SECONDS = 30.0
 """An end that was not heard for so long is gone: an agent stops its ranks and waits, the coordinator stops the attempt."""
@@ -26,7 +26,7 @@ PROGRESS_SECONDS = (2.0, 10.0)
 """Seconds over which an agent puts together what its ranks say of their progress: the least, and the most for a gang of very many ranks."""
 
 RANKS_A_SECOND = 820
-"""Ranks whose progress is told in a second."""
+"""Ranks whose progress is sent in a second."""
 
 
 def stamp(now: float) -> str:
@@ -53,6 +53,6 @@ def spread_seconds(nodes: int) -> float:
 
 
 def progress_seconds(ranks: int) -> float:
-    """Seconds that the progress of ranks waits to be told together, in a gang of so many ranks."""
+    """Seconds that the progress of ranks waits to be sent together, in a gang of so many ranks."""
     least, most = PROGRESS_SECONDS
     return min(max(least, ranks / RANKS_A_SECOND), most)

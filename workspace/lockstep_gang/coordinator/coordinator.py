@@ -349,8 +349,8 @@ class Coordinator:
     async def _say_what_is_missing(self) -> None:
         while True:
             await asyncio.sleep(WAITING_LINE_SECONDS)
-            wanted = self._run.interactive is None or self.gang.session.request is not None
-            if waits_for(self.gang, self._now()) or (wanted and state_of(self.gang) is State.WAITING):
+            is_awaited = self._run.interactive is None or self.gang.session.request is not None
+            if waits_for(self.gang, self._now()) or (is_awaited and state_of(self.gang) is State.WAITING):
                 self._say(message_of(self.gang, self._run))
 
     async def _keep_account(self) -> None:

@@ -27,31 +27,31 @@ class GoodputAccount:
         self._records = records
         self._run = run
         self._say = say
-        self._found: GoodputRecord | None = None
-        self._kept: GoodputRecord | None = None
+        self._earlier: GoodputRecord | None = None
+        self._written: GoodputRecord | None = None
         self._trouble = False
         self._writing = threading.Lock()
 
-    def found(self) -> GoodputRecord:
+    def earlier(self) -> GoodputRecord:
         """Account that earlier coordinators have left."""
-        if self._found is None:
+        if self._earlier is None:
             try:
-                self._found = self._records.goodput(self._run.job.uid)
+                self._earlier = self._records.goodput(self._run.job.uid)
             except (ContractError, OSError, UnicodeDecodeError) as error:
                 self._say(f"the account of the job's time begins anew: {error}")
-                self._found = GoodputRecord(self._run.job.uid)
-        return self._found
+                self._earlier = GoodputRecord(self._run.job.uid)
+        return self._earlier
 
     def opened(self, gang: Gang, now: float) -> Gang:
         """Gang of a coordinator that begins, with the account of those before it."""
-        return accounted(with_absence(replace(gang, goodput=self.found().goodput), self._run, now), self._run, now)
+        return accounted(with_absence(replace(gang, goodput=self.earlier().goodput), self._run, now), self._run, now)
 
     def keep(self, gang: Gang) -> None:
         """Write the account if it has changed and nobody else writes it: a volume that hangs must hold up one thread, not the gang. Any thread."""
         if ends_with_it(self._run):
             return  # the account on the volume is that of the job itself
         record = GoodputRecord(self._run.job.uid, gang.goodput, gang.checkpoint)
-        if record != self._kept and self._writing.acquire(blocking=False):
+        if record != self._written and self._writing.acquire(blocking=False):
             try:
                 self._write(record)
             finally:
@@ -66,7 +66,7 @@ class GoodputAccount:
                 self._say(f"cannot write down what the job's time was spent on ({why}); the job goes on")
             self._trouble = True
         else:
-            self._kept, self._trouble = record, False
+            self._written, self._trouble = record, False
 
 
 class Ledger:
@@ -80,7 +80,7 @@ class Ledger:
 
     def opened(self, run: Run, now: float) -> Gang:
         """Gang of a coordinator that begins, with the account of those before it."""
-        left = self._account.found()
+        left = self._account.earlier()
         gang = resume_gang(run, self._attempts, self._records.end(), now, left.checkpoint, left.goodput.until / 1000)
         return self._account.opened(gang, now)
 

@@ -67,16 +67,16 @@ def _preflight(before: Gang, after: Gang, run: Run) -> Iterator[str]:
 def _explained(before: Gang, after: Gang) -> Iterator[str]:
     if before.history is after.history:
         return
-    known = {entry.attempt for entry in before.history if entry.explained_by is not None}
+    explained = {entry.attempt for entry in before.history if entry.explained_by is not None}
     for entry in after.history:
-        if entry.explained_by is not None and entry.attempt not in known:
+        if entry.explained_by is not None and entry.attempt not in explained:
             yield f"{entry.failure.message}: attempt {entry.attempt} does not count toward restart.maxRestarts"
 
 
 def _fabric(before: Gang, after: Gang) -> Iterator[str]:
-    told = after.fabric.verdict
-    if told is not None and told != before.fabric.verdict and told.reason is not FabricReason.WAITING:
-        yield f"{'warning, ' if told.verified is Verified.FALSE else ''}fabric: {told.message}"
+    verdict = after.fabric.verdict
+    if verdict is not None and verdict != before.fabric.verdict and verdict.reason is not FabricReason.WAITING:
+        yield f"{'warning, ' if verdict.verified is Verified.FALSE else ''}fabric: {verdict.message}"
 
 
 def _stragglers(before: Gang, after: Gang) -> Iterator[str]:
@@ -141,9 +141,9 @@ def preflight_lines(result: PreflightReport) -> Iterator[str]:
         yield f"preflight {finding.severity.value.lower()}: {finding.message}: {finding.fix}"
     if result.omitted:
         yield f"preflight: {number_of(result.omitted, 'more finding')} left out"
-    made = f"{number_of(len(result.checks), 'check')} on {number_of(result.nodes, 'node')}"
+    checks = f"{number_of(len(result.checks), 'check')} on {number_of(result.nodes, 'node')}"
     ended = f"found {number_of(errors, 'error')}" if errors else "passed"
-    yield f"preflight: {made} {ended} in {result.milliseconds / 1000:.1f} s{_measured(result.all_reduce)}"
+    yield f"preflight: {checks} {ended} in {result.milliseconds / 1000:.1f} s{_measured(result.all_reduce)}"
 
 
 def _measured(bandwidth: Bandwidth | None) -> str:
@@ -157,18 +157,18 @@ def session_lines(before: Gang, after: Gang, run: Run) -> Iterator[str]:
     """Lines about a dev environment's runs; none for a Batch job."""
     old, new = before.session, after.session
     if new.request is not None:
-        yield from _asked(old.request, new.request, run)
+        yield from _request_lines(old.request, new.request, run)
     if new.last is not None and new.last != old.last:
         yield f"{new.last.message} (exit code {new.last.exit_code})"
     if new.idleness is not old.idleness:
         yield idleness_line(new, run)
 
 
-def _asked(old: Request | None, new: Request, run: Run) -> Iterator[str]:
+def _request_lines(old: Request | None, new: Request, run: Run) -> Iterator[str]:
     same = old is not None and old.asked.id == new.asked.id
     if not same:
         yield f"{new.asked.by} asks for: {new.asked.text}"
-    if len(new.found) == run.nodes and (old is None or not same or len(old.found) < run.nodes):
+    if len(new.scripts) == run.nodes and (old is None or not same or len(old.scripts) < run.nodes):
         others = older_scripts(new)
         if others:
             yield f"warning, {new.asked.command[0]} on node {others[0]} is not the same as on node 0: `lockstep sync` sends yours to every node"
@@ -176,6 +176,6 @@ def _asked(old: Request | None, new: Request, run: Run) -> Iterator[str]:
 
 def start_line(gang: Gang, run: Run) -> str:
     """First line of a dev environment's attempt, instead of a Batch job's banner: an environment starts many."""
-    asked = gang.session.request
-    what = asked.asked.text if asked is not None else "nothing"
+    request = gang.session.request
+    what = request.asked.text if request is not None else "nothing"
     return f"attempt {gang.attempt} starts: {what}: {number_of(run.world_size, 'rank')} on {number_of(run.nodes, 'node')}"

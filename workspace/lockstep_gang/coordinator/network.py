@@ -32,8 +32,8 @@ def listening_addresses(address: str) -> list[str] | None:
     """
     if is_loopback(address):
         return [address]
-    given = [text for text in os.environ.get(POD_IPS, "").split(",") if _is_address(text)]
-    return given or None
+    addresses = [text for text in os.environ.get(POD_IPS, "").split(",") if _is_address(text)]
+    return addresses or None
 
 
 def listening_socket(address: str, port: int) -> socket.socket | None:

@@ -62,9 +62,9 @@ class Records:
         if text is None:
             return []
         lines = text.splitlines()
-        found = [_parsed(AttemptRecord, line, f"{self._attempts_path}:{number}") for number, line in enumerate(lines, 1)]
-        self._newest = max((record.attempt for record in found), default=0)
-        return found
+        records = [_parsed(AttemptRecord, line, f"{self._attempts_path}:{number}") for number, line in enumerate(lines, 1)]
+        self._newest = max((record.attempt for record in records), default=0)
+        return records
 
     def end(self) -> EndRecord | None:
         text = _text(self._end_path)
@@ -86,8 +86,8 @@ class Records:
         text = _text(self._goodput_path)
         if text is None:
             return GoodputRecord(job_uid)
-        found = _parsed(GoodputRecord, text, str(self._goodput_path))
-        return found if found.job_uid == job_uid else GoodputRecord(job_uid)
+        record = _parsed(GoodputRecord, text, str(self._goodput_path))
+        return record if record.job_uid == job_uid else GoodputRecord(job_uid)
 
     def write_goodput(self, record: GoodputRecord) -> None:
         """Write the account, durably when it returns."""

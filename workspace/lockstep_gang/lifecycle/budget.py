@@ -71,7 +71,7 @@ def with_step_reached(gang: Gang, hello: Hello, now: float) -> Gang:
 
 
 def nodes_that_left(gang: Gang, now: float) -> tuple[Restart, ...]:
-    """Entries that the history gets if the cluster told these nodes to go, which nobody has said yet."""
+    """Entries that the history gets if the cluster made these nodes leave, which nobody has said yet."""
     step = gang.trainer.step if gang.trainer is not None else None
     nodes = [index for index, node in enumerate(gang.nodes) if node.leaving]
     failures = [Failure(TOLD_TO_END.format(node=index), node=index, cause=Cause.NODE_LOST, step=step) for index in nodes]

@@ -245,10 +245,10 @@ def _orders(gang: Gang, run: Run) -> tuple[Gang, tuple[tuple[int, Order], ...]]:
     for index in sorted(gang.unordered or ()) if same else range(run.nodes):
         node = gang.nodes[index]
         order = (_order(gang, run, index) or _question(gang, run, index)) if node.connected else None
-        if order is not None and order != node.told:
+        if order is not None and order != node.last_order:
             orders.append((index, order))
-            changes[index] = replace(node, told=order, attempt=order.attempt if isinstance(order, Start) else node.attempt)
-    orders += [(node, said) for node, said in gang.session.answers if gang.nodes[node].connected]
+            changes[index] = replace(node, last_order=order, attempt=order.attempt if isinstance(order, Start) else node.attempt)
+    orders += [(node, answer) for node, answer in gang.session.answers if gang.nodes[node].connected]
     gang = gang.with_nodes(changes) if changes else gang
     session_ = replace(gang.session, answers=()) if gang.session.answers else gang.session
     return replace(gang, session=session_, unordered=frozenset(), ordered_for=everywhere), tuple(orders)

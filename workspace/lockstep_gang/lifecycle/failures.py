@@ -214,7 +214,7 @@ def _rank_failure(run: Run, index: int, rank: Rank, silent: bool) -> Failure:
     memory = exit_.out_of_memory if exit_ is not None else None
     cause = rank_cause(run.training is not None, exit_code, signal, raised, "\n".join(fresh))
     advice = remedy("\n".join(each.words for each in blamable(raised)) if raised is not None else "\n".join(fresh))
-    text = f"rank {index} on node {run.node_of(index)} {_how(exit_, run, silent)}{_for_memory(memory)}{_said(raised)}"
+    text = f"rank {index} on node {run.node_of(index)} {_how(exit_, run, silent)}{_for_memory(memory)}{_exception_words(raised)}"
     return Failure(
         message=text[: 1000 - len(advice)].removesuffix("." if advice else "") + advice,
         rank=index,
@@ -243,7 +243,7 @@ def _interrupted(written: Raised | None) -> bool:
     return written is not None and written.exception == "KeyboardInterrupt"
 
 
-def _said(raised: Raised | None) -> str:
+def _exception_words(raised: Raised | None) -> str:
     """Words of the exception, and of those that it is judged by: `: RuntimeError: no batch; from OSError: [Errno 5] …`."""
     if raised is None:
         return ""

@@ -56,12 +56,12 @@ class Node:
     """Time at which its connection closed, while it is away."""
     closed_sign: int = 0
     attempt: int = 0
-    """The attempt whose processes it has, or has been told to start; 0: none."""
+    """The attempt whose processes it has, or has orders to start; 0: none."""
     stuck: bool = False
     """True if a stop's time was over while it still had ranks of the attempt."""
     leaving: bool = False
-    told: Order | None = None
-    """The last order on this connection."""
+    last_order: Order | None = None
+    """On this connection."""
 
 
 class RankCounts(NamedTuple):
@@ -83,7 +83,7 @@ class NodeCounts(NamedTuple):
 
     here: int = 0
     present: int = 0
-    """Here, and not told to go."""
+    """Here, and not leaving."""
     free: int = 0
     """Present, without ranks of any attempt."""
     busy: int = 0
@@ -205,7 +205,7 @@ class Request:
     """Reason of the first interrupt."""
     looked_at: float = 0.0
     """Time at which nodes were asked for the script; 0: not yet."""
-    found: tuple[tuple[int, Found], ...] = ()
+    scripts: tuple[tuple[int, Found], ...] = ()
     started: bool = False
 
 
@@ -235,19 +235,19 @@ OWN_FAULTS = frozenset({FactType.OUT_OF_MEMORY, FactType.CONTAINER_ENDED})
 class Facts:
     """Facts that the operator knows of the cluster; empty without an operator, and until it has answered."""
 
-    told: tuple[Fact, ...] = ()
+    latest: tuple[Fact, ...] = ()
     """Facts in the operator's last reply."""
     heard_at: float = 0.0
     """Time of that reply, Unix time."""
     left: tuple[Restart, ...] = ()
-    """Nodes that were told to go in the last attempt, as entries of the history: they become ones when a fact says who told them, or the next
+    """Nodes that left in the last attempt, as entries of the history: they become ones when a fact says why, or the next
     attempt starts without such a fact."""
 
     def waiting(self, node: int) -> str | None:
         """Reason why the node's pod doesn't run, for example `x-1 (ImagePulling)`; None when nobody says."""
-        of_node = [fact for fact in self.told if fact.node == node]
-        found = next((fact for fact in of_node if fact.type is FactType.WAITING), of_node[-1] if of_node else None)
-        return f"{found.pod} ({found.reason})" if found is not None else None
+        of_node = [fact for fact in self.latest if fact.node == node]
+        newest = next((fact for fact in of_node if fact.type is FactType.WAITING), of_node[-1] if of_node else None)
+        return f"{newest.pod} ({newest.reason})" if newest is not None else None
 
 
 @dataclass(frozen=True)
@@ -307,7 +307,7 @@ class Gang:
     checkpoint: CheckpointReport | None = None
     failed_saves: FailedSaves | None = None
     unproven: Mapping[str, int] = field(default_factory=dict)
-    """Milliseconds on the account since the last step or evaluation was told, by kind: a failure makes them downtime."""
+    """Milliseconds on the account since the last step or evaluation was reported, by kind: a failure makes them downtime."""
     worked_at: float = 0.0
     """Time at which the newest attempt reported its last step, Unix time; 0: it has reported none."""
     preflight: Preflight = field(default_factory=Preflight)
@@ -362,7 +362,7 @@ def new_gang(run: Run) -> Gang:
 
 def told_to_start(node: Node, attempt: int) -> bool:
     """Return True if this attempt's start is the last order that the node got on this connection."""
-    return isinstance(node.told, Start) and node.told.attempt == attempt
+    return isinstance(node.last_order, Start) and node.last_order.attempt == attempt
 
 
 def was_stopped(exit_: RankExit) -> bool:

@@ -133,8 +133,8 @@ def _wasted(book: Goodput, unproven: Mapping[str, int], cause: Cause, gpus: int)
 
 
 def _charged(book: Goodput, cause: Cause, milliseconds: int, gpus: int) -> Goodput:
-    known = book.causes.get(cause.value, Loss())
-    loss = Loss(known.milliseconds + milliseconds, known.gpu_milliseconds + milliseconds * gpus)
+    before = book.causes.get(cause.value, Loss())
+    loss = Loss(before.milliseconds + milliseconds, before.gpu_milliseconds + milliseconds * gpus)
     return replace(book, causes={**book.causes, cause.value: loss})
 
 

@@ -67,8 +67,8 @@ def suspects(gang: Gang, now: float) -> tuple[int, ...]:
     running = dict(_running(gang))
     if len(running) == 1:
         return tuple(running)
-    told = {rank: state.progress for rank, state in running.items() if state.progress.heard_at}
-    return _silent(told, now, len(gang.ranks)) or _furthest_back(told)
+    heard = {rank: state.progress for rank, state in running.items() if state.progress.heard_at}
+    return _silent(heard, now, len(gang.ranks)) or _furthest_back(heard)
 
 
 def deadlines(gang: Gang, run: Run, ranks: Iterable[int]) -> Iterator[tuple[int, float]]:
@@ -100,21 +100,21 @@ def _slack(progress: Progress, late: float) -> float:
     return max(SLACK_SECONDS[0], late, min(progress.limit_seconds / 2, SLACK_SECONDS[1]))
 
 
-def _silent(told: Mapping[int, Progress], now: float, ranks: int) -> tuple[int, ...]:
-    if any(progress.position is None for progress in told.values()):
+def _silent(heard: Mapping[int, Progress], now: float, ranks: int) -> tuple[int, ...]:
+    if any(progress.position is None for progress in heard.values()):
         return ()
     longest = SILENT_SECONDS + max(0.0, progress_seconds(ranks) - SLACK_SECONDS[0])
-    silent = tuple(rank for rank, progress in told.items() if now - progress.heard_at > longest)
-    return silent if len(silent) < len(told) else ()
+    silent = tuple(rank for rank, progress in heard.items() if now - progress.heard_at > longest)
+    return silent if len(silent) < len(heard) else ()
 
 
-def _furthest_back(told: Mapping[int, Progress]) -> tuple[int, ...]:
-    with_beats = all(progress.position is not None for progress in told.values())
-    reached = {rank: p.position if with_beats else p.step for rank, p in told.items()}
-    known = {rank: at for rank, at in reached.items() if at is not None}
-    least = min(known.values(), default=0)
-    last = tuple(rank for rank, at in known.items() if at == least)
-    return last if len(last) < len(known) else ()
+def _furthest_back(heard: Mapping[int, Progress]) -> tuple[int, ...]:
+    with_beats = all(progress.position is not None for progress in heard.values())
+    reached = {rank: p.position if with_beats else p.step for rank, p in heard.items()}
+    places = {rank: at for rank, at in reached.items() if at is not None}
+    least = min(places.values(), default=0)
+    last = tuple(rank for rank, at in places.items() if at == least)
+    return last if len(last) < len(places) else ()
 
 
 def stopped_rank(gang: Gang) -> int | None:
@@ -130,8 +130,8 @@ def hang_failure(gang: Gang, run: Run, hang: Hang) -> Failure:
     progress, dump = gang.ranks[shown].progress, dumps.get(shown)
     limit = f" within {hang.limit_seconds} s" if hang.limit_seconds else ""
     text = f"{_who(blamed, run, dumps)}: {progress.doing} has not ended{limit}{dump_text(dump)}"
-    if hang.said and not blamed:
-        text += f"; rank {hang.rank} says: {hang.said}"
+    if hang.words and not blamed:
+        text += f"; rank {hang.rank} says: {hang.words}"
     stacks = dump.stacks if dump is not None else None
     where = f"; stacks of all its threads are in {stacks}" if stacks else ""
     return Failure(
@@ -150,9 +150,9 @@ def _blamed(hang: Hang, dumps: Mapping[int, Dumped]) -> tuple[int, ...]:
     alone = tuple(dumps) == hang.suspects and len(dumps) == 1 and dumps[hang.suspects[0]].waits_for_others  # as those that gave up did
     if stopped or (hang.suspects and not alone):
         return stopped or hang.suspects
-    seen = {rank: dump for rank, dump in dumps.items() if dump.at}
-    apart = tuple(rank for rank, dump in seen.items() if not dump.waits_for_others)
-    return apart if len(apart) < len(seen) else ()
+    located = {rank: dump for rank, dump in dumps.items() if dump.at}
+    apart = tuple(rank for rank, dump in located.items() if not dump.waits_for_others)
+    return apart if len(apart) < len(located) else ()
 
 
 def _who(blamed: tuple[int, ...], run: Run, dumps: Mapping[int, Dumped]) -> str:

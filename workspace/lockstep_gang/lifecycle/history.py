@@ -83,8 +83,8 @@ def closed_records(attempts: Sequence[AttemptRecord], outcome: str, gang: Gang) 
 
 def corrected_records(attempts: Sequence[AttemptRecord], gang: Gang) -> list[AttemptRecord]:
     """The records after a failure turned out to be the cluster's doing."""
-    found = _with_costs(attempts, gang)
-    return [*found[:-1], replace(found[-1], budget=gang.budget)] if found else []
+    records = _with_costs(attempts, gang)
+    return [*records[:-1], replace(records[-1], budget=gang.budget)] if records else []
 
 
 def _with_costs(attempts: Sequence[AttemptRecord], gang: Gang) -> list[AttemptRecord]:
@@ -160,8 +160,8 @@ def _node_0_left(last: AttemptRecord, now: float, alive_at: float) -> Restart:
 def _newest_commit(own: Sequence[AttemptRecord], commit: CheckpointReport | None) -> CheckpointReport | None:
     """The commit that was heard last: an attempt that goes back to an older one commits smaller steps again."""
     recorded = next((record.checkpoint for record in reversed(own) if record.checkpoint is not None), None)
-    known = [found for found in (commit, recorded) if found is not None]
-    return max(known, key=lambda found: found.time, default=None)
+    commits = [each for each in (commit, recorded) if each is not None]
+    return max(commits, key=lambda each: each.time, default=None)
 
 
 def _is_retried(end: EndRecord, run: Run) -> bool:

@@ -40,7 +40,7 @@ _PRESSURES = (
 def explaining_fact(gang: Gang, failure: Failure, failed_at: float) -> Fact | None:
     """Fact that shows that this failure was the cluster's doing; None: nobody says so."""
     used = {entry.explained_by for entry in gang.history}
-    fitting = [fact for fact in gang.facts.told if fact.type in LOSSES and fact.pod_uid not in used and _is_near(fact, failed_at)]
+    fitting = [fact for fact in gang.facts.latest if fact.type in LOSSES and fact.pod_uid not in used and _is_near(fact, failed_at)]
     if failure.rank is None and failure.cause is Cause.NODE_LOST:
         return next((fact for fact in fitting if fact.node == failure.node), None)
     if failure.cause is Cause.FABRIC:  # a peer of the lost node was heard first
@@ -55,16 +55,16 @@ def _is_near(fact: Fact, failed_at: float) -> bool:
 
 def explained_by_fact(failure: Failure, fact: Fact) -> Failure:
     """The failure in the cluster's words."""
-    said = f": {fact.message}" if fact.message else ""
+    message = f": {fact.message}" if fact.message else ""
     cause = _CAUSES[fact.type]
     if fact.type is FactType.EVICTED:
         cause = next((kind for kind, words in _PRESSURES if words.search(fact.message)), cause)
-    return Failure(f"node {fact.node} {_WORDS[fact.type]}{said}", node=fact.node, cause=cause, step=failure.step)
+    return Failure(f"node {fact.node} {_WORDS[fact.type]}{message}", node=fact.node, cause=cause, step=failure.step)
 
 
-def with_facts(gang: Gang, told: Sequence[Fact], now: float) -> Gang:
+def with_facts(gang: Gang, facts: Sequence[Fact], now: float) -> Gang:
     """The gang after a reply of the operator. Losses that its facts explain get their budget back."""
-    gang = replace(gang, facts=replace(gang.facts, told=tuple(told), heard_at=now))
+    gang = replace(gang, facts=replace(gang.facts, latest=tuple(facts), heard_at=now))
     for index, entry in enumerate(gang.history):
         fact = explaining_fact(gang, entry.failure, seconds_of(entry.failed) or now) if entry.explained_by is None else None
         if fact is not None:
@@ -88,7 +88,7 @@ def _corrected(gang: Gang, index: int, fact: Fact) -> Gang:
 
 
 def with_nodes_that_left(gang: Gang, left: Sequence[Restart]) -> Gang:
-    """The gang after nodes were told to go and its ranks had saved: an entry of the history where the cluster says why."""
+    """The gang after nodes left and its ranks had saved: an entry of the history where the cluster says why."""
     for entry in left:
         fact = explaining_fact(gang, entry.failure, seconds_of(entry.failed) or 0.0)
         if fact is not None:
@@ -97,10 +97,10 @@ def with_nodes_that_left(gang: Gang, left: Sequence[Restart]) -> Gang:
 
 
 def with_unexplained_leave(gang: Gang) -> Gang:
-    """The gang as its next attempt starts, if nobody has said why a node was told to go: a stop of the job would have taken the coordinator's
+    """The gang as its next attempt starts, if nobody has said why a node left: a stop of the job would have taken the coordinator's
     node too, so it was something else. A fact that comes later still says what."""
-    found = next((entry for entry in gang.facts.left if entry.failure.node), None)
-    return _remembered(gang, found) if found is not None else replace(gang, facts=replace(gang.facts, left=()))
+    first = next((entry for entry in gang.facts.left if entry.failure.node), None)
+    return _remembered(gang, first) if first is not None else replace(gang, facts=replace(gang.facts, left=()))
 
 
 def _remembered(gang: Gang, entry: Restart) -> Gang:

@@ -83,7 +83,7 @@ def _of_the_attempt(
 def connection_closed(gang: Gang, node: int, now: float, *, unheard: bool = False) -> Gang:
     """The gang after the connection of `node` closed, or was given up since nothing was heard on it."""
     gang = gang if unheard else without_silence(gang, node)
-    away = replace(gang.nodes[node], connected=False, closed_at=now, closed_sign=gang.signs + 1, told=None)
+    away = replace(gang.nodes[node], connected=False, closed_at=now, closed_sign=gang.signs + 1, last_order=None)
     return replace(gang.with_node(node, away), signs=gang.signs + 1)
 
 
@@ -149,15 +149,15 @@ def _started(gang: Gang, run: Run, node: int) -> Gang:
 
 
 def _dumped(gang: Gang, dump: Dumped) -> Gang:
-    """Keep what was seen of a rank. What is left of it after SIGKILL is told again and again: that is its state, unless it was a stopped process."""
+    """Keep what was seen of a rank. What is left of it after SIGKILL is reported again and again: that is its state, unless it was a stopped process."""
     rank = gang.ranks[dump.rank]
     if not rank.dumped:
         return replace(gang.with_rank(dump.rank, replace(rank, dumped=True)), dumps=(*gang.dumps, dump))
-    known = next(index for index, other in enumerate(gang.dumps) if other.rank == dump.rank)
-    before = gang.dumps[known]
+    place = next(index for index, other in enumerate(gang.dumps) if other.rank == dump.rank)
+    before = gang.dumps[place]
     if before.state not in STOPPED:
         before = replace(before, state=dump.state, kernel_function=dump.kernel_function)
-    return replace(gang, dumps=(*gang.dumps[:known], before, *gang.dumps[known + 1 :]))
+    return replace(gang, dumps=(*gang.dumps[:place], before, *gang.dumps[place + 1 :]))
 
 
 def _exited(gang: Gang, run: Run, node: int, exit_: RankExit) -> Gang:
@@ -183,8 +183,8 @@ def ended_as_ordered(gang: Gang, run: Run, ends: Sequence[tuple[int, Exited]]) -
 
 
 def _sign(gang: Gang, rank: int) -> tuple[Gang, int]:
-    known = gang.ranks[rank].sign
-    return (gang, known) if known else (replace(gang, signs=gang.signs + 1), gang.signs + 1)
+    sign = gang.ranks[rank].sign
+    return (gang, sign) if sign else (replace(gang, signs=gang.signs + 1), gang.signs + 1)
 
 
 def rank_after_report(rank: Rank, report: RankReport, now: float) -> Rank:

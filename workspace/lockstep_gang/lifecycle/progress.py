@@ -53,7 +53,7 @@ class Hang:
     limit_seconds: int
     suspects: tuple[int, ...] = ()
     """Ranks that the others wait for, by how far each has come; empty: all have come equally far."""
-    said: str = ""
+    words: str = ""
     """The rank's own words, when it noticed by itself."""
 
 

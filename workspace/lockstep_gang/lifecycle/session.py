@@ -2,7 +2,7 @@
 
     asked → all nodes here → preflight, once an agent is another one → every node has the script → attempt → ended
 
-One run at a time. Its failure is told to whoever asked and to nobody else: nothing is restarted, no budget is spent, the job goes on.
+One run at a time. Its failure is reported to whoever asked and to nobody else: nothing is restarted, no budget is spent, the job goes on.
 An environment that nobody uses is warned, then its GPUs are released. A run is use until it has ended.
 """
 
@@ -48,15 +48,15 @@ def with_wish(gang: Gang, run: Run, node: int, message: Wish, now: float) -> Gan
     if run.interactive is None:
         return gang
     if isinstance(message, Asked):
-        return _asked(gang, run, node, message, now)
+        return _with_request(gang, run, node, message, now)
     if isinstance(message, Interrupted):
         return _interrupted(gang, node, message)
     if isinstance(message, InUse):
         return _with(gang, used_at=now)
-    return _found(gang, node, message)
+    return _with_script(gang, node, message)
 
 
-def _asked(gang: Gang, run: Run, node: int, asked: Asked, now: float) -> Gang:
+def _with_request(gang: Gang, run: Run, node: int, asked: Asked, now: float) -> Gang:
     session = gang.session
     if session.request is not None and session.request.asked.id == asked.id:
         return gang
@@ -94,11 +94,11 @@ def _interrupted(gang: Gang, node: int, message: Interrupted) -> Gang:
     return _answered(gang, node, Ended(message.reply, 0, f"asked {request.asked.text} to stop")) if message.reply else gang
 
 
-def _found(gang: Gang, node: int, found: Found) -> Gang:
+def _with_script(gang: Gang, node: int, answer: Found) -> Gang:
     request = gang.session.request
-    if request is None or found.id != request.asked.id or any(node == other for other, _ in request.found):
+    if request is None or answer.id != request.asked.id or any(node == other for other, _ in request.scripts):
         return gang
-    return _with(gang, request=replace(request, found=(*request.found, (node, found))))
+    return _with(gang, request=replace(request, scripts=(*request.scripts, (node, answer))))
 
 
 def prepare_request(gang: Gang, run: Run, now: float) -> tuple[Gang, bool]:
@@ -137,8 +137,8 @@ def _looked(gang: Gang, run: Run, now: float) -> tuple[Gang, bool]:
     assert request is not None  # noqa: S101 (the caller asked)
     if not request.looked_at:
         return _with(gang, request=replace(request, looked_at=now)), False
-    problems = [found.problem for _, found in sorted(request.found, key=lambda item: item[0]) if found.problem]
-    silent = sorted(set(range(run.nodes)) - {node for node, _ in request.found})
+    problems = [answer.problem for _, answer in sorted(request.scripts, key=lambda item: item[0]) if answer.problem]
+    silent = sorted(set(range(run.nodes)) - {node for node, _ in request.scripts})
     if silent and now < request.looked_at + LOOK_SECONDS:
         return gang, False
     problems += [f"node {silent[0]} did not say within {LOOK_SECONDS:.0f} s whether it has {request.asked.command[0]}"] if silent else []
@@ -151,14 +151,14 @@ def _looked(gang: Gang, run: Run, now: float) -> tuple[Gang, bool]:
 def question(gang: Gang, node: int) -> Find | None:
     """Question for this node before the attempt."""
     request = gang.session.request
-    if gang.phase is not Phase.WAITING or request is None or not request.looked_at or any(node == other for other, _ in request.found):
+    if gang.phase is not Phase.WAITING or request is None or not request.looked_at or any(node == other for other, _ in request.scripts):
         return None
     return Find(request.asked.id, request.asked.command, request.asked.folder)
 
 
 def older_scripts(request: Request) -> tuple[int, ...]:
     """Nodes whose script is another one than node 0's."""
-    digests = {node: found.digest for node, found in request.found if found.digest}
+    digests = {node: answer.digest for node, answer in request.scripts if answer.digest}
     return tuple(node for node, digest in sorted(digests.items()) if digest != digests.get(0, digest))
 
 
@@ -168,8 +168,8 @@ def request_started(gang: Gang) -> Gang:
     if request is None:
         return gang
     gang = _with(gang, request=replace(request, started=True))
-    said = f"{request.asked.text} runs as attempt {gang.attempt}; its output is in the log of node 0"
-    return _answered(gang, request.node, Ended(request.asked.id, 0, said)) if request.asked.detached else gang
+    text = f"{request.asked.text} runs as attempt {gang.attempt}; its output is in the log of node 0"
+    return _answered(gang, request.node, Ended(request.asked.id, 0, text)) if request.asked.detached else gang
 
 
 def interrupting(gang: Gang) -> StopMode | None:
@@ -211,8 +211,8 @@ def request_ended(gang: Gang, exit_code: int, message: str, now: float) -> Gang:
     return _with(gang, request=None, last=last, used_at=now)
 
 
-def _answered(gang: Gang, node: int, said: Ended) -> Gang:
-    return _with(gang, answers=(*gang.session.answers, (node, said)))
+def _answered(gang: Gang, node: int, answer: Ended) -> Gang:
+    return _with(gang, answers=(*gang.session.answers, (node, answer)))
 
 
 def _with(gang: Gang, **changes: object) -> Gang:
@@ -239,7 +239,7 @@ def session_wake_at(gang: Gang, run: Run) -> float | None:
     request = gang.session.request
     if request is None:
         return _idle_wake_at(gang.session, run)
-    waits = gang.phase is Phase.WAITING and request.looked_at and len(request.found) < len(gang.nodes)
+    waits = gang.phase is Phase.WAITING and request.looked_at and len(request.scripts) < len(gang.nodes)
     return request.looked_at + LOOK_SECONDS if waits else None
 
 

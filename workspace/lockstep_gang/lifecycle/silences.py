@@ -81,9 +81,9 @@ def silence_lines(before: Gang, after: Gang, run: Run) -> Iterator[str]:
     """Lines for the log about silences that have changed."""
     if before.silences is after.silences:
         return
-    known = {(silence.node, silence.since, silence.until) for silence in before.silences}
+    earlier = {(silence.node, silence.since, silence.until) for silence in before.silences}
     for silence in after.silences:
-        if (silence.node, silence.since, silence.until) in known:
+        if (silence.node, silence.since, silence.until) in earlier:
             continue
         if silence.until is None:
             yield f"{run.node_name(silence.node)} has not been heard since {_clock(silence.since)}: {_why(silence, run)}"

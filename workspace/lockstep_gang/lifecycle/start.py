@@ -33,7 +33,7 @@ def unplaced_nodes(gang: Gang) -> list[int]:
 
     Without an operator that is every absent node: `lockstep run` sees their pods, or their agents.
     """
-    waiting = {fact.node for fact in gang.facts.told if fact.type is FactType.WAITING and fact.reason in _UNPLACED}
+    waiting = {fact.node for fact in gang.facts.latest if fact.type is FactType.WAITING and fact.reason in _UNPLACED}
     heard_at = gang.facts.heard_at
     return [index for index in absent_nodes(gang) if index in waiting or not heard_at or heard_at < (gang.nodes[index].closed_at or 0.0)]
 
@@ -119,15 +119,15 @@ def start_banner(gang: Gang, run: Run) -> Iterator[str]:
 
 def _from(gang: Gang, run: Run) -> str:
     commit = gang.checkpoint
-    known = f"the newest commit is step {commit.step}, {commit.path}" if commit is not None else ""
+    newest = f"the newest commit is step {commit.step}, {commit.path}" if commit is not None else ""
     if run.training is None:
-        return f"{known or 'no checkpoint was reported yet'}; the script finds its own"
+        return f"{newest or 'no checkpoint was reported yet'}; the script finds its own"
     resume = (run.training.get("checkpoint") or {}).get("resumeFrom", "Auto")
     places = {
         "None": "step 0, since resumeFrom is None",
         "Auto": f"the newest whole commit in {run.run_dir}/checkpoints, or step 0 where there is none",
     }
-    return known or places.get(resume, resume)
+    return newest or places.get(resume, resume)
 
 
 def _fabric(run: Run) -> str:

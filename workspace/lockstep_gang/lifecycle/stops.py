@@ -36,8 +36,8 @@ def stop_report(gang: Gang, run: Run, now: float) -> StopReport:
 
 def with_idle_stop(gang: Gang, now: float) -> Gang:
     """The gang after a stop that was asked for while no rank ran: it is reported too, and costs nothing more."""
-    told = gang.stopped is not None and gang.stopped.attempt == gang.attempt
-    if gang.phase is not Phase.WAITING or gang.attempt == 0 or told or not gang.nodes[0].leaving:
+    is_reported = gang.stopped is not None and gang.stopped.attempt == gang.attempt
+    if gang.phase is not Phase.WAITING or gang.attempt == 0 or is_reported or not gang.nodes[0].leaving:
         return gang
     where = f"the newest commit is step {_committed(gang)}" if _committed(gang) is not None else "nothing was committed yet"
     return replace(gang, stopped=_report(gang, now, Save.NOTHING_TO_SAVE, f"stopped while no rank ran: {where}", 0))
@@ -69,8 +69,8 @@ def _why_not_saved(gang: Gang, run: Run, now: float) -> str:
     broken = [index for index, exit_ in exits.items() if exit_.signal is not None or exit_.exit_code not in (0, SAVED)]
     if broken:
         error = gang.ranks[broken[0]].error
-        said = f": {error.exception}: {error.message}"[:300] if error is not None else ""
-        return f"rank {broken[0]} {exits[broken[0]].how}{said}"
+        words = f": {error.exception}: {error.message}"[:300] if error is not None else ""
+        return f"rank {broken[0]} {exits[broken[0]].how}{words}"
     silent = [
         index
         for index, node in enumerate(gang.nodes)

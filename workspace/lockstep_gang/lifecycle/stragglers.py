@@ -19,7 +19,7 @@ from lockstep_gang.lifecycle.gang import Gang, Rank
 JUDGED_AT_ONCE = 64
 """Ranks of a gang that is judged whenever rank 0 tells its pace; a larger one is judged once in a millisecond for each further rank."""
 WINDOW = 30
-"""Samples of a rank that count; one is told every 2 s, or every step if steps are longer."""
+"""Samples of a rank that count; one is sent every 2 s, or every step if steps are longer."""
 ENOUGH = 20
 """Samples of every rank before any is judged."""
 SLOW = 1.25
@@ -58,11 +58,11 @@ def _stragglers(gang: Gang, run: Run) -> tuple[Straggler, ...]:
     paces = {index: rank.paces for index, rank in enumerate(gang.ranks) if rank.paces}
     if len(paces) < 2 or min(len(samples) for samples in paces.values()) < ENOUGH:
         return ()
-    known = {straggler.rank: straggler for straggler in gang.stragglers}
+    before = {straggler.rank: straggler for straggler in gang.stragglers}
     medians = {rank: statistics.median(sample.microseconds for sample in samples) for rank, samples in paces.items()}
     others = _others(medians)
-    slow = [(medians[rank] / others[rank], rank) for rank in paces if _is_slow(paces[rank], medians[rank], others[rank], rank in known)]
-    return tuple(_named(run, rank, ratio, paces[rank], known.get(rank)) for ratio, rank in sorted(slow, reverse=True)[:LISTED])
+    slow = [(medians[rank] / others[rank], rank) for rank in paces if _is_slow(paces[rank], medians[rank], others[rank], rank in before)]
+    return tuple(_named(run, rank, ratio, paces[rank], before.get(rank)) for ratio, rank in sorted(slow, reverse=True)[:LISTED])
 
 
 def _others(medians: Mapping[int, float]) -> dict[int, float]:

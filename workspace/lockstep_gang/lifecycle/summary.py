@@ -85,7 +85,7 @@ def _message(gang: Gang, run: Run) -> str:
 def message_facts(gang: Gang) -> tuple[object, ...]:
     """Values that `message_of` is made of. While they are the same, so is the message, which takes a look at every rank."""
     where = gang.phase, gang.attempt, gang.stopping, gang.stop_reason, gang.ending, gang.trouble, gang.failure
-    checks = gang.preflight.stage, gang.preflight.round, gang.preflight.result, gang.session.request, gang.facts.told
+    checks = gang.preflight.stage, gang.preflight.round, gang.preflight.result, gang.session.request, gang.facts.latest
     return *where, *checks, gang.silences, gang.nodes.counts, gang.ranks.counts.missing, gang.ranks.counts.ready, len(gang.ranks.ended)
 
 
@@ -97,7 +97,7 @@ def _waiting_for(gang: Gang, run: Run) -> str:
     if missing:
         return with_stuck_nodes(f"waiting for {listed_nodes(gang, run, missing)}{after}", gang, run)
     checking = rounds.preflight_message(gang.preflight)
-    if checking and (gang.failure is None or not rounds.is_looking(gang.preflight)):  # within a backoff it is too short to be told
+    if checking and (gang.failure is None or not rounds.is_looking(gang.preflight)):  # within a backoff it is too short to be reported
         return checking + after
     request = gang.session.request
     if request is not None and request.looked_at:

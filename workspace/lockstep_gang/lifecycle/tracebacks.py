@@ -132,6 +132,6 @@ def _terminated(lines: Sequence[str]) -> Raised | None:
     for index, line in reversed([*enumerate(lines)]):
         match = _TERMINATED.match(line)
         if match is not None:
-            said = [line.removeprefix(_WHAT) for line in lines[index + 1 :][:MESSAGE_LINES] if not NOISE.match(line)]
-            return Raised(match[1], "\n".join(said))
+            words = [line.removeprefix(_WHAT) for line in lines[index + 1 :][:MESSAGE_LINES] if not NOISE.match(line)]
+            return Raised(match[1], "\n".join(words))
     return None

@@ -30,7 +30,7 @@ class Pod:
         self.terminals.mkdir()
         self.process(os.getpid(), seconds=1000)
         self.activity = ShellActivity(self.proc, self.terminals)
-        self.activity.seen(1000.0)
+        self.activity.was_used(1000.0)
 
     def process(self, pid: int, parent: int = 1, terminal: int = 0, seconds: float = 0.0) -> None:
         (self.proc / str(pid)).mkdir(parents=True, exist_ok=True)
@@ -50,26 +50,26 @@ def pod(tmp_path: Path) -> Pod:
 
 def test_a_pod_with_nobody_in_it_is_not_used_whatever_its_agent_does(pod: Pod) -> None:
     pod.process(os.getpid(), seconds=2000)
-    assert not pod.activity.seen(1015.0)
+    assert not pod.activity.was_used(1015.0)
 
 
 def test_a_shell_is_use_when_it_comes_and_when_something_is_typed_but_not_while_it_stands_open(pod: Pod) -> None:
     pod.terminal(used_at=900.0)
     pod.process(70, parent=0, terminal=PTS_3)
-    assert pod.activity.seen(1015.0)
-    assert not pod.activity.seen(1030.0)
+    assert pod.activity.was_used(1015.0)
+    assert not pod.activity.was_used(1030.0)
     pod.terminal(used_at=1040.0)
-    assert pod.activity.seen(1045.0)
-    assert not pod.activity.seen(1060.0)
+    assert pod.activity.was_used(1045.0)
+    assert not pod.activity.was_used(1060.0)
 
 
 def test_a_program_that_computes_is_use_and_a_server_that_waits_is_not(pod: Pod) -> None:
     pod.process(80, seconds=0.1)
-    assert not pod.activity.seen(1015.0)
+    assert not pod.activity.was_used(1015.0)
     pod.process(80, seconds=0.2)
-    assert not pod.activity.seen(1030.0)
+    assert not pod.activity.was_used(1030.0)
     pod.process(80, seconds=10.0)
-    assert pod.activity.seen(1045.0)
+    assert pod.activity.was_used(1045.0)
 
 
 class Line:
@@ -152,9 +152,9 @@ def test_whoever_waits_for_a_script_hears_of_the_silence_until_a_rank_has_printe
     patience: list[float | None] = []
 
     class Watched(client.Conversation):
-        def _heard(self, seconds: float | None) -> list[dict[str, Any]]:
+        def _answers(self, seconds: float | None) -> list[dict[str, Any]]:
             patience.append(seconds)
-            return super()._heard(seconds)
+            return super()._answers(seconds)
 
     previous = signal.getsignal(signal.SIGINT)
     speaker = threading.Thread(target=answer)

@@ -149,7 +149,7 @@ def test_a_rank_inside_of_torch_s_synchronize_waits_too() -> None:
 
 
 def test_every_pace_of_a_rank_reaches_the_verdict(agents: Gang) -> None:
-    """Steps are told sparsely, the newest ones; of paces none may be left out, or the window would never fill."""
+    """Steps are sent sparsely, the newest ones; of paces none may be left out, or the window would never fill."""
     tell = 'for n in range(25): tell("pace", step=n, steps=1, microseconds=1000 * (R + 1)); time.sleep(0.02)\nsignal.pause()'
     agents.write(START + tell, nodes=1, ranks_per_node=2)
     agents.start(0)

@@ -1,4 +1,4 @@
-"""A volume that doesn't answer: nothing is started or ended unrecorded, everybody hears why, and the coordinator can still be told to go."""
+"""A volume that doesn't answer: nothing is started or ended unrecorded, everybody hears why, and the coordinator still obeys SIGTERM."""
 
 from __future__ import annotations
 

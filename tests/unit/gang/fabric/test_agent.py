@@ -84,7 +84,7 @@ def test_lines_are_read_as_they_become_whole(tmp_path: Path) -> None:
         file.flush()
         assert [rank.networks for rank in made.news()] == [("IB",)]
         assert made.news() == ()
-    made.forget_told()
+    made.forget_sent()
     assert [rank.networks for rank in made.news()] == [("IB",)]
 
 
@@ -131,7 +131,7 @@ def test_a_log_that_grows_without_end_takes_bounded_room_and_is_read_on(tmp_path
                 used = sum(p.stat().st_blocks * 512 for p in tmp_path.iterdir())
                 assert used < 70_000
     assert seen == 2000
-    kept = log.kept().decode()
+    kept = log.retained().decode()
     assert "line 000000" in kept
     assert "line 001999" in kept
     assert "lines are left out" in kept
@@ -149,7 +149,7 @@ def test_a_log_that_is_written_faster_than_it_is_read_is_skipped(tmp_path: Path,
 
 def test_a_log_that_is_gone_has_nothing_new(tmp_path: Path) -> None:
     assert list(LogFile(tmp_path / "none").lines()) == []
-    assert LogFile(tmp_path / "none").kept() == b""
+    assert LogFile(tmp_path / "none").retained() == b""
 
 
 def test_the_kept_log_replaces_that_of_the_attempt_before(tmp_path: Path) -> None:

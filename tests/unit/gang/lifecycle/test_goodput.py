@@ -335,9 +335,9 @@ def test_two_coordinators_that_write_at_once_have_a_draft_each(tmp_path: Path, m
 def test_the_newest_commit_is_kept_and_an_account_without_one_is_read_as_before(tmp_path: Path) -> None:
     story = started(**TRAINER, run_dir=str(tmp_path)).reports(0, Checkpoint(0, 40, "/c"))
     GoodputAccount(Records(str(tmp_path)), story.run, print).keep(story.gang)
-    assert GoodputAccount(Records(str(tmp_path)), story.run, print).found().checkpoint == story.gang.checkpoint
+    assert GoodputAccount(Records(str(tmp_path)), story.run, print).earlier().checkpoint == story.gang.checkpoint
     (tmp_path / "gang" / "goodput.json").write_text('{"jobUid": "uid-1", "goodput": {"began": 1, "until": 2}}')
-    assert GoodputAccount(Records(str(tmp_path)), story.run, print).found() == GoodputRecord("uid-1", Goodput(1, 2))
+    assert GoodputAccount(Records(str(tmp_path)), story.run, print).earlier() == GoodputRecord("uid-1", Goodput(1, 2))
 
 
 def test_a_coordinator_keeps_a_commit_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

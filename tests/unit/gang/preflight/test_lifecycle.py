@@ -30,7 +30,7 @@ def begun(nodes: int = 2, expected: Expected | None = None, **changes: Any) -> S
 
 def asked(story: Story) -> dict[int, Check]:
     """The question that each node has now."""
-    return {node: state.told for node, state in enumerate(story.gang.nodes) if isinstance(state.told, Check)}
+    return {node: state.last_order for node, state in enumerate(story.gang.nodes) if isinstance(state.last_order, Check)}
 
 
 def answers(story: Story, **parts: Any) -> Story:

@@ -44,8 +44,8 @@ class AllReduceRanks:
         texts = [output.result() if output in ended else b"" for output in outputs]
         measured = _first_failure(texts) if len(done) == ranks else _late(texts, self._group.seconds)
         if measured is None:
-            said = _said(texts[0])[-1]
-            measured = Measured(said["microseconds"], len(self._group.nodes) * ranks, said["bytes"])
+            figures = _json_objects(texts[0])[-1]
+            measured = Measured(figures["microseconds"], len(self._group.nodes) * ranks, figures["bytes"])
         return Measured(
             measured.microseconds, measured.ranks, measured.bytes, measured.error, any_free_port(self._run.addresses[self._node])
         )
@@ -96,25 +96,25 @@ class AllReduceRanks:
         return {**base, **{name: str(value) for name, value in place.items()}, "PYTHONPATH": path}
 
 
-def _said(text: bytes) -> list[dict[str, Any]]:
+def _json_objects(text: bytes) -> list[dict[str, Any]]:
     """Lines of JSON in a process's output; what libraries print in between is left out."""
-    found: list[dict[str, Any]] = []
+    values: list[dict[str, Any]] = []
     for line in text.splitlines():
         with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(line)
-            found += [value] if isinstance(value, dict) else []
-    return found or [{}]
+            values += [value] if isinstance(value, dict) else []
+    return values or [{}]
 
 
 def _late(texts: list[bytes], seconds: int) -> Measured:
-    late = next((said for text in texts if "microseconds" not in (said := _said(text)[-1])), {})
+    late = next((line for text in texts if "microseconds" not in (line := _json_objects(text)[-1])), {})
     return Measured(error=f"not done after {seconds} s, in: {late.get('stage', 'start')}")
 
 
 def _first_failure(texts: list[bytes]) -> Measured | None:
     for text in texts:
-        said = _said(text)[-1]
-        if "microseconds" not in said:
+        line = _json_objects(text)[-1]
+        if "microseconds" not in line:
             last = text.decode("utf-8", "replace").strip().splitlines()[-1:] or [""]
-            return Measured(error=str(said.get("error") or f"ended in {said.get('stage', 'start')}: {last[0]}")[:500])
+            return Measured(error=str(line.get("error") or f"ended in {line.get('stage', 'start')}: {last[0]}")[:500])
     return None

@@ -103,9 +103,9 @@ class NodePreflight:
             rdma = expected.rdma
             parts["rdma"] = lambda: facts.rdma_facts(rdma)
         port = await self._open_door()
-        found = await _all_in_time(parts)
-        unfinished = tuple(sorted(set(parts) - set(found)))
-        return Looked(port=port, unfinished=unfinished, received_ms=received_ms, sent_ms=_now_ms(), **found)
+        results = await _all_in_time(parts)
+        unfinished = tuple(sorted(set(parts) - set(results)))
+        return Looked(port=port, unfinished=unfinished, received_ms=received_ms, sent_ms=_now_ms(), **results)
 
     async def _open_door(self) -> int:
         self._shut()

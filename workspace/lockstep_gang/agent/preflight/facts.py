@@ -31,14 +31,14 @@ def gpu_facts(root: Path = ROOT) -> GpuFacts:
 
 def _driver(root: Path) -> str:
     text = _text(root / "proc/driver/nvidia/version")  # NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  …
-    found = _DRIVER.search(text) if text else None
-    return found[1] if found else _text(root / "sys/module/nvidia/version")
+    match = _DRIVER.search(text) if text else None
+    return match[1] if match else _text(root / "sys/module/nvidia/version")
 
 
 def shm_bytes(root: Path = ROOT) -> int:
     """Size of /dev/shm."""
-    found = os.statvfs(root / "dev/shm")
-    return found.f_blocks * found.f_frsize
+    usage = os.statvfs(root / "dev/shm")
+    return usage.f_blocks * usage.f_frsize
 
 
 def rdma_facts(expected: ExpectedRdma, root: Path = ROOT) -> RdmaFacts:
@@ -117,13 +117,13 @@ def versions() -> dict[str, str]:
     """Versions of Python and of every installed library, which ranks of all nodes must have alike. Nothing is imported to find one."""
     import importlib.metadata  # 40 ms that an agent's start need not wait for
 
-    found = {PYTHON: platform.python_version()}
+    installed = {PYTHON: platform.python_version()}
     for name in LIBRARIES:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def compared_variables(variables: Mapping[str, str]) -> dict[str, str]:

@@ -25,8 +25,8 @@ def path_facts(expected: Iterable[ExpectedPath], folder: str) -> tuple[PathFact,
 
 def _path_fact(stated: str, path: Path) -> PathFact:
     try:
-        found = Kind.FOLDER if path.is_dir() else Kind.FILE if path.stat() else None
-        if found is Kind.FOLDER:
+        kind = Kind.FOLDER if path.is_dir() else Kind.FILE if path.stat() else None
+        if kind is Kind.FOLDER:
             next(path.iterdir(), None)
         else:
             with os.fdopen(open_regular(path, follow=True), "rb") as file:
@@ -35,7 +35,7 @@ def _path_fact(stated: str, path: Path) -> PathFact:
         return PathFact(stated)
     except OSError as error:
         return PathFact(stated, error=error.strerror or str(error))
-    return PathFact(stated, found.value if found is not None else "")
+    return PathFact(stated, kind.value if kind is not None else "")
 
 
 def marker(run_dir: str, token: str, node: int) -> Path:

@@ -27,18 +27,18 @@ class FabricReporter:
         self._gloo = GlooInterface(run)
         self._send = send
 
-    def forget_told(self, ranks: LocalRanks | None) -> None:
+    def forget_sent(self, ranks: LocalRanks | None) -> None:
         """Report everything again: the listener is new."""
-        self._gloo.forget_told()
+        self._gloo.forget_sent()
         if ranks is not None:
-            ranks.nccl.forget_told()
+            ranks.nccl.forget_sent()
 
     def tell(self, ranks: LocalRanks | None) -> None:
         if ranks is None or not ranks.leaders:
             return
-        seen = (*ranks.nccl.news(), *self._gloo.news(ranks.attempt, ranks.group_rank))
-        if seen:
-            self._send(FabricSeen(ranks.attempt, seen))
+        fabrics = (*ranks.nccl.news(), *self._gloo.news(ranks.attempt, ranks.group_rank))
+        if fabrics:
+            self._send(FabricSeen(ranks.attempt, fabrics))
 
     async def watch(self, newest: Callable[[], LocalRanks | None]) -> None:
         """Report what is new every second, until cancelled."""
@@ -57,18 +57,18 @@ class GlooInterface:
         self._run = run
         silent = run.gpus_per_node > 0 or run.fabric is None
         self._name = None if silent else gloo_interface({**inherited(), **run.environment})
-        self._told_attempt = 0
+        self._sent_attempt = 0
 
     def news(self, attempt: int, group_rank: int) -> tuple[RankFabric, ...]:
         """Fabric of every rank of the node, once an attempt."""
-        if self._name is None or self._told_attempt == attempt:
+        if self._name is None or self._sent_attempt == attempt:
             return ()
-        self._told_attempt = attempt
+        self._sent_attempt = attempt
         first = group_rank * self._run.ranks_per_node
         return tuple(RankFabric(first + i, networks=("gloo",), interface=self._name) for i in range(self._run.ranks_per_node))
 
-    def forget_told(self) -> None:
-        self._told_attempt = 0
+    def forget_sent(self) -> None:
+        self._sent_attempt = 0
 
 
 def gloo_interface(environment: Mapping[str, str], hosts: Path = Path("/etc/hosts")) -> str:

@@ -44,20 +44,20 @@ class LogChoice:
     unread: str = ""
 
 
-def log_choice(asked: FabricAsked | None, gpus: int, given: Mapping[str, str], pattern: str) -> LogChoice:
+def log_choice(asked: FabricAsked | None, gpus: int, environment: Mapping[str, str], pattern: str) -> LogChoice:
     """Choose what NCCL logs. `given` is the rank's environment without this, and wins; `pattern` is the file that Lockstep reads."""
     if asked is None or gpus == 0:
         return LogChoice({})
-    if given.get("NCCL_DEBUG_FILE"):
+    if environment.get("NCCL_DEBUG_FILE"):
         return LogChoice(
-            {}, unread=f"NCCL_DEBUG_FILE is {given['NCCL_DEBUG_FILE']}, so NCCL logs there: remove it to have the fabric verified"
+            {}, unread=f"NCCL_DEBUG_FILE is {environment['NCCL_DEBUG_FILE']}, so NCCL logs there: remove it to have the fabric verified"
         )
-    own = given.get("NCCL_DEBUG", "")
+    own = environment.get("NCCL_DEBUG", "")
     level, shown, unread = "TRACE" if asked.nccl_debug == "TRACE" else "INFO", asked.nccl_debug, ""
     if own and own != asked.nccl_debug:
         level, shown = own, own.upper()
         unread = "" if shown in _READ_LEVELS else f"NCCL_DEBUG is {own}: remove it, or set it to INFO, to have the fabric verified"
-    subsystems = given.get("NCCL_DEBUG_SUBSYS") or SUBSYSTEMS
+    subsystems = environment.get("NCCL_DEBUG_SUBSYS") or SUBSYSTEMS
     return LogChoice({"NCCL_DEBUG": level, "NCCL_DEBUG_SUBSYS": subsystems, "NCCL_DEBUG_FILE": pattern}, shown, unread)
 
 
@@ -89,7 +89,7 @@ class LogFile:
         if len(self._rest) > LINE_BYTES_MAX:
             self._rest = b""
 
-    def kept(self) -> bytes:
+    def retained(self) -> bytes:
         """First and last part of the file."""
         with contextlib.suppress(OSError):
             with os.fdopen(open_regular(self._path), "rb") as file:
@@ -139,7 +139,7 @@ class RankLog:
     fabric: RankFabric
     shown: str | None = None
     files: dict[Path, LogFile] = field(default_factory=dict)
-    told: RankFabric | None = None
+    sent: RankFabric | None = None
 
 
 class NcclLogs:
@@ -168,15 +168,15 @@ class NcclLogs:
             for file in self._files(rank, log):
                 for line in file.lines():
                     self._take(rank, log, line)
-        changed = tuple(log.fabric for log in self._ranks.values() if log.fabric != log.told and _says_something(log.fabric))
+        changed = tuple(log.fabric for log in self._ranks.values() if log.fabric != log.sent and _says_something(log.fabric))
         for log in self._ranks.values():
-            log.told = log.fabric
+            log.sent = log.fabric
         return changed
 
-    def forget_told(self) -> None:
+    def forget_sent(self) -> None:
         """Report everything again: the listener is new."""
         for log in self._ranks.values():
-            log.told = None
+            log.sent = None
 
     def keep(self, folder: Path, say: Callable[[str], None]) -> None:
         """Copy what there is into `folder` of the job's volume, in a thread: a volume that hangs must not hang the agent."""
@@ -214,7 +214,7 @@ class NcclLogs:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for rank, log in self._ranks.items():
-                text = b"".join(file.kept() for file in log.files.values())
+                text = b"".join(file.retained() for file in log.files.values())
                 draft = folder / f".rank-{rank}.log"
                 write_new(draft, f"[lockstep] NCCL's log of rank {rank}, attempt {self._attempt}\n".encode() + text)
                 draft.replace(folder / f"rank-{rank}.log")

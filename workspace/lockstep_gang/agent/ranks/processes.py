@@ -67,12 +67,12 @@ def ended_children(leaders: Mapping[int, object]) -> Iterator[EndedProcess]:
     """Children that ended since the last time, orphans too. The process group of a leader is killed before its number is free again."""
     while True:
         try:
-            found = _next_ended(leaders)
+            child = _next_ended(leaders)
         except ChildProcessError:
             return
-        if found is None:
+        if child is None:
             return
-        pid, status, used = found
+        pid, status, used = child
         code = os.waitstatus_to_exitcode(status)
         yield EndedProcess(pid, code if code >= 0 else None, signal_name(-code) if code < 0 else None, used.ru_maxrss * _MAXRSS_BYTES)
 
@@ -84,12 +84,12 @@ def _next_ended(leaders: Mapping[int, object]) -> tuple[int, int, resource.struc
         if pid in leaders:
             send_to_group(pid, signal.SIGKILL)
         return (pid, status, used) if pid else None
-    found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    if found is None:
+    child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if child is None:
         return None
-    if found.si_pid in leaders:
-        send_to_group(found.si_pid, signal.SIGKILL)
-    return os.wait4(found.si_pid, 0)
+    if child.si_pid in leaders:
+        send_to_group(child.si_pid, signal.SIGKILL)
+    return os.wait4(child.si_pid, 0)
 
 
 def signal_name(number: int) -> str:

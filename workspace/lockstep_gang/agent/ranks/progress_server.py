@@ -82,15 +82,15 @@ class RemainingTime:
         self._total: int | None = None
         self._first: tuple[int, float] | None = None
 
-    def step(self, said: TrainerStatus, now: float) -> Step | None:
+    def step(self, status: TrainerStatus, now: float) -> Step | None:
         """The step that a status tells; None: no step is known yet."""
-        self._total = said.total or self._total
-        step = said.step if said.step is not None else (self._total if said.percentage == 100 else None)
+        self._total = status.total or self._total
+        step = status.step if status.step is not None else (self._total if status.percentage == 100 else None)
         if step is None:
             return None
         if self._first is None or step < self._first[0]:
             self._first = (step, now)
-        return Step(0, step, self._total, said.epoch, self._remaining(step, now), said.metrics)
+        return Step(0, step, self._total, status.epoch, self._remaining(step, now), status.metrics)
 
     def _remaining(self, step: int, now: float) -> int | None:
         """Seconds at the pace since the first step of this attempt."""
@@ -188,4 +188,4 @@ def offered(variables: Mapping[str, str], environment: Mapping[str, str]) -> dic
         return {}
     proxied = any(environment.get(proxy) for proxy in ("http_proxy", "HTTP_PROXY"))
     bypass = {name: environment.get(name, "") for name in ("no_proxy", "NO_PROXY")} if proxied else {}
-    return {**variables, **{name: f"{known},{LOOPBACK}".lstrip(",") for name, known in bypass.items()}}
+    return {**variables, **{name: f"{hosts},{LOOPBACK}".lstrip(",") for name, hosts in bypass.items()}}

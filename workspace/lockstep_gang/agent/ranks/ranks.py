@@ -74,9 +74,9 @@ class RankProcess:
         run, asked = node.run, start.run
         self._command = run.command if asked is None else argv(asked, local_rank)
         self._folder = run.working_directory if asked is None else asked.folder
-        self._seen: ProcessState | None = None
+        self._state_before: ProcessState | None = None
         """State of its process before it was killed."""
-        self._asked = False
+        self._asked_for_stacks = False
         self._relay = Relay(self.rank, write)
         self._error_file = node.folder / f"error-{start.attempt}-{self.rank}.json"
         place = RankPlace(node.index, group_rank, local_rank, node.run_path, str(node.report_socket), str(self._error_file))
@@ -121,15 +121,15 @@ class RankProcess:
 
     def ask_for_stacks(self, trainer: bool) -> None:
         """Make the rank write its stacks; all that it writes from here on belongs to them."""
-        self._asked = self.ordered = True
+        self._asked_for_stacks = self.ordered = True
         self._relay.captured = []
-        self._seen = ask_for_stacks(self.pid, trainer)
+        self._state_before = ask_for_stacks(self.pid, trainer)
 
     def look(self) -> None:
         """Note the process's state if it is stopped: then it is why others have failed."""
-        if self._seen is None:
+        if self._state_before is None:
             state = process_state(self.pid)
-            self._seen = state if state.letter in STOPPED else None
+            self._state_before = state if state.letter in STOPPED else None
 
     def survived(self) -> Dumped:
         """State of what is left of it after SIGKILL."""
@@ -138,14 +138,14 @@ class RankProcess:
 
     def dumped(self, node: LocalNode) -> Dumped | None:
         """Return once what was seen of it; None: nobody looked, or nothing was found."""
-        seen, self._seen = self._seen, None
+        seen, self._state_before = self._state_before, None
         if seen is None:
             return None
         lines = self._relay.captured or []
         path = stack_path(node.run.run_dir, self._attempt, self.rank)
         head = head_line(self.rank, node.index, self._attempt, self.pid, seen)
         shown = shortened(lines, node.run.world_size)
-        return dumped(self._attempt, self.rank, seen, lines, write_stacks(path, head, shown) if self._asked else None)
+        return dumped(self._attempt, self.rank, seen, lines, write_stacks(path, head, shown) if self._asked_for_stacks else None)
 
     def ended(self, ended: EndedProcess, out_of_memory: OutOfMemory | None) -> RankExit:
         """Exit of the rank. All it wrote before its end is in the pipe by now, so its last lines are its last."""
@@ -268,9 +268,9 @@ class LocalRanks:
             self._close(rank)
 
     def _note(self, rank: int, line: str, is_warning: bool) -> None:
-        found = self.find(rank)
-        if found is not None:
-            found.note(line, is_warning)
+        process = self.find(rank)
+        if process is not None:
+            process.note(line, is_warning)
 
     def _output(self, rank: RankProcess) -> None:
         if not rank.relay():

@@ -43,10 +43,10 @@ def can_be_asked() -> None:
 def run_next(own: str) -> None:
     """Run the `sitecustomize` that this one stands before, where there is one. The path is as if this one had not been there."""
     sys.path[:] = [path for path in sys.path if path != own]
-    found = PathFinder.find_spec(NAME, sys.path)
-    if found is not None and found.loader is not None:
-        sys.modules[NAME] = module = module_from_spec(found)
-        found.loader.exec_module(module)
+    spec = PathFinder.find_spec(NAME, sys.path)
+    if spec is not None and spec.loader is not None:
+        sys.modules[NAME] = module = module_from_spec(spec)
+        spec.loader.exec_module(module)
 
 
 if __name__ == NAME:

@@ -17,13 +17,13 @@ DIGEST_BYTES_MAX = 16 * 1024 * 1024
 def argv(asked: Asked, local_rank: int) -> tuple[str, ...]:
     """Argument list of a rank. `x.py` and `-m module` go to Python; anything else is a program, of the folder before the PATH."""
     first, *rest = asked.command
-    told = [f"--local_rank={local_rank}"] if asked.local_rank else []
+    local = [f"--local_rank={local_rank}"] if asked.local_rank else []
     if first == MODULE:
-        return (PYTHON, MODULE, *rest[:1], *told, *rest[1:])
+        return (PYTHON, MODULE, *rest[:1], *local, *rest[1:])
     if is_script(first):
-        return (PYTHON, first, *told, *rest)
+        return (PYTHON, first, *local, *rest)
     here = "/" not in first and os.access(Path(asked.folder) / first, os.X_OK)
-    return (f"./{first}" if here else first, *told, *rest)
+    return (f"./{first}" if here else first, *local, *rest)
 
 
 def is_script(first: str) -> bool:
@@ -47,10 +47,10 @@ def _problem(find: Find, node: int) -> str:
         return f"node {node} has no {path}: `lockstep sync` sends your workspace to every node"
     if is_script(first):
         return "" if os.access(path, os.R_OK) else f"{path} on node {node} is not readable: `chmod a+r` it"
-    found = shutil.which(first) is not None or (path.is_file() and os.access(path, os.X_OK))
-    if not found and path.is_file():
+    is_program = shutil.which(first) is not None or (path.is_file() and os.access(path, os.X_OK))
+    if not is_program and path.is_file():
         return f"{path} on node {node} is not executable: `chmod +x` it, or name a file that ends in .py"
-    return "" if found else f"node {node} has no program {first}, neither in {folder} nor on the PATH"
+    return "" if is_program else f"node {node} has no program {first}, neither in {folder} nor on the PATH"
 
 
 def _digest(path: Path) -> str:

@@ -82,12 +82,12 @@ def python_process(leader: int) -> int:
 
 
 def _group(leader: int) -> list[int]:
-    found = [leader]
+    members = [leader]
     for folder in PROC.glob("[0-9]*"):
         fields = _read(f"{folder}/stat").rpartition(")")[2].split()
         if len(fields) > 2 and fields[2] == str(leader) and folder.name != str(leader):
-            found.append(int(folder.name))
-    return found
+            members.append(int(folder.name))
+    return members
 
 
 def ask_for_stacks(leader: int, trainer: bool) -> ProcessState:
@@ -133,17 +133,17 @@ def _waits_for_device(frames: Sequence[Mapping[str, str]]) -> bool:
 
 def _source_line(path: str, number: int) -> str:
     """Line of a source, empty if it can't be read in time. Read by a thread, since what hangs may be the volume that the script is on."""
-    found: list[str] = []
+    source: list[str] = []
 
     def read() -> None:
         with contextlib.suppress(OSError, ValueError):  # a path as the rank wrote it
             lines = read_regular(Path(path), SOURCE_BYTES_MAX, follow=True).splitlines()
-            found.extend(line.decode(errors="replace") for line in lines[number - 1 : number])
+            source.extend(line.decode(errors="replace") for line in lines[number - 1 : number])
 
     thread = threading.Thread(target=read, name="source", daemon=True)
     thread.start()
     thread.join(WRITE_SECONDS)
-    return found[0] if found else ""
+    return source[0] if source else ""
 
 
 def main_thread(lines: Sequence[str]) -> list[dict[str, str]]:
@@ -215,8 +215,8 @@ def head_line(rank: int, node: int, attempt: int, pid: int, state: ProcessState)
         "Z": "has ended",
     }
     where = f", in the kernel's {state.kernel_function}" if state.kernel_function else ""
-    said = f"{words.get(state.letter, 'state')} ({state.letter}){where}" if state.letter else "state not known"
-    return f"rank {rank} on node {node}, attempt {attempt}, process {pid}: {said}"
+    text = f"{words.get(state.letter, 'state')} ({state.letter}){where}" if state.letter else "state not known"
+    return f"rank {rank} on node {node}, attempt {attempt}, process {pid}: {text}"
 
 
 def _read(path: str) -> str:

@@ -49,29 +49,29 @@ class Standby:
         for ended in environments:
             environment = {**ended, VARIABLE: "1", "LOCKSTEP_ATTEMPT": str(int(ended["LOCKSTEP_ATTEMPT"]) + 1)}
             with contextlib.suppress(OSError):
-                found = _started(command, folder, environment)
-                self._waiting[found.pid] = found
+                process = _started(command, folder, environment)
+                self._waiting[process.pid] = process
 
     def take(self, environment: Mapping[str, str]) -> tuple[int, int] | None:
         """(process id, where its output is read) of the one that is this rank by now; None: there is none."""
-        found = next((w for w in self._waiting.values() if all(w.environment[name] == environment.get(name) for name in SAME)), None)
-        if found is None:
+        process = next((w for w in self._waiting.values() if all(w.environment[name] == environment.get(name) for name in SAME)), None)
+        if process is None:
             return None
-        del self._waiting[found.pid]
-        if _ordered(found, environment):
-            return found.pid, found.output
-        _kill(found)
+        del self._waiting[process.pid]
+        if _ordered(process, environment):
+            return process.pid, process.output
+        _kill(process)
         return None
 
     def ended(self, pid: int) -> None:
         """Forget a process that has ended before its time; the rank's own start will say why."""
-        found = self._waiting.pop(pid, None)
-        if found is not None:
-            _close(found)
+        process = self._waiting.pop(pid, None)
+        if process is not None:
+            _close(process)
 
     def drop(self) -> None:
-        for found in self._waiting.values():
-            _kill(found)
+        for process in self._waiting.values():
+            _kill(process)
         self._waiting.clear()
 
 
@@ -98,24 +98,24 @@ def _started(command: Sequence[str], folder: str, environment: Mapping[str, str]
     return StandbyProcess(pid, output, order, environment)
 
 
-def _ordered(found: StandbyProcess, environment: Mapping[str, str]) -> bool:
+def _ordered(process: StandbyProcess, environment: Mapping[str, str]) -> bool:
     """Send the order: a few variables, far less than a pipe holds. True if it was written; if the process has just ended, its exit tells."""
-    order = {"given": time.monotonic(), "environment": changes(found.environment, environment)}
+    order = {"given": time.monotonic(), "environment": changes(process.environment, environment)}
     line = json.dumps(order).encode() + b"\n"
     try:
-        written = os.write(found.order, line)
+        written = os.write(process.order, line)
     except OSError:
         return False
     if written == len(line):
-        os.close(found.order)
+        os.close(process.order)
     return written == len(line)
 
 
-def _kill(found: StandbyProcess) -> None:
-    send_to_group(found.pid, signal.SIGKILL)
-    _close(found)
+def _kill(process: StandbyProcess) -> None:
+    send_to_group(process.pid, signal.SIGKILL)
+    _close(process)
 
 
-def _close(found: StandbyProcess) -> None:
-    os.close(found.order)
-    os.close(found.output)
+def _close(process: StandbyProcess) -> None:
+    os.close(process.order)
+    os.close(process.output)

@@ -34,37 +34,37 @@ class ShellActivity:
 
     def __init__(self, proc: Path = Path("/proc"), terminals: Path = Path("/dev/pts")) -> None:
         self._proc, self._terminals = proc, terminals
-        self._known: dict[int, float] | None = None
+        self._seconds: dict[int, float] | None = None
         self._looked_at = time.time()
 
-    def seen(self, now: float) -> bool:
+    def was_used(self, now: float) -> bool:
         """Return True if anybody was at work since the last look. The first look finds only what was typed."""
         guests = self._guests()
         passed, since = max(now - self._looked_at, 0.001), self._looked_at
-        known, self._known = self._known, {process.pid: process.seconds for process in guests}
+        before, self._seconds = self._seconds, {process.pid: process.seconds for process in guests}
         self._looked_at = now
-        if any(self._was_used(process.terminal, since) for process in guests):
+        if any(self._terminal_was_used(process.terminal, since) for process in guests):
             return True
-        if known is None:
+        if before is None:
             return False
-        computed = sum(max(0.0, process.seconds - known.get(process.pid, 0.0)) for process in guests)
-        came = any(process.parent == 0 and process.pid not in known for process in guests)
+        computed = sum(max(0.0, process.seconds - before.get(process.pid, 0.0)) for process in guests)
+        came = any(process.parent == 0 and process.pid not in before for process in guests)
         return came or computed / passed > BUSY_SHARE
 
     def _guests(self) -> list[Process]:
-        found = map(_read, self._proc.glob("[0-9]*"))
-        return [process for process in found if process is not None and process.pid != os.getpid()]
+        processes = map(_read, self._proc.glob("[0-9]*"))
+        return [process for process in processes if process is not None and process.pid != os.getpid()]
 
-    def _was_used(self, terminal: int, since: float) -> bool:
+    def _terminal_was_used(self, terminal: int, since: float) -> bool:
         """Return True if the terminal's times have moved, which they do in steps of 8 s when something is typed or printed."""
         major, minor = os.major(terminal), os.minor(terminal)
         if not _TERMINALS <= major < _TERMINALS + 8:
             return False
         try:
-            found = (self._terminals / str((major - _TERMINALS) * 256 + minor)).stat()
+            times = (self._terminals / str((major - _TERMINALS) * 256 + minor)).stat()
         except OSError:
             return False
-        return max(found.st_atime, found.st_mtime) > since
+        return max(times.st_atime, times.st_mtime) > since
 
 
 def _read(folder: Path) -> Process | None:

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         return FAILED
     with connection:
         try:
-            return Conversation(connection, getattr(options, "until_eof", False)).hold(_wanted(options))
+            return Conversation(connection, getattr(options, "until_eof", False)).hold(_request(options))
         except BrokenPipeError:  # nobody reads what ranks print (`| head`)
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return INTERRUPTED
@@ -66,7 +66,7 @@ def _connect(path: str) -> socket.socket:
     return connection
 
 
-def _wanted(options: argparse.Namespace) -> dict[str, Any]:
+def _request(options: argparse.Namespace) -> dict[str, Any]:
     if options.verb != "run":
         return {"verb": options.verb, "by": _who(None)}
     return {
@@ -75,9 +75,9 @@ def _wanted(options: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _who(given: str | None) -> str:
-    if given:
-        return given
+def _who(name: str | None) -> str:
+    if name:
+        return name
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a user id without a name
@@ -94,14 +94,14 @@ class Conversation:
         self._until_eof = until_eof
         self._rest = b""
 
-    def hold(self, wanted: dict[str, Any]) -> int:
+    def hold(self, request: dict[str, Any]) -> int:
         signal.signal(signal.SIGINT, lambda *_: self._interrupt())
-        self._send(wanted)
-        waits = wanted["verb"] == "run"
+        self._send(request)
+        waits = request["verb"] == "run"
         while True:
-            for answer in self._heard(QUIET_SECONDS if waits else None):
+            for answer in self._answers(QUIET_SECONDS if waits else None):
                 waits = waits and all(line.startswith(OWN) for line in answer.get("lines", ()))
-                code = _told(answer)
+                code = _print_answer(answer)
                 if code is not None:
                     return code
 
@@ -117,7 +117,7 @@ class Conversation:
         print(f"\n[lockstep] {how}", file=sys.stderr, flush=True)
         self._send({"interrupt": True})
 
-    def _heard(self, patience: float | None) -> list[dict[str, Any]]:
+    def _answers(self, patience: float | None) -> list[dict[str, Any]]:
         """Answers that have come. After `patience` seconds of nothing one line says so, since a script that imports much prints nothing for a while."""
         sources: list[Any] = [self._connection, *([sys.stdin.fileno()] if self._until_eof else [])]
         ready, _, _ = select.select(sources, [], [], patience)
@@ -133,7 +133,7 @@ class Conversation:
             return []
         data = self._connection.recv(READ_BYTES)
         if not data:
-            raise AgentLost("the agent has gone, and the run with it: its pod was told to end, or it crashed (kubectl describe pod)")
+            raise AgentLost("the agent has gone, and the run with it: its pod is ending, or it crashed (kubectl describe pod)")
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [json.loads(line) for line in lines]
 
@@ -146,7 +146,7 @@ class Conversation:
             self._interrupt()
 
 
-def _told(answer: dict[str, Any]) -> int | None:
+def _print_answer(answer: dict[str, Any]) -> int | None:
     """Print an answer. Returns the exit code once the request is over."""
     for line in answer.get("lines", ()):
         print(printable_line(line))

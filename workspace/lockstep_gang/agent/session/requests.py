@@ -110,8 +110,8 @@ class RequestSocket:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client, own = ClientConnection(writer), os.urandom(8).hex()
         try:
-            wanted = from_json(ClientRequest, json.loads(await reader.readline()), "the request")
-            await self._answer(wanted, client, own, reader)
+            request = from_json(ClientRequest, json.loads(await reader.readline()), "the request")
+            await self._answer(request, client, own, reader)
         except (ValueError, RecursionError) as error:  # ContractError is one
             client.say({"exitCode": 2, "message": str(error)})
         except OSError:
@@ -121,21 +121,21 @@ class RequestSocket:
                 self._send(Interrupted(own, "the shell that started it is gone"))
             writer.close()
 
-    async def _answer(self, wanted: ClientRequest, client: ClientConnection, own: str, reader: asyncio.StreamReader) -> None:
-        if wanted.verb == "env":
+    async def _answer(self, request: ClientRequest, client: ClientConnection, own: str, reader: asyncio.StreamReader) -> None:
+        if request.verb == "env":
             client.say({"environment": self._environment(), "exitCode": 0, "message": ""})
             return
-        by = f"{wanted.by or 'a shell'} on {self._place}"
+        by = f"{request.by or 'a shell'} on {self._place}"
         self._clients[own] = client
-        if wanted.verb == "stop":
+        if request.verb == "stop":
             self._send(Interrupted("", f"{by} asked for it", own))
-        elif wanted.verb == "run" and wanted.command:
-            asked = Asked(own, wanted.command, wanted.folder, by, wanted.local_rank, wanted.detached)
+        elif request.verb == "run" and request.command:
+            asked = Asked(own, request.command, request.folder, by, request.local_rank, request.detached)
             self._send(asked)
-            client.asked = Asked(own, wanted.command, wanted.folder, by, wanted.local_rank, wanted.detached, again=True)
+            client.asked = Asked(own, request.command, request.folder, by, request.local_rank, request.detached, again=True)
         else:
             del self._clients[own]
-            raise ContractError(f"a request is run with a command, stop or env, not {wanted.verb!r}")
+            raise ContractError(f"a request is run with a command, stop or env, not {request.verb!r}")
         await self._listen(own, reader)
 
     async def _listen(self, own: str, reader: asyncio.StreamReader) -> None:

@@ -52,24 +52,24 @@ def fault_of(text: str) -> NcclFault | None:
     if _HARMLESS.search(text):
         return None
     for pattern, kind in _KINDS:
-        found = pattern.search(text)
-        if found:
-            peers = [value for value in found.groupdict().values() if value]
+        match = pattern.search(text)
+        if match:
+            peers = [value for value in match.groupdict().values() if value]
             return NcclFault(kind, text[:TEXT], peers[0] if peers else "")
     return None
 
 
 def with_fault(rank: RankFabric, text: str) -> RankFabric:
     fault = fault_of(text)
-    if fault is None or any((known.kind, known.peer) == (fault.kind, fault.peer) for known in rank.faults):
+    if fault is None or any((other.kind, other.peer) == (fault.kind, fault.peer) for other in rank.faults):
         return rank
-    kept = list(rank.faults)
-    if len(kept) >= FAULTS:
-        effects = [known for known in kept if known.kind is FaultKind.EFFECT]
+    faults = list(rank.faults)
+    if len(faults) >= FAULTS:
+        effects = [other for other in faults if other.kind is FaultKind.EFFECT]
         if not effects or fault.kind is FaultKind.EFFECT:
             return rank
-        kept.remove(effects[-1])
-    return replace(rank, faults=(*kept, fault))
+        faults.remove(effects[-1])
+    return replace(rank, faults=(*faults, fault))
 
 
 def worst_fault(rank: RankFabric) -> NcclFault | None:
@@ -112,77 +112,77 @@ def read_line(rank: RankFabric, line: str) -> RankFabric:
         if level == "WARN":
             rank = with_fault(rank, text)
         for pattern, take in _TAKERS:
-            found = pattern.search(text)
-            if found:
-                rank = take(rank, found)
+            match = pattern.search(text)
+            if match:
+                rank = take(rank, match)
                 break
     return rank
 
 
-def _more(known: tuple[str, ...], new: str) -> tuple[str, ...]:
-    return known if new in known or len(known) >= _LIST else (*known, new[:_CHARACTERS])
+def _more(values: tuple[str, ...], new: str) -> tuple[str, ...]:
+    return values if new in values or len(values) >= _LIST else (*values, new[:_CHARACTERS])
 
 
-def _network(rank: RankFabric, found: LogMatch) -> RankFabric:
-    return replace(rank, networks=_more(rank.networks, found[1].strip()))
+def _network(rank: RankFabric, match: LogMatch) -> RankFabric:
+    return replace(rank, networks=_more(rank.networks, match[1].strip()))
 
 
-def _bootstrap(rank: RankFabric, found: LogMatch) -> RankFabric:
-    return rank if rank.interface else replace(rank, interface=found[1], address=found[2])
+def _bootstrap(rank: RankFabric, match: LogMatch) -> RankFabric:
+    return rank if rank.interface else replace(rank, interface=match[1], address=match[2])
 
 
-def _hcas(rank: RankFabric, found: LogMatch) -> RankFabric:
+def _hcas(rank: RankFabric, match: LogMatch) -> RankFabric:
     """Take the last whole list. It ends with the interface by which the NICs' connections are made, unless the line was cut off."""
-    if "OOB " not in found[1] and rank.hcas_whole:
+    if "OOB " not in match[1] and rank.hcas_whole:
         return rank
     speeds = {hca.name: hca.speed_mbps for hca in rank.hcas}
-    listed = dict.fromkeys((m[1], int(m[2]), m[3]) for m in _HCA.finditer(found[1]))
+    listed = dict.fromkeys((m[1], int(m[2]), m[3]) for m in _HCA.finditer(match[1]))
     hcas = tuple(Hca(name, port, link, speeds.get(name)) for name, port, link in list(listed)[: 2 * _LIST])
-    rank = replace(rank, hcas=hcas, hcas_whole="OOB " in found[1])
-    return rank if hcas or not rank.hcas_whole else _no_device(rank, found)
+    rank = replace(rank, hcas=hcas, hcas_whole="OOB " in match[1])
+    return rank if hcas or not rank.hcas_whole else _no_device(rank, match)
 
 
-def _no_device(rank: RankFabric, found: LogMatch) -> RankFabric:
+def _no_device(rank: RankFabric, match: LogMatch) -> RankFabric:
     return rank if rank.no_devices else replace(rank, hcas=(), hcas_whole=True, no_devices="NCCL found no RDMA device")
 
 
-def _no_library(rank: RankFabric, found: LogMatch) -> RankFabric:
+def _no_library(rank: RankFabric, match: LogMatch) -> RankFabric:
     return replace(rank, no_devices="libibverbs could not be opened")
 
 
-def _speed(rank: RankFabric, found: LogMatch) -> RankFabric:
-    name, speed = found["name"], int(found["speed"])
+def _speed(rank: RankFabric, match: LogMatch) -> RankFabric:
+    name, speed = match["name"], int(match["speed"])
     return replace(rank, hcas=tuple(replace(hca, speed_mbps=speed) if hca.name == name else hca for hca in rank.hcas))
 
 
-def _sockets(rank: RankFabric, found: LogMatch) -> RankFabric:
-    return replace(rank, interfaces=tuple(dict.fromkeys(m[1] for m in _SOCKET.finditer(found[1])))[:_LIST])
+def _sockets(rank: RankFabric, match: LogMatch) -> RankFabric:
+    return replace(rank, interfaces=tuple(dict.fromkeys(m[1] for m in _SOCKET.finditer(match[1])))[:_LIST])
 
 
-def _direct_of_nic(rank: RankFabric, found: LogMatch) -> RankFabric:
-    if found[1] == "Enabled":
+def _direct_of_nic(rank: RankFabric, match: LogMatch) -> RankFabric:
+    if match[1] == "Enabled":
         return replace(rank, direct_able=True)
-    return replace(rank, direct_off=f"NCCL found neither nvidia-peermem nor DMA-BUF for {found[2]}"[:_CHARACTERS])
+    return replace(rank, direct_off=f"NCCL found neither nvidia-peermem nor DMA-BUF for {match[2]}"[:_CHARACTERS])
 
 
-def _direct_of_pair(rank: RankFabric, found: LogMatch) -> RankFabric:
-    if found[1] == "Enabled" or rank.direct_off:
+def _direct_of_pair(rank: RankFabric, match: LogMatch) -> RankFabric:
+    if match[1] == "Enabled" or rank.direct_off:
         return rank
     return replace(
-        rank, direct_off=f"GPU and NIC are too far from each other (distance {found[2]}, allowed {found[3]}: NCCL_NET_GDR_LEVEL)"
+        rank, direct_off=f"GPU and NIC are too far from each other (distance {match[2]}, allowed {match[3]}: NCCL_NET_GDR_LEVEL)"
     )
 
 
-def _direct_by(rank: RankFabric, found: LogMatch) -> RankFabric:
-    return replace(rank, direct_by="DMA-BUF" if found[1] == "DMABUF" else "nvidia-peermem")
+def _direct_by(rank: RankFabric, match: LogMatch) -> RankFabric:
+    return replace(rank, direct_by="DMA-BUF" if match[1] == "DMABUF" else "nvidia-peermem")
 
 
-def _dmabuf(rank: RankFabric, found: LogMatch) -> RankFabric:
+def _dmabuf(rank: RankFabric, match: LogMatch) -> RankFabric:
     return rank if rank.direct_by else replace(rank, direct_by="DMA-BUF")
 
 
-def _channel(rank: RankFabric, found: LogMatch) -> RankFabric:
-    direction, network, marks = found[1], found[2], found[4].strip("/").split("/")
+def _channel(rank: RankFabric, match: LogMatch) -> RankFabric:
+    direction, network, marks = match[1], match[2], match[4].strip("/").split("/")
     if any(mark and mark != "GDRDMA" and "GDRDMA".startswith(mark) for mark in marks):
         return rank  # cut off within the word that counts
     direct = any(mark.startswith("GDRDMA") for mark in marks)
@@ -194,36 +194,36 @@ def _channel(rank: RankFabric, found: LogMatch) -> RankFabric:
     return replace(rank, traffic=(*(t for t in rank.traffic if t.network != network), counted)[-_LIST:])
 
 
-def _inside(rank: RankFabric, found: LogMatch) -> RankFabric:
-    return replace(rank, inside=_more(rank.inside, found[1] if found[1] == "SHM" else f"P2P/{found[2]}"))
+def _inside(rank: RankFabric, match: LogMatch) -> RankFabric:
+    return replace(rank, inside=_more(rank.inside, match[1] if match[1] == "SHM" else f"P2P/{match[2]}"))
 
 
-def _setting(rank: RankFabric, found: LogMatch) -> RankFabric:
-    name, value = found[1], found[2].strip()
+def _setting(rank: RankFabric, match: LogMatch) -> RankFabric:
+    name, value = match[1], match[2].strip()
     if name not in SETTINGS:
         return rank
     value = value[:-1] if re.fullmatch(r"-?\d+\.", value) else value  # NCCL ends a sentence after a number
     return replace(rank, settings=_more(tuple(s for s in rank.settings if not s.startswith(f"{name}=")), f"{name}={value}"))
 
 
-def _plugin_failed(rank: RankFabric, found: LogMatch) -> RankFabric:
-    if found[1] in ("IB", "Socket"):
+def _plugin_failed(rank: RankFabric, match: LogMatch) -> RankFabric:
+    if match[1] in ("IB", "Socket"):
         return rank  # NCCL's own, which say why themselves
-    return replace(rank, plugin_failed=found[0].strip()[:_CHARACTERS])
+    return replace(rank, plugin_failed=match[0].strip()[:_CHARACTERS])
 
 
-def _plugin_missing(rank: RankFabric, found: LogMatch) -> RankFabric:
+def _plugin_missing(rank: RankFabric, match: LogMatch) -> RankFabric:
     """Note a missing plugin, which is normal unless somebody asked for one."""
-    asked = any(s.startswith("NCCL_NET_PLUGIN=") and s != "NCCL_NET_PLUGIN=none" for s in rank.settings)
-    return replace(rank, plugin_failed=found[0].strip()[:_CHARACTERS]) if asked else rank
+    is_asked_for = any(s.startswith("NCCL_NET_PLUGIN=") and s != "NCCL_NET_PLUGIN=none" for s in rank.settings)
+    return replace(rank, plugin_failed=match[0].strip()[:_CHARACTERS]) if is_asked_for else rank
 
 
-def _asked_plugin(rank: RankFabric, found: LogMatch) -> RankFabric:
-    return replace(rank, settings=_more(rank.settings, f"NCCL_NET_PLUGIN={found[1]}"))
+def _asked_plugin(rank: RankFabric, match: LogMatch) -> RankFabric:
+    return replace(rank, settings=_more(rank.settings, f"NCCL_NET_PLUGIN={match[1]}"))
 
 
-def _gid(rank: RankFabric, found: LogMatch) -> RankFabric:
-    gid = int(found[1])
+def _gid(rank: RankFabric, match: LogMatch) -> RankFabric:
+    gid = int(match[1])
     return rank if gid in rank.gids or len(rank.gids) >= _LIST else replace(rank, gids=(*rank.gids, gid))
 
 

@@ -26,10 +26,10 @@ def crosses_by_nvlink(rank: RankFabric) -> bool:
 
 def transport_of(rank: RankFabric) -> str | None:
     """Transport over which this rank reaches other nodes; of several communicators the slowest. None: not said yet."""
-    found = {_kind(rank, network) for network in (*rank.networks, *(t.network for t in rank.traffic))}
+    kinds = {_kind(rank, network) for network in (*rank.networks, *(t.network for t in rank.traffic))}
     if not rank.traffic and crosses_by_nvlink(rank):
         return NVLINK
-    return next((kind for kind in (TCP, PLUGIN, RDMA) if kind in found), None)
+    return next((kind for kind in (TCP, PLUGIN, RDMA) if kind in kinds), None)
 
 
 def _kind(rank: RankFabric, network: str) -> str:
@@ -105,8 +105,8 @@ def extra_hcas(rank: RankFabric, asked: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _fits(entry: str, name: str, port: int) -> bool:
-    wanted, _, rest = entry.removeprefix("=").partition(":")
-    wanted_port = rest.partition(":")[0]
-    if wanted_port and wanted_port != str(port):
+    stated, _, rest = entry.removeprefix("=").partition(":")
+    stated_port = rest.partition(":")[0]
+    if stated_port and stated_port != str(port):
         return False
-    return name.removesuffix("_dma") == wanted if entry.startswith("=") else name.startswith(wanted)
+    return name.removesuffix("_dma") == stated if entry.startswith("=") else name.startswith(stated)

@@ -1,6 +1,6 @@
 """The fabric of the newest attempt: what ranks have reported, the verdict, and whether it stops the job (pure).
 
-A verdict against the fabric is told when every rank has been heard, or after a while, so that its sentence names all ranks at once.
+A verdict against the fabric is reported when every rank has been heard, or after a while, so that its sentence names all ranks at once.
 With degradedPolicy Fail it is final: the same pods have the same devices, drivers and variables, so a restart in place would end the same way.
 """
 
@@ -17,7 +17,7 @@ from lockstep_gang.lifecycle.fabric.verdict import RankFabrics, verdict
 from lockstep_spec.choices import DegradedPolicy
 
 SETTLE_SECONDS = 10.0
-"""Time from the first sign that the fabric is not as asked until that is told, while ranks are still silent."""
+"""Time from the first sign that the fabric is not as asked until that is reported, while ranks are still silent."""
 JUDGED_AT_ONCE = 64
 """Ranks of a gang in which every word is judged at once; a larger one is judged once in a millisecond for each further rank."""
 STEPS_SECONDS = 15.0
@@ -53,11 +53,11 @@ def new_fabric(run: Run, now: float) -> FabricState:
 
 def with_ranks_heard(state: FabricState, run: Run, ranks: tuple[RankFabric, ...], of_node: range, now: float) -> FabricState:
     """The state after a node has reported what its ranks' logs hold."""
-    known = list(state.ranks or (None,) * run.world_size)
+    fabrics = list(state.ranks or (None,) * run.world_size)
     for rank in ranks:
         if rank.rank in of_node:
-            known[rank.rank] = rank
-    return _judged(replace(state, ranks=tuple(known)), run, now)
+            fabrics[rank.rank] = rank
+    return _judged(replace(state, ranks=tuple(fabrics)), run, now)
 
 
 def after_step(state: FabricState, run: Run, now: float) -> FabricState:
@@ -75,7 +75,7 @@ def judged_by_now(state: FabricState, run: Run, now: float) -> FabricState:
 
 
 def fabric_wake_at(state: FabricState) -> float | None:
-    """Time at which there is something to judge, or a verdict is told even if ranks stay silent."""
+    """Time at which there is something to judge, or a verdict is reported even if ranks stay silent."""
     untold = state.judged is not None and state.judged.verified is Verified.FALSE and state.verdict != state.judged
     settled_at = state.broken_since + SETTLE_SECONDS if untold and state.broken_since is not None else None
     return min((at for at in (settled_at, state.judge_at) if at is not None), default=None)
@@ -84,18 +84,18 @@ def fabric_wake_at(state: FabricState) -> float | None:
 def _judged(state: FabricState, run: Run, now: float) -> FabricState:
     """Judge at once, or soon: hundreds of nodes of a large gang speak in the same second, and a verdict looks at every rank."""
     free_at = (state.judged_at or 0.0) + max(0, run.world_size - JUDGED_AT_ONCE) / 1000
-    return replace(state, judge_at=free_at) if now < free_at else _told(replace(state, judge_at=None, judged_at=now), run, now)
+    return replace(state, judge_at=free_at) if now < free_at else _with_verdict(replace(state, judge_at=None, judged_at=now), run, now)
 
 
-def _told(state: FabricState, run: Run, now: float) -> FabricState:
+def _with_verdict(state: FabricState, run: Run, now: float) -> FabricState:
     steps_done = state.steps_since is not None and now >= state.steps_since + STEPS_SECONDS
     judged = verdict(run, state.ranks, steps_done=steps_done)
     if judged is None or judged.verified is not Verified.FALSE:
         return replace(state, judged=judged, verdict=judged, broken_since=None)
     since = now if state.broken_since is None else state.broken_since
     all_heard = all(has_spoken(rank) or (rank is not None and rank.unread) for rank in state.ranks)
-    told = judged if all_heard or now >= since + SETTLE_SECONDS else state.verdict
-    return replace(state, judged=judged, verdict=told, broken_since=since)
+    reported = judged if all_heard or now >= since + SETTLE_SECONDS else state.verdict
+    return replace(state, judged=judged, verdict=reported, broken_since=since)
 
 
 def refusal(state: FabricState, run: Run) -> Failure | None:
@@ -125,10 +125,10 @@ def explained_by_nccl(failure: Failure, state: FabricState, run: Run) -> Failure
 
 
 def hang_explained_by_nccl(failure: Failure, state: FabricState, run: Run) -> Failure:
-    """The hang with NCCL's words. A fault of the rank's own fabric is its cause. Another rank's is only told beside: it may be the effect."""
+    """The hang with NCCL's words. A fault of the rank's own fabric is its cause. Another rank's is only mentioned: it may be the effect."""
     own = explained_by_nccl(failure, state, run)
-    found = [(rank.rank, fault) for rank in state.ranks if rank is not None and (fault := worst_fault(rank)) is not None]
-    telling = [entry for entry in found if entry[1].kind is not FaultKind.EFFECT]
+    faults = [(rank.rank, fault) for rank in state.ranks if rank is not None and (fault := worst_fault(rank)) is not None]
+    telling = [entry for entry in faults if entry[1].kind is not FaultKind.EFFECT]
     if own is not failure or not telling:
         return own
     rank, fault = min(telling, key=lambda entry: list(FaultKind).index(entry[1].kind))
@@ -149,5 +149,5 @@ def node_at(address: str, state: FabricState, run: Run) -> int | None:
     for rank in state.ranks:
         if rank is not None and rank.address == address:
             return run.node_of(rank.rank)
-    found = [node for node, known in enumerate(run.addresses) if known == address or known.startswith(f"{address}.")]
-    return found[0] if len(found) == 1 else None
+    nodes = [node for node, name in enumerate(run.addresses) if name == address or name.startswith(f"{address}.")]
+    return nodes[0] if len(nodes) == 1 else None

@@ -60,9 +60,9 @@ def _broken(run: Run, asked: FabricAsked, ranks: RankFabrics) -> FabricReport | 
     """The first thing that is not as asked, with all ranks of which that holds."""
     checks = _rdma_checks(asked) if asked.transport == RDMA else _TCP_CHECKS
     for reason, opening, why in checks:
-        found = {rank.rank: said for rank in ranks if rank is not None and (said := why(rank)) is not None}
-        if found:
-            return _differs(run, ranks, reason, f"{opening}, ", found)
+        problems = {rank.rank: problem for rank in ranks if rank is not None and (problem := why(rank)) is not None}
+        if problems:
+            return _differs(run, ranks, reason, f"{opening}, ", problems)
     differing = _unequal(run, ranks) if all(has_spoken(rank) for rank in ranks) else {}
     return _differs(run, ranks, FabricReason.RANKS_DIFFER, "", differing) if differing else None
 
@@ -111,8 +111,8 @@ _TCP_CHECKS: tuple[FabricCheck, ...] = ((FabricReason.OTHER_TRANSPORT, "asked fo
 
 def _unequal(run: Run, ranks: RankFabrics) -> dict[int, str]:
     """Ranks that are not like most, and in what. What a rank does not say is not compared."""
-    found: dict[int, str] = {}
-    known = [rank for rank in ranks if rank is not None]
+    differences: dict[int, str] = {}
+    fabrics = [rank for rank in ranks if rank is not None]
     views: tuple[tuple[Callable[[RankFabric], object], Callable[[RankFabric], str]], ...] = (
         (transport_of, lambda rank: f"use {transport_of(rank)}"),
         (_link, lambda rank: f"have {_link(rank)}"),
@@ -120,19 +120,19 @@ def _unequal(run: Run, ranks: RankFabrics) -> dict[int, str]:
         (lambda rank: rank.version or None, lambda rank: f"have NCCL {rank.version}"),
     )
     for value, words in views:
-        usual = _most(value(rank) for rank in known)
-        for rank in known:
-            if rank.rank not in found and value(rank) not in (None, usual):
-                found[rank.rank] = f"{words(rank)}, unlike most"[:WHY]
-    return found or _unequally_direct(run, known)
+        usual = _most(value(rank) for rank in fabrics)
+        for rank in fabrics:
+            if rank.rank not in differences and value(rank) not in (None, usual):
+                differences[rank.rank] = f"{words(rank)}, unlike most"[:WHY]
+    return differences or _unequally_direct(run, fabrics)
 
 
-def _unequally_direct(run: Run, known: list[RankFabric]) -> dict[int, str]:
+def _unequally_direct(run: Run, fabrics: list[RankFabric]) -> dict[int, str]:
     """Ranks that go through host memory, unlike those in their place on other nodes. GPUs of one node may be at different distances from its NICs."""
-    able = {rank.rank % run.ranks_per_node for rank in known if uses_direct(rank)}
+    able = {rank.rank % run.ranks_per_node for rank in fabrics if uses_direct(rank)}
     return {
         rank.rank: f"go through host memory, unlike those of other nodes{_because(why_not_direct(rank))}"[:WHY]
-        for rank in known
+        for rank in fabrics
         if uses_direct(rank) is False and rank.rank % run.ranks_per_node in able
     }
 
@@ -155,12 +155,12 @@ def _device_count(rank: RankFabric) -> int | None:
     return len({hca.name for hca in rank.hcas}) if rank.hcas and rank.hcas_whole and transport_of(rank) == RDMA else None
 
 
-def _differs(run: Run, ranks: RankFabrics, reason: FabricReason, opening: str, found: dict[int, str]) -> FabricReport:
+def _differs(run: Run, ranks: RankFabrics, reason: FabricReason, opening: str, problems: dict[int, str]) -> FabricReport:
     groups: dict[tuple[int, str], list[int]] = {}
-    for rank, why in found.items():
+    for rank, why in problems.items():
         groups.setdefault((run.node_of(rank), why), []).append(rank)
     same = {why for _, why in groups}
-    if len(found) == run.world_size and len(same) == 1:
+    if len(problems) == run.world_size and len(same) == 1:
         message = f"{opening}all {run.world_size} ranks {same.pop()}"
     else:
         parts = [f"{ranks_words(members)} on node {node} {_agreeing(why, members)}" for (node, why), members in groups.items()]
@@ -238,19 +238,19 @@ def _direct_words(summary: FabricReport, ranks: RankFabrics) -> Iterator[str]:
 def _report(
     run: Run, ranks: RankFabrics, verified: Verified, reason: FabricReason, message: str, differing: tuple[DifferingRanks, ...] = ()
 ) -> FabricReport:
-    known = [rank for rank in ranks if rank is not None]
-    transport = _transport(known)
+    fabrics = [rank for rank in ranks if rank is not None]
+    transport = _transport(fabrics)
     return FabricReport(
         verified=verified,
         reason=reason,
         message=message,
         transport=transport,
-        network=_first(rank.networks[-1] for rank in known if rank.networks),
-        hcas=tuple(dict.fromkeys(hca.name for rank in known for hca in rank.hcas)) if transport == RDMA else (),
-        link=_link_words(known) if transport == RDMA else None,
-        interfaces=tuple(dict.fromkeys(name for rank in known for name in _interfaces(rank, transport))),
-        gpu_direct=_gpu_direct(known),
-        nccl_version=_first(rank.version for rank in known if rank.version),
+        network=_first(rank.networks[-1] for rank in fabrics if rank.networks),
+        hcas=tuple(dict.fromkeys(hca.name for rank in fabrics for hca in rank.hcas)) if transport == RDMA else (),
+        link=_link_words(fabrics) if transport == RDMA else None,
+        interfaces=tuple(dict.fromkeys(name for rank in fabrics for name in _interfaces(rank, transport))),
+        gpu_direct=_gpu_direct(fabrics),
+        nccl_version=_first(rank.version for rank in fabrics if rank.version),
         ranks_heard=sum(has_spoken(rank) for rank in ranks),
         differing=differing,
     )
@@ -260,28 +260,28 @@ def _first(values: Iterator[T]) -> T | None:
     return next(values, None)
 
 
-def _transport(known: list[RankFabric]) -> str | None:
+def _transport(fabrics: list[RankFabric]) -> str | None:
     """Slowest transport that is in use."""
-    found = {transport_of(rank) for rank in known}
-    return next((kind for kind in (TCP, PLUGIN, RDMA, NVLINK) if kind in found), None)
+    kinds = {transport_of(rank) for rank in fabrics}
+    return next((kind for kind in (TCP, PLUGIN, RDMA, NVLINK) if kind in kinds), None)
 
 
 def _interfaces(rank: RankFabric, transport: str | None) -> tuple[str, ...]:
     return rank.interfaces if rank.interfaces and transport == TCP else ((rank.interface,) if rank.interface else ())
 
 
-def _link_words(known: list[RankFabric]) -> str | None:
-    links = sorted({hca.link for rank in known for hca in rank.hcas})
-    speeds = {hca.speed_mbps for rank in known for hca in rank.hcas}
+def _link_words(fabrics: list[RankFabric]) -> str | None:
+    links = sorted({hca.link for rank in fabrics for hca in rank.hcas})
+    speeds = {hca.speed_mbps for rank in fabrics for hca in rank.hcas}
     speed = speeds.pop() if len(speeds) == 1 else None
     return "/".join(links) + (f", {speed_words(speed)}" if speed else "") if links else None
 
 
-def _gpu_direct(known: list[RankFabric]) -> str | None:
-    used = {uses_direct(rank) for rank in known} - {None}
+def _gpu_direct(fabrics: list[RankFabric]) -> str | None:
+    used = {uses_direct(rank) for rank in fabrics} - {None}
     if not used:
         return None
-    by = {direct_by(rank) for rank in known if uses_direct(rank)}
+    by = {direct_by(rank) for rank in fabrics if uses_direct(rank)}
     return "Off" if False in used else (by.pop() or "On" if len(by) == 1 else "On")
 
 
@@ -296,15 +296,15 @@ def number_runs(numbers: Iterable[int]) -> str:
 
 def ranks_words(ranks: Iterable[int]) -> str:
     """Ranks in runs: `rank 4`, or `ranks 4–7`."""
-    given = list(ranks)
-    return f"rank{'s' if len(given) > 1 else ''} {number_runs(given)}"
+    numbers = list(ranks)
+    return f"rank{'s' if len(numbers) > 1 else ''} {number_runs(numbers)}"
 
 
 def names_words(names: Iterable[str]) -> str:
     """Names in runs: `mlx5_0..3, mlx5_6`. Three and more that follow each other are one."""
-    given = list(dict.fromkeys(names))
-    numbered = {name: (m[1], int(m[2])) for name in given if (m := _NUMBERED.match(name))}
-    words: list[str] = [name for name in given if name not in numbered]
+    distinct = list(dict.fromkeys(names))
+    numbered = {name: (m[1], int(m[2])) for name in distinct if (m := _NUMBERED.match(name))}
+    words: list[str] = [name for name in distinct if name not in numbered]
     for prefix in dict.fromkeys(prefix for prefix, _ in numbered.values()):
         for first, last in _runs(sorted(number for p, number in numbered.values() if p == prefix)):
             words += [f"{prefix}{first}..{last}"] if last - first >= 2 else [f"{prefix}{n}" for n in range(first, last + 1)]

@@ -42,14 +42,14 @@ def judge(nodes: int, pairs: Sequence[Measurement], minimum: int) -> SlowNodes:
 
 
 def next_pairs(nodes: int, pairs: Sequence[Measurement], minimum: int, rounds: int) -> tuple[tuple[int, ...], ...]:
-    """The pairs of the next round, `rounds` having been made; none: nothing more can be learnt."""
+    """The pairs of the next round, `rounds` having been made; none: nothing more can be learned."""
     if rounds == 0:
         return tuple((node, node + 1) for node in range(0, nodes - 1, 2))
     if rounds >= ROUNDS_MAX:
         return ()
     good, verdict = _good(pairs, minimum), judge(nodes, pairs, minimum)
-    known = {*good, *verdict.bad}
-    doubtful = [node for node in range(nodes) if node not in known]
+    judged = {*good, *verdict.bad}
+    doubtful = [node for node in range(nodes) if node not in judged]
     measured = {frozenset(pair.nodes) for pair in pairs}
     return _matched(doubtful, sorted(good), measured) if good else _reshuffled(doubtful, measured)
 
@@ -60,25 +60,25 @@ def _good(pairs: Sequence[Measurement], minimum: int) -> set[int]:
 
 def _matched(doubtful: list[int], good: list[int], measured: set[frozenset[int]]) -> tuple[tuple[int, ...], ...]:
     """Pairs of each doubtful node with a good one of its own, as far as there are enough of them."""
-    free, found = list(good), []
+    free, matches = list(good), []
     for node in doubtful:
         partner = next((other for other in free if frozenset((node, other)) not in measured), None)
         if partner is not None:
             free.remove(partner)
-            found.append((partner, node))
-    return tuple(found)
+            matches.append((partner, node))
+    return tuple(matches)
 
 
 def _reshuffled(doubtful: list[int], measured: set[frozenset[int]]) -> tuple[tuple[int, ...], ...]:
     """Pairs other than before, while no node is known to be good."""
-    free, found = list(doubtful), []
+    free, matches = list(doubtful), []
     while free:
         node = free.pop(0)
         partner = next((other for other in free if frozenset((node, other)) not in measured), None)
         if partner is not None:
             free.remove(partner)
-            found.append((node, partner))
-    return tuple(found)
+            matches.append((node, partner))
+    return tuple(matches)
 
 
 def busbw(measured: Measured) -> int:
@@ -101,25 +101,25 @@ def judge_pairs(run: Run, whole: Measurement, pairs: Sequence[Measurement], mini
     if whole.bytes_per_second >= minimum:
         return []
     verdict = judge(run.nodes, pairs, minimum)
-    found = [_slow_node(run, node, pairs, minimum) for node in verdict.bad]
-    if verdict.unclear or not found:
-        found.append(_slow_together(run, verdict.unclear, whole, minimum))
-    return found
+    findings = [_slow_node(run, node, pairs, minimum) for node in verdict.bad]
+    if verdict.unclear or not findings:
+        findings.append(_slow_together(run, verdict.unclear, whole, minimum))
+    return findings
 
 
 def _slow_node(run: Run, node: int, pairs: Sequence[Measurement], minimum: int) -> Finding:
     own = [pair for pair in pairs if node in pair.nodes]
     worst = min(own, key=lambda pair: pair.bytes_per_second)
     others = ", ".join(str(other) for pair in own for other in pair.nodes if other != node)
-    seen = worst.error or f"{gigabytes(worst.bytes_per_second)} busbw, the cluster asks for {gigabytes(minimum)}"
-    message = f"{run.node_name(node)} is slow with every node that it was paired with ({others}): {seen}"
+    figure = worst.error or f"{gigabytes(worst.bytes_per_second)} busbw, the cluster asks for {gigabytes(minimum)}"
+    message = f"{run.node_name(node)} is slow with every node that it was paired with ({others}): {figure}"
     fix = "look at its NICs, cables and switch port; the job goes on without it where another node is free"
     return replace(error("allReduce", node, message, fix), excludes=True)
 
 
 def _slow_together(run: Run, unclear: Sequence[int], whole: Measurement, minimum: int) -> Finding:
-    seen = whole.error or f"{gigabytes(whole.bytes_per_second)} busbw, the cluster asks for {gigabytes(minimum)}"
-    message = f"the all-reduce over {run.nodes} nodes is slow: {seen}"
+    figure = whole.error or f"{gigabytes(whole.bytes_per_second)} busbw, the cluster asks for {gigabytes(minimum)}"
+    message = f"the all-reduce over {run.nodes} nodes is slow: {figure}"
     if run.nodes == 2:
         return error("allReduce", None, message, "two nodes can't tell which one it is: run preflight with a third one")
     if unclear:

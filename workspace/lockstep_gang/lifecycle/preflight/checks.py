@@ -95,9 +95,9 @@ def paths(nodes: NodeAnswers) -> Iterator[Finding]:
         for item in expected:
             fact = facts.get(item.path, PathFact(item.path, error="it was not looked at"))
             kinds = [item.kind, Kind.FOLDER] if item.or_folder else [item.kind]
-            seen = _path_problem(fact, [kind.value for kind in kinds])
-            if seen and "paths" not in looked.unfinished:
-                message = f"{item.field}: {seen} {item.path} on {nodes.name(node)}"
+            problem = _path_problem(fact, [kind.value for kind in kinds])
+            if problem and "paths" not in looked.unfinished:
+                message = f"{item.field}: {problem} {item.path} on {nodes.name(node)}"
                 fix = "put it there, or correct the path" if not fact.error else "look at the volume and at the file's rights"
                 yield replace(error("paths", node, message, fix), final=not fact.error)
 
@@ -143,9 +143,9 @@ def space(nodes: NodeAnswers) -> Iterator[Finding]:
                 "space", node, f"{message}, at least {binary_size(FREE_BYTES_FLOOR)} are needed", "delete what is no longer needed there"
             )
         elif free < needed:
-            known = "the newest checkpoint has" if volume.checkpoint_bytes else "a checkpoint may need"
+            reason = "the newest checkpoint has" if volume.checkpoint_bytes else "a checkpoint may need"
             yield warning(
-                "space", node, f"{message}, {known} {binary_size(needed)}", "make room, or saves will fail and the job run on without"
+                "space", node, f"{message}, {reason} {binary_size(needed)}", "make room, or saves will fail and the job run on without"
             )
 
 
@@ -154,10 +154,10 @@ def _volumes(nodes: NodeAnswers) -> Iterator[tuple[int, VolumeFacts]]:
 
 
 def shared_memory(nodes: NodeAnswers) -> Iterator[Finding]:
-    asked = nodes.run.preflight.shm_bytes if nodes.run.preflight is not None else None
+    expected = nodes.run.preflight.shm_bytes if nodes.run.preflight is not None else None
     for node, looked in nodes.looked.items():
-        if asked is not None and looked.shm_bytes is not None and looked.shm_bytes < asked * _SHM_SHARE:
-            message = f"shared memory (/dev/shm) has {binary_size(looked.shm_bytes)} on {nodes.name(node)}, the cluster asks for {binary_size(asked)}"
+        if expected is not None and looked.shm_bytes is not None and looked.shm_bytes < expected * _SHM_SHARE:
+            message = f"shared memory (/dev/shm) has {binary_size(looked.shm_bytes)} on {nodes.name(node)}, the cluster asks for {binary_size(expected)}"
             yield warning(
                 "sharedMemory", node, message, "raise the pods' memory limit or the cluster's shm_size: NCCL and data loaders end by SIGBUS"
             )
@@ -167,33 +167,33 @@ _SLOW_FIX = "look at that NIC's cable and settings: the slowest one sets the spe
 
 
 def gpus(nodes: NodeAnswers) -> Iterator[Finding]:
-    wanted = nodes.run.gpus_per_node
-    few = {node: looked.gpus.count for node, looked in nodes.looked.items() if looked.gpus is not None and looked.gpus.count < wanted}
+    expected = nodes.run.gpus_per_node
+    few = {node: looked.gpus.count for node, looked in nodes.looked.items() if looked.gpus is not None and looked.gpus.count < expected}
     for node, count in few.items():
-        message = f"{nodes.name(node)} has {count} of {wanted} GPUs"
-        found = error("gpus", node, message, "look at nvidia-smi and the device plugin there, or lower gpusPerNode")
-        yield replace(found, excludes=len(few) < nodes.run.nodes)
+        message = f"{nodes.name(node)} has {count} of {expected} GPUs"
+        finding = error("gpus", node, message, "look at nvidia-smi and the device plugin there, or lower gpusPerNode")
+        yield replace(finding, excludes=len(few) < nodes.run.nodes)
 
 
 def drivers(nodes: NodeAnswers) -> Iterator[Finding]:
     values = {node: looked.gpus.driver for node, looked in nodes.looked.items() if looked.gpus is not None}
-    for node, seen, common in odd(values):
-        message = f"the NVIDIA driver is {seen or 'not loaded'} on {nodes.name(node)} and {common or 'not loaded'} on other nodes"
+    for node, own, common in odd(values):
+        message = f"the NVIDIA driver is {own or 'not loaded'} on {nodes.name(node)} and {common or 'not loaded'} on other nodes"
         yield warning("driver", node, message, "use nodes with one driver version, or update that node")
 
 
 def locked_memory(nodes: NodeAnswers) -> Iterator[Finding]:
     for node, looked in nodes.looked.items():
         if looked.rdma is not None and looked.rdma.memlock_bytes is not None and not looked.rdma.has_ipc_lock:
-            seen = f"may lock {binary_size(looked.rdma.memlock_bytes)} of memory and has no CAP_IPC_LOCK"
+            problem = f"may lock {binary_size(looked.rdma.memlock_bytes)} of memory and has no CAP_IPC_LOCK"
             fix = "set security.ipc_lock in the cluster file and grant it, or lift the runtime's memlock limit: a NIC can't register memory"
-            yield replace(error("lockedMemory", node, f"{nodes.name(node)} {seen}", fix), final=True)
+            yield replace(error("lockedMemory", node, f"{nodes.name(node)} {problem}", fix), final=True)
 
 
 def hcas(nodes: NodeAnswers) -> Iterator[Finding]:
-    found = [finding for node in nodes.looked for finding in _hcas_of(nodes, node)]
-    bad = {finding.node for finding in found if finding.severity is Severity.ERROR}
-    yield from (replace(f, excludes=f.severity is Severity.ERROR and len(bad) < nodes.run.nodes) for f in found)
+    findings = [finding for node in nodes.looked for finding in _hcas_of(nodes, node)]
+    bad = {finding.node for finding in findings if finding.severity is Severity.ERROR}
+    yield from (replace(f, excludes=f.severity is Severity.ERROR and len(bad) < nodes.run.nodes) for f in findings)
 
 
 def _hcas_of(nodes: NodeAnswers, node: int) -> Iterator[Finding]:
@@ -298,8 +298,8 @@ _SAME = ("torch", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "deepspeed")
 
 def python(nodes: NodeAnswers) -> Iterator[Finding]:
     values = {node: looked.versions.get("python", "") for node, looked in nodes.looked.items() if looked.versions}
-    for node, seen, common in odd(values):
-        message = f"Python is {seen} on {nodes.name(node)} and {common} on other nodes"
+    for node, own, common in odd(values):
+        message = f"Python is {own} on {nodes.name(node)} and {common} on other nodes"
         yield warning("python", node, message, "use one image on all nodes")
 
 
@@ -307,8 +307,8 @@ def libraries(nodes: NodeAnswers) -> Iterator[Finding]:
     names = sorted({name for looked in nodes.looked.values() for name in looked.versions if name != "python"})
     for name in names:
         values = {node: looked.versions.get(name, "") for node, looked in nodes.looked.items() if looked.versions}
-        for node, seen, common in odd(values):
-            message = f"{name} is {seen or 'not installed'} on {nodes.name(node)} and {common or 'not installed'} on other nodes"
+        for node, own, common in odd(values):
+            message = f"{name} is {own or 'not installed'} on {nodes.name(node)} and {common or 'not installed'} on other nodes"
             fix = "use one image on all nodes, and install nothing in pods"
             yield (
                 replace(error("libraries", node, message, fix), final=True) if name in _SAME else warning("libraries", node, message, fix)
@@ -319,8 +319,8 @@ def environment(nodes: NodeAnswers) -> Iterator[Finding]:
     names = sorted({name for looked in nodes.looked.values() for name in looked.environment})
     for name in names:
         values = {n: looked.environment.get(name, "") for n, looked in nodes.looked.items() if "environment" not in looked.unfinished}
-        for node, seen, common in odd(values):
-            message = f"{name} is {_quoted(seen)} on {nodes.name(node)} and {_quoted(common)} on other nodes"
+        for node, own, common in odd(values):
+            message = f"{name} is {_quoted(own)} on {nodes.name(node)} and {_quoted(common)} on other nodes"
             yield warning("environment", node, message, "set it in the job or in the cluster, for all nodes")
 
 
@@ -356,8 +356,8 @@ def checks_of(run: Run) -> list[str]:
 
 
 def cause_of(finding: Finding) -> Cause:
-    known = {check.name: check.cause for check in _CHECKS} | {"answer": Cause.NODE_LOST, "allReduce": Cause.FABRIC}
-    return known[finding.check]
+    causes = {check.name: check.cause for check in _CHECKS} | {"answer": Cause.NODE_LOST, "allReduce": Cause.FABRIC}
+    return causes[finding.check]
 
 
 def skews(looked: Sequence[LookedAt]) -> dict[int, float]:

@@ -102,8 +102,8 @@ def _after_round(preflight: Preflight, run: Run, cause: Cause | None, now: float
 
 def with_answer(preflight: Preflight, node: int, checked: Checked, now: float) -> Preflight:
     """The state with a node's answer; one to an earlier question changes nothing."""
-    known = any(node == other for other, _, _ in preflight.answers)
-    if preflight.stage is None or checked.round != preflight.round or known:
+    is_answered = any(node == other for other, _, _ in preflight.answers)
+    if preflight.stage is None or checked.round != preflight.round or is_answered:
         return preflight
     return replace(preflight, answers=(*preflight.answers, (node, checked, now)))
 
@@ -173,9 +173,9 @@ def preflight_failure(preflight: Preflight) -> Failure | None:
 
 
 def _begun(preflight: Preflight, now: float) -> Preflight:
-    kept = Preflight(result=preflight.result, failures=preflight.failures, first_failed_at=preflight.first_failed_at, round=preflight.round)
-    asked = _ask(replace(kept, began_at=now), Stage.LOOK, now)
-    return replace(asked, token=asked.round)
+    anew = Preflight(result=preflight.result, failures=preflight.failures, first_failed_at=preflight.first_failed_at, round=preflight.round)
+    begun = _ask(replace(anew, began_at=now), Stage.LOOK, now)
+    return replace(begun, token=begun.round)
 
 
 def _ask(preflight: Preflight, stage: Stage, now: float) -> Preflight:
@@ -184,14 +184,14 @@ def _ask(preflight: Preflight, stage: Stage, now: float) -> Preflight:
     return replace(preflight, stage=stage, round=number, asked_at=now, answers=())
 
 
-def _asked(preflight: Preflight, run: Run) -> list[int]:
+def _questioned(preflight: Preflight, run: Run) -> list[int]:
     if preflight.stage is Stage.ALL_REDUCE:
         return sorted(node for group in preflight.groups for node in group)
     return list(range(run.nodes))
 
 
 def _is_answered(preflight: Preflight, run: Run) -> bool:
-    return len(preflight.answers) >= len(_asked(preflight, run))
+    return len(preflight.answers) >= len(_questioned(preflight, run))
 
 
 def _deadline(preflight: Preflight) -> float:
@@ -199,7 +199,7 @@ def _deadline(preflight: Preflight) -> float:
 
 
 def _after_look(preflight: Preflight, run: Run, now: float) -> Preflight:
-    looked = tuple((node, said.looked, preflight.asked_at, at) for node, said, at in preflight.answers if said.looked is not None)
+    looked = tuple((node, answer.looked, preflight.asked_at, at) for node, answer, at in preflight.answers if answer.looked is not None)
     preflight = replace(preflight, looked=looked, ports=tuple((node, facts.port) for node, facts, _, _ in looked))
     if len(looked) < run.nodes:
         return _ended(preflight, run, silent(run, [node for node, *_ in looked], ROUND_SECONDS), now)
@@ -207,11 +207,11 @@ def _after_look(preflight: Preflight, run: Run, now: float) -> Preflight:
 
 
 def _after_meet(preflight: Preflight, run: Run, cause: Cause | None, now: float) -> Preflight:
-    preflight = replace(preflight, met=tuple((node, said.met) for node, said, _ in preflight.answers if said.met is not None))
+    preflight = replace(preflight, met=tuple((node, answer.met) for node, answer, _ in preflight.answers if answer.met is not None))
     findings = [*silent(run, [node for node, _ in preflight.met], ROUND_SECONDS), *judge_all(run, preflight.looked, dict(preflight.met))]
     assert run.preflight is not None  # noqa: S101 (the caller asked)
-    wanted = run.preflight.all_reduce is not None and run.nodes > 1 and (cause is None or cause.value in _NETWORK_CAUSES)
-    if any(finding.severity is Severity.ERROR for finding in findings) or not wanted:
+    is_measured = run.preflight.all_reduce is not None and run.nodes > 1 and (cause is None or cause.value in _NETWORK_CAUSES)
+    if any(finding.severity is Severity.ERROR for finding in findings) or not is_measured:
         return _ended(preflight, run, findings, now)
     missing = why_not_measured(preflight.looked)
     if missing:
@@ -223,11 +223,11 @@ def _after_all_reduce(preflight: Preflight, run: Run, now: float) -> Preflight:
     assert run.preflight is not None  # noqa: S101 (the caller asked)
     assert run.preflight.all_reduce is not None  # noqa: S101
     minimum = run.preflight.all_reduce.minimum_bytes_per_second
-    said = {node: answer.measured for node, answer, _ in preflight.answers if answer.measured is not None}
-    measurements = tuple(_measurement(group, said) for group in preflight.groups)
-    preflight = replace(preflight, ports=tuple({**dict(preflight.ports), **{n: m.port for n, m in said.items() if m.port}}.items()))
+    measured = {node: answer.measured for node, answer, _ in preflight.answers if answer.measured is not None}
+    measurements = tuple(_measurement(group, measured) for group in preflight.groups)
+    preflight = replace(preflight, ports=tuple({**dict(preflight.ports), **{n: m.port for n, m in measured.items() if m.port}}.items()))
     if preflight.whole is None:
-        preflight = replace(preflight, whole=measurements[0], bandwidth=_bandwidth(said.get(0)))
+        preflight = replace(preflight, whole=measurements[0], bandwidth=_bandwidth(measured.get(0)))
     else:
         preflight = replace(preflight, pairs=(*preflight.pairs, *measurements))
     assert preflight.whole is not None  # noqa: S101 (set just now)
@@ -239,14 +239,14 @@ def _after_all_reduce(preflight: Preflight, run: Run, now: float) -> Preflight:
     return _ended(preflight, run, [*findings, *judge_pairs(run, preflight.whole, preflight.pairs, minimum)], now)
 
 
-def _measurement(group: tuple[int, ...], said: dict[int, Measured]) -> Measurement:
-    missing = next((node for node in group if node not in said), None)
+def _measurement(group: tuple[int, ...], measured: dict[int, Measured]) -> Measurement:
+    missing = next((node for node in group if node not in measured), None)
     if missing is not None:
         return Measurement(group, 0, f"node {missing} did not answer in {GROUP_SECONDS + 10} s")
-    failed = next((node for node in said if node in group and said[node].error), None)  # who answered first: the others lost it
+    failed = next((node for node in measured if node in group and measured[node].error), None)  # who answered first: the others lost it
     if failed is not None:
-        return Measurement(group, 0, f"on node {failed}: {said[failed].error}")
-    return Measurement(group, busbw(said[group[0]]))
+        return Measurement(group, 0, f"on node {failed}: {measured[failed].error}")
+    return Measurement(group, busbw(measured[group[0]]))
 
 
 def _bandwidth(measured: Measured | None) -> Bandwidth | None:
