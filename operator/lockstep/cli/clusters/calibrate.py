@@ -10,6 +10,7 @@ import typer
 from lockstep.api.errors import ConfigError
 from lockstep.cli.clusters.deploymentplan import Mode
 from lockstep.cli.shared.jobargs import ContextOption, Form, FormOption, NamespaceOption, OptionalClusterArgument
+from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.platforms.output import put, put_json, tell
 from lockstep_spec.words import binary_size
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
     from lockstep.plan.cluster.calibration import Point
     from lockstep.platforms.in_namespace.shortruns import Sweep
-
-INTERRUPTED = 130
 
 
 def calibrate(
@@ -115,11 +114,8 @@ def _measure(job: TrainingJob, file: ClusterFile, namespace: str, context: str |
             put(*(() if headed else _head(heard)), _row(heard), flush=True)
             headed = True
 
-    try:
+    with exiting_on_ctrl_c("lockstep: interrupted; the pods of the sweep are removed"):
         return sweep_on_cluster(job, file.profile, namespace, context, hear, TimeLimit.of(timeout))
-    except KeyboardInterrupt:
-        tell("lockstep: interrupted; the pods of the sweep are removed")
-        raise typer.Exit(INTERRUPTED) from None
 
 
 def _head(point: Point) -> tuple[str, str]:

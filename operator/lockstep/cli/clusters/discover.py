@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.shared.jobargs import ContextOption, NamespaceOption
+from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.platforms.output import put, put_text, tell
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from lockstep.plan.discovery.draft import Entry
 
 STDOUT = "-"
-INTERRUPTED = 130
 
 
 def discover(
@@ -54,7 +53,8 @@ def discover(
     _refuse_to_overwrite(path, force)
     _check_name(name)
     aim_at(name, None, checked=False)
-    facts = _interruptible(_look(namespace, context, probe))
+    with exiting_on_ctrl_c("lockstep: interrupted; nothing was written, and no pod is left"):
+        facts = asyncio.run(_look(namespace, context, probe))
     text, entries = _written(name, facts)
     if path is None:
         put_text(text)
@@ -73,14 +73,6 @@ def _check_name(name: str) -> None:
     from lockstep.api.files.clusterfile import parse_cluster_file
 
     parse_cluster_file(f"cluster:\n  name: {name!r}\n  namespace: default\n", "NAME")
-
-
-def _interruptible(looking: Coroutine[Any, Any, ClusterFacts]) -> ClusterFacts:
-    try:
-        return asyncio.run(looking)
-    except KeyboardInterrupt:
-        tell("lockstep: interrupted; nothing was written, and no pod is left")
-        raise typer.Exit(INTERRUPTED) from None
 
 
 async def _look(namespace: str | None, context: str | None, image: str | None) -> ClusterFacts:

@@ -14,6 +14,7 @@ import typer
 from lockstep.api.errors import ConfigError, LockstepError
 from lockstep.cli.shared.inputs import only
 from lockstep.cli.shared.jobargs import UNNAMED, ContextOption, NamespaceOption, TargetOptions, unknown_job
+from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.cli.shared.terminal import Meter
 from lockstep.platforms.output import put, tell
 from lockstep_spec.words import decimal_size
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from lockstep.platforms.files.transfer import Carried, TransferProgress
 
 _REMOTE = re.compile(r"(?P<job>[a-z]([-a-z0-9]*[a-z0-9])?):(?P<path>.*)")
-INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,8 @@ def cp(
     copies = read_all(sources, target)
     before = None if file is None else _before_start(file, copies, cluster, namespace)
     place = before.namespace if before is not None else TargetOptions.of(cluster, namespace, context).chosen_namespace()
-    try:
+    with exiting_on_ctrl_c("interrupted: what has arrived is kept; run the same command again to continue"):
         done = [asyncio.run(_copy(copy, place, context, node, before)) for copy in copies]
-    except KeyboardInterrupt:
-        tell("interrupted: what has arrived is kept; run the same command again to continue")
-        raise typer.Exit(INTERRUPTED) from None
     if not all(done):
         raise typer.Exit(1)
 

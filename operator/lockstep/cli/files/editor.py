@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +26,6 @@ from lockstep.platforms.output import put, put_json, put_text
 
 if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster
-    from lockstep.platforms.jobs.editor import EditorRequest
 
 JUPYTER_PORT, TENSORBOARD_PORT, DEBUG_PORT = 8888, 6006, 5678
 PortOption = Annotated[
@@ -48,10 +47,7 @@ def jupyter(
 
     Example: lockstep jupyter ml-dev-env
     """
-    from lockstep.platforms.jobs.editor import EditorRequest
-
-    request = EditorRequest("jupyter", folder)
-    _serve(request, job, node, where, port, JUPYTER_PORT)
+    _serve("jupyter", job, node, where, port, JUPYTER_PORT, folder=folder)
 
 
 @on_cluster
@@ -66,10 +62,7 @@ def tensorboard(
 
     Example: lockstep tensorboard ml-dev-env
     """
-    from lockstep.platforms.jobs.editor import EditorRequest
-
-    request = EditorRequest("tensorboard", folder)
-    _serve(request, job, node, where, port, TENSORBOARD_PORT)
+    _serve("tensorboard", job, node, where, port, TENSORBOARD_PORT, folder=folder)
 
 
 @on_cluster
@@ -117,33 +110,41 @@ def debug(
 
     Example: lockstep debug ml-dev-env train.py -- --epochs 1
     """
-    from lockstep.platforms.jobs.editor import EditorRequest
-
-    request = EditorRequest("debug", command=(script, *(arguments or [])))
-    _serve(request, job, node, where, port, DEBUG_PORT)
+    _serve("debug", job, node, where, port, DEBUG_PORT, command=(script, *(arguments or [])))
 
 
-def _serve(request: EditorRequest, job: str, node: int, where: TargetOptions, port: int | None, usual: int) -> None:
+def _serve(
+    kind: str,
+    job: str,
+    node: int,
+    where: TargetOptions,
+    port: int | None,
+    usual: int,
+    *,
+    folder: str = WORKSPACE,
+    command: Sequence[str] = (),
+) -> None:
     """Serve and forward until either ends or Ctrl-C ends both."""
     target = find_job(job, where)
     pod = running_pod(target, node)
 
     async def serve(connection: Cluster) -> None:
         from lockstep.kube.forward import forwarded
-        from lockstep.platforms.jobs.editor import served
+        from lockstep.platforms.jobs.editor import EditorRequest, served
 
+        request = EditorRequest(kind, folder, tuple(command))
         async with served(connection, target.namespace, pod, request, _echo) as server:
             way = forwarded(connection, target.namespace, pod, server.port, port or usual, say, exactly=port is not None)
             async with way as local:
-                if request.kind == "debug":
+                if kind == "debug":
                     _print_launch(pod, local)
-                    put(f"{request.command[0]} in {pod} waits for that. Ctrl-C ends it.", flush=True)
+                    put(f"{command[0]} in {pod} waits for that. Ctrl-C ends it.", flush=True)
                 else:
                     put(f"http://127.0.0.1:{local}/?token={request.token}", flush=True)
-                    put(f"{request.kind} in {pod}, {request.folder}. Ctrl-C ends it.", flush=True)
+                    put(f"{kind} in {pod}, {folder}. Ctrl-C ends it.", flush=True)
                 why = await server.until_end()
         if why:
-            raise Failed(f"{request.kind} in pod {pod}: {why}")
+            raise Failed(f"{kind} in pod {pod}: {why}")
 
     _connected(target, serve)
 

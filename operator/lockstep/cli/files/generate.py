@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 
 from lockstep.cli.shared.jobargs import TargetOptions, on_cluster
+from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.platforms.output import ProgramOutput, tell
-
-INTERRUPTED = 130
 
 
 @on_cluster
@@ -40,10 +39,8 @@ def generate(
 
         run_trainer("generate", ["--adapter", _adapter_in(Path(job)), *arguments])
         return
-    try:
+    with exiting_on_ctrl_c():
         code = asyncio.run(_on_cluster(job, arguments, gpus, where, named=model is not None))
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
     if code:
         raise typer.Exit(1)
 

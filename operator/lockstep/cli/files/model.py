@@ -15,6 +15,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.names import WORKSPACE
 from lockstep.cli.shared.inputs import OptionalFileOption, only
 from lockstep.cli.shared.jobargs import UNNAMED, ContextOption, NamespaceOption, TargetOptions
+from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.platforms.output import ProgramOutput, put, tell
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ MODULE = "lockstep_train.fetch"
 LIFETIME_SECONDS = 86400
 """Lifetime of the pod: enough for a model of a terabyte over a slow link."""
 HERE = Path(".lockstep/workspace")
-INTERRUPTED = 130
 EXIT_FAILED = 1
 
 
@@ -186,11 +186,8 @@ def _job_of_claim(claim: str, token_secret: str | None, name: str) -> dict[str, 
 
 
 def _run(coroutine: Any) -> int:
-    try:
+    with exiting_on_ctrl_c("interrupted: what has arrived is kept; run the same command again to continue"):
         return int(asyncio.run(coroutine))
-    except KeyboardInterrupt:
-        tell("interrupted: what has arrived is kept; run the same command again to continue")
-        return INTERRUPTED
 
 
 async def _before_start(job: Resolved, arguments: Sequence[str], context: str | None) -> int:

@@ -12,6 +12,7 @@ import typer
 from lockstep.api.errors import ConfigError, Failed, LockstepError
 from lockstep.api.names import DEV_ENVIRONMENT
 from lockstep.cli.shared.jobargs import TargetOptions, known_names, on_cluster
+from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.platforms.output import put, tell
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ NAMES_MAX, NAME_MAX = 50, 500
 """Limits of the names that are shown: it is the pod that sends them."""
 AGAIN_SECONDS = 2.0
 """Seconds until a pod that lacks something is tried again."""
-INTERRUPTED = 130
 
 
 @on_cluster
@@ -48,10 +48,8 @@ def sync(
     Example: lockstep sync ml-dev-env workspace --watch
     """
     one = Sync(job, where.chosen_namespace(), folder, to, force)
-    try:
+    with exiting_on_ctrl_c():
         complete = asyncio.run(_run(one, where.context, watch=watch))
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
     if not complete:
         raise typer.Exit(1)
 

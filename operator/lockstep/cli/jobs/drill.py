@@ -8,12 +8,12 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.jobargs import ClusterJob, Form, FormOption, TargetOptions, find_job, on_cluster
+from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.cli.shared.terminal import confirm, say
 from lockstep.plan.pages.drill import AFTER_INTERRUPT, RISKS, Fault, drill_page, why_not_now
-from lockstep.platforms.output import put, put_json, tell
+from lockstep.platforms.output import put, put_json
 
 MIB = 1 << 20
-INTERRUPTED = 130
 
 
 @on_cluster
@@ -48,11 +48,9 @@ def drill(
     _ask(cluster_job, fault, yes=yes)
     drilled = DrilledJob(cluster_job.target.client, cluster_job.job, timeout, say)
     last = int(cluster_job.job["status"]["ranks"]["desired"]) - 1
-    try:
+    message = f"lockstep: interrupted: {AFTER_INTERRUPT[fault]}; see it with: lockstep get {job} -n {cluster_job.namespace}"
+    with exiting_on_ctrl_c(message):
         outcome = run_drill(drilled, fault, last if rank is None else rank, fill_at_most * MIB)
-    except KeyboardInterrupt:
-        tell(f"lockstep: interrupted: {AFTER_INTERRUPT[fault]}; see it with: lockstep get {job} -n {cluster_job.namespace}")
-        raise typer.Exit(INTERRUPTED) from None
     if output is Form.JSON:
         put_json(outcome.as_json())
     else:

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP end a verb as Ctrl-C does, so that what it made in a cluster goes with it: a CI's timeout, a terminal that is closed."""
+"""Ctrl-C, and SIGTERM and SIGHUP, which end a verb as Ctrl-C does, so that what it made in a cluster goes with it: a CI's timeout, a terminal that is closed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+import typer
+
+from lockstep.platforms.output import tell
+
+INTERRUPTED = 130
 NUMBERS = (signal.SIGTERM, signal.SIGHUP)
 TOGETHER_SECONDS = 1.0
 """Signals within this time of the first are the same wish: `timeout` signals a process and then its group, and the second must not cut the
@@ -52,6 +57,17 @@ def ending_like_ctrl_c() -> Iterator[list[int]]:
     finally:
         for number in changed:
             signal.signal(number, signal.SIG_IGN if received else signal.SIG_DFL)
+
+
+@contextmanager
+def exiting_on_ctrl_c(message: str = "") -> Iterator[None]:
+    """Exit with 130, after a message on standard error, if Ctrl-C ends the block."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if message:
+            tell(message)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _between_steps(act: Callable[[], None]) -> None:
