@@ -54,7 +54,7 @@ VERBS = {
         "sync": "files.sync.sync",
         "cp": "files.cp.cp",
         "generate": "files.generate.generate",
-        "shell": "files.shell.shell",
+        "shell": "files.editor.shell",
         "jupyter": "files.editor.jupyter",
         "tensorboard": "files.editor.tensorboard",
         "vscode": "files.editor.vscode",

@@ -30,9 +30,9 @@ def _key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 
 
-def _name(common: str, *organisations: str) -> x509.Name:
-    """Kubernetes reads the common name as the user and the organisations as its groups."""
-    parts = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, organisation) for organisation in organisations]
+def _name(common: str, *organizations: str) -> x509.Name:
+    """Kubernetes reads the common name as the user and the organizations as its groups."""
+    parts = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, organization) for organization in organizations]
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common), *parts])
 
 

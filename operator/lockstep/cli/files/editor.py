@@ -1,4 +1,4 @@
-"""`lockstep jupyter|tensorboard|vscode|debug`: editors and notebooks beside a job, reached by port-forward."""
+"""`lockstep shell|jupyter|tensorboard|vscode|debug`: a shell in a pod of a job, and editors and notebooks beside it, reached by port-forward."""
 
 from __future__ import annotations
 
@@ -31,6 +31,21 @@ JUPYTER_PORT, TENSORBOARD_PORT, DEBUG_PORT = 8888, 6006, 5678
 PortOption = Annotated[
     int | None, typer.Option("--port", min=1, max=65535, help="Port of this machine. Default: the usual one, or a free one.")
 ]
+
+
+@on_cluster
+def shell(where: TargetOptions, job: OptionalJobArgument = DEFAULT_JOB, node: NodeOption = 0) -> None:
+    """Open a shell in the pod of a node, with the variables that every run there has. Its exit code is the shell's.
+
+    Without a terminal it runs the commands on its standard input: echo 'nvidia-smi' | lockstep shell
+
+    Example: lockstep shell ml-dev-env --node 1
+    """
+    from lockstep.platforms.jobs.terminal import shell as open_shell
+
+    target = find_job(job, where)
+    pod = running_pod(target, node)
+    raise typer.Exit(target.run(lambda connection: open_shell(connection, target.namespace, pod)))
 
 
 @on_cluster
