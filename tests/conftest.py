@@ -4,6 +4,7 @@ No test sees that person's kubeconfig, embedded cluster or checkout state. Tests
 """
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -20,11 +21,18 @@ from support.clusters.own_cluster import GIVEN, NOBODYS
 pytest_plugins = ["support.corpus_score"]
 
 
+def pytest_collection_finish() -> None:
+    """Take modules and collected tests out of the garbage collector's sight: with thousands of tests, an eighth of the processor's time."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_configure() -> None:
-    if (
-        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    ):  # as in a script's background job; what tests start would ignore it, too, and many send it
+    # What tests start would ignore what this process was started to ignore, and many tests send it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a script's background job
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by nohup: pytest itself survives it as before
+        signal.signal(signal.SIGHUP, lambda *_: None)
     os.environ[STATE] = tempfile.mkdtemp(prefix="lockstep-tests-")
     atexit.register(shutil.rmtree, os.environ[STATE], ignore_errors=True)
     os.environ.pop("KUBECONFIG", None)

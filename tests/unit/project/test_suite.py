@@ -9,17 +9,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support.checkout import ROOT
 
 TESTS = ROOT / "tests"
-INTERRUPTS = """
+SIGNALS = """
 import signal, subprocess, sys
 
 def test_it():
     child = subprocess.Popen([sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"], stdout=subprocess.PIPE)
     child.stdout.readline()
-    child.send_signal(signal.SIGINT)
-    assert child.wait(30) == -signal.SIGINT
+    child.send_signal(signal.{number})
+    assert child.wait(30) == -signal.{number}
 """
 
 
@@ -34,15 +36,16 @@ def test_what_is_run_by_hand_is_no_part_of_the_tests() -> None:
         assert "not corpus" in choice and "not soak" in choice
 
 
-def test_what_tests_start_heeds_ctrl_c_also_where_a_script_runs_them_in_the_background(tmp_path: Path) -> None:
-    """A shell without job control lets its background jobs ignore SIGINT, and what they start inherits that."""
-    (tmp_path / "test_it.py").write_text(INTERRUPTS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_what_tests_start_heeds_a_signal_that_pytest_was_started_to_ignore(number: signal.Signals, tmp_path: Path) -> None:
+    """A shell without job control lets its background jobs ignore SIGINT, nohup SIGHUP, and what they start inherits that."""
+    (tmp_path / "test_it.py").write_text(SIGNALS.format(number=number.name))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)]
     ignoring = [
         sys.executable,
         "-c",
-        f"import os, signal; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv({sys.executable!r}, {command!r})",
+        f"import os, signal; signal.signal({int(number)}, signal.SIG_IGN); os.execv({sys.executable!r}, {command!r})",
     ]
     done = subprocess.run(ignoring, env=os.environ | {"PYTHONPATH": str(TESTS)}, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+    assert signal.getsignal(number) is not signal.SIG_IGN

@@ -17,6 +17,7 @@ import pytest
 
 from lockstep.plan.pages.stacks import RankAnswer, Thread, missing, read_ranks, stacks_page, threads_of
 from lockstep.platforms.inpod import rankstacks
+from lockstep_gang.agent.ranks.processes import kill_strays
 from lockstep_gang.contract.run import Run
 from unit.cli.test_every_verb import run as run_verb
 from unit.gang.cases import Gang, gang
@@ -47,6 +48,7 @@ odd_one_out() if R == {who} else wait_for_all()
 def agents(tmp_path: Path) -> Iterator[Gang]:
     with gang(tmp_path) as made:
         yield made
+    kill_strays(f"TMPDIR={made.private.name}")  # the child of a rank that is a shell script outlives the agent's SIGKILL
 
 
 def write(agents: Gang, odd: str = "time.sleep(1000)", who: int = 1, **changes: Any) -> Run:
