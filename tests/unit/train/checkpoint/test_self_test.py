@@ -32,7 +32,7 @@ class Engine:
 
 
 def tensor_bytes() -> int:
-    """Of all storages that anybody holds."""
+    """Size of all storages that anybody holds, but for those of frozen objects."""
     import torch
 
     gc.collect()
@@ -45,11 +45,14 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     from lockstep_train.checkpoint.format.layout import LITE
     from lockstep_train.checkpoint.zero import self_test, zero_access
 
+    gc.collect()
+    gc.freeze()  # what earlier tests left is walked through no more
     engine = Engine()
     monkeypatch.setattr(zero_access, "fragments", lambda engine, kinds=None: engine.lite if kinds == LITE else engine.full)
     monkeypatch.setattr(zero_access, "trainable", lambda engine: list(engine.parameters.items()))
     monkeypatch.setattr(self_test, "BLOCK_ELEMENTS", BLOCK)
     yield engine
+    gc.unfreeze()
 
 
 def test_a_parameter_costs_its_own_part_once_and_blocks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
