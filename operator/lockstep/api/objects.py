@@ -25,6 +25,22 @@ def has_ended(job: Object) -> bool:
     return any(is_true(job.get("status") or {}, kind) for kind in ("Complete", "Failed"))
 
 
+def conditions_of(status: Object) -> dict[str, Object]:
+    """Conditions by their type."""
+    return {item["type"]: item for item in status.get("conditions") or []}
+
+
+def claim_names(pod: Object) -> list[str]:
+    """Names of the claims that the pod mounts."""
+    volumes = pod["spec"].get("volumes") or []
+    return [volume["persistentVolumeClaim"]["claimName"] for volume in volumes if "persistentVolumeClaim" in volume]
+
+
+def last_end(status: Object) -> Object:
+    """End of the container with this status, if it has ended; else its end before its newest restart. Empty if there is none."""
+    return status.get("state", {}).get("terminated") or status.get("lastState", {}).get("terminated") or {}
+
+
 def is_running(pod: Object) -> bool:
     """Return True if all containers of a pod run."""
     statuses = pod.get("status", {}).get("containerStatuses") or []

@@ -33,6 +33,12 @@ def unchecked(model: Callable[P, Part], *_: P.args, **fields: P.kwargs) -> Part:
     return _built(cast(type[Part], model), fields)
 
 
+def taken_from(source: object, model: type[Part], **others: Any) -> Part:
+    """Return a part with `others`, and with what `source` has under the names of its other fields; unchecked, too."""
+    same = {name: getattr(source, name) for _, name, _ in _fields(model) if name not in others and hasattr(source, name)}
+    return _built(model, {name: list(value) if isinstance(value, tuple) else value for name, value in same.items()} | others)
+
+
 def _built(model: type[Part], fields: dict[str, Any]) -> Part:
     return cast(Part, _blank(model).model_copy(update=fields))
 

@@ -40,10 +40,41 @@ class Delivery:
 
 
 @dataclass(frozen=True)
-class Observed:
-    """A job and everything around it that decides what happens next."""
+class JobObject:
+    """A TrainingJob as the API server has it."""
 
     job: Object
+
+    @property
+    def name(self) -> str:
+        return str(self.job["metadata"]["name"])
+
+    @property
+    def namespace(self) -> str:
+        return str(self.job["metadata"]["namespace"])
+
+    @property
+    def uid(self) -> str:
+        return str(self.job["metadata"]["uid"])
+
+    @property
+    def generation(self) -> int:
+        return int(self.job["metadata"].get("generation", 0))
+
+    @property
+    def restart(self) -> Object:
+        """spec.restart."""
+        return self.job["spec"].get("restart") or {}
+
+    @property
+    def status(self) -> Object:
+        return self.job.get("status") or {}
+
+
+@dataclass(frozen=True)
+class Observed(JobObject):
+    """A job and everything around it that decides what happens next."""
+
     profiles: tuple[Object, ...] = ()
     objects: Mapping[tuple[str, str], Object] = field(default_factory=dict)
     """(kind, name) → the object, for everything in the job's namespace that carries its label, except pods and Secrets."""
@@ -68,26 +99,6 @@ class Observed:
     delivery: Delivery | None = None
     """Delivery of the notification about the job's end, since this operator began."""
 
-    @property
-    def name(self) -> str:
-        return str(self.job["metadata"]["name"])
-
-    @property
-    def namespace(self) -> str:
-        return str(self.job["metadata"]["namespace"])
-
-    @property
-    def uid(self) -> str:
-        return str(self.job["metadata"]["uid"])
-
-    @property
-    def generation(self) -> int:
-        return int(self.job["metadata"].get("generation", 0))
-
-    @property
-    def status(self) -> Object:
-        return self.job.get("status") or {}
-
     @cached_property
     def nodes_by_name(self) -> Mapping[str, Object]:
         return {str(node["metadata"]["name"]): node for node in self.nodes}
@@ -104,16 +115,14 @@ class Observed:
     @property
     def replicas(self) -> int:
         """Pods that the StatefulSet is to have."""
-        stateful_set = self.stateful_set
-        return 0 if stateful_set is None else int(stateful_set["spec"].get("replicas", 1))
+        return 0 if self.stateful_set is None else int(self.stateful_set["spec"].get("replicas", 1))
 
     @property
     def scaled_by(self) -> Object:
         """`manager` and `time` of somebody else who last wrote how many pods the job's own StatefulSet is to have; empty: nobody else, or not known."""
-        stateful_set = self.stateful_set
-        if stateful_set is None or owner_uid(stateful_set) != self.uid:
+        if self.stateful_set is None or owner_uid(self.stateful_set) != self.uid:
             return {}
-        by: Object = stateful_set.get(REPLICAS_BY) or {}
+        by: Object = self.stateful_set.get(REPLICAS_BY) or {}
         return {} if by.get("manager") == names.OPERATOR_NAME else by
 
     @property
@@ -134,8 +143,7 @@ class Observed:
 
     def events_of(self, uid: str) -> list[Object]:
         """Warnings about the object of this uid, newest first."""
-        events = [event for event in self.warnings if event["involvedObject"].get("uid") == uid]
-        return sorted(events, key=event_time, reverse=True)
+        return sorted((event for event in self.warnings if event["involvedObject"].get("uid") == uid), key=event_time, reverse=True)
 
 
 def event_time(event: Object) -> str:

@@ -11,6 +11,7 @@ import typer
 
 from lockstep.api.errors import ConfigError, Failed, LockstepError
 from lockstep.api.names import DEV_ENVIRONMENT
+from lockstep.api.objects import claim_names
 from lockstep.cli.shared.jobargs import TargetOptions, known_names, on_cluster
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.platforms.output import put, tell
@@ -123,8 +124,7 @@ async def _pods(cluster: Cluster, namespace: str, job: str) -> list[str]:
 
 def _is_shared(pod: dict[str, Any]) -> bool:
     """Return True if all pods share their volumes: a claim of one pod of a StatefulSet ends with that pod's name."""
-    claims = [volume["persistentVolumeClaim"]["claimName"] for volume in pod["spec"]["volumes"] if "persistentVolumeClaim" in volume]
-    return not any(claim.endswith(pod["metadata"]["name"]) for claim in claims)
+    return not any(claim.endswith(pod["metadata"]["name"]) for claim in claim_names(pod))
 
 
 class SyncReporter:

@@ -46,7 +46,7 @@ def drill(
     if reason:
         raise ConfigError(f"{fault} on job {job}: {reason}")
     _ask(cluster_job, fault, yes=yes)
-    drilled = DrilledJob(cluster_job.target.client, cluster_job.job, timeout, say)
+    drilled = DrilledJob(cluster_job.job, cluster_job.target.client, timeout, say)
     last = int(cluster_job.job["status"]["ranks"]["desired"]) - 1
     message = f"lockstep: interrupted: {AFTER_INTERRUPT[fault]}; see it with: lockstep get {job} -n {cluster_job.namespace}"
     with exiting_on_ctrl_c(message):

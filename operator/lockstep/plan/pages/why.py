@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from lockstep.api.objects import Object, is_true
-from lockstep.api.status import ConditionStatus, PlacementStatus
+from lockstep.api.objects import Object, condition, is_true
+from lockstep.api.status import PlacementStatus
 from lockstep.plan.observed import Observed
 from lockstep.plan.pages.remedies import Step, next_steps
 from lockstep.plan.pages.table import Unheard
 from lockstep.plan.reasons import Reason
-from lockstep.plan.reconcile.conditions import Fact, View, pods_scheduled, progressing, ranks_ready
+from lockstep.plan.reconcile.conditions import View, waits_for
 from lockstep.plan.reconcile.placing import holding_words
 from lockstep_spec.words import duration, number_of, printable_line
 
@@ -86,10 +86,10 @@ class Answer:
 def why(observed: Observed, not_seen: tuple[str, ...], now: float, unserved: str = "", unheard: Unheard | None = None) -> Answer:
     """`observed`: the job with what its asker may see around it. `not_seen`: what they may not, one sentence each. `unserved`: why no operator works
     in its namespace."""
-    conditions = {c["type"]: c for c in observed.status.get("conditions", [])}
-    state = where(observed, conditions)
-    failure = observed.status.get("failure") or {}
-    summary = _summary(state, observed, conditions, now)
+    status = observed.status
+    state = where(observed)
+    failure = status.get("failure") or {}
+    summary = _summary(state, observed, now)
     has_failed = state is Where.FAILED or state is Where.RESTARTING
     stale = unheard is not None and state not in ENDED_OR_UNSEEN
     return Answer(
@@ -99,93 +99,79 @@ def why(observed: Observed, not_seen: tuple[str, ...], now: float, unserved: str
         summary=(unserved or summary) if state is Where.UNSEEN else summary,
         first_cause=first_cause(failure, summary) if has_failed else "",
         last_lines=tuple(failure.get("lastLines", [])[-SHOWN_LINES:]) if has_failed else (),
-        cost=cost(observed.status),
-        held=_message(conditions, "Held") if _holds(conditions, "Held") else "",
-        fabric=_message(conditions, "FabricVerified") if conditions.get("FabricVerified", {}).get("status") == "False" else "",
-        saves=_failing_saves(observed.status, conditions),
-        changed=str((observed.status.get("interference") or {}).get("message", "")),
-        nodes=_message(conditions, "NodesHealthy") if conditions.get("NodesHealthy", {}).get("status") == "False" else "",
-        next=next_steps(observed, state, held=_holds(conditions, "Held"), message=summary, stale=stale),
+        cost=cost(status),
+        held=_message(status, "Held", "True"),
+        fabric=_message(status, "FabricVerified", "False"),
+        saves=_failing_saves(status),
+        changed=str((status.get("interference") or {}).get("message", "")),
+        nodes=_message(status, "NodesHealthy", "False"),
+        next=next_steps(observed, state, held=is_true(status, "Held"), message=summary, stale=stale),
         stale=unheard.text(now) if unheard is not None and stale else "",
-        refused=_message(conditions, "Accepted") if observed.pods and _is_refused(conditions) and state not in ENDED_OR_UNSEEN else "",
-        restarted=_last_restart(observed.status) if state in (Where.RUNNING, Where.STARTING, Where.WAITING) else "",
+        refused=_message(status, "Accepted", "False") if observed.pods and state not in ENDED_OR_UNSEEN else "",
+        restarted=_last_restart(status) if state in (Where.RUNNING, Where.STARTING, Where.WAITING) else "",
         not_seen=(*not_seen, f"what became of it since: {unserved}") if unserved and state not in ENDED_OR_UNSEEN else not_seen,
     )
 
 
 def is_awaited(observed: Observed) -> bool:
     """True if its pods run and no report comes from them: then only their logs say why."""
-    conditions = {c["type"]: c for c in observed.status.get("conditions", [])}
-    reasons = {conditions.get(kind, {}).get("reason") for kind in ("RanksReady", "Progressing")}
+    reasons = {condition(observed.status, kind).get("reason") for kind in ("RanksReady", "Progressing")}
     return bool(reasons & {Reason.WAITING_FOR_REPORT, Reason.NO_REPORT})
 
 
-def where(observed: Observed, conditions: dict[str, Object]) -> Where:  # noqa: PLR0911 (a table of cases reads best as one)
+def where(observed: Observed) -> Where:  # noqa: PLR0911 (a table of cases reads best as one)
     """State by the conditions; Progressing's reason is their summary."""
-    progress = conditions.get("Progressing", {"status": "", "reason": ""})
-    if not conditions:
+    status = observed.status
+    progress = condition(status, "Progressing") or {"status": "", "reason": ""}
+    if not status.get("conditions"):
         return Where.UNSEEN
     for name, state in (("Complete", Where.COMPLETE), ("Failed", Where.FAILED)):
-        if _holds(conditions, name):
+        if is_true(status, name):
             return state
     if progress["reason"] in (Reason.SUSPENDED, Reason.STOPPING, Reason.NODE_NOT_HEARD):
         return Where(progress["reason"])
-    if _is_refused(conditions) and not observed.pods:
+    if condition(status, "Accepted").get("status") == "False" and not observed.pods:
         return Where.REFUSED
     if progress["status"] == "Unknown":
         return Where.SILENT
-    if _holds(conditions, "Restarting"):
+    if is_true(status, "Restarting"):
         return Where.RESTARTING
     if progress["reason"] in (Reason.RUNNING, Reason.READY):
         return Where(progress["reason"])
     return Where.STARTING if progress["status"] == "True" else Where.WAITING
 
 
-def _is_refused(conditions: dict[str, Object]) -> bool:
-    return bool(conditions.get("Accepted", {}).get("status") == "False")
+def _message(status: Object, kind: str, value: str | None = None) -> str:
+    """Message of a condition; '' if its status is another than `value`, or there is no such condition."""
+    stored = condition(status, kind)
+    return str(stored.get("message", "")) if value in (None, stored.get("status")) else ""
 
 
-def _holds(conditions: dict[str, Object], name: str) -> bool:
-    return bool(conditions.get(name, {}).get("status") == "True")
-
-
-def _message(conditions: dict[str, Object], name: str) -> str:
-    return str(conditions.get(name, {}).get("message", ""))
-
-
-def _failing_saves(status: Object, conditions: dict[str, Object]) -> str:
+def _failing_saves(status: Object) -> str:
     """Message of condition SavesFailing with the steps that a failure would repeat now."""
-    if not _holds(conditions, "SavesFailing"):
+    if not is_true(status, "SavesFailing"):
         return ""
     step, commit = (status.get("trainer") or {}).get("step"), (status.get("checkpoint") or {}).get("lastCommittedStep", 0)
     steps = f" ({number_of(step - commit, 'step')} by now)" if step is not None and step > commit else ""
-    return _message(conditions, "SavesFailing") + steps
+    return _message(status, "SavesFailing") + steps
 
 
-def _summary(state: Where, observed: Observed, conditions: dict[str, Object], now: float) -> str:
+def _summary(state: Where, observed: Observed, now: float) -> str:
     if state is Where.UNSEEN:
         return "the operator has not looked at it yet: is it running? (lockstep doctor)"
     if state is Where.REFUSED:
-        return _message(conditions, "Accepted")
+        return _message(observed.status, "Accepted")
     if state in (Where.WAITING, Where.STARTING) and observed.pods:
         holding = holding_words(PlacementStatus.stored(observed.status.get("placement")), now)
-        return "; ".join(filter(None, (waits_for(observed, now) or _message(conditions, "Progressing"), holding)))
+        seen = View(observed=observed, wanted_pods=observed.replicas, now=now, hears=False)  # whoever asks may see more than the operator
+        return "; ".join(filter(None, (waits_for(seen) or _message(observed.status, "Progressing"), holding)))
     if state is Where.RUNNING:
-        ready = conditions.get("RanksReady", {})
+        ready = condition(observed.status, "RanksReady")
         if ready.get("reason") != Reason.WAITING_FOR_RANKS:
             return _progress(observed.status)
         steps = _progress(observed.status) if "step" in observed.status.get("trainer", {}) else ""
         return "; ".join(filter(None, (steps, ready["message"])))
-    return _message(conditions, {Where.COMPLETE: "Complete", Where.FAILED: "Failed"}.get(state, "Progressing"))
-
-
-def waits_for(observed: Observed, now: float) -> str:
-    """Obstacle that keeps pods from running, looked at anew: whoever asks may see more than the operator. '' once all of them run."""
-    view = View(observed=observed, wanted_pods=observed.replicas, now=now, hears=False)
-    scheduled = pods_scheduled(view)
-    ready = ranks_ready(view, scheduled)
-    summary = progressing(view, scheduled, ready, Fact(ConditionStatus.FALSE, Reason.NOT_RESTARTING, ""))
-    return "" if ready.reason in (Reason.WAITING_FOR_REPORT, Reason.WAITING_FOR_RANKS, Reason.ALL_RANKS_READY) else summary.message
+    return _message(observed.status, {Where.COMPLETE: "Complete", Where.FAILED: "Failed"}.get(state, "Progressing"))
 
 
 def _progress(status: Object) -> str:

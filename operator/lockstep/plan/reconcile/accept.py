@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.job import TrainingJob
 from lockstep.api.names import ANNOTATION_DEFAULT_CLUSTER
-from lockstep.api.objects import Object
+from lockstep.api.objects import Object, claim_names
 from lockstep.api.status import ClusterInUse
 from lockstep.api.statuspart import unchecked
 from lockstep.plan.layers import Notice
@@ -133,12 +133,7 @@ def service_account_gone(observed: Observed, accepted: Accepted) -> Notice | Non
 
 def claim_going(observed: Observed, accepted: Accepted | None) -> Notice | None:
     """A claim of the job that somebody deletes. It stays while a pod mounts it, and can't be had back."""
-    used = {
-        v["persistentVolumeClaim"]["claimName"]
-        for pod in observed.pods
-        for v in pod["spec"].get("volumes") or []
-        if "persistentVolumeClaim" in v
-    }
+    used = {name for pod in observed.pods for name in claim_names(pod)}
     wanted = used or ({claim.name for claim in shared_claims(accepted.resolved)} if accepted is not None else set())
     going = sorted(name for name in wanted if is_terminating(observed.claims.get(name, {"metadata": {}})))
     if not going:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from lockstep.api.job import TrainingJob, TrainingJobSpec
 from lockstep.api.model import Model
 from lockstep.api.names import ANNOTATION_ATTEMPTS_BEFORE
-from lockstep.api.objects import Object, is_running
+from lockstep.api.objects import Object, condition, is_running, is_true
 from lockstep.api.status import ActiveTime
 from lockstep.api.statuspart import unchecked
 from lockstep.plan.layers import Notice
@@ -47,7 +47,7 @@ def retried(job: TrainingJob, earlier: Earlier) -> TrainingJob:
 
 
 def asked(observed: Observed) -> int:
-    return int((observed.job["spec"].get("restart") or {}).get("retry", 0))
+    return int(observed.restart.get("retry", 0))
 
 
 def retry_of(running: Frozen) -> int:
@@ -228,11 +228,10 @@ def held_until(observed: Observed, received: ReceivedReport | None, now: float) 
     The spec as it is now decides, and not the frozen run, so that a change ends a hold at once. It begins with the end that status
     tells, so an operator that was away doesn't prolong it. Pods that are gone don't come back for it.
     """
-    spec = observed.job["spec"]
-    seconds = int((spec.get("restart") or {}).get("holdOnFailureSeconds", 0))
-    there = observed.replicas > 0 and bool(observed.pods)
-    retried = asked(observed) > int(observed.status.get("retry", 0))
-    if retried or not there or seconds == 0 or spec.get("suspend", False) or not _ranks_failed(observed, received):
+    seconds = int(observed.restart.get("holdOnFailureSeconds", 0))
+    has_pods = observed.replicas > 0 and bool(observed.pods)
+    is_over = asked(observed) > int(observed.status.get("retry", 0)) or observed.job["spec"].get("suspend", False)
+    if is_over or not has_pods or seconds == 0 or not _ranks_failed(observed, received):
         return None
     ended = observed.status.get("completionTime")
     until = (now if ended is None else min(now, seconds_of(ended))) + seconds
@@ -241,7 +240,6 @@ def held_until(observed: Observed, received: ReceivedReport | None, now: float) 
 
 def _ranks_failed(observed: Observed, received: ReceivedReport | None) -> bool:
     """Because of its ranks: a job that failed by a deadline, say, leaves nothing to look into."""
-    known = {c["type"]: c for c in observed.status.get("conditions", []) if c["status"] == "True"}
-    if "Failed" in known:
-        return bool(known["Failed"]["reason"] == "RanksFailed")
-    return "Complete" not in known and received is not None and received.report.state is State.FAILED
+    if is_true(observed.status, "Failed"):
+        return bool(condition(observed.status, "Failed")["reason"] == Reason.RANKS_FAILED)
+    return not is_true(observed.status, "Complete") and received is not None and received.report.state is State.FAILED

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from lockstep.api.names import pod_name
-from lockstep.api.objects import condition, is_running
+from lockstep.api.objects import condition, conditions_of, is_running, is_true
 from lockstep.api.status import Condition, ConditionStatus, ConditionType
 from lockstep.api.statuspart import unchecked
 from lockstep.plan.layers import Notice
@@ -39,6 +39,20 @@ class Fact:
     message: str
 
 
+@dataclass(frozen=True)
+class Ending:
+    """End of the job, and why it failed."""
+
+    complete: bool = False
+    failed: bool = False
+    reason: str = Reason.RANKS_FAILED
+    message: str = ""
+
+    @property
+    def finished(self) -> bool:
+        return self.complete or self.failed
+
+
 @dataclass(frozen=True, kw_only=True)
 class View:
     """Input of the conditions: what was observed, and what reconcile has decided about it."""
@@ -50,10 +64,7 @@ class View:
     received: ReceivedReport | None = None
     """The report of the pod that is node 0 now."""
     suspend: bool = False
-    complete: bool = False
-    failed: bool = False
-    failure_reason: str = Reason.RANKS_FAILED
-    failure_message: str = ""
+    end: Ending = field(default_factory=Ending)
     stopping: Notice | None = None
     """Reason why the present pods are stopped now, and a sentence."""
     stopped: str = ""
@@ -76,10 +87,6 @@ class View:
     """Recent change that somebody else made to the job's objects, and Lockstep's answer."""
     pending: bool = False
     """Spec or cluster were changed since, and these pods can't be given them."""
-
-    @property
-    def finished(self) -> bool:
-        return self.complete or self.failed
 
     @property
     def report(self) -> Report | None:
@@ -118,7 +125,7 @@ def _accepted(view: View) -> Fact:
 
 
 def _suspended(view: View) -> Fact:
-    if not view.suspend or view.finished:
+    if not view.suspend or view.end.finished:
         return Fact(FALSE, Reason.NOT_SUSPENDED, "spec.suspend is false" if not view.suspend else "the job has finished")
     if view.observed.pods:
         return Fact(FALSE, Reason.STOPPING, _pods_left(view))
@@ -135,7 +142,7 @@ def _pods_left(view: View) -> str:
 
 
 def _no_pods(view: View) -> Fact | None:
-    if view.finished and view.held_until is None:
+    if view.end.finished and view.held_until is None:
         return Fact(FALSE, Reason.FINISHED, "the job has finished and needs no pods")
     if view.suspend:
         return Fact(FALSE, Reason.SUSPENDED, "the job is suspended")
@@ -204,20 +211,19 @@ def preflight_stops(report: Report) -> bool:
     return failed and report.state in (State.WAITING, State.BACKING_OFF)
 
 
-def _remembered(view: View, condition: ConditionType) -> Fact | None:
+def _remembered(view: View, kind: ConditionType) -> Fact | None:
     """Return the condition as status has it, for an operator that has just started and waits for the next report of ranks that ran on."""
-    known = view.observed.status.get("conditions", [])
-    ready = any(c["type"] == ConditionType.RANKS_READY and c["status"] == TRUE for c in known)
-    found = next((c for c in known if c["type"] == condition), None)
-    return Fact(ConditionStatus(found["status"]), found["reason"], found["message"]) if ready and found else None
+    stored = condition(view.observed.status, kind)
+    ready = is_true(view.observed.status, ConditionType.RANKS_READY)
+    return Fact(ConditionStatus(stored["status"]), stored["reason"], stored["message"]) if ready and stored else None
 
 
 def progressing(view: View, scheduled: Fact, ready: Fact, restarting: Fact) -> Fact:  # noqa: PLR0911
     """The summary. Its reason is the one word that `kubectl get tj` shows."""
-    if view.complete:
+    if view.end.complete:
         return Fact(FALSE, Reason.COMPLETE, "the job is complete")
-    if view.failed:
-        return Fact(FALSE, Reason.FAILED, view.failure_message)
+    if view.end.failed:
+        return Fact(FALSE, Reason.FAILED, view.end.message)
     if view.suspend:
         return Fact(FALSE, Reason.STOPPING if view.observed.pods else Reason.SUSPENDED, _suspended(view).message)
     if view.stopping is not None:
@@ -243,6 +249,14 @@ def progressing(view: View, scheduled: Fact, ready: Fact, restarting: Fact) -> F
         return Fact(TRUE, Reason.RUNNING, "all ranks run")
     saves = "; saves fail: condition SavesFailing says why" if view.report.failed_saves is not None else ""
     return Fact(TRUE, Reason.RUNNING, running_words(view.report) + saves)
+
+
+def waits_for(view: View) -> str:
+    """Obstacle that keeps pods from running; '' once all of them run."""
+    scheduled = pods_scheduled(view)
+    ready = ranks_ready(view, scheduled)
+    summary = progressing(view, scheduled, ready, Fact(FALSE, Reason.NOT_RESTARTING, ""))
+    return "" if ready.reason in (Reason.WAITING_FOR_REPORT, Reason.WAITING_FOR_RANKS, Reason.ALL_RANKS_READY) else summary.message
 
 
 def _without_all_ranks(view: View, ready: Fact) -> Fact:
@@ -284,7 +298,7 @@ def _last_start(view: View) -> float:
 
 def _restarting(view: View) -> Fact:
     report = view.report
-    if view.finished or view.suspend or view.stopping is not None or report is None:
+    if view.end.finished or view.suspend or view.stopping is not None or report is None:
         return Fact(FALSE, Reason.NOT_RESTARTING, "no restart is under way")
     starts_again = report.restarts > 0 and report.state in (State.STARTING, State.WAITING)
     if report.state is State.BACKING_OFF or starts_again:
@@ -303,7 +317,7 @@ def _nodes_healthy(view: View) -> Fact:
 
 def _nodes_not_seen(observed: Observed) -> str:
     """Return what the operator can't do without seeing Nodes."""
-    replaces = (observed.job["spec"].get("restart") or {}).get("lostNodeSeconds") is not None
+    replaces = observed.restart.get("lostNodeSeconds") is not None
     return (
         "the operator of this namespace alone has no right to see Nodes: it notices no lost one, knows no racks, and leaves out no node that preflight finds bad"
         + ("; restart.lostNodeSeconds has no effect" if replaces else "")
@@ -322,7 +336,7 @@ def _fabric(view: View) -> Fact:
 
 
 def _straggling(view: View) -> Fact:
-    slow = view.report.stragglers if view.report is not None and not (view.finished or view.suspend) else ()
+    slow = view.report.stragglers if view.report is not None and not (view.end.finished or view.suspend) else ()
     if not slow:
         return Fact(FALSE, Reason.NO_STRAGGLER, "no rank is slower than the others")
     told = "; ".join(_slowness(view, straggler) for straggler in slow)
@@ -333,9 +347,9 @@ def _straggling(view: View) -> Fact:
 
 def _saves_failing(view: View) -> Fact:
     before = condition(view.observed.status, ConditionType.SAVES_FAILING)
-    if view.report is None and not view.finished and view.observed.pods and before.get("status") == TRUE:
+    if view.report is None and not view.end.finished and view.observed.pods and before.get("status") == TRUE:
         return Fact(TRUE, before["reason"], before["message"])  # as an earlier leader heard it
-    failed = view.report.failed_saves if view.report is not None and not view.complete else None
+    failed = view.report.failed_saves if view.report is not None and not view.end.complete else None
     if failed is None:
         return Fact(FALSE, Reason.SAVES_WORK, "no save has failed since the newest commit")
     commit = view.report.checkpoint if view.report is not None else None
@@ -373,18 +387,20 @@ def _checkpoint(view: View) -> Fact:
 
 
 def _complete(view: View) -> Fact:
-    if view.complete:
+    if view.end.complete:
         result = (view.report.result if view.report is not None else None) or view.observed.status.get("result") or {}
         note = printable_line(str(result["note"])) if result.get("note") else "status.result has the results"
         return Fact(TRUE, Reason.COMPLETE, f"every rank ended well; {note}")
     return Fact(
-        FALSE, Reason.FAILED if view.failed else Reason.NOT_FINISHED, "the job has failed" if view.failed else "the job has not finished"
+        FALSE,
+        Reason.FAILED if view.end.failed else Reason.NOT_FINISHED,
+        "the job has failed" if view.end.failed else "the job has not finished",
     )
 
 
 def _failed(view: View) -> Fact:
-    if view.failed:
-        return Fact(TRUE, view.failure_reason, view.failure_message)
+    if view.end.failed:
+        return Fact(TRUE, view.end.reason, view.end.message)
     known = condition(view.observed.status, ConditionType.FAILED)
     if known.get("status") == TRUE or known.get("reason") == Reason.RETRIED:
         return Fact(FALSE, Reason.RETRIED, "restart.retry was raised: the job goes on from its last checkpoint")
@@ -403,7 +419,7 @@ def _held(view: View) -> Fact:
 
 def with_times(observed: Observed, facts: dict[ConditionType, Fact], now: float) -> list[Condition]:
     """Return metav1.Conditions; lastTransitionTime changes with the status only, as Kubernetes defines it."""
-    before = {c["type"]: c for c in observed.status.get("conditions", [])}
+    before = conditions_of(observed.status)
     return [
         unchecked(
             Condition,

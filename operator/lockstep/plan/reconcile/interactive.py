@@ -12,7 +12,7 @@ from typing import Any
 from lockstep.api.job import JobType
 from lockstep.api.objects import Object, condition
 from lockstep.api.status import InteractiveStatus
-from lockstep.api.statuspart import unchecked
+from lockstep.api.statuspart import taken_from, unchecked
 from lockstep.plan.observed import Observed, ReceivedReport
 from lockstep_gang.contract.interactive import Idleness
 from lockstep_gang.contract.report import Report
@@ -59,14 +59,7 @@ def interactive_status(observed: Observed, received: ReceivedReport | None, now:
     if report is None:
         status = before.model_copy(update={"released": None, "resume": None})
     else:
-        status = unchecked(
-            InteractiveStatus,
-            script=report.script or None,
-            by=report.by or None,
-            since=report.since,
-            idle_since=report.idle_since,
-            release_time=report.release,
-        )
+        status = taken_from(report, InteractiveStatus, script=report.script or None, by=report.by or None, release_time=report.release)
     return status if status.to_dict() else None
 
 

@@ -159,29 +159,15 @@ def goodput_status(observed: Observed, report: Report) -> GoodputStatus | None:
     if book is None or not book.began:
         return None
 
-    def seconds(kind: Spent) -> int:
-        return book.spent.get(kind.value, 0) // 1000
-
+    seconds = {kind: book.spent.get(kind, 0) // 1000 for kind in KINDS}
+    seconds[Spent.QUEUED.value] += _queued_before(observed, book)
     losses = [
         unchecked(LossStatus, cause=cause, seconds=loss.milliseconds // 1000, gpu_seconds=loss.gpu_milliseconds // 1000)
         for cause, loss in sorted(book.causes.items())
         if cause in CAUSES
     ]
-    return unchecked(
-        GoodputStatus,
-        percentage=percentage_of(book.spent, book.furthest_step),
-        queued_seconds=seconds(Spent.QUEUED) + _queued_before(observed, book),
-        preflight_seconds=seconds(Spent.PREFLIGHT),
-        load_seconds=seconds(Spent.LOAD),
-        train_seconds=seconds(Spent.TRAIN),
-        unknown_seconds=seconds(Spent.UNKNOWN),
-        evaluate_seconds=seconds(Spent.EVALUATE),
-        save_seconds=seconds(Spent.SAVE),
-        lost_seconds=seconds(Spent.LOST),
-        down_seconds=seconds(Spent.DOWN),
-        stopped_seconds=seconds(Spent.STOPPED),
-        losses=losses or None,
-    )
+    status = unchecked(GoodputStatus, percentage=percentage_of(book.spent, book.furthest_step), losses=losses or None)
+    return status.model_copy(update={f"{kind}_seconds": value for kind, value in seconds.items()})
 
 
 def percentage_of(spent: Mapping[str, int], furthest_step: int) -> int | None:

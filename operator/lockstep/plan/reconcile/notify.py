@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from lockstep.api.objects import Object, is_true
 from lockstep.api.status import NotificationStatus
-from lockstep.api.statuspart import unchecked
+from lockstep.api.statuspart import taken_from
 from lockstep.plan.observed import Observed
 from lockstep.plan.times import seconds_of
 from lockstep_spec.words import duration, printable_line
@@ -138,4 +138,4 @@ def notification_status(observed: Observed) -> NotificationStatus | None:
     sent = observed.delivery
     if sent is None:
         return NotificationStatus.stored(observed.status.get("notification"))
-    return unchecked(NotificationStatus, id=sent.id, delivered=sent.delivered, attempts=sent.attempts, message=printable_line(sent.message))
+    return taken_from(sent, NotificationStatus, message=printable_line(sent.message))

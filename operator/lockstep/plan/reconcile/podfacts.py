@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from lockstep.api.names import CONTAINER, NODES_MAX, pod_name
-from lockstep.api.objects import Object, condition, is_running
+from lockstep.api.objects import Object, claim_names, condition, conditions_of, is_running, last_end
 from lockstep.api.status import ConditionType
 from lockstep.plan.observed import Observed, ReceivedReport, current_report, is_terminating, owner_uid
 from lockstep.plan.times import seconds_of, timestamp
@@ -59,8 +59,8 @@ def node_trouble(pod: Object, nodes: Mapping[str, Object]) -> NodeTrouble | None
 
 
 def trouble_of(node: Object) -> NodeTrouble | None:
-    ready = next((c for c in node.get("status", {}).get("conditions") or [] if c["type"] == "Ready"), None)
-    if ready is None or ready["status"] == "True":
+    ready = condition(node.get("status", {}), "Ready")
+    if not ready or ready["status"] == "True":
         return None
     reason = "Unreachable" if ready["status"] == "Unknown" else "NotReady"
     return NodeTrouble(node["metadata"]["name"], reason, ready.get("lastTransitionTime"))
@@ -69,7 +69,7 @@ def trouble_of(node: Object) -> NodeTrouble | None:
 def loss_of(pod: Object, nodes: Mapping[str, Object]) -> Fact | None:
     """The fact that the cluster takes this pod away, or has lost it; None as long as it may stay, and for one that somebody deletes (`deletion_of`)."""
     status = pod.get("status", {})
-    marks = {c["type"]: c for c in status.get("conditions") or [] if c["status"] == "True"}
+    marks = {kind: mark for kind, mark in conditions_of(status).items() if mark["status"] == "True"}
     disruption, queue = marks.get("DisruptionTarget"), marks.get(_QUEUE)
     if queue is not None or (disruption or {}).get("reason") in _PREEMPTIONS or status.get("reason") in _PREEMPTIONS:
         return _marked(FactType.PREEMPTED, pod, queue or disruption)
@@ -104,8 +104,7 @@ def _asked_for(pod: Object) -> str | None:
 def _killed(pod: Object) -> Fact | None:
     """The last end of its container, if that was none of the agent's own."""
     statuses = pod.get("status", {}).get("containerStatuses") or []
-    status: Object = next((found for found in statuses if found["name"] == CONTAINER), {})
-    end = status.get("state", {}).get("terminated") or status.get("lastState", {}).get("terminated") or {}
+    end = next((last_end(status) for status in statuses if status["name"] == CONTAINER), {})
     code, out_of_memory = end.get("exitCode", 0), end.get("reason") == "OOMKilled"
     if not out_of_memory and code <= SIGNALLED:
         return None
@@ -275,7 +274,7 @@ def lost_nodes(observed: Observed, received: ReceivedReport | None, now: float, 
 
 
 def _on_lost_nodes(observed: Observed, received: ReceivedReport | None, now: float) -> Iterator[_Lost]:
-    seconds = (observed.job["spec"].get("restart") or {}).get("lostNodeSeconds")
+    seconds = observed.restart.get("lostNodeSeconds")
     for pod in observed.pods:
         trouble = node_trouble(pod, observed.judged_nodes)
         if trouble is not None:
@@ -323,9 +322,8 @@ def _lost(observed: Observed, pod: Object, trouble: NodeTrouble, seconds: int | 
 
 def _node_bound_claim(observed: Observed, pod: Object) -> str | None:
     """The first claim of the pod that another Node can't mount as well."""
-    names = [v["persistentVolumeClaim"]["claimName"] for v in pod["spec"].get("volumes") or [] if "persistentVolumeClaim" in v]
-    modes = {name: set(observed.claims.get(name, {}).get("spec", {}).get("accessModes") or SHARED_MODES) for name in names}
-    return next((name for name in names if not modes[name] & SHARED_MODES), None)
+    modes = {name: set(observed.claims.get(name, {}).get("spec", {}).get("accessModes") or SHARED_MODES) for name in claim_names(pod)}
+    return next((name for name in modes if not modes[name] & SHARED_MODES), None)
 
 
 def _without_node(observed: Observed) -> Iterator[_Lost]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep.api.objects import Object, is_true
+from lockstep.api.objects import Object, condition, is_true
 from lockstep.api.status import ActiveTime, StopStatus
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, ReceivedReport, current_report, is_terminating, owner_uid
@@ -29,7 +29,7 @@ from lockstep.plan.reconcile.clocks import (
     until_overdue,
     until_start_overdue,
 )
-from lockstep.plan.reconcile.conditions import SILENT_SECONDS, View, heard_until
+from lockstep.plan.reconcile.conditions import SILENT_SECONDS, Ending, View, heard_until
 from lockstep.plan.reconcile.events import Note, notes
 from lockstep.plan.reconcile.frozenrun import Gang, gang, made_anew
 from lockstep.plan.reconcile.interactive import is_stopped
@@ -43,7 +43,9 @@ from lockstep.plan.reconcile.writes import (
     absent_claims,
     any_foreign,
     interference,
+    is_of_namesake,
     is_told,
+    name_taken,
     object_writes,
     own_stateful_set,
     repairs,
@@ -52,20 +54,6 @@ from lockstep.plan.reconcile.writes import (
 from lockstep.plan.render.objects import GangRun, RenderContext, differs_by_user
 from lockstep.plan.waiting.notcreated import until_overdue_pods
 from lockstep_gang.contract.report import Report, State
-
-
-@dataclass(frozen=True)
-class Ending:
-    """End of the job, and why it failed."""
-
-    complete: bool = False
-    failed: bool = False
-    reason: str = Reason.RANKS_FAILED
-    message: str = ""
-
-    @property
-    def finished(self) -> bool:
-        return self.complete or self.failed
 
 
 @dataclass(frozen=True)
@@ -135,10 +123,7 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
         received=received,
         wanted_pods=decision.replicas,
         suspend=is_stopped(observed),
-        complete=end.complete,
-        failed=end.failed,
-        failure_message=end.message,
-        failure_reason=end.reason,
+        end=end,
         now=now,
         stopping=decision.stopping,
         stopped=_stop_message(observed, word, stopped),
@@ -216,16 +201,14 @@ def _ending(
     has_failed: bool,
 ) -> Ending:
     """Return the end in status, which is final; else the one that the gang reports; else the deadline, once the stop it asked for is over."""
-    known = {c["type"]: c for c in observed.status.get("conditions", []) if c["status"] == "True"}
-    if not has_failed:
-        known.pop("Failed", None)
+    failed = condition(observed.status, "Failed") if has_failed else {}
     state = received.report.state if received is not None else None
-    if "Complete" in known or ("Failed" not in known and state is State.COMPLETE):
+    if is_true(observed.status, "Complete") or (not failed and state is State.COMPLETE):
         return Ending(complete=True)
-    if "Failed" in known and known["Failed"]["reason"] == Reason.DEADLINE_EXCEEDED:
-        return Ending(failed=True, reason=Reason.DEADLINE_EXCEEDED, message=known["Failed"]["message"])
-    if "Failed" in known or state is State.FAILED:
-        return Ending(failed=True, reason=_failure_reason(known.get("Failed"), received), message=_failure_message(observed, received))
+    if failed and failed["reason"] == Reason.DEADLINE_EXCEEDED:
+        return Ending(failed=True, reason=Reason.DEADLINE_EXCEEDED, message=failed["message"])
+    if failed or state is State.FAILED:
+        return Ending(failed=True, reason=_failure_reason(failed, received), message=_failure_message(observed, received))
     if late is not None and observed.at_zero:
         how = stopped.message if stopped is not None else "no rank ever ran"
         return Ending(failed=True, reason=Reason.DEADLINE_EXCEEDED, message=f"{late.message}; {how}")
@@ -280,7 +263,7 @@ def _previous(observed: Observed) -> Notice | None:
     remaining = [
         f"{kind} {name}"
         for (kind, name), item in observed.objects.items()
-        if owner_uid(item) != observed.uid and _owned_by_namesake(observed, item) and (is_terminating(item) or kind == "StatefulSet")
+        if owner_uid(item) != observed.uid and is_of_namesake(observed, item) and (is_terminating(item) or kind == "StatefulSet")
     ]
     if observed.stateful_set is None:
         remaining += [f"Pod {pod['metadata']['name']}" for pod in observed.pods]
@@ -291,22 +274,15 @@ def _previous(observed: Observed) -> Notice | None:
 
 def _foreign(observed: Observed) -> Notice | None:
     """A StatefulSet with pods that carries our labels, but is somebody else's: an in-namespace run, say."""
-    found = observed.stateful_set
-    if found is None or owner_uid(found) == observed.uid or _owned_by_namesake(observed, found):
+    item = observed.stateful_set
+    if item is None or owner_uid(item) == observed.uid or is_of_namesake(observed, item):
         return None
-    owners = ", ".join(f"{o['kind']} {o['name']}" for o in found["metadata"].get("ownerReferences", [])) or "nobody"
-    text = f"StatefulSet {observed.name} in namespace {observed.namespace} exists already and belongs to {owners}"
-    return Notice(Reason.NAME_TAKEN, f"{text}: Lockstep leaves it alone; delete it, or give the job another name")
+    return name_taken(observed, "StatefulSet", item)
 
 
-def _owned_by_namesake(observed: Observed, item: Object) -> bool:
-    owners = item["metadata"].get("ownerReferences", [])
-    return any(o["kind"] == "TrainingJob" and o["name"] == observed.name for o in owners)
-
-
-def _failure_reason(known: Object | None, received: ReceivedReport | None) -> str:
-    if known is not None:
-        return str(known["reason"])
+def _failure_reason(stored: Object, received: ReceivedReport | None) -> str:
+    if stored:
+        return str(stored["reason"])
     result = received.report.preflight if received is not None else None
     return Reason.PREFLIGHT_FAILED if result is not None and not result.ok else Reason.RANKS_FAILED
 
@@ -314,10 +290,9 @@ def _failure_reason(known: Object | None, received: ReceivedReport | None) -> st
 def _failure_message(observed: Observed, received: ReceivedReport | None) -> str:
     if received is not None and received.report.failure is not None:
         return received.report.failure.message
-    known = observed.status.get("conditions", [])
-    return next(
-        (c["message"] for c in known if c["type"] == "Failed" and c["status"] == "True"), received.report.message if received else ""
-    )
+    if is_true(observed.status, "Failed"):
+        return str(condition(observed.status, "Failed")["message"])
+    return received.report.message if received else ""
 
 
 def _is_pending(decision: Decision, end: Ending) -> bool:
@@ -332,7 +307,7 @@ def _next_look(view: View) -> float | None:
     """A silence, and the end of a hold, are noticed without anything happening."""
     if view.held_until is not None:
         return view.held_until - view.now + 0.1
-    since = None if view.finished else heard_until(view)
+    since = None if view.end.finished else heard_until(view)
     if since is None:
         return None
     left = since + SILENT_SECONDS - view.now

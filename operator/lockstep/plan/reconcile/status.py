@@ -41,7 +41,7 @@ from lockstep.api.status import (
     TrainerStatus,
     TrainingJobStatus,
 )
-from lockstep.api.statuspart import unchecked
+from lockstep.api.statuspart import taken_from, unchecked
 from lockstep.plan.observed import Observed
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.clocks import retry_of
@@ -86,7 +86,7 @@ def job_status(
 ) -> Object:
     """Return the whole status, `fitted`. What is not reported (there was no report since the operator's start) stays as it was."""
     observed, before = view.observed, view.observed.status
-    pods = observed.pods if view.held_until is not None or not view.finished else ()  # those of a job that ended are on their way out
+    pods = observed.pods if view.held_until is not None or not view.end.finished else ()  # those of a job that ended are on their way out
     started = before.get("startTime") or (timestamp(view.now) if observed.pods else None)
     own = unchecked(
         TrainingJobStatus,
@@ -97,7 +97,7 @@ def job_status(
         selector=f"{LABEL_JOB}={observed.name}",
         notification=notification_status(observed),
         start_time=started,
-        completion_time=(not_ahead(before.get("completionTime"), view.now) or timestamp(view.now)) if view.finished else None,
+        completion_time=(not_ahead(before.get("completionTime"), view.now) or timestamp(view.now)) if view.end.finished else None,
         retry=(retry_of(running) or None) if running is not None else before.get("retry"),
         ranks=_ranks(view, running),
         cluster=cluster or ClusterInUse.stored(before.get("cluster")),
@@ -121,8 +121,8 @@ def _ranks(view: View, running: Frozen | None) -> Ranks | None:
     before = Ranks.stored(view.observed.status.get("ranks") or None)
     if view.report is not None and view.observed.pods:
         # A coordinator that starts after the end has placed no rank.
-        order = list(view.report.order) or (before.order if before is not None and view.finished else None)
-        return unchecked(Ranks, desired=view.report.ranks.desired, ready=0 if view.finished else view.report.ranks.ready, order=order)
+        order = list(view.report.order) or (before.order if before is not None and view.end.finished else None)
+        return unchecked(Ranks, desired=view.report.ranks.desired, ready=0 if view.end.finished else view.report.ranks.ready, order=order)
     if running is None:
         return before
     desired = running.nodes * running.parsed.ranks_per_node
@@ -131,9 +131,9 @@ def _ranks(view: View, running: Frozen | None) -> Ranks | None:
 
 
 def _start_failure(view: View) -> FailureStatus | None:
-    if not view.failed or view.failure_reason != Reason.START_TIMEOUT:
+    if not view.end.failed or view.end.reason != Reason.START_TIMEOUT:
         return None
-    return unchecked(FailureStatus, cause=Cause.SETUP.value, node=0, message=printable_line(view.failure_message))
+    return unchecked(FailureStatus, cause=Cause.SETUP.value, node=0, message=printable_line(view.end.message))
 
 
 def _reported(observed: Observed, report: Report, now: float) -> TrainingJobStatus:
@@ -148,9 +148,7 @@ def _reported(observed: Observed, report: Report, now: float) -> TrainingJobStat
         goodput=goodput_status(observed, report),
         trainer=None if report.trainer is None else _trainer(observed, report.trainer, now),
         checkpoint=None if report.checkpoint is None else _commit(report.checkpoint),
-        failed_saves=None
-        if failed is None
-        else unchecked(FailedSavesStatus, since=failed.since, count=failed.count, step=failed.step, message=failed.problem),
+        failed_saves=None if failed is None else taken_from(failed, FailedSavesStatus, message=failed.problem),
         failure=None if report.failure is None else _failure(observed, report.failure),
         fabric=None if report.fabric is None else fabric_status(observed, report.fabric),
         preflight=None if report.preflight is None else preflight_status(observed, report.preflight),
@@ -165,14 +163,13 @@ def _commit(commit: CheckpointReport) -> CheckpointStatus:
 
 def _trainer(observed: Observed, report: TrainerReport, now: float) -> TrainerStatus:
     step, total = _count(report.step), _count(report.total_steps)
-    trainer = unchecked(
+    trainer = taken_from(
+        report,
         TrainerStatus,
-        activity=report.activity,
         step=step,
         total_steps=total,
         progress_percentage=min(100, 100 * step // total) if step is not None and total else None,
-        estimated_remaining_seconds=report.estimated_remaining_seconds,
-        metrics=[unchecked(Metric, name=metric.name, value=metric.value) for metric in report.metrics],
+        metrics=[taken_from(metric, Metric) for metric in report.metrics],
     )
     before = observed.status.get("trainer") or {}
     is_same = fitted({"trainer": trainer.to_dict()})["trainer"] == {k: v for k, v in before.items() if k != "lastUpdateTime"}
@@ -188,37 +185,20 @@ def _count(number: int | None) -> int | None:
 def _failure(observed: Observed, failure: Failure) -> FailureStatus:
     before = FailureStatus.stored(observed.status.get("failure"))
     is_same = before is not None and before.node == failure.node and before.message == failure.message[:LONG_TEXT_MAX]
-    return unchecked(
-        FailureStatus,
-        rank=failure.rank,
-        node=failure.node,
-        node_name=observed.node_name(failure.node) or (before.node_name if before is not None and is_same else None),
-        exit_code=failure.exit_code,
-        signal=failure.signal,
-        exception=failure.exception,
-        cause=failure.cause and failure.cause.value,
-        step=failure.step,
-        activity=failure.activity,
-        stacks=failure.stacks,
-        message=failure.message,
-        last_lines=list(failure.last_lines[-LAST_LINES:]),
-    )
+    node_name = observed.node_name(failure.node) or (before.node_name if before is not None and is_same else None)
+    return taken_from(failure, FailureStatus, node_name=node_name, last_lines=list(failure.last_lines[-LAST_LINES:]))
 
 
 def _restart(restart: Restart) -> RestartStatus:
     failure = restart.failure
-    return unchecked(
+    return taken_from(
+        restart,
         RestartStatus,
-        attempt=restart.attempt,
         time=restart.failed,
-        cause=(failure.cause or Cause.INTERNAL).value,
+        cause=failure.cause or Cause.INTERNAL,
         message=failure.message,
         rank=failure.rank,
         node=failure.node,
-        lost_steps=restart.lost_steps,
-        downtime_seconds=restart.downtime_seconds,
-        down_since=restart.down_since,
-        counts=restart.counts,
     )
 
 
@@ -226,60 +206,30 @@ def fabric_status(observed: Observed, fabric: FabricReport) -> FabricStatus:
     """Return status.fabric."""
     before = FabricStatus.stored(observed.status.get("fabric"))
     names = {item.node: item.node_name for item in before.differing} if before is not None else {}
-    return unchecked(
-        FabricStatus,
-        transport=fabric.transport,
-        network=fabric.network,
-        hcas=list(fabric.hcas),
-        link=fabric.link,
-        interfaces=list(fabric.interfaces),
-        gpu_direct=fabric.gpu_direct,
-        nccl_version=fabric.nccl_version,
-        ranks_heard=fabric.ranks_heard,
-        differing=[
-            unchecked(
-                FabricDifference,
-                node=ranks.node,
-                node_name=observed.node_name(ranks.node) or names.get(ranks.node),
-                ranks=ranks.ranks,
-                why=ranks.why,
-            )
-            for ranks in fabric.differing
-        ],
-    )
+    differing = [
+        taken_from(ranks, FabricDifference, node_name=observed.node_name(ranks.node) or names.get(ranks.node)) for ranks in fabric.differing
+    ]
+    return taken_from(fabric, FabricStatus, differing=differing)
 
 
 def preflight_status(observed: Observed, result: PreflightReport) -> PreflightStatus:
     """Return status.preflight. A node's name is read while its pod is there, and stays after that."""
     before = PreflightStatus.stored(observed.status.get("preflight"))
     names = {finding.node: finding.node_name for finding in before.findings} if before is not None and before.time == result.time else {}
-    return unchecked(
+    return taken_from(
+        result,
         PreflightStatus,
-        time=result.time,
-        ok=result.ok,
         checks=len(result.checks),
-        nodes=result.nodes,
-        milliseconds=result.milliseconds,
-        findings=[_finding(observed, finding, names.get(finding.node)) for finding in result.findings],
-        omitted=result.omitted,
+        findings=[
+            taken_from(finding, PreflightFinding, node_name=names.get(finding.node) or observed.node_name(finding.node))
+            for finding in result.findings
+        ],
         all_reduce=None if result.all_reduce is None else _bandwidth(result.all_reduce),
     )
 
 
-def _finding(observed: Observed, finding: Finding, name: str | None) -> PreflightFinding:
-    return unchecked(
-        PreflightFinding,
-        check=finding.check,
-        severity=finding.severity,
-        node=finding.node,
-        node_name=name or observed.node_name(finding.node),
-        message=finding.message,
-        fix=finding.fix,
-    )
-
-
 def _bandwidth(measured: Bandwidth) -> AllReduceStatus:
-    return unchecked(AllReduceStatus, ranks=measured.ranks, bytes=measured.bytes, busbw=f"{measured.bytes_per_second / 1e9:.3f}")
+    return taken_from(measured, AllReduceStatus, busbw=f"{measured.bytes_per_second / 1e9:.3f}")
 
 
 def _excluded_nodes(observed: Observed, report: Report | None, running: Frozen | None, time: str) -> list[ExcludedNode]:

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from lockstep.api.objects import Object
 from lockstep.api.status import StopStatus
-from lockstep.api.statuspart import unchecked
+from lockstep.api.statuspart import taken_from, unchecked
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, ReceivedReport, is_terminating, owner_uid
 from lockstep.plan.reasons import Reason
@@ -115,15 +115,7 @@ def stop_status(observed: Observed, received: ReceivedReport | None, *, ended: b
     before = StopStatus.stored(observed.status.get("stop"))
     stop = received.report.stop if received is not None else None
     if stop is not None and (before is None or before.attempt <= stop.attempt):
-        return unchecked(
-            StopStatus,
-            time=stop.time,
-            attempt=stop.attempt,
-            save=stop.save.value,
-            step=stop.step,
-            lost_steps=stop.lost_steps,
-            message=stop.message,
-        )
+        return taken_from(stop, StopStatus)
     attempt = int(observed.status.get("attempts") or 0)
     just_gone = observed.at_zero and int(observed.status.get("nodes") or 0) > 0
     ran = attempt > attempts_before(observed)

@@ -85,6 +85,20 @@ def any_foreign(observed: Observed, create: tuple[Object, ...]) -> bool:
     return any(_key(item) in observed.objects for item in create)
 
 
+def is_of_namesake(observed: Observed, item: Object) -> bool:
+    """Return True if it belongs to a TrainingJob of this name, which may be an earlier one."""
+    owners = item["metadata"].get("ownerReferences", [])
+    return any(owner["kind"] == "TrainingJob" and owner["name"] == observed.name for owner in owners)
+
+
+def name_taken(observed: Observed, kind: str, item: Object) -> Notice:
+    """Refusal for a job while somebody else's object has the name that one of its own needs."""
+    name, owners = item["metadata"]["name"], item["metadata"].get("ownerReferences", [])
+    holder = ", ".join(f"{owner['kind']} {owner['name']}" for owner in owners) or "nobody that Lockstep knows"
+    text = f"{kind} {name} in namespace {observed.namespace} exists already and belongs to {holder}"
+    return Notice(Reason.NAME_TAKEN, f"{text}: Lockstep leaves it alone; delete it, or give the job another name")
+
+
 def own_stateful_set(observed: Observed) -> tuple[Object, ...]:
     """The job's StatefulSet, if it is there and nobody else's."""
     seen = observed.stateful_set

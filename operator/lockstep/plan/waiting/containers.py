@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from lockstep.api.names import key_secret_name, run_name
-from lockstep.api.objects import Object, is_running
+from lockstep.api.objects import Object, condition, is_running, last_end
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, event_time, is_terminating, start_anew
 from lockstep.plan.ship.openshift import REGISTRY, pull_command
@@ -73,15 +73,16 @@ def is_scheduled(pod: Object) -> bool:
 
 def placed_at(pod: Object) -> float:
     """Time at which the pod got its node; its creation if that is unknown."""
-    told = [c for c in pod.get("status", {}).get("conditions") or [] if c["type"] == "PodScheduled" and c["status"] == "True"]
-    since = next((c["lastTransitionTime"] for c in told if c.get("lastTransitionTime")), pod["metadata"].get("creationTimestamp"))
+    scheduled = condition(pod.get("status", {}), "PodScheduled")
+    placed = scheduled.get("lastTransitionTime") if scheduled.get("status") == "True" else None
+    since = placed or pod["metadata"].get("creationTimestamp")
     return seconds_of(since) if since else 0.0
 
 
 def scheduler_message(pod: Object) -> str:
     """Return why the scheduler found no node for it; '' if it has one, or the scheduler has not looked yet."""
-    conditions = pod.get("status", {}).get("conditions") or []
-    return next((str(c.get("message", "")) for c in conditions if c["type"] == "PodScheduled" and c["status"] == "False"), "")
+    scheduled = condition(pod.get("status", {}), "PodScheduled")
+    return str(scheduled.get("message", "")) if scheduled.get("status") == "False" else ""
 
 
 def waits_for_room(pod: Object) -> bool:
@@ -154,7 +155,7 @@ def why_cut_off(observed: Observed, report: Report | None) -> Notice | None:
 def _last_words(pod: Object) -> tuple[str, str] | None:
     """(kind, sentence) of an agent that ended since nobody heard it."""
     for container in pod.get("status", {}).get("containerStatuses") or []:
-        end = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated") or {}
+        end = last_end(container)
         kind, _, text = str(end.get("message") or "").strip().partition(": ")
         if end.get("exitCode") == UNREACHABLE and kind in CUT_OFF_HINTS:
             return kind, printable_line(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from lockstep.api.objects import Object
+from lockstep.api.objects import Object, claim_names
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, is_terminating, start_anew
 from lockstep.plan.waiting.containers import is_scheduled, scheduler_message, waits_for_a_claim
@@ -44,10 +44,9 @@ def _explained(observed: Observed, pod: Object, messages: list[str]) -> list[str
 
 
 def _claims_not_bound(observed: Observed, pod: Object) -> list[str]:
-    names = [v["persistentVolumeClaim"]["claimName"] for v in pod["spec"].get("volumes", []) if "persistentVolumeClaim" in v]
     # A class that binds late leaves claims Pending until the pod has a node: only the scheduler knows whether it waits for the claim.
     blamed = waits_for_a_claim(pod)
-    return [text for name in names if (text := _why_unbound(observed, name, blamed=blamed))]
+    return [text for name in claim_names(pod) if (text := _why_unbound(observed, name, blamed=blamed))]
 
 
 def _why_unbound(observed: Observed, name: str, *, blamed: bool) -> str | None:

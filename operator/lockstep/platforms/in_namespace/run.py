@@ -20,16 +20,14 @@ from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.job import TrainingJob
 from lockstep.api.objects import Object, is_running
-from lockstep.api.status import ConditionStatus
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.exec import ProgramFailed, answer_of, output_of
 from lockstep.kube.expiry import LEFT_SECONDS, expiring
 from lockstep.kube.kinds import path_of
 from lockstep.plan.cluster.fitting import never_enough
 from lockstep.plan.observed import Observed, is_terminating, owner_uid
-from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.clocks import Earlier
-from lockstep.plan.reconcile.conditions import Fact, View, pods_scheduled, progressing, ranks_ready
+from lockstep.plan.reconcile.conditions import View, waits_for
 from lockstep.plan.reconcile.placing import Placing, placing
 from lockstep.plan.render.objects import thaw
 from lockstep.plan.waiting.containers import is_scheduled
@@ -410,11 +408,7 @@ def _waiting_for(observed: Observed, run: Run, place: Placing) -> str:
     """Sentence about what the run waits for; '' once all pods run."""
     if place.lets_go or place.is_away:
         return place.message
-    view = View(observed=observed, wanted_pods=run.frozen.nodes, now=time.time(), place=place)
-    scheduled = pods_scheduled(view)
-    ready = ranks_ready(view, scheduled)
-    summary = progressing(view, scheduled, ready, restarting=Fact(ConditionStatus.FALSE, Reason.NOT_RESTARTING, ""))
-    return "" if ready.reason == Reason.WAITING_FOR_REPORT else summary.message
+    return waits_for(View(observed=observed, wanted_pods=run.frozen.nodes, now=time.time(), place=place))
 
 
 class _Log:

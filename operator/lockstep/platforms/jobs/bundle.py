@@ -15,7 +15,7 @@ import yaml
 
 from lockstep.api.errors import Failed, LockstepError
 from lockstep.api.names import CONTAINER, RUN_FOLDER, RUN_KEY, pod_name
-from lockstep.api.objects import Object, is_running
+from lockstep.api.objects import Object, claim_names, is_running
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.exec import Place, ProgramFailed, python_output
 from lockstep.plan.observed import Observed
@@ -96,7 +96,7 @@ async def _around(look: JobObserver, observed: Observed) -> AsyncIterator[Object
     yield {**observed.job, "kind": "TrainingJob"}
     for item in (*observed.objects.values(), *observed.pods):
         yield item
-    claims = {v["persistentVolumeClaim"]["claimName"] for pod in observed.pods for v in pod["spec"].get("volumes", []) if "persistentVolumeClaim" in v}  # fmt: skip
+    claims = {name for pod in observed.pods for name in claim_names(pod)}
     for name in sorted(claims & observed.claims.keys()):
         yield observed.claims[name]
     profile = (observed.status.get("cluster") or {}).get("name")

@@ -17,6 +17,7 @@ from lockstep.api.objects import Object
 from lockstep.kube.cluster import Client, Cluster
 from lockstep.kube.exec import Place, ProgramFailed, answer_of, kept_alive, python_output, python_program
 from lockstep.kube.jobs import job_status
+from lockstep.plan.observed import JobObject
 from lockstep.plan.pages.drill import WATCHED_PODS
 from lockstep.plan.pages.logs import node_of_rank
 from lockstep.platforms.inpod import drill, source_of
@@ -33,37 +34,27 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class DrilledJob:
-    """The job that is drilled, and how its cluster and its pods are reached."""
+class DrilledJob(JobObject):
+    """The job that is drilled, as it was before that, and how its cluster and its pods are reached."""
 
     client: Client
-    job: Object
     timeout_seconds: float
     say: Say
 
     @property
-    def name(self) -> str:
-        return str(self.job["metadata"]["name"])
-
-    @property
-    def namespace(self) -> str:
-        return str(self.job["metadata"]["namespace"])
-
-    @property
     def attempt(self) -> int:
-        return int(self.job["status"]["attempts"])
+        return int(self.status["attempts"])
 
     @property
     def tells_steps(self) -> bool:
-        return "step" in (self.job["status"].get("trainer") or {})
+        return "step" in (self.status.get("trainer") or {})
 
-    def status(self) -> Object:
+    def status_now(self) -> Object:
         return job_status(self.client, self.namespace, self.name)
 
     def pod_of(self, rank: int) -> str:
         """Name of the rank's pod. Raises ConfigError for a rank that the job doesn't have."""
-        status = self.job["status"]
-        return pod_name(self.name, node_of_rank(status["ranks"], int(status["nodes"]), rank))
+        return pod_name(self.name, node_of_rank(self.status["ranks"], int(self.status["nodes"]), rank))
 
     def trainer(self, pod: str) -> Place:
         """Container of the pod that runs the ranks."""
@@ -160,7 +151,7 @@ class DrillWatch:
     """Watches in the pods of a job when the ranks of its attempt end and when the next ones start."""
 
     def __init__(self, drilled: DrilledJob, target: str) -> None:
-        nodes = int(drilled.job["status"]["nodes"])
+        nodes = int(drilled.status["nodes"])
         pods = list(dict.fromkeys([target, *(pod_name(drilled.name, node) for node in range(nodes))]))[:WATCHED_PODS]
         self._streams = {pod: VerbStream(drilled, pod, "watch", attempt=drilled.attempt, seconds=drilled.timeout_seconds) for pod in pods}
         self.notes = [f"{len(pods)} of {nodes} nodes were watched"] if len(pods) < nodes else []

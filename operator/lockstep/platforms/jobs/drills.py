@@ -66,7 +66,7 @@ def _recovery(drilled: DrilledJob, outcome: DrillOutcome, watch: DrillWatch) -> 
     attempt = outcome.attempt
 
     def look(done: Callable[[Object], bool]) -> Object | None:
-        status = drilled.status()
+        status = drilled.status_now()
         if is_true(status, "Failed"):
             raise Failed(
                 f"the job failed: {(status.get('failure') or {}).get('message', '')}: lockstep why {drilled.name} -n {drilled.namespace}"
@@ -146,7 +146,7 @@ def _set_unschedulable(drilled: DrilledJob, node: str, value: bool | None) -> No
 
 def _kill_operator(drilled: DrilledJob) -> DrillOutcome:
     """Delete the operator's leader. Training must not notice: the attempt stays, steps go on, and another replica, or the next pod, hears of them."""
-    before = drilled.status()
+    before = drilled.status_now()
     leader = _leader(drilled)
     drilled.client.request("DELETE", path_of("Pod", operator_home(drilled.client, drilled.namespace), leader), AT_ONCE)
     hit = time.monotonic()
@@ -154,7 +154,7 @@ def _kill_operator(drilled: DrilledJob) -> DrillOutcome:
     drilled.until("another leader", lambda: _leader(drilled) not in ("", leader))
     led = time.monotonic() - hit
     last_update = (before.get("trainer") or {}).get("lastUpdateTime")
-    after = drilled.until("progress written by it", lambda: _news(drilled.status(), last_update))
+    after = drilled.until("progress written by it", lambda: _news(drilled.status_now(), last_update))
     steps = [(status.get("trainer") or {}).get("step") for status in (before, after)]
     if after["attempts"] != before["attempts"]:
         raise Failed(f"attempt {before['attempts']} became {after['attempts']}: training was not left alone: lockstep why {drilled.name}")
@@ -193,7 +193,7 @@ def _leader(drilled: DrilledJob) -> str:
 
 def _fill_disk(drilled: DrilledJob, most: int) -> DrillOutcome:
     """Fill the volume. A save must fail and be reported, the attempt must go on, and the next save with room must be a commit again."""
-    pod, before = pod_name(drilled.name, 0), drilled.status()
+    pod, before = pod_name(drilled.name, 0), drilled.status_now()
     with VerbStream(drilled, pod, "fill", most=most, seconds=drilled.timeout_seconds) as filling:
         try:
             drilled.until("a full volume", lambda: filling.heard_at("full") or filling.ended)
@@ -206,8 +206,8 @@ def _fill_disk(drilled: DrilledJob, most: int) -> DrillOutcome:
         finally:
             drilled.in_pod(pod, "empty")
             drilled.say(f"{Fault.FILL_DISK}: the volume has its room again")
-    freed, step = time.monotonic(), _committed(drilled.status())
-    after = drilled.until("a commit after there was room again", lambda: _newer_commit(drilled.status(), step))
+    freed, step = time.monotonic(), _committed(drilled.status_now())
+    after = drilled.until("a commit after there was room again", lambda: _newer_commit(drilled.status_now(), step))
     if after["attempts"] != before["attempts"]:
         raise Failed(
             f"attempt {before['attempts']} became {after['attempts']}: a full volume must not end an attempt: lockstep why {drilled.name}"

@@ -138,7 +138,7 @@ def check_node_zero(inventory: Inventory, bearer: Bearer, job: JobIdentity) -> O
         raise Refusal(FORBIDDEN, f"there is no job {job.namespace}/{job.name} of that uid")
     if (bearer.namespace, bearer.pod) != (job.namespace, pod_name(job.name, 0)):
         raise Refusal(FORBIDDEN, f"only pod {pod_name(job.name, 0)} may report for job {job.namespace}/{job.name}")
-    pod, stateful_set = inventory.pod(bearer.namespace, bearer.pod), observed.stateful_set
+    pod, stateful_set = inventory.item("Pod", (bearer.namespace, bearer.pod)), observed.stateful_set
     if pod is None or pod["metadata"]["uid"] != bearer.pod_uid or pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
         raise Refusal(FORBIDDEN, f"the pod that holds this token is not the live {bearer.pod}")
     made_here = stateful_set is not None and owner_uid(pod) == stateful_set["metadata"]["uid"] and owner_uid(stateful_set) == job.uid

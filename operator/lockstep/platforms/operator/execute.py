@@ -17,7 +17,7 @@ from lockstep.plan.observed import Observed, owner_uid
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.events import WARNING, Note, Told, tellable
 from lockstep.plan.reconcile.reconcile import Plan
-from lockstep.plan.reconcile.writes import is_other_run, makes_pods
+from lockstep.plan.reconcile.writes import is_of_namesake, is_other_run, makes_pods, name_taken
 from lockstep.plan.times import timestamp
 from lockstep.platforms.operator.memory.queue import Refusals
 
@@ -257,10 +257,8 @@ def _other_run(observed: Observed, item: Object) -> Notice:
 
 
 def _who_has_it(observed: Observed, item: Object, found: Object) -> Notice:
-    kind, name = item["kind"], item["metadata"]["name"]
-    owners = found["metadata"].get("ownerReferences", [])
-    if any(o["kind"] == "TrainingJob" and o["name"] == observed.name for o in owners):
-        return Notice(Reason.PREVIOUS_JOB_REMAINS, f"an earlier job of this name is still being removed: {kind} {name}")
-    holder = ", ".join(f"{o['kind']} {o['name']}" for o in owners) or "nobody that Lockstep knows"
-    text = f"{kind} {name} in namespace {observed.namespace} exists already and belongs to {holder}"
-    return Notice(Reason.NAME_TAKEN, f"{text}: Lockstep leaves it alone; delete or rename it, or give the job another name")
+    if is_of_namesake(observed, found):
+        return Notice(
+            Reason.PREVIOUS_JOB_REMAINS, f"an earlier job of this name is still being removed: {item['kind']} {item['metadata']['name']}"
+        )
+    return name_taken(observed, item["kind"], found)

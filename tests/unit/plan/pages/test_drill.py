@@ -62,7 +62,7 @@ def test_what_speaks_against_a_drill_is_said(a_job: Object, fault: Fault, says: 
 
 def test_the_pod_that_is_hurt_is_the_one_that_has_the_rank_also_where_ranks_follow_racks() -> None:
     status = {"nodes": 3, "ranks": {"desired": 6, "order": [0, 2, 1]}}
-    drilled = DrilledJob(None, {"metadata": {"name": "x"}, "status": status}, 1, print)  # type: ignore[arg-type]  # no cluster is asked
+    drilled = DrilledJob({"metadata": {"name": "x"}, "status": status}, None, 1, print)  # type: ignore[arg-type]  # no cluster is asked
     assert [drilled.pod_of(rank) for rank in range(6)] == ["x-0", "x-0", "x-2", "x-2", "x-1", "x-1"]
     with pytest.raises(ConfigError, match="there is no rank 6: the job has 6 ranks, 0 to 5"):
         drilled.pod_of(6)

@@ -505,7 +505,7 @@ def test_what_was_deleted_before_a_watch_listed_is_noticed_by_another_list(monke
         resyncing.cancel()
 
     asyncio.run(asyncio.wait_for(watches_list(), 5))
-    assert led.inventory.pod("ns", "x-0") is None
+    assert led.inventory.item("Pod", ("ns", "x-0")) is None
 
 
 def test_whoever_lists_anew_while_a_last_look_is_still_to_come_is_followed_soon(monkeypatch: pytest.MonkeyPatch) -> None:

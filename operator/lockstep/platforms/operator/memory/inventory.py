@@ -322,10 +322,6 @@ class Inventory:
         found = [kept.item for place, kept in self._objects["Pod"].items() if (place[0], kept.job) != job]
         return tuple(filter(is_scheduled, found))
 
-    def pod(self, namespace: str, name: str) -> Object | None:
-        found = self._objects["Pod"].get((namespace, name))
-        return None if found is None else found.item
-
     def set_obstacle(self, key: Key, obstacle: Notice | None) -> None:
         """Note why the last write for this job failed; None: it did not."""
         if obstacle is None:
