@@ -19,7 +19,7 @@ from lockstep.plan.observed import UNREADABLE, Observed
 from lockstep.plan.reconcile.accept import accept
 from lockstep.plan.render.objects import RenderContext
 from lockstep.platforms.operator.memory.inventory import CONTENTS_MAX, EVENTS_MAX, Inventory
-from lockstep.platforms.operator.memory.objects import LABELS_MAX, OTHER_BYTES_MAX, PACKED_BYTES_MAX, Kept, slim
+from lockstep.platforms.operator.memory.objects import LABELS_MAX, OTHER_BYTES_MAX, PACKED_BYTES_MAX, StoredObject, slim
 from lockstep.platforms.operator.watching import slimmed
 
 KEY = ("ns", "x")
@@ -291,7 +291,7 @@ def test_of_an_object_that_comes_slim_the_same_is_kept(kind: str) -> None:
         "managedFields": [{"manager": "kubectl-scale", "time": "2026-01-01T00:00:00Z", "fieldsV1": {"f:spec": {"f:replicas": {}}}}],
     }
     item = {"apiVersion": "v1", "kind": kind, "metadata": metadata, **LARGE_OBJECTS[kind]}
-    whole, thin = Kept(kind, item), Kept(kind, slim(kind, item))
+    whole, thin = StoredObject(kind, item), StoredObject(kind, slim(kind, item))
     assert (whole.item, whole.version, whole.uid, whole.job, whole.is_cut) == (thin.item, thin.version, thin.uid, thin.job, thin.is_cut)
 
 
@@ -367,7 +367,7 @@ def test_a_job_that_is_too_deep_says_so_of_itself(levels: int) -> None:
 def test_a_job_that_is_too_large_says_so_of_itself_and_little_of_it_is_kept(content: Any) -> None:
     item = job()
     item["spec"] |= {"suspend": True, "env": content}
-    kept = Kept("TrainingJob", item)
+    kept = StoredObject("TrainingJob", item)
     assert kept.item["spec"]["suspend"] is True and len(json.dumps(kept.item)) < 4096
     refusal = accept(Observed(kept.item), RenderContext())
     assert "make it smaller" in refusal.message  # type: ignore[union-attr]
@@ -377,7 +377,7 @@ def test_a_profile_that_is_too_deep_is_refused_by_its_name() -> None:
     profile = {"metadata": {"name": "p", "uid": "p", "resourceVersion": "1"}, "spec": json.loads(deep(100))}
     observed = Observed(
         {**job(), "apiVersion": "lockstep.dev/v1alpha1", "spec": {"cluster": "p", "script": {"path": "x.py"}}},
-        profiles=(Kept("TrainingCluster", profile).item,),
+        profiles=(StoredObject("TrainingCluster", profile).item,),
     )
     observed.job["kind"] = "TrainingJob"
     assert "TrainingCluster p can't be used: it has a field" in accept(observed, RenderContext()).message  # type: ignore[union-attr]
@@ -391,7 +391,7 @@ def test_what_others_write_into_metadata_is_not_kept() -> None:
         "ownerReferences": [{"uid": str(number), "kind": "Pod", "name": "x"} for number in range(1000)],
     }  # fmt: skip
     item["metadata"]["labels"]["lockstep.dev/job"] = "x"
-    metadata = Kept("TrainingJob", item).item["metadata"]
+    metadata = StoredObject("TrainingJob", item).item["metadata"]
     assert metadata["annotations"] == {"lockstep.dev/is-default-cluster": "true"} and metadata["labels"] == {"lockstep.dev/job": "x"}
     assert len(json.dumps(metadata)) < 4096
 
@@ -405,7 +405,7 @@ def test_little_is_kept_of_any_large_object(kind: str) -> None:
         "status": {"phase": "Running", "noise": noise},
     }
     item |= {"message": noise, "reason": "FailedCreate", "involvedObject": {"kind": "Pod", "name": noise}}
-    kept = Kept(kind, item)
+    kept = StoredObject(kind, item)
     assert len(json.dumps(kept.item, ensure_ascii=False)) <= OTHER_BYTES_MAX
     if kind == "StatefulSet":
         assert kept.item["spec"]["replicas"] == 3 and kept.is_cut
@@ -465,5 +465,5 @@ def test_a_frozen_run_that_is_too_large_to_keep_is_read_each_time() -> None:
     import random
 
     noise = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=4 * PACKED_BYTES_MAX))  # noqa: S311
-    kept = Kept("ConfigMap", owned("ConfigMap", "x-run-abc", data={"run.json": noise}))
+    kept = StoredObject("ConfigMap", owned("ConfigMap", "x-run-abc", data={"run.json": noise}))
     assert kept.is_cut and "data" not in kept.item

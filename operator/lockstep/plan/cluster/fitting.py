@@ -17,7 +17,17 @@ from lockstep.api.objects import Object
 from lockstep.api.quantity import amount, number
 from lockstep.plan.cluster.facts import ClusterFacts
 from lockstep.plan.cluster.finding import Finding, Outcome, fine, note, refused, unknown
-from lockstep.plan.waiting.nodes import PODS, allocatable, asked, effective, named, request, shown_amount, who_holds, why_never
+from lockstep.plan.waiting.nodes import (
+    PODS,
+    allocatable,
+    effective,
+    named,
+    request,
+    requested_resources,
+    shown_amount,
+    who_holds,
+    why_never,
+)
 from lockstep_spec.words import number_of
 
 NODES, QUOTA = "nodes", "quota"
@@ -134,7 +144,7 @@ def _lacking(pod: Object, nodes: Iterable[Object], others: Iterable[Object]) -> 
     lacking: dict[str, tuple[str, str]] = {}
     for node in nodes:
         name = _name(node)
-        for resource in (*asked(pod), PODS):
+        for resource in (*requested_resources(pod), PODS):
             want = request(pod, resource)
             free = allocatable(node, resource) - sum((request(other, resource) for other in on[name]), Decimal(0))
             if free < want:

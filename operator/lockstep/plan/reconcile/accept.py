@@ -134,8 +134,8 @@ def service_account_gone(observed: Observed, accepted: Accepted) -> Notice | Non
 def claim_going(observed: Observed, accepted: Accepted | None) -> Notice | None:
     """A claim of the job that somebody deletes. It stays while a pod mounts it, and can't be had back."""
     used = {name for pod in observed.pods for name in claim_names(pod)}
-    wanted = used or ({claim.name for claim in shared_claims(accepted.resolved)} if accepted is not None else set())
-    going = sorted(name for name in wanted if is_terminating(observed.claims.get(name, {"metadata": {}})))
+    names = used or ({claim.name for claim in shared_claims(accepted.resolved)} if accepted is not None else set())
+    going = sorted(name for name in names if is_terminating(observed.claims.get(name, {"metadata": {}})))
     if not going:
         return None
     text = f"claim {going[0]} is being deleted"
@@ -149,32 +149,32 @@ def claim_going(observed: Observed, accepted: Accepted | None) -> Notice | None:
 
 
 def _profile(observed: Observed, name: str | None) -> Object | Notice:
-    found = _named(observed, name) if name else _default(observed)
-    if not isinstance(found, Notice) and UNREADABLE in found:
-        return Notice(Reason.INVALID_CLUSTER, f"TrainingCluster {found['metadata']['name']} can't be used: {found[UNREADABLE]}")
-    return found
+    profile = _named(observed, name) if name else _default(observed)
+    if not isinstance(profile, Notice) and UNREADABLE in profile:
+        return Notice(Reason.INVALID_CLUSTER, f"TrainingCluster {profile['metadata']['name']} can't be used: {profile[UNREADABLE]}")
+    return profile
 
 
 def _named(observed: Observed, name: str) -> Object | Notice:
-    found = next((p for p in observed.profiles if p["metadata"]["name"] == name), None)
-    text = f"spec.cluster is {name}, but there is no such TrainingCluster; {_known(observed)}: `lockstep deploy {name}` sends it"
-    return found or Notice(Reason.CLUSTER_NOT_FOUND, text)
+    profile = next((p for p in observed.profiles if p["metadata"]["name"] == name), None)
+    text = f"spec.cluster is {name}, but there is no such TrainingCluster; {_available(observed)}: `lockstep deploy {name}` sends it"
+    return profile or Notice(Reason.CLUSTER_NOT_FOUND, text)
 
 
 def _default(observed: Observed) -> Object | Notice:
     mark = ANNOTATION_DEFAULT_CLUSTER
-    found = [p for p in observed.profiles if p["metadata"].get("annotations", {}).get(mark) == "true"]
-    if not found:
-        text = f"spec.cluster is not set and no TrainingCluster is annotated {mark}: true; {_known(observed)}: kubectl annotate tc NAME {mark}=true"
+    defaults = [p for p in observed.profiles if p["metadata"].get("annotations", {}).get(mark) == "true"]
+    if not defaults:
+        text = f"spec.cluster is not set and no TrainingCluster is annotated {mark}: true; {_available(observed)}: kubectl annotate tc NAME {mark}=true"
         return Notice(Reason.NO_DEFAULT_CLUSTER, text)
-    if len(found) > 1:
-        names = ", ".join(sorted(p["metadata"]["name"] for p in found))
+    if len(defaults) > 1:
+        names = ", ".join(sorted(p["metadata"]["name"] for p in defaults))
         text = f"spec.cluster is not set and several TrainingClusters are annotated {mark}: true ({names}): leave it on one"
         return Notice(Reason.SEVERAL_DEFAULT_CLUSTERS, text)
-    return found[0]
+    return defaults[0]
 
 
-def _known(observed: Observed) -> str:
+def _available(observed: Observed) -> str:
     names = sorted(p["metadata"]["name"] for p in observed.profiles)
     return f"known are {', '.join(names[:LISTED_PROFILES])}" if names else "there is none at all"
 

@@ -46,7 +46,7 @@ def retried(job: TrainingJob, earlier: Earlier) -> TrainingJob:
     return job.model_copy(update={"spec": job.spec.model_copy(update={"restart": restart})})
 
 
-def asked(observed: Observed) -> int:
+def requested_retry(observed: Observed) -> int:
     return int(observed.restart.get("retry", 0))
 
 
@@ -56,13 +56,15 @@ def retry_of(running: Frozen) -> int:
 
 def is_retried(observed: Observed, running: Frozen | None) -> bool:
     """Return True if the failure in status no longer counts: the job is at zero pods, or its next start is already there."""
-    told = int(observed.status.get("retry", 0))
-    return asked(observed) > told and (observed.at_zero or (running is not None and retry_of(running) >= asked(observed)))
+    counted = int(observed.status.get("retry", 0))
+    return requested_retry(observed) > counted and (
+        observed.at_zero or (running is not None and retry_of(running) >= requested_retry(observed))
+    )
 
 
 def is_of_an_earlier_retry(observed: Observed, received: ReceivedReport) -> bool:
     """A report of a failure that was there before the retry and may still be in memory."""
-    return received.report.state is State.FAILED and received.report.retry < asked(observed)
+    return received.report.state is State.FAILED and received.report.retry < requested_retry(observed)
 
 
 FRESH_SECONDS = 30.0
@@ -81,15 +83,15 @@ def has_begun(observed: Observed, received: ReceivedReport | None, now: float) -
     pod = observed.pod(0)
     if pod is None or not is_running(pod):
         return False  # nobody is there who could begin one
-    heard = current_report(observed, received)
-    is_fresh = heard is not None and now - heard.received <= FRESH_SECONDS
-    return heard is None or not is_fresh or heard.report.state is not State.WAITING
+    current = current_report(observed, received)
+    is_fresh = current is not None and now - current.received <= FRESH_SECONDS
+    return current is None or not is_fresh or current.report.state is not State.WAITING
 
 
 def attempts_before(observed: Observed) -> int:
     """Number of attempts when the newest start from zero pods began."""
-    seen = observed.stateful_set or {"metadata": {}}
-    stated = str((seen["metadata"].get("annotations") or {}).get(ANNOTATION_ATTEMPTS_BEFORE, ""))
+    stateful_set = observed.stateful_set or {"metadata": {}}
+    stated = str((stateful_set["metadata"].get("annotations") or {}).get(ANNOTATION_ATTEMPTS_BEFORE, ""))
     return int(stated) if re.fullmatch(r"\d{1,9}", stated) else 0
 
 
@@ -119,8 +121,8 @@ def start_overdue(observed: Observed, now: float) -> Notice | None:
     seconds = observed.job["spec"].get("startTimeoutSeconds", Timeouts.start_seconds)
     pod = observed.pod(0)
     why = why_not_started(observed) if pod is not None and is_scheduled(pod) else why_unscheduled(observed)
-    said = f": {why.message}" if why is not None else ""
-    return Notice(Reason.START_TIMEOUT, f"node 0 did not start within the {seconds} s of startTimeoutSeconds{said}")
+    detail = f": {why.message}" if why is not None else ""
+    return Notice(Reason.START_TIMEOUT, f"node 0 did not start within the {seconds} s of startTimeoutSeconds{detail}")
 
 
 def until_start_overdue(observed: Observed, now: float) -> float | None:
@@ -168,7 +170,7 @@ def _set_fields(part: Model, path: str, names: tuple[str, ...]) -> Iterator[str]
 
 def active_time(observed: Observed, now: float) -> ActiveTime | None:
     """Return status.active: counted while any pod of the job is on a node, so neither suspended nor queued time is in it. A retry starts anew."""
-    retry = asked(observed)
+    retry = requested_retry(observed)
     before = ActiveTime.stored(observed.status.get("active"))
     if before is None or retry != (before.retry or 0):
         before = unchecked(ActiveTime)
@@ -230,7 +232,7 @@ def held_until(observed: Observed, received: ReceivedReport | None, now: float) 
     """
     seconds = int(observed.restart.get("holdOnFailureSeconds", 0))
     has_pods = observed.replicas > 0 and bool(observed.pods)
-    is_over = asked(observed) > int(observed.status.get("retry", 0)) or observed.job["spec"].get("suspend", False)
+    is_over = requested_retry(observed) > int(observed.status.get("retry", 0)) or observed.job["spec"].get("suspend", False)
     if is_over or not has_pods or seconds == 0 or not _ranks_failed(observed, received):
         return None
     ended = observed.status.get("completionTime")

@@ -339,9 +339,9 @@ def _straggling(view: View) -> Fact:
     slow = view.report.stragglers if view.report is not None and not (view.end.finished or view.suspend) else ()
     if not slow:
         return Fact(FALSE, Reason.NO_STRAGGLER, "no rank is slower than the others")
-    told = "; ".join(_slowness(view, straggler) for straggler in slow)
+    slowness = "; ".join(_slowness(view, straggler) for straggler in slow)
     return Fact(
-        TRUE, Reason.SLOW_RANK, f"{told}. All ranks wait for the slowest: compare its node's clocks, temperature, disks and neighbours"
+        TRUE, Reason.SLOW_RANK, f"{slowness}. All ranks wait for the slowest: compare its node's clocks, temperature, disks and neighbours"
     )
 
 
@@ -380,8 +380,8 @@ def _slowness(view: View, slow: Straggler) -> str:
 
 
 def _checkpoint(view: View) -> Fact:
-    said = view.report or view.last_word
-    if (said is not None and said.checkpoint is not None) or view.commit is not None or view.observed.status.get("checkpoint"):
+    report = view.report or view.last_word
+    if (report is not None and report.checkpoint is not None) or view.commit is not None or view.observed.status.get("checkpoint"):
         return Fact(TRUE, Reason.COMMITTED, "status.checkpoint names the newest commit")
     return Fact(FALSE, Reason.NO_CHECKPOINT, "no checkpoint has been committed")
 
@@ -401,8 +401,8 @@ def _complete(view: View) -> Fact:
 def _failed(view: View) -> Fact:
     if view.end.failed:
         return Fact(TRUE, view.end.reason, view.end.message)
-    known = condition(view.observed.status, ConditionType.FAILED)
-    if known.get("status") == TRUE or known.get("reason") == Reason.RETRIED:
+    stored = condition(view.observed.status, ConditionType.FAILED)
+    if stored.get("status") == TRUE or stored.get("reason") == Reason.RETRIED:
         return Fact(FALSE, Reason.RETRIED, "restart.retry was raised: the job goes on from its last checkpoint")
     return Fact(FALSE, Reason.NOT_FAILED, "the job has not failed")
 

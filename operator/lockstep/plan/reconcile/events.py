@@ -1,6 +1,6 @@
 """Kubernetes Events of a job: changes from one status to the next, in plain words. Pure.
 
-Two statuses say all: so a transition is told by whoever wrote it, once, and an operator that has just been started tells nothing again.
+Two statuses say all: whoever writes a transition sends its event, once, and an operator that has just started repeats none.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ NORMAL, WARNING = "Normal", "Warning"
 MESSAGE_BYTES = 1024
 """Bytes of an event's message that the API takes (events.k8s.io)."""
 SILENCE_SECONDS = 600.0
-"""The same reason with the same message is told again only after so long: a condition may flap."""
+"""The same reason with the same message is sent again only after so long: a condition may flap."""
 BURST, REFILL_SECONDS = 25, 60.0
-"""Events of one job at once, and the time in which one more is allowed. What ends something is always told."""
+"""Events of one job at once, and the time in which one more is allowed. The end of something is always sent."""
 _ENDS = frozenset({"Complete", "Failed", "IdleWarning", "IdleReleased"})
 _HOUR = len("2026-01-01T00")
 
@@ -49,7 +49,7 @@ _OVER: Mapping[str, tuple[str, str]] = {
     ConditionType.NODES_HEALTHY: ("False", "NodesHealthy"),
     ConditionType.FAILED: ("True", "Retried"),
 }
-"""A trouble that ends: what the condition's status was until then, and the reason under which that is told."""
+"""A trouble that ends: what the condition's status was until then, and the reason of the event about its end."""
 _QUIET = frozenset({
     "NotAccepted", "Suspended", "Stopping", "Finished", "PodsNotCreated", "Scheduling", "PodsNotScheduled", "Starting", "WaitingForReport",
     "WaitingForRanks", "Ready", "Resizing", "StartReplaced", "Queued", "NodesReleased", "DeadlineExceeded", "PreflightFailed", "NodeExcluded",
@@ -69,19 +69,19 @@ _CAUSES = {"Hang": "RankHung", "Preempted": "Preempted", "Fabric": "FabricFailed
 
 
 @dataclass(frozen=True)
-class Note:
-    """A Kubernetes Event about the job, told once at a transition."""
+class JobEvent:
+    """A Kubernetes Event about the job, sent once at a transition."""
 
     type: str
     reason: str
     message: str
 
 
-def notes(before: Object, after: Object) -> tuple[Note, ...]:
+def events_between(before: Object, after: Object) -> tuple[JobEvent, ...]:
     """Return what happened between two statuses, in the order in which it happens to a job."""
     stop = stop_event(before, after)
-    stopped = () if stop is None else (Note(*stop),)
-    found = (
+    stopped = () if stop is None else (JobEvent(*stop),)
+    changes = (
         *stopped,
         *_conditions(before, after),
         *_attempts(before, after),
@@ -90,52 +90,52 @@ def notes(before: Object, after: Object) -> tuple[Note, ...]:
         *_sizes(before, after),
         *_idleness(before, after),
     )
-    return tuple(map(_told_as, (*found, *_checkpoint(before, after), *_heard(before, after))))
+    return tuple(map(_printable, (*changes, *_checkpoint(before, after), *_notification(before, after))))
 
 
-def _told_as(note: Note) -> Note:
+def _printable(event: JobEvent) -> JobEvent:
     """On one line that can be printed, as long as the API takes it."""
-    return replace(note, message=printable_line(note.message).encode(errors="replace")[:MESSAGE_BYTES].decode(errors="ignore"))
+    return replace(event, message=printable_line(event.message).encode(errors="replace")[:MESSAGE_BYTES].decode(errors="ignore"))
 
 
-def _conditions(before: Object, after: Object) -> Iterator[Note]:
+def _conditions(before: Object, after: Object) -> Iterator[JobEvent]:
     old, new = _by_type(before), _by_type(after)
     for kind, condition in new.items():
-        known = old.get(kind, {})
-        if (known.get("status"), known.get("reason")) == (condition["status"], condition["reason"]):
+        previous = old.get(kind, {})
+        if (previous.get("status"), previous.get("reason")) == (condition["status"], condition["reason"]):
             continue
-        turned = known.get("status") != condition["status"]
+        turned = previous.get("status") != condition["status"]
         if condition["status"] == "True" and turned and kind in _HOLDS:
-            yield Note(*_HOLDS[ConditionType(kind)], condition["message"])
+            yield JobEvent(*_HOLDS[ConditionType(kind)], condition["message"])
         elif condition["status"] == "False" and kind in _TROUBLE and condition["reason"] not in _QUIET:
-            yield Note(WARNING, condition["reason"], condition["message"])
+            yield JobEvent(WARNING, condition["reason"], condition["message"])
         elif kind == ConditionType.ACCEPTED and condition["reason"] == Reason.CHANGE_PENDING:
-            yield Note(NORMAL, condition["reason"], condition["message"])
+            yield JobEvent(NORMAL, condition["reason"], condition["message"])
         elif kind == ConditionType.SUSPENDED and condition["status"] == "False":
-            yield from _suspension(known, condition)
+            yield from _suspension(previous, condition)
         elif kind == ConditionType.PROGRESSING and condition["reason"] in _SUMMARY:
-            yield Note(_SUMMARY[condition["reason"]], condition["reason"], condition["message"])
-        elif kind in _OVER and turned and known.get("status") == _OVER[ConditionType(kind)][0]:
-            yield Note(NORMAL, _OVER[ConditionType(kind)][1], condition["message"])
+            yield JobEvent(_SUMMARY[condition["reason"]], condition["reason"], condition["message"])
+        elif kind in _OVER and turned and previous.get("status") == _OVER[ConditionType(kind)][0]:
+            yield JobEvent(NORMAL, _OVER[ConditionType(kind)][1], condition["message"])
 
 
-def _suspension(known: Object, condition: Object) -> Iterator[Note]:
+def _suspension(previous: Object, condition: Object) -> Iterator[JobEvent]:
     if condition["reason"] == "Stopping":
-        yield Note(NORMAL, "Stopping", condition["message"])
-    elif known.get("status") == "True" and condition["reason"] != "Finished":
-        yield Note(NORMAL, "Resumed", condition["message"])
+        yield JobEvent(NORMAL, "Stopping", condition["message"])
+    elif previous.get("status") == "True" and condition["reason"] != "Finished":
+        yield JobEvent(NORMAL, "Resumed", condition["message"])
 
 
-def _attempts(before: Object, after: Object) -> Iterator[Note]:
-    """Failures that were followed by another attempt, then its start. The last failure of a failed job is told by Failed."""
-    told = max((entry["attempt"] for entry in before.get("restartHistory", [])), default=0)
+def _attempts(before: Object, after: Object) -> Iterator[JobEvent]:
+    """Failures that were followed by another attempt, then its start. Event Failed has the last failure of a failed job."""
+    newest = max((entry["attempt"] for entry in before.get("restartHistory", [])), default=0)
     final = _by_type(after).get("Failed", {}).get("status") == "True"
     for entry in after.get("restartHistory", []):
-        if entry["attempt"] <= told or (final and entry["attempt"] == after.get("attempts")):
+        if entry["attempt"] <= newest or (final and entry["attempt"] == after.get("attempts")):
             continue
         count = entry.get("lostSteps")
         lost = f"; {number_of(count, 'step')} {'is' if count == 1 else 'are'} done again" if count else ""
-        yield Note(
+        yield JobEvent(
             WARNING,
             _CAUSES.get(entry["cause"], "Restarting"),
             f"attempt {entry['attempt']} failed ({entry['cause']}): {entry['message']}{lost}",
@@ -143,61 +143,63 @@ def _attempts(before: Object, after: Object) -> Iterator[Note]:
     attempt = after.get("attempts") or 0
     if attempt > (before.get("attempts") or 0):
         desired = (after.get("ranks") or {}).get("desired")
-        yield Note(NORMAL, "AttemptStarted", f"attempt {attempt} starts" + (f" with {number_of(desired, 'rank')}" if desired else ""))
+        yield JobEvent(NORMAL, "AttemptStarted", f"attempt {attempt} starts" + (f" with {number_of(desired, 'rank')}" if desired else ""))
 
 
-def _preflight(before: Object, after: Object) -> Iterator[Note]:
-    found = after.get("preflight")
-    if not found or found.get("time") == (before.get("preflight") or {}).get("time"):
+def _preflight(before: Object, after: Object) -> Iterator[JobEvent]:
+    preflight = after.get("preflight")
+    if not preflight or preflight.get("time") == (before.get("preflight") or {}).get("time"):
         return
-    findings = found.get("findings", [])
-    if found["ok"] and not findings:
-        yield Note(NORMAL, "PreflightPassed", f"{number_of(found['checks'], 'check')} on {number_of(found['nodes'], 'node')} found nothing")
+    findings = preflight.get("findings", [])
+    if preflight["ok"] and not findings:
+        yield JobEvent(
+            NORMAL, "PreflightPassed", f"{number_of(preflight['checks'], 'check')} on {number_of(preflight['nodes'], 'node')} found nothing"
+        )
         return
     texts = [f"{f['check']}: {f['message']}" + (f" on {f['nodeName']}" if f.get("nodeName") else "") + f"; {f['fix']}" for f in findings]
-    yield Note(WARNING, "PreflightWarned" if found["ok"] else "PreflightFailed", " | ".join(texts[:5]) or "no finding was given")
+    yield JobEvent(WARNING, "PreflightWarned" if preflight["ok"] else "PreflightFailed", " | ".join(texts[:5]) or "no finding was given")
 
 
-def _excluded(before: Object, after: Object) -> Iterator[Note]:
-    known = {node["name"] for node in before.get("excludedNodes") or []}
+def _excluded(before: Object, after: Object) -> Iterator[JobEvent]:
+    excluded = {node["name"] for node in before.get("excludedNodes") or []}
     for node in after.get("excludedNodes") or []:
-        if node["name"] not in known:
-            yield Note(
+        if node["name"] not in excluded:
+            yield JobEvent(
                 WARNING,
                 "NodeExcluded",
                 f"node {node['name']} is left out of this job's next start: {node['message']}; suspending the job clears the list",
             )
 
 
-def _idleness(before: Object, after: Object) -> Iterator[Note]:
+def _idleness(before: Object, after: Object) -> Iterator[JobEvent]:
     """Events of a dev environment: the warning, and the release."""
     old, new = before.get("interactive") or {}, after.get("interactive") or {}
     since = f"nobody has used the environment since {new.get('idleSince', 'a long time ago')}"
     if "releaseTime" in new and "releaseTime" not in old:
-        yield Note(
+        yield JobEvent(
             WARNING, "IdleWarning", f"{since}: its GPUs are released at {new['releaseTime']} unless somebody starts a run or uses a shell"
         )
     if "released" in new and "released" not in old:
-        yield Note(WARNING, "IdleReleased", f"{since}: its GPUs are released; `lockstep resume` brings it back")
+        yield JobEvent(WARNING, "IdleReleased", f"{since}: its GPUs are released; `lockstep resume` brings it back")
 
 
-def _sizes(before: Object, after: Object) -> Iterator[Note]:
+def _sizes(before: Object, after: Object) -> Iterator[JobEvent]:
     old, new = ((status.get("ranks") or {}).get("desired") for status in (before, after))
     if old and new and old != new:
-        yield Note(NORMAL, "Resized", f"from {old} to {new} ranks")
+        yield JobEvent(NORMAL, "Resized", f"from {old} to {new} ranks")
 
 
-def _checkpoint(before: Object, after: Object) -> Iterator[Note]:
+def _checkpoint(before: Object, after: Object) -> Iterator[JobEvent]:
     """The first one, then one an hour: a job that saves every minute would push all other events out."""
     old, new = before.get("checkpoint"), after.get("checkpoint")
     if new and (old is None or old["lastCommitTime"][:_HOUR] != new["lastCommitTime"][:_HOUR]):
-        yield Note(NORMAL, "CheckpointCommitted", f"step {new['lastCommittedStep']}" + (f": {new['path']}" if new.get("path") else ""))
+        yield JobEvent(NORMAL, "CheckpointCommitted", f"step {new['lastCommittedStep']}" + (f": {new['path']}" if new.get("path") else ""))
 
 
-def _heard(before: Object, after: Object) -> Iterator[Note]:
-    told = after.get("notification")
-    if told and not before.get("notification") and not told["delivered"]:
-        yield Note(WARNING, "NotificationFailed", told["message"])
+def _notification(before: Object, after: Object) -> Iterator[JobEvent]:
+    notification = after.get("notification")
+    if notification and not before.get("notification") and not notification["delivered"]:
+        yield JobEvent(WARNING, "NotificationFailed", notification["message"])
 
 
 def _by_type(status: Object) -> dict[str, Object]:
@@ -205,7 +207,7 @@ def _by_type(status: Object) -> dict[str, Object]:
 
 
 @dataclass(frozen=True)
-class Told:
+class SentEvents:
     """Events of one job that this process has sent: the last time of each, and how many more it may send."""
 
     last: Mapping[tuple[str, str], float] = field(default_factory=lambda: MappingProxyType({}))
@@ -213,15 +215,15 @@ class Told:
     at: float = 0.0
 
 
-def tellable(told: Told, new: tuple[Note, ...], now: float) -> tuple[Told, tuple[Note, ...]]:
+def worth_sending(sent: SentEvents, new: tuple[JobEvent, ...], now: float) -> tuple[SentEvents, tuple[JobEvent, ...]]:
     """Return what to remember, and those of `new` that are neither a repetition nor too many."""
-    left = min(float(BURST), told.left + age(told.at, now) / REFILL_SECONDS)
-    last = {key: when for key, when in told.last.items() if age(when, now) < SILENCE_SECONDS}
-    found = []
-    for note in map(_told_as, new):
-        key = (note.reason, note.message)
-        if key in last or (left < 1 and note.reason not in _ENDS):
+    left = min(float(BURST), sent.left + age(sent.at, now) / REFILL_SECONDS)
+    last = {key: when for key, when in sent.last.items() if age(when, now) < SILENCE_SECONDS}
+    fresh = []
+    for event in map(_printable, new):
+        key = (event.reason, event.message)
+        if key in last or (left < 1 and event.reason not in _ENDS):
             continue
         last[key], left = now, max(0.0, left - 1)
-        found.append(note)
-    return Told(last, left, now), tuple(found)
+        fresh.append(event)
+    return SentEvents(last, left, now), tuple(fresh)

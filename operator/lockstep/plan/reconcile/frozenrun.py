@@ -46,17 +46,17 @@ def gang(observed: Observed, fresh: Frozen | None, context: RenderContext) -> Ga
         return Gang()  # no gang, or somebody else's
     remembered = context.remembered
     if remembered is not None and remembered.proven:  # pods have been there since, so they still run it, whatever annotations say
-        return _known(observed, remembered.run, proven=True)
+        return _gang_of(observed, remembered.run, proven=True)
     hashes = list(dict.fromkeys(_hashes(observed)))
     for run_hash in hashes:
         if fresh is not None and fresh.hash == run_hash:
-            return _known(observed, fresh, proven=True)
-        seen = observed.objects.get(("ConfigMap", run_name(observed.name, run_hash)))
-        run = None if seen is None else _read(observed, seen, run_hash)
-        if seen is not None and run is not None:
-            return _known(observed, run, proven=_is_signed(seen, run, context))
+            return _gang_of(observed, fresh, proven=True)
+        config_map = observed.objects.get(("ConfigMap", run_name(observed.name, run_hash)))
+        run = None if config_map is None else _read(observed, config_map, run_hash)
+        if config_map is not None and run is not None:
+            return _gang_of(observed, run, proven=_is_signed(config_map, run, context))
     if remembered is not None:
-        return _known(observed, remembered.run, proven=remembered.proven)
+        return _gang_of(observed, remembered.run, proven=remembered.proven)
     return Gang(trouble=_unknown(observed, hashes))
 
 
@@ -85,8 +85,8 @@ def _hashes(observed: Observed) -> list[str]:
     """
     items = [item for item in (observed.stateful_set, *observed.pods) if item is not None]
     stated = [(item["metadata"].get("annotations") or {}).get(ANNOTATION_RUN_HASH) for item in items]
-    told = (observed.status.get("run") or {}).get("name")
-    return sorted((str(run_hash) for run_hash in stated if run_hash), key=lambda run_hash: run_name(observed.name, run_hash) != told)
+    started = (observed.status.get("run") or {}).get("name")
+    return sorted((str(run_hash) for run_hash in stated if run_hash), key=lambda run_hash: run_name(observed.name, run_hash) != started)
 
 
 def _read(observed: Observed, config_map: Object, run_hash: str) -> Frozen | None:
@@ -109,7 +109,7 @@ def _is_signed(config_map: Object, run: Frozen, context: RenderContext) -> bool:
     return bool(context.run_key) and hmac.compare_digest(stated.encode("utf-8", "replace"), run_proof(run, context.run_key).encode())
 
 
-def _known(observed: Observed, run: Frozen, *, proven: bool) -> Gang:
+def _gang_of(observed: Observed, run: Frozen, *, proven: bool) -> Gang:
     if proven or observed.stateful_set is not None:
         return Gang(run, proven)
     text = f"StatefulSet {observed.name} is gone or has lost its labels, and what its pods run was not signed by this operator, so it is not made again"
@@ -121,7 +121,7 @@ def _unknown(observed: Observed, hashes: list[str]) -> Notice:
         text = f"StatefulSet {observed.name} and its pods have lost their annotation {ANNOTATION_RUN_HASH}, which names what they run"
         return Notice(Reason.FROZEN_RUN_LOST, f"{text}: the pods are left alone; {start_anew(observed)}")
     name = run_name(observed.name, hashes[0])
-    there = ("ConfigMap", name) in observed.objects
-    what = "does not hold what they were started with: somebody else wrote it" if there else "was deleted, or has lost its labels"
+    exists = ("ConfigMap", name) in observed.objects
+    what = "does not hold what they were started with: somebody else wrote it" if exists else "was deleted, or has lost its labels"
     text = f"ConfigMap {name}, which the pods run by, {what}. They are left alone, but a pod that is made again may not start"
     return Notice(Reason.FROZEN_RUN_LOST, f"{text}; {start_anew(observed)}")

@@ -28,9 +28,9 @@ def resumes(job: Object) -> int:
 
 def is_released(observed: Observed) -> bool:
     """Return True if its GPUs were released and not asked for again. A suspension by hand takes its place."""
-    said = observed.status.get("interactive") or {}
+    stored = observed.status.get("interactive") or {}
     suspended = observed.job["spec"].get("suspend", False)
-    return not suspended and "released" in said and resumes(observed.job) <= said.get("resume", 0)
+    return not suspended and "released" in stored and resumes(observed.job) <= stored.get("resume", 0)
 
 
 def is_stopped(observed: Observed) -> bool:
@@ -40,8 +40,8 @@ def is_stopped(observed: Observed) -> bool:
 
 def release_due(observed: Observed, received: ReceivedReport | None) -> bool:
     """Return True if node 0 reports that nobody uses it. The report of a start that is being stopped says nothing about the next one."""
-    said = received.report.interactive if received is not None else None
-    return said is not None and said.idleness is Idleness.OVER and observed.replicas > 0 and not is_stopped(observed)
+    report = received.report.interactive if received is not None else None
+    return report is not None and report.idleness is Idleness.OVER and observed.replicas > 0 and not is_stopped(observed)
 
 
 def interactive_status(observed: Observed, received: ReceivedReport | None, now: str) -> InteractiveStatus | None:
@@ -65,14 +65,14 @@ def interactive_status(observed: Observed, received: ReceivedReport | None, now:
 
 def unused(jobs: Iterable[Object]) -> frozenset[tuple[str, str]]:
     """(namespace, name) of the dev environments in which nothing runs, though they have their GPUs."""
-    found = (job for job in jobs if is_interactive(job) and condition(job.get("status") or {}, "Progressing").get("reason") == "Ready")
-    return frozenset((str(job["metadata"]["namespace"]), str(job["metadata"]["name"])) for job in found)
+    idle = (job for job in jobs if is_interactive(job) and condition(job.get("status") or {}, "Progressing").get("reason") == "Ready")
+    return frozenset((str(job["metadata"]["namespace"]), str(job["metadata"]["name"])) for job in idle)
 
 
 def is_ready(report: Report) -> bool:
     """All nodes wait, and nothing runs or is about to."""
-    said = report.interactive
-    return said is not None and said.ready and not said.script
+    session = report.interactive
+    return session is not None and session.ready and not session.script
 
 
 def run_command(observed: Observed) -> str:
@@ -84,19 +84,23 @@ def resume_command(observed: Observed) -> str:
 
 
 def ready_words(observed: Observed, report: Report) -> str:
-    said = report.interactive
-    assert said is not None  # noqa: S101 (the caller asked)
-    release = f"; nobody has used it since {said.idle_since}, and its GPUs are released at {said.release}" if said.release else ""
+    session = report.interactive
+    assert session is not None  # noqa: S101 (the caller asked)
+    release = f"; nobody has used it since {session.idle_since}, and its GPUs are released at {session.release}" if session.release else ""
     return f"all nodes wait and nothing runs{release}; {run_command(observed)}"
 
 
 def running_words(report: Report) -> str:
     """Return what all ranks run."""
-    said = report.interactive
-    return f"{said.script} runs since {said.since}, asked for by {said.by}" if said is not None and said.script else "all ranks run"
+    session = report.interactive
+    return (
+        f"{session.script} runs since {session.since}, asked for by {session.by}"
+        if session is not None and session.script
+        else "all ranks run"
+    )
 
 
 def released_words(observed: Observed) -> str:
-    said = observed.status.get("interactive") or {}
-    since = f" since {said['idleSince']}" if "idleSince" in said else ""
+    stored = observed.status.get("interactive") or {}
+    since = f" since {stored['idleSince']}" if "idleSince" in stored else ""
     return f"nobody used the environment{since}: its GPUs are released, its files are kept; it comes back with: {resume_command(observed)}"

@@ -51,16 +51,16 @@ def counted(status: Object) -> Counted:
     return Counted(dict(_totals(status)), max(attempts, default=0), _end(status))
 
 
-def growth(known: Counted, status: Object) -> tuple[Counted, tuple[Growth, ...]]:
+def growth(previous: Counted, status: Object) -> tuple[Counted, tuple[Growth, ...]]:
     """Return the counters after `status`, and their growth. A total that is smaller now brings nothing."""
     new = counted(status)
-    found = [Growth(*key, total - known.totals.get(key, 0)) for key, total in new.totals.items() if total > known.totals.get(key, 0)]
-    new_restarts = [entry for entry in status.get("restartHistory", []) if entry["attempt"] > known.attempt]
-    found += [Growth(RESTARTS, entry["cause"], 1) for entry in new_restarts if entry["cause"] in CAUSES]
-    if new.end and new.end != known.end:
-        found.append(Growth(FINISHED, new.end.partition("/")[0], 1))
-    totals = {key: max(known.totals.get(key, 0), new.totals.get(key, 0)) for key in {**known.totals, **new.totals}}
-    return Counted(totals, max(known.attempt, new.attempt), new.end or known.end), tuple(found)
+    grown = [Growth(*key, total - previous.totals.get(key, 0)) for key, total in new.totals.items() if total > previous.totals.get(key, 0)]
+    new_restarts = [entry for entry in status.get("restartHistory", []) if entry["attempt"] > previous.attempt]
+    grown += [Growth(RESTARTS, entry["cause"], 1) for entry in new_restarts if entry["cause"] in CAUSES]
+    if new.end and new.end != previous.end:
+        grown.append(Growth(FINISHED, new.end.partition("/")[0], 1))
+    totals = {key: max(previous.totals.get(key, 0), new.totals.get(key, 0)) for key in {**previous.totals, **new.totals}}
+    return Counted(totals, max(previous.attempt, new.attempt), new.end or previous.end), tuple(grown)
 
 
 def _totals(status: Object) -> Iterator[tuple[tuple[str, str], int]]:
@@ -96,7 +96,7 @@ def profile_of(job: Object) -> str:
 
 def gauges(status: Object, now: float, report_age: float | None) -> dict[str, float]:
     """Gauges of one job that has not finished, by the metric's name without its prefix. Unknown ones are left out."""
-    heard = _is_heard(status)
+    is_heard = _is_heard(status)
     trainer, checkpoint, preflight = (status.get(name) or {} for name in ("trainer", "checkpoint", "preflight"))
     values: dict[str, float | None] = {
         "running": float(state(status) == "Running"),
@@ -108,11 +108,11 @@ def gauges(status: Object, now: float, report_age: float | None) -> dict[str, fl
         "checkpoint_step": checkpoint.get("lastCommittedStep"),
         "checkpoint_commit_seconds": _metric(trainer, "saveSeconds"),
         "goodput_percentage": (status.get("goodput") or {}).get("percentage"),
-        "fabric_verified": _truth(status, "FabricVerified") if heard else None,
+        "fabric_verified": _truth(status, "FabricVerified") if is_heard else None,
         "straggling": _truth(status, "Straggling"),
         "preflight_ok": None if "ok" not in preflight else float(preflight["ok"]),
         "preflight_clocks_off": None if "ok" not in preflight else sum(f.get("check") == "clock" for f in preflight.get("findings", [])),
-        "report_age_seconds": _report_age(status, now, report_age) if heard else None,
+        "report_age_seconds": _report_age(status, now, report_age) if is_heard else None,
     }
     return {name: float(value) for name, value in values.items() if value is not None}
 
@@ -174,9 +174,9 @@ def percentage_of(spent: Mapping[str, int], furthest_step: int) -> int | None:
     """Share of training and evaluation in the time that pods were there, in percent; `spent`: by kind, in any one unit. None if no step was ever reported."""
     if not furthest_step:
         return None
-    held = sum(spent.values()) - sum(spent.get(kind.value, 0) for kind in _NO_PODS)
+    with_pods = sum(spent.values()) - sum(spent.get(kind.value, 0) for kind in _NO_PODS)
     useful = sum(spent.get(kind.value, 0) for kind in _USEFUL)
-    return min(100, 100 * useful // held) if held > 0 else 0
+    return min(100, 100 * useful // with_pods) if with_pods > 0 else 0
 
 
 def _queued_before(observed: Observed, book: Goodput) -> int:
@@ -186,9 +186,9 @@ def _queued_before(observed: Observed, book: Goodput) -> int:
     return 0 if since is None else max(0, book.began // 1000 - int(seconds_of(since)))
 
 
-def is_stale(before: Object, wanted: Object) -> bool:
+def is_stale(before: Object, after: Object) -> bool:
     """Return True if the account has grown so much that it is written though nothing else changed."""
-    return _total(wanted) - _total(before) >= ALONE_SECONDS
+    return _total(after) - _total(before) >= ALONE_SECONDS
 
 
 def _total(status: Object) -> int:

@@ -42,15 +42,15 @@ class Message:
 
 def due_message(observed: Observed) -> Message | None:
     """Return the notification to send; None if the job asks for none, its stored status has no end, or it was sent."""
-    asked, status = observed.job["spec"].get("notify"), observed.status
+    notify, status = observed.job["spec"].get("notify"), observed.status
     complete = is_true(status, "Complete")
-    if asked is None or not (complete or is_true(status, "Failed")):
+    if notify is None or not (complete or is_true(status, "Failed")):
         return None
     outcome = "Complete" if complete else "Failed"
     name = f"{observed.uid}-{status.get('retry') or 0}-{outcome}"
     if (status.get("notification") or {}).get("id") == name:
         return None
-    where = asked["webhookSecretRef"]
+    where = notify["webhookSecretRef"]
     return Message(name, where["name"], where["key"], _body(observed, name, outcome), _seconds(status.get("completionTime")) or 0.0)
 
 
@@ -113,10 +113,10 @@ def url_problem(url: str) -> str | None:
 def is_forbidden(address: str) -> bool:
     """An address, not a name, that nothing is ever sent to."""
     try:
-        found = ipaddress.ip_address(address)
+        parsed = ipaddress.ip_address(address)
     except ValueError:
         return False
-    mapped = getattr(found, "ipv4_mapped", None) or found
+    mapped = getattr(parsed, "ipv4_mapped", None) or parsed
     return bool(mapped.is_link_local or mapped.is_multicast or mapped.is_unspecified)
 
 

@@ -76,8 +76,8 @@ def _with_replicas(observed: Observed, before: PlacementStatus, now: float) -> P
     if placed == 0 and _earlier_holders(observed):
         return _release(observed, placed, wanted, releases or 0, "an earlier job gathers its nodes", now)
     due = since + _hold_seconds(observed, before, now)
-    held = placed > 0 and not _is_in_use(observed)
-    if held and now >= due:
+    holds_some = placed > 0 and not _is_in_use(observed)
+    if holds_some and now >= due:
         why = f"held {placed} of {wanted} nodes for {now - since:.0f} s while the rest found none"
         return _release(observed, placed, wanted, releases or 0, why, now)
     status = unchecked(
@@ -86,9 +86,9 @@ def _with_replicas(observed: Observed, before: PlacementStatus, now: float) -> P
         wanted=wanted,
         releases=releases,
         since=timestamp(since),
-        release_time=timestamp(due) if held else None,
+        release_time=timestamp(due) if holds_some else None,
     )
-    return Placing(status, message=holding_words(status), again_seconds=min(due - now, LOOK_SECONDS) if held else None)
+    return Placing(status, message=holding_words(status), again_seconds=min(due - now, LOOK_SECONDS) if holds_some else None)
 
 
 def _without_replicas(observed: Observed, before: PlacementStatus, now: float) -> Placing:

@@ -127,8 +127,8 @@ def _killed(pod: Object) -> Fact | None:
 
 def _marked(kind: FactType, pod: Object, mark: Object | None) -> Fact:
     """`mark`: the condition that says so; without one the pod's status does."""
-    found = mark or pod.get("status", {})
-    return _fact(kind, pod, found.get("reason", ""), found.get("message", ""), found.get("lastTransitionTime"))
+    source = mark or pod.get("status", {})
+    return _fact(kind, pod, source.get("reason", ""), source.get("message", ""), source.get("lastTransitionTime"))
 
 
 def _fact(kind: FactType, pod: Object, reason: str, message: str, since: str | None = None) -> Fact:
@@ -147,8 +147,8 @@ def node_index(pod: str) -> int:
 
 def losses(observed: Observed) -> dict[str, Fact]:
     """uid → the loss of every pod that is still there."""
-    found = ((str(pod["metadata"]["uid"]), _loss(pod, observed)) for pod in observed.pods)
-    return {uid: fact for uid, fact in found if fact is not None}
+    facts = ((str(pod["metadata"]["uid"]), _loss(pod, observed)) for pod in observed.pods)
+    return {uid: fact for uid, fact in facts if fact is not None}
 
 
 def _loss(pod: Object, observed: Observed) -> Fact | None:
@@ -158,8 +158,8 @@ def _loss(pod: Object, observed: Observed) -> Fact | None:
 
 def facts_of(observed: Observed, remembered: Mapping[str, Fact]) -> tuple[Fact, ...]:
     """For the coordinator: losses first, those of pods that are gone too (`remembered`: uid → fact), then why pods don't run yet."""
-    there = {str(pod["metadata"]["uid"]) for pod in observed.pods}
-    gone = [fact for uid, fact in remembered.items() if uid not in there]
+    present = {str(pod["metadata"]["uid"]) for pod in observed.pods}
+    gone = [fact for uid, fact in remembered.items() if uid not in present]
     waiting = sorted(_waiting(observed), key=lambda fact: bool(fact.node_name))  # pods without a node hold the start's time
     return (*gone, *losses(observed).values(), *waiting[:WAITING_MAX])
 
@@ -178,10 +178,10 @@ def _why_waiting(pod: Object) -> tuple[str, str] | None:
     if is_terminating(pod):
         return "Terminating", "an earlier pod of this name is still ending"
     if not is_scheduled(pod):
-        told = scheduler_message(pod)
+        message = scheduler_message(pod)
         if waits_for_a_claim(pod):
-            return "ClaimNotBound", told
-        return ("Unschedulable", told) if told else ("Scheduling", "the scheduler has not decided yet")
+            return "ClaimNotBound", message
+        return ("Unschedulable", message) if message else ("Scheduling", "the scheduler has not decided yet")
     if is_running(pod):
         return None
     return _of_containers(pod.get("status", {}))
@@ -258,16 +258,16 @@ def lost_nodes(observed: Observed, received: ReceivedReport | None, now: float, 
         before = condition(observed.status, ConditionType.NODES_HEALTHY)
         stays = before.get("status") == "False"
         return Verdict(before["reason"] if stays else "", before["message"] if stays else "", again_seconds=observed.unsettled_seconds)
-    found = [*_on_lost_nodes(observed, current_report(observed, received), now), *_without_node(observed)]
-    if not found:
+    obstacles = [*_on_lost_nodes(observed, current_report(observed, received), now), *_without_node(observed)]
+    if not obstacles:
         return Verdict()
-    found.sort(key=lambda lost: _MOST_URGENT.index(lost.reason))
-    at = [(max(lost.due, listening_since + FRESH_SECONDS), lost.pod) for lost in found if lost.due is not None]
+    obstacles.sort(key=lambda lost: _MOST_URGENT.index(lost.reason))
+    at = [(max(lost.due, listening_since + FRESH_SECONDS), lost.pod) for lost in obstacles if lost.due is not None]
     looks = [min(due - now, LOOK_AGAIN_MAX_SECONDS) for due, _ in at if due > now]
-    looks += [LOOK_AGAIN_SECONDS for lost in found if lost.reason == "AgentConnected"]
+    looks += [LOOK_AGAIN_SECONDS for lost in obstacles if lost.reason == "AgentConnected"]
     return Verdict(
-        reason=found[0].reason,
-        message=listed([lost.message for lost in found], NAMED, "; "),
+        reason=obstacles[0].reason,
+        message=listed([lost.message for lost in obstacles], NAMED, "; "),
         replace=tuple(pod for due, pod in at if due <= now and pod is not None),
         again_seconds=min(looks, default=None),
     )

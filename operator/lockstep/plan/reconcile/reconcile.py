@@ -30,7 +30,7 @@ from lockstep.plan.reconcile.clocks import (
     until_start_overdue,
 )
 from lockstep.plan.reconcile.conditions import SILENT_SECONDS, Ending, View, heard_until
-from lockstep.plan.reconcile.events import Note, notes
+from lockstep.plan.reconcile.events import JobEvent, events_between
 from lockstep.plan.reconcile.frozenrun import Gang, gang, made_anew
 from lockstep.plan.reconcile.interactive import is_stopped
 from lockstep.plan.reconcile.notify import due_message
@@ -44,7 +44,7 @@ from lockstep.plan.reconcile.writes import (
     any_foreign,
     interference,
     is_of_namesake,
-    is_told,
+    is_started,
     name_taken,
     object_writes,
     own_stateful_set,
@@ -78,7 +78,7 @@ class Plan:
     status: Object | None = None
     passing: bool = False
     """The status may wait SETTLE_SECONDS for what follows."""
-    events: tuple[Note, ...] = ()
+    events: tuple[JobEvent, ...] = ()
     again_seconds: float | None = None
     run: GangRun | None = None
     """Run of the pods that are there, or about to be: to be remembered."""
@@ -89,24 +89,24 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
     if is_terminating(observed.job):
         return Plan()
     accepted = accept(observed, context)
-    there = gang(observed, accepted.frozen if isinstance(accepted, Accepted) else None, context)
-    has_failed = is_true(observed.status, "Failed") and not is_retried(observed, there.run)  # unless a retry was asked for since
+    pods_now = gang(observed, accepted.frozen if isinstance(accepted, Accepted) else None, context)
+    has_failed = is_true(observed.status, "Failed") and not is_retried(observed, pods_now.run)  # unless a retry was asked for since
     word, active = last_word(observed, received), active_time(observed, now)
     stopped = stop_status(observed, received, ended=_has_ended(observed, received, has_failed=has_failed), now=now)
-    heard, received = received, _newest(observed, received)
+    last_received, received = received, _newest(observed, received)
     late = None if context.clock_off else overdue(observed, active, now)
     stuck = None if context.clock_off else start_overdue(observed, now)
     end = _ending(observed, received, stopped, late, stuck, has_failed=has_failed)
     expires = until_expired(observed, now) if end.finished and not context.clock_off else None
     if expires is not None and expires <= 0 and observed.at_zero and due_message(observed) is None:
         return Plan(delete=(observed.job,))
-    held = held_until(observed, received, now)
-    if end.finished and held is None:
+    hold_end = held_until(observed, received, now)
+    if end.finished and hold_end is None:
         active = ended_active_time(ActiveTime.stored(observed.status.get("active")), now)
     lost = lost_nodes(observed, received, now, context.listening_since)
     place = Placing() if end.finished or _foreign(observed) is not None else placing(observed, now)
-    begun = end.finished or has_begun(observed, heard, now)
-    decision = _decide(observed, accepted, there, late, place, finished=end.finished, held=held is not None, begun=begun)
+    begun = end.finished or has_begun(observed, last_received, now)
+    decision = _decide(observed, accepted, pods_now, late, place, finished=end.finished, pods_stay=hold_end is not None, begun=begun)
     is_placing = decision.stopping is None or decision.stopping.reason is Reason.NODES_RELEASED
     create, apply, delete = object_writes(observed, decision, context)
     if end.finished:
@@ -114,7 +114,7 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
     taken_back = not begun and observed.obstacle is not None and observed.stateful_set is None and not observed.at_zero
     if taken_back:
         create, apply, delete = (), (), ()
-    is_half_made = not begun and not decision.starts and not is_told(observed, decision.running)
+    is_half_made = not begun and not decision.starts and not is_started(observed, decision.running)
     mended = () if is_half_made else repairs(observed, decision, create, delete)
     meddling, until_forgotten = (None, None) if end.finished else interference(observed, mended, now)
     view = View(
@@ -128,12 +128,12 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
         stopping=decision.stopping,
         stopped=_stop_message(observed, word, stopped),
         last_word=word,
-        commit=commit(observed, heard),
-        held_until=held,
+        commit=commit(observed, last_received),
+        held_until=hold_end,
         lost=lost,
         listening_since=context.listening_since,
         place=place,
-        made_anew="" if end.finished else made_anew(observed, there.run, context),
+        made_anew="" if end.finished else made_anew(observed, pods_now.run, context),
         interference="" if meddling is None else meddling.message,
         pending=_is_pending(decision, end),
     )
@@ -172,7 +172,7 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
         force_delete=() if context.clock_off else lost.replace,
         status=status if write else None,
         passing=write and is_passing(observed.status, status),
-        events=(*mended, *(notes(observed.status, status) if write else ())),
+        events=(*mended, *(events_between(observed.status, status) if write else ())),
         again_seconds=min((max(look, 0.1) for look in looks if look is not None), default=None),
         run=None if decision.running is None else GangRun(decision.running, decision.proven),
     )
@@ -224,12 +224,12 @@ def _stop_message(observed: Observed, word: Report | None, stopped: StopStatus |
 def _decide(
     observed: Observed,
     accepted_or_not: Accepted | Notice,
-    there: Gang,
+    pods_now: Gang,
     late: Notice | None,
     place: Placing,
     *,
     finished: bool,
-    held: bool,
+    pods_stay: bool,
     begun: bool,
 ) -> Decision:
     accepted = accepted_or_not if isinstance(accepted_or_not, Accepted) else None
@@ -242,16 +242,16 @@ def _decide(
         running = accepted.frozen if starts and accepted is not None else None
         replicas = running.nodes if running is not None else 0
         return Decision(accepted, refusal or _obstacle(observed, finished), running, replicas, starts)
-    running = there.run
+    running = pods_now.run
     remains = _foreign(observed) or _previous(observed) if running is None else None
     stop = None if finished else stopping(observed, accepted, running, late, place, begun=begun)
     nodes = running.nodes if running is not None else 0 if remains is not None else observed.replicas
-    replicas = 0 if (finished and not held) or suspended or stop is not None else nodes
-    refusal = refusal or remains or there.trouble or _obstacle(observed, finished)
+    replicas = 0 if (finished and not pods_stay) or suspended or stop is not None else nodes
+    refusal = refusal or remains or pods_now.trouble or _obstacle(observed, finished)
     if refusal is None and not finished:
         gone = service_account_gone(observed, accepted) if accepted is not None else None
         refusal = gone or claim_going(observed, accepted)
-    return Decision(accepted, refusal, running, replicas, starts=False, stopping=stop, proven=there.proven)
+    return Decision(accepted, refusal, running, replicas, starts=False, stopping=stop, proven=pods_now.proven)
 
 
 def _obstacle(observed: Observed, finished: bool) -> Notice | None:

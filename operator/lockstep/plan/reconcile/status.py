@@ -266,18 +266,18 @@ def _enough_without(observed: Observed, excluded: set[str], nodes: int) -> bool:
     return len(fitting - excluded) >= nodes
 
 
-def due(before: Object, wanted: Object, now: float) -> tuple[bool, float | None]:
+def due(before: Object, after: Object, now: float) -> tuple[bool, float | None]:
     """Return whether to write it now, and else in how many seconds.
 
     A transition is written at once, progress (step, metrics, checkpoint) at most every 15 s: a thousand jobs must not
     keep the API server busy with numbers.
     """
-    if before == wanted:
+    if before == after:
         return False, None
-    if {k: v for k, v in before.items() if k not in _PROGRESS} != {k: v for k, v in wanted.items() if k not in _PROGRESS}:
+    if {k: v for k, v in before.items() if k not in _PROGRESS} != {k: v for k, v in after.items() if k not in _PROGRESS}:
         return True, None
-    if {k: v for k, v in before.items() if k != "goodput"} == {k: v for k, v in wanted.items() if k != "goodput"}:
-        return is_stale(before, wanted), None
+    if {k: v for k, v in before.items() if k != "goodput"} == {k: v for k, v in after.items() if k != "goodput"}:
+        return is_stale(before, after), None
     last = (before.get("trainer") or {}).get("lastUpdateTime")
     is_ahead = last is not None and seconds_of(last) > now + 1  # by a clock that was fast: waiting for it may take for ever
     wait = 0.0 if last is None or is_ahead else remaining(seconds_of(last), PROGRESS_SECONDS, now)
@@ -299,8 +299,8 @@ def _reason(status: Object, kind: ConditionType) -> str:
 
 def _others(status: Object) -> tuple[Object, dict[str, tuple[str, str, str]]]:
     """All but what a start changes."""
-    said = {c["type"]: (c["status"], c["reason"], c["message"]) for c in status.get("conditions", []) if c["type"] not in _CONDITIONS}
-    return {key: value for key, value in status.items() if key not in _FIELDS}, said
+    conditions = {c["type"]: (c["status"], c["reason"], c["message"]) for c in status.get("conditions", []) if c["type"] not in _CONDITIONS}
+    return {key: value for key, value in status.items() if key not in _FIELDS}, conditions
 
 
 STATUS_BYTES_MAX = 256 << 10

@@ -96,8 +96,8 @@ def scaled_words(observed: Observed, what: str) -> str:
 def _replaced(observed: Observed, accepted: Accepted, running: Frozen | None) -> str | None:
     if running is not None:
         return replaced_by(observed, accepted, running)
-    seen = observed.stateful_set
-    if seen is None or owner_uid(seen) != observed.uid or missing_service_account(observed, accepted) is not None:
+    stateful_set = observed.stateful_set
+    if stateful_set is None or owner_uid(stateful_set) != observed.uid or missing_service_account(observed, accepted) is not None:
         return None
     return "nothing proves any more what its pods were to run, and no rank ever ran, so the job starts anew"
 
@@ -133,8 +133,8 @@ def commit(observed: Observed, received: ReceivedReport | None) -> CheckpointRep
     return newest if before is None or newest.time >= before else None
 
 
-def _unknown(observed: Observed, heard: CheckpointReport | None, attempt: int, now: float) -> StopStatus:
-    step = heard.step if heard is not None else (observed.status.get("checkpoint") or {}).get("lastCommittedStep")
+def _unknown(observed: Observed, newest_commit: CheckpointReport | None, attempt: int, now: float) -> StopStatus:
+    step = newest_commit.step if newest_commit is not None else (observed.status.get("checkpoint") or {}).get("lastCommittedStep")
     newest = "status knew of no checkpoint" if step is None else f"the newest checkpoint that was reported is step {step}"
     message = f"the pods are gone and node 0 did not say how the stop went; {newest}, `lockstep checkpoint` shows what is on the volume"
     return unchecked(StopStatus, time=timestamp(now), attempt=attempt, save=Save.UNKNOWN.value, message=message, step=step)

@@ -17,7 +17,7 @@ from lockstep.plan.observed import Observed, ReceivedReport, is_terminating, own
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.accept import Accepted
 from lockstep.plan.reconcile.clocks import start_mark
-from lockstep.plan.reconcile.events import WARNING, Note
+from lockstep.plan.reconcile.events import WARNING, JobEvent
 from lockstep.plan.reconcile.interactive import is_stopped
 from lockstep.plan.reconcile.stopping import scaled_words
 from lockstep.plan.render.objects import TEMPLATE_KEY, Frozen, RenderContext, children, claims, has_lost_key, job_reference, run_proof
@@ -67,17 +67,17 @@ def object_writes(observed: Observed, decision: Decision, context: RenderContext
     if has_lost_key(running, context):  # what its agents have can't be made again, and with another one a pod would be a stranger to them
         wanted = [item for item in wanted if item["kind"] != "Secret"]
     present = [(item, observed.objects[_key(item)]) for item in wanted if _key(item) in observed.objects]
-    ours = [(item, seen) for item, seen in present if owner_uid(seen) == observed.uid and not is_terminating(seen)]
-    renewed = [seen for item, seen in ours if decision.starts and needs_recreation(item, seen)]
-    forged = [(item, seen) for item, seen in ours if is_other_run(item, seen)]
+    ours = [(item, live) for item, live in present if owner_uid(live) == observed.uid and not is_terminating(live)]
+    renewed = [live for item, live in ours if decision.starts and needs_recreation(item, live)]
+    forged = [(item, live) for item, live in ours if is_other_run(item, live)]
     create = [item for item in wanted if _key(item) not in observed.objects and not _is_mounted(item, observed)]
     create += [item for item, _ in forged]
-    apply = [_precise(item, seen) for item, seen in ours if not _is_fixed(item) and seen not in renewed and changes(item, seen)]
-    apply += [_precise(item, seen) for item, seen in ours if decision.starts and _lacks_proof(item, seen) and not is_other_run(item, seen)]
-    foreign = [item for item, seen in present if owner_uid(seen) != observed.uid]
+    apply = [_precise(item, live) for item, live in ours if not _is_fixed(item) and live not in renewed and changes(item, live)]
+    apply += [_precise(item, live) for item, live in ours if decision.starts and _lacks_proof(item, live) and not is_other_run(item, live)]
+    foreign = [item for item, live in present if owner_uid(live) != observed.uid]
     old = _old_runs(observed, running) if decision.starts else []
     scaled = () if decision.proven else _scaled(observed, decision)
-    return (*sorted(create, key=makes_pods), *foreign), (*apply, *scaled), (*renewed, *(seen for _, seen in forged), *old)
+    return (*sorted(create, key=makes_pods), *foreign), (*apply, *scaled), (*renewed, *(live for _, live in forged), *old)
 
 
 def any_foreign(observed: Observed, create: tuple[Object, ...]) -> bool:
@@ -101,19 +101,19 @@ def name_taken(observed: Observed, kind: str, item: Object) -> Notice:
 
 def own_stateful_set(observed: Observed) -> tuple[Object, ...]:
     """The job's StatefulSet, if it is there and nobody else's."""
-    seen = observed.stateful_set
-    return () if seen is None or owner_uid(seen) != observed.uid or is_terminating(seen) else (seen,)
+    stateful_set = observed.stateful_set
+    return () if stateful_set is None or owner_uid(stateful_set) != observed.uid or is_terminating(stateful_set) else (stateful_set,)
 
 
-def is_told(observed: Observed, running: Frozen | None) -> bool:
+def is_started(observed: Observed, running: Frozen | None) -> bool:
     """Returns whether status says that this run was started. If not, an operator ended in the middle of the start: what is missing was never made."""
     return running is not None and (observed.status.get("run") or {}).get("name") == running.name
 
 
 def _children(running: Frozen, owner_uid: str, key: str, replicas: int, proof: str) -> list[Object]:
-    made = _made if len(running.run) + len(running.template) <= REMEMBERED_CHARACTERS else _made.__wrapped__
-    found: list[Object] = json.loads(made(running, owner_uid, key, replicas, proof))
-    return found
+    rendered = _made if len(running.run) + len(running.template) <= REMEMBERED_CHARACTERS else _made.__wrapped__
+    items: list[Object] = json.loads(rendered(running, owner_uid, key, replicas, proof))
+    return items
 
 
 @lru_cache(REMEMBERED_JOBS)
@@ -132,65 +132,72 @@ def makes_pods(item: Object) -> bool:
     return bool(item["kind"] == "StatefulSet")
 
 
-def is_other_run(item: Object, seen: Object) -> bool:
-    """Return True if `seen` has the name of the frozen run `item` and holds another: the operator didn't write it."""
-    return is_frozen_run(item) and (seen.get("data") != item["data"] or bool(seen.get("binaryData")))
+def is_other_run(item: Object, live: Object) -> bool:
+    """Return True if `live` has the name of the frozen run `item` and holds another: the operator didn't write it."""
+    return is_frozen_run(item) and (live.get("data") != item["data"] or bool(live.get("binaryData")))
 
 
 def is_frozen_run(item: Object) -> bool:
     return bool(item["kind"] == "ConfigMap" and TEMPLATE_KEY in item["data"])
 
 
-def _lacks_proof(item: Object, seen: Object) -> bool:
+def _lacks_proof(item: Object, live: Object) -> bool:
     """A run of an older operator, or of one whose key was lost, that starts again as it is."""
-    return is_frozen_run(item) and bool(changes({"metadata": {"annotations": item["metadata"].get("annotations")}}, seen))
+    return is_frozen_run(item) and bool(changes({"metadata": {"annotations": item["metadata"].get("annotations")}}, live))
 
 
 def _scaled(observed: Observed, decision: Decision) -> tuple[Object, ...]:
     """The StatefulSet as it stands, with as many pods as are wanted: nothing proves another template, or there is none."""
-    seen = observed.stateful_set
-    if seen is None or owner_uid(seen) != observed.uid or is_terminating(seen) or observed.replicas == decision.replicas:
+    stateful_set = observed.stateful_set
+    if (
+        stateful_set is None
+        or owner_uid(stateful_set) != observed.uid
+        or is_terminating(stateful_set)
+        or observed.replicas == decision.replicas
+    ):
         return ()
     fields = ("name", "namespace", "labels", "annotations", "ownerReferences", "uid", "resourceVersion")
-    metadata = {field: seen["metadata"][field] for field in fields if field in seen["metadata"]}
-    spec = {**seen["spec"], "replicas": decision.replicas}
+    metadata = {field: stateful_set["metadata"][field] for field in fields if field in stateful_set["metadata"]}
+    spec = {**stateful_set["spec"], "replicas": decision.replicas}
     return ({"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": metadata, "spec": spec},)
 
 
-def repairs(observed: Observed, decision: Decision, create: tuple[Object, ...], delete: tuple[Object, ...]) -> tuple[Note, ...]:
+def repairs(observed: Observed, decision: Decision, create: tuple[Object, ...], delete: tuple[Object, ...]) -> tuple[JobEvent, ...]:
     """Events about objects of the job that somebody else deleted, scaled or wrote, and what is done about it."""
     replaced = {_key(item) for item in delete}
     return (
         *_scaled_by_hand(observed, decision),
-        *(note for item in create if (note := _repair(observed, decision, item, replaced)) is not None),
+        *(event for item in create if (event := _repair(observed, decision, item, replaced)) is not None),
     )
 
 
-def interference(observed: Observed, notes: tuple[Note, ...], now: float) -> tuple[InterferenceStatus | None, float | None]:
+def interference(observed: Observed, events: tuple[JobEvent, ...], now: float) -> tuple[InterferenceStatus | None, float | None]:
     """Return status.interference, and in how many seconds it goes away: an Event alone is hard to find a minute later."""
-    if notes:
-        message = "; ".join(note.message for note in notes)
+    if events:
+        message = "; ".join(event.message for event in events)
         return unchecked(InterferenceStatus, time=timestamp(now), message=message), INTERFERENCE_SECONDS
     before = InterferenceStatus.stored(observed.status.get("interference") or None)
     left = remaining(seconds_of(before.time), INTERFERENCE_SECONDS, now) if before is not None else 0.0
     return (before, left) if left > 0 else (None, None)
 
 
-def _repair(observed: Observed, decision: Decision, item: Object, replaced: set[tuple[str, str]]) -> Note | None:
+def _repair(observed: Observed, decision: Decision, item: Object, replaced: set[tuple[str, str]]) -> JobEvent | None:
     kind, name = _key(item)
     if is_frozen_run(item) and (kind, name) in replaced:
-        return Note(WARNING, "FrozenRunReplaced", f"ConfigMap {name} was not as Lockstep writes it: it is written again as it should be")
+        return JobEvent(
+            WARNING, "FrozenRunReplaced", f"ConfigMap {name} was not as Lockstep writes it: it is written again as it should be"
+        )
     if decision.starts or (kind, name) in observed.objects:
         return None
     if is_frozen_run(item):
         text = f"ConfigMap {name} was deleted or has lost its labels while pods run by it: it is written again"
-        return Note(WARNING, "FrozenRunRestored", text)
+        return JobEvent(WARNING, "FrozenRunRestored", text)
     if kind not in _EFFECTS:
         return None
     if kind == "Secret" and not lacks_secret(observed):
         return None  # Secrets aren't watched: it may well be there
     lost = "was deleted" if kind == "Secret" else "was deleted or has lost its labels"
-    return Note(WARNING, "ObjectRestored", f"{kind} {name} {lost} while the job has pods: it is made again{_EFFECTS[kind]}")
+    return JobEvent(WARNING, "ObjectRestored", f"{kind} {name} {lost} while the job has pods: it is made again{_EFFECTS[kind]}")
 
 
 _EFFECTS = {
@@ -201,14 +208,14 @@ _EFFECTS = {
 }
 
 
-def _scaled_by_hand(observed: Observed, decision: Decision) -> Iterator[Note]:
+def _scaled_by_hand(observed: Observed, decision: Decision) -> Iterator[JobEvent]:
     """Yield an event if somebody else scaled or deleted the StatefulSet. It is set back in the same step; a stop that it began is finished first."""
-    seen = observed.stateful_set
-    if seen is None or owner_uid(seen) != observed.uid or decision.running is None:
+    stateful_set = observed.stateful_set
+    if stateful_set is None or owner_uid(stateful_set) != observed.uid or decision.running is None:
         return
-    if is_terminating(seen):
+    if is_terminating(stateful_set):
         if not decision.starts:
-            yield Note(
+            yield JobEvent(
                 WARNING,
                 "StatefulSetDeleted",
                 f"StatefulSet {observed.name} is being deleted by somebody else: the job starts again when it is gone",
@@ -220,7 +227,7 @@ def _scaled_by_hand(observed: Observed, decision: Decision) -> Iterator[Note]:
     else:
         words = scaled_words(observed, "the job starts again after this stop") if ends and observed.replicas == 0 else ""
     if words:
-        yield Note(WARNING, "StatefulSetScaled", words)
+        yield JobEvent(WARNING, "StatefulSetScaled", words)
 
 
 def _is_mounted(item: Object, observed: Observed) -> bool:
@@ -237,9 +244,9 @@ def _key(item: Object) -> tuple[str, str]:
     return item["kind"], item["metadata"]["name"]
 
 
-def _precise(item: Object, seen: Object) -> Object:
+def _precise(item: Object, live: Object) -> Object:
     """The object as it is sent: another of that name, or a newer one, is a conflict and not overwritten."""
-    exact = {"uid": seen["metadata"]["uid"], "resourceVersion": seen["metadata"]["resourceVersion"]}
+    exact = {"uid": live["metadata"]["uid"], "resourceVersion": live["metadata"]["resourceVersion"]}
     return {**item, "metadata": {**item["metadata"], **exact}}
 
 
@@ -271,11 +278,11 @@ def with_log(
     if received is None or not received.report.log:
         return create, apply
     item = last_lines(observed, received)
-    seen = observed.objects.get(_key(item))
-    if seen is None:
+    live = observed.objects.get(_key(item))
+    if live is None:
         return (*create, item), apply
-    mine = owner_uid(seen) == observed.uid
-    return create, (*apply, _precise(item, seen)) if mine and changes(item, seen) else apply
+    mine = owner_uid(live) == observed.uid
+    return create, (*apply, _precise(item, live)) if mine and changes(item, live) else apply
 
 
 def last_lines(observed: Observed, received: ReceivedReport) -> Object:

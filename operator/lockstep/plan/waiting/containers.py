@@ -134,7 +134,7 @@ def why_not_started(observed: Observed) -> Notice | None:
             groups.setdefault(trouble, []).append(pod["metadata"]["name"])
     if not groups:
         return None
-    return Notice(next(iter(groups)).reason, "; ".join(_told(observed, trouble, pods) for trouble, pods in groups.items()))
+    return Notice(next(iter(groups)).reason, "; ".join(_explained(observed, trouble, pods) for trouble, pods in groups.items()))
 
 
 def why_cut_off(observed: Observed, report: Report | None) -> Notice | None:
@@ -173,9 +173,9 @@ def _named(pods: list[str]) -> str:
     return named("pod", pods, NAMED_PODS)
 
 
-def _told(observed: Observed, trouble: Trouble, pods: list[str]) -> str:
-    known = next((hint for reason, pattern, hint in _HINTS if reason == trouble.reason and pattern.search(trouble.text)), "")
-    hint = _own_hint(observed, trouble.text) or known
+def _explained(observed: Observed, trouble: Trouble, pods: list[str]) -> str:
+    usual = next((hint for reason, pattern, hint in _HINTS if reason == trouble.reason and pattern.search(trouble.text)), "")
+    hint = _own_hint(observed, trouble.text) or usual
     log = f"kubectl logs {pods[0]} -c {trouble.container} says more" if trouble.container else ""
     return "; ".join(filter(None, (f"{_named(pods)}: {trouble.text}", hint, log)))
 
@@ -198,10 +198,10 @@ def _with_login(observed: Observed, pod: Object, trouble: Trouble) -> Trouble:
 
 def _lacking_login(observed: Observed, pod: Object) -> str:
     """The kubelet pulls on without a Secret of imagePullSecrets that isn't there, and the registry's answer doesn't say so."""
-    told = [event.get("message", "") for event in observed.events_of(pod["metadata"]["uid"]) if event.get("reason") == _NO_LOGIN_REASON]
-    names = re.search(r"\(([^)]+)\)", told[0]) if told else None
+    messages = [event.get("message", "") for event in observed.events_of(pod["metadata"]["uid"]) if event.get("reason") == _NO_LOGIN_REASON]
+    names = re.search(r"\(([^)]+)\)", messages[0]) if messages else None
     missing = f"Secret {names[1]} of imagePullSecrets" if names is not None else "a Secret of imagePullSecrets"
-    return f"; {missing} is not in namespace {observed.namespace}: make it, the pull is tried again by itself" if told else ""
+    return f"; {missing} is not in namespace {observed.namespace}: make it, the pull is tried again by itself" if messages else ""
 
 
 def _container_troubles(container: Object) -> Iterator[Trouble]:
@@ -212,8 +212,8 @@ def _container_troubles(container: Object) -> Iterator[Trouble]:
     if reason in _PULL_REASONS:
         yield Trouble("ImagePullFailed", f"image {image} of container {name}: {waiting.get('message', reason)}")
     elif ended and ended.get("exitCode", 0) not in (0, SAVED, UNREACHABLE):
-        told = _end_of((ended.get("message") or "").strip()) or ended.get("reason", "")
-        yield Trouble("ContainerFailed", f"container {name} exited with code {ended['exitCode']}" + (f": {told}" if told else ""), name)
+        words = _end_of((ended.get("message") or "").strip()) or ended.get("reason", "")
+        yield Trouble("ContainerFailed", f"container {name} exited with code {ended['exitCode']}" + (f": {words}" if words else ""), name)
     elif reason and reason not in _NOT_YET:
         yield Trouble("ContainerNotStarted", f"container {name}: {reason}: {waiting.get('message', '')}")
 

@@ -32,19 +32,19 @@ class Others(NamedTuple):
 
 def why_no_node_fits(pod: Object, nodes: Sequence[Object], used_up: Sequence[str], others: Others) -> list[str]:
     """Parts of a sentence; [] when nothing seen here explains it. `used_up`: resources that the scheduler found wanting somewhere."""
-    wanted = [node for node in nodes if _is_wanted(pod, node)]
-    if nodes and not wanted:
+    candidates = [node for node in nodes if _is_wanted(pod, node)]
+    if nodes and not candidates:
         return [_nobody_matches(pod)]
     groups: dict[Obstacle, list[str]] = defaultdict(list)
     free = []
-    for node in wanted:
+    for node in candidates:
         obstacle = _obstacle(pod, node)
         if obstacle is None:
             free.append(node)
         else:
             groups[obstacle].append(node["metadata"]["name"])
     if len(groups) > 1:  # what keeps jobs off control planes is worth a word only when nothing else is
-        groups = {said: names for said, names in groups.items() if _CONTROL_PLANE not in said[0]}
+        groups = {text: names for text, names in groups.items() if _CONTROL_PLANE not in text[0]}
     parts = [f"{named(names)} {one if len(names) == 1 else many}" for (one, many), names in groups.items()]
     return parts + [_in_use(pod, free, resource, others) for resource in used_up if free and _is_asked(pod, resource)]
 
@@ -92,8 +92,8 @@ def _rule_fits(rule: Object, labels: dict[str, str]) -> bool:
 def _nobody_matches(pod: Object) -> str:
     selector = ", ".join(f"{key}={value}" for key, value in (pod["spec"].get("nodeSelector") or {}).items())
     hosts = sorted({v for t in _terms(pod) for r in t.get("matchExpressions", []) if r["operator"] == "In" for v in r.get("values", [])})
-    said = [f"the node selector {selector}" if selector else "", f"the cluster's nodes.gpuNodes ({', '.join(hosts)})" if hosts else ""]
-    return f"no node of the cluster matches {' and '.join(filter(None, said)) or 'what the job and its cluster file ask of nodes'}"
+    criteria = [f"the node selector {selector}" if selector else "", f"the cluster's nodes.gpuNodes ({', '.join(hosts)})" if hosts else ""]
+    return f"no node of the cluster matches {' and '.join(filter(None, criteria)) or 'what the job and its cluster file ask of nodes'}"
 
 
 def _obstacle(pod: Object, node: Object) -> Obstacle | None:
@@ -109,24 +109,24 @@ def _taint_obstacle(pod: Object, node: Object) -> Obstacle | None:
         return "is cordoned", "are cordoned"
     if not barring:
         return None
-    said = f"the taint {shown_taint(barring[0])}, which neither podTemplate.tolerations nor the cluster's pod.tolerations tolerates"
-    return f"has {said}", f"have {said}"
+    words = f"the taint {shown_taint(barring[0])}, which neither podTemplate.tolerations nor the cluster's pod.tolerations tolerates"
+    return f"has {words}", f"have {words}"
 
 
 def _size_obstacle(pod: Object, node: Object) -> Obstacle | None:
     """The first resource of which the whole node has too little, whoever uses it."""
-    for resource in asked(pod):
-        wants, there = request(pod, resource), allocatable(node, resource)
-        if there == 0:
+    for resource in requested_resources(pod):
+        wants, amount = request(pod, resource), allocatable(node, resource)
+        if amount == 0:
             return f"lacks {resource}", f"lack {resource}"
-        if there < wants:
-            said = f"only {shown_amount(there, resource)} of the {shown_amount(wants, resource)} {resource} that a pod asks for"
-            return f"has {said}", f"have {said}"
+        if amount < wants:
+            words = f"only {shown_amount(amount, resource)} of the {shown_amount(wants, resource)} {resource} that a pod asks for"
+            return f"has {words}", f"have {words}"
     return None
 
 
 def _is_asked(pod: Object, resource: str) -> bool:
-    return resource in asked(pod)
+    return resource in requested_resources(pod)
 
 
 def allocatable(node: Object, resource: str) -> Decimal:
@@ -186,7 +186,7 @@ PODS = "pods"
 """A node takes only so many."""
 
 
-def asked(pod: Object) -> list[str]:
+def requested_resources(pod: Object) -> list[str]:
     """Resources that the pod asks for, devices before CPU and memory: they say more about which nodes were meant."""
     spec = pod["spec"]
     names = {
@@ -254,27 +254,27 @@ class Holder:
 
 
 def holders(
-    pods: Iterable[Object], nodes: frozenset[str], resource: str, asked: Decimal, unused: frozenset[tuple[str, str]] = frozenset()
+    pods: Iterable[Object], nodes: frozenset[str], resource: str, requested: Decimal, unused: frozenset[tuple[str, str]] = frozenset()
 ) -> list[Holder]:
     """Holders of `resource` on these nodes: dev environments that nobody uses (`unused`: namespace and name), then the largest."""
-    held: dict[tuple[str, str, str, str], Decimal] = defaultdict(Decimal)
+    amounts: dict[tuple[str, str, str, str], Decimal] = defaultdict(Decimal)
     for pod in pods:
-        there = pod["spec"].get("nodeName") in nodes and pod.get("status", {}).get("phase") not in _OVER
-        if there and (has := request(pod, resource)):
-            held[_owner(pod)] += has
-    found = [
+        is_here = pod["spec"].get("nodeName") in nodes and pod.get("status", {}).get("phase") not in _OVER
+        if is_here and (has := request(pod, resource)):
+            amounts[_owner(pod)] += has
+    candidates = [
         Holder(kind, namespace, name, has, command, UNUSED if kind == JOB_KIND and (namespace, name) in unused else "")
-        for (kind, namespace, name, command), has in held.items()
+        for (kind, namespace, name, command), has in amounts.items()
     ]
-    return sorted((h for h in found if h.held >= asked * LEAST_SHARE), key=lambda h: (not h.note, -h.held, h.namespace, h.name))
+    return sorted((h for h in candidates if h.held >= requested * LEAST_SHARE), key=lambda h: (not h.note, -h.held, h.namespace, h.name))
 
 
 def who_holds(
-    pods: Iterable[Object], nodes: frozenset[str], resource: str, asked: Decimal, unused: frozenset[tuple[str, str]] = frozenset()
+    pods: Iterable[Object], nodes: frozenset[str], resource: str, requested: Decimal, unused: frozenset[tuple[str, str]] = frozenset()
 ) -> str:
     """The largest holders, each with the command that frees what it has; '' when nobody is seen."""
-    found = holders(pods, nodes, resource, asked, unused)
-    return listed(found, NAMED_HOLDERS, "; ")
+    largest = holders(pods, nodes, resource, requested, unused)
+    return listed(largest, NAMED_HOLDERS, "; ")
 
 
 def _owner(pod: Object) -> tuple[str, str, str, str]:

@@ -35,29 +35,29 @@ def why_not_created(observed: Observed) -> str | None:
 
 def explained(message: str, namespace: str) -> str:  # noqa: PLR0911 (a table of cases reads best as one)
     """The refusal in one sentence; in the API server's own words when it is none of the known ones."""
-    said = _PREFIX.sub("", message)
+    refusal = _PREFIX.sub("", message)
     place = f"-n {namespace}"
-    if found := _QUOTA.search(said):
-        name, requested, used, limited = found.groups()
+    if match := _QUOTA.search(refusal):
+        name, requested, used, limited = match.groups()
         numbers = f"a pod asks for {requested}, used is {used}, the limit is {limited}"
         return f"exceeded quota: {name}: {numbers}: free some of it, or have it raised (kubectl describe quota {name} {place})"
-    if found := _QUOTA_STATES.search(said):
-        return f"quota {found[1]} wants every pod to state {found[2]}: state them in the cluster's resources"
-    if found := _POD_SECURITY.search(said):
-        return f"Pod Security level {found[1]} of namespace {namespace} forbids the pod: {found[2]}: {_security_hint(found[2], namespace)}"
-    if _SCC in said:
-        return f"no SCC that the job's service account may use admits the pod: {_scc_hint(said, namespace)}"
-    if found := _ACCOUNT.search(said):
-        return f"service account {found[1]} does not exist: kubectl create serviceaccount {found[1]} {place}"
-    if found := _PRIORITY.search(said):
+    if match := _QUOTA_STATES.search(refusal):
+        return f"quota {match[1]} wants every pod to state {match[2]}: state them in the cluster's resources"
+    if match := _POD_SECURITY.search(refusal):
+        return f"Pod Security level {match[1]} of namespace {namespace} forbids the pod: {match[2]}: {_security_hint(match[2], namespace)}"
+    if _SCC in refusal:
+        return f"no SCC that the job's service account may use admits the pod: {_scc_hint(refusal, namespace)}"
+    if match := _ACCOUNT.search(refusal):
+        return f"service account {match[1]} does not exist: kubectl create serviceaccount {match[1]} {place}"
+    if match := _PRIORITY.search(refusal):
         return (
-            f"podTemplate.priorityClassName is {found[1]}, which the cluster doesn't have: kubectl get priorityclass lists those there are"
+            f"podTemplate.priorityClassName is {match[1]}, which the cluster doesn't have: kubectl get priorityclass lists those there are"
         )
-    if found := _RUNTIME.search(said):
-        return f"the TrainingCluster's pod.runtime_class is {found[1]}, which the cluster doesn't have: kubectl get runtimeclass lists those there are"
-    if found := _WEBHOOK_DOWN.search(said):
-        return f"the admission webhook {found[1]} doesn't answer, so that no pod gets in: {said}"
-    return said
+    if match := _RUNTIME.search(refusal):
+        return f"the TrainingCluster's pod.runtime_class is {match[1]}, which the cluster doesn't have: kubectl get runtimeclass lists those there are"
+    if match := _WEBHOOK_DOWN.search(refusal):
+        return f"the admission webhook {match[1]} doesn't answer, so that no pod gets in: {refusal}"
+    return refusal
 
 
 def _security_hint(violations: str, namespace: str) -> str:
@@ -69,9 +69,9 @@ def _security_hint(violations: str, namespace: str) -> str:
     return f"take that out of podTemplate, or have the level changed (kubectl get namespace {namespace} --show-labels)"
 
 
-def _scc_hint(said: str, namespace: str) -> str:
-    violations = "; ".join(dict.fromkeys(re.findall(r"Invalid value: [^,\]]+", said))) or said
-    if "IPC_LOCK" in said:
+def _scc_hint(refusal: str, namespace: str) -> str:
+    violations = "; ".join(dict.fromkeys(re.findall(r"Invalid value: [^,\]]+", refusal))) or refusal
+    if "IPC_LOCK" in refusal:
         allow = f"oc create rolebinding lockstep-rdma --clusterrole=lockstep-rdma --serviceaccount={namespace}:NAME -n {namespace}"
         return f"{violations}: RDMA pods need the SCC of `make deploy-cluster` ({allow}, with the cluster's service account as NAME)"
     return f"{violations}: oc adm policy who-can use scc restricted-v2 -n {namespace} shows who may use which"
@@ -118,10 +118,10 @@ def until_overdue_pods(observed: Observed, now: float) -> float | None:
 
 def _until_not_made(observed: Observed, now: float) -> float | None:
     """Seconds until a missing pod is overdue; None if none is missing, or status doesn't say yet that one is."""
-    known = condition(observed.status, "PodsScheduled")
-    if len(observed.pods) >= observed.replicas or known.get("reason") != Reason.PODS_NOT_CREATED:
+    scheduled = condition(observed.status, "PodsScheduled")
+    if len(observed.pods) >= observed.replicas or scheduled.get("reason") != Reason.PODS_NOT_CREATED:
         return None
-    return OVERDUE_SECONDS - age(seconds_of(known["lastTransitionTime"]), now)
+    return OVERDUE_SECONDS - age(seconds_of(scheduled["lastTransitionTime"]), now)
 
 
 def _until_late(pod: Object, now: float) -> float:

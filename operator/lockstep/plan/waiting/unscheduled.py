@@ -25,11 +25,11 @@ def why_unscheduled(observed: Observed) -> Notice:
     unbound = [text for pod in waiting for text in _claims_not_bound(observed, pod)]
     if unbound:
         return Notice("ClaimNotBound", "; ".join(dict.fromkeys(unbound)))
-    told = [(pod, message) for pod in waiting if (message := scheduler_message(pod))]
-    if not told:
+    refused = [(pod, message) for pod in waiting if (message := scheduler_message(pod))]
+    if not refused:
         return Notice("Scheduling", "the scheduler has not decided yet")
-    messages = list(dict.fromkeys(message for _, message in told))
-    return Notice("Unschedulable", "; ".join(_explained(observed, told[0][0], messages)) or messages[0])
+    messages = list(dict.fromkeys(message for _, message in refused))
+    return Notice("Unschedulable", "; ".join(_explained(observed, refused[0][0], messages)) or messages[0])
 
 
 def _explained(observed: Observed, pod: Object, messages: list[str]) -> list[str]:
@@ -40,7 +40,7 @@ def _explained(observed: Observed, pod: Object, messages: list[str]) -> list[str
     if not left and observed.nodes:
         return [f"the job wants one node a pod, and {named(sorted(taken))} already {'has' if len(taken) == 1 else 'have'} one of its pods"]
     parts = why_no_node_fits(pod, left, list(dict.fromkeys(_INSUFFICIENT.findall(text))), Others(observed.others, observed.unused))
-    return parts + list(dict.fromkeys(f"the scheduler says: {said}" for said in _OF_VOLUMES.findall(text)))
+    return parts + list(dict.fromkeys(f"the scheduler says: {reason}" for reason in _OF_VOLUMES.findall(text)))
 
 
 def _claims_not_bound(observed: Observed, pod: Object) -> list[str]:
@@ -63,9 +63,9 @@ def _why_unbound(observed: Observed, name: str, *, blamed: bool) -> str | None:
         return None
     class_name = claim.get("spec", {}).get("storageClassName")
     stated = f"its storage class is {class_name}" if class_name else "it has no storage class and the cluster has no default one"
-    said = events[0]["message"] if events else stated
-    missing = _NO_CLASS.search(said)
-    hint = f": there is no storage class {missing[1]} (kubectl get storageclass lists those there are)" if missing else f": {said}"
+    detail = events[0]["message"] if events else stated
+    missing = _NO_CLASS.search(detail)
+    hint = f": there is no storage class {missing[1]} (kubectl get storageclass lists those there are)" if missing else f": {detail}"
     return f"claim {name} is {phase}{hint}"
 
 

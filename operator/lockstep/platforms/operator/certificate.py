@@ -73,8 +73,8 @@ def check(certificates: Certificates) -> None:
 def needs_renewal(certificates: Certificates, dns_names: tuple[str, ...], now: datetime) -> bool:
     """Return True if it ends within 30 days or is for other names."""
     certificate = x509.load_pem_x509_certificate(certificates.tls_cert.encode())
-    named = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
-    return certificate.not_valid_after_utc - now < timedelta(days=RENEW_DAYS) or set(named) != set(dns_names)
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
+    return certificate.not_valid_after_utc - now < timedelta(days=RENEW_DAYS) or set(names) != set(dns_names)
 
 
 @lru_cache(maxsize=1)

@@ -15,7 +15,7 @@ from lockstep.plan.diff import changes
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, owner_uid
 from lockstep.plan.reasons import Reason
-from lockstep.plan.reconcile.events import WARNING, Note, Told, tellable
+from lockstep.plan.reconcile.events import WARNING, JobEvent, SentEvents, worth_sending
 from lockstep.plan.reconcile.reconcile import Plan
 from lockstep.plan.reconcile.writes import is_of_namesake, is_other_run, makes_pods, name_taken
 from lockstep.plan.times import timestamp
@@ -38,7 +38,7 @@ class Executor:
         self._cluster = cluster
         self._written = written
         self._read = read
-        self._told: dict[str, Told] = {}
+        self._sent: dict[str, SentEvents] = {}
         self._creates = asyncio.Semaphore(CREATES_AT_ONCE)
         self._overruled = Refusals()
         """Refusals of writes, by the job's uid and the object."""
@@ -87,9 +87,9 @@ class Executor:
             reply = await self._cluster.apply(item, subresource=subresource)
         except ApiError as error:
             if error.status == CONFLICT:
-                named = {"fieldSelector": f"metadata.name={metadata['name']}"}  # (single jobs may not be read, but listed)
-                for there in (await self._cluster.list(kind, metadata["namespace"], named))["items"]:
-                    self._read(kind, there)
+                by_name = {"fieldSelector": f"metadata.name={metadata['name']}"}  # (single jobs may not be read, but listed)
+                for live in (await self._cluster.list(kind, metadata["namespace"], by_name))["items"]:
+                    self._read(kind, live)
             raise
         self._written(kind, reply)
         return reply
@@ -108,15 +108,15 @@ class Executor:
             else:
                 done.append(result)
         obstacle = next((result for result in done if isinstance(result, Notice)), None)
-        made = [result for result in done if isinstance(result, dict) and makes_pods(result)]
+        stateful_sets = [result for result in done if isinstance(result, dict) and makes_pods(result)]
         if obstacle is not None:
-            for item in made or plan.half_made:
+            for item in stateful_sets or plan.half_made:
                 await self._cluster.delete("StatefulSet", observed.namespace, item["metadata"]["name"], item["metadata"]["uid"])
                 _record(observed, "took back", item)
             return obstacle
         for item in plan.create:
-            if item not in first and isinstance(found := await self._create(observed, item), Notice):
-                return found
+            if item not in first and isinstance(refusal := await self._create(observed, item), Notice):
+                return refusal
         return None
 
     async def _in_turn(self, creating: Coroutine[Any, Any, Object | Notice | None]) -> Object | Notice | None:
@@ -135,67 +135,67 @@ class Executor:
     async def _create(self, observed: Observed, item: Object) -> Object | Notice:
         """Return the object as it is there now, or why it can't be created."""
         try:
-            found = await self._cluster.create(item)
+            live = await self._cluster.create(item)
         except ApiError as error:
             if error.status != CONFLICT:
                 raise
             if item["kind"] == "Secret":
                 self._written("Secret", _unread(item))
                 return item
-            there = await self._cluster.get(item["kind"], observed.namespace, item["metadata"]["name"])
-            if there is None:
+            existing = await self._cluster.get(item["kind"], observed.namespace, item["metadata"]["name"])
+            if existing is None:
                 raise  # gone meanwhile, or a conflict over something else, such as a quota's count: the same write is due again
-            if owner_uid(there) != observed.uid:
-                return _who_has_it(observed, item, there)
-            if is_other_run(item, there):
+            if owner_uid(existing) != observed.uid:
+                return _who_has_it(observed, item, existing)
+            if is_other_run(item, existing):
                 return _other_run(observed, item)
-            found = await self._restored(item, there)
+            live = await self._restored(item, existing)
         else:
             _record(observed, "created", item)
-        self._written(item["kind"], found)
-        return found
+        self._written(item["kind"], live)
+        return live
 
-    async def _restored(self, item: Object, there: Object) -> Object:
+    async def _restored(self, item: Object, existing: Object) -> Object:
         """This job's own that was not seen: written a moment ago, or its labels were taken away."""
-        if not changes({"metadata": {"labels": item["metadata"]["labels"]}}, there):
-            return there
-        metadata = {**item["metadata"], "uid": there["metadata"]["uid"], "resourceVersion": there["metadata"]["resourceVersion"]}
+        if not changes({"metadata": {"labels": item["metadata"]["labels"]}}, existing):
+            return existing
+        metadata = {**item["metadata"], "uid": existing["metadata"]["uid"], "resourceVersion": existing["metadata"]["resourceVersion"]}
         return await self._cluster.apply({**item, "metadata": metadata})
 
     async def write_status(self, observed: Observed, status: Object) -> None:
         """Only over the very job that was seen: what is concluded from an older one is never written. Raises ApiError."""
-        seen = observed.job["metadata"]
-        metadata = {"name": observed.name, "namespace": observed.namespace, "uid": observed.uid, "resourceVersion": seen["resourceVersion"]}
+        version = observed.job["metadata"]["resourceVersion"]
+        metadata = {"name": observed.name, "namespace": observed.namespace, "uid": observed.uid, "resourceVersion": version}
         body = {"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": metadata, "status": status}
         await self._applied(body, subresource="status")
 
     def forget(self, uids: set[str]) -> None:
-        """Keep what was told of these jobs only."""
-        self._told = {uid: told for uid, told in self._told.items() if uid in uids}
+        """Remember the events of these jobs only."""
+        self._sent = {uid: sent for uid, sent in self._sent.items() if uid in uids}
         self._overruled.keep(uids)
 
-    async def tell(self, observed: Observed, notes: tuple[Note, ...], now: float) -> None:
+    async def send_events(self, observed: Observed, events: tuple[JobEvent, ...], now: float) -> None:
         """Send events before the status that they lead to: a process that is killed in between sends them again, under the same names. No repetitions, not too many.
 
         An event that is refused is not retried: the same stands in status, which must not wait for events.
         """
-        if not notes:
+        if not events:
             return
-        self._told[observed.uid], notes = tellable(self._told.get(observed.uid, Told()), notes, now)
+        self._sent[observed.uid], events = worth_sending(self._sent.get(observed.uid, SentEvents()), events, now)
         try:
             async with asyncio.timeout(EVENTS_SECONDS):
-                for note in notes:
-                    log.info("%s/%s: %s: %s", observed.namespace, observed.name, note.reason, note.message)
-                    await self._tell(observed, note, timestamp(now))
+                for event in events:
+                    log.info("%s/%s: %s: %s", observed.namespace, observed.name, event.reason, event.message)
+                    await self._send_event(observed, event, timestamp(now))
         except TimeoutError:
             log.warning("%s/%s: the API server takes too long to take events", observed.namespace, observed.name)
 
-    async def _tell(self, observed: Observed, note: Note, now: str) -> None:
+    async def _send_event(self, observed: Observed, event: JobEvent, now: str) -> None:
         try:
-            await self._cluster.create(_event(observed, note, now))
+            await self._cluster.create(_event(observed, event, now))
         except ApiError as error:
             if error.status != CONFLICT:
-                log.warning("%s/%s: event %s: %s", observed.namespace, observed.name, note.reason, error)
+                log.warning("%s/%s: event %s: %s", observed.namespace, observed.name, event.reason, error)
 
 
 def _record(observed: Observed, act: str, item: Object) -> None:
@@ -205,19 +205,19 @@ def _record(observed: Observed, act: str, item: Object) -> None:
     log.info("%s/%s (uid %s): %s %s %s%s", observed.namespace, observed.name, observed.uid, act, item["kind"], name, replicas)
 
 
-def _event(observed: Observed, note: Note, now: str) -> Object:
+def _event(observed: Observed, event: JobEvent, now: str) -> Object:
     """Return the Event. Its name says from which version of the job it follows, and so is the same however often that is concluded."""
     version = observed.job["metadata"]["resourceVersion"]
-    digest = hashlib.sha256("\0".join((observed.uid, version, note.reason, note.message)).encode()).hexdigest()[:16]
+    digest = hashlib.sha256("\0".join((observed.uid, version, event.reason, event.message)).encode()).hexdigest()[:16]
     about = {"apiVersion": API_VERSION, "kind": "TrainingJob", "name": observed.name, "namespace": observed.namespace, "uid": observed.uid}
     return {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {"name": f"{observed.name}.{digest}", "namespace": observed.namespace},
         "involvedObject": about,
-        "type": note.type,
-        "reason": note.reason,
-        "message": note.message,
+        "type": event.type,
+        "reason": event.reason,
+        "message": event.message,
         "firstTimestamp": now,
         "lastTimestamp": now,
         "count": 1,
@@ -238,11 +238,11 @@ def _refused(error: ApiError) -> Notice:
     )
 
 
-def status_refused(error: ApiError) -> Note:
+def status_refused(error: ApiError) -> JobEvent:
     """For a job whose status can't be written."""
     text = f"the API server refused the job's status, so that what it shows is old: {error.message[:MESSAGE_CHARACTERS]}"
     advice = ": the job leaves no room for it, make its spec and its annotations smaller" if error.is_too_large else ""
-    return Note(WARNING, "StatusRefused", text + advice)
+    return JobEvent(WARNING, "StatusRefused", text + advice)
 
 
 def _lets_go(item: Object) -> bool:
@@ -256,9 +256,9 @@ def _other_run(observed: Observed, item: Object) -> Notice:
     return Notice(Reason.NAME_TAKEN, f"{text}: somebody else made it; delete it (kubectl delete configmap {name} -n {observed.namespace})")
 
 
-def _who_has_it(observed: Observed, item: Object, found: Object) -> Notice:
-    if is_of_namesake(observed, found):
+def _who_has_it(observed: Observed, item: Object, live: Object) -> Notice:
+    if is_of_namesake(observed, live):
         return Notice(
             Reason.PREVIOUS_JOB_REMAINS, f"an earlier job of this name is still being removed: {item['kind']} {item['metadata']['name']}"
         )
-    return name_taken(observed, item["kind"], found)
+    return name_taken(observed, item["kind"], live)

@@ -44,7 +44,7 @@ class LeaseLost(Failed):
 
 
 @dataclass(frozen=True)
-class Seen:
+class LeaseState:
     """Content of the Lease, and since when (this machine's clock)."""
 
     version: str
@@ -74,7 +74,7 @@ class Lease:
         self._identity = identity
         self._address = address
         self._clock = clock
-        self._seen: Seen | None = None
+        self._seen: LeaseState | None = None
         self._held_until: float | None = None
         self._is_released = False
         self._trouble = ""
@@ -149,8 +149,8 @@ class Lease:
             return False
         return await self._take(self._seen)
 
-    async def _take(self, seen: Seen) -> bool:
-        asked, now = self._clock(), _micro_time()
+    async def _take(self, seen: LeaseState) -> bool:
+        start, now = self._clock(), _micro_time()
         spec = {
             **self._spec(now),
             "acquireTime": now,
@@ -158,13 +158,13 @@ class Lease:
         }
         if not await self._write(spec, self._address):
             return False
-        self._held_until = asked + RENEW_SECONDS
+        self._held_until = start + RENEW_SECONDS
         return True
 
     async def _renew(self) -> bool:
-        asked = self._clock()
+        start = self._clock()
         if await self._write(self._spec(_micro_time()), self._address):
-            self._held_until = asked + RENEW_SECONDS
+            self._held_until = start + RENEW_SECONDS
             return True
         await self._look()  # an earlier renewal whose reply was lost, or another holder
         if self._seen is not None and self._seen.holder != self._identity:
@@ -205,9 +205,9 @@ class Lease:
         metadata = {
             "name": OPERATOR_NAME, "namespace": self._namespace, "labels": {LABEL_NAME: APP}, "annotations": {ANNOTATION_LEADER: address},
         }  # fmt: skip
-        made = {**type_meta("Lease"), "metadata": metadata, "spec": spec}
+        lease = {**type_meta("Lease"), "metadata": metadata, "spec": spec}
         try:
-            self._take_in(await self._cluster.create(made))
+            self._take_in(await self._cluster.create(lease))
         except ApiError as error:
             if error.status == CONFLICT:
                 return False
@@ -218,7 +218,7 @@ class Lease:
     def _take_in(self, item: Object) -> None:
         metadata, spec = item["metadata"], item.get("spec") or {}
         if self._seen is None or self._seen.version != metadata["resourceVersion"]:
-            self._seen = Seen(
+            self._seen = LeaseState(
                 version=metadata["resourceVersion"],
                 holder=spec.get("holderIdentity") or "",
                 address=(metadata.get("annotations") or {}).get(ANNOTATION_LEADER, ""),
@@ -227,7 +227,7 @@ class Lease:
                 since=self._clock(),
             )
 
-    def _is_over(self, seen: Seen) -> bool:
+    def _is_over(self, seen: LeaseState) -> bool:
         return self._clock() - seen.since > seen.seconds
 
 

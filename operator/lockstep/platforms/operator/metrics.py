@@ -117,11 +117,11 @@ class Metrics:
         group = (observed.namespace, profile_of(observed.job))
         self._begin(group)
         self._group_of[observed.uid] = group
-        known = self._known.get(observed.uid)
-        if known is None:
+        previous = self._known.get(observed.uid)
+        if previous is None:
             self._known[observed.uid] = counted(status)
             return
-        self._known[observed.uid], grown = growth(known, status)
+        self._known[observed.uid], grown = growth(previous, status)
         for more in grown:
             self._counters[more.counter].labels(*group, more.label).inc(more.amount)
 
@@ -136,7 +136,7 @@ class Metrics:
 
     def forget(self, uids: set[str]) -> None:
         """Keep how far these jobs are counted only, and the counters of groups that have one of them, or had one lately."""
-        self._known = {uid: known for uid, known in self._known.items() if uid in uids}
+        self._known = {uid: counters for uid, counters in self._known.items() if uid in uids}
         self._group_of = {uid: group for uid, group in self._group_of.items() if uid in uids}
         used, now = set(self._group_of.values()), time.monotonic()
         idle = [group for group in self._seen if group not in used]
@@ -198,8 +198,8 @@ class Jobs(Collector):
     def _series(self, jobs: list[Object], now: float) -> Iterator[Metric]:
         families = {name: GaugeMetricFamily(f"{PREFIX}_job_{name}", text, labels=_JOB_LABELS) for name, text in JOB_GAUGES.items()}
         for job in jobs:
-            heard = self._report_time(job["metadata"]["uid"])
-            for name, value in gauges(_status(job), now, None if heard is None else max(0.0, now - heard)).items():
+            report_time = self._report_time(job["metadata"]["uid"])
+            for name, value in gauges(_status(job), now, None if report_time is None else max(0.0, now - report_time)).items():
                 families[name].add_metric((job["metadata"]["namespace"], job["metadata"]["name"]), value)
         yield from families.values()
 
@@ -265,12 +265,12 @@ class MetricsServer:
     async def _ask(self, token: str) -> None:
         """The API server: whose token it is, and whether that account may. Raises Refusal."""
         review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
-        found = (await self.cluster.request("POST", path_of("TokenReview"), review))["status"]
-        if not found.get("authenticated"):
+        review_status = (await self.cluster.request("POST", path_of("TokenReview"), review))["status"]
+        if not review_status.get("authenticated"):
             raise Refusal(UNAUTHENTICATED, "the token isn't valid")
-        user = found["user"]
-        asked = {key: user[key] for key in ("uid", "groups", "extra") if key in user} | {"user": user["username"]}
-        spec = {**asked, "nonResourceAttributes": {"path": PATH, "verb": "get"}}
+        user = review_status["user"]
+        account = {key: user[key] for key in ("uid", "groups", "extra") if key in user} | {"user": user["username"]}
+        spec = {**account, "nonResourceAttributes": {"path": PATH, "verb": "get"}}
         access = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
         if not (await self.cluster.request("POST", path_of("SubjectAccessReview"), access))["status"].get("allowed"):
             raise Refusal(FORBIDDEN, f"{user['username']} may not get {PATH}: bind it to ClusterRole lockstep-metrics-reader")

@@ -61,8 +61,8 @@ class Notifier:
     def look(self, observed: Observed) -> None:
         """Begin to tell the job's end, if that is due and nobody is at it."""
         message = due_message(observed)
-        known = self._deliveries.get(observed.uid)
-        if message is None or observed.uid in self._tasks or (known is not None and known.id == message.id):
+        delivery = self._deliveries.get(observed.uid)
+        if message is None or observed.uid in self._tasks or (delivery is not None and delivery.id == message.id):
             return
         key = (observed.namespace, observed.name)
         task = asyncio.ensure_future(self._tell(key, observed.uid, message))
@@ -71,7 +71,7 @@ class Notifier:
 
     def forget(self, uids: set[str]) -> None:
         """Keep what is known of these jobs only."""
-        self._deliveries = {uid: found for uid, found in self._deliveries.items() if uid in uids}
+        self._deliveries = {uid: delivery for uid, delivery in self._deliveries.items() if uid in uids}
 
     async def _tell(self, key: Key, uid: str, message: Message) -> None:
         delivery = await self._delivered(key, message) if self._enabled else Delivery(message.id, delivered=False, attempts=0, message=OFF)
@@ -113,7 +113,7 @@ class Notifier:
     async def _url(self, namespace: str, message: Message) -> str:
         """Read the URL at every try: it may be corrected meanwhile. Raises Undelivered."""
         try:
-            found = await self._cluster.get("Secret", namespace, message.secret)
+            secret = await self._cluster.get("Secret", namespace, message.secret)
         except (ApiError, OSError) as error:
             if isinstance(error, ApiError) and error.status == FORBIDDEN:
                 raise Undelivered(
@@ -121,7 +121,7 @@ class Notifier:
                     f"or let ServiceAccount {OPERATOR_NAME} get it by a Role"
                 ) from None
             raise Undelivered(f"Secret {message.secret} can't be read now") from None
-        encoded = ((found or {}).get("data") or {}).get(message.key)
+        encoded = ((secret or {}).get("data") or {}).get(message.key)
         if encoded is None:
             raise Undelivered(f"there is no key {message.key} in a Secret {message.secret} of namespace {namespace}")
         return b64decode(encoded).decode(errors="replace").strip()[:URL_CHARACTERS]
@@ -144,8 +144,8 @@ class SafeResolver(AbstractResolver):
         self._system = ThreadedResolver()
 
     async def resolve(self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET) -> list[ResolveResult]:
-        found = await self._system.resolve(host, port, family)
-        allowed = [each for each in found if not is_forbidden(each["host"].partition("%")[0])]
+        results = await self._system.resolve(host, port, family)
+        allowed = [each for each in results if not is_forbidden(each["host"].partition("%")[0])]
         if not allowed:
             raise OSError(None, "the name stands for a link-local address")
         return allowed

@@ -28,7 +28,7 @@ from lockstep.kube.issuer import IssuedTokens
 from lockstep.kube.kinds import KINDS
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed
-from lockstep.plan.reconcile.events import Note
+from lockstep.plan.reconcile.events import JobEvent
 from lockstep.plan.reconcile.reconcile import Plan, reconcile
 from lockstep.plan.render.objects import RenderContext
 from lockstep.plan.render.run import report_target
@@ -66,7 +66,7 @@ log = logging.getLogger("lockstep.operator")
 
 
 class WentBack(Failed):
-    """The API server's revision is lower than it was. Reports, messages and what was told are of jobs that may never have been: a new process begins."""
+    """The API server's revision is lower than it was. Reports, messages and events that it sent are of jobs that may never have been: a new process begins."""
 
 
 @dataclass(frozen=True)
@@ -224,8 +224,8 @@ class Operator:
         if plan.passing and (left := self.settling.left(observed.uid)) > 0:
             return min(left, plan.again_seconds or left)
         self.settling.settled(observed.uid)
-        await self.executor.tell(observed, plan.events, self.cluster.clock.now())
-        await self._tell_of_clock(observed)
+        await self.executor.send_events(observed, plan.events, self.cluster.clock.now())
+        await self._report_clock(observed)
         status_refused_for = None
         if plan.status is not None:
             try:
@@ -278,7 +278,7 @@ class Operator:
         except ApiError as error:
             if not error.is_refusal:
                 raise
-            await self.executor.tell(observed, (status_refused(error),), self.cluster.clock.now())
+            await self.executor.send_events(observed, (status_refused(error),), self.cluster.clock.now())
             return self._refused_statuses.refused(key, wanted)
         self._refused_statuses.forget(key)
         self.metrics.count(observed, status)
@@ -288,13 +288,13 @@ class Operator:
         """Return the seconds until the next look. While clocks differ, what is due waits for them to agree, and no event says when they do."""
         return min(seconds or CLOCK_SECONDS, CLOCK_SECONDS) if self.cluster.clock.off_seconds else seconds
 
-    async def _tell_of_clock(self, observed: Observed) -> None:
+    async def _report_clock(self, observed: Observed) -> None:
         """Report that clocks differ, as an event of a job for which something would be done because a time is over."""
         spec = observed.job["spec"]
         waits = [name for name in ("activeDeadlineSeconds", "ttlSecondsAfterFinished") if spec.get(name) is not None]
         if self.cluster.clock.off_seconds and waits:
             text = f"the operator's clock and the API server's differ by more than {OFF_SECONDS:.0f} s: spec.{' and spec.'.join(waits)} wait until they agree"
-            await self.executor.tell(observed, (Note("Warning", "ClocksDiffer", text),), self.cluster.clock.now())
+            await self.executor.send_events(observed, (JobEvent("Warning", "ClocksDiffer", text),), self.cluster.clock.now())
 
     def _context(self, observed: Observed) -> RenderContext:
         uid = observed.uid

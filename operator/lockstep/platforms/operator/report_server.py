@@ -86,12 +86,12 @@ class Reports:
 
     def time(self, uid: str) -> float:
         """Time of the newest report, seconds since the epoch; for a job that this replica has not heard yet: since when it listens."""
-        known = self._newest.get(uid)
-        return self.since if known is None else known.received
+        newest = self._newest.get(uid)
+        return self.since if newest is None else newest.received
 
     def sequence(self, uid: str) -> int:
-        known = self._newest.get(uid)
-        return -1 if known is None else known.report.sequence
+        newest = self._newest.get(uid)
+        return -1 if newest is None else newest.report.sequence
 
     def take(self, report: Report, pod_uid: str, now: float) -> None:
         self._newest[report.job.uid] = ReceivedReport(report, pod_uid, now)
@@ -369,8 +369,8 @@ def _problems(signs: Signs, now: float) -> Iterator[str]:
         yield f"work on one job has not ended in {signs.working_seconds:.0f} s"
     if signs.waiting and now - max(signs.worked, signs.leads_since) > STUCK_SECONDS:
         yield f"{signs.waiting} jobs wait, and no work has ended in {now - signs.worked:.0f} s"
-    for plural, seen in signs.watched.items():
-        if now - seen > STUCK_SECONDS:
-            yield f"the watch of {plural} has been silent for {now - seen:.0f} s"
+    for plural, last_sign in signs.watched.items():
+        if now - last_sign > STUCK_SECONDS:
+            yield f"the watch of {plural} has been silent for {now - last_sign:.0f} s"
     if signs.answers and now - max(signs.listed, signs.leads_since) > RESYNC_SECONDS_MAX:
         yield "the cluster could not be listed for an hour, though the API server answers"

@@ -51,10 +51,10 @@ class UnusableSecret(Exception):
 async def master_key(cluster: Cluster, namespace: str, current: bytes | None = None) -> bytes:
     """Made at the operator's very first start. `current`: what this process uses, written back where the Secret is gone. Raises UnusableSecret."""
     key = secrets.token_bytes(MASTER_KEY_BYTES) if current is None else current
-    found = (await _get_or_create(cluster, namespace, KEY_SECRET, {"key": key})).get("key", b"")
-    if len(found) < MASTER_KEY_BYTES:
+    stored = (await _get_or_create(cluster, namespace, KEY_SECRET, {"key": key})).get("key", b"")
+    if len(stored) < MASTER_KEY_BYTES:
         raise UnusableSecret(namespace, KEY_SECRET, f"has no field `key` of {MASTER_KEY_BYTES} bytes")
-    return found
+    return stored
 
 
 async def certificates(
@@ -65,29 +65,29 @@ async def certificates(
     `current`: what this process uses, written back where the Secret is gone: another authority would be one that no running gang trusts. Raises
     UnusableSecret.
     """
-    found = await cluster.get("Secret", namespace, TLS_SECRET)
-    if found is None:
-        made = _encode(make_certificates(dns_names, now) if current is None else current)
-        return _readable(namespace, await _get_or_create(cluster, namespace, TLS_SECRET, made))
-    known = _readable(namespace, _data(found))
-    if not needs_renewal(known, dns_names, now):
-        return known
-    renewed = renew(known, dns_names, now)
-    seen = found["metadata"]
+    secret = await cluster.get("Secret", namespace, TLS_SECRET)
+    if secret is None:
+        encoded = _encode(make_certificates(dns_names, now) if current is None else current)
+        return _readable(namespace, await _get_or_create(cluster, namespace, TLS_SECRET, encoded))
+    stored = _readable(namespace, _data(secret))
+    if not needs_renewal(stored, dns_names, now):
+        return stored
+    renewed = renew(stored, dns_names, now)
+    metadata = secret["metadata"]
     body = _secret(namespace, TLS_SECRET, _encode(renewed))
-    body["metadata"] |= {"uid": seen["uid"], "resourceVersion": seen["resourceVersion"]}
+    body["metadata"] |= {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
     await cluster.apply(body)
     return renewed
 
 
 def _readable(namespace: str, data: dict[str, bytes]) -> Certificates:
     try:
-        known = _decode(data)
-        check(known)
+        stored = _decode(data)
+        check(stored)
     except (KeyError, ValueError) as error:
         why = f"can't be read as certificates ({type(error).__name__}: {error})"
         raise UnusableSecret(namespace, TLS_SECRET, why) from None
-    return known
+    return stored
 
 
 async def publish_authority(cluster: Cluster, namespace: str, ca_cert: str) -> None:
@@ -97,18 +97,18 @@ async def publish_authority(cluster: Cluster, namespace: str, ca_cert: str) -> N
 
 
 async def _get_or_create(cluster: Cluster, namespace: str, name: str, data: dict[str, bytes]) -> dict[str, bytes]:
-    found = await cluster.get("Secret", namespace, name)
-    if found is None:
+    secret = await cluster.get("Secret", namespace, name)
+    if secret is None:
         log.warning("Secret %s is not in namespace %s: it is made", name, namespace)
         try:
-            found = await cluster.create(_secret(namespace, name, data))
+            secret = await cluster.create(_secret(namespace, name, data))
         except ApiError as error:
             if error.status != CONFLICT:
                 raise
-            found = await cluster.get("Secret", namespace, name)  # another start of the operator was faster
-    if found is None:
+            secret = await cluster.get("Secret", namespace, name)  # another start of the operator was faster
+    if secret is None:
         raise RuntimeError(f"Secret {name} of namespace {namespace} was deleted while the operator started")
-    return _data(found)
+    return _data(secret)
 
 
 def _secret(namespace: str, name: str, data: dict[str, bytes]) -> Object:

@@ -80,21 +80,21 @@ def registry(observe: Observe, listed: Listed, seen: Callable[[str], None], kind
 
     `seen` is told the plural whose watch shows that it goes on. `listed` hears of every page of a list. A watch has begun anew then: what is deleted before that list it never tells of.
     """
-    found = kopf.OperatorRegistry()
+    handlers = kopf.OperatorRegistry()
     watched = list(kinds)
 
     taken = {KINDS[one.kind].plural: taker(one.kind, observe) for one in watched if one.kind not in FREE_FORM}
 
-    @kopf.on.login(registry=found)  # type: ignore[untyped-decorator]
+    @kopf.on.login(registry=handlers)  # type: ignore[untyped-decorator]
     async def login(**_: Any) -> kopf.AiohttpSession:
-        made = await connection()
+        session = await connection()
         return replace(
-            made, aiohttp_session=BoundedSession(made.aiohttp_session, METADATA_ONLY, FREE_FORM_PLURALS, seen, slimmed, taken, listed)
+            session, aiohttp_session=BoundedSession(session.aiohttp_session, METADATA_ONLY, FREE_FORM_PLURALS, seen, slimmed, taken, listed)
         )
 
     for one in watched:
-        _watch(found, one.kind, taker(one.kind, observe))
-    return found
+        _watch(handlers, one.kind, taker(one.kind, observe))
+    return handlers
 
 
 def taker(kind: str, observe: Observe) -> Callable[[str | None, Object], None]:
@@ -107,33 +107,33 @@ def taker(kind: str, observe: Observe) -> Callable[[str | None, Object], None]:
     return take
 
 
-def _watch(found: kopf.OperatorRegistry, kind: str, take: Callable[[str | None, Object], None]) -> None:
-    known = KINDS[kind]
-    group, _, version = known.api_version.rpartition("/")
+def _watch(handlers: kopf.OperatorRegistry, kind: str, take: Callable[[str | None, Object], None]) -> None:
+    api_kind = KINDS[kind]
+    group, _, version = api_kind.api_version.rpartition("/")
 
-    @kopf.on.event(group, version, known.plural, registry=found, id=known.plural)  # type: ignore[untyped-decorator]
+    @kopf.on.event(group, version, api_kind.plural, registry=handlers, id=api_kind.plural)  # type: ignore[untyped-decorator]
     async def handle(type: str | None, body: kopf.Body, **_: Any) -> None:
         take(type, dict(body))
 
 
 def kopf_settings() -> kopf.OperatorSettings:
-    found = kopf.OperatorSettings()
-    found.scanning.disabled = True  # no watch of CRDs and namespaces
-    found.posting.enabled = False
-    found.persistence.diffbase_storage = NothingHandled()
-    found.persistence.progress_storage = NoProgress()
-    found.queueing.idle_timeout = IDLE_SECONDS
-    found.watching.server_timeout = 300
-    found.watching.client_timeout = 310
-    found.watching.connect_timeout = 10
-    found.watching.chunk_size = LIST_ITEMS
+    settings = kopf.OperatorSettings()
+    settings.scanning.disabled = True  # no watch of CRDs and namespaces
+    settings.posting.enabled = False
+    settings.persistence.diffbase_storage = NothingHandled()
+    settings.persistence.progress_storage = NoProgress()
+    settings.queueing.idle_timeout = IDLE_SECONDS
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = 310
+    settings.watching.connect_timeout = 10
+    settings.watching.chunk_size = LIST_ITEMS
     for watched in WATCHED:
         plural = KINDS[watched.kind].plural
         if watched.label_selector:
-            found.watching.label_selectors[plural] = watched.label_selector
+            settings.watching.label_selectors[plural] = watched.label_selector
         if watched.field_selector:
-            found.watching.field_selectors[plural] = watched.field_selector
-    return found
+            settings.watching.field_selectors[plural] = watched.field_selector
+    return settings
 
 
 async def connection() -> kopf.AiohttpSession:

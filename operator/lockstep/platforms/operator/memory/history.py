@@ -48,7 +48,7 @@ class RememberedRuns:
 
     def forget(self, uids: set[str]) -> None:
         """Keep those of these jobs only."""
-        self._of = {uid: kept for uid, kept in self._of.items() if uid in uids}
+        self._of = {uid: run for uid, run in self._of.items() if uid in uids}
 
 
 class RememberedLosses:
@@ -62,14 +62,14 @@ class RememberedLosses:
 
     def see(self, key: Key, observed: Observed, now: float) -> None:
         """Keep what its pods show now; a pod that is there and shows nothing is not lost any more."""
-        there = {str(pod["metadata"]["uid"]) for pod in observed.pods}
-        found = losses(observed)
-        if not found and key not in self._of:
+        present = {str(pod["metadata"]["uid"]) for pod in observed.pods}
+        facts = losses(observed)
+        if not facts and key not in self._of:
             return
-        kept = {u: (f, at) for u, (f, at) in self._of.get(key, {}).items() if u not in there and now - at < KEPT_SECONDS}
-        kept |= {uid: (fact, now) for uid, fact in found.items()}
-        self._of[key] = dict(list(kept.items())[-KEPT_MAX:])
-        if not kept:
+        remembered = {u: (f, at) for u, (f, at) in self._of.get(key, {}).items() if u not in present and now - at < KEPT_SECONDS}
+        remembered |= {uid: (fact, now) for uid, fact in facts.items()}
+        self._of[key] = dict(list(remembered.items())[-KEPT_MAX:])
+        if not remembered:
             del self._of[key]
 
     def see_pod(self, key: Key, pod: Object, now: float) -> None:

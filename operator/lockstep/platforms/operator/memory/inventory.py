@@ -18,7 +18,7 @@ from lockstep.plan.observed import Observed, owner_uid
 from lockstep.plan.reconcile.interactive import is_interactive, unused
 from lockstep.plan.reconcile.placing import contender, is_unplaced
 from lockstep.plan.waiting.containers import PULL_EVENT, is_scheduled, scheduler_message
-from lockstep.platforms.operator.memory.objects import Kept, job_of, version_of
+from lockstep.platforms.operator.memory.objects import StoredObject, job_of, version_of
 from lockstep.platforms.operator.memory.queue import Key
 
 log = logging.getLogger("lockstep.operator")
@@ -37,8 +37,8 @@ class Watched:
 
     @property
     def query(self) -> dict[str, str]:
-        given = {"labelSelector": self.label_selector, "fieldSelector": self.field_selector}
-        return {key: value for key, value in given.items() if value}
+        selectors = {"labelSelector": self.label_selector, "fieldSelector": self.field_selector}
+        return {key: value for key, value in selectors.items() if value}
 
 
 WATCHED = (
@@ -76,11 +76,11 @@ class Inventory:
         """True if the operator may list them; otherwise it has none to tell of."""
         self.unsettled_seconds: Callable[[], float] = lambda: 0.0
         """See Observed."""
-        self._objects: dict[str, dict[Key, Kept]] = defaultdict(dict)
-        self._by_job: dict[Key, dict[tuple[str, str], Kept]] = defaultdict(dict)
-        self._in_namespace: dict[tuple[str, str], dict[str, Kept]] = defaultdict(dict)
+        self._objects: dict[str, dict[Key, StoredObject]] = defaultdict(dict)
+        self._by_job: dict[Key, dict[tuple[str, str], StoredObject]] = defaultdict(dict)
+        self._in_namespace: dict[tuple[str, str], dict[str, StoredObject]] = defaultdict(dict)
         self._environments: set[Key] = set()
-        """Interactive jobs, of which a job that waits for GPUs is told; there are few, and all jobs would be much to look through."""
+        """Interactive jobs, which a job that waits for GPUs hears of; there are few, and all jobs would be much to look through."""
         self._unplaced: dict[Key, Object] = {}
         """Facts for a job that waits for nodes about others that do (`placing.contender`): a queue may have a thousand, too many to unpack."""
         self._obstacles: dict[Key, Notice] = {}
@@ -98,8 +98,8 @@ class Inventory:
 
     def observe_write(self, kind: str, item: Mapping[str, Any]) -> set[Key]:
         """Take in the reply to a write, ahead of the watch; one of an object that was deleted meanwhile changes nothing."""
-        known = self._objects[kind].get(_place(item))
-        is_known = known is not None and known.uid == item["metadata"]["uid"]
+        stored = self._objects[kind].get(_place(item))
+        is_known = stored is not None and stored.uid == item["metadata"]["uid"]
         if not is_known and version_of(item) <= self._last_deletion[kind]:
             return set()
         return self.observe(kind, item, deleted=False)
@@ -115,18 +115,18 @@ class Inventory:
             self._deleted.add(str(item["metadata"]["uid"]))
         key = _place(item)
         self._newest[kind] = max(self._newest[kind], version_of(item))
-        known = self._objects[kind].get(key)
-        if known is not None and (known.version > version_of(item) or _brings_nothing(known, item, deleted)):
+        stored = self._objects[kind].get(key)
+        if stored is not None and (stored.version > version_of(item) or _brings_nothing(stored, item, deleted)):
             return set()
-        if deleted and known is not None and known.uid != item["metadata"]["uid"]:
+        if deleted and stored is not None and stored.uid != item["metadata"]["uid"]:
             return set()
-        now = None if deleted else Kept(kind, item)
+        now = None if deleted else StoredObject(kind, item)
         self._put(kind, key, now)
         if kind == "Event":
             self._keep_few_events(key[0])
         if kind == "TrainingJob" and now is not None:
             self._take_in_job(key, now.item)
-        if now is not None and known is not None and now.says_the_same(known):
+        if now is not None and stored is not None and now.says_the_same(stored):
             return set()
         if kind == "TrainingJob" and deleted:
             self.forget_secret(key)
@@ -174,20 +174,20 @@ class Inventory:
         if 0 < version < self._at_begin.get(kind, 0):
             return self._go_back(kind, version)
         self._last_deletion[kind] = max(self._last_deletion[kind], version)
-        gone = {key: kept for key, kept in self._objects[kind].items() if key not in listed and kept.version <= version}
+        gone = {key: stored for key, stored in self._objects[kind].items() if key not in listed and stored.version <= version}
         for key in gone:
             self._put(kind, key, None)
-        return {job for key, kept in gone.items() for job in self._concerned(kind, key, kept.item)}
+        return {job for key, stored in gone.items() for job in self._concerned(kind, key, stored.item)}
 
     def _keep_older(self, kind: str, item: Object) -> None:
-        known = self._objects[kind].get(_place(item))
-        if known is not None and (known.version > version_of(item) or known.uid != item["metadata"]["uid"]):
+        stored = self._objects[kind].get(_place(item))
+        if stored is not None and (stored.version > version_of(item) or stored.uid != item["metadata"]["uid"]):
             self._older[kind][_place(item)] = item
 
     def _go_back(self, kind: str, version: int) -> set[Key]:
         self.has_gone_back = True
         self._newest[kind] = self._last_deletion[kind] = version
-        ahead = {key: kept for key, kept in self._objects[kind].items() if kept.version > version or key in self._older[kind]}
+        ahead = {key: stored for key, stored in self._objects[kind].items() if stored.version > version or key in self._older[kind]}
         for key in ahead:
             self._put(kind, key, None)
         for item in self._older[kind].values():
@@ -200,7 +200,7 @@ class Inventory:
             if kind == "Secret":
                 self._put(kind, (job[0], name), None)
 
-    def _put(self, kind: str, key: Key, item: Kept | None) -> None:
+    def _put(self, kind: str, key: Key, item: StoredObject | None) -> None:
         namespace, name = key
         old = self._objects[kind].pop(key, None)
         if kind == "TrainingJob":
@@ -220,7 +220,7 @@ class Inventory:
             return {key}
         if kind in ("TrainingCluster", "Node"):
             return set(self.jobs())
-        job = self._told_of(key[0], item) if kind == "Event" else job_of(item)
+        job = self._job_of_event(key[0], item) if kind == "Event" else job_of(item)
         if job:
             return {(key[0], job)}
         return {(key[0], name) for name in self._in_namespace.get(("TrainingJob", key[0]), ())}
@@ -228,20 +228,20 @@ class Inventory:
     def _is_pull_of_a_job(self, event: Mapping[str, Any]) -> bool:
         """Return True if the Event is about an image of a job's pod. Other pods' failures, which have the same reason, are not kept."""
         is_pull = event.get("reason") == "Failed" and PULL_EVENT.match(str(event.get("message") or "")) is not None
-        return is_pull and bool(self._told_of(str(event["metadata"].get("namespace")), event))
+        return is_pull and bool(self._job_of_event(str(event["metadata"].get("namespace")), event))
 
-    def _told_of(self, namespace: str, event: Mapping[str, Any]) -> str:
+    def _job_of_event(self, namespace: str, event: Mapping[str, Any]) -> str:
         """The job that an Event's object belongs to; '' when that isn't known: a quota that is used up has many events, and other jobs as many looks at each."""
         about = event["involvedObject"]
-        known = self._objects.get(about.get("kind", ""), {}).get((namespace, about.get("name", "")))
-        return "" if known is None else known.job
+        stored = self._objects.get(about.get("kind", ""), {}).get((namespace, about.get("name", "")))
+        return "" if stored is None else stored.job
 
     def jobs(self) -> list[Key]:
         return list(self._objects["TrainingJob"])
 
     def uids(self) -> set[str]:
         """Uids of the TrainingJobs."""
-        return {kept.uid for kept in self._objects["TrainingJob"].values()}
+        return {stored.uid for stored in self._objects["TrainingJob"].values()}
 
     def job_objects(self) -> list[Object]:
         """The TrainingJobs themselves, as they are stored."""
@@ -253,7 +253,7 @@ class Inventory:
         if job is None:
             self._obstacles.pop(key, None)
             return None
-        children = {child: kept.item for child, kept in self._by_job.get(key, {}).items()}
+        children = {child: stored.item for child, stored in self._by_job.get(key, {}).items()}
         pods = tuple(item for child, item in sorted(children.items()) if child[0] == "Pod" and is_of_gang(key[1], child[1]))
         stuck = any(map(scheduler_message, pods))
         job_object = job.item
@@ -265,9 +265,9 @@ class Inventory:
             nodes=self._all("Node"),
             sees_nodes=self.sees_nodes,
             unsettled_seconds=self.unsettled_seconds(),
-            claims={name: kept.item for name, kept in self._of_namespace("PersistentVolumeClaim", key).items()},
+            claims={name: stored.item for name, stored in self._of_namespace("PersistentVolumeClaim", key).items()},
             service_accounts=frozenset(self._of_namespace("ServiceAccount", key)),
-            warnings=tuple(kept.item for kept in self._of_namespace("Event", key).values()),
+            warnings=tuple(stored.item for stored in self._of_namespace("Event", key).values()),
             others=self._pods_of_others(key) if stuck else (),
             unused=unused(self._interactive()) if stuck else frozenset(),
             waiting=self._unplaced_others(key) if stuck or is_unplaced(job_object) else (),
@@ -276,8 +276,8 @@ class Inventory:
 
     def item(self, kind: str, key: Key) -> Object | None:
         """An object by its namespace and name, as it is kept; None: it is not there."""
-        found = self._objects[kind].get(key)
-        return None if found is None else found.item
+        stored = self._objects[kind].get(key)
+        return None if stored is None else stored.item
 
     def gang_size(self, key: Key, uid: str) -> int:
         """Nodes that the job of this uid may have now: by its spec, its StatefulSet and its pods, at most NODES_MAX. 0: there is no such job."""
@@ -295,15 +295,15 @@ class Inventory:
         """(kind, name) of this job's own children whose content wasn't kept: what a decision about the job needs of them."""
         job = key[1]
         uid = self._objects["TrainingJob"][key].uid if key in self._objects["TrainingJob"] else ""
-        cut = {child: kept for child, kept in self._by_job.get(key, {}).items() if kept.is_cut and owner_uid(kept.item) == uid}
-        named = {("StatefulSet", job), ("NetworkPolicy", job), ("Service", service_name(job)), ("ConfigMap", log_name(job))} & cut.keys()
+        cut = {child: stored for child, stored in self._by_job.get(key, {}).items() if stored.is_cut and owner_uid(stored.item) == uid}
+        by_name = {("StatefulSet", job), ("NetworkPolicy", job), ("Service", service_name(job)), ("ConfigMap", log_name(job))} & cut.keys()
         in_use = self._runs_in_use(key)
         runs = [child for child in cut if child[0] == "ConfigMap" and child[1].startswith(run_name(job, ""))]
-        return [*sorted(named), *sorted(runs, key=lambda child: (child[1] in in_use, cut[child].version), reverse=True)[:CONTENTS_MAX]]
+        return [*sorted(by_name), *sorted(runs, key=lambda child: (child[1] in in_use, cut[child].version), reverse=True)[:CONTENTS_MAX]]
 
     def _runs_in_use(self, key: Key) -> set[str]:
         """Names of the frozen runs that its pods name."""
-        holders = [kept.item for (kind, _), kept in self._by_job.get(key, {}).items() if kind in ("StatefulSet", "Pod")]
+        holders = [stored.item for (kind, _), stored in self._by_job.get(key, {}).items() if kind in ("StatefulSet", "Pod")]
         hashes = {item["metadata"].get("annotations", {}).get(ANNOTATION_RUN_HASH) for item in holders}
         return {run_name(key[1], run_hash) for run_hash in hashes if run_hash}
 
@@ -313,14 +313,14 @@ class Inventory:
         return [jobs[key].item for key in self._environments]
 
     def _all(self, kind: str) -> tuple[Object, ...]:
-        return tuple(kept.item for kept in self._objects[kind].values())
+        return tuple(stored.item for stored in self._objects[kind].values())
 
-    def _of_namespace(self, kind: str, job: Key) -> Mapping[str, Kept]:
+    def _of_namespace(self, kind: str, job: Key) -> Mapping[str, StoredObject]:
         return self._in_namespace.get((kind, job[0]), {})
 
     def _pods_of_others(self, job: Key) -> tuple[Object, ...]:
-        found = [kept.item for place, kept in self._objects["Pod"].items() if (place[0], kept.job) != job]
-        return tuple(filter(is_scheduled, found))
+        pods = [stored.item for place, stored in self._objects["Pod"].items() if (place[0], stored.job) != job]
+        return tuple(filter(is_scheduled, pods))
 
     def set_obstacle(self, key: Key, obstacle: Notice | None) -> None:
         """Note why the last write for this job failed; None: it did not."""
@@ -336,7 +336,7 @@ def is_of_gang(job: str, pod: str) -> bool:
     return begin == job and number.isdecimal()
 
 
-def _drop(groups: dict[Any, dict[Any, Kept]], group: Any, name: Any) -> None:
+def _drop(groups: dict[Any, dict[Any, StoredObject]], group: Any, name: Any) -> None:
     """Drop it without a trace: namespaces come and go, and anybody may make up names of jobs in labels."""
     groups[group].pop(name, None)
     if not groups[group]:
@@ -347,8 +347,8 @@ def _place(item: Mapping[str, Any]) -> Key:
     return item["metadata"].get("namespace", ""), item["metadata"]["name"]
 
 
-def _brings_nothing(known: Kept, item: Mapping[str, Any], deleted: bool) -> bool:
+def _brings_nothing(stored: StoredObject, item: Mapping[str, Any], deleted: bool) -> bool:
     """The same version of the same object again, or its metadata alone where more of it is kept."""
-    if deleted or known.version == 0 or known.version != version_of(item) or known.uid != item["metadata"]["uid"]:
+    if deleted or stored.version == 0 or stored.version != version_of(item) or stored.uid != item["metadata"]["uid"]:
         return False
-    return not known.is_cut
+    return not stored.is_cut

@@ -4,7 +4,7 @@ What belongs to one job is looked at only when that job is: it is kept as compre
 (Nodes, clusters, claims, pods) stays as it is.
 
 How much is kept of one object is limited, whatever somebody wrote into it: of what is larger, or too deep, only the small fields are kept, and
-`observed.UNREADABLE` says why. Of a job's children the rest is read by name when that job is looked at (`Kept.is_cut`).
+`observed.UNREADABLE` says why. Of a job's children the rest is read by name when that job is looked at (`StoredObject.is_cut`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _METADATA = ("name", "namespace", "uid", "generation", "deletionTimestamp", "del
 _OWN_PREFIXES = (f"{GROUP}/", "app.kubernetes.io/", "kueue.x-k8s.io/", "apps.kubernetes.io/", "kubernetes.io/")
 
 
-class Kept:
+class StoredObject:
     """One object: its version, uid and job, and the part of it that decisions are made from."""
 
     __slots__ = ("_content", "is_cut", "job", "uid", "version")
@@ -48,7 +48,7 @@ class Kept:
         self.version = version_of(item)
         self.uid = str(metadata["uid"])
         self.job = job_of(item)
-        content, self.is_cut = _bounded(kind, _KEPT.get(kind, _whole)(item))
+        content, self.is_cut = _bounded(kind, _REDUCED.get(kind, _whole)(item))
         if UNREADABLE in item:  # it comes from `slim`
             content = {**content, UNREADABLE: item[UNREADABLE]}
         projected = {**content, "kind": kind, "metadata": _metadata(metadata)}
@@ -62,7 +62,7 @@ class Kept:
         content: Object = json.loads(zlib.decompress(self._content)) if isinstance(self._content, bytes) else self._content
         return {**content, "metadata": {**content["metadata"], "resourceVersion": str(self.version)}}
 
-    def says_the_same(self, other: Kept) -> bool:
+    def says_the_same(self, other: StoredObject) -> bool:
         """But for the version: a heartbeat of a Node, say."""
         return self._content == other._content
 
@@ -71,24 +71,24 @@ def slim(kind: str, item: Object) -> Object:
     """The object with no more in it than is kept, for those through whose hands it goes before. A job's child stays whole: its rest may be needed."""
     if kind in CHILDREN:
         return item
-    return {**Kept(kind, item).item, "apiVersion": item.get("apiVersion", "")}
+    return {**StoredObject(kind, item).item, "apiVersion": item.get("apiVersion", "")}
 
 
 def _metadata(metadata: Mapping[str, Any]) -> Object:
     """Return metadata without what nobody decides by, which may be large: managedFields, annotations of others, and finalizers of what nobody deletes."""
-    kept: Object = {key: metadata[key] for key in _METADATA if key in metadata}
+    reduced: Object = {key: metadata[key] for key in _METADATA if key in metadata}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     if labels:
         few = len(labels) <= LABELS_MAX
-        kept["labels"] = {key: value for key, value in labels.items() if few or key.startswith(_OWN_PREFIXES) or key == APP}
+        reduced["labels"] = {key: value for key, value in labels.items() if few or key.startswith(_OWN_PREFIXES) or key == APP}
     own = {key: value for key, value in annotations.items() if key.startswith(f"{GROUP}/") and len(value) <= SMALL_CHARACTERS}
     if own:
-        kept["annotations"] = own
+        reduced["annotations"] = own
     if metadata.get("deletionTimestamp") and metadata.get("finalizers"):
-        kept["finalizers"] = metadata["finalizers"][:FINALIZERS_MAX]
+        reduced["finalizers"] = metadata["finalizers"][:FINALIZERS_MAX]
     if metadata.get("ownerReferences"):
-        kept["ownerReferences"] = sorted(metadata["ownerReferences"], key=lambda owner: not owner.get("controller"))[:OWNERS_MAX]
-    return kept
+        reduced["ownerReferences"] = sorted(metadata["ownerReferences"], key=lambda owner: not owner.get("controller"))[:OWNERS_MAX]
+    return reduced
 
 
 def _bounded(kind: str, content: Object) -> tuple[Object, bool]:
@@ -167,8 +167,8 @@ def _training_job(item: Mapping[str, Any]) -> Object:
 def _node(item: Mapping[str, Any]) -> Object:
     spec = {key: item["spec"][key] for key in ("taints", "unschedulable") if item.get("spec", {}).get(key)}
     status = item.get("status", {})
-    kept = ("type", "status", "lastTransitionTime")  # not the heartbeat, which changes all the time
-    ready = [{key: c[key] for key in kept if key in c} for c in status.get("conditions") or [] if c["type"] == "Ready"]
+    fields = ("type", "status", "lastTransitionTime")  # not the heartbeat, which changes all the time
+    ready = [{key: c[key] for key in fields if key in c} for c in status.get("conditions") or [] if c["type"] == "Ready"]
     return {"spec": spec, "status": {"allocatable": status.get("allocatable", {}), "conditions": ready}}
 
 
@@ -185,29 +185,29 @@ def _replicas_by(entries: list[Object]) -> Object:
 
 
 def _event(item: Mapping[str, Any]) -> Object:
-    kept = ("reason", "lastTimestamp", "eventTime", "series", "type")
+    fields = ("reason", "lastTimestamp", "eventTime", "series", "type")
     about = {
         key: str(item["involvedObject"][key])[:SMALL_CHARACTERS]
         for key in ("kind", "name", "uid", "fieldPath")
         if key in item["involvedObject"]
     }
     message = str(item.get("message") or "")[:MESSAGE_CHARACTERS]
-    return {key: item[key] for key in kept if item.get(key) is not None} | {"involvedObject": about, "message": message}
+    return {key: item[key] for key in fields if item.get(key) is not None} | {"involvedObject": about, "message": message}
 
 
 def _pod(item: Mapping[str, Any]) -> Object:
     spec, status = item.get("spec", {}), item.get("status", {})
     decides = ("nodeName", "nodeSelector", "affinity", "tolerations", "schedulerName", "schedulingGates", "overhead")
-    kept = {key: spec[key] for key in decides if spec.get(key)}
-    kept["containers"] = [_container(c) for c in spec.get("containers", [])]
+    reduced = {key: spec[key] for key in decides if spec.get(key)}
+    reduced["containers"] = [_container(c) for c in spec.get("containers", [])]
     preparing = [
         _container(c) | ({"restartPolicy": c["restartPolicy"]} if "restartPolicy" in c else {}) for c in spec.get("initContainers") or []
     ]
     if any(c["resources"]["requests"] for c in preparing):
-        kept["initContainers"] = preparing
-    kept["volumes"] = [v for v in spec.get("volumes") or [] if "persistentVolumeClaim" in v]
+        reduced["initContainers"] = preparing
+    reduced["volumes"] = [v for v in spec.get("volumes") or [] if "persistentVolumeClaim" in v]
     dropped = ("qosClass", "hostIP", "hostIPs", "podIP", "podIPs")
-    return {"spec": kept, "status": {key: value for key, value in status.items() if key not in dropped}}
+    return {"spec": reduced, "status": {key: value for key, value in status.items() if key not in dropped}}
 
 
 def _container(container: Object) -> Object:
@@ -215,8 +215,8 @@ def _container(container: Object) -> Object:
 
 
 def _claim(item: Mapping[str, Any]) -> Object:
-    kept = ("accessModes", "storageClassName", "volumeName")
-    spec = {key: item["spec"][key] for key in kept if item.get("spec", {}).get(key)}
+    fields = ("accessModes", "storageClassName", "volumeName")
+    spec = {key: item["spec"][key] for key in fields if item.get("spec", {}).get(key)}
     return {"spec": spec, "status": {"phase": item.get("status", {}).get("phase", "Pending")}}
 
 
@@ -224,6 +224,6 @@ def _whole(item: Mapping[str, Any]) -> Object:
     return {key: value for key, value in item.items() if key != "metadata"}
 
 
-_KEPT: dict[str, Callable[[Mapping[str, Any]], Object]] = {
+_REDUCED: dict[str, Callable[[Mapping[str, Any]], Object]] = {
     "TrainingJob": _training_job, "Node": _node, "Event": _event, "Pod": _pod, "PersistentVolumeClaim": _claim, "StatefulSet": _stateful_set, "ServiceAccount": lambda item: {}, "ConfigMap": lambda item: {key: item[key] for key in ("data", "binaryData", "immutable") if key in item},
 }  # fmt: skip

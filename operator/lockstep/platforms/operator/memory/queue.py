@@ -193,9 +193,9 @@ class WorkQueue:
                 self._waiters[key] = waiters + self._waiters.get(key, [])
             failures = self._failures.get(key, 0)
             self._failures[key] = failures + 1
-            asked = getattr(error, "retry_after_seconds", 0.0)
-            again = max(jittered(min(BACKOFF_MAX_SECONDS, BACKOFF_FIRST_SECONDS * 2 ** min(failures, 16))), asked)
-            if asked or failures >= PATIENT_FAILURES:
+            requested = getattr(error, "retry_after_seconds", 0.0)
+            again = max(jittered(min(BACKOFF_MAX_SECONDS, BACKOFF_FIRST_SECONDS * 2 ** min(failures, 16))), requested)
+            if requested or failures >= PATIENT_FAILURES:
                 self.hold(key, again)
             log.warning("%s/%s: %s: %s; again in %.2f s", *key, type(error).__name__, error, again)
         else:
@@ -219,17 +219,17 @@ class Refusals:
     def __init__(self) -> None:
         self._refused: dict[Key, _Refused] = {}
 
-    def left(self, key: Key, wanted: object) -> float:
+    def left(self, key: Key, write: object) -> float:
         """Seconds until this may be sent again; 0: now, since it was not refused or is something else."""
         refused = self._refused.get(key)
-        return max(0.0, refused.until - time.monotonic()) if refused is not None and refused.wanted == wanted else 0.0
+        return max(0.0, refused.until - time.monotonic()) if refused is not None and refused.wanted == write else 0.0
 
-    def refused(self, key: Key, wanted: object) -> float:
+    def refused(self, key: Key, write: object) -> float:
         """Note that it was refused; return the seconds until it may be sent again."""
         before = self._refused.get(key)
-        times = before.times + 1 if before is not None and before.wanted == wanted else 0
+        times = before.times + 1 if before is not None and before.wanted == write else 0
         left = jittered(min(OBSTACLE_SECONDS[0] * 2 ** min(times, 16), OBSTACLE_SECONDS[1]))
-        self._refused[key] = _Refused(wanted, times, time.monotonic() + left)
+        self._refused[key] = _Refused(write, times, time.monotonic() + left)
         return left
 
     def forget(self, key: Key) -> None:

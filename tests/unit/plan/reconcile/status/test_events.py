@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lockstep.api.objects import Object
-from lockstep.plan.reconcile.events import BURST, REFILL_SECONDS, SILENCE_SECONDS, Note, Told, notes, tellable
+from lockstep.plan.reconcile.events import BURST, REFILL_SECONDS, SILENCE_SECONDS, JobEvent, SentEvents, events_between, worth_sending
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep_gang.contract.report import Cause, Failure, Restart, State
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, fresh, report, running, settled
@@ -24,17 +24,17 @@ def status(conditions: dict[str, str], **fields: Any) -> Object:
 
 
 def reasons(before: Object, now: Object) -> list[str]:
-    return [note.reason for note in notes(before, now)]
+    return [event.reason for event in events_between(before, now)]
 
 
 def test_a_job_s_whole_life_is_told_in_order() -> None:
     observed = fresh()
     plan = reconcile(observed, None, CONTEXT, NOW)
-    told = [note.reason for note in plan.events]
+    told = [event.reason for event in plan.events]
     observed = running()
     for received in (None, report(), report(State.COMPLETE, ready=0)):
         plan = reconcile(observed, received, CONTEXT, NOW)
-        told += [note.reason for note in plan.events]
+        told += [event.reason for event in plan.events]
         observed = after(observed, plan)
     assert told == ["Accepted", "PodsScheduled", "RanksReady", "AttemptStarted", "Complete"]
 
@@ -84,9 +84,9 @@ def history(*attempts: tuple[int, str]) -> list[Object]:
 def test_a_restart_is_told_with_its_cause_and_what_it_costs_once() -> None:
     before = status({}, attempts=2, restartHistory=history((1, "Hang")))
     now = status({}, attempts=3, restartHistory=history((1, "Hang"), (2, "NodeLost")), ranks={"desired": 8})
-    assert notes(before, now) == (
-        Note("Warning", "Restarting", "attempt 2 failed (NodeLost): rank 1 ended; 4 steps are done again"),
-        Note("Normal", "AttemptStarted", "attempt 3 starts with 8 ranks"),
+    assert events_between(before, now) == (
+        JobEvent("Warning", "Restarting", "attempt 2 failed (NodeLost): rank 1 ended; 4 steps are done again"),
+        JobEvent("Normal", "AttemptStarted", "attempt 3 starts with 8 ranks"),
     )
     assert reasons(status({}), status({}, attempts=2, restartHistory=history((1, "Hang")))) == ["RankHung", "AttemptStarted"]
     assert reasons(status({}), status({}, attempts=2, restartHistory=history((1, "UserCode")))) == ["Restarting", "AttemptStarted"]
@@ -95,7 +95,7 @@ def test_a_restart_is_told_with_its_cause_and_what_it_costs_once() -> None:
 def test_the_last_failure_is_told_once_as_the_job_s() -> None:
     failure = Failure("rank 1 on node 1 exited with 1", 1, 1, 1, cause=Cause.USER_CODE)
     end = report(State.FAILED, ready=0, failure=failure, history=(Restart(1, "2026-01-01T00:00:00Z", failure, 0),))
-    assert [note.reason for note in reconcile(settled(report()), end, CONTEXT, NOW).events] == ["Failed"]
+    assert [event.reason for event in reconcile(settled(report()), end, CONTEXT, NOW).events] == ["Failed"]
 
 
 def test_checkpoints_are_told_first_and_then_once_an_hour() -> None:
@@ -103,7 +103,7 @@ def test_checkpoints_are_told_first_and_then_once_an_hour() -> None:
         return status({}, checkpoint={"lastCommittedStep": step, "lastCommitTime": time, "path": "/c"})
 
     one, two, three = committed("2026-01-01T10:01:00Z", 1), committed("2026-01-01T10:59:00Z", 2), committed("2026-01-01T11:00:00Z", 3)
-    assert notes(status({}), one) == (Note("Normal", "CheckpointCommitted", "step 1: /c"),)
+    assert events_between(status({}), one) == (JobEvent("Normal", "CheckpointCommitted", "step 1: /c"),)
     assert (reasons(one, two), reasons(two, three)) == ([], ["CheckpointCommitted"])
 
 
@@ -118,30 +118,30 @@ def test_a_preflight_is_told_with_what_it_found() -> None:
     assert reasons(status({}), good) == ["PreflightPassed"]
     assert reasons(good, good) == []
     bad = status({}, preflight={"time": "2", "ok": False, "checks": 40, "nodes": 2, "findings": [found]})
-    assert notes(good, bad) == (Note("Warning", "PreflightFailed", "FreeSpace: 2 GB free on n-1; delete runs"),)
+    assert events_between(good, bad) == (JobEvent("Warning", "PreflightFailed", "FreeSpace: 2 GB free on n-1; delete runs"),)
 
 
 def test_a_message_has_at_most_1024_characters_and_a_reason_is_one_word() -> None:
     before, now = status({}), status({"Failed": "True"}, attempts=1, restartHistory=history((1, "Hang")))
     now["conditions"][0]["message"] = "x" * 5000
-    for note in notes(before, now):
-        assert len(note.message) <= 1024
-        assert re.fullmatch(r"[A-Z][A-Za-z]+", note.reason)
+    for event in events_between(before, now):
+        assert len(event.message) <= 1024
+        assert re.fullmatch(r"[A-Z][A-Za-z]+", event.reason)
 
 
 def test_a_flapping_condition_is_told_once_in_ten_minutes() -> None:
-    flap = (Note("Warning", "NoReport", "node 0 has not reported"),)
-    told, first = tellable(Told(), flap, NOW)
-    told, second = tellable(told, flap, NOW + SILENCE_SECONDS - 1)
-    told, third = tellable(told, flap, NOW + SILENCE_SECONDS + 1)
+    flap = (JobEvent("Warning", "NoReport", "node 0 has not reported"),)
+    told, first = worth_sending(SentEvents(), flap, NOW)
+    told, second = worth_sending(told, flap, NOW + SILENCE_SECONDS - 1)
+    told, third = worth_sending(told, flap, NOW + SILENCE_SECONDS + 1)
     assert (first, second, third) == (flap, (), flap)
 
 
 def test_a_job_has_a_bounded_number_of_events_and_its_end_is_always_told() -> None:
-    many = tuple(Note("Normal", "AttemptStarted", f"attempt {n} starts") for n in range(3 * BURST))
-    told, found = tellable(Told(), many, NOW)
+    many = tuple(JobEvent("Normal", "AttemptStarted", f"attempt {n} starts") for n in range(3 * BURST))
+    told, found = worth_sending(SentEvents(), many, NOW)
     assert len(found) == BURST
-    told, later = tellable(told, many, NOW + 2 * REFILL_SECONDS)
+    told, later = worth_sending(told, many, NOW + 2 * REFILL_SECONDS)
     assert len(later) == 2
     for end in ("Complete", "Failed", "IdleWarning", "IdleReleased"):
-        assert tellable(told, (Note("Warning", end, "why"),), NOW + 2 * REFILL_SECONDS)[1] != ()
+        assert worth_sending(told, (JobEvent("Warning", end, "why"),), NOW + 2 * REFILL_SECONDS)[1] != ()
