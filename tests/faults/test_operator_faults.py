@@ -188,7 +188,7 @@ def test_a_gang_whose_operator_lost_its_key_is_heard_and_its_next_start_has_a_se
         rig.operator.start()
         job.fail_and_start_again()
         job.until("the gang is heard", lambda: job.runs() and job.jobs.job(JOB)["status"]["attempts"] == job.attempt)
-        assert "key was made anew" in job.jobs.condition(JOB, "Accepted")["message"]
+        assert "key was replaced" in job.jobs.condition(JOB, "Accepted")["message"]
         assert job.uids("Pod") == pods
         job.jobs.change(JOB, suspend=True)
         job.until("suspended", lambda: is_suspended(job))

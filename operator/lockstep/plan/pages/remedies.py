@@ -50,7 +50,7 @@ _MAKE_LOGIN = (
 )
 _MAKE_CONFIG_MAP = "kubectl create configmap {0} -n {namespace} --from-file=FILE"
 _IMAGE = """kubectl patch tj {job} -n {namespace} --type merge -p '{{"spec":{{"image":"IMAGE"}}}}'"""
-_OWN = r"Lockstep makes this (\w+) itself"
+_OWN = r"Lockstep creates this (\w+) itself"
 
 REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     # Accepted
@@ -128,7 +128,7 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     ),
     Reason.NODES_RELEASED: (Remedy("lockstep get -n {namespace}", "shows which jobs want the same nodes; this one tries again by itself"),),
     Reason.UNSCHEDULABLE: (
-        Remedy("lockstep scale {job} -n {namespace} --nodes N", "a job wants one node a pod: ask for as many as there are", r"wants one node a pod"),
+        Remedy("lockstep scale {job} -n {namespace} --nodes N", "a job needs one node per pod: ask for as many as there are", r"needs one node per pod"),
         Remedy(_EDIT, "correct podTemplate.nodeSelector, or let an administrator label Nodes so: kubectl label node NODE KEY=VALUE; pods start by themselves", r"no node of the cluster matches"),
         Remedy("kubectl uncordon {0}", "lets pods start there again, if whoever cordoned it is done with it", r"nodes? ([^\s,]+)[^;]* (?:is|are) cordoned"),
         # Never the command that frees what others hold: that is for whoever asks to decide, and the message has it.

@@ -22,6 +22,7 @@ from lockstep.plan.render.objects import Frozen, RenderContext, freeze
 from lockstep.plan.render.resolve import refuse_missing_gpus, resolve, trainer_image
 from lockstep.plan.render.resolved import PlatformDefaults, Refused, Resolved
 from lockstep.plan.render.storage import shared_claims
+from lockstep_spec.words import listed
 
 HASH_CHARACTERS = 10
 LISTED_PROFILES = 8
@@ -116,7 +117,7 @@ def missing_service_account(observed: Observed, accepted: Accepted) -> Notice | 
     name = accepted.resolved.profile.spec.security.service_account
     if name in observed.service_accounts:
         return None
-    text = f"service account {name} does not exist in namespace {observed.namespace}: make it (kubectl create serviceaccount {name} -n {observed.namespace})"
+    text = f"service account {name} does not exist in namespace {observed.namespace}: create it (kubectl create serviceaccount {name} -n {observed.namespace})"
     return Notice(Reason.SERVICE_ACCOUNT_NOT_FOUND, f"{text} or run deploy-cluster for that namespace")
 
 
@@ -140,11 +141,11 @@ def claim_going(observed: Observed, accepted: Accepted | None) -> Notice | None:
         return None
     text = f"claim {going[0]} is being deleted"
     if not used:
-        return Notice(Reason.CLAIM_DELETED, f"{text}: the job starts when it is gone, on an empty one")
+        return Notice(Reason.CLAIM_DELETED, f"{text}: the job starts on a new, empty claim once it is gone")
     copy = f"`lockstep cp {observed.name}:runs/{observed.name} . -n {observed.namespace}`"
     return Notice(
         Reason.CLAIM_DELETED,
-        f"{text}, and goes with all that it holds once no pod mounts it: copy what is needed while the job runs ({copy})",
+        f"{text}, and its data is lost once no pod mounts it: copy what you need while the job runs ({copy})",
     )
 
 
@@ -176,7 +177,7 @@ def _default(observed: Observed) -> Object | Notice:
 
 def _available(observed: Observed) -> str:
     names = sorted(p["metadata"]["name"] for p in observed.profiles)
-    return f"known are {', '.join(names[:LISTED_PROFILES])}" if names else "there is none at all"
+    return f"known are {listed(names, LISTED_PROFILES)}" if names else "there is none at all"
 
 
 def _first_problem(error: ValidationError, what: str) -> str:

@@ -109,8 +109,8 @@ def replaced_by(observed: Observed, accepted: Accepted, running: Frozen) -> str 
     if accepted.frozen.hash == running.hash or missing_service_account(observed, accepted) is not None:
         return None
     if differs_by_user(running, accepted.frozen):
-        return "spec or cluster were changed before any rank ran, so the job starts anew with them"
-    return "the operator was changed while the pods could not start, so they start anew" if why_not_started(observed) is not None else None
+        return "spec or cluster changed before any rank ran, so the job starts again with the changes"
+    return "the operator changed while the pods could not start, so they start again" if why_not_started(observed) is not None else None
 
 
 def start_overdue(observed: Observed, now: float) -> Notice | None:

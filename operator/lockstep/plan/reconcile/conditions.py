@@ -119,7 +119,7 @@ def facts(view: View) -> dict[ConditionType, Fact]:
 def _accepted(view: View) -> Fact:
     if view.refusal is not None:
         return Fact(FALSE, view.refusal.reason, view.refusal.message)
-    changed = f"what was changed since its start waits for the next one: {start_anew(view.observed)}" if view.pending else ""
+    changed = f"changes made since the start wait for the next one: {start_anew(view.observed)}" if view.pending else ""
     message = "; ".join(filter(None, ("the job fits its cluster", view.made_anew, changed, view.interference)))
     return Fact(TRUE, Reason.CHANGE_PENDING if view.pending else Reason.ACCEPTED, message)
 
@@ -312,14 +312,14 @@ def _nodes_healthy(view: View) -> Fact:
         return Fact(FALSE, Reason(view.lost.reason), view.lost.message)
     if not view.observed.sees_nodes:
         return Fact(UNKNOWN, Reason.NODES_NOT_SEEN, _nodes_not_seen(view.observed))
-    return Fact(TRUE, Reason.ALL_NODES_READY, "no pod is on a Node that is lost")
+    return Fact(TRUE, Reason.ALL_NODES_READY, "no pod is on a lost Node")
 
 
 def _nodes_not_seen(observed: Observed) -> str:
     """Return what the operator can't do without seeing Nodes."""
     replaces = observed.restart.get("lostNodeSeconds") is not None
     return (
-        "the operator of this namespace alone has no right to see Nodes: it notices no lost one, knows no racks, and leaves out no node that preflight finds bad"
+        "this namespace's operator has no right to see Nodes: it can't notice lost Nodes, group ranks by rack, or leave out nodes that preflight finds bad"
         + ("; restart.lostNodeSeconds has no effect" if replaces else "")
     )
 
@@ -341,7 +341,7 @@ def _straggling(view: View) -> Fact:
         return Fact(FALSE, Reason.NO_STRAGGLER, "no rank is slower than the others")
     slowness = "; ".join(_slowness(view, straggler) for straggler in slow)
     return Fact(
-        TRUE, Reason.SLOW_RANK, f"{slowness}. All ranks wait for the slowest: compare its node's clocks, temperature, disks and neighbours"
+        TRUE, Reason.SLOW_RANK, f"{slowness}. All ranks wait for the slowest: compare its node's clocks, temperature, disks and neighbors"
     )
 
 
@@ -414,7 +414,7 @@ def _held(view: View) -> Fact:
     sooner = f'kubectl patch tj {observed.name} -n {observed.namespace} --type merge -p \'{{"spec":{{"restart":{{"holdOnFailureSeconds":0}}}}}}\''
     stay = f"{len(observed.pods)} pods and their GPUs stay until {timestamp(view.held_until)}"
     look = f"kubectl exec -it {pod_name(observed.name, 0)} -n {observed.namespace} -- sh"
-    return Fact(TRUE, Reason.HOLDING, f"{stay} for a look ({look}); end it sooner: {sooner}")
+    return Fact(TRUE, Reason.HOLDING, f"{stay} so that you can look into them ({look}); to end the hold sooner: {sooner}")
 
 
 def with_times(observed: Observed, facts: dict[ConditionType, Fact], now: float) -> list[Condition]:

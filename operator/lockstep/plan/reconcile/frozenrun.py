@@ -67,13 +67,13 @@ def made_anew(observed: Observed, run: Frozen | None, context: RenderContext) ->
         return ""
     if reports_to.ca_pem != context.report.ca_pem:
         when = f" at {timestamp(context.authority_made)}" if context.authority_made else ""
-        text = f"the operator's certificate authority was made anew{when}, and these pods trust the earlier one only, so that no report arrives"
+        text = f"the operator's certificate authority was replaced{when}, and these pods trust only the earlier one, so their reports don't arrive"
         return f"{text}: {start_anew(observed)}"
     if has_lost_key(run, context):
-        text = "the operator's key was made anew since these pods were started, so that their reports are taken by the token of their node 0 alone"
+        text = "the operator's key was replaced after these pods started, so only the token of their node 0 proves their reports"
         return f"{text}: {start_anew(observed)}"
     if context.is_unverified:
-        text = f"node 0 reports with another key than the operator put into Secret {run.key_secret}, so that its reports are refused"
+        text = f"node 0 signs its reports with another key than the one in Secret {run.key_secret}, so they are refused"
         where = f"-n {observed.namespace}"
         return f"{text}: `lockstep stop {observed.name} {where}`, `kubectl delete secret {run.key_secret} {where}`, `lockstep resume {observed.name} {where}`"
     return ""
@@ -112,7 +112,7 @@ def _is_signed(config_map: Object, run: Frozen, context: RenderContext) -> bool:
 def _gang_of(observed: Observed, run: Frozen, *, proven: bool) -> Gang:
     if proven or observed.stateful_set is not None:
         return Gang(run, proven)
-    text = f"StatefulSet {observed.name} is gone or has lost its labels, and what its pods run was not signed by this operator, so it is not made again"
+    text = f"StatefulSet {observed.name} is gone or has lost its labels, and this operator did not sign what its pods run, so it does not create the StatefulSet again"
     return Gang(run, proven, Notice(Reason.FROZEN_RUN_LOST, f"{text}: {start_anew(observed)}"))
 
 
@@ -122,6 +122,6 @@ def _unknown(observed: Observed, hashes: list[str]) -> Notice:
         return Notice(Reason.FROZEN_RUN_LOST, f"{text}: the pods are left alone; {start_anew(observed)}")
     name = run_name(observed.name, hashes[0])
     exists = ("ConfigMap", name) in observed.objects
-    what = "does not hold what they were started with: somebody else wrote it" if exists else "was deleted, or has lost its labels"
-    text = f"ConfigMap {name}, which the pods run by, {what}. They are left alone, but a pod that is made again may not start"
+    what = "is not as the pods were started with: somebody else wrote it" if exists else "was deleted, or has lost its labels"
+    text = f"ConfigMap {name}, which holds what the pods run, {what}. Lockstep leaves the pods alone, but a pod that is created again may not start"
     return Notice(Reason.FROZEN_RUN_LOST, f"{text}; {start_anew(observed)}")

@@ -103,4 +103,4 @@ def running_words(report: Report) -> str:
 def released_words(observed: Observed) -> str:
     stored = observed.status.get("interactive") or {}
     since = f" since {stored['idleSince']}" if "idleSince" in stored else ""
-    return f"nobody used the environment{since}: its GPUs are released, its files are kept; it comes back with: {resume_command(observed)}"
+    return f"nobody used the environment{since}: its GPUs are released, its files are kept; bring it back with: {resume_command(observed)}"

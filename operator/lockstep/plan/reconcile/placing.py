@@ -74,7 +74,7 @@ def _with_replicas(observed: Observed, before: PlacementStatus, now: float) -> P
         return Placing(unchecked(PlacementStatus, releases=releases) if releases else None)
     since = _since(before, placed, now)
     if placed == 0 and _earlier_holders(observed):
-        return _release(observed, placed, wanted, releases or 0, "an earlier job gathers its nodes", now)
+        return _release(observed, placed, wanted, releases or 0, "an earlier job is gathering its nodes", now)
     due = since + _hold_seconds(observed, before, now)
     holds_some = placed > 0 and not _is_in_use(observed)
     if holds_some and now >= due:
@@ -96,7 +96,7 @@ def _without_replicas(observed: Observed, before: PlacementStatus, now: float) -
         return Placing()
     if before.retry_time is None:  # scaled to zero, and then the operator ended before it could say so
         before = _released(observed, before.placed, before.wanted, before.releases or 0, now)
-    words = f"let go of {_share(before)} nodes so that another job can run" if before.placed else "makes room for an earlier job"
+    words = f"released {_share(before)} nodes so that another job can run" if before.placed else "makes room for an earlier job"
     if observed.pods:
         return Placing(before, lets_go=True, message=words)
     releases, retry_time = before.releases or 0, str(before.retry_time)
@@ -112,7 +112,7 @@ def _without_replicas(observed: Observed, before: PlacementStatus, now: float) -
 
 
 def _release(observed: Observed, placed: int, wanted: int, releases: int, why: str, now: float) -> Placing:
-    what = "lets go of them so that another job can run" if placed else "this one, which holds none, makes no pods meanwhile"
+    what = "releases them so that another job can run" if placed else "this one, which holds none, creates no pods meanwhile"
     return Placing(_released(observed, placed, wanted, releases, now), lets_go=True, message=f"{why}, and {what}")
 
 
@@ -124,12 +124,12 @@ def _released(observed: Observed, placed: int, wanted: int, releases: int, now: 
 
 
 def holding_words(placement: PlacementStatus | None, now: float | None = None) -> str:
-    """Return `holds 1 of 2 nodes; lets go in 40 s so that another job can run`; with the time of day if `now` is None; '' for a job that holds none."""
+    """Return `holds 1 of 2 nodes; releases them in 40 s so that another job can run`; with the time of day if `now` is None; '' for a job that holds none."""
     if placement is None or placement.release_time is None:
         return ""
     left = None if now is None else max(0, round(seconds_of(placement.release_time) - now))
     when = f"at {placement.release_time}" if left is None else f"in {left} s"
-    return f"holds {_share(placement)} nodes; lets go {when} so that another job can run"
+    return f"holds {_share(placement)} nodes; releases them {when} so that another job can run"
 
 
 def _share(placement: PlacementStatus) -> str:

@@ -91,7 +91,7 @@ def deletion_of(pod: Object, job: Object | None, stateful_set: Object | None) ->
         return None
     asked_for, done = _asked_for(pod), (job.get("status") or {}).get("interference") or {}
     by_the_set = asked_for is not None and abs(seconds_of(done.get("time", asked_for)) - seconds_of(asked_for)) <= SAME_SECONDS
-    why = str(done["message"]) if done and by_the_set else "it was deleted by hand, or by a program that is none of Lockstep's"
+    why = str(done["message"]) if done and by_the_set else "it was deleted by hand, or by a program other than Lockstep"
     return _fact(FactType.DELETED, pod, "Deleted", why, asked_for)
 
 
@@ -301,10 +301,12 @@ def _lost(observed: Observed, pod: Object, trouble: NodeTrouble, seconds: int | 
     bound = _node_bound_claim(observed, pod)
     if connected:
         look = f"kubectl describe node {trouble.name}"
-        return _Lost("AgentConnected", f"{trouble.text}, yet the agent in pod {name} answers, so the job is left alone: {look}")
+        return _Lost(
+            "AgentConnected", f"{trouble.text}, but the agent in pod {name} still answers, so Lockstep leaves the job alone: {look}"
+        )
     if bound is not None:
         give_up = f"kubectl delete pvc {bound} {where} --wait=false; {force}"
-        text = f"{begun}: its claim {bound} can be mounted by one Node only, so bring the Node back, or give up what only this claim holds: {give_up}"
+        text = f"{begun}: only one Node can mount its claim {bound}: bring the Node back, or give up the data in this claim: {give_up}"
         return _Lost("NodeBoundVolume", text)
     if not _is_own(observed, pod):
         return _Lost("NodeLost", f"{begun}, left by an earlier job of this name: once the machine is off, {force}")

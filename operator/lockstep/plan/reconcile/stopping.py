@@ -65,7 +65,7 @@ def stopping(  # noqa: PLR0911 (a table of cases reads best as one)
         return Notice(Reason.NODES_RELEASED, place.message)
     if observed.replicas == 0 and any(is_terminating(pod) for pod in observed.pods):
         by = scaled_words(observed, "the job starts again after it")
-        return Notice(Reason.STOPPING, by or "this stop had begun already; the job starts again after it")
+        return Notice(Reason.STOPPING, by or "a stop was already under way; the job starts again after it")
     return None
 
 
@@ -99,7 +99,7 @@ def _replaced(observed: Observed, accepted: Accepted, running: Frozen | None) ->
     stateful_set = observed.stateful_set
     if stateful_set is None or owner_uid(stateful_set) != observed.uid or missing_service_account(observed, accepted) is not None:
         return None
-    return "nothing proves any more what its pods were to run, and no rank ever ran, so the job starts anew"
+    return "nothing proves what its pods were to run, and no rank ever ran, so the job starts again"
 
 
 def last_word(observed: Observed, received: ReceivedReport | None) -> Report | None:

@@ -184,27 +184,25 @@ def interference(observed: Observed, events: tuple[JobEvent, ...], now: float) -
 def _repair(observed: Observed, decision: Decision, item: Object, replaced: set[tuple[str, str]]) -> JobEvent | None:
     kind, name = _key(item)
     if is_frozen_run(item) and (kind, name) in replaced:
-        return JobEvent(
-            WARNING, "FrozenRunReplaced", f"ConfigMap {name} was not as Lockstep writes it: it is written again as it should be"
-        )
+        return JobEvent(WARNING, "FrozenRunReplaced", f"ConfigMap {name} was changed by somebody else: Lockstep writes it again")
     if decision.starts or (kind, name) in observed.objects:
         return None
     if is_frozen_run(item):
-        text = f"ConfigMap {name} was deleted or has lost its labels while pods run by it: it is written again"
+        text = f"ConfigMap {name} was deleted or has lost its labels while pods use it: Lockstep writes it again"
         return JobEvent(WARNING, "FrozenRunRestored", text)
     if kind not in _EFFECTS:
         return None
     if kind == "Secret" and not lacks_secret(observed):
         return None  # Secrets aren't watched: it may well be there
     lost = "was deleted" if kind == "Secret" else "was deleted or has lost its labels"
-    return JobEvent(WARNING, "ObjectRestored", f"{kind} {name} {lost} while the job has pods: it is made again{_EFFECTS[kind]}")
+    return JobEvent(WARNING, "ObjectRestored", f"{kind} {name} {lost} while the job has pods: Lockstep creates it again{_EFFECTS[kind]}")
 
 
 _EFFECTS = {
     "Secret": "; pods that wait for it mount it within two minutes",
-    "Service": "; without it nodes find each other by name no more",
+    "Service": "; without it nodes can't find each other by name",
     "NetworkPolicy": "",
-    "StatefulSet": "; its pods go with it, and the job goes on from its last checkpoint",
+    "StatefulSet": "; its pods end with it, and the job continues from its last checkpoint",
 }
 
 

@@ -38,10 +38,10 @@ _CACHE = re.compile(r"failed to sync (configmap|secret) cache|object .* not regi
 LINES, LINE_CHARACTERS = 3, 600
 """Lines and characters of the end of a container's log."""
 CUT_OFF_HINTS = {
-    TroubleKind.DNS.value: "look at the cluster's DNS (kubectl get pods -n kube-system -l k8s-app=kube-dns; OpenShift: oc get pods -n openshift-dns) and at what keeps pods of namespace {namespace} from its port 53 (kubectl get networkpolicy -n {namespace})",
+    TroubleKind.DNS.value: "check the cluster's DNS (kubectl get pods -n kube-system -l k8s-app=kube-dns; OpenShift: oc get pods -n openshift-dns) and what keeps pods of namespace {namespace} from its port 53 (kubectl get networkpolicy -n {namespace})",
     TroubleKind.REFUSED.value: "the operator's log says why (kubectl logs -n lockstep-system deployment/lockstep-operator); lockstep stop and resume start the job with a new certificate and token",
     TroubleKind.NETWORK.value: "look for what keeps pods of namespace {namespace} apart (kubectl get networkpolicy -n {namespace}), then at the network of their Nodes",
-    TroubleKind.NAME.value: "look whether the operator's Service is there (kubectl get service -A -l app.kubernetes.io/name=lockstep); lockstep deploy makes it again",
+    TroubleKind.NAME.value: "check that the operator's Service exists (kubectl get service -A -l app.kubernetes.io/name=lockstep); lockstep deploy creates it again",
 }
 """First word of what such an agent leaves → where to look; the most telling one first."""
 FROM_ANOTHER_NAMESPACE = (
@@ -49,12 +49,12 @@ FROM_ANOTHER_NAMESPACE = (
 )
 _MISSING = re.compile(r'(secret|configmap) "([^"]+)" not found', re.IGNORECASE)
 _HINTS = (
-    ("ContainerNotStarted", _MISSING, "make it in the job's namespace, or take it out of spec.env or envFrom"),
+    ("ContainerNotStarted", _MISSING, "create it in the job's namespace, or remove it from spec.env or envFrom"),
     ("ContainerNotStarted", re.compile(r"couldn't find key", re.IGNORECASE), "add the key, or correct it in spec.env"),
-    ("VolumeNotMounted", _MISSING, "make it in the job's namespace, or take it out of podTemplate.volumes"),
-    ("ImagePullFailed", _UNREACHED, "the pull is tried again by itself; if this stays, correct the registry in spec.image, or what keeps the Node from it"),
+    ("VolumeNotMounted", _MISSING, "create it in the job's namespace, or remove it from podTemplate.volumes"),
+    ("ImagePullFailed", _UNREACHED, "Kubernetes retries the pull; if it keeps failing, correct the registry in spec.image, or the network between the Node and the registry"),
     ("ImagePullFailed", re.compile(rf"{REGISTRY}.*(unauthorized|authentication|denied|\b40[13]\b)", re.IGNORECASE | re.DOTALL), FROM_ANOTHER_NAMESPACE),
-    ("ImagePullFailed", re.compile(r"unauthorized|authentication|denied|\b40[13]\b", re.IGNORECASE), "spec.imagePullSecrets, or the cluster's pod.image_pull_secrets, takes the registry's login"),
+    ("ImagePullFailed", re.compile(r"unauthorized|authentication|denied|\b40[13]\b", re.IGNORECASE), "put the registry's login into spec.imagePullSecrets, or into the cluster's pod.image_pull_secrets"),
     ("ImagePullFailed", re.compile(r"not found|unknown|\b404\b|InvalidImageName|parse", re.IGNORECASE), "correct spec.image, or the cluster's image"),
     ("ContainerFailed", re.compile(r"OOMKilled"), "raise resources.limits.memory of the cluster"),
 )  # fmt: skip
@@ -62,8 +62,8 @@ _HINTS = (
 
 
 _STUCK_HINTS = (
-    (re.compile(r"runAsNonRoot", re.IGNORECASE), "the image doesn't say a user that isn't root: OpenShift chooses one, plain Kubernetes doesn't; does the cluster file's platform fit?"),
-    (_MISSING, "make it in that namespace"),
+    (re.compile(r"runAsNonRoot", re.IGNORECASE), "the image names no user but root: OpenShift assigns one, plain Kubernetes doesn't; is the cluster file's platform right?"),
+    (_MISSING, "create it in that namespace"),
 )  # fmt: skip
 
 
@@ -110,7 +110,7 @@ def _own_hint(observed: Observed, text: str) -> str:
     own = {"secret": key_secret_name(observed.name), "configmap": run_name(observed.name, "")}[missing[1].lower()]
     if not re.fullmatch(rf"{re.escape(own)}[-0-9a-f]*", missing[2]):
         return ""
-    return f"Lockstep makes this {missing[1]} itself: it was deleted, is made again, and the kubelet mounts it within two minutes; if it does not, {start_anew(observed)}"
+    return f"Lockstep creates this {missing[1]} itself, and again after a deletion; the kubelet mounts it within two minutes; if it does not, {start_anew(observed)}"
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def _lacking_login(observed: Observed, pod: Object) -> str:
     messages = [event.get("message", "") for event in observed.events_of(pod["metadata"]["uid"]) if event.get("reason") == _NO_LOGIN_REASON]
     names = re.search(r"\(([^)]+)\)", messages[0]) if messages else None
     missing = f"Secret {names[1]} of imagePullSecrets" if names is not None else "a Secret of imagePullSecrets"
-    return f"; {missing} is not in namespace {observed.namespace}: make it, the pull is tried again by itself" if messages else ""
+    return f"; {missing} is not in namespace {observed.namespace}: create it, Kubernetes retries the pull" if messages else ""
 
 
 def _container_troubles(container: Object) -> Iterator[Trouble]:

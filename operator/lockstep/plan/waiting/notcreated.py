@@ -39,10 +39,10 @@ def explained(message: str, namespace: str) -> str:  # noqa: PLR0911 (a table of
     place = f"-n {namespace}"
     if match := _QUOTA.search(refusal):
         name, requested, used, limited = match.groups()
-        numbers = f"a pod asks for {requested}, used is {used}, the limit is {limited}"
-        return f"exceeded quota: {name}: {numbers}: free some of it, or have it raised (kubectl describe quota {name} {place})"
+        numbers = f"a pod requests {requested}, {used} is used, the limit is {limited}"
+        return f"exceeded quota: {name}: {numbers}: free some of it, or ask for a higher limit (kubectl describe quota {name} {place})"
     if match := _QUOTA_STATES.search(refusal):
-        return f"quota {match[1]} wants every pod to state {match[2]}: state them in the cluster's resources"
+        return f"quota {match[1]} requires every pod to state {match[2]}: state them in the cluster's resources"
     if match := _POD_SECURITY.search(refusal):
         return f"Pod Security level {match[1]} of namespace {namespace} forbids the pod: {match[2]}: {_security_hint(match[2], namespace)}"
     if _SCC in refusal:
@@ -50,13 +50,11 @@ def explained(message: str, namespace: str) -> str:  # noqa: PLR0911 (a table of
     if match := _ACCOUNT.search(refusal):
         return f"service account {match[1]} does not exist: kubectl create serviceaccount {match[1]} {place}"
     if match := _PRIORITY.search(refusal):
-        return (
-            f"podTemplate.priorityClassName is {match[1]}, which the cluster doesn't have: kubectl get priorityclass lists those there are"
-        )
+        return f"podTemplate.priorityClassName is {match[1]}, which the cluster doesn't have: kubectl get priorityclass lists the existing ones"
     if match := _RUNTIME.search(refusal):
-        return f"the TrainingCluster's pod.runtime_class is {match[1]}, which the cluster doesn't have: kubectl get runtimeclass lists those there are"
+        return f"the TrainingCluster's pod.runtime_class is {match[1]}, which the cluster doesn't have: kubectl get runtimeclass lists the existing ones"
     if match := _WEBHOOK_DOWN.search(refusal):
-        return f"the admission webhook {match[1]} doesn't answer, so that no pod gets in: {refusal}"
+        return f"the admission webhook {match[1]} doesn't answer, so no pod is admitted: {refusal}"
     return refusal
 
 
@@ -66,7 +64,7 @@ def _security_hint(violations: str, namespace: str) -> str:
             f"RDMA pods lock memory: an administrator allows it (kubectl label namespace {namespace} --overwrite "
             "pod-security.kubernetes.io/enforce=privileged), or the cluster says network.rdma.memlock: unlimited"
         )
-    return f"take that out of podTemplate, or have the level changed (kubectl get namespace {namespace} --show-labels)"
+    return f"remove that from podTemplate, or ask for another level (kubectl get namespace {namespace} --show-labels)"
 
 
 def _scc_hint(refusal: str, namespace: str) -> str:
@@ -88,10 +86,12 @@ def why_not_made(observed: Observed, now: float) -> str:
     if left is None or left > 0 or stateful_set is None:
         return ""
     if (stateful_set.get("status") or {}).get("observedGeneration", 0) < stateful_set["metadata"].get("generation", 0):
-        return "Kubernetes' controller of StatefulSets has not looked at the job's for a while: does kube-controller-manager run?"
+        return "Kubernetes' StatefulSet controller has not looked at the job's StatefulSet for a while: is kube-controller-manager running?"
     missing = next(pod_name(observed.name, index) for index in range(observed.replicas) if observed.pod(index) is None)
     look = f"kubectl get pod {missing} -n {observed.namespace} --show-labels"
-    return f"nobody says why {missing} is not made; if a pod of this name is there without the job's labels ({look}), delete it"
+    return (
+        f"Kubernetes does not say why {missing} is not created; if a pod of this name exists without the job's labels ({look}), delete it"
+    )
 
 
 def why_still_there(observed: Observed, now: float) -> Notice | None:
@@ -103,10 +103,10 @@ def why_still_there(observed: Observed, now: float) -> Notice | None:
     first = late[0]["metadata"]
     since = f"{names} should have ended at {first['deletionTimestamp']}"
     if first.get("finalizers"):
-        return Notice(
-            Reason.POD_NOT_ENDED, f"{since}, and finalizer {first['finalizers'][0]} keeps it: its owner takes it off, or nobody any more"
-        )
-    return Notice(Reason.POD_NOT_ENDED, f"{since}, and the kubelet of Node {late[0]['spec'].get('nodeName', '?')} does not say that it has")
+        return Notice(Reason.POD_NOT_ENDED, f"{since}, and finalizer {first['finalizers'][0]} keeps it: its owner has to remove it")
+    return Notice(
+        Reason.POD_NOT_ENDED, f"{since}, and the kubelet of Node {late[0]['spec'].get('nodeName', '?')} has not confirmed that it did"
+    )
 
 
 def until_overdue_pods(observed: Observed, now: float) -> float | None:

@@ -38,7 +38,9 @@ def _explained(observed: Observed, pod: Object, messages: list[str]) -> list[str
     taken = {other["spec"].get("nodeName") for other in observed.pods if is_scheduled(other)}
     left = [node for node in observed.nodes if node["metadata"]["name"] not in taken]
     if not left and observed.nodes:
-        return [f"the job wants one node a pod, and {named(sorted(taken))} already {'has' if len(taken) == 1 else 'have'} one of its pods"]
+        return [
+            f"the job needs one node per pod, and {named(sorted(taken))} already {'has' if len(taken) == 1 else 'have'} one of its pods"
+        ]
     parts = why_no_node_fits(pod, left, list(dict.fromkeys(_INSUFFICIENT.findall(text))), Others(observed.others, observed.unused))
     return parts + list(dict.fromkeys(f"the scheduler says: {reason}" for reason in _OF_VOLUMES.findall(text)))
 
@@ -52,11 +54,11 @@ def _claims_not_bound(observed: Observed, pod: Object) -> list[str]:
 def _why_unbound(observed: Observed, name: str, *, blamed: bool) -> str | None:
     claim = observed.claims.get(name)
     if claim is None and observed.status.get("attempts"):
-        return f"claim {name} was deleted, and what it held with it: create it, or {start_anew(observed)}, on an empty one where Lockstep makes it"
+        return f"claim {name} was deleted with its data: create it, or {start_anew(observed)}, on an empty claim if Lockstep creates it"
     if claim is None:
         return f"claim {name} does not exist in namespace {observed.namespace}: create it, or let the cluster name one that exists"
     if is_terminating(claim):
-        return f"claim {name} is being deleted: it goes when no pod mounts it any more, and then has to be made anew"
+        return f"claim {name} is being deleted: it is gone once no pod mounts it, and has to be created again then"
     phase = claim.get("status", {}).get("phase", "Pending")
     events = observed.events_of(claim["metadata"]["uid"])
     if phase == "Bound" or not (blamed or events):
@@ -65,7 +67,7 @@ def _why_unbound(observed: Observed, name: str, *, blamed: bool) -> str | None:
     stated = f"its storage class is {class_name}" if class_name else "it has no storage class and the cluster has no default one"
     detail = events[0]["message"] if events else stated
     missing = _NO_CLASS.search(detail)
-    hint = f": there is no storage class {missing[1]} (kubectl get storageclass lists those there are)" if missing else f": {detail}"
+    hint = f": there is no storage class {missing[1]} (kubectl get storageclass lists the existing ones)" if missing else f": {detail}"
     return f"claim {name} is {phase}{hint}"
 
 
@@ -85,4 +87,4 @@ def why_gated(observed: Observed, waiting: Sequence[Object]) -> Notice | None:
     if queue is not None and KUEUE_GATES.issuperset(gates):
         look = f"kubectl get localqueue,workloads -n {observed.namespace}"
         return Notice("Queued", f"the job waits in Kueue's queue {queue} until it fits the quota ({look})")
-    return Notice("Queued", f"the pods are held back by the scheduling gates {', '.join(gates)}: whoever set them has to lift them")
+    return Notice("Queued", f"the scheduling gates {', '.join(gates)} hold the pods back: whoever set them has to remove them")

@@ -53,7 +53,7 @@ def test_two_jobs_that_hold_half_of_the_nodes_each_both_complete(jobs: Jobs, onl
     core.patch_node(only_for_the_second, {"spec": {"taints": None}})
     for name in ("first", "second"):
         waits = jobs.until_condition(name, "Progressing", "False", "Unschedulable")
-        assert "holds 1 of 2 nodes; lets go at " in waits["message"]
+        assert "holds 1 of 2 nodes; releases them at " in waits["message"]
 
     jobs.until_condition("second", "Progressing", "False", "NodesReleased", 2 * HOLD_SECONDS)
     assert jobs.job("second")["status"]["placement"]["releases"] == 1

@@ -101,7 +101,7 @@ def test_a_node_that_takes_no_pods_is_named(jobs: Jobs) -> None:
     try:
         jobs.start("cordoned")
         told = jobs.until_condition("cordoned", "PodsScheduled", "False", "Unschedulable")
-        assert told["message"].startswith(f"1 of 2 pods scheduled: node {node} is cordoned; holds 1 of 2 nodes; lets go at ")
+        assert told["message"].startswith(f"1 of 2 pods scheduled: node {node} is cordoned; holds 1 of 2 nodes; releases them at ")
     finally:
         core.patch_node(node, {"spec": {"unschedulable": None}})
     jobs.until_condition("cordoned", "PodsScheduled", "True", "AllScheduled", 60)

@@ -87,7 +87,10 @@ def test_an_object_that_somebody_deletes_is_made_again_and_named(key: tuple[str,
     knows = replace(CONTEXT, remembered=reconcile(observed, report(), CONTEXT, NOW).run)
     plan = reconcile(without(observed, key), report(), knows, NOW + 1)
     assert [item["kind"] for item in plan.create] == [key[0]]
-    assert f"{key[0]} {key[1]} was deleted or has lost its labels while the job has pods: it is made again" in told(plan)["ObjectRestored"]
+    assert (
+        f"{key[0]} {key[1]} was deleted or has lost its labels while the job has pods: Lockstep creates it again"
+        in told(plan)["ObjectRestored"]
+    )
     assert told(plan)["ObjectRestored"] in condition(plan, "Accepted")[2]
 
 
@@ -128,10 +131,10 @@ def test_a_pod_that_misses_what_lockstep_makes_is_told_so_and_not_to_make_it(kin
     assert any(item["metadata"]["name"] == own for item in plan.create)
     assert {"ObjectRestored", "FrozenRunRestored"} & told(plan).keys()
     message = condition(plan, "Progressing")[2]
-    assert f"Lockstep makes this {kind} itself: it was deleted, is made again" in message
+    assert f"Lockstep creates this {kind} itself, and again after a deletion" in message
     assert "podTemplate.volumes" not in message
     of_theirs = replace(lost, warnings=(of_kubelet(f'MountVolume.SetUp failed for volume "v" : {kind} "mine" not found'),))
-    assert "make it in the job's namespace" in condition(reconcile(of_theirs, report(), CONTEXT, NOW + 1), "Progressing")[2]
+    assert "create it in the job's namespace" in condition(reconcile(of_theirs, report(), CONTEXT, NOW + 1), "Progressing")[2]
 
 
 def test_a_service_account_that_goes_while_pods_run_is_named() -> None:
@@ -229,8 +232,8 @@ INITIALIZING = {"waiting": {"reason": "PodInitializing"}}
     [
         (NOT_THERE, "correct spec.image"),
         (DENIED, "spec.imagePullSecrets"),
-        (NETWORK, "the pull is tried again by itself"),
-        (BUSY, "the pull is tried again by itself"),
+        (NETWORK, "Kubernetes retries the pull"),
+        (BUSY, "Kubernetes retries the pull"),
     ],
     ids=["not there", "denied", "network", "busy"],
 )
@@ -260,7 +263,7 @@ def test_a_failed_pull_is_no_trouble_of_a_container_that_runs_or_of_another_one(
 def test_a_registry_that_is_not_reached_is_not_told_as_a_wrong_image() -> None:
     observed = unpulled(pull_failed(NETWORK), {"waiting": {"reason": "ErrImagePull", "message": NETWORK}})
     message = condition(reconcile(observed, None, CONTEXT, NOW + 1), "RanksReady")[2]
-    assert "i/o timeout; the pull is tried again by itself" in message and "correct spec.image, or" not in message
+    assert "i/o timeout; Kubernetes retries the pull" in message and "correct spec.image, or" not in message
 
 
 def test_failed_pulls_of_pods_that_are_no_job_s_are_not_kept() -> None:

@@ -82,7 +82,7 @@ def test_the_release_is_written_down_before_the_pods_go() -> None:
 def test_a_released_environment_says_how_it_comes_back() -> None:
     status, reason, message = condition(released(), "Suspended")
     assert (status, reason) == ("True", "Idle")
-    assert message.endswith("it comes back with: lockstep resume x -n ns")
+    assert message.endswith("bring it back with: lockstep resume x -n ns")
     assert "since 2027-01-15T00:00:00Z" in message
     assert why(released(), (), NOW).state is Where.SUSPENDED
 

@@ -99,7 +99,7 @@ def test_a_job_that_lacks_a_node_for_a_moment_keeps_the_others() -> None:
     plan = reconcile(holding_since(HOLD_SECONDS - 5, queued()), None, CONTEXT, NOW)
     assert replicas(plan) == []
     assert (plan.again_seconds or 99) <= 10
-    assert "holds 1 of 2 nodes; lets go at 2027-01-15T08:00:" in condition(plan, "PodsScheduled")[2]
+    assert "holds 1 of 2 nodes; releases them at 2027-01-15T08:00:" in condition(plan, "PodsScheduled")[2]
 
 
 def test_a_job_that_gets_a_node_has_the_whole_time_again() -> None:
@@ -118,7 +118,7 @@ def test_a_job_lets_go_and_tries_again_and_every_step_is_told() -> None:
     assert condition(plan, "Failed")[0] == "False"
     told = [note for note in notes(observed.status, status(plan)) if note.reason == "NodesReleased"]
     assert [(n.type, n.message.split(":")[0]) for n in told] == [
-        ("Normal", "held 1 of 2 nodes for 100 s while the rest found none, and lets go of them so that another job can run")
+        ("Normal", "held 1 of 2 nodes for 100 s while the rest found none, and releases them so that another job can run")
     ]
 
     going = after(observed, plan)
@@ -129,7 +129,7 @@ def test_a_job_lets_go_and_tries_again_and_every_step_is_told() -> None:
     assert replicas(rests) == []
     again = rests.again_seconds or 0.0
     assert AWAY_SECONDS[0] - 10 - 1 <= again <= 1.5 * AWAY_SECONDS[0] - 10
-    message = f"let go of 1 of 2 nodes so that another job can run; tries again at {said['retryTime']}"
+    message = f"released 1 of 2 nodes so that another job can run; tries again at {said['retryTime']}"
     assert condition(rests, "Progressing") == condition(rests, "PodsScheduled") == ("False", "NodesReleased", message)
     assert condition(rests, "Accepted")[0] == "True"
     assert "NodesReleased" not in {note.reason for note in rests.events}
@@ -288,10 +288,10 @@ def test_why_counts_the_seconds() -> None:
     observed = holding_since(0, queued())
     seen = after(observed, reconcile(observed, None, CONTEXT, NOW))
     left = round(hold_seconds(queued())) - 20
-    assert f"holds 1 of 2 nodes; lets go in {left} s so that another job can run" in answer_page(why(seen, (), NOW + 20))
+    assert f"holds 1 of 2 nodes; releases them in {left} s so that another job can run" in answer_page(why(seen, (), NOW + 20))
     gone = after_release()
     gone = after(gone, reconcile(gone, None, CONTEXT, NOW + 1))
-    assert answer_page(why(gone, (), NOW + 2)).startswith("x: Waiting: let go of 1 of 2 nodes so that another job can run; tries again at")
+    assert answer_page(why(gone, (), NOW + 2)).startswith("x: Waiting: released 1 of 2 nodes so that another job can run; tries again at")
 
 
 # Many jobs on few nodes. The scheduler gives free nodes to pending pods in any order, which is the worst that one may do.

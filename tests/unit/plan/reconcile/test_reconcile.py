@@ -26,7 +26,7 @@ from support.checkout import ROOT
 
 NOW = 1_800_000_000.0
 KEY = "ab" * 32
-HOLDS_ONE = "holds 1 of 2 nodes; lets go at 2027-01-15T08:10:00Z so that another job can run"
+HOLDS_ONE = "holds 1 of 2 nodes; releases them at 2027-01-15T08:10:00Z so that another job can run"
 UID = "11111111-1111-1111-1111-111111111111"
 CONTEXT = RenderContext("agent:1", KEY, UID, report_target("https://here/v1/report", "PEM"))
 PROFILE: Object = {

@@ -110,7 +110,7 @@ def test_only_nodes_that_the_job_could_use_are_looked_at() -> None:
 def test_more_pods_than_nodes_says_so() -> None:
     anti = "0/1 nodes are available: 1 node(s) didn't match pod anti-affinity rules."
     placed = pod(0, spec=asking(8, nodeName="a"))
-    assert told(placed, stuck(1, anti), nodes=(node("a"),)) == "the job wants one node a pod, and node a already has one of its pods"
+    assert told(placed, stuck(1, anti), nodes=(node("a"),)) == "the job needs one node per pod, and node a already has one of its pods"
 
 
 def test_what_nobody_here_understands_is_told_in_the_schedulers_words() -> None:
@@ -132,7 +132,7 @@ def test_the_summary_joins_what_is_seen_of_all_pods() -> None:
     status, reason, message = condition(reconcile(observed, None, CONTEXT, NOW), "Progressing")
     assert (status, reason) == ("False", "Unschedulable")
     assert message == (
-        f"6 of 8 pods scheduled: node a lacks {GPU}; holds 6 of 8 nodes; lets go at 2027-01-15T08:01:20Z so that another job can run; "
+        f"6 of 8 pods scheduled: node a lacks {GPU}; holds 6 of 8 nodes; releases them at 2027-01-15T08:01:20Z so that another job can run; "
         "0 of 8 pods run: pods x-0, x-1, x-2, x-3 and 2 more: image x:1 of container trainer: manifest unknown; correct spec.image, or the cluster's image"
     )
 
@@ -159,8 +159,8 @@ REFUSAL = 'create Pod x-1 in StatefulSet x failed error: pods "x-1" is forbidden
 @pytest.mark.parametrize(
     ("message", "says"),
     [
-        ("exceeded quota: few, requested: pods=1, used: pods=1, limited: pods=1", "exceeded quota: few: a pod asks for pods=1, used is pods=1, the limit is pods=1: free some of it"),
-        ("failed quota: q: must specify limits.memory for: trainer", "quota q wants every pod to state limits.memory for: trainer"),
+        ("exceeded quota: few, requested: pods=1, used: pods=1, limited: pods=1", "exceeded quota: few: a pod requests pods=1, pods=1 is used, the limit is pods=1: free some of it"),
+        ("failed quota: q: must specify limits.memory for: trainer", "quota q requires every pod to state limits.memory for: trainer"),
         ('violates PodSecurity "restricted:latest": unrestricted capabilities (container "trainer" must not include "IPC_LOCK")', "kubectl label namespace ns --overwrite pod-security.kubernetes.io/enforce=privileged"),
         ('violates PodSecurity "baseline:v1.30": host namespaces (hostNetwork=true)', "Pod Security level baseline of namespace ns forbids the pod: host namespaces"),
         ('unable to validate against any security context constraint: [provider "restricted-v2": .containers[0].capabilities.add: Invalid value: "IPC_LOCK": capability may not be added]', "oc create rolebinding lockstep-rdma"),
@@ -185,7 +185,7 @@ def test_a_class_that_does_not_exist_is_told_with_the_claim() -> None:
     waits = stuck(0, "pod has unbound immediate PersistentVolumeClaims.", volumes=[{"persistentVolumeClaim": {"claimName": "w"}}])
     observed = replace(running(), pods=(waits,), claims={"w": claim}, warnings=(said,))
     assert why_unscheduled(observed).message == (
-        "claim w is Pending: there is no storage class fast (kubectl get storageclass lists those there are)"
+        "claim w is Pending: there is no storage class fast (kubectl get storageclass lists the existing ones)"
     )
 
 

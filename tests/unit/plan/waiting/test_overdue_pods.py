@@ -45,7 +45,7 @@ def test_pods_may_take_a_moment_and_then_it_is_looked_again() -> None:
 def test_a_controller_that_has_not_seen_the_stateful_set_is_named() -> None:
     metadata = {**(running().stateful_set or {})["metadata"], "generation": 3}
     observed = missing(metadata=metadata, status={"observedGeneration": 2})
-    assert "1 of 2 pods created: Kubernetes' controller of StatefulSets" in condition(later(observed), "PodsScheduled")[2]
+    assert "1 of 2 pods created: Kubernetes' StatefulSet controller" in condition(later(observed), "PodsScheduled")[2]
     answer = why(after(observed, later(observed)), (), NOW + OVERDUE_SECONDS)
     assert "kube-controller-manager" in answer.summary
     assert answer.next[0].command == "kubectl get pods -n kube-system"
@@ -55,7 +55,7 @@ def test_a_pod_that_a_working_controller_does_not_make_is_looked_for_by_its_name
     metadata = {**(running().stateful_set or {})["metadata"], "generation": 3}
     observed = missing(metadata=metadata, status={"observedGeneration": 3})
     answer = why(after(observed, later(observed)), (), NOW + OVERDUE_SECONDS)
-    assert "nobody says why x-1 is not made" in answer.summary
+    assert "Kubernetes does not say why x-1 is not created" in answer.summary
     assert answer.next[0].command == "kubectl get pod x-1 -n ns --show-labels"
 
 
@@ -70,7 +70,7 @@ def test_a_finalizer_that_keeps_a_pod_is_named_with_the_command_that_takes_it_of
 
 def test_a_kubelet_that_does_not_end_a_pod_is_named() -> None:
     answer = why(after(ending(), later(ending())), (), NOW + OVERDUE_SECONDS)
-    assert "the kubelet of Node node-1 does not say that it has" in answer.summary
+    assert "the kubelet of Node node-1 has not confirmed that it did" in answer.summary
     assert answer.next[0].command == "kubectl describe node node-1"
     assert condition(reconcile(ending(), None, CONTEXT, NOW), "RanksReady")[1] == "WaitingForReport"
 

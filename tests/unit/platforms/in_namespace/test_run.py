@@ -203,8 +203,8 @@ def test_a_run_that_holds_part_of_its_nodes_lets_go_and_tries_again(quick: pytes
     assert server.scaled[:2] == [0, 2]
     assert len(server.scaled) % 2 == 0
     told = "\n".join(said)
-    assert "holds 1 of 2 nodes; lets go at " in told
-    assert "let go of 1 of 2 nodes so that another job can run; tries again at " in told
+    assert "holds 1 of 2 nodes; releases them at " in told
+    assert "released 1 of 2 nodes so that another job can run; tries again at " in told
 
 
 def test_a_run_whose_pods_have_nodes_and_do_not_come_up_is_given_up(quick: pytest.MonkeyPatch) -> None:

@@ -171,7 +171,7 @@ def test_a_gang_that_trusts_an_earlier_authority_is_said_to_be_out_of_reach_with
     assert untouched(plan)
     status, reason, message = condition(plan, "Progressing")
     assert (status, reason) == ("Unknown", "NoReport")
-    for word in ("certificate authority was made anew at 2027-01-15T07:00:00Z", "lockstep stop x -n ns", "lockstep resume x -n ns"):
+    for word in ("certificate authority was replaced at 2027-01-15T07:00:00Z", "lockstep stop x -n ns", "lockstep resume x -n ns"):
         assert word in message
         assert word in condition(plan, "Accepted")[2]
 
@@ -182,7 +182,7 @@ def test_a_gang_of_a_lost_key_runs_on_and_condition_accepted_says_how_its_report
     assert untouched(plan)
     assert condition(plan, "Progressing")[:2] == ("True", "Running")
     assert condition(plan, "Accepted")[0] == "True"
-    assert "key was made anew" in condition(plan, "Accepted")[2]
+    assert "key was replaced" in condition(plan, "Accepted")[2]
     assert "lockstep stop x -n ns" in condition(plan, "Accepted")[2]
 
 
@@ -195,7 +195,7 @@ def test_a_secret_that_is_lost_with_the_key_is_not_made_again_with_another_key()
     assert [item["kind"] for item in reconcile(observed, report(), context(LOST), NOW + 5).create] == ["Secret"]
     plan = reconcile(observed, report(), context(MASTER), NOW + 5)
     assert plan.create == ()
-    assert "key was made anew" in condition(plan, "Accepted")[2]
+    assert "key was replaced" in condition(plan, "Accepted")[2]
 
 
 def test_stop_and_resume_give_such_a_gang_a_secret_of_this_operator() -> None:
