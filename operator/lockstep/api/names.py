@@ -110,6 +110,12 @@ def pod_name(job: str, node: int) -> str:
     return f"{job}-{node}"
 
 
+def node_index(pod: str) -> int:
+    """The pod's number in its StatefulSet; -1 if its name has none."""
+    number = pod.rpartition("-")[2]
+    return int(number) if number.isdecimal() else -1
+
+
 def node_address(job: str, namespace: str, node: int) -> str:
     """The pod's DNS name, resolvable before it is Ready (the Service publishes not-ready addresses)."""
     return f"{pod_name(job, node)}.{service_name(job)}.{namespace}.svc"

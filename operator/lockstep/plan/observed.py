@@ -113,6 +113,12 @@ class Observed(JobObject):
         return self.objects.get(("StatefulSet", self.name))
 
     @property
+    def own_stateful_set(self) -> Object | None:
+        """The StatefulSet, unless it is somebody else's."""
+        item = self.stateful_set
+        return item if item is not None and owner_uid(item) == self.uid else None
+
+    @property
     def replicas(self) -> int:
         """Pods that the StatefulSet is to have."""
         return 0 if self.stateful_set is None else int(self.stateful_set["spec"].get("replicas", 1))
@@ -120,9 +126,7 @@ class Observed(JobObject):
     @property
     def scaled_by(self) -> Object:
         """`manager` and `time` of somebody else who last wrote how many pods the job's own StatefulSet is to have; empty: nobody else, or not known."""
-        if self.stateful_set is None or owner_uid(self.stateful_set) != self.uid:
-            return {}
-        by: Object = self.stateful_set.get(REPLICAS_BY) or {}
+        by: Object = (self.own_stateful_set or {}).get(REPLICAS_BY) or {}
         return {} if by.get("manager") == names.OPERATOR_NAME else by
 
     @property

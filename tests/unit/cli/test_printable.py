@@ -26,7 +26,7 @@ from lockstep.cli.shared.terminal import console
 from lockstep.kube.cluster import ApiError
 from lockstep.kube.exec import STDERR, STDOUT, Program
 from lockstep.plan.discovery.draft import stated, write
-from lockstep.plan.reconcile.events import notes
+from lockstep.plan.reconcile.events import events_between
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.platforms.jobs.terminal import _show
 from lockstep.platforms.operator.replica import OneLine
@@ -144,7 +144,7 @@ def test_an_event_is_one_printable_line() -> None:
         "message": HOSTILE,
         "lastTransitionTime": "2026-01-01T00:00:00Z",
     }
-    for note in notes({}, {"conditions": [condition], "failure": {"message": HOSTILE}}):
+    for note in events_between({}, {"conditions": [condition], "failure": {"message": HOSTILE}}):
         assert ACTS.search(note.message) is None and "\n" not in note.message
 
 

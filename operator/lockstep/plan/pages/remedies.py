@@ -50,6 +50,10 @@ _MAKE_LOGIN = (
 )
 _MAKE_CONFIG_MAP = "kubectl create configmap {0} -n {namespace} --from-file=FILE"
 _IMAGE = """kubectl patch tj {job} -n {namespace} --type merge -p '{{"spec":{{"image":"IMAGE"}}}}'"""
+_CLUSTER_FILES = Remedy("lockstep clusters", "the cluster files; lockstep deploy NAME sends one")
+_FREE_QUOTA = Remedy(
+    "kubectl describe quota {0} -n {namespace}", "shows what is used: free some, or ask for more", r"exceeded quota: ([^,:\s]+)"
+)
 _OWN = r"Lockstep creates this (\w+) itself"
 
 REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
@@ -57,11 +61,11 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     Reason.INVALID_SPEC: (Remedy(_EDIT, _CORRECT),),
     Reason.CLUSTER_NOT_FOUND: (
         Remedy("lockstep deploy {0}", "sends that TrainingCluster from its cluster file; spec.cluster can't be changed, so another cluster needs a new job", r"spec\.cluster is (\S+), but"),
-        Remedy("lockstep clusters", "the cluster files; lockstep deploy NAME sends one"),
+        _CLUSTER_FILES,
     ),
     Reason.NO_DEFAULT_CLUSTER: (
         Remedy(f"kubectl annotate tc {{0}} {ANNOTATION_DEFAULT_CLUSTER}=true", "makes it the default; the job then starts by itself", r"known are ([^,;: ]+)"),
-        Remedy("lockstep clusters", "the cluster files; lockstep deploy NAME sends one"),
+        _CLUSTER_FILES,
     ),
     Reason.SEVERAL_DEFAULT_CLUSTERS: (
         Remedy(f"kubectl annotate tc {{0}} {ANNOTATION_DEFAULT_CLUSTER}-", "takes the mark from this one; it may stay on one only", r"\((?:[^(),]+, )+([^(),]+)\)"),
@@ -69,7 +73,7 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     ),
     Reason.INVALID_CLUSTER: (
         Remedy("lockstep deploy {0}", "sends the cluster file again once it is corrected; the job then starts by itself", r"TrainingCluster (\S+) can't"),
-        Remedy("lockstep clusters", "the cluster files; lockstep deploy NAME sends one"),
+        _CLUSTER_FILES,
     ),
     Reason.SERVICE_ACCOUNT_NOT_FOUND: (
         Remedy("kubectl create serviceaccount {0} -n {namespace}", "the job then starts by itself", r"service account (\S+) does not exist"),
@@ -89,7 +93,7 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     Reason.FROZEN_RUN_LOST: (Remedy("lockstep stop {job} -n {namespace}", _START_ANEW),),
     Reason.CHANGE_PENDING: (Remedy("lockstep stop {job} -n {namespace}", "and then lockstep resume {job} -n {namespace}: starts with what was changed"),),
     Reason.WRITE_REFUSED: (
-        Remedy("kubectl describe quota {0} -n {namespace}", "shows what is used: free some, or ask for more", r"exceeded quota: ([^,:\s]+)"),
+        _FREE_QUOTA,
         Remedy("lockstep deploy CLUSTER", "restores the operator's rights", "has lost this right"),
         Remedy("kubectl describe tj {job} -n {namespace}", "shows the API server's words: ask whoever set the rule; Lockstep tries again by itself"),
     ),
@@ -112,7 +116,7 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
         Remedy("kubectl describe statefulset {job} -n {namespace}", "shows what Kubernetes says about creating its pods"),
     ),
     Reason.PODS_REFUSED: (
-        Remedy("kubectl describe quota {0} -n {namespace}", "shows what is used: free some, or ask for more", r"exceeded quota: ([^,:\s]+)"),
+        _FREE_QUOTA,
         Remedy("{0}", "the pods are then created by themselves", r"(kubectl create serviceaccount \S+ -n \S+)"),
         Remedy("kubectl get priorityclass", "lists them, for podTemplate.priorityClassName", r"priorityClassName"),
         Remedy("kubectl get runtimeclass", "lists them, for pod.runtime_class of the cluster file", r"runtime_class"),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from lockstep.api.names import node_index
 from lockstep.api.objects import Object, condition
 from lockstep.plan.pages.logs import nodes_of, ranks_of_node
 from lockstep.plan.pages.table import VERDICTS, age, aligned, of_total
@@ -41,14 +42,9 @@ def snapshot(job: Object, pods: Sequence[Object], answers: Mapping[int, Object])
         "fabric": {"uses": fabric.get("transport"), "verified": verified.get("status"), "message": verified.get("message", "")},
         "ranks": {key: value for key, value in (status.get("ranks") or {}).items() if key != "order"},
         "loss": _curve(answers),
-        "nodes": [_node(job, pod, answers) for pod in sorted(pods, key=_index)],
+        "nodes": [_node(job, pod, answers) for pod in sorted(pods, key=lambda pod: node_index(pod["metadata"]["name"]))],
     }
     return {key: value for key, value in values.items() if value not in (None, {})}
-
-
-def _index(pod: Object) -> int:
-    number = str(pod["metadata"]["name"]).rpartition("-")[2]
-    return int(number) if number.isdecimal() else -1
 
 
 def _curve(answers: Mapping[int, Object]) -> list[list[float]]:
@@ -57,7 +53,7 @@ def _curve(answers: Mapping[int, Object]) -> list[list[float]]:
 
 
 def _node(job: Object, pod: Object, answers: Mapping[int, Object]) -> Object:
-    node = _index(pod)
+    node = node_index(pod["metadata"]["name"])
     answer = answers.get(node, {})
     ranks = ranks_of_node(job.get("status", {}).get("ranks") or {}, nodes_of(job), node)
     facts = {key: answer[key] for key in ("gigabits", "memory", "gpus", "problem") if answer.get(key)}

@@ -41,8 +41,7 @@ class Gang:
 
 def gang(observed: Observed, fresh: Frozen | None, context: RenderContext) -> Gang:
     """`fresh`: what the job would be frozen to now."""
-    made_by = observed.stateful_set
-    if observed.at_zero or (made_by is not None and owner_uid(made_by) != observed.uid):
+    if observed.at_zero or observed.stateful_set is not observed.own_stateful_set:
         return Gang()  # no gang, or somebody else's
     remembered = context.remembered
     if remembered is not None and remembered.proven:  # pods have been there since, so they still run it, whatever annotations say

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from lockstep.api.names import CONTAINER, NODES_MAX, pod_name
+from lockstep.api.names import CONTAINER, NODES_MAX, node_index, pod_name
 from lockstep.api.objects import Object, claim_names, condition, conditions_of, is_running, last_end
 from lockstep.api.status import ConditionType
 from lockstep.plan.observed import Observed, ReceivedReport, current_report, is_terminating, owner_uid
 from lockstep.plan.times import seconds_of, timestamp
-from lockstep.plan.waiting.containers import is_scheduled, scheduler_message, waits_for_a_claim
+from lockstep.plan.waiting.containers import is_heard, is_scheduled, scheduler_message, waits_for_a_claim
 from lockstep_gang.contract.reply import Fact, FactType
 from lockstep_spec.words import listed
 
@@ -137,12 +137,6 @@ def _fact(kind: FactType, pod: Object, reason: str, message: str, since: str | N
         type=kind, node=node_index(metadata["name"]), pod=metadata["name"], reason=reason, message=message.strip()[:FACT_CHARACTERS],
         pod_uid=metadata["uid"], node_name=pod["spec"].get("nodeName") or "", since=since,
     )  # fmt: skip
-
-
-def node_index(pod: str) -> int:
-    """The pod's number in its StatefulSet."""
-    number = pod.rpartition("-")[2]
-    return int(number) if number.isdigit() else -1
 
 
 def losses(observed: Observed) -> dict[str, Fact]:
@@ -283,15 +277,12 @@ def _on_lost_nodes(observed: Observed, received: ReceivedReport | None, now: flo
 
 def _is_own(observed: Observed, pod: Object) -> bool:
     """Return True if the job's own StatefulSet made the pod, and not an earlier job of this name or somebody without an operator."""
-    made_by = observed.stateful_set
-    return made_by is not None and owner_uid(made_by) == observed.uid and owner_uid(pod) == made_by["metadata"]["uid"]
+    made_by = observed.own_stateful_set
+    return made_by is not None and owner_uid(pod) == made_by["metadata"]["uid"]
 
 
 def _is_connected(pod: Object, received: ReceivedReport | None, now: float) -> bool:
-    if received is None or now - received.received > FRESH_SECONDS:
-        return False
-    index = node_index(pod["metadata"]["name"])
-    return index == 0 or any(node.node == index and node.connected for node in received.report.nodes)
+    return received is not None and now - received.received <= FRESH_SECONDS and is_heard(pod, received.report)
 
 
 def _lost(observed: Observed, pod: Object, trouble: NodeTrouble, seconds: int | None, *, connected: bool) -> _Lost:

@@ -47,7 +47,6 @@ from lockstep.plan.reconcile.writes import (
     is_started,
     name_taken,
     object_writes,
-    own_stateful_set,
     repairs,
     with_log,
 )
@@ -114,6 +113,7 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
     taken_back = not begun and observed.obstacle is not None and observed.stateful_set is None and not observed.at_zero
     if taken_back:
         create, apply, delete = (), (), ()
+    own = observed.own_stateful_set
     is_half_made = not begun and not decision.starts and not is_started(observed, decision.running)
     mended = () if is_half_made else repairs(observed, decision, create, delete)
     meddling, until_forgotten = (None, None) if end.finished else interference(observed, mended, now)
@@ -166,7 +166,7 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
         claims=() if taken_back else absent_claims(observed, decision),
         taken_back=taken_back,
         at_once=decision.starts and observed.obstacle is None and not any_foreign(observed, create),
-        half_made=own_stateful_set(observed) if is_half_made else (),
+        half_made=(own,) if is_half_made and own is not None and not is_terminating(own) else (),
         apply=apply,
         delete=delete,
         force_delete=() if context.clock_off else lost.replace,
@@ -275,7 +275,7 @@ def _previous(observed: Observed) -> Notice | None:
 def _foreign(observed: Observed) -> Notice | None:
     """A StatefulSet with pods that carries our labels, but is somebody else's: an in-namespace run, say."""
     item = observed.stateful_set
-    if item is None or owner_uid(item) == observed.uid or is_of_namesake(observed, item):
+    if item is None or item is observed.own_stateful_set or is_of_namesake(observed, item):
         return None
     return name_taken(observed, "StatefulSet", item)
 

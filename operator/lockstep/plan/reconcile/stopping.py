@@ -12,7 +12,7 @@ from lockstep.api.objects import Object
 from lockstep.api.status import StopStatus
 from lockstep.api.statuspart import taken_from, unchecked
 from lockstep.plan.layers import Notice
-from lockstep.plan.observed import Observed, ReceivedReport, is_terminating, owner_uid
+from lockstep.plan.observed import Observed, ReceivedReport, is_terminating
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.accept import Accepted, missing_service_account
 from lockstep.plan.reconcile.clocks import attempts_before, replaced_by
@@ -96,8 +96,7 @@ def scaled_words(observed: Observed, what: str) -> str:
 def _replaced(observed: Observed, accepted: Accepted, running: Frozen | None) -> str | None:
     if running is not None:
         return replaced_by(observed, accepted, running)
-    stateful_set = observed.stateful_set
-    if stateful_set is None or owner_uid(stateful_set) != observed.uid or missing_service_account(observed, accepted) is not None:
+    if observed.own_stateful_set is None or missing_service_account(observed, accepted) is not None:
         return None
     return "nothing proves what its pods were to run, and no rank ever ran, so the job starts again"
 

@@ -99,12 +99,6 @@ def name_taken(observed: Observed, kind: str, item: Object) -> Notice:
     return Notice(Reason.NAME_TAKEN, f"{text}: Lockstep leaves it alone; delete it, or give the job another name")
 
 
-def own_stateful_set(observed: Observed) -> tuple[Object, ...]:
-    """The job's StatefulSet, if it is there and nobody else's."""
-    stateful_set = observed.stateful_set
-    return () if stateful_set is None or owner_uid(stateful_set) != observed.uid or is_terminating(stateful_set) else (stateful_set,)
-
-
 def is_started(observed: Observed, running: Frozen | None) -> bool:
     """Returns whether status says that this run was started. If not, an operator ended in the middle of the start: what is missing was never made."""
     return running is not None and (observed.status.get("run") or {}).get("name") == running.name
@@ -148,17 +142,12 @@ def _lacks_proof(item: Object, live: Object) -> bool:
 
 def _scaled(observed: Observed, decision: Decision) -> tuple[Object, ...]:
     """The StatefulSet as it stands, with as many pods as are wanted: nothing proves another template, or there is none."""
-    stateful_set = observed.stateful_set
-    if (
-        stateful_set is None
-        or owner_uid(stateful_set) != observed.uid
-        or is_terminating(stateful_set)
-        or observed.replicas == decision.replicas
-    ):
+    live = observed.own_stateful_set
+    if live is None or is_terminating(live) or observed.replicas == decision.replicas:
         return ()
     fields = ("name", "namespace", "labels", "annotations", "ownerReferences", "uid", "resourceVersion")
-    metadata = {field: stateful_set["metadata"][field] for field in fields if field in stateful_set["metadata"]}
-    spec = {**stateful_set["spec"], "replicas": decision.replicas}
+    metadata = {field: live["metadata"][field] for field in fields if field in live["metadata"]}
+    spec = {**live["spec"], "replicas": decision.replicas}
     return ({"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": metadata, "spec": spec},)
 
 
@@ -208,10 +197,9 @@ _EFFECTS = {
 
 def _scaled_by_hand(observed: Observed, decision: Decision) -> Iterator[JobEvent]:
     """Yield an event if somebody else scaled or deleted the StatefulSet. It is set back in the same step; a stop that it began is finished first."""
-    stateful_set = observed.stateful_set
-    if stateful_set is None or owner_uid(stateful_set) != observed.uid or decision.running is None:
+    if observed.own_stateful_set is None or decision.running is None:
         return
-    if is_terminating(stateful_set):
+    if is_terminating(observed.own_stateful_set):
         if not decision.starts:
             yield JobEvent(
                 WARNING,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from lockstep.api.names import key_secret_name, run_name
+from lockstep.api.names import key_secret_name, node_index, run_name
 from lockstep.api.objects import Object, condition, is_running, last_end
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, event_time, is_terminating, start_anew
@@ -142,7 +142,7 @@ def why_cut_off(observed: Observed, report: Report | None) -> Notice | None:
     groups: dict[str, list[tuple[str, str]]] = {}
     for pod in observed.pods:
         words = _last_words(pod)
-        if words is not None and not _is_heard(pod, report):
+        if words is not None and not is_heard(pod, report):
             groups.setdefault(words[0], []).append((str(pod["metadata"]["name"]), words[1]))
     if not groups:
         return None
@@ -162,11 +162,10 @@ def _last_words(pod: Object) -> tuple[str, str] | None:
     return None
 
 
-def _is_heard(pod: Object, report: Report | None) -> bool:
-    if report is None:
-        return False
-    number = str(pod["metadata"]["name"]).rpartition("-")[2]
-    return number == "0" or any(node.connected for node in report.nodes if str(node.node) == number)
+def is_heard(pod: Object, report: Report | None) -> bool:
+    """Return True if the report shows that the pod's agent is connected."""
+    index = node_index(pod["metadata"]["name"])
+    return report is not None and (index == 0 or any(node.node == index and node.connected for node in report.nodes))
 
 
 def _named(pods: list[str]) -> str:

@@ -46,7 +46,7 @@ def why_no_node_fits(pod: Object, nodes: Sequence[Object], used_up: Sequence[str
     if len(groups) > 1:  # what keeps jobs off control planes is worth a word only when nothing else is
         groups = {text: names for text, names in groups.items() if _CONTROL_PLANE not in text[0]}
     parts = [f"{named(names)} {one if len(names) == 1 else many}" for (one, many), names in groups.items()]
-    return parts + [_in_use(pod, free, resource, others) for resource in used_up if free and _is_asked(pod, resource)]
+    return parts + [_in_use(pod, free, resource, others) for resource in used_up if free and resource in requested_resources(pod)]
 
 
 def why_never(pod: Object, node: Object) -> str | None:
@@ -123,10 +123,6 @@ def _size_obstacle(pod: Object, node: Object) -> Obstacle | None:
             words = f"only {shown_amount(amount, resource)} of the {shown_amount(wants, resource)} {resource} that a pod asks for"
             return f"has {words}", f"have {words}"
     return None
-
-
-def _is_asked(pod: Object, resource: str) -> bool:
-    return resource in requested_resources(pod)
 
 
 def allocatable(node: Object, resource: str) -> Decimal:

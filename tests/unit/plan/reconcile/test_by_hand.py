@@ -14,7 +14,7 @@ from lockstep.plan.pages.why import answer_page, why
 from lockstep.plan.reconcile.reconcile import Plan, reconcile
 from lockstep.platforms.operator.execute import _refused
 from lockstep.platforms.operator.memory.inventory import Inventory
-from lockstep.platforms.operator.memory.objects import Kept
+from lockstep.platforms.operator.memory.objects import StoredObject
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, pod, report, settled
 
 STS = ("StatefulSet", "x")
@@ -76,7 +76,7 @@ def test_who_scaled_it_is_read_of_managed_fields() -> None:
     ]
     observed = settled(report())
     seen = {**observed.objects[STS], "metadata": {**observed.objects[STS]["metadata"], "managedFields": entries}}
-    kept = Kept("StatefulSet", seen).item
+    kept = StoredObject("StatefulSet", seen).item
     assert replace(observed, objects={STS: kept}).scaled_by == {"manager": "kubectl", "time": "2027-01-02T00:00:00Z"}
     assert "managedFields" not in kept["metadata"]
 

@@ -18,7 +18,7 @@ from lockstep.kube.cluster import Cluster
 from lockstep.kube.kubeconfig import Server
 from lockstep.plan.observed import Observed
 from lockstep.plan.reconcile.clocks import active_seconds, active_time, held_until, until_expired, until_start_overdue
-from lockstep.plan.reconcile.events import Note
+from lockstep.plan.reconcile.events import JobEvent
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.plan.reconcile.status import PROGRESS_SECONDS, due
 from lockstep.plan.times import timestamp
@@ -113,13 +113,13 @@ def test_what_waits_for_clocks_to_agree_is_looked_at_again_soon_and_said(ahead: 
     led, told = led_by(ahead), list[str]()
     led.inventory.unsettled_seconds = lambda: 0.0  # its API server has answered for long enough
 
-    async def tell(observed: Observed, notes: tuple[Note, ...], now: float) -> None:
+    async def send_events(observed: Observed, notes: tuple[JobEvent, ...], now: float) -> None:
         told.extend(note.reason for note in notes)
 
     async def write(*_: Any) -> None:
         pass
 
-    for name, does in (("tell", tell), ("write_objects", write), ("write_status", write)):
+    for name, does in (("send_events", send_events), ("write_objects", write), ("write_status", write)):
         monkeypatch.setattr(led.executor, name, does)
     key = ("ns", "x")
     waits = []

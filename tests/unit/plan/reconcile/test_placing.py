@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lockstep.api.objects import Object
 from lockstep.plan.observed import Observed
 from lockstep.plan.pages.why import answer_page, why
-from lockstep.plan.reconcile.events import notes
+from lockstep.plan.reconcile.events import events_between
 from lockstep.plan.reconcile.placing import AWAY_SECONDS, HOLD_ALONE_SECONDS, HOLD_SECONDS, TURN_SECONDS, Placing, placing
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.plan.times import seconds_of, timestamp
@@ -116,7 +116,7 @@ def test_a_job_lets_go_and_tries_again_and_every_step_is_told() -> None:
     assert (said["placed"], said["wanted"], said["releases"]) == (1, 2, 1)
     assert condition(plan, "Progressing")[:2] == ("False", "NodesReleased")
     assert condition(plan, "Failed")[0] == "False"
-    told = [note for note in notes(observed.status, status(plan)) if note.reason == "NodesReleased"]
+    told = [note for note in events_between(observed.status, status(plan)) if note.reason == "NodesReleased"]
     assert [(n.type, n.message.split(":")[0]) for n in told] == [
         ("Normal", "held 1 of 2 nodes for 100 s while the rest found none, and releases them so that another job can run")
     ]

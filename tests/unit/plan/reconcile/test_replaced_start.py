@@ -10,7 +10,7 @@ import pytest
 from lockstep.api.objects import Object
 from lockstep.plan.observed import Observed, ReceivedReport
 from lockstep.plan.pages.why import why
-from lockstep.plan.reconcile.events import Note
+from lockstep.plan.reconcile.events import JobEvent
 from lockstep.plan.reconcile.reconcile import Plan, reconcile
 from lockstep_gang.contract.preflight import Finding, PreflightReport
 from lockstep_gang.contract.report import State
@@ -161,7 +161,7 @@ def test_a_gang_whose_ranks_may_have_run_waits_for_a_person_and_says_what_to_typ
     status, reason, message = condition(plan, "Accepted")
     assert (status, reason) == ("True", "ChangePending")
     assert "`lockstep stop x -n ns`, then `lockstep resume x -n ns`" in message
-    assert [note for note in plan.events if note.reason == "ChangePending"] == [Note("Normal", "ChangePending", message)]
+    assert [note for note in plan.events if note.reason == "ChangePending"] == [JobEvent("Normal", "ChangePending", message)]
     answer = why(after(observed, plan), (), NOW)
     assert answer.next[0].command == "lockstep stop x -n ns"
     assert "lockstep resume x -n ns" in answer.next[0].what

@@ -14,7 +14,7 @@ from lockstep.plan.reconcile.interactive import unused
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.plan.waiting.notcreated import explained
 from lockstep.plan.waiting.unscheduled import why_unscheduled
-from lockstep.platforms.operator.memory.objects import Kept
+from lockstep.platforms.operator.memory.objects import StoredObject
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, condition, pod, running
 
 GPU = "nvidia.com/gpu"
@@ -221,7 +221,7 @@ OVERHEAD: Object = {"overhead": {GPU: "4"}}
 def test_what_a_pod_holds_counts_its_init_containers_and_its_overhead(more: Object, held: int) -> None:
     item = foreign("dev-0", "a", 1)
     item = {**item, "spec": {**item["spec"], **more}}
-    observed = Kept("Pod", {**item, "metadata": {**item["metadata"], "uid": "u", "resourceVersion": "3"}}).item
+    observed = StoredObject("Pod", {**item, "metadata": {**item["metadata"], "uid": "u", "resourceVersion": "3"}}).item
     assert f"Pod ml/dev-0 holds {held} " in told(stuck(0), nodes=(node("a"),), others=(observed,))
 
 

@@ -10,7 +10,7 @@ from lockstep.plan.observed import Observed
 from lockstep.plan.pages.why import why
 from lockstep.plan.reconcile.reconcile import Plan, reconcile
 from lockstep.plan.waiting.notcreated import OVERDUE_SECONDS
-from lockstep.platforms.operator.memory.objects import Kept
+from lockstep.platforms.operator.memory.objects import StoredObject
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, pod, running, settled
 
 ENDED = "2027-01-15T08:00:00Z"  # NOW
@@ -84,7 +84,7 @@ def test_a_stop_that_does_not_come_to_its_end_says_what_keeps_it() -> None:
 def test_finalizers_are_kept_of_what_is_being_deleted() -> None:
     def kept(**metadata: Any) -> Object:
         named = {"name": "x-1", "namespace": "ns", "uid": "u", "finalizers": ["a"] * 9}
-        return Kept("Pod", {"metadata": named | metadata, "spec": {}, "status": {}}).item["metadata"]
+        return StoredObject("Pod", {"metadata": named | metadata, "spec": {}, "status": {}}).item["metadata"]
 
     assert "finalizers" not in kept()
     assert kept(deletionTimestamp=ENDED)["finalizers"] == ["a"] * 4

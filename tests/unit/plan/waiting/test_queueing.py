@@ -9,7 +9,7 @@ import pytest
 from lockstep.api.objects import Object
 from lockstep.plan.observed import Observed
 from lockstep.plan.reconcile.reconcile import reconcile
-from lockstep.platforms.operator.memory.objects import Kept
+from lockstep.platforms.operator.memory.objects import StoredObject
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, condition, pod, report, running, settled
 from unit.plan.reconcile.test_stop import asked, going, gone, stopped_report
 
@@ -21,7 +21,7 @@ def gated(gate: str, **spec: str) -> Observed:
     held: Object = {"containers": [], "schedulingGates": [{"name": gate}]}
     told = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "Scheduling is blocked"}
     pods = (pod(node, spec=held, status={"phase": "Pending", "conditions": [told]}) for node in (0, 1))
-    return replace(running(**spec), pods=tuple(Kept("Pod", item).item for item in pods))  # as the operator sees them
+    return replace(running(**spec), pods=tuple(StoredObject("Pod", item).item for item in pods))  # as the operator sees them
 
 
 @pytest.mark.parametrize(

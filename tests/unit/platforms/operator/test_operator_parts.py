@@ -19,7 +19,7 @@ from lockstep.kube.cluster import ApiError, Cluster, Unreachable
 from lockstep.kube.kinds import KINDS, path_of
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed
-from lockstep.plan.reconcile.events import Note
+from lockstep.plan.reconcile.events import JobEvent
 from lockstep.plan.reconcile.reconcile import Plan
 from lockstep.platforms.clusters.install import operator_objects
 from lockstep.platforms.clusters.remove import uninstall
@@ -283,17 +283,17 @@ def test_jobs_that_were_refused_together_do_not_come_back_together() -> None:
 )
 def test_a_status_that_is_refused_is_an_event_and_written_again_ever_less_often(answer: ApiError, monkeypatch: pytest.MonkeyPatch) -> None:
     led = operator.Operator(Empty(None), operator.Settings("agent:1"), b"", Certificates("", "", "", ""))
-    now, sent, events = [1000.0], list[float](), list[Note]()
+    now, sent, events = [1000.0], list[float](), list[JobEvent]()
 
     async def refused(observed: Observed, status: object) -> None:
         sent.append(now[0])
         raise answer
 
-    async def tell(observed: Observed, notes: tuple[Note, ...], at: float) -> None:
+    async def send_events(observed: Observed, notes: tuple[JobEvent, ...], at: float) -> None:
         events.extend(notes)
 
     monkeypatch.setattr(led.executor, "write_status", refused)
-    monkeypatch.setattr(led.executor, "tell", tell)
+    monkeypatch.setattr(led.executor, "send_events", send_events)
     monkeypatch.setattr(operator.time, "monotonic", lambda: now[0])
 
     async def for_an_hour(reason: str) -> None:
@@ -815,10 +815,10 @@ def test_a_start_that_another_operator_left_half_made_is_taken_back_too() -> Non
 
 
 def test_an_event_that_another_operator_told_of_the_same_version_of_the_job_is_not_told_again() -> None:
-    cluster, note = Events(), Note("Normal", "Suspended", "no pods")
+    cluster, note = Events(), JobEvent("Normal", "Suspended", "no pods")
     for version in (7, 7, 8):
         executor = Executor(cluster, lambda kind, item: None)  # each time one that has just been started
-        asyncio.run(executor.tell(Observed(job(version)), (note,), 1.0))
+        asyncio.run(executor.send_events(Observed(job(version)), (note,), 1.0))
     assert len(cluster.names) == 2
 
 
@@ -830,7 +830,9 @@ def test_the_operator_watches_none_of_the_events_that_it_writes() -> None:
             written.append(item)
             return item
 
-    asyncio.run(Executor(Written(None), lambda kind, item: None).tell(Observed(job()), (Note("Warning", "ClusterNotFound", "m"),), 1.0))
+    asyncio.run(
+        Executor(Written(None), lambda kind, item: None).send_events(Observed(job()), (JobEvent("Warning", "ClusterNotFound", "m"),), 1.0)
+    )
     (selector,) = [watched.field_selector.split(",") for watched in WATCHED if watched.kind == "Event"]
     assert f"involvedObject.kind!={written[0]['involvedObject']['kind']}" in selector
 

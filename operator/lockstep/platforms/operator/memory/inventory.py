@@ -270,7 +270,7 @@ class Inventory:
             warnings=tuple(stored.item for stored in self._of_namespace("Event", key).values()),
             others=self._pods_of_others(key) if stuck else (),
             unused=unused(self._interactive()) if stuck else frozenset(),
-            waiting=self._unplaced_others(key) if stuck or is_unplaced(job_object) else (),
+            waiting=tuple(item for other, item in self._unplaced.items() if other != key) if stuck or is_unplaced(job_object) else (),
             obstacle=self._obstacles.get(key),
         )
 
@@ -287,9 +287,6 @@ class Inventory:
         replicas = 0 if stateful_set is None else stateful_set.item["spec"].get("replicas", 1)
         pods = sum(child[0] == "Pod" for child in self._by_job.get(key, ()))
         return min(max(job.item["spec"].get("nodes") or NODES_MAX, replicas, pods), NODES_MAX)
-
-    def _unplaced_others(self, job: Key) -> tuple[Object, ...]:
-        return tuple(item for key, item in self._unplaced.items() if key != job)
 
     def to_read(self, key: Key) -> list[tuple[str, str]]:
         """(kind, name) of this job's own children whose content wasn't kept: what a decision about the job needs of them."""

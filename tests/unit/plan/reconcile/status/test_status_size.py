@@ -20,10 +20,10 @@ from lockstep.api.job import RANKS_MAX
 from lockstep.api.objects import Object
 from lockstep.plan.observed import Observed, ReceivedReport
 from lockstep.plan.reconcile import status as statuses
-from lockstep.plan.reconcile.events import MESSAGE_BYTES, Note, Told, notes, tellable
+from lockstep.plan.reconcile.events import MESSAGE_BYTES, JobEvent, SentEvents, events_between, worth_sending
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.plan.reconcile.status import STATUS_BYTES_MAX, fitted, stored_bytes
-from lockstep.platforms.operator.memory.objects import BYTES_MAX, Kept
+from lockstep.platforms.operator.memory.objects import BYTES_MAX, StoredObject
 from lockstep_gang.contract.report import NodeReport, RankCount, Report, State, parse_report
 from lockstep_spec.codec import to_json
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, fresh, pod
@@ -133,8 +133,8 @@ def test_an_event_has_at_most_1024_bytes_on_one_line(character: str) -> None:
     observed = gang("x")
     plan = reconcile(observed, worst(character * 5000, State.BACKING_OFF), CONTEXT, NOW + 20)
     assert plan.status is not None
-    long = Note("Warning", "Anything", character * 5000 + "\n")
-    events = (*plan.events, *notes(observed.status, plan.status), *tellable(Told(), (long,), NOW)[1])
+    long = JobEvent("Warning", "Anything", character * 5000 + "\n")
+    events = (*plan.events, *events_between(observed.status, plan.status), *worth_sending(SentEvents(), (long,), NOW)[1])
     assert len(events) > 3
     for event in events:
         assert len(event.message.encode()) <= MESSAGE_BYTES == 1024 and event.message.isprintable()
@@ -145,7 +145,7 @@ def test_a_large_status_makes_no_job_unreadable() -> None:
     item = copy.deepcopy(gang("x").job)
     item["spec"]["env"] = [{"name": "A", "value": "x" * (BYTES_MAX["TrainingJob"] - 4096)}]
     item["status"] = plan.status
-    kept = Kept("TrainingJob", item).item
+    kept = StoredObject("TrainingJob", item).item
     assert kept["spec"] == item["spec"] and kept["status"] == plan.status and "unreadable" not in kept
 
 
@@ -162,7 +162,7 @@ def test_what_a_job_s_status_says_is_known_however_large_its_spec_or_its_status_
     }
     item["spec"]["env"] = "x" * extra
     item["status"] = {"conditions": [ended], "unknown": "x" * BYTES_MAX["TrainingJob"]}
-    kept = Kept("TrainingJob", item).item
+    kept = StoredObject("TrainingJob", item).item
     assert kept["status"] == {"conditions": [ended]}
     assert ("unreadable" in kept) == bool(extra)
 
