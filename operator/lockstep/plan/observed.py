@@ -70,6 +70,10 @@ class JobObject:
     def status(self) -> Object:
         return self.job.get("status") or {}
 
+    def status_part(self, name: str) -> Object:
+        """Part of the status; empty if it has none of this name."""
+        return self.status.get(name) or {}
+
 
 @dataclass(frozen=True)
 class Observed(JobObject):

@@ -107,7 +107,7 @@ def _of_folder(job: str, workspace: Path) -> Answer:
 
     observed = observed_run(job, workspace)
     answer = answer_of(observed, (), time.time())
-    failure = observed.status.get("failure") or {}
+    failure = observed.status_part("failure")
     help_ = f"; {advice(failure, job, '--local')}" if answer.state is Where.FAILED and failure else ""
     again = Step(f"lockstep run -f {job}.yaml --local", f"again, from the last commit{help_}")
     return replace(answer, next=() if answer.state in (Where.COMPLETE, Where.RUNNING) else (again,))

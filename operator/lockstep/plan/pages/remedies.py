@@ -317,7 +317,7 @@ def _steps(observed: Observed, state: str, *, held: bool) -> tuple[Step, ...]:
 
 def _ask_ranks(observed: Observed) -> tuple[Step, ...]:
     """Step for ranks that report no step: nobody can say whether they hang."""
-    if "step" in (observed.status.get("trainer") or {}):
+    if "step" in observed.status_part("trainer"):
         return ()
     return (Step(f"lockstep stacks {observed.name} -n {observed.namespace}", "shows where each rank is, should nothing come; they go on"),)
 
@@ -330,7 +330,7 @@ def _stop_run(observed: Observed) -> tuple[Step, ...]:
 
 
 def _after_failure(observed: Observed, place: str, bundle: Step, *, held: bool) -> tuple[Step, ...]:
-    job, failure = observed.name, observed.status.get("failure") or {}
+    job, failure = observed.name, observed.status_part("failure")
     again = Step(f"lockstep retry {job} {place}", f"again from the last checkpoint; {advice(failure, job, place)}")
     failed = condition(observed.status, "Failed")
     reason = str(failed.get("reason", ""))

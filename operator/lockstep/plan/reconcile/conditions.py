@@ -388,7 +388,7 @@ def _checkpoint(view: View) -> Fact:
 
 def _complete(view: View) -> Fact:
     if view.end.complete:
-        result = (view.report.result if view.report is not None else None) or view.observed.status.get("result") or {}
+        result = (view.report.result if view.report is not None else None) or view.observed.status_part("result")
         note = printable_line(str(result["note"])) if result.get("note") else "status.result has the results"
         return Fact(TRUE, Reason.COMPLETE, f"every rank ended well; {note}")
     return Fact(

@@ -84,7 +84,7 @@ def _hashes(observed: Observed) -> list[str]:
     """
     items = [item for item in (observed.stateful_set, *observed.pods) if item is not None]
     stated = [(item["metadata"].get("annotations") or {}).get(ANNOTATION_RUN_HASH) for item in items]
-    started = (observed.status.get("run") or {}).get("name")
+    started = observed.status_part("run").get("name")
     return sorted((str(run_hash) for run_hash in stated if run_hash), key=lambda run_hash: run_name(observed.name, run_hash) != started)
 
 

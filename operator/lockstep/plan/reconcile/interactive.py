@@ -28,7 +28,7 @@ def resumes(job: Object) -> int:
 
 def is_released(observed: Observed) -> bool:
     """Return True if its GPUs were released and not asked for again. A suspension by hand takes its place."""
-    stored = observed.status.get("interactive") or {}
+    stored = observed.status_part("interactive")
     suspended = observed.job["spec"].get("suspend", False)
     return not suspended and "released" in stored and resumes(observed.job) <= stored.get("resume", 0)
 
@@ -101,6 +101,6 @@ def running_words(report: Report) -> str:
 
 
 def released_words(observed: Observed) -> str:
-    stored = observed.status.get("interactive") or {}
+    stored = observed.status_part("interactive")
     since = f" since {stored['idleSince']}" if "idleSince" in stored else ""
     return f"nobody used the environment{since}: its GPUs are released, its files are kept; bring it back with: {resume_command(observed)}"

@@ -204,7 +204,7 @@ def racks_of(observed: Observed, nodes: int) -> tuple[str, ...]:
 
 
 def _rack_label(observed: Observed) -> str | None:
-    name = (observed.status.get("cluster") or {}).get("name")
+    name = observed.status_part("cluster").get("name")
     spec: Object = next((profile.get("spec", {}) for profile in observed.profiles if profile["metadata"]["name"] == name), {})
     label = (spec.get("nodes") or {}).get("rackLabel")
     return None if label is None else str(label)

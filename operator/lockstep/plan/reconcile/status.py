@@ -171,7 +171,7 @@ def _trainer(observed: Observed, report: TrainerReport, now: float) -> TrainerSt
         progress_percentage=min(100, 100 * step // total) if step is not None and total else None,
         metrics=[taken_from(metric, Metric) for metric in report.metrics],
     )
-    before = observed.status.get("trainer") or {}
+    before = observed.status_part("trainer")
     is_same = fitted({"trainer": trainer.to_dict()})["trainer"] == {k: v for k, v in before.items() if k != "lastUpdateTime"}
     updated = not_ahead(before.get("lastUpdateTime"), now) if is_same else None
     return trainer.model_copy(update={"last_update_time": updated or timestamp(now)})

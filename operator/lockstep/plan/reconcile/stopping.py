@@ -127,13 +127,13 @@ def commit(observed: Observed, received: ReceivedReport | None) -> CheckpointRep
     """The newest commit that node 0 has told of since this operator began, whether its pod is still there or not: status lags behind by up to 15 s."""
     if received is None or received.report.checkpoint is None or received.report.attempt < int(observed.status.get("attempts") or 0):
         return None
-    before = (observed.status.get("checkpoint") or {}).get("lastCommitTime")
+    before = observed.status_part("checkpoint").get("lastCommitTime")
     newest = received.report.checkpoint
     return newest if before is None or newest.time >= before else None
 
 
 def _unknown(observed: Observed, newest_commit: CheckpointReport | None, attempt: int, now: float) -> StopStatus:
-    step = newest_commit.step if newest_commit is not None else (observed.status.get("checkpoint") or {}).get("lastCommittedStep")
+    step = newest_commit.step if newest_commit is not None else observed.status_part("checkpoint").get("lastCommittedStep")
     newest = "status knew of no checkpoint" if step is None else f"the newest checkpoint that was reported is step {step}"
     message = f"the pods are gone and node 0 did not say how the stop went; {newest}, `lockstep checkpoint` shows what is on the volume"
     return unchecked(StopStatus, time=timestamp(now), attempt=attempt, save=Save.UNKNOWN.value, message=message, step=step)

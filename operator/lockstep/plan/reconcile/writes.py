@@ -101,7 +101,7 @@ def name_taken(observed: Observed, kind: str, item: Object) -> Notice:
 
 def is_started(observed: Observed, running: Frozen | None) -> bool:
     """Returns whether status says that this run was started. If not, an operator ended in the middle of the start: what is missing was never made."""
-    return running is not None and (observed.status.get("run") or {}).get("name") == running.name
+    return running is not None and observed.status_part("run").get("name") == running.name
 
 
 def _children(running: Frozen, owner_uid: str, key: str, replicas: int, proof: str) -> list[Object]:

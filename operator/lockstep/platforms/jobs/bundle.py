@@ -99,7 +99,7 @@ async def _around(look: JobObserver, observed: Observed) -> AsyncIterator[Object
     claims = {name for pod in observed.pods for name in claim_names(pod)}
     for name in sorted(claims & observed.claims.keys()):
         yield observed.claims[name]
-    profile = (observed.status.get("cluster") or {}).get("name")
+    profile = observed.status_part("cluster").get("name")
     for item in await look.all("TrainingCluster", None):
         if item["metadata"]["name"] == profile:
             yield item

@@ -96,8 +96,8 @@ class Lease:
     @property
     def leader(self) -> str | None:
         """The address of another replica that leads; "" when it has none; None when nobody is known to lead."""
-        seen = self._seen
-        return seen.address if seen is not None and seen.holder not in ("", self._identity) and not self._is_over(seen) else None
+        state = self._seen
+        return state.address if state is not None and state.holder not in ("", self._identity) and not self._is_over(state) else None
 
     async def acquire(self) -> None:
         """Returns when this replica leads; goes on through every trouble until then."""
@@ -149,12 +149,12 @@ class Lease:
             return False
         return await self._take(self._seen)
 
-    async def _take(self, seen: LeaseState) -> bool:
+    async def _take(self, state: LeaseState) -> bool:
         start, now = self._clock(), _micro_time()
         spec = {
             **self._spec(now),
             "acquireTime": now,
-            "leaseTransitions": min(seen.transitions + (seen.holder != self._identity), TRANSITIONS_MAX),
+            "leaseTransitions": min(state.transitions + (state.holder != self._identity), TRANSITIONS_MAX),
         }
         if not await self._write(spec, self._address):
             return False
@@ -227,8 +227,8 @@ class Lease:
                 since=self._clock(),
             )
 
-    def _is_over(self, seen: LeaseState) -> bool:
-        return self._clock() - seen.since > seen.seconds
+    def _is_over(self, state: LeaseState) -> bool:
+        return self._clock() - state.since > state.seconds
 
 
 def _micro_time() -> str:

@@ -206,11 +206,11 @@ class Jobs(Collector):
 
 def _states(jobs: list[Object]) -> Metric:
     family = GaugeMetricFamily(f"{PREFIX}_jobs", "Jobs by state.", labels=(*_GROUP_LABELS, "state"))
-    found: dict[tuple[str, str], dict[str, int]] = {}
+    by_state: dict[tuple[str, str], dict[str, int]] = {}
     for job in jobs:
-        counts = found.setdefault((job["metadata"]["namespace"], profile_of(job)), dict.fromkeys(STATES, 0))
+        counts = by_state.setdefault((job["metadata"]["namespace"], profile_of(job)), dict.fromkeys(STATES, 0))
         counts[state(_status(job))] += 1
-    for group, counts in found.items():
+    for group, counts in by_state.items():
         for name, count in counts.items():
             family.add_metric((*group, name), float(count))
     return family

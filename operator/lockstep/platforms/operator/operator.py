@@ -256,22 +256,22 @@ class Operator:
         """Return the obstacle, and the seconds until the next try. What was refused is sent again only then, or when it is something else."""
         if plan.taken_back:
             return observed.obstacle, None
-        wanted = (
+        write = (
             observed.generation,
             *((i["kind"], i["metadata"]["name"]) for i in (*plan.create, *plan.claims, *plan.apply, *plan.delete)),
         )
-        if (left := self._refused.left(key, wanted)) > 0:
+        if (left := self._refused.left(key, write)) > 0:
             return observed.obstacle, left
         obstacle = await self.executor.write_objects(observed, plan)
         if obstacle is None:
             self._refused.forget(key)
             return None, None
-        return obstacle, self._refused.refused(key, wanted)
+        return obstacle, self._refused.refused(key, write)
 
     async def _write_status(self, key: Key, observed: Observed, status: dict[str, Any]) -> float | None:
         """Return the seconds until the next try if the API server refused it: an event of the job says so, since the status can't. Raises ApiError."""
-        wanted = (observed.uid, observed.generation, *((c["type"], c["status"], c["reason"]) for c in status["conditions"]))
-        if (left := self._refused_statuses.left(key, wanted)) > 0:
+        write = (observed.uid, observed.generation, *((c["type"], c["status"], c["reason"]) for c in status["conditions"]))
+        if (left := self._refused_statuses.left(key, write)) > 0:
             return left
         try:
             await self.executor.write_status(observed, status)
@@ -279,7 +279,7 @@ class Operator:
             if not error.is_refusal:
                 raise
             await self.executor.send_events(observed, (status_refused(error),), self.cluster.clock.now())
-            return self._refused_statuses.refused(key, wanted)
+            return self._refused_statuses.refused(key, write)
         self._refused_statuses.forget(key)
         self.metrics.count(observed, status)
         return None

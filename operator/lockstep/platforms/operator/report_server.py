@@ -122,11 +122,11 @@ class Reports:
 
         Everybody who reaches this port can send such reports: one question a job every `ASKED_SECONDS`, and one token that was found good.
         """
-        asked, good = self._asked.get(uid, (-ASKED_SECONDS, b""))
+        last_question, good = self._asked.get(uid, (-ASKED_SECONDS, b""))
         now = time.monotonic()
         if good == _digest(token):
             return True
-        if now - asked < ASKED_SECONDS:
+        if now - last_question < ASKED_SECONDS:
             return False
         self._asked[uid] = now, good
         return True
@@ -145,7 +145,7 @@ class Reports:
 
     def forget(self, uids: set[str]) -> None:
         """Keep the reports of these jobs only."""
-        self._asked = {uid: asked for uid, asked in self._asked.items() if uid in uids}
+        self._asked = {uid: question for uid, question in self._asked.items() if uid in uids}
         self._unverified = {uid: at for uid, at in self._unverified.items() if uid in uids}
         self._newest = {uid: report for uid, report in self._newest.items() if uid in uids}
         self._free_at = {uid: until for uid, until in self._free_at.items() if uid in uids}

@@ -75,10 +75,10 @@ def slimmed(plural: str, item: Object) -> Object:
     return slim(KIND_OF[plural], item) if plural in KIND_OF else item
 
 
-def registry(observe: Observe, listed: Listed, seen: Callable[[str], None], kinds: Iterable[Watched] = WATCHED) -> kopf.OperatorRegistry:
+def registry(observe: Observe, listed: Listed, goes_on: Callable[[str], None], kinds: Iterable[Watched] = WATCHED) -> kopf.OperatorRegistry:
     """kopf's handlers: for every watched kind the same one. Those of jobs and clusters are called; of other kinds `BoundedSession` hands objects over itself.
 
-    `seen` is told the plural whose watch shows that it goes on. `listed` hears of every page of a list. A watch has begun anew then: what is deleted before that list it never tells of.
+    `goes_on` is told the plural whose watch shows that it goes on. `listed` hears of every page of a list. A watch has begun anew then: what is deleted before that list it never tells of.
     """
     handlers = kopf.OperatorRegistry()
     watched = list(kinds)
@@ -89,7 +89,8 @@ def registry(observe: Observe, listed: Listed, seen: Callable[[str], None], kind
     async def login(**_: Any) -> kopf.AiohttpSession:
         session = await connection()
         return replace(
-            session, aiohttp_session=BoundedSession(session.aiohttp_session, METADATA_ONLY, FREE_FORM_PLURALS, seen, slimmed, taken, listed)
+            session,
+            aiohttp_session=BoundedSession(session.aiohttp_session, METADATA_ONLY, FREE_FORM_PLURALS, goes_on, slimmed, taken, listed),
         )
 
     for one in watched:
