@@ -366,7 +366,7 @@ CLUSTER_FAULTS = (
     ClusterFault("evicted", "a pod is evicted, as a drain does it", _of("NodeLost", "was evicted", "logs", node=1, state="Running"), act=_evict, seconds=120.0),
     ClusterFault("scaled", "somebody scales the StatefulSet", _of("NodeLost", "was scaled to 1", "lockstep scale", node=1, state="Running"), ONCE, act=_scaled_by_hand, seconds=120.0),
     ClusterFault("set-deleted", "somebody deletes the StatefulSet", _of("", "StatefulSet", "", state="Running"), ONCE, act=_delete("StatefulSet", "{}", "apps/v1"), seconds=120.0),
-    ClusterFault("service-deleted", "somebody deletes the Service", _of("", "Service .*made again", "logs", state="Running"), act=_delete("Service", "{}-headless")),
+    ClusterFault("service-deleted", "somebody deletes the Service", _of("", "Service .*creates it again", "logs", state="Running"), act=_delete("Service", "{}-headless")),
     ClusterFault("key-deleted", "somebody deletes the Secret with the agents' key", _of("", "", "", state="Running"), act=_key_is_gone, seconds=20.0),
     ClusterFault("no-operator", "the operator is away", _of("", "operator", "lockstep doctor", state="Running"), act=_no_operator, after=_operator_again, seconds=120.0),
     ClusterFault("small-mtu", "large packets get lost between two pods", _of("Hang", BOTH_WAIT, "stacks"), PATIENT, TALKS, act=_no_large_packets, seconds=90.0),

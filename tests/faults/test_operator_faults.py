@@ -195,4 +195,4 @@ def test_a_gang_whose_operator_lost_its_key_is_heard_and_its_next_start_has_a_se
         job.jobs.change(JOB, suspend=False)
         job.until("it runs again", job.runs)
         assert job.jobs.key_secret(JOB) != before
-        job.until("nothing is amiss", lambda: "made anew" not in job.jobs.condition(JOB, "Accepted")["message"])
+        job.until("nothing is amiss", lambda: "was replaced" not in job.jobs.condition(JOB, "Accepted")["message"])

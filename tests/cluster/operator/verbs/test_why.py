@@ -112,7 +112,7 @@ def test_a_secret_that_is_missing_is_told_once_for_all_pods(jobs: Jobs) -> None:
     jobs.start("secretless", env=[{"name": "A", "valueFrom": {"secretKeyRef": {"name": "none", "key": "k"}}}])
     said = (
         "0 of 2 pods run: pods secretless-0, secretless-1: container trainer: CreateContainerConfigError: "
-        'secret "none" not found; make it in the job\'s namespace'
+        'secret "none" not found; create it in the job\'s namespace'
     )
     until("both pods are told", lambda: jobs.condition("secretless", "RanksReady").get("message", "").startswith(said))
     assert jobs.condition("secretless", "Progressing")["reason"] == "ContainerNotStarted"

@@ -231,7 +231,7 @@ INITIALIZING = {"waiting": {"reason": "PodInitializing"}}
     ("why", "helps"),
     [
         (NOT_THERE, "correct spec.image"),
-        (DENIED, "spec.imagePullSecrets"),
+        (DENIED, "put the registry's login into spec.imagePullSecrets"),
         (NETWORK, "Kubernetes retries the pull"),
         (BUSY, "Kubernetes retries the pull"),
     ],

@@ -501,7 +501,7 @@ def test_a_volume_that_cant_be_mounted_is_told_until_the_pod_runs() -> None:
     plan = reconcile(replace(observed, pods=(stuck, pod(1))), None, CONTEXT, NOW)
     status, reason, message = condition(plan, "RanksReady")
     assert (status, reason) == ("False", "VolumeNotMounted")
-    assert message.startswith('1 of 2 pods run: pod x-0: configmap "scripts" not found; make it')
+    assert message.startswith('1 of 2 pods run: pod x-0: configmap "scripts" not found; create it')
     assert condition(reconcile(observed, report(), CONTEXT, NOW), "RanksReady")[0] == "True"
 
 

@@ -142,7 +142,7 @@ def test_the_precise_word_about_a_volume_counts_more_than_the_newer_vague_one() 
     precise = {**event("pod-0", "FailedMount", 'secret "hf" not found'), "lastTimestamp": "2026-01-01T00:00:00Z"}
     waits = pod(0, status={"phase": "Pending", "containerStatuses": []})
     observed: Observed = replace(running(), pods=(waits, pod(1)), warnings=(vague, precise))
-    assert 'pod x-0: secret "hf" not found; make it' in condition(reconcile(observed, None, CONTEXT, NOW), "RanksReady")[2]
+    assert 'pod x-0: secret "hf" not found; create it' in condition(reconcile(observed, None, CONTEXT, NOW), "RanksReady")[2]
 
 
 def test_a_network_that_cant_be_set_up_is_told() -> None:
