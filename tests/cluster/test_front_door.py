@@ -57,7 +57,7 @@ def interrupted_at(command: list[str], marker: str) -> int:
 
 
 @pytest.mark.usefixtures("no_demo")
-def test_a_quickstart_after_an_interrupted_one_trains_to_the_end_and_shows_what_was_learnt(lockstep: list[str], kubectl: Kubectl) -> None:
+def test_a_quickstart_after_an_interrupted_one_trains_to_the_end_and_shows_what_was_learned(lockstep: list[str], kubectl: Kubectl) -> None:
     assert interrupted_at([*lockstep, "quickstart"], "Step 3/") == 130
     done = run([*lockstep, "quickstart"])
     assert done.returncode == 0, done.stdout + done.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 from support.checkout import ROOT
 
 
-def test_quickstart_without_a_cluster_trains_and_shows_what_was_learnt() -> None:
+def test_quickstart_without_a_cluster_trains_and_shows_what_was_learned() -> None:
     command = [sys.executable, "-m", "lockstep.cli.main", "quickstart", "--local"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr

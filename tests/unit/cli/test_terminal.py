@@ -39,7 +39,7 @@ def test_no_color_leaves_no_escape_code_in_a_terminal(verb: list[str]) -> None:
     assert b"\x1b" not in seen
 
 
-def test_a_terminal_has_colours_otherwise() -> None:
+def test_a_terminal_has_colors_otherwise() -> None:
     assert b"\x1b[" in in_a_terminal(VERBS[0])
 
 

@@ -256,7 +256,7 @@ def test_a_figure_that_claims_a_measurement_has_its_command_near_it(page: Path) 
         ("What is there after 150 s is killed; a line every 30 s.", 0),
     ],
 )
-def test_what_claims_a_measurement_is_recognised(text: str, claims: int) -> None:
+def test_what_claims_a_measurement_is_recognized(text: str, claims: int) -> None:
     assert len(_unproven(text, NEAR)) == claims
 
 

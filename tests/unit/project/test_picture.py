@@ -15,7 +15,7 @@ from support.checkout import ROOT
 PICTURES = sorted((ROOT / "docs/pictures").glob("*.svg"))
 
 
-def test_a_picture_has_the_text_with_its_colours_and_without_the_terminal_s_commands(tmp_path: Path) -> None:
+def test_a_picture_has_the_text_with_its_colors_and_without_the_terminal_s_commands(tmp_path: Path) -> None:
     target = tmp_path / "x.svg"
     printed = "\x1b[?25l\x1b[2K\x1b[1mNAME\x1b[0m  READY\r\n\x1b[32mdemo\x1b[0m  2/2\r\n"
     subprocess.run([sys.executable, str(ROOT / "scripts/picture.py"), "lockstep get", str(target)], input=printed, text=True, check=True)

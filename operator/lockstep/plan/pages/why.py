@@ -233,7 +233,7 @@ def cost(status: Object) -> str:
 def answer_page(answer: Answer) -> str:
     """Page of an answer: a label before every part, the next commands last."""
     parts = [printable_line(f"{answer.job}: {answer.state}: {answer.summary}")]
-    labelled = (
+    labeled = (
         ("first cause", [answer.first_cause]), ("last lines", [*answer.last_lines]), ("refused", [answer.refused]), ("restarted", [answer.restarted]), ("lost", [answer.cost]), ("saves", [answer.saves]), ("held", [answer.held]),
         ("changed", [answer.changed]), ("nodes", [answer.nodes]), ("fabric", [answer.fabric]), ("not seen", [*answer.not_seen]), ("next", [f"{step.command}   # {step.what}" for step in answer.next]),
     )  # fmt: skip
@@ -241,7 +241,7 @@ def answer_page(answer: Answer) -> str:
         parts.append(f"{'says':<{LABEL_COLUMNS}}{printable_line(line)}")
     if answer.stale:
         parts.append(f"{'stale':<{LABEL_COLUMNS}}{printable_line(answer.stale)}")
-    for label, lines in labelled:
+    for label, lines in labeled:
         for index, line in enumerate(filter(None, lines)):
             parts.append(f"{'' if index else label:<{LABEL_COLUMNS}}{printable_line(line)}")
     return "\n".join(parts)
