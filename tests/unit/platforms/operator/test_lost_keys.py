@@ -214,7 +214,7 @@ def test_stop_and_resume_give_such_a_gang_a_secret_of_this_operator() -> None:
     assert [v["secret"]["secretName"] for v in volumes if v["name"] == KEY_VOLUME] == [key_secret(MASTER, "x", UID)]
     observed = after(observed, start)
     observed = replace(observed, pods=gang(context(MASTER)).pods)
-    assert "made anew" not in str(reconcile(observed, report(), context(MASTER), NOW + 95).status)
+    assert "was replaced" not in str(reconcile(observed, report(), context(MASTER), NOW + 95).status)
 
 
 def test_a_gang_whose_secret_somebody_replaced_is_said_to_report_with_another_key() -> None:
