@@ -17,6 +17,7 @@ OWN_RANKS_MAX, FAILURES_MAX, LINE_CHARACTERS = 256, 10_000, 8192
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _RANK = re.compile(r"\[rank (\d{1,6})\] (.*)")
 _ENDED = re.compile(r"\[lockstep\] rank (\d{1,6}) on node (\d{1,6}) ((?:exited with|was ended by) \S+?)(?:, its last lines:)?$")
+"""Line of the coordinator's `log_lines`, with the words of `RankExit.how`. A job may run an older gang, so words once written must still be read."""
 _REPEATED = re.compile(r"\[lockstep\] rank (\d{1,6}) \| (.*)")
 _BEGINS = re.compile(r"\[lockstep\] attempt (\d{1,6}) starts")
 

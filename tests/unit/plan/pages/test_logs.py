@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from lockstep.api.errors import ConfigError
-from lockstep.plan.pages.logs import error_lines, node_of_rank, of_rank, parse_duration, rank_failures, ranks_of_node
+from lockstep.plan.pages.logs import RankFailure, error_lines, node_of_rank, of_rank, parse_duration, rank_failures, ranks_of_node
+from lockstep_gang.coordinator.log_lines import log_lines
+from unit.gang.cases import make_run
+from unit.gang.story import Story, hello
 
 LOG = """\
 [lockstep] attempt 1 starts: 4 ranks on 2 nodes
@@ -65,6 +68,28 @@ def test_every_failed_rank_is_found_with_its_own_last_lines() -> None:
     ]
     assert found[1].lines == ("Traceback (most recent call last):", "ValueError: no data")
     assert found[2].lines == ("loading", "lost the connection")
+
+
+def test_the_lines_that_the_coordinator_writes_today_are_read() -> None:
+    story = Story(make_run(ranks_per_node=2)).hears(0, hello(0))
+    steps = (
+        lambda: story.hears(1, hello(1)),
+        lambda: story.exits(3, 1, last_lines=("Traceback (most recent call last):", "ValueError: no data")),
+        lambda: story.exits(2, None, signal="SIGKILL", last_lines=("loading",)),
+        lambda: story.exits(1, None, signal="SIGABRT"),
+        lambda: story.exits(0, 134),
+    )
+    lines: list[str] = []
+    for step in steps:
+        before = story.gang
+        step()
+        lines += (f"[lockstep] {line}" for line in log_lines(before, story.gang, story.run))
+    assert rank_failures(lines) == [
+        RankFailure(1, 3, 1, "exited with 1", ("Traceback (most recent call last):", "ValueError: no data")),
+        RankFailure(1, 2, 1, "was ended by SIGKILL", ("loading",)),
+        RankFailure(1, 1, 0, "was ended by SIGABRT", ()),
+        RankFailure(1, 0, 0, "exited with 134", ()),
+    ]
 
 
 def test_the_failure_that_the_status_names_comes_first_and_then_the_others_of_its_attempt() -> None:
