@@ -29,6 +29,8 @@ _UNREACHED = re.compile(
 )
 """The registry was not reached, or has no time: the next pull may do better."""
 _VAGUE = "Unable to attach or mount volumes"
+UNDECIDED = "the scheduler has not decided yet"
+"""Message of a pod that has no node and that the scheduler has said nothing about."""
 NAMED_PODS = 4
 CRASHES = 2
 MOUNT_SECONDS = 15.0

@@ -11,6 +11,7 @@ from lockstep.api.objects import Object
 from lockstep.plan.observed import Observed
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.interactive import unused
+from lockstep.plan.reconcile.podfacts import facts_of
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.plan.waiting.notcreated import explained
 from lockstep.plan.waiting.unscheduled import why_unscheduled
@@ -42,6 +43,13 @@ def foreign(name: str, on: str, gpus: int, labels: dict[str, str] | None = None,
 
 def told(*pods: Object, nodes: tuple[Object, ...] = (), others: tuple[Object, ...] = ()) -> str:
     return why_unscheduled(replace(running(), pods=pods, nodes=nodes, others=others)).message
+
+
+def test_a_pod_that_the_scheduler_has_said_nothing_of_is_told_alike_to_a_person_and_to_the_coordinator() -> None:
+    observed = replace(running(), pods=(pod(0), pod(1, spec=asking(8), status={"phase": "Pending"})))
+    (fact,) = facts_of(observed, {})
+    notice = why_unscheduled(observed)
+    assert (notice.reason, notice.message) == (fact.reason, fact.message) == ("Scheduling", "the scheduler has not decided yet")
 
 
 def test_every_node_is_told_with_its_first_obstacle_and_alike_ones_together() -> None:
