@@ -35,9 +35,9 @@ def cluster_file(**changes: Any) -> ClusterFile:
     return parse_cluster_file(yaml.safe_dump(stated | changes), "c.yaml")
 
 
-def node(name: str, gpus: int = 4, ready: str = "True", rails: int = 1, **spec: Any) -> dict[str, Any]:
+def node(name: str, gpus: int = 4, ready: str = "True", rails: int = 1, product: str = "H100", **spec: Any) -> dict[str, Any]:
     return {
-        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
+        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, "nvidia.com/gpu.product": product}},
         "spec": spec,
         "status": {
             "conditions": [{"type": "Ready", "status": ready}],
@@ -180,6 +180,7 @@ def test_a_taint_that_the_profile_tolerates_is_no_trouble() -> None:
         ({"nodes": (node("a"), node("b", taints=[TAINT]))}, "failed", "1 of the 2 nodes that the cluster allows can take its pods"),
         ({"nodes": (node("a"), node("b", gpus=3))}, "failed", "1 of the 2 nodes that the cluster allows can take its pods"),
         ({"nodes": (node("a"), node("b", gpus=3))}, "warning", "node b has 3 of 4 GPUs"),
+        ({"nodes": (node("a"), node("b", product="A100"))}, "warning", "nodes.gpu_nodes: the nodes have different GPUs (A100, H100)"),
         ({"nodes": (node("a"),)}, "failed", "nodes.gpu_nodes: node b is not in the cluster"),
         ({"classes": ({"metadata": {"name": "ceph"}},)}, "failed", "storage.class_rwx: there is no storage class nfs"),
         ({"claims": (claim("ml-dev-workspace", mode="ReadWriteOnce"),)}, "failed", "pods of several nodes can't all mount it"),
