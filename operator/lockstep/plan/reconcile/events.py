@@ -153,7 +153,7 @@ def _preflight(before: Object, after: Object) -> Iterator[JobEvent]:
     findings = preflight.get("findings", [])
     if preflight["ok"] and not findings:
         yield JobEvent(
-            NORMAL, "PreflightPassed", f"{number_of(preflight['checks'], 'check')} on {number_of(preflight['nodes'], 'node')} found nothing"
+            NORMAL, "PreflightPassed", f"{number_of(preflight['checks'], 'check')} passed on {number_of(preflight['nodes'], 'node')}"
         )
         return
     texts = [f"{f['check']}: {f['message']}" + (f" on {f['nodeName']}" if f.get("nodeName") else "") + f"; {f['fix']}" for f in findings]

@@ -115,7 +115,7 @@ def test_what_came_of_a_stop_and_then_a_new_size_are_told() -> None:
 def test_a_preflight_is_told_with_what_it_found() -> None:
     found = {"check": "FreeSpace", "message": "2 GB free", "fix": "delete runs", "nodeName": "n-1"}
     good = status({}, preflight={"time": "1", "ok": True, "checks": 40, "nodes": 2})
-    assert reasons(status({}), good) == ["PreflightPassed"]
+    assert events_between(status({}), good) == (JobEvent("Normal", "PreflightPassed", "40 checks passed on 2 nodes"),)
     assert reasons(good, good) == []
     bad = status({}, preflight={"time": "2", "ok": False, "checks": 40, "nodes": 2, "findings": [found]})
     assert events_between(good, bad) == (JobEvent("Warning", "PreflightFailed", "FreeSpace: 2 GB free on n-1; delete runs"),)
