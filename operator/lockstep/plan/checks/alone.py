@@ -10,23 +10,13 @@ from lockstep.api.files.clusterfile import Calibration, ClusterFile
 from lockstep.api.quantity import number
 from lockstep.api.shared import FabricMode
 from lockstep.plan.cluster.finding import Finding, Outcome, failed, fine, warning
+from lockstep.plan.render.fabric import RDMA_VARIABLES
 from lockstep.plan.render.resolve import describe_default_image
 from lockstep_gang.contract.fabric import are_whole_names
 
 IMAGE = "image"
 LEAST_ROCE_MTU = 4200
 """RDMA's largest packet is 4096 bytes and its headers; below that a NIC halves it, and halves it again."""
-HIDING = {
-    "NCCL_IB_HCA": "devices",
-    "NCCL_SOCKET_IFNAME": "interfaces",
-    "NCCL_IB_GID_INDEX": "gid_index",
-    "NCCL_NET_GDR_LEVEL": "gdr_level",
-    "NCCL_CROSS_NIC": "cross_nic",
-    "NCCL_IB_TIMEOUT": "ib_timeout",
-    "NCCL_MIN_NCHANNELS": "min_nchannels",
-    "NCCL_DMABUF_ENABLE": "dmabuf",
-}
-"""Variables that have a key of their own in network.rdma."""
 CALIBRATED_PART = 0.98
 """A threshold nearer to what was measured than this refuses nodes for noise."""
 _MULTUS = re.compile(r"=?net[1-9][0-9]*")
@@ -120,7 +110,7 @@ def _knobs(spec: TrainingClusterSpec) -> Iterator[Finding]:
 def _nccl(spec: TrainingClusterSpec) -> Iterator[Finding]:
     for index, variable in enumerate(spec.nccl.env):
         key = f"nccl.env[{index}]"
-        typed = HIDING.get(variable.name, "")
+        typed = RDMA_VARIABLES.get(variable.name, "")
         if spec.network.rdma.enabled and variable.name == "NCCL_IB_DISABLE" and variable.value == "1":
             yield failed(key, "NCCL_IB_DISABLE is 1, so RDMA is off in every job, RDMA ones included", "remove it: TCP jobs have it anyway")
         elif variable.name == "NCCL_IB_HCA" and variable.value.startswith("^"):

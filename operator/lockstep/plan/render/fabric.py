@@ -15,6 +15,17 @@ from lockstep_gang.contract.fabric import FabricAsked, are_whole_names
 Variables = dict[str, Layered[str]]
 
 GPU_RESOURCE = "nvidia.com/gpu"
+RDMA_VARIABLES = {
+    "NCCL_IB_HCA": "devices",
+    "NCCL_SOCKET_IFNAME": "interfaces",
+    "NCCL_IB_GID_INDEX": "gid_index",
+    "NCCL_NET_GDR_LEVEL": "gdr_level",
+    "NCCL_CROSS_NIC": "cross_nic",
+    "NCCL_IB_TIMEOUT": "ib_timeout",
+    "NCCL_MIN_NCHANNELS": "min_nchannels",
+    "NCCL_DMABUF_ENABLE": "dmabuf",
+}
+"""Field of network.rdma that sets each variable, where the field is stated."""
 
 
 class Transport(StrEnum):
@@ -108,22 +119,16 @@ def _tcp_knobs(tcp: Tcp, chosen_by: Layer) -> Variables:
 
 
 def _rdma_knobs(rdma: Rdma) -> Variables:
-    stated = {
-        "NCCL_IB_HCA": _hca_list(rdma.devices),
-        "NCCL_SOCKET_IFNAME": ",".join(rdma.interfaces) or None,
-        "NCCL_IB_GID_INDEX": rdma.gid_index,
-        "NCCL_NET_GDR_LEVEL": rdma.gdr_level,
-        "NCCL_CROSS_NIC": rdma.cross_nic,
-        "NCCL_IB_TIMEOUT": rdma.ib_timeout,
-        "NCCL_MIN_NCHANNELS": rdma.min_nchannels,
-        "NCCL_DMABUF_ENABLE": None if rdma.dmabuf is None else int(rdma.dmabuf),
-    }
-    return {name: Layered(str(value), Layer.CLUSTER) for name, value in stated.items() if value is not None}
+    values = {name: getattr(rdma, field) for name, field in RDMA_VARIABLES.items()}
+    knobs = {name: Layered(_nccl_text(value), Layer.CLUSTER) for name, value in values.items() if value not in (None, [])}
+    if are_whole_names(rdma.devices) and rdma.devices:
+        # NCCL takes a name for a beginning, mlx5_1 for mlx5_10 too, unless `=` stands before the list.
+        knobs["NCCL_IB_HCA"] = Layered("=" + _nccl_text(rdma.devices), Layer.CLUSTER)
+    return knobs
 
 
-def _hca_list(devices: list[str]) -> str | None:
-    """NCCL takes a name for a beginning, mlx5_1 for mlx5_10 too, unless `=` stands before the list: so it does where all are whole names."""
-    return (("=" if are_whole_names(devices) else "") + ",".join(devices)) if devices else None
+def _nccl_text(value: list[str] | bool | int | str) -> str:
+    return ",".join(value) if isinstance(value, list) else str(int(value) if isinstance(value, bool) else value)
 
 
 def _gloo_rail(rdma: Rdma) -> Variables:
