@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from lockstep.api.files.clusterfile import KEYS
+from annotated_types import Ge, Le
+from pydantic.fields import FieldInfo
 
-# A value that is no default, for every key of the cluster; what else a file then must say.
+from lockstep.api.cluster import TrainingClusterSpec
+from lockstep.api.files.clusterfile import KEYS, Key, ValueKind
+
+# A value that is no default, for every key of the cluster but bounded numbers and switches; what else a file then must say.
 VALUES: dict[str, Any] = {
     "cluster.platform": "kubernetes", "nodes.gpu_nodes": ["a", "b"], "nodes.selector": {"a": "b"}, "nodes.rack_label": "rack",
     "storage.mode": "volumeClaimTemplates", "storage.class_rwx": "a", "storage.class_rwo": "a", "storage.workspace_size": "1Gi",
-    "storage.datasets_size": "1Gi", "storage.workspace_claim": "a", "storage.datasets_claim": "a", "network.rdma.enabled": True,
-    "network.rdma.devices": ["mlx5_0"], "network.rdma.interfaces": ["net1"], "network.rdma.rate": 400, "network.rdma.gid_index": 3, "network.rdma.gdr_level": "SYS",
-    "network.rdma.cross_nic": 1, "network.rdma.ib_timeout": 22, "network.rdma.min_nchannels": 4, "network.rdma.rails[].network": "a",
-    "network.rdma.rails[].resource": "a/b", "network.rdma.memlock": "unlimited", "network.rdma.dmabuf": False,
-    "network.tcp.interface_exclude": "^lo", "network.tcp.p2p_level": "NVL", "network.mtu": 9000, "network.minimum_busbw": "90.5", "security.service_account": "a",
-    "security.requires_privileged_scc": True, "security.ipc_lock": True, "gpus.per_node": 4, "gpus.type": "H100", "gpus.default_nodes": 3,
+    "storage.datasets_size": "1Gi", "storage.workspace_claim": "a", "storage.datasets_claim": "a",
+    "network.rdma.devices": ["mlx5_0"], "network.rdma.interfaces": ["net1"], "network.rdma.gdr_level": "SYS", "network.rdma.rails[].network": "a",
+    "network.rdma.rails[].resource": "a/b", "network.rdma.memlock": "unlimited",
+    "network.tcp.interface_exclude": "^lo", "network.tcp.p2p_level": "NVL", "network.minimum_busbw": "90.5", "security.service_account": "a", "gpus.type": "H100",
     "resources.requests.cpu": "1", "resources.requests.memory": "1Gi", "resources.limits.cpu": "1", "resources.limits.memory": "1Gi",
     "nccl.debug": "INFO", "nccl.env[].name": "NCCL_ALGO", "nccl.env[].value": "Ring", "image": "a:1", "shm_size": "1Gi",
     "pod.volumes[].name": "a", "pod.volumes[].claim": "a", "pod.volumes[].mount_path": "/a", "pod.volumes[].class": "a",
@@ -58,6 +60,38 @@ def written(values: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
+def field_of_key(key: Key) -> FieldInfo:
+    """Field of the cluster's spec that a key becomes; no key of a list's items."""
+    model: Any = TrainingClusterSpec
+    *sections, last = key.model.split(".")
+    for section in sections:
+        model = _by_alias(model)[section].annotation
+    return _by_alias(model)[last]
+
+
+def _by_alias(model: Any) -> dict[str, FieldInfo]:
+    return {info.alias or name: info for name, info in model.model_fields.items()}
+
+
+def bounds(info: FieldInfo) -> tuple[int, int] | None:
+    """Least and greatest value of a number that has both."""
+    least = [bound.ge for bound in info.metadata if isinstance(bound, Ge)]
+    greatest = [bound.le for bound in info.metadata if isinstance(bound, Le)]
+    return (least[0], greatest[0]) if least and greatest else None
+
+
+def value_for(key: str) -> Any:
+    """A value that is no default: that of VALUES, else a bound of the number or the other position of the switch."""
+    if key in VALUES:
+        return VALUES[key]
+    info = None if "[]" in key else field_of_key(KEYS[key])
+    if info and KEYS[key].kind is ValueKind.SWITCH:
+        return not info.default
+    if info and KEYS[key].kind is ValueKind.INTEGER and (ends := bounds(info)):
+        return next(end for end in reversed(ends) if end != info.default)
+    raise LookupError(f"add a value for {key} to VALUES in tests/support/cluster_file_cases.py")
+
+
 # Without these an item of a list is no item, so the list goes with them.
 REQUIRED = {
     "nccl.env[].name", "nccl.env[].value", "pod.env[].name",
@@ -67,7 +101,7 @@ REQUIRED = {
 
 def given(key: str) -> dict[str, Any]:
     """Keys and values of a valid file with `key`."""
-    return NEEDED.get(key, {}) | {key: VALUES[key]}
+    return NEEDED.get(key, {}) | {key: value_for(key)}
 
 
 def left_out(key: str) -> dict[str, Any]:

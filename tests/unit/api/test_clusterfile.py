@@ -117,7 +117,7 @@ def test_an_anchor_stands_for_its_value() -> None:
 
 
 RAILS = "network, resource"
-RDMA_KEYS = "cross_nic, devices, dmabuf, enabled, gdr_level, gid_index, ib_timeout, interfaces, memlock, min_nchannels, rails, rate"
+RDMA_KEYS = ", ".join(sorted(below("network.rdma")))
 MISTAKES = {
     "network: {rdma: {gid_idx: 3}}": f"network.rdma.gid_idx: unknown key; did you mean gid_index? (valid here: {RDMA_KEYS})",
     "network: {rdma: {gidIndex: 3}}": f"network.rdma.gidIndex: unknown key; did you mean gid_index? (valid here: {RDMA_KEYS})",

@@ -7,9 +7,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.api.cluster import TrainingClusterSpec
+from lockstep.api.cluster import Rdma, TrainingClusterSpec
 from lockstep.api.files.clusterfile import PROFILE_KEYS, parse_cluster_file
 from lockstep.api.files.yamltext import dump_yaml
+from support.cluster_file_cases import bounds
 
 NAMES = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,8}[a-z0-9])?", fullmatch=True)
 TEXTS = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\x00"), max_size=40)
@@ -34,10 +35,17 @@ RAIL = st.one_of(
     st.fixed_dictionaries({"network": NAMES}, optional={"resource": RESOURCES}), st.fixed_dictionaries({"resource": RESOURCES})
 )
 RAILS = st.lists(RAIL, max_size=3)
-RDMA = some(
-    devices=st.lists(NAMES, max_size=4), interfaces=st.lists(NAMES, max_size=4), rate=numbers(1, 100_000), gidIndex=numbers(0, 255),
-    gdrLevel=st.sampled_from(["SYS", "5"]), crossNic=numbers(0, 2), ibTimeout=numbers(1, 31), minNchannels=numbers(1, 64), dmabuf=SWITCHES,
-)  # fmt: skip
+RDMA_KNOBS: dict[str, st.SearchStrategy[Any]] = {
+    "devices": st.lists(NAMES, max_size=4),
+    "interfaces": st.lists(NAMES, max_size=4),
+    "gdrLevel": st.sampled_from(["SYS", "5"]),
+}
+for field, info in ((info.alias or name, info) for name, info in Rdma.model_fields.items()):
+    if ends := bounds(info):
+        RDMA_KNOBS[field] = numbers(*ends)
+    elif info.annotation in (bool, bool | None):
+        RDMA_KNOBS[field] = SWITCHES
+RDMA = some(**RDMA_KNOBS)
 FABRICS = st.one_of(
     st.builds(lambda rdma, rails: ({**rdma, "enabled": True, "memlock": "Unlimited", "rails": rails}, {"ipcLock": False}), RDMA, RAILS),
     st.builds(lambda rdma, rails: ({**rdma, "enabled": True, "rails": rails}, {"ipcLock": True}), RDMA, RAILS),
@@ -118,6 +126,11 @@ def _put(document: dict[str, Any], file: list[str], model: dict[str, Any], field
             _put(item, file[1:], inner, fields[1:], words)
     else:
         _put(document.setdefault(file[0], {}), file[1:], model[name], fields[1:], words)
+
+
+def test_every_field_of_rdma_is_generated() -> None:
+    missing = {info.alias for info in Rdma.model_fields.values()} - {*RDMA_KNOBS, "rails", "memlock"}  # FABRICS has these two
+    assert not missing, f"add a strategy for {', '.join(map(str, missing))} to RDMA_KNOBS in {__file__}"
 
 
 @settings(max_examples=150, deadline=None)
