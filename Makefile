@@ -154,7 +154,8 @@ bench-peers: cluster-programs ## Lockstep beside JobSet and Kubeflow Trainer, bo
 	@$(BIN)/python tests/bench/peers/run.py $(ARGS)
 
 lint: setup ## ruff, mypy, import rules, generated files unchanged
-	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo && $(BIN)/python scripts/generate.py all --check
+	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet --select I . || { echo 'Files are not formatted: run `make format`.' >&2; exit 1; }
+	@$(BIN)/ruff check --quiet . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo && $(BIN)/python scripts/generate.py all --check
 
 format: setup ## let ruff format and sort
 	@$(BIN)/ruff format --quiet . && $(BIN)/ruff check --quiet --fix .
