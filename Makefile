@@ -117,7 +117,7 @@ cluster-programs: setup ## install and build what it is made of, and start nothi
 test: test-unit test-train cluster-programs test-faults test-cluster ## all tests
 
 test-unit: setup ## seconds, no root
-	@$(PYTEST) -n 2 --dist loadfile tests/unit
+	@$(PYTEST) -n 3 --dist loadfile tests/unit
 
 test-train: setup ## real ranks over gloo, no root
 	@$(PYTEST) -n 2 tests/train tests/corpus

@@ -96,7 +96,7 @@ def _work(spec: Object) -> str:
 def _where(spec: Object, status: Object) -> Iterator[str]:
     profile, ranks, run = status.get("cluster", {}), status.get("ranks", {}), status.get("run", {})
     if profile:
-        yield f"Cluster     cluster {profile['name']}, between nodes {profile['transport']}"
+        yield f"Cluster     {profile['name']}, between nodes {profile['transport']}"
     yield f"Ranks       {ranks.get('ready', 0)} of {ranks.get('desired', '?')} ready, on {running_nodes(status)} of {spec.get('nodes', '?')} nodes"
     if ranks.get("order"):
         yield f"Order       ranks follow the racks: nodes {', '.join(map(str, ranks['order']))}"

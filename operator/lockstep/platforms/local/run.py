@@ -152,7 +152,7 @@ class Agents:
             try:
                 node, code = self._ended.get(timeout=None if gone is None else END_SECONDS)
             except queue.Empty:
-                tell(f"lockstep: the agent of node {gone} was told to go, and the job goes on without it: stopping the job")
+                tell(f"lockstep: the agent of node {gone} was stopped, but the job goes on without it: stopping the job")
                 return FAILED
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
             if node == 0 and code < 0 and not killed:

@@ -51,7 +51,7 @@ def test_the_page_of_a_running_job_says_what_it_does_and_what_restarts_cost() ->
     for part in (
         "demo (namespace ns, 2h old)",
         "training of /m (LoRA, Stage3)",
-        "cluster barcelona, between nodes RDMA",
+        "Cluster     barcelona, between nodes RDMA",
         "7 of 8 ready, on 2 of 2 nodes",
         "120/500 (Step, 2h20m left)",
         "loss 1.83",

@@ -51,7 +51,7 @@ class Simulated:
         self.observed = replace(self.observed, pods=tuple(kept + made))
 
     def kubelet(self) -> None:
-        """One pod that was told to go is gone."""
+        """One pod that was asked to end is gone."""
         going = [p for p in self.observed.pods if is_terminating(p)]
         self.observed = replace(self.observed, pods=tuple(p for p in self.observed.pods if not going or p is not going[0]))
 

@@ -265,7 +265,7 @@ class Played:
         ({"0": [-9, -9], "1": [None]}, 1, "the agent of node 0 was ended by SIGKILL: it is started again"),
         ({"0": [70], "1": [None]}, 1, ""),
         ({"0": [None], "1": [-9]}, 1, "the agent of node 1 was ended by SIGKILL, its log is"),
-        ({"0": [None], "1": [75]}, 1, "the agent of node 1 was told to go, and the job goes on without it: stopping the job"),
+        ({"0": [None], "1": [75]}, 1, "the agent of node 1 was stopped, but the job goes on without it: stopping the job"),
     ],
 )
 def test_an_agent_that_is_ended_from_outside(
