@@ -23,7 +23,6 @@ from support.clusters.own_cluster import GIVEN, own_number
 from support.side_by_side import Parts, file_of, longest_first
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
-HERE = Path(__file__).parent
 WORKERS = 2
 DEPLOYMENTS = ("test_front_door", "test_seed_004", "test_deploy", "test_rails")
 """One worker runs them: they write down in the checkout which cluster was deployed last."""
@@ -39,7 +38,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    longest_first(items, HERE, LONGEST)
+    longest_first(items, LONGEST)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Parts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 import pytest
@@ -30,7 +30,7 @@ def file_of(nodeid: str) -> str:
     return PurePath(nodeid.partition("::")[0]).stem
 
 
-def longest_first(items: list[pytest.Item], folder: Path, longest: Sequence[str]) -> None:
-    """The longest files of `folder` before all others, so that workers end at about the same time. Nothing goes wrong where it is out of date."""
+def longest_first(items: list[pytest.Item], longest: Sequence[str]) -> None:
+    """Sort the longest files before all others, so that workers end at about the same time. Nothing goes wrong where the list is out of date."""
     ranks = {name: rank for rank, name in enumerate(longest)}
-    items.sort(key=lambda item: ranks.get(item.path.stem if item.path.is_relative_to(folder) else "", len(ranks)))
+    items.sort(key=lambda item: ranks.get(item.path.stem, len(ranks)))

@@ -18,8 +18,9 @@ from rank_harness import ForkServer, RunFile
 from support.side_by_side import Parts, file_of, longest_first
 
 LONGEST = (
-    "test_gpu_suite", "test_save", "test_models", "test_freeze", "test_resume", "test_run_local", "test_volumes", "test_quickstart_local", "test_startup",
-    "test_training", "test_fetch", "test_instruction_sets", "test_engine", "test_demo", "test_model_runs", "test_own_scripts", "test_checkpoint", "test_preflight", "test_hugging_face_script",
+    "test_corpus_processes", "test_gpu_suite", "test_resume", "test_memory_plan", "test_fetch", "test_run_local", "test_freeze", "test_engine", "test_data_by_name",
+    "test_own_scripts", "test_volumes", "test_save", "test_stop", "test_quickstart_local", "test_preflight", "test_models", "test_data", "test_checkpoint", "test_training",
+    "test_ends", "test_instruction_sets", "test_hugging_face_script", "test_model_runs",
 )  # fmt: skip
 WORDS = [
     "the",
@@ -49,7 +50,7 @@ WORDS = [
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    longest_first(items, Path(__file__).parent, LONGEST)
+    longest_first(items, LONGEST)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Parts:
