@@ -105,6 +105,8 @@ _NULL = frozenset({"", "~", "null", "Null", "NULL"})
 _ENDLESS = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _WHOLE = re.compile(r"[-+]?(0[xX][0-9a-fA-F]+|0[oO][0-7]+|0[bB][01]+|0[0-7]*|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_LOOSE = re.compile(r"(?<![0-9])_|_(?![0-9])")
+"""An underscore that is not between two digits. YAML drops all of them, but what begins with a point is read by Go's own rules."""
 
 
 def plain_value(text: str) -> str | int | float | bool | None:
@@ -120,7 +122,7 @@ def plain_value(text: str) -> str | int | float | bool | None:
     if _ENDLESS.fullmatch(text):
         raise ValueError(f"{text} is a number that JSON has not: write it in quotes")
     digits = text.replace("_", "")
-    if text[0] not in "+-.0123456789":
+    if text[0] not in "+-.0123456789" or (text[0] == "." and _LOOSE.search(text)):
         return text
     if _WHOLE.fullmatch(digits):
         sign, whole = (-1 if digits[0] == "-" else 1), digits.lstrip("+-")
