@@ -15,7 +15,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,29 +54,23 @@ def default_objects() -> list[dict[str, Any]]:
     return operator_objects(local_profile(), "operator:1", namespace="lockstep", manifests=ROOT / "manifests")
 
 
-@dataclass(frozen=True)
 class Loopback(Layout):
     """Layout like an embedded cluster's, with everything in one folder and on one address."""
 
-    address: str = ""
-    ports: tuple[int, int] = (0, 0)
-
-    @property
-    def state(self) -> Path:
-        return self.root
-
-    @property
-    def gateway(self) -> str:
-        return self.address
+    def __init__(self, folder: Path, address: str, ports: tuple[int, int]) -> None:
+        super().__init__("control-plane", 0, folder)
+        self.state, self.kubeconfig, self.pki, self.logs = folder, folder / "admin.kubeconfig", folder / "pki", folder / "logs"
+        self.gateway, self.server = address, f"https://{address}:6443"
+        self._ports = ports
 
     def etcd_port(self, peer: bool = False) -> int:
-        return self.ports[peer]
+        return self._ports[peer]
 
 
 def loopback(folder: Path) -> Loopback:
     """Every process has an address of its own: all of 127/8 is this machine."""
     high, low = divmod(os.getpid() % 65000 + 256, 256)
-    return Loopback("control-plane", 0, folder, f"127.{high % 200 + 20}.{low}.1", (_free_port(), _free_port()))
+    return Loopback(folder, f"127.{high % 200 + 20}.{low}.1", (_free_port(), _free_port()))
 
 
 def _free_port() -> int:
