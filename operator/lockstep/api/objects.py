@@ -45,3 +45,9 @@ def is_running(pod: Object) -> bool:
     """Return True if all containers of a pod run."""
     statuses = pod.get("status", {}).get("containerStatuses") or []
     return bool(statuses) and all("running" in status.get("state", {}) for status in statuses)
+
+
+def restricted_context(user: int | None) -> Object:
+    """Return the securityContext of a container that Pod Security `restricted` asks for. `user` is its group, too; None: the SCC chooses."""
+    own = {} if user is None else {"runAsUser": user, "runAsGroup": user}
+    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "runAsNonRoot": True, **own}

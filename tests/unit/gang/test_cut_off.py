@@ -20,8 +20,9 @@ from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.plan.waiting.containers import CUT_OFF_HINTS
 from lockstep_gang.agent.link import CutOff, Handlers, Link
-from lockstep_gang.contract.report import NodeReport, State, Trouble, TroubleKind
+from lockstep_gang.contract.report import NodeReport, State
 from lockstep_gang.contract.run import JobIdentity, ReportTarget
+from lockstep_gang.contract.trouble import Trouble, TroubleKind
 from lockstep_gang.coordinator import network
 from lockstep_gang.coordinator.network import resolved, trouble_of
 from lockstep_gang.coordinator.reporter import Reporter

@@ -40,9 +40,10 @@ from lockstep_gang.contract.messages import (
     Stopped,
 )
 from lockstep_gang.contract.preflight import Check
-from lockstep_gang.contract.report import State, Trouble
+from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run, WhenDone
 from lockstep_gang.contract.times import SILENCE_SECONDS
+from lockstep_gang.contract.trouble import Trouble
 from lockstep_spec.choices import StorageMode
 from lockstep_spec.codec import ContractError
 from lockstep_spec.exits import DONE, FAILED, SAVED, UNREACHABLE

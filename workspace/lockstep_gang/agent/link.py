@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Protocol
 
 from lockstep_gang.contract.messages import AgentMessage, Hello, Order, Ping, Pong, message_to_json, order
-from lockstep_gang.contract.report import Trouble, TroubleKind
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import PING_SECONDS, spread_seconds
+from lockstep_gang.contract.trouble import Trouble, TroubleKind
 from lockstep_gang.coordinator.channel import Channel, connect
 from lockstep_gang.coordinator.network import resolved, trouble_of
 from lockstep_spec.codec import ContractError

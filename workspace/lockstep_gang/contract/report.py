@@ -278,23 +278,6 @@ class Report:
     format: str = REPORT_FORMAT
 
 
-class TroubleKind(Choice):
-    """The first word of an agent's last words, and a reason of the job's conditions."""
-
-    DNS = "DNSUnavailable"
-    NAME = "NameNotFound"  # DNS answers, and doesn't know the name
-    NETWORK = "NetworkBlocked"
-    REFUSED = "ReportRefused"
-
-
-@dataclass(frozen=True)
-class Trouble:
-    """Reason why a node is not heard."""
-
-    kind: TroubleKind
-    text: str
-
-
 def parse_report(body: bytes) -> Report:
     """A report's body, its texts as lines that can be printed: they go into statuses and events. Raises ContractError."""
     if len(body) > REPORT_BYTES_MAX:

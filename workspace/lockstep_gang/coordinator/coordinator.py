@@ -12,8 +12,9 @@ from functools import partial
 from lockstep_gang.contract.interactive import Printed
 from lockstep_gang.contract.messages import AgentMessage, Exited, Hello, Pong, StopMode
 from lockstep_gang.contract.reply import Reply
-from lockstep_gang.contract.report import State, Trouble
+from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run
+from lockstep_gang.contract.trouble import Trouble
 from lockstep_gang.coordinator.channel import Channel
 from lockstep_gang.coordinator.channels import Channels, RunOutput
 from lockstep_gang.coordinator.ledger import ACCOUNT_SECONDS, GoodputAccount, Ledger

@@ -10,8 +10,8 @@ import os
 import socket
 from collections.abc import Iterable
 
-from lockstep_gang.contract.report import Trouble, TroubleKind
 from lockstep_gang.contract.run import POD_IPS
+from lockstep_gang.contract.trouble import Trouble, TroubleKind
 
 CANDIDATES = 64
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 (probed, not served)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from lockstep_gang.contract.reply import Reply, parse_reply
-from lockstep_gang.contract.report import Report, Trouble, TroubleKind, report_body
+from lockstep_gang.contract.report import Report, report_body
 from lockstep_gang.contract.run import ReportTarget, Run
+from lockstep_gang.contract.trouble import Trouble, TroubleKind
 from lockstep_gang.coordinator.network import resolved, trouble_of
 from lockstep_gang.coordinator.waits import happens_within
 from lockstep_gang.lifecycle.gang import Gang, Phase

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lockstep.api import names
-from lockstep.api.objects import Object
-from lockstep.plan.render.security import restricted_context
+from lockstep.api.objects import Object, restricted_context
 
 CONTAINER = "reader"
 READER = f"{names.APP}-reader"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lockstep.api.cluster import Platform, TrainingClusterSpec
-from lockstep.api.objects import Object
+from lockstep.api.objects import Object, restricted_context
 from lockstep.plan.render.fabric import Transport
 
 USER_ID = 1000  # on plain Kubernetes; OpenShift gives every namespace a range of its own and the SCC chooses
@@ -52,12 +52,6 @@ def volume_group(profile: TrainingClusterSpec) -> int | None:
     None on OpenShift, where the SCC states it, the namespace's, for pods of either transport alike.
     """
     return restricted(profile).group
-
-
-def restricted_context(user: int | None) -> Object:
-    """Return the securityContext of a container that Pod Security `restricted` asks for. `user` is its group, too; None: the SCC chooses."""
-    own = {} if user is None else {"runAsUser": user, "runAsGroup": user}
-    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "runAsNonRoot": True, **own}
 
 
 def agent_security_context(profile: TrainingClusterSpec) -> Object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from lockstep.api.names import key_secret_name, node_index, run_name
 from lockstep.api.objects import Object, condition, is_running, last_end
@@ -12,9 +13,12 @@ from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, event_time, is_terminating, start_anew
 from lockstep.plan.ship.openshift import REGISTRY, pull_command
 from lockstep.plan.times import seconds_of
-from lockstep_gang.contract.report import Report, TroubleKind
+from lockstep_gang.contract.trouble import TroubleKind
 from lockstep_spec.exits import SAVED, UNREACHABLE
 from lockstep_spec.words import named, printable_line
+
+if TYPE_CHECKING:
+    from lockstep_gang.contract.report import Report
 
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable", "ImageInspectError")
 _NOT_YET = ("ContainerCreating", "PodInitializing")

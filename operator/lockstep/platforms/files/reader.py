@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from secrets import token_hex
+from typing import TYPE_CHECKING
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import CONTAINER, LABEL_JOB, pod_name
@@ -24,7 +25,6 @@ from lockstep.kube.cluster import CONFLICT, FORBIDDEN, ApiError, Cluster
 from lockstep.kube.exec import Place
 from lockstep.kube.expiry import REMOVAL_SECONDS, expiring
 from lockstep.plan.observed import Observed, is_terminating
-from lockstep.plan.render.objects import claims, render
 from lockstep.plan.render.readerpod import CONTAINER as READER_CONTAINER
 from lockstep.plan.render.readerpod import (
     LABEL_READER_OF,
@@ -36,11 +36,11 @@ from lockstep.plan.render.readerpod import (
     reader_pod,
     with_secrets,
 )
-from lockstep.plan.render.resolve import resolve
-from lockstep.plan.render.resolved import Resolved
 from lockstep.plan.waiting.containers import is_scheduled, why_not_started
 from lockstep.plan.waiting.unscheduled import why_unscheduled
-from lockstep.platforms.clusters.facts import with_image
+
+if TYPE_CHECKING:
+    from lockstep.plan.render.resolved import Resolved
 
 LIFETIME_SECONDS = 3600
 START_SECONDS = 300.0
@@ -69,6 +69,10 @@ async def stateful_set_of(cluster: Cluster, namespace: str, job: str) -> Object:
 
 async def stateful_set_before_start(cluster: Cluster, job: Resolved) -> Object:
     """The StatefulSet that the job would have. The claims that all its pods will share are created where they are missing."""
+    from lockstep.plan.render.objects import render
+    from lockstep.plan.render.resolve import resolve
+    from lockstep.platforms.clusters.facts import with_image
+
     profile = await with_image(cluster, job.job, job.profile, job.namespace)
     job = resolve(job.job, profile, replace(job.platform, image=None))
     await create_claims(cluster, job)
@@ -78,6 +82,8 @@ async def stateful_set_before_start(cluster: Cluster, job: Resolved) -> Object:
 
 async def create_claims(cluster: Cluster, job: Resolved) -> None:
     """Create the claims that all pods of the job share, where they are missing."""
+    from lockstep.plan.render.objects import claims
+
     for claim in claims(job):
         try:
             await cluster.create(claim)

@@ -15,7 +15,6 @@ from lockstep.api.names import WORKSPACE
 from lockstep.api.objects import Object, is_true
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.exec import Place, ProgramFailed, output_of, program, python_output
-from lockstep.plan.render.fabric import GPU_RESOURCE
 from lockstep.plan.render.readerpod import is_shared
 from lockstep.platforms.files.reader import Say, beside, nodes_with_volumes, reader, running_pods, stateful_set_of
 from lockstep.platforms.inpod import newest, source_of
@@ -151,6 +150,8 @@ async def _is_idle(cluster: Cluster, namespace: str, job: str) -> bool:
 
 def resources_of(stateful_set: Object, gpus: int) -> Object:
     """Resources: CPU and memory as the job's pods have them, and `gpus` GPUs."""
+    from lockstep.plan.render.fabric import GPU_RESOURCE
+
     stated = stateful_set["spec"]["template"]["spec"]["containers"][0].get("resources") or {}
     devices = {GPU_RESOURCE: str(gpus)} if gpus else {}
     return {
