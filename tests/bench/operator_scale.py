@@ -453,7 +453,9 @@ async def measure_life(cluster: Cluster, kubeconfig: Path, folder: Path, log: Pa
             for number in range(count):
                 path = path_of("TrainingJob", namespaces[number % len(namespaces)], f"job{number}")
                 await cluster.request("PATCH", path, {"spec": {"suspend": False}}, content_type=MERGE)
-            jobs = await until_all(cluster, "pods run", lambda job: reason(job) in ("Starting", "Running", "WaitingForReport"), count, 900)
+            jobs = await until_all(
+                cluster, "pods run", lambda job: reason(job) in ("Starting", "Running", "WaitingForReport", "NoReport"), count, 900
+            )
             result["pods_running_seconds"] = round(time.monotonic() - began, 1)
             result["reports_per_second"] = round(count / await played.report_all(jobs, State.RUNNING), 1)
             reporting = asyncio.create_task(played.report_again(jobs))
