@@ -20,9 +20,9 @@ def is_true(status: Object, kind: str) -> bool:
     return bool(condition(status, kind).get("status") == "True")
 
 
-def has_ended(job: Object) -> bool:
-    """Return True if the TrainingJob has completed or failed."""
-    return any(is_true(job.get("status") or {}, kind) for kind in ("Complete", "Failed"))
+def has_ended(status: Object) -> bool:
+    """Return True if a TrainingJob with this status has completed or failed."""
+    return is_true(status, "Complete") or is_true(status, "Failed")
 
 
 def conditions_of(status: Object) -> dict[str, Object]:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from lockstep.api.names import LABEL_JOB, RUN_KEY, run_name
-from lockstep.api.objects import is_true
 from lockstep.kube.cluster import MERGE, NOT_FOUND, ApiError, Client
 from lockstep.kube.kinds import path_of
 
@@ -77,11 +76,6 @@ def job_status(client: Client, namespace: str, name: str) -> dict[str, Any]:
     """The job's status; empty when there is no job or no status yet."""
     status: dict[str, Any] = (get_job(client, namespace, name) or {}).get("status", {})
     return status
-
-
-def has_ended(status: dict[str, Any]) -> bool:
-    """Return True if a terminal condition holds."""
-    return is_true(status, "Complete") or is_true(status, "Failed")
 
 
 def delete_job(client: Client, namespace: str, name: str) -> None:

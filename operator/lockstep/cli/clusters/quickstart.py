@@ -253,8 +253,8 @@ async def _train_and_show(context: str | None, resolved: Resolved, demo: Path) -
 
 async def _train(cluster: Cluster, pod: Place, name: str) -> dict[str, Any]:
     """Send the job, follow its log, and return its last status. One of an interrupted quickstart that still runs is followed as it is."""
+    from lockstep.api.objects import has_ended
     from lockstep.kube.exec import output_of
-    from lockstep.kube.jobs import has_ended
 
     namespace = pod.namespace
     logs = f"kubectl logs -n {namespace} -f {name}-0"
@@ -288,7 +288,7 @@ async def _replace(cluster: Cluster, document: dict[str, Any]) -> None:
 
 async def _follow(cluster: Cluster, namespace: str, name: str) -> dict[str, Any]:
     """Print the job's log until the job has ended, and return its last status."""
-    from lockstep.kube.jobs import has_ended
+    from lockstep.api.objects import has_ended
     from lockstep.platforms.jobs.logs import LogSelection, follow
 
     deadline = time.monotonic() + FINISHED_TIMEOUT_SECONDS

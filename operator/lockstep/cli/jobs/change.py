@@ -177,7 +177,8 @@ def scale(
 
     Example: lockstep scale demo 4
     """
-    from lockstep.kube.jobs import has_ended, patch_spec
+    from lockstep.api.objects import has_ended
+    from lockstep.kube.jobs import patch_spec
 
     if (number is None) == (nodes is None):
         raise ConfigError("give the number of nodes once: lockstep scale JOB 4")
@@ -314,7 +315,8 @@ def delete(
 
     Example: lockstep delete -f jobs/
     """
-    from lockstep.kube.jobs import delete_job, has_ended
+    from lockstep.api.objects import has_ended
+    from lockstep.kube.jobs import delete_job
 
     if bool(jobs) == bool(files):
         raise ConfigError(f"name the jobs, or use -f FILE{', not both' if jobs else ''}")

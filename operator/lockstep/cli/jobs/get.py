@@ -192,8 +192,8 @@ def wait(
 
     Example: lockstep wait demo --for Complete --timeout 7200
     """
-    from lockstep.api.objects import condition
-    from lockstep.kube.jobs import has_ended, job_status
+    from lockstep.api.objects import condition, has_ended
+    from lockstep.kube.jobs import job_status
 
     cluster_job = find_job(job, where)
     end, shown = time.monotonic() + timeout, ""
@@ -218,8 +218,7 @@ def wait(
 
 
 def _is_so(status: dict[str, Any], until: Awaited) -> bool:
-    from lockstep.api.objects import condition
-    from lockstep.kube.jobs import has_ended
+    from lockstep.api.objects import condition, has_ended
 
     if until is Awaited.ENDED:
         return has_ended(status)

@@ -251,7 +251,7 @@ def running_pod(cluster_job: ClusterJob, node: int) -> str:
 
 
 def _no_pod(cluster_job: ClusterJob, pod: str) -> str:
-    from lockstep.kube.jobs import has_ended
+    from lockstep.api.objects import has_ended
 
     place = f"{cluster_job.name} -n {cluster_job.namespace}"
     if has_ended(cluster_job.job.get("status", {})):

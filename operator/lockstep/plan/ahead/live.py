@@ -44,7 +44,7 @@ def compare(resolved: Resolved, observed: Sequence[Object]) -> list[Comparison]:
     if resolved.image == MADE_BY_OPERATOR:
         resolved = replace(resolved, image=trainer_image(context.agent_image) or MADE_BY_OPERATOR)
     frozen = freeze(resolved if job is None else _as_it_is_there(resolved, job), context)
-    replicas = 0 if resolved.suspend or (job is not None and has_ended(job)) else frozen.nodes
+    replicas = 0 if resolved.suspend or (job is not None and has_ended(job.get("status") or {})) else frozen.nodes
     owned = [item for item in children(frozen, owner_uid=context.owner_uid, key=context.key, replicas=replicas) if item["kind"] != "Secret"]
     return [
         *(Comparison(_key(claim), absent=_key(claim) not in by_key) for claim in claims(resolved)),

@@ -115,7 +115,7 @@ def is_default(cluster: Object) -> bool:
 def jobs_using(name: str, clusters: Iterable[Object], jobs: Iterable[Object]) -> list[Object]:
     """Jobs of the TrainingCluster that have not ended: by its name, or by none where it is the default."""
     names = {name, *(None for cluster in clusters if cluster["metadata"]["name"] == name and is_default(cluster))}
-    return [job for job in jobs if not has_ended(job) and job["spec"].get("cluster") in names]
+    return [job for job in jobs if not has_ended(job.get("status") or {}) and job["spec"].get("cluster") in names]
 
 
 def objects_of_cluster(
