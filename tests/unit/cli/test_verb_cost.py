@@ -153,3 +153,9 @@ def test_models_do_not_read_their_own_source_when_they_are_imported() -> None:
 def test_a_cluster_file_is_read_without_the_models_of_a_job_s_status() -> None:
     code = "import lockstep.api.files.clusterfile, sys; sys.exit('lockstep.api.status' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_facts_of_a_cluster_are_read_without_the_models_of_a_cluster_file() -> None:
+    """`why` asks whether an operator works: its start would cost 0.05 s more."""
+    code = "import lockstep.platforms.clusters.facts, sys; sys.exit('lockstep.api.cluster' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from lockstep.api.cluster import Platform, TrainingCluster
 from lockstep.api.names import ANNOTATION_CLUSTER, APP, LABEL_MANAGED_BY, LABEL_NAME, OPERATOR_NAME, OPERATOR_NAMESPACE, report_url
 from lockstep.api.objects import Object
 from lockstep.plan.cluster.facts import ClusterFacts
-from lockstep.plan.render.fabric import Transport
-from lockstep.plan.render.security import locks_memory_as_root
+
+if TYPE_CHECKING:
+    from lockstep.api.cluster import TrainingCluster
 
 RBAC = "rbac.authorization.k8s.io"
 JOBS_ROLE = f"{OPERATOR_NAME}-jobs"
@@ -205,6 +206,10 @@ def with_profile_hash(objects: list[Object]) -> list[Object]:
 
 def definitions_command(profile: TrainingCluster, namespace: str) -> str:
     """Command that an administrator types once, in a checkout, before an admin of `namespace` can deploy an operator there."""
+    from lockstep.api.cluster import Platform
+    from lockstep.plan.render.fabric import Transport
+    from lockstep.plan.render.security import locks_memory_as_root
+
     files = ["manifests/crds", "manifests/operator/base/userroles.yaml"]
     needs_scc = profile.spec.platform is Platform.OPENSHIFT and locks_memory_as_root(profile.spec, Transport.RDMA)
     if needs_scc:

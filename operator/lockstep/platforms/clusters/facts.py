@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lockstep.api import names
-from lockstep.api.cluster import Platform
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster
@@ -169,6 +168,7 @@ async def room_facts(cluster: Cluster, namespace: str, job: str) -> ClusterFacts
 
 async def plan_facts(cluster: Cluster, resolved: Resolved, samples: Sequence[Object]) -> ClusterFacts:
     """Facts that a job is compared with. `samples`: the job, one pod and the StatefulSet, as they are tried out."""
+    from lockstep.api.cluster import Platform
     from lockstep.plan.ahead.needs import references
 
     namespace, name = resolved.namespace, resolved.profile.metadata.name
