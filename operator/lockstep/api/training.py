@@ -39,7 +39,7 @@ Split = Annotated[str, Field(min_length=1, max_length=128)]
 
 
 class SampleSource(Model):
-    """Samples: files, or a dataset of the hub. As it is, those of evaluation.data."""
+    """Samples from files, or from a dataset of the hub. evaluation.data has these fields and no others."""
 
     path: Annotated[DataPath | None, ON_VOLUMES] = None
     """A file, a pattern or a folder, as data.path."""

@@ -1,5 +1,5 @@
-"""What a hanging run says, how long it waits, and warnings of variables that nothing reads. NCCL's flight recorder is on before ranks meet, as far as the
-user did not set it, and its record is written where there is one."""
+"""The watchdog: the message of a hang, its limits, and warnings about variables that nothing reads. NCCL's flight recorder is switched on before the ranks
+meet unless the user set it, and its record is written if there is one."""
 
 from __future__ import annotations
 

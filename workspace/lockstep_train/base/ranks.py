@@ -109,7 +109,7 @@ class Ranks:
 
 
 def attempted(work: Callable[[], Any]) -> dict[str, Any]:
-    """Outcome of a work that gives JSON, as JSON itself: the result, or the problem for which there is none."""
+    """Outcome of `work` as JSON: its result, which is JSON, too, or the problem that prevented one."""
     try:
         return {"result": work()}
     except TrainerError as error:

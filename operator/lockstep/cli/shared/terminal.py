@@ -66,7 +66,7 @@ def confirm(question: str, refusal: str) -> None:
 
 
 def say(line: str) -> None:
-    """Tell a line about the verb itself, beside what it prints of others."""
+    """Print a line about the verb itself, on standard error: its output stays clean."""
     tell(f"lockstep: {line}")
 
 

@@ -37,7 +37,8 @@ def request(server: str, method: str, path: str, body: Any = None) -> Any:
 def verdict(pod: Any, verdicts: list[int], saved: int | None) -> tuple[int, bool] | None:
     """Exit code of node 0's agent, and whether the kubelet has started it again since (it finds the end record and ends, too).
 
-    None while it runs or will run again. `saved`: the exit code of one that was evicted or drained and has saved: another pod follows it. None: none does.
+    None while it runs or will run again. `saved` is the exit code of an agent that saved because its pod was evicted or drained: another pod follows
+    that one. It is None if no other pod follows.
     """
     for status in (pod.get("status") or {}).get("containerStatuses") or []:
         for state in ("state", "lastState"):

@@ -76,9 +76,10 @@ def slimmed(plural: str, item: Object) -> Object:
 
 
 def registry(observe: Observe, listed: Listed, goes_on: Callable[[str], None], kinds: Iterable[Watched] = WATCHED) -> kopf.OperatorRegistry:
-    """kopf's handlers: for every watched kind the same one. Those of jobs and clusters are called; of other kinds `BoundedSession` hands objects over itself.
+    """kopf's handlers, the same for every watched kind. kopf calls those of jobs and clusters; `BoundedSession` hands over the objects of other kinds itself.
 
-    `goes_on` is told the plural whose watch shows that it goes on. `listed` hears of every page of a list. A watch has begun anew then: what is deleted before that list it never tells of.
+    `goes_on` is called with a plural whenever the watch of that kind shows a sign of life. `listed` is called with every page of a list. A list means that
+    the watch started again, and such a watch never reports what was deleted before it.
     """
     handlers = kopf.OperatorRegistry()
     watched = list(kinds)

@@ -1,4 +1,4 @@
-"""What follows a commit can't undo it, hold up the next one or stop the run; and whatever goes wrong is reported."""
+"""Upkeep after a commit: it can't undo the commit, delay the next one or stop the run, and it reports every failure."""
 
 from __future__ import annotations
 
