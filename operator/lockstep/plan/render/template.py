@@ -56,11 +56,16 @@ class _Repeated:
 @cache
 def _structure(template: str) -> Any:
     """Return `templates/<template>.yaml.j2`, parsed, with a `_Place` for each value and a `_Repeated` for each `for`."""
+    return _parsed(load_yaml(_environment().get_template(f"{template}.yaml.j2").render()), "")
+
+
+@cache
+def _environment() -> Environment:
     loader = PackageLoader("lockstep.plan.render")
     environment = Environment(loader=loader, undefined=_Mark, autoescape=False, trim_blocks=True, lstrip_blocks=True)  # noqa: S701 (not HTML)
     environment.filters["tojson"] = lambda value: json.dumps(value, default=lambda mark: MARK + mark._undefined_name)
     environment.globals = {"names": names}  # whose constants are no values of a job; Jinja's own would hide names such as `namespace`
-    return _parsed(load_yaml(environment.get_template(f"{template}.yaml.j2").render()), "")
+    return environment
 
 
 def _parsed(structure: Any, loop: str) -> Any:
