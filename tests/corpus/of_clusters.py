@@ -356,7 +356,7 @@ CLUSTER_FAULTS = (
     ClusterFault("raises", "a rank raises an exception", _of("UserCode", "ValueError: bad label", "correct it first", rank=1, node=1), script=FAILS),
     ClusterFault("hangs", "a rank is stopped", _of("Hang", "is stopped", "stacks", rank=1, node=1), {"hangTimeouts": {"stepSeconds": 5}}, script=HANGS),
     ClusterFault("memory", "a rank takes more memory than its pod may", _of("OutOfMemory", "its limit of 256 MiB", "resources.limits.memory", rank=1, node=1), script=EATS, before=_cluster_like_local(_little_memory), after=_no_such_cluster),
-    ClusterFault("partition", "two pods can't talk to each other", _of("NodeNotHeard", "node 1 .*not heard", "on which Nodes", state="NodeNotHeard"), act=_cut, seconds=25.0),
+    ClusterFault("partition", "two pods can't talk to each other", _of("NodeNotHeard", "node 1 .*not been heard", "Nodes of the pods that can't talk", state="NodeNotHeard"), act=_cut, seconds=25.0),
     ClusterFault("partition-lasts", "two pods can't talk for longer than a node is waited for", _of("NodeLost", "network between the two", "network|node", node=1), act=_cut, seconds=120.0),
     ClusterFault("pod-agent-frozen", "an agent gets no CPU", _of("NodeLost", "stopped or gets no CPU", "node", node=1), act=_signal(1, signal.SIGSTOP), seconds=120.0),
     ClusterFault("pod-agent-killed", "an agent is killed", _of("NodeLost", "node 1", "node", node=1), act=_signal(1, signal.SIGKILL)),
