@@ -64,7 +64,7 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
         _CLUSTER_FILES,
     ),
     Reason.NO_DEFAULT_CLUSTER: (
-        Remedy(f"kubectl annotate tc {{0}} {ANNOTATION_DEFAULT_CLUSTER}=true", "makes it the default; the job then starts by itself", r"known are ([^,;: ]+)"),
+        Remedy(f"kubectl annotate tc {{0}} {ANNOTATION_DEFAULT_CLUSTER}=true", "makes it the default; the job then starts by itself", r"the cluster has ([^,;: ]+)"),
         _CLUSTER_FILES,
     ),
     Reason.SEVERAL_DEFAULT_CLUSTERS: (

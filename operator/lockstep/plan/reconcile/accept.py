@@ -177,7 +177,7 @@ def _default(observed: Observed) -> Object | Notice:
 
 def _available(observed: Observed) -> str:
     names = sorted(p["metadata"]["name"] for p in observed.profiles)
-    return f"known are {listed(names, LISTED_PROFILES)}" if names else "there is none at all"
+    return f"the cluster has {listed(names, LISTED_PROFILES)}" if names else "there is none at all"
 
 
 def _first_problem(error: ValidationError, what: str) -> str:

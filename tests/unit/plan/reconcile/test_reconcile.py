@@ -338,7 +338,7 @@ def test_a_report_of_a_pod_that_is_gone_says_nothing() -> None:
     ("observed", "reason", "says"),
     [
         (replace(fresh(), profiles=()), "NoDefaultCluster", "there is none at all"),
-        (fresh(cluster="q"), "ClusterNotFound", "known are p"),
+        (fresh(cluster="q"), "ClusterNotFound", "the cluster has p"),
         (replace(fresh(), profiles=(PROFILE, {**PROFILE, "metadata": {**PROFILE["metadata"], "name": "q"}})), "SeveralDefaultClusters", "(p, q)"),
         (replace(fresh(), profiles=({**PROFILE, "spec": {"shmSize": "much"}},)), "InvalidCluster", "shmSize"),
         (fresh(nodes="two"), "InvalidSpec", "nodes"),
