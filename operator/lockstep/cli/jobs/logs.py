@@ -119,7 +119,7 @@ async def _print_errors(cluster: Cluster, job: Object, selection: LogSelection) 
 
 
 async def _follow(cluster: Cluster, job: Object, selection: LogSelection) -> int:
-    from lockstep.api.objects import condition, is_true
+    from lockstep.api.objects import condition, has_ended, is_true
     from lockstep.platforms.jobs.logs import follow, has_run_ended, is_run, lines
 
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
@@ -137,7 +137,7 @@ async def _follow(cluster: Cluster, job: Object, selection: LogSelection) -> int
         if reason == "Suspended" and reason_shown != reason:
             say(f"{name} is suspended; this goes on when it does (lockstep resume {name} -n {namespace}), Ctrl-C ends it")
         reason_shown = reason
-        return is_true(status, "Complete") or is_true(status, "Failed")
+        return has_ended(status)
 
     printed = False
     async for line in follow(cluster, namespace, name, selection, over):

@@ -106,7 +106,7 @@ def _text(lines: Iterable[str]) -> Text:
 
 async def _looks_of_job(job: Object, context: str | None, interval: float, *, live: bool) -> Looks:
     from lockstep.api.errors import Failed
-    from lockstep.api.objects import is_true
+    from lockstep.api.objects import has_ended
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.pages.top import snapshot
     from lockstep.platforms.jobs.observe import operator_unheard
@@ -131,7 +131,7 @@ async def _looks_of_job(job: Object, context: str | None, interval: float, *, li
             if current is None:
                 raise Failed(f"job {name} was deleted")
             status = current.get("status", {})
-            over = is_true(status, "Complete") or is_true(status, "Failed")
+            over = has_ended(status)
             if over and not curve and "step" in status.get("trainer", {}):
                 curve = await curve_on_volume(cluster, namespace, name, CURVE_POINTS, say)
             answers.setdefault(0, {})["curve"] = curve

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.api.names import ANNOTATION_TROUBLE
-from lockstep.api.objects import Object, condition, is_true
+from lockstep.api.objects import Object, condition, has_ended, is_true
 from lockstep.plan.times import seconds_of, timestamp
 from lockstep_spec.words import duration, number_of, printable_line
 
@@ -117,7 +117,7 @@ def _training(status: Object, now: float) -> Iterator[str]:
         yield f"Metrics     {metrics or 'none yet'}"
     if "goodput" in status:
         share = status["goodput"].get("percentage")
-        until = "" if status.get("stop") or any(is_true(status, end) for end in ("Complete", "Failed")) else ", up to its newest step,"
+        until = "" if status.get("stop") or has_ended(status) else ", up to its newest step,"
         yield "Goodput     " + (
             "unknown: no step was reported" if share is None else f"{share}% of the time that its pods were there{until} was training"
         )
@@ -228,8 +228,7 @@ def _seconds(stamp: object) -> float | None:
 
 def is_open(job: Object) -> bool:
     """True if the job has not ended, so that more is to be heard of it."""
-    status = job.get("status") or {}
-    return not (is_true(status, "Complete") or is_true(status, "Failed"))
+    return not has_ended(job.get("status") or {})
 
 
 def marked(job: Object, unheard: Unheard | None, now: float) -> Object:

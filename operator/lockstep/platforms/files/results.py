@@ -12,7 +12,7 @@ from typing import Any
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import WORKSPACE
-from lockstep.api.objects import Object, is_true
+from lockstep.api.objects import Object, has_ended
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.exec import Place, ProgramFailed, output_of, program, python_output
 from lockstep.plan.render.readerpod import is_shared
@@ -143,9 +143,7 @@ async def _is_idle(cluster: Cluster, namespace: str, job: str) -> bool:
     except ApiError:  # (a cluster without the operator)
         return False
     status = (training_job or {}).get("status") or {}
-    return training_job is not None and (
-        training_job["spec"].get("type") == "Interactive" or is_true(status, "Failed") or is_true(status, "Complete")
-    )
+    return training_job is not None and (training_job["spec"].get("type") == "Interactive" or has_ended(status))
 
 
 def resources_of(stateful_set: Object, gpus: int) -> Object:
