@@ -15,11 +15,11 @@ from lockstep.api.errors import Failed
 from lockstep.api.names import LABEL_JOB
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import FORBIDDEN, ApiError, Cluster
-from lockstep.kube.exec import Place, Program, answer_of
 from lockstep.plan.pages.answers import read_node
 from lockstep.platforms.files.reader import Say, beside, running_pods
 from lockstep.platforms.files.results import run_folder
 from lockstep.platforms.jobs.runs import lines_of, runfolder_program, summary
+from lockstep.programs import Place, Program, answer_of
 from lockstep_spec.words import number_of
 
 NODES_MAX = 32
@@ -44,7 +44,7 @@ async def curve_on_volume(cluster: Cluster, namespace: str, job: str, points: in
     """Loss curve of a job whose pods are gone, read by a short-lived one; {} if it can't be read, and `say` gets the reason."""
     try:
         async with beside(cluster, namespace, job, seconds=600, say=say) as place:
-            steps: Object = (await summary(cluster, place, job, points)).get("steps", {})
+            steps: Object = (await summary(place, job, points)).get("steps", {})
             return steps
     except (Failed, OSError) as error:
         say(f"the loss curve of {job} can't be read: {error}")
@@ -85,7 +85,7 @@ class JobNodes:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 if node not in self._open:
-                    self._open[node] = await _NodeProgram.start(self._cluster, place, self._job, node)
+                    self._open[node] = await _NodeProgram.start(place, self._job, node)
                 return await self._open[node].answer(points)
         except TimeoutError:
             problem = f"it has not answered for {ANSWER_SECONDS:.0f} s"
@@ -105,16 +105,16 @@ class _NodeProgram:
         self._lines: AsyncIterator[str] = lines_of(program)
 
     @classmethod
-    async def start(cls, cluster: Cluster, place: Place, job: str, node: int) -> _NodeProgram:
+    async def start(cls, place: Place, job: str, node: int) -> _NodeProgram:
         stack = AsyncExitStack()
-        program = await stack.enter_async_context(runfolder_program(cluster, place, what="watch", root=run_folder(job), node=node))
+        program = await stack.enter_async_context(runfolder_program(place, what="watch", root=run_folder(job), node=node))
         await asyncio.sleep(FIRST_SECONDS)
         return cls(program, stack)
 
     async def answer(self, points: int) -> Object:
         await self._program.write(json.dumps({"points": points}).encode() + b"\n")
         async for line in self._lines:
-            return read_node(answer_of(line, f"pod {self._program.place.pod}"))
+            return read_node(answer_of(line, self._program.place.name))
         raise self._program.failure()
 
     async def close(self) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from cluster.operator.verbs.test_verbs import lockstep
 from lockstep.kube.cluster import Cluster
-from lockstep.kube.exec import output_of
 from lockstep.platforms.files.reader import beside
+from lockstep.programs import output_of
 from support.clusters.cluster_jobs import Jobs, until
 
 SCRIPT = """\
@@ -36,7 +36,7 @@ def go(jobs: Jobs, attempt: int) -> None:
 
     async def touch() -> None:
         async with await Cluster.connect() as cluster, beside(cluster, jobs.namespace, "printed") as place:
-            await output_of(cluster, place, ["touch", f"/workspace/go-{attempt}"])
+            await output_of(place, ["touch", f"/workspace/go-{attempt}"])
 
     asyncio.run(touch())
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.kube.exec import boot_command
 from lockstep.platforms.inpod import runfolder, source_of
+from lockstep.programs import boot_command
 from lockstep_gang.agent.log import BEGINS, Journal
 from lockstep_gang.contract.run import JobIdentity
 from unit.gang.cases import make_run

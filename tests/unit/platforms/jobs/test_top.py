@@ -22,11 +22,12 @@ from typer.testing import CliRunner
 from lockstep.cli.jobs.top import Form, Looks, _show
 from lockstep.cli.main import app, main
 from lockstep.kube.cluster import ApiError
-from lockstep.kube.exec import NotStarted, Place
+from lockstep.kube.exec import PodPlace
 from lockstep.plan.pages.top import overview, snapshot, sparkline, top_page
 from lockstep.platforms.files.reader import NoReader
 from lockstep.platforms.jobs import top as module
 from lockstep.platforms.jobs.top import JobNodes, curve_on_volume
+from lockstep.programs import NotStarted
 from support.fake_cluster import FakeCluster
 from unit.platforms.jobs.test_logs import local  # noqa: F401 (a fixture)
 
@@ -145,7 +146,7 @@ class Asked:
     def __init__(self, broken: dict[int, Exception]) -> None:
         self.broken, self.started, self.closed = broken, list[int](), 0
 
-    async def start(self, cluster: object, place: Place, job: str, node: int) -> Asked:
+    async def start(self, place: PodPlace, job: str, node: int) -> Asked:
         self.started.append(node)
         if node in self.broken:
             raise self.broken[node]
@@ -219,10 +220,10 @@ def curve(monkeypatch: pytest.MonkeyPatch, problem: Exception | None) -> tuple[O
     """What is read of the volume of a job that has ended, and what is said."""
 
     @contextlib.asynccontextmanager
-    async def beside(*_: object, **__: object) -> AsyncIterator[Place]:
+    async def beside(*_: object, **__: object) -> AsyncIterator[PodPlace]:
         if problem is not None:
             raise problem
-        yield Place("ns", "x-reader-1", "reader")
+        yield PodPlace(None, "ns", "x-reader-1", "reader")  # type: ignore[arg-type]
 
     async def summary(*_: object) -> Object:
         return {"steps": {"1": {"loss": 2.5}}}
