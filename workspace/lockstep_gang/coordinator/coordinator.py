@@ -20,7 +20,7 @@ from lockstep_gang.coordinator.channels import Channels, RunOutput
 from lockstep_gang.coordinator.ledger import ACCOUNT_SECONDS, GoodputAccount, Ledger
 from lockstep_gang.coordinator.log_lines import log_lines
 from lockstep_gang.coordinator.records import Records
-from lockstep_gang.coordinator.reporter import Reporter, report_change
+from lockstep_gang.coordinator.reports import report_change, reports_of
 from lockstep_gang.coordinator.waits import happens_within, in_thread
 from lockstep_gang.lifecycle.decide import Decision, decide
 from lockstep_gang.lifecycle.gang import Gang, Phase, Silence
@@ -91,27 +91,27 @@ class Coordinator:
         self._broken: BaseException | None = None
         self._changed = asyncio.Event()
         self._committed = asyncio.Event()
-        self._reporter = Reporter(run.report, key, self._replied, output.say) if run.report is not None else None
-        if self._reporter is not None:
-            self._reporter.transition(summarize(self.gang, run, log=output.tail()))
+        self._reports = reports_of(run, key, records, self._replied, output.say)
+        if self._reports is not None:
+            self._reports.transition(summarize(self.gang, run, log=output.tail()))
 
     @property
     def unheard_trouble(self) -> Trouble | None:
         """Trouble that keeps the operator from hearing of an incomplete gang; a complete one starts and runs all the same."""
         if (
-            self._reporter is None
+            self._reports is None
             or self.gang.phase is not Phase.WAITING
             or self.gang.attempt
             or not self.gang.nodes.counts.here < self._run.nodes
         ):
             return None
-        return self._reporter.trouble
+        return self._reports.trouble
 
     async def run(self) -> None:
         """Run until cancelled: wake-ups, pings, the waiting line and the reports."""
         tasks = [self._decide_in_time(), self._pulse(), self._channels.ping(), self._say_what_is_missing(), self._keep_account()]
-        if self._reporter is not None:
-            tasks.append(self._reporter.run())
+        if self._reports is not None:
+            tasks.append(self._reports.run())
         await asyncio.gather(*tasks)
 
     def connected(self, node: int, channel: Channel, hello: Hello) -> bool:
@@ -188,8 +188,8 @@ class Coordinator:
                 self._write(partial(self._ledger.close, "Stopped", self.gang), None)
             if self._recording is not None:
                 await asyncio.wait([self._recording], timeout=SETTLE_SECONDS)
-        if self._reporter is not None:
-            await self._reporter.flush(SETTLE_SECONDS)
+        if self._reports is not None:
+            await self._reports.flush(SETTLE_SECONDS)
 
     def _settled(self) -> bool:
         if self._recording is not None:
@@ -254,8 +254,8 @@ class Coordinator:
             if self.gang.phase is phase:
                 break
         self._wake_up(decision.wake_at)
-        if self._reporter is not None:
-            self._reporter.ask(waits_for_facts(self.gang))
+        if self._reports is not None:
+            self._reports.ask(waits_for_facts(self.gang))
 
     def _excuse(self) -> None:
         """Judge nobody by a time in which this process did not run, or had too much to do: what was said meanwhile is still to be read."""
@@ -320,14 +320,14 @@ class Coordinator:
             self._wake.set()
 
     def _tell(self, before: Gang) -> None:
-        """Write what has changed into the log, and report it to the operator."""
+        """Write what has changed into the log, and report it."""
         for line in log_lines(before, self.gang, self._run):
             self._say(line)
         self._changed.set()
         if self.gang.checkpoint != before.checkpoint:
             self._committed.set()
-        if self._reporter is not None:
-            report_change(self._reporter, before, self.gang, self._run, self._output.tail)
+        if self._reports is not None:
+            report_change(self._reports, before, self.gang, self._run, self._output.tail)
 
     async def _decide_in_time(self) -> None:
         while True:
@@ -361,8 +361,8 @@ class Coordinator:
             await happens_within(self._committed, ACCOUNT_SECONDS - COMMIT_SECONDS)
             self._committed.clear()
             self.gang = accounted(self.gang, self._run, self._now())
-            if self._reporter is not None:
-                self._reporter.refresh(partial(summarize, self.gang, self._run))
+            if self._reports is not None:
+                self._reports.refresh(partial(summarize, self.gang, self._run))
             in_thread(partial(self._account.keep, self.gang), "account")
 
     def _now(self) -> float:
