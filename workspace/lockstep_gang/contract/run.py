@@ -91,6 +91,8 @@ class Run:
     """Null: nobody says, and nothing is verified."""
     preflight: Expected | None = None
     """Null: nodes are not looked at before an attempt."""
+    attempts_before: Annotated[int, at_least(0)] = 0
+    """Highest attempt that any node's volume has of this job. Node 0's own volume may have none, where another node was node 0 before."""
     interactive: Interactive | None = None
     """A dev environment: ranks start when somebody asks for them. Null: there is one run, and it starts by itself."""
     format: str = RUN_FORMAT

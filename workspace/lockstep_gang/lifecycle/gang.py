@@ -356,8 +356,8 @@ class Gang:
 
 
 def new_gang(run: Run) -> Gang:
-    """The gang of a job that never started, with nobody connected."""
-    return Gang(nodes=Nodes((Node(),) * run.nodes), ranks=Ranks((Rank(),) * run.world_size))
+    """The gang of a job that never started here, with nobody connected."""
+    return Gang(nodes=Nodes((Node(),) * run.nodes), ranks=Ranks((Rank(),) * run.world_size), known_attempt=run.attempts_before)
 
 
 def told_to_start(node: Node, attempt: int) -> bool:

@@ -124,7 +124,8 @@ def resume_gang(
     `commit`: the newest of this job, as far as it was written down beside the attempts. `alive_at`: when the coordinator before this one last wrote
     anything down, Unix time; 0: nobody knows.
     """
-    gang = replace(new_gang(run), known_attempt=max((record.attempt for record in attempts), default=0))
+    gang = new_gang(run)
+    gang = replace(gang, known_attempt=max([gang.known_attempt, *(record.attempt for record in attempts)]))
     own = [record for record in attempts if record.job_uid == run.job.uid]
     if own:
         gang = replace(

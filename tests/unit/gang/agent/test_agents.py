@@ -306,3 +306,16 @@ def test_a_volume_that_cannot_be_written_is_told_and_nothing_starts(agents: Gang
     agents.signal(0, signal.SIGTERM)
     agents.codes()
     assert not (agents.folder / "started").exists()
+
+
+def test_a_start_on_an_empty_volume_takes_no_number_again_that_another_volume_has(agents: Gang) -> None:
+    """Node 0 is another machine than before, whose volume knows of no attempt: no commit of the job has a name twice."""
+    (agents.folder / "commits").mkdir()
+    commit = 'import os; os.mkdir("{FOLDER}/commits/step-5.a{LOCKSTEP_ATTEMPT}.r{RANK}".format(**os.environ))'
+    for volume, attempts_before in (("first", 6), ("second", 7)):
+        agents.write(commit, run_dir=str(agents.folder / volume), attempts_before=attempts_before)
+        agents.start(0, 1)
+        assert agents.codes() == [0, 0]
+    commits = sorted(path.name for path in (agents.folder / "commits").iterdir())
+    assert commits == ["step-5.a7.r0", "step-5.a7.r1", "step-5.a8.r0", "step-5.a8.r1"]
+    assert [json.loads(line)["attempt"] for line in (agents.folder / "second/gang/attempts.jsonl").read_text().splitlines()] == [8]
