@@ -51,7 +51,7 @@ class Decision:
 def decide(gang: Gang, run: Run, now: float) -> Decision:
     """The next step and the orders that follow from it."""
     gang = session.with_idleness(accounted_now_and_then(gang, run, now), run, now)
-    step = _next_step(with_wait(with_idle_stop(gang, now), now), run, now)
+    step = _next_step(with_wait(with_idle_stop(gang, now), run, now), run, now)
     gang, orders = _orders(step.gang, run)
     return replace(step, gang=gang, orders=orders, wake_at=_wake_at(gang, run, now))
 
