@@ -276,6 +276,8 @@ class Start:
     master_port: int
     group_rank: int | None = None
     """This node's place in the order of ranks; null: its number."""
+    first_rank: int | None = None
+    """The first of this node's ranks; null: the one that it has when ranks follow the nodes' numbers."""
     run: Asked | None = None
     """The run that was asked for in a dev environment; null: the run's own command."""
 

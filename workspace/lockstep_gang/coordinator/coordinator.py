@@ -275,7 +275,9 @@ class Coordinator:
             self._tell(before)
 
     def _carry_out(self, decision: Decision) -> None:
-        self._run = replace(self._run, order=decision.gang.placement.order)
+        places = decision.gang.placement.order
+        if places != self._run.order:  # else a large gang's layout would be made anew for every decision
+            self._run = replace(self._run, order=places)
         self._be(decision.gang)
         for node, order in decision.orders:
             self._channels.send(node, order)

@@ -128,12 +128,17 @@ def listed_ranks(run: Run, ranks: tuple[int, ...]) -> str:
 
 def start_banner(gang: Gang, run: Run) -> Iterator[str]:
     """Lines with which an attempt starts, after the one that says that it does."""
-    ranks = number_of(run.ranks_per_node, "rank")
-    each = f"{ranks} and {number_of(run.gpus_per_node, 'GPU')} each" if run.gpus_per_node else f"{ranks} each, on CPUs"
-    yield f"  nodes: {listed([name for node in range(run.nodes) if (name := run.pod_name(node))], SHOWN) or run.nodes}, {each}"
+    yield f"  nodes: {listed([name for node in range(run.nodes) if (name := run.pod_name(node))], SHOWN) or run.nodes}, {_ranks_words(run)}"
     yield f"  fabric: {_fabric(run)}"
     yield f"  run: {run.run_dir}, works in {run.working_directory}, log of what happens in {run.run_dir}/logs"
     yield f"  from: {_from(gang, run)}"
+
+
+def _ranks_words(run: Run) -> str:
+    if run.node_ranks:
+        return f"{min(run.node_ranks)} to {max(run.node_ranks)} ranks each, " + ("one a GPU" if run.gpus_per_node else "on CPUs")
+    ranks = number_of(run.ranks_per_node, "rank")
+    return f"{ranks} and {number_of(run.gpus_per_node, 'GPU')} each" if run.gpus_per_node else f"{ranks} each, on CPUs"
 
 
 def _from(gang: Gang, run: Run) -> str:

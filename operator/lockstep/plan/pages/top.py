@@ -8,8 +8,9 @@ from typing import Any
 
 from lockstep.api.names import node_index
 from lockstep.api.objects import Object, condition
-from lockstep.plan.pages.logs import nodes_of, ranks_of_node
+from lockstep.plan.pages.logs import layout_of, nodes_of, ranks_of_node
 from lockstep.plan.pages.table import VERDICTS, age, aligned, of_total
+from lockstep_gang.contract.layout import RankLayout
 from lockstep_spec.words import binary_size, duration, listed
 
 LOCAL = "local run"
@@ -27,6 +28,7 @@ def snapshot(job: Object, pods: Sequence[Object], answers: Mapping[int, Object])
     status = job.get("status", {})
     trainer, fabric, verified = status.get("trainer", {}), status.get("fabric", {}), condition(status, "FabricVerified")
     summary = condition(status, "Progressing")
+    layout = layout_of(status.get("ranks") or {}, nodes_of(job))
     values = {
         "job": job["metadata"]["name"],
         "namespace": job["metadata"]["namespace"],
@@ -40,9 +42,9 @@ def snapshot(job: Object, pods: Sequence[Object], answers: Mapping[int, Object])
         "checkpoint": status.get("checkpoint"),
         "transport": status.get("cluster", {}).get("transport"),
         "fabric": {"uses": fabric.get("transport"), "verified": verified.get("status"), "message": verified.get("message", "")},
-        "ranks": {key: value for key, value in (status.get("ranks") or {}).items() if key != "order"},
+        "ranks": {key: value for key, value in (status.get("ranks") or {}).items() if key not in ("order", "perNode")},
         "loss": _curve(answers),
-        "nodes": [_node(job, pod, answers) for pod in sorted(pods, key=lambda pod: node_index(pod["metadata"]["name"]))],
+        "nodes": [_node(layout, pod, answers) for pod in sorted(pods, key=lambda pod: node_index(pod["metadata"]["name"]))],
     }
     return {key: value for key, value in values.items() if value not in (None, {})}
 
@@ -52,10 +54,10 @@ def _curve(answers: Mapping[int, Object]) -> list[list[float]]:
     return [[int(step), values["loss"]] for step, values in curve.items() if values.get("loss") is not None]
 
 
-def _node(job: Object, pod: Object, answers: Mapping[int, Object]) -> Object:
+def _node(layout: RankLayout, pod: Object, answers: Mapping[int, Object]) -> Object:
     node = node_index(pod["metadata"]["name"])
     answer = answers.get(node, {})
-    ranks = ranks_of_node(job.get("status", {}).get("ranks") or {}, nodes_of(job), node)
+    ranks = ranks_of_node(layout, node)
     facts = {key: answer[key] for key in ("gigabits", "memory", "gpus", "problem") if answer.get(key)}
     running = {"ranksRunning": answer["ranks"]} if "ranks" in answer else {}
     on = pod.get("spec", {}).get("nodeName")

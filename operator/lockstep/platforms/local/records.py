@@ -55,6 +55,7 @@ def _readable(job: str, run: Path) -> Iterator[tuple[list[Object], Object]]:
 def look_at_run(job: str, workspace: Path, points: int) -> tuple[dict[str, Any], bool]:
     """Return the snapshot that `lockstep top` shows, and whether the run has ended. Raises ConfigError when there is none."""
     from lockstep.plan.pages.answers import read_summary
+    from lockstep.plan.pages.logs import ranks_of_run
     from lockstep.plan.pages.top import LOCAL, snapshot
     from lockstep.plan.reconcile.measures import percentage_of
     from lockstep.platforms.inpod import runfolder
@@ -70,9 +71,9 @@ def look_at_run(job: str, workspace: Path, points: int) -> tuple[dict[str, Any],
     percentage = percentage_of(book.get("spent") or {}, book.get("furthestStep") or 0)
     if percentage is not None:
         status["goodput"] = {"percentage": percentage}
-    counts = [run.get(name) for name in ("nodes", "ranksPerNode")]
-    if all(isinstance(count, int) for count in counts):
-        status["ranks"] = {"desired": counts[0] * counts[1]}
+    ranks = ranks_of_run(run)
+    if ranks:
+        status["ranks"] = ranks
     observed = {"metadata": {"name": job, "namespace": LOCAL}, "spec": {}, "status": status}
     return snapshot(observed, (), {0: {"curve": steps}}), condition(status, "Progressing").get("reason") != "Running"
 

@@ -64,6 +64,36 @@ def test_ranks_get_torchrun_s_environment(agents: Gang) -> None:
     assert {name: rank.get(name) for name in expected} == expected
 
 
+def test_nodes_with_unlike_numbers_of_ranks_start_as_many_as_each_has(agents: Gang) -> None:
+    agents.write(
+        SAY + "import json\nprint(json.dumps({k: v for k, v in os.environ.items()}))", nodes=3, ranks_per_node=2, node_ranks=(2, 1, 1)
+    )
+    agents.start(0, 1, 2)
+    assert agents.codes() == [0, 0, 0]
+    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "WORLD_SIZE", "ROLE_RANK")
+    ranks = []
+    for node in range(3):
+        for line in agents.log(node).splitlines():
+            if line.startswith("[rank ") and "{" in line:
+                environment = json.loads(line[line.index("{") :])
+                ranks.append([node, *(int(environment[name]) for name in names), "LOCKSTEP_DEFAULT_THREADS" in environment])
+    assert sorted(ranks) == [
+        [0, 0, 0, 2, 0, 3, 4, 0, "OMP_NUM_THREADS" not in os.environ],
+        [0, 1, 1, 2, 0, 3, 4, 1, "OMP_NUM_THREADS" not in os.environ],
+        [1, 2, 0, 1, 1, 3, 4, 2, False],
+        [2, 3, 0, 1, 2, 3, 4, 3, False],
+    ]
+    assert "all 4 ranks run" in agents.log()
+
+
+def test_a_rank_on_a_node_with_fewer_of_them_is_named_with_its_node(agents: Gang) -> None:
+    agents.write(SAY + 'if R == "3": raise ValueError("boom")\nsignal.pause()', nodes=3, ranks_per_node=2, node_ranks=(2, 1, 1))
+    agents.start(0, 1, 2)
+    assert agents.codes() == [1, 1, 1]
+    failure = agents.record("end.json")["failure"]
+    assert (failure["rank"], failure["node"], failure["exception"]) == (3, 2, "ValueError")
+
+
 def test_a_failed_rank_is_named_and_every_rank_is_dead_within_two_seconds(agents: Gang) -> None:
     agents.write(
         FOREVER.replace(

@@ -135,6 +135,14 @@ def test_every_attempt_begins_with_what_it_runs_on_and_goes_on_from() -> None:
     ]
 
 
+@pytest.mark.parametrize(("gpus", "words"), [(2, "1 to 2 ranks each, one a GPU"), (0, "1 to 2 ranks each, on CPUs")])
+def test_unlike_numbers_of_ranks_are_told_from_the_least_to_the_most(gpus: int, words: str) -> None:
+    run = make_run(nodes=3, gpus_per_node=gpus, ranks_per_node=2, node_ranks=(2, 1, 1))
+    before = new_gang(run)
+    lines = list(log_lines(before, replace(before, phase=Phase.ACTIVE, attempt=1), run))
+    assert lines[:2] == ["attempt 1 starts: 4 ranks on 3 nodes", f"  nodes: 3, {words}"]
+
+
 def test_one_of_a_thing_is_told_in_the_singular() -> None:
     run = make_run(nodes=1, addresses=ADDRESSES[:1], gpus_per_node=0, ranks_per_node=1)
     before = new_gang(run)
