@@ -186,6 +186,10 @@ class Hello:
     ranks: tuple[RankState, ...] = ()
     leaving: bool = False
     """True as by `Leaving`, which may have been sent while nobody heard it."""
+    boot_id: str = ""
+    """Start of its machine: another one means that the machine was off in between. Empty: not known."""
+    slept_seconds: float = 0.0
+    """Time that its machine has slept since that start."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from lockstep_gang.coordinator.channel import Channel
 from lockstep_gang.coordinator.channels import Channels, RunOutput
 from lockstep_gang.coordinator.ledger import ACCOUNT_SECONDS, GoodputAccount, Ledger
 from lockstep_gang.coordinator.log_lines import log_lines
+from lockstep_gang.coordinator.machine import seconds_since_boot, slept_seconds
 from lockstep_gang.coordinator.records import Records
 from lockstep_gang.coordinator.reports import report_change, reports_of
 from lockstep_gang.coordinator.waits import happens_within, in_thread
@@ -26,7 +27,7 @@ from lockstep_gang.lifecycle.decide import Decision, decide
 from lockstep_gang.lifecycle.gang import Gang, Phase, Silence
 from lockstep_gang.lifecycle.goodput import accounted
 from lockstep_gang.lifecycle.hang import with_pause, with_reconnects_extended
-from lockstep_gang.lifecycle.losses import waits_for_facts, with_facts
+from lockstep_gang.lifecycle.losses import waits_for_facts, with_facts, with_own_sleep
 from lockstep_gang.lifecycle.observe import connection_closed, ended_as_ordered, node_heard_again, observe
 from lockstep_gang.lifecycle.placement import with_racks
 from lockstep_gang.lifecycle.silences import with_silence
@@ -69,7 +70,8 @@ class Coordinator:
     def __init__(self, run: Run, key: bytes, output: Output) -> None:
         self._run = run
         self._output = output
-        self._clock = time.time() - time.monotonic()
+        self._clock = time.time() - seconds_since_boot()
+        self._slept_seconds = slept_seconds()
         records = Records(run.run_dir)
         self._account = GoodputAccount(records, run, output.say)
         self._ledger = Ledger(records, run, self._account)
@@ -266,6 +268,9 @@ class Coordinator:
         if late > PAUSED_SECONDS:
             self._output.say(f"the coordinator did not run for {late:.0f} s; that time counts against no rank or node")
         self._changes.append(partial(with_pause if late > PAUSED_SECONDS else with_reconnects_extended, seconds=late))
+        slept, self._slept_seconds = slept_seconds() - self._slept_seconds, slept_seconds()
+        if slept > PAUSED_SECONDS:
+            self._changes.append(partial(with_own_sleep, run=self._run, seconds=slept, now=self._now()))
         if self._recording is None:
             self._take_in()
 
@@ -368,5 +373,5 @@ class Coordinator:
             in_thread(partial(self._account.keep, self.gang), "account")
 
     def _now(self) -> float:
-        """Unix time that never jumps: read once, then counted on."""
-        return self._clock + time.monotonic()
+        """Unix time that never jumps: read once, then counted on, also while the machine sleeps."""
+        return self._clock + seconds_since_boot()

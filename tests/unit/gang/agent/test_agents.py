@@ -14,6 +14,7 @@ import pytest
 
 from lockstep_gang.agent.ranks import processes
 from lockstep_gang.contract.run import JobIdentity, RestartPolicy, WhenDone, run_text
+from lockstep_gang.coordinator.machine import boot_id
 from unit.gang.cases import Gang, gang, gone, now
 
 SAY = 'import os, sys, time, signal\nR = os.environ["RANK"]\nF = os.environ["FOLDER"]\n'
@@ -349,3 +350,10 @@ def test_a_start_on_an_empty_volume_takes_no_number_again_that_another_volume_ha
     commits = sorted(path.name for path in (agents.folder / "commits").iterdir())
     assert commits == ["step-5.a7.r0", "step-5.a7.r1", "step-5.a8.r0", "step-5.a8.r1"]
     assert [json.loads(line)["attempt"] for line in (agents.folder / "second/gang/attempts.jsonl").read_text().splitlines()] == [8]
+
+
+def test_the_record_of_an_attempt_has_the_start_of_each_node_s_machine(agents: Gang) -> None:
+    agents.write(SAY)
+    agents.start(0, 1)
+    assert agents.codes() == [0, 0]
+    assert agents.record("attempts.jsonl")[0]["boots"] == [boot_id(), boot_id()]
