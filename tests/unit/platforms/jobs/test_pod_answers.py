@@ -45,7 +45,7 @@ from lockstep_gang.contract.preflight import PREFLIGHT_RESULT, PROBED, SWEEP_POI
 from support.fake_cluster import FakeCluster
 
 NAMES = st.sampled_from(
-    ["gigabits", "memory", "gpus", "curve", "ranks", "bytes", "limitBytes", "index", "percentage", "steps", "medians", "end", "result", "state", "run", "loss", "1", "-1", "1e9", "9" * 40, "evaluations", "evalLoss", "x"]
+    ["gigabits", "memory", "gpus", "curve", "ranks", "bytes", "limitBytes", "index", "percentage", "cpu", "cores", "limitCores", "rankLoads", "rank", "gpu", "gpuProblem", "uuid", "celsius", "steps", "medians", "end", "result", "state", "run", "loss", "1", "-1", "1e9", "9" * 40, "evaluations", "evalLoss", "x"]
 )  # fmt: skip
 VALUES = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.just(10**400), st.just(-1)),
@@ -73,7 +73,7 @@ def test_whatever_a_folder_says_of_itself_two_runs_are_compared(answer: dict[str
 
 
 def test_what_a_node_truly_says_stays_as_it_is() -> None:
-    answer = {"gigabits": {"eth0": [1.5, 2.0]}, "memory": {"bytes": 5, "limitBytes": 9}, "ranks": [0, 1], "gpus": [{"index": 0, "bytes": 1, "limitBytes": 2, "percentage": 3}], "curve": {"10": {"loss": 0.5}}}  # fmt: skip
+    answer = {"gigabits": {"eth0": [1.5, 2.0]}, "memory": {"bytes": 5, "limitBytes": 9}, "ranks": [0, 1], "cpu": {"cores": 1.5, "limitCores": 2}, "rankLoads": [{"rank": 0, "cores": 0.5, "bytes": 7, "gpu": 0}], "gpuProblem": "why", "gpus": [{"index": 0, "uuid": "GPU-1", "name": "H100", "bytes": 1, "limitBytes": 2, "percentage": 3, "celsius": 4, "watts": 5, "limitWatts": 6}], "curve": {"10": {"loss": 0.5}}}  # fmt: skip
     assert read_node({**answer, "node": 0, "problem": "forged"}) == answer
     summary = {"there": True, "steps": {"1": {"loss": 2.0}}, "evaluations": {}, "medians": {"mfu": 0.3}, "run": {"nodes": 2}, "goodput": {}, "end": {"state": "Complete", "result": {"adapter": "/a"}}, "attempts": [{"attempt": 1}]}  # fmt: skip
     assert read_summary(summary) == summary
