@@ -230,7 +230,7 @@ def __getattr__(name: str) -> Any:
 
 def print_version(wants_version: bool) -> None:
     if wants_version:
-        from lockstep.cli.clusters.version import own_version
+        from lockstep.cli.shared.ownversion import own_version
 
         put(own_version())
         raise typer.Exit

@@ -81,7 +81,7 @@ class DeploymentPlan:
         """Line for people in the record on the cluster."""
         from datetime import UTC, datetime
 
-        from lockstep.cli.clusters.version import own_version
+        from lockstep.cli.shared.ownversion import own_version
 
         return f"{self.cluster.cluster.name}, {self.choices}, lockstep {own_version()}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
 

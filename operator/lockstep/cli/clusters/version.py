@@ -3,47 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, Form, FormOption
+from lockstep.cli.shared.ownversion import own_version
 from lockstep.platforms.output import put, put_json
-
-
-def own_version() -> str:
-    """Version of the installed package; of a checkout the one that it becomes, with its commit where git knows it."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
-
-    try:
-        return installed("lockstep")
-    except PackageNotFoundError:
-        return _of_checkout()
-
-
-def _of_checkout() -> str:
-    import tomllib
-
-    root = Path(__file__).resolve().parents[4]
-    try:
-        number = str(tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
-    except (OSError, KeyError, ValueError):
-        return "from a checkout"
-    commit = _commit(root)
-    return f"{number} from a checkout{f' ({commit})' if commit else ''}"
-
-
-def _commit(root: Path) -> str:
-    """Commit that is checked out; "" where git doesn't know, or isn't there."""
-    import subprocess
-
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return ""
 
 
 def version(
