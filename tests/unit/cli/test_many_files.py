@@ -16,6 +16,7 @@ WITH_FILES = sorted(name for name, verb in VERBS.items() if any("-f" in one.opts
 TAKE_SEVERAL = ("validate", "render", "plan", "diff", "delete")
 MORE = {
     "run": ["--local"],
+    "launch": ["--at", "127.0.0.1:29600"],
     "retry": ["--local"],
     "preflight": ["--local"],
     "plan": ["--offline"],

@@ -81,7 +81,7 @@ def run(
         raise typer.Exit(run_in_session(script or (), job or DEV_ENVIRONMENT, where, detach=detach))
     if script or job or detach:
         raise ConfigError("-f runs a job file, --job and a script run something in a dev environment: use one of them")
-    changes = [*(changes or ()), *(_fresh(file) if fresh else ())]
+    changes = [*(changes or ()), *(fresh_changes(file) if fresh else ())]
     if local == in_namespace:
         options = "".join(f" --set {shlex.quote(change)}" for change in changes)
         raise ConfigError(
@@ -92,11 +92,11 @@ def run(
         raise ConfigError("--preview reads the data on this machine: add --local")
     if local and attach:
         raise ConfigError("--attach follows a run on Kubernetes: add --in-namespace")
-    inputs = _inputs(file, cluster or LOCAL_CLUSTER if local else cluster, None if local else namespace, changes)
+    inputs = inputs_without_operator(file, cluster or LOCAL_CLUSTER if local else cluster, None if local else namespace, changes)
     raise typer.Exit(_run_here(inputs, workspace, nodes, preview) if local else _run_in_namespace(inputs, context, attach=attach))
 
 
-def _fresh(file: Path) -> list[str]:
+def fresh_changes(file: Path) -> list[str]:
     """Return the change that --fresh makes. Raises ConfigError for a script, of whose checkpoints Lockstep knows nothing."""
     from lockstep.api.files.jobfile import parse_job_file
     from lockstep.cli.shared.clusterfiles import read_text
@@ -122,7 +122,7 @@ def refuse_interactive(job: TrainingJob) -> None:
         )
 
 
-def _inputs(file: Path, cluster: str | None, namespace: str | None, changes: Sequence[str]) -> Inputs:
+def inputs_without_operator(file: Path, cluster: str | None, namespace: str | None, changes: Sequence[str]) -> Inputs:
     """Return the job that runs without the operator, and its cluster. What only the operator does is warned of."""
     from lockstep.plan.reconcile.clocks import without_operator
 
@@ -166,7 +166,7 @@ def run_in_session(words: Sequence[str], job: str, where: TargetOptions, *, deta
     cluster_job = find_job(job, where)
     refuse(cluster_job)
     command = agent_command(words, _who(), detach=detach)
-    return cluster_job.run(lambda cluster: run_on_all_nodes(cluster_job.node(cluster, 0), command))
+    return cluster_job.run(lambda cluster: run_on_all_nodes(cluster, cluster_job.namespace, job, command))
 
 
 def refuse(cluster_job: ClusterJob) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lockstep.api.errors import ConfigError
+from lockstep.api.job import TrainingJobSpec
 from lockstep.api.names import DATASETS, WORKSPACE
 from lockstep.api.shared import Variable
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
@@ -66,7 +67,7 @@ def rank_variables(resolved: Resolved, inherited: Mapping[str, str]) -> dict[str
     spec = resolved.job.spec
     threads = {} if "OMP_NUM_THREADS" in inherited else {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // resolved.world_size))}
     nccl = {variable.name: variable.value for variable in spec.fabric.nccl_env}
-    missing = [variable.name for variable in spec.env if _is_needed(variable) and variable.name not in inherited]
+    missing = [name for name in shell_variables(spec) if name not in inherited]
     if missing:
         raise ConfigError(
             f"spec.env takes {', '.join(missing)} from the cluster, which is not there with --local: set it in this shell instead"
@@ -97,6 +98,11 @@ def node_devices(resolved: Resolved, inherited: Mapping[str, str], present: int)
 def gpus_here(root: Path = Path("/dev")) -> int:
     """NVIDIA GPUs of this machine, as the driver shows them."""
     return sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in root.glob("nvidia*"))
+
+
+def shell_variables(spec: TrainingJobSpec) -> tuple[str, ...]:
+    """Variables that the job takes from the cluster: where there is none, the shell must have them."""
+    return tuple(variable.name for variable in spec.env if _is_needed(variable))
 
 
 def _is_needed(variable: Variable) -> bool:

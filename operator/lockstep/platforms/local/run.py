@@ -50,10 +50,10 @@ def run_local(job: TrainingJob, profile: TrainingCluster, root: Path, earlier: E
     check_inputs(resolved)
     devices = node_devices(resolved, os.environ, gpus_here())
     folder = run_dir(resolved)
-    with _alone(folder), tempfile.TemporaryDirectory(prefix="lockstep-") as private:
+    with alone(folder), tempfile.TemporaryDirectory(prefix="lockstep-") as private:
         key_file, run_path = Path(private) / "key", Path(private) / "run.json"
         run = local_run(resolved, key_file, _free_ports(), os.environ)
-        _write_private(key_file, secrets.token_hex(32))
+        write_private(key_file, secrets.token_hex(32))
         run_path.write_text(run_text(run), encoding="utf-8")
         return run_agents(run_path, resolved.nodes, folder / "logs", devices=devices)
 
@@ -66,7 +66,7 @@ def preflight_local(job: TrainingJob, profile: TrainingCluster, root: Path) -> P
     resolved = resolve(with_preflight(job), profile, local_defaults(root, uid=str(uuid.uuid4())))
     with tempfile.TemporaryDirectory(prefix="lockstep-") as private:
         folder = Path(private)
-        _write_private(folder / "key", secrets.token_hex(32))
+        write_private(folder / "key", secrets.token_hex(32))
         run = local_run(resolved, folder / "key", _free_ports(), os.environ)
         (folder / "run.json").write_text(run_text(without_ranks(run, run.run_dir)), encoding="utf-8")
         run_agents(folder / "run.json", resolved.nodes, folder, shown=False)
@@ -95,8 +95,8 @@ def preview_local(job: TrainingJob, profile: TrainingCluster, root: Path, sample
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keep other runs of this job off this machine meanwhile. Raises ConfigError when there is one."""
+def alone(folder: Path) -> Iterator[int]:
+    """Keep other runs of this job off this machine meanwhile: as long as the descriptor is open anywhere. Raises ConfigError when there is one."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "local.lock").open("w")
@@ -107,7 +107,7 @@ def _alone(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(f"this job already runs here, in {folder}: wait for it, or stop it with Ctrl-C") from None
-        yield
+        yield lock.fileno()
 
 
 def _free_ports() -> tuple[int, int]:
@@ -118,7 +118,7 @@ def _free_ports() -> tuple[int, int]:
         return int(first.getsockname()[1]), int(second.getsockname()[1])
 
 
-def _write_private(path: Path, text: str) -> None:
+def write_private(path: Path, text: str) -> None:
     """Write a file that only this user may read."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:

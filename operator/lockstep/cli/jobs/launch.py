@@ -1,0 +1,155 @@
+"""`lockstep launch` and `lockstep join`: a job on machines that have a terminal each, without Kubernetes and without ssh."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lockstep.api.errors import ConfigError
+from lockstep.cli.jobs.run import LOCAL_CLUSTER, fresh_changes, inputs_without_operator
+from lockstep.cli.shared.inputs import FileOption, SetOption, only
+from lockstep.cli.shared.jobargs import WORKSPACE
+
+if TYPE_CHECKING:
+    from lockstep.api.job import TrainingJob
+    from lockstep.platforms.launch.starters import NodeNumber
+
+TokenFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file", metavar="FILE", show_default=False,
+        help="The file of the token, which only you may read. Of a launch: made if it is not there. Default of a launch: one in ~/.local/state.",
+    ),
+]  # fmt: skip
+
+FolderOption = Annotated[
+    Path,
+    typer.Option(
+        "--workspace", help="A folder of this machine: its workspace/ and datasets/ stand for /workspace and /datasets of the job."
+    ),
+]
+
+
+def launch(
+    file: FileOption,
+    at: Annotated[
+        str,
+        typer.Option(
+            "--at",
+            metavar="ADDRESS:PORT",
+            show_default=False,
+            help="This machine's address, as the other machines reach it, and the first of the 66 ports that the launch takes.",
+        ),
+    ],
+    nodes: Annotated[int | None, typer.Option("--nodes", min=1, max=64, help="Number of machines, instead of the job's nodes.")] = None,
+    node: Annotated[
+        str | None,
+        typer.Option(
+            "--node",
+            metavar="N|auto",
+            show_default=False,
+            help="Where the same command is typed on all machines: this one's number. 0 launches, the others join. auto: as srun, mpirun, jsrun or blaunch says.",
+        ),
+    ] = None,
+    token_file: TokenFileOption = None,
+    cluster: Annotated[
+        str, typer.Option("--cluster", help="A cluster of clusters/, or a cluster file's path, for what the job leaves open.")
+    ] = LOCAL_CLUSTER,
+    changes: SetOption = None,
+    workspace: FolderOption = WORKSPACE,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Train from step 0, as with resumeFrom: None. What an earlier run saved stays.")
+    ] = False,
+) -> None:
+    """Run a job file on several machines without Kubernetes and without ssh: this one is node 0, the others join.
+
+    Type the line that it prints on the other machines, before or after this one. Each machine may have its own --workspace.
+    Ctrl-C saves on all machines and stops; the same command goes on from the last checkpoint. Exit codes: 0 complete, 1 failed,
+    2 it can't run as written, 130 interrupted.
+
+    Example: lockstep launch --at 10.11.7.50:29600 -f job.yaml --nodes 2
+
+    Example: srun --ntasks-per-node=1 lockstep launch --node auto --at 10.11.7.50:29600 -f job.yaml --token-file /shared/me/token
+    """
+    from lockstep.cli.shared.ownversion import own_version
+    from lockstep.platforms.launch.launch import LaunchRequest, launch_job
+    from lockstep.platforms.launch.machine import parse_place
+
+    path, place, number = only(file, "launch"), parse_place(at), _number(node, token_file)
+    inputs = inputs_without_operator(path, cluster, None, [*(changes or ()), *(fresh_changes(path) if fresh else ())])
+    job = _with_nodes(inputs.job, nodes, number)
+    if number is not None and number.index > 0:
+        raise typer.Exit(_join(place, token_file, workspace, number, job.spec.start_timeout_seconds))
+    signals_all = number is not None and number.starter is not None and number.starter.signals_all
+    request = LaunchRequest(job, inputs.cluster.profile, place, workspace, own_version(), token_file, signals_all)
+    raise typer.Exit(launch_job(request, dict(os.environ)))
+
+
+def join(
+    at: Annotated[str, typer.Argument(metavar="ADDRESS:PORT", help="The place that lockstep launch has printed.", show_default=False)],
+    token_file: TokenFileOption = None,
+    node: Annotated[
+        int | None, typer.Option("--node", min=1, max=63, help="This machine's number. Default: the next one in the order of joining.")
+    ] = None,
+    workspace: FolderOption = WORKSPACE,
+) -> None:
+    """Be a node of a job that another machine launches, to the job's end. It waits for the launch.
+
+    The token comes from the terminal, from standard input or from --token-file: never as an argument, which others on this machine could read.
+    If this machine restarts, type the same line again: it gets its node back. Exit codes: as of the launch.
+
+    Example: lockstep join 10.11.7.50:29600
+
+    Example: lockstep join 10.11.7.50:29600 --workspace /scratch/me < token
+    """
+    from lockstep.platforms.launch.machine import parse_place
+    from lockstep.platforms.launch.starters import NodeNumber
+
+    place = parse_place(at)
+    raise typer.Exit(_join(place, token_file, workspace, None if node is None else NodeNumber(node)))
+
+
+def _join(
+    place: tuple[str, int], token_file: Path | None, workspace: Path, number: NodeNumber | None, patience_seconds: float = float("inf")
+) -> int:
+    from lockstep.cli.shared.ownversion import own_version
+    from lockstep.platforms.launch.join import JoinRequest, join_launch
+    from lockstep.platforms.launch.token import token_to_join
+
+    starter = None if number is None else number.starter
+    token = token_to_join(token_file, patience_seconds if patience_seconds != float("inf") else 0.0)
+    request = JoinRequest(
+        place,
+        token,
+        workspace,
+        own_version(),
+        None if number is None else number.index,
+        patience_seconds,
+        signals_all=starter is not None and starter.signals_all,
+    )
+    return join_launch(request, os.environ)
+
+
+def _number(text: str | None, token_file: Path | None) -> NodeNumber | None:
+    """Return this machine's number, if it was given one. Raises ConfigError."""
+    from lockstep.platforms.launch.starters import node_number
+
+    if text is None:
+        return None
+    if token_file is None:
+        raise ConfigError("--node makes this command the same on all machines: add --token-file FILE, a path that all of them see")
+    return node_number(text, os.environ)
+
+
+def _with_nodes(job: TrainingJob, nodes: int | None, number: NodeNumber | None) -> TrainingJob:
+    """Return the job of as many nodes as was said, by --nodes or by the starter. Raises ConfigError when they differ."""
+    counted = None if number is None else number.nodes
+    if nodes is not None and counted is not None and nodes != counted:
+        raise ConfigError(f"--nodes is {nodes}, but the starter has started {counted}: leave --nodes out")
+    chosen = nodes or counted or job.spec.nodes
+    if number is not None and chosen is not None and number.index >= chosen:
+        raise ConfigError(f"--node is {number.index}, must be 0 to {chosen - 1}: there are {chosen} nodes")
+    return job if chosen is None else job.model_copy(update={"spec": job.spec.model_copy(update={"nodes": chosen})})

@@ -1,0 +1,239 @@
+"""`lockstep join`: a node of a job that another machine launches. It waits for that launch, runs the node's agent, and comes back to a launch that was away."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lockstep.api.errors import ConfigError
+from lockstep.platforms.launch.channel import TokenChannel, connect
+from lockstep.platforms.launch.lobby import Joining
+from lockstep.platforms.launch.machine import machine_facts, place_text
+from lockstep.platforms.launch.oneagent import OneAgent, signals
+from lockstep.platforms.launch.seats import require_variables
+from lockstep.platforms.launch.token import LaunchToken
+from lockstep.platforms.local.run import END_SECONDS, FAILED, INTERRUPTED
+from lockstep.platforms.output import tell
+from lockstep_gang.contract.run import Run
+from lockstep_spec.codec import ContractError, from_json, to_json
+from lockstep_spec.exits import CONFIGURATION, SAVED
+
+RETRY_SECONDS = 1.0
+SAY_SECONDS = 30.0
+AGAIN_SECONDS = 1.0
+LEFT_BEHIND_SECONDS = 180.0
+"""Longest wait for an agent of an earlier join on this machine, whose ranks still save."""
+
+
+@dataclass(frozen=True)
+class JoinRequest:
+    """The launch and this machine's part in it, as the person typed them."""
+
+    at: tuple[str, int]
+    token: LaunchToken
+    workspace: Path
+    version: str
+    node: int | None = None
+    patience_seconds: float = float("inf")
+    """Longest wait for a launch that was never reached."""
+    signals_all: bool = False
+    """Whoever started this process signals the agent, too."""
+
+
+def join_launch(request: JoinRequest, environment: Mapping[str, str]) -> int:
+    """Serve as a node to the job's end, and return its exit code: 0 complete, 1 failed, 130 interrupted. Raises ConfigError."""
+    try:
+        (request.workspace / "workspace").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write in {request.workspace} ({error.strerror}): use --workspace FOLDER") from None
+    with _held(request) as held, tempfile.TemporaryDirectory(prefix="lockstep-") as private:
+        return asyncio.run(_Join(request, environment, Path(private), held).run())
+
+
+@contextmanager
+def _held(request: JoinRequest) -> Iterator[int]:
+    """A name of this machine that one join in this workspace has, and its agent for as long as it lives. Raises ConfigError."""
+    name = hashlib.sha256(f"{request.at}\n{request.workspace.resolve()}".encode()).hexdigest()[:32]
+    give_up, is_said = time.monotonic() + LEFT_BEHIND_SECONDS, False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as mark:
+        while True:
+            try:
+                mark.bind(f"\0lockstep-join-{name}")
+                break
+            except OSError:
+                if time.monotonic() >= give_up:
+                    raise ConfigError(
+                        f"another lockstep join with --workspace {request.workspace} runs on this machine: wait for it, or stop it with Ctrl-C"
+                    ) from None
+            if not is_said:
+                tell("lockstep: another lockstep join with this --workspace is still here, or its ranks still save: waiting for its end")
+                is_said = True
+            time.sleep(RETRY_SECONDS)
+        yield mark.fileno()
+
+
+class _Join:
+    def __init__(self, request: JoinRequest, environment: Mapping[str, str], private: Path, held: int) -> None:
+        self._request, self._environment, self._private, self._held = request, environment, private, held
+        self._where = place_text(*request.at)
+        self._agent: OneAgent | None = None
+        self._uid = ""
+        self._ended: asyncio.Queue[tuple[OneAgent, int]] = asyncio.Queue()
+        self._watching: set[asyncio.Task[None]] = set()
+        self._is_stopped = False
+        self._was_there = False
+        self._channel: TokenChannel | None = None
+
+    async def run(self) -> int:
+        with signals() as received:
+            following = asyncio.ensure_future(self._follow())
+            ending = asyncio.ensure_future(self._to_the_end())
+            stopping = asyncio.ensure_future(self._stop_when_told(received))
+            tasks = [following, ending, stopping]
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                code = next(task.result() for task in tasks if task in done)
+                if self._channel is not None:
+                    self._channel.send("left", code=code)
+                return code
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                if self._agent is not None:
+                    await self._agent.end()
+
+    async def _stop_when_told(self, received: asyncio.Queue[signal.Signals]) -> int:
+        """Return at once while nothing runs here; else the agent's end counts."""
+        while True:
+            await received.get()
+            if self._agent is None:
+                tell("", "lockstep: stopped, this machine has not taken part")
+                return INTERRUPTED
+            if not self._is_stopped:
+                tell("", "lockstep: stopping, the ranks save first (Ctrl-C again: at once)")
+            if self._is_stopped or not self._request.signals_all:
+                self._agent.tell()
+            self._is_stopped = True
+
+    async def _to_the_end(self) -> int:
+        """Wait for the end of the agent whose end counts: not one that another launch's has replaced. One that is killed is started again."""
+        while True:
+            agent, code = await self._ended.get()
+            if agent is not self._agent:
+                continue
+            if self._is_stopped:
+                return INTERRUPTED
+            if code >= 0:
+                return self._exit_code(code)
+            tell(f"lockstep: the agent was ended by {signal.Signals(-code).name}: it is started again")
+            await asyncio.sleep(AGAIN_SECONDS)
+            await self._start(agent)
+
+    def _exit_code(self, code: int) -> int:
+        if code == SAVED:
+            tell(f"lockstep: the agent was told to save and stop; to bring this node back: lockstep join {self._where}")
+            return INTERRUPTED
+        if code == CONFIGURATION:
+            raise ConfigError("the agent can't run here as the launch wants it: its last lines say why")
+        return 0 if code == 0 else FAILED
+
+    async def _start(self, agent: OneAgent) -> None:
+        await agent.start()
+        watching = asyncio.ensure_future(self._watch(agent))
+        self._watching.add(watching)
+        watching.add_done_callback(self._watching.discard)
+
+    async def _watch(self, agent: OneAgent) -> None:
+        self._ended.put_nowait((agent, await agent.wait()))
+
+    async def _follow(self) -> int:
+        """Do what the launch says; come back to it when the connection is lost. Returns the exit code that it tells."""
+        while True:
+            channel = await self._connected()
+            self._was_there, self._channel = True, channel
+            try:
+                facts = machine_facts(channel.own_address, self._request.workspace, self._request.version, self._environment)
+                channel.send("joining", **to_json(Joining(facts, self._request.node)))
+                while True:
+                    code = await self._take(await channel.receive())
+                    if code is not None:
+                        return code
+            except (EOFError, OSError):
+                tell(f"lockstep: lost the connection to the launch at {self._where}, waiting for it")
+            except ContractError as error:
+                tell(f"lockstep: closed the connection to the launch at {self._where}: {error}")
+            finally:
+                self._channel = None
+                await channel.close()
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _connected(self) -> TokenChannel:
+        started = time.monotonic()
+        say_at = started
+        while True:
+            try:
+                return await connect(self._request.at, self._request.token)
+            except ContractError as error:
+                raise ConfigError(f"{self._where} is no launch of this version of lockstep: {error}") from None
+            except (EOFError, OSError) as error:
+                reason = getattr(error, "strerror", None) or str(error) or "no answer"
+            now = time.monotonic()
+            if not self._was_there and now - started >= self._request.patience_seconds:
+                raise ConfigError(f"no launch came to {self._where} in {self._request.patience_seconds:.0f} s ({reason}): is node 0 there?")
+            if now >= say_at:
+                tell(f"lockstep: waiting for lockstep launch at {self._where} ({reason})")
+                say_at = now + SAY_SECONDS
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _take(self, message: dict[str, Any]) -> int | None:
+        """Take one message of the launch. Returns the exit code when it is the last."""
+        kind = message.get("kind")
+        if kind == "refused":
+            raise ConfigError(f"the launch at {self._where} has refused this machine: {message.get('message')}")
+        if kind == "waiting":
+            tell(f"lockstep: joined, {message.get('present')} of {message.get('nodes')} machines are there")
+        elif kind == "assigned":
+            await self._assigned(message)
+        elif kind == "stop" and self._agent is not None:
+            tell(f"lockstep: the launch was stopped{' at once' if message.get('now') else ', the ranks save first'}")
+            if message.get("now") or not (self._is_stopped or self._request.signals_all):
+                self._agent.tell()
+            self._is_stopped = True
+        elif kind == "over":
+            return await self._over(message)
+        return None
+
+    async def _assigned(self, message: dict[str, Any]) -> None:
+        run = from_json(Run, message.get("run"), "the launch's run")
+        node = from_json(int, message.get("node"), "the launch's node")
+        require_variables(map(str, message.get("variables") or ()), self._environment)
+        if self._agent is not None:
+            if self._uid == run.job.uid:
+                return  # only the connection was away
+            tell("lockstep: the job was launched anew: this node's earlier agent ends first")
+            earlier, self._agent = self._agent, None
+            await earlier.end()
+        self._uid = run.job.uid
+        agent = OneAgent(
+            replace(run, key_file=str(self._private / "key")), node, self._request.token.job_key(run.job.uid), self._private, self._held
+        )
+        self._agent = agent
+        tell(f"lockstep: this machine is node {node} of {run.nodes} of job {run.job.name}, its folder is {run.run_dir}")
+        await self._start(agent)
+
+    async def _over(self, message: dict[str, Any]) -> int:
+        code = message.get("code")
+        if self._agent is not None:
+            await self._agent.end(END_SECONDS)
+        tell(f"lockstep: {message.get('message')}")
+        return code if isinstance(code, int) and 0 <= code <= 255 else FAILED

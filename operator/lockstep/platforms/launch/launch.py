@@ -1,0 +1,149 @@
+"""`lockstep launch`: node 0 of a job on this machine, and the door for the machines of the other nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import tempfile
+import uuid
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lockstep.api.cluster import TrainingCluster
+from lockstep.api.errors import ConfigError
+from lockstep.api.job import TrainingJob
+from lockstep.platforms.launch.lobby import Lobby
+from lockstep.platforms.launch.machine import NodeMachine, machine_facts, own_address, place_text
+from lockstep.platforms.launch.oneagent import OneAgent, signals
+from lockstep.platforms.launch.seats import PORTS, Launched, require_variables, resolved_there, run_there
+from lockstep.platforms.launch.token import LaunchToken, default_file, show, token_of_launch
+from lockstep.platforms.local.placement import check_inputs, run_dir
+from lockstep.platforms.local.run import END_SECONDS, FAILED, INTERRUPTED, alone
+from lockstep.platforms.output import tell
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """The job and the place, as the person typed them."""
+
+    job: TrainingJob
+    profile: TrainingCluster
+    at: tuple[str, int]
+    workspace: Path
+    version: str
+    token_file: Path | None = None
+    signals_all: bool = False
+    """Whoever started this process signals the agent, too."""
+
+
+def launch_job(request: LaunchRequest, environment: dict[str, str]) -> int:
+    """Run the job to its end, and return its exit code: 0 complete, 1 failed, 130 interrupted. Raises ConfigError before anything is started."""
+    launched, first = _prepared(request, environment)
+    resolved = resolved_there(launched, first)
+    require_variables(launched.variables, environment)
+    check_inputs(resolved)
+    run_there(launched, [first] * launched.nodes, 0, "")
+    with alone(run_dir(resolved)) as held, tempfile.TemporaryDirectory(prefix="lockstep-") as private:
+        return asyncio.run(_Launch(request, launched, first).run(Path(private), held))
+
+
+def _prepared(request: LaunchRequest, environment: dict[str, str]) -> tuple[Launched, NodeMachine]:
+    host, port = request.at
+    if port + PORTS - 1 > 65535:
+        raise ConfigError(f"--at: a launch takes {PORTS} ports from {port} on: name one up to {65536 - PORTS}")
+    first = machine_facts(own_address(host), request.workspace, request.version, environment)
+    nodes = resolved_there(Launched(request.job, request.profile, 1, "", port), first).nodes
+    return Launched(request.job, request.profile, nodes, str(uuid.uuid4()), port), first
+
+
+class _Launch:
+    def __init__(self, request: LaunchRequest, launched: Launched, first: NodeMachine) -> None:
+        self._request, self._launched, self._first = request, launched, first
+        self._name = launched.job.metadata.name
+
+    async def run(self, private: Path, held: int) -> int:
+        path = self._request.token_file or default_file(self._name, self._launched.port)
+        lobby = Lobby(self._launched, self._first)
+        await lobby.open()
+        code, message, patience = FAILED, "the launch has failed", END_SECONDS
+        try:
+            token, is_new = token_of_launch(path)
+            await lobby.admit(token)
+            self._say_how_to_join(token, path, is_new)
+            with signals() as received:
+                code, message, patience = await self._served(lobby, token, (private, held), received)
+        finally:
+            await lobby.end(code, message, patience)
+        if self._request.token_file is None:
+            path.unlink(missing_ok=True)
+        return code
+
+    async def _served(
+        self, lobby: Lobby, token: LaunchToken, files: tuple[Path, int], received: asyncio.Queue[signal.Signals]
+    ) -> tuple[int, str, float]:
+        """Return the exit code, words for the joiners, and the seconds that they may take to end."""
+        gathering = asyncio.ensure_future(lobby.gather())
+        stopping: asyncio.Future[signal.Signals] = asyncio.ensure_future(received.get())
+        await asyncio.wait((gathering, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not gathering.done():
+            gathering.cancel()
+            tell("", "lockstep: stopped before all machines were there, nothing was started")
+            return INTERRUPTED, "the launch was stopped before all machines were there", END_SECONDS
+        private, held = files
+        run = replace(gathering.result()[0], key_file=str(private / "key"))
+        agent = OneAgent(run, 0, token.job_key(self._launched.uid), private, held)
+        try:
+            await agent.start()
+            code = await self._followed(agent, lobby, stopping, received)
+        finally:
+            await agent.end()
+        if code == INTERRUPTED:
+            return code, "the launch was stopped: its ranks have saved", run.save_grace_seconds + END_SECONDS
+        return code, "the job is complete" if code == 0 else "the job has failed: node 0's log has the reason", END_SECONDS
+
+    async def _followed(
+        self, agent: OneAgent, lobby: Lobby, stopping: asyncio.Future[signal.Signals], received: asyncio.Queue[signal.Signals]
+    ) -> int:
+        """Wait for the agent's end. One that is killed is started again once, since it keeps the job's record."""
+        stops, was_killed = 0, False
+        ending = asyncio.ensure_future(agent.wait())
+        while True:
+            await asyncio.wait((ending, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if stopping.done():
+                stops += 1
+                if stops == 1:
+                    tell("", "lockstep: stopping, the ranks save first (Ctrl-C again: at once)")
+                lobby.stop(now=stops > 1)
+                if stops > 1 or not self._request.signals_all:
+                    agent.tell()
+                stopping = asyncio.ensure_future(received.get())
+                continue
+            code = ending.result()
+            if code < 0 and not stops and not was_killed:
+                was_killed = True
+                tell(f"lockstep: the agent of node 0 was ended by {signal.Signals(-code).name}: it is started again")
+                await agent.start()
+                ending = asyncio.ensure_future(agent.wait())
+                continue
+            stopping.cancel()
+            return INTERRUPTED if stops else 0 if code == 0 else FAILED
+
+    def _say_how_to_join(self, token: LaunchToken, path: Path, is_new: bool) -> None:
+        address, port, others = self._first.address, self._launched.port, self._launched.nodes - 1
+        if not others:
+            return
+        tell(
+            f"lockstep: job {self._name} has {others + 1} nodes, this machine is node 0. On {'the other machine' if others == 1 else f'each of the other {others} machines'}:",
+            f"    lockstep join {place_text(address, port)}",
+        )
+        if not is_new:
+            tell(f"lockstep: the token is that of the earlier launch: {path} has it")
+        elif show(token):
+            tell(f"lockstep: the token is shown once, and {path} has it, which only you can read")
+        else:
+            tell(f"lockstep: the token is in {path}, which only you can read: this process has no terminal to show it on")
+        tell(
+            f"lockstep: listening on {address} alone: port {port} for joiners, {port + 1} for agents, one from {port + 2} to {port + PORTS - 1} for ranks; "
+            "NCCL and gloo take any port between the machines",
+            "lockstep: whoever has the token can run programs as you on the machines that join",
+        )
