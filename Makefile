@@ -14,7 +14,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-unit test-train test-faults test-operator-faults test-corpus test-gpu bench-gpu gpu-carry soak test-cluster drills bench-peers lint format manifests lock sbom audit
+.PHONY: help setup editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-unit test-train test-faults test-operator-faults test-hosts test-corpus test-gpu bench-gpu gpu-carry soak test-cluster drills bench-peers lint format manifests lock sbom audit
 
 ##@ Start
 help: ## this list
@@ -114,7 +114,7 @@ cluster-programs: setup ## install and build what it is made of, and start nothi
 	@$(BIN)/lockstep devcluster prepare
 
 ##@ Develop
-test: test-unit test-train cluster-programs test-faults test-cluster ## all tests
+test: test-unit test-train cluster-programs test-faults test-hosts test-cluster ## all tests
 
 test-unit: setup ## seconds, no root
 	@$(PYTEST) -n 3 --dist loadfile tests/unit
@@ -124,6 +124,9 @@ test-train: setup ## real ranks over gloo, no root
 
 test-faults: cluster-programs ## power cut at every step of a save, on a disk in a file; the operator killed at every write; root
 	@$(PYTEST) -n 2 tests/faults
+
+test-hosts: setup ## three hosts with a systemd and an sshd each, reached over ssh; root
+	@$(PYTEST) tests/hosts
 
 test-corpus: cluster-programs ## inject known faults into real jobs and count how many `lockstep why` names; faults of ranks are part of test, the others take a quarter of an hour; root
 	@$(PYTEST) -m "corpus or not corpus" tests/corpus tests/cluster/operator/life/test_corpus.py

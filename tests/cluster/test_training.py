@@ -20,7 +20,7 @@ from lockstep.cli.clusters.deploy import install_cluster
 from lockstep.cli.clusters.deploymentplan import Mode
 from lockstep.cli.clusters.quickstart import demo_folder
 from lockstep.cli.shared.target import load
-from lockstep.kube.exec import Place
+from lockstep.kube.exec import PodPlace
 from lockstep.plan.render.readerpod import LABEL_READER_OF
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults
@@ -77,7 +77,7 @@ def jobs(api: dynamic.DynamicClient) -> Iterator[Jobs]:
 
 
 @pytest.fixture(scope="module")
-def files(jobs: Jobs) -> Iterator[Place]:
+def files(jobs: Jobs) -> Iterator[PodPlace]:
     """A pod on the namespace's volumes, which hold the demo's model and texts."""
     with demo_files(jobs, {"nodes": 2, "training": TRAINING}) as pod:
         yield pod
@@ -122,7 +122,7 @@ def train(jobs: Jobs, stage: str) -> str:
 
 @pytest.mark.parametrize("stage", ["Stage2", "Stage3"])
 def test_two_pods_give_the_losses_of_one_process_with_the_same_global_batch(
-    jobs: Jobs, files: Place, losses_of_one_process: list[float], stage: str
+    jobs: Jobs, files: PodPlace, losses_of_one_process: list[float], stage: str
 ) -> None:
     name = train(jobs, stage)
     log = run_in_pod(files, ["cat", f"/workspace/runs/{name}/logs/train_log.jsonl"])
@@ -134,7 +134,7 @@ def test_two_pods_give_the_losses_of_one_process_with_the_same_global_batch(
 
 
 @pytest.fixture
-def trained(jobs: Jobs, files: Place) -> str:
+def trained(jobs: Jobs, files: PodPlace) -> str:
     """A job that has ended, with its adapter on the volume; its pods are gone."""
     name = train(jobs, "Stage2")
     until("its pods are gone", lambda: not jobs.pods(name), 60)
@@ -188,7 +188,7 @@ def test_a_shell_in_a_pod_that_is_gone_leads_to_what_the_job_has_left(jobs: Jobs
     assert told.returncode == 1 and f"pod {trained}-0 is gone: lockstep logs {trained} -n {jobs.namespace}" in told.stderr, told
 
 
-def test_an_adapter_is_fetched_as_it_lies_on_the_volume(jobs: Jobs, trained: str, files: Place, tmp_path: Path) -> None:
+def test_an_adapter_is_fetched_as_it_lies_on_the_volume(jobs: Jobs, trained: str, files: PodPlace, tmp_path: Path) -> None:
     told = lockstep(jobs, "adapter", "get", trained, str(tmp_path / "adapter"))
     assert told.returncode == 0, told.stderr
     assert told.stdout == f"{tmp_path}/adapter: /workspace/runs/{trained}/adapter of job {trained}\n"
@@ -214,7 +214,7 @@ def test_gpus_that_no_node_has_are_told_instead_of_text(jobs: Jobs, trained: str
     assert told.returncode == 1 and "nvidia.com/gpu" in told.stderr, told
 
 
-def test_everything_that_training_imports_in_a_pod_is_compiled(jobs: Jobs, files: Place) -> None:
+def test_everything_that_training_imports_in_a_pod_is_compiled(jobs: Jobs, files: PodPlace) -> None:
     count, _, stale = run_in_pod(files, ["python3", "-c", STALE_BYTECODE]).strip().splitlines()[-1].partition(" ")
     assert int(count) > 1000
     assert json.loads(stale.replace("'", '"')) == []

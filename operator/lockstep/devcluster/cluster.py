@@ -81,15 +81,6 @@ def _exclusive(layout: Layout) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def shared_things(layout: Layout) -> Iterator[None]:
-    """One at a time over all clusters of this machine: packages, binaries, images and the published code are theirs together."""
-    layout.root.mkdir(parents=True, exist_ok=True)
-    with (layout.root / "devcluster.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def _wait(layout: Layout, what: str, done: Callable[[], bool], *daemons: str) -> None:
     """Wait until it is so.
 
@@ -143,7 +134,7 @@ def prepare(layout: Layout, say: Say) -> tuple[Path, list[Path]]:
         BuildError: the Go command failed.
         RuntimeError: the base image could not be made, or pods could not see the packages.
     """
-    with shared_things(layout):
+    with machine.shared_things(layout.root):
         programs = binary.build(layout.root, say)
         archives = [images.pause_archive(programs / binary.PAUSE, layout.root), images.base_archive(layout.root, say)]
         python_volume.publish_packages(layout.python_volume)

@@ -9,7 +9,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,13 +89,13 @@ def observe(layout: Layout) -> MachineFacts:
         has_cni=cni_folder() is not None,
         go=_go_version(),
         is_built=binary.is_built(layout.root),
-        lacks=frozenset(_lacking()) if linux and root else frozenset(),
+        lacks=frozenset(kernel_lacks(NAMESPACES, PROBES)) if linux and root else frozenset(),
         cgroup_writable=os.access("/sys/fs/cgroup", os.W_OK),
         python=python_minor(),
-        base_python=DISTRIBUTION_PYTHON.get(release.get("VERSION_CODENAME", "")) or _system_python(),
+        base_python=base_python(release),
         has_base_image=images.base_path(layout.root).exists() if release else False,
         wanted_networks=(layout.node_network, layout.pod_network, layout.service_network),
-        routes=tuple(_routes(layout)) if linux else (),
+        routes=tuple(routes_beside(layout.bridge)) if linux else (),
     )
 
 
@@ -111,33 +111,44 @@ def _go_version() -> tuple[int, ...] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
+def base_python(release: Mapping[str, str]) -> str | None:
+    """Minor version of the distribution's own Python; None if it has none."""
+    return DISTRIBUTION_PYTHON.get(release.get("VERSION_CODENAME", "")) or _system_python()
+
+
 def _system_python() -> str | None:
     version = _output("/usr/bin/python3", "-c", "import sysconfig; print(sysconfig.get_python_version())").strip()
     return version or None
 
 
-def _lacking() -> list[str]:
+def kernel_lacks(namespaces: Iterable[str], probes: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """Features of these that the kernel lacks, and `overlay`. Needs root."""
     own = {path.name for path in Path("/proc/self/ns").iterdir()}
-    lacking = [f"namespace `{name}`" for name in NAMESPACES if name not in own]
+    lacking = [f"namespace `{name}`" for name in namespaces if name not in own]
     loaded = "overlay" in Path("/proc/filesystems").read_text().split()
     if not loaded and subprocess.run(["modprobe", "--dry-run", "overlay"], capture_output=True, check=False).returncode != 0:
         lacking.append("file system `overlay` (CONFIG_OVERLAY_FS)")
-    for feature, command in PROBES.items():
+    for feature, command in probes.items():
         if shutil.which(command[0]) and subprocess.run(["unshare", "--net", *command], capture_output=True, check=False).returncode != 0:
             lacking.append(feature)
     return lacking
 
 
-def _routes(layout: Layout) -> list[tuple[str, str]]:
+def routes_beside(bridge: str) -> list[tuple[str, str]]:
+    """Destination and device of every route of this machine but the default one and the bridge's."""
     routes = json.loads(_output("ip", "-json", "route") or "[]")
-    return [(r["dst"], r.get("dev", "")) for r in routes if r["dst"] != "default" and r.get("dev") != layout.bridge]
+    return [(r["dst"], r.get("dev", "")) for r in routes if r["dst"] != "default" and r.get("dev") != bridge]
 
 
 def judge(facts: MachineFacts) -> Shortfall:
     """Everything that stands in the way. Nothing is changed before this says that nothing does."""
     if facts.system != "Linux":
         return Shortfall((f"this is {facts.system}; the embedded cluster needs Linux (`lockstep run --local` runs here)",), ())
-    missing = [*_missing_rights(facts), *(f"the kernel has no {feature}" for feature in sorted(facts.lacks)), *_conflicts(facts)]
+    missing = [
+        *_missing_rights(facts),
+        *(f"the kernel has no {feature}" for feature in sorted(facts.lacks)),
+        *taken_networks(facts.wanted_networks, facts.routes),
+    ]
     if not facts.is_built and (facts.go is None or facts.go < OLDEST_GO):
         problem = "there is no Go" if facts.go is None else f"Go {facts.go[0]}.{facts.go[1]} is too old"
         missing.append(f"{problem} to build Kubernetes with: install 1.24 or newer as https://go.dev/doc/install says")
@@ -161,12 +172,12 @@ def _missing_rights(facts: MachineFacts) -> list[str]:
     return [] if facts.cgroup_writable else ["/sys/fs/cgroup is read-only: control groups can't be made"]
 
 
-def _conflicts(facts: MachineFacts) -> list[str]:
-    wanted = [ipaddress.ip_network(text) for text in facts.wanted_networks]
+def taken_networks(wanted: Iterable[str], routes: Iterable[tuple[str, str]]) -> list[str]:
+    """Sentences about networks that this machine already has a route to."""
     return [
         f"the network {network} is taken: this machine has a route to {destination} through {device}"
-        for network in wanted
-        for destination, device in facts.routes
+        for network in map(ipaddress.ip_network, wanted)
+        for destination, device in routes
         if network.overlaps(ipaddress.ip_network(destination))
     ]
 
@@ -185,11 +196,16 @@ def ensure(layout: Layout, say: Callable[[str], None]) -> None:
     Raises:
         ConfigError: what is missing, a line each.
     """
-    shortfall = judge(observe(layout))
-    _refuse(shortfall.missing)
+    bring("the embedded cluster can't run here:", lambda: judge(observe(layout)), say)
+
+
+def bring(refusal: str, look: Callable[[], Shortfall], say: Callable[[str], None]) -> None:
+    """Install what the look says. Raises ConfigError with `refusal` and a line for each thing that is missing, before anything is changed."""
+    shortfall = look()
+    _refuse(refusal, shortfall.missing)
     if shortfall.install:
         install(shortfall.install, say)
-        _refuse(judge(observe(layout)).missing)  # what could not be tried without their tools
+        _refuse(refusal, look().missing)  # what could not be tried without their tools
 
 
 def install(packages: Iterable[str], say: Callable[[str], None]) -> None:
@@ -199,9 +215,9 @@ def install(packages: Iterable[str], say: Callable[[str], None]) -> None:
     _apt("install", "-y", "-qq", "--no-install-recommends", *packages)
 
 
-def _refuse(missing: tuple[str, ...]) -> None:
+def _refuse(refusal: str, missing: tuple[str, ...]) -> None:
     if missing:
-        raise ConfigError("the embedded cluster can't run here:", *(f"  - {line}" for line in missing))
+        raise ConfigError(refusal, *(f"  - {line}" for line in missing))
 
 
 def _apt(*arguments: str) -> None:

@@ -6,16 +6,18 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from lockstep.api.job import TrainingJob
 from lockstep.cli.clusters.quickstart import POD_RESOURCES, demo_folder, send_demo
 from lockstep.cli.shared.target import load
 from lockstep.kube.cluster import Client, Cluster
-from lockstep.kube.exec import Place, output_of
+from lockstep.kube.exec import PodPlace
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.platforms.files.reader import reader, stateful_set_before_start
+from lockstep.programs import output_of
 from support.clusters.cluster_jobs import Jobs
 
 T = TypeVar("T")
@@ -28,7 +30,7 @@ def resolved_job(jobs: Jobs, name: str, spec: dict[str, Any]) -> Resolved:
 
 
 @contextmanager
-def demo_pod(resolved: Resolved) -> Iterator[Place]:
+def demo_pod(resolved: Resolved) -> Iterator[PodPlace]:
     """A pod on the claims that the job mounts, with the demo's files on them, until the end of the block."""
     loop, stack = asyncio.new_event_loop(), AsyncExitStack()
     thread = threading.Thread(target=loop.run_forever, daemon=True)  # the pod expires where nothing of it runs
@@ -37,7 +39,7 @@ def demo_pod(resolved: Resolved) -> Iterator[Place]:
     def run(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, loop).result()
 
-    async def started() -> Place:
+    async def started() -> PodPlace:
         cluster = await stack.enter_async_context(await Cluster.connect())
         stateful_set = await stateful_set_before_start(cluster, resolved)
         place = await stack.enter_async_context(reader(cluster, stateful_set, resources=POD_RESOURCES))
@@ -54,12 +56,12 @@ def demo_pod(resolved: Resolved) -> Iterator[Place]:
 
 
 @contextmanager
-def demo_files(jobs: Jobs, spec: dict[str, Any]) -> Iterator[Place]:
+def demo_files(jobs: Jobs, spec: dict[str, Any]) -> Iterator[PodPlace]:
     """A pod that has them, on the claims that a job of `spec` mounts, until the end of the block."""
     with demo_pod(resolved_job(jobs, "files", spec)) as pod:
         yield pod
 
 
-def run_in_pod(place: Place, command: list[str]) -> str:
+def run_in_pod(place: PodPlace, command: list[str]) -> str:
     """Output of the command there. Raises ProgramFailed."""
-    return Client().run(lambda cluster: output_of(cluster, place, command, seconds=600.0)).decode(errors="replace")
+    return Client().run(lambda cluster: output_of(replace(place, cluster=cluster), command, seconds=600.0)).decode(errors="replace")

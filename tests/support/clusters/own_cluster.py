@@ -1,15 +1,18 @@
-"""Embedded clusters that belong to the tests: which numbers are theirs, and that nobody else's is touched."""
+"""Embedded clusters and beds of hosts that belong to the tests: which numbers are theirs, and that nobody else's is touched."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 
 import pytest
 
-from lockstep.devcluster.host.layout import NUMBER, default_layout
+from lockstep.devcluster.host.layout import NUMBER, cache_root, default_layout
+from lockstep.devcluster.hosts.layout import BedLayout
 
 GIVEN = "LOCKSTEP_TEST_KUBECONFIG"
 """Names the kubeconfig of a cluster that tests may use as they like, instead of clusters of their own."""
@@ -29,8 +32,8 @@ def own_number(numbers: Sequence[int] = NUMBERS) -> Iterator[None]:
     try:
         for number in numbers:
             os.environ[NUMBER] = str(number)
-            with _claimed(number) as claimed:
-                if claimed:
+            with claimed(default_layout().state, str(number), _remove) as ours:
+                if ours:
                     yield
                     return
         pytest.exit(f"embedded clusters {numbers[-1]} to {numbers[0]} are all in use: LOCKSTEP_DEVCLUSTER=N lockstep devcluster down", 2)
@@ -39,33 +42,46 @@ def own_number(numbers: Sequence[int] = NUMBERS) -> Iterator[None]:
 
 
 @contextmanager
-def _claimed(number: int) -> Iterator[bool]:
-    """Return True if the number is ours now. A lock tells runs apart; the file's content outlives a run that is killed."""
-    layout = default_layout()
-    layout.state.parent.mkdir(parents=True, exist_ok=True)
-    with (layout.state.parent / f"tests-{number}").open("a+") as file:
+def own_bed(numbers: Sequence[int] = NUMBERS) -> Iterator[BedLayout]:
+    """Make one of these beds of hosts this process's own for as long as the block lasts. Others' are left alone, as in `own_number`."""
+    from lockstep.devcluster.hosts.bed import down
+
+    for number in numbers:
+        bed = BedLayout(number, cache_root())
+        with claimed(bed.state, f"hosts-{number}", partial(down, bed, print, purge=True)) as ours:
+            if ours:
+                yield bed
+                return
+    pytest.exit(f"beds of hosts {numbers[-1]} to {numbers[0]} are all in use: LOCKSTEP_DEVCLUSTER=N lockstep devcluster hosts down", 2)
+
+
+@contextmanager
+def claimed(state: Path, name: str, remove: Callable[[], None]) -> Iterator[bool]:
+    """Return True if what has its state in this folder is ours now. A lock tells runs apart; the file's content outlives a run that is killed."""
+    state.parent.mkdir(parents=True, exist_ok=True)
+    with (state.parent / f"tests-{name}").open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             yield False
             return
         file.seek(0)
-        if not file.read() and layout.state.exists():
+        if not file.read() and state.exists():
             yield False
             return
         file.write("made by tests\n")
         file.flush()
-        _remove()
+        if state.exists():
+            remove()
         try:
             yield True
         finally:
-            _remove()
+            if state.exists():
+                remove()
             file.truncate(0)
 
 
 def _remove() -> None:
     from lockstep.devcluster.cluster import down
 
-    layout = default_layout()
-    if layout.state.exists():
-        down(layout, lambda text: None, purge=True)
+    down(default_layout(), lambda text: None, purge=True)

@@ -52,6 +52,36 @@ def test_any_one_volume_may_be_lost_when_each_shard_is_on_two(ranks: ForkServer,
         fewer_nodes_have_the_whole_state(ranks, runs[:2], tmp_path)
 
 
+def test_nodes_with_unlike_numbers_of_ranks_and_nodes_of_one_rank_load_each_other_s_commits(
+    ranks: ForkServer, run_file: RunFile, tmp_path: Path
+) -> None:
+    """Two ranks on one node and one on another, then one on each of three, the third of which is new, and back: as if there had been no change."""
+    first, second, third = (run_file(f"node-{node}", storage="PerPod", checkpoint={"replicas": 2}) for node in range(3))
+    commits = tmp_path / "node-0/checkpoints"
+
+    def train(runs: list[Path], *nodes: int) -> str:
+        ended = ranks.run("main", runs, nodes=nodes)
+        assert ended.codes == [0, 0, 0], ended.output
+        assert "only one copy" not in ended.output
+        return ended.outputs[0]
+
+    def forget(*names: str) -> None:
+        for name in names:
+            for node in range(3):
+                shutil.rmtree(tmp_path / f"node-{node}/checkpoints/{name}", ignore_errors=True)
+
+    train([first, first, second], 2, 1)
+    assert [shard.nodes for shard in manifest(commits / "step-6.a1").shards] == [(0, 1), (0, 1), (1, 0)]
+    whole = checksums(commits / "step-6.a1")
+    forget("step-6.a1", "step-4.a1")
+    assert "(step 2)" in train([first, second, third], 1, 1, 1)
+    assert [shard.nodes for shard in manifest(commits / "step-6.a2").shards] == [(0, 1), (1, 2), (2, 0)]
+    assert checksums(commits / "step-6.a2") == whole
+    forget("step-6.a2")
+    assert "(step 4)" in train([first, first, second], 2, 1)
+    assert checksums(commits / "step-6.a3") == whole
+
+
 def fewer_nodes_have_the_whole_state(ranks: ForkServer, runs: list[Path], folder: Path) -> None:
     """Without the third volume and its node; neither of the other two has every shard of three."""
     for node in range(3):

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep_gang.contract.layout import RankLayout, equal_layout
+
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parents[1]
 SOURCES = TESTS.parent / "workspace"
@@ -28,15 +30,17 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def torchrun_environment(rank: int, world_size: int, nodes: int, port: int) -> dict[str, str]:
-    local = world_size // nodes
+def torchrun_environment(rank: int, world_size: int, nodes: int | tuple[int, ...], port: int) -> dict[str, str]:
+    """`nodes`: their number, or the ranks of each."""
+    layout = equal_layout(nodes, world_size // nodes) if isinstance(nodes, int) else RankLayout(nodes)
+    node = layout.node_of(rank)
     return {
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank % local),
+        "LOCAL_RANK": str(layout.local_rank_of(rank)),
         "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(local),
-        "GROUP_RANK": str(rank // local),
-        "GROUP_WORLD_SIZE": str(nodes),
+        "LOCAL_WORLD_SIZE": str(layout.counts[node]),
+        "GROUP_RANK": str(node),
+        "GROUP_WORLD_SIZE": str(len(layout.counts)),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
@@ -110,7 +114,13 @@ class ForkServer:
         return answer
 
     def start(
-        self, target: str, runs: Sequence[Path | None], *, nodes: int = 1, arguments: dict[str, Any] | None = None, **environment: str
+        self,
+        target: str,
+        runs: Sequence[Path | None],
+        *,
+        nodes: int | tuple[int, ...] = 1,
+        arguments: dict[str, Any] | None = None,
+        **environment: str,
     ) -> list[Path]:
         """Start one rank a run file (the same one, usually, for each); returns the files their output goes to."""
         assert not self._running

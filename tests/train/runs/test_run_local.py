@@ -211,6 +211,28 @@ def test_ctrl_c_lets_the_ranks_save_and_leaves_nothing_behind(folder: Folder) ->
     assert json.loads(attempts[-1])["outcome"] == "Stopped"
 
 
+def test_top_shows_the_cpu_memory_and_gpu_of_every_rank_while_they_run(folder: Folder) -> None:
+    tool = folder.root / "nvidia-smi"
+    rows = "".join(f"{index}, GPU-{index}, NVIDIA L4, {100 + index}, 23034, 9{index}, 6{index}, 70.4, 72.0\\n" for index in range(2))
+    tool.write_text(f"#!/bin/sh\nprintf '{rows}'\n")
+    tool.chmod(0o755)
+    devices = [{"name": "CUDA_VISIBLE_DEVICES", "value": "1,0"}]
+    folder.job(PATIENT.replace("signal.pause()", "pass"), gpusPerNode=1, env=devices, preflight={"mode": "Off"})
+    command = [sys.executable, "-m", "lockstep.cli.main", "top", "x", "--local", "--workspace", str(folder.root)]
+    environment = {**ENVIRONMENT, "PATH": f"{folder.root}:{os.environ['PATH']}"}
+    with folder.running() as process:
+        line_with(process, "pid ")
+        shown = subprocess.run([*command, "-o", "json"], env=environment, capture_output=True, check=True, timeout=TIMEOUT_SECONDS)
+        page = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=TIMEOUT_SECONDS).stdout
+    (node,) = json.loads(shown.stdout)["nodes"]
+    assert (node["ranks"], node["ranksRunning"]) == ([0, 1], [0, 1])
+    assert [(load["rank"], load["gpu"]) for load in node["rankLoads"]] == [(0, 1), (1, 0)]
+    assert all(load["cores"] > 0 and load["bytes"] > 1 << 20 for load in node["rankLoads"])
+    assert node["cpu"]["cores"] > 0 and 0 < node["memory"]["bytes"] < node["memory"]["limitBytes"]
+    (row,) = [line for line in page.splitlines() if line.startswith("0 ") and "91%" in line]
+    assert " ".join(row.split()).endswith("1 91% 101 MiB of 22.5 GiB 61 °C 70 W of 72")
+
+
 def test_a_killed_command_line_leaves_nothing_behind(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.job(PATIENT)
     private = folder.root / "private"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from lockstep import programs
 from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.cli.main import main
-from lockstep.kube import exec as programs
 from lockstep.kube.cluster import ApiError, Cluster
 from support.api_stub import ApiStub, kubeconfig, served
 from support.cluster_facts import GROUPS, RAILS, node, policy, rail, storage_class
@@ -197,7 +197,7 @@ def pods_of(job: str) -> list[dict[str, Any]]:
 
 
 def test_every_pods_gpus_are_shown(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    async def output_of(cluster: Any, place: Any, command: list[str], *, seconds: float) -> bytes:
+    async def output_of(place: Any, command: list[str], *, seconds: float) -> bytes:
         assert command[0] == "nvidia-smi"
         return b"0, NVIDIA H100 80GB HBM3, 512, 81559, 97, 41, 580.65.06\n1, NVIDIA H100 80GB HBM3, 0, 81559, 0, 33, 580.65.06\n"
 
@@ -211,7 +211,7 @@ def test_every_pods_gpus_are_shown(api: Api, tmp_path: Path, monkeypatch: pytest
 def test_a_pod_without_the_program_is_named(
     api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def output_of(cluster: Any, place: Any, command: list[str], *, seconds: float) -> bytes:
+    async def output_of(place: Any, command: list[str], *, seconds: float) -> bytes:
         raise programs.ProgramFailed(f"pod {place.pod}: nvidia-smi: executable file not found")
 
     monkeypatch.setattr(programs, "output_of", output_of)

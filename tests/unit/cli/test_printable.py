@@ -24,13 +24,13 @@ from lockstep.api.files.yamltext import dump_yaml
 from lockstep.cli.main import explanation
 from lockstep.cli.shared.terminal import console
 from lockstep.kube.cluster import ApiError
-from lockstep.kube.exec import STDERR, STDOUT, Program
 from lockstep.plan.discovery.draft import stated, write
 from lockstep.plan.reconcile.events import events_between
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.platforms.jobs.terminal import _show
 from lockstep.platforms.operator.replica import OneLine
 from lockstep.platforms.output import ProgramOutput, put, put_json, put_text, tell
+from lockstep.programs import STDERR, STDOUT, Program
 from lockstep_gang.agent.log import Console
 from lockstep_gang.agent.ranks.reports import parse_datagram, read_error_file
 from lockstep_gang.contract.messages import Error

@@ -13,8 +13,8 @@ import pytest
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.jobs.run import refuse
 from lockstep.cli.main import main
-from lockstep.kube.exec import STDERR, STDOUT, Broken
 from lockstep.platforms.jobs import terminal
+from lockstep.programs import STDERR, STDOUT, Broken
 
 
 def job(kind: str = "Interactive", **conditions: tuple[str, str, str]) -> Any:
@@ -53,33 +53,32 @@ class Played:
     """A program in a pod: what it prints, and its exit code."""
 
     def __init__(self, *frames: tuple[int, bytes], code: int | None = 0) -> None:
-        self.place, self.code, self._frames = SimpleNamespace(pod="dev-0"), code, frames
+        self.place, self.code, self._frames = SimpleNamespace(name="pod dev-0"), code, frames
 
     async def output(self) -> AsyncIterator[tuple[int, bytes]]:
         for frame in self._frames:
             yield frame
         if self.code is None:
-            raise Broken(f"the connection to pod {self.place.pod} broke")
+            raise Broken(f"the connection to {self.place.name} broke")
 
 
-def run(monkeypatch: pytest.MonkeyPatch, played: Played) -> int:
+def run(played: Played) -> int:
     @asynccontextmanager
-    async def program(cluster: Any, place: Any, command: Any) -> AsyncIterator[Any]:
+    async def program(command: Any) -> AsyncIterator[Any]:
         yield played
 
-    monkeypatch.setattr(terminal, "program", program)
-    cluster: Any = None
-    return asyncio.run(terminal.run_on_all_nodes(cluster, "ns", "dev", ["python3"]))
+    place: Any = SimpleNamespace(program=program)
+    return asyncio.run(terminal.run_on_all_nodes(place, ["python3"]))
 
 
-def test_output_and_exit_code_are_passed_on(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    assert run(monkeypatch, Played((STDOUT, b"[rank 0] x\n"), (STDERR, b"[lockstep] y\n"), code=7)) == 7
+def test_output_and_exit_code_are_passed_on(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert run(Played((STDOUT, b"[rank 0] x\n"), (STDERR, b"[lockstep] y\n"), code=7)) == 7
     assert capfdbinary.readouterr() == (b"[rank 0] x\n", b"[lockstep] y\n")
 
 
-def test_a_connection_that_breaks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_breaks_is_said() -> None:
     with pytest.raises(Failed, match=r"^the connection to pod dev-0 broke, and the run was stopped with it$"):
-        run(monkeypatch, Played(code=None))
+        run(Played(code=None))
 
 
 @pytest.mark.parametrize(

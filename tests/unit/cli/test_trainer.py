@@ -22,9 +22,10 @@ from lockstep.cli.files import checkpoint
 from lockstep.cli.shared import terminal, trainer
 from lockstep.cli.shared.jobargs import TargetOptions
 from lockstep.cli.shared.trainer import _run
-from lockstep.kube.exec import Place, ProgramFailed
+from lockstep.kube.exec import PodPlace
 from lockstep.platforms.files import results
 from lockstep.platforms.output import ProgramOutput
+from lockstep.programs import ProgramFailed
 from lockstep_train import inspect
 
 CALLER = """
@@ -119,18 +120,19 @@ class Pod:
 
     def places(self, monkeypatch: pytest.MonkeyPatch, nodes: list[int]) -> None:
         @asynccontextmanager
-        async def program(cluster: Any, place: Any, command: list[str], **_: Any) -> AsyncIterator[Pod]:
+        async def program(place: Any, command: list[str], **_: Any) -> AsyncIterator[Pod]:
             self.command = command
             yield self
 
         @asynccontextmanager
-        async def beside(cluster: Any, namespace: str, job: str, node: int, **_: Any) -> AsyncIterator[Place]:
-            yield Place(namespace, f"{job}-{node}", "trainer")
+        async def beside(cluster: Any, namespace: str, job: str, node: int, **_: Any) -> AsyncIterator[PodPlace]:
+            yield PodPlace(cluster, namespace, f"{job}-{node}", "trainer")
 
         async def volumes(*_: Any) -> list[int]:
             return nodes
 
-        for name, stand_in in (("program", program), ("beside", beside), ("nodes_with_volumes", volumes)):
+        monkeypatch.setattr(PodPlace, "program", program)
+        for name, stand_in in (("beside", beside), ("nodes_with_volumes", volumes)):
             monkeypatch.setattr(results, name, stand_in)
 
     def asked(self, verb: str, *options: str) -> tuple[str, int]:

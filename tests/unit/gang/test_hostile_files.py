@@ -155,6 +155,12 @@ def test_a_source_file_may_be_a_link_as_mounted_files_are(tmp_path: Path) -> Non
     assert dumped(1, 0, process_state(os.getpid()), lines, None).waits_for_others
 
 
+def test_a_hostfile_has_the_ranks_of_each_node(tmp_path: Path) -> None:
+    run = make_run(nodes=3, ranks_per_node=2, node_ranks=(2, 1, 1), addresses=("a", "b", "c"), working_directory=str(tmp_path))
+    write_hostfile(run, 0, print)
+    assert (tmp_path / "hostfile").read_text() == "a slots=2\nb slots=1\nc slots=1\n"
+
+
 @pytest.mark.parametrize("name", ["hostfile", ".hostfile.draft"])
 def test_a_hostfile_takes_the_place_of_whatever_was_there(name: str, plant: Callable[[Path], None], tmp_path: Path) -> None:
     plant(tmp_path / name)

@@ -39,11 +39,11 @@ from lockstep_gang.contract.report import CheckpointReport
 from lockstep_gang.contract.run import RestartPolicy, Run
 from lockstep_gang.contract.times import RECONNECT_SECONDS
 from lockstep_gang.coordinator import channels, coordinator, server
-from lockstep_gang.coordinator import reporter as reporter_module
+from lockstep_gang.coordinator import reports as reports_module
 from lockstep_gang.coordinator.channel import LINE_BYTES_MAX, connect
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.log_lines import WITH_LINES, log_lines
-from lockstep_gang.coordinator.reporter import report_change
+from lockstep_gang.coordinator.reports import report_change
 from lockstep_gang.coordinator.server import Server
 from lockstep_gang.lifecycle.decide import decide
 from lockstep_gang.lifecycle.gang import Gang, Node, Nodes, Phase, Ranks, new_gang
@@ -168,7 +168,7 @@ def test_a_node_s_state_is_counted_without_a_look_at_all_others() -> None:
 def test_a_report_is_made_only_when_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of(2)
     before = training(run)
-    monkeypatch.setattr(reporter_module, "summarize", lambda *_: pytest.fail("a report was made"))
+    monkeypatch.setattr(reports_module, "summarize", lambda *_: pytest.fail("a report was made"))
     reporter: Any = Untold()
     for after in (
         replace(before, checkpoint=CheckpointReport(5, "/c/5", "2026-01-01T00:00:00Z")),

@@ -13,25 +13,10 @@ import pytest
 from aiohttp import WSMessage, WSMsgType
 
 from lockstep.kube.cluster import ApiError
-from lockstep.kube.exec import (
-    STATUS,
-    STDERR,
-    STDIN,
-    STDOUT,
-    V4,
-    V5,
-    Broken,
-    NotStarted,
-    Place,
-    ProgramFailed,
-    ending_of,
-    output_of,
-    program,
-    refused,
-)
+from lockstep.kube.exec import STATUS, STDIN, V4, V5, PodPlace, ending_of, refused
 from lockstep.platforms.jobs.terminal import shell_command
+from lockstep.programs import STDERR, STDOUT, Broken, NotStarted, ProgramFailed, output_of
 
-PLACE = Place("n", "x-0", "trainer")
 SUCCESS = {"status": "Success"}
 
 
@@ -76,13 +61,17 @@ class Played:
         pass
 
 
+def pod(played: Any) -> PodPlace:
+    return PodPlace(played, "n", "x-0", "trainer")
+
+
 def output(played: Any, **options: Any) -> bytes:
-    return asyncio.run(output_of(played, PLACE, ["python3", "-c", "1"], **options))
+    return asyncio.run(output_of(pod(played), ["python3", "-c", "1"], **options))
 
 
 def printed(played: Any) -> list[tuple[int, bytes]]:
     async def all_of_it() -> list[tuple[int, bytes]]:
-        async with program(played, PLACE, ["sh"]) as running:
+        async with pod(played).program(["sh"]) as running:
             return [frame async for frame in running.output()]
 
     return asyncio.run(all_of_it())
@@ -171,7 +160,7 @@ def test_the_end_of_input_is_told_where_the_server_knows_how(protocol: str, pass
     played: Any = Played(protocol=protocol)
 
     async def end() -> bool:
-        async with program(played, PLACE, ["cat"]) as running:
+        async with pod(played).program(["cat"]) as running:
             return await running.close_stdin()
 
     assert asyncio.run(end()) is passed

@@ -44,6 +44,7 @@ from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run, WhenDone
 from lockstep_gang.contract.times import SILENCE_SECONDS
 from lockstep_gang.contract.trouble import Trouble
+from lockstep_gang.coordinator.machine import boot_id, slept_seconds
 from lockstep_spec.choices import StorageMode
 from lockstep_spec.codec import ContractError
 from lockstep_spec.exits import DONE, FAILED, SAVED, UNREACHABLE
@@ -142,7 +143,7 @@ class Agent:
         states = bounded(self._ranks.states()) if self._ranks is not None else ()
         self._fabric.forget_sent(self._ranks)
         running = self._known_attempt if self._running else 0
-        return Hello(self._node.index, self._instance, self._known_attempt, running, states, self._leaving)
+        return Hello(self._node.index, self._instance, self._known_attempt, running, states, self._leaving, boot_id(), slept_seconds())
 
     def _connected(self) -> None:
         self._dev.connected()

@@ -92,7 +92,7 @@ def write_hostfile(run: Run, node: int, say: Callable[[str], None]) -> None:
     if node != 0 and run.storage is not StorageMode.PER_POD:
         return
     path = Path(run.working_directory) / HOSTFILE
-    text = "".join(f"{address} slots={run.ranks_per_node}\n" for address in run.addresses)
+    text = "".join(f"{address} slots={len(run.ranks_of(node))}\n" for node, address in enumerate(run.addresses))
     try:
         with contextlib.suppress(OSError):  # it isn't there, or is something else
             if read_regular(path, len(text.encode())) == text.encode():
@@ -172,7 +172,9 @@ class DevNode:
         """Variables of the first rank of this node that the container doesn't have."""
         run, node = self._node.run, self._node
         start = Start(0, 0, run.addresses[0], run.master_port)
-        place = RankPlace(node.index, run.position_of(node.index), 0, node.run_path, str(node.report_socket), "")
+        place = RankPlace(
+            node.index, run.layout.position_of(node.index), run.ranks_of(node.index).start, 0, node.run_path, str(node.report_socket), ""
+        )
         variables = rank_environment(run, start, place, {})
         left_out = ("TORCHELASTIC_ERROR_FILE", "LOCKSTEP_ATTEMPT", "LOCKSTEP_REPORT_SOCKET")
         return {name: value for name, value in variables.items() if name not in left_out}

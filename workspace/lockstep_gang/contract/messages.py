@@ -186,6 +186,10 @@ class Hello:
     ranks: tuple[RankState, ...] = ()
     leaving: bool = False
     """True as by `Leaving`, which may have been sent while nobody heard it."""
+    boot_id: str = ""
+    """Start of its machine: another one means that the machine was off in between. Empty: not known."""
+    slept_seconds: float = 0.0
+    """Time that its machine has slept since that start."""
 
 
 @dataclass(frozen=True)
@@ -276,6 +280,8 @@ class Start:
     master_port: int
     group_rank: int | None = None
     """This node's place in the order of ranks; null: its number."""
+    first_rank: int | None = None
+    """The first of this node's ranks; null: the one that it has when ranks follow the nodes' numbers."""
     run: Asked | None = None
     """The run that was asked for in a dev environment; null: the run's own command."""
 

@@ -282,14 +282,43 @@ def parse_report(body: bytes) -> Report:
     """A report's body, its texts as lines that can be printed: they go into statuses and events. Raises ContractError."""
     if len(body) > REPORT_BYTES_MAX:
         raise ContractError(f"report has {len(body)} bytes, must have at most {REPORT_BYTES_MAX}")
+    return _report(_value(body))
+
+
+def _value(body: bytes) -> Any:
     try:
-        value = cleaned(json.loads(body))
+        return cleaned(json.loads(body))
     except (ValueError, RecursionError) as error:
         raise ContractError(f"report is not JSON: {error}") from None
+
+
+def _report(value: object) -> Report:
     report = from_json(Report, value, "report")
     if report.format != REPORT_FORMAT:
         raise refuse("report.format", report.format, REPORT_FORMAT)
     return report
+
+
+@dataclass(frozen=True)
+class WrittenReport:
+    """A report that was written to a file, whose writer may have ended since then."""
+
+    written: str
+    """Time at which it was written, by the clock of node 0's machine, RFC 3339."""
+    report: Report
+
+
+def report_file_text(report: Report, written: str) -> str:
+    """Text of the file `gang/report.json` in a run's folder, of the same bounded size as a report to an operator."""
+    return f'{{"written": {json.dumps(written)}, "report": {report_body(report).decode("utf-8")}}}\n'
+
+
+def parse_report_file(text: bytes) -> WrittenReport:
+    """The content of `gang/report.json`, its texts as lines that can be printed. Raises ContractError."""
+    value = _value(text)
+    if not isinstance(value, dict) or not isinstance(value.get("written"), str):
+        raise ContractError('report.json must be an object with "written" (RFC 3339) and "report"')
+    return WrittenReport(value["written"], _report(value.get("report")))
 
 
 def report_bytes_max(nodes: int) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, Any
 
 from lockstep_gang.contract.fabric import FabricAsked
 from lockstep_gang.contract.interactive import Interactive
+from lockstep_gang.contract.layout import RankLayout, equal_layout
 from lockstep_gang.contract.preflight import Expected
 from lockstep_spec.choices import Choice, StorageMode
 from lockstep_spec.codec import ContractError, Must, at_least, from_json, to_json
@@ -61,7 +63,9 @@ class Run:
     job: JobIdentity
     nodes: Annotated[int, at_least(1)]
     ranks_per_node: Annotated[int, at_least(1)]
+    """Ranks of every node; the most of any, where `node_ranks` says that they differ."""
     gpus_per_node: Annotated[int, at_least(0)]
+    """GPUs of every node, one a rank; the most of any, where `node_ranks` says that they differ."""
     addresses: tuple[str, ...]
     """Address of node i, a name or a number; node 0 has the coordinator."""
     coordinator_port: Port
@@ -83,6 +87,8 @@ class Run:
     """Seconds that ranks that were asked to save and stop may take before they are killed."""
     rack_grouped: bool = False
     """The operator knows the nodes' racks, so its answer is worth a short wait before a start."""
+    node_ranks: tuple[int, ...] = ()
+    """Number of ranks of each node, where they differ; empty: every node has `ranks_per_node`."""
     order: tuple[int, ...] = ()
     """Nodes in the order of their ranks; empty: by their numbers. Of one attempt, so run.json never has it."""
     training: dict[str, Any] | None = None
@@ -91,6 +97,8 @@ class Run:
     """Null: nobody says, and nothing is verified."""
     preflight: Expected | None = None
     """Null: nodes are not looked at before an attempt."""
+    attempts_before: Annotated[int, at_least(0)] = 0
+    """Highest attempt that any node's volume has of this job. Node 0's own volume may have none, where another node was node 0 before."""
     interactive: Interactive | None = None
     """A dev environment: ranks start when somebody asks for them. Null: there is one run, and it starts by itself."""
     format: str = RUN_FORMAT
@@ -99,23 +107,36 @@ class Run:
         _require(self.format == RUN_FORMAT, "format", self.format, f"{RUN_FORMAT}: use an agent of the version that wrote this file")
         _require(len(self.addresses) == self.nodes, "addresses", len(self.addresses), f"a list of {self.nodes}, one for every node")
         _require(not self.order or sorted(self.order) == list(range(self.nodes)), "order", self.order, "empty, or every node once")
+        counts = self.node_ranks
+        _require(
+            not counts or len(counts) == self.nodes, "nodeRanks", list(counts), f"empty, or a list of {self.nodes}, one for every node"
+        )
+        is_right = not counts or (min(counts) >= 1 and max(counts) == self.ranks_per_node)
+        _require(is_right, "nodeRanks", list(counts), f"1 to ranksPerNode each, and {self.ranks_per_node} the largest")
         _require(bool(self.command) or self.interactive is not None, "command", "empty", "the argument list of a rank")
 
     @property
     def world_size(self) -> int:
-        return self.nodes * self.ranks_per_node
+        return self.layout.world_size
+
+    @cached_property
+    def layout(self) -> RankLayout:
+        """Places of the ranks."""
+        return RankLayout(self.node_ranks, self.order) if self.node_ranks else equal_layout(self.nodes, self.ranks_per_node, self.order)
 
     def node_of(self, rank: int) -> int:
-        position = rank // self.ranks_per_node
-        return self.order[position] if self.order else position
-
-    def position_of(self, node: int) -> int:
-        """torchrun's GROUP_RANK."""
-        return self.order.index(node) if self.order else node
+        return self.layout.node_of(rank)
 
     def ranks_of(self, node: int) -> range:
-        first = self.position_of(node) * self.ranks_per_node
-        return range(first, first + self.ranks_per_node)
+        return self.layout.ranks_of(node)
+
+    def gpus_of(self, node: int) -> int:
+        return len(self.ranks_of(node)) if self.node_ranks and self.gpus_per_node else self.gpus_per_node
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all nodes together."""
+        return self.world_size if self.node_ranks and self.gpus_per_node else self.nodes * self.gpus_per_node
 
     def pod_name(self, node: int) -> str:
         """First label of the node's address, which is its pod's name; empty where it is a number."""

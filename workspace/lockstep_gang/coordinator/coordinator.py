@@ -19,14 +19,15 @@ from lockstep_gang.coordinator.channel import Channel
 from lockstep_gang.coordinator.channels import Channels, RunOutput
 from lockstep_gang.coordinator.ledger import ACCOUNT_SECONDS, GoodputAccount, Ledger
 from lockstep_gang.coordinator.log_lines import log_lines
+from lockstep_gang.coordinator.machine import seconds_since_boot, slept_seconds
 from lockstep_gang.coordinator.records import Records
-from lockstep_gang.coordinator.reporter import Reporter, report_change
+from lockstep_gang.coordinator.reports import report_change, reports_of
 from lockstep_gang.coordinator.waits import happens_within, in_thread
 from lockstep_gang.lifecycle.decide import Decision, decide
 from lockstep_gang.lifecycle.gang import Gang, Phase, Silence
 from lockstep_gang.lifecycle.goodput import accounted
 from lockstep_gang.lifecycle.hang import with_pause, with_reconnects_extended
-from lockstep_gang.lifecycle.losses import waits_for_facts, with_facts
+from lockstep_gang.lifecycle.losses import waits_for_facts, with_facts, with_own_sleep
 from lockstep_gang.lifecycle.observe import connection_closed, ended_as_ordered, node_heard_again, observe
 from lockstep_gang.lifecycle.placement import with_racks
 from lockstep_gang.lifecycle.silences import with_silence
@@ -69,7 +70,8 @@ class Coordinator:
     def __init__(self, run: Run, key: bytes, output: Output) -> None:
         self._run = run
         self._output = output
-        self._clock = time.time() - time.monotonic()
+        self._clock = time.time() - seconds_since_boot()
+        self._slept_seconds = slept_seconds()
         records = Records(run.run_dir)
         self._account = GoodputAccount(records, run, output.say)
         self._ledger = Ledger(records, run, self._account)
@@ -91,27 +93,27 @@ class Coordinator:
         self._broken: BaseException | None = None
         self._changed = asyncio.Event()
         self._committed = asyncio.Event()
-        self._reporter = Reporter(run.report, key, self._replied, output.say) if run.report is not None else None
-        if self._reporter is not None:
-            self._reporter.transition(summarize(self.gang, run, log=output.tail()))
+        self._reports = reports_of(run, key, records, self._replied, output.say)
+        if self._reports is not None:
+            self._reports.transition(summarize(self.gang, run, log=output.tail()))
 
     @property
     def unheard_trouble(self) -> Trouble | None:
         """Trouble that keeps the operator from hearing of an incomplete gang; a complete one starts and runs all the same."""
         if (
-            self._reporter is None
+            self._reports is None
             or self.gang.phase is not Phase.WAITING
             or self.gang.attempt
             or not self.gang.nodes.counts.here < self._run.nodes
         ):
             return None
-        return self._reporter.trouble
+        return self._reports.trouble
 
     async def run(self) -> None:
         """Run until cancelled: wake-ups, pings, the waiting line and the reports."""
         tasks = [self._decide_in_time(), self._pulse(), self._channels.ping(), self._say_what_is_missing(), self._keep_account()]
-        if self._reporter is not None:
-            tasks.append(self._reporter.run())
+        if self._reports is not None:
+            tasks.append(self._reports.run())
         await asyncio.gather(*tasks)
 
     def connected(self, node: int, channel: Channel, hello: Hello) -> bool:
@@ -188,8 +190,8 @@ class Coordinator:
                 self._write(partial(self._ledger.close, "Stopped", self.gang), None)
             if self._recording is not None:
                 await asyncio.wait([self._recording], timeout=SETTLE_SECONDS)
-        if self._reporter is not None:
-            await self._reporter.flush(SETTLE_SECONDS)
+        if self._reports is not None:
+            await self._reports.flush(SETTLE_SECONDS)
 
     def _settled(self) -> bool:
         if self._recording is not None:
@@ -254,8 +256,8 @@ class Coordinator:
             if self.gang.phase is phase:
                 break
         self._wake_up(decision.wake_at)
-        if self._reporter is not None:
-            self._reporter.ask(waits_for_facts(self.gang))
+        if self._reports is not None:
+            self._reports.ask(waits_for_facts(self.gang))
 
     def _excuse(self) -> None:
         """Judge nobody by a time in which this process did not run, or had too much to do: what was said meanwhile is still to be read."""
@@ -266,6 +268,9 @@ class Coordinator:
         if late > PAUSED_SECONDS:
             self._output.say(f"the coordinator did not run for {late:.0f} s; that time counts against no rank or node")
         self._changes.append(partial(with_pause if late > PAUSED_SECONDS else with_reconnects_extended, seconds=late))
+        slept, self._slept_seconds = slept_seconds() - self._slept_seconds, slept_seconds()
+        if slept > PAUSED_SECONDS:
+            self._changes.append(partial(with_own_sleep, run=self._run, seconds=slept, now=self._now()))
         if self._recording is None:
             self._take_in()
 
@@ -275,7 +280,9 @@ class Coordinator:
             self._tell(before)
 
     def _carry_out(self, decision: Decision) -> None:
-        self._run = replace(self._run, order=decision.gang.placement.order)
+        places = decision.gang.placement.order
+        if places != self._run.order:  # else a large gang's layout would be made anew for every decision
+            self._run = replace(self._run, order=places)
         self._be(decision.gang)
         for node, order in decision.orders:
             self._channels.send(node, order)
@@ -320,14 +327,14 @@ class Coordinator:
             self._wake.set()
 
     def _tell(self, before: Gang) -> None:
-        """Write what has changed into the log, and report it to the operator."""
+        """Write what has changed into the log, and report it."""
         for line in log_lines(before, self.gang, self._run):
             self._say(line)
         self._changed.set()
         if self.gang.checkpoint != before.checkpoint:
             self._committed.set()
-        if self._reporter is not None:
-            report_change(self._reporter, before, self.gang, self._run, self._output.tail)
+        if self._reports is not None:
+            report_change(self._reports, before, self.gang, self._run, self._output.tail)
 
     async def _decide_in_time(self) -> None:
         while True:
@@ -361,10 +368,10 @@ class Coordinator:
             await happens_within(self._committed, ACCOUNT_SECONDS - COMMIT_SECONDS)
             self._committed.clear()
             self.gang = accounted(self.gang, self._run, self._now())
-            if self._reporter is not None:
-                self._reporter.refresh(partial(summarize, self.gang, self._run))
+            if self._reports is not None:
+                self._reports.refresh(partial(summarize, self.gang, self._run))
             in_thread(partial(self._account.keep, self.gang), "account")
 
     def _now(self) -> float:
-        """Unix time that never jumps: read once, then counted on."""
-        return self._clock + time.monotonic()
+        """Unix time that never jumps: read once, then counted on, also while the machine sleeps."""
+        return self._clock + seconds_since_boot()

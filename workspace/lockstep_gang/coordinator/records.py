@@ -1,4 +1,4 @@
-"""The durable record on node 0's volume: `gang/attempts.jsonl`, `gang/end.json` and `gang/goodput.json` in the run's folder.
+"""The durable record on node 0's volume: `attempts.jsonl`, `end.json`, `goodput.json` and `report.json` in the folder `gang` of the run's folder.
 
 Every write replaces the whole file by rename after fsync, so that a reader sees the old or the new one, never half.
 """
@@ -51,6 +51,7 @@ class Records:
         self._attempts_path = self._folder / "attempts.jsonl"
         self._end_path = self._folder / "end.json"
         self._goodput_path = self._folder / "goodput.json"
+        self.report_path = self._folder / "report.json"
         self._own = os.urandom(4).hex()
         """Part of drafts' names: on a shared volume a coordinator that was replaced may yet write."""
         self._newest = 0
@@ -93,6 +94,11 @@ class Records:
         """Write the account, durably when it returns."""
         self._refuse_newer()
         self._replace(self._goodput_path, json.dumps(to_json(record)) + "\n")
+
+    def write_report(self, text: str) -> None:
+        """Write the report of the moment, durably when it returns."""
+        self._refuse_newer()
+        self._replace(self.report_path, text)
 
     def _refuse_newer(self) -> None:
         """Raise Replaced. A coordinator that wrote between this look and the write is not seen: its attempt begins again under the next number."""

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from lockstep_gang.contract.reply import Reply, parse_reply
 from lockstep_gang.contract.report import Report, report_body
-from lockstep_gang.contract.run import ReportTarget, Run
+from lockstep_gang.contract.run import ReportTarget
 from lockstep_gang.contract.trouble import Trouble, TroubleKind
 from lockstep_gang.coordinator.network import resolved, trouble_of
 from lockstep_gang.coordinator.waits import happens_within
-from lockstep_gang.lifecycle.gang import Gang, Phase
-from lockstep_gang.lifecycle.summary import message_facts, message_of, state_of, summarize
 from lockstep_spec.codec import ContractError
 
 if TYPE_CHECKING:
@@ -161,28 +158,3 @@ class Reporter:
         if trouble != self._trouble_text or now - self._complained_at >= COMPLAINT_SECONDS:
             self._trouble_text, self._complained_at = trouble, now
             self._say(f"the operator did not take the report ({trouble}); the job goes on, and the report is sent again")
-
-
-def report_change(reporter: Reporter, before: Gang, after: Gang, run: Run, tail: Callable[[], tuple[str, ...]]) -> None:
-    """Report a change. `tail` returns the last lines of node 0's log, which go with a turn. A report looks at every rank: but for turns it is made when it is sent."""
-    if _turns(before) != _turns(after):
-        reporter.transition(replace(summarize(after, run), log=tail()))
-    elif _is_news(before, after, run):
-        reporter.news(partial(summarize, after, run))
-    else:
-        reporter.refresh(partial(summarize, after, run))
-
-
-def _is_news(before: Gang, after: Gang, run: Run) -> bool:
-    if (before.checkpoint, before.failed_saves) != (after.checkpoint, after.failed_saves):
-        return True
-    if (before.fabric.verdict, before.stragglers) != (after.fabric.verdict, after.stragglers):
-        return True
-    if message_facts(before) == message_facts(after):
-        return False
-    return after.phase is Phase.ACTIVE or message_of(before, run) != message_of(after, run)
-
-
-def _turns(gang: Gang) -> tuple[object, ...]:
-    """Changes of these are reported at once."""
-    return state_of(gang), gang.attempt, gang.stopped, gang.session.idleness

@@ -51,8 +51,9 @@ class Decision:
 def decide(gang: Gang, run: Run, now: float) -> Decision:
     """The next step and the orders that follow from it."""
     gang = session.with_idleness(accounted_now_and_then(gang, run, now), run, now)
-    step = _next_step(with_wait(with_idle_stop(gang, now), now), run, now)
-    gang, orders = _orders(step.gang, run)
+    step = _next_step(with_wait(with_idle_stop(gang, now), run, now), run, now)
+    order = step.gang.placement.order
+    gang, orders = _orders(step.gang, run if order == run.order else replace(run, order=order))
     return replace(step, gang=gang, orders=orders, wake_at=_wake_at(gang, run, now))
 
 
@@ -268,10 +269,11 @@ def _order(gang: Gang, run: Run, index: int) -> Order | None:
     if gang.phase is Phase.ACTIVE and not told_to_start(node, gang.attempt) and node.attempt != gang.attempt:
         if all(gang.ranks[rank].exit is not None for rank in run.ranks_of(index)):
             return None  # it has had this attempt already
-        place = gang.placement.order.index(index) if gang.placement.order else None
+        place, first = (run.layout.position_of(index), run.ranks_of(index).start) if run.order else (None, None)
         request = gang.session.request
         asked = request.asked if request is not None else None
-        return Start(gang.attempt, gang.restarts, run.addresses[0], run.master_port + (gang.attempt - 1) % PORTS, place, asked)
+        port = run.master_port + (gang.attempt - 1) % PORTS
+        return Start(gang.attempt, gang.restarts, run.addresses[0], port, place, first, asked)
     if gang.phase is Phase.STOPPING and node.attempt:
         return Stop(node.attempt, gang.stopping or StopMode.KILL, gang.stop_reason)
     if gang.phase is Phase.WAITING and node.attempt:

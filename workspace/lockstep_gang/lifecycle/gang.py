@@ -62,6 +62,10 @@ class Node:
     leaving: bool = False
     last_order: Order | None = None
     """On this connection."""
+    boot_id: str = ""
+    """Start of its machine, as its agent said; empty: not known."""
+    slept_seconds: float = 0.0
+    """Time that its machine had slept when its agent connected."""
 
 
 class RankCounts(NamedTuple):
@@ -242,6 +246,8 @@ class Facts:
     left: tuple[Restart, ...] = ()
     """Nodes that left in the last attempt, as entries of the history: they become ones when a fact says why, or the next
     attempt starts without such a fact."""
+    machines: tuple[Fact, ...] = ()
+    """Facts that agents know of their own machines, at most one a node: without an operator nobody else explains a loss."""
 
     def waiting(self, node: int) -> str | None:
         """Reason why the node's pod doesn't run, for example `x-1 (ImagePulling)`; None when nobody says."""
@@ -356,8 +362,8 @@ class Gang:
 
 
 def new_gang(run: Run) -> Gang:
-    """The gang of a job that never started, with nobody connected."""
-    return Gang(nodes=Nodes((Node(),) * run.nodes), ranks=Ranks((Rank(),) * run.world_size))
+    """The gang of a job that never started here, with nobody connected."""
+    return Gang(nodes=Nodes((Node(),) * run.nodes), ranks=Ranks((Rank(),) * run.world_size), known_attempt=run.attempts_before)
 
 
 def told_to_start(node: Node, attempt: int) -> bool:

@@ -30,7 +30,7 @@ def accounted(gang: Gang, run: Run, now: float) -> Gang:
     kind = activity_of(gang, run)
     if kind is None:
         return gang
-    gpus = run.nodes * run.gpus_per_node
+    gpus = run.gpus
     if kind is Spent.DOWN and gang.phase is Phase.STOPPING and gang.unproven:
         gang = replace(gang, goodput=_wasted(book, gang.unproven, _cause(gang, run), gpus), unproven={})
         book = gang.goodput
@@ -55,7 +55,7 @@ def with_absence(gang: Gang, run: Run, now: float) -> Gang:
         return gang
     if gang.failure is None:
         return replace(gang, goodput=_added(book, Spent.STOPPED if gang.attempt else Spent.QUEUED, moment, None, 0))
-    return replace(gang, goodput=_added(book, Spent.DOWN, moment, _cause(gang, run), run.nodes * run.gpus_per_node))
+    return replace(gang, goodput=_added(book, Spent.DOWN, moment, _cause(gang, run), run.gpus))
 
 
 def with_step(gang: Gang, report: Step) -> Gang:

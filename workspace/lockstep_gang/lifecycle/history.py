@@ -35,6 +35,8 @@ class AttemptRecord:
     """The newest commit when it ended."""
     retry: int = 0
     """restart.retry of the run that started it."""
+    boots: tuple[str, ...] = ()
+    """Starts of the nodes' machines when it began (`Hello.boot_id`), of the newest attempt alone. Empty where an operator explains losses."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,9 @@ def begun_records(attempts: Sequence[AttemptRecord], gang: Gang, run: Run, start
     begun = AttemptRecord(
         gang.attempt, run.job.uid, gang.restarts, started, budget=gang.budget, checkpoint=gang.checkpoint, retry=run.restart.retry
     )
-    return retained_records([*_with_costs(attempts, gang), begun])
+    if run.report is None:
+        begun = replace(begun, boots=tuple(node.boot_id for node in gang.nodes))
+    return retained_records([*(replace(record, boots=()) for record in _with_costs(attempts, gang)), begun])
 
 
 def retained_records(attempts: Sequence[AttemptRecord]) -> list[AttemptRecord]:
@@ -124,7 +128,8 @@ def resume_gang(
     `commit`: the newest of this job, as far as it was written down beside the attempts. `alive_at`: when the coordinator before this one last wrote
     anything down, Unix time; 0: nobody knows.
     """
-    gang = replace(new_gang(run), known_attempt=max((record.attempt for record in attempts), default=0))
+    gang = new_gang(run)
+    gang = replace(gang, known_attempt=max([gang.known_attempt, *(record.attempt for record in attempts)]))
     own = [record for record in attempts if record.job_uid == run.job.uid]
     if own:
         gang = replace(
@@ -136,6 +141,8 @@ def resume_gang(
             checkpoint=_newest_commit(own, commit),
             history=tuple(record.restart for record in own if record.restart is not None)[-HISTORY:],
         )
+        if len(own[-1].boots) == run.nodes:
+            gang = gang.with_nodes({index: replace(gang.nodes[index], boot_id=boot) for index, boot in enumerate(own[-1].boots)})
     if run.interactive is not None:  # an environment has no end, and nobody waits for the runs of an earlier coordinator
         return replace(gang, budget=Budget(), restarts=0, history=())
     if end is not None and end.job_uid == run.job.uid and not _is_retried(end, run):

@@ -39,6 +39,7 @@ from lockstep_gang.lifecycle.fabric.state import after_step, with_ranks_heard
 from lockstep_gang.lifecycle.gang import Gang, LostNode, Node, Phase, Rank, told_to_start, was_stopped
 from lockstep_gang.lifecycle.goodput import accounted_now_and_then, with_step
 from lockstep_gang.lifecycle.hang import STOPPED, with_deadlines_of
+from lockstep_gang.lifecycle.losses import with_machine_heard
 from lockstep_gang.lifecycle.preflight.rounds import with_answer
 from lockstep_gang.lifecycle.progress import progress_after, shifted
 from lockstep_gang.lifecycle.session import with_wish
@@ -98,10 +99,12 @@ def node_heard_again(gang: Gang, node: int, now: float) -> Gang:
 
 
 def _hello(gang: Gang, run: Run, node: int, hello: Hello, now: float) -> Gang:
+    gang = with_machine_heard(gang, run, replace(hello, node=node), now)
     before = gang.nodes[node]
     same = hello.instance == before.instance
     leaving = hello.leaving or (same and before.leaving)
     here = Node(connected=True, instance=hello.instance, attempt=hello.attempt, stuck=same and before.stuck, leaving=leaving)
+    here = replace(here, boot_id=hello.boot_id, slept_seconds=hello.slept_seconds)
     gang = replace(gang.with_node(node, here), known_attempt=max(gang.known_attempt, hello.known_attempt))
     gang = node_heard_again(gang, node, now)
     if gang.phase is Phase.WAITING:

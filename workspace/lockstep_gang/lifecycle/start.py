@@ -28,11 +28,13 @@ def absent_nodes(gang: Gang) -> list[int]:
     return [index for index, node in enumerate(gang.nodes) if not node.connected or node.leaving]
 
 
-def unplaced_nodes(gang: Gang) -> list[int]:
+def unplaced_nodes(gang: Gang, run: Run) -> list[int]:
     """Absent nodes that nobody says the cluster has room for: the operator says that it has none, or has said nothing since they were last here.
 
-    Without an operator that is every absent node: `lockstep run` sees their pods, or their agents.
+    Without an operator that is every absent node: `lockstep run` sees their pods, or their agents. Hosts have room: for them a limit is set.
     """
+    if run.timeouts.return_seconds is not None:
+        return []
     waiting = {fact.node for fact in gang.facts.latest if fact.type is FactType.WAITING and fact.reason in _UNPLACED}
     heard_at = gang.facts.heard_at
     return [index for index in absent_nodes(gang) if index in waiting or not heard_at or heard_at < (gang.nodes[index].closed_at or 0.0)]
@@ -49,10 +51,10 @@ def waits_for(gang: Gang, now: float) -> str:
     return "ranks" if gang.phase is Phase.ACTIVE and gang.ranks.counts.missing else ""
 
 
-def with_wait(gang: Gang, now: float) -> Gang:
+def with_wait(gang: Gang, run: Run, now: float) -> Gang:
     """The gang with the beginning of what it waits for: of nodes, the moment from which every one of them has had room."""
     what = waits_for(gang, now)
-    if what == "nodes" and unplaced_nodes(gang):
+    if what == "nodes" and unplaced_nodes(gang, run):
         return replace(gang, wait=Wait(what, gang.attempt, now, unplaced=True))
     gang = replace(gang, wait=replace(gang.wait, unplaced=False)) if gang.wait.unplaced else gang
     if what == gang.wait.what and (not what or gang.wait.attempt == gang.attempt):
@@ -65,7 +67,7 @@ def start_deadline(gang: Gang, run: Run) -> float | None:
         return None  # the operator, or who has typed `lockstep run`, sees to it that what is held meanwhile isn't held for ever
     if run.interactive is not None and gang.wait.what == "nodes":
         return None  # whoever waits in a dev environment can give up, and if nobody does, its idle time ends
-    return gang.wait.since + run.timeouts.start_seconds if gang.wait.what else None
+    return gang.wait.since + _allowed(gang, run)[0] if gang.wait.what else None
 
 
 def is_late(gang: Gang, run: Run, now: float) -> bool:
@@ -75,11 +77,12 @@ def is_late(gang: Gang, run: Run, now: float) -> bool:
 
 def late_nodes_failure(gang: Gang, run: Run) -> Failure:
     absent, busy = absent_nodes(gang), busy_nodes(gang)
-    what = [f"{listed_nodes(gang, run, absent)} did not come"] if absent else []
+    returns = _waits_for_returns(gang, run)
+    what = [f"{listed_nodes(gang, run, absent)} did not come{' back' if returns else ''}"] if absent else []
     what += [f"{listed_nodes(gang, run, busy)} did not end their earlier ranks"] if busy else []
     after = f", after {gang.failure.message}" if gang.failure is not None else ""
-    text = with_stuck_nodes(f"{' and '.join(what)} within the {_allowed(run)}{after}", gang, run)
-    return Failure(message=text[:1000], node=missing_nodes(gang)[0], cause=Cause.SETUP)
+    text = with_stuck_nodes(f"{' and '.join(what)} within the {_allowed_text(gang, run)}{after}", gang, run)
+    return Failure(message=text[:1000], node=missing_nodes(gang)[0], cause=Cause.NODE_LOST if returns else Cause.SETUP)
 
 
 def late_ranks_failure(gang: Gang, run: Run) -> Failure:
@@ -88,12 +91,28 @@ def late_ranks_failure(gang: Gang, run: Run) -> Failure:
     dump = next((dump for dump in gang.dumps if dump.rank == rank), None)
     stacks = dump.stacks if dump is not None else None
     where = f"; stacks of all its threads are in {stacks}" if stacks else ""
-    text = f"{listed_ranks(run, gang.late)} did not report within the {_allowed(run)}{dump_text(dump)}{where}"
+    text = f"{listed_ranks(run, gang.late)} did not report within the {_allowed_text(gang, run)}{dump_text(dump)}{where}"
     return Failure(message=text[:1000], rank=rank, node=run.node_of(rank), cause=Cause.SETUP, activity="start", stacks=stacks)
 
 
-def _allowed(run: Run) -> str:
-    return f"{run.timeouts.start_seconds} s of startTimeoutSeconds"
+def _allowed(gang: Gang, run: Run) -> tuple[int, str]:
+    """Seconds that what is waited for may take, and the name of that limit."""
+    if _waits_for_returns(gang, run):
+        return run.timeouts.return_seconds or 0, "away_seconds"
+    return run.timeouts.start_seconds, "startTimeoutSeconds"
+
+
+def _allowed_text(gang: Gang, run: Run) -> str:
+    seconds, name = _allowed(gang, run)
+    return f"{seconds} s of {name}"
+
+
+def _waits_for_returns(gang: Gang, run: Run) -> bool:
+    """Return True if all nodes that are waited for were here before: an attempt begins with all of them."""
+    if run.timeouts.return_seconds is None or gang.wait.what != "nodes":
+        return False
+    missing, absent = missing_nodes(gang), set(absent_nodes(gang))
+    return bool(missing) and all(index in absent and bool(gang.attempt or gang.nodes[index].instance) for index in missing)
 
 
 def listed_nodes(gang: Gang, run: Run, nodes: list[int]) -> str:
@@ -109,12 +128,17 @@ def listed_ranks(run: Run, ranks: tuple[int, ...]) -> str:
 
 def start_banner(gang: Gang, run: Run) -> Iterator[str]:
     """Lines with which an attempt starts, after the one that says that it does."""
-    ranks = number_of(run.ranks_per_node, "rank")
-    each = f"{ranks} and {number_of(run.gpus_per_node, 'GPU')} each" if run.gpus_per_node else f"{ranks} each, on CPUs"
-    yield f"  nodes: {listed([name for node in range(run.nodes) if (name := run.pod_name(node))], SHOWN) or run.nodes}, {each}"
+    yield f"  nodes: {listed([name for node in range(run.nodes) if (name := run.pod_name(node))], SHOWN) or run.nodes}, {_ranks_words(run)}"
     yield f"  fabric: {_fabric(run)}"
     yield f"  run: {run.run_dir}, works in {run.working_directory}, log of what happens in {run.run_dir}/logs"
     yield f"  from: {_from(gang, run)}"
+
+
+def _ranks_words(run: Run) -> str:
+    if run.node_ranks:
+        return f"{min(run.node_ranks)} to {max(run.node_ranks)} ranks each, " + ("one a GPU" if run.gpus_per_node else "on CPUs")
+    ranks = number_of(run.ranks_per_node, "rank")
+    return f"{ranks} and {number_of(run.gpus_per_node, 'GPU')} each" if run.gpus_per_node else f"{ranks} each, on CPUs"
 
 
 def _from(gang: Gang, run: Run) -> str:

@@ -159,6 +159,7 @@ class BaseHash:
         marks = ranks.gather("base/stamps", [ranks.node, mark])
         groups: dict[str, int] = ranks.publish("base/groups", node_groups(sorted(set(map(tuple, marks)))) if marks is not None else None)
         self._groups = {int(node): lowest for node, lowest in groups.items()}
+        self._nodes: list[int] = ranks.publish("base/nodes", [node for node, _ in marks] if marks is not None else None)
         self._hashes: dict[str, str] = {}
         self._problem: Problem | None = None
         self._thread = threading.Thread(target=self._hash, args=(self._share(), cache), name="lockstep-base", daemon=True)
@@ -166,10 +167,9 @@ class BaseHash:
 
     def _share(self) -> dict[str, Path]:
         """This rank's part of the files, among all ranks that see the same ones."""
-        ranks = self._ranks
-        nodes = sorted(node for node, lowest in self._groups.items() if lowest == self._groups[ranks.node])
-        place = nodes.index(ranks.node) * ranks.local_world_size + ranks.local_rank
-        return dict(list(self._files.items())[place :: len(nodes) * ranks.local_world_size])
+        mine = self._groups[self._ranks.node]
+        sharing = [rank for rank, node in enumerate(self._nodes) if self._groups[node] == mine]
+        return dict(list(self._files.items())[sharing.index(self._ranks.rank) :: len(sharing)])
 
     def _stamped(self) -> list[Any]:
         try:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.shared.embedded import require_layout
+from lockstep.cli.clusters.bed import app as hosts_app
+from lockstep.cli.shared.embedded import machine_failures, require_layout
 from lockstep.cli.shared.jobargs import Form, FormOption
 from lockstep.platforms.output import put, put_json, tell
 
@@ -24,6 +22,8 @@ app = typer.Typer(
     help="A real Kubernetes on this machine, for laptops and CI: two nodes, no Docker. Needs root on Linux.", no_args_is_help=True
 )
 
+app.add_typer(hosts_app, name="hosts")
+
 
 @app.callback()
 def needs_checkout() -> None:
@@ -33,18 +33,6 @@ def needs_checkout() -> None:
 
 def _say(text: str) -> None:
     put(f"devcluster: {text}", flush=True)
-
-
-@contextmanager
-def _failures() -> Iterator[None]:
-    """Turn what goes wrong on the machine into one sentence and exit code 1; a second call may mend it."""
-    from lockstep.devcluster.cluster import ClusterError
-
-    try:
-        yield
-    except (ClusterError, RuntimeError, OSError, subprocess.CalledProcessError) as error:
-        tell(f"lockstep: {error}")
-        raise typer.Exit(1) from error
 
 
 def bring_up(nodes: int = 2, resources: list[str] | None = None, rails: int | None = None) -> Path:
@@ -63,10 +51,10 @@ def bring_up(nodes: int = 2, resources: list[str] | None = None, rails: int | No
 
 
 def _install(layout: Layout) -> None:
-    from lockstep.devcluster.cluster import shared_things
+    from lockstep.devcluster.host.machine import shared_things
     from lockstep.devcluster.needs import ensure
 
-    with shared_things(layout):
+    with shared_things(layout.root):
         ensure(layout, _say)
 
 
@@ -85,7 +73,7 @@ def up(
 
     Example: lockstep devcluster up --resource nvidia.com/gpu=4
     """
-    with _failures():
+    with machine_failures():
         put(f"export KUBECONFIG={bring_up(nodes, resource, rails)}")
 
 
@@ -98,7 +86,7 @@ def prepare() -> None:
     layout = require_layout()
     from lockstep.devcluster.cluster import prepare as make_ready
 
-    with _failures():
+    with machine_failures():
         _install(layout)
         make_ready(layout, _say)
 
@@ -115,7 +103,7 @@ def down(purge: Annotated[bool, typer.Option(help="Remove images in the nodes an
 
     if os.geteuid() != 0:
         raise ConfigError("only root can remove the embedded cluster: sudo lockstep devcluster down")
-    with _failures():
+    with machine_failures():
         take_down(require_layout(), _say, purge=purge)
     forget(EMBEDDED)
 
@@ -161,7 +149,7 @@ def publish() -> None:
     from lockstep.devcluster.python_volume import publish_code, publish_packages
 
     volume = require_layout().python_volume
-    with _failures():
+    with machine_failures():
         publish_packages(volume)
         put(publish_code(volume))
 

@@ -52,8 +52,9 @@ def gpus(
 async def _ask(namespace: str, job: str, context: str | None, cluster: str) -> Mapping[str, list[list[str]] | str]:
     """pod → its GPUs' cells, or why there are none."""
     from lockstep.kube.cluster import Cluster
-    from lockstep.kube.exec import Place, ProgramFailed, output_of
+    from lockstep.kube.exec import PodPlace
     from lockstep.platforms.files.reader import running_pods
+    from lockstep.programs import ProgramFailed, output_of
 
     async with await Cluster.connect(context) as connection:
         pods = await running_pods(connection, namespace, job)
@@ -62,10 +63,10 @@ async def _ask(namespace: str, job: str, context: str | None, cluster: str) -> M
             _show_nodes(await _nodes(connection, none), none)
             return {}
 
-        async def ask(place: Place) -> list[list[str]] | str:
+        async def ask(place: PodPlace) -> list[list[str]] | str:
             command = ["nvidia-smi", f"--query-gpu={','.join(ASKED)}", "--format=csv,noheader,nounits"]
             try:
-                text = (await output_of(connection, place, command, seconds=SECONDS)).decode(errors="replace")
+                text = (await output_of(place, command, seconds=SECONDS)).decode(errors="replace")
             except ProgramFailed as error:
                 return str(error)
             rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]

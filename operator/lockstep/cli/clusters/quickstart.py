@@ -24,7 +24,7 @@ from lockstep.platforms.output import put, put_text, tell
 if TYPE_CHECKING:
     from lockstep.cli.shared.inputs import Inputs
     from lockstep.kube.cluster import Cluster
-    from lockstep.kube.exec import Place
+    from lockstep.kube.exec import PodPlace
     from lockstep.plan.render.resolved import Resolved
 
 JOB_FILE = "manifests/samples/trainingjob.yaml"
@@ -215,28 +215,28 @@ def refuse_other_demo(existing: dict[str, Any]) -> None:
         )
 
 
-async def send_demo(cluster: Cluster, place: Place, demo: Path) -> None:
+async def send_demo(place: PodPlace, demo: Path) -> None:
     """Copy the model and the texts onto the volumes that the container mounts. Raises Failed."""
     from lockstep.platforms.files.reader import place_roots
     from lockstep.platforms.files.transfer import TransferProgress, put
 
-    roots = await place_roots(cluster, place, writing=True)
-    await put(cluster, place, demo / "models", "/workspace/models", roots, TransferProgress())
-    await put(cluster, place, demo / "datasets", "/datasets", roots, TransferProgress())
+    roots = await place_roots(place, writing=True)
+    await put(place, demo / "models", "/workspace/models", roots, TransferProgress())
+    await put(place, demo / "datasets", "/datasets", roots, TransferProgress())
 
 
 async def _train_and_show(context: str | None, resolved: Resolved, demo: Path) -> int:
     from lockstep.api.objects import is_true
     from lockstep.kube.cluster import Cluster
-    from lockstep.kube.exec import output_of
     from lockstep.platforms.files.reader import reader, stateful_set_before_start
+    from lockstep.programs import output_of
 
     job, namespace = resolved.job, resolved.namespace
     async with await Cluster.connect(context) as cluster:
         stateful_set = await stateful_set_before_start(cluster, resolved)
         async with reader(cluster, stateful_set, resources=POD_RESOURCES) as pod:
             with _step("Copy the model and the texts to the cluster's volumes"):
-                await send_demo(cluster, pod, demo)
+                await send_demo(pod, demo)
             status = await _train(cluster, pod, job.metadata.name)
             result = status.get("result") or {}
             if not is_true(status, "Complete"):
@@ -244,17 +244,17 @@ async def _train_and_show(context: str | None, resolved: Resolved, demo: Path) -
                 return 1
             with _step("One sample without and with the adapter"):
                 command = _generate(job.spec.training.model.name if job.spec.training else "", result["adapter"])
-                sample = await output_of(cluster, pod, command, seconds=GENERATE_TIMEOUT_SECONDS)
+                sample = await output_of(pod, command, seconds=GENERATE_TIMEOUT_SECONDS)
                 put(*sample.decode(errors="replace").splitlines())
     _print_result(result, f" (on claim {resolved.profile.spec.storage.workspace_claim} of namespace {namespace})")
     _print_next(context, namespace, job.metadata.name)
     return 0
 
 
-async def _train(cluster: Cluster, pod: Place, name: str) -> dict[str, Any]:
+async def _train(cluster: Cluster, pod: PodPlace, name: str) -> dict[str, Any]:
     """Send the job, follow its log, and return its last status. One of an interrupted quickstart that still runs is followed as it is."""
     from lockstep.api.objects import has_ended
-    from lockstep.kube.exec import output_of
+    from lockstep.programs import output_of
 
     namespace = pod.namespace
     logs = f"kubectl logs -n {namespace} -f {name}-0"
@@ -264,7 +264,7 @@ async def _train(cluster: Cluster, pod: Place, name: str) -> dict[str, Any]:
         if not has_ended(existing.get("status", {})):
             with _step(f"Train: {name} runs already: {logs}"):
                 return await _follow(cluster, namespace, name)
-    again = (await output_of(cluster, pod, ["python3", "-c", EXISTS, f"/workspace/runs/{name}"])).strip() == b"True"
+    again = (await output_of(pod, ["python3", "-c", EXISTS, f"/workspace/runs/{name}"])).strip() == b"True"
     how = f"{JOB_FILE} with training.checkpoint.resumeFrom=None" if again else f"kubectl apply -n {namespace} -f {JOB_FILE}"
     with _step(f"Train{AGAIN if again else ''}: {how}; {logs}"):
         await _replace(cluster, demo_document(namespace, again))

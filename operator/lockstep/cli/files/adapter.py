@@ -78,12 +78,12 @@ async def _get(job: str, output: Path, node: int, where: TargetOptions) -> str:
     async with await Cluster.connect(where.context) as cluster:
         await known_job(cluster, namespace, job)
         async with beside(cluster, namespace, job, node, say=tell) as place:
-            roots = [*await place_roots(cluster, place, writing=False), TEMPORARY]
-            adapter = await newest_adapter(cluster, place, job)
+            roots = [*await place_roots(place, writing=False), TEMPORARY]
+            adapter = await newest_adapter(place, job)
             with Meter() as meter:
                 progress = TransferProgress(meter.changed)
                 meter.transfers = {job: progress}
                 for name in adapter.files or ("",):
                     target = f"{output}/{name}" if name else str(output)
-                    await get(cluster, place, f"{adapter.folder}/{name}".rstrip("/"), target, roots, progress, name or "adapter")
+                    await get(place, f"{adapter.folder}/{name}".rstrip("/"), target, roots, progress, name or "adapter")
     return f"{output}: {adapter.made_of or adapter.folder} of job {job}" + (", made of its shards" if adapter.made_of else "")

@@ -21,7 +21,7 @@ from lockstep_spec.words import decimal_size
 
 if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster
-    from lockstep.kube.exec import Place
+    from lockstep.kube.exec import PodPlace
     from lockstep.plan.render.resolved import Resolved
     from lockstep.platforms.files.transfer import Carried, TransferProgress
 
@@ -192,7 +192,7 @@ async def _copy_before_start(cluster: Cluster, copy: Copy, job: Resolved) -> boo
         progress = TransferProgress(meter.changed)
         meter.transfers = {"node 0": progress}
         async with reader(cluster, stateful_set, say=tell) as place:
-            carried = await _carried(cluster, copy, place, progress)
+            carried = await _carried(copy, place, progress)
     return _tell(copy, 0, carried)
 
 
@@ -217,18 +217,18 @@ async def _one(cluster: Cluster, copy: Copy, namespace: str, node: int, progress
     from lockstep.platforms.files.reader import beside
 
     async with beside(cluster, namespace, copy.remote.job, node, say=tell) as place:
-        return await _carried(cluster, copy, place, progress)
+        return await _carried(copy, place, progress)
 
 
-async def _carried(cluster: Cluster, copy: Copy, place: Place, progress: TransferProgress) -> Carried:
+async def _carried(copy: Copy, place: PodPlace, progress: TransferProgress) -> Carried:
     from lockstep.platforms.files.reader import place_roots
     from lockstep.platforms.files.transfer import get, put, refuse_outside
 
-    roots = await place_roots(cluster, place, writing=copy.up)
+    roots = await place_roots(place, writing=copy.up)
     refuse_outside(copy.remote.path, roots)
     if copy.up:
-        return await put(cluster, place, Path(copy.local), copy.remote.path, roots, progress)
-    return await get(cluster, place, copy.remote.path, copy.local, roots, progress)
+        return await put(place, Path(copy.local), copy.remote.path, roots, progress)
+    return await get(place, copy.remote.path, copy.local, roots, progress)
 
 
 def _tell(copy: Copy, node: int, result: Any) -> bool:

@@ -44,8 +44,8 @@ def shell(where: TargetOptions, job: OptionalJobArgument = DEFAULT_JOB, node: No
     from lockstep.platforms.jobs.terminal import shell as open_shell
 
     target = find_job(job, where)
-    pod = running_pod(target, node)
-    raise typer.Exit(target.run(lambda connection: open_shell(connection, target.namespace, pod)))
+    running_pod(target, node)
+    raise typer.Exit(target.run(lambda connection: open_shell(target.node(connection, node))))
 
 
 @on_cluster
@@ -148,7 +148,7 @@ def _serve(
         from lockstep.platforms.jobs.editor import EditorRequest, served
 
         request = EditorRequest(kind, folder, tuple(command))
-        async with served(connection, target.namespace, pod, request, _echo) as server:
+        async with served(target.node(connection, node), request, _echo) as server:
             way = forwarded(connection, target.namespace, pod, server.port, port or usual, say, exactly=port is not None)
             async with way as local:
                 if kind == "debug":

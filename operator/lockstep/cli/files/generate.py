@@ -70,15 +70,15 @@ async def _on_cluster(job: str, arguments: list[str], gpus: int, where: TargetOp
     async with await Cluster.connect(where.context) as cluster:
         await known_job(cluster, namespace, job)
         async with idle_or_own_pod(cluster, namespace, job, gpus, tell) as place:
-            adapter = await newest_adapter(cluster, place, job)
+            adapter = await newest_adapter(place, job)
             model = None if named else await base_model(cluster, namespace, job)
             command = ["--adapter", adapter.folder, *arguments, *([] if model is None else ["--model", model])]
-            tell(f"{adapter.made_of or adapter.folder} in pod {place.pod}: the model is loading")
+            tell(f"{adapter.made_of or adapter.folder} in {place.name}: the model is loading")
             shown = ProgramOutput()
-            with waiting(f"pod {place.pod} imports torch and peft, and loads the model") as heard:
+            with waiting(f"{place.name} imports torch and peft, and loads the model") as heard:
 
                 def show(text: bytes) -> None:
                     heard()
                     shown.put(text)
 
-                return await write_on(cluster, place, command, show)
+                return await write_on(place, command, show)

@@ -20,8 +20,8 @@ from lockstep.platforms.output import ProgramOutput, put, tell
 
 if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster
-    from lockstep.kube.exec import Place
     from lockstep.plan.render.resolved import Resolved
+    from lockstep.programs import Place
 
 app = typer.Typer(help="Work with base models.", no_args_is_help=True)
 MODULE = "lockstep_train.fetch"
@@ -206,7 +206,7 @@ async def _before_start(job: Resolved, arguments: Sequence[str], context: str | 
             )
         stateful_set = await stateful_set_before_start(cluster, job)
         async with reader(cluster, stateful_set, seconds=LIFETIME_SECONDS, secrets=True, say=tell) as place:
-            return await _fetch(cluster, place, arguments, "")
+            return await _fetch(place, arguments, "")
 
 
 async def _on_volumes(job: str, namespace: str, arguments: Sequence[str], context: str | None) -> int:
@@ -226,19 +226,19 @@ async def _everywhere(cluster: Cluster, namespace: str, job: str, arguments: Seq
 
     async def one(node: int) -> int:
         async with beside(cluster, namespace, job, node, seconds=LIFETIME_SECONDS, secrets=True, say=tell) as place:
-            return await _fetch(cluster, place, arguments, f"node {node}: " if len(nodes) > 1 else "")
+            return await _fetch(place, arguments, f"node {node}: " if len(nodes) > 1 else "")
 
     return max(await asyncio.gather(*map(one, nodes)))
 
 
-async def _fetch(cluster: Cluster, place: Place, arguments: Sequence[str], before: str) -> int:
+async def _fetch(place: Place, arguments: Sequence[str], before: str) -> int:
     """Fetch in the pod, show its lines as they come, and return the exit code."""
     from lockstep.cli.shared.trainer import EXIT_USAGE
-    from lockstep.kube.exec import STDOUT, program
+    from lockstep.programs import STDOUT
     from lockstep_spec.exits import CONFIGURATION
 
     rest, errors = bytearray(), ProgramOutput(error=True)
-    async with program(cluster, place, ["python3", "-m", MODULE, *arguments], stdin=False, pings=True) as running:
+    async with place.program([*place.python, "-m", MODULE, *arguments], stdin=False, pings=True) as running:
         async for channel, data in running.output():
             if channel != STDOUT:
                 errors.put(data)

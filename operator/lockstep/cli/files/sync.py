@@ -18,6 +18,7 @@ from lockstep.platforms.output import put, tell
 
 if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster
+    from lockstep.kube.exec import PodPlace
     from lockstep.platforms.files.sync import Receivers, Synced
 
 Stamps = dict[str, tuple[int, int]]
@@ -71,7 +72,7 @@ async def _run(one: Sync, context: str | None, *, watch: bool) -> bool:
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.files.sync import Receivers, stamps
 
-    async with await Cluster.connect(context) as cluster, Receivers(cluster, one.namespace) as receivers:
+    async with await Cluster.connect(context) as cluster, Receivers() as receivers:
         sent = stamps(one.folder) if watch else {}
         report = SyncReporter()
         complete = report.all_have_everything(await _once(cluster, receivers, one))
@@ -102,14 +103,15 @@ async def _watch(cluster: Cluster, receivers: Receivers, one: Sync, sent: Stamps
 
 
 async def _once(cluster: Cluster, receivers: Receivers, one: Sync) -> list[Synced]:
-    return await receivers.send(await _pods(cluster, one.namespace, one.job), one.folder, one.to, force=one.force)
+    return await receivers.send(await _places(cluster, one.namespace, one.job), one.folder, one.to, force=one.force)
 
 
-async def _pods(cluster: Cluster, namespace: str, job: str) -> list[str]:
-    """Names of the pods that run; one of them where all share their volumes. Raises ConfigError when none runs."""
-    from lockstep.api.names import LABEL_JOB
+async def _places(cluster: Cluster, namespace: str, job: str) -> dict[str, PodPlace]:
+    """Return the pods that run, by name; one of them where all share their volumes. Raises ConfigError when none runs."""
+    from lockstep.api.names import CONTAINER, LABEL_JOB
     from lockstep.api.objects import is_running
     from lockstep.cli.files.cp import known_job
+    from lockstep.kube.exec import PodPlace
 
     pods: list[dict[str, Any]] = (await cluster.list("Pod", namespace, {"labelSelector": f"{LABEL_JOB}={job}"}))["items"]
     running = sorted(pod["metadata"]["name"] for pod in pods if is_running(pod) and "deletionTimestamp" not in pod["metadata"])
@@ -119,7 +121,8 @@ async def _pods(cluster: Cluster, namespace: str, job: str) -> list[str]:
     if len(running) < len(pods):
         waiting = sorted({pod["metadata"]["name"] for pod in pods} - set(running))
         raise Failed(f"{', '.join(waiting)} of job {job} doesn't run yet; nothing was sent, so that no pod is left behind")
-    return running[:1] if _is_shared(pods[0]) else running
+    chosen = running[:1] if _is_shared(pods[0]) else running
+    return {name: PodPlace(cluster, namespace, name, CONTAINER) for name in chosen}
 
 
 def _is_shared(pod: dict[str, Any]) -> bool:
@@ -148,14 +151,14 @@ class SyncReporter:
 
 def _lines(result: Synced) -> list[str]:
     if result.problem is not None:
-        return [f"{result.pod}: not sent: {result.problem}"]
+        return [f"{result.node}: not sent: {result.problem}"]
     done = f"{result.sent} sent ({result.bytes} bytes), {len(result.removed)} removed" if result.sent or result.removed else "nothing to do"
     groups = (
         (result.removed, "was removed: it is not in the folder any more", "were removed"),
         (result.changed, "was changed there since the last sync and stays as it is; --force overwrites it", "were changed there"),
         (result.others, "was sent from another folder and stays; --force removes it", "were sent from another folder"),
     )
-    return [f"{result.pod}: {line}" for line in (done, *(line for group in groups for line in _named(*group)))]
+    return [f"{result.node}: {line}" for line in (done, *(line for group in groups for line in _named(*group)))]
 
 
 def _named(names: tuple[str, ...], each: str, more: str) -> list[str]:

@@ -118,7 +118,7 @@ def _stop_run(cluster_job: ClusterJob) -> int:
 
     refuse(cluster_job)
     command = ["python3", "-I", AGENT_PATH, "stop"]
-    return cluster_job.run(lambda cluster: run_on_all_nodes(cluster, cluster_job.namespace, cluster_job.name, command))
+    return cluster_job.run(lambda cluster: run_on_all_nodes(cluster_job.node(cluster, 0), command))
 
 
 def _not_ended(jobs: Sequence[str], where: TargetOptions) -> list[ClusterJob]:

@@ -127,7 +127,7 @@ async def _summary(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:
     measured: dict[str, Any] = {}
     try:
         async with beside(cluster, namespace, name, seconds=600, say=say) as place:
-            measured = await summary(cluster, place, name)
+            measured = await summary(place, name)
     except (Failed, OSError) as error:
         say(f"the measurements of {name} can't be read, only its status: {error}")
     run = await frozen_run(cluster, job)

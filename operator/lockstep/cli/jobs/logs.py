@@ -184,12 +184,11 @@ def _attempt_before_newest(job: str, root: str) -> int:
 
 
 def _node_of(root: str, rank: int) -> int:
-    from lockstep.plan.pages.logs import node_of_rank
+    from lockstep.plan.pages.logs import node_of_rank, ranks_of_run
     from lockstep.platforms.inpod import runfolder
 
     run = runfolder.summary(root, points=1)["run"]
-    nodes = int(run.get("nodes", 0))
-    return node_of_rank({"desired": nodes * int(run.get("ranksPerNode", 0))}, nodes, rank)
+    return node_of_rank(ranks_of_run(run), int(run.get("nodes", 0)), rank)
 
 
 def _follow_folder(job: str, workspace: Path, request: Object, *, follow: bool) -> int:

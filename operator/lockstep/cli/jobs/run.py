@@ -166,7 +166,7 @@ def run_in_session(words: Sequence[str], job: str, where: TargetOptions, *, deta
     cluster_job = find_job(job, where)
     refuse(cluster_job)
     command = agent_command(words, _who(), detach=detach)
-    return cluster_job.run(lambda cluster: run_on_all_nodes(cluster, cluster_job.namespace, job, command))
+    return cluster_job.run(lambda cluster: run_on_all_nodes(cluster_job.node(cluster, 0), command))
 
 
 def refuse(cluster_job: ClusterJob) -> None:

@@ -69,13 +69,14 @@ def _on_this_machine(name: str, workspace: Path, rank: int | None) -> list[RankA
     from lockstep.plan.pages.stacks import missing, read_ranks
     from lockstep.platforms.inpod import rankstacks
     from lockstep.platforms.local.records import observed_run
+    from lockstep_gang.contract.layout import equal_layout
 
     observed_run(name, workspace)
     folder = str((workspace / "workspace/runs" / name).absolute())
     answer = rankstacks.look(rank, folder)
     answers = read_ranks(answer)
-    ranks = range(answer["worldSize"]) if rank is None else [rank]
-    ended = missing(answers, ranks, {}, max(answer["ranksPerNode"], 1))
+    per_node = max(answer["ranksPerNode"], 1)
+    ended = missing(answers, rank, {}, equal_layout(answer["worldSize"] // per_node, per_node))
     return _checked(name, sorted([*answers, *ended], key=lambda one: one.rank), rank, f"lockstep why {name} --local")
 
 

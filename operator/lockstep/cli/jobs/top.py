@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +16,7 @@ from lockstep.api.objects import Object
 from lockstep.cli.shared.jobargs import WORKSPACE, Form, LocalRunOption, TargetOptions, WorkspaceOption, find_job, on_cluster
 from lockstep.cli.shared.terminal import say
 from lockstep.platforms.output import put, put_json
+from lockstep_spec.words import number_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,9 +44,9 @@ def top(
     local: LocalRunOption = False,
     workspace: WorkspaceOption = WORKSPACE,
 ) -> None:
-    """Show the progress of a job until it has ended: loss curve, speed, memory, fabric, goodput, and each node's ranks and NICs.
+    """Show the progress of a job until it has ended: loss curve, speed, fabric, goodput, each node's CPU, memory and NICs, and each rank's CPU, memory and GPU.
 
-    Exit code 1 after one look: the operator is not heard, so what is shown may be old. Nodes are asked through their pods while you look, which needs the right to run programs in them; without it the rest is shown.
+    Exit code 1 after one look: the operator is not heard, so what is shown may be old. Nodes are asked through their pods while you look, which needs the right to run programs in them; without it the rest is shown. A narrow terminal shows fewer columns.
 
     Example: lockstep top demo
     """
@@ -88,7 +89,14 @@ def _screen(live: bool) -> Iterator[Callable[[Iterable[str]], None]]:
     from rich.live import Live
 
     with Live(auto_refresh=False, vertical_overflow="crop") as view:
-        yield lambda lines: view.update(_text(lines), refresh=True)
+        yield lambda lines: view.update(_text(within(list(lines), view.console.size.height)), refresh=True)
+
+
+def within(lines: Sequence[str], height: int) -> Sequence[str]:
+    """The lines that a terminal has room for, the last of which says how many it hasn't."""
+    if len(lines) <= height:
+        return lines
+    return [*lines[: height - 1], f"… and {number_of(len(lines) - height + 1, 'line')}: enlarge the terminal, or use --once"]
 
 
 def _text(lines: Iterable[str]) -> Text:
@@ -99,7 +107,7 @@ def _text(lines: Iterable[str]) -> Text:
     text = Text("\n".join(map(printable_line, lines)), no_wrap=True, overflow="ellipsis")
     text.highlight_words(["Running", "Complete", "verified"], "green")
     text.highlight_words(["Failed", "NOT as asked", "not running", "not seen"], "red")
-    text.highlight_regex(r"(?m)^(loss|speed|fabric|checkpoint|goodput|NODE.*|NAME.*)", "bold")
+    text.highlight_regex(r"(?m)^(loss|speed|fabric|checkpoint|goodput|NODE.*|RANK.*|HOST.*|NAME.*)", "bold")
     text.highlight_regex(r"[▁▂▃▄▅▆▇█]+", "cyan")
     return text
 
@@ -109,19 +117,24 @@ async def _looks_of_job(job: Object, context: str | None, interval: float, *, li
     from lockstep.api.objects import has_ended
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.pages.top import snapshot
+    from lockstep.platforms.files.results import run_folder
     from lockstep.platforms.jobs.observe import operator_unheard
-    from lockstep.platforms.jobs.top import JobNodes, curve_on_volume, pods_of
+    from lockstep.platforms.jobs.top import JobNodes, curve_on_volume, nodes_in_pods, pods_of
 
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     curve: Object = {}
     read = -CURVE_SECONDS
     measuring = (lambda line: None) if live else say
-    async with await Cluster.connect(context) as cluster, JobNodes(cluster, namespace, name, measuring) as nodes:
+    async with (
+        await Cluster.connect(context) as cluster,
+        JobNodes(nodes_in_pods(cluster, namespace, name), name, run_folder(name), measuring) as nodes,
+    ):
+        ask = nodes.ask if live else nodes.ask_all
         while True:
             now = time.monotonic()
             points = CURVE_POINTS if now - read >= CURVE_SECONDS else 0
             answers, current, pods, silent = await asyncio.gather(
-                nodes.ask(points),
+                ask(points),
                 cluster.get("TrainingJob", namespace, name),
                 pods_of(cluster, namespace, name),
                 operator_unheard(cluster, namespace),
@@ -159,12 +172,13 @@ async def _looks_of_all(where: TargetOptions, interval: float) -> Looks:
 
 async def _looks_of_folder(job: str | None, workspace: Path, interval: float) -> Looks:
     from lockstep.api.errors import ConfigError
-    from lockstep.platforms.local.records import look_at_run
+    from lockstep.platforms.local.records import LocalLooks
 
     if job is None:
         raise ConfigError("name the run: lockstep top JOB --local")
+    looks = LocalLooks(job, workspace)
     while True:
-        page, over = look_at_run(job, workspace, CURVE_POINTS)
+        page, over = await asyncio.to_thread(looks.look, CURVE_POINTS)
         yield page, _page(page), over
         await asyncio.sleep(interval)
 
@@ -178,5 +192,6 @@ def _page(look: Object) -> list[str]:
 
     from lockstep.plan.pages.top import top_page
 
-    lines = list(top_page(look, time.time(), shutil.get_terminal_size().columns))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    lines = list(top_page(look, time.time(), width))
     return [*lines[:1], *([f"  {look['stale']['message']}"] if "stale" in look else []), *lines[1:]]

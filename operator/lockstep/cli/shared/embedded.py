@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from lockstep.api.errors import ConfigError
+import typer
+
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.platforms.output import tell
 
 if TYPE_CHECKING:
     from lockstep.devcluster.host.layout import Layout
@@ -25,6 +31,16 @@ def require_layout() -> Layout:
     if layout is None:
         raise ConfigError("the embedded cluster is not part of an installed Lockstep: clone the repository, then `make cluster-up` there")
     return layout
+
+
+@contextmanager
+def machine_failures() -> Iterator[None]:
+    """Turn what goes wrong on the machine into one sentence and exit code 1; a second call may mend it."""
+    try:
+        yield
+    except (Failed, RuntimeError, OSError, subprocess.CalledProcessError) as error:
+        tell(f"lockstep: {error}")
+        raise typer.Exit(1) from error
 
 
 def publish_checkout() -> str:

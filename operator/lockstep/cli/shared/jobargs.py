@@ -18,6 +18,7 @@ from lockstep.api.names import DEV_ENVIRONMENT, pod_name
 if TYPE_CHECKING:
     from lockstep.cli.shared.target import Target
     from lockstep.kube.cluster import Cluster
+    from lockstep.kube.exec import PodPlace
 
 T = TypeVar("T")
 
@@ -165,6 +166,13 @@ class ClusterJob:
     def run(self, work: Callable[[Cluster], Coroutine[Any, Any, T]]) -> T:
         """Return the result of `work`, done on a connection to the job's cluster that ends with it."""
         return self.target.client.run(work)
+
+    def node(self, cluster: Cluster, number: int) -> PodPlace:
+        """Return the container of a node's ranks."""
+        from lockstep.api.names import CONTAINER
+        from lockstep.kube.exec import PodPlace
+
+        return PodPlace(cluster, self.namespace, pod_name(self.name, number), CONTAINER)
 
 
 def find_job(name: str, where: TargetOptions) -> ClusterJob:

@@ -31,6 +31,11 @@ def tracking() -> Path:
     return ROOT if is_version_2() else ROOT / "pids"
 
 
+def unified() -> Path | None:
+    """Folder of the groups of version 2, which machines with version 1 may have beside it; None: it isn't mounted."""
+    return next((folder for folder in (ROOT, ROOT / "unified") if (folder / "cgroup.controllers").exists()), None)
+
+
 def create(name: str) -> None:
     """Make the group in every hierarchy, ready to take processes."""
     for hierarchy in hierarchies():

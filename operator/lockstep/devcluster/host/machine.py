@@ -1,12 +1,14 @@
 """The machine as it was before: kernel settings that a kubelet changes, and folders of the host on which nodes mount one of their own.
 
-`up` notes and makes them, `down` puts them back.
+`up` notes and makes them, `down` puts them back. And the lock on what all clusters of the machine share.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 KERNEL_SETTINGS = (
@@ -17,6 +19,15 @@ KERNEL_SETTINGS = (
     "kernel/keys/root_maxkeys",
     "kernel/keys/root_maxbytes",
 )
+
+
+@contextmanager
+def shared_things(root: Path) -> Iterator[None]:
+    """One at a time over all clusters of this machine: packages, binaries, images and the published code are theirs together."""
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / "devcluster.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def note_settings(record: Path, root: Path = Path("/proc/sys")) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard, TypeVar
 
 from lockstep.api.objects import Object
+from lockstep_spec.words import printable_line
 
 T = TypeVar("T")
 POINTS_MAX = 20_000
@@ -23,12 +24,11 @@ def read_node(answer: Mapping[str, Any]) -> Object:
     """`runfolder.Watch.answer`, without what is none of it."""
     facts: Object = {
         "gigabits": _table(answer.get("gigabits"), _rates, NICS_MAX),
+        "cpu": _amounts(answer.get("cpu"), ("cores", "limitCores")),
         "memory": _counts(answer.get("memory"), ("bytes", "limitBytes")),
-        "gpus": [
-            gpu
-            for gpu in (_counts(item, ("index", "bytes", "limitBytes", "percentage")) for item in items(answer.get("gpus"), GPUS_MAX))
-            if len(gpu) == 4
-        ],
+        "gpus": [gpu for gpu in map(_gpu, items(answer.get("gpus"), GPUS_MAX)) if "index" in gpu],
+        "rankLoads": [load for load in map(_rank_load, items(answer.get("rankLoads"), RANKS_MAX)) if "rank" in load],
+        "gpuProblem": _word(answer.get("gpuProblem")),
         "curve": _records(answer.get("curve")),
     }
     facts = {key: value for key, value in facts.items() if value}
@@ -37,6 +37,25 @@ def read_node(answer: Mapping[str, Any]) -> Object:
     if isinstance(answer.get("ranks"), list):
         facts["ranks"] = [rank for rank in items(answer["ranks"], RANKS_MAX) if is_count(rank)]
     return facts
+
+
+def _gpu(value: object) -> Object:
+    words = {name: word for name in ("uuid", "name") if (word := _word(_mapping(value).get(name)))}
+    return {**_counts(value, ("index", "bytes", "limitBytes", "percentage", "celsius", "watts", "limitWatts")), **words}
+
+
+def _rank_load(value: object) -> Object:
+    return {**_counts(value, ("rank", "bytes", "gpu")), **_amounts(value, ("cores",))}
+
+
+def _amounts(value: object, names: tuple[str, ...]) -> Object:
+    """Numbers of these names that are 0 or more."""
+    numbers = {name: _number(item) for name, item in _mapping(value).items() if name in names}
+    return {name: number for name, number in numbers.items() if number is not None and number >= 0}
+
+
+def _word(value: object) -> str:
+    return printable_line(value[:WORDS_MAX]) if isinstance(value, str) else ""
 
 
 def read_summary(answer: Mapping[str, Any]) -> Object:

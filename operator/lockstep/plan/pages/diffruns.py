@@ -13,7 +13,7 @@ from lockstep.plan.pages.table import aligned
 ROWS = 10
 """Rows of a loss curve for a person; JSON has all."""
 LONGEST = 40
-_SETTINGS = ("nodes", "ranksPerNode", "gpusPerNode", "storage")
+_SETTINGS = ("nodes", "ranksPerNode", "nodeRanks", "gpusPerNode", "storage")
 _SCRIPT = ("command", "workingDirectory")
 
 
@@ -33,7 +33,7 @@ class Side:
 def settings_of(run: Object) -> Object:
     """Settings of a run.json that make one run differ from another: not its name, addresses and files."""
     training = run.get("training")
-    chosen: Object = {key: run[key] for key in (*_SETTINGS, *(() if training else _SCRIPT)) if run.get(key) is not None}
+    chosen: Object = {key: run[key] for key in (*_SETTINGS, *(() if training else _SCRIPT)) if run.get(key) not in (None, [])}
     return flat(chosen | ({"training": training} if training else {}))
 
 

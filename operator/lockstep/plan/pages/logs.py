@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.objects import Object
+from lockstep.plan.pages.answers import is_count
+from lockstep_gang.contract.layout import RankLayout
 
 LAST_LINES = 20
 SHOWN_RANKS = 8
@@ -39,6 +41,27 @@ def nodes_of(job: Object) -> int:
     return int(job["spec"].get("nodes") or len((status.get("ranks") or {}).get("order") or []) or status.get("nodes") or 0)
 
 
+def ranks_of_run(run: Object) -> Object:
+    """Ranks of a run.json in the form of `status.ranks`, with `perNode` where the numbers of the nodes differ; {} for a file that doesn't say them."""
+    nodes, each, differing = (run.get(key) for key in ("nodes", "ranksPerNode", "nodeRanks"))
+    if isinstance(differing, list) and differing and all(is_count(count) and count > 0 for count in differing):
+        return {"desired": sum(differing), "perNode": differing}
+    return {"desired": nodes * each} if is_count(nodes) and is_count(each) and nodes * each else {}
+
+
+def layout_of(ranks: Object, nodes: int) -> RankLayout:
+    """Places of the ranks, by `status.ranks`; no rank while nobody knows."""
+    counts = ranks.get("perNode") or _equal_counts(int(ranks.get("desired") or 0), nodes)
+    order = ranks.get("order") or []
+    return RankLayout(tuple(counts), tuple(order) if sorted(order) == list(range(len(counts))) else ())
+
+
+def _equal_counts(desired: int, nodes: int) -> list[int]:
+    """A job that is being resized has as many ranks as before, on another number of nodes than `nodes`."""
+    each = max(1, desired // nodes) if nodes else 1
+    return [min(each, desired - first) for first in range(0, desired if nodes else 0, each)]
+
+
 def node_of_rank(ranks: Object, nodes: int, rank: int) -> int:
     """The node that has a rank, by `status.ranks`. Raises ConfigError for a rank that the job hasn't got."""
     desired = int(ranks.get("desired") or 0)
@@ -47,18 +70,12 @@ def node_of_rank(ranks: Object, nodes: int, rank: int) -> int:
     if rank >= desired:
         ranks_there = f"{desired} ranks, 0 to {desired - 1}" if desired > 1 else "rank 0 only"
         raise ConfigError(f"there is no rank {rank}: the job has {ranks_there}")
-    position = rank // max(1, desired // nodes)
-    order = ranks.get("order") or []
-    return int(order[position]) if position < len(order) else position
+    return layout_of(ranks, nodes).node_of(rank)
 
 
-def ranks_of_node(ranks: Object, nodes: int, node: int) -> range:
-    """The ranks that a node has, by `status.ranks`; none while nobody knows."""
-    desired = int(ranks.get("desired") or 0)
-    each = desired // nodes if nodes else 0
-    order = ranks.get("order") or []
-    position = order.index(node) if node in order else node
-    return range(position * each, min((position + 1) * each, desired))
+def ranks_of_node(layout: RankLayout, node: int) -> range:
+    """The ranks that a node has; none while nobody knows."""
+    return layout.ranks_of(node) if node < len(layout.counts) else range(0)
 
 
 def of_rank(line: str, rank: int | None) -> bool:

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.plan.pages.answers import is_count, items
+from lockstep_gang.contract.layout import RankLayout
 
 RANKS_MAX, LINES_MAX, LINE_CHARACTERS = 4096, 20_000, 500
 FIRST = "most recent call first"
+NOWHERE = -1
+"""Node of a rank that the job doesn't have."""
 NOT_THERE = "no process of it runs: it has ended, or not begun"
 _THREAD = re.compile(rf"(?:Current thread|Thread) 0x[0-9a-f]+.*\({FIRST}\):$")
 
@@ -61,11 +64,12 @@ def threads_of(lines: Iterable[str]) -> tuple[Thread, ...]:
     return tuple(Thread(index == 0, tuple(frames)) for index, frames in enumerate(reversed(threads)))
 
 
-def missing(answers: Iterable[RankAnswer], ranks: Iterable[int], of_nodes: Mapping[int, str], ranks_per_node: int) -> list[RankAnswer]:
-    """The ranks that nobody answered for. `of_nodes`: why nodes didn't."""
+def missing(answers: Iterable[RankAnswer], rank: int | None, of_nodes: Mapping[int, str], layout: RankLayout) -> list[RankAnswer]:
+    """The ranks, of all or of this one, that nobody answered for. `of_nodes`: why nodes didn't."""
     answered = {answer.rank for answer in answers}
-    places = ((rank, rank // ranks_per_node) for rank in ranks if rank not in answered)
-    return [RankAnswer(rank, node, 0, "", problem=of_nodes.get(node, NOT_THERE)) for rank, node in places]
+    silent = [number for number in (range(layout.world_size) if rank is None else [rank]) if number not in answered]
+    places = ((number, layout.node_of(number) if number < layout.world_size else NOWHERE) for number in silent)
+    return [RankAnswer(number, node, 0, "", problem=of_nodes.get(node, NOT_THERE)) for number, node in places]
 
 
 def stacks_page(answers: Iterable[RankAnswer]) -> Iterator[str]:

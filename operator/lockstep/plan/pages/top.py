@@ -8,17 +8,17 @@ from typing import Any
 
 from lockstep.api.names import node_index
 from lockstep.api.objects import Object, condition
-from lockstep.plan.pages.logs import nodes_of, ranks_of_node
+from lockstep.plan.pages.load import load_page
+from lockstep.plan.pages.logs import layout_of, nodes_of, ranks_of_node
 from lockstep.plan.pages.table import VERDICTS, age, aligned, of_total
-from lockstep_spec.words import binary_size, duration, listed
+from lockstep_gang.contract.layout import RankLayout
+from lockstep_spec.words import binary_size, duration
 
 LOCAL = "local run"
 """Instead of a namespace."""
 BARS = "▁▂▃▄▅▆▇█"
-NICS_SHOWN = 8
-IDLE_GIGABITS = 0.0005
-"""Less is shown as nothing."""
-_COLUMNS = ("NODE", "POD", "ON", "RANKS", "MEMORY", "GPU MEMORY", "NIC", "IN Gb/s", "OUT Gb/s")
+CURVE_WIDTH = 60
+ANSWERED = ("gigabits", "cpu", "memory", "gpus", "rankLoads", "gpuProblem", "problem", "ageSeconds", "notAsked")
 _OVERVIEW = ("NAME", "STATE", "STEP", "LOSS", "STEP TIME", "TOKENS/S", "LEFT", "RESTARTS", "GOODPUT", "TRANSPORT")
 
 
@@ -27,6 +27,7 @@ def snapshot(job: Object, pods: Sequence[Object], answers: Mapping[int, Object])
     status = job.get("status", {})
     trainer, fabric, verified = status.get("trainer", {}), status.get("fabric", {}), condition(status, "FabricVerified")
     summary = condition(status, "Progressing")
+    layout = layout_of(status.get("ranks") or {}, nodes_of(job))
     values = {
         "job": job["metadata"]["name"],
         "namespace": job["metadata"]["namespace"],
@@ -40,9 +41,9 @@ def snapshot(job: Object, pods: Sequence[Object], answers: Mapping[int, Object])
         "checkpoint": status.get("checkpoint"),
         "transport": status.get("cluster", {}).get("transport"),
         "fabric": {"uses": fabric.get("transport"), "verified": verified.get("status"), "message": verified.get("message", "")},
-        "ranks": {key: value for key, value in (status.get("ranks") or {}).items() if key != "order"},
+        "ranks": {key: value for key, value in (status.get("ranks") or {}).items() if key not in ("order", "perNode")},
         "loss": _curve(answers),
-        "nodes": [_node(job, pod, answers) for pod in sorted(pods, key=lambda pod: node_index(pod["metadata"]["name"]))],
+        "nodes": [_node(layout, pod, answers) for pod in sorted(pods, key=lambda pod: node_index(pod["metadata"]["name"]))],
     }
     return {key: value for key, value in values.items() if value not in (None, {})}
 
@@ -52,23 +53,31 @@ def _curve(answers: Mapping[int, Object]) -> list[list[float]]:
     return [[int(step), values["loss"]] for step, values in curve.items() if values.get("loss") is not None]
 
 
-def _node(job: Object, pod: Object, answers: Mapping[int, Object]) -> Object:
+def _node(layout: RankLayout, pod: Object, answers: Mapping[int, Object]) -> Object:
     node = node_index(pod["metadata"]["name"])
     answer = answers.get(node, {})
-    ranks = ranks_of_node(job.get("status", {}).get("ranks") or {}, nodes_of(job), node)
-    facts = {key: answer[key] for key in ("gigabits", "memory", "gpus", "problem") if answer.get(key)}
-    running = {"ranksRunning": answer["ranks"]} if "ranks" in answer else {}
+    ranks = ranks_of_node(layout, node)
     on = pod.get("spec", {}).get("nodeName")
-    return {"node": node, "pod": pod["metadata"]["name"], **({"nodeName": on} if on else {}), "ranks": list(ranks), **running, **facts}
+    return {"node": node, "pod": pod["metadata"]["name"], **({"nodeName": on} if on else {}), "ranks": list(ranks), **_facts(answer)}
 
 
-def top_page(view: Object, now: float, width: int = 100) -> Iterator[str]:
-    """The snapshot for a person."""
+def machine_node(host: str, ranks: Sequence[int], answer: Object) -> Object:
+    """Node of a snapshot that is a machine and no pod. `ranks`: those that should run there."""
+    return {"node": 0, "host": host, "ranks": list(ranks), **_facts(answer)}
+
+
+def _facts(answer: Object) -> Object:
+    running = {"ranksRunning": answer["ranks"]} if "ranks" in answer else {}
+    return {**running, **{key: answer[key] for key in ANSWERED if answer.get(key)}}
+
+
+def top_page(view: Object, now: float, width: int | None = None) -> Iterator[str]:
+    """The snapshot for a person. `width`: of the terminal, in characters; None: no limit."""
     yield f"{view['job']}  {view['state']}  {_progress(view)}"
     if view["state"] != "Running":
         yield f"  {view['message']}"
     if view["loss"]:
-        yield f"loss        {_loss(view['loss'], max(20, min(60, width - 50)))}"
+        yield f"loss        {_loss(view['loss'], CURVE_WIDTH if width is None else max(20, min(CURVE_WIDTH, width - 50)))}"
     if speed := _speed(view.get("metrics", {})):
         yield f"speed       {speed}"
     fabric = view["fabric"]
@@ -84,10 +93,7 @@ def top_page(view: Object, now: float, width: int = 100) -> Iterator[str]:
     yield f"goodput     {goodput}; attempt {view.get('attempts', '-')}, {view['restarts']} restart{'' if view['restarts'] == 1 else 's'}"
     if view["nodes"]:
         yield ""
-        yield from aligned([_COLUMNS, *(row for node in view["nodes"] for row in _rows(node))])
-    for problem in dict.fromkeys(node["problem"] for node in view["nodes"] if "problem" in node):
-        names = [node["pod"] for node in view["nodes"] if node.get("problem") == problem]
-        yield f"not seen: {listed(names, 4)}: {problem}"
+        yield from load_page(view["nodes"], width)
 
 
 def _progress(view: Object) -> str:
@@ -131,36 +137,6 @@ def _speed(metrics: Mapping[str, str]) -> str:
 def _verified(fabric: Object) -> str:
     word = VERDICTS.get(fabric.get("verified") or "", "")
     return f"{word}: {fabric['message']}" if fabric.get("message") else word
-
-
-def _rows(node: Object) -> Iterator[tuple[str, ...]]:
-    nics = _busiest(node.get("gigabits", {}))
-    memory = node.get("memory", {})
-    used = _bytes(memory["bytes"]) if memory else "-"
-    limit = f" of {_bytes(memory['limitBytes'])}" if "limitBytes" in memory else ""
-    gpus = node.get("gpus", [])
-    of_gpus = f"{_bytes(max(gpu['bytes'] for gpu in gpus))} of {_bytes(gpus[0]['limitBytes'])}" if gpus else "-"
-    first = (str(node["node"]), node["pod"], node.get("nodeName", "-"), _ranks(node), used + limit, of_gpus)
-    yield (*first, *(nics[0] if nics else ("-", "-", "-")))
-    for nic in nics[1:]:
-        yield ("",) * len(first) + nic
-
-
-def _busiest(gigabits: Mapping[str, Sequence[float]]) -> list[tuple[str, str, str]]:
-    """NICs with traffic; the first when there is none anywhere."""
-    busy = {nic: rates for nic, rates in gigabits.items() if max(rates) >= IDLE_GIGABITS} or dict(list(gigabits.items())[:1])
-    return [(nic, *map(_rate, rates)) for nic, rates in list(busy.items())[:NICS_SHOWN]]  # type: ignore[misc]
-
-
-def _rate(gigabits: float) -> str:
-    return "0" if gigabits < IDLE_GIGABITS else f"{gigabits:.3f}" if gigabits < 1 else f"{gigabits:.1f}"
-
-
-def _ranks(node: Object) -> str:
-    ranks = node["ranks"]
-    text = "-" if not ranks else str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
-    missing = len(set(ranks) - set(node["ranksRunning"])) if "ranksRunning" in node else 0
-    return f"{text} ({missing} not running)" if missing else text
 
 
 def _bytes(count: Any) -> str:

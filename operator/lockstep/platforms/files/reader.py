@@ -1,7 +1,7 @@
 """Access to a job's files: in its own pods while they run, else in a short-lived pod that mounts its claims.
 
     async with beside(cluster, namespace, job, node=0, say=print) as place:
-        data = await output_of(cluster, place, ["cat", "/workspace/runs/demo/logs/train_log.jsonl"])
+        data = await output_of(place, ["cat", "/workspace/runs/demo/logs/train_log.jsonl"])
 
 The pod is the user's own: it needs the right to create, read and delete pods and to run programs in them, which the built-in role `edit` has. It
 is removed at the end, on Ctrl-C too. One that was left behind (SIGKILL, a laptop that slept) goes within two minutes (`expiring`); for who may not
@@ -22,7 +22,7 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import CONTAINER, LABEL_JOB, pod_name
 from lockstep.api.objects import Object, is_running
 from lockstep.kube.cluster import CONFLICT, FORBIDDEN, ApiError, Cluster
-from lockstep.kube.exec import Place
+from lockstep.kube.exec import PodPlace
 from lockstep.kube.expiry import REMOVAL_SECONDS, expiring
 from lockstep.plan.observed import Observed, is_terminating
 from lockstep.plan.render.readerpod import CONTAINER as READER_CONTAINER
@@ -92,11 +92,11 @@ async def create_claims(cluster: Cluster, job: Resolved) -> None:
                 raise
 
 
-async def running_pods(cluster: Cluster, namespace: str, job: str) -> dict[int, Place]:
+async def running_pods(cluster: Cluster, namespace: str, job: str) -> dict[int, PodPlace]:
     """Map of node to its pod, of the pods that run."""
     pods = (await cluster.list("Pod", namespace, {"labelSelector": f"{LABEL_JOB}={job}"}))["items"]
     names = {pod["metadata"]["name"] for pod in pods if is_running(pod) and not is_terminating(pod)}
-    return {node: Place(namespace, name, CONTAINER) for name in names if (node := _node(job, name)) is not None}
+    return {node: PodPlace(cluster, namespace, name, CONTAINER) for name in names if (node := _node(job, name)) is not None}
 
 
 def _node(job: str, pod: str) -> int | None:
@@ -119,11 +119,11 @@ async def nodes_with_volumes(cluster: Cluster, namespace: str, job: str) -> list
     return sorted(node for name in claims if name.startswith(first) and (node := _node(job, name.removeprefix(first))) is not None)
 
 
-async def place_roots(cluster: Cluster, place: Place, *, writing: bool) -> list[str]:
+async def place_roots(place: PodPlace, *, writing: bool) -> list[str]:
     """Paths where the container mounts claims. Raises NoReader when its pod is gone."""
-    pod = await cluster.get("Pod", place.namespace, place.pod)
+    pod = await place.cluster.get("Pod", place.namespace, place.pod)
     if pod is None:
-        raise NoReader(f"pod {place.pod} has just gone: try again")
+        raise NoReader(f"{place.name} has just gone: try again")
     return mounted_claims(pod, place.container, writing=writing)
 
 
@@ -137,7 +137,7 @@ async def beside(
     seconds: int = LIFETIME_SECONDS,
     secrets: bool = False,
     say: Say = lambda line: None,
-) -> AsyncIterator[Place]:
+) -> AsyncIterator[PodPlace]:
     """Container that sees the files of node `node` of the job: of its own pod, where that runs, else of a reader.
 
     Where all pods share their volumes, any that runs will do. `say` hears what is waited for.
@@ -166,13 +166,13 @@ async def reader(
     resources: Object | None = None,
     secrets: bool = False,
     say: Say = lambda line: None,
-) -> AsyncIterator[Place]:
+) -> AsyncIterator[PodPlace]:
     """Container of a short-lived pod with the claims of node `node`. The pod is removed at the end, whatever happens. `secrets`: also with the job's variables
     from Secrets and ConfigMaps. Raises NoReader."""
     pod = reader_pod(stateful_set, node, token_hex(3), seconds, resources)
     if secrets:
         pod = with_secrets(pod, stateful_set)
-    place = Place(pod["metadata"]["namespace"], pod["metadata"]["name"], READER_CONTAINER)
+    place = PodPlace(cluster, pod["metadata"]["namespace"], pod["metadata"]["name"], READER_CONTAINER)
     await asyncio.gather(
         _check_claims(cluster, stateful_set, node, pod), _sweep(cluster, place.namespace, stateful_set["metadata"]["name"])
     )
@@ -184,11 +184,11 @@ async def reader(
         try:
             await _create(cluster, pod)
             say(f"starting pod {place.pod} to access the files of job {stateful_set['metadata']['name']}; it is removed afterwards")
-            async with _changes(cluster, place) as changed:
-                await _until_running(cluster, place, say, changed)
+            async with _changes(place) as changed:
+                await _until_running(place, say, changed)
             yield place
         finally:
-            await _remove(cluster, place)
+            await _remove(place)
 
 
 async def _check_claims(cluster: Cluster, stateful_set: Object, node: int, pod: Object) -> None:
@@ -228,13 +228,13 @@ def _refused(message: str, namespace: str) -> str:
 
 
 @asynccontextmanager
-async def _changes(cluster: Cluster, place: Place) -> AsyncIterator[asyncio.Event]:
+async def _changes(place: PodPlace) -> AsyncIterator[asyncio.Event]:
     """Event that is set whenever the pod changes; never, if your account may not watch pods."""
     changed = asyncio.Event()
 
     async def hear() -> None:
         with suppress(ApiError, OSError):
-            async for _ in cluster.watch("Pod", place.namespace, {"fieldSelector": f"metadata.name={place.pod}"}):
+            async for _ in place.cluster.watch("Pod", place.namespace, {"fieldSelector": f"metadata.name={place.pod}"}):
                 changed.set()
 
     hearing = asyncio.create_task(hear())
@@ -245,16 +245,16 @@ async def _changes(cluster: Cluster, place: Place) -> AsyncIterator[asyncio.Even
         await asyncio.gather(hearing, return_exceptions=True)
 
 
-async def _until_running(cluster: Cluster, place: Place, say: Say, changed: asyncio.Event) -> None:
+async def _until_running(place: PodPlace, say: Say, changed: asyncio.Event) -> None:
     begun, troubled, reported = time.monotonic(), None, ""
     while True:
-        pod = await cluster.get("Pod", place.namespace, place.pod)
+        pod = await place.cluster.get("Pod", place.namespace, place.pod)
         if pod is None:
             raise NoReader(f"pod {place.pod} was deleted while it started: try again")
         if is_running(pod):
             return
         now = time.monotonic()
-        why = await _trouble(cluster, pod) if now - begun > QUIET_SECONDS else None
+        why = await _trouble(place.cluster, pod) if now - begun > QUIET_SECONDS else None
         troubled = None if why is None else troubled or now
         late = now - begun > START_SECONDS or pod["status"].get("phase") in ("Failed", "Succeeded")
         if late or (troubled is not None and now - troubled > TROUBLE_SECONDS):
@@ -292,7 +292,7 @@ async def _sweep(cluster: Cluster, namespace: str, job: str) -> None:
                 await cluster.delete("Pod", namespace, pod["metadata"]["name"], pod["metadata"]["uid"])
 
 
-async def _remove(cluster: Cluster, place: Place) -> None:
+async def _remove(place: PodPlace) -> None:
     with suppress(ApiError, TimeoutError):
         async with asyncio.timeout(REMOVAL_SECONDS):
-            await cluster.delete("Pod", place.namespace, place.pod)
+            await place.cluster.delete("Pod", place.namespace, place.pod)

@@ -14,11 +14,12 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import WORKSPACE
 from lockstep.api.objects import Object, has_ended
 from lockstep.kube.cluster import ApiError, Cluster
-from lockstep.kube.exec import Place, ProgramFailed, output_of, program, python_output
+from lockstep.kube.exec import PodPlace
 from lockstep.plan.render.readerpod import is_shared
 from lockstep.platforms.files.reader import Say, beside, nodes_with_volumes, reader, running_pods, stateful_set_of
 from lockstep.platforms.inpod import newest, source_of
 from lockstep.platforms.inpod.newest import CONFIG, WEIGHTS
+from lockstep.programs import Place, ProgramFailed, output_of, python_output
 from lockstep_spec.exits import CONFIGURATION
 
 INSPECT_MODULE, GENERATE_MODULE = "lockstep_train.inspect", "lockstep_train.generate"
@@ -63,12 +64,12 @@ async def inspect_commits(cluster: Cluster, namespace: str, job: str, verb: str,
     folder = run_folder(job)
     async with beside(cluster, namespace, job, nodes[0] if nodes else 0, say=say) as place:
         answer = bytearray()
-        async with program(cluster, place, ["python3", "-m", INSPECT_MODULE, verb, folder, *options], stdin=False, pings=True) as running:
+        async with place.program([*place.python, "-m", INSPECT_MODULE, verb, folder, *options], stdin=False, pings=True) as running:
             while data := await running.read():
                 answer += data
                 if len(answer) > COMMITS_BYTES_MAX:
                     raise ConfigError(
-                        f"pod {place.pod}: {INSPECT_MODULE} prints more than {COMMITS_BYTES_MAX} bytes, which is not a valid answer"
+                        f"{place.name}: {INSPECT_MODULE} prints more than {COMMITS_BYTES_MAX} bytes, which is not a valid answer"
                     )
             if running.code == CONFIGURATION:
                 raise ConfigError(str(running.failure()))
@@ -77,20 +78,20 @@ async def inspect_commits(cluster: Cluster, namespace: str, job: str, verb: str,
             return answer.decode(errors="replace"), BAD_NEWS if running.code else 0
 
 
-async def newest_adapter(cluster: Cluster, place: Place, job: str) -> Adapter:
+async def newest_adapter(place: Place, job: str) -> Adapter:
     """Newest adapter of the job, exported on the spot if it is only in a commit's shards. Raises NoAdapter."""
     run = run_folder(job)
-    answer = await python_output(cluster, place, source_of(newest), run)
-    exported, commit = _folders(answer, run, place.pod)
+    answer = await python_output(place, source_of(newest), run)
+    exported, commit = _folders(answer, run, place.name)
     if commit is not None:
-        return await _exported(cluster, place, job, commit)
+        return await _exported(place, job, commit)
     if exported is None:
-        raise NoAdapter(f"{run} in pod {place.pod} has no adapter and no commit: lockstep why {job} tells how far the job has come")
+        raise NoAdapter(f"{run} in {place.name} has no adapter and no commit: lockstep why {job} tells how far the job has come")
     in_commit = "/checkpoints/" in exported
     return Adapter(exported, (CONFIG, WEIGHTS) if in_commit else ())
 
 
-def _folders(answer: bytes, run: str, pod: str) -> tuple[str | None, str | None]:
+def _folders(answer: bytes, run: str, where: str) -> tuple[str | None, str | None]:
     """Adapter and commit as `newest.py` prints them. Raises NoAdapter unless each is None or a folder of the run."""
     try:
         answered = json.loads(answer[:ANSWER_BYTES_MAX])
@@ -100,17 +101,17 @@ def _folders(answer: bytes, run: str, pod: str) -> tuple[str | None, str | None]
     for folder in folders:
         if folder is not None and not (isinstance(folder, str) and normpath(folder) == folder and folder.startswith(f"{run}/")):
             raise NoAdapter(
-                f"python3 in pod {pod} doesn't say which adapter of {run} is the newest, but {answer[:100]!r}: check the image's python3"
+                f"python3 in {where} doesn't say which adapter of {run} is the newest, but {answer[:100]!r}: check the image's python3"
             )
     return folders
 
 
-async def _exported(cluster: Cluster, place: Place, job: str, commit: str) -> Adapter:
+async def _exported(place: Place, job: str, commit: str) -> Adapter:
     """Export the commit by the trainer's own program, which reads shards one parameter at a time, on a CPU. Raises NoAdapter."""
     folder = join(TEMPORARY, f"lockstep-adapter-{secrets.token_hex(4)}")
-    command = ["python3", "-m", "lockstep_train.export", commit, "--output", folder]
+    command = [*place.python, "-m", "lockstep_train.export", commit, "--output", folder]
     try:
-        await output_of(cluster, place, command, seconds=EXPORT_SECONDS)
+        await output_of(place, command, seconds=EXPORT_SECONDS)
     except ProgramFailed as error:
         raise NoAdapter(
             f"the newest commit is not exported yet, and can't be here: {error}; fetch the checkpoints of every node and export them: "
@@ -120,7 +121,7 @@ async def _exported(cluster: Cluster, place: Place, job: str, commit: str) -> Ad
 
 
 @asynccontextmanager
-async def idle_or_own_pod(cluster: Cluster, namespace: str, job: str, gpus: int, say: Say) -> AsyncIterator[Place]:
+async def idle_or_own_pod(cluster: Cluster, namespace: str, job: str, gpus: int, say: Say) -> AsyncIterator[PodPlace]:
     """Container for the generation. Beside ranks that train there would be neither memory nor time for it. Raises ConfigError, NoReader."""
     stateful_set = await stateful_set_of(cluster, namespace, job)
     running = await running_pods(cluster, namespace, job)
@@ -167,9 +168,9 @@ async def base_model(cluster: Cluster, namespace: str, job: str) -> str | None:
     return str(name) if name is not None and str(name).startswith("/") else None
 
 
-async def write_on(cluster: Cluster, place: Place, arguments: Sequence[str], show: Callable[[bytes], Any]) -> int:
+async def write_on(place: Place, arguments: Sequence[str], show: Callable[[bytes], Any]) -> int:
     """Run the trainer's program, and show what it writes as it comes. Raises ProgramFailed with its message."""
-    async with program(cluster, place, ["python3", "-m", GENERATE_MODULE, *arguments], stdin=False, pings=True) as running:
+    async with place.program([*place.python, "-m", GENERATE_MODULE, *arguments], stdin=False, pings=True) as running:
         while text := await running.read():
             show(text)
         if running.code != 0:

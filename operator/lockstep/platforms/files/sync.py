@@ -1,4 +1,4 @@
-"""`lockstep sync`: send a folder of this machine to all pods of a job at once, and only what differs."""
+"""`lockstep sync`: send a folder of this machine to all nodes of a job at once, and only what differs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import json
 import os
 import socket
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,29 +18,28 @@ from typing import Any
 import pathspec
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.api.names import CONTAINER
-from lockstep.kube.cluster import Cluster
-from lockstep.kube.exec import Place, Program, answer_of, lines_in, python_program
 from lockstep.platforms.inpod import receiver, source_of
+from lockstep.programs import Place, Program, answer_of, lines_in, python_program
 
 ALWAYS_IGNORED = (".git/", "__pycache__/", "*.pyc", ".venv/", ".lockstep/", ".DS_Store", "*.swp")
 IGNORE_FILES = (".lockstepignore", ".gitignore")
 """Files of patterns in git's syntax. The first one that exists counts."""
 SILENCE_SECONDS = 30.0
 LINES_WAITING_MAX = 4
-"""Lines of a pod that wait to be read. One is asked for at a time."""
+"""Lines of a node that wait to be read. One is asked for at a time."""
 
 
 @dataclass(frozen=True)
 class Synced:
-    """Outcome for one pod. `problem`: why it didn't get everything."""
+    """Outcome for one node. `problem`: why it didn't get everything."""
 
-    pod: str
+    node: str
+    """Its name: that of its pod, or of its host."""
     sent: int = 0
     bytes: int = 0
     removed: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
-    """Files that were changed in the pod since the last sync, and were left as they are."""
+    """Files that were changed there since the last sync, and were left as they are."""
     others: tuple[str, ...] = ()
     """Files that another folder's sync put there, and that were left as they are."""
     problem: str | None = None
@@ -94,51 +93,50 @@ def _walk(folder: str, below: str, ignored: pathspec.GitIgnoreSpec) -> Iterator[
 
 
 class Receivers:
-    """One receiving program in each pod, for as long as this is open, so that the next sync costs no new connection. Use `async with`."""
+    """One receiving program on each node, for as long as this is open, so that the next sync costs no new connection. Use `async with`."""
 
-    def __init__(self, cluster: Cluster, namespace: str) -> None:
-        self._cluster, self._namespace = cluster, namespace
+    def __init__(self) -> None:
         self._open: dict[str, _Receiver] = {}
 
     async def __aenter__(self) -> Receivers:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.gather(*(self._drop(pod) for pod in list(self._open)))
+        await asyncio.gather(*(self._drop(node) for node in list(self._open)))
 
     @property
     def are_there(self) -> bool:
-        """True if none has ended: a pod that was restarted may have lost what it was sent."""
+        """True if none has ended: a node that was restarted may have lost what it was sent."""
         return not any(receiver.has_ended for receiver in self._open.values())
 
-    async def send(self, pods: Sequence[str], folder: Path, target: str, *, force: bool = False) -> list[Synced]:
-        """Send to all pods at once. A pod that can't be sent to has a `problem`, and doesn't stop the others. Raises ConfigError."""
-        for gone in self._open.keys() - set(pods):
+    async def send(self, places: Mapping[str, Place], folder: Path, target: str, *, force: bool = False) -> list[Synced]:
+        """Send to all nodes, each by its name, at once. One that can't be sent to has a `problem`, and doesn't stop the others. Raises ConfigError."""
+        for gone in self._open.keys() - places.keys():
             await self._drop(gone)
         source = _named(folder)
         scanning = asyncio.ensure_future(asyncio.to_thread(scan, folder))  # while connections are made
 
-        async def one(pod: str) -> Synced:
+        async def one(node: str, place: Place) -> Synced:
             try:
-                receiver = await self._receiver(pod)
-                return await receiver.take(folder, {"target": target, "source": source, "files": await scanning, "force": force})
+                receiver = await self._receiver(node, place)
+                return await receiver.take(node, folder, {"target": target, "source": source, "files": await scanning, "force": force})
             except (Failed, OSError) as error:
-                await self._drop(pod)
-                return Synced(pod, problem=" ".join(str(error).split())[:300])
+                await self._drop(node)
+                return Synced(node, problem=" ".join(str(error).split())[:300])
 
-        results = await asyncio.gather(*map(one, pods), return_exceptions=True)
-        await asyncio.gather(scanning, return_exceptions=True)  # (told by every pod that got so far)
+        results = await asyncio.gather(*(one(node, place) for node, place in places.items()), return_exceptions=True)
+        await asyncio.gather(scanning, return_exceptions=True)  # (told by every node that got so far)
         return [_raised(result) for result in results]
 
-    async def _receiver(self, pod: str) -> _Receiver:
-        if pod in self._open and self._open[pod].has_ended:
-            await self._drop(pod)
-        if pod not in self._open:
-            self._open[pod] = await _Receiver.start(self._cluster, Place(self._namespace, pod, CONTAINER))
-        return self._open[pod]
+    async def _receiver(self, node: str, place: Place) -> _Receiver:
+        if node in self._open and self._open[node].has_ended:
+            await self._drop(node)
+        if node not in self._open:
+            self._open[node] = await _Receiver.start(place)
+        return self._open[node]
 
-    async def _drop(self, pod: str) -> None:
-        receiver = self._open.pop(pod, None)
+    async def _drop(self, node: str) -> None:
+        receiver = self._open.pop(node, None)
         if receiver is not None:
             await receiver.close()
 
@@ -155,7 +153,7 @@ def _raised(result: Synced | BaseException) -> Synced:
 
 
 class _Receiver:
-    """The program in one pod. Its output is read at once, so that its end is noticed, too."""
+    """The program on one node. Its output is read at once, so that its end is noticed, too."""
 
     def __init__(self, running: Program, stack: AsyncExitStack) -> None:
         self._running, self._stack = running, stack
@@ -163,19 +161,19 @@ class _Receiver:
         self._hearing = asyncio.create_task(self._hear())
 
     @classmethod
-    async def start(cls, cluster: Cluster, place: Place) -> _Receiver:
+    async def start(cls, place: Place) -> _Receiver:
         stack, options = AsyncExitStack(), ("-I", "-S")  # (an image's site-packages would be looked through for nothing)
-        program = python_program(cluster, place, source_of(receiver), options=options, pings=True)
+        program = python_program(place, source_of(receiver), options=options, pings=True)
         return cls(await stack.enter_async_context(program), stack)
 
     @property
     def has_ended(self) -> bool:
         return self._hearing.done()
 
-    async def take(self, folder: Path, request: dict[str, Any]) -> Synced:
-        """Let the pod take what it lacks. Raises Failed, with the program's own message if it has one."""
+    async def take(self, node: str, folder: Path, request: dict[str, Any]) -> Synced:
+        """Let the node take what it lacks. Raises Failed, with the program's own message if it has one."""
         await self._running.write(json.dumps(request).encode() + b"\n")
-        answer = _checked(await self._answer(), request["files"], self._running.place.pod)
+        answer = _checked(await self._answer(), request["files"], self._running.place.name)
         size = 0
         if not answer["done"]:
             archive = await asyncio.to_thread(_packed, folder, answer["wanted"], request["files"])
@@ -183,17 +181,17 @@ class _Receiver:
             await self._running.write(f"{len(archive)}\n".encode() + archive)
             await self._answer()
         removed, changed, others = (tuple(answer[key]) for key in ("removed", "changed", "others"))
-        return Synced(self._running.place.pod, len(answer["wanted"]), size, removed, changed, others)
+        return Synced(node, len(answer["wanted"]), size, removed, changed, others)
 
     async def _answer(self) -> dict[str, Any]:
         try:
             async with asyncio.timeout(SILENCE_SECONDS):
                 line = await self._lines.get()
         except TimeoutError:
-            raise Failed(f"the pod has not answered for {SILENCE_SECONDS:.0f} s") from None
+            raise Failed(f"it has not answered for {SILENCE_SECONDS:.0f} s") from None
         if line is None:
             raise self._running.failure()
-        return answer_of(line, "the pod")
+        return answer_of(line, self._running.place.name)
 
     async def _hear(self) -> None:
         """Queue lines while there is room: a program that prints more than it was asked for waits until it is read, or left."""
@@ -211,14 +209,14 @@ class _Receiver:
         await self._stack.aclose()
 
 
-def _checked(answer: dict[str, Any], files: dict[str, Any], pod: str) -> dict[str, Any]:
-    """The pod's first answer: what it wants is offered, and what else it names are names. Raises Failed."""
+def _checked(answer: dict[str, Any], files: dict[str, Any], where: str) -> dict[str, Any]:
+    """The node's first answer: what it wants is offered, and what else it names are names. Raises Failed."""
     wanted, *more = (answer.get(key) for key in ("wanted", "removed", "changed", "others"))
     lists = all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in (wanted, *more))
     if not (
         lists and len(set(wanted or ())) == len(wanted or ()) and set(wanted or ()) <= files.keys() and isinstance(answer.get("done"), bool)
     ):
-        raise Failed(f"python3 in pod {pod} asks for files that were not offered: check the image's python3")
+        raise Failed(f"python3 in {where} asks for files that were not offered: check the image's python3")
     return answer
 
 

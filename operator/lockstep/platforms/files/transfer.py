@@ -1,4 +1,4 @@
-"""Files between this machine and a job's volumes: `carry.py` at both ends, a websocket between, and another try where it breaks."""
+"""Files between this machine and a job's volumes: `carry.py` at both ends, a connection between, and another try where it breaks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from posixpath import normpath
 from typing import Any
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.kube.cluster import Cluster
-from lockstep.kube.exec import Broken, Place, Program, ProgramFailed, python_program
 from lockstep.platforms.inpod import carry, source_of
 from lockstep.platforms.inpod.wire import CarryError, Gone, Wire
+from lockstep.programs import Broken, Place, Program, ProgramFailed, python_program
 
 TRIES = 6
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 15.0
@@ -53,36 +52,32 @@ class Carried:
     resumed: int
 
 
-async def put(cluster: Cluster, place: Place, source: Path, target: str, roots: list[str], progress: TransferProgress) -> Carried:
+async def put(place: Place, source: Path, target: str, roots: list[str], progress: TransferProgress) -> Carried:
     """Copy a file or folder of this machine into the volumes that `place` sees. Raises Failed."""
 
     def give(wire: Wire) -> dict[str, Any]:
         return carry.give(wire, source, passed=progress.passing, expected=progress.expect)
 
-    return await _carried(cluster, place, {"take": target, "roots": roots}, give, progress)
+    return await _carried(place, {"take": target, "roots": roots}, give, progress)
 
 
-async def get(
-    cluster: Cluster, place: Place, source: str, target: str, roots: list[str], progress: TransferProgress, name: str | None = None
-) -> Carried:
+async def get(place: Place, source: str, target: str, roots: list[str], progress: TransferProgress, name: str | None = None) -> Carried:
     """Copy a file or folder of the volumes that `place` sees to `target`. `name`: its name in a target that is a folder to put it into; None: as
-    in `source`. The pod has no say in it. Raises Failed."""
+    in `source`. The other end has no say in it. Raises Failed."""
     own = PurePosixPath(normpath(source)).name if name is None else name
 
     def take(wire: Wire) -> dict[str, Any]:
         return carry.take(wire, target, passed=progress.passing, expected=progress.expect, name=own)
 
-    return await _carried(cluster, place, {"give": source, "roots": roots}, take, progress)
+    return await _carried(place, {"give": source, "roots": roots}, take, progress)
 
 
-async def _carried(
-    cluster: Cluster, place: Place, request: dict[str, Any], end: Callable[[Wire], dict[str, Any]], progress: TransferProgress
-) -> Carried:
+async def _carried(place: Place, request: dict[str, Any], end: Callable[[Wire], dict[str, Any]], progress: TransferProgress) -> Carried:
     """Transfer once, and again after a broken connection, as long as it makes progress."""
     left, missing, pause = TRIES, 0, FIRST_PAUSE_SECONDS
     while True:
         try:
-            return Carried(**await _once(cluster, place, request, end))
+            return Carried(**await _once(place, request, end))
         except Gone as broken:
             better = progress.missing < missing
             left, pause = (TRIES, FIRST_PAUSE_SECONDS) if better else (left - 1, min(2 * pause, LONGEST_PAUSE_SECONDS))
@@ -92,10 +87,10 @@ async def _carried(
             await asyncio.sleep(pause)
 
 
-async def _once(cluster: Cluster, place: Place, request: dict[str, Any], end: Callable[[Wire], dict[str, Any]]) -> dict[str, Any]:
+async def _once(place: Place, request: dict[str, Any], end: Callable[[Wire], dict[str, Any]]) -> dict[str, Any]:
     mine, theirs = socket.socketpair()
     try:
-        async with python_program(cluster, place, source_of(carry), json.dumps(request)) as running:
+        async with python_program(place, source_of(carry), json.dumps(request)) as running:
             return await _between(running, mine, theirs, end)
     except (Broken, OSError) as error:
         raise Gone(str(error)) from error
@@ -105,7 +100,7 @@ async def _once(cluster: Cluster, place: Place, request: dict[str, Any], end: Ca
 
 
 async def _between(running: Program, mine: socket.socket, theirs: socket.socket, end: Callable[[Wire], dict[str, Any]]) -> dict[str, Any]:
-    """Run this machine's end in a thread, and pump bytes between it and the pod."""
+    """Run this machine's end in a thread, and pump bytes between it and the other end."""
     reader, writer = await asyncio.open_connection(sock=mine)
     pumps = [asyncio.ensure_future(_up(reader, running, theirs)), asyncio.ensure_future(_down(running, writer))]
     thread = asyncio.ensure_future(asyncio.to_thread(end, Wire(theirs.fileno(), theirs.fileno())))

@@ -21,7 +21,6 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.job import TrainingJob
 from lockstep.api.objects import Object, is_running
 from lockstep.kube.cluster import ApiError, Cluster
-from lockstep.kube.exec import ProgramFailed, answer_of, output_of
 from lockstep.kube.expiry import LEFT_SECONDS, expiring
 from lockstep.kube.kinds import path_of
 from lockstep.plan.cluster.fitting import never_enough
@@ -39,6 +38,7 @@ from lockstep.platforms.inpod.keeper import verdict
 from lockstep.platforms.jobs.keeper import VERDICTS, keeper, keeper_name
 from lockstep.platforms.jobs.logs import STAMP
 from lockstep.platforms.output import put
+from lockstep.programs import ProgramFailed, answer_of, output_of
 from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import parse_run
 from lockstep_spec.exits import SAVED
@@ -209,7 +209,7 @@ async def _ended_since(cluster: Cluster, run: Run) -> int | None:
     async with beside(cluster, run.namespace, run.name, say=_print) as place:
         path = f"{run.frozen.parsed.run_dir}/gang/end.json"
         try:
-            end = answer_of(await output_of(cluster, place, ["cat", path]), f"pod {place.pod}")
+            end = answer_of(await output_of(place, ["cat", path]), place.name)
         except ProgramFailed:
             end = {}
     if end.get("jobUid") != run.frozen.parsed.job.uid:

@@ -11,9 +11,7 @@ import json
 import os
 import re
 import select
-import shutil
 import statistics
-import subprocess
 import sys
 import time
 from collections import deque
@@ -21,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lockstep.platforms.inpod.rankprocesses import PROC, rank_processes
+from lockstep.platforms.inpod.rankload import Load, text_of
 
 OUTPUT = "logs/output"
 BEGINS = "[lockstep] this agent begins: job "
@@ -147,15 +145,8 @@ def summary(root: str, points: int = 1000, **_: object) -> Json:
         "evaluations": evals.thinned(points, ("evalLoss",)),
         **{name: _json(folder / path) for name, path in (("run", "logs/output/run.json"), ("goodput", "gang/goodput.json"))},
         "end": _json(folder / "gang/end.json"),
-        "attempts": [record for record in map(_parsed, _text(folder / "gang/attempts.jsonl").splitlines()) if record],
+        "attempts": [record for record in map(_parsed, text_of(folder / "gang/attempts.jsonl").splitlines()) if record],
     }
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8") if path.is_file() else ""
-    except (OSError, ValueError):
-        return ""
 
 
 def _parsed(text: str) -> Json:
@@ -167,60 +158,31 @@ def _parsed(text: str) -> Json:
 
 
 def _json(path: Path) -> Json:
-    return _parsed(_text(path))
+    return _parsed(text_of(path))
 
 
 def counters(net: Path = Path("/proc/net/dev"), infiniband: Path = Path("/sys/class/infiniband")) -> dict[str, tuple[int, int]]:
     """Map of NIC to bytes in and out since it is up. RDMA devices count their own traffic, which their interfaces don't see."""
     traffic = {}
-    for line in _text(net).splitlines()[2:]:
+    for line in text_of(net).splitlines()[2:]:
         name, _, numbers = line.partition(":")
         values = numbers.split()
         if name.strip() != "lo" and len(values) >= 9:
             traffic[name.strip()] = (int(values[0]), int(values[8]))
     for port in sorted(infiniband.glob("*/ports/*")):
-        words = [_text(port / "counters" / f"port_{way}_data").strip() for way in ("rcv", "xmit")]
-        if all(word.isdecimal() for word in words) and "ACTIVE" in _text(port / "state"):
+        words = [text_of(port / "counters" / f"port_{way}_data").strip() for way in ("rcv", "xmit")]
+        if all(word.isdecimal() for word in words) and "ACTIVE" in text_of(port / "state"):
             traffic[port.parts[-3]] = (int(words[0]) * 4, int(words[1]) * 4)  # counted in words of four bytes
     return dict(list(traffic.items())[:32])
-
-
-def memory(root: Path = Path("/sys/fs/cgroup")) -> Json:
-    """Memory of the container in bytes, and its limit where there is one."""
-    for used, most in (("memory.current", "memory.max"), ("memory/memory.usage_in_bytes", "memory/memory.limit_in_bytes")):
-        now, limit = _text(root / used).strip(), _text(root / most).strip()
-        if now.isdecimal():
-            return {"bytes": int(now), **({"limitBytes": int(limit)} if limit.isdecimal() and int(limit) < 1 << 60 else {})}
-    return {}
-
-
-def ranks(proc: Path = PROC) -> list[int]:
-    """Ranks whose processes run here."""
-    return sorted({int(environment["RANK"]) for _, environment in rank_processes(proc)})
-
-
-def gpus() -> list[Json]:
-    """Memory and use of each GPU, by the driver's own tool; none where that is missing or doesn't answer."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-    command = ["nvidia-smi", "--query-gpu=index,memory.used,memory.total,utilization.gpu", "--format=csv,noheader,nounits"]
-    try:
-        output = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    rows = [re.findall(r"\d+", line) for line in output.splitlines()]
-    return [
-        {"index": int(row[0]), "bytes": int(row[1]) << 20, "limitBytes": int(row[2]) << 20, "percentage": int(row[3])}
-        for row in rows
-        if len(row) == 4
-    ]
 
 
 class Watch:
     """Repeated measurements of one node."""
 
-    def __init__(self, root: str, node: int) -> None:
-        self._root, self._node = root, node
+    def __init__(self, root: str, node: int, *, machine: bool = False) -> None:
+        """`machine`: the node is a machine that others use, too, and not a container of its own."""
+        self._node = node
+        self._load = Load(root if machine else "")
         self._train = Records(Path(root) / "logs/train_log.jsonl")
         self._before = (time.monotonic(), counters())
 
@@ -234,7 +196,7 @@ class Watch:
             if nic in traffic
         }
         self._before = (now, traffic)
-        reading = {"node": self._node, "gigabits": rates, "memory": memory(), "ranks": ranks(), "gpus": gpus()}
+        reading = {"node": self._node, "gigabits": rates, **self._load.answer()}
         return {**reading, "curve": self._train.read().thinned(points, ("loss",))} if points else reading
 
 
@@ -246,7 +208,7 @@ def main(request: Json) -> None:
     elif what == "summary":
         print(json.dumps(summary(**options)))
     else:
-        watch = Watch(options["root"], options["node"])
+        watch = Watch(options["root"], options["node"], machine=options.get("machine", False))
         while select.select([sys.stdin], [], [], PATIENCE_SECONDS)[0] and (line := sys.stdin.readline()):
             print(json.dumps(watch.answer(**json.loads(line))), flush=True)
 

@@ -17,7 +17,7 @@ from lockstep.api.errors import Failed, LockstepError
 from lockstep.api.names import CONTAINER, RUN_FOLDER, RUN_KEY, pod_name
 from lockstep.api.objects import Object, claim_names, is_running
 from lockstep.kube.cluster import ApiError, Cluster
-from lockstep.kube.exec import Place, ProgramFailed, python_output
+from lockstep.kube.exec import PodPlace
 from lockstep.plan.observed import Observed
 from lockstep.plan.pages.redact import Redactor, secret_values
 from lockstep.plan.times import timestamp
@@ -25,6 +25,7 @@ from lockstep.platforms.files.reader import beside, nodes_with_volumes
 from lockstep.platforms.files.results import run_folder
 from lockstep.platforms.inpod import runfiles, source_of
 from lockstep.platforms.jobs.observe import JobObserver
+from lockstep.programs import Place, ProgramFailed, python_output
 from lockstep_spec.words import printable_line
 
 LOG_LINES, LOG_BYTES = 20_000, 32 << 20
@@ -149,8 +150,8 @@ async def _add_run_folder(connection: Cluster, observed: Observed, redactor: Red
     running = [pod["metadata"]["name"] for pod in observed.pods if is_running(pod)]
     own_volumes = bool((observed.stateful_set or {"spec": {}})["spec"].get("volumeClaimTemplates"))
     for pod in running if own_volumes else running[:1]:
-        place = Place(observed.namespace, pod, CONTAINER)
-        await _add_from(connection, place, f"{RUN_FOLDER}/{RUN_KEY}", f"run/{pod}" if own_volumes else "run", redactor, missing, pieces)
+        place = PodPlace(connection, observed.namespace, pod, CONTAINER)
+        await _add_from(place, f"{RUN_FOLDER}/{RUN_KEY}", f"run/{pod}" if own_volumes else "run", redactor, missing, pieces)
     if running:
         return
     if observed.stateful_set is None:
@@ -161,7 +162,7 @@ async def _add_run_folder(connection: Cluster, observed: Observed, redactor: Red
         for node in nodes[:READERS_MAX]:
             folder = f"run/{pod_name(observed.name, node)}" if own_volumes else "run"
             async with beside(connection, observed.namespace, observed.name, node, seconds=READER_SECONDS) as place:
-                await _add_from(connection, place, run_folder(observed.name), folder, redactor, missing, pieces)
+                await _add_from(place, run_folder(observed.name), folder, redactor, missing, pieces)
     except (LockstepError, OSError) as error:
         missing.append(f"logs and stacks of the run's folder: {error}")
         return
@@ -170,23 +171,21 @@ async def _add_run_folder(connection: Cluster, observed: Observed, redactor: Red
         missing.append(f"the run's folder on the volumes of nodes {nodes[READERS_MAX]} to {nodes[-1]}: {rest}")
 
 
-async def _add_from(
-    connection: Cluster, place: Place, source: str, folder: str, redactor: Redactor, missing: list[str], pieces: list[Piece]
-) -> None:
+async def _add_from(place: Place, source: str, folder: str, redactor: Redactor, missing: list[str], pieces: list[Piece]) -> None:
     """Add the run's folder as this container sees it. `source`: the folder, or the file there that names it."""
     if _is_full(pieces):
-        missing.append(f"the run's folder as pod {place.pod} has it: {FULL}")
+        missing.append(f"the run's folder as {place.name} has it: {FULL}")
         return
     try:
         limits = str(FILE_BYTES), str(ALL_BYTES)
-        data = await python_output(connection, place, source_of(runfiles), source, *limits, seconds=SEND_SECONDS, most=ARCHIVE_BYTES_MAX)
+        data = await python_output(place, source_of(runfiles), source, *limits, seconds=SEND_SECONDS, most=ARCHIVE_BYTES_MAX)
     except (Failed, OSError) as error:
-        missing.append(f"the run's folder as pod {place.pod} has it (needs the right to exec into pods): {error}")
+        missing.append(f"the run's folder as {place.name} has it (needs the right to exec into pods): {error}")
         return
     try:
         pieces += [Piece(f"{folder}/{name}", _clean_bytes(redactor, content)) for name, content in _unpacked(data)]
     except Failed as error:
-        missing.append(f"the run's folder as pod {place.pod} has it: {error}")
+        missing.append(f"the run's folder as {place.name} has it: {error}")
 
 
 def _unpacked(data: bytes) -> Iterator[tuple[str, bytes]]:

@@ -15,13 +15,14 @@ from lockstep.api.errors import Failed
 from lockstep.api.names import CONTAINER, pod_name
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import Client, Cluster
-from lockstep.kube.exec import Place, ProgramFailed, answer_of, kept_alive, python_output, python_program
+from lockstep.kube.exec import PodPlace
 from lockstep.kube.jobs import job_status
 from lockstep.plan.observed import JobObject
 from lockstep.plan.pages.drill import WATCHED_PODS
 from lockstep.plan.pages.logs import node_of_rank
 from lockstep.platforms.inpod import drill, source_of
 from lockstep.platforms.jobs.runs import lines_of
+from lockstep.programs import ProgramFailed, answer_of, kept_alive, python_output, python_program
 
 T = TypeVar("T")
 VERB_SECONDS = 600.0
@@ -56,15 +57,15 @@ class DrilledJob(JobObject):
         """Name of the rank's pod. Raises ConfigError for a rank that the job doesn't have."""
         return pod_name(self.name, node_of_rank(self.status["ranks"], int(self.status["nodes"]), rank))
 
-    def trainer(self, pod: str) -> Place:
+    def trainer(self, cluster: Cluster, pod: str) -> PodPlace:
         """Container of the pod that runs the ranks."""
-        return Place(self.namespace, pod, CONTAINER)
+        return PodPlace(cluster, self.namespace, pod, CONTAINER)
 
     def in_pod(self, pod: str, verb: str, **arguments: Any) -> Object:
         """Last answer of the pod to `verb`. Raises ProgramFailed."""
 
         async def ask(cluster: Cluster) -> bytes:
-            return await python_output(cluster, self.trainer(pod), source_of(drill), verb, json.dumps(arguments), seconds=VERB_SECONDS)
+            return await python_output(self.trainer(cluster, pod), source_of(drill), verb, json.dumps(arguments), seconds=VERB_SECONDS)
 
         lines = self.client.run(ask).strip().splitlines()
         answer = answer_of(lines[-1] if lines else b"", f"pod {pod}")
@@ -136,9 +137,9 @@ class VerbStream:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None  # noqa: S101 (this is one)
         self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
-        place = self._drilled.trainer(self._pod)
+        place = self._drilled.trainer(cluster, self._pod)
         async with (
-            python_program(cluster, place, source_of(drill), *self._arguments, pings=True) as running,
+            python_program(place, source_of(drill), *self._arguments, pings=True) as running,
             kept_alive(running, b".", BEAT_SECONDS),
         ):
             async for line in lines_of(running):

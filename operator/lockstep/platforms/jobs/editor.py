@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.api.names import CONTAINER, WORKSPACE
+from lockstep.api.names import WORKSPACE
 from lockstep.kube.cluster import Cluster
-from lockstep.kube.exec import STDERR, Place, Program, ProgramFailed, answer_of, kept_alive, python_program
 from lockstep.platforms.clusters.listings import may
 from lockstep.platforms.inpod import editor, source_of
+from lockstep.programs import STDERR, Place, Program, ProgramFailed, answer_of, kept_alive, python_program
 
 BEAT_SECONDS = 15.0
 END_SECONDS = 15.0
@@ -61,7 +61,7 @@ class EditorServer:
 
 
 @asynccontextmanager
-async def served(cluster: Cluster, namespace: str, pod: str, requested: EditorRequest, echo: Say) -> AsyncIterator[EditorServer]:
+async def served(place: Place, requested: EditorRequest, echo: Say) -> AsyncIterator[EditorServer]:
     """Start the server and wait until it listens; leaving ends it, and all that it has started. Raises Failed with its last lines."""
     source = source_of(editor)
     request = {
@@ -73,7 +73,7 @@ async def served(cluster: Cluster, namespace: str, pod: str, requested: EditorRe
         "source": source.decode(),
     }
     async with (
-        python_program(cluster, Place(namespace, pod, CONTAINER), source, options=(), pings=True) as session,
+        python_program(place, source, options=(), pings=True) as session,
         kept_alive(session, b"on\n", BEAT_SECONDS),
     ):
         await session.write(json.dumps(request).encode() + b"\n")
@@ -83,7 +83,7 @@ async def served(cluster: Cluster, namespace: str, pod: str, requested: EditorRe
             waited: list[asyncio.Future[Any]] = [listens, ended]
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if not listens.done():
-                raise Failed(f"{requested.kind} in pod {pod} did not start: {await ended or 'it ended at once'}")
+                raise Failed(f"{requested.kind} in {place.name} did not start: {await ended or 'it ended at once'}")
             yield EditorServer(session, listens.result(), ended)
         finally:
             await _end(session, ended)
@@ -98,10 +98,10 @@ async def _hear(session: Program, listens: asyncio.Future[int], echo: Say) -> st
             continue
         buffered += data
         if len(buffered) > ANSWER_BYTES_MAX:
-            raise ProgramFailed(f"python3 in pod {session.place.pod} doesn't end its answer: check the image's python3")
+            raise ProgramFailed(f"python3 in {session.place.name} doesn't end its answer: check the image's python3")
         *lines, buffered = buffered.split(b"\n")
         for line in lines:
-            answer = answer_of(bytes(line), f"pod {session.place.pod}")
+            answer = answer_of(bytes(line), session.place.name)
             port = answer.get("port")
             if isinstance(port, int) and 0 < port < 1 << 16 and not listens.done():
                 listens.set_result(port)

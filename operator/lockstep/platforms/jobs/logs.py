@@ -140,7 +140,7 @@ async def _of_volume(
     try:
         async with (
             beside(cluster, namespace, name, selection.node, seconds=READER_SECONDS, say=say) as place,
-            aclosing(log_lines(cluster, place, name, uid=job["metadata"]["uid"], **request_of(selection))) as volume_lines,
+            aclosing(log_lines(place, name, uid=job["metadata"]["uid"], **request_of(selection))) as volume_lines,
         ):
             async for line in volume_lines:
                 none = False

@@ -15,12 +15,14 @@ from lockstep.api.errors import Failed
 from lockstep.api.names import RUN_KEY
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import Cluster
-from lockstep.kube.exec import NotStarted, Place, Program, answer_of, lines_in, python_output, python_program
 from lockstep.plan.pages.answers import read_summary
+from lockstep.plan.pages.logs import layout_of, ranks_of_run
 from lockstep.plan.pages.stacks import RankAnswer, missing, read_ranks
 from lockstep.platforms.files.reader import running_pods
 from lockstep.platforms.files.results import run_folder
 from lockstep.platforms.inpod import rankstacks, runfolder, source_of
+from lockstep.programs import NotStarted, Place, Program, answer_of, lines_in, python_output, python_program
+from lockstep_gang.contract.layout import RankLayout
 
 NODE_SECONDS = 15.0
 AT_ONCE = 32
@@ -38,9 +40,9 @@ async def frozen_run(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def runfolder_program(cluster: Cluster, place: Place, **request: Any) -> AsyncIterator[Program]:
+async def runfolder_program(place: Place, **request: Any) -> AsyncIterator[Program]:
     """Start the program with its request."""
-    async with python_program(cluster, place, source_of(runfolder), json.dumps(request)) as running:
+    async with python_program(place, source_of(runfolder), json.dumps(request)) as running:
         yield running
 
 
@@ -52,20 +54,20 @@ async def lines_of(running: Program) -> AsyncIterator[str]:
         raise running.failure()
 
 
-async def log_lines(cluster: Cluster, place: Place, job: str, **request: Any) -> AsyncGenerator[str, None]:
+async def log_lines(place: Place, job: str, **request: Any) -> AsyncGenerator[str, None]:
     """Yield lines of a node's log on the job's volume; `request` as `runfolder.log` takes it."""
-    async with runfolder_program(cluster, place, what="log", root=run_folder(job), **request) as running:
+    async with runfolder_program(place, what="log", root=run_folder(job), **request) as running:
         async for line in lines_of(running):
             yield line
 
 
-async def summary(cluster: Cluster, place: Place, job: str, points: int = 1000) -> dict[str, Any]:
+async def summary(place: Place, job: str, points: int = 1000) -> dict[str, Any]:
     """Measurements of the run, as `runfolder.summary` prints them."""
     text = ""
-    async with runfolder_program(cluster, place, what="summary", root=run_folder(job), points=points) as running:
+    async with runfolder_program(place, what="summary", root=run_folder(job), points=points) as running:
         async for line in lines_of(running):
             text = line
-    return read_summary(answer_of(text, f"pod {place.pod}"))
+    return read_summary(answer_of(text, place.name))
 
 
 async def ask_ranks(cluster: Cluster, job: Object, rank: int | None) -> list[RankAnswer]:
@@ -82,7 +84,7 @@ async def ask_ranks(cluster: Cluster, job: Object, rank: int | None) -> list[Ran
     async def ask(place: Place) -> list[RankAnswer] | Failed | OSError:
         async with limit:
             try:
-                return await _ask_node(cluster, place, rank)
+                return await _ask_node(place, rank)
             except (Failed, OSError) as error:
                 return error
 
@@ -90,24 +92,22 @@ async def ask_ranks(cluster: Cluster, job: Object, rank: int | None) -> list[Ran
     refused = [answer for answer in by_node.values() if isinstance(answer, NotStarted)]
     if refused and len(refused) == len(by_node):
         raise refused[0]
-    nodes, per_node = await _shape(cluster, job, len(places))
-    problems = {node: f"its pod {name}-{node} doesn't run" for node in range(nodes) if node not in places}
+    layout = await _layout(cluster, job, len(places))
+    problems = {node: f"its pod {name}-{node} doesn't run" for node in range(len(layout.counts)) if node not in places}
     problems |= {node: f"node {node} doesn't answer: {answer}" for node, answer in by_node.items() if not isinstance(answer, list)}
     answers = [one for answer in by_node.values() if isinstance(answer, list) for one in answer]
-    expected = range(nodes * per_node) if rank is None else [rank]
-    return sorted([*answers, *missing(answers, expected, problems, per_node)], key=lambda answer: answer.rank)
+    return sorted([*answers, *missing(answers, rank, problems, layout)], key=lambda answer: answer.rank)
 
 
-async def _ask_node(cluster: Cluster, place: Place, rank: int | None) -> list[RankAnswer]:
-    printed = await python_output(cluster, place, source_of(rankstacks), json.dumps({"rank": rank}), seconds=NODE_SECONDS)
-    return read_ranks(answer_of(printed, f"pod {place.pod}"))
+async def _ask_node(place: Place, rank: int | None) -> list[RankAnswer]:
+    printed = await python_output(place, source_of(rankstacks), json.dumps({"rank": rank}), seconds=NODE_SECONDS)
+    return read_ranks(answer_of(printed, place.name))
 
 
-async def _shape(cluster: Cluster, job: Object, pods: int) -> tuple[int, int]:
-    """Number of nodes, and of ranks on each, of what runs."""
+async def _layout(cluster: Cluster, job: Object, pods: int) -> RankLayout:
+    """Places of the ranks of what runs."""
     run = await frozen_run(cluster, job)
-    nodes, per_node = run.get("nodes"), run.get("ranksPerNode")
-    if isinstance(nodes, int) and isinstance(per_node, int) and nodes > 0 and per_node > 0:
-        return nodes, per_node
-    desired = (job.get("status", {}).get("ranks") or {}).get("desired") or pods
-    return pods, max(int(desired) // pods, 1)
+    status = job.get("status", {}).get("ranks") or {}
+    running = ranks_of_run(run)
+    nodes = int(run.get("nodes", pods)) if running else pods
+    return layout_of({"desired": status.get("desired") or pods, "order": status.get("order"), **running}, nodes)

@@ -1,4 +1,4 @@
-"""`lockstep shell` and a run on all nodes of a dev environment: this terminal, connected to a program in a pod.
+"""`lockstep shell` and a run on all nodes of a dev environment: this terminal, connected to a program in a pod or on a host.
 
 The program that runs on all nodes ends the run when its standard input ends, so that a laptop that is shut leaves no GPU busy; a `c` there is Ctrl-C.
 """
@@ -18,10 +18,9 @@ import tty
 from collections.abc import Iterator, Sequence
 
 from lockstep.api.errors import Failed
-from lockstep.api.names import AGENT_PATH, CONTAINER, pod_name
-from lockstep.kube.cluster import Cluster
-from lockstep.kube.exec import STDERR, STDOUT, Broken, Place, Program, ProgramFailed, kept_alive, program
+from lockstep.api.names import AGENT_PATH
 from lockstep.platforms.output import ProgramOutput
+from lockstep.programs import STDERR, STDOUT, Broken, Place, Program, ProgramFailed, kept_alive
 
 SHELL = "umask 002; if command -v bash >/dev/null; then exec bash; else exec sh; fi"
 PLAIN_TERMINAL = "xterm"
@@ -38,14 +37,14 @@ def shell_command(term: str | None) -> list[str]:
     return ["env", f"TERM={terminal}", "sh", "-c", SHELL]
 
 
-async def shell(cluster: Cluster, namespace: str, pod: str) -> int:
+async def shell(place: Place) -> int:
     """Run a shell until it ends, and return its exit code.
 
     With a terminal it has one, too; else it reads this process's standard input, to its end.
     """
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     command = shell_command(os.environ.get("TERM"))
-    async with program(cluster, Place(namespace, pod, CONTAINER), command, tty=interactive, pings=True) as session:
+    async with place.program(command, tty=interactive, pings=True) as session:
         with _raw() if interactive else contextlib.nullcontext():
             helpers = [asyncio.create_task(_type(session))]
             if interactive:
@@ -128,15 +127,14 @@ def agent_command(words: Sequence[str], by: str, *, detach: bool) -> list[str]:
     return ["python3", "-I", AGENT_PATH, "run", *options, "--", *words]
 
 
-async def run_on_all_nodes(cluster: Cluster, namespace: str, job: str, command: Sequence[str]) -> int:
-    """Run the command and return its exit code; what it prints comes on this process's own output.
+async def run_on_all_nodes(place: Place, command: Sequence[str]) -> int:
+    """Run the command in node 0 and return its exit code; what it prints comes on this process's own output.
 
     Raises:
         Failed: the connection broke, or there is no right to run programs in pods.
     """
-    place = Place(namespace, pod_name(job, 0), CONTAINER)
     try:
-        async with program(cluster, place, command) as running, kept_alive(running, ALIVE, ALIVE_SECONDS):
+        async with place.program(command) as running, kept_alive(running, ALIVE, ALIVE_SECONDS):
             with _passing_on_ctrl_c(running):
                 return await _follow(running)
     except BrokenPipeError:  # nobody reads what ranks print (`| head`)

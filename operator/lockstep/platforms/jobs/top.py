@@ -1,4 +1,4 @@
-"""The nodes of a job, asked again and again: one program in each pod that lives as long as somebody looks.
+"""The nodes of a job, asked again and again: one program on each of them, in its pod or on its host, that lives as long as somebody looks.
 
 Rates and memory change with every look, so they are no part of the job's status, which would be written for nobody: they are read when
 they are asked for, and cost nothing otherwise.
@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
 from lockstep.api.errors import Failed
 from lockstep.api.names import LABEL_JOB
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import FORBIDDEN, ApiError, Cluster
-from lockstep.kube.exec import Place, Program, answer_of
 from lockstep.plan.pages.answers import read_node
 from lockstep.platforms.files.reader import Say, beside, running_pods
-from lockstep.platforms.files.results import run_folder
 from lockstep.platforms.jobs.runs import lines_of, runfolder_program, summary
+from lockstep.programs import Place, Program, answer_of
 from lockstep_spec.words import number_of
 
-NODES_MAX = 32
-"""Nodes of a larger job that are asked; the others' rows have no rates."""
+OPEN_MAX = 64
+"""Programs that run at once, each with a connection of its own. The nodes of a larger job are asked in turn."""
+STARTING_MAX = 32
+"""Programs that are started at once."""
 ANSWER_SECONDS = 10.0
 FIRST_SECONDS = 1.0
 """Seconds between the start of a program and its first answer, so that it has rates."""
+Find = Callable[[], Awaitable[Mapping[int, Place]]]
 
 
 async def pods_of(cluster: Cluster, namespace: str, job: str) -> list[Object]:
@@ -44,77 +48,126 @@ async def curve_on_volume(cluster: Cluster, namespace: str, job: str, points: in
     """Loss curve of a job whose pods are gone, read by a short-lived one; {} if it can't be read, and `say` gets the reason."""
     try:
         async with beside(cluster, namespace, job, seconds=600, say=say) as place:
-            steps: Object = (await summary(cluster, place, job, points)).get("steps", {})
+            steps: Object = (await summary(place, job, points)).get("steps", {})
             return steps
     except (Failed, OSError) as error:
         say(f"the loss curve of {job} can't be read: {error}")
         return {}
 
 
-class JobNodes:
-    """Programs that measure a job's nodes.
+def window_of(nodes: Sequence[int], turn: int, most: int) -> list[int]:
+    """Nodes to ask in this turn: all of them, or so many that each is asked in its turn, and the first one always."""
+    if len(nodes) <= most:
+        return list(nodes)
+    first, *others = nodes
+    start = turn * (most - 1)
+    return sorted([first, *(others[(start + number) % len(others)] for number in range(most - 1))])
 
-    Use `async with`: at its end every program has ended. `say` is called before the first answer, which takes a while.
+
+def nodes_in_pods(cluster: Cluster, namespace: str, job: str) -> Find:
+    """Search for the pods of a job, which are the places of its nodes; it finds none if your account may not list pods."""
+
+    async def find() -> Mapping[int, Place]:
+        try:
+            return await running_pods(cluster, namespace, job)
+        except ApiError as error:
+            if error.status != FORBIDDEN:
+                raise
+            return {}
+
+    return find
+
+
+class JobNodes:
+    """Programs that measure a job's nodes, wherever `find` says that they run.
+
+    Use `async with`: at its end every program has ended. `root`: the run's folder there. `machine`: nodes are machines, not containers.
+    `say` is called before the first answer, which takes a while.
     """
 
-    def __init__(self, cluster: Cluster, namespace: str, job: str, say: Say = lambda line: None) -> None:
-        self._cluster, self._namespace, self._job, self._say = cluster, namespace, job, say
+    def __init__(self, find: Find, job: str, root: str, say: Say = lambda line: None, *, machine: bool = False) -> None:
+        self._find, self._job, self._say = find, job, say
+        self._request = {"root": root, "machine": machine}
         self._open: dict[int, _NodeProgram] = {}
+        self._answers: dict[int, tuple[float, Object]] = {}
+        """Map of node to the time of its last answer and that answer."""
+        self._turn = 0
+        self._starting = asyncio.Semaphore(STARTING_MAX)
 
     async def __aenter__(self) -> JobNodes:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.gather(*(one.close() for one in self._open.values()))
+        await self._close(self._open)
 
     async def ask(self, points: int) -> dict[int, Object]:
-        """Ask all nodes; return for each its answer or `{"problem": …}`. `points`: of the loss curve, which node 0 reads; 0: not now."""
-        try:
-            places = await running_pods(self._cluster, self._namespace, self._job)
-        except ApiError as error:
-            if error.status != FORBIDDEN:
-                raise
-            return {}
-        chosen = sorted(places)[:NODES_MAX]
-        if chosen and not self._open:
-            self._say(f"measuring {number_of(len(chosen), 'node')} of job {self._job} for {FIRST_SECONDS:.0f} s, for their rates")
+        """Ask as many nodes as may be asked at once; return for each its answer or `{"problem": …}`, for the others the last one, with its age.
+
+        `points`: of the loss curve, which node 0 reads; 0: not now.
+        """
+        places = await self._find()
+        nodes = sorted(places)
+        chosen = window_of(nodes, self._turn, OPEN_MAX)
+        if chosen and not self._turn:
+            some = "" if chosen == nodes else f", {len(chosen)} at a time"
+            self._say(f"measuring {number_of(len(nodes), 'node')} of job {self._job}{some} for {FIRST_SECONDS:.0f} s, for their rates")
+        await self._close([node for node in self._open if node not in chosen])
         answers = await asyncio.gather(*(self._one(node, places[node], points if node == 0 else 0) for node in chosen))
-        return dict(zip(chosen, answers, strict=True))
+        now = time.monotonic()
+        self._turn += bool(chosen)
+        self._answers = {node: old for node, old in self._answers.items() if node in places}
+        self._answers |= {node: (now, answer) for node, answer in zip(chosen, answers, strict=True)}
+        return {node: self._last(node, now) for node in nodes}
+
+    async def ask_all(self, points: int) -> dict[int, Object]:
+        """Ask every node once."""
+        answers = await self.ask(points)
+        for _ in range(math.ceil((len(answers) - 1) / (OPEN_MAX - 1)) - 1):
+            answers = await self.ask(0) | ({0: answers[0]} if 0 in answers else {})
+        return answers
+
+    def _last(self, node: int, now: float) -> Object:
+        if node not in self._answers:
+            return {"notAsked": True}
+        when, answer = self._answers[node]
+        return answer if when == now else {**answer, "ageSeconds": round(now - when, 1)}
 
     async def _one(self, node: int, place: Place, points: int) -> Object:
         try:
+            if node not in self._open:
+                async with self._starting, asyncio.timeout(ANSWER_SECONDS):
+                    self._open[node] = await _NodeProgram.start(place, {**self._request, "node": node})
+                await asyncio.sleep(FIRST_SECONDS)
             async with asyncio.timeout(ANSWER_SECONDS):
-                if node not in self._open:
-                    self._open[node] = await _NodeProgram.start(self._cluster, place, self._job, node)
                 return await self._open[node].answer(points)
         except TimeoutError:
             problem = f"it has not answered for {ANSWER_SECONDS:.0f} s"
         except (Failed, OSError) as error:
             problem = str(error)
-        broken = self._open.pop(node, None)  # the next look begins anew: the pod may be another one
-        if broken is not None:
-            await broken.close()
+        await self._close([node])  # the next look begins anew: the pod may be another one
         return {"problem": problem}
+
+    async def _close(self, nodes: Iterable[int]) -> None:
+        programs = [self._open.pop(node) for node in list(nodes) if node in self._open]
+        await asyncio.gather(*(program.close() for program in programs))
 
 
 class _NodeProgram:
-    """The program in one pod."""
+    """The program on one node."""
 
     def __init__(self, program: Program, stack: AsyncExitStack) -> None:
         self._program, self._stack = program, stack
         self._lines: AsyncIterator[str] = lines_of(program)
 
     @classmethod
-    async def start(cls, cluster: Cluster, place: Place, job: str, node: int) -> _NodeProgram:
+    async def start(cls, place: Place, request: Object) -> _NodeProgram:
         stack = AsyncExitStack()
-        program = await stack.enter_async_context(runfolder_program(cluster, place, what="watch", root=run_folder(job), node=node))
-        await asyncio.sleep(FIRST_SECONDS)
-        return cls(program, stack)
+        return cls(await stack.enter_async_context(runfolder_program(place, what="watch", **request)), stack)
 
     async def answer(self, points: int) -> Object:
         await self._program.write(json.dumps({"points": points}).encode() + b"\n")
         async for line in self._lines:
-            return read_node(answer_of(line, f"pod {self._program.place.pod}"))
+            return read_node(answer_of(line, self._program.place.name))
         raise self._program.failure()
 
     async def close(self) -> None:

@@ -5,15 +5,22 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.objects import Object, condition
 from lockstep.plan.observed import Observed
 from lockstep.plan.reconcile.clocks import Earlier
 
+if TYPE_CHECKING:
+    from lockstep.platforms.inpod.runfolder import Watch
+
+FIRST_SECONDS = 1.0
+"""Seconds before the first measurement, so that it has rates."""
 METRICS_SHOWN = ("loss", "stepSeconds", "tokensPerSecond", "mfu")
 _OF_A_FAILURE = ("rank", "node", "exitCode", "signal", "exception", "cause", "step", "message", "lastLines")
 
@@ -52,9 +59,37 @@ def _readable(job: str, run: Path) -> Iterator[tuple[list[Object], Object]]:
         ) from None
 
 
-def look_at_run(job: str, workspace: Path, points: int) -> tuple[dict[str, Any], bool]:
+class LocalLooks:
+    """Repeated looks at a run of this machine, and at its ranks while it runs."""
+
+    def __init__(self, job: str, root: Path) -> None:
+        self._job, self._root = job, root
+        self._folder = str(root.resolve() / "workspace/runs" / job)
+        self._watch: Watch | None = None
+
+    def look(self, points: int) -> tuple[dict[str, Any], bool]:
+        """Return the snapshot that `lockstep top` shows, and whether the run has ended. The first look takes a second longer, for rates.
+
+        Raises ConfigError when there is no such run.
+        """
+        from lockstep.plan.pages.answers import read_node
+        from lockstep.plan.pages.top import machine_node
+        from lockstep.platforms.inpod.runfolder import Watch
+
+        page, over = _snapshot_of(self._job, self._root, points)
+        if over:
+            return page, over
+        if self._watch is None:
+            self._watch = Watch(self._folder, 0, machine=True)
+            time.sleep(FIRST_SECONDS)
+        ranks = range(page.get("ranks", {}).get("desired", 0))
+        return {**page, "nodes": [machine_node(socket.gethostname(), ranks, read_node(self._watch.answer()))]}, over
+
+
+def _snapshot_of(job: str, workspace: Path, points: int) -> tuple[dict[str, Any], bool]:
     """Return the snapshot that `lockstep top` shows, and whether the run has ended. Raises ConfigError when there is none."""
     from lockstep.plan.pages.answers import read_summary
+    from lockstep.plan.pages.logs import ranks_of_run
     from lockstep.plan.pages.top import LOCAL, snapshot
     from lockstep.plan.reconcile.measures import percentage_of
     from lockstep.platforms.inpod import runfolder
@@ -70,9 +105,9 @@ def look_at_run(job: str, workspace: Path, points: int) -> tuple[dict[str, Any],
     percentage = percentage_of(book.get("spent") or {}, book.get("furthestStep") or 0)
     if percentage is not None:
         status["goodput"] = {"percentage": percentage}
-    counts = [run.get(name) for name in ("nodes", "ranksPerNode")]
-    if all(isinstance(count, int) for count in counts):
-        status["ranks"] = {"desired": counts[0] * counts[1]}
+    ranks = ranks_of_run(run)
+    if ranks:
+        status["ranks"] = ranks
     observed = {"metadata": {"name": job, "namespace": LOCAL}, "spec": {}, "status": status}
     return snapshot(observed, (), {0: {"curve": steps}}), condition(status, "Progressing").get("reason") != "Running"
 

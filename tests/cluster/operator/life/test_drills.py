@@ -17,7 +17,7 @@ from kubernetes import client
 from lockstep.cli.clusters.quickstart import demo_folder
 from lockstep.devcluster.host.layout import default_layout
 from lockstep.kube.cluster import Client
-from lockstep.kube.exec import Place
+from lockstep.kube.exec import PodPlace
 from lockstep.platforms.files.reader import stateful_set_before_start
 from support.checkout import ROOT
 from support.clusters.cluster_demo import demo_pod, resolved_job, run_in_pod
@@ -81,7 +81,7 @@ def drill(jobs: Jobs, fault: str, *arguments: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def files(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def files(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PodPlace]:
     """A pod on the namespace's volumes, which hold the demo's model and texts; the workspace is a disk that can be filled."""
     core, resolved = client.CoreV1Api(jobs.api.client), resolved_job(jobs, "files", SPEC)
     Client().run(lambda cluster: stateful_set_before_start(cluster, resolved))
@@ -99,7 +99,7 @@ def files(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plac
 
 
 @pytest.fixture(scope="module")
-def drilled(jobs: Jobs, files: Place) -> Jobs:
+def drilled(jobs: Jobs, files: PodPlace) -> Jobs:
     """The job that everything is done to, with its first commits made."""
     jobs.create({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": "drilled"}, "spec": SPEC})
     try:
@@ -191,7 +191,7 @@ def test_a_killed_operator_costs_nothing(drilled: Jobs) -> None:
     assert outcome["named_seconds"] <= 60
 
 
-def test_what_a_drilled_job_has_learned_is_what_an_undisturbed_one_learns(drilled: Jobs, files: Place, tmp_path: Path) -> None:
+def test_what_a_drilled_job_has_learned_is_what_an_undisturbed_one_learns(drilled: Jobs, files: PodPlace, tmp_path: Path) -> None:
     """Bit by bit: every step's loss, and the newest commit's weights and moments."""
     drilled.change("drilled", suspend=True)
     drilled.until_condition("drilled", "Suspended", "True", "Suspended", 60)

@@ -16,7 +16,7 @@ from kubernetes import client
 from lockstep.api.job import TrainingJob
 from lockstep.cli.clusters.quickstart import demo_folder
 from lockstep.cli.shared.target import load
-from lockstep.kube.exec import Place
+from lockstep.kube.exec import PodPlace
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults
 from lockstep.plan.render.run import training_json
@@ -66,7 +66,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def trains(undisturbed: Path, jobs: Jobs) -> Iterator[tuple[Jobs, Place]]:
+def trains(undisturbed: Path, jobs: Jobs) -> Iterator[tuple[Jobs, PodPlace]]:
     """A job of two real ranks, and a pod that has its files."""
     spec = {"nodes": 2, "training": TRAINING}
     with demo_files(jobs, spec) as files:
@@ -100,7 +100,7 @@ def until_stopped(jobs: Jobs, attempt: int) -> int:
 
 
 def test_a_training_that_is_scaled_and_then_moved_learns_what_an_undisturbed_one_learns(
-    trains: tuple[Jobs, Place], undisturbed: Path, kubectl: Kubectl
+    trains: tuple[Jobs, PodPlace], undisturbed: Path, kubectl: Kubectl
 ) -> None:
     jobs, files = trains
     until_step(jobs, attempt=1, after=0)

@@ -9,8 +9,8 @@ import pytest
 
 from lockstep.cli.main import main
 from lockstep.kube.cluster import Cluster
-from lockstep.kube.exec import output_of
 from lockstep.platforms.files.reader import beside
+from lockstep.programs import output_of
 from support.clusters.cluster_jobs import Jobs, until
 
 SEEN = "import os, socket, sys; print(socket.gethostname(), *sorted(os.listdir(sys.argv[1])))"
@@ -19,7 +19,7 @@ SEEN = "import os, socket, sys; print(socket.gethostname(), *sorted(os.listdir(s
 def hostname_and_files(jobs: Jobs, name: str, node: int, folder: str) -> list[str]:
     async def read() -> bytes:
         async with await Cluster.connect() as cluster, beside(cluster, jobs.namespace, name, node) as place:
-            return await output_of(cluster, place, ["python3", "-c", SEEN, folder])
+            return await output_of(place, ["python3", "-c", SEEN, folder])
 
     return asyncio.run(read()).decode().split()
 

@@ -13,8 +13,8 @@ import pytest
 
 from cluster.operator.verbs.test_verbs import lockstep
 from lockstep.kube.cluster import Cluster
-from lockstep.kube.exec import output_of
 from lockstep.platforms.files.reader import beside
+from lockstep.programs import output_of
 from support.clusters.cluster_jobs import Jobs, until
 
 SCRIPT = """\
@@ -36,7 +36,7 @@ def go(jobs: Jobs, attempt: int) -> None:
 
     async def touch() -> None:
         async with await Cluster.connect() as cluster, beside(cluster, jobs.namespace, "printed") as place:
-            await output_of(cluster, place, ["touch", f"/workspace/go-{attempt}"])
+            await output_of(place, ["touch", f"/workspace/go-{attempt}"])
 
     asyncio.run(touch())
 
@@ -97,6 +97,9 @@ def test_top_shows_each_node_with_its_ranks_its_memory_and_what_its_nics_carry(j
         ("printed-1", [2, 3], [2, 3]),
     ]
     assert all(node["memory"]["bytes"] > 1 << 20 and "eth0" in node["gigabits"] and node["nodeName"] for node in found["nodes"]), found
+    loads = [load for node in found["nodes"] for load in node["rankLoads"]]
+    assert [load["rank"] for load in loads] == [0, 1, 2, 3] and all(load["bytes"] > 1 << 20 and load["cores"] >= 0 for load in loads), found
+    assert all(node["cpu"]["limitCores"] > 0 for node in found["nodes"]), found
     told = lockstep(jobs, "top", again)
     assert told.stdout.startswith("printed  Running  ") and "attempt 2, 1 restart" in told.stdout
     assert "Traceback" not in told.stderr

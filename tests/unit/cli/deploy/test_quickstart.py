@@ -13,11 +13,11 @@ import pytest
 import yaml
 
 from golden.plan_cases import CHECKOUT
+from lockstep import programs
 from lockstep.api.errors import ConfigError
 from lockstep.cli.clusters import quickstart
-from lockstep.kube import exec as programs
 from lockstep.kube import jobs
-from lockstep.kube.exec import Place
+from lockstep.kube.exec import PodPlace
 from support.fake_cluster import FakeCluster
 
 
@@ -66,7 +66,7 @@ def trained(monkeypatch: pytest.MonkeyPatch, existing: Object | None, has_run: b
     """What is sent where the cluster has `existing`, and the volume a run's folder or none."""
     sent: list[Object] = []
 
-    async def output_of(cluster: Any, place: Place, command: list[str]) -> bytes:
+    async def output_of(place: PodPlace, command: list[str]) -> bytes:
         return f"{has_run}\n".encode()
 
     async def replace(cluster: Any, document: Object) -> None:
@@ -79,7 +79,7 @@ def trained(monkeypatch: pytest.MonkeyPatch, existing: Object | None, has_run: b
     monkeypatch.setattr(quickstart, "_replace", replace)
     monkeypatch.setattr(quickstart, "_follow", follow)
     cluster = FakeCluster(*([] if existing is None else [existing | {"kind": "TrainingJob"}])).as_cluster
-    assert asyncio.run(quickstart._train(cluster, Place("lockstep", "demo-reader-1", "reader"), "demo")) == {"followed": "demo"}
+    assert asyncio.run(quickstart._train(cluster, PodPlace(cluster, "lockstep", "demo-reader-1", "reader"), "demo")) == {"followed": "demo"}
     return sent
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from lockstep_gang.agent.ranks import processes
 from lockstep_gang.contract.run import JobIdentity, RestartPolicy, WhenDone, run_text
+from lockstep_gang.coordinator.machine import boot_id
 from unit.gang.cases import Gang, gang, gone, now
 
 SAY = 'import os, sys, time, signal\nR = os.environ["RANK"]\nF = os.environ["FOLDER"]\n'
@@ -62,6 +63,36 @@ def test_ranks_get_torchrun_s_environment(agents: Gang) -> None:
         "TORCHELASTIC_USE_AGENT_STORE": "False", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }  # fmt: skip
     assert {name: rank.get(name) for name in expected} == expected
+
+
+def test_nodes_with_unlike_numbers_of_ranks_start_as_many_as_each_has(agents: Gang) -> None:
+    agents.write(
+        SAY + "import json\nprint(json.dumps({k: v for k, v in os.environ.items()}))", nodes=3, ranks_per_node=2, node_ranks=(2, 1, 1)
+    )
+    agents.start(0, 1, 2)
+    assert agents.codes() == [0, 0, 0]
+    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "WORLD_SIZE", "ROLE_RANK")
+    ranks = []
+    for node in range(3):
+        for line in agents.log(node).splitlines():
+            if line.startswith("[rank ") and "{" in line:
+                environment = json.loads(line[line.index("{") :])
+                ranks.append([node, *(int(environment[name]) for name in names), "LOCKSTEP_DEFAULT_THREADS" in environment])
+    assert sorted(ranks) == [
+        [0, 0, 0, 2, 0, 3, 4, 0, "OMP_NUM_THREADS" not in os.environ],
+        [0, 1, 1, 2, 0, 3, 4, 1, "OMP_NUM_THREADS" not in os.environ],
+        [1, 2, 0, 1, 1, 3, 4, 2, False],
+        [2, 3, 0, 1, 2, 3, 4, 3, False],
+    ]
+    assert "all 4 ranks run" in agents.log()
+
+
+def test_a_rank_on_a_node_with_fewer_of_them_is_named_with_its_node(agents: Gang) -> None:
+    agents.write(SAY + 'if R == "3": raise ValueError("boom")\nsignal.pause()', nodes=3, ranks_per_node=2, node_ranks=(2, 1, 1))
+    agents.start(0, 1, 2)
+    assert agents.codes() == [1, 1, 1]
+    failure = agents.record("end.json")["failure"]
+    assert (failure["rank"], failure["node"], failure["exception"]) == (3, 2, "ValueError")
 
 
 def test_a_failed_rank_is_named_and_every_rank_is_dead_within_two_seconds(agents: Gang) -> None:
@@ -306,3 +337,23 @@ def test_a_volume_that_cannot_be_written_is_told_and_nothing_starts(agents: Gang
     agents.signal(0, signal.SIGTERM)
     agents.codes()
     assert not (agents.folder / "started").exists()
+
+
+def test_a_start_on_an_empty_volume_takes_no_number_again_that_another_volume_has(agents: Gang) -> None:
+    """Node 0 is another machine than before, whose volume knows of no attempt: no commit of the job has a name twice."""
+    (agents.folder / "commits").mkdir()
+    commit = 'import os; os.mkdir("{FOLDER}/commits/step-5.a{LOCKSTEP_ATTEMPT}.r{RANK}".format(**os.environ))'
+    for volume, attempts_before in (("first", 6), ("second", 7)):
+        agents.write(commit, run_dir=str(agents.folder / volume), attempts_before=attempts_before)
+        agents.start(0, 1)
+        assert agents.codes() == [0, 0]
+    commits = sorted(path.name for path in (agents.folder / "commits").iterdir())
+    assert commits == ["step-5.a7.r0", "step-5.a7.r1", "step-5.a8.r0", "step-5.a8.r1"]
+    assert [json.loads(line)["attempt"] for line in (agents.folder / "second/gang/attempts.jsonl").read_text().splitlines()] == [8]
+
+
+def test_the_record_of_an_attempt_has_the_start_of_each_node_s_machine(agents: Gang) -> None:
+    agents.write(SAY)
+    agents.start(0, 1)
+    assert agents.codes() == [0, 0]
+    assert agents.record("attempts.jsonl")[0]["boots"] == [boot_id(), boot_id()]

@@ -89,6 +89,19 @@ def test_a_node_without_gpudirect_differs_from_one_that_has_it_though_nobody_ask
     )
 
 
+def test_a_rank_is_compared_with_those_in_its_place_on_nodes_with_other_numbers_of_ranks() -> None:
+    """Ranks 0 and 1 are on node 0, 2 and 3 the first ones of nodes 1 and 2: only they and rank 0 are in the same place."""
+    run = replace(gpu_run(nodes=3, ranks=2), node_ranks=(2, 1, 1))
+    direct = [replace(read("2.29-ib-gpudirect-pairs", rank), version="") for rank in range(4)]
+    plain = tuple(replace(t, received_direct=0, sent_direct=0) for t in direct[0].traffic)
+    found = verdict(run, (*direct[:3], replace(direct[3], traffic=plain)))
+    assert found is not None
+    assert (found.reason, [(d.node, d.ranks) for d in found.differing]) == (FabricReason.RANKS_DIFFER, [(2, "3")])
+    farther = verdict(run, (direct[0], replace(direct[1], traffic=plain), *direct[2:]))
+    assert farther is not None
+    assert farther.reason is FabricReason.VERIFIED  # no other node has a second GPU to compare it with
+
+
 def test_devices_of_other_names_on_another_node_are_the_same_fabric() -> None:
     """The names of virtual functions differ from rack to rack."""
     run = gpu_run()

@@ -54,6 +54,12 @@ def again(story: Story) -> Story:
     return story
 
 
+def test_gpus_of_unlike_nodes_are_counted_one_by_one() -> None:
+    run = make_run(nodes=3, ranks_per_node=4, gpus_per_node=4, node_ranks=(4, 1, 2))
+    assert ([run.gpus_of(node) for node in range(3)], run.gpus, replace(run, gpus_per_node=0).gpus) == ([4, 1, 2], 7, 0)
+    assert make_run(**TRAINER).gpus == 8
+
+
 def test_waiting_for_nodes_is_queued_and_the_time_until_the_first_step_is_load() -> None:
     story = Story(make_run(**TRAINER))
     story.hears(0, hello(0)).waits(7).hears(1, hello(1)).waits(3)

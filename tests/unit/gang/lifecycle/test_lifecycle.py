@@ -446,3 +446,10 @@ def test_another_job_of_the_same_name_starts_anew_under_a_larger_attempt_number(
     gang = resume_gang(story.run, [record(1, uid="earlier", restarts=2)], end, 2000.0)
     again = Story(story.run, gang).hears(0, hello(0)).hears(1, hello(1))
     assert (again.gang.attempt, again.report.restarts) == (2, 0)
+
+
+@pytest.mark.parametrize(("attempts", "expected"), [([], 8), ([record(3, outcome="Stopped")], 8), ([record(9, outcome="Stopped")], 10)])
+def test_an_attempt_has_a_number_above_those_of_every_node_s_volume(attempts: list[AttemptRecord], expected: int) -> None:
+    run = make_run(attempts_before=7)
+    story = Story(run, resume_gang(run, attempts, None, 1000.0)).hears(0, hello(0)).hears(1, hello(1))
+    assert (story.gang.attempt, story.report.restarts) == (expected, 0)

@@ -61,6 +61,43 @@ def test_ranks_and_nodes_are_each_other_s_inverse(racks: list[str]) -> None:
     assert all(run.node_of(rank) == node for node in range(run.nodes) for rank in run.ranks_of(node))
 
 
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=9).flatmap(
+        lambda counts: st.tuples(st.just(counts), st.permutations(range(len(counts))))
+    )
+)
+def test_ranks_and_nodes_with_unlike_numbers_of_them_are_each_other_s_inverse(drawn: tuple[list[int], list[int]]) -> None:
+    counts, order = drawn
+    run = make_run(nodes=len(counts), ranks_per_node=max(counts), node_ranks=tuple(counts), order=tuple(order))
+    assert [rank for node in order for rank in run.ranks_of(node)] == list(range(run.world_size))
+    assert all(run.node_of(rank) == node for node in range(run.nodes) for rank in run.ranks_of(node))
+    assert [run.layout.local_rank_of(rank) for node in order for rank in run.ranks_of(node)] == [
+        r for node in order for r in range(counts[node])
+    ]
+
+
+def test_a_rank_that_is_not_there_has_no_node() -> None:
+    with pytest.raises(IndexError, match="rank 4 of 4"):
+        make_run(nodes=2, ranks_per_node=3, node_ranks=(1, 3)).node_of(4)
+
+
+@pytest.mark.parametrize(("counts", "message"), [
+    ((2, 1, 1), "nodeRanks is .2, 1, 1., but must be empty, or a list of 2"),
+    ((2, 0), "1 to ranksPerNode each, and 2 the largest"),
+    ((3, 1), "1 to ranksPerNode each, and 2 the largest"),
+    ((1, 1), "1 to ranksPerNode each, and 2 the largest"),
+])  # fmt: skip
+def test_counts_of_ranks_that_do_not_fit_are_refused(counts: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        make_run(nodes=2, ranks_per_node=2, node_ranks=counts)
+
+
+def test_a_node_learns_its_first_rank_with_the_start_when_ranks_follow_the_racks() -> None:
+    story = four(("a", "b", "a", "b"), node_ranks=(2, 1, 1, 2))
+    firsts = {node: (order.group_rank, order.first_rank) for node, order in story.orders if isinstance(order, Start)}
+    assert firsts == {0: (0, 0), 2: (1, 2), 1: (2, 3), 3: (3, 4)}
+
+
 def test_an_order_that_leaves_a_node_out_is_refused() -> None:
     with pytest.raises(ContractError, match="order"):
         make_run(nodes=3, order=(0, 2, 2))
@@ -153,7 +190,7 @@ def test_the_log_says_so_when_ranks_follow_the_racks() -> None:
 def test_a_rank_learns_its_place_and_its_pod_s_number() -> None:
     run = make_run(nodes=4, ranks_per_node=2)
     start = Start(1, 0, "x-0", 29500, group_rank=1)
-    found = rank_environment(run, start, RankPlace(2, 1, 1, "/run.json", "/socket", "/error"), {})
+    found = rank_environment(run, start, RankPlace(2, 1, 3, 1, "/run.json", "/socket", "/error"), {})
     wanted = {"RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1", "NODE_RANK": "1", "LOCKSTEP_NODE": "2"}
     assert {name: found[name] for name in wanted} == wanted
 
@@ -165,7 +202,7 @@ def test_ranks_that_share_a_node_have_one_thread_each_and_know_whether_the_user_
     ranks: int, inherited: dict[str, str], threads: str | None, ours: bool
 ) -> None:
     run = make_run(nodes=2, ranks_per_node=ranks)
-    found = rank_environment(run, Start(1, 0, "x-0", 29500), RankPlace(0, 0, 0, "/run.json", "/socket", "/error"), inherited)
+    found = rank_environment(run, Start(1, 0, "x-0", 29500), RankPlace(0, 0, 0, 0, "/run.json", "/socket", "/error"), inherited)
     assert (found.get("OMP_NUM_THREADS"), "LOCKSTEP_DEFAULT_THREADS" in found) == (threads, ours)
 
 
@@ -188,5 +225,5 @@ def test_segments_of_gpu_memory_can_grow_unless_the_user_sets_the_allocator(
     gpus: int, stated: dict[str, str], expected: str | None
 ) -> None:
     run = make_run(gpus_per_node=gpus, ranks_per_node=max(1, gpus))
-    found = rank_environment(run, Start(1, 0, "x-0", 29500), RankPlace(0, 0, 0, "/run.json", "/socket", "/error"), stated)
+    found = rank_environment(run, Start(1, 0, "x-0", 29500), RankPlace(0, 0, 0, 0, "/run.json", "/socket", "/error"), stated)
     assert found.get("PYTORCH_ALLOC_CONF") == expected

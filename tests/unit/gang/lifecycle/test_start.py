@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lockstep_gang.contract.fabric import FabricAsked
-from lockstep_gang.contract.messages import Activity, Dumped, Finish, Leaving, Stop, StopMode
+from lockstep_gang.contract.messages import Activity, Dumped, Finish, Leaving, Stop, StopMode, Stopped
 from lockstep_gang.contract.reply import Fact, FactType
 from lockstep_gang.contract.report import Cause, CheckpointReport, State
 from lockstep_gang.contract.run import RestartPolicy
@@ -18,6 +18,7 @@ from lockstep_gang.coordinator import coordinator
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.log_lines import log_lines
 from lockstep_gang.lifecycle.gang import Facts, Phase, new_gang
+from lockstep_gang.lifecycle.history import AttemptRecord, resume_gang
 from lockstep_gang.lifecycle.losses import with_facts
 from lockstep_spec.timeouts import Timeouts
 from unit.gang.cases import KEY, make_run
@@ -28,7 +29,7 @@ ADDRESSES = ("x-0.x-headless.ns.svc", "x-1.x-headless.ns.svc")
 
 def waiting(**changes: Any) -> Story:
     """Node 0 is here, node 1 isn't."""
-    story = Story(make_run(timeouts=Timeouts(start_seconds=600), **{"addresses": ADDRESSES} | changes))
+    story = Story(make_run(**{"timeouts": Timeouts(start_seconds=600), "addresses": ADDRESSES} | changes))
     return story.hears(0, hello(0))
 
 
@@ -134,6 +135,14 @@ def test_every_attempt_begins_with_what_it_runs_on_and_goes_on_from() -> None:
     ]
 
 
+@pytest.mark.parametrize(("gpus", "words"), [(2, "1 to 2 ranks each, one a GPU"), (0, "1 to 2 ranks each, on CPUs")])
+def test_unlike_numbers_of_ranks_are_told_from_the_least_to_the_most(gpus: int, words: str) -> None:
+    run = make_run(nodes=3, gpus_per_node=gpus, ranks_per_node=2, node_ranks=(2, 1, 1))
+    before = new_gang(run)
+    lines = list(log_lines(before, replace(before, phase=Phase.ACTIVE, attempt=1), run))
+    assert lines[:2] == ["attempt 1 starts: 4 ranks on 3 nodes", f"  nodes: 3, {words}"]
+
+
 def test_one_of_a_thing_is_told_in_the_singular() -> None:
     run = make_run(nodes=1, addresses=ADDRESSES[:1], gpus_per_node=0, ranks_per_node=1)
     before = new_gang(run)
@@ -189,3 +198,45 @@ def test_node_0_says_again_and_again_whom_it_waits_for(tmp_path: Path, monkeypat
 
     asyncio.run(say_twice())
     assert lines[:2] == ["waiting for node 1 of 2", "waiting for node 1 of 2"]
+
+
+def away(**changes: Any) -> Story:
+    """No operator, and a limit for hosts: node 1 was lost from a running attempt."""
+    limits = Timeouts(start_seconds=600, return_seconds=86400)
+    story = started(**{"timeouts": limits, "restart": RestartPolicy(3, 0), "addresses": ("10.0.0.1", "10.0.0.2")} | changes)
+    story.loses(1).waits(6).exits(0, None, signal="SIGKILL", ordered=True)
+    return story.hears(0, Stopped(1))
+
+
+def test_a_host_that_was_here_is_waited_for_as_long_as_hosts_may_be_away() -> None:
+    story = away()
+    assert story.waits(86399).gang.phase is Phase.WAITING
+    story.waits(1)
+    assert (story.report.state, story.report.failure.cause, story.report.failure.node) == (State.FAILED, Cause.NODE_LOST, 1)
+    assert story.report.message.startswith("node 1 of 2 did not come back within the 86400 s of away_seconds, after node 1 ")
+
+
+def test_a_host_that_comes_back_in_time_begins_the_next_attempt() -> None:
+    story = away().waits(50000).hears(1, hello(1, known=1, instance="another"))
+    assert (story.gang.phase, story.gang.attempt) == (Phase.ACTIVE, 2)
+
+
+def test_a_host_that_never_came_is_waited_for_as_long_as_a_start_takes() -> None:
+    story = waiting(timeouts=Timeouts(start_seconds=600, return_seconds=86400))
+    assert story.waits(599).gang.phase is Phase.WAITING
+    assert story.waits(1).report.message == "node 1 of 2: x-1 did not come within the 600 s of startTimeoutSeconds"
+    assert story.report.failure.cause is Cause.SETUP
+
+
+def test_hosts_that_a_new_coordinator_waits_for_were_here_if_the_job_had_an_attempt() -> None:
+    run = make_run(timeouts=Timeouts(start_seconds=600, return_seconds=86400), restart=RestartPolicy(3, 0))
+    record = AttemptRecord(4, "uid-1", 0, "2026-01-01T00:00:00Z", outcome="Stopped")
+    story = Story(run, resume_gang(run, [record], None, 1000.0)).hears(0, hello(0, known=4))
+    assert story.waits(86399).gang.phase is Phase.WAITING
+    assert story.waits(1).report.message == "node 1 of 2 did not come back within the 86400 s of away_seconds"
+
+
+def test_a_host_that_is_here_and_can_t_end_its_ranks_has_the_start_s_time() -> None:
+    story = away()
+    story.hears(1, hello(1, attempt=1, known=1))
+    assert story.waits(600).report.message.startswith("node 1 of 2 did not end their earlier ranks within the 600 s of startTimeoutSeconds")

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from lockstep_gang.agent.preflight import answers, network
-from lockstep_gang.contract.preflight import PREFLIGHT_RESULT, Expected, ExpectedPath, Kind, PreflightReport
+from lockstep_gang.agent.preflight.allreduce import AllReduceRanks
+from lockstep_gang.contract.preflight import PREFLIGHT_RESULT, Expected, ExpectedPath, Group, Kind, PreflightReport
 from lockstep_gang.contract.run import RestartPolicy, run_text
 from lockstep_gang.coordinator.channel import PROOF_BYTES_MAX
 from lockstep_spec.choices import StorageMode
@@ -44,6 +45,14 @@ def start(agents: Gang, *, node_1: dict[str, Any] | None = None, **changes: Any)
     path = agents.folder / "run-1.json"
     path.write_text(run_text(replace(run, **node_1)))
     agents.start(1, run_path=path)
+
+
+def test_the_all_reduce_has_a_process_for_each_gpu_of_nodes_with_unlike_numbers_of_them() -> None:
+    run = make_run(nodes=3, ranks_per_node=2, gpus_per_node=2, node_ranks=(2, 1, 2))
+    group = Group((2, 1), 29500, 60)
+    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "GPUS_PER_NODE")
+    environments = [AllReduceRanks(run, node, group).environment(local) for node, local in ((2, 0), (2, 1), (1, 0))]
+    assert [[environment[name] for name in names] for environment in environments] == [list("00232"), list("11232"), list("20131")]
 
 
 def test_ranks_start_after_a_preflight_that_says_one_line(agents: Gang) -> None:

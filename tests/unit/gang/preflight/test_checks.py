@@ -91,6 +91,12 @@ def test_what_is_wrong_on_one_node_is_named_with_the_node(odd: dict[str, Any], c
     assert finding.fix
 
 
+def test_a_node_needs_as_many_gpus_as_it_has_ranks() -> None:
+    (finding,) = found({"gpus": GpuFacts(1, "580.65.06")}, node_ranks=(4, 4, 2))
+    assert finding.message == "node 2 (x-2) has 1 of 2 GPUs"
+    assert found({"gpus": GpuFacts(2, "580.65.06")}, node_ranks=(4, 4, 2)) == []
+
+
 def test_a_node_that_another_can_t_reach_is_named_with_the_reason() -> None:
     (finding,) = found(met=Met({"1": "Connection refused"}, True))
     assert finding.message == "node 2 (x-2) can't reach node 1 (x-1): Connection refused"

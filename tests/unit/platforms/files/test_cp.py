@@ -21,20 +21,20 @@ from lockstep.cli.files import cp as cp_module
 from lockstep.cli.files.cp import Copy, Remote, _before_start, _copy_before_start, _tell, known_job, read, read_all
 from lockstep.cli.main import main
 from lockstep.cli.shared.terminal import Meter
-from lockstep.kube import exec as programs
-from lockstep.kube.exec import Broken, Place, ProgramFailed
+from lockstep.kube.exec import PodPlace
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import MADE_BY_OPERATOR, PlatformDefaults
 from lockstep.platforms.files import transfer
 from lockstep.platforms.files.transfer import Carried, TransferProgress, get, put, refuse_outside
+from lockstep.programs import Broken, ProgramFailed
 from support.fake_cluster import FakeCluster
 
-PLACE = Place("ns", "x-0", "trainer")
+PLACE = PodPlace(FakeCluster().as_cluster, "ns", "x-0", "trainer")
 CHUNKS = bytes(range(256)) * 4096 * 6
 
 
 class LocalProgram:
-    """What `exec.program` gives, over a process. The connection breaks after `lasts` bytes in either direction."""
+    """What `PodPlace.program` gives, over a process. The connection breaks after `lasts` bytes in either direction."""
 
     def __init__(self, process: asyncio.subprocess.Process, lasts: int) -> None:
         self.process, self.left = process, lasts
@@ -73,7 +73,7 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     lasting: list[int] = []
 
     @asynccontextmanager
-    async def local(cluster: Any, place: Place, command: Sequence[str], **options: Any) -> AsyncIterator[LocalProgram]:
+    async def local(place: PodPlace, command: Sequence[str], **options: Any) -> AsyncIterator[LocalProgram]:
         pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.DEVNULL}
         process = await asyncio.create_subprocess_exec(sys.executable, *command[1:], **pipes)
         try:
@@ -83,7 +83,7 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> list[int]:
                 process.kill()
             await process.communicate()
 
-    monkeypatch.setattr(programs, "program", local)
+    monkeypatch.setattr(PodPlace, "program", local)
     monkeypatch.setattr(transfer, "FIRST_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(transfer, "LONGEST_PAUSE_SECONDS", 0.0)
     return lasting
@@ -99,7 +99,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def up(model: Path, volume: Path, progress: TransferProgress | None = None, to: str = "/") -> Carried:
-    return asyncio.run(put(FakeCluster().as_cluster, PLACE, model, f"{volume}{to}", [str(volume)], progress or TransferProgress()))
+    return asyncio.run(put(PLACE, model, f"{volume}{to}", [str(volume)], progress or TransferProgress()))
 
 
 def test_a_connection_that_breaks_twice_costs_only_what_was_on_the_way(connections: list[int], model: Path, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_what_comes_back_is_what_went_there(connections: list[int], model: Path,
     connections += [len(CHUNKS) // 2]
     roots = [str(tmp_path / "volume")]
     progress = TransferProgress()
-    asyncio.run(get(FakeCluster().as_cluster, PLACE, f"{tmp_path}/volume/model", f"{tmp_path}/back", roots, progress))
+    asyncio.run(get(PLACE, f"{tmp_path}/volume/model", f"{tmp_path}/back", roots, progress))
     assert {path.name: path.read_bytes() for path in (tmp_path / "back").iterdir()} == {"weights": CHUNKS, "config.json": b"{}"}
 
 
@@ -128,9 +128,7 @@ def test_a_pod_has_no_say_in_what_a_file_is_called(connections: list[int], tmp_p
     liar = f"import sys; sys.stdout.buffer.write({sent!r}); sys.stdout.flush(); sys.stdin.read()".encode()
     monkeypatch.setattr(transfer, "source_of", lambda program: liar)
     (tmp_path / "here/demo").mkdir(parents=True)
-    asyncio.run(
-        get(FakeCluster().as_cluster, PLACE, "/workspace/runs/log.jsonl", f"{tmp_path}/here/demo/", ["/workspace"], TransferProgress())
-    )
+    asyncio.run(get(PLACE, "/workspace/runs/log.jsonl", f"{tmp_path}/here/demo/", ["/workspace"], TransferProgress()))
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()] == ["here/demo/log.jsonl"]
     assert (tmp_path / "here/demo/log.jsonl").stat().st_mode & 0o7022 == 0
 
@@ -151,9 +149,7 @@ def test_an_interrupt_ends_the_thread_and_the_program(connections: list[int], mo
         under_way = asyncio.Event()
         loop = asyncio.get_running_loop()
         progress = TransferProgress(lambda: loop.call_soon_threadsafe(under_way.set) and None)
-        task = asyncio.ensure_future(
-            put(FakeCluster().as_cluster, PLACE, model, f"{tmp_path}/volume/", [str(tmp_path / "volume")], progress)
-        )
+        task = asyncio.ensure_future(put(PLACE, model, f"{tmp_path}/volume/", [str(tmp_path / "volume")], progress))
         await under_way.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -189,7 +185,7 @@ def test_files_go_to_the_shared_volumes_of_a_job_that_has_never_started(tmp_path
     def starts(item: dict[str, Any]) -> None:
         item["status"] = {"phase": "Running", "containerStatuses": [{"name": "x", "state": {"running": {}}}]}
 
-    async def carried(cluster: Any, copy: Copy, place: Any, progress: Any) -> Carried:
+    async def carried(copy: Copy, place: Any, progress: Any) -> Carried:
         claims = {volume["persistentVolumeClaim"]["claimName"] for volume in api.objects["Pod", place.pod]["spec"]["volumes"]
                   if "persistentVolumeClaim" in volume}  # fmt: skip
         assert claims <= set(api.names("PersistentVolumeClaim")), "they were made"
@@ -207,7 +203,7 @@ def test_a_job_without_an_image_gets_the_operator_s_before_its_first_start_too(i
     def starts(item: dict[str, Any]) -> None:
         item["status"] = {"phase": "Running", "containerStatuses": [{"name": "x", "state": {"running": {}}}]}
 
-    async def carried(cluster: Any, copy: Copy, place: Any, progress: Any) -> Carried:
+    async def carried(copy: Copy, place: Any, progress: Any) -> Carried:
         used.append(api.objects["Pod", place.pod]["spec"]["containers"][0]["image"])
         return Carried(1, 1, 5, 0)
 

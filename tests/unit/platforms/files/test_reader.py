@@ -14,7 +14,7 @@ from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.kube import expiry
 from lockstep.kube.cluster import ApiError
-from lockstep.kube.exec import Place
+from lockstep.kube.exec import PodPlace
 from lockstep.plan.render.objects import render
 from lockstep.plan.render.readerpod import claims_of, is_shared, reader_pod
 from lockstep.plan.render.resolve import resolve
@@ -47,10 +47,10 @@ def starts(item: Object) -> None:
     item["status"] = RUNNING
 
 
-def shown(cluster: FakeCluster, node: int = 0, say: Callable[[str], None] = lambda line: None) -> Place:
+def shown(cluster: FakeCluster, node: int = 0, say: Callable[[str], None] = lambda line: None) -> PodPlace:
     """The place, after checking that it was there while it was used and that no reader is left."""
 
-    async def look() -> Place:
+    async def look() -> PodPlace:
         async with beside(cluster.as_cluster, "ns", "x", node, say=say) as place:
             assert place.pod in cluster.names("Pod")
         assert not [name for name in cluster.names("Pod") if "reader" in name]
@@ -92,8 +92,11 @@ def test_a_reader_is_restricted_also_where_the_jobs_pods_run_as_root() -> None:
 
 
 def test_a_pod_of_the_job_that_runs_is_used_instead() -> None:
-    assert shown(FakeCluster(stateful_set("PerPod"), job_pod("x-0"), job_pod("x-1")), 1) == ("ns", "x-1", "trainer")
-    assert shown(FakeCluster(stateful_set(), job_pod("x-0", running=False), job_pod("x-1")), 0) == ("ns", "x-1", "trainer")
+    for cluster, node in (
+        (FakeCluster(stateful_set("PerPod"), job_pod("x-0"), job_pod("x-1")), 1),
+        (FakeCluster(stateful_set(), job_pod("x-0", running=False), job_pod("x-1")), 0),
+    ):
+        assert shown(cluster, node) == PodPlace(cluster.as_cluster, "ns", "x-1", "trainer")
 
 
 def test_a_node_whose_pod_does_not_run_has_its_files_shown_by_a_reader_that_is_removed_then() -> None:

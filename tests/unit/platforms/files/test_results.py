@@ -12,17 +12,18 @@ from typing import Any
 
 import pytest
 
+from lockstep import programs
 from lockstep.api.errors import ConfigError
 from lockstep.cli.files.generate import _adapter_in
 from lockstep.cli.main import main
-from lockstep.kube import exec as programs
-from lockstep.kube.exec import Place, ProgramFailed
+from lockstep.kube.exec import PodPlace
 from lockstep.platforms.files import results
 from lockstep.platforms.files.results import Adapter, NoAdapter, idle_or_own_pod, newest_adapter, resources_of
 from lockstep.platforms.inpod.newest import CONFIG, MANIFEST, WEIGHTS, newest
+from lockstep.programs import ProgramFailed
 from support.fake_cluster import FakeCluster
 
-PLACE = Place("ns", "x-0", "trainer")
+PLACE = PodPlace(FakeCluster().as_cluster, "ns", "x-0", "trainer")
 
 
 def write(folder: Path, time: int, *names: str) -> Path:
@@ -51,9 +52,7 @@ def test_an_adapter_whose_weights_are_not_there_yet_is_none(tmp_path: Path) -> N
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run's folder, where programs of the pod run as processes here; the trainer's export fails."""
 
-    async def output_of(
-        cluster: Any, place: Place, command: Sequence[str], *, stdin: bytes = b"", seconds: float = 60.0, most: int = 0
-    ) -> bytes:
+    async def output_of(place: PodPlace, command: Sequence[str], *, stdin: bytes = b"", seconds: float = 60.0, most: int = 0) -> bytes:
         if "-m" in command:
             raise ProgramFailed("pod x-0: shard 1 of 2 is not here")
         pipe = subprocess.PIPE
@@ -67,7 +66,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def found(job: str = "x") -> Adapter:
-    return asyncio.run(newest_adapter(FakeCluster().as_cluster, PLACE, job))
+    return asyncio.run(newest_adapter(PLACE, job))
 
 
 def test_of_a_commits_folder_only_the_adapter_is_fetched(run: Path) -> None:
@@ -85,7 +84,7 @@ def test_shards_that_are_not_all_in_one_place_are_told_with_the_commands_that_br
 
 @pytest.mark.parametrize("answer", ["", "[]", "[" * 100_000, '{"adapter": 1, "commit": null}', '{"adapter": "/etc", "commit": null}', '{"adapter": null, "commit": "--output"}', '{"adapter": null, "commit": "/w/runs/x/../../../etc"}', " " * (1 << 20)])  # fmt: skip
 def test_an_answer_that_names_no_folder_of_the_run_is_refused(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def output_of(cluster: Any, place: Place, command: Sequence[str], **options: Any) -> bytes:
+    async def output_of(place: PodPlace, command: Sequence[str], **options: Any) -> bytes:
         return answer.encode()
 
     monkeypatch.setattr(programs, "output_of", output_of)
@@ -122,11 +121,11 @@ def pod(name: str) -> dict[str, Any]:
     return {"kind": "Pod", "metadata": {"name": name, "labels": {"lockstep.dev/job": "x"}}, "spec": {}, "status": status}
 
 
-def where(spec: dict[str, Any], conditions: list[dict[str, Any]]) -> Place:
+def where(spec: dict[str, Any], conditions: list[dict[str, Any]]) -> PodPlace:
     job = {"kind": "TrainingJob", "metadata": {"name": "x"}, "spec": spec, "status": {"conditions": conditions}}
     cluster = FakeCluster(job, stateful_set(own_claims=True), pod("x-0"))
 
-    async def look() -> Place:
+    async def look() -> PodPlace:
         async with idle_or_own_pod(cluster.as_cluster, "ns", "x", 0, lambda line: None) as place:
             return place
 

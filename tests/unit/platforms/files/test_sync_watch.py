@@ -15,17 +15,17 @@ import pytest
 from lockstep.api.errors import ConfigError
 from lockstep.cli.files import sync as verb
 from lockstep.cli.files.sync import Sync, SyncReporter
-from lockstep.kube import exec as programs
-from lockstep.kube.exec import Broken, NotStarted, Place, ProgramFailed
+from lockstep.kube.exec import PodPlace
 from lockstep.platforms.files import sync as module
 from lockstep.platforms.files.sync import Receivers, Synced
+from lockstep.programs import Broken, NotStarted, ProgramFailed
 from support.fake_cluster import FakeCluster
 
 
 class LocalProgram:
-    """What `exec.program` gives, over a process."""
+    """What `PodPlace.program` gives, over a process."""
 
-    def __init__(self, place: Place, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, place: PodPlace, process: asyncio.subprocess.Process) -> None:
         self.place, self.process = place, process
 
     async def write(self, data: bytes) -> None:
@@ -52,7 +52,7 @@ class Pods:
         self.refusals = 0
 
     @asynccontextmanager
-    async def program(self, cluster: Any, place: Place, command: Sequence[str], **options: Any) -> AsyncIterator[LocalProgram]:
+    async def program(self, place: PodPlace, command: Sequence[str], **options: Any) -> AsyncIterator[LocalProgram]:
         if self.refusals:
             self.refusals -= 1
             raise NotStarted(f"pod {place.pod} no longer exists in namespace ns")
@@ -70,7 +70,7 @@ class Pods:
 @pytest.fixture
 def pods(monkeypatch: pytest.MonkeyPatch) -> Pods:
     found = Pods()
-    monkeypatch.setattr(programs, "program", found.program)
+    monkeypatch.setattr(PodPlace, "program", lambda place, command, **options: found.program(place, command, **options))  # noqa: PLW0108 (a method: it gets the place)
     monkeypatch.setattr(verb, "WATCH_SECONDS", 0.01)
     monkeypatch.setattr(verb, "AGAIN_SECONDS", 0.01)
     return found
@@ -94,7 +94,7 @@ def watching(folder: Path, there: Path, act: Callable[[], None]) -> None:
 
     async def both() -> None:
         one = Sync("x", "ns", folder, str(there), force=False)
-        async with Receivers(cluster().as_cluster, "ns") as receivers:
+        async with Receivers() as receivers:
             task = asyncio.create_task(verb._watch(cluster().as_cluster, receivers, one, {}, SyncReporter()))
             acting = asyncio.ensure_future(asyncio.to_thread(act))
             await asyncio.wait([task, acting], return_when=asyncio.FIRST_COMPLETED, timeout=60)
@@ -172,8 +172,8 @@ def test_a_folder_that_is_replaced_meanwhile_does_not_end_the_watch(
 
 def test_what_is_sent_once_ends_its_programs_and_a_folder_that_is_none_is_an_error(pods: Pods, folder: Path, tmp_path: Path) -> None:
     async def once(source: Path) -> list[Synced]:
-        async with Receivers(cluster().as_cluster, "ns") as receivers:
-            return await receivers.send(["x-0"], source, str(tmp_path / "there"))
+        async with Receivers() as receivers:
+            return await receivers.send({"x-0": PodPlace(cluster().as_cluster, "ns", "x-0", "trainer")}, source, str(tmp_path / "there"))
 
     assert asyncio.run(once(folder))[0].sent == 1
     with pytest.raises(ConfigError, match="is not a folder"):
@@ -188,10 +188,12 @@ def test_a_pod_whose_program_says_nothing_is_given_up_and_its_program_ended(
     monkeypatch.setattr(module, "SILENCE_SECONDS", 0.2)
 
     async def once() -> list[Synced]:
-        async with Receivers(cluster().as_cluster, "ns") as receivers:
-            return await asyncio.wait_for(receivers.send(["x-0"], folder, str(tmp_path / "there")), 60)
+        async with Receivers() as receivers:
+            return await asyncio.wait_for(
+                receivers.send({"x-0": PodPlace(cluster().as_cluster, "ns", "x-0", "trainer")}, folder, str(tmp_path / "there")), 60
+            )
 
-    assert asyncio.run(once())[0].problem == "the pod has not answered for 0 s"
+    assert asyncio.run(once())[0].problem == "it has not answered for 0 s"
     assert pods.started[0].process.returncode is not None
 
 
@@ -199,7 +201,7 @@ def test_what_is_no_answer_is_that_pod_s_problem(pods: Pods, folder: Path, tmp_p
     monkeypatch.setattr(module, "source_of", lambda program: b"print('Welcome!', flush=True); input()")
 
     async def once() -> list[Synced]:
-        async with Receivers(cluster().as_cluster, "ns") as receivers:
-            return await receivers.send(["x-0"], folder, str(tmp_path / "there"))
+        async with Receivers() as receivers:
+            return await receivers.send({"x-0": PodPlace(cluster().as_cluster, "ns", "x-0", "trainer")}, folder, str(tmp_path / "there"))
 
-    assert asyncio.run(once())[0].problem == "python3 in the pod says 'Welcome!', which is not a valid answer"
+    assert asyncio.run(once())[0].problem == "python3 in pod x-0 says 'Welcome!', which is not a valid answer"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.kube.exec import boot_command
 from lockstep.platforms.inpod import runfolder, source_of
+from lockstep.programs import boot_command
 from lockstep_gang.agent.log import BEGINS, Journal
 from lockstep_gang.contract.run import JobIdentity
 from unit.gang.cases import make_run
@@ -137,42 +137,11 @@ def test_counters_of_interfaces_and_of_rdma_devices_are_read_in_bytes(tmp_path: 
     assert runfolder.counters(net, devices) == {"eth0": (1000, 2000), "mlx5_6": (40, 80)}
 
 
-def test_memory_is_the_container_s_and_unlimited_is_no_limit(tmp_path: Path) -> None:
-    (tmp_path / "memory.current").write_text("1000\n")
-    (tmp_path / "memory.max").write_text("max\n")
-    assert runfolder.memory(tmp_path) == {"bytes": 1000}
-    (tmp_path / "memory.max").write_text("5000\n")
-    assert runfolder.memory(tmp_path) == {"bytes": 1000, "limitBytes": 5000}
-    assert runfolder.memory(tmp_path / "none") == {}
-
-
-def test_ranks_are_processes_of_a_lockstep_job_and_counted_once(tmp_path: Path) -> None:
-    for pid, variables in {
-        "10": b"RANK=3\0LOCKSTEP_ATTEMPT=1\0",
-        "11": b"RANK=3\0LOCKSTEP_ATTEMPT=1\0",
-        "12": b"RANK=4\0",
-        "13": b"PATH=/\0",
-    }.items():
-        (tmp_path / pid).mkdir()
-        (tmp_path / pid / "environ").write_bytes(variables)
-    assert runfolder.ranks(tmp_path) == [3]
-
-
-def test_gpus_are_what_the_driver_s_tool_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho '0, 1024, 81559, 97'\necho '1, 0, 81559, [N/A]'\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert runfolder.gpus() == [{"index": 0, "bytes": 1 << 30, "limitBytes": 81559 << 20, "percentage": 97}]
-    tool.unlink()
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert runfolder.gpus() == []
-
-
 def test_a_watch_answers_every_question_with_rates_since_the_last_one(root: Path) -> None:
     (root / "logs/train_log.jsonl").write_text('{"step": 1, "loss": 2.5}\n')
     answers = [json.loads(line) for line in asked({"what": "watch", "root": str(root), "node": 4}, {}, {"points": 10})]
     assert [answer["node"] for answer in answers] == [4, 4]
+    assert all(answer["cpu"]["limitCores"] > 0 and answer["rankLoads"] == [] for answer in answers)
     assert "curve" not in answers[0] and answers[1]["curve"] == {"1": {"loss": 2.5}}
     assert all(len(rates) == 2 and min(rates) >= 0 for answer in answers for rates in answer["gigabits"].values())
 

@@ -17,7 +17,7 @@ from lockstep.api.errors import Failed
 from lockstep.cli.jobs import logs as cli_logs
 from lockstep.cli.main import app
 from lockstep.kube.cluster import ApiError, Cluster
-from lockstep.kube.exec import Place
+from lockstep.kube.exec import PodPlace
 from lockstep.plan.pages.logs import nodes_of
 from lockstep.platforms.files.reader import NoReader
 from lockstep.platforms.jobs import logs as module
@@ -83,10 +83,10 @@ def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     from lockstep.platforms.inpod import runfolder
 
     @asynccontextmanager
-    async def beside(cluster: Cluster, namespace: str, job: str, node: int = 0, **_: Any) -> AsyncIterator[Place]:
-        yield Place(namespace, f"{job}-reader", "reader")
+    async def beside(cluster: Cluster, namespace: str, job: str, node: int = 0, **_: Any) -> AsyncIterator[PodPlace]:
+        yield PodPlace(cluster, namespace, f"{job}-reader", "reader")
 
-    async def log_lines(cluster: Cluster, place: Place, job: str, **request: Any) -> AsyncIterator[str]:
+    async def log_lines(place: PodPlace, job: str, **request: Any) -> AsyncIterator[str]:
         for line in runfolder.log(root=str(tmp_path), **request):
             yield line
 
@@ -340,7 +340,7 @@ def test_a_reader_is_removed_when_nobody_reads_the_lines_any_more(monkeypatch: p
         async with cluster as connection:
             await cli_logs._print(connection, JOB, ALL, follow=False, errors=False, previous=False)
 
-    async def log_lines(cluster: Cluster, place: Place, job: str, **request: Any) -> AsyncGenerator[str, None]:
+    async def log_lines(place: PodPlace, job: str, **request: Any) -> AsyncGenerator[str, None]:
         made.append(place.pod)
         for line in PRINTED:
             yield line

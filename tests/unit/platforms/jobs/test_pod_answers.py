@@ -20,13 +20,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep import programs
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.files.sync import NAMES_MAX
 from lockstep.cli.files.sync import _lines as _sync_lines
 from lockstep.cli.jobs.diff_runs import _of_folder
-from lockstep.kube import exec as programs
 from lockstep.kube.cluster import LOG_LINE_BYTES_MAX, _lines
-from lockstep.kube.exec import LINE_BYTES_MAX, STDOUT, Place, Program, ProgramFailed, answer_of, ending_of, lines_in
+from lockstep.kube.exec import PodPlace, ending_of
 from lockstep.kube.kinds import path_of
 from lockstep.plan.cluster.calibration import point_in
 from lockstep.plan.discovery.probe import read_probe
@@ -40,11 +40,12 @@ from lockstep.platforms.files.sync import Synced, _checked
 from lockstep.platforms.jobs import bundle
 from lockstep.platforms.jobs.editor import _hear
 from lockstep.platforms.jobs.runs import frozen_run
+from lockstep.programs import LINE_BYTES_MAX, STDOUT, Program, ProgramFailed, answer_of, lines_in
 from lockstep_gang.contract.preflight import PREFLIGHT_RESULT, PROBED, SWEEP_POINT
 from support.fake_cluster import FakeCluster
 
 NAMES = st.sampled_from(
-    ["gigabits", "memory", "gpus", "curve", "ranks", "bytes", "limitBytes", "index", "percentage", "steps", "medians", "end", "result", "state", "run", "loss", "1", "-1", "1e9", "9" * 40, "evaluations", "evalLoss", "x"]
+    ["gigabits", "memory", "gpus", "curve", "ranks", "bytes", "limitBytes", "index", "percentage", "cpu", "cores", "limitCores", "rankLoads", "rank", "gpu", "gpuProblem", "uuid", "celsius", "steps", "medians", "end", "result", "state", "run", "loss", "1", "-1", "1e9", "9" * 40, "evaluations", "evalLoss", "x"]
 )  # fmt: skip
 VALUES = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.just(10**400), st.just(-1)),
@@ -72,7 +73,7 @@ def test_whatever_a_folder_says_of_itself_two_runs_are_compared(answer: dict[str
 
 
 def test_what_a_node_truly_says_stays_as_it_is() -> None:
-    answer = {"gigabits": {"eth0": [1.5, 2.0]}, "memory": {"bytes": 5, "limitBytes": 9}, "ranks": [0, 1], "gpus": [{"index": 0, "bytes": 1, "limitBytes": 2, "percentage": 3}], "curve": {"10": {"loss": 0.5}}}  # fmt: skip
+    answer = {"gigabits": {"eth0": [1.5, 2.0]}, "memory": {"bytes": 5, "limitBytes": 9}, "ranks": [0, 1], "cpu": {"cores": 1.5, "limitCores": 2}, "rankLoads": [{"rank": 0, "cores": 0.5, "bytes": 7, "gpu": 0}], "gpuProblem": "why", "gpus": [{"index": 0, "uuid": "GPU-1", "name": "H100", "bytes": 1, "limitBytes": 2, "percentage": 3, "celsius": 4, "watts": 5, "limitWatts": 6}], "curve": {"10": {"loss": 0.5}}}  # fmt: skip
     assert read_node({**answer, "node": 0, "problem": "forged"}) == answer
     summary = {"there": True, "steps": {"1": {"loss": 2.0}}, "evaluations": {}, "medians": {"mfu": 0.3}, "run": {"nodes": 2}, "goodput": {}, "end": {"state": "Complete", "result": {"adapter": "/a"}}, "attempts": [{"attempt": 1}]}  # fmt: skip
     assert read_summary(summary) == summary
@@ -88,7 +89,7 @@ def test_what_is_no_object_is_told_with_how_it_begins(text: bytes) -> None:
 class Says:
     """A program in a pod that prints these pieces."""
 
-    place = Place("n", "x-0", "trainer")
+    place = PodPlace(FakeCluster().as_cluster, "n", "x-0", "trainer")
     code = 0
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
@@ -367,10 +368,10 @@ def run_of_an_ended_job(folder: Path, monkeypatch: pytest.MonkeyPatch, volumes: 
     """A job without pods, whose run's folder is here. What would run in a pod runs as a process."""
 
     @asynccontextmanager
-    async def beside(cluster: Any, namespace: str, job: str, node: int, **_: Any) -> AsyncIterator[Place]:
-        yield Place(namespace, f"{job}-files-{node}", "files")
+    async def beside(cluster: Any, namespace: str, job: str, node: int, **_: Any) -> AsyncIterator[PodPlace]:
+        yield PodPlace(cluster, namespace, f"{job}-files-{node}", "files")
 
-    async def output_of(cluster: Any, place: Place, command: list[str], *, stdin: bytes, **_: Any) -> bytes:
+    async def output_of(place: PodPlace, command: list[str], *, stdin: bytes, **_: Any) -> bytes:
         return subprocess.run([sys.executable, *command[1:]], input=stdin, capture_output=True, check=True).stdout  # noqa: ASYNC221 (a moment, once)
 
     async def nodes_with_volumes(*_: Any) -> list[int]:

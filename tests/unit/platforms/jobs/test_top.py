@@ -19,14 +19,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from lockstep.cli.jobs.top import Form, Looks, _show
+from lockstep.cli.jobs.top import Form, Looks, _show, within
 from lockstep.cli.main import app, main
 from lockstep.kube.cluster import ApiError
-from lockstep.kube.exec import NotStarted, Place
+from lockstep.kube.exec import PodPlace
 from lockstep.plan.pages.top import overview, snapshot, sparkline, top_page
 from lockstep.platforms.files.reader import NoReader
 from lockstep.platforms.jobs import top as module
-from lockstep.platforms.jobs.top import JobNodes, curve_on_volume
+from lockstep.platforms.jobs.top import OPEN_MAX, JobNodes, curve_on_volume, nodes_in_pods, window_of
+from lockstep.programs import NotStarted
 from support.fake_cluster import FakeCluster
 from unit.platforms.jobs.test_logs import local  # noqa: F401 (a fixture)
 
@@ -57,7 +58,12 @@ ANSWERS: dict[int, Object] = {
         "curve": {"1": {"loss": 2.31}, "60": {"loss": 2.0}, "120": {"loss": 1.84}},
         "gigabits": {"eth0": [0.0001, 0.0001], "net1": [88.24, 87.9], "mlx5_6": [0.512, 0.25]},
         "memory": {"bytes": 12 << 30, "limitBytes": 64 << 30},
-        "gpus": [{"index": 0, "bytes": 34 << 30, "limitBytes": 80 << 30, "percentage": 97}],
+        "cpu": {"cores": 7.25, "limitCores": 32.0},
+        "gpus": [
+            {"index": 0, "bytes": 34 << 30, "limitBytes": 80 << 30, "percentage": 97, "celsius": 71, "watts": 655, "limitWatts": 700},
+            {"index": 1, "bytes": 0, "limitBytes": 80 << 30},
+        ],
+        "rankLoads": [{"rank": 4, "cores": 1.04, "bytes": 3 << 30, "gpu": 0}],
         "ranks": [4, 5, 6, 7],
     },
     1: {"problem": "Forbidden"},
@@ -77,7 +83,9 @@ def shown(job: Object = JOB, answers: dict[int, Object] | None = None) -> str:
         "fabric      RDMA, verified: IB over 4 HCAs on every rank",
         "checkpoint  step 100, 2m ago",
         "goodput     93% of the pods' time was training; attempt 2, 1 restart",
-        "x-0   gpu-0   4-7     12 GiB of 64 GiB   34 GiB of 80 GiB   net1     88.2      87.9",
+        "x-0   gpu-0   4-7     7.2 of 32   12 GiB of 64 GiB   net1     88.2      87.9",
+        "4      0      1.0   3 GiB    0     97%    34 GiB of 80 GiB   71 °C   655 W of 700",
+        "-      0      -     -        1     -      0 B of 80 GiB      -       -",
         "mlx5_6   0.512     0.250",
         "x-1   gpu-1   0-3 ",
         "not seen: x-1: Forbidden",
@@ -85,6 +93,34 @@ def shown(job: Object = JOB, answers: dict[int, Object] | None = None) -> str:
 )
 def test_a_page_has_all_that_is_known_of_a_job_and_its_nodes(part: str) -> None:
     assert part in shown()
+
+
+def test_a_narrow_terminal_has_fewer_columns_and_every_line_fits() -> None:
+    for width in (120, 90, 70, 50):
+        lines = list(top_page(snapshot(JOB, PODS, ANSWERS), NOW, width))
+        tables = lines[lines.index("") :]
+        assert max(map(len, tables)) <= width, width
+    assert "TEMP" not in "\n".join(tables) and "LOAD" in "\n".join(tables) and "gpu-0" not in "\n".join(tables)
+
+
+def test_of_many_ranks_those_that_differ_are_named_first() -> None:
+    loads = [{"rank": rank, "cores": 1.0 + rank, "bytes": 1, "gpu": rank % 8} for rank in range(16)]
+    gpus = [{"index": index, "bytes": 1, "limitBytes": 2, "percentage": 90 + index, "celsius": 60 + index} for index in range(8)]
+    answers = {node: {"rankLoads": loads[8 * node : 8 * node + 8], "gpus": gpus} for node in range(2)}
+    assert (
+        "of 16 ranks: load 90% (rank 0) to 97% (rank 15), temperature at most 67 °C (rank 15), CPU 1.0 (rank 0) to 16.0 cores (rank 15)"
+        in shown(answers=answers)
+    )
+
+
+def test_a_tool_that_is_absent_is_named_with_the_nodes_that_lack_it() -> None:
+    text = shown(answers={node: {"gpuProblem": "nvidia-smi is not on the PATH"} for node in range(2)})
+    assert "x-0, x-1: nvidia-smi is not on the PATH" in text
+
+
+def test_a_page_beyond_the_terminal_says_how_much_is_missing() -> None:
+    assert within(["a", "b", "c"], 3) == ["a", "b", "c"]
+    assert within(["a", "b", "c", "d"], 3) == ["a", "b", "… and 2 lines: enlarge the terminal, or use --once"]
 
 
 def test_of_a_complete_job_nothing_is_left_and_no_rank_is_missed() -> None:
@@ -145,10 +181,10 @@ class Asked:
     def __init__(self, broken: dict[int, Exception]) -> None:
         self.broken, self.started, self.closed = broken, list[int](), 0
 
-    async def start(self, cluster: object, place: Place, job: str, node: int) -> Asked:
-        self.started.append(node)
-        if node in self.broken:
-            raise self.broken[node]
+    async def start(self, place: PodPlace, request: Object) -> Asked:
+        self.started.append(request["node"])
+        if request["node"] in self.broken:
+            raise self.broken[request["node"]]
         return self
 
     async def answer(self, points: int) -> Object:
@@ -160,9 +196,10 @@ class Asked:
 
 def ask(monkeypatch: pytest.MonkeyPatch, asked: Asked, cluster: FakeCluster, times: int = 1) -> list[dict[int, Object]]:
     monkeypatch.setattr(module, "_NodeProgram", asked)
+    monkeypatch.setattr(module, "FIRST_SECONDS", 0.0)
 
     async def look() -> list[dict[int, Object]]:
-        async with JobNodes(cluster.as_cluster, "ns", "x") as nodes:
+        async with JobNodes(nodes_in_pods(cluster.as_cluster, "ns", "x"), "x", "/workspace/runs/x") as nodes:
             return [await nodes.ask(7) for _ in range(times)]
 
     return asyncio.run(look())
@@ -187,7 +224,8 @@ def test_what_is_measured_is_said_before_it_is_waited_for(monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "_NodeProgram", asked)
 
     async def look() -> None:
-        async with JobNodes(running("x-0", "x-1").as_cluster, "ns", "x", lambda line: said.append((line, len(asked.started)))) as nodes:
+        find = nodes_in_pods(running("x-0", "x-1").as_cluster, "ns", "x")
+        async with JobNodes(find, "x", "/workspace/runs/x", lambda line: said.append((line, len(asked.started)))) as nodes:
             await nodes.ask(7)
             await nodes.ask(7)
 
@@ -203,10 +241,52 @@ def test_a_node_that_cannot_be_asked_says_why_and_the_others_are_shown(monkeypat
     assert asked.started.count(1) == 2  # and is tried again
 
 
-def test_of_a_thousand_nodes_few_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("count", [1, 64, 65, 200, 1024])
+def test_every_node_of_a_large_job_is_asked_in_its_turn(count: int) -> None:
+    turns = [window_of(range(count), turn, OPEN_MAX) for turn in range(-(-(count - 1) // (OPEN_MAX - 1)) or 1)]
+    assert set().union(*turns) == set(range(count))
+    assert all(len(turn) == min(count, OPEN_MAX) == len(set(turn)) and turn[0] == 0 for turn in turns)
+
+
+def test_the_nodes_of_a_large_job_are_asked_in_turn_and_the_others_keep_their_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked({})
-    ask(monkeypatch, asked, running(*(f"x-{node}" for node in range(100))))
-    assert len(asked.started) == 32
+    first, second, third = ask(monkeypatch, asked, running(*(f"x-{node}" for node in range(100))), times=3)
+    assert [answer.get("notAsked", False) for answer in first.values()] == [False] * 64 + [True] * 36
+    assert not any("notAsked" in answer for answer in second.values()) and {"points": 0} == second[99] == third[40]
+    assert second[50] == {"points": 0, "ageSeconds": second[50]["ageSeconds"]}
+    assert asked.started.count(0) == 1  # which has the curve
+    assert len(asked.started) == asked.closed  # those whose turn is over, too
+
+
+def test_a_look_that_is_the_only_one_asks_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked({})
+    monkeypatch.setattr(module, "_NodeProgram", asked)
+    monkeypatch.setattr(module, "FIRST_SECONDS", 0.0)
+
+    async def look() -> dict[int, Object]:
+        find = nodes_in_pods(running(*(f"x-{node}" for node in range(150))).as_cluster, "ns", "x")
+        async with JobNodes(find, "x", "/workspace/runs/x") as nodes:
+            return await nodes.ask_all(7)
+
+    answers = asyncio.run(look())
+    assert len(answers) == 150 and not any("notAsked" in answer for answer in answers.values())
+    assert answers[0] == {"points": 7}  # the curve isn't lost with the later rounds
+
+
+def test_few_programs_are_started_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Asked):
+        now = most = 0
+
+        async def start(self, place: PodPlace, request: Object) -> Asked:
+            self.now += 1
+            self.most = max(self.most, self.now)
+            await asyncio.sleep(0)
+            self.now -= 1
+            return await super().start(place, request)
+
+    asked = Slow({})
+    ask(monkeypatch, asked, running(*(f"x-{node}" for node in range(64))))
+    assert (len(asked.started), asked.most) == (64, 32)
 
 
 def test_without_the_right_to_see_pods_the_rest_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,10 +299,10 @@ def curve(monkeypatch: pytest.MonkeyPatch, problem: Exception | None) -> tuple[O
     """What is read of the volume of a job that has ended, and what is said."""
 
     @contextlib.asynccontextmanager
-    async def beside(*_: object, **__: object) -> AsyncIterator[Place]:
+    async def beside(*_: object, **__: object) -> AsyncIterator[PodPlace]:
         if problem is not None:
             raise problem
-        yield Place("ns", "x-reader-1", "reader")
+        yield PodPlace(None, "ns", "x-reader-1", "reader")  # type: ignore[arg-type]
 
     async def summary(*_: object) -> Object:
         return {"steps": {"1": {"loss": 2.5}}}

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from lockstep_gang.contract.layout import RankLayout
 from lockstep_spec.codec import from_json, to_json
 from lockstep_train.base import cache
 from lockstep_train.base.errors import ConfigError, TrainerError
@@ -54,14 +55,17 @@ def flip(path: Path, *, put_time_back: bool = True) -> None:
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-def finished(folders: list[Path], recorded: dict[str, str] | None = None, ranks_a_node: int = 2) -> list[dict[str, str] | TrainerError]:
-    """What each rank of these nodes ends with; each node has a folder, which may be another's."""
+def finished(
+    folders: list[Path], recorded: dict[str, str] | None = None, counts: tuple[int, ...] | None = None
+) -> list[dict[str, str] | TrainerError]:
+    """What each rank of these nodes ends with; each node has a folder, which may be another's. `counts`: ranks of each node, two where not given."""
     store = dist.HashStore()  # type: ignore[attr-defined]
-    world = len(folders) * ranks_a_node
+    layout = RankLayout(counts or (2,) * len(folders))
+    world = layout.world_size
 
     def rank(index: int) -> dict[str, str] | TrainerError:
-        node, local = divmod(index, ranks_a_node)
-        ranks = Ranks(index, world, local, ranks_a_node, node, len(folders), torch.device("cpu"), store)
+        node, local = layout.node_of(index), layout.local_rank_of(index)
+        ranks = Ranks(index, world, local, layout.counts[node], node, len(folders), torch.device("cpu"), store)
         try:
             begun = BaseHash(ranks, folders[node], folders[node].parent / "cache")
             return dict(begun.finish(recorded or {}, COMMIT, UNWATCHED))
@@ -95,12 +99,19 @@ def test_each_file_is_read_once_by_all_nodes_together_and_not_again_at_the_next_
     assert not reads
 
 
+@pytest.mark.parametrize("counts", [(3, 1, 2), (1, 4), (5, 1)])
+def test_nodes_with_unlike_numbers_of_ranks_read_each_file_once(tmp_path: Path, reads: Counter[str], counts: tuple[int, ...]) -> None:
+    model = make_model(tmp_path / "model")
+    assert finished([model] * len(counts), counts=counts) == [hash_base(model)] * sum(counts)
+    assert reads == Counter(dict.fromkeys([str(model / name) for name in FILES], 2))  # once by the ranks, once by hash_base
+
+
 @pytest.mark.usefixtures("reads")
 @pytest.mark.parametrize("put_time_back", [True, False])
 @pytest.mark.parametrize("name", FILES)
 def test_a_changed_file_is_refused_by_its_name_though_size_and_time_are_the_same(name: str, tmp_path: Path, *, put_time_back: bool) -> None:
     model = make_model(tmp_path / "model")
-    (recorded,) = finished([model], ranks_a_node=1)
+    (recorded,) = finished([model], counts=(1,))
     assert isinstance(recorded, dict)
     if name.endswith("index.json"):
         (model / name).write_text(json.dumps({**json.loads(FILES[name]), "metadata": {}}))

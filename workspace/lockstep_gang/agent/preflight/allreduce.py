@@ -15,6 +15,7 @@ from typing import Any
 import lockstep_gang
 from lockstep_gang.agent.ranks.environment import inherited
 from lockstep_gang.agent.ranks.processes import send_to_group, start_process
+from lockstep_gang.contract.layout import RankLayout
 from lockstep_gang.contract.preflight import Group, Measured
 from lockstep_gang.contract.run import Run
 from lockstep_gang.coordinator.network import any_free_port
@@ -36,8 +37,9 @@ class AllReduceRanks:
 
     async def measure(self) -> Measured:
         """The figure of this node's first process, or why there is none; at the latest when the group's time is over."""
-        ranks = max(1, self._run.gpus_per_node)
-        outputs = [asyncio.ensure_future(self._output(local, ranks)) for local in range(ranks)]
+        layout = self._layout
+        ranks = layout.counts[self._group.nodes.index(self._node)]
+        outputs = [asyncio.ensure_future(self._output(local)) for local in range(ranks)]
         done, _ = await asyncio.wait(outputs, timeout=self._group.seconds)
         self.kill()
         ended, _ = await asyncio.wait(outputs, timeout=KILLED_SECONDS)
@@ -45,7 +47,7 @@ class AllReduceRanks:
         measured = _first_failure(texts) if len(done) == ranks else _late(texts, self._group.seconds)
         if measured is None:
             figures = _json_objects(texts[0])[-1]
-            measured = Measured(figures["microseconds"], len(self._group.nodes) * ranks, figures["bytes"])
+            measured = Measured(figures["microseconds"], layout.world_size, figures["bytes"])
         return Measured(
             measured.microseconds, measured.ranks, measured.bytes, measured.error, any_free_port(self._run.addresses[self._node])
         )
@@ -54,13 +56,13 @@ class AllReduceRanks:
         for pid in self._pids.values():
             send_to_group(pid, signal.SIGKILL)
 
-    async def _output(self, local_rank: int, ranks: int) -> bytes:
+    async def _output(self, local_rank: int) -> bytes:
         """Everything that the process wrote."""
         read_end, write_end = os.pipe()
         try:
             # Not in the run's folder: `-m` would look for modules there first.
             command = [sys.executable, "-m", RANK_MODULE]
-            self._pids[read_end] = start_process(command, tempfile.gettempdir(), self._environment(local_rank, ranks), write_end)
+            self._pids[read_end] = start_process(command, tempfile.gettempdir(), self.environment(local_rank), write_end)
         except OSError as error:
             return json.dumps({"error": f"{error.strerror}: {sys.executable}"}).encode()
         finally:
@@ -76,17 +78,24 @@ class AllReduceRanks:
         transport.close()
         return text
 
-    def _environment(self, local_rank: int, ranks: int) -> dict[str, str]:
+    @property
+    def _layout(self) -> RankLayout:
+        """Places of the group's processes: its nodes count from 0."""
+        return RankLayout(tuple(max(1, self._run.gpus_of(node)) for node in self._group.nodes))
+
+    def environment(self, local_rank: int) -> dict[str, str]:
+        """Variables of one of this node's processes."""
         group = self._group
+        own = self._layout.ranks_of(group.nodes.index(self._node))
         place = {
-            "RANK": group.nodes.index(self._node) * ranks + local_rank,
+            "RANK": own.start + local_rank,
             "LOCAL_RANK": local_rank,
-            "WORLD_SIZE": len(group.nodes) * ranks,
-            "LOCAL_WORLD_SIZE": ranks,
+            "WORLD_SIZE": self._layout.world_size,
+            "LOCAL_WORLD_SIZE": len(own),
             "MASTER_ADDR": self._run.addresses[group.nodes[0]],
             "MASTER_PORT": group.master_port,
             "TORCHELASTIC_USE_AGENT_STORE": "False",
-            "GPUS_PER_NODE": self._run.gpus_per_node,
+            "GPUS_PER_NODE": self._run.gpus_of(self._node),
             "LOCKSTEP_NODE": self._node,
             "LOCKSTEP_SECONDS": group.seconds,
             "OMP_NUM_THREADS": 1,

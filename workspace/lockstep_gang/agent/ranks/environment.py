@@ -46,6 +46,7 @@ class RankPlace:
     """Number of the node, which is its pod's."""
     group_rank: int
     """Position of the node in the order of ranks."""
+    rank: int
     local_rank: int
     run_path: str
     report_socket: str
@@ -54,21 +55,21 @@ class RankPlace:
 
 def rank_environment(run: Run, start: Start, place: RankPlace, inherited: Mapping[str, str]) -> dict[str, str]:
     """The pod's own variables, over them the run's, over them torchrun's and ours."""
-    rank = place.group_rank * run.ranks_per_node + place.local_rank
+    local_ranks = len(run.ranks_of(place.node))
     stated = {**inherited, **run.environment}
-    shared = run.ranks_per_node > 1 and "OMP_NUM_THREADS" not in stated
+    shared = local_ranks > 1 and "OMP_NUM_THREADS" not in stated
     threads = {"OMP_NUM_THREADS": "1", "LOCKSTEP_DEFAULT_THREADS": "1"} if shared else {}  # as torchrun: ranks share the cores
     unstated = run.gpus_per_node > 0 and not any(name in stated for name in ALLOCATOR)
     allocator = {ALLOCATOR[0]: "expandable_segments:True"} if unstated else {}
     torchrun = {
-        "RANK": rank,
+        "RANK": place.rank,
         "LOCAL_RANK": place.local_rank,
         "WORLD_SIZE": run.world_size,
-        "LOCAL_WORLD_SIZE": run.ranks_per_node,
+        "LOCAL_WORLD_SIZE": local_ranks,
         "GROUP_RANK": place.group_rank,
         "GROUP_WORLD_SIZE": run.nodes,
         "ROLE_NAME": "default",
-        "ROLE_RANK": rank,
+        "ROLE_RANK": place.rank,
         "ROLE_WORLD_SIZE": run.world_size,
         "MASTER_ADDR": start.master_address,
         "MASTER_PORT": start.master_port,
@@ -81,7 +82,7 @@ def rank_environment(run: Run, start: Start, place: RankPlace, inherited: Mappin
     ours = {
         "NODE_RANK": place.group_rank,
         "NNODES": run.nodes,
-        "GPUS_PER_NODE": run.gpus_per_node,
+        "GPUS_PER_NODE": run.gpus_of(place.node),
         "LOCKSTEP_RUN": place.run_path,
         "LOCKSTEP_NODE": place.node,
         "LOCKSTEP_ATTEMPT": start.attempt,

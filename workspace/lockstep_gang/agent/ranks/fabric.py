@@ -7,7 +7,7 @@ import contextlib
 import fcntl
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from lockstep_gang.agent.ranks.environment import inherited
@@ -36,7 +36,7 @@ class FabricReporter:
     def tell(self, ranks: LocalRanks | None) -> None:
         if ranks is None or not ranks.leaders:
             return
-        fabrics = (*ranks.nccl.news(), *self._gloo.news(ranks.attempt, ranks.group_rank))
+        fabrics = (*ranks.nccl.news(), *self._gloo.news(ranks.attempt, ranks.numbers))
         if fabrics:
             self._send(FabricSeen(ranks.attempt, fabrics))
 
@@ -54,18 +54,16 @@ class GlooInterface:
     """Interface that gloo uses, looked up once and reported for every attempt of a job of CPU ranks; nothing for other jobs."""
 
     def __init__(self, run: Run) -> None:
-        self._run = run
         silent = run.gpus_per_node > 0 or run.fabric is None
         self._name = None if silent else gloo_interface({**inherited(), **run.environment})
         self._sent_attempt = 0
 
-    def news(self, attempt: int, group_rank: int) -> tuple[RankFabric, ...]:
-        """Fabric of every rank of the node, once an attempt."""
+    def news(self, attempt: int, ranks: Iterable[int]) -> tuple[RankFabric, ...]:
+        """Fabric of these ranks, which are the node's, once an attempt."""
         if self._name is None or self._sent_attempt == attempt:
             return ()
         self._sent_attempt = attempt
-        first = group_rank * self._run.ranks_per_node
-        return tuple(RankFabric(first + i, networks=("gloo",), interface=self._name) for i in range(self._run.ranks_per_node))
+        return tuple(RankFabric(rank, networks=("gloo",), interface=self._name) for rank in ranks)
 
     def forget_sent(self) -> None:
         self._sent_attempt = 0

@@ -60,7 +60,8 @@ class RankProcess:
 
     def __init__(self, node: LocalNode, start: Start, local_rank: int, write: Callable[[str], None]) -> None:
         group_rank = node.index if start.group_rank is None else start.group_rank
-        self.rank = group_rank * node.run.ranks_per_node + local_rank
+        first = node.run.ranks_of(node.index).start if start.first_rank is None else start.first_rank
+        self.rank = first + local_rank
         self.pid = 0
         self.pipe = -1
         self.ready = False
@@ -79,7 +80,7 @@ class RankProcess:
         self._asked_for_stacks = False
         self._relay = Relay(self.rank, write)
         self._error_file = node.folder / f"error-{start.attempt}-{self.rank}.json"
-        place = RankPlace(node.index, group_rank, local_rank, node.run_path, str(node.report_socket), str(self._error_file))
+        place = RankPlace(node.index, group_rank, self.rank, local_rank, node.run_path, str(node.report_socket), str(self._error_file))
         container = inherited()
         container |= offered(node.reporting, {**container, **node.run.environment})
         environment = rank_environment(node.run, start, place, container)
@@ -173,7 +174,7 @@ class LocalRanks:
     def __init__(self, node: LocalNode, start: Start, write: Callable[[str], None]) -> None:
         self.attempt = start.attempt
         self._node = node
-        self._ranks = [RankProcess(node, start, local, write) for local in range(node.run.ranks_per_node)]
+        self._ranks = [RankProcess(node, start, local, write) for local in range(len(node.run.ranks_of(node.index)))]
         self._by_pid: dict[int, RankProcess] = {}
         self._outlived: set[int] = set()
         self._finished = False
@@ -190,9 +191,9 @@ class LocalRanks:
                 asyncio.get_running_loop().add_reader(rank.pipe, self._output, rank)
 
     @property
-    def group_rank(self) -> int:
-        """This node's place in the order of ranks."""
-        return self._ranks[0].rank // self._node.run.ranks_per_node
+    def numbers(self) -> list[int]:
+        """Numbers of this node's ranks."""
+        return [rank.rank for rank in self._ranks]
 
     @property
     def leaders(self) -> dict[int, RankProcess]:

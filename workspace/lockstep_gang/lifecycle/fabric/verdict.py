@@ -129,11 +129,12 @@ def _unequal(run: Run, ranks: RankFabrics) -> dict[int, str]:
 
 def _unequally_direct(run: Run, fabrics: list[RankFabric]) -> dict[int, str]:
     """Ranks that go through host memory, unlike those in their place on other nodes. GPUs of one node may be at different distances from its NICs."""
-    able = {rank.rank % run.ranks_per_node for rank in fabrics if uses_direct(rank)}
+    place = run.layout.local_rank_of
+    able = {place(rank.rank) for rank in fabrics if uses_direct(rank)}
     return {
         rank.rank: f"go through host memory, unlike those of other nodes{_because(why_not_direct(rank))}"[:WHY]
         for rank in fabrics
-        if uses_direct(rank) is False and rank.rank % run.ranks_per_node in able
+        if uses_direct(rank) is False and place(rank.rank) in able
     }
 
 

@@ -167,10 +167,12 @@ _SLOW_FIX = "look at that NIC's cable and settings: the slowest one sets the spe
 
 
 def gpus(nodes: NodeAnswers) -> Iterator[Finding]:
-    expected = nodes.run.gpus_per_node
-    few = {node: looked.gpus.count for node, looked in nodes.looked.items() if looked.gpus is not None and looked.gpus.count < expected}
+    expected = nodes.run.gpus_of
+    few = {
+        node: looked.gpus.count for node, looked in nodes.looked.items() if looked.gpus is not None and looked.gpus.count < expected(node)
+    }
     for node, count in few.items():
-        message = f"{nodes.name(node)} has {count} of {expected} GPUs"
+        message = f"{nodes.name(node)} has {count} of {expected(node)} GPUs"
         finding = error("gpus", node, message, "look at nvidia-smi and the device plugin there, or lower gpusPerNode")
         yield replace(finding, excludes=len(few) < nodes.run.nodes)
 

@@ -1,0 +1,80 @@
+"""`lockstep devcluster hosts`: hosts with a systemd, an sshd and users each, on this one machine and without Docker."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lockstep.api.errors import ConfigError
+from lockstep.cli.shared.embedded import machine_failures, require_layout
+from lockstep.cli.shared.jobargs import Form, FormOption
+from lockstep.platforms.output import put, put_json
+
+if TYPE_CHECKING:
+    from lockstep.devcluster.hosts.layout import BedLayout
+
+app = typer.Typer(
+    help="Hosts to reach over ssh, on this machine: each with its own systemd, sshd and disk. Needs root on Linux.", no_args_is_help=True
+)
+
+
+def _bed() -> BedLayout:
+    require_layout()
+    from lockstep.devcluster.hosts.layout import default_bed
+
+    return default_bed()
+
+
+def _say(text: str) -> None:
+    put(f"devcluster: {text}", flush=True)
+
+
+@app.command("up")
+def hosts_up(hosts: Annotated[int, typer.Option(min=1, max=99, help="How many hosts.")] = 3) -> None:
+    """Bring the hosts up, or those of them that have no power, and print the cluster file that describes them.
+
+    Example: lockstep devcluster hosts up --hosts 2
+    """
+    bed = _bed()
+    from lockstep.devcluster.hosts.bed import up
+
+    with machine_failures():
+        put(up(bed, hosts, _say))
+
+
+@app.command("down")
+def hosts_down(purge: Annotated[bool, typer.Option(help="Remove the hosts' disks and keys, too.")] = False) -> None:
+    """Take the hosts' power and remove their network. Their disks are kept for the next `up`.
+
+    Example: lockstep devcluster hosts down --purge
+    """
+    if os.geteuid() != 0:
+        raise ConfigError("only root can remove the hosts: sudo lockstep devcluster hosts down")
+    bed = _bed()
+    from lockstep.devcluster.hosts.bed import down
+
+    with machine_failures():
+        down(bed, _say, purge=purge)
+
+
+@app.command("status")
+def hosts_status(output: FormOption = Form.TEXT) -> None:
+    """Say which hosts have power. Exit code 1 when one has none, or there is none.
+
+    Example: lockstep devcluster hosts status -o json
+    """
+    bed = _bed()
+    from lockstep.devcluster.hosts.bed import status
+
+    powered = status(bed)
+    if output is Form.JSON:
+        put_json({"name": bed.name, "clusterFile": str(bed.cluster_file), "hosts": powered})
+    else:
+        for name, on in powered.items():
+            put(f"{name:32} {'on' if on else 'off'}")
+        if not powered:
+            put("there are no hosts: lockstep devcluster hosts up")
+    if not powered or not all(powered.values()):
+        raise typer.Exit(1)

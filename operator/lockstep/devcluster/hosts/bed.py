@@ -1,0 +1,287 @@
+"""Bring the bed of hosts up, take it down, and do to hosts what happens to real ones: no power, no cable, a lid that is shut."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from lockstep.api.errors import Failed
+from lockstep.devcluster import python_volume
+from lockstep.devcluster.host import cgroups, machine, network, processes
+from lockstep.devcluster.hosts import boot
+from lockstep.devcluster.hosts.layout import USERS, BedLayout, HostLayout
+from lockstep.devcluster.hosts.needs import ensure_bed
+from lockstep.devcluster.hosts.tree import ENVIRONMENT, host_tree, tree_path
+
+Say = Callable[[str], None]
+BOOT_SECONDS = 90.0
+POLL_SECONDS = 0.05
+KEPT = {"disks", "laptop", "lock", "logs", "shared", "starting"}
+"""Entries of the state folder that `down` keeps."""
+CONSOLE_ENVIRONMENT = {"HOME": "/root", "LANG": "C.UTF-8", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+GROUP_SECONDS = 10.0
+
+
+class BedError(Failed):
+    """A host did not come up or go away, or a command on it failed. The message says which log tells more."""
+
+
+@contextmanager
+def _exclusive(bed: BedLayout) -> Iterator[None]:
+    """One `up` or `down` of a bed at a time."""
+    bed.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (bed.state / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        processes.wait_for_joins(bed.starting)
+        yield
+
+
+def up(bed: BedLayout, hosts: int, say: Say) -> Path:
+    """Bring up so many hosts, and return the cluster file that describes them. What runs is left alone.
+
+    Raises:
+        ConfigError: this machine can't do it; the message lists what is missing.
+        BedError: a host's sshd doesn't answer; the message names its log.
+        RuntimeError: the hosts' disk could not be made, or hosts could not see the packages.
+    """
+    with _exclusive(bed):
+        with machine.shared_things(bed.root):
+            ensure_bed(bed, say)
+            host_tree(bed.root, say)
+            python_volume.publish_packages(bed.root / "python")
+        bed.code.mkdir(exist_ok=True)
+        python_volume.publish_code(bed.code)
+        _make_laptop(bed)
+        _make_network(bed)
+        layouts = [bed.host(number) for number in range(hosts)]
+        for host in layouts:
+            if processes.running(bed.daemons, host.name) is None:
+                _boot(host, layouts)
+        for host in layouts:
+            await_sshd(host)
+            _let_in(host)
+        say(f"{', '.join(host.name for host in layouts)} answer")
+        return write_cluster_file(bed, hosts)
+
+
+def down(bed: BedLayout, say: Say, *, purge: bool = False) -> None:
+    """Take all hosts' power, and remove the network. `purge`: their disks, too."""
+    with _exclusive(bed):
+        for number in _numbers(bed):
+            _end(bed.host(number))
+        cgroups.remove(*cgroups.of_cluster(bed.name))
+        for path in sorted(Path("/sys/class/net").glob(f"lh{bed.index}v*")):
+            _delete_link(path.name)
+        _delete_link(bed.bridge)
+        for path in sorted(Path("/run/netns").glob(f"lh{bed.index}-*")) if Path("/run/netns").exists() else []:
+            network.run("ip", "netns", "delete", path.name)
+        if not cgroups.others(bed.name):
+            network.forget_namespaces()
+        for path in bed.state.iterdir():
+            if path.name not in KEPT:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if purge:
+            shutil.rmtree(bed.state)
+    say("the hosts are down" + ("" if purge else "; their disks are kept"))
+
+
+def power_off(host: HostLayout) -> None:
+    """Take its power: nothing in it is told, its disk stays as it is, and no packet leaves it."""
+    plug(host, plugged=False)
+    _end(host)
+
+
+def power_on(host: HostLayout, *, wait: bool = True) -> None:
+    """Boot it again, as after `power_off`. Raises BedError when its sshd doesn't answer."""
+    _boot(host, [host.bed.host(number) for number in _numbers(host.bed)])
+    if wait:
+        await_sshd(host)
+
+
+def freeze(host: HostLayout, *, frozen: bool) -> None:
+    """Stop every process of it, or let them go on: a laptop whose lid is shut. Raises BedError when some don't stop."""
+    group = _group(host)
+    (group / "cgroup.freeze").write_text("1" if frozen else "0")
+    deadline = time.monotonic() + GROUP_SECONDS
+    while f"frozen {int(frozen)}" not in (group / "cgroup.events").read_text():
+        if time.monotonic() > deadline:
+            raise BedError(f"{host.name} did not {'freeze' if frozen else 'thaw'} in {GROUP_SECONDS:.0f} s (see {group}/cgroup.events)")
+        time.sleep(POLL_SECONDS)
+
+
+def plug(host: HostLayout, *, plugged: bool) -> None:
+    """Pull its cable, or put it in again."""
+    network.run("ip", "link", "set", host.link, "up" if plugged else "down")
+
+
+def console(host: HostLayout, *command: str, stdin: bytes = b"") -> bytes:
+    """Output of a command of root's on the host. Raises BedError with its last words."""
+    done = subprocess.run(
+        console_command(host, *command), input=stdin, capture_output=True, check=False, env=CONSOLE_ENVIRONMENT
+    )  # fmt: skip
+    if done.returncode != 0:
+        message = (done.stderr or done.stdout).decode(errors="replace").strip()[-500:]
+        raise BedError(f"{host.name}: {' '.join(command)}: {message or f'exit code {done.returncode}'}")
+    return done.stdout
+
+
+def console_command(host: HostLayout, *command: str) -> list[str]:
+    """Command that runs `command` as root on the host. Raises BedError when it has no power."""
+    pid = first_process(host)
+    if pid is None:
+        raise BedError(f"{host.name} has no power")
+    return ["nsenter", "-t", str(pid), "-a", "--", *command]
+
+
+def first_process(host: HostLayout) -> int | None:
+    """Id, on this machine, of the host's systemd: the one child of the process that made its namespaces. None: it has no power."""
+    daemon = processes.running(host.bed.daemons, host.name)
+    try:
+        children = Path(f"/proc/{daemon.pid}/task/{daemon.pid}/children").read_text().split() if daemon else []
+    except OSError:  # it ended just now
+        children = []
+    return int(children[0]) if children else None
+
+
+def status(bed: BedLayout) -> dict[str, bool]:
+    """Name of every host that was made, and whether it has power."""
+    hosts = [bed.host(number) for number in _numbers(bed)]
+    return {host.name: processes.running(bed.daemons, host.name) is not None for host in hosts}
+
+
+def await_sshd(host: HostLayout) -> None:
+    """Wait until its sshd answers. Raises BedError."""
+    deadline = time.monotonic() + BOOT_SECONDS
+    while True:
+        with suppress(OSError), socket.create_connection((host.address, 22), timeout=1.0) as connection:
+            connection.settimeout(2.0)
+            if connection.recv(8).startswith(b"SSH-"):
+                return
+        if processes.running(host.bed.daemons, host.name) is None or time.monotonic() > deadline:
+            raise BedError(f"sshd of {host.name} at {host.address} doesn't answer (see {host.log})")
+        time.sleep(POLL_SECONDS)
+
+
+def host_key(host: HostLayout) -> str:
+    """Public key of the host, read from its disk, where nobody in between can change it."""
+    kind, key, *_ = (host.disk / "upper" / f"{boot.HOST_KEY}.pub").read_text().split()
+    return f"{kind} {key}"
+
+
+def write_cluster_file(bed: BedLayout, hosts: int) -> Path:
+    """Write the cluster file of the bed beside its state, and return its path."""
+    lines = [
+        "cluster:",
+        f"  name: beds{bed.index or ''}",
+        "  platform: hosts",
+        "  description: Hosts on this one machine (lockstep devcluster hosts up)",
+        "defaults:",
+        f"  user: {next(iter(USERS))}",
+        f"  identity: {bed.identity}",
+        f"  python: {ENVIRONMENT}/bin/python",
+        "hosts:",
+    ]
+    for number in range(hosts):
+        host = bed.host(number)
+        lines += [f"  - name: {host.name}", f"    address: {host.address}", f"    host_key: {host_key(host)}"]
+    bed.cluster_file.write_text("\n".join(lines) + "\n")
+    return bed.cluster_file
+
+
+def _make_laptop(bed: BedLayout) -> None:
+    bed.laptop.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not bed.identity.exists():
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "lockstep-bed", "-f", str(bed.identity)], check=True)
+
+
+def _make_network(bed: BedLayout) -> None:
+    if not Path("/sys/class/net", bed.bridge).exists():
+        network.run("ip", "link", "add", bed.bridge, "type", "bridge")
+    network.run("ip", "address", "replace", f"{bed.gateway}/24", "dev", bed.bridge)
+    network.run("ip", "link", "set", bed.bridge, "up")
+
+
+def _boot(host: HostLayout, hosts: Sequence[HostLayout]) -> None:
+    bed = host.bed
+    if not network.is_namespace(host.namespace):
+        subprocess.run(["ip", "netns", "delete", host.namespace], capture_output=True, check=False)
+        network.run("ip", "netns", "add", host.namespace)
+    if not Path("/sys/class/net", host.link).exists():
+        network.run("ip", "link", "add", host.link, "type", "veth", "peer", "name", "eth0", "netns", host.namespace)
+    inside = ["ip", "-n", host.namespace]
+    network.run(*inside, "address", "replace", f"{host.address}/24", "dev", "eth0")
+    for link in ("lo", "eth0"):
+        network.run(*inside, "link", "set", link, "up")
+    network.run("ip", "link", "set", host.link, "master", bed.bridge, "up")
+    bed.shared.mkdir(exist_ok=True)
+    bed.shared.chmod(0o1777)
+    _end(host)  # and its groups: it begins without any
+    group = _group(host)
+    group.mkdir(exist_ok=True)
+    site = (bed.root / "python" / python_volume.SITE).resolve()
+    folders = [tree_path(bed.root), host.disk, host.name, site, bed.code, bed.shared]
+    peers = [f"{other.name}={other.address}" for other in hosts if other.number != host.number]
+    words = [str(group / "cgroup.procs"), *map(str, folders), *peers]
+    command = ["nsenter", f"--net=/run/netns/{host.namespace}", sys.executable, "-m", "lockstep.devcluster.hosts.boot", *words]
+    processes.start(bed.daemons, host.name, command, host.log, host.cgroup, bed.starting)
+
+
+def _end(host: HostLayout) -> None:
+    """Kill all of its processes at once, by its first one, and remove its control groups."""
+    pid = first_process(host)
+    if pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    cgroups.remove(host.cgroup)
+    deadline = time.monotonic() + GROUP_SECONDS
+    for folder, _, _ in os.walk(_group(host), topdown=False):
+        while True:  # the kernel may still bury a process
+            try:
+                Path(folder).rmdir()
+                break
+            except FileNotFoundError:
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(POLL_SECONDS)
+
+
+def _let_in(host: HostLayout) -> None:
+    """Let the laptop's key in as every user, and let the first one's units run on without a login."""
+    key = host.bed.identity.with_suffix(".pub").read_bytes()
+    for name in USERS:
+        if not (host.disk / "upper/home" / name / ".ssh/authorized_keys").exists():
+            script = 'mkdir -m 700 -p "$1" && cat > "$1/authorized_keys" && chown -R "$2:$2" "$1"'
+            console(host, "sh", "-c", script, "sh", f"/home/{name}/.ssh", name, stdin=key)
+    lingering = next(iter(USERS))
+    if not (host.disk / "upper/var/lib/systemd/linger" / lingering).exists():
+        console(host, "loginctl", "enable-linger", lingering)
+
+
+def _numbers(bed: BedLayout) -> list[int]:
+    """Numbers of the hosts that were made."""
+    disks = bed.state / "disks"
+    return sorted(int(path.name) for path in disks.iterdir()) if disks.is_dir() else []
+
+
+def _group(host: HostLayout) -> Path:
+    folder = cgroups.unified()
+    if folder is None:
+        raise BedError("control groups of version 2 are not mounted (lockstep devcluster hosts up says what this machine lacks)")
+    return folder / host.cgroup
+
+
+def _delete_link(name: str) -> None:
+    subprocess.run(["ip", "link", "delete", name], capture_output=True, check=False)
+    if Path("/sys/class/net", name).exists():
+        raise BedError(f"the link {name} can't be deleted: ip link delete {name}")

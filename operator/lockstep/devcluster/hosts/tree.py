@@ -1,0 +1,91 @@
+"""Disk that every host of the bed begins with: a Debian with systemd, sshd and Python, made once by debootstrap."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from lockstep.devcluster.host.processes import TIED
+from lockstep.devcluster.hosts.layout import USERS
+from lockstep.devcluster.images import os_release
+
+PACKAGES = (
+    "ca-certificates", "dbus", "dbus-user-session", "fish", "iproute2", "iputils-ping", "libpam-systemd", "nftables", "openssh-client", "openssh-server",
+    "procps", "python3", "python3-venv", "systemd", "systemd-sysv", "tcsh", "zsh",
+)  # fmt: skip
+"""Fish, tcsh and zsh are there for the tests of login shells."""
+DISABLED = (
+    "apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer", "fstrim.timer", "systemd-networkd", "systemd-resolved",
+    "systemd-timesyncd",
+)  # fmt: skip
+MASKED = (
+    "console-getty.service", "dev-hugepages.mount", "getty.target", "sys-kernel-debug.mount", "sys-kernel-tracing.mount", "systemd-modules-load.service",
+    "systemd-sysctl.service", "systemd-udev-trigger.service", "systemd-udevd-control.socket", "systemd-udevd-kernel.socket", "systemd-udevd.service",
+)  # fmt: skip
+"""Units that need a kernel or a console of their own."""
+SSHD = "PasswordAuthentication no\nPermitRootLogin no\nUsePAM yes\nMaxStartups 100\nMaxSessions 100\n"
+ENVIRONMENT = "/opt/env"
+"""Python environment with this machine's packages and the checkout's code, as `lockstep hosts setup` makes one elsewhere."""
+SITE, CODE = "/opt/lockstep/site", "/opt/lockstep/code"
+"""Folders where a host sees the packages and the code, read-only."""
+UNUSED = ("usr/share/doc", "usr/share/locale", "usr/share/man", "var/cache/apt", "var/lib/apt/lists")
+FORM = "1"  # raise it when the way the tree is made changes
+Say = Callable[[str], None]
+
+
+def tree_path(root: Path) -> Path:
+    facts = os_release()
+    text = f"{FORM}|{facts['ID']}|{facts['VERSION_CODENAME']}|{PACKAGES}|{DISABLED}|{MASKED}|{SSHD}|{USERS}"
+    return root / "devcluster" / "images" / f"host-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def host_tree(root: Path, say: Say) -> Path:
+    """Folder of the tree; made once, then cached. Raises RuntimeError with the last words of the program that failed."""
+    tree = tree_path(root)
+    if tree.is_dir():
+        return tree
+    facts = os_release()
+    say(f"making the hosts' disk from {facts['VERSION_CODENAME']} packages (two minutes, cached afterwards)")
+    draft, log = tree.with_suffix(".draft"), tree.with_suffix(".log")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.parent.mkdir(parents=True, exist_ok=True)
+    components = "main,universe" if facts["ID"] == "ubuntu" else "main"
+    form = ["--variant=minbase", f"--components={components}", f"--include={','.join(PACKAGES)}"]
+    log.unlink(missing_ok=True)
+    _run(log, ["debootstrap", *form, facts["VERSION_CODENAME"], str(draft)])
+    for command in _preparation():
+        _run(log, ["chroot", str(draft), *command])
+    (draft / "etc/ssh/sshd_config.d/lockstep.conf").write_text(SSHD)
+    for key in (draft / "etc/ssh").glob("ssh_host_*"):
+        key.unlink()  # every host makes its own
+    (draft / "etc/machine-id").write_text("")
+    packages = next((draft / ENVIRONMENT.lstrip("/") / "lib").glob("python3.*")) / "site-packages"
+    (packages / "lockstep.pth").write_text(f"{SITE}\n{CODE}/code\n")
+    for name in UNUSED:
+        shutil.rmtree(draft / name, ignore_errors=True)
+    draft.rename(tree)
+    return tree
+
+
+def _run(log: Path, command: list[str]) -> None:
+    # debootstrap mounts /proc in the tree: in a mount namespace of its own that ends with it, even when it is killed.
+    isolated = [*TIED, "unshare", "--mount", "--propagation", "private", *command]
+    with log.open("ab") as output:
+        code = subprocess.run(isolated, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False).returncode
+    if code != 0:
+        lines = log.read_text(errors="replace").strip().splitlines() or [f"exit code {code}"]
+        raise RuntimeError(f"{command[0]} failed: {lines[-1]} (see {log})")
+
+
+def _preparation() -> list[list[str]]:
+    return [
+        *(["useradd", "--create-home", "--shell", "/bin/bash", "--uid", str(number), name] for name, number in USERS.items()),
+        *(["systemctl", "disable", "--quiet", unit] for unit in DISABLED),
+        ["systemctl", "mask", "--quiet", *MASKED],
+        ["systemctl", "enable", "--quiet", "ssh"],
+        ["python3", "-m", "venv", "--without-pip", ENVIRONMENT],
+        ["mkdir", "-p", SITE, CODE, "/shared"],
+    ]

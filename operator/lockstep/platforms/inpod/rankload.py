@@ -1,0 +1,217 @@
+"""CPU, memory and GPUs of a node and of each rank on it: read from the kernel and by `nvidia-smi`, which in a pod shows the pod's own GPUs.
+
+Nothing is imported but the standard library, since this is part of a program that runs in pods and on hosts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lockstep.platforms.inpod.rankprocesses import PROC, leads_session, rank_processes
+
+CGROUP = Path("/sys/fs/cgroup")
+DEV = Path("/dev")
+SMI_SECONDS = 5.0
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+MIB = 1 << 20
+GPU_FIELDS = {
+    "memory.used": ("bytes", MIB), "memory.total": ("limitBytes", MIB), "utilization.gpu": ("percentage", 1), "temperature.gpu": ("celsius", 1),
+    "power.draw": ("watts", 1), "power.limit": ("limitWatts", 1),
+}  # fmt: skip
+"""Numbers that nvidia-smi gives: their names in an answer, and what one of its units is there."""
+
+
+def text_of(path: Path) -> str:
+    """Text of a file; '' if it can't be read."""
+    try:
+        return path.read_text(encoding="utf-8") if path.is_file() else ""
+    except (OSError, ValueError):
+        return ""
+
+
+def cores() -> int:
+    """CPUs of the machine that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def container_seconds(root: Path = CGROUP) -> float | None:
+    """CPU seconds that the container has used; None where its cgroup doesn't say."""
+    usage = re.search(r"^usage_usec (\d+)", text_of(root / "cpu.stat"), re.MULTILINE)
+    if usage is not None:
+        return int(usage[1]) / 1e6
+    old = text_of(root / "cpuacct/cpuacct.usage").strip()
+    return int(old) / 1e9 if old.isdecimal() else None
+
+
+def container_cores(root: Path = CGROUP) -> float:
+    """CPU limit of the container in cores; without one, the machine's cores."""
+    quota, _, period = text_of(root / "cpu.max").strip().partition(" ")
+    if not period:
+        quota, period = (text_of(root / f"cpu/cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
+    limited = quota.isdecimal() and period.isdecimal() and int(period) > 0
+    return int(quota) / int(period) if limited else float(cores())
+
+
+def memory(root: Path = CGROUP) -> dict[str, int]:
+    """Memory of the container in bytes, and its limit where there is one."""
+    for used, most in (("memory.current", "memory.max"), ("memory/memory.usage_in_bytes", "memory/memory.limit_in_bytes")):
+        now, limit = text_of(root / used).strip(), text_of(root / most).strip()
+        if now.isdecimal():
+            return {"bytes": int(now), **({"limitBytes": int(limit)} if limit.isdecimal() and int(limit) < 1 << 60 else {})}
+    return {}
+
+
+def machine_seconds(proc: Path = PROC) -> float | None:
+    """CPU seconds that all processes of the machine have used; None where the kernel doesn't say."""
+    fields = text_of(proc / "stat").partition("\n")[0].split()[1:9]  # user nice system idle iowait irq softirq steal
+    if len(fields) < 5 or not all(field.isdecimal() for field in fields):
+        return None
+    return (sum(map(int, fields)) - int(fields[3]) - int(fields[4])) / os.sysconf("SC_CLK_TCK")
+
+
+def machine_memory(proc: Path = PROC) -> dict[str, int]:
+    """Memory of the machine in bytes that isn't available to a new process, and all of it."""
+    sizes = {name: int(kilobytes) << 10 for name, kilobytes in re.findall(r"^(\w+):\s+(\d+) kB", text_of(proc / "meminfo"), re.MULTILINE)}
+    if not {"MemTotal", "MemAvailable"} <= sizes.keys():
+        return {}
+    return {"bytes": sizes["MemTotal"] - sizes["MemAvailable"], "limitBytes": sizes["MemTotal"]}
+
+
+def gpus(dev: Path = DEV) -> tuple[list[dict[str, Any]], str]:
+    """Each GPU by the driver's own tool, and why some or all are missing, or ''. What the driver doesn't know of a GPU is left out of it."""
+    devices = len([path for path in dev.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)])
+    if shutil.which("nvidia-smi") is None:
+        if devices:
+            return [], "its GPUs are not shown: nvidia-smi is not on the PATH"
+        return [], "its AMD GPUs are not shown: only nvidia-smi is read" if (dev / "kfd").exists() else ""
+    command = ["nvidia-smi", f"--query-gpu=index,uuid,name,{','.join(GPU_FIELDS)}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SMI_SECONDS, check=False, errors="replace")
+    except subprocess.TimeoutExpired:
+        return [], f"its GPUs are not shown: nvidia-smi has not answered for {SMI_SECONDS:.0f} s"
+    except OSError as error:
+        return [], f"its GPUs are not shown: nvidia-smi can't be run: {error.strerror}"
+    rows = [gpu for gpu in map(gpu_in, done.stdout.splitlines()) if gpu]
+    if done.returncode and (devices or rows):
+        lines = (done.stderr.strip() or done.stdout.strip()).splitlines() or [f"exit code {done.returncode}"]
+        return rows, f"not all of its GPUs are shown: nvidia-smi failed: {lines[-1][:200]}"
+    return rows, ""
+
+
+def gpu_in(line: str) -> dict[str, Any]:
+    """GPU in a line of nvidia-smi's table; {} if there is none."""
+    cells = [cell.strip() for cell in line.split(",")]
+    if len(cells) != len(GPU_FIELDS) + 3 or not cells[0].isdecimal():
+        return {}
+    gpu: dict[str, Any] = {"index": int(cells[0]), "uuid": cells[1], "name": cells[2]}
+    for (name, unit), cell in zip(GPU_FIELDS.values(), cells[3:], strict=True):
+        with contextlib.suppress(ValueError, OverflowError):  # [N/A], such as the load of a GPU in parts
+            gpu[name] = round(float(cell) * unit)
+    return gpu
+
+
+def gpu_of(environment: Mapping[str, str], present: list[dict[str, Any]]) -> int | None:
+    """Index of the GPU that a rank uses: that of its LOCAL_RANK, of those that it sees. None: it uses none, or nobody can tell.
+
+    CUDA puts unlike GPUs in an order of its own unless CUDA_DEVICE_ORDER says otherwise, and that order isn't known here.
+    """
+    local = environment.get("LOCAL_RANK", "")
+    visible = (
+        [name.strip() for name in environment[VISIBLE].split(",")] if VISIBLE in environment else [str(gpu["index"]) for gpu in present]
+    )
+    if not local.isdecimal() or int(local) >= len(visible):
+        return None
+    name = visible[int(local)]
+    if not name.isdecimal():
+        return next((gpu["index"] for gpu in present if name.startswith("GPU-") and gpu["uuid"].startswith(name)), None)
+    alike = len({gpu["name"] for gpu in present}) < 2 or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    return next((gpu["index"] for gpu in present if alike and gpu["index"] == int(name)), None)
+
+
+def run_dir_of(environment: Mapping[str, str]) -> str:
+    """Folder of the run that a rank belongs to; '' if it can't be read."""
+    try:
+        return str(json.loads(text_of(Path(environment["LOCKSTEP_RUN"])))["runDir"])
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return ""
+
+
+class Load:
+    """Repeated measurements of a node and its ranks.
+
+    `run_dir`: only of the ranks of this run, on a machine that is shared, of which all CPUs and all memory are the node's; '' in a pod.
+    """
+
+    def __init__(self, run_dir: str = "", proc: Path = PROC) -> None:
+        self._run_dir, self._proc = run_dir, proc
+        self._time = time.monotonic()
+        self._seconds = self._node_seconds()
+        self._used = {process: seconds for one in self._processes().values() for process, seconds in one["seconds"].items()}
+
+    def answer(self) -> dict[str, Any]:
+        """Measure now; CPUs are the mean since the last time."""
+        now, used = time.monotonic(), self._node_seconds()
+        elapsed = max(now - self._time, 1e-3)
+        processes = self._processes()
+        present, problem = gpus()
+        cpu: dict[str, float] = {"limitCores": float(cores()) if self._run_dir else container_cores()}
+        if used is not None and self._seconds is not None:
+            cpu["cores"] = max(0.0, used - self._seconds) / elapsed
+        rows = [
+            {
+                "rank": rank,
+                "cores": round(
+                    sum(max(0.0, seconds - self._used.get(process, 0.0)) for process, seconds in one["seconds"].items()) / elapsed, 3
+                ),
+                "bytes": one["bytes"],
+                **({} if (index := gpu_of(one["environment"], present)) is None else {"gpu": index}),
+            }
+            for rank, one in sorted(processes.items())
+        ]
+        self._time, self._seconds = now, used
+        self._used = {process: seconds for one in processes.values() for process, seconds in one["seconds"].items()}
+        return {
+            "cpu": cpu,
+            "memory": machine_memory(self._proc) if self._run_dir else memory(),
+            "ranks": sorted(processes),
+            "rankLoads": rows,
+            "gpus": present,
+            **({"gpuProblem": problem} if problem else {}),
+        }
+
+    def _node_seconds(self) -> float | None:
+        return machine_seconds(self._proc) if self._run_dir else container_seconds()
+
+    def _processes(self) -> dict[int, dict[str, Any]]:
+        """Map of rank to the CPU seconds of each of its processes, their memory, and the variables of the one that its agent started."""
+        ranks: dict[int, dict[str, Any]] = {}
+        for folder, environment in rank_processes(self._proc):
+            if self._run_dir and run_dir_of(environment) != self._run_dir:
+                continue
+            try:
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+                leads = leads_session(folder)
+            except (OSError, IndexError, ValueError):
+                continue  # it ended meanwhile
+            rank = ranks.setdefault(int(environment["RANK"]), {"seconds": {}, "bytes": 0, "environment": environment})
+            rank["seconds"][(folder.name, fields[19])] = seconds  # (with its start: numbers are given again)
+            rank["bytes"] += own_memory(folder)
+            if leads:
+                rank["environment"] = environment
+        return ranks
+
+
+def own_memory(process: Path) -> int:
+    """Bytes of memory that a process holds itself, without files that it maps."""
+    sizes = re.findall(r"^Rss(?:Anon|Shmem):\s+(\d+) kB", text_of(process / "status"), re.MULTILINE)
+    return sum(map(int, sizes)) << 10

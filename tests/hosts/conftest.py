@@ -1,0 +1,27 @@
+"""Fixtures of the tests that need hosts: a bed of three that is theirs alone, brought up once and removed at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from lockstep.devcluster.hosts.bed import up
+from support.clusters.bed_hosts import BedHosts
+from support.clusters.own_cluster import own_bed
+
+HOSTS = 3
+
+
+@pytest.fixture(scope="session")
+def own_hosts() -> Iterator[BedHosts]:
+    with own_bed() as layout:
+        up(layout, HOSTS, print)
+        yield BedHosts(layout, HOSTS)
+
+
+@pytest.fixture
+def bed(own_hosts: BedHosts) -> Iterator[BedHosts]:
+    """The bed, with all hosts on; what a test took from a host is given back to it afterwards."""
+    yield own_hosts
+    own_hosts.mend()

@@ -1,0 +1,78 @@
+"""Decisions about the bed of hosts before it touches the machine."""
+
+from __future__ import annotations
+
+import dataclasses
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.devcluster.host import cgroups
+from lockstep.devcluster.host.layout import NUMBERS_MAX, Layout
+from lockstep.devcluster.hosts.layout import BedLayout
+from lockstep.devcluster.hosts.needs import PACKAGES, BedFacts, judge_bed
+
+READY = BedFacts(
+    system="Linux", is_root=True, distribution="debian", commands=frozenset(PACKAGES), lacks=frozenset(), groups=Path("/sys/fs/cgroup/unified"),
+    groups_writable=True, python="3.11", base_python="3.11", has_tree=False, networks=("10.70.0.0/24",), routes=(("192.0.2.0/24", "eth0"),),
+)  # fmt: skip
+
+
+def but(**changes: Any) -> BedFacts:
+    return dataclasses.replace(READY, **changes)
+
+
+def test_a_machine_that_has_everything_needs_nothing() -> None:
+    assert judge_bed(READY).missing == () and judge_bed(READY).install == ()
+
+
+@pytest.mark.parametrize(
+    ("facts", "sentence"),
+    [
+        (but(system="Darwin"), "this is Darwin; the hosts need Linux"),
+        (but(is_root=False), "it needs root"),
+        (but(groups=None, groups_writable=False), "control groups of version 2 are not mounted"),
+        (but(groups_writable=False), "/sys/fs/cgroup/unified is read-only"),
+        (but(lacks=frozenset({"namespace `cgroup`"})), "the kernel has no namespace `cgroup`"),
+        (but(python="3.13"), "the Python of `.venv` is 3.13, the hosts have this distribution's 3.11"),
+        (but(distribution="fedora"), "fedora is neither Debian nor Ubuntu"),
+        (
+            but(routes=(("10.64.0.0/10", "tun0"),)),
+            "the network 10.70.0.0/24 is taken: this machine has a route to 10.64.0.0/10 through tun0",
+        ),
+    ],
+    ids=lambda value: value[:30] if isinstance(value, str) else "",
+)
+def test_what_is_missing_is_said_in_one_sentence(facts: BedFacts, sentence: str) -> None:
+    (missing,) = judge_bed(facts).missing
+    assert missing.startswith(sentence)
+
+
+def test_missing_programs_are_installed_where_apt_is_and_named_elsewhere() -> None:
+    lacking = but(commands=frozenset(PACKAGES) - {"ssh", "ssh-keygen", "debootstrap"})
+    assert judge_bed(lacking).install == ("debootstrap", "openssh-client")
+    assert judge_bed(dataclasses.replace(lacking, has_tree=True)).install == ("openssh-client",)
+    elsewhere = judge_bed(dataclasses.replace(lacking, distribution="fedora", has_tree=True))
+    assert elsewhere.missing == ("install openssh-client (on Debian and Ubuntu this is done for you)",) and elsewhere.install == ()
+
+
+def test_beds_and_embedded_clusters_share_no_network_and_no_name() -> None:
+    beds = [BedLayout(index, Path("/cache")) for index in range(NUMBERS_MAX + 1)]
+    clusters = [Layout(f"lockstep{index or ''}", index, Path("/cache")) for index in range(NUMBERS_MAX + 1)]
+    own = [ip_network(bed.network) for bed in beds]
+    others = [ip_network(network) for each in clusters for network in (each.node_network, each.pod_network, each.service_network)]
+    assert not [(one, other) for one in own for other in (*own, *others) if one is not other and one.overlaps(other)]
+    assert len({bed.name for bed in beds} | {each.name for each in clusters}) == len(beds) + len(clusters)
+    assert all(len(bed.host(99).link) < 16 for bed in beds)  # (the kernel's limit of an interface's name)
+
+
+def test_the_folder_of_control_groups_of_version_2_is_the_one_that_has_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
+    assert cgroups.unified() is None
+    (tmp_path / "unified").mkdir()
+    (tmp_path / "unified/cgroup.controllers").touch()
+    assert cgroups.unified() == tmp_path / "unified"
+    (tmp_path / "cgroup.controllers").touch()
+    assert cgroups.unified() == tmp_path
