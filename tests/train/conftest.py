@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,14 @@ def merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
 def run_file(model: Path, data: Path, tmp_path: Path) -> RunFile:
     """Make a run.json: `run_file("name", zeroStage="Stage3", optimization={"maxSteps": 4})`; the run's folder is tmp_path/name."""
 
-    def make(name: str = "run", folder: str | None = None, uid: str | None = None, storage: str | None = None, **training: Any) -> Path:
+    def make(
+        name: str = "run",
+        folder: str | None = None,
+        uid: str | None = None,
+        storage: str | None = None,
+        micro_batches: Sequence[int] = (),
+        **training: Any,
+    ) -> Path:
         settings = {
             "model": {"name": str(model)},
             "lora": {"rank": 5, "alpha": 10, "dropout": "0", "targetModules": ["q_proj", "v_proj", "down_proj"]},
@@ -128,6 +135,7 @@ def run_file(model: Path, data: Path, tmp_path: Path) -> RunFile:
             "job": {"name": name, "namespace": "test", "uid": uid},
             "runDir": str(tmp_path / (folder or name)),
             "storage": storage,
+            "nodeMicroBatches": list(micro_batches),
         }
         path = tmp_path / f"{name}.json"
         whole = merged(settings, training)

@@ -99,6 +99,13 @@ class Schedule(Choice):
     CONSTANT = "Constant"
 
 
+class Balance(Choice):
+    """Samples that ranks compute at once: `Equal` numbers, or as many as the `Measured` speed and the memory of each rank's device allow."""
+
+    EQUAL = "Equal"
+    MEASURED = "Measured"
+
+
 class NonFinitePolicy(Choice):
     """Reaction to a loss or a gradient that is not finite: the run ends, or that step is left out and counted."""
 

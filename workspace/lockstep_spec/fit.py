@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,8 +17,10 @@ GB = 1e9
 UNCERTAIN_SHARE = 0.5
 """Share of what is not certain that counts before a run is refused: a plan must never refuse what would have run."""
 SHORTEST = 256
+MOST_SAMPLES = 4096
+"""Largest micro-batch, as the API has it."""
 COPY_SHARE = 0.85
-"""Share of a device's memory below which the plan must stay for Auto to take a second copy of the weights, which no run needs."""
+"""Share of a device's memory below which the plan must stay for what no run needs: a second copy of the weights by Auto, a micro-batch above the stated one."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,16 @@ class MemoryPlan:
 
 def plan_memory(shape: ModelShape, settings: Settings, place: Place, capacity_bytes: int) -> MemoryPlan:
     return MemoryPlan(shape, settings, place, capacity_bytes, tuple(estimate(shape, settings, place)))
+
+
+def most_samples(shape: ModelShape, settings: Settings, place: Place, capacity_bytes: int) -> int:
+    """Largest micro-batch that a device has room for: up to the stated size by the whole plan, and above it, which nobody asked for, below COPY_SHARE. At least 1."""
+
+    def too_large(samples: int) -> bool:
+        share = 1.0 if samples <= settings.micro_batch_size else COPY_SHARE
+        return plan_memory(shape, replace(settings, micro_batch_size=samples), place, capacity_bytes).total_bytes > share * capacity_bytes
+
+    return max(1, bisect_left(range(1, MOST_SAMPLES + 1), True, key=too_large))
 
 
 def asked_partition(settings: Settings, place: Place) -> int | None:

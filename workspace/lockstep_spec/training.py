@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from lockstep_spec.choices import (
+    Balance,
     Content,
     DataFormat,
     HierarchicalPartition,
@@ -105,6 +106,8 @@ class OptimizationConfig:
     max_steps: Positive | None = None
     global_batch_size: Positive | None = None
     """Samples an optimizer step; default: microBatchSize × ranks at the first start."""
+    balance: Balance = Balance.EQUAL
+    """Measured: the sizes of micro-batches differ by rank (shares.py), and no checkpoint depends on them."""
     warmup_steps: Count = 0
     warmup_ratio: Fraction = 0.0
     """Part of all steps; at most one of the two is set."""

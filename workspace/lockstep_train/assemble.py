@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from lockstep_spec import length
 from lockstep_spec.modelnames import model_title
 from lockstep_spec.training import TrainingConfig
+from lockstep_train.balance import Shares, first_shares, measured_shares
 from lockstep_train.base import limits
 from lockstep_train.base.cache import cache_folder
 from lockstep_train.base.errors import ConfigError
@@ -25,9 +28,12 @@ from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.checkpoint.zero.zero_access import set_counters
 from lockstep_train.data.dataset import Dataset, load_dataset, template_choice
 from lockstep_train.data.isolation import check_isolation
-from lockstep_train.data.tokens.tokenizer import load_tokenizer
+from lockstep_train.data.sequences.batches import global_batch
+from lockstep_train.data.tokens.tokenizer import Tokenizer, load_tokenizer
 from lockstep_train.engine.build import start_model
 from lockstep_train.engine.experts import count_experts
+from lockstep_train.engine.loss import TokenLoss
+from lockstep_train.engine.measure import MeasuredRank, measure_rank
 from lockstep_train.export import export_shards
 from lockstep_train.memory.agree import agree_on_memory
 from lockstep_train.memory.capacity import reserve_copy
@@ -44,7 +50,8 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     checkpoints = config.run_dir / "checkpoints"
     folder = model_folder(training.model)
     shared = nodes_share(ranks, config.run_dir, config.storage)
-    memory = agree_on_memory(training, folder, ranks, reporter)
+    refuse_other_nodes(config.node_micro_batches, ranks)
+    memory = agree_on_memory(training, folder, ranks, reporter, config.node_micro_batches)
     reporter.startup.done("memoryPlan")
     tokenizer = load_tokenizer(folder, template_choice(training.data))
     base = BaseHash(ranks, folder, cache_folder(config.run_dir))
@@ -53,13 +60,20 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     claim = Claim(environment.attempt, config.job_uid)
     start = resume.choose_start(ranks, checkpoints, training.checkpoint.resume_from, claim, reporter.say, shared=shared)
     plan = plan_run(training, dataset, ranks, start.source)
+    shares = first_shares(memory, training.optimization.micro_batch_size, plan.global_batch_size)
     reporter.startup.done("data")
     engine, loss, trained = start_model(
-        training, folder, plan, ranks, reporter, memory.partition, memory.plan.shape if memory.plan else None
+        training,
+        folder,
+        replace(plan, accumulation=shares.split.turns),
+        ranks,
+        reporter,
+        memory.partition,
+        memory.plan.shape if memory.plan else None,
     )
     adapter = with_hub_name(trained, config.origin)
     if training.data.packing:
-        check_isolation(engine, dataset.training, training.optimization.micro_batch_size, ranks.device)
+        check_isolation(engine, dataset.training, shares.most_rows(training.optimization.micro_batch_size), ranks.device)
     recorded, commit = (start.source.manifest.identity.base_files, str(start.source.folder)) if start.source else ({}, "")
     files = base.finish(recorded, commit, watch)
     reporter.startup.done("baseHash")
@@ -69,7 +83,6 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     if start.source is not None:
         resume.refuse_another(start.source.manifest, identity, start.source.folder)
         restore_commit(engine, start.source, ranks, reporter.say)
-        set_counters(engine, plan.done.steps, plan.accumulation, plan.global_batch_size)
     resume.record_start(ranks, checkpoints, start, claim)
     reporter.startup.done("restore")
     describe = Description(manifest_template(config, start, identity, adapter, ranks), plan, engine)
@@ -79,6 +92,8 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     saver = Saver(ranks, checkpoints, start.attempt, upkeep, describe, kinds_of(training.checkpoint.content.value), report)
     reserve_copy(saver, engine, ranks)
     reporter.startup.done("saveMemory")
+    shares = balanced(config, shares, dataset, tokenizer, plan, engine, loss, ranks, reporter)
+    set_counters(engine, plan.done.steps, shares.split.turns, plan.global_batch_size)
     manifest = start.source.manifest if start.source else None
     before = manifest.eval_loss_before if manifest else None
     reporter.open_run(config, plan.done.steps, start.attempt)
@@ -90,6 +105,7 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
         dataset,
         tokenizer,
         plan,
+        shares,
         engine,
         loss,
         saver,
@@ -137,12 +153,51 @@ def plan_run(training: TrainingConfig, dataset: Dataset, ranks: Ranks, source: r
     )
 
 
+def refuse_other_nodes(sizes: Sequence[int], ranks: Ranks) -> None:
+    """Raise ConfigError for a run.json, written by hand, that doesn't say every node's micro-batch."""
+    if sizes and len(sizes) != ranks.nodes:
+        raise ConfigError(
+            f"nodeMicroBatches of run.json has {len(sizes)} numbers, but the run has {ranks.nodes} nodes; give one for every node, 0 for those that training.optimization decides"
+        )
+
+
+LOOKED_AT = 64
+"""Samples of the first step among which the longest is the one that ranks are timed with."""
+
+
+def balanced(
+    config: RunConfig,
+    first: Shares,
+    dataset: Dataset,
+    tokenizer: Tokenizer,
+    plan: length.Plan,
+    engine: Any,
+    loss: TokenLoss,
+    ranks: Ranks,
+    reporter: Reporter,
+) -> Shares:
+    """Shares by the ranks' times with the longest of the next samples; the first ones where nothing is left to train."""
+    seed, examples = config.training.seed, dataset.training
+    cursor = plan.cursor(plan.done.steps + 1)
+    samples = global_batch(len(examples), seed, cursor, min(LOOKED_AT, plan.global_batch_size), plan.total_samples)
+    if not samples:
+        return first
+
+    def measure(size: int) -> MeasuredRank:
+        longest = max((examples[index] for index in samples), key=lambda example: len(example.ids))
+        return measure_rank(engine, loss, longest, tokenizer.pad, size, ranks)
+
+    shares = measured_shares(first, plan.global_batch_size, config.training.optimization.balance, measure, ranks, reporter)
+    reporter.startup.done("balance")
+    return shares
+
+
 def _announce(run: Run, start: resume.Start) -> None:
     training, dataset, plan, ranks = run.config.training, run.dataset, run.plan, run.ranks
     run.reporter.say(
         f"Training {Path(model_title(training.model.name)).name} | {training.zero_stage.value} {training.precision.value} | {ranks.world_size} ranks on {ranks.nodes} nodes | "
         f"{len(dataset.training)} {'packed sequences' if training.data.packing else 'samples'}, {len(dataset.evaluation)} for evaluation | global batch {plan.global_batch_size} "
-        f"(accumulation {plan.accumulation}) | {plan.total_steps} steps"
+        f"(accumulation {run.shares.split.turns}) | {plan.total_steps} steps"
     )
     for note in dataset.notes:
         run.reporter.say(note)

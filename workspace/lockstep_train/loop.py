@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep_spec.choices import Method
+from lockstep_train.balance import renew
 from lockstep_train.base import limits
 from lockstep_train.base.errors import Stopped, TrainerError
 from lockstep_train.base.ranks import vote
@@ -53,6 +54,8 @@ def train(run: Run, stop: StopSignal) -> dict[str, str | None]:
             _report_experts(run, step)
             run.watch.begin(f"Save of step {step}", limits.SAVE_SECONDS)
             save_at_border(run, step, must=stopping or last, saving=result.saving)
+            if not (last or stopping) and renew(run.shares, step, run.ranks, run.reporter):
+                zero_access.set_counters(run.engine, step, run.shares.split.turns, run.plan.global_batch_size)
         if stopping:
             raise Stopped(f"asked to stop: step {step} of {run.plan.total_steps} is saved")
     if run.plan.done.steps >= run.plan.total_steps and run.dataset.evaluation:
@@ -83,8 +86,8 @@ def _evaluate(run: Run, step: int, stop: StopSignal, steps: Steps) -> str | None
         run.watch.begin(f"Evaluation at step {step}, batch {turn + 1}", steps.limit_seconds)
         return leaving(turn)
 
-    micro = run.config.training.optimization.micro_batch_size
-    loss = evaluate(run.engine, run.loss, run.dataset.evaluation, micro, run.tokenizer.pad, run.ranks, leave)
+    rows = run.shares.most_rows(run.config.training.optimization.micro_batch_size)
+    loss = evaluate(run.engine, run.loss, run.dataset.evaluation, rows, run.tokenizer.pad, run.ranks, leave)
     if loss is None:
         run.reporter.say(f"The evaluation at step {step} ends early: the run was asked to stop")
         return None

@@ -9,6 +9,7 @@ from typing import Any
 
 from lockstep_spec import length
 from lockstep_spec.training import OptimizationConfig, TrainingConfig
+from lockstep_train.balance import Shares
 from lockstep_train.base.limits import Watch
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.base.runfile import RunConfig
@@ -158,6 +159,7 @@ class Run:
     dataset: Dataset
     tokenizer: Tokenizer
     plan: length.Plan
+    shares: Shares
     engine: Any
     loss: TokenLoss
     saver: Saver

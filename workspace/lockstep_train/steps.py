@@ -54,6 +54,8 @@ class Steps:
         self._durations: deque[float] = deque(maxlen=MEASURED_STEPS)
         self._computing = 0.0
         """Seconds of the last step's forward and backward passes; each rank tells the others in the next one."""
+        self._own = 0.0
+        """Seconds of the last step without what was waited for others; told in the next one, too."""
         self._skipped = 0
 
     @property
@@ -71,14 +73,16 @@ class Steps:
         rate = learning_rate(run.config.training.optimization, step, plan.total_steps)
         zero_access.set_learning_rate(run.engine, rate)
         on_gpu = run.ranks.device.type == "cuda"
-        report = (peak_memory_bytes(on_gpu), self._computing, peak_reserved_bytes(on_gpu))
+        report = (peak_memory_bytes(on_gpu), self._computing, peak_reserved_bytes(on_gpu), self._own)
         try:
             result = self._stepper.take(step, work.batches, work.tokens, lambda: self._stop.requested, self._clock, report)
         except NonFinite as error:
             raise explain_nonfinite(run, step, error) from error
         self._computing = result.seconds["forward"] + result.seconds["backward"]
         self._durations.append(time.monotonic() - started)
-        self._pace.step(step, result.own_seconds)
+        self._own = result.own_seconds
+        run.shares.see([row[3] for row in result.reports])
+        self._pace.step(step, result.own_seconds / run.shares.expected[run.ranks.rank])
         self._report(step, rate, work, result)
         return result
 
@@ -119,12 +123,12 @@ class StepBatches:
 
 
 def step_batches(run: Run, step: int) -> StepBatches:
-    """Batches of a step: a pure function of the step and of the rank: nothing is drawn, nothing is remembered."""
+    """Batches of a step: a pure function of the step, of the rank and of the ranks' shares: nothing is drawn, nothing is remembered."""
     training, plan, ranks = run.config.training, run.plan, run.ranks
     examples = run.dataset.training
     cursor = plan.cursor(step)
     indices = global_batch(len(examples), training.seed, cursor, plan.global_batch_size, plan.total_samples)
-    mine = rank_micro_batches(indices, ranks.rank, ranks.world_size, training.optimization.micro_batch_size, plan.accumulation)
+    mine = rank_micro_batches(indices, ranks.rank, run.shares.split)
     ghost = examples[indices[0]]
     return StepBatches(
         batches=[collate([examples[index] for index in micro], ghost, run.tokenizer.pad, ranks.device) for micro in mine],

@@ -11,6 +11,7 @@ from lockstep.api.model import ZERO_PATTERN, AbsolutePath, Decimal, Fraction, Mo
 from lockstep.api.shared import KEY_PATTERN, SecretKey
 from lockstep_spec.choices import (
     TEMPLATE_OWN,
+    Balance,
     Content,
     DataFormat,
     HierarchicalPartition,
@@ -222,6 +223,9 @@ class Optimization(Model):
     """Samples a rank takes at once."""
     global_batch_size: Annotated[int | None, Field(ge=1, le=1048576)] = None
     """Samples, or packed sequences, that an optimizer step sees over all ranks. Default: microBatchSize × ranks at the first start."""
+    balance: Balance = Balance.EQUAL
+    """Equal: every rank computes microBatchSize samples at once. Measured: each rank computes as many as its speed, measured at every start, and its memory allow;
+    for GPUs that are unlike. The global batch stays."""
     warmup_steps: Annotated[int, Field(ge=0, le=1000000)] = 0
     """Steps in which the learning rate rises from 0."""
     warmup_ratio: Fraction = "0"

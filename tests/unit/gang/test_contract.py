@@ -92,6 +92,7 @@ def test_the_same_run_has_the_same_bytes() -> None:
     [
         ({"nodes": "two"}, 'run.json.nodes is "two", but must be a whole number ≥ 1'),
         ({"nodes": True}, "run.json.nodes is true, but must be a whole number ≥ 1"),
+        ({"nodeMicroBatches": [4]}, "run.json: nodeMicroBatches is [4], but must be empty, or a list of 2, one for every node"),
         ({"nodes": 3}, "run.json: addresses is 2, but must be a list of 3, one for every node"),
         ({"ranksPerNode": 0}, "run.json.ranksPerNode is 0, but must be a whole number ≥ 1"),
         ({"masterPort": 70000}, "run.json.masterPort is 70000, but must be a port, 1 to 65535"),

@@ -124,6 +124,14 @@ def test_the_run_file_says_what_the_nodes_see_at_its_folder(stated: str | None, 
         parse_run({**document, "storage": "Local"}, "run.json")
 
 
+def test_the_run_file_may_state_the_micro_batch_of_each_node() -> None:
+    document = {"job": {"name": "x"}, "runDir": "/r", "training": TRAINING}
+    assert parse_run(document, "run.json").node_micro_batches == ()
+    assert parse_run({**document, "nodeMicroBatches": [6, 0, 2]}, "run.json").node_micro_batches == (6, 0, 2)
+    with pytest.raises(ConfigError, match=r"run\.json\.nodeMicroBatches\[1\] is -1, but must be a whole number ≥ 0"):
+        parse_run({**document, "nodeMicroBatches": [6, -1]}, "run.json")
+
+
 def test_a_script_job_is_refused() -> None:
     with pytest.raises(ConfigError, match="has no `training` section"):
         parse_run({"training": None}, "run.json")

@@ -91,6 +91,8 @@ class Run:
     """Number of ranks of each node, where they differ; empty: every node has `ranks_per_node`."""
     order: tuple[int, ...] = ()
     """Nodes in the order of their ranks; empty: by their numbers. Of one attempt, so run.json never has it."""
+    node_micro_batches: tuple[Annotated[int, at_least(0)], ...] = ()
+    """Samples that each rank of node i computes at once, read by Lockstep's trainer only; 0: by the job's settings, which empty means for all."""
     training: dict[str, Any] | None = None
     """Read by Lockstep's trainer only; null for a user's script."""
     fabric: FabricAsked | None = None
@@ -113,6 +115,8 @@ class Run:
         )
         is_right = not counts or (min(counts) >= 1 and max(counts) == self.ranks_per_node)
         _require(is_right, "nodeRanks", list(counts), f"1 to ranksPerNode each, and {self.ranks_per_node} the largest")
+        sizes = self.node_micro_batches
+        _require(len(sizes) in (0, self.nodes), "nodeMicroBatches", list(sizes), f"empty, or a list of {self.nodes}, one for every node")
         _require(bool(self.command) or self.interactive is not None, "command", "empty", "the argument list of a rank")
 
     @property

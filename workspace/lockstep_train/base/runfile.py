@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lockstep_spec.choices import StorageMode
 from lockstep_spec.codec import ContractError, from_json, settings_from_json
-from lockstep_spec.training import Text, TrainingConfig
+from lockstep_spec.training import Count, Text, TrainingConfig
 from lockstep_train.base.errors import ConfigError, refusal
 
 
@@ -35,6 +35,8 @@ class RunConfig:
     training: TrainingConfig
     storage: StorageMode | None = None
     """None: nobody says, and nothing is checked."""
+    node_micro_batches: tuple[int, ...] = ()
+    """Samples that each rank of node i computes at once; 0: as `training` says, which empty means for all."""
     origin: Origin | None = None
     """Set once the model is fetched; None for a model that is a folder."""
 
@@ -50,6 +52,7 @@ class _RunFile:
     job: _Job
     run_dir: Text
     storage: StorageMode | None = None
+    node_micro_batches: tuple[Count, ...] = ()
 
 
 def parse_training(value: object) -> TrainingConfig:
@@ -68,7 +71,7 @@ def parse_training(value: object) -> TrainingConfig:
 
 
 def parse_run(document: object, source: str) -> RunConfig:
-    """Return the trainer's part of run.json: `job`, `runDir`, `storage`, `training`. Raises ConfigError."""
+    """Return the trainer's part of run.json: `job`, `runDir`, `storage`, `nodeMicroBatches`, `training`. Raises ConfigError."""
     if not isinstance(document, dict):
         raise ConfigError(f"{source} holds no JSON object; it must be a run.json")
     if document.get("training") is None:
@@ -83,6 +86,7 @@ def parse_run(document: object, source: str) -> RunConfig:
         run_dir=Path(run.run_dir),
         training=parse_training(document["training"]),
         storage=run.storage,
+        node_micro_batches=run.node_micro_batches,
     )
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep_spec.choices import HierarchicalPartition
-from lockstep_spec.fit import MemoryPlan, after_out_of_memory, asked_partition, choose_partition, plan_memory
+from lockstep_spec.choices import Balance, HierarchicalPartition
+from lockstep_spec.fit import MemoryPlan, after_out_of_memory, asked_partition, choose_partition, most_samples, plan_memory
 from lockstep_spec.memory import Place
-from lockstep_spec.settings import size_settings
+from lockstep_spec.settings import Settings, size_settings
 from lockstep_spec.shape import ModelShape, Weight, shape_of, without_kernel
+from lockstep_spec.shares import Bounds
 from lockstep_spec.training import TrainingConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.ranks import Ranks
@@ -26,49 +28,112 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Agreed:
-    """`partition` ranks share a second copy of the weights (1: none); `plan` is None where a size is not known."""
+    """`partition` ranks share a second copy of the weights (1: none); `plan` of this rank is None where a size is not known."""
 
     partition: int
+    bounds: tuple[Bounds, ...]
+    """Samples that each rank may compute at once."""
+    nodes: tuple[int, ...]
+    """Node of each rank."""
     plan: MemoryPlan | None = None
 
 
-def agree_on_memory(training: TrainingConfig, folder: Path, ranks: Ranks, reporter: Reporter) -> Agreed:
-    """Print the plan, by the smallest device of all ranks. Raises ConfigError, on every rank, for what can't fit, be packed or be shared."""
+@dataclass(frozen=True)
+class RankFacts:
+    """Facts of a rank on which its memory plan depends."""
+
+    capacity: int | None
+    """Bytes of its device; None: not known."""
+    local_world_size: int
+    node: int
+    flash: bool
+    """It has an attention that keeps packed documents apart without a mask."""
+
+
+def agree_on_memory(training: TrainingConfig, folder: Path, ranks: Ranks, reporter: Reporter, stated: Sequence[int] = ()) -> Agreed:
+    """Print the plan, by the smallest device of all ranks. Raises ConfigError, on every rank, for what can't fit, be packed or be shared.
+
+    `stated`: samples that the ranks of each node compute at once, 0 where nobody says. With any, or with balance Measured, each rank has a plan of its own, and
+    the one with the least room is printed.
+    """
     importlib.import_module("transformers.modeling_utils")
     reporter.startup.done("imports")
-    facts = _smallest(ranks)
+    facts = _facts(training, ranks)
     place = Place(ranks.world_size, ranks.local_world_size, gpu=ranks.device.type == "cuda")
-    if not facts["equal"]:
+    if len({one.local_world_size for one in facts}) > 1:
         _refuse_unequal_nodes(training)
         training = replace(training, hierarchical_partition=HierarchicalPartition.NONE)
-    flash = ranks.device.type == "cuda" and training.precision in HALF and varlen_attention() is not None
-    settings = size_settings(training, flash_attention=flash)
+    settings = size_settings(training, flash_attention=all(one.flash for one in facts))
     shape = _shape(folder, ranks.device, reporter)
     if shape is not None:
         check_blocks(shape, settings.quantization, ranks.device)
-    capacity = facts["capacity"]
-    if shape is None or capacity is None:
+    asked = [Asked(settings.micro_batch_size, stated[one.node] if stated else 0, training.optimization.balance) for one in facts]
+    smallest = min((one.capacity for one in facts if one.capacity is not None), default=None)
+    nodes = tuple(one.node for one in facts)
+    if shape is None or smallest is None:
         reporter.say("There is no memory plan: Lockstep can't check whether this run fits")
-        return Agreed(asked_partition(settings, place) or 1)
-    place = replace(place, partition=choose_partition(shape, settings, place, capacity))
-    plan = plan_memory(shape, settings, place, capacity)
-    _tell(plan, reporter)
-    refusal = plan.refusal()
-    if refusal is not None:
-        raise ConfigError(refusal)
-    return Agreed(place.partition, plan)
+        return Agreed(asked_partition(settings, place) or 1, tuple(one.bounds(None) for one in asked), nodes)
+    place = replace(place, partition=choose_partition(shape, settings, place, smallest))
+    alike = len(set(asked)) == 1 and asked[0].fixed
+    sizes = RankSizes(shape, settings, place)
+    plans = [sizes.plan(one, smallest if alike or rank.capacity is None else rank.capacity) for one, rank in zip(asked, facts, strict=True)]
+    _tell(max(plans, key=lambda plan: plan.total_bytes / plan.capacity_bytes), reporter)
+    for node, plan in zip(nodes, plans, strict=True):
+        refusal = plan.refusal()
+        if refusal is not None:
+            raise ConfigError(refusal if alike else f"node {node}: {refusal}")
+    reporter.out_of_memory_advice = after_out_of_memory(plans[ranks.rank])
+    bounds = tuple(one.bounds(plan if rank.capacity is not None else None) for one, plan, rank in zip(asked, plans, facts, strict=True))
+    return Agreed(place.partition, bounds, nodes, plans[ranks.rank])
 
 
-def _smallest(ranks: Ranks) -> dict[str, Any]:
-    """`capacity` of the smallest device, or None, and whether all nodes have `equal` numbers of ranks: the same on every rank."""
-    facts = ranks.gather("memory/facts", [device_bytes(ranks.device, ranks.local_world_size), ranks.local_world_size])
-    summary = None
-    if facts is not None:
-        capacities = [capacity for capacity, _ in facts if capacity is not None]
-        summary = {"capacity": min(capacities, default=None), "equal": len({local for _, local in facts}) == 1}
-    agreed = dict(ranks.publish("memory/agreed", summary))
+@dataclass(frozen=True)
+class Asked:
+    """Micro-batch that a rank is asked for: `micro` by the job, `stated` by its node, 0 where that says nothing."""
+
+    micro: int
+    stated: int
+    balance: Balance
+
+    @property
+    def fixed(self) -> int:
+        """Samples, or 0 where time and memory decide."""
+        return self.stated or (0 if self.balance is Balance.MEASURED else self.micro)
+
+    def bounds(self, plan: MemoryPlan | None) -> Bounds:
+        """Bounds by the rank's plan; without one nobody knows whether more would fit than the job states."""
+        if self.fixed:
+            return Bounds(self.fixed, self.fixed)
+        return Bounds(0, plan.settings.micro_batch_size if plan is not None else self.micro)
+
+
+class RankSizes:
+    """Memory plans of unlike ranks: those of equal ones are computed once."""
+
+    def __init__(self, shape: ModelShape, settings: Settings, place: Place) -> None:
+        self._shape = shape
+        self._settings = settings
+        self._place = place
+        self._plans: dict[tuple[int, int], MemoryPlan] = {}
+
+    def plan(self, asked: Asked, capacity: int) -> MemoryPlan:
+        """Plan of a rank by the size that is fixed, or by the largest that its device has room for."""
+        key = (asked.fixed, capacity)
+        if key not in self._plans:
+            samples = asked.fixed or most_samples(self._shape, self._settings, self._place, capacity)
+            settings = replace(self._settings, micro_batch_size=samples)
+            self._plans[key] = plan_memory(self._shape, settings, self._place, capacity)
+        return self._plans[key]
+
+
+def _facts(training: TrainingConfig, ranks: Ranks) -> list[RankFacts]:
+    """Facts of every rank: the same list on all."""
+    flash = ranks.device.type == "cuda" and training.precision in HALF and varlen_attention() is not None
+    mine = RankFacts(device_bytes(ranks.device, ranks.local_world_size), ranks.local_world_size, ranks.node, flash)
+    facts = ranks.gather("memory/facts", astuple(mine))
+    agreed = ranks.publish("memory/agreed", facts)
     ranks.gather("memory/read", True)  # what is refused next ends the first rank, and the store with it: not before all have read from it
-    return agreed
+    return [RankFacts(*one) for one in agreed]
 
 
 def _refuse_unequal_nodes(training: TrainingConfig) -> None:
@@ -91,7 +156,6 @@ def _tell(plan: MemoryPlan, reporter: Reporter) -> None:
         reporter.say(line)
     items = {item.name: item.size_bytes for item in plan.items}
     reporter.event("memoryPlan", totalBytes=plan.total_bytes, capacityBytes=plan.capacity_bytes, items=items)
-    reporter.out_of_memory_advice = after_out_of_memory(plan)
 
 
 MEASURED = frozenset(

@@ -11,7 +11,7 @@ import pytest
 
 from lockstep_spec.activations import kept_bytes, layer_bytes
 from lockstep_spec.choices import Content, HierarchicalPartition, Method, Offload, Precision, Quantization, ZeroStage
-from lockstep_spec.fit import MemoryPlan, after_out_of_memory, choose_partition, plan_memory, relief
+from lockstep_spec.fit import COPY_SHARE, MemoryPlan, after_out_of_memory, choose_partition, most_samples, plan_memory, relief
 from lockstep_spec.memory import Place, base_bytes, bucket_bytes, estimate, gathered_elements, trained_elements
 from lockstep_spec.settings import size_settings
 from lockstep_spec.shape import ModelShape, Weight, shape_of
@@ -446,3 +446,17 @@ def test_the_bucket_holds_sums_under_stage1_and_is_there_twice_beside_the_backwa
 def test_a_stated_overlap_decides_how_many_buckets_there_are(method: Method, overlap: bool, buckets: int) -> None:
     stated = replace(changed(zero_stage=ZeroStage.STAGE2, method=method), deepspeed={"zero_optimization": {"overlap_comm": overlap}})
     assert bucket_bytes(size_settings(stated)) == 2 * buckets
+
+
+@pytest.mark.parametrize(("capacity", "expected"), [(8.0, 1), (59.8, 1), (60.0, 2), (240.0, 8)])
+def test_a_rank_may_compute_what_its_own_device_holds_and_more_than_stated_only_with_room(capacity: float, expected: int) -> None:
+    shape, settings = llama_8b(), size_settings(TRAINING)
+    most = most_samples(shape, settings, GPU, round(capacity * GB))
+
+    def total(samples: int) -> int:
+        return plan_memory(shape, replace(settings, micro_batch_size=samples), GPU, 1).total_bytes
+
+    assert most == expected
+    share = 1.0 if most <= settings.micro_batch_size else COPY_SHARE
+    assert most == 1 or total(most) <= share * capacity * GB
+    assert total(most + 1) > COPY_SHARE * capacity * GB

@@ -260,6 +260,8 @@ def restore(engine: Any, fetch: Callable[[str, RangeNeed], Values], optimizer_st
 
 
 def set_counters(engine: Any, step: int, accumulation: int, global_batch_size: int) -> None:
+    """Set the number of steps done, and that of the micro-batches of each from here on: between two steps only."""
+    engine._config.gradient_accumulation_steps = engine.optimizer.gradient_accumulation_steps = accumulation
     engine.global_steps = step
     engine.global_samples = step * global_batch_size
     engine.micro_steps = step * accumulation

@@ -22,6 +22,7 @@ from typing import Any
 import numpy
 import torch
 
+from lockstep_spec.shares import Split
 from lockstep_train.base.arrays import Array
 from lockstep_train.data.sequences.divide import mix
 from lockstep_train.data.tokens.encode import IGNORED, Example
@@ -41,13 +42,14 @@ def global_batch(count: int, seed: int, cursor: int, size: int, end: int) -> lis
     return [int(epoch_order(count, seed, position // count)[position % count]) for position in range(cursor, min(cursor + size, end))]
 
 
-def rank_micro_batches(batch: Sequence[int], rank: int, world_size: int, micro: int, accumulation: int) -> list[list[int]]:
-    """Micro-batches of this rank of a global batch: `accumulation` of them, the last ones possibly short or empty.
+def rank_micro_batches(batch: Sequence[int], rank: int, split: Split) -> list[list[int]]:
+    """Micro-batches of this rank of a global batch: one a turn, the last ones possibly short or empty.
 
     An empty one is a ghost: the rank computes with zero weight, so that every rank runs the same collectives.
     """
-    starts = [(turn * world_size + rank) * micro for turn in range(accumulation)]
-    return [list(batch[start : start + micro]) for start in starts]
+    all_ranks, before, mine = sum(split.sizes), sum(split.sizes[:rank]), split.sizes[rank]
+    starts = [turn * all_ranks + before for turn in range(split.turns)]
+    return [list(batch[start : start + mine]) for start in starts]
 
 
 @dataclass(frozen=True)

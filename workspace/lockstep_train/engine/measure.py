@@ -1,0 +1,80 @@
+"""Times of micro-batches on this rank, measured before the first step. Nothing is learned: every loss is multiplied by 0, so that all gradients are exactly 0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep_spec.shares import RankTime, StepTimes
+from lockstep_train.base.ranks import Ranks
+from lockstep_train.checkpoint.zero import zero_access
+from lockstep_train.data.sequences.batches import Batch, collate
+from lockstep_train.data.tokens.encode import Example
+from lockstep_train.engine.clock import Clock, Waits
+from lockstep_train.engine.loss import TokenLoss, targets
+
+NO_BOUNDARY = 1 << 30
+"""Micro-batches a step while times are measured: no update is due."""
+SHORTEST_SECONDS = 1e-6
+"""Least time of a sample: a clock's noise must not make samples free."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Time of a forward and a backward pass."""
+
+    own_seconds: float
+    waited_seconds: float
+    """Seconds in collectives: for the other ranks and for the network."""
+
+
+@dataclass(frozen=True)
+class MeasuredRank:
+    """Times of one rank."""
+
+    time: RankTime
+    waited_seconds: float
+    """Least wait of a micro-batch. On the slowest rank it is the network's alone."""
+
+
+def measure_rank(engine: Any, loss: TokenLoss, example: Example, pad: int, samples: int, ranks: Ranks) -> MeasuredRank:
+    """Measure micro-batches of `samples` and of one sample. `example`: the same on every rank, so that times compare.
+
+    Each size has a pass that isn't timed, in which kernels are loaded and memory is taken. All ranks run four passes, as Stage3 needs. The caller sets the engine's counters
+    afterwards.
+    """
+    zero_access.set_counters(engine, 0, NO_BOUNDARY, 1)
+    clock, waits = Clock(ranks.device), Waits(ranks.device)
+    waits.install()
+    batches = [collate([example] * size, example, pad, ranks.device) for size in (samples, 1)]
+    for batch in batches:
+        time_pass(engine, loss, batch, clock, waits)
+    large, one = (time_pass(engine, loss, batch, clock, waits) for batch in batches)
+    time = rank_time(one.own_seconds, large.own_seconds, samples)
+    return MeasuredRank(time, min(large.waited_seconds, one.waited_seconds))
+
+
+def time_pass(engine: Any, loss: TokenLoss, batch: Batch, clock: Clock, waits: Waits) -> Pass:
+    clock.start()
+    waits.begin()
+    engine.backward(loss(batch, targets(batch.labels)) * 0.0, scale_wrt_gas=False)
+    engine.step()  # never at the boundary: only counts
+    taken = waits.taken()
+    clock.lap("backward")
+    whole = clock.seconds()["backward"]
+    return Pass(max(0.0, whole - taken.seconds), taken.seconds)
+
+
+def rank_time(one_seconds: float, large_seconds: float, samples: int) -> RankTime:
+    """Line through the times of 1 and of `samples` samples, neither falling nor below 0 at none (pure)."""
+    if samples == 1:
+        return RankTime(0.0, max(SHORTEST_SECONDS, one_seconds))
+    each = min((large_seconds - one_seconds) / (samples - 1), large_seconds / samples)
+    each = max(SHORTEST_SECONDS, each)
+    return RankTime(max(0.0, large_seconds - samples * each), each)
+
+
+def step_times(measured: Sequence[MeasuredRank]) -> StepTimes:
+    """Times of all ranks, and the network's: the rank that waits least waits for nobody else (pure)."""
+    return StepTimes(tuple(one.time for one in measured), min(one.waited_seconds for one in measured))
