@@ -32,10 +32,10 @@ while not Path("go").exists():
 """Ends when the file `go` is in its folder; saves when it is asked to."""
 
 
-def wait_until(holds: Callable[[], object], what: str) -> None:
+def wait_until(holds: Callable[[], object], what: str | Callable[[], str]) -> None:
     give_up = time.monotonic() + WAIT_SECONDS
     while not holds():
-        assert time.monotonic() < give_up, what
+        assert time.monotonic() < give_up, what if isinstance(what, str) else what()
         time.sleep(0.05)
 
 
@@ -52,7 +52,9 @@ class Typed:
 
     def sees(self, text: str, times: int = 1) -> None:
         """Wait until the output has this text so often."""
-        wait_until(lambda: self.output.count(text) >= times or self.process.poll() is not None, f"never {text!r} in:\n{self.output}")
+        wait_until(
+            lambda: self.output.count(text) >= times or self.process.poll() is not None, lambda: f"never {text!r} in:\n{self.output}"
+        )
         assert self.output.count(text) >= times, f"ended with {self.process.poll()} without {text!r}:\n{self.output}"
 
     def ends(self) -> int:
@@ -73,6 +75,7 @@ class Machine:
     folder: Path
     address: str = "127.0.0.1"
     namespace: str = ""
+    interface: str = "lo"
     environment: dict[str, str] = field(default_factory=dict)
     typed: list[Typed] = field(default_factory=list)
 
@@ -113,11 +116,15 @@ class Machine:
         return [int(pid) for pid in listed.stdout.split()]
 
     def lose_power(self) -> None:
+        """Nothing of it says a last word; its network is there again afterwards, its processes are not."""
+        _ip("-n", self.namespace, "link", "set", self.interface, "down")
         for pid in self.processes():
             os.kill(pid, signal.SIGKILL)
         for one in self.typed:
             if one.process.poll() is None:
                 one.process.wait()
+        wait_until(lambda: not self.processes(), "processes outlive SIGKILL")
+        _ip("-n", self.namespace, "link", "set", self.interface, "up")
 
     def end(self) -> None:
         """Nothing of it runs when this returns."""
@@ -168,7 +175,7 @@ def machines_in_namespaces(root: Path, count: int = 2) -> Iterator[list[Machine]
             _ip("-n", name, "address", "add", f"10.78.3.{10 + number}/24", "dev", f"nic{number}")
             _ip("-n", name, "link", "set", "lo", "up")
             _ip("-n", name, "link", "set", f"nic{number}", "up")
-            machines.append(Machine(root / f"machine-{number}", f"10.78.3.{10 + number}", name))
+            machines.append(Machine(root / f"machine-{number}", f"10.78.3.{10 + number}", name, f"nic{number}"))
         yield machines
     finally:
         for machine in machines:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import signal
 import socket
 import tempfile
@@ -186,7 +187,7 @@ class _Join:
             except ContractError as error:
                 raise ConfigError(f"{self._where} is no launch of this version of lockstep: {error}") from None
             except (EOFError, OSError) as error:
-                reason = getattr(error, "strerror", None) or str(error) or "no answer"
+                reason = _reason(error)
             now = time.monotonic()
             if not self._was_there and now - started >= self._request.patience_seconds:
                 raise ConfigError(f"no launch came to {self._where} in {self._request.patience_seconds:.0f} s ({reason}): is node 0 there?")
@@ -237,3 +238,10 @@ class _Join:
             await self._agent.end(END_SECONDS)
         tell(f"lockstep: {message.get('message')}")
         return code if isinstance(code, int) and 0 <= code <= 255 else FAILED
+
+
+def _reason(error: Exception) -> str:
+    """Reason for which there is no connection, in the system's words."""
+    if isinstance(error, OSError) and not isinstance(error, socket.gaierror) and error.errno:
+        return os.strerror(error.errno)
+    return str(error) or "no answer"
