@@ -120,7 +120,7 @@ async def connect(address: tuple[str, int], token: LaunchToken) -> TokenChannel:
         try:
             return await _prove(streams, token, "{}:{}".format(*address))
         except BaseException:
-            streams[1].close()
+            transport.abort()
             raise
 
 

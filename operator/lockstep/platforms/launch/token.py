@@ -60,17 +60,12 @@ def default_file(job: str, port: int) -> Path:
 def read_file(path: Path) -> LaunchToken:
     """Read the token of a file that nobody else may read. Raises ConfigError, FileNotFoundError."""
     try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            facts = os.fstat(file.fileno())
-            if not stat.S_ISREG(facts.st_mode):
-                raise ConfigError(f"{path} is no regular file: name the file that lockstep launch wrote")
-            if facts.st_uid != os.getuid():
-                raise ConfigError(f"{path} belongs to another user: the token's file must be yours")
-            if facts.st_mode & 0o077:
-                raise ConfigError(
-                    f"others may read or write {path} (mode {stat.S_IMODE(facts.st_mode):04o}), which has the token: chmod 600 {path}"
-                )
-            text = file.read(FILE_BYTES_MAX).decode("utf-8", "replace").strip()
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            _require_private(path, os.fstat(descriptor))
+            text = os.read(descriptor, FILE_BYTES_MAX).decode("utf-8", "replace").strip()
+        finally:
+            os.close(descriptor)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -79,6 +74,17 @@ def read_file(path: Path) -> LaunchToken:
         return LaunchToken(text)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+
+
+def _require_private(path: Path, facts: os.stat_result) -> None:
+    """Raise ConfigError unless it is a regular file that its owner, this user, alone may read and write."""
+    if not stat.S_ISREG(facts.st_mode):
+        raise ConfigError(f"{path} is no regular file: name the file that lockstep launch wrote")
+    if facts.st_uid != os.getuid():
+        raise ConfigError(f"{path} belongs to another user: the token's file must be yours")
+    if facts.st_mode & 0o077:
+        mode = f"{stat.S_IMODE(facts.st_mode):04o}"
+        raise ConfigError(f"others may read or write {path} (mode {mode}), which has the token: chmod 600 {path}")
 
 
 def token_of_launch(path: Path) -> tuple[LaunchToken, bool]:
