@@ -36,10 +36,11 @@ def crds() -> dict[Path, str]:
 
 def docs() -> dict[Path, str]:
     """Path below the repository's root → text, of every page of the reference."""
-    from lockstep.api.generate.reference import cluster_file_page, training_job_page
+    from lockstep.api.generate.reference import cluster_file_page, hosts_file_page, training_job_page
     from lockstep.cli.reference import cli_page
 
-    return {DOCS / "trainingjob.md": training_job_page(), DOCS / "trainingcluster.md": cluster_file_page(), DOCS / "cli.md": cli_page()}
+    pages = {"trainingjob": training_job_page, "trainingcluster": cluster_file_page, "hosts": hosts_file_page, "cli": cli_page}
+    return {DOCS / f"{name}.md": page() for name, page in pages.items()}
 
 
 def licenses() -> dict[Path, str]:

@@ -8,7 +8,7 @@ from annotated_types import Ge, Le
 from pydantic.fields import FieldInfo
 
 from lockstep.api.cluster import TrainingClusterSpec
-from lockstep.api.files.clusterfile import KEYS, Key, ValueKind
+from lockstep.api.files.clusterkeys import KEYS, Key, ValueKind
 
 # A value that is no default, for every key of the cluster but bounded numbers and switches; what else a file then must say.
 VALUES: dict[str, Any] = {

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.api.files.clusterfile import PROFILE_KEYS, parse_cluster_file
+from lockstep.api.files.clusterfile import parse_cluster_file
+from lockstep.api.files.clusterkeys import PROFILE_KEYS
 from lockstep.api.files.yamltext import dump_yaml
 from lockstep.api.job import TrainingJob
 from lockstep.plan.render.objects import render

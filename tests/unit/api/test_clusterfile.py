@@ -10,7 +10,8 @@ from pydantic.alias_generators import to_camel
 
 from lockstep.api.cluster import Memlock, Platform, TrainingClusterSpec
 from lockstep.api.errors import ConfigError
-from lockstep.api.files.clusterfile import EXCEPTIONS, PROFILE_KEYS, ClusterFile, below, parse_cluster_file
+from lockstep.api.files.clusterfile import ClusterFile, parse_cluster_file
+from lockstep.api.files.clusterkeys import CLUSTER, EXCEPTIONS, PROFILE_KEYS
 from lockstep_spec.choices import StorageMode
 from support.cluster_file_cases import given, left_out, written
 
@@ -117,7 +118,7 @@ def test_an_anchor_stands_for_its_value() -> None:
 
 
 RAILS = "network, resource"
-RDMA_KEYS = ", ".join(sorted(below("network.rdma")))
+RDMA_KEYS = ", ".join(sorted(CLUSTER.below("network.rdma")))
 MISTAKES = {
     "network: {rdma: {gid_idx: 3}}": f"network.rdma.gid_idx: unknown key; did you mean gid_index? (valid here: {RDMA_KEYS})",
     "network: {rdma: {gidIndex: 3}}": f"network.rdma.gidIndex: unknown key; did you mean gid_index? (valid here: {RDMA_KEYS})",
@@ -217,9 +218,9 @@ def test_all_mistakes_of_a_file_are_told_in_its_order() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", f"c.yaml: is empty; must be one mapping with the keys {', '.join(below(''))}"),
-        ("- a", f"c.yaml: is not a mapping; must be one mapping with the keys {', '.join(below(''))}"),
-        (f"{HEAD}---\n{HEAD}", f"c.yaml: holds 2 documents; must be one mapping with the keys {', '.join(below(''))}"),
+        ("", f"c.yaml: is empty; must be one mapping with the keys {', '.join(CLUSTER.below(''))}"),
+        ("- a", f"c.yaml: is not a mapping; must be one mapping with the keys {', '.join(CLUSTER.below(''))}"),
+        (f"{HEAD}---\n{HEAD}", f"c.yaml: holds 2 documents; must be one mapping with the keys {', '.join(CLUSTER.below(''))}"),
         ("a: [", "c.yaml:1: is not valid YAML: expected the node content, but found '<stream end>'"),
         (
             "cluster:\n\tname: x",

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.api.cluster import Rdma, TrainingClusterSpec
-from lockstep.api.files.clusterfile import PROFILE_KEYS, parse_cluster_file
+from lockstep.api.files.clusterfile import parse_cluster_file
+from lockstep.api.files.clusterkeys import PROFILE_KEYS
 from lockstep.api.files.yamltext import dump_yaml
 from support.cluster_file_cases import bounds
 

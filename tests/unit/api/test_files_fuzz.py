@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.api.errors import ConfigError
-from lockstep.api.files.clusterfile import KEYS, parse_cluster_file
+from lockstep.api.files.clusterfile import parse_cluster_file
+from lockstep.api.files.clusterkeys import KEYS
 from lockstep.api.files.jobfile import parse_job_file
 from lockstep.api.files.yamltext import dump_yaml
 from support.checkout import ROOT

@@ -25,7 +25,7 @@ import typer.main
 import yaml
 
 from lockstep.api.errors import ConfigError
-from lockstep.api.files.clusterfile import KEYS
+from lockstep.api.files.clusterkeys import KEYS
 from lockstep.api.files.jobfile import parse_job_file
 from lockstep.api.job import TrainingJobSpec
 from lockstep.api.training import Training

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from lockstep.api.cluster import TrainingClusterSpec
-from lockstep.api.files.clusterfile import KEYS, ClusterFile
+from lockstep.api.files.clusterfile import ClusterFile
+from lockstep.api.files.clusterkeys import KEYS
 from lockstep.api.files.jobfile import parse_job_file
 from lockstep.api.training import Training
 from lockstep.cli.shared.clusterfiles import cluster_names, load_cluster

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lockstep.api import cluster, model, names, shared, status, training
+from lockstep.api import cluster, hosts, model, names, shared, status, training
 
 _LEVELS = "PIX, PXB, PHB, SYS or 0 to 5"
 
@@ -33,6 +33,15 @@ PATTERN_WORDS: Mapping[str, str] = {
     status.REASON_PATTERN: "one CamelCase word",
     model.DAY_PATTERN: "a day such as '2026-11-21', in quotes",
     model.SERVER_PATTERN: "a host such as api.example.com, or https://api.example.com:6443",
+    hosts.HOST_NAME_PATTERN: "a name that ssh takes: letters, digits, '-', '_' and '.'; a user and a port have keys of their own",
+    hosts.USER_PATTERN: "a login name",
+    hosts.JUMP_PATTERN: "hosts as ssh's ProxyJump takes them, such as bastion or ada@bastion:2222",
+    hosts.HOST_KEY_PATTERN: "a public host key: its type and base64, such as ssh-ed25519 AAAA…",
+    hosts.HOST_PATH_PATTERN: "a path that begins with / or ~/",
+    hosts.GPU_PATTERN: hosts.GPU_WORDS,
+    hosts.PORTS_PATTERN: "first and last port, such as 29400-29499",
+    hosts.PYTHON_PATTERN: "a version from 3.10 to 3.19",
+    hosts.INDEX_PATTERN: "an https address without a login",
     training.DATA_PATH_PATTERN: "an absolute path, beginning with /, or an address such as s3://bucket/folder",
     training.MODEL_PATTERN: "a folder such as /workspace/models/Qwen3-8B, a model of the hub such as org/name, or an address such as s3://bucket/folder",
     training.RESUME_PATTERN: "Auto, None or an absolute path",

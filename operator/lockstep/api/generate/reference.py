@@ -6,22 +6,31 @@ import json
 from collections.abc import Iterator
 
 from lockstep.api.cluster import TrainingClusterSpec
-from lockstep.api.files.clusterfile import (
+from lockstep.api.files.clusterkeys import (
     CALIBRATION_KEYS,
+    CLUSTER,
+    DEFAULTS_KEYS,
+    HOST_KEYS,
+    HOSTS_PLATFORM,
+    HOSTS_PROFILE_KEYS,
+    HOSTS_SECTION_KEYS,
     KEYS,
+    MEANINGLESS,
+    ON_HOSTS,
     PROFILE_KEYS,
     SECTION_KEYS,
     Calibrations,
     ClusterSection,
     Key,
     ValueKind,
-    in_file_words,
 )
 from lockstep.api.files.patterns import PATTERN_WORDS
 from lockstep.api.generate.crd import JOB_NAME_RULE
 from lockstep.api.generate.schema import Schema, structural_schema
+from lockstep.api.hosts import Host, HostsCluster, HostsSection
 from lockstep.api.job import TrainingJobSpec
 from lockstep.api.status import TrainingJobStatus
+from lockstep_spec.choices import StorageMode
 
 JOB_INTRODUCTION = f"""# TrainingJob
 
@@ -40,6 +49,16 @@ Generated from the models in `operator/lockstep/api`. A cluster is written down 
 `tc`, cluster-scoped), whose fields are the second column; `cluster.name`, `.api`, `.namespace` and `.description`, and `calibration`, which
 `lockstep cluster calibrate` writes, are read by the command line only. A list of names may also be written with commas (`"net1,net2"`), a number in quotes. An unknown key, a key that is there
 twice and an impossible combination are errors.
+"""
+
+
+HOSTS_INTRODUCTION = """# The cluster file of hosts
+
+Generated from the models in `operator/lockstep/api`. A cluster file with `platform: hosts` lists machines that you reach over ssh, without Kubernetes.
+`clusters/template-hosts.yaml` has every key; `lockstep init hosts NAME` writes one, and `lockstep cluster import FILE` makes one of a hostfile, an `~/.ssh/config` or a
+`config.yaml`. The order of `hosts` is that of a job's nodes. An unknown key, a key that is there twice and a key that means nothing on hosts are errors.
+
+`defaults` takes these keys of `hosts[]`, and they count for every host that doesn't have them: {defaults}.
 """
 
 
@@ -63,10 +82,44 @@ def cluster_file_page() -> str:
     order = {key: number for number, key in enumerate(KEYS)}
     rows.sort(key=lambda row: (row[0].split(".")[0] != "`cluster", order[row[0].strip("`")]))
     head = ("key", "field of TrainingCluster", "type", "default", "valid", "description")
-    rules = "\n".join(f"- {in_file_words(message)}" for message in _all_rules(spec))
+    rules = "\n".join(f"- {CLUSTER.in_file_words(message)}" for message in _all_rules(spec))
     mode = _at(spec, "network.mode")
     extra = f"One field has no key: `spec.network.mode` ({_valid(mode)}; default {_code(mode['default'])}). {mode['description']}"
     return "\n".join([CLUSTER_INTRODUCTION, _table(head, rows), "## Rules\n", rules, "", extra, ""])
+
+
+def hosts_file_page() -> str:
+    """docs/reference/hosts.md."""
+    sections = (
+        (HOSTS_SECTION_KEYS, HostsSection), (HOST_KEYS, HostsCluster),
+        (HOSTS_PROFILE_KEYS, TrainingClusterSpec), (CALIBRATION_KEYS, Calibrations),
+    )  # fmt: skip
+    schemas = [(keys, structural_schema(model)) for keys, model in sections]
+    platform = {"type": "string", "needed": True, "description": "Makes the file one of hosts."}
+    fields = {key.file: platform if key is HOSTS_PLATFORM else _at(schema, key.model) for keys, schema in schemas for key in keys}
+    fields["storage.mode"] |= {
+        "default": StorageMode.PER_POD.value,
+        "description": "volumeClaimTemplates: each host has folders of its own. rwx: all hosts see one file system at the same path.",
+    }
+    rows = [
+        (row[0], *row[2:]) for row in (_key_row(key, fields[key.file], "") for key in ON_HOSTS.keys.values() if key not in DEFAULTS_KEYS)
+    ]
+    refused = "\n".join(f"- `{key}`: {reason}" for key, reason in MEANINGLESS.items())
+    rules = "\n".join(f"- {ON_HOSTS.in_file_words(rule.message)}" for model in (HostsCluster, Host) for rule in model.RULES)
+    defaults = ", ".join(f"`{key.model}`" for key in DEFAULTS_KEYS)
+    table = _table(("key", "type", "default", "valid", "description"), rows)
+    return "\n".join(
+        [
+            HOSTS_INTRODUCTION.format(defaults=defaults),
+            table,
+            "## Rules\n",
+            rules,
+            "",
+            "## Keys of other cluster files that mean nothing here\n",
+            refused,
+            "",
+        ]
+    )
 
 
 def _sections(path: str, schema: Schema) -> Iterator[str]:
@@ -112,11 +165,16 @@ def _key_row(key: Key, field: Schema, model: str) -> tuple[str, ...]:
         _KINDS.get(key.kind) or _type(field),
         needed,
         valid,
-        in_file_words(field["description"]),
+        CLUSTER.in_file_words(field["description"]),
     )
 
 
-_KINDS = {ValueKind.NAMES: "list of text", ValueKind.SWITCH: "true or false", ValueKind.INTEGER: "whole number"}
+_KINDS = {
+    ValueKind.NAMES: "list of text",
+    ValueKind.SWITCH: "true or false",
+    ValueKind.INTEGER: "whole number",
+    ValueKind.COUNT_OR_NAMES: "whole number, or list of text",
+}
 
 
 def _type(field: Schema) -> str:

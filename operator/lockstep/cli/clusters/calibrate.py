@@ -15,7 +15,8 @@ from lockstep.platforms.output import put, put_json, tell
 from lockstep_spec.words import binary_size
 
 if TYPE_CHECKING:
-    from lockstep.api.files.clusterfile import Calibration, ClusterFile
+    from lockstep.api.files.clusterfile import ClusterFile
+    from lockstep.api.files.clusterkeys import Calibration
     from lockstep.api.job import TrainingJob
     from lockstep.plan.cluster.calibration import Point
     from lockstep.platforms.in_namespace.shortruns import Sweep

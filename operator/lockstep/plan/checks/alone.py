@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from lockstep.api.cluster import TrainingClusterSpec
-from lockstep.api.files.clusterfile import Calibration, ClusterFile
+from lockstep.api.files.clusterfile import ClusterFile
+from lockstep.api.files.clusterkeys import Calibration
 from lockstep.api.quantity import number
 from lockstep.api.shared import FabricMode
 from lockstep.plan.cluster.finding import Finding, Outcome, failed, fine, warning

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from lockstep.api import names
 from lockstep.api.cluster import TrainingClusterSpec
-from lockstep.api.files.clusterfile import Calibration
+from lockstep.api.files.clusterkeys import Calibration
 from lockstep.api.job import TrainingJob
 from lockstep.api.shared import FabricMode
 from lockstep_gang.contract.preflight import SWEEP, SWEEP_DONE, SWEEP_POINT

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from lockstep.api.files.clusterfile import KEYS, ClusterFile, parse_cluster_file
+from lockstep.api.files.clusterfile import ClusterFile, parse_cluster_file
+from lockstep.api.files.clusterkeys import KEYS
 from lockstep.plan.cluster.facts import ClusterFacts, Listing, ProbeFacts, Sight
 from lockstep.plan.discovery.draft import Item, stated, write
 from lockstep.plan.discovery.file import discovered
