@@ -14,9 +14,6 @@ from lockstep.api.cluster import InterfaceName
 from lockstep.api.model import DnsName, Model, Rule, RulesBroken, list_map
 from lockstep.api.shared import PlainVariable
 
-HOSTS = "hosts"
-"""Value of `cluster.platform` that makes a cluster file one of hosts, and the namespace that stands for the one that they don't have."""
-
 HOST_NAME_PATTERN = r"^[A-Za-z0-9_]([-A-Za-z0-9_.]*[A-Za-z0-9_])?$"
 USER_PATTERN = r"^[a-z_][-a-z0-9_.]*\$?$"
 JUMP_PATTERN = r"^[A-Za-z0-9_][-A-Za-z0-9_.@:,]*$"
@@ -88,7 +85,7 @@ class HostDefaults(Model):
     interface: InterfaceName | None = None
     """Interface that the ranks use. Left out: the one with the route to the other hosts."""
     python: HostPath | None = None
-    """Python with the packages of the trainer. Left out: the environment that `lockstep hosts setup` makes."""
+    """Python with the packages of the trainer. Left out: the one of section environment."""
     workspace: HostPath = WORKSPACE_FOLDER
     """Folder that stands for /workspace."""
     datasets: HostPath = DATASETS_FOLDER
@@ -103,7 +100,7 @@ class Host(HostDefaults):
     address: Annotated[str | None, Field(max_length=64), AfterValidator(_numeric_address)] = None
     """Numeric address at which the other hosts reach it. Left out: found by the route, and shown."""
     host_key: Annotated[str | None, Field(pattern=HOST_KEY_PATTERN, max_length=2048)] = None
-    """The one key that it may have: type and base64, as `lockstep hosts trust` writes it. Left out: your known_hosts counts."""
+    """The one key that it may have: type and base64, as known_hosts has it. Left out: your known_hosts counts."""
     gpus: Annotated[Annotated[int, Field(ge=0, le=GPUS_MAX)] | list[GpuName] | None, BeforeValidator(_count_or_gpus)] = None
     """Indexes or UUIDs of its GPUs that jobs may take, or a number: so many free ones. Left out: all."""
     micro_batch: Annotated[int | None, Field(ge=1, le=4096)] = None
@@ -122,7 +119,7 @@ class Host(HostDefaults):
 
 
 class HostEnvironment(Model):
-    """Python packages that `lockstep hosts setup` installs, the same on every host."""
+    """Python packages of ranks, the same on every host."""
 
     lock: LocalPath = "requirements/train.lock"
     """File of pinned packages with their hashes, on this machine."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 GROUP = "lockstep.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
+HOSTS = "hosts"
+"""Value of `cluster.platform` that makes a cluster file one of hosts. It also stands for the namespace, which they don't have."""
 
 # Labels on every child of a job.
 LABEL_NAME = "app.kubernetes.io/name"

@@ -21,6 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import Abort, TyperException
 
 from lockstep.api.errors import ConfigError, Failed
+from lockstep.cli.shared.onhosts import Typed
 from lockstep.cli.shared.signals import ending_like_ctrl_c
 from lockstep.cli.shared.terminal import is_plain
 from lockstep.platforms.output import put, put_text, tell
@@ -152,6 +153,7 @@ class Verbs(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         words = [*ctx.command_path.split()[1:], *args[:1]]
+        Typed.verb = " ".join(words)
         hint = HINTS.get(" ".join(words))
         if hint is not None and self.get_command(ctx, args[0]) is None:
             ctx.fail(f"No such command {args[0]!r}: {hint}.")

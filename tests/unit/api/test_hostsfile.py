@@ -119,7 +119,7 @@ ONE = "hosts: [{name: a}]\n"
         (HEAD, ["lab.yaml:1: hosts: is required"]),
         (HEAD + "hosts:\n", ["lab.yaml:2: hosts: is required"]),
         (HEAD + "hosts: []\n", ["lab.yaml:2: hosts: must have at least 1 entry"]),
-        (HEAD + "hosts: [a, b]\n", ["lab.yaml:2: hosts[0]: must be a mapping with the keys user, port", "lab.yaml:2: hosts[1]: must be"]),
+        (HEAD + "hosts: [a, b]\n", ["lab.yaml:2: hosts[0]: must be a mapping with the keys name, user, port", "lab.yaml:2: hosts[1]: must be"]),
         (HEAD + "hosts:\n  - {name: a}\n  - {nam: b}\n", ["lab.yaml:4: hosts[1].nam: unknown key; did you mean name?", "lab.yaml:4: hosts[1].name: is required"]),
         (HEAD + "hosts: [{name: a, host-key: x}]\n", ["lab.yaml:2: hosts[0].host-key: unknown key; did you mean host_key?"]),
         (HEAD + "hosts: [{name: a}, {name: a}]\n", ["lab.yaml:2: hosts: hosts holds 'a' twice"]),

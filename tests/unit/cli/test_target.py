@@ -15,7 +15,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.cli.jobs.get import get
 from lockstep.cli.main import main
 from lockstep.cli.shared import checkout
-from lockstep.cli.shared.clusterfiles import peek
+from lockstep.cli.shared.clusterfiles import cluster_names, peek
 from lockstep.cli.shared.jobargs import ListForm, known_names, no_such_job
 from lockstep.cli.shared.target import namespace_of, target_of, unnamed_cluster
 from support.api_stub import ApiStub, served
@@ -69,12 +69,12 @@ def test_what_is_not_plain_is_left_to_the_models(tmp_path: Path, text: str) -> N
     assert peek("nothing", tmp_path) is None
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in CLUSTERS.glob("*.yaml") if path.stem != "template"))
+@pytest.mark.parametrize("name", cluster_names(CLUSTERS))
 def test_a_short_look_at_a_cluster_file_finds_what_the_models_find(name: str) -> None:
     from lockstep.cli.shared.clusterfiles import load_cluster
 
     found = load_cluster(name, CLUSTERS).cluster
-    assert peek(name, CLUSTERS) == (found.name, found.namespace, found.api)
+    assert peek(name, CLUSTERS) == (found.name, found.namespace, found.api, False)
 
 
 @pytest.fixture

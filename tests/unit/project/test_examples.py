@@ -42,7 +42,7 @@ Object = dict[str, Any]
 VERBS: Any = typer.main.get_command(app)
 SAMPLES = sorted((ROOT / "manifests/samples").rglob("*.yaml"))
 MODELS = ROOT / "manifests/samples/models"
-CLUSTERS = sorted((ROOT / "clusters").glob("*.yaml"))
+CLUSTERS = sorted(path for path in (ROOT / "clusters").glob("*.yaml") if "platform: hosts" not in path.read_text(encoding="utf-8"))
 SCAFFOLDS = sorted((ROOT / "operator/lockstep/cli/clusters/scaffolds").iterdir())
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 BLOCK = re.compile(r"(?:^ *<!-- example: (?P<note>[^>]+) -->\n)?^ *```(?P<language>\w*)\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL)

@@ -26,8 +26,9 @@ from lockstep.api.files.clusterkeys import (
     read_value,
 )
 from lockstep.api.files.problems import broken_rules, explain
-from lockstep.api.hosts import HOSTS, HostDefaults, HostsCluster, HostsSection
+from lockstep.api.hosts import HostDefaults, HostsCluster, HostsSection
 from lockstep.api.model import Model
+from lockstep.api.names import HOSTS
 from lockstep_spec.choices import StorageMode
 
 M = TypeVar("M", bound=Model)

@@ -19,8 +19,9 @@ from pydantic.alias_generators import to_camel
 from lockstep.api.cluster import Memlock, Platform, TrainingClusterSpec
 from lockstep.api.files import yamlnodes as nodes
 from lockstep.api.files.problems import Problems, unknown
-from lockstep.api.hosts import HOSTS, HostDefaults, HostsCluster, HostsSection
+from lockstep.api.hosts import HostDefaults, HostsCluster, HostsSection
 from lockstep.api.model import DAY_PATTERN, SERVER_PATTERN, Decimal, DnsLabel, DnsName, Model, list_map
+from lockstep.api.names import HOSTS
 from lockstep_spec.choices import StorageMode
 
 Location = tuple[str | int, ...]

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
+from lockstep.api.names import HOSTS
 from lockstep.cli.shared.clusterfiles import cluster_names, load_cluster
 from lockstep.cli.shared.target import current_server, is_talked_to
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
+    from lockstep.api.hosts import HostsCluster
 
 
 def list_clusters(
@@ -58,6 +60,13 @@ def _row(cluster_file: ClusterFile) -> tuple[str, ...]:
     from lockstep_spec.choices import StorageMode
 
     spec = cluster_file.profile.spec
+    if cluster_file.hosts is not None:
+        fabric, folders = (
+            "RDMA, TCP" if spec.network.rdma.enabled else "TCP",
+            "rwx" if spec.storage.mode is StorageMode.SHARED else "per host",
+        )
+        section, hosts = cluster_file.cluster, cluster_file.hosts
+        return section.name, HOSTS, str(len(hosts.hosts)), _gpus(hosts), fabric, folders, "", section.description
     storage = (
         f"rwx {spec.storage.class_rwx or ''}" if spec.storage.mode is StorageMode.SHARED else f"per pod {spec.storage.class_rwo or ''}"
     )
@@ -71,3 +80,9 @@ def _row(cluster_file: ClusterFile) -> tuple[str, ...]:
         cluster_file.cluster.namespace,
         cluster_file.cluster.description,
     )
+
+
+def _gpus(hosts: HostsCluster) -> str:
+    """GPUs of each host that jobs may take, in the order of the hosts; once where they are the same."""
+    counts = ["all" if host.gpus is None else str(len(host.gpus) if isinstance(host.gpus, list) else host.gpus) for host in hosts.hosts]
+    return ", ".join(counts) if len(set(counts)) > 1 else counts[0]

@@ -47,12 +47,14 @@ def discover(
     Example: lockstep cluster discover mine -n nccl-test
     """
     from lockstep.cli.shared.checkout import checkout
+    from lockstep.cli.shared.clusterfiles import peek
     from lockstep.cli.shared.target import aim_at
 
     path = None if output == STDOUT else Path(output) if output else checkout() / "clusters" / f"{name}.yaml"
-    _refuse_to_overwrite(path, force)
     _check_name(name)
-    aim_at(name, None, checked=False)
+    stated = peek(name, checkout() / "clusters")
+    aim_at(name, None, checked=False, is_of_hosts=stated is not None and stated.is_of_hosts)
+    _refuse_to_overwrite(path, force)
     with exiting_on_ctrl_c("lockstep: interrupted; nothing was written, and no pod is left"):
         facts = asyncio.run(_look(namespace, context, probe))
     text, entries = _written(name, facts)

@@ -1,8 +1,9 @@
-"""`lockstep init cluster|job|script`: a commented file to start from. Nothing that exists is written over."""
+"""`lockstep init cluster|hosts|job|script` and `lockstep cluster import`: a commented file to start from. Nothing that exists is written over."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.jobargs import UNNAMED
 from lockstep.platforms.output import put
 
-app = typer.Typer(help="Write a commented file to start from: a cluster, a job, a script.", no_args_is_help=True)
+app = typer.Typer(help="Write a commented file to start from: a cluster, a list of hosts, a job, a script.", no_args_is_help=True)
 SCAFFOLDS = Path(__file__).with_name("scaffolds")
 SCRIPT_FILES = ("train_multi_node.py", "ds_config.json")
 
@@ -38,6 +39,94 @@ def cluster(name: Annotated[str, typer.Argument(help="The cluster's name.")], ou
     parse_cluster_file(text, str(path))  # a name that can't be is refused before anything is written
     _write(path, text)
     put(f"Next: edit it, then lockstep deploy {name if output is None else path} --dry-run")
+
+
+@app.command("hosts")
+def hosts(
+    name: Annotated[str, typer.Argument(help="The cluster's name.")],
+    machines: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[HOST]...", help="Its hosts, as NAME, USER@NAME or NAME:PORT; the first has the coordinator."),
+    ] = None,
+    user: Annotated[str | None, typer.Option("--user", help="The user of hosts that name none. Default: what ssh itself takes.")] = None,
+    workspace: Annotated[
+        str | None, typer.Option("--workspace", help="Their folder that stands for /workspace. Default: ~/lockstep/workspace.")
+    ] = None,
+    shared: Annotated[bool, typer.Option("--shared", help="All hosts see one file system there. Default: each has its own.")] = False,
+    output: FileOption = None,
+) -> None:
+    """Write a cluster file of machines that you reach over ssh, without Kubernetes. Without hosts: a file with every key and what it means.
+
+    Example: lockstep init hosts lab lab0 ada@192.168.1.101 lab2:2222 --workspace /data/lockstep
+    """
+    from lockstep.api.hosts import DATASETS_FOLDER, WORKSPACE_FOLDER
+    from lockstep.cli.shared.checkout import checkout
+    from lockstep.plan.discovery.draft import left_out, stated
+    from lockstep.plan.translate.hosts import cluster_text, from_words
+
+    if machines:
+        entries = [
+            *([stated("defaults.user", user, "")] if user else [left_out("defaults.user", "ada", "of hosts that name none")]),
+            stated("defaults.workspace", workspace or WORKSPACE_FOLDER, "stands for /workspace"),
+            stated("defaults.datasets", DATASETS_FOLDER, "stands for /datasets"),
+            stated(
+                "storage.mode",
+                "rwx" if shared else "volumeClaimTemplates",
+                "rwx: all hosts see one file system | volumeClaimTemplates: each has its own",
+            ),
+        ]
+        text = cluster_text(name, "as they were typed", replace(from_words(machines), entries=tuple(entries)))
+    elif user or workspace or shared:
+        raise ConfigError("--user, --workspace and --shared are for the hosts that you name: lockstep init hosts NAME HOST HOST")
+    else:
+        text = (checkout() / "clusters" / "template-hosts.yaml").read_text(encoding="utf-8")
+        text = re.sub(r"\A#.*\n", f"# The hosts {name}. Check it: lockstep cluster lint {name}\n", text)
+        text = re.sub(r"^  name: my-hosts\b", f"  name: {name}", text, count=1, flags=re.MULTILINE)
+    _write_hosts(name, text, output)
+
+
+def import_hosts(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="A hostfile, an ~/.ssh/config or a config.yaml with cluster.nodes; - reads what is piped in.", show_default=False
+        ),
+    ],
+    name: Annotated[str, typer.Option("--name", help="The cluster's name.")] = "hosts",
+    only: Annotated[
+        str | None,
+        typer.Option("--only", metavar="HOST,HOST", help="Take these hosts alone, in this order. Default: all, in the file's order."),
+    ] = None,
+    output: FileOption = None,
+) -> None:
+    """Write a cluster file of the machines in a hostfile of DeepSpeed or MPI, in ssh's configuration or in a config.yaml.
+
+    What the cluster file has nothing like is listed, with the place where it belongs.
+
+    Example: lockstep cluster import hostfile --name lab
+
+    Example: lockstep cluster import ~/.ssh/config --only lab0,lab1 --name lab
+    """
+    from lockstep.cli.shared.clusterfiles import read_text
+    from lockstep.plan.translate.hosts import cluster_text, read_machines
+    from lockstep.plan.translate.leaves import leftover_lines
+
+    machines = read_machines(read_text(file), str(file))
+    if only is not None:
+        machines = machines.only([word.strip() for word in only.split(",") if word.strip()])
+    _write_hosts(name, cluster_text(name, f"as {file} lists them", machines), output)
+    if machines.leftovers:
+        put("It doesn't have:", *(f"  {line}" for line in leftover_lines(str(file), machines.leftovers)))
+
+
+def _write_hosts(name: str, text: str, output: Path | None) -> None:
+    from lockstep.api.files.clusterfile import parse_cluster_file
+    from lockstep.cli.shared.checkout import checkout, from_here
+
+    path = output or from_here(checkout() / "clusters" / f"{name}.yaml")
+    parse_cluster_file(text, str(path))  # a name that can't be is refused before anything is written
+    _write(path, text)
+    put(f"Next: read it, then lockstep cluster lint {name if output is None else path}")
 
 
 @app.command("job")

@@ -11,7 +11,7 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import OPERATOR_NAME
 from lockstep.cli.shared.clusterfiles import file_of
 from lockstep.cli.shared.jobargs import ContextOption, Form, FormOption, NamespaceOption, OptionalClusterArgument
-from lockstep.platforms.output import put, put_json
+from lockstep.platforms.output import put, put_json, tell
 from lockstep_spec.words import number_of
 
 if TYPE_CHECKING:
@@ -41,10 +41,14 @@ def lint(
     from lockstep.plan.cluster.scope import image_of
 
     file = load(cluster)
-    operator_image = default_image(file.profile)
     against: list[Finding] = []
     unanswered: Failed | ConfigError | None = None
-    if not offline:
+    operator_image = ""
+    if file.hosts is None:
+        operator_image = default_image(file.profile)
+    elif not offline:
+        tell(f"note: the file alone was checked; lockstep preflight -f job.yaml --cluster {cluster} checks the hosts")
+    if file.hosts is None and not offline:
         try:
             facts = asyncio.run(_look(file, namespace, context))
             against = list(lint_against(file, facts))

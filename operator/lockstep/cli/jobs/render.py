@@ -54,11 +54,12 @@ def validate(file: FilesOption, cluster: ClusterOption = None, namespace: Namesp
         try:
             resolved = resolve_inputs(inputs)
             refuse_missing_gpus(resolved)
-            render(resolved)
+            if inputs.cluster.hosts is None:
+                render(resolved)
         except ConfigError as error:
             mistakes += [f"{inputs.source}: {line}" if len(jobs) > 1 else str(line) for line in error.args]
         else:
-            if resolved.image == MADE_BY_OPERATOR:
+            if resolved.image == MADE_BY_OPERATOR and inputs.cluster.hosts is None:
                 tell(f"note: {inputs.source}: image: {UNNAMED_IMAGE} (lockstep plan asks it)")
             put(f"{inputs.source}: ok" if len(jobs) > 1 else "ok")
     if mistakes:
@@ -94,6 +95,11 @@ def render(
             put(*([f"{inputs.source}:"] if len(jobs) > 1 else []))
             _print_settings(one.settings)
         return
+    on_hosts = [inputs.cluster.cluster.name for inputs in jobs if inputs.cluster.hosts is not None]
+    if on_hosts:
+        raise ConfigError(
+            f"{on_hosts[0]} is a cluster of hosts, where a job becomes no objects: --explain shows where each value comes from, -o job the job itself"
+        )
     rendered = [_readable(item) for one in resolved for item in objects.render(one)]
     if output is ObjectForm.JSON:
         put_json({"apiVersion": "v1", "kind": "List", "items": rendered}, ascii_only=False)

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lockstep.api.errors import ConfigError
+from lockstep.api.names import HOSTS
 
 if TYPE_CHECKING:  # the models take 0.4 s to import, which `lockstep --help` needn't wait for
     from lockstep.api.files.clusterfile import ClusterFile
 
-TEMPLATE = "template"
+TEMPLATES = ("template", "template-hosts")
+
+
+class Peeked(NamedTuple):
+    """Section `cluster` of a cluster file, as far as a connection needs it."""
+
+    name: str
+    namespace: str
+    api: str | None
+    """Host of its API server."""
+    is_of_hosts: bool = False
+    """True for a file with `platform: hosts`."""
 
 
 def read_text(path: Path) -> str:
@@ -31,8 +43,8 @@ class UnknownCluster(ConfigError):
 
 
 def cluster_names(folder: Path) -> list[str]:
-    """The clusters of a folder: its NAME.yaml files but the template."""
-    return sorted(path.stem for path in folder.glob("*.yaml") if path.stem != TEMPLATE)
+    """The clusters of a folder: its NAME.yaml files but the templates."""
+    return sorted(path.stem for path in folder.glob("*.yaml") if path.stem not in TEMPLATES)
 
 
 def is_path(name_or_path: str) -> bool:
@@ -60,7 +72,7 @@ def load_cluster(name_or_path: str, folder: Path | None = None) -> ClusterFile:
     return cluster_file
 
 
-def peek(name_or_path: str, folder: Path) -> tuple[str, str, str | None] | None:
+def peek(name_or_path: str, folder: Path) -> Peeked | None:
     """Return the cluster's name, namespace and API host as its file states them, without the models, whose import takes as long as a small verb does.
 
     None: only `load_cluster` can tell, or can say what is wrong with it.
@@ -72,7 +84,8 @@ def peek(name_or_path: str, folder: Path) -> tuple[str, str, str | None] | None:
     path = Path(name_or_path) if is_path(name_or_path) else folder / f"{name_or_path}.yaml"
     try:
         section = load_yaml(path.read_text(encoding="utf-8"))["cluster"]
-        name, namespace, api = section["name"], section["namespace"], section.get("api")
+        name, api, is_of_hosts = section["name"], section.get("api"), section.get("platform") == HOSTS
+        namespace = HOSTS if is_of_hosts else section["namespace"]
     except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, AttributeError):
         return None
     plain = (
@@ -81,7 +94,7 @@ def peek(name_or_path: str, folder: Path) -> tuple[str, str, str | None] | None:
         and isinstance(api, str | None)
         and (is_path(name_or_path) or name == name_or_path)
     )
-    return (name, namespace, api) if plain else None
+    return Peeked(name, namespace, api, is_of_hosts) if plain else None
 
 
 def file_of(cluster: str) -> str:

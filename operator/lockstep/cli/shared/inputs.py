@@ -80,9 +80,9 @@ class Inputs:
 
     def aim(self) -> Inputs:
         """Return the same, with the connections to come kept to its cluster."""
-        from lockstep.cli.shared.target import aim_at
+        from lockstep.cli.shared.target import aim_at_file
 
-        aim_at(self.cluster.cluster.name, self.cluster.cluster.api)
+        aim_at_file(self.cluster)
         return self
 
 
@@ -177,7 +177,7 @@ def _inputs(job: TrainingJob, file: Path, cluster: str | None, namespace: str | 
 
 def _read_cluster(job: TrainingJob, file: Path, cluster: str | None) -> ClusterFile:
     from lockstep.cli.shared.checkout import checkout
-    from lockstep.cli.shared.target import aim_at
+    from lockstep.cli.shared.target import aim_at_file
 
     stated = job.spec.cluster
     if cluster is None and stated is None:
@@ -190,7 +190,7 @@ def _read_cluster(job: TrainingJob, file: Path, cluster: str | None) -> ClusterF
         if name == stated and str(error).startswith("there is no cluster"):
             raise ConfigError(f"{file}: spec.cluster: {error}") from error
         raise
-    aim_at(cluster_file.cluster.name, cluster_file.cluster.api)
+    aim_at_file(cluster_file)
     if stated is not None and stated != cluster_file.cluster.name:
         warn(
             "OtherCluster",
@@ -206,6 +206,8 @@ def resolve_inputs(inputs: Inputs) -> Resolved:
 
     defaults = PlatformDefaults(namespace=inputs.namespace, image=MADE_BY_OPERATOR)  # the operator knows where its own image lies
     resolved = resolve(inputs.job, inputs.cluster.profile, defaults)
+    if inputs.cluster.hosts is not None and inputs.job.spec.image is not None:
+        warn("NoImageOnHosts", f"spec.image has no effect on {inputs.cluster.cluster.name}: hosts run no image")
     for warning in resolved.warnings:
         warn(warning.reason, warning.message)
     return resolved

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from lockstep.api.errors import ConfigError
+from lockstep.api.names import HOSTS
 from lockstep.cli.shared.checkout import checkout, deployed_last, server_of, was_forced
-from lockstep.cli.shared.clusterfiles import cluster_names, load_cluster, peek
+from lockstep.cli.shared.clusterfiles import Peeked, cluster_names, load_cluster, peek
 from lockstep.cli.shared.embedded import embedded_layout
+from lockstep.cli.shared.onhosts import HostsAim, Typed, refuse_on_hosts
 from lockstep.kube.aim import ANYWHERE, Connections, Kubeconfig, environment_kubeconfig
 
 if TYPE_CHECKING:
@@ -39,8 +41,13 @@ class Target:
 def load(cluster: str) -> ClusterFile:
     """Return the cluster file of clusters/, or of a path, and keep connections to its cluster."""
     cluster_file = load_cluster(cluster)
-    aim_at(cluster_file.cluster.name, cluster_file.cluster.api)
+    aim_at_file(cluster_file)
     return cluster_file
+
+
+def aim_at_file(cluster_file: ClusterFile) -> None:
+    """Keep every connection of the running verb to the cluster of this file. Raises ConfigError for one of hosts if the verb is about Kubernetes."""
+    aim_at(cluster_file.cluster.name, cluster_file.cluster.api, is_of_hosts=cluster_file.hosts is not None)
 
 
 class Verb:
@@ -60,16 +67,19 @@ def one_verb() -> Iterator[None]:
         yield
     finally:
         Connections.servers, Connections.aim = None, ANYWHERE
-        Verb.unnamed, Verb.forced = None, False
+        Verb.unnamed, Verb.forced, Typed.verb = None, False, ""
 
 
-def aim_at(name: str, api: str | None, *, checked: bool = True) -> None:
+def aim_at(name: str, api: str | None, *, checked: bool = True, is_of_hosts: bool = False) -> None:
     """Keep every connection of the running verb to this cluster, which the verb was given: the kubeconfig may talk to another.
 
-    `checked` False: the kubeconfig's cluster is taken for it.
+    `checked` False: the kubeconfig's cluster is taken for it. `is_of_hosts`: it is no Kubernetes cluster, and verbs about Kubernetes are refused.
     """
+    if is_of_hosts:
+        refuse_on_hosts(name)
     if Connections.servers is not None:
-        Connections.aim = ClusterAim(name, api, is_named=name != Verb.unnamed, is_checked=checked and not Verb.forced)
+        aim = ClusterAim(name, api, is_named=name != Verb.unnamed, is_checked=checked and not Verb.forced)
+        Connections.aim = HostsAim(name) if is_of_hosts else aim
 
 
 @dataclass(frozen=True)
@@ -135,7 +145,7 @@ def cluster_at(server: str, but: str) -> str | None:
         return None
     for name in cluster_names(folder):
         stated = None if name == but else peek(name, folder)
-        if stated is not None and stated[2] and is_same_host(stated[2], server):
+        if stated is not None and stated.api and is_same_host(stated.api, server):
             return name
     return None
 
@@ -179,11 +189,10 @@ def namespace_of(cluster: str, namespace: str | None, context: str | None) -> st
     """Return the namespace that is meant on a cluster. The models are imported only where its file needs explaining."""
     stated = peek(cluster, checkout() / "clusters")
     if stated is None:
-        section = load(cluster).cluster
-        stated = section.name, section.namespace, section.api
-    name, stated_namespace, api = stated
-    aim_at(name, api)
-    return _namespace(name, stated_namespace, namespace, context)
+        file = load(cluster)
+        stated = Peeked(file.cluster.name, file.cluster.namespace, file.cluster.api, file.hosts is not None)
+    aim_at(stated.name, stated.api, is_of_hosts=stated.is_of_hosts)
+    return HOSTS if stated.is_of_hosts else _namespace(stated.name, stated.namespace, namespace, context)
 
 
 def _namespace(cluster: str, of_file: str, namespace: str | None, context: str | None) -> str:

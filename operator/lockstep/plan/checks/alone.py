@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from ipaddress import ip_address
 
 from lockstep.api.cluster import TrainingClusterSpec
 from lockstep.api.files.clusterfile import ClusterFile
 from lockstep.api.files.clusterkeys import Calibration
+from lockstep.api.hosts import HostsCluster
 from lockstep.api.quantity import number
 from lockstep.api.shared import FabricMode
 from lockstep.plan.cluster.finding import Finding, Outcome, failed, fine, warning
@@ -26,12 +28,16 @@ _MULTUS = re.compile(r"=?net[1-9][0-9]*")
 def lint_alone(file: ClusterFile, operator_image: str) -> Iterator[Finding]:
     """Findings that need no cluster, in the order of the file. `operator_image`: the operator's, as it is deployed or will be."""
     spec = file.profile.spec
+    if file.hosts is not None:
+        yield from _hosts(file.hosts)
     yield from _tcp(spec)
     if spec.network.rdma.enabled:
-        yield from _rails(spec)
+        if file.hosts is None:
+            yield from _rails(spec)
         yield from _knobs(spec)
     yield from _nccl(spec)
-    yield from _pods(spec, operator_image)
+    if file.hosts is None:
+        yield from _pods(spec, operator_image)
     yield from _threshold(file)
     yield from _calibration(file)
 
@@ -39,6 +45,23 @@ def lint_alone(file: ClusterFile, operator_image: str) -> Iterator[Finding]:
 def findings_for_mode(findings: Iterable[Finding], mode: FabricMode) -> list[Finding]:
     """Findings that concern jobs that use `mode`: over TCP those of RDMA don't."""
     return [one for one in findings if mode is not FabricMode.TCP or not one.subject.startswith("network.rdma")]
+
+
+def _hosts(cluster: HostsCluster) -> Iterator[Finding]:
+    addresses = {place: ip_address(host.address) for place, host in enumerate(cluster.hosts) if host.address is not None}
+    if not addresses and len(cluster.hosts) > 1:
+        message = "no host states its address, so the hosts have no way to find each other"
+        yield failed("hosts", message, "state address of one host, by number; the others' follow from their routes to it")
+    for place, address in addresses.items():
+        if address.is_global:
+            message = f"{address} is a public address, and NCCL and gloo neither encrypt nor prove who they talk to"
+            yield warning(
+                f"hosts[{place}].address", message, "an address of a private network, or of a VPN such as WireGuard between the hosts"
+            )
+    counts = [len(host.gpus) if isinstance(host.gpus, list) else host.gpus for host in cluster.hosts]
+    if cluster.least_gpus is not None and len(set(counts)) > 1:
+        message = f"the hosts offer {', '.join(map(str, counts))} GPUs: a job takes as many on each, {cluster.least_gpus} if it doesn't say"
+        yield warning("hosts", message, "a job with gpusPerNode, or fewer hosts")
 
 
 def _tcp(spec: TrainingClusterSpec) -> Iterator[Finding]:

@@ -1,0 +1,67 @@
+"""Verbs on a cluster of hosts, which has no Kubernetes: those that work there, and what the others say instead of asking some API server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lockstep.api.errors import ConfigError
+from lockstep.kube.aim import Kubeconfig
+
+REFUSED: Mapping[str, str] = {
+    "diff": "no cluster has an object to compare with; lockstep render -f job.yaml --cluster {name} --explain shows where each value comes from",
+    "events": "lockstep why JOB --cluster {name} says what happened, and lockstep logs JOB --cluster {name} shows the output",
+    "suspend": "lockstep stop JOB --cluster {name} saves and stops",
+    "scale": "lockstep stop JOB --cluster {name}, then lockstep run -f job.yaml --cluster {name} --set nodes=N goes on with N hosts",
+    "doctor": "lockstep cluster lint {name} checks its file, and lockstep preflight -f job.yaml --cluster {name} the hosts",
+    "deploy": "hosts run no operator; lockstep run -f job.yaml --cluster {name} starts a job there",
+    "status": "lockstep get --cluster {name} lists its jobs",
+    "rollback": "hosts run no operator; their packages are those of environment.lock in its file",
+    "clean": "lockstep delete JOB --cluster {name} removes a job",
+    "uninstall": "hosts run no operator; lockstep delete JOB --cluster {name} removes a job",
+    "build": "hosts run no image; their packages are those of environment.lock in its file",
+    "version": "hosts run no operator; lockstep version --client prints this command's version",
+    "cluster discover": "lockstep cluster import FILE and lockstep init hosts NAME write such files",
+    "cluster gpus": "lockstep top JOB --cluster {name} shows the GPUs of a job's hosts",
+}
+"""Verbs about Kubernetes' own objects → what to use on hosts; {name} is the cluster's."""
+WORKING = frozenset({
+    "validate", "render", "plan", "preflight", "run", "launch", "diff-runs", "logs", "top", "get", "describe", "why", "stacks", "drill", "wait", "resume", "stop", "retry",
+    "sync", "cp", "generate", "shell", "jupyter", "tensorboard", "vscode", "debug", "delete", "checkpoint list", "checkpoint verify", "checkpoint inspect",
+    "adapter get", "model get", "cluster lint", "cluster calibrate",
+})  # fmt: skip
+"""Verbs about a job, its files or its network, which work on hosts, too."""
+WITHOUT_CLUSTER = frozenset({
+    "quickstart", "init cluster", "init hosts", "init job", "init script", "join", "adapter export", "adapter merge", "clusters", "cluster import",
+    "devcluster up", "devcluster prepare", "devcluster down", "devcluster status", "devcluster kubeconfig", "devcluster publish", "devcluster hosts up", "devcluster hosts down", "devcluster hosts status",
+})  # fmt: skip
+"""Verbs that take no cluster, or make one of their own."""
+
+
+class Typed:
+    """Words of the verb that runs."""
+
+    verb = ""
+    """For example `cluster lint`. Empty: no verb runs."""
+
+
+def refuse_on_hosts(name: str) -> None:
+    """Raise ConfigError if the verb that runs is about Kubernetes' objects: the cluster of this name or file has none."""
+    if Typed.verb in REFUSED:
+        instead = REFUSED[Typed.verb].format(name=name)
+        raise ConfigError(f"lockstep {Typed.verb} is about Kubernetes, and {name} is a cluster of hosts: {instead}")
+
+
+class HostsAim:
+    """A cluster of hosts as an aim of connections to Kubernetes (`kube.aim.Aim`): none leads there."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def kubeconfig(self, context: str | None) -> Kubeconfig:
+        """Raise ConfigError, so that no verb asks the kubeconfig's cluster for a job on hosts."""
+        raise ConfigError(
+            f"{self.name} is a cluster of hosts (platform: hosts in its file), which no API server knows: name a Kubernetes cluster"
+        )
+
+    def check(self, server: str, context: str | None) -> None:
+        self.kubeconfig(context)

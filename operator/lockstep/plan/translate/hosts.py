@@ -1,0 +1,308 @@
+"""A list of machines that another tool reads, as a cluster file of hosts: a hostfile, ssh's configuration, a config.yaml with cluster.nodes. Text in, text out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from ipaddress import ip_address
+from posixpath import commonpath
+from typing import Any
+
+from lockstep.api.errors import ConfigError
+from lockstep.api.hosts import HOST_NAME_PATTERN
+from lockstep.api.names import HOSTS
+from lockstep.plan.discovery.draft import Entry, Item, left_out, stated, write
+from lockstep.plan.translate.leaves import Leaf, Leftover, leaves_of
+
+MASTER_PORTS = 100
+"""Ports of the range that begins at a launcher's master port."""
+_PAIR = re.compile(r"(?P<name>[^\s:=]+):(?P<slots>\d+)")
+_SLOTS = re.compile(r"slots\s*=\s*(\d+)", re.IGNORECASE)
+_LIMIT = re.compile(r"(max[-_]slots)\s*=\s*\d+", re.IGNORECASE)
+_WORD = re.compile(r"(?P<key>[A-Za-z]+)(?:\s*=\s*|\s+)(?P<value>.*)")
+_SSH_HOST = re.compile(r"^\s*(host|match)[\s=]", re.IGNORECASE | re.MULTILINE)
+SSH_OWN = "ssh reads it itself where ~/.ssh/config has it, or includes this file"
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Machines that a file lists."""
+
+    hosts: tuple[Mapping[str, Any], ...]
+    """Keys of each host, in the order of the nodes."""
+    sources: tuple[str, ...]
+    """Place of each host in the file."""
+    entries: tuple[Entry, ...] = ()
+    """Further keys of the cluster file."""
+    leftovers: tuple[Leftover, ...] = ()
+    """Everything in the file that the cluster file doesn't have."""
+
+    def only(self, names: Sequence[str]) -> Machines:
+        """Return the same with these hosts alone, in this order. Raises ConfigError for a name that isn't there."""
+        places = {host["name"]: place for place, host in enumerate(self.hosts)}
+        if absent := [name for name in names if name not in places]:
+            raise ConfigError(f"there is no host {', '.join(absent)}; there are {', '.join(places)}")
+        chosen = [places[name] for name in dict.fromkeys(names)]
+        return replace(self, hosts=tuple(self.hosts[place] for place in chosen), sources=tuple(self.sources[place] for place in chosen))
+
+
+def cluster_text(name: str, origin: str, machines: Machines) -> str:
+    """The text of clusters/NAME.yaml. `origin`: where the hosts come from, for its first line."""
+    items = [Item(dict(host), source) for host, source in zip(machines.hosts, machines.sources, strict=True)]
+    order = "the order is that of a job's nodes; the first has the coordinator, so it should be one that stays on"
+    if len(items) > 1 and not any("address" in host for host in machines.hosts):
+        order += ". Give one of them its address, by number, as the other hosts reach it (address: 192.168.1.100): the others' follow from their routes to it"
+    entries = [
+        stated("cluster.name", name, ""),
+        stated("cluster.platform", HOSTS, ""),
+        left_out("cluster.description", "what people should know", "one line for `lockstep clusters`"),
+        stated("hosts", items, order),
+        *machines.entries,
+    ]
+    header = [
+        f"The hosts {name}, {origin}.",
+        f"Every key is explained in docs/reference/hosts.md. Next: read it, then `lockstep cluster lint {name}`.",
+    ]
+    return write(header, entries)
+
+
+def read_machines(text: str, source: str) -> Machines:
+    """Read a hostfile, ssh's configuration or a config.yaml with cluster.nodes; which one it is, its content says.
+
+    Raises ConfigError where it is none of them, lists no host, or has a line that can't be read.
+    """
+    if _SSH_HOST.search(text):
+        machines = from_ssh_config(text)
+    elif re.search(r"^[A-Za-z_]+:\s*($|#|\{)", text, re.MULTILINE):
+        machines = from_nodes(text, source)
+    else:
+        machines = from_hostfile(text, source)
+    if not machines.hosts:
+        raise ConfigError(f"{source}: lists no host", *(f"{source}:{one.line}: {one.what}: {one.reason}" for one in machines.leftovers))
+    return machines
+
+
+def from_words(words: Sequence[str]) -> Machines:
+    """Hosts as one types them: NAME, USER@NAME or NAME:PORT."""
+    hosts = []
+    for word in words:
+        login, _, place = word.rpartition("@")
+        name, _, port = place.partition(":")
+        if not name or (port and not port.isdigit()):
+            raise ConfigError(f"{word!r} is no host: write NAME, USER@NAME or NAME:PORT, as in ada@lab0:22")
+        hosts.append({"name": name, **_address(name), **({"user": login} if login else {}), **({"port": int(port)} if port else {})})
+    return Machines(tuple(hosts), ("",) * len(hosts))
+
+
+def _address(name: str) -> dict[str, str]:
+    try:
+        return {"address": str(ip_address(name))}
+    except ValueError:
+        return {}
+
+
+def from_hostfile(text: str, source: str) -> Machines:
+    """A hostfile of DeepSpeed or MPI: `name slots=2`, `name:2` or `name` a line. A name that is there several times has the slots of all its lines.
+
+    Raises ConfigError for every line that is neither.
+    """
+    slots: dict[str, int | None] = {}
+    users: dict[str, str] = {}
+    lines: dict[str, int] = {}
+    leftovers: list[Leftover] = []
+    mistakes: list[str] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].strip()
+        if not words:
+            continue
+        host, _, rest = words.partition(" ")
+        pair = _PAIR.fullmatch(host)
+        name, count = (pair["name"], int(pair["slots"])) if pair else (host, None)
+        for limit in _LIMIT.finditer(rest):
+            leftovers.append(Leftover(number, limit[0], "a job never starts more ranks than it has GPUs or states in ranksPerNode"))
+        rest = _LIMIT.sub("", rest).strip()
+        stated_slots = _SLOTS.fullmatch(rest)
+        if rest and not stated_slots:
+            mistakes.append(f"{source}:{number}: {words!r} is no line of a hostfile: write NAME slots=2 or NAME:2")
+            continue
+        count = int(stated_slots[1]) if stated_slots else count
+        user, _, name = name.rpartition("@")
+        users |= {name: user} if user else {}
+        lines.setdefault(name, number)
+        slots[name] = count if name not in slots else (slots[name] or 1) + (count or 1)
+    if mistakes:
+        raise ConfigError(*mistakes)
+    hosts = [
+        {"name": name, **_address(name), **({"user": users[name]} if name in users else {}), **({} if count is None else {"gpus": count})}
+        for name, count in slots.items()
+    ]
+    sources = tuple(
+        f"line {lines[name]}" + ("" if count is None else f", a GPU for each of its {count} slots") for name, count in slots.items()
+    )
+    return Machines(tuple(hosts), sources, (), tuple(leftovers))
+
+
+def from_ssh_config(text: str) -> Machines:
+    """The Host entries of ssh's configuration without patterns. What it says about each stays there: ssh reads it itself.
+
+    A numeric HostName becomes the host's address, unless a jump leads there: the other hosts may then reach it at another one.
+    """
+    reader = _SshReader()
+    for number, line in enumerate(text.splitlines(), 1):
+        match = _WORD.fullmatch(line.strip())
+        if match is not None and not line.strip().startswith("#"):
+            reader.read(number, match["key"], match["value"].strip())
+    return reader.machines()
+
+
+class _SshReader:
+    """Reads the lines of ssh's configuration one after the other."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, int] = {}
+        """The line of each host, by its name."""
+        self.addresses: dict[str, tuple[str, int]] = {}
+        """Numeric HostName of hosts, and its line."""
+        self.jumps: set[str] = set()
+        """Hosts that others are reached through."""
+        self.behind: set[str] = set()
+        """Hosts that are reached through others."""
+        self.block: list[str] = []
+        """Hosts that the lines now are about."""
+        self.leftovers: list[Leftover] = []
+
+    def read(self, line: int, key: str, value: str) -> None:
+        """Take in one line: `key value`."""
+        match key.lower():
+            case "host":
+                self._begin(line, value)
+            case "match":
+                self.block = []
+                self.leftovers.append(Leftover(line, f"Match {value}", "a condition, and no host; ssh applies it itself"))
+            case "include":
+                self.leftovers.append(Leftover(line, f"Include {value}", "hosts of other files are not read: import that file, too"))
+            case "hostname" if "%" not in value:
+                self._name(line, value)
+            case _:
+                self._leave(line, key, value)
+
+    def _begin(self, line: int, names: str) -> None:
+        self.block = []
+        for name in names.split():
+            if re.fullmatch(HOST_NAME_PATTERN, name):
+                self.block.append(name)
+                self.lines.setdefault(name, line)
+            else:
+                self.leftovers.append(Leftover(line, f"Host {name}", "a pattern, and no host; ssh applies it itself"))
+
+    def _name(self, line: int, place: str) -> None:
+        """All names of the block are those of one machine."""
+        for other in self.block[1:]:
+            self.leftovers.append(Leftover(self.lines.pop(other, line), f"Host {other}", f"another name of {self.block[0]}"))
+        self.block = self.block[:1]
+        if self.block and _address(place):
+            self.addresses.setdefault(self.block[0], (place, line))
+        else:
+            self._leave(line, "HostName", place)
+
+    def _leave(self, line: int, key: str, value: str) -> None:
+        if key.lower() in ("proxyjump", "proxycommand") and value.lower() != "none":
+            self.behind |= set(self.block)
+            hops = value.split(",") if key.lower() == "proxyjump" else []
+            self.jumps |= {hop.rpartition("@")[2].partition(":")[0] for hop in hops}
+        self.leftovers.append(Leftover(line, f"{key} {value}", SSH_OWN))
+
+    def machines(self) -> Machines:
+        """The hosts, without those that others are reached through."""
+        for name in sorted(self.jumps & set(self.lines)):
+            self.leftovers.append(
+                Leftover(self.lines.pop(name), f"Host {name}", "others are reached through it; add it to hosts if it trains, too")
+            )
+        for name in sorted(self.behind & set(self.lines) & set(self.addresses)):
+            place, line = self.addresses.pop(name)
+            reason = f"the address behind the jump to {name}; state address if the other hosts reach it there"
+            self.leftovers.append(Leftover(line, f"HostName {place}", reason))
+        hosts = [{"name": name, **({"address": self.addresses[name][0]} if name in self.addresses else {})} for name in self.lines]
+        sources = [f"line {line}" + (", HostName as its address" if name in self.addresses else "") for name, line in self.lines.items()]
+        return Machines(tuple(hosts), tuple(sources), (), tuple(sorted(self.leftovers, key=lambda one: one.line)))
+
+
+def from_nodes(text: str, source: str) -> Machines:
+    """A config.yaml with cluster.nodes: hostname, ip and gpus of each; beside it network and paths. Raises ConfigError where it lists no nodes."""
+    leaves = {leaf.path: leaf for whole in leaves_of(text, source) for leaf in _names_apart(whole)}
+    prefix = next((match[1] for path in leaves if (match := re.match(r"((?:cluster\.)?nodes)\[", path))), None)
+    if prefix is None:
+        raise ConfigError(f"{source}: is no list of machines: it has neither cluster.nodes, nor Host lines of ssh, nor lines NAME slots=2")
+    hosts: dict[str, dict[str, Any]] = {}
+    sources: dict[str, str] = {}
+    for path in list(leaves):
+        match = re.fullmatch(rf"({re.escape(prefix)}\[\d+\])(?:\.(\w+))?", path)
+        if match is None:
+            continue
+        place, key = (
+            match[1],
+            {"hostname": "name", "name": "name", "ip": "address", "address": "address", "gpus": "gpus", None: "name"}.get(match[2]),
+        )
+        sources.setdefault(place, f"line {leaves[path].line}")
+        host = hosts.setdefault(place, {})
+        if key is not None and key not in host:
+            host[key] = leaves.pop(path).value
+    unnamed = [place for place, host in hosts.items() if "name" not in host and "address" not in host]
+    if unnamed:
+        raise ConfigError(*(f"{source}: {place} has neither a hostname nor an ip" for place in unnamed))
+    named = [({"name": host.get("name", host.get("address")), **host}, sources[place]) for place, host in hosts.items()]
+    entries, leftovers = _beside(leaves, named)
+    return Machines(tuple(host for host, _ in named), tuple(line for _, line in named), tuple(entries), tuple(leftovers))
+
+
+def _names_apart(leaf: Leaf) -> list[Leaf]:
+    """A list of names under nodes as one value for each."""
+    if re.fullmatch(r"(cluster\.)?nodes", leaf.path) and isinstance(leaf.value, list):
+        return [Leaf(f"{leaf.path}[{place}]", name, leaf.line) for place, name in enumerate(leaf.value)]
+    return [leaf]
+
+
+def _beside(leaves: dict[str, Leaf], named: list[tuple[dict[str, Any], str]]) -> tuple[list[Entry], list[Leftover]]:
+    """Keys made of what stands beside the nodes, and the rest. The node at master_addr becomes the first."""
+    entries: list[Entry] = []
+    leftovers: list[Leftover] = []
+    folders = {
+        leaf.line: str(leaf.value) for path, leaf in leaves.items() if path.split(".")[0] == "paths" and str(leaf.value).startswith("/")
+    }
+    shared = commonpath(list(folders.values())) if len(folders) > 1 else "/"
+    for path, leaf in leaves.items():
+        key = path.removeprefix("cluster.")
+        if key == "network.interface":
+            entries.append(stated("defaults.interface", leaf.value, f"line {leaf.line}"))
+        elif key == "network.master_addr":
+            first = [pair for pair in named if leaf.value in (pair[0].get("address"), pair[0]["name"])]
+            if first:
+                named.sort(key=lambda pair: pair not in first)
+            else:
+                leftovers.append(Leftover(leaf.line, f"{path}: {leaf.value}", "no node is there; the first of hosts has the coordinator"))
+        elif key == "network.master_port" and isinstance(leaf.value, int) and 1024 <= leaf.value <= 65536 - MASTER_PORTS:
+            ports = f"{leaf.value}-{leaf.value + MASTER_PORTS - 1}"
+            entries.append(stated("ports", ports, f"from line {leaf.line} on; each start of the ranks takes another one"))
+        else:
+            leftovers.append(Leftover(leaf.line, f"{path}: {leaf.value}", _reason(key)))
+    if shared != "/":
+        entries.append(stated("defaults.workspace", shared, "holds all of paths; it stands for /workspace"))
+        entries.append(left_out("storage.mode", "rwx", f"if all hosts see one file system at {shared}"))
+    return entries, sorted(leftovers, key=lambda one: one.line)
+
+
+_ELSEWHERE = {
+    "network.backend": "ranks with GPUs use NCCL, ranks without gloo",
+    "model.name": "spec.training.model.name of a job",
+    "model.tensor_parallel_size": "nothing cuts single layers; spec.training.zeroStage: Stage3 of a job cuts the model over all ranks",
+    "model.pipeline_parallel_size": "no pipeline; spec.training.zeroStage: Stage3 of a job cuts the model over all ranks",
+    "paths.checkpoint_dir": "checkpoints are in runs/JOB/checkpoints of the workspace",
+    "paths.log_dir": "logs are in runs/JOB/logs of the workspace",
+    "paths.model_cache": "models are in models of the workspace, and spec.training.model.name of a job names one",
+    "network.master_port": "is no port from 1024 to 65436; ports names a range",
+}
+
+
+def _reason(key: str) -> str:
+    return _ELSEWHERE.get(key) or ("hosts has no such key" if "nodes[" in key else "a cluster file of hosts has nothing like it")

@@ -1,0 +1,205 @@
+"""Verbs on a cluster of hosts: each works there, or says in one sentence what to use instead; none asks the kubeconfig's cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from lockstep.api.errors import ConfigError
+from lockstep.api.files.clusterfile import parse_cluster_file
+from lockstep.cli import main as entry
+from lockstep.cli.clusters.clusters import print_clusters
+from lockstep.cli.shared.clusterfiles import Peeked, load_cluster, peek
+from lockstep.cli.shared.onhosts import REFUSED, WITHOUT_CLUSTER, WORKING
+from lockstep.cli.shared.target import namespace_of, one_verb
+from lockstep.kube.aim import Connections
+from support.api_stub import ApiStub, served
+
+LAB = "cluster: {name: lab, platform: hosts, description: Two machines}\nhosts: [{name: lab0, address: 10.0.0.1, gpus: 2}, {name: lab1}]\n"
+JOB = "apiVersion: lockstep.dev/v1alpha1\nkind: TrainingJob\nmetadata: {name: x}\nspec: {cluster: lab, script: {path: a.py}}\n"
+
+
+def _leaves(command: Any, path: tuple[str, ...] = ()) -> list[tuple[str, Any]]:
+    if hasattr(command, "commands"):
+        return [leaf for name, inner in command.commands.items() for leaf in _leaves(inner, (*path, name))]
+    return [(" ".join(path), command)]
+
+
+VERBS = dict(_leaves(typer.main.get_command(entry.app)))
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Path:
+    path = tmp_path / "lab.yaml"
+    path.write_text(LAB)
+    (tmp_path / "job.yaml").write_text(JOB)
+    return path
+
+
+@pytest.fixture
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An API server that the kubeconfig leads to, and that no verb may ask about hosts."""
+    server = ApiStub()
+    with served(server, tmp_path) as config:
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        yield server
+
+
+def run(*words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(entry.app, list(words))
+    explained = None if done.exception is None else entry.explanation(done.exception)
+    return (done.exit_code, done.output) if explained is None else (explained[0], explained[1])
+
+
+def test_every_verb_works_on_hosts_or_says_what_to_use_instead_or_takes_no_cluster() -> None:
+    groups = [set(REFUSED), set(WORKING), set(WITHOUT_CLUSTER)]
+    assert set.union(*groups) == set(VERBS)
+    assert sum(map(len, groups)) == len(VERBS), "a verb is in two of them"
+
+
+@pytest.mark.parametrize("verb", sorted(REFUSED))
+def test_a_verb_about_kubernetes_is_refused_in_one_sentence(verb: str, lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if verb == "cluster discover":  # (which is told a name alone)
+        monkeypatch.setattr("lockstep.cli.shared.checkout.checkout", lambda: lab.parent)
+        (lab.parent / "clusters").symlink_to(lab.parent)
+    message = REFUSED[verb].format(name="lab")
+    given = [*verb.split(), *_needed(verb, lab)]
+    assert run(*given) == (2, f"lockstep {verb} is about Kubernetes, and lab is a cluster of hosts: {message}")
+
+
+def _needed(verb: str, lab: Path) -> list[str]:
+    """The least that the verb can be typed with, its cluster the one of hosts."""
+    if verb == "cluster discover":
+        return ["lab"]
+    values = {"cluster": str(lab), "file": str(lab.parent / "job.yaml"), "job": "x", "jobs": "x", "number": "2", "image": "operator"}
+    given: list[str] = []
+    for parameter in VERBS[verb].params:
+        is_option = parameter.opts[0].startswith("-")
+        if parameter.name == "cluster" or parameter.required:
+            given += [*([parameter.opts[-1]] if is_option else []), values[str(parameter.name)]]
+    more = {"build": ["--openshift"], "scale": ["2"]}
+    return [*given, *more.get(verb, []), *(["--yes"] if "yes" in {p.name for p in VERBS[verb].params} else [])]
+
+
+@pytest.mark.parametrize(
+    "words", [("get",), ("logs", "x"), ("why", "x"), ("stop", "x"), ("cp", "a", "x:/workspace/"), ("top",), ("delete", "x", "--yes")]
+)
+def test_no_verb_asks_the_kubeconfig_s_cluster_about_a_job_on_hosts(words: tuple[str, ...], lab: Path, stub: ApiStub) -> None:
+    code, _ = run(*words, "--cluster", str(lab))
+    assert (code, stub.asked) == (2, [])
+
+
+def test_the_aim_ends_with_the_verb(lab: Path) -> None:
+    with one_verb():
+        assert namespace_of(str(lab), None, None) == "hosts"
+        with pytest.raises(ConfigError, match="lab is a cluster of hosts"):
+            Connections.aim.kubeconfig(None)
+        with pytest.raises(ConfigError, match="lab is a cluster of hosts"):
+            Connections.aim.check("https://127.0.0.1:1", None)
+    Connections.aim.kubeconfig(None)
+
+
+def test_a_short_look_finds_hosts(lab: Path) -> None:
+    assert peek(str(lab), lab.parent) == Peeked("lab", "hosts", None, True) == peek("lab", lab.parent)
+
+
+def test_the_list_shows_hosts(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (lab.parent / "job.yaml").unlink()
+    (lab.parent / "template-hosts.yaml").write_text(LAB)
+    print_clusters(lab.parent)
+    _, row = capsys.readouterr().out.splitlines()
+    assert row.split() == ["lab", "hosts", "2", "2,", "all", "TCP", "per", "host", "Two", "machines"]
+
+
+def test_a_job_is_checked_against_hosts(lab: Path) -> None:
+    job = lab.parent / "job.yaml"
+    assert run("validate", str(job), "--cluster", str(lab)) == (0, "ok\n")
+    job.write_text(JOB.replace("script:", "image: x, script:"))
+    code, output = run("validate", str(job), "--cluster", str(lab))
+    assert (code, output) == (0, "warning: NoImageOnHosts: spec.image has no effect on lab: hosts run no image\nok\n")
+
+
+def test_a_job_on_hosts_has_settings_and_no_objects(lab: Path) -> None:
+    job = str(lab.parent / "job.yaml")
+    code, output = run("render", job, "--cluster", str(lab))
+    assert (code, output.startswith("lab is a cluster of hosts, where a job becomes no objects: --explain")) == (2, True)
+    assert "storage.mode" in run("render", job, "--cluster", str(lab), "--explain")[1]
+
+
+LINTED = {
+    "hosts: [{name: a}, {name: b}]": "failed   {path}:2: hosts: no host states its address",
+    "hosts: [{name: a, address: 8.8.8.8}, {name: b}]": "warning  {path}:2: hosts[0].address: 8.8.8.8 is a public address",
+    "hosts: [{name: a, gpus: 2}, {name: b, gpus: [0], address: 10.0.0.1}]": "warning  {path}:2: hosts: the hosts offer 2, 1 GPUs: a job takes as many on each, 1 if it doesn't say",
+    "hosts: [{name: a}]\nnetwork: {tcp: {interface_exclude: ^docker0}}": "warning  {path}:3: network.tcp.interface_exclude",
+    "hosts: [{name: a}]\nnetwork: {rdma: {enabled: true, gid_index: 2}}": "warning  {path}:3: network.rdma.gid_index",
+}
+
+
+@pytest.mark.parametrize("text", LINTED)
+def test_a_file_of_hosts_is_checked_alone(text: str, lab: Path, stub: ApiStub) -> None:
+    lab.write_text(f"cluster: {{name: lab, platform: hosts}}\n{text}\n")
+    code, output = run("cluster", "lint", str(lab))
+    expected = LINTED[text].format(path=lab)
+    assert any(line.startswith(expected) for line in output.splitlines()), output
+    assert code == expected.startswith("failed")
+    assert "rails" not in output and "image" not in output and stub.asked == []
+    assert f"lockstep preflight -f job.yaml --cluster {lab} checks the hosts" in output
+
+
+def test_the_template_of_hosts_has_every_key_and_nothing_to_mend() -> None:
+    from lockstep.api.files.clusterkeys import ON_HOSTS
+    from support.checkout import ROOT
+
+    path = ROOT / "clusters/template-hosts.yaml"
+    names = {part.removesuffix("[]") for key in ON_HOSTS.keys for part in key.split(".")}
+    assert [name for name in sorted(names) if f"{name}:" not in path.read_text()] == []
+    assert run("cluster", "lint", str(path), "--offline")[0] == 0
+
+
+def test_init_writes_hosts_as_they_are_typed(tmp_path: Path) -> None:
+    path = tmp_path / "lab.yaml"
+    words = ("lab0", "bob@10.0.0.2:2222", "--user", "ada", "--workspace", "/data/w", "--shared", "-o", str(path))
+    assert run("init", "hosts", "lab", *words) == (0, f"Wrote {path}\nNext: read it, then lockstep cluster lint {path}\n")
+    hosts = load_cluster(str(path)).hosts
+    assert hosts is not None
+    assert [(one.name, one.user, one.port, one.workspace) for one in hosts.hosts] == [
+        ("lab0", "ada", None, "/data/w"),
+        ("10.0.0.2", "bob", 2222, "/data/w"),
+    ]
+    assert run("init", "hosts", "lab", "lab0", "-o", str(path)) == (2, f"{path} already exists: name another file with -o")
+
+
+def test_init_writes_every_key_where_no_host_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "home.yaml"
+    assert run("init", "hosts", "home", "-o", str(path))[0] == 0
+    file = load_cluster(str(path))
+    assert (file.cluster.name, file.hosts is not None and len(file.hosts.hosts)) == ("home", 3)
+    assert "my-hosts" not in path.read_text()
+    assert run("init", "hosts", "home", "--shared", "-o", str(tmp_path / "x.yaml"))[0] == 2
+
+
+def test_import_writes_the_file_and_lists_what_it_does_not_have(tmp_path: Path) -> None:
+    (tmp_path / "hostfile").write_text("lab0 slots=2\nlab1 slots=4 max_slots=8\nlab2\n")
+    path = tmp_path / "out.yaml"
+    code, output = run("cluster", "import", str(tmp_path / "hostfile"), "--name", "lab", "--only", "lab1,lab0", "-o", str(path))
+    assert (code, output.splitlines()[2:]) == (
+        0,
+        [
+            "It doesn't have:",
+            f"  {tmp_path}/hostfile:2: max_slots=8: a job never starts more ranks than it has GPUs or states in ranksPerNode",
+        ],
+    )
+    file = parse_cluster_file(path.read_text(), "lab.yaml")
+    assert file.hosts is not None and file.hosts.names == ["lab1", "lab0"]
+
+
+@pytest.mark.parametrize("name", ["Not_A_Name", "a/b"])
+def test_a_name_that_can_not_be_leaves_no_file(name: str, tmp_path: Path) -> None:
+    (tmp_path / "hostfile").write_text("lab0\n")
+    assert run("cluster", "import", str(tmp_path / "hostfile"), "--name", name, "-o", str(tmp_path / "x.yaml"))[0] == 2
+    assert run("init", "hosts", name, "lab0", "-o", str(tmp_path / "x.yaml"))[0] == 2
+    assert not (tmp_path / "x.yaml").exists()
