@@ -9,8 +9,18 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.clusters.deploymentplan import Mode
+from lockstep.cli.clusters.network import (
+    LineRateOption,
+    OverOption,
+    RailOption,
+    SecondsOption,
+    measure_on_cluster,
+    show_pairs,
+    way_of,
+)
 from lockstep.cli.shared.jobargs import ContextOption, Form, FormOption, NamespaceOption, OptionalClusterArgument
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
+from lockstep.plan.cluster.pairs import PairTool
 from lockstep.platforms.output import put, put_json, tell
 from lockstep_spec.words import binary_size
 
@@ -33,6 +43,21 @@ def calibrate(
     image: Annotated[
         str | None, typer.Option("--image", help="Image with torch. Default: the cluster file's image.", show_default=False)
     ] = None,
+    pairs: Annotated[bool, typer.Option("--pairs", help="Measure every pair of nodes on every rail instead, in both directions.")] = False,
+    over: OverOption = PairTool.AUTO,
+    rail: RailOption = None,
+    seconds: SecondsOption = None,
+    line_rate: LineRateOption = None,
+    fail_below: Annotated[
+        float | None,
+        typer.Option(
+            "--fail-below",
+            min=0.01,
+            max=1,
+            help="With --pairs: exit with 1 if a pair is below this share of the line rate.",
+            show_default=False,
+        ),
+    ] = None,
     save: Annotated[bool, typer.Option("--save/--no-save", help="Write the figures into the cluster file.")] = False,
     timeout: Annotated[
         int | None,
@@ -49,15 +74,24 @@ def calibrate(
     """Run an all-reduce sweep on the cluster's nodes: NCCL on GPUs, gloo on the CPU. Replaces mpirun and nccl-tests.
 
     It takes the GPUs of its nodes for about a minute, in pods like a job's; the role admin in one namespace is enough. With --save the bus
-    bandwidths are written into the file's section `calibration`, in decimal GB/s. Exit code 0: measured, 1: it failed, 2: it can't run as asked, 130: interrupted.
+    bandwidths are written into the file's section `calibration`, in decimal GB/s.
+
+    --pairs measures in rounds of disjoint pairs, so 64 nodes take minutes, and names the node, cable, rail or switch that is slow. Exit code 0:
+    measured, 1: it failed, or a pair is below --fail-below, 2: it can't run as asked, 130: interrupted.
 
     Example: lockstep cluster calibrate barcelona --mode rdma
+    Example: lockstep cluster calibrate barcelona --pairs --fail-below 0.8
     """
     from lockstep.cli.shared.checkout import from_here
     from lockstep.cli.shared.target import load, refuse_other_cluster
     from lockstep.plan.cluster.calibration import calibration_of
 
     file = load(cluster)
+    _refuse_mixed(pairs, most, save, over, rail, seconds, line_rate, fail_below)
+    if pairs:
+        way = way_of(file, mode, over, seconds, line_rate, rail)
+        show_pairs(measure_on_cluster(file, nodes, mode, image, way, namespace, context, timeout), fail_below, output)
+        return
     job = _job(file, nodes, mode, _bytes(most), image)
     refuse_other_cluster(file, context, False)
     sweep = _measure(job, file, namespace or file.cluster.namespace, context, timeout, quiet=output is Form.JSON)
@@ -70,6 +104,21 @@ def calibrate(
         _store(_path(cluster, file), measured, file, quiet=output is Form.JSON)
     elif output is Form.TEXT:
         put(f"Nothing was stored; --save writes it into {from_here(_path(cluster, file))}")
+
+
+def _refuse_mixed(
+    pairs: bool, most: str | None, save: bool, over: PairTool, rail: list[str] | None, seconds: float | None, line_rate: float | None,
+    fail_below: float | None,
+) -> None:  # fmt: skip
+    """Raise ConfigError for an option of the other measurement, which would change nothing."""
+    sweep_only = {"--max-size": most is not None, "--save": save}
+    pairs_only = {
+        "--over": over is not PairTool.AUTO, "--rail": rail, "--seconds": seconds is not None, "--line-rate": line_rate is not None,
+        "--fail-below": fail_below is not None,
+    }  # fmt: skip
+    for option, is_given in (sweep_only if pairs else pairs_only).items():
+        if is_given:
+            raise ConfigError(f"{option} is {'not for' if pairs else 'for'} --pairs")
 
 
 def _today() -> str:

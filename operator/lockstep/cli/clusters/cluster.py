@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import typer
 
-from lockstep.cli.clusters import calibrate, discover, gpus, init, lint
+from lockstep.cli.clusters import calibrate, discover, gpus, init, lint, network
 
 app = typer.Typer(help="Know a cluster: write its file, check it, measure its network.", no_args_is_help=True)
 app.command("discover")(discover.discover)
 app.command("import")(init.import_hosts)
 app.command("lint")(lint.lint)
 app.command("calibrate")(calibrate.calibrate)
+app.command("topology")(network.topology)
 app.command("gpus")(gpus.gpus)

@@ -1,4 +1,4 @@
-"""Short runs on a cluster, of which only the result is wanted: preflight of a job, and an all-reduce sweep over its nodes.
+"""Short runs on a cluster, of which only the result is wanted: preflight of a job, an all-reduce sweep, and the rates between all pairs of nodes.
 
 They are a job's own pods, and end when they have their result. The role `admin` in one namespace is enough; no operator is asked.
 """
@@ -17,13 +17,17 @@ from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.job import TrainingJob
 from lockstep.kube.cluster import ApiError, Cluster
+from lockstep.kube.exec import PodPlace
 from lockstep.plan.cluster.calibration import Point, is_done, point_in
+from lockstep.plan.cluster.pairs import PairsMeasured, Way
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults
 from lockstep.plan.render.run import result_in, with_preflight, without_ranks
 from lockstep.platforms.clusters.facts import with_image
+from lockstep.platforms.files.reader import running_pods
 from lockstep.platforms.in_namespace.objects import Run, prepare
 from lockstep.platforms.in_namespace.run import OWN, Say, TimeLimit, run_until
+from lockstep.platforms.jobs.netrates import measure_pairs
 from lockstep_gang.contract.preflight import PreflightReport
 from lockstep_gang.contract.run import WhenDone, parse_run, run_text
 from lockstep_spec.choices import StorageMode
@@ -129,6 +133,61 @@ async def _sweep(job: TrainingJob, profile: TrainingCluster, namespace: str, con
     if not done.is_set():
         raise Failed("the sweep ended before its last size; the log of node 0 ends with: " + " | ".join(last))
     return Sweep(tuple(points), run.resolved.transport.value, run.resolved.nodes)
+
+
+PAIRS_POLL_SECONDS = 0.5
+WAIT = ("python3", "-I", "-c", "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); signal.pause()")
+"""Command of a pod that waits: as its first process it would not hear SIGTERM otherwise."""
+
+
+def pairs_on_cluster(
+    job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, way: Way, say: Say, limit: TimeLimit
+) -> PairsMeasured:
+    """Measure all pairs of nodes, in pods of a job. Raises ConfigError when it can't start or be measured so, Failed without a result in time."""
+    return asyncio.run(_pairs(job, profile, namespace, context, way, say, limit))
+
+
+async def _pairs(
+    job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, way: Way, say: Say, limit: TimeLimit
+) -> PairsMeasured:
+    done = asyncio.Event()
+
+    async with await Cluster.connect(context) as cluster:
+        run = without_agents(without_claims(prepare(job, await with_image(cluster, job, profile, namespace), namespace)))
+
+        async def measure() -> PairsMeasured:
+            try:
+                places, nodes = await _all_pods(cluster, run)
+                return await measure_pairs(places, nodes, way, lambda line: say(f"{OWN} {line}"))
+            finally:
+                done.set()
+
+        measuring = asyncio.create_task(measure())
+        try:
+            await _run_until(cluster, run, say, done, limit, "measurement")
+        finally:
+            measuring.cancel()
+            await asyncio.gather(measuring, return_exceptions=True)
+    if measuring.cancelled():
+        raise Failed("the pods ended before all pairs were measured")
+    return measuring.result()
+
+
+def without_agents(run: Run) -> Run:
+    """Let the pods wait until they are removed: programs are started in them, and no rank."""
+    template = json.loads(run.frozen.template)
+    for container in template["pod"]["spec"]["containers"]:
+        container["command"] = list(WAIT)
+    return replace(run, frozen=replace(run.frozen, template=json.dumps(template, sort_keys=True)))
+
+
+async def _all_pods(cluster: Cluster, run: Run) -> tuple[dict[int, PodPlace], dict[int, str]]:
+    """Wait until all pods run. Return their places, and the names of the cluster's nodes that they are on."""
+    while len(places := await running_pods(cluster, run.namespace, run.name)) < run.frozen.nodes:  # noqa: ASYNC110 (nothing here tells of it)
+        await asyncio.sleep(PAIRS_POLL_SECONDS)
+    pods = (await cluster.list("Pod", run.namespace, {"labelSelector": f"{names.LABEL_JOB}={run.name}"}))["items"]
+    homes = {str(pod["metadata"]["name"]): str(pod["spec"].get("nodeName") or pod["metadata"]["name"]) for pod in pods}
+    return places, {node: homes.get(place.pod, place.pod) for node, place in places.items()}
 
 
 async def _run_until(cluster: Cluster, run: Run, hear: Say, heard: asyncio.Event, limit: TimeLimit, what: str) -> None:

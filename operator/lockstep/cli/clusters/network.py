@@ -1,0 +1,156 @@
+"""`lockstep cluster calibrate --pairs` and `lockstep cluster topology`: every pair of nodes on every rail, and what is near what."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lockstep.api.errors import ConfigError
+from lockstep.cli.clusters.deploymentplan import Mode
+from lockstep.cli.shared.jobargs import ContextOption, Form, FormOption, NamespaceOption, OptionalClusterArgument
+from lockstep.cli.shared.signals import exiting_on_ctrl_c
+from lockstep.plan.cluster.pairs import PairTool, Way
+from lockstep.platforms.output import put, put_json, tell
+
+if TYPE_CHECKING:
+    from lockstep.api.files.clusterfile import ClusterFile
+    from lockstep.plan.cluster.finding import Finding
+    from lockstep.plan.cluster.pairs import PairsMeasured
+
+LineRateOption = Annotated[
+    float | None,
+    typer.Option("--line-rate", min=0.001, help="Line rate in Gb/s where ports state none, as those of a pod network.", show_default=False),
+]
+RailOption = Annotated[list[str] | None, typer.Option("--rail", help="Measure this rail only. May be repeated.", show_default=False)]
+OverOption = Annotated[
+    PairTool, typer.Option("--over", help="PairTool that measures. auto: ib_write_bw if every node has it and RDMA is used, else sockets.")
+]
+SecondsOption = Annotated[
+    float | None,
+    typer.Option(
+        "--seconds", min=0.1, max=60, help="Seconds of each measurement. Default: 2, less for many nodes and rails.", show_default=False
+    ),
+]
+FAILED = 1
+
+
+def way_of(file: ClusterFile, mode: Mode, over: PairTool, seconds: float | None, line_rate: float | None, rails: list[str] | None) -> Way:
+    """Choices of the person, and of the cluster file, about a measurement."""
+    rdma = file.profile.spec.network.rdma
+    tool = PairTool.SOCKETS if over is PairTool.AUTO and (mode is Mode.TCP or not rdma.enabled) else over
+    stated = line_rate if line_rate is not None else None if rdma.rate is None else float(rdma.rate)
+    return Way(tool, seconds, stated, rdma.gid_index, rails=tuple(rails or ()))
+
+
+def measure_on_cluster(
+    file: ClusterFile, nodes: int | None, mode: Mode, image: str | None, way: Way, namespace: str | None, context: str | None,
+    timeout: int | None,
+) -> PairsMeasured:  # fmt: skip
+    """Measure all pairs in pods of the cluster."""
+    from lockstep.api.shared import FabricMode
+    from lockstep.cli.shared.target import refuse_other_cluster
+    from lockstep.plan.cluster.calibration import sweep_job
+    from lockstep.platforms.in_namespace.run import TimeLimit
+    from lockstep.platforms.in_namespace.shortruns import pairs_on_cluster
+
+    job = sweep_job(file.profile.spec, nodes, FabricMode[mode.name])
+    if (job.spec.nodes or 0) < 2:
+        raise ConfigError("gpus.default_nodes of the cluster file is 1, and one node has no pair: use --nodes 2")
+    job = job if image is None else job.model_copy(update={"spec": job.spec.model_copy(update={"image": image})})
+    refuse_other_cluster(file, context, False)
+    with exiting_on_ctrl_c("lockstep: interrupted; the pods of the measurement are removed"):
+        return pairs_on_cluster(job, file.profile, namespace or file.cluster.namespace, context, way, tell, TimeLimit.of(timeout))
+
+
+def show_pairs(measured: PairsMeasured, fail_below: float | None, output: Form) -> None:
+    """Print the measurement and what it says. Exits with 1 where a pair is below the share that was asked for."""
+    from lockstep.plan.cluster.pairs import below, judge_pairs
+    from lockstep.plan.pages.network import pairs_page, pairs_values
+
+    findings = judge_pairs(measured, fail_below)
+    lacking = [] if fail_below is None else below(measured, fail_below)
+    if output is Form.JSON:
+        values = pairs_values(measured) | {"findings": finding_values(findings)}
+        put_json(values | ({} if fail_below is None else {"failBelow": fail_below, "below": len(lacking)}), indent=1)
+    else:
+        put(*pairs_page(measured), "")
+        show_findings(findings, "all pairs are alike")
+        if fail_below is not None:
+            what = "of the line rate, or of the rail's usual rate where no port states one"
+            put(f"{len(lacking)} of {len(measured.rates)} measurements are below {fail_below:.0%} {what}")
+    if lacking:
+        raise typer.Exit(FAILED)
+
+
+def show_findings(findings: list[Finding], otherwise: str) -> None:
+    for one in findings:
+        put(f"{one.outcome.value:8} {one.subject}: {one.message}", f"{'':8} → {one.fix}")
+    if not findings:
+        put(otherwise)
+
+
+def finding_values(findings: list[Finding]) -> list[dict[str, str]]:
+    return [{"outcome": one.outcome.value, "subject": one.subject, "message": one.message, "fix": one.fix} for one in findings]
+
+
+def topology(
+    cluster: OptionalClusterArgument = "local",
+    nodes: Annotated[int | None, typer.Option("--nodes", min=2, max=1024, help="Default: gpus.default_nodes of the cluster file.")] = None,
+    mode: Annotated[Mode, typer.Option("--mode", help="Transport that the pods are built for.")] = Mode.AUTO,
+    image: Annotated[
+        str | None, typer.Option("--image", help="Image with python3. Default: the cluster file's image.", show_default=False)
+    ] = None,
+    over: OverOption = PairTool.AUTO,
+    rail: RailOption = None,
+    seconds: SecondsOption = None,
+    line_rate: LineRateOption = None,
+    timeout: Annotated[
+        int | None, typer.Option("--timeout", min=1, help="Seconds to wait in all. Default: 900.", show_default=False)
+    ] = None,
+    output: FormOption = Form.TEXT,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Show which nodes, rails, switches, GPUs and NICs are near each other, and which links between them are slow.
+
+    It reads each node's PCI bus, NUMA nodes and nvidia-smi topo -m in pods like a job's, the nodes' labels where you may list nodes, and measures
+    all pairs as calibrate --pairs does. Exit code 0: shown, 1: it failed, 2: it can't run as asked, 130: interrupted.
+
+    Example: lockstep cluster topology barcelona --nodes 4
+    """
+    from lockstep.cli.shared.target import load
+    from lockstep.plan.cluster.pairs import judge_pairs
+    from lockstep.plan.pages.network import node_labels, pairs_values, topology_findings, tree
+
+    file = load(cluster)
+    way = way_of(file, mode, over, seconds, line_rate, rail)
+    measured = measure_on_cluster(file, nodes, mode, image, way, namespace, context, timeout)
+    listed, why_not = asyncio.run(_nodes(context))
+    labels = node_labels(listed)
+    findings = [*judge_pairs(measured), *topology_findings(measured)]
+    if output is Form.JSON:
+        put_json(pairs_values(measured, hardware=True) | {"labels": labels, "findings": finding_values(findings)}, indent=1)
+        return
+    put(*tree(measured.nodes, measured.names, labels))
+    put("", *_rails(measured), "")
+    if why_not:
+        put(f"zones, racks and NVLink domains are not known: {why_not}")
+    show_findings(findings, "nothing is slow: all pairs of each rail are alike")
+
+
+def _rails(measured: PairsMeasured) -> list[str]:
+    from lockstep.plan.pages.network import rail_lines
+
+    return list(rail_lines(measured))
+
+
+async def _nodes(context: str | None) -> tuple[list[dict[str, object]], str]:
+    """Nodes of the cluster, and why they can't be seen."""
+    from lockstep.kube.cluster import Cluster
+    from lockstep.platforms.clusters.listings import list_kind
+
+    async with await Cluster.connect(context) as connection:
+        listing = await list_kind(connection, "Node")
+    return list(listing.items), listing.why_not

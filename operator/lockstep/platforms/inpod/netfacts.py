@@ -1,0 +1,174 @@
+"""Facts about a node's network: ports with their addresses and line rates, RDMA devices and GPUs, each with its place on the PCI bus.
+
+Imported by the network program, and sent with it.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import os
+import re
+import shutil
+import socket
+import struct
+import subprocess
+from pathlib import Path
+from typing import Any
+
+PORTS_MAX, GPUS_MAX, TEXT_MAX = 64, 64, 200
+SIOCGIFADDR, SIOCGIFNETMASK, SIOCGIFMTU, SIOCETHTOOL, GET_DRIVER = 0x8915, 0x891B, 0x8921, 0x8946, 0x3
+SPEEDLESS_DRIVERS = frozenset({"veth", "tun", "bridge", "dummy", "tunnel", "vxlan", "wireguard", ""})
+"""Drivers without a line rate: veth calls itself 10 Gb/s whatever it is laid over."""
+PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
+Json = dict[str, Any]
+
+
+def network_facts(root: Path = Path("/")) -> Json:
+    """Ports with an address, RDMA devices and GPUs of this node, each with its place on the PCI bus."""
+    return {
+        "host": socket.gethostname()[:TEXT_MAX],
+        "cores": processor_cores(root),
+        "ports": [port for _, name in socket.if_nameindex() if name != "lo" for port in [_port(root, name)] if port][:PORTS_MAX],
+        "hcas": [hca for name in _names(root / "sys/class/infiniband") for hca in _hcas(root, name)][:PORTS_MAX],
+        "gpus": _gpus(root)[:GPUS_MAX],
+        "links": _gpu_links(),
+        "tools": [tool for tool in ("ib_write_bw",) if shutil.which(tool)],
+    }
+
+
+def _port(root: Path, name: str) -> Json | None:
+    """One network interface; None without an address."""
+    address, prefix = _address(name)
+    if not address:
+        return None
+    folder = root / "sys/class/net" / name
+    driver = _driver(name)
+    speed = _number(_text(folder / "speed"))
+    known = speed is not None and speed > 0 and driver not in SPEEDLESS_DRIVERS
+    return {
+        "name": name,
+        "address": address,
+        "prefix": prefix,
+        "mtu": struct.unpack_from("i", _interface_word(name, SIOCGIFMTU), 0)[0],
+        "gbs": speed / 1000 if known and speed is not None else None,
+        "driver": driver,
+        "wireless": (folder / "wireless").exists() or (folder / "phy80211").exists(),
+        "hca": next(iter(_names(folder / "device/infiniband")), ""),
+        **_bus(folder / "device"),
+    }
+
+
+def _hcas(root: Path, name: str) -> list[Json]:
+    """Ports of an RDMA device that are up. `rate` is as "400 Gb/sec (4X NDR)"."""
+    folder = root / "sys/class/infiniband" / name
+    ports = []
+    for port in _names(folder / "ports"):
+        rate = re.match(r"([0-9.]+) Gb/sec", _text(folder / "ports" / port / "rate"))
+        if "ACTIVE" in _text(folder / "ports" / port / "state") and port.isdecimal():
+            layer = _text(folder / "ports" / port / "link_layer")
+            gbs = float(rate[1]) if rate else None
+            ports.append({"device": name, "port": int(port), "gbs": gbs, "layer": layer, **_bus(folder / "device")})
+    return ports
+
+
+def _bus(device: Path) -> Json:
+    """PCI addresses from the root complex down to the device, and its NUMA node; nothing of a device that is on no PCI bus."""
+    path = os.path.realpath(device)
+    numa = _number(_text(Path(path, "numa_node")))
+    return {"bus": PCI_ADDRESS.findall(path)[-12:], "numa": numa if numa is not None and numa >= 0 else None}
+
+
+def _gpus(root: Path) -> list[Json]:
+    """GPUs in the order of nvidia-smi; without it, as the driver lists them."""
+    rows = [line.split(",") for line in _output("nvidia-smi", "--query-gpu=index,pci.bus_id,name", "--format=csv,noheader").splitlines()]
+    named = [(row[1].strip().lower(), row[2].strip()) for row in rows if len(row) == 3]
+    named = named or [(name, "GPU") for name in _names(root / "proc/driver/nvidia/gpus")]
+    gpus = []
+    for index, (address, name) in enumerate(named):
+        short = address[-12:]  # (nvidia-smi writes the domain with eight digits)
+        gpus.append({"index": index, "name": name[:TEXT_MAX], **_bus(root / "sys/bus/pci/devices" / short)})
+    return gpus
+
+
+def _gpu_links() -> list[str]:
+    """Words of `nvidia-smi topo -m` between GPUs, such as NV18 or PIX, each once; [] without the tool or for one GPU."""
+    return gpu_links_in(_output("nvidia-smi", "topo", "-m"))
+
+
+def gpu_links_in(text: str) -> list[str]:
+    """Words between GPUs in the matrix that nvidia-smi prints."""
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
+    header = next((line.split() for line in lines if line.split()[:1] == ["GPU0"]), [])
+    count = sum(1 for word in header if re.fullmatch(r"GPU\d+", word))
+    rows = [line.split()[1 : count + 1] for line in lines if re.match(r"GPU\d+\s", line) and line.split()[1:2] != ["GPU1"]]
+    return sorted({word for row in rows for word in row if word != "X" and re.fullmatch(r"[A-Z]+\d*", word)})
+
+
+def _address(name: str) -> tuple[str, int]:
+    """IPv4 address and length of its network's prefix, else a global IPv6 address; ('', 0) where there is none."""
+    try:
+        address, mask = (_interface_word(name, request)[4:8] for request in (SIOCGIFADDR, SIOCGIFNETMASK))
+        return socket.inet_ntoa(address), bin(int.from_bytes(mask, "big")).count("1")
+    except OSError:
+        pass
+    for line in _text(Path("/proc/net/if_inet6")).splitlines():
+        words = line.split()
+        if len(words) == 6 and words[5] == name and words[3] == "00":
+            return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(words[0])), int(words[2], 16)
+    return "", 0
+
+
+def _interface_word(name: str, request: int) -> bytes:
+    """Answer of the kernel about an interface, behind its name. Raises OSError where it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        answer: bytes = fcntl.ioctl(asking.fileno(), request, struct.pack("256s", name.encode()[:15]))
+    return answer[16:]
+
+
+def _driver(name: str) -> str:
+    """Name of the interface's driver, as ethtool has it; '' where it has none."""
+    data = array.array("B", struct.pack("I", GET_DRIVER) + bytes(192))
+    request = struct.pack("16sP", name.encode()[:15], data.buffer_info()[0]) + bytes(16)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            fcntl.ioctl(asking.fileno(), SIOCETHTOOL, request)
+        except OSError:
+            return ""
+    return data.tobytes()[4:36].split(b"\0")[0].decode(errors="replace")
+
+
+def processor_cores(root: Path = Path("/")) -> float:
+    """Cores that this process may use: by affinity, and by its container's limit."""
+    cores = float(len(os.sched_getaffinity(0)))
+    quota, period = (*_text(root / "sys/fs/cgroup/cpu.max").split(), "", "")[:2]
+    if not quota:
+        quota, period = (_text(root / "sys/fs/cgroup/cpu" / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+    return min(cores, int(quota) / int(period)) if quota.isdecimal() and period.isdecimal() and int(period) else cores
+
+
+def _output(*command: str) -> str:
+    if shutil.which(command[0]) is None:
+        return ""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(path.name for path in folder.iterdir())
+    except OSError:
+        return []
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:  # (the speed of an interface that is down is EINVAL)
+        return ""
+
+
+def _number(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"-?\d{1,9}", text) else None

@@ -1,0 +1,137 @@
+"""`lockstep cluster calibrate --pairs` and `topology` as people type them; the measurement itself is a stand-in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.api.job import TrainingJob
+from lockstep.cli.main import main
+from lockstep.plan.cluster.facts import Listing, Sight
+from lockstep.plan.cluster.hardware import MeasuredRail, NodeHardware, RailEnd
+from lockstep.plan.cluster.pairs import PairRate, PairsMeasured, PairTool, Way
+from support.api_stub import kubeconfig
+
+FILE = "cluster: {name: c, namespace: n, platform: kubernetes}\nimage: i\ngpus: {per_node: 4, default_nodes: 3}\n"
+RDMA = "security: {ipc_lock: true}\nnetwork: {rdma: {enabled: true, rate: 400, gid_index: 3, rails: [{network: a}]}}\n"
+
+
+class Asked:
+    """Jobs and choices of the measurements that were asked for."""
+
+    def __init__(self) -> None:
+        self.jobs: list[TrainingJob] = []
+        self.ways: list[Way] = []
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, "https://api.nobody.example.com:6443")))
+    asked = Asked()
+
+    def measure(
+        job: TrainingJob, profile: Any, namespace: str, context: Any, way: Way, say: Callable[[str], None], limit: Any
+    ) -> PairsMeasured:
+        asked.jobs.append(job)
+        asked.ways.append(way)
+        say("lockstep: working")
+        rates = tuple(PairRate("net1", one, other, 5.0 if 1 in (one, other) else 23.0, 25.0) for one, other in permutations(range(3), 2))
+        rail = MeasuredRail("net1", {node: RailEnd("net1", f"10.1.0.{node}", 25.0, 9000) for node in range(3)})
+        return PairsMeasured(
+            {node: f"lab{node}" for node in range(3)}, dict.fromkeys(range(3), NodeHardware("h")), (rail,), rates, "sockets"
+        )
+
+    async def nodes(context: str | None) -> tuple[list[Any], str]:
+        return [], Listing("Node", sight=Sight.FORBIDDEN).why_not
+
+    monkeypatch.setattr("lockstep.platforms.in_namespace.shortruns.pairs_on_cluster", measure)
+    monkeypatch.setattr("lockstep.cli.clusters.network._nodes", nodes)
+    return asked
+
+
+def lockstep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, *arguments: str, text: str = FILE) -> int:
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    monkeypatch.setattr("sys.argv", ["lockstep", "cluster", verb, str(path), *arguments])
+    try:
+        return main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+
+
+def test_the_slow_node_is_told_and_only_a_stated_share_fails(
+    asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lockstep(tmp_path, monkeypatch, "calibrate", "--pairs") == 0
+    out, err = capsys.readouterr()
+    assert (
+        "warning  net1: lab1 (net1): 5 Gb/s, 20% of the line rate to and from 2 other nodes; the other pairs 23 Gb/s\n         → look at"
+        in out
+    )
+    assert "lockstep: working" in err and "lockstep: working" not in out
+    assert asked.jobs[0].spec.nodes == 3 and asked.ways == [Way()]
+    assert lockstep(tmp_path, monkeypatch, "calibrate", "--pairs", "--fail-below", "0.15") == 0
+    capsys.readouterr()
+    assert lockstep(tmp_path, monkeypatch, "calibrate", "--pairs", "--fail-below", "0.5") == 1
+    assert "4 of 6 measurements are below 50% of the line rate" in capsys.readouterr().out
+
+
+def test_scripts_get_json_and_the_same_exit_code(
+    asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lockstep(tmp_path, monkeypatch, "calibrate", "--pairs", "--fail-below", "0.5", "-o", "json") == 1
+    values = json.loads(capsys.readouterr().out)
+    assert (values["failBelow"], values["below"], len(values["pairs"]), values["findings"][0]["subject"]) == (0.5, 4, 6, "net1")
+    assert "hardware" not in values
+
+
+def test_an_rdma_cluster_states_tool_line_rate_and_gid(asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("calibrate", "--pairs", "--rail", "net1", "--seconds", "0.5")
+    assert lockstep(tmp_path, monkeypatch, *words, text=FILE + RDMA) == 0
+    assert lockstep(tmp_path, monkeypatch, *words, "--mode", "tcp", "--line-rate", "25", text=FILE + RDMA) == 0
+    assert lockstep(tmp_path, monkeypatch, *words, "--over", "rdma", text=FILE + RDMA) == 0
+    assert asked.ways == [
+        Way(PairTool.AUTO, 0.5, 400.0, 3, rails=("net1",)),
+        Way(PairTool.SOCKETS, 0.5, 25.0, 3, rails=("net1",)),
+        Way(PairTool.RDMA, 0.5, 400.0, 3, rails=("net1",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--pairs", "--max-size", "4Mi"], "--max-size is not for --pairs"),
+        (["--fail-below", "0.8"], "--fail-below is for --pairs"),
+        (["--seconds", "1"], "--seconds is for --pairs"),
+        (["--over", "sockets"], "--over is for --pairs"),
+    ],
+)
+def test_options_of_the_other_measurement_are_refused(
+    asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    assert lockstep(tmp_path, monkeypatch, "calibrate", *options) == 2
+    assert message in capsys.readouterr().err and asked.jobs == []
+
+
+def test_one_node_has_no_pair(asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    text = FILE.replace("default_nodes: 3", "default_nodes: 1")
+    assert lockstep(tmp_path, monkeypatch, "calibrate", "--pairs", text=text) == 2
+    assert "one node has no pair: use --nodes 2" in capsys.readouterr().err
+
+
+def test_topology_shows_the_tree_the_rails_and_what_it_may_not_see(
+    asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lockstep(tmp_path, monkeypatch, "topology") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("node 0: lab0\nnode 1: lab1\nnode 2: lab2\n\nrail net1: 5 to 23 Gb/s")
+    assert "  near each other: lab0, lab2\n  near each other: lab1\n" in out
+    assert "zones, racks and NVLink domains are not known: you may not list Node objects (403)" in out
+    assert lockstep(tmp_path, monkeypatch, "topology", "-o", "json") == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values.keys() >= {"hardware", "labels", "findings", "pairs", "rails"}

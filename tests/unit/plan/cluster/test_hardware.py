@@ -1,0 +1,112 @@
+"""What a node's answer becomes, which of its ports make a rail, and what is near what on its PCI bus."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lockstep.plan.cluster.hardware import BusPlace, Nearness, NodeHardware, nearness, rdma_rails, read_hardware, socket_rails
+
+Object = dict[str, Any]
+
+
+def port(name: str, address: str, prefix: int = 24, **values: Any) -> Object:
+    return {
+        "name": name, "address": address, "prefix": prefix, "mtu": 1500, "gbs": None, "wireless": False, "hca": "", "bus": [], "numa": None, **values,
+    }  # fmt: skip
+
+
+def hca(device: str, gbs: float = 400.0) -> Object:
+    return {"device": device, "port": 1, "gbs": gbs, "layer": "InfiniBand", "bus": [], "numa": 0}
+
+
+def node(*ports: Object, hcas: tuple[Object, ...] = (), **values: Any) -> NodeHardware:
+    return read_hardware(
+        {"host": "h", "cores": 4.0, "ports": list(ports), "hcas": list(hcas), "gpus": [], "links": [], "tools": [], **values}
+    )
+
+
+def shown(nodes: dict[int, NodeHardware], addresses: dict[int, str] | None = None) -> dict[str, list[str]]:
+    return {rail.name: [end.address for _, end in sorted(rail.ends.items())] for rail in socket_rails(nodes, addresses)}
+
+
+def test_interfaces_of_one_name_are_a_rail_even_where_each_node_has_its_own_subnet() -> None:
+    nodes = {0: node(port("eth0", "10.244.0.3"), port("net1", "10.1.0.3")), 1: node(port("eth0", "10.244.1.3"), port("net1", "10.1.0.4"))}
+    assert shown(nodes) == {"eth0": ["10.244.0.3", "10.244.1.3"], "net1": ["10.1.0.3", "10.1.0.4"]}
+
+
+def test_interfaces_of_unlike_names_are_a_rail_by_their_subnet() -> None:
+    nodes = {0: node(port("enp5s0", "192.168.1.4")), 1: node(port("wlp2s0", "192.168.1.5"), port("tun0", "10.8.0.2"))}
+    assert shown(nodes) == {"enp5s0 / wlp2s0": ["192.168.1.4", "192.168.1.5"]} or shown(nodes) == {"192.168.1.0/24": ["192.168.1.4", "192.168.1.5"]}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["docker0", "br-7", "cni0", "mine0"])
+def test_a_bridge_inside_of_each_node_is_no_rail(name: str) -> None:
+    assert shown({0: node(port(name, "172.17.0.1")), 1: node(port(name, "172.17.0.1"))}) == {}
+
+
+def test_stated_addresses_come_first() -> None:
+    nodes = {0: node(port("a", "10.0.0.1"), port("c", "10.9.0.1")), 1: node(port("b", "10.0.0.2"), port("c", "10.9.0.2"))}
+    assert list(shown(nodes, {0: "10.0.0.1", 1: "10.0.0.2"}).values()) == [["10.0.0.1", "10.0.0.2"], ["10.9.0.1", "10.9.0.2"]]
+
+
+def test_an_rdma_rail_is_its_ports_device_with_that_ones_rate() -> None:
+    nodes = {
+        number: node(
+            port("eth0", f"10.0.0.{number}"), port("net1", f"10.1.0.{number}", hca=f"mlx5_{number}"), hcas=(hca(f"mlx5_{number}"),)
+        )
+        for number in (1, 2)
+    }
+    (rail,) = rdma_rails(nodes, socket_rails(nodes))
+    assert [(end.hca, end.address, end.gbs) for end in rail.ends.values()] == [("mlx5_1", "10.1.0.1", 400.0), ("mlx5_2", "10.1.0.2", 400.0)]
+    assert rail.line_gbs(1, 2) == 400.0
+
+
+def test_infiniband_without_addresses_meets_over_the_first_network() -> None:
+    nodes = {number: node(port("eth0", f"10.0.0.{number}"), hcas=(hca("mlx5_0"), hca("mlx5_1", 200.0))) for number in (1, 2)}
+    rails = rdma_rails(nodes, socket_rails(nodes))
+    assert [(rail.name, rail.ends[1].address, rail.ends[1].gbs) for rail in rails] == [
+        ("mlx5_0", "10.0.0.1", 400.0),
+        ("mlx5_1", "10.0.0.1", 200.0),
+    ]
+    assert rdma_rails(nodes, []) == []
+
+
+def test_the_line_rate_of_a_pair_is_the_slower_ports_and_else_what_a_person_states() -> None:
+    nodes = {0: node(port("e", "10.0.0.1", gbs=25.0)), 1: node(port("e", "10.0.0.2", gbs=1.0)), 2: node(port("e", "10.0.0.3"))}
+    (rail,) = socket_rails(nodes)
+    assert (rail.line_gbs(0, 1), rail.line_gbs(0, 2), rail.line_gbs(0, 2, 10.0)) == (1.0, None, 10.0)
+
+
+ROOT = "0000:3a:00.0"
+SWITCH = (ROOT, "0000:3b:00.0")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "near"),
+    [
+        (BusPlace((*SWITCH, "0000:3c:01.0", "0000:3d:00.0"), 0), BusPlace((*SWITCH, "0000:3c:02.0", "0000:3e:00.0"), 0), Nearness.SWITCH),
+        (BusPlace((ROOT, "0000:3b:00.0"), 0), BusPlace(("0000:3a:01.0", "0000:4b:00.0"), 0), Nearness.ROOT),
+        (BusPlace((ROOT, "0000:3b:00.0"), 0), BusPlace(("0000:5a:00.0", "0000:5b:00.0"), 0), Nearness.NUMA),
+        (BusPlace((ROOT, "0000:3b:00.0"), 0), BusPlace(("0000:ba:00.0", "0000:bb:00.0"), 1), Nearness.FAR),
+        (BusPlace((ROOT, "0000:3b:00.0")), BusPlace(("0000:ba:00.0", "0000:bb:00.0")), Nearness.UNKNOWN),
+        (BusPlace((ROOT, "0000:3b:00.0")), BusPlace(), Nearness.UNKNOWN),
+    ],
+)  # fmt: skip
+def test_what_is_near_follows_from_the_bus(one: BusPlace, other: BusPlace, near: Nearness) -> None:
+    assert (nearness(one, other), nearness(other, one)) == (near, near)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"ports": None}, {"ports": [{}]}, {"ports": [port("e", "not an address")]}, {"hcas": [7]}, {"gpus": [{"index": "x"}]}, {"links": "NV18"}, {"cores": "many"}],
+)  # fmt: skip
+def test_what_is_no_answer_is_refused(change: Object) -> None:
+    with pytest.raises(ValueError):
+        node(**change)
+
+
+def test_an_answer_is_bounded() -> None:
+    facts = node(*(port(f"e{number}\x1b[31m" + "x" * 300, f"10.0.{number}.1") for number in range(200)))
+    assert len(facts.ports) == 64 and all(len(one.name) < 260 and "\x1b" not in one.name for one in facts.ports)

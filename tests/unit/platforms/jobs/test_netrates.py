@@ -1,0 +1,226 @@
+"""Pairs measured for real, over addresses of the loopback interface; RDMA by a stand-in of ib_write_bw, since no test machine has an HCA."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.api.errors import ConfigError
+from lockstep.plan.cluster.pairs import PairsMeasured, PairTool, Way
+from lockstep.platforms.inpod import netfacts, netrate, source_of
+from lockstep.platforms.jobs.netrates import measure_pairs
+from lockstep.programs import ProgramFailed
+from support.process_place import ProcessPlace
+
+Object = dict[str, Any]
+NAMES = {0: "lab0", 1: "lab1", 2: "lab2"}
+PERFTEST_TABLE = """\
+ #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]
+ 1048576    46300            0.00               {gbs}             0.046302
+---------------------------------------------------------------------------------------
+"""
+
+
+def answering(path: Path, facts: Mapping[str, Any]) -> ProcessPlace:
+    """A place whose Python answers the question for facts with these, and is the real program else."""
+    program = path / "python3"
+    lines = [
+        f"#!{sys.executable}", "import json, sys", f"sys.path[:0] = {[str(Path(netrate.__file__).parents[3])]!r}", "import os",
+        f"n = int(sys.argv[{len(['-I', '-c', 'BOOT']) + 1}])", "rest = n", "while rest: rest -= len(os.read(0, rest))",
+        "from lockstep.platforms.inpod import netrate", f"netrate.network_facts = lambda: json.loads({json.dumps(dict(facts))!r})", "netrate.main()",
+    ]  # fmt: skip
+    program.write_text("\n".join(lines))
+    program.chmod(0o755)
+    return ProcessPlace(f"host {path.name}", python=(str(program),))
+
+
+def loopback(node: int, *, hcas: list[Object] | None = None, tools: list[str] | None = None) -> Object:
+    port = {
+        "name": "lo",
+        "address": f"127.0.0.{node + 10}",
+        "prefix": 8,
+        "mtu": 65536,
+        "gbs": None,
+        "wireless": False,
+        "bus": [],
+        "numa": None,
+    }
+    # (the real program leaves lo out, and the name that a rail has is only shown)
+    return {
+        "host": f"h{node}", "cores": 2.0, "ports": [{**port, "hca": hcas[0]["device"] if hcas else "", "name": "lo"}], "hcas": hcas or [],
+        "gpus": [], "links": [], "tools": tools or [],
+    }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _loopback_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    import re
+
+    monkeypatch.setattr("lockstep.plan.cluster.hardware.LOCAL_NAMES", re.compile("docker"))
+
+
+def places(tmp_path: Path, facts: Mapping[int, Object]) -> dict[int, ProcessPlace]:
+    made = {}
+    for node, answer in facts.items():
+        (tmp_path / NAMES[node]).mkdir()
+        made[node] = answering(tmp_path / NAMES[node], answer)
+    return made
+
+
+def measure(tmp_path: Path, facts: Mapping[int, Object], way: Way, words: list[str] | None = None) -> PairsMeasured:
+    heard = words if words is not None else []
+    return asyncio.run(measure_pairs(places(tmp_path, facts), {node: NAMES[node] for node in facts}, way, heard.append))
+
+
+def test_every_pair_is_measured_in_both_directions(tmp_path: Path) -> None:
+    words: list[str] = []
+    measured = measure(tmp_path, {node: loopback(node) for node in range(3)}, Way(seconds=0.2, line_gbs=1000.0), words)
+    assert sorted((rate.sender, rate.receiver) for rate in measured.rates) == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
+    assert all(rate.gbs > 0.01 and rate.error == "" and rate.microseconds is not None and rate.share for rate in measured.rates)
+    assert measured.over == "sockets" and words[0] == "3 nodes, 1 rail of 3 rounds, 0.2 s a direction, by sockets"
+
+
+def test_a_node_that_is_not_reached_is_a_result_and_not_the_end(tmp_path: Path) -> None:
+    facts = {node: loopback(node) for node in range(2)}
+    facts[1]["ports"][0]["address"] = "198.51.100.7"  # (not this machine's)
+    measured = measure(tmp_path, facts, Way(seconds=0.2))
+    errors = {(rate.sender, rate.receiver): rate.error for rate in measured.rates}
+    assert errors[0, 1].startswith("can't listen on 198.51.100.7: ") and "assign" in errors[1, 0]
+
+
+def test_a_range_of_ports_is_kept_to(tmp_path: Path) -> None:
+    receiver = netrate.Receiver()
+    bound = receiver.listen("00" * 32, ["127.0.0.40", "127.0.0.41"], (29450, 29459))["ports"]
+    assert all(29450 <= port <= 29459 for port in bound.values())
+
+
+def test_a_connection_without_the_token_is_not_counted() -> None:
+    port = netrate.Receiver().listen("11" * 32, ["127.0.0.42"])["ports"]["127.0.0.42"]
+    assert "error" in netrate.send_for("22" * 32, "127.0.0.43", "lo", "127.0.0.42", port, 0.1, 1)
+    assert netrate.send_for("11" * 32, "127.0.0.43", "lo", "127.0.0.42", port, 0.1, 2)["gbs"] > 0
+
+
+def stub_perftest(folder: Path, script: str) -> None:
+    program = folder / "ib_write_bw"
+    program.write_text(f"#!{sys.executable}\nimport sys, time\nserver = sys.argv[-1] == '1048576' or sys.argv[-2] == '-x'\n{script}\n")
+    program.chmod(0o755)
+
+
+HCA = {"device": "mlx5_3", "port": 1, "gbs": 100.0, "layer": "Ethernet", "bus": [], "numa": 0}
+
+
+def test_rdma_is_measured_by_a_server_and_a_client_of_perftest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "argv"
+    table = PERFTEST_TABLE.format(gbs="97.10")
+    stub_perftest(
+        tmp_path, f"open({str(log)!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')\ntime.sleep(30 if server else 0)\nprint({table!r})"
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    facts = {node: loopback(node, hcas=[HCA], tools=["ib_write_bw"]) for node in range(2)}
+    measured = measure(tmp_path, facts, Way(PairTool.AUTO, gid_index=3))
+    assert [(rate.gbs, rate.share) for rate in measured.rates] == [(97.1, 0.971)] * 2 and measured.over == "ib_write_bw"
+    common = "-d mlx5_3 -i 1 -p 18515 -D 2 -F --report_gbits -s 1048576 -x 3"
+    assert log.read_text().splitlines() == [common, f"{common} 127.0.0.11", common, f"{common} 127.0.0.10"]
+
+
+def test_perftests_own_words_are_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub_perftest(tmp_path, 'print("Couldn\'t allocate MR", flush=True)\nraise SystemExit(1)')
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    measured = measure(tmp_path, {node: loopback(node, hcas=[HCA], tools=["ib_write_bw"]) for node in range(2)}, Way(PairTool.RDMA))
+    assert {rate.error for rate in measured.rates} == {"Couldn't allocate MR"}
+
+
+@pytest.mark.parametrize(
+    ("hcas", "tools", "why"),
+    [
+        ([], [], "lab0, lab1 show no RDMA device that is up"),
+        ([HCA], [], "ib_write_bw (perftest; the trainer image has it) is missing on lab0, lab1"),
+    ],
+)
+def test_where_rdma_can_not_be_measured_sockets_are_and_that_is_said(
+    tmp_path: Path, hcas: list[Object], tools: list[str], why: str
+) -> None:
+    words: list[str] = []
+    facts = {node: loopback(node, hcas=hcas, tools=tools) for node in range(2)}
+    assert measure(tmp_path, facts, Way(PairTool.AUTO, seconds=0.2), words).over == "sockets"
+    assert words[0] == f"measures by sockets, not by RDMA: {why}"
+
+
+def test_rdma_that_was_asked_for_is_never_replaced(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--over rdma: lab0, lab1 show no RDMA device"):
+        measure(tmp_path, {node: loopback(node) for node in range(2)}, Way(PairTool.RDMA))
+
+
+def test_a_rail_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--rail net7: there is no such rail; the rails are lo"):
+        measure(tmp_path, {node: loopback(node) for node in range(2)}, Way(rails=("net7",)))
+
+
+def test_what_is_no_answer_ends_it_with_the_places_name(tmp_path: Path) -> None:
+    with pytest.raises(ProgramFailed, match="host lab1: not a node's answer"):
+        measure(tmp_path, {0: loopback(0), 1: {"host": "x"}}, Way())
+
+
+def test_the_real_program_tells_this_machines_facts() -> None:
+    """As it is sent: its text for any Python."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", source_of(netrate)], input='{"what": "facts"}\n', capture_output=True, text=True, check=True
+    )
+    facts = json.loads(done.stdout)
+    assert facts.keys() >= {"host", "cores", "ports", "hcas", "gpus", "links", "tools"} and facts["cores"] > 0
+    assert all(port["name"] != "lo" for port in facts["ports"])
+
+
+def test_sysfs_says_what_a_port_is_and_where(tmp_path: Path) -> None:
+    device = tmp_path / "sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/0000:3c:01.0/0000:3d:00.0"
+    (device / "infiniband/mlx5_0").mkdir(parents=True)
+    (device / "numa_node").write_text("1\n")
+    hca = tmp_path / "sys/class/infiniband/mlx5_0"
+    (hca / "ports/1").mkdir(parents=True)
+    (hca / "ports/1/state").write_text("4: ACTIVE\n")
+    (hca / "ports/1/rate").write_text("400 Gb/sec (4X NDR)\n")
+    (hca / "ports/1/link_layer").write_text("InfiniBand\n")
+    (hca / "device").symlink_to(device)
+    bus = ["0000:3a:00.0", "0000:3b:00.0", "0000:3c:01.0", "0000:3d:00.0"]
+    assert netfacts.network_facts(tmp_path)["hcas"] == [
+        {"device": "mlx5_0", "port": 1, "gbs": 400.0, "layer": "InfiniBand", "bus": bus, "numa": 1}
+    ]
+    (hca / "ports/1/state").write_text("1: DOWN\n")
+    assert netfacts.network_facts(tmp_path)["hcas"] == []
+
+
+def test_the_containers_limit_counts_as_cores(tmp_path: Path) -> None:
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/cpu.max").write_text("50000 100000\n")
+    assert netfacts.processor_cores(tmp_path) == 0.5
+    (tmp_path / "sys/fs/cgroup/cpu.max").write_text("max 100000\n")
+    assert netfacts.processor_cores(tmp_path) >= 1
+
+
+TOPOLOGY = """\
+\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
+GPU0\t X \tNV18\tPIX\tPXB\t0-31\t0\tN/A
+GPU1\tNV18\t X \tSYS\tSYS\t0-31\t0\tN/A
+GPU2\tPIX\tSYS\t X \tSYS\t32-63\t1\tN/A
+NIC0\tPXB\tSYS\tSYS\t X
+"""
+
+
+def test_links_between_gpus_are_read_from_nvidia_smis_matrix() -> None:
+    assert netfacts.gpu_links_in(TOPOLOGY) == ["NV18", "PIX", "SYS"]
+    assert netfacts.gpu_links_in("no devices were found\n") == []
+
+
+def test_bytes_count_without_the_warm_up_and_what_comes_late() -> None:
+    arrivals = netrate.Arrivals(1, 1.0)
+    arrivals.add(0, 5.0)
+    for hundredth in range(200):
+        arrivals.add(10_000_000 if 25 <= hundredth < 100 else 1_000_000_000, 5 + (hundredth + 0.5) / 100)
+    assert arrivals.gigabits() == pytest.approx(8.0)
