@@ -27,7 +27,7 @@ REFUSED: Mapping[str, str] = {
 WORKING = frozenset({
     "validate", "render", "plan", "preflight", "run", "launch", "diff-runs", "logs", "top", "get", "describe", "why", "stacks", "drill", "wait", "resume", "stop", "retry",
     "sync", "cp", "generate", "shell", "jupyter", "tensorboard", "vscode", "debug", "delete", "checkpoint list", "checkpoint verify", "checkpoint inspect",
-    "adapter get", "model get", "cluster lint", "cluster calibrate",
+    "adapter get", "model get", "cluster lint", "cluster calibrate", "cluster topology",
 })  # fmt: skip
 """Verbs about a job, its files or its network, which work on hosts, too."""
 WITHOUT_CLUSTER = frozenset({
