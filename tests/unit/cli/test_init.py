@@ -54,3 +54,28 @@ def test_a_name_that_can_not_be_leaves_no_file(tmp_path: Path, name: str) -> Non
     with pytest.raises(ConfigError):
         init.job(name, "local", False, tmp_path / "x.yaml")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_configuration_becomes_a_job_of_the_cluster_s_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config, path = tmp_path / "config.yaml", tmp_path / "x.yaml"
+    config.write_text("model_name_or_path: org/m\ntrain_file: /datasets/a.jsonl\nper_device_train_batch_size: 1\nneftune_noise_alpha: 5\n")
+    lab = tmp_path / "lab.yaml"
+    lab.write_text("cluster: {name: lab, platform: hosts}\nhosts: [{name: a, gpus: 2}, {name: b, gpus: 2}, {name: c, gpus: 3}]\n")
+    init.job("x", str(lab), output=path, origin=config)
+    job = parse_job_file(path.read_text(), "x.yaml")
+    assert job.spec.training is not None
+    assert (job.spec.cluster, job.spec.nodes, job.spec.training.optimization.global_batch_size) == ("lab", None, 6)
+    output = capsys.readouterr().out.splitlines()
+    assert output[0] == f"Wrote {path}"
+    assert output[2] == f"  {config}:4: neftune_noise_alpha: 5: the trainer has no such setting"
+    init.job("x", str(lab), output=tmp_path / "y.yaml", origin=config, nodes=2, gpus=1)
+    job = parse_job_file((tmp_path / "y.yaml").read_text(), "y.yaml")
+    assert (job.spec.nodes, job.spec.gpus_per_node) == (2, 1)
+
+
+def test_options_of_a_configuration_go_with_it_alone(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--nodes and --gpus-per-node go with --from"):
+        init.job("x", "local", output=tmp_path / "x.yaml", nodes=2)
+    with pytest.raises(ConfigError, match="--script is for a program of your own"):
+        init.job("x", "local", script=True, output=tmp_path / "x.yaml", origin=tmp_path / "c.yaml")
+    assert list(tmp_path.iterdir()) == []

@@ -138,10 +138,26 @@ def job(
     ] = None,
     script: Annotated[bool, typer.Option("--script", help="For a program of your own instead of Lockstep's trainer.")] = False,
     output: FileOption = None,
+    origin: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", metavar="FILE", help="The config.yaml of a training script, whose settings the job takes over.", show_default=False
+        ),
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", min=1, max=1024, help="With --from: the job's nodes. Default: the cluster's.")
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus-per-node", min=0, max=64, help="With --from: GPUs a node, one rank each. Default: the cluster's.")
+    ] = None,
 ) -> None:
     """Write a job file. Default: NAME.yaml in this folder.
 
+    With --from, what the job has nothing like is listed, with the place where it belongs.
+
     Example: lockstep init job glm-lora --cluster barcelona
+
+    Example: lockstep init job glm-lora --cluster barcelona --from config.yaml --nodes 2 --gpus-per-node 8
     """
     from lockstep.api.files.jobfile import parse_job_file
     from lockstep.cli.shared.checkout import deployed_last
@@ -149,12 +165,37 @@ def job(
 
     cluster = cluster or deployed_last() or EMBEDDED
     path = output or Path(f"{name}.yaml")
+    if origin is not None:
+        if script:
+            raise ConfigError("--script is for a program of your own, --from for Lockstep's trainer: use one of them")
+        return _from_config(origin, name, cluster, (nodes, gpus), path)
+    if nodes is not None or gpus is not None:
+        raise ConfigError("--nodes and --gpus-per-node go with --from: edit the file that is written without them")
     text = (SCAFFOLDS / ("script-job.yaml" if script else "job.yaml")).read_text(encoding="utf-8")
     for word, value in (("NAME", name), ("CLUSTER", cluster), ("FILE", str(path))):
         text = re.sub(rf"\b{word}\b", value.replace("\\", r"\\"), text)
     parse_job_file(text, str(path))
     _write(path, text)
     put(f"Next: edit it, then lockstep validate -f {path}")
+    return None
+
+
+def _from_config(origin: Path, name: str, cluster: str, wanted: tuple[int | None, int | None], path: Path) -> None:
+    from lockstep.api.files.jobfile import parse_job_file
+    from lockstep.cli.shared.clusterfiles import load_cluster, read_text
+    from lockstep.plan.translate.leaves import leftover_lines
+    from lockstep.plan.translate.trainer import Size, job_text
+
+    file = load_cluster(cluster)
+    own, (nodes, gpus) = file.profile.spec.gpus, wanted
+    is_stated = nodes is not None or gpus is not None
+    size = Size(nodes or own.default_nodes, own.per_node if gpus is None else gpus, is_stated)
+    translation = job_text(read_text(origin), str(origin), name, file.cluster.name, size)
+    parse_job_file(translation.text, str(path))
+    _write(path, translation.text)
+    if translation.leftovers:
+        put("It doesn't have:", *(f"  {line}" for line in leftover_lines(str(origin), translation.leftovers)))
+    put(f"Next: read it, then lockstep validate -f {path}")
 
 
 @app.command("script")

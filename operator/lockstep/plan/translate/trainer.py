@@ -1,0 +1,338 @@
+"""The config.yaml of a LoRA script, of Hugging Face's Trainer, Axolotl or LLaMA-Factory as a job file for Lockstep's trainer. Text in, text out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from posixpath import basename
+from typing import Any
+
+from lockstep.api.errors import ConfigError
+from lockstep.api.model import spelled
+from lockstep.api.names import API_VERSION, DATASETS, WORKSPACE
+from lockstep.api.training import MODEL_PATTERN
+from lockstep.plan.discovery.draft import Entry, Item, left_out, stated, write
+from lockstep.plan.translate.leaves import Leaf, Leftover, leaves_of
+
+TRAINING = "spec.training"
+
+
+@dataclass(frozen=True)
+class Size:
+    """Ranks of the job."""
+
+    nodes: int
+    gpus_per_node: int
+    """0: one rank a node, on the CPU."""
+    is_stated: bool = False
+    """The job file says so; else they are its cluster's."""
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * max(self.gpus_per_node, 1)
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A job file, and what it doesn't have."""
+
+    text: str
+    leftovers: tuple[Leftover, ...]
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+        raise ValueError("must be a whole number here")
+    return int(value)
+
+
+def _at_least(least: int, reason: str) -> Callable[[Any], int]:
+    def read(value: Any) -> int:
+        if _whole(value) < least:
+            raise ValueError(reason)
+        return _whole(value)
+
+    return read
+
+
+def _number(value: Any) -> str:
+    try:
+        return spelled(float(value))
+    except (TypeError, ValueError):
+        raise ValueError("must be a number") from None
+
+
+def _names(value: Any) -> list[Item]:
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
+        raise ValueError("must be a list of names")
+    if names in (["all-linear"], ["all"]):
+        raise ValueError("name the layers: lora.targetModules has no word for all of them")
+    return [Item(name) for name in names]
+
+
+def _switch(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")
+    return value
+
+
+def _word(words: Mapping[str, str], otherwise: str) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        word = words.get(str(value).lower())
+        if word is None:
+            raise ValueError(otherwise)
+        return word
+
+    return read
+
+
+def _only_if_true(word: str, otherwise: str) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        if value is not True:
+            raise ValueError(otherwise)
+        return word
+
+    return read
+
+
+def _resumed(value: Any) -> str:
+    if isinstance(value, str) and value.startswith("/"):
+        return value
+    raise ValueError("checkpoint.resumeFrom is Auto by default: a job goes on from its newest checkpoint")
+
+
+_SCHEDULES = {
+    "cosine": "Cosine",
+    "cosine_with_min_lr": "Cosine",
+    "linear": "Linear",
+    "constant": "Constant",
+    "constant_with_warmup": "Constant",
+}
+_OPTIMIZERS = dict.fromkeys(("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused"), "AdamW") | {"adam": "Adam"}
+FIELDS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "max_length": ("data.maxLength", _whole),
+    "packing": ("data.packing", _switch),
+    "dataset_name": ("data.name", str),
+    "dataset_config_name": ("data.config", str),
+    "num_train_epochs": ("optimization.epochs", _at_least(1, "optimization.maxSteps states how long to train")),
+    "max_steps": ("optimization.maxSteps", _at_least(1, "not set: optimization.epochs counts")),
+    "learning_rate": ("optimization.learningRate", _number),
+    "warmup_steps": ("optimization.warmupSteps", _at_least(1, "no warm-up of so many steps")),
+    "warmup_ratio": ("optimization.warmupRatio", _number),
+    "lr_scheduler_type": ("optimization.schedule", _word(_SCHEDULES, "optimization.schedule is Cosine, Linear or Constant")),
+    "min_lr_rate": ("optimization.minLearningRateRatio", _number),
+    "weight_decay": ("optimization.weightDecay", _number),
+    "max_grad_norm": ("optimization.maxGradientNorm", _number),
+    "adam_beta1": ("optimization.beta1", _number),
+    "adam_beta2": ("optimization.beta2", _number),
+    "adam_epsilon": ("optimization.epsilon", _number),
+    "optim": ("optimization.optimizer", _word(_OPTIMIZERS, "optimization.optimizer is AdamW or Adam")),
+    "gradient_checkpointing": ("optimization.gradientCheckpointing", _switch),
+    "per_device_train_batch_size": ("optimization.microBatchSize", _whole),
+    "eval_subset_size": ("evaluation.samples", _whole),
+    "eval_steps": ("evaluation.everySteps", _at_least(1, "evaluation.everySteps counts steps, not a part of all")),
+    "checkpoint_mode": ("checkpoint.content", _word({"lite": "Lite", "full": "Full"}, "checkpoint.content is Full or Lite")),
+    "save_steps": ("checkpoint.everySteps", _at_least(1, "checkpoint.everySteps counts steps, not a part of all")),
+    "save_total_limit": ("checkpoint.keep", _at_least(2, "the newest two checkpoints always stay")),
+    "resume_from_checkpoint": ("checkpoint.resumeFrom", _resumed),
+    "r": ("lora.rank", _whole),
+    "lora_alpha": ("lora.alpha", _whole),
+    "lora_dropout": ("lora.dropout", _number),
+    "target_modules": ("lora.targetModules", _names),
+    "target_parameters": ("lora.targetParameters", _names),
+    "modules_to_save": ("lora.modulesToSave", _names),
+    "use_rslora": ("lora.rankStabilized", _switch),
+    "use_dora": ("lora.dora", _switch),
+    "bf16": ("precision", _only_if_true("BF16", "precision says the number format: BF16 by default")),
+    "fp16": ("precision", _only_if_true("FP16", "precision says the number format: BF16 by default")),
+    "load_in_4bit": ("model.quantization", _only_if_true("NF4", "weights are not quantized by default")),
+    "load_in_8bit": ("model.quantization", _only_if_true("Int8", "weights are not quantized by default")),
+    "seed": ("seed", _whole),
+    "ddp_timeout": ("limits.collectiveTimeoutSeconds", _whole),
+}
+"""Key of a config.yaml, without its section → field of spec.training, and how its value is read (ValueError: why it can't be)."""
+MODEL_KEYS = ("name_or_path", "model_name_or_path", "base_model")
+DATA_KEYS = ("dataset_path", "train_file", "datasets.path")
+ALIASES = {
+    "sequence_len": "max_length", "cutoff_len": "max_length", "max_seq_length": "max_length", "max_seq_len": "max_length", "num_epochs": "num_train_epochs",
+    "micro_batch_size": "per_device_train_batch_size", "lora_r": "r", "lora_rank": "r", "lora_target_modules": "target_modules", "lora_target": "target_modules",
+    "lr_scheduler": "lr_scheduler_type", "sample_packing": "packing", "optimizer": "optim", "max_grad_normalization": "max_grad_norm",
+}  # fmt: skip
+"""Names of Axolotl and LLaMA-Factory for the same."""
+NOTHING = {
+    "eval_dataset_type": "evaluation always takes a fixed subset; for all that is held out let evaluation.samples be larger than it",
+    "logging_steps": "every step is logged; it costs no collective of its own",
+    "report_to": "metrics names the places; TensorBoard's files are always written",
+    "logging_dir": "logs are in runs/JOB/logs of the workspace",
+    "output_dir": "all files of the job are in runs/JOB of the workspace",
+    "eval_strategy": "evaluation.everySteps counts steps",
+    "evaluation_strategy": "evaluation.everySteps counts steps",
+    "save_strategy": "checkpoint.everySteps counts steps",
+    "per_device_eval_batch_size": "the evaluation's batch is optimization.microBatchSize",
+    "load_best_model_at_end": "the best checkpoint is always kept; export it by its path",
+    "deepspeed": "zeroStage says how to cut the model, and deepspeed takes single settings",
+    "fsdp": "zeroStage: Stage3 is the same cut, by DeepSpeed",
+    "data_seed": "seed is that of the data, too",
+    "assistant_only_loss": "data.trainOn is Assistant by default",
+    "completion_only_loss": "data.trainOn is Assistant by default",
+    "train_on_eos": "answers are learned through their stop token",
+    "roles_to_train": "data.trainOn says what is learned",
+    "message_field_training": "train: false in a message leaves it out",
+    "chat_template": "data.chatTemplate names a file with it",
+    "chat_template_jinja": "data.chatTemplate names a file with it",
+    "chat_template_path": "data.chatTemplate names a file on the volumes",
+    "min_lr": "optimization.minLearningRateRatio is min_lr / learning_rate",
+    "dataloader_num_workers": "tokens are made once and kept on disk",
+    "dataloader_pin_memory": "tokens are made once and kept on disk",
+    "tensor_parallel_size": "nothing cuts single layers; zeroStage: Stage3 cuts the model over all ranks",
+    "pipeline_parallel_size": "no pipeline; zeroStage: Stage3 cuts the model over all ranks",
+}
+"""Keys that need no field, with the reason."""
+SECTION_REASONS = {
+    "chat_template_kwargs": "data.chatTemplateKwargs takes it as it is",
+    "fsdp_config": NOTHING["fsdp"],
+    "deepspeed": NOTHING["deepspeed"],
+    "cluster": "the machines have a file of their own: lockstep cluster import FILE",
+    "paths": "files are below /workspace and /datasets, a job's in runs/JOB",
+    "datasets": "data.sources takes several sources",
+}
+"""Reasons for all keys of a section."""
+UNKNOWN = "the trainer has no such setting"
+
+
+def job_text(text: str, source: str, name: str, cluster: str, size: Size) -> Translation:
+    """The job file of a config.yaml. `source`: its name; `cluster`: the job's; `size`: ranks, by which a step's samples are counted.
+
+    Raises ConfigError for a file without a model or without data.
+    """
+    leaves = leaves_of(text, source)
+    reader = _Reader(size)
+    for leaf in leaves:
+        reader.read(leaf)
+    missing = [
+        f"{source}: names no {what}: it has none of the keys {', '.join(keys)}"
+        for what, field, keys in (("model", "model.name", MODEL_KEYS), ("data", "data.", (*DATA_KEYS, "dataset_name")))
+        if not any(key.startswith(field) and key != "data.maxLength" for key in reader.entries)
+    ]
+    if missing:
+        raise ConfigError(*missing)
+    return Translation(_written(name, cluster, source, size, reader.finished()), tuple(sorted(reader.leftovers, key=lambda one: one.line)))
+
+
+def _written(name: str, cluster: str, source: str, size: Size, training: Sequence[Entry]) -> str:
+    entries = [
+        stated("apiVersion", API_VERSION, ""),
+        stated("kind", "TrainingJob", ""),
+        stated("metadata.name", name, "a job made again under its name goes on from its last checkpoint"),
+        stated("spec.cluster", cluster, "a file in clusters/"),
+        *([stated("spec.nodes", size.nodes, ""), stated("spec.gpusPerNode", size.gpus_per_node, "")] if size.is_stated else ()),
+        *training,
+        stated("spec.restart.maxRestarts", 3, "without a new checkpoint between them"),
+    ]
+    header = [
+        f"The job {name}, from {source}. Behind each value stands the key that it comes from.",
+        "Every field there is: docs/reference/trainingjob.md. Check it: lockstep validate, then lockstep plan.",
+    ]
+    return re.sub(r"\n\n(kind|metadata|spec):", r"\n\1:", write(header, entries))
+
+
+class _Reader:
+    """Turns leaves into fields of spec.training."""
+
+    def __init__(self, size: Size) -> None:
+        self.size = size
+        self.entries: dict[str, Entry] = {}
+        """Entry of each field, by its path below spec.training."""
+        self.accumulation: Leaf | None = None
+        self.leftovers: list[Leftover] = []
+
+    def read(self, leaf: Leaf) -> None:
+        """Take in one value: it becomes a field, or a leftover with its reason."""
+        path = re.sub(r"\[\d+\]", "", leaf.path)
+        key = path.rpartition(".")[2]
+        if path in DATA_KEYS or key in DATA_KEYS:
+            self._volume_path(leaf, "data.path", DATASETS)
+        elif key in MODEL_KEYS or path == "model.name":
+            self._model(leaf)
+        elif key == "gradient_accumulation_steps":
+            self.accumulation = leaf
+        else:
+            self._field(leaf, path, ALIASES.get(key, key))
+
+    def _field(self, leaf: Leaf, path: str, key: str) -> None:
+        section = next((name for name in path.split(".") if name in SECTION_REASONS), None)
+        if section is None and key in FIELDS:
+            field, read = FIELDS[key]
+            try:
+                self._set(leaf, field, read(leaf.value))
+            except ValueError as error:
+                self._leave(leaf, str(error))
+        else:
+            self._leave(leaf, SECTION_REASONS[section] if section else NOTHING.get(key, UNKNOWN))
+
+    def _set(self, leaf: Leaf, field: str, value: Any, comment: str = "") -> None:
+        if field in self.entries:
+            self._leave(leaf, f"{field} has its value from {self.entries[field].source.partition(':')[0]}")
+        else:
+            self.entries[field] = stated(f"{TRAINING}.{field}", value, comment or leaf.path)
+
+    def _leave(self, leaf: Leaf, reason: str) -> None:
+        self.leftovers.append(Leftover(leaf.line, f"{leaf.path}: {leaf.value}", reason))
+
+    def _model(self, leaf: Leaf) -> None:
+        name = str(leaf.value)
+        is_hub_or_store = re.fullmatch(MODEL_PATTERN, name) and not name.startswith("/")
+        if is_hub_or_store:
+            self._set(leaf, "model.name", name)
+        else:
+            self._volume_path(leaf, "model.name", f"{WORKSPACE}/models")
+
+    def _volume_path(self, leaf: Leaf, field: str, folder: str) -> None:
+        """A path below /workspace or /datasets, or an address, stays; every other file has to be brought there."""
+        path = str(leaf.value)
+        if path.startswith((f"{WORKSPACE}/", f"{DATASETS}/")) or "://" in path:
+            self._set(leaf, field, path)
+            return
+        there = f"{folder}/{basename(path.rstrip('/'))}"
+        self._set(leaf, field, there, f"{leaf.path}: {path}, which only /workspace and /datasets can hold: lockstep cp brings it")
+
+    def finished(self) -> list[Entry]:
+        """The entries, with those that follow from several keys."""
+        self._batch()
+        if {"optimization.warmupSteps", "optimization.warmupRatio"} <= set(self.entries):
+            ratio = self.entries.pop("optimization.warmupRatio")
+            self.leftovers.append(Leftover(0, f"{ratio.source}: {ratio.value}", "optimization.warmupSteps goes before it"))
+        if "model.quantization" in self.entries:
+            stage = stated(f"{TRAINING}.zeroStage", "Stage2", "quantized weights can't be cut into shards")
+        else:
+            stage = stated(
+                f"{TRAINING}.zeroStage",
+                "Stage3",
+                "cuts the model over all ranks, as FSDP's full sharding; Stage2 is faster where it fits one GPU",
+            )
+        if "optimization.gradientCheckpointing" not in self.entries:
+            why = "less memory for about a third more time; a script may have set it in its code"
+            self.entries["optimization.gradientCheckpointing"] = left_out(f"{TRAINING}.optimization.gradientCheckpointing", True, why)
+        order = ("model", "data", "lora", "precision", "seed", "optimization", "evaluation", "checkpoint", "limits")
+        return [
+            *sorted(self.entries.values(), key=lambda entry: order.index(entry.key.removeprefix(f"{TRAINING}.").partition(".")[0])),
+            stage,
+        ]
+
+    def _batch(self) -> None:
+        """The samples of a step: those of a rank, times what it accumulates, times the ranks."""
+        micro = self.entries.get("optimization.microBatchSize")
+        if self.accumulation is None and micro is None:
+            return
+        per_rank, times = 1 if micro is None else int(micro.value), 1
+        if self.accumulation is not None:
+            try:
+                times = _at_least(1, "must be 1 or more")(self.accumulation.value)
+            except ValueError as error:
+                self._leave(self.accumulation, str(error))
+        comment = f"{per_rank} × {times} accumulated × {self.size.ranks} ranks; it stays the same where the number of ranks changes"
+        self.entries["optimization.globalBatchSize"] = stated(
+            f"{TRAINING}.optimization.globalBatchSize", per_rank * times * self.size.ranks, comment
+        )
