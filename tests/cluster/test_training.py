@@ -160,6 +160,23 @@ def test_every_verb_that_looks_tells_the_same_of_a_job_that_has_trained(jobs: Jo
     assert [step for step, _ in json.loads(shown.stdout)["loss"]] == list(range(1, steps + 1)), shown.stderr
 
 
+def test_scaling_is_measured_in_pods_and_nothing_of_it_stays(jobs: Jobs, files: PodPlace, tmp_path: Path) -> None:
+    job = {
+        "apiVersion": "lockstep.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": "scaled"},
+        "spec": {"cluster": "local", "nodes": 2, "training": TRAINING},
+    }
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    told = lockstep(jobs, "bench", "scaling", str(tmp_path / "job.json"), "--steps", "3", "-o", "json")
+    assert told.returncode == 0, told.stderr
+    one, two = json.loads(told.stdout)["runs"]
+    assert (one["nodes"], one["steps"], two["nodes"], two["steps"]) == (1, 3, 2, 3)
+    assert one["efficiency"] == 1.0 and two["tokensPerSecond"] > 0 and 0 <= two["waiting"] <= 1
+    assert "measured" not in run_in_pod(files, ["ls", "-a", "/workspace/runs"])
+    assert jobs.get("StatefulSet", "scaled-scaling", "apps/v1") is None
+
+
 def test_two_trainings_are_compared_by_what_they_were_told_and_their_loss_at_the_same_steps(jobs: Jobs, trained: str) -> None:
     other = train(jobs, "Stage3")
     found = json.loads(lockstep(jobs, "diff-runs", trained, other, "-o", "json").stdout)

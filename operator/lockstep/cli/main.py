@@ -39,6 +39,7 @@ VERBS = {
         "run": "jobs.run.run",
         "launch": "jobs.launch.launch",
         "join": "jobs.launch.join",
+        "bench": "jobs.bench.app",
         "diff": "jobs.diff.diff",
         "diff-runs": "jobs.diff_runs.diff_runs",
         "logs": "jobs.logs.logs",

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -197,6 +198,51 @@ def test_lockstep_s_trainer_trains_an_adapter(folder: Folder, model: Path, data:
     adapter = folder.end()["result"]["adapter"]
     assert adapter == str(folder.root / "workspace/runs/x/adapter")
     assert (Path(adapter) / "adapter_config.json").is_file()
+
+
+def bench(folder: Folder, *options: str) -> list[str]:
+    words = ["bench", "scaling", str(folder.root / "job.yaml"), "--local", "--workspace", str(folder.root), *options]
+    return [sys.executable, "-m", "lockstep.cli.main", *words]
+
+
+def test_scaling_is_measured_by_short_runs_of_which_nothing_stays(folder: Folder, model: Path, data: Path) -> None:
+    prepare_training(folder, model, data)
+    command = bench(folder, "--steps", "3", "-o", "json", "--set", "training.optimization.warmupSteps=1")
+    ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    one, two = json.loads(ended.stdout)["runs"]
+    assert (one["nodes"], one["ranks"], two["nodes"], two["ranks"]) == (1, 1, 2, 2)
+    assert one["steps"] == two["steps"] == 3 and one["efficiency"] == 1.0
+    assert all(run["tokensPerSecond"] > 0 and run["stepSeconds"] > 0 and 0 <= run["waiting"] <= 1 for run in (one, two))
+    assert list((folder.root / "workspace/runs").iterdir()) == []
+
+
+def test_a_measurement_that_is_interrupted_leaves_nothing_behind(folder: Folder, model: Path, data: Path) -> None:
+    prepare_training(folder, model, data)
+    log = folder.root / "workspace/runs/.measured-x/logs/train_log.jsonl"
+    process = subprocess.Popen(
+        bench(folder, "--steps", "10000"), env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        while process.poll() is None and not (log.is_file() and log.stat().st_size):
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)  # (as `timeout` does, which signals its group, too)
+        output, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130 and "the run that was measured is removed" in output
+    assert list((folder.root / "workspace/runs").iterdir()) == []
+
+
+def test_a_run_that_fails_says_why_in_its_row(folder: Folder, model: Path, data: Path) -> None:
+    prepare_training(folder, model, data)
+    (folder.root / "workspace/empty").mkdir()
+    (folder.root / "workspace/empty/config.json").write_text("{}")
+    command = bench(folder, "--nodes", "1", "--set", "training.model.name=/workspace/empty")
+    ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS)
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert [line for line in ended.stdout.splitlines() if line.startswith("     1      1  ") and "rank 0" in line], ended.stdout
 
 
 def test_ctrl_c_lets_the_ranks_save_and_leaves_nothing_behind(folder: Folder) -> None:

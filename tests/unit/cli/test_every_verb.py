@@ -49,6 +49,8 @@ MORE = {
     "model get": ["org/name", "--job", "x"],
 }  # fmt: skip
 """What some verbs want besides, though no option of theirs is required."""
+FILES = {"bench scaling": "training.yaml"}
+"""Job files of those that take no script's."""
 
 
 def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -69,7 +71,7 @@ def arguments(name: str, folder: Path) -> list[str]:
     for parameter in VERBS[name].params:
         if not parameter.required:
             continue
-        value = str(folder / "job.yaml") if parameter.name == "file" else GIVEN.get(str(parameter.name), "x")
+        value = str(folder / FILES.get(name, "job.yaml")) if parameter.name == "file" else GIVEN.get(str(parameter.name), "x")
         given += [parameter.opts[0], value] if parameter.opts[0].startswith("-") else [value]
     flags = {option for parameter in VERBS[name].params for option in parameter.opts}
     given += MORE.get(name, [])
@@ -93,6 +95,8 @@ def write_job_file(folder: Path) -> None:
         "apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x"}, "spec": {"script": {"path": "/workspace/a.py"}},
     }  # fmt: skip
     (folder / "job.yaml").write_text(json.dumps(document))
+    training = {"model": {"name": "/workspace/models/x"}, "data": {"path": "/datasets/x.jsonl"}}
+    (folder / "training.yaml").write_text(json.dumps({**document, "spec": {"nodes": 1, "training": training}}))
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -52,7 +52,9 @@ REMEMBERED_LINES = 5000
 GONE_SECONDS = 240.0
 OWN = "lockstep:"
 """Beginning of the command's own lines, which are not of node 0's log."""
+LEAVE_SECONDS = 60.0
 Say = Callable[[str], None]
+Leave = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,8 @@ async def _run(job: TrainingJob, profile: TrainingCluster, namespace: str | None
         return COMPLETE if code == COMPLETE else FAILED
 
 
-async def run_until(cluster: Cluster, run: Run, say: Say, heard: asyncio.Event, limit: TimeLimit) -> None:
-    """Start, follow until what was waited for is heard or node 0 has ended, then remove all but the claims.
+async def run_until(cluster: Cluster, run: Run, say: Say, heard: asyncio.Event, limit: TimeLimit, leave: Leave | None = None) -> None:
+    """Start, follow until what was waited for is heard or node 0 has ended, then remove all but the claims. `leave` is called while the pods are still there.
 
     They are removed however this ends, also when the process is killed (`expiring`). Raises ConfigError, ApiError, Failed.
     """
@@ -139,12 +141,25 @@ async def run_until(cluster: Cluster, run: Run, say: Say, heard: asyncio.Event, 
             for part in parts:
                 part.cancel()
             await asyncio.gather(*parts, return_exceptions=True)
-            await cluster.delete("ConfigMap", run.namespace, run.frozen.name)
-            say(f"{OWN} {run.name} is removed; its claims stay")
+            try:
+                if leave is not None:
+                    await _left(leave, say)
+            finally:
+                await cluster.delete("ConfigMap", run.namespace, run.frozen.name)
+                say(f"{OWN} {run.name} is removed; its claims stay")
     if not done:
         raise Failed(f"{run.name} has no result after {limit.seconds:.0f} s (--timeout);{waited or ' it said nothing'}")
     if parts[0] in done and parts[0].exception() is not None:
         await parts[0]
+
+
+async def _left(leave: Leave, say: Say) -> None:
+    """Call `leave`; that it can't do its work is no reason to keep the pods."""
+    try:
+        async with asyncio.timeout(LEAVE_SECONDS):
+            await leave()
+    except (Failed, ApiError, OSError, TimeoutError) as error:
+        say(f"{OWN} what the run wrote to its volume may be left there: {error or 'its pods do not answer'}")
 
 
 async def lacking_nodes(cluster: Cluster, run: Run) -> str:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from posixpath import join
 
@@ -16,6 +17,7 @@ from lockstep.api import names
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.job import TrainingJob
+from lockstep.api.objects import Object
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.exec import PodPlace
 from lockstep.plan.cluster.calibration import Point, is_done, point_in
@@ -26,13 +28,19 @@ from lockstep.plan.render.run import result_in, with_preflight, without_ranks
 from lockstep.platforms.clusters.facts import with_image
 from lockstep.platforms.files.reader import running_pods
 from lockstep.platforms.in_namespace.objects import Run, prepare
-from lockstep.platforms.in_namespace.run import OWN, Say, TimeLimit, run_until
+from lockstep.platforms.in_namespace.run import OWN, Leave, Say, TimeLimit, run_until
+from lockstep.platforms.inpod import forget, source_of
 from lockstep.platforms.jobs.netrates import measure_pairs
+from lockstep.platforms.jobs.runs import summary
+from lockstep.programs import python_output
 from lockstep_gang.contract.preflight import PreflightReport
+from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import WhenDone, parse_run, run_text
 from lockstep_spec.choices import StorageMode
+from lockstep_spec.words import printable_line
 
-SUFFIX = "-preflight"
+SUFFIX, MEASURED_SUFFIX = "-preflight", "-scaling"
+_ENDED = re.compile(rf"\[lockstep\] ({'|'.join(state.value for state in State)}): (.*)")
 PREFLIGHT_LINES, SWEEP_LINES = 5, 6
 """Last lines of node 0 that are quoted where there is no result."""
 POINTS_MAX = 1000
@@ -49,15 +57,71 @@ def preflight_on_cluster(
 def prepared(job: TrainingJob, profile: TrainingCluster, namespace: str) -> Run:
     """Prepare the job without its ranks. Beside a job that may run, under a name of its own; with volumes of its own for every pod under the
     job's name, since that is what its volumes are found by."""
-    checked = with_preflight(job)
-    if resolve(checked, profile, PlatformDefaults(namespace=namespace)).storage_mode is StorageMode.SHARED:
-        name = f"{job.metadata.name[: names.JOB_NAME_MAX - len(SUFFIX)].rstrip('-')}{SUFFIX}"
-        checked = checked.model_copy(update={"metadata": checked.metadata.model_copy(update={"name": name})})
-    run = prepare(checked, profile, namespace)
+    run = prepare(_beside(with_preflight(job), profile, namespace, SUFFIX), profile, namespace)
     ending = without_ranks(parse_run(run.frozen.run), join(names.WORKSPACE, "runs", job.metadata.name))
     # An agent that ends is started again by the kubelet, and one that has only just started doesn't hear that it is to go.
     waiting = replace(ending, when_done=WhenDone.WAIT)
     return replace(run, frozen=replace(run.frozen, run=run_text(waiting)))
+
+
+def _beside(job: TrainingJob, profile: TrainingCluster, namespace: str, suffix: str) -> TrainingJob:
+    """The job under a name of its own where that finds the same volumes."""
+    if resolve(job, profile, PlatformDefaults(namespace=namespace)).storage_mode is not StorageMode.SHARED:
+        return job
+    name = f"{job.metadata.name[: names.JOB_NAME_MAX - len(suffix)].rstrip('-')}{suffix}"
+    return job.model_copy(update={"metadata": job.metadata.model_copy(update={"name": name})})
+
+
+def prepared_to_measure(job: TrainingJob, profile: TrainingCluster, namespace: str) -> Run:
+    """Prepare the job with its volumes and a folder that no job has. Agents idle at the end, so that the folder can be read and removed."""
+    run = prepare(_beside(job, profile, namespace, MEASURED_SUFFIX), profile, namespace)
+    folder = join(names.WORKSPACE, "runs", f".measured-{job.metadata.name}")
+    return replace(
+        run, frozen=replace(run.frozen, run=run_text(replace(parse_run(run.frozen.run), run_dir=folder, when_done=WhenDone.WAIT)))
+    )
+
+
+def measured_on_cluster(
+    job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, say: Say, limit: TimeLimit, values: Sequence[str]
+) -> tuple[dict[str, Object], str]:
+    """Run the job, and remove all of it but claims. Return these `values` of each step, and why it failed, or ''.
+
+    Raises ConfigError when it can't start, Failed without an end in time.
+    """
+    return asyncio.run(_measured(job, profile, namespace, context, say, limit, values))
+
+
+async def _measured(
+    job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, say: Say, limit: TimeLimit, values: Sequence[str]
+) -> tuple[dict[str, Object], str]:
+    ended: list[str] = []
+    heard = asyncio.Event()
+    last: deque[str] = deque(maxlen=SWEEP_LINES)
+    steps: dict[str, Object] = {}
+
+    def listen(line: str) -> None:
+        if line.startswith(OWN):
+            say(line)
+        elif (end := _ENDED.match(line)) is not None:
+            ended.append("" if end[1] == State.COMPLETE.value else printable_line(end[2]))
+            heard.set()
+        else:
+            last.append(line)
+
+    async def leave() -> None:
+        """Read what was measured, then remove it, also when the run is cut off."""
+        places = await running_pods(cluster, namespace, run.name)
+        if ended and not ended[0]:
+            steps.update((await summary(places[0], run.name, root=folder, values=values))["steps"])
+        await asyncio.gather(*(python_output(place, source_of(forget), json.dumps({"root": folder})) for place in places.values()))
+
+    async with await Cluster.connect(context) as cluster:
+        run = prepared_to_measure(job, await with_image(cluster, job, profile, namespace), namespace)
+        folder = parse_run(run.frozen.run).run_dir
+        await _run_until(cluster, run, listen, heard, limit, "measurement", leave)
+    if not ended:
+        raise Failed("the run ended without saying how; the log of node 0 ends with: " + " | ".join(last))
+    return steps, ended[0]
 
 
 async def _preflight(
@@ -190,8 +254,10 @@ async def _all_pods(cluster: Cluster, run: Run) -> tuple[dict[int, PodPlace], di
     return places, {node: homes.get(place.pod, place.pod) for node, place in places.items()}
 
 
-async def _run_until(cluster: Cluster, run: Run, hear: Say, heard: asyncio.Event, limit: TimeLimit, what: str) -> None:
+async def _run_until(
+    cluster: Cluster, run: Run, hear: Say, heard: asyncio.Event, limit: TimeLimit, what: str, leave: Leave | None = None
+) -> None:
     try:
-        await run_until(cluster, run, hear, heard, limit)
+        await run_until(cluster, run, hear, heard, limit, leave)
     except ApiError as error:
         raise ConfigError(f"the API server refused an object of the {what}: {error.message}") from None

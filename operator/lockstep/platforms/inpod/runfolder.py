@@ -134,13 +134,13 @@ class Records:
         return statistics.median(values) if values else None
 
 
-def summary(root: str, points: int = 1000, **_: object) -> Json:
-    """Measurements of a run, its run.json, and its records."""
+def summary(root: str, points: int = 1000, names: Iterable[str] = MEASURED, **_: object) -> Json:
+    """Measurements of a run, its run.json, and its records. `names`: values of each step that are read."""
     folder = Path(root)
     train, evals = (Records(folder / "logs" / f"{name}_log.jsonl").read() for name in ("train", "eval"))
     return {
         "there": folder.is_dir(),
-        "steps": train.thinned(points, MEASURED),
+        "steps": train.thinned(points, names),
         "medians": {name: train.median(name) for name in ("tokensPerSecond", "stepSeconds", "mfu")},
         "evaluations": evals.thinned(points, ("evalLoss",)),
         **{name: _json(folder / path) for name, path in (("run", "logs/output/run.json"), ("goodput", "gang/goodput.json"))},

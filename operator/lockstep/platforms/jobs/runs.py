@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -61,10 +61,13 @@ async def log_lines(place: Place, job: str, **request: Any) -> AsyncGenerator[st
             yield line
 
 
-async def summary(place: Place, job: str, points: int = 1000) -> dict[str, Any]:
-    """Measurements of the run, as `runfolder.summary` prints them."""
+async def summary(
+    place: Place, job: str, points: int = 1000, *, root: str | None = None, values: Sequence[str] = runfolder.MEASURED
+) -> dict[str, Any]:
+    """Measurements of the run, as `runfolder.summary` prints them. `root`: its folder there, if it isn't the job's. `values`: of each step."""
     text = ""
-    async with runfolder_program(place, what="summary", root=run_folder(job), points=points) as running:
+    request = {"root": root or run_folder(job), "points": points, "names": list(values)}
+    async with runfolder_program(place, what="summary", **request) as running:
         async for line in lines_of(running):
             text = line
     return read_summary(answer_of(text, place.name))

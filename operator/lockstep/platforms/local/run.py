@@ -7,6 +7,7 @@ import fcntl
 import os
 import queue
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,19 +16,24 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.job import TrainingJob
+from lockstep.api.objects import Object
+from lockstep.plan.pages.answers import POINTS_MAX, read_summary
 from lockstep.plan.reconcile.clocks import Earlier, retried
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.run import result_in, with_preflight, without_ranks
+from lockstep.platforms.inpod import runfolder
 from lockstep.platforms.local.placement import LOOPBACK, check_inputs, gpus_here, local_defaults, local_run, node_devices, run_dir
 from lockstep.platforms.output import tell
 from lockstep_gang.contract.preflight import PreflightReport
 from lockstep_gang.contract.run import run_text
+from lockstep_spec.words import printable_line
 
 END_SECONDS = 15.0
 """Time for the other agents to end after node 0's; then they get SIGTERM, then SIGKILL."""
@@ -75,6 +81,42 @@ def preflight_local(job: TrainingJob, profile: TrainingCluster, root: Path) -> P
     if result is None:
         raise Failed("preflight ended without a result; the log of node 0 ends with: " + " | ".join(lines[-5:]))
     return result
+
+
+def measured_local(job: TrainingJob, profile: TrainingCluster, root: Path, names: Sequence[str]) -> tuple[dict[str, Object], str]:
+    """Run the job quietly in a folder that no job has, and remove that. Return the values of these `names` of each step, and why it failed, or ''.
+
+    Raises ConfigError when the job can't run here, Interrupted after Ctrl-C, which ends the ranks at once.
+    """
+    resolved = resolve(job, profile, local_defaults(root, uid=str(uuid.uuid4())))
+    check_inputs(resolved)
+    devices = node_devices(resolved, os.environ, gpus_here())
+    folder = run_dir(resolved).with_name(f".measured-{resolved.name}")
+    with alone(folder), tempfile.TemporaryDirectory(prefix="lockstep-") as private:
+        key_file, run_path = Path(private) / "key", Path(private) / "run.json"
+        run = replace(local_run(resolved, key_file, _free_ports(), os.environ), run_dir=str(folder))
+        write_private(key_file, secrets.token_hex(32))
+        run_path.write_text(run_text(run), encoding="utf-8")
+        try:
+            with interruptible():
+                agents = Agents(run_path, resolved.nodes, folder / "logs", shown=False, devices=devices)
+                try:
+                    code = agents.wait()
+                    agents.wait_all(END_SECONDS)
+                finally:
+                    for number in (signal.SIGINT, signal.SIGTERM):  # (`timeout` sends two at once)
+                        signal.signal(number, signal.SIG_IGN)
+                    agents.tell(signal.SIGTERM)  # the first of two: nothing has to be saved
+                    agents.end()
+            summary = runfolder.summary(str(folder), points=POINTS_MAX, names=names)
+            why = "" if code == 0 else str(summary["end"].get("message") or _last_line(folder / "logs/node-0.log"))
+            return read_summary(summary)["steps"], printable_line(why)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _last_line(log: Path) -> str:
+    return ([line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()] or ["its log is empty"])[-1]
 
 
 def preview_local(job: TrainingJob, profile: TrainingCluster, root: Path, samples: int) -> int:

@@ -327,3 +327,24 @@ def test_a_run_that_is_interrupted_while_its_objects_are_made_leaves_none() -> N
 
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(left_after(two_nodes(on_create=interrupt), on_nodes(2), [], TimeLimit()))
+
+
+@pytest.mark.parametrize("problem", [None, Failed("no such pod")], ids=["works", "fails"])
+def test_what_a_run_wants_to_do_before_it_is_removed_is_done_while_its_objects_are_there_and_keeps_none_of_them(
+    problem: Failed | None,
+) -> None:
+    cluster, run, said, seen = two_nodes(), on_nodes(2), list[str](), list[list[str]]()
+
+    async def leave() -> None:
+        seen.append(cluster.names("StatefulSet"))
+        if problem is not None:
+            raise problem
+
+    async def measured() -> None:
+        with pytest.raises(Failed, match="has no result"):
+            await run_until(cluster.as_cluster, run, said.append, asyncio.Event(), TimeLimit(0.2), leave)
+
+    asyncio.run(measured())
+    assert seen == [["x"]] and run.frozen.name not in cluster.names("ConfigMap")
+    assert any("may be left there: no such pod" in line for line in said) is (problem is not None)
+    assert said[-1] == "lockstep: x is removed; its claims stay"

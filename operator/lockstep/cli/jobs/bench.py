@@ -1,0 +1,150 @@
+"""`lockstep bench scaling`: speed of a job's training on 1, 2, … n nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lockstep.api.errors import Failed
+from lockstep.cli.shared.inputs import ClusterOption, FileOption, NamespaceOption, SetOption, TakesFiles, only, read_inputs
+from lockstep.cli.shared.jobargs import WORKSPACE, ContextOption, Form, FormOption, HereOption, VolumesOption
+from lockstep.cli.shared.signals import exiting_on_ctrl_c
+from lockstep.platforms.output import put, put_json, tell
+from lockstep_spec.words import number_of
+
+if TYPE_CHECKING:
+    from lockstep.api.job import TrainingJob
+    from lockstep.api.objects import Object
+    from lockstep.cli.shared.inputs import Inputs
+    from lockstep.plan.ahead.scaling import Measured
+
+app = typer.Typer(help="Measure a job's training.", no_args_is_help=True)
+LOCAL_CLUSTER = "local"
+EXIT_FAILED = 1
+Run = Callable[["TrainingJob"], tuple[dict[str, "Object"], str]]
+
+
+@app.callback()
+def bench() -> None:
+    """Measure a job's training."""
+
+
+@app.command("scaling", cls=TakesFiles)
+def scaling(
+    file: FileOption,
+    nodes: Annotated[
+        str | None,
+        typer.Option("--nodes", help="Numbers of nodes, such as 1,2,4. Default: 1 up to the job's, doubled beyond 4.", show_default=False),
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", min=2, max=10000, help="Steps to measure, after 3 that warm up.")] = 20,
+    local: HereOption = False,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    cluster: ClusterOption = None,
+    changes: SetOption = None,
+    timeout: Annotated[
+        int | None,
+        typer.Option(
+            "--timeout",
+            min=1,
+            help="Seconds for each number of nodes. Default: 900; nodes that the cluster doesn't have are not waited for.",
+        ),
+    ] = None,
+    workspace: VolumesOption = WORKSPACE,
+    output: FormOption = Form.TEXT,
+) -> None:
+    """Train a few steps of a job on 1, 2, … n nodes, one run after the other, and show what each further node brings.
+
+    TOKENS/S are those of all ranks together, EFFICIENCY is the speed of a node against that of a node of the smallest run, and WAITING is the share of a step in which
+    ranks wait for each other. Runs have a name and a folder of their own, load the job's model and data, and are removed afterwards, also on Ctrl-C.
+    Exit code 0: all were measured, 1: some failed, 2: the job can't run as written, 130: interrupted.
+
+    Example: lockstep bench scaling -f job.yaml --nodes 1,2,4
+
+    Example: lockstep bench scaling -f job.yaml --local
+    """
+    from lockstep.plan.ahead.scaling import as_json, batch_line, closing, scaling_job, sizes
+
+    inputs = read_inputs(only(file, "bench scaling"), (cluster or LOCAL_CLUSTER) if local else cluster, namespace, changes)
+    numbers = sizes(nodes, _nodes_of(inputs))
+    jobs = [scaling_job(inputs.job, number, steps) for number in numbers]
+    run = _here(inputs, workspace) if local else _on_cluster(inputs, context, timeout)
+    quiet = output is Form.JSON
+    if not quiet:
+        on = f"{', '.join(map(str, numbers))} {'node' if numbers == (1,) else 'nodes'}"
+        put(f"{number_of(steps, 'step')} of {inputs.job.metadata.name} on {on}; {batch_line(inputs.job)}", flush=True)
+    with exiting_on_ctrl_c("lockstep: interrupted; the run that was measured is removed"):
+        measured = list(_table(_Plan(inputs, run), jobs, quiet=quiet))
+    if quiet:
+        put_json(as_json(measured), indent=1)
+    elif lines := list(closing(measured, one_machine=local)):
+        put(*lines)
+    raise typer.Exit(EXIT_FAILED if any(one.problem for one in measured) else 0)
+
+
+def _nodes_of(inputs: Inputs) -> int:
+    return inputs.job.spec.nodes or inputs.cluster.profile.spec.gpus.default_nodes
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A job and how to run it."""
+
+    inputs: Inputs
+    run: Run
+
+    def measured(self, job: TrainingJob) -> Measured:
+        """Speed of one run, or why there is none. Raises ConfigError when it can't run as written."""
+        from lockstep.plan.ahead.scaling import failed, measure
+        from lockstep.plan.render.resolve import resolve
+
+        resolved = resolve(job, self.inputs.cluster.profile)
+        records, why = self.run(job)
+        return failed(resolved.nodes, resolved.world_size, why) if why else measure(records, resolved.nodes, resolved.world_size)
+
+
+def _table(plan: _Plan, jobs: list[TrainingJob], *, quiet: bool) -> Iterator[Measured]:
+    """Run the jobs one after the other, and print a row for each as soon as it is there."""
+    from lockstep.plan.ahead.scaling import base_of, heading, row
+
+    measured: list[Measured] = []
+    for job in jobs:
+        one = plan.measured(job)
+        measured.append(one)
+        if not quiet:
+            put(*([heading()] if len(measured) == 1 else []), row(one, base_of(measured)), flush=True)
+        yield one
+
+
+def _here(inputs: Inputs, workspace: Path) -> Run:
+    from lockstep.plan.ahead.scaling import RECORDED
+    from lockstep.platforms.local.run import Interrupted, measured_local
+
+    def run(job: TrainingJob) -> tuple[dict[str, Object], str]:
+        try:
+            return measured_local(job, inputs.cluster.profile, workspace, RECORDED)
+        except Interrupted:
+            raise KeyboardInterrupt from None
+
+    return run
+
+
+def _on_cluster(inputs: Inputs, context: str | None, timeout: int | None) -> Run:
+    from lockstep.kube.cluster import ApiError, Unreachable
+    from lockstep.plan.ahead.scaling import RECORDED
+    from lockstep.platforms.in_namespace.run import TimeLimit
+    from lockstep.platforms.in_namespace.shortruns import measured_on_cluster
+
+    def run(job: TrainingJob) -> tuple[dict[str, Object], str]:
+        try:
+            return measured_on_cluster(job, inputs.cluster.profile, inputs.namespace, context, tell, TimeLimit.of(timeout), RECORDED)
+        except (ApiError, Unreachable):
+            raise
+        except Failed as error:  # another number of nodes may do
+            return {}, str(error)
+
+    return run

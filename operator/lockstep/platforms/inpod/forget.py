@@ -1,0 +1,36 @@
+"""End a run that was only measured, and remove its folder: sent into each of its pods. `python3 -c THIS '{"root": "/workspace/runs/.measured-x"}'`
+
+Ranks that are asked to stop would save first, and bring the folder back. So they are killed, and the folder goes once the gang has written how it ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+from lockstep.platforms.inpod.rankprocesses import rank_processes
+
+END_SECONDS = 5.0
+"""Wait for the record of the end. A run that is cut off before its ranks start writes none."""
+POLL_SECONDS = 0.05
+
+
+def forget(root: Path) -> None:
+    """Kill the ranks of this pod, and remove the folder."""
+    for process, _ in list(rank_processes()):
+        with contextlib.suppress(OSError, ValueError):
+            os.kill(int(process.name), signal.SIGKILL)
+    end = time.monotonic() + END_SECONDS
+    while time.monotonic() < end and root.exists() and not (root / "gang" / "end.json").exists():
+        time.sleep(POLL_SECONDS)
+    shutil.rmtree(root, ignore_errors=True)  # (another pod may be at it, too)
+
+
+if __name__ == "__main__":
+    forget(Path(json.loads(sys.argv[1])["root"]))
