@@ -25,7 +25,7 @@ REFUSED: Mapping[str, str] = {
 }
 """Verbs about Kubernetes' own objects → what to use on hosts; {name} is the cluster's."""
 WORKING = frozenset({
-    "validate", "render", "plan", "preflight", "run", "launch", "diff-runs", "logs", "top", "get", "describe", "why", "stacks", "drill", "wait", "resume", "stop", "retry",
+    "validate", "render", "plan", "preflight", "run", "launch", "bench scaling", "diff-runs", "logs", "top", "get", "describe", "why", "stacks", "drill", "wait", "resume", "stop", "retry",
     "sync", "cp", "generate", "shell", "jupyter", "tensorboard", "vscode", "debug", "delete", "checkpoint list", "checkpoint verify", "checkpoint inspect",
     "adapter get", "model get", "cluster lint", "cluster calibrate", "cluster topology",
 })  # fmt: skip
