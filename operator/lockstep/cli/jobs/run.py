@@ -15,7 +15,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.names import DEV_ENVIRONMENT
 from lockstep.cli.shared.inputs import FRESH, NamespaceOption, OptionalFileOption, SetOption, only, read_inputs
 from lockstep.cli.shared.jobargs import WORKSPACE, ClusterJob, ContextOption, HereOption, TargetOptions, VolumesOption, find_job
-from lockstep.platforms.output import tell
+from lockstep.platforms.output import put_text, tell
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
@@ -61,6 +61,24 @@ def run(
             "--preview", min=1, help="With --local: print this many samples of the data, with what is learned marked, and train nothing."
         ),
     ] = None,
+    hosts: Annotated[
+        str | None,
+        typer.Option(
+            "--hosts",
+            metavar="HOST,HOST|FILE",
+            help="Hosts for a script, a cluster file with platform: hosts, or a hostfile.",
+            show_default=False,
+        ),
+    ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            "--nproc-per-node", min=1, max=64, help="With --hosts: ranks of each host. Default: one for each GPU that the hosts state."
+        ),
+    ] = None,
+    render: Annotated[
+        bool, typer.Option("--render", help="With --hosts: print the job file that these words stand for, and run nothing.")
+    ] = False,
 ) -> None:
     """Run a script on all nodes of a dev environment, or a job file to its end without the operator.
 
@@ -72,8 +90,15 @@ def run(
     Example: lockstep run -f job.yaml --local --set training.lora.rank=8 --set nodes=1
 
     Example: lockstep run -f job.yaml --local --preview 3
+
+    Example: lockstep run --hosts lab0,lab1 --nproc-per-node 2 --render -- train.py --epochs 3
     """
     file = only(files, "run") if files else None
+    if hosts is not None:
+        others = {"-f": file, "--job": job, "--detach": detach, "--local": local, "--in-namespace": in_namespace, "--attach": attach, "--cluster": cluster, "--nodes": nodes, "--fresh": fresh, "--preview": preview}  # fmt: skip
+        return _print_job(hosts, script or (), processes, changes or (), render, [name for name, value in others.items() if value])
+    if processes is not None or render:
+        raise ConfigError("--nproc-per-node and --render are for a script on hosts: name them with --hosts")
     if file is None:
         of_a_file = {"--local": local, "--in-namespace": in_namespace, "--attach": attach, "--nodes": nodes, "--set": changes, "--fresh": fresh, "--preview": preview}  # fmt: skip
         _refuse_file_options(of_a_file)
@@ -94,6 +119,27 @@ def run(
         raise ConfigError("--attach follows a run on Kubernetes: add --in-namespace")
     inputs = inputs_without_operator(file, cluster or LOCAL_CLUSTER if local else cluster, None if local else namespace, changes)
     raise typer.Exit(_run_here(inputs, workspace, nodes, preview) if local else _run_in_namespace(inputs, context, attach=attach))
+
+
+def _print_job(
+    hosts: str, words: Sequence[str], processes: int | None, changes: Sequence[str], render: bool, others: Sequence[str]
+) -> None:
+    """Print the job file of a script on hosts."""
+    from lockstep.api.files.jobfile import parse_job_file
+    from lockstep.api.files.yamltext import dump_yaml
+    from lockstep.cli.shared.clusterfiles import load_hosts
+    from lockstep.plan.translate.adhoc import script_job
+
+    if others:
+        raise ConfigError(f"{', '.join(others)} can't stand beside --hosts, which runs a script on the hosts that it names")
+    if not render:
+        raise ConfigError("--hosts with a script needs --render, which prints the job file that these words stand for")
+    file, name = load_hosts(hosts)
+    if file.hosts is None:
+        raise AssertionError("load_hosts gives hosts")
+    text = script_job(words, file.hosts, processes, name)
+    job = parse_job_file(text, "--hosts", changes)
+    put_text(dump_yaml(job.written()) if changes else text)
 
 
 def fresh_changes(file: Path) -> list[str]:

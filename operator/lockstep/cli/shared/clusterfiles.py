@@ -97,6 +97,32 @@ def peek(name_or_path: str, folder: Path) -> Peeked | None:
     return Peeked(name, namespace, api, is_of_hosts) if plain else None
 
 
+def load_hosts(word: str) -> tuple[ClusterFile, str | None]:
+    """Return the hosts that --hosts names, and the name of their cluster file in clusters/ if that is what it names.
+
+    `word`: the name or path of a cluster file with `platform: hosts`, a hostfile or another file that `lockstep cluster import` reads, or hosts as
+    one types them, with commas between them.
+
+    Raises ConfigError for a file of a Kubernetes cluster, one without hosts, and for words that are no hosts.
+    """
+    from lockstep.api.files.clusterfile import parse_cluster_file
+    from lockstep.cli.shared.checkout import checkout
+    from lockstep.plan.translate.hosts import cluster_text, from_words, read_machines
+
+    try:
+        folder = checkout() / "clusters"
+    except ConfigError:
+        folder = Path()
+    stated = peek(word, folder)
+    if stated is not None and stated.is_of_hosts:
+        return load_cluster(word, folder), None if is_path(word) else word
+    if stated is not None:
+        raise ConfigError(f"{word} describes a Kubernetes cluster, and no hosts: name it by --cluster")
+    is_file = is_path(word) or Path(word).is_file()
+    machines = read_machines(read_text(Path(word)), word) if is_file else from_words([name.strip() for name in word.split(",")])
+    return parse_cluster_file(cluster_text(HOSTS, "as --hosts names them", machines), f"--hosts {word}"), None
+
+
 def file_of(cluster: str) -> str:
     """Path of the cluster file to show: the one that was given, else that of clusters/."""
     return cluster if is_path(cluster) else str(Path("clusters") / f"{cluster}.yaml")

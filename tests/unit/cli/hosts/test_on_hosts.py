@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.files.clusterfile import parse_cluster_file
+from lockstep.api.files.jobfile import parse_job_file
 from lockstep.cli import main as entry
 from lockstep.cli.clusters.clusters import print_clusters
 from lockstep.cli.shared.clusterfiles import Peeked, load_cluster, peek
@@ -203,3 +204,47 @@ def test_a_name_that_can_not_be_leaves_no_file(name: str, tmp_path: Path) -> Non
     assert run("cluster", "import", str(tmp_path / "hostfile"), "--name", name, "-o", str(tmp_path / "x.yaml"))[0] == 2
     assert run("init", "hosts", name, "lab0", "-o", str(tmp_path / "x.yaml"))[0] == 2
     assert not (tmp_path / "x.yaml").exists()
+
+
+def test_a_script_on_hosts_is_rendered_as_the_job_file_that_it_stands_for(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, output = run("run", "--hosts", "lab0,ada@lab1:2222", "--nproc-per-node", "2", "--render", "--", "train.py", "--epochs", "3")
+    job = parse_job_file(output, "job.yaml")
+    assert code == 0 and job.spec.script is not None
+    assert (job.spec.nodes, job.spec.gpus_per_node, job.spec.script.args, job.spec.cluster) == (2, 2, ["--epochs", "3"], None)
+    (lab.parent / "hostfile").write_text("lab0 slots=4\nlab1 slots=2\nlab2 slots=2\n")
+    job = parse_job_file(run("run", "--hosts", str(lab.parent / "hostfile"), "--render", "train.py")[1], "job.yaml")
+    assert (job.spec.nodes, job.spec.gpus_per_node) == (3, 2)
+    monkeypatch.setattr("lockstep.cli.shared.checkout.checkout", lambda: lab.parent)
+    (lab.parent / "clusters").symlink_to(lab.parent)
+    job = parse_job_file(
+        run("run", "--hosts", "lab", "--nproc-per-node", "1", "--set", "metadata.name=y", "--render", "train.py")[1], "job.yaml"
+    )
+    assert (job.metadata.name, job.spec.nodes, job.spec.cluster) == ("y", 2, "lab")
+    job = parse_job_file(run("run", "--hosts", str(lab), "--nproc-per-node", "1", "--render", "train.py")[1], "job.yaml")
+    assert (job.spec.nodes, job.spec.cluster) == (2, None)
+
+
+def test_what_hosts_can_not_be_is_refused(lab: Path) -> None:
+    kubernetes = lab.parent / "kubernetes.yaml"
+    kubernetes.write_text("cluster: {name: kubernetes, namespace: n}\n")
+    for words, message in {
+        (
+            "--hosts",
+            str(kubernetes),
+            "--render",
+            "a.py",
+        ): f"{kubernetes} describes a Kubernetes cluster, and no hosts: name it by --cluster",
+        ("--hosts", "a,b c", "--nproc-per-node", "1", "--render", "a.py"): "--hosts a,b c:",
+        ("--hosts", "a,,b", "--nproc-per-node", "1", "--render", "a.py"): "'' is no host: write NAME, USER@NAME or NAME:PORT",
+        (
+            "--hosts",
+            str(lab.parent / "nothing.yaml"),
+            "--render",
+            "a.py",
+        ): f"{lab.parent / 'nothing.yaml'}: can't be read: No such file or directory",
+        ("--hosts", "a", "--job", "x", "--render", "a.py"): "--job can't stand beside --hosts",
+        ("--render", "a.py"): "--nproc-per-node and --render are for a script on hosts",
+        ("--hosts", "a", "--nproc-per-node", "1", "a.py"): "--hosts with a script needs --render",
+    }.items():
+        code, output = run("run", *words)
+        assert (code, output.startswith(message)) == (2, True), output
