@@ -164,7 +164,7 @@ def test_a_job_shows_its_defaults(server: Server) -> None:
     assert spec == {
         "type": "Batch",
         "fabric": {"mode": "Auto", "degradedPolicy": "Warn"},
-        "preflight": {"mode": "Full", "allReduce": False},
+        "preflight": {"mode": "Full", "allReduce": False, "selfTest": "Auto"},
         "startTimeoutSeconds": 1800,
         "restart": {"maxRestarts": 3, "backoffSeconds": 10, "holdOnFailureSeconds": 0, "retry": 0},
         "suspend": False,

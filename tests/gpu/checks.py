@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from scene import STEPS, NotHere, Scene, stop, whole
 
+import lockstep_gang
+from lockstep_gang.agent.preflight.selftest import is_clean, read_result
 from lockstep_gang.contract.fabric import RankFabric
 from lockstep_gang.lifecycle.fabric.nccl import read_line
 from support.rounding import forward_roundings, gradient_roundings, tolerance
@@ -106,7 +112,21 @@ def nccl_says_what_it_uses_and_its_collectives_are_recorded(scene: Scene) -> Non
     same_losses(scene, "nccl-pair", reference(scene))
 
 
+def the_self_test_of_preflight_finds_every_device_right(scene: Scene) -> None:
+    import torch
+
+    gpus = torch.cuda.device_count() if scene.device == "cuda" else 0
+    for precision in ("BF16", "FP16", "FP32"):
+        command = [sys.executable, "-m", "lockstep_gang.agent.preflight.selftest_program", precision]
+        variables = {**os.environ, "GPUS_PER_NODE": str(gpus), "PYTHONPATH": str(Path(lockstep_gang.__file__).parent.parent)}
+        ended = subprocess.run(command, env=variables, capture_output=True, check=False)
+        tested = read_result(ended.stdout, max(1, gpus), None)
+        assert is_clean(tested), (tested, ended.stderr[-3000:])
+        assert len(tested.devices) == max(1, gpus)
+
+
 CHECKS: tuple[Callable[[Scene], None], ...] = (
+    the_self_test_of_preflight_finds_every_device_right,
     one_rank_trains_as_one_process_on_a_cpu,
     two_ranks_train_as_one_process,
     a_snapshot_beside_the_next_step_is_bitwise_that_of_its_step,

@@ -85,13 +85,24 @@ class PreflightMode(StrEnum):
     OFF = "Off"
 
 
+class SelfTestMode(StrEnum):
+    """Devices that compute a known product before an attempt."""
+
+    AUTO = "Auto"
+    ALWAYS = "Always"
+    NEVER = "Never"  # not Off, which is false in YAML unless it has quotes
+
+
 class Preflight(Model):
     """Checks of all nodes before the ranks start. An error stops the start and spends no restart."""
 
     mode: PreflightMode = PreflightMode.FULL
-    """Full: every check, and a short all-reduce where the cluster states network.minimumBusbw. Basic: without the all-reduce. Off: nothing."""
+    """Full: every check, the self-test, and a short all-reduce where the cluster states network.minimumBusbw. Basic: without these two. Off: nothing."""
     all_reduce: bool = False
     """true: with mode Full, measure the all-reduce where the cluster states no threshold, too; status.preflight then has the figure."""
+    self_test: SelfTestMode = SelfTestMode.AUTO
+    """With mode Full, let every GPU compute a product whose result is known, and refuse one that is wrong. Auto: where the job has GPUs.
+    Always: on CPUs, too."""
 
 
 class Notify(Model):

@@ -8,18 +8,14 @@ from typing import Annotated
 from pydantic import Field
 
 from lockstep.api.model import Model, list_map
-from lockstep.api.statuspart import StatusPart
-from lockstep_spec.choices import Severity
+from lockstep.api.preflightstatus import PreflightStatus
+from lockstep.api.statuspart import Count, StatusPart, Text, Time
 
-FINDINGS_MAX = 20
 EXCLUDED_MAX = 16
 Name = Annotated[str, Field(max_length=64)]
 Seconds = Annotated[int, Field(ge=0)]
-Time = Annotated[str, Field(max_length=32, json_schema_extra={"format": "date-time"})]
-TEXT_MAX, LONG_TEXT_MAX = 1024, 4096
-Text = Annotated[str, Field(max_length=TEXT_MAX)]
+LONG_TEXT_MAX = 4096
 LongText = Annotated[str, Field(max_length=LONG_TEXT_MAX)]
-Count = Annotated[int, Field(ge=0)]
 
 
 class FabricDifference(StatusPart):
@@ -368,53 +364,6 @@ class InteractiveStatus(StatusPart):
     """Time at which the GPUs were released. The pods are gone until the job is resumed."""
     resume: Count | None = None
     """spec.interactive.resume at the release: a larger one brings the pods back."""
-
-
-class PreflightFinding(StatusPart):
-    """One check that a node did not pass."""
-
-    check: Annotated[str, Field(max_length=64)]
-    """Name of the check: docs/how-to/preflight.md has the table."""
-    severity: Severity
-    node: Count | None = None
-    """The node's index in the job. Left out: it is about several nodes together."""
-    node_name: Text | None = None
-    """The Node that its pod runs on."""
-    message: Text
-    """Observation."""
-    fix: Text
-    """Fix to apply."""
-
-
-class AllReduceStatus(StatusPart):
-    """The bandwidth of the short all-reduce."""
-
-    ranks: Count
-    """Processes that took part: one a GPU, or one a node without GPUs."""
-    bytes: Count
-    """Bytes that each of them reduced."""
-    busbw: Annotated[str, Field(max_length=32)]
-    """Bus bandwidth in decimal GB/s: 2 (ranks - 1) / ranks × bytes / time."""
-
-
-class PreflightStatus(StatusPart):
-    """Result of the last preflight."""
-
-    time: Time
-    """Time at which it ended."""
-    ok: bool
-    """false: an error stopped the start."""
-    checks: Count
-    """Checks that were made."""
-    nodes: Count
-    """Nodes that were looked at."""
-    milliseconds: Count
-    """Duration of the checks."""
-    findings: Annotated[list[PreflightFinding], Field(max_length=FINDINGS_MAX)] = []
-    """Checks that failed or warned, errors first."""
-    omitted: Count = 0
-    """Further findings that are not listed."""
-    all_reduce: AllReduceStatus | None = None
 
 
 class ExcludedNode(StatusPart):

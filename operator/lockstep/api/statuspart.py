@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, ParamSpec, Self, TypeVar, cast
+from typing import Annotated, Any, ParamSpec, Self, TypeVar, cast
+
+from pydantic import Field
 
 from lockstep.api.model import Model
 
 P = ParamSpec("P")
 Part = TypeVar("Part", bound="StatusPart")
+
+Time = Annotated[str, Field(max_length=32, json_schema_extra={"format": "date-time"})]
+TEXT_MAX = 1024
+Text = Annotated[str, Field(max_length=TEXT_MAX)]
+Count = Annotated[int, Field(ge=0)]
 
 
 class StatusPart(Model):

@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from gpu_carry import COMPILED, COPIED
 
 HOLDING = [
+    "the_self_test_of_preflight_finds_every_device_right",
     "one_rank_trains_as_one_process_on_a_cpu",
     "two_ranks_train_as_one_process",
     "a_snapshot_beside_the_next_step_is_bitwise_that_of_its_step",

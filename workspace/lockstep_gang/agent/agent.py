@@ -95,6 +95,7 @@ class Agent:
         loop.add_reader(self._socket.fileno(), self._read_reports)
         if self._run.training is None:  # a script; rank 0 may be on any node
             self._node = replace(self._node, reporting=await self._progress.start())
+        self._preflight.begin()
         own = (
             self.link.run(),
             watch(self.link, self._silence_seconds, self._unheard),

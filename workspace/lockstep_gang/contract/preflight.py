@@ -63,6 +63,13 @@ class AllReduce:
 
 
 @dataclass(frozen=True)
+class SelfTest:
+    """A product whose result is known, on each GPU of a node, or on its CPU. `precision`: that of the job; empty: nobody states it."""
+
+    precision: str = ""
+
+
+@dataclass(frozen=True)
 class Expected:
     """Expectations of all nodes, beside what the rest of run.json says."""
 
@@ -72,6 +79,7 @@ class Expected:
     rdma: ExpectedRdma | None = None
     """Null: the job doesn't use RDMA."""
     all_reduce: AllReduce | None = None
+    self_test: SelfTest | None = None
     only: bool = False
     """The job ends after it: no rank is started, and nothing is recorded."""
 
@@ -79,6 +87,7 @@ class Expected:
 class Stage(Choice):
     LOOK = "Look"  # at yourself; write a marker, open a port
     MEET = "Meet"  # the others: connect to their ports, look for node 0's marker
+    SELF_TEST = "SelfTest"
     ALL_REDUCE = "AllReduce"
 
 
@@ -108,6 +117,8 @@ class Check:
     """Part of the markers' names: never used before on the volume."""
     peers: tuple[Peer, ...] = ()
     group: Group | None = None
+    anew: bool = False
+    """True: a self-test of an earlier start doesn't count."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +219,40 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class DeviceResult:
+    """One device after its self-test: a GPU, or the CPU, which has neither UUID nor name."""
+
+    index: int
+    uuid: str = ""
+    name: str = ""
+    major: int = 0
+    minor: int = 0
+    """Compute capability of a GPU."""
+    torch: str = ""
+    lacking: bool = False
+    """True if this torch has no code for it; `built` names what it has."""
+    built: str = ""
+    precision: str = ""
+    elements: int = 0
+    wrong: int = 0
+    """Numbers of the result, and those of them that are not what they must be."""
+    flops: int = 0
+    """Operations a second."""
+    ecc_errors: int | None = None
+    """Uncorrected ones since its driver was loaded; null: nobody says."""
+    error: str = ""
+    """Exception, or why it has not ended."""
+
+
+@dataclass(frozen=True)
+class SelfTestResult:
+    """The self-test of a node; `error`: why none of its devices was tested."""
+
+    devices: tuple[DeviceResult, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class Checked:
     """A node's answer."""
 
@@ -215,6 +260,7 @@ class Checked:
     looked: Looked | None = None
     met: Met | None = None
     measured: Measured | None = None
+    tested: SelfTestResult | None = None
 
 
 @dataclass(frozen=True)
@@ -242,6 +288,25 @@ class Bandwidth:
 
 
 @dataclass(frozen=True)
+class Speed:
+    """Operations a second of the slowest and of the fastest of all devices in the self-test."""
+
+    devices: int
+    gpus: bool
+    precision: str
+    slowest: int
+    fastest: int
+
+    @property
+    def words(self) -> str:
+        """Sentence such as `16 GPUs compute right, 590 to 640 TFLOP/s in BF16`."""
+        kind = "GPU" if self.gpus else "CPU"
+        who = f"{self.devices} {kind}s compute" if self.devices != 1 else f"1 {kind} computes"
+        slowest, fastest = (f"{flops / 1e12:.3g}" for flops in (self.slowest, self.fastest))
+        return f"{who} right, {slowest if slowest == fastest else f'{slowest} to {fastest}'} TFLOP/s in {self.precision}"
+
+
+@dataclass(frozen=True)
 class PreflightReport:
     """The last preflight. At most 20 findings, errors first."""
 
@@ -254,3 +319,4 @@ class PreflightReport:
     findings: tuple[Finding, ...] = ()
     omitted: int = 0
     all_reduce: Bandwidth | None = None
+    self_test: Speed | None = None

@@ -70,6 +70,8 @@ def _show(result: PreflightReport, as_json: bool) -> None:
         put_json(to_json(result), indent=1)
         return
     _table(result)
+    if result.self_test is not None:
+        put(result.self_test.words)
     measured = result.all_reduce
     if measured is not None:
         put(

@@ -15,11 +15,11 @@ from typing import Any
 from lockstep.api.generate.schema import Schema, structural_schema
 from lockstep.api.names import LABEL_JOB
 from lockstep.api.objects import Object, condition, is_running
+from lockstep.api.preflightstatus import AllReduceStatus, PreflightFinding, PreflightStatus, SelfTestStatus
 from lockstep.api.status import (
     EXCLUDED_MAX,
     LONG_TEXT_MAX,
     ActiveTime,
-    AllReduceStatus,
     CheckpointStatus,
     ClusterInUse,
     ConditionType,
@@ -31,8 +31,6 @@ from lockstep.api.status import (
     InterferenceStatus,
     Metric,
     PlacementStatus,
-    PreflightFinding,
-    PreflightStatus,
     Ranks,
     RestartStatus,
     ResultStatus,
@@ -53,7 +51,7 @@ from lockstep.plan.render.objects import Frozen
 from lockstep.plan.times import not_ahead, remaining, seconds_of, timestamp
 from lockstep.plan.waiting.nodes import fitting_nodes
 from lockstep_gang.contract.fabric import FabricReport
-from lockstep_gang.contract.preflight import Bandwidth, Finding, PreflightReport
+from lockstep_gang.contract.preflight import Bandwidth, Finding, PreflightReport, Speed
 from lockstep_gang.contract.report import Cause, CheckpointReport, Failure, Report, Restart, TrainerReport
 from lockstep_spec.words import printable_line
 
@@ -225,7 +223,13 @@ def preflight_status(observed: Observed, result: PreflightReport) -> PreflightSt
             for finding in result.findings
         ],
         all_reduce=None if result.all_reduce is None else _bandwidth(result.all_reduce),
+        self_test=None if result.self_test is None else _speed(result.self_test),
     )
+
+
+def _speed(speed: Speed) -> SelfTestStatus:
+    slowest, fastest = (f"{flops / 1e12:.3f}" for flops in (speed.slowest, speed.fastest))
+    return taken_from(speed, SelfTestStatus, slowest_tflops=slowest, fastest_tflops=fastest)
 
 
 def _bandwidth(measured: Bandwidth) -> AllReduceStatus:

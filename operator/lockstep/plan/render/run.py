@@ -11,7 +11,7 @@ from typing import Any
 
 from lockstep.api import names
 from lockstep.api.job import Interactive as InteractiveSpec
-from lockstep.api.job import JobType, PreflightMode, TrainingJob, TrainingJobSpec
+from lockstep.api.job import JobType, PreflightMode, SelfTestMode, TrainingJob, TrainingJobSpec
 from lockstep.api.quantity import number
 from lockstep.api.training import Training
 from lockstep.plan.render.fabric import Transport, fabric_asked
@@ -19,7 +19,16 @@ from lockstep.plan.render.pod import loader_variables
 from lockstep.plan.render.resolved import Resolved
 from lockstep_gang.contract.fabric import are_whole_names
 from lockstep_gang.contract.interactive import Interactive
-from lockstep_gang.contract.preflight import PREFLIGHT_RESULT, AllReduce, Expected, ExpectedPath, ExpectedRdma, Kind, PreflightReport
+from lockstep_gang.contract.preflight import (
+    PREFLIGHT_RESULT,
+    AllReduce,
+    Expected,
+    ExpectedPath,
+    ExpectedRdma,
+    Kind,
+    PreflightReport,
+    SelfTest,
+)
 from lockstep_gang.contract.run import JobIdentity, ReportTarget, RestartPolicy, Run, WhenDone
 from lockstep_spec.choices import StorageMode
 from lockstep_spec.codec import from_json, settings_from_json
@@ -128,6 +137,7 @@ def expected_by_preflight(resolved: Resolved) -> Expected | None:
         shm_bytes=int(number(resolved.profile.spec.shm_size)),
         rdma=_rdma(resolved) if resolved.transport is Transport.RDMA else None,
         all_reduce=_all_reduce(resolved) if mode is PreflightMode.FULL else None,
+        self_test=_self_test(resolved) if mode is PreflightMode.FULL else None,
     )
 
 
@@ -220,6 +230,13 @@ def _all_reduce(resolved: Resolved) -> AllReduce | None:
     stated = resolved.profile.spec.network.minimum_busbw
     threshold = int(float(stated) * GIGABYTE) if stated is not None and _profile_speaks_of(resolved) else None
     return AllReduce(threshold) if resolved.nodes > 1 and (requested or threshold is not None) else None
+
+
+def _self_test(resolved: Resolved) -> SelfTest | None:
+    mode = resolved.job.spec.preflight.self_test
+    is_made = mode is SelfTestMode.ALWAYS or (mode is SelfTestMode.AUTO and resolved.gpus_per_node > 0)
+    precision = "" if resolved.training is None else resolved.training.precision.value
+    return SelfTest(precision) if is_made else None
 
 
 def _profile_speaks_of(resolved: Resolved) -> bool:

@@ -8,7 +8,23 @@ from typing import Any
 import pytest
 
 from lockstep_gang.contract.messages import Exited, RankExit, Start, Started, Stopped
-from lockstep_gang.contract.preflight import AllReduce, Check, Checked, Expected, ExpectedPath, Kind, Looked, Measured, Met, PathFact, Stage
+from lockstep_gang.contract.preflight import (
+    AllReduce,
+    Check,
+    Checked,
+    DeviceResult,
+    Expected,
+    ExpectedPath,
+    GpuFacts,
+    Kind,
+    Looked,
+    Measured,
+    Met,
+    PathFact,
+    SelfTest,
+    SelfTestResult,
+    Stage,
+)
 from lockstep_gang.contract.report import Cause, State
 from lockstep_gang.contract.run import RestartPolicy
 from lockstep_gang.lifecycle.gang import Phase
@@ -194,6 +210,60 @@ def test_where_a_node_has_no_torch_nothing_is_measured_and_ranks_start_with_a_wa
     story = looked_and_met(begun(2, Expected(all_reduce=FAST)), replace(LOOKED, versions={"python": "3"}))
     assert story.report.attempt == 1
     assert [f.message for f in story.report.preflight.findings] == ["node 0 has no torch: the all-reduce was left out"]
+
+
+TESTED = SelfTestResult((DeviceResult(0, flops=10**12, precision="BF16"),))
+
+
+def test_devices_are_tested_after_the_nodes_have_met_and_before_the_all_reduce() -> None:
+    story = looked_and_met(begun(2, Expected(all_reduce=FAST, self_test=SelfTest("BF16"))))  # on CPUs, which any torch has code for
+    assert told_stages(story) == {Stage.SELF_TEST}
+    assert story.report.message == "preflight: testing every device"
+    assert story.wake_at == story.now + 70.0
+    answers(story, tested=TESTED)
+    assert told_stages(story) == {Stage.ALL_REDUCE}
+    answers(story, measured=Measured(1000, 2, 10**9, port=1))
+    assert story.report.attempt == 1
+    assert story.report.preflight.checks[-3:] == ("clock", "selfTest", "allReduce")
+    assert (story.report.preflight.self_test.devices, story.report.preflight.self_test.slowest) == (2, 10**12)
+
+
+def test_a_device_that_computes_wrong_starts_no_rank() -> None:
+    story = looked_and_met(begun(2, Expected(self_test=SelfTest()), gpus_per_node=1), replace(LOOKED, gpus=GpuFacts(1)))
+    wrong = SelfTestResult((DeviceResult(0, "GPU-1", wrong=3, elements=9, flops=1),))
+    for node, check in asked(story).items():
+        story.hears(node, Checked(check.round, tested=wrong if node == 1 else TESTED))
+    (finding,) = story.report.preflight.findings
+    assert (finding.check, finding.node, finding.excludes, story.report.attempt) == ("selfTest", 1, True, 0)
+    assert story.report.preflight.checks[-2:] == ("selfTest", "torchBuild")
+    assert story.report.message.startswith("preflight failed and runs again soon: preflight: GPU 0 (GPU-1) of node 1")
+
+
+def test_a_node_that_does_not_end_its_self_test_is_named_at_the_deadline() -> None:
+    story = looked_and_met(begun(2, Expected(self_test=SelfTest())))
+    story.hears(0, Checked(story.gang.preflight.round, tested=TESTED))
+    story.waits(70.0)
+    (finding,) = story.report.preflight.findings
+    assert (finding.check, finding.node, finding.message) == ("answer", 1, "node 1 did not answer in 70 s")
+
+
+def test_a_node_without_torch_is_not_tested_and_says_so() -> None:
+    story = looked_and_met(begun(2, Expected(self_test=SelfTest())), replace(LOOKED, versions={"python": "3"}))
+    assert story.report.attempt == 1
+    assert [f.message for f in story.report.preflight.findings] == ["node 0 has no torch: the self-test was left out"]
+
+
+@pytest.mark.parametrize(
+    ("line", "anew"), [("ValueError: no", False), ("RuntimeError: CUDA error: uncorrectable ECC error encountered", True)]
+)
+def test_a_restart_tests_anew_only_after_trouble_with_devices(line: str, anew: bool) -> None:
+    story = answers(looked_and_met(begun(2, Expected(self_test=SelfTest()), restart=RestartPolicy(3, 0))), tested=TESTED)
+    assert [order.anew for _, order in story.orders if isinstance(order, Check)] == []
+    for node in range(2):
+        story.hears(node, Started(1))
+    story.hears(1, Exited(1, RankExit(1, 1, None, ordered=False, last_lines=(line,))))
+    looked_and_met(all_stopped(story).waits(1.0))
+    assert {order.anew for _, order in story.orders if isinstance(order, Check)} == {anew}
 
 
 def test_preflight_alone_ends_the_job_and_records_nothing() -> None:

@@ -14,7 +14,18 @@ from lockstep.plan.observed import Observed, ReceivedReport
 from lockstep.plan.reconcile.reconcile import Plan, reconcile
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.run import expected_by_preflight
-from lockstep_gang.contract.preflight import AllReduce, Bandwidth, Expected, ExpectedPath, ExpectedRdma, Finding, Kind, PreflightReport
+from lockstep_gang.contract.preflight import (
+    AllReduce,
+    Bandwidth,
+    Expected,
+    ExpectedPath,
+    ExpectedRdma,
+    Finding,
+    Kind,
+    PreflightReport,
+    SelfTest,
+    Speed,
+)
 from lockstep_gang.contract.report import State
 from lockstep_spec.choices import Severity
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, pod, report, running
@@ -109,11 +120,31 @@ def test_the_all_reduce_is_for_jobs_that_the_profile_s_threshold_speaks_of(profi
     assert needed(profile=profile, **spec).all_reduce == all_reduce
 
 
+TRAINING = {"training": {"model": {"name": "/m"}, "data": {"path": "/d"}, "precision": "FP16"}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "self_test"),
+    [
+        ({"gpusPerNode": 4}, SelfTest("")),
+        ({"gpusPerNode": 4, **TRAINING}, SelfTest("FP16")),
+        ({}, None),
+        ({"preflight": {"selfTest": "Always"}}, SelfTest("")),
+        ({"gpusPerNode": 4, "preflight": {"selfTest": "Never"}}, None),
+        ({"gpusPerNode": 4, "preflight": {"mode": "Basic"}}, None),
+        ({"preflight": {"mode": "Basic", "selfTest": "Always"}}, None),
+    ],
+)
+def test_the_self_test_is_for_gpus_unless_the_job_says_otherwise(spec: Object, self_test: SelfTest | None) -> None:
+    assert needed(**spec).self_test == self_test
+
+
 SLOW = Finding("allReduce", Severity.ERROR, "node 1 (x-1) is slow", "look at its NICs", node=1, excludes=True)
 
 
 def failing(*findings: Finding, state: State = State.WAITING, ok: bool = False) -> ReceivedReport:
-    result = PreflightReport(TIME, ok, ("names",) * 12, 2, 345, findings, 0, Bandwidth(2, 1024, 1_234_000_000))
+    speed = Speed(8, True, "BF16", 590 * 10**12, 640_500 * 10**9)
+    result = PreflightReport(TIME, ok, ("names",) * 12, 2, 345, findings, 0, Bandwidth(2, 1024, 1_234_000_000), speed)
     return report(state, 0, preflight=result)
 
 
@@ -138,6 +169,7 @@ def test_what_was_found_stands_in_status_with_the_node_s_name_and_the_fix() -> N
         "findings": [{"check": "allReduce", "severity": "Error", "node": 1, "nodeName": "node-1", "message": "node 1 (x-1) is slow",
                       "fix": "look at its NICs"}],
         "allReduce": {"ranks": 2, "bytes": 1024, "busbw": "1.234"},
+        "selfTest": {"devices": 8, "precision": "BF16", "slowestTflops": "590.000", "fastestTflops": "640.500"},
     }  # fmt: skip
     assert condition(plan, "Progressing")[:2] == ("False", "PreflightFailed")
 

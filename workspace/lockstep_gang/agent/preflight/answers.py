@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 
 from lockstep_gang.agent.preflight import facts, files, network
 from lockstep_gang.agent.preflight.allreduce import AllReduceRanks
+from lockstep_gang.agent.preflight.selftest import NodeSelfTest
 from lockstep_gang.agent.ranks.environment import inherited
 from lockstep_gang.contract.preflight import Check, Checked, Expected, Looked, Met, Stage
 from lockstep_gang.contract.run import Run
 from lockstep_gang.coordinator.waits import in_thread
-from lockstep_gang.lifecycle.preflight.rounds import neighbors
+from lockstep_gang.lifecycle.preflight.rounds import GROUP_SECONDS, neighbors
 from lockstep_spec.choices import StorageMode
 
 T = TypeVar("T")
@@ -37,6 +38,11 @@ class NodePreflight:
         self._task: asyncio.Task[None] | None = None
         self._door: network.ProbePort | None = None
         self._ranks: AllReduceRanks | None = None
+        self._self_test = NodeSelfTest(run, node)
+
+    def begin(self) -> None:
+        """Begin what takes seconds and needs no other node."""
+        self._self_test.begin()
 
     def take(self, check: Check) -> None:
         """Answer a check. The same question again means that the answer was lost with a connection."""
@@ -50,6 +56,7 @@ class NodePreflight:
 
     def end(self) -> None:
         """Close the port, end the processes, remove the marker."""
+        self._self_test.end()
         if self._round:
             self._stop()
             self._shut()
@@ -79,6 +86,8 @@ class NodePreflight:
             answer = Checked(check.round, looked=await self._look(check))
         elif check.stage is Stage.MEET:
             answer = Checked(check.round, met=await self._meet(check))
+        elif check.stage is Stage.SELF_TEST:
+            answer = Checked(check.round, tested=await self._self_test.result(GROUP_SECONDS, anew=check.anew))
         else:
             self._shut()  # its port is the rendezvous'
             answer = await self._measure(check)

@@ -358,7 +358,7 @@ def checks_of(run: Run) -> list[str]:
 
 
 def cause_of(finding: Finding) -> Cause:
-    causes = {check.name: check.cause for check in _CHECKS} | {"answer": Cause.NODE_LOST, "allReduce": Cause.FABRIC}
+    causes = {check.name: check.cause for check in _CHECKS} | _OTHER_CAUSES
     return causes[finding.check]
 
 
@@ -395,6 +395,7 @@ def _has_peers(run: Run) -> bool:
     return run.nodes > 1
 
 
+_OTHER_CAUSES = {"answer": Cause.NODE_LOST, "allReduce": Cause.FABRIC, "selfTest": Cause.HARDWARE, "torchBuild": Cause.SETUP}
 _CHECKS = (
     _Check("names", Cause.SETUP, names),
     _Check("peers", Cause.FABRIC, peers, _has_peers),

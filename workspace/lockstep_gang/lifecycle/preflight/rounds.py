@@ -1,6 +1,6 @@
 """The rounds of a preflight (pure): what is asked next, and what follows from the answers.
 
-    look at yourself → meet the others → one all-reduce → pairs, while they say which node is slow
+    look at yourself → meet the others → test every device → one all-reduce → pairs, while they say which node is slow
 
 Every round has a deadline. A preflight that fails spends no attempt: it is made again after a while where waiting can help, for two
 minutes, and else the job has failed.
@@ -10,12 +10,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lockstep_gang.contract.preflight import Bandwidth, Check, Checked, Finding, Group, Looked, Measured, Met, Peer, PreflightReport, Stage
+from lockstep_gang.contract.preflight import (
+    Bandwidth,
+    Check,
+    Checked,
+    Finding,
+    Group,
+    Looked,
+    Measured,
+    Met,
+    Peer,
+    PreflightReport,
+    SelfTestResult,
+    Stage,
+)
 from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import stamp
 from lockstep_gang.lifecycle.preflight.all_reduce import Measurement, busbw, judge_pairs, next_pairs, why_not_measured
 from lockstep_gang.lifecycle.preflight.checks import cause_of, checks_of, judge_all, silent
+from lockstep_gang.lifecycle.preflight.self_test import SELF_TEST, TORCH_BUILD, judge_self_test, speed_of, without_torch
 from lockstep_spec.choices import Severity
 from lockstep_spec.words import number_of
 
@@ -36,6 +50,9 @@ class Preflight:
     looked: tuple[tuple[int, Looked, float, float], ...] = ()
     """(node, what it found, when it was asked, when it answered)."""
     met: tuple[tuple[int, Met], ...] = ()
+    tested: tuple[tuple[int, SelfTestResult], ...] = ()
+    anew: bool = False
+    """A self-test of an earlier start doesn't count."""
     groups: tuple[tuple[int, ...], ...] = ()
     ports: tuple[tuple[int, int], ...] = ()
     """(node, a port that is free there)."""
@@ -58,7 +75,7 @@ class Preflight:
 ROUND_SECONDS = 15.0
 """Limit of one round's answers; an agent gives up a check of its own after 8 s."""
 GROUP_SECONDS = 60
-"""Limit of an all-reduce, the import of torch from a cold volume included. The coordinator waits 10 s longer."""
+"""Limit of a self-test and of an all-reduce, the import of torch from a cold volume included. The coordinator waits 10 s longer."""
 RETRY_SECONDS = (2.0, 30.0)
 """First and longest wait after a preflight that failed, doubled in between."""
 PATIENCE_SECONDS = 120.0
@@ -68,6 +85,7 @@ BEFORE_SECONDS = 5.0
 that doesn't wait begins with it."""
 FINDINGS_MAX = 20
 _FULL_MESH = 16
+_DEVICE_CAUSES = ("Hardware", "NonFinite", "Hang")
 _NETWORK_CAUSES = ("Fabric", "NodeLost", "Preempted", "Hang")
 
 
@@ -97,6 +115,8 @@ def _after_round(preflight: Preflight, run: Run, cause: Cause | None, now: float
         return _after_look(preflight, run, now)
     if preflight.stage is Stage.MEET:
         return _after_meet(preflight, run, cause, now)
+    if preflight.stage is Stage.SELF_TEST:
+        return _after_self_test(preflight, run, cause, now)
     return _after_all_reduce(preflight, run, now)
 
 
@@ -129,6 +149,8 @@ def preflight_order(preflight: Preflight, run: Run, node: int) -> Check | None:
     if preflight.stage is Stage.MEET:
         peers = tuple(Peer(other, ports[other]) for other in neighbors(node, run.nodes) if ports.get(other))
         return Check(preflight.round, Stage.MEET, token, peers)
+    if preflight.stage is Stage.SELF_TEST:
+        return Check(preflight.round, Stage.SELF_TEST, token, anew=preflight.anew)
     group = next((group for group in preflight.groups if node in group), None)
     if group is None:
         return None
@@ -149,6 +171,8 @@ def preflight_message(preflight: Preflight) -> str:
     """One sentence while it runs or waits to be made again; '' when there is nothing to say."""
     if preflight.stage is Stage.ALL_REDUCE:
         return "preflight: all-reduce" + (f" in pairs, round {preflight.pair_rounds}" if preflight.pair_rounds else "")
+    if preflight.stage is Stage.SELF_TEST:
+        return "preflight: testing every device"
     if is_looking(preflight):
         return "preflight: checking every node"  # the same for both rounds: each change of a job's message is a write
     failure = preflight_failure(preflight)
@@ -195,7 +219,7 @@ def _is_answered(preflight: Preflight, run: Run) -> bool:
 
 
 def _deadline(preflight: Preflight) -> float:
-    return preflight.asked_at + (GROUP_SECONDS + 10.0 if preflight.stage is Stage.ALL_REDUCE else ROUND_SECONDS)
+    return preflight.asked_at + (ROUND_SECONDS if is_looking(preflight) else GROUP_SECONDS + 10.0)
 
 
 def _after_look(preflight: Preflight, run: Run, now: float) -> Preflight:
@@ -208,13 +232,40 @@ def _after_look(preflight: Preflight, run: Run, now: float) -> Preflight:
 
 def _after_meet(preflight: Preflight, run: Run, cause: Cause | None, now: float) -> Preflight:
     preflight = replace(preflight, met=tuple((node, answer.met) for node, answer, _ in preflight.answers if answer.met is not None))
-    findings = [*silent(run, [node for node, _ in preflight.met], ROUND_SECONDS), *judge_all(run, preflight.looked, dict(preflight.met))]
+    findings = [*silent(run, [node for node, _ in preflight.met], ROUND_SECONDS), *_findings(preflight, run)]
+    assert run.preflight is not None  # noqa: S101 (the caller asked)
+    if _has_errors(findings):
+        return _ended(preflight, run, findings, now)
+    if run.preflight.self_test is not None and not without_torch(preflight.looked):
+        anew = cause is not None and cause.value in _DEVICE_CAUSES
+        return _ask(replace(preflight, anew=anew), Stage.SELF_TEST, now)
+    return _to_all_reduce(preflight, run, cause, now)
+
+
+def _after_self_test(preflight: Preflight, run: Run, cause: Cause | None, now: float) -> Preflight:
+    tested = tuple((node, answer.tested) for node, answer, _ in preflight.answers if answer.tested is not None)
+    preflight = replace(preflight, tested=tested)
+    findings = [*silent(run, [node for node, _ in tested], GROUP_SECONDS + 10.0), *_findings(preflight, run)]
+    return _ended(preflight, run, findings, now) if _has_errors(findings) else _to_all_reduce(preflight, run, cause, now)
+
+
+def _findings(preflight: Preflight, run: Run) -> list[Finding]:
+    """Everything that is wrong by the answers so far, but for the all-reduce."""
+    assert run.preflight is not None  # noqa: S101 (the caller asked)
+    untested = without_torch(preflight.looked) if run.preflight.self_test is not None else []
+    return [*judge_all(run, preflight.looked, dict(preflight.met)), *untested, *judge_self_test(run, dict(preflight.tested))]
+
+
+def _has_errors(findings: list[Finding]) -> bool:
+    return any(finding.severity is Severity.ERROR for finding in findings)
+
+
+def _to_all_reduce(preflight: Preflight, run: Run, cause: Cause | None, now: float) -> Preflight:
+    findings = _findings(preflight, run)
     assert run.preflight is not None  # noqa: S101 (the caller asked)
     is_measured = run.preflight.all_reduce is not None and run.nodes > 1 and (cause is None or cause.value in _NETWORK_CAUSES)
-    if any(finding.severity is Severity.ERROR for finding in findings) or not is_measured:
-        return _ended(preflight, run, findings, now)
-    missing = why_not_measured(preflight.looked)
-    if missing:
+    missing = why_not_measured(preflight.looked) if is_measured else []
+    if missing or not is_measured:
         return _ended(preflight, run, [*findings, *missing], now)
     return _ask(replace(preflight, groups=(tuple(range(run.nodes)),)), Stage.ALL_REDUCE, now)
 
@@ -235,8 +286,13 @@ def _after_all_reduce(preflight: Preflight, run: Run, now: float) -> Preflight:
         groups = next_pairs(run.nodes, preflight.pairs, minimum, preflight.pair_rounds) if run.nodes > 2 else ()
         if groups:
             return _ask(replace(preflight, groups=groups, pair_rounds=preflight.pair_rounds + 1), Stage.ALL_REDUCE, now)
-    findings = judge_all(run, preflight.looked, dict(preflight.met))
-    return _ended(preflight, run, [*findings, *judge_pairs(run, preflight.whole, preflight.pairs, minimum)], now)
+    return _ended(preflight, run, [*_findings(preflight, run), *judge_pairs(run, preflight.whole, preflight.pairs, minimum)], now)
+
+
+def _tests_made(preflight: Preflight, run: Run) -> tuple[str, ...]:
+    if not preflight.tested:
+        return ()
+    return (SELF_TEST, TORCH_BUILD) if run.gpus_per_node else (SELF_TEST,)
 
 
 def _measurement(group: tuple[int, ...], measured: dict[int, Measured]) -> Measurement:
@@ -261,12 +317,17 @@ def _ended(preflight: Preflight, run: Run, findings: list[Finding], now: float) 
     report = PreflightReport(
         time=stamp(now),
         ok=not errors,
-        checks=(*checks_of(run), *(() if preflight.whole is None else ("allReduce",))),
+        checks=(
+            *checks_of(run),
+            *_tests_made(preflight, run),
+            *(() if preflight.whole is None else ("allReduce",)),
+        ),
         nodes=run.nodes,
         milliseconds=max(0, round((now - preflight.began_at) * 1000)),
         findings=tuple(ordered[:FINDINGS_MAX]),
         omitted=max(0, len(ordered) - FINDINGS_MAX),
         all_reduce=preflight.bandwidth,
+        self_test=speed_of(run, dict(preflight.tested)),
     )
     ended = Preflight(result=report, round=preflight.round, passed=not errors)
     if not errors:

@@ -1,0 +1,80 @@
+"""The self-test of every device (pure): what its facts mean, and its speed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from lockstep_gang.contract.preflight import DeviceResult, Finding, SelfTestResult, Speed
+from lockstep_gang.contract.run import Run
+from lockstep_gang.lifecycle.preflight.checks import LookedAt, error, warning
+from lockstep_spec.choices import Severity
+
+SELF_TEST, TORCH_BUILD = "selfTest", "torchBuild"
+_MEMORY = "OutOfMemoryError"
+
+
+def without_torch(looked: Sequence[LookedAt]) -> list[Finding]:
+    """Warning that a node has no torch, which the test is made with. A script's image need not have it."""
+    lacking = [node for node, facts, *_ in looked if "torch" not in facts.versions]
+    fix = "install torch in the image, or set preflight.selfTest to Never"
+    return [warning(SELF_TEST, node, f"node {node} has no torch: the self-test was left out", fix) for node in lacking[:1]]
+
+
+def judge_self_test(run: Run, tested: Mapping[int, SelfTestResult]) -> list[Finding]:
+    """Findings of all nodes. A node is left out (`excludes`) where another one passed; a torch that fits no node is final."""
+    findings = [finding for node, answer in tested.items() for finding in _of_node(run, node, answer)]
+    bad = {finding.node for finding in findings if finding.severity is Severity.ERROR}
+    some_are_good = len(bad) < len(tested)
+    return [
+        replace(one, excludes=some_are_good, final=not some_are_good and one.check == TORCH_BUILD)
+        if one.severity is Severity.ERROR
+        else one
+        for one in findings
+    ]
+
+
+def _of_node(run: Run, node: int, answer: SelfTestResult) -> Iterator[Finding]:
+    name, has_gpus = run.node_name(node), run.gpus_of(node) > 0
+    if answer.error:
+        fix = "look at nvidia-smi and at the driver there, and at the job's image: ranks would meet the same" if has_gpus else _CPU_FIX
+        yield error(SELF_TEST, node, f"the self-test of {name} can't use its {'GPUs' if has_gpus else 'CPU'}: {answer.error}", fix)
+    for device in answer.devices:
+        yield from _of_device(f"{_called(device) if has_gpus else 'the CPU'} of {name}", node, device, has_gpus=has_gpus)
+
+
+_CPU_FIX = "look at the job's image: ranks would meet the same"
+
+
+def _called(device: DeviceResult) -> str:
+    known = ", ".join(filter(None, (device.uuid, device.name)))
+    return f"GPU {device.index}" + (f" ({known})" if known else "")
+
+
+def _of_device(name: str, node: int, device: DeviceResult, *, has_gpus: bool) -> Iterator[Finding]:
+    if device.lacking:
+        message = f"torch {device.torch} has no code for sm_{device.major}{device.minor}, which {name} is: it is built for {device.built}"
+        yield error(TORCH_BUILD, node, message, "use an image whose torch is built for that GPU, or nodes with other GPUs")
+    elif device.error:
+        fix = _CPU_FIX
+        if has_gpus:
+            other = "look at nvidia-smi there, and at lines with Xid in the kernel's log (dmesg)"
+            fix = "look with nvidia-smi which process holds its memory" if device.error.startswith(_MEMORY) else other
+        yield error(SELF_TEST, node, f"{name} failed the self-test: {device.error}", fix)
+    elif device.wrong:
+        message = f"{name} computes wrong: {device.wrong} of {device.elements} numbers of a product in {device.precision} are not what they must be"
+        gpu_fix = "take it out of use and reset it (nvidia-smi --gpu-reset); replace it if it fails again"
+        yield error(SELF_TEST, node, message, gpu_fix if has_gpus else "replace the machine's memory or CPU")
+    if device.ecc_errors:
+        message = f"{name} has had {device.ecc_errors} uncorrected ECC errors since its driver was loaded"
+        yield warning(SELF_TEST, node, message, "look at nvidia-smi -q -d ECC,ROW_REMAPPER there, and reset or replace the GPU")
+
+
+def speed_of(run: Run, tested: Mapping[int, SelfTestResult]) -> Speed | None:
+    """Speed of all devices that passed; None where there is none."""
+    passed = [device for answer in tested.values() for device in answer.devices if device.flops and not device.wrong]
+    if not passed:
+        return None
+    precisions = sorted({device.precision for device in passed})
+    flops = [device.flops for device in passed]
+    return Speed(len(passed), run.gpus_per_node > 0, " and ".join(precisions), min(flops), max(flops))
