@@ -59,6 +59,7 @@ def test_ranks_meet_over_the_interface_of_each_machine(machines: list[Machine]) 
     assert (first.ends(), second.ends()) == (0, 0), first.output
     assert "sum 3.0 over nic0 =nic0" in first.output
     assert "sum 3.0 over nic1 =nic1" in second.output
+    assert "preflight warning" not in first.output
 
 
 def test_a_machine_that_joins_first_waits_for_the_launch(machines: list[Machine]) -> None:

@@ -82,6 +82,8 @@ class Expected:
     self_test: SelfTest | None = None
     only: bool = False
     """The job ends after it: no rank is started, and nothing is recorded."""
+    own_variables: tuple[str, ...] = ()
+    """Variables that each node has a value of its own for, such as its interface: not compared."""
 
 
 class Stage(Choice):
@@ -126,8 +128,11 @@ class PathFact:
     """`found` is File, Folder or empty; `error` says why it can't be read."""
 
     path: str
+    """The node's own: machines that people own have other folders each."""
     found: str = ""
     error: str = ""
+    field: str = ""
+    """Field of the job that names it; '' from agents of older versions."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,8 @@ class VolumeFacts:
     free_bytes: int = 0
     checkpoint_bytes: int = 0
     """Size of the newest checkpoint there, 0: there is none."""
+    path: str = ""
+    """The folder; '' from agents of older versions."""
 
 
 @dataclass(frozen=True)

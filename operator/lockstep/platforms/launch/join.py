@@ -18,7 +18,7 @@ from typing import Any
 from lockstep.api.errors import ConfigError
 from lockstep.platforms.launch.channel import TokenChannel, connect
 from lockstep.platforms.launch.lobby import Joining
-from lockstep.platforms.launch.machine import machine_facts, place_text
+from lockstep.platforms.launch.machine import highest_attempt, machine_facts, place_text
 from lockstep.platforms.launch.oneagent import OneAgent, signals
 from lockstep.platforms.launch.seats import require_variables
 from lockstep.platforms.launch.token import LaunchToken
@@ -163,10 +163,8 @@ class _Join:
             channel = await self._connected()
             self._was_there, self._channel = True, channel
             try:
-                facts = machine_facts(channel.own_address, self._request.workspace, self._request.version, self._environment)
-                channel.send("joining", **to_json(Joining(facts, self._request.node)))
                 while True:
-                    code = await self._take(await channel.receive())
+                    code = await self._take(channel, await channel.receive())
                     if code is not None:
                         return code
             except (EOFError, OSError):
@@ -196,10 +194,12 @@ class _Join:
                 say_at = now + SAY_SECONDS
             await asyncio.sleep(RETRY_SECONDS)
 
-    async def _take(self, message: dict[str, Any]) -> int | None:
+    async def _take(self, channel: TokenChannel, message: dict[str, Any]) -> int | None:
         """Take one message of the launch. Returns the exit code when it is the last."""
         kind = message.get("kind")
-        if kind == "refused":
+        if kind == "welcome":
+            self._introduce(channel, str(message.get("job")))
+        elif kind == "refused":
             raise ConfigError(f"the launch at {self._where} has refused this machine: {message.get('message')}")
         if kind == "waiting":
             tell(f"lockstep: joined, {message.get('present')} of {message.get('nodes')} machines are there")
@@ -213,6 +213,12 @@ class _Join:
         elif kind == "over":
             return await self._over(message)
         return None
+
+    def _introduce(self, channel: TokenChannel, job: str) -> None:
+        request = self._request
+        facts = machine_facts(channel.own_address, request.workspace, request.version, self._environment)
+        attempts = highest_attempt(request.workspace / "workspace" / "runs" / Path(job).name)
+        channel.send("joining", **to_json(Joining(facts, request.node, attempts)))
 
     async def _assigned(self, message: dict[str, Any]) -> None:
         run = from_json(Run, message.get("run"), "the launch's run")

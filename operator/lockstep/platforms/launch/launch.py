@@ -15,7 +15,7 @@ from lockstep.api.job import TrainingJob
 from lockstep.platforms.launch.lobby import Lobby
 from lockstep.platforms.launch.machine import NodeMachine, machine_facts, own_address, place_text
 from lockstep.platforms.launch.oneagent import OneAgent, signals
-from lockstep.platforms.launch.seats import PORTS, Launched, require_variables, resolved_there, run_there
+from lockstep.platforms.launch.seats import PORTS, Launched, devices_there, require_variables, resolved_there
 from lockstep.platforms.launch.token import LaunchToken, default_file, show, token_of_launch
 from lockstep.platforms.local.placement import check_inputs, run_dir
 from lockstep.platforms.local.run import END_SECONDS, FAILED, INTERRUPTED, alone
@@ -39,10 +39,9 @@ class LaunchRequest:
 def launch_job(request: LaunchRequest, environment: dict[str, str]) -> int:
     """Run the job to its end, and return its exit code: 0 complete, 1 failed, 130 interrupted. Raises ConfigError before anything is started."""
     launched, first = _prepared(request, environment)
-    resolved = resolved_there(launched, first)
+    resolved = resolved_there(launched, first, len(devices_there(launched, first)))
     require_variables(launched.variables, environment)
     check_inputs(resolved)
-    run_there(launched, [first] * launched.nodes, 0, "")
     with alone(run_dir(resolved)) as held, tempfile.TemporaryDirectory(prefix="lockstep-") as private:
         return asyncio.run(_Launch(request, launched, first).run(Path(private), held))
 
@@ -52,8 +51,8 @@ def _prepared(request: LaunchRequest, environment: dict[str, str]) -> tuple[Laun
     if port + PORTS - 1 > 65535:
         raise ConfigError(f"--at: a launch takes {PORTS} ports from {port} on: name one up to {65536 - PORTS}")
     first = machine_facts(own_address(host), request.workspace, request.version, environment)
-    nodes = resolved_there(Launched(request.job, request.profile, 1, "", port), first).nodes
-    return Launched(request.job, request.profile, nodes, str(uuid.uuid4()), port), first
+    launched = Launched(request.job, request.profile, 1, str(uuid.uuid4()), port)
+    return replace(launched, nodes=resolved_there(launched, first, 0).nodes), first
 
 
 class _Launch:

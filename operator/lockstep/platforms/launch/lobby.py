@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from dataclasses import dataclass
+from typing import Annotated
 
 from lockstep.api.errors import ConfigError
 from lockstep.platforms.launch.channel import PROOF_SECONDS, TokenChannel, accept, listen
@@ -15,7 +16,8 @@ from lockstep.platforms.launch.token import LaunchToken
 from lockstep.platforms.local.run import FAILED
 from lockstep.platforms.output import tell
 from lockstep_gang.contract.run import Run
-from lockstep_spec.codec import ContractError, from_json, to_json
+from lockstep_spec.codec import ContractError, at_least, from_json, to_json
+from lockstep_spec.words import number_of
 
 STRANGERS_MAX = 64
 """Connections without a proof. At more of them the oldest is closed: a joiner's proof takes no time."""
@@ -29,6 +31,8 @@ class Joining:
 
     machine: NodeMachine
     node: int | None = None
+    attempts: Annotated[int, at_least(0)] = 0
+    """Highest attempt of the job that its folder tells."""
 
     @property
     def identity(self) -> tuple[str, str]:
@@ -134,6 +138,7 @@ class Lobby:
             assert self._token is not None  # noqa: S101 (nobody is taken before)
             channel = await accept((reader, writer), self._token)
             self._strangers.pop(writer, None)
+            channel.send("welcome", job=self._launched.job.metadata.name)
             async with asyncio.timeout(PROOF_SECONDS):
                 joining = from_json(Joining, await channel.receive(), "a joiner's message")
         except ContractError as error:
@@ -220,7 +225,8 @@ class Lobby:
 
     def _run(self, node: int) -> Run:
         by_node = {number: self._guests[identity].machine for identity, number in self._nodes.items()}
-        return run_there(self._launched, [self._first, *(by_node[number] for number in sorted(by_node))], node, "")
+        attempts = max((guest.joining.attempts for guest in self._guests.values()), default=0)
+        return run_there(self._launched, [self._first, *(by_node[number] for number in sorted(by_node))], node, attempts)
 
     def _assign(self, guest: Guest, node: int) -> None:
         guest.send("assigned", node=node, run=to_json(self._run(node)), variables=list(self._launched.variables))
@@ -239,6 +245,6 @@ class Lobby:
 
 
 def _described(machine: NodeMachine) -> str:
-    gpus = f"{len(machine.gpus)} GPUs" if machine.gpus else "no GPU"
+    gpus = number_of(len(machine.gpus), "GPU") if machine.gpus else "no GPU"
     interface = f"over {machine.interface}" if machine.interface else "over an interface that nobody knows"
     return f"{machine.title} {interface}, {gpus}, {machine.workspace}"

@@ -13,10 +13,11 @@ from lockstep.api.job import TrainingJob
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.plan.render.run import Placement, build_run
-from lockstep.platforms.launch.machine import NodeMachine
+from lockstep.platforms.launch.machine import KEPT, NodeMachine
 from lockstep.platforms.local.placement import VISIBLE, shell_variables
 from lockstep_gang.contract.run import Run, WhenDone
 from lockstep_spec.choices import StorageMode
+from lockstep_spec.words import number_of
 
 PORTS = 66
 """Ports of a launch, from the stated one on: joiners', the coordinator's, then those of which every attempt's rendezvous takes one."""
@@ -46,10 +47,27 @@ def require_variables(names: Iterable[str], environment: Container[str]) -> None
         raise ConfigError(f"spec.env takes {', '.join(missing)} from the cluster, which is not there: set it in this shell instead")
 
 
-def resolved_there(launched: Launched, machine: NodeMachine) -> Resolved:
-    """The job with the folders of this machine. Raises ConfigError."""
+def devices_there(launched: Launched, machine: NodeMachine) -> tuple[str, ...]:
+    """GPUs that the job takes there: as many as it states, else as the cluster does, else all. Raises ConfigError when they are too few."""
+    spec = launched.job.spec
+    named = next((variable.value for variable in spec.env if variable.name == VISIBLE and variable.value is not None), None)
+    devices = machine.gpus if named is None else tuple(name.strip() for name in named.split(",") if name.strip() not in {"", "-1"})
+    wanted = spec.gpus_per_node if spec.gpus_per_node is not None else launched.profile.spec.gpus.per_node or None
+    if wanted is None:
+        return () if spec.ranks_per_node else devices
+    if wanted > len(devices):
+        raise ConfigError(
+            f"gpusPerNode is {wanted}, and {machine.title} has {number_of(len(devices), 'GPU')} that may be used"
+            f"{f' ({VISIBLE} is set there)' if VISIBLE in machine.variables else ''}: lower gpusPerNode, or leave it out to use what each machine has"
+        )
+    return devices[:wanted]
+
+
+def resolved_there(launched: Launched, machine: NodeMachine, gpus: int) -> Resolved:
+    """The job with the folders of this machine, and with so many GPUs on the node that has most. Raises ConfigError."""
     folders = PlatformDefaults(join(machine.workspace, "workspace"), join(machine.workspace, "datasets"), uid=launched.uid, image="hosts")
-    return resolve(launched.job, launched.profile, folders)
+    spec = launched.job.spec.model_copy(update={"gpus_per_node": gpus})
+    return resolve(launched.job.model_copy(update={"spec": spec}), launched.profile, folders)
 
 
 def refusal(launched: Launched, machine: NodeMachine, first: NodeMachine, peer: str) -> str | None:
@@ -67,21 +85,34 @@ def refusal(launched: Launched, machine: NodeMachine, first: NodeMachine, peer: 
         )
     if (machine.address, machine.workspace) == (first.address, first.workspace):
         return f"it is the machine of the launch, in the same --workspace {machine.workspace}: join on another machine"
+    return _gpu_refusal(launched, machine, first)
+
+
+def _gpu_refusal(launched: Launched, machine: NodeMachine, first: NodeMachine) -> str | None:
     try:
-        _devices(resolved_there(launched, machine), machine)
+        has, needs = bool(devices_there(launched, machine)), bool(devices_there(launched, first))
     except ConfigError as error:
         return str(error)
-    return None
+    if has == needs:
+        return None
+    bare, other = (machine, first) if needs else (first, machine)
+    return f"{bare.title} has no GPU that may be used, and {other.title} has: state gpusPerNode: 0 in the job to train on CPUs"
 
 
-def run_there(launched: Launched, machines: Sequence[NodeMachine], node: int, key_file: str) -> Run:
-    """run.json of a node; `machines`: all of them, by node. Raises ConfigError."""
+def run_there(launched: Launched, machines: Sequence[NodeMachine], node: int, attempts_before: int = 0) -> Run:
+    """run.json of a node, but for the key's file; `machines`: all of them, by node. `attempts_before`: highest attempt of the job on any of them.
+
+    Raises ConfigError.
+    """
     machine = machines[node]
-    resolved = resolved_there(launched, machine)
+    devices = [devices_there(launched, one) for one in machines]
+    counts = tuple(map(len, devices))
+    resolved = resolved_there(launched, machine, max(counts))
+    ranks = counts if max(counts) else (resolved.ranks_per_node,) * len(machines)
     placement = Placement(
         addresses=tuple(one.address for one in machines),
         run_dir=join(resolved.platform.workspace, "runs", resolved.name),
-        key_file=key_file,
+        key_file="",
         when_done=WhenDone.EXIT,
         storage=StorageMode.PER_POD,
         coordinator_port=launched.port + 1,
@@ -89,34 +120,30 @@ def run_there(launched: Launched, machines: Sequence[NodeMachine], node: int, ke
     )
     run = build_run(resolved, placement)
     command = (machine.python, *run.command[1:]) if run.command[0] == "python3" else run.command
-    expected = None if run.preflight is None else replace(run.preflight, shm_bytes=None)
+    expected = None if run.preflight is None else replace(run.preflight, shm_bytes=None, own_variables=KEPT)
     # Ranks find out who shares a folder; only what the job states is required of all.
     stated = launched.job.spec.storage.mode
-    return replace(run, command=command, environment=_variables(resolved, machine), preflight=expected, storage=stated)
+    return replace(
+        run,
+        command=command,
+        environment={**_variables(resolved, machine, ranks[node]), VISIBLE: ",".join(devices[node])},
+        preflight=expected,
+        storage=stated,
+        node_ranks=ranks if len(set(ranks)) > 1 else (),
+        attempts_before=attempts_before,
+    )
 
 
-def _variables(resolved: Resolved, machine: NodeMachine) -> dict[str, str]:
+def _variables(resolved: Resolved, machine: NodeMachine, ranks: int) -> dict[str, str]:
     """Variables of the ranks there: the job's own win over those of that machine's shell, and those over ours."""
-    spec = resolved.job.spec
-    ours = {"OMP_NUM_THREADS": str(max(1, machine.cpus // resolved.ranks_per_node))}
-    if machine.interface and not ipaddress.ip_address(machine.address).is_loopback:
+    spec, is_loopback = resolved.job.spec, ipaddress.ip_address(machine.address).is_loopback
+    ours = {"OMP_NUM_THREADS": str(max(1, machine.cpus // ranks))}
+    if machine.interface and not is_loopback:
         ours |= {"NCCL_SOCKET_IFNAME": f"={machine.interface}", "GLOO_SOCKET_IFNAME": machine.interface}
-    nccl = {name: layered.value for name, layered in resolved.nccl.items()}
-    stated = {variable.name: variable.value or "" for variable in spec.env if variable.value_from is None and variable.name != VISIBLE}
+    nccl = {name: layered.value for name, layered in resolved.nccl.items() if not is_loopback or name not in KEPT}
+    stated = {variable.name: variable.value or "" for variable in spec.env if variable.value_from is None}
     written = {variable.name: variable.value for variable in spec.fabric.nccl_env}
-    return {**nccl, **ours, **machine.variables, **written, **stated, VISIBLE: ",".join(_devices(resolved, machine))}
-
-
-def _devices(resolved: Resolved, machine: NodeMachine) -> tuple[str, ...]:
-    """GPUs that the job takes there. Raises ConfigError when they are too few."""
-    named = next((variable.value for variable in resolved.job.spec.env if variable.name == VISIBLE and variable.value is not None), None)
-    devices = machine.gpus if named is None else tuple(name.strip() for name in named.split(",") if name.strip() not in {"", "-1"})
-    if resolved.gpus_per_node > len(devices):
-        raise ConfigError(
-            f"spec.gpusPerNode is {resolved.gpus_per_node}, and {machine.title} has {len(devices)} GPUs that may be used"
-            f"{f' ({VISIBLE} is set there)' if VISIBLE in machine.variables else ''}: lower gpusPerNode"
-        )
-    return devices[: resolved.gpus_per_node]
+    return {**nccl, **ours, **machine.variables, **written, **stated}
 
 
 def rooms(taken: Iterable[int], nodes: int) -> list[int]:

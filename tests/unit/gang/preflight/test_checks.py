@@ -91,6 +91,21 @@ def test_what_is_wrong_on_one_node_is_named_with_the_node(odd: dict[str, Any], c
     assert finding.fix
 
 
+def test_a_node_with_folders_of_its_own_is_named_with_its_own_path() -> None:
+    field = "spec.training.model.name"
+    assert found({"paths": (PathFact("/home/m", "Folder", field=field),)}) == []
+    (missing,) = found({"paths": (PathFact("/home/m", field=field),)})
+    assert missing.message == f"{field}: there is no folder /home/m on node 2 (x-2)"
+    (full,) = found({"volume": VolumeFacts("No space left on device", path="/home/runs/x")})
+    assert full.message == "node 2 (x-2) can't write in /home/runs/x: No space left on device"
+
+
+def test_a_variable_that_is_each_node_s_own_is_not_compared() -> None:
+    odd = {"environment": {**GOOD.environment, "NCCL_SOCKET_IFNAME": "eth1"}}
+    assert [finding.check for finding in found(odd)] == ["environment"]
+    assert found(odd, preflight=replace(EXPECTED, own_variables=("NCCL_SOCKET_IFNAME",))) == []
+
+
 def test_a_node_needs_as_many_gpus_as_it_has_ranks() -> None:
     (finding,) = found({"gpus": GpuFacts(1, "580.65.06")}, node_ranks=(4, 4, 2))
     assert finding.message == "node 2 (x-2) has 1 of 2 GPUs"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
-from lockstep.platforms.launch.machine import NodeMachine, own_address, own_addresses, parse_place, place_text
+from lockstep.platforms.launch.machine import NodeMachine, highest_attempt, own_address, own_addresses, parse_place, place_text
 from lockstep.platforms.launch.seats import Launched, refusal, require_variables, rooms, run_there
 from lockstep.platforms.launch.starters import node_number
 from lockstep_gang.contract.run import Run, WhenDone
@@ -39,7 +40,7 @@ def launched(**spec: Any) -> Launched:
 
 
 def runs(first: NodeMachine = FIRST, second: NodeMachine = SECOND, **spec: Any) -> list[Run]:
-    return [run_there(launched(**spec), [first, second], node, "/private/key") for node in range(2)]
+    return [run_there(launched(**spec), [first, second], node) for node in range(2)]
 
 
 def test_folders_python_interface_and_gpus_are_each_machine_s_own() -> None:
@@ -90,6 +91,36 @@ def test_a_job_on_cpus_sees_no_gpu() -> None:
     assert [run.environment["CUDA_VISIBLE_DEVICES"] for run in runs(gpusPerNode=0)] == ["", ""]
 
 
+def test_a_job_that_states_no_number_takes_all_gpus_of_each_machine() -> None:
+    one, two = runs(gpusPerNode=None)
+    assert [run.environment["CUDA_VISIBLE_DEVICES"] for run in (one, two)] == ["0,1", "GPU-a,GPU-b,GPU-c"]
+    assert [(run.gpus_per_node, run.ranks_per_node, run.node_ranks, run.world_size) for run in (one, two)] == [(3, 3, (2, 3), 5)] * 2
+    assert [run.environment["OMP_NUM_THREADS"] for run in (one, two)] == ["8", "2"]
+
+
+def test_machines_of_which_one_has_no_gpu_train_on_cpus_only_if_the_job_says_so() -> None:
+    bare = replace(SECOND, gpus=())
+    assert refusal(launched(gpusPerNode=None), bare, FIRST, "10.0.0.2") == (
+        "other (10.0.0.2) has no GPU that may be used, and head (10.0.0.1) has: state gpusPerNode: 0 in the job to train on CPUs"
+    )
+    assert refusal(launched(gpusPerNode=0), bare, FIRST, "10.0.0.2") is None
+    assert refusal(launched(gpusPerNode=None), bare, replace(FIRST, gpus=()), "10.0.0.2") is None
+    assert [run.gpus_per_node for run in runs(replace(FIRST, gpus=()), bare, gpusPerNode=None, ranksPerNode=2)] == [0, 0]
+
+
+def test_attempts_begin_above_those_of_every_machine(tmp_path: Path) -> None:
+    assert run_there(launched(), [FIRST, SECOND], 0, 7).attempts_before == 7
+    assert highest_attempt(tmp_path) == 0
+    (tmp_path / "checkpoints/chain").mkdir(parents=True)
+    (tmp_path / "checkpoints/step-40.a3").mkdir()
+    assert highest_attempt(tmp_path) == 3
+    (tmp_path / "checkpoints/chain/a5.json").touch()
+    assert highest_attempt(tmp_path) == 5
+    (tmp_path / "gang").mkdir()
+    (tmp_path / "gang/attempts.jsonl").write_text('{"attempt": 8}\n')
+    assert highest_attempt(tmp_path) == 8
+
+
 def test_an_interface_that_nobody_knows_and_loopback_are_not_stated() -> None:
     assert "GLOO_SOCKET_IFNAME" not in runs(second=replace(SECOND, interface=""))[1].environment
     assert "GLOO_SOCKET_IFNAME" not in runs(first=replace(FIRST, address="127.0.0.1", interface="lo"))[0].environment
@@ -106,7 +137,7 @@ def test_an_interface_that_nobody_knows_and_loopback_are_not_stated() -> None:
         ({}, "192.0.2.7", r"its address is 10\.0\.0\.2, but its connection comes from 192\.0\.2\.7"),
         ({"address": "127.0.0.1"}, "127.0.0.1", "can't reach each other"),
         ({"address": "10.0.0.1", "workspace": "/data/me"}, "10.0.0.1", "it is the machine of the launch"),
-        ({"gpus": ("0",)}, "10.0.0.2", r"spec\.gpusPerNode is 2, and other \(10\.0\.0\.2\) has 1 GPUs that may be used: lower gpusPerNode"),
+        ({"gpus": ("0",)}, "10.0.0.2", r"gpusPerNode is 2, and other \(10\.0\.0\.2\) has 1 GPU that may be used: lower gpusPerNode"),
     ],
 )
 def test_a_machine_that_can_not_take_part_is_told_why(change: dict[str, Any], peer: str, words: str) -> None:

@@ -163,6 +163,16 @@ def test_a_launch_that_is_killed_is_launched_again_and_its_joiner_comes_by_itsel
     assert "attempt 2 starts" in again.output
 
 
+def test_another_machine_as_node_0_gives_no_attempt_number_twice(machines: list[Machine]) -> None:
+    go(machines)
+    for attempt, (head, other) in enumerate([machines, machines[::-1]], 1):
+        launch = Launch(head)
+        first = launch.start()
+        second = other.type("join", launch.place, given=launch.token())
+        assert (first.ends(), second.ends()) == (0, 0)
+        assert f"attempt {attempt} starts" in first.output
+
+
 def test_an_agent_that_is_killed_is_started_again(machines: list[Machine]) -> None:
     launch = Launch(machines[0])
     first = launch.start()
@@ -286,7 +296,7 @@ def test_what_can_not_be_is_refused_in_a_sentence_before_anything_starts(machine
         return ended.stderr
 
     job = ("-f", str(launch.job))
-    assert "spec.gpusPerNode is 1, and" in refused("launch", "--at", launch.place, *job)
+    assert "gpusPerNode is 1, and" in refused("launch", "--at", launch.place, *job)
     assert "is no address of this machine" in refused("launch", "--at", "192.0.2.1:29600", *job, "--set", "gpusPerNode=0")
     assert "means every interface" in refused("launch", "--at", "0.0.0.0:29600", *job, "--set", "gpusPerNode=0")
     assert "is no ADDRESS:PORT" in refused("join", "127.0.0.1")

@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from lockstep_gang.contract.preflight import ExpectedPath, Kind, PathFact, VolumeFacts
@@ -20,7 +21,7 @@ _LOOK_SECONDS = 0.1
 
 def path_facts(expected: Iterable[ExpectedPath], folder: str) -> tuple[PathFact, ...]:
     """Kind of each path, or why it can't be read; relative paths are below `folder`."""
-    return tuple(_path_fact(item.path, Path(folder) / item.path) for item in expected)
+    return tuple(replace(_path_fact(item.path, Path(folder) / item.path), field=item.field) for item in expected)
 
 
 def _path_fact(stated: str, path: Path) -> PathFact:
@@ -52,9 +53,10 @@ def volume_facts(run_dir: str, token: str, node: int) -> VolumeFacts:
             file.write(token)
             file.flush()
             os.fsync(file.fileno())
-        return VolumeFacts("", shutil.disk_usage(run_dir).free, _newest_checkpoint_bytes(Path(run_dir) / "checkpoints"))
+        free = shutil.disk_usage(run_dir).free
+        return VolumeFacts(free_bytes=free, checkpoint_bytes=_newest_checkpoint_bytes(Path(run_dir) / "checkpoints"), path=run_dir)
     except OSError as error:
-        return VolumeFacts(error.strerror or str(error))
+        return VolumeFacts(error.strerror or str(error), path=run_dir)
 
 
 def _newest_checkpoint_bytes(folder: Path) -> int:

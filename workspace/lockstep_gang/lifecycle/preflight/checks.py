@@ -91,13 +91,13 @@ _SHM_SHARE = 0.95  # a tmpfs is rounded to pages
 def paths(nodes: NodeAnswers) -> Iterator[Finding]:
     expected = nodes.run.preflight.paths if nodes.run.preflight is not None else ()
     for node, looked in nodes.looked.items():
-        facts = {fact.path: fact for fact in looked.paths}
+        facts = {fact.field or fact.path: fact for fact in looked.paths}
         for item in expected:
-            fact = facts.get(item.path, PathFact(item.path, error="it was not looked at"))
+            fact = facts.get(item.field) or facts.get(item.path) or PathFact(item.path, error="it was not looked at")
             kinds = [item.kind, Kind.FOLDER] if item.or_folder else [item.kind]
             problem = _path_problem(fact, [kind.value for kind in kinds])
             if problem and "paths" not in looked.unfinished:
-                message = f"{item.field}: {problem} {item.path} on {nodes.name(node)}"
+                message = f"{item.field}: {problem} {fact.path} on {nodes.name(node)}"
                 fix = "put it there, or correct the path" if not fact.error else "look at the volume and at the file's rights"
                 yield replace(error("paths", node, message, fix), final=not fact.error)
 
@@ -111,7 +111,7 @@ def _path_problem(fact: PathFact, kinds: Sequence[str]) -> str:
 def writable(nodes: NodeAnswers) -> Iterator[Finding]:
     for node, volume in _volumes(nodes):
         if volume.error:
-            message = f"{nodes.name(node)} can't write in {nodes.run.run_dir}: {volume.error}"
+            message = f"{nodes.name(node)} can't write in {volume.path or nodes.run.run_dir}: {volume.error}"
             yield error("writable", node, message, "look at the volume: is it full, read-only, or another user's?")
 
 
@@ -137,7 +137,7 @@ def space(nodes: NodeAnswers) -> Iterator[Finding]:
         if volume.error or (node and nodes.run.storage is StorageMode.SHARED):
             continue  # one volume, told once
         free, needed = volume.free_bytes, volume.checkpoint_bytes or CHECKPOINT_BYTES_UNKNOWN
-        message = f"{binary_size(free)} are free in {nodes.run.run_dir} on {nodes.name(node)}"
+        message = f"{binary_size(free)} are free in {volume.path or nodes.run.run_dir} on {nodes.name(node)}"
         if free < FREE_BYTES_FLOOR:
             yield error(
                 "space", node, f"{message}, at least {binary_size(FREE_BYTES_FLOOR)} are needed", "delete what is no longer needed there"
@@ -318,11 +318,12 @@ def libraries(nodes: NodeAnswers) -> Iterator[Finding]:
 
 
 def environment(nodes: NodeAnswers) -> Iterator[Finding]:
-    names = sorted({name for looked in nodes.looked.values() for name in looked.environment})
+    own = nodes.run.preflight.own_variables if nodes.run.preflight is not None else ()
+    names = sorted({name for looked in nodes.looked.values() for name in looked.environment} - set(own))
     for name in names:
         values = {n: looked.environment.get(name, "") for n, looked in nodes.looked.items() if "environment" not in looked.unfinished}
-        for node, own, common in odd(values):
-            message = f"{name} is {_quoted(own)} on {nodes.name(node)} and {_quoted(common)} on other nodes"
+        for node, value, common in odd(values):
+            message = f"{name} is {_quoted(value)} on {nodes.name(node)} and {_quoted(common)} on other nodes"
             yield warning("environment", node, message, "set it in the job or in the cluster, for all nodes")
 
 
