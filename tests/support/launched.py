@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-WAIT_SECONDS = 90.0
+WAIT_SECONDS = 240.0
 SAVES = """
 import os, signal, sys, time
 from pathlib import Path

@@ -16,8 +16,8 @@ TRAINING = {
     "zeroStage": "Stage2",
     "precision": "FP32",
     "data": {"path": "/datasets/all.jsonl", "maxLength": 64},
-    "optimization": {"epochs": 100, "maxSteps": 120, "learningRate": "5e-3", "microBatchSize": 2, "globalBatchSize": 4},
-    "checkpoint": {"everySteps": 10, "keep": 2, "replicas": 2},
+    "optimization": {"epochs": 100, "maxSteps": 40, "learningRate": "5e-3", "microBatchSize": 2, "globalBatchSize": 4},
+    "checkpoint": {"everySteps": 5, "keep": 2, "replicas": 2},
 }
 
 
@@ -44,7 +44,8 @@ def test_a_training_on_two_machines_is_complete_though_one_was_lost_with_its_dis
         assert (first.ends(), again.ends()) == (0, 0), first.output
         assert "Complete: " in first.output
         assert "attempt 2 starts" in first.output
-        assert "Step 120/120" in first.output
+        assert first.output.count("Step 1/40 ") == 1, "it went on from the copies on the other machine"
+        assert "Step 40/40" in first.output
         assert (machines[0].folder / "workspace/runs/x/adapter/adapter_model.safetensors").exists()
         why = machines[0].type("why", "x", "--local")
         assert why.ends() == 0
