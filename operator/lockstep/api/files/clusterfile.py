@@ -22,6 +22,7 @@ from lockstep.api.files.clusterkeys import (
     Key,
     KeyTable,
     Location,
+    PairsFigure,
     ValueKind,
     read_value,
 )
@@ -32,6 +33,8 @@ from lockstep.api.names import HOSTS
 from lockstep_spec.choices import StorageMode
 
 M = TypeVar("M", bound=Model)
+MEASURED = tuple(Calibrations.model_fields)
+"""Sections that measurements write."""
 
 
 class ClusterFile(NamedTuple):
@@ -45,6 +48,8 @@ class ClusterFile(NamedTuple):
     """The line of every key that the file has, for example network.rdma.rails[0].network."""
     hosts: HostsCluster | None = None
     """The hosts of a file with `platform: hosts`. Then `profile` is what a job's run is resolved with, and no cluster has it."""
+    pairs: tuple[PairsFigure, ...] = ()
+    """Rates between pairs of nodes, by transport."""
 
 
 def parse_cluster_file(text: str, source: str) -> ClusterFile:
@@ -69,13 +74,13 @@ def _cluster(root: yaml.MappingNode, source: str) -> ClusterFile:
     values = reader.section(root, "")
     cluster = values.pop("cluster", {})
     values |= {"platform": cluster.pop("platform")} if "platform" in cluster else {}  # the one key that moves
-    measured = reader.model(Calibrations, {key: values.pop(key) for key in ("calibration",) if key in values})
+    measured = reader.model(Calibrations, {key: values.pop(key) for key in MEASURED if key in values})
     section = reader.model(ClusterSection, cluster, below("cluster"))
     spec = reader.model(TrainingClusterSpec, values)
     if section is None or spec is None or measured is None or reader.problems.entries:
         raise reader.problems.error()
     profile = TrainingCluster(metadata=ClusterMetadata(name=section.name), spec=spec)
-    return ClusterFile(section, profile, tuple(measured.calibration), reader.lines)
+    return ClusterFile(section, profile, tuple(measured.calibration), reader.lines, pairs=tuple(measured.pairs))
 
 
 def _hosts(root: yaml.MappingNode, source: str) -> ClusterFile:
@@ -83,7 +88,7 @@ def _hosts(root: yaml.MappingNode, source: str) -> ClusterFile:
     values = reader.section(root, "")
     cluster = values.pop("cluster", {})
     cluster.pop("", None)  # (the platform)
-    measured = reader.model(Calibrations, {key: values.pop(key) for key in ("calibration",) if key in values})
+    measured = reader.model(Calibrations, {key: values.pop(key) for key in MEASURED if key in values})
     section = reader.model(HostsSection, cluster, below("cluster"))
     stated = values.pop("defaults", {})
     defaults = reader.model(HostDefaults, stated, below("defaults"))
@@ -101,7 +106,7 @@ def _hosts(root: yaml.MappingNode, source: str) -> ClusterFile:
         raise reader.problems.error()
     profile = TrainingCluster(metadata=ClusterMetadata(name=section.name), spec=profile_of_hosts(hosts, spec))
     stand_in = ClusterSection(name=section.name, namespace=HOSTS, description=section.description)
-    return ClusterFile(stand_in, profile, tuple(measured.calibration), reader.lines, hosts)
+    return ClusterFile(stand_in, profile, tuple(measured.calibration), reader.lines, hosts, tuple(measured.pairs))
 
 
 def profile_of_hosts(hosts: HostsCluster, spec: TrainingClusterSpec) -> TrainingClusterSpec:

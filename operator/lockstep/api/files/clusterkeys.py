@@ -71,11 +71,28 @@ class Calibration(Model):
     """Sizes and their bandwidths."""
 
 
+class PairsFigure(Model):
+    """Rates between pairs of nodes. Written by `lockstep cluster calibrate --pairs`, one entry a transport."""
+
+    transport: MeasuredOver
+    """Transport that was measured: RDMA by ib_write_bw, TCP by sockets."""
+    nodes: Annotated[int, Field(ge=2, le=1024)]
+    """Nodes that took part."""
+    day: Annotated[str, Field(pattern=DAY_PATTERN, max_length=10)]
+    """Day of the measurement, as 2026-11-21 (UTC)."""
+    least_gigabits: Decimal
+    """Gb/s that even the slowest pair reaches: over all rails together by RDMA, over the best network by TCP."""
+    usual_gigabits: Decimal
+    """Gb/s that good pairs reach."""
+
+
 class Calibrations(Model):
-    """The file's section `calibration`."""
+    """The file's sections `calibration` and `pairs`: what was measured."""
 
     calibration: Annotated[list[Calibration], Field(max_length=2, json_schema_extra=list_map("transport"))] = []
     """Sweeps that were measured, one a transport."""
+    pairs: Annotated[list[PairsFigure], Field(max_length=2, json_schema_extra=list_map("transport"))] = []
+    """Rates between pairs of nodes that were measured, one a transport."""
 
 
 class ValueKind(Enum):

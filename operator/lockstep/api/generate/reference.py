@@ -46,8 +46,8 @@ CLUSTER_INTRODUCTION = """# The cluster file and TrainingCluster
 
 Generated from the models in `operator/lockstep/api`. A cluster is written down once, in `clusters/NAME.yaml`, with the keys below
 (`clusters/template.yaml` has them all). `lockstep deploy NAME` makes a TrainingCluster of it (`lockstep.dev/v1alpha1`, short name
-`tc`, cluster-scoped), whose fields are the second column; `cluster.name`, `.api`, `.namespace` and `.description`, and `calibration`, which
-`lockstep cluster calibrate` writes, are read by the command line only. A list of names may also be written with commas (`"net1,net2"`), a number in quotes. An unknown key, a key that is there
+`tc`, cluster-scoped), whose fields are the second column; `cluster.name`, `.api`, `.namespace` and `.description`, `calibration` and
+`pairs`, which `lockstep cluster calibrate` writes, are read by the command line only. A list of names may also be written with commas (`"net1,net2"`), a number in quotes. An unknown key, a key that is there
 twice and an impossible combination are errors.
 """
 

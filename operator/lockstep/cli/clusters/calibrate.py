@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockstep.api.errors import ConfigError
+from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.clusters.deploymentplan import Mode
 from lockstep.cli.clusters.network import (
     LineRateOption,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lockstep.api.files.clusterkeys import Calibration
     from lockstep.api.job import TrainingJob
     from lockstep.plan.cluster.calibration import Point
+    from lockstep.plan.cluster.pairs import PairsMeasured
     from lockstep.platforms.in_namespace.shortruns import Sweep
 
 
@@ -76,7 +77,8 @@ def calibrate(
     It takes the GPUs of its nodes for about a minute, in pods like a job's; the role admin in one namespace is enough. With --save the bus
     bandwidths are written into the file's section `calibration`, in decimal GB/s.
 
-    --pairs measures in rounds of disjoint pairs, so 64 nodes take minutes, and names the node, cable, rail or switch that is slow. Exit code 0:
+    --pairs measures in rounds of disjoint pairs, so 64 nodes take minutes, and names the node, cable, rail or switch that is slow; --save then
+    writes the section `pairs`, by which `lockstep plan` counts seconds a step. Exit code 0:
     measured, 1: it failed, or a pair is below --fail-below, 2: it can't run as asked, 130: interrupted.
 
     Example: lockstep cluster calibrate barcelona --mode rdma
@@ -90,8 +92,11 @@ def calibrate(
     _refuse_mixed(pairs, most, save, over, rail, seconds, line_rate, fail_below)
     if pairs:
         way = way_of(file, mode, over, seconds, line_rate, rail)
-        show_pairs(measure_on_cluster(file, nodes, mode, image, way, namespace, context, timeout), fail_below, output)
-        return
+        measured_pairs = measure_on_cluster(file, nodes, mode, image, way, namespace, context, timeout)
+        code = show_pairs(measured_pairs, fail_below, output)
+        if save:
+            _store_pairs(_path(cluster, file), measured_pairs, file, mode, quiet=output is Form.JSON)
+        raise typer.Exit(code)
     job = _job(file, nodes, mode, _bytes(most), image)
     refuse_other_cluster(file, context, False)
     sweep = _measure(job, file, namespace or file.cluster.namespace, context, timeout, quiet=output is Form.JSON)
@@ -111,7 +116,9 @@ def _refuse_mixed(
     fail_below: float | None,
 ) -> None:  # fmt: skip
     """Raise ConfigError for an option of the other measurement, which would change nothing."""
-    sweep_only = {"--max-size": most is not None, "--save": save}
+    if pairs and save and rail:
+        raise ConfigError("--save keeps what all rails give together: leave out --rail")
+    sweep_only = {"--max-size": most is not None}
     pairs_only = {
         "--over": over is not PairTool.AUTO, "--rail": rail, "--seconds": seconds is not None, "--line-rate": line_rate is not None,
         "--fail-below": fail_below is not None,
@@ -199,15 +206,37 @@ def _path(cluster: str, file: ClusterFile) -> Path:
 
 
 def _store(path: Path, measured: Calibration, file: ClusterFile, *, quiet: bool) -> None:
-    from lockstep.api.files.clusterfile import parse_cluster_file
-    from lockstep.cli.shared.checkout import from_here
     from lockstep.cli.shared.clusterfiles import read_text
     from lockstep.plan.cluster.calibration import replaced, with_calibration
 
+    _write(
+        path, with_calibration(read_text(path), replaced(file.calibration, measured)), "calibration", measured.to_dict(), file, quiet=quiet
+    )
+
+
+def _store_pairs(path: Path, measured: PairsMeasured, file: ClusterFile, mode: Mode, *, quiet: bool) -> None:
+    """Store what a job gets of the network. Raises Failed where the measurement doesn't say that."""
+    from lockstep.cli.shared.clusterfiles import read_text
+    from lockstep.plan.cluster.calibration import pairs_figure, replaced, with_pairs
+
+    if file.profile.spec.network.rdma.enabled and mode is not Mode.TCP and not measured.by_rdma:
+        raise Failed(
+            "nothing was stored: sockets over RDMA rails don't say what a job gets; use --over rdma, or --mode tcp for the pod network"
+        )
+    if any(rate.error for rate in measured.rates):
+        raise Failed("nothing was stored: some pairs were not measured")
+    figure = pairs_figure(measured, _today())
+    _write(path, with_pairs(read_text(path), replaced(file.pairs, figure)), "pairs", figure.to_dict(), file, quiet=quiet)
+
+
+def _write(path: Path, text: str, section: str, values: object, file: ClusterFile, *, quiet: bool) -> None:
+    """Replace the file by this text, which differs in one section. Raises ConfigError if it would differ elsewhere."""
+    from lockstep.api.files.clusterfile import parse_cluster_file
+    from lockstep.cli.shared.checkout import from_here
+
     shown = from_here(path)
-    text = with_calibration(read_text(path), replaced(file.calibration, measured))
     if parse_cluster_file(text, str(shown)).profile != file.profile:
-        raise ConfigError(f"{shown} can't be changed in one place only: write this section `calibration` by hand: {measured.to_dict()}")
+        raise ConfigError(f"{shown} can't be changed in one place only: write this section `{section}` by hand: {values}")
     draft = path.with_name(f".{path.name}.draft")
     try:
         draft.write_text(text, encoding="utf-8")
@@ -216,4 +245,4 @@ def _store(path: Path, measured: Calibration, file: ClusterFile, *, quiet: bool)
     except OSError as error:
         raise ConfigError(f"{shown} can't be written: {error.strerror}") from error
     if not quiet:
-        put(f"Stored in {shown}, section calibration")
+        put(f"Stored in {shown}, section {section}")

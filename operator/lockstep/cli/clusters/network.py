@@ -25,7 +25,7 @@ LineRateOption = Annotated[
 ]
 RailOption = Annotated[list[str] | None, typer.Option("--rail", help="Measure this rail only. May be repeated.", show_default=False)]
 OverOption = Annotated[
-    PairTool, typer.Option("--over", help="PairTool that measures. auto: ib_write_bw if every node has it and RDMA is used, else sockets.")
+    PairTool, typer.Option("--over", help="Tool that measures. auto: ib_write_bw if every node has it and RDMA is used, else sockets.")
 ]
 SecondsOption = Annotated[
     float | None,
@@ -64,8 +64,8 @@ def measure_on_cluster(
         return pairs_on_cluster(job, file.profile, namespace or file.cluster.namespace, context, way, tell, TimeLimit.of(timeout))
 
 
-def show_pairs(measured: PairsMeasured, fail_below: float | None, output: Form) -> None:
-    """Print the measurement and what it says. Exits with 1 where a pair is below the share that was asked for."""
+def show_pairs(measured: PairsMeasured, fail_below: float | None, output: Form) -> int:
+    """Print the measurement and what it says. Return the exit code: 1 where a pair is below the share that was asked for."""
     from lockstep.plan.cluster.pairs import below, judge_pairs
     from lockstep.plan.pages.network import pairs_page, pairs_values
 
@@ -80,8 +80,7 @@ def show_pairs(measured: PairsMeasured, fail_below: float | None, output: Form) 
         if fail_below is not None:
             what = "of the line rate, or of the rail's usual rate where no port states one"
             put(f"{len(lacking)} of {len(measured.rates)} measurements are below {fail_below:.0%} {what}")
-    if lacking:
-        raise typer.Exit(FAILED)
+    return FAILED if lacking else 0
 
 
 def show_findings(findings: list[Finding], otherwise: str) -> None:

@@ -40,6 +40,9 @@ def plan(
     train_log: Annotated[
         Path | None, typer.Option("--train-log", help="Take the speed from an earlier run's logs/train_log.jsonl.")
     ] = None,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="On hosts: don't refuse a run that moves weights over a network that is too slow for it.")
+    ] = False,
     output: FormOption = Form.TEXT,
 ) -> None:
     """Say what a job would do before it takes GPUs: objects, nodes that fit now, quota, claims, admission, memory, traffic, steps, time.
@@ -51,7 +54,7 @@ def plan(
     """
     from lockstep.plan.ahead.planned import EXIT_CODES, PlanVerdict, verdict
 
-    options = PlanOptions(context, model_config, samples, data, tokens_per_second, train_log, offline=offline)
+    options = PlanOptions(context, model_config, samples, data, tokens_per_second, train_log, offline=offline, anyway=anyway)
     jobs = [(inputs, resolve_inputs(inputs)) for inputs in read_all(file, cluster, namespace, changes)]
     with waiting("reading the job's inputs" if offline else "asking the cluster what it would make of this"):
         plans = [_plan(inputs.aim(), resolved, options) for inputs, resolved in jobs]
@@ -77,12 +80,14 @@ class PlanOptions:
     tokens_per_second: float | None
     train_log: Path | None
     offline: bool
+    anyway: bool
 
 
 def _plan(inputs: Inputs, resolved: Resolved, options: PlanOptions) -> tuple[list[Finding], Forecast]:
     from lockstep.cli.jobs.planfacts import known_facts
     from lockstep.plan.ahead import planned
     from lockstep.plan.ahead.forecast import capacity, forecast
+    from lockstep.plan.ahead.slownetwork import measured_speed
 
     sources = (options.model_config, options.samples, options.data, options.tokens_per_second, options.train_log)
     stated = known_facts(resolved, *sources, offline=options.offline)
@@ -91,7 +96,9 @@ def _plan(inputs: Inputs, resolved: Resolved, options: PlanOptions) -> tuple[lis
     if not options.offline:
         compared, facts = asyncio.run(_look(resolved, samples, options.context))
     size, source = capacity(resolved, () if facts is None else facts.list("Node").items)
-    estimate = forecast(resolved, replace(stated, capacity_bytes=size, capacity_source=source))
+    speed = measured_speed(inputs.cluster.calibration, inputs.cluster.pairs, resolved.transport.value)
+    refuses = inputs.cluster.hosts is not None and not options.anyway
+    estimate = forecast(resolved, replace(stated, capacity_bytes=size, capacity_source=source, speed=speed, refuses_slow_network=refuses))
     return planned.all_findings(resolved, samples[1], compared, facts, estimate), estimate
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from lockstep.api.objects import Object
 from lockstep.api.quantity import amount, number
 from lockstep.api.training import Training
+from lockstep.plan.ahead.slownetwork import NetworkSpeed, remedy, too_slow
 from lockstep.plan.cluster.finding import Finding, Outcome
 from lockstep.plan.render.fabric import GPU_RESOURCE
 from lockstep.plan.render.resolved import Resolved
@@ -58,6 +59,10 @@ class RunFacts:
     """Memory of a GPU, or what a CPU rank may use."""
     capacity_source: str = ""
     pace: Pace | None = None
+    speed: NetworkSpeed | None = None
+    """Measured speed of the network; None: nobody has measured it."""
+    refuses_slow_network: bool = False
+    """True where a start refuses a network that is too slow for the run."""
 
 
 @dataclass
@@ -169,7 +174,13 @@ def _network(estimate: Forecast, resolved: Resolved, settings: Settings, facts: 
     parts = "; ".join(f"{decimal_size(flow.node_bytes)} {flow.name}" for flow in flows)
     estimate.add("network", Outcome.NOTE, f"a step sends {most}{decimal_size(total)} from each node, and as much to it: {parts}")
     speed = resolved.profile.spec.network.minimum_busbw
-    if speed is not None:
+    if facts.speed is not None:
+        estimate.figures |= {
+            "networkStepSeconds": round(facts.speed.seconds(total), 3), "measuredGigabitsPerSecond": round(facts.speed.gigabits, 4),
+        }  # fmt: skip
+        message = f"that takes {step_duration(facts.speed.seconds(total))} a step at {facts.speed.gigabits:.3g} Gb/s, {facts.speed.source}"
+        estimate.add("network", Outcome.NOTE, message)
+    elif speed is not None:
         estimate.add(
             "network",
             Outcome.NOTE,
@@ -178,6 +189,10 @@ def _network(estimate: Forecast, resolved: Resolved, settings: Settings, facts: 
     else:
         times = ", ".join(f"{step_duration(total * 8 / (gigabits * 1e9))} at {gigabits} Gb/s" for gigabits in SPEEDS)
         estimate.add("network", Outcome.NOTE, f"that takes {times} a node")
+    reason = too_slow(flows, settings, _accumulation(resolved), facts.speed)
+    if reason:
+        outcome = Outcome.REFUSED if facts.refuses_slow_network else Outcome.NOTE
+        estimate.add("network", outcome, reason, remedy(settings))
     if seconds is None:
         estimate.add(
             "network",

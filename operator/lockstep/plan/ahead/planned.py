@@ -49,7 +49,7 @@ def verdict(findings: Iterable[Finding]) -> PlanVerdict:
     """The gravest of what the findings say. A risk is graver than waiting, which ends by itself."""
     findings = list(findings)
     outcomes = {one.outcome for one in findings if one.subject in CONCERNS_START}
-    if Outcome.REFUSED in outcomes:
+    if any(one.outcome is Outcome.REFUSED for one in findings):
         return PlanVerdict.REFUSED
     if any(one.outcome is Outcome.RISK for one in findings):
         return PlanVerdict.MAY_FAIL

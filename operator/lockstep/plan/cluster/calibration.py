@@ -6,12 +6,14 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from lockstep.api import names
 from lockstep.api.cluster import TrainingClusterSpec
-from lockstep.api.files.clusterkeys import Calibration
+from lockstep.api.files.clusterkeys import Calibration, MeasuredOver, PairsFigure
 from lockstep.api.job import TrainingJob
 from lockstep.api.shared import FabricMode
+from lockstep.plan.cluster.pairs import PairsMeasured
 from lockstep_gang.contract.preflight import SWEEP, SWEEP_DONE, SWEEP_POINT
 
 JOB = "lockstep-calibrate"
@@ -97,15 +99,27 @@ def _rounded(value: float, digits: int) -> str:
 HEADING = "# Measured by `lockstep cluster calibrate`: bus bandwidth in decimal GB/s, 2 (n - 1) / n × bytes / time with n = ranks."
 
 
+PAIRS_HEADING = "# Measured by `lockstep cluster calibrate --pairs`: decimal Gb/s from one node to another."
+
+
 def with_calibration(text: str, measured: Sequence[Calibration]) -> str:
-    """The cluster file's text with this section instead of the one that it has, or at its end; every other line as it was."""
+    """The cluster file's text with this section `calibration` instead of the one that it has, or at its end; every other line as it was."""
+    return _with_section(text, "calibration", HEADING, _section(measured))
+
+
+def with_pairs(text: str, measured: Sequence[PairsFigure]) -> str:
+    """The same for its section `pairs`."""
+    return _with_section(text, "pairs", PAIRS_HEADING, _pairs_section(measured))
+
+
+def _with_section(text: str, key: str, heading: str, section: Sequence[str]) -> str:
     lines = text.splitlines()
-    start = next((number for number, line in enumerate(lines) if re.match(r"calibration\s*:", line)), None)
+    start = next((number for number, line in enumerate(lines) if re.match(rf"{key}\s*:", line)), None)
     before, after = (lines, []) if start is None else (lines[:start], lines[_end(lines, start) :])
-    while before and (not before[-1].strip() or before[-1] == HEADING):
+    while before and (not before[-1].strip() or before[-1] == heading):
         before.pop()
     rest = ["", *after] if after and after[0].strip() else after
-    return "\n".join([*before, "", HEADING, *_section(measured), *rest]) + "\n"
+    return "\n".join([*before, "", heading, *section, *rest]) + "\n"
 
 
 def _end(lines: Sequence[str], start: int) -> int:
@@ -131,6 +145,30 @@ def _section(measured: Sequence[Calibration]) -> list[str]:
     return lines
 
 
-def replaced(earlier: Sequence[Calibration], new: Calibration) -> list[Calibration]:
-    """Calibrations with the new one instead of the one of its transport."""
-    return sorted([*(one for one in earlier if one.transport is not new.transport), new], key=lambda one: one.transport.value)
+def _pairs_section(measured: Sequence[PairsFigure]) -> list[str]:
+    lines = ["pairs:"]
+    for one in measured:
+        lines += [
+            f"  - transport: {one.transport.value}",
+            f"    nodes: {one.nodes}",
+            f'    day: "{one.day}"',
+            f'    least_gigabits: "{one.least_gigabits}"',
+            f'    usual_gigabits: "{one.usual_gigabits}"',
+        ]
+    return lines
+
+
+def pairs_figure(measured: PairsMeasured, day: str) -> PairsFigure:
+    """`day` as 2026-11-21."""
+    transport = MeasuredOver.RDMA if measured.by_rdma else MeasuredOver.TCP
+    rates = {"leastGigabits": _rounded(measured.least_gbs(), 4), "usualGigabits": _rounded(measured.usual_gbs(), 4)}
+    return PairsFigure.model_validate({"transport": transport, "nodes": len(measured.nodes), "day": day, **rates})
+
+
+S = TypeVar("S", Calibration, PairsFigure)
+
+
+def replaced(earlier: Sequence[S], new: S) -> list[S]:
+    """Measurements with the new one instead of the one of its transport."""
+    measured = {one.transport: one for one in earlier} | {new.transport: new}
+    return [measured[transport] for transport in sorted(measured)]

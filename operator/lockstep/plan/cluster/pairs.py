@@ -19,6 +19,7 @@ BUDGET_SECONDS = 240.0
 """Seconds that the measurements of all pairs may take together, unless a person states how long each takes."""
 LEAST_SECONDS, MOST_SECONDS = 0.25, 2.0
 STREAMS = 4
+PERFTEST = "ib_write_bw"
 SLOW_PART = 0.7
 """Part of the rail's usual rate below which a pair is slow, and of the line rate below which a rail is."""
 FULL_PART = 0.9
@@ -102,7 +103,11 @@ class PairsMeasured:
     rails: tuple[MeasuredRail, ...]
     rates: tuple[PairRate, ...]
     over: str
-    """PairTool that measured: sockets, or ib_write_bw."""
+    """Tool that measured: sockets, or ib_write_bw."""
+
+    @property
+    def by_rdma(self) -> bool:
+        return self.over == PERFTEST
 
     def of_rail(self, rail: str) -> list[PairRate]:
         return [rate for rate in self.rates if rate.rail == rail]
@@ -112,9 +117,16 @@ class PairsMeasured:
         return sorted(self.rates, key=lambda rate: (rate.share if rate.share is not None else 1.0, rate.gbs))
 
     def least_gbs(self) -> float:
-        """Gb/s that even the slowest node sends over all rails together: the pace of a ring over all nodes."""
-        slowest = {rail.name: min((rate.gbs for rate in self.of_rail(rail.name)), default=0.0) for rail in self.rails}
-        return sum(slowest.values())
+        """Gb/s that even the slowest pair reaches, which is the pace of a ring over all nodes."""
+        return self._together([min((rate.gbs for rate in self.of_rail(rail.name)), default=0.0) for rail in self.rails])
+
+    def usual_gbs(self) -> float:
+        """Gb/s that good pairs reach."""
+        return self._together([usual_gbs(self.of_rail(rail.name)) for rail in self.rails])
+
+    def _together(self, rails: Sequence[float]) -> float:
+        """RDMA uses all rails at once; a job over sockets takes one network."""
+        return sum(rails) if self.by_rdma else max(rails, default=0.0)
 
 
 def usual_gbs(rates: Sequence[PairRate]) -> float:

@@ -112,21 +112,21 @@ def pairs_values(measured: PairsMeasured, *, hardware: bool = False) -> dict[str
         "rails": [
             {
                 "rail": rail.name,
-                "usualGbs": round(usual_gbs(measured.of_rail(rail.name)), 3),
-                "ports": {measured.names[node]: {"interface": end.interface, "address": end.address, "lineGbs": end.gbs, "mtu": end.mtu,
+                "usualGigabits": round(usual_gbs(measured.of_rail(rail.name)), 3),
+                "ports": {measured.names[node]: {"interface": end.interface, "address": end.address, "lineGigabits": end.gbs, "mtu": end.mtu,
                                                  **({"hca": end.hca} if end.hca else {})} for node, end in sorted(rail.ends.items())},
             }
             for rail in measured.rails
         ],
         "pairs": [
             {
-                "rail": rate.rail, "from": measured.names[rate.sender], "to": measured.names[rate.receiver], "gbs": round(rate.gbs, 4),
-                "lineGbs": rate.line_gbs, "share": None if rate.share is None else round(rate.share, 4), "roundTripMicroseconds": rate.microseconds,
+                "rail": rate.rail, "from": measured.names[rate.sender], "to": measured.names[rate.receiver], "gigabits": round(rate.gbs, 4),
+                "lineGigabits": rate.line_gbs, "share": None if rate.share is None else round(rate.share, 4), "roundTripMicroseconds": rate.microseconds,
                 **({"error": rate.error} if rate.error else {}),
             }
             for rate in measured.worst()
         ],
-        "leastGbs": round(measured.least_gbs(), 4),
+        "leastGigabits": round(measured.least_gbs(), 4),
     }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from lockstep.api.errors import ConfigError
 from lockstep.plan.cluster.hardware import MeasuredRail, NodeHardware, RailEnd, rdma_rails, read_hardware, socket_rails
-from lockstep.plan.cluster.pairs import STREAMS, Pair, PairRate, PairsMeasured, PairTool, Way, rounds, seconds_each
+from lockstep.plan.cluster.pairs import PERFTEST, STREAMS, Pair, PairRate, PairsMeasured, PairTool, Way, rounds, seconds_each
 from lockstep.platforms.inpod import netrate, source_of
 from lockstep.platforms.inpod.netfacts import TEXT_MAX
 from lockstep.programs import Place, Program, ProgramFailed, answer_of, lines_in, python_program
@@ -20,7 +20,6 @@ from lockstep_spec.words import number_of
 ANSWER_SECONDS = 60.0
 RDMA_PORT = 18515
 """Port of ib_write_bw's own default, where no range is stated."""
-PERFTEST = "ib_write_bw"
 Say = Callable[[str], None]
 
 

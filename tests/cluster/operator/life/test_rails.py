@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,6 +112,39 @@ def test_pods_get_every_rail_and_gloos_bytes_take_the_first(rails: Jobs) -> None
     fabric = rails.condition("traffic", "FabricVerified")
     assert fabric["reason"] == "Gloo" and "over net1" in fabric["message"] and "RDMA was asked for" in fabric["message"]
     rails.end("traffic")
+
+
+def test_the_rates_between_pods_name_the_rail_that_is_slow(
+    rails: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All cables are limited to far less than this machine carries, so that its load changes no measurement."""
+    path = tmp_path / "pairs.yaml"
+    path.write_text(described(name="pairs", namespace=rails.namespace))
+    cables = [(node.namespace, f"cable{rail}") for node in map(default_layout().node, (0, 1)) for rail in (1, 2)]
+    measured = ("cluster", "calibrate", str(path), "--pairs", "--rail", "net1", "--rail", "net2", "--seconds", "0.5", "--line-rate", "0.4")
+    try:
+        for namespace, cable in cables:
+            limit(namespace, cable, 40 if cable == "cable2" else 400)
+        assert lockstep(monkeypatch, *measured, "--fail-below", "0.7") == 1
+        out, err = capsys.readouterr()
+        assert re.findall("^(?:warning|failed) .*", out, re.MULTILINE) == re.findall(
+            "^warning  net2: the rail is slow everywhere: .*", out, re.MULTILINE
+        )
+        assert "2 of 4 measurements are below 70% of the line rate" in out
+        assert "measures by sockets, not by RDMA: " in err
+        assert lockstep(monkeypatch, "cluster", "topology", str(path), *measured[4:], "-o", "json") == 0
+        values = json.loads(capsys.readouterr().out)
+        assert [rail["rail"] for rail in values["rails"]] == ["net1", "net2"] and len(values["hardware"]) == 2
+        assert all(port["address"].startswith("10.") for rail in values["rails"] for port in rail["ports"].values())
+    finally:
+        for namespace, cable in cables:
+            subprocess.run(["tc", "-n", namespace, "qdisc", "del", "dev", cable, "root"], capture_output=True, check=False)
+    until("its pods gone", lambda: not rails.pods("lockstep-calibrate"), 60)
+
+
+def limit(namespace: str, link: str, megabits: int) -> None:
+    rate = ["rate", f"{megabits}mbit", "burst", "64kb", "latency", "20ms"]
+    subprocess.run(["tc", "-n", namespace, "qdisc", "replace", "dev", link, "root", "tbf", *rate], check=True, capture_output=True)
 
 
 def test_a_pod_lands_where_the_devices_are_and_the_agent_says_what_it_lacks(rails: Jobs) -> None:

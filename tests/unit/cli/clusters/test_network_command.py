@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.api.job import TrainingJob
 from lockstep.cli.main import main
 from lockstep.plan.cluster.facts import Listing, Sight
@@ -106,6 +107,7 @@ def test_an_rdma_cluster_states_tool_line_rate_and_gid(asked: Asked, tmp_path: P
     ("options", "message"),
     [
         (["--pairs", "--max-size", "4Mi"], "--max-size is not for --pairs"),
+        (["--pairs", "--save", "--rail", "net1"], "--save keeps what all rails give together: leave out --rail"),
         (["--fail-below", "0.8"], "--fail-below is for --pairs"),
         (["--seconds", "1"], "--seconds is for --pairs"),
         (["--over", "sockets"], "--over is for --pairs"),
@@ -116,6 +118,28 @@ def test_options_of_the_other_measurement_are_refused(
 ) -> None:
     assert lockstep(tmp_path, monkeypatch, "calibrate", *options) == 2
     assert message in capsys.readouterr().err and asked.jobs == []
+
+
+def test_the_figures_are_kept_for_plan_in_one_section_of_the_file(
+    asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = f"# mine\n{FILE}# the end\n"
+    assert lockstep(tmp_path, monkeypatch, "calibrate", "--pairs", "--save", text=text) == 0
+    stored = (tmp_path / "c.yaml").read_text()
+    (figure,) = parse_cluster_file(stored, "c.yaml").pairs
+    assert (figure.transport.value, figure.nodes, figure.least_gigabits, figure.usual_gigabits) == ("TCP", 3, "5", "23")
+    assert stored.startswith(text) and "Stored in " in capsys.readouterr().out
+    assert lockstep(tmp_path, monkeypatch, "calibrate", "--pairs", "--save", text=stored) == 0
+    assert (tmp_path / "c.yaml").read_text() == stored
+
+
+def test_sockets_over_rdma_rails_are_not_kept_as_what_a_job_gets(
+    asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lockstep(tmp_path, monkeypatch, "calibrate", "--pairs", "--save", text=FILE + RDMA) == 1
+    assert "nothing was stored: sockets over RDMA rails" in capsys.readouterr().err
+    assert lockstep(tmp_path, monkeypatch, "calibrate", "--pairs", "--save", "--mode", "tcp", text=FILE + RDMA) == 0
+    assert parse_cluster_file((tmp_path / "c.yaml").read_text(), "c.yaml").pairs[0].transport.value == "TCP"
 
 
 def test_one_node_has_no_pair(asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,9 +42,9 @@ def test_a_large_network_is_summed_up() -> None:
 
 def test_scripts_get_every_measurement() -> None:
     values = pairs_values(measured(), hardware=True)
-    assert len(values["pairs"]) == 6 and values["leastGbs"] == 1.0 and values["over"] == "sockets"
+    assert len(values["pairs"]) == 6 and values["leastGigabits"] == 1.0 and values["over"] == "sockets"
     assert values["pairs"][0] == {
-        "rail": "net1", "from": "lab0", "to": "lab2", "gbs": 1.0, "lineGbs": 25.0, "share": 0.04, "roundTripMicroseconds": 40,
+        "rail": "net1", "from": "lab0", "to": "lab2", "gigabits": 1.0, "lineGigabits": 25.0, "share": 0.04, "roundTripMicroseconds": 40,
     }  # fmt: skip
     assert values["hardware"]["lab0"]["gpus"][1]["place"]["numa"] == 1
 
