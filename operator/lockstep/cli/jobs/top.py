@@ -36,7 +36,11 @@ CURVE_SECONDS = 10.0
 def top(
     where: TargetOptions,
     job: Annotated[
-        str | None, typer.Argument(help="A job's name. Default: a line for each job of the namespace.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="A job's name. Default: a line for each job of the namespace; with --local: this machine, its GPUs and who uses them.",
+            show_default=False,
+        ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Show one look and end; the default where the output is no terminal.")] = False,
     interval: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks.")] = 2.0,
@@ -119,7 +123,7 @@ async def _looks_of_job(job: Object, context: str | None, interval: float, *, li
     from lockstep.plan.pages.top import snapshot
     from lockstep.platforms.files.results import run_folder
     from lockstep.platforms.jobs.observe import operator_unheard
-    from lockstep.platforms.jobs.top import JobNodes, curve_on_volume, nodes_in_pods, pods_of
+    from lockstep.platforms.jobs.top import NodesWatch, curve_on_volume, nodes_in_pods, of_job, pods_of
 
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     curve: Object = {}
@@ -127,7 +131,7 @@ async def _looks_of_job(job: Object, context: str | None, interval: float, *, li
     measuring = (lambda line: None) if live else say
     async with (
         await Cluster.connect(context) as cluster,
-        JobNodes(nodes_in_pods(cluster, namespace, name), name, run_folder(name), measuring) as nodes,
+        NodesWatch(nodes_in_pods(cluster, namespace, name), of_job(name, run_folder(name)), measuring) as nodes,
     ):
         ask = nodes.ask if live else nodes.ask_all
         while True:
@@ -171,11 +175,12 @@ async def _looks_of_all(where: TargetOptions, interval: float) -> Looks:
 
 
 async def _looks_of_folder(job: str | None, workspace: Path, interval: float) -> Looks:
-    from lockstep.api.errors import ConfigError
     from lockstep.platforms.local.records import LocalLooks
 
     if job is None:
-        raise ConfigError("name the run: lockstep top JOB --local")
+        async for look in _looks_of_machine(workspace, interval):
+            yield look
+        return
     looks = LocalLooks(job, workspace)
     while True:
         page, over = await asyncio.to_thread(looks.look, CURVE_POINTS)
@@ -183,15 +188,36 @@ async def _looks_of_folder(job: str | None, workspace: Path, interval: float) ->
         await asyncio.sleep(interval)
 
 
+async def _looks_of_machine(workspace: Path, interval: float) -> Looks:
+    """Look at this machine as at a host of a cluster."""
+    import socket
+
+    from lockstep.plan.pages.hosts import hosts_page, hosts_view, read_host
+    from lockstep.platforms.inpod.hostload import HostWatch
+    from lockstep.platforms.local.records import FIRST_SECONDS
+
+    watch = HostWatch(str(workspace / "workspace"), str(workspace / "datasets"))
+    await asyncio.sleep(FIRST_SECONDS)
+    while True:
+        answer = read_host(await asyncio.to_thread(watch.answer))
+        view = hosts_view("local", {socket.gethostname(): answer})
+        yield view, list(hosts_page(view, _width())), False
+        await asyncio.sleep(interval)
+
+
+def _width() -> int | None:
+    """Columns of the terminal; None if the output isn't one."""
+    import shutil
+
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
 def _with_age(look: Object, unheard: Unheard | None) -> Object:
     return look if unheard is None else {**look, "stale": {"since": unheard.since, "message": unheard.text(time.time())}}
 
 
 def _page(look: Object) -> list[str]:
-    import shutil
-
     from lockstep.plan.pages.top import top_page
 
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    lines = list(top_page(look, time.time(), width))
+    lines = list(top_page(look, time.time(), _width()))
     return [*lines[:1], *([f"  {look['stale']['message']}"] if "stale" in look else []), *lines[1:]]

@@ -24,11 +24,11 @@ def read_node(answer: Mapping[str, Any]) -> Object:
     """`runfolder.Watch.answer`, without what is none of it."""
     facts: Object = {
         "gigabits": _table(answer.get("gigabits"), _rates, NICS_MAX),
-        "cpu": _amounts(answer.get("cpu"), ("cores", "limitCores")),
-        "memory": _counts(answer.get("memory"), ("bytes", "limitBytes")),
-        "gpus": [gpu for gpu in map(_gpu, items(answer.get("gpus"), GPUS_MAX)) if "index" in gpu],
+        "cpu": amounts(answer.get("cpu"), ("cores", "limitCores")),
+        "memory": counts(answer.get("memory"), ("bytes", "limitBytes")),
+        "gpus": [gpu for gpu in map(read_gpu, items(answer.get("gpus"), GPUS_MAX)) if "index" in gpu],
         "rankLoads": [load for load in map(_rank_load, items(answer.get("rankLoads"), RANKS_MAX)) if "rank" in load],
-        "gpuProblem": _word(answer.get("gpuProblem")),
+        "gpuProblem": word(answer.get("gpuProblem")),
         "curve": _records(answer.get("curve")),
     }
     facts = {key: value for key, value in facts.items() if value}
@@ -39,35 +39,37 @@ def read_node(answer: Mapping[str, Any]) -> Object:
     return facts
 
 
-def _gpu(value: object) -> Object:
-    words = {name: word for name in ("uuid", "name") if (word := _word(_mapping(value).get(name)))}
-    return {**_counts(value, ("index", "bytes", "limitBytes", "percentage", "celsius", "watts", "limitWatts")), **words}
+def read_gpu(value: object) -> Object:
+    """GPU of `rankload.gpus`; without `index` if it is none."""
+    words = {name: text for name in ("uuid", "name") if (text := word(mapping(value).get(name)))}
+    return {**counts(value, ("index", "bytes", "limitBytes", "percentage", "celsius", "watts", "limitWatts")), **words}
 
 
 def _rank_load(value: object) -> Object:
-    return {**_counts(value, ("rank", "bytes", "gpu")), **_amounts(value, ("cores",))}
+    return {**counts(value, ("rank", "bytes", "gpu")), **amounts(value, ("cores",))}
 
 
-def _amounts(value: object, names: tuple[str, ...]) -> Object:
+def amounts(value: object, names: tuple[str, ...]) -> Object:
     """Numbers of these names that are 0 or more."""
-    numbers = {name: _number(item) for name, item in _mapping(value).items() if name in names}
+    numbers = {name: _number(item) for name, item in mapping(value).items() if name in names}
     return {name: number for name, number in numbers.items() if number is not None and number >= 0}
 
 
-def _word(value: object) -> str:
+def word(value: object) -> str:
+    """Text of one line; '' for anything else."""
     return printable_line(value[:WORDS_MAX]) if isinstance(value, str) else ""
 
 
 def read_summary(answer: Mapping[str, Any]) -> Object:
     """`runfolder.summary`, without what is none of it."""
-    end = _mapping(answer.get("end"))
-    result = {key: value for key, value in _mapping(end.get("result")).items() if isinstance(value, str)}
+    end = mapping(answer.get("end"))
+    result = {key: value for key, value in mapping(end.get("result")).items() if isinstance(value, str)}
     return {
         "there": answer.get("there") is True,
         "steps": _records(answer.get("steps")),
         "evaluations": _records(answer.get("evaluations")),
         "medians": _table(answer.get("medians"), _number, len(answer)),
-        "run": _small(_mapping(answer.get("run"))),
+        "run": _small(mapping(answer.get("run"))),
         "goodput": _spent(answer.get("goodput")),
         "end": {**({"state": end["state"][:WORDS_MAX]} if isinstance(end.get("state"), str) else {}), "result": result},
         "attempts": [_shallow(record, DEPTH_MAX) for record in items(answer.get("attempts"), POINTS_MAX) if isinstance(record, dict)],
@@ -91,21 +93,21 @@ def _shallow(value: Any, depth: int) -> Any:
 
 def _spent(value: object) -> Object:
     """`gang/goodput.json`, of which only the account by kinds and the furthest step are read."""
-    book = _mapping(_mapping(value).get("goodput"))
-    counts = {key[:WORDS_MAX]: item for key, item in list(_mapping(book.get("spent")).items())[:NICS_MAX] if is_count(item)}
+    book = mapping(mapping(value).get("goodput"))
+    counts = {key[:WORDS_MAX]: item for key, item in list(mapping(book.get("spent")).items())[:NICS_MAX] if is_count(item)}
     furthest = book.get("furthestStep")
     return {"goodput": {"spent": counts, "furthestStep": furthest if is_count(furthest) else 0}} if counts else {}
 
 
 def _records(value: object) -> dict[str, Object]:
     """step → name → number."""
-    steps = {step: record for step, record in _mapping(value).items() if step.isdecimal() and len(step) < 20}
+    steps = {step: record for step, record in mapping(value).items() if step.isdecimal() and len(step) < 20}
     return _table(steps, lambda record: _table(record, _number, NICS_MAX), POINTS_MAX)
 
 
 def _table(value: object, read: Callable[[object], T | None], most: int) -> dict[str, T]:
     """The first entries that `read` takes."""
-    entries = ((str(key)[:WORDS_MAX], read(item)) for key, item in list(_mapping(value).items())[:most])
+    entries = ((str(key)[:WORDS_MAX], read(item)) for key, item in list(mapping(value).items())[:most])
     return {key: item for key, item in entries if item is not None}
 
 
@@ -114,8 +116,9 @@ def _rates(value: object) -> list[float] | None:
     return [rate for rate in rates if rate is not None] if len(rates) == 2 and None not in rates else None
 
 
-def _counts(value: object, names: tuple[str, ...]) -> Object:
-    return {name: item for name, item in _mapping(value).items() if name in names and is_count(item)}
+def counts(value: object, names: tuple[str, ...]) -> Object:
+    """Whole numbers of these names that are 0 or more."""
+    return {name: item for name, item in mapping(value).items() if name in names and is_count(item)}
 
 
 def _number(value: object) -> float | None:
@@ -131,7 +134,8 @@ def is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
 
 
-def _mapping(value: object) -> dict[str, Any]:
+def mapping(value: object) -> dict[str, Any]:
+    """The value if it is an object, else {}."""
     return value if isinstance(value, dict) else {}
 
 

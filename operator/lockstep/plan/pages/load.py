@@ -35,6 +35,11 @@ def load_page(nodes: Sequence[Object], width: int | None) -> Iterator[str]:
         yield f"not asked yet: {number_of(len(waiting), 'node')}"
     if oldest := max((node.get("ageSeconds", 0) for node in nodes), default=0):
         yield f"nodes are asked in turn: the oldest row is from {duration(oldest)} ago"
+    yield from problem_lines(nodes)
+
+
+def problem_lines(nodes: Sequence[Object]) -> Iterator[str]:
+    """Lines about nodes that could not be asked, and about GPUs that could not be read."""
     for key, words in (("problem", "not seen: "), ("gpuProblem", "")):
         for problem in dict.fromkeys(node[key] for node in nodes if key in node):
             yield f"{words}{listed([place_of(node) for node in nodes if node.get(key) == problem], PROBLEMS_SHOWN)}: {problem}"
@@ -61,7 +66,7 @@ def _node_rows(node: Object) -> Iterator[tuple[str, ...]]:
     nics = _busiest(node.get("gigabits", {}))
     first = (
         str(node["node"]), node.get("pod", NONE), node.get("host", NONE), node.get("nodeName", NONE),
-        _ranks(node), _cpu(node.get("cpu", {})), _memory(node.get("memory", {})),
+        _ranks(node), cpu_cell(node.get("cpu", {})), memory_cell(node.get("memory", {})),
     )  # fmt: skip
     yield (*first, *(nics[0] if nics else (NONE, NONE, NONE)))
     for nic in nics[1:]:
@@ -73,10 +78,10 @@ def _rank_rows(node: Object) -> Iterator[tuple[str, ...]]:
     gpus = {gpu["index"]: gpu for gpu in node.get("gpus", [])}
     loads = node.get("rankLoads", [])
     for load in loads:
-        cells = (str(load["rank"]), str(node["node"]), _cpu(load), _memory(load))
-        yield (*cells, *_gpu_cells(gpus.get(load.get("gpu"), {})))
+        cells = (str(load["rank"]), str(node["node"]), cpu_cell(load), memory_cell(load))
+        yield (*cells, *gpu_cells(gpus.get(load.get("gpu"), {})))
     for index in sorted(gpus.keys() - {load.get("gpu") for load in loads}):
-        yield (NONE, str(node["node"]), NONE, NONE, *_gpu_cells(gpus[index]))
+        yield (NONE, str(node["node"]), NONE, NONE, *gpu_cells(gpus[index]))
 
 
 def _extremes(nodes: Sequence[Object]) -> Iterator[str]:
@@ -103,24 +108,27 @@ def _gpu_used(node: Object, load: Object) -> Object:
     return next((gpu for gpu in node.get("gpus", []) if gpu["index"] == load.get("gpu")), {})
 
 
-def _gpu_cells(gpu: Mapping[str, Any]) -> tuple[str, ...]:
+def gpu_cells(gpu: Mapping[str, Any]) -> tuple[str, ...]:
+    """Index, load, memory, temperature and power of a GPU."""
     watts = f"{gpu['watts']} W" if "watts" in gpu else NONE
     return (
         str(gpu.get("index", NONE)),
         f"{gpu['percentage']}%" if "percentage" in gpu else NONE,
-        _memory(gpu),
+        memory_cell(gpu),
         f"{gpu['celsius']} °C" if "celsius" in gpu else NONE,
         watts + (f" of {gpu['limitWatts']}" if "watts" in gpu and "limitWatts" in gpu else ""),
     )
 
 
-def _cpu(load: Mapping[str, Any]) -> str:
+def cpu_cell(load: Mapping[str, Any]) -> str:
+    """Cores in use, of those that there are."""
     if "cores" not in load:
         return NONE
     return f"{load['cores']:.1f}" + (f" of {load['limitCores']:.3g}" if "limitCores" in load else "")
 
 
-def _memory(load: Mapping[str, Any]) -> str:
+def memory_cell(load: Mapping[str, Any]) -> str:
+    """Memory in use, of what there is."""
     if "bytes" not in load:
         return NONE
     return binary_size(load["bytes"]) + (f" of {binary_size(load['limitBytes'])}" if "limitBytes" in load else "")

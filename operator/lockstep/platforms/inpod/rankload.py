@@ -9,10 +9,12 @@ import contextlib
 import json
 import os
 import re
+import select
 import shutil
 import subprocess
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from lockstep.platforms.inpod.rankprocesses import PROC, leads_session, rank_pro
 CGROUP = Path("/sys/fs/cgroup")
 DEV = Path("/dev")
 SMI_SECONDS = 5.0
+PATIENCE_SECONDS = 60.0
+"""Seconds without a question after which a program ends: its connection may have broken silently."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 MIB = 1 << 20
 GPU_FIELDS = {
@@ -215,3 +219,9 @@ def own_memory(process: Path) -> int:
     """Bytes of memory that a process holds itself, without files that it maps."""
     sizes = re.findall(r"^Rss(?:Anon|Shmem):\s+(\d+) kB", text_of(process / "status"), re.MULTILINE)
     return sum(map(int, sizes)) << 10
+
+
+def answer_questions(answer: Callable[..., dict[str, Any]]) -> None:
+    """Answer every line on standard input, an object of arguments, with one line, until it ends or nobody has asked for long."""
+    while select.select([sys.stdin], [], [], PATIENCE_SECONDS)[0] and (line := sys.stdin.readline()):
+        print(json.dumps(answer(**json.loads(line))), flush=True)

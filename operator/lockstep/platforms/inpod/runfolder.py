@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
 import statistics
 import sys
 import time
@@ -19,12 +18,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lockstep.platforms.inpod.rankload import Load, text_of
+from lockstep.platforms.inpod.rankload import Load, answer_questions, text_of
 
 OUTPUT = "logs/output"
 BEGINS = "[lockstep] this agent begins: job "
-PATIENCE_SECONDS = 60.0
-"""Seconds without a question after which a watch ends: its connection may have broken silently."""
 MEASURED = ("loss", "tokensPerSecond", "stepSeconds", "mfu", "gradientNorm", "learningRate")
 Json = dict[str, Any]
 
@@ -208,9 +205,7 @@ def main(request: Json) -> None:
     elif what == "summary":
         print(json.dumps(summary(**options)))
     else:
-        watch = Watch(options["root"], options["node"], machine=options.get("machine", False))
-        while select.select([sys.stdin], [], [], PATIENCE_SECONDS)[0] and (line := sys.stdin.readline()):
-            print(json.dumps(watch.answer(**json.loads(line))), flush=True)
+        answer_questions(Watch(options["root"], options["node"], machine=options.get("machine", False)).answer)
 
 
 if __name__ == "__main__":

@@ -12,15 +12,19 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
 
 from lockstep.api.errors import Failed
 from lockstep.api.names import LABEL_JOB
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import FORBIDDEN, ApiError, Cluster
 from lockstep.plan.pages.answers import read_node
+from lockstep.plan.pages.hosts import read_host
 from lockstep.platforms.files.reader import Say, beside, running_pods
-from lockstep.platforms.jobs.runs import lines_of, runfolder_program, summary
-from lockstep.programs import Place, Program, answer_of
+from lockstep.platforms.inpod import hostload, runfolder, source_of
+from lockstep.platforms.jobs.runs import lines_of, summary
+from lockstep.programs import Place, Program, answer_of, python_program
 from lockstep_spec.words import number_of
 
 OPEN_MAX = 64
@@ -78,23 +82,59 @@ def nodes_in_pods(cluster: Cluster, namespace: str, job: str) -> Find:
     return find
 
 
-class JobNodes:
-    """Programs that measure a job's nodes, wherever `find` says that they run.
+def nodes_at(places: Sequence[Place]) -> Find:
+    """Nodes that are always at these places, numbered in their order: hosts."""
 
-    Use `async with`: at its end every program has ended. `root`: the run's folder there. `machine`: nodes are machines, not containers.
-    `say` is called before the first answer, which takes a while.
+    async def find() -> Mapping[int, Place]:
+        return dict(enumerate(places))
+
+    return find
+
+
+@dataclass(frozen=True)
+class Question:
+    """Program that measures a node, and what it is asked."""
+
+    subject: str
+    """Name of the measured thing, such as `job demo`."""
+    source: bytes
+    request: Callable[[int], Object]
+    """Its argument, by node."""
+    read: Callable[[Mapping[str, Any]], Object]
+
+
+def of_job(job: str, root: str, *, machine: bool = False) -> Question:
+    """Question about the nodes of a job. `root`: the run's folder there. `machine`: nodes are machines, not containers."""
+    return Question(
+        f"job {job}", source_of(runfolder), lambda node: {"what": "watch", "root": root, "machine": machine, "node": node}, read_node
+    )
+
+
+def of_hosts(cluster: str, folders: Sequence[tuple[str, str]]) -> Question:
+    """Question about hosts without a job. `folders`: the workspace and the datasets of each, by number."""
+    return Question(
+        f"cluster {cluster}",
+        source_of(hostload),
+        lambda node: {"workspace": folders[node][0], "datasets": folders[node][1]},
+        read_host,
+    )
+
+
+class NodesWatch:
+    """Programs that measure nodes, wherever `find` says that these are.
+
+    Use `async with`: at its end every program has ended. `say` is called before the first answer, which takes a while.
     """
 
-    def __init__(self, find: Find, job: str, root: str, say: Say = lambda line: None, *, machine: bool = False) -> None:
-        self._find, self._job, self._say = find, job, say
-        self._request = {"root": root, "machine": machine}
+    def __init__(self, find: Find, question: Question, say: Say = lambda line: None) -> None:
+        self._find, self._question, self._say = find, question, say
         self._open: dict[int, _NodeProgram] = {}
         self._answers: dict[int, tuple[float, Object]] = {}
         """Map of node to the time of its last answer and that answer."""
         self._turn = 0
         self._starting = asyncio.Semaphore(STARTING_MAX)
 
-    async def __aenter__(self) -> JobNodes:
+    async def __aenter__(self) -> NodesWatch:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -110,7 +150,9 @@ class JobNodes:
         chosen = window_of(nodes, self._turn, OPEN_MAX)
         if chosen and not self._turn:
             some = "" if chosen == nodes else f", {len(chosen)} at a time"
-            self._say(f"measuring {number_of(len(nodes), 'node')} of job {self._job}{some} for {FIRST_SECONDS:.0f} s, for their rates")
+            self._say(
+                f"measuring {number_of(len(nodes), 'node')} of {self._question.subject}{some} for {FIRST_SECONDS:.0f} s, for their rates"
+            )
         await self._close([node for node in self._open if node not in chosen])
         answers = await asyncio.gather(*(self._one(node, places[node], points if node == 0 else 0) for node in chosen))
         now = time.monotonic()
@@ -136,7 +178,7 @@ class JobNodes:
         try:
             if node not in self._open:
                 async with self._starting, asyncio.timeout(ANSWER_SECONDS):
-                    self._open[node] = await _NodeProgram.start(place, {**self._request, "node": node})
+                    self._open[node] = await _NodeProgram.start(place, self._question, node)
                 await asyncio.sleep(FIRST_SECONDS)
             async with asyncio.timeout(ANSWER_SECONDS):
                 return await self._open[node].answer(points)
@@ -155,19 +197,20 @@ class JobNodes:
 class _NodeProgram:
     """The program on one node."""
 
-    def __init__(self, program: Program, stack: AsyncExitStack) -> None:
-        self._program, self._stack = program, stack
+    def __init__(self, program: Program, question: Question, stack: AsyncExitStack) -> None:
+        self._program, self._question, self._stack = program, question, stack
         self._lines: AsyncIterator[str] = lines_of(program)
 
     @classmethod
-    async def start(cls, place: Place, request: Object) -> _NodeProgram:
+    async def start(cls, place: Place, question: Question, node: int) -> _NodeProgram:
         stack = AsyncExitStack()
-        return cls(await stack.enter_async_context(runfolder_program(place, what="watch", **request)), stack)
+        program = await stack.enter_async_context(python_program(place, question.source, json.dumps(question.request(node))))
+        return cls(program, question, stack)
 
     async def answer(self, points: int) -> Object:
         await self._program.write(json.dumps({"points": points}).encode() + b"\n")
         async for line in self._lines:
-            return read_node(answer_of(line, self._program.place.name))
+            return self._question.read(answer_of(line, self._program.place.name))
         raise self._program.failure()
 
     async def close(self) -> None:

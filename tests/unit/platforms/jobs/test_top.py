@@ -26,9 +26,20 @@ from lockstep.kube.exec import PodPlace
 from lockstep.plan.pages.top import overview, snapshot, sparkline, top_page
 from lockstep.platforms.files.reader import NoReader
 from lockstep.platforms.jobs import top as module
-from lockstep.platforms.jobs.top import OPEN_MAX, JobNodes, curve_on_volume, nodes_in_pods, window_of
+from lockstep.platforms.jobs.top import (
+    OPEN_MAX,
+    NodesWatch,
+    Question,
+    curve_on_volume,
+    nodes_at,
+    nodes_in_pods,
+    of_hosts,
+    of_job,
+    window_of,
+)
 from lockstep.programs import NotStarted
 from support.fake_cluster import FakeCluster
+from support.process_place import ProcessPlace
 from unit.platforms.jobs.test_logs import local  # noqa: F401 (a fixture)
 
 Object = dict[str, Any]
@@ -175,16 +186,19 @@ def test_the_overview_has_jobs_that_run_first() -> None:
     assert first.split() == ["x", "Running", "120/400", "1.84", "1.23", "s", "8123", "12m", "1", "93%", "RDMA"]
 
 
+QUESTION = of_job("x", "/workspace/runs/x")
+
+
 class Asked:
     """Programs in pods: `broken` ones don't start, and are told why."""
 
     def __init__(self, broken: dict[int, Exception]) -> None:
         self.broken, self.started, self.closed = broken, list[int](), 0
 
-    async def start(self, place: PodPlace, request: Object) -> Asked:
-        self.started.append(request["node"])
-        if request["node"] in self.broken:
-            raise self.broken[request["node"]]
+    async def start(self, place: PodPlace, question: Question, node: int) -> Asked:
+        self.started.append(node)
+        if node in self.broken:
+            raise self.broken[node]
         return self
 
     async def answer(self, points: int) -> Object:
@@ -199,7 +213,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, asked: Asked, cluster: FakeCluster, tim
     monkeypatch.setattr(module, "FIRST_SECONDS", 0.0)
 
     async def look() -> list[dict[int, Object]]:
-        async with JobNodes(nodes_in_pods(cluster.as_cluster, "ns", "x"), "x", "/workspace/runs/x") as nodes:
+        async with NodesWatch(nodes_in_pods(cluster.as_cluster, "ns", "x"), QUESTION) as nodes:
             return [await nodes.ask(7) for _ in range(times)]
 
     return asyncio.run(look())
@@ -225,7 +239,7 @@ def test_what_is_measured_is_said_before_it_is_waited_for(monkeypatch: pytest.Mo
 
     async def look() -> None:
         find = nodes_in_pods(running("x-0", "x-1").as_cluster, "ns", "x")
-        async with JobNodes(find, "x", "/workspace/runs/x", lambda line: said.append((line, len(asked.started)))) as nodes:
+        async with NodesWatch(find, QUESTION, lambda line: said.append((line, len(asked.started)))) as nodes:
             await nodes.ask(7)
             await nodes.ask(7)
 
@@ -265,7 +279,7 @@ def test_a_look_that_is_the_only_one_asks_all_nodes(monkeypatch: pytest.MonkeyPa
 
     async def look() -> dict[int, Object]:
         find = nodes_in_pods(running(*(f"x-{node}" for node in range(150))).as_cluster, "ns", "x")
-        async with JobNodes(find, "x", "/workspace/runs/x") as nodes:
+        async with NodesWatch(find, QUESTION) as nodes:
             return await nodes.ask_all(7)
 
     answers = asyncio.run(look())
@@ -277,16 +291,34 @@ def test_few_programs_are_started_at_once(monkeypatch: pytest.MonkeyPatch) -> No
     class Slow(Asked):
         now = most = 0
 
-        async def start(self, place: PodPlace, request: Object) -> Asked:
+        async def start(self, place: PodPlace, question: Question, node: int) -> Asked:
             self.now += 1
             self.most = max(self.most, self.now)
             await asyncio.sleep(0)
             self.now -= 1
-            return await super().start(place, request)
+            return await super().start(place, question, node)
 
     asked = Slow({})
     ask(monkeypatch, asked, running(*(f"x-{node}" for node in range(64))))
     assert (len(asked.started), asked.most) == (64, 32)
+
+
+def test_hosts_are_asked_by_real_programs_and_one_that_breaks_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_SECONDS", 0.0)
+    broken = tmp_path / "python3"
+    broken.write_text("#!/bin/sh\necho 'no space left on device' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    places = [ProcessPlace("host lab0"), ProcessPlace("host lab1", python=(str(broken),))]
+    question = of_hosts("lab", [(str(tmp_path / "workspace"), "/datasets"), ("~/x", "~/y")])
+
+    async def look() -> tuple[dict[int, Object], dict[int, Object]]:
+        async with NodesWatch(nodes_at(places), question) as nodes:
+            return await nodes.ask(0), await nodes.ask(0)
+
+    for answers in asyncio.run(look()):
+        assert answers[0]["memory"]["limitBytes"] > 0 and answers[0]["cpu"]["limitCores"] >= 1
+        assert answers[0]["disks"][0]["path"] == str(tmp_path / "workspace")
+        assert "host lab1" in answers[1]["problem"]
 
 
 def test_without_the_right_to_see_pods_the_rest_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,6 +383,15 @@ def test_a_local_run_is_shown_from_its_folder(local: Path) -> None:  # noqa: F81
     )
     told = json.loads(CliRunner().invoke(app, ["top", "x", "--local", "--workspace", str(local), "-o", "json"]).output)
     assert told["loss"] == [[1, 3.0], [2, 2.5]] and told["ranks"] == {"desired": 2}
+
+
+def test_this_machine_is_shown_without_a_job(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["top", "--local", "--workspace", str(tmp_path), "-o", "json"])
+    assert done.exit_code == 0, done.exception
+    (host,) = json.loads(done.output)["hosts"]
+    assert len(host["load"]) == 3 and host["cpu"]["cores"] >= 0 and host["disks"][0]["freeBytes"] > 0
+    shown = CliRunner().invoke(app, ["top", "--local", "--workspace", str(tmp_path)]).output
+    assert shown.startswith("HOST ") and host["host"] in shown
 
 
 @pytest.mark.parametrize("color", [True, False], ids=["with colors", "NO_COLOR"])
