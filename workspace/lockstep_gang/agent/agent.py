@@ -85,6 +85,10 @@ class Agent:
         self.cut_off: Trouble | None = None
         """Trouble for which the agent ends before anything has run."""
 
+    @property
+    def job_has_ended(self) -> bool:
+        return self._finish is not None
+
     async def run(self) -> int:
         """Serve until the end of the job (if its pod is to end with the job) or until SIGTERM; returns the exit code."""
         loop = asyncio.get_running_loop()

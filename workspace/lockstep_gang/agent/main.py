@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep_gang.agent.agent import Agent
+from lockstep_gang.agent.claims import Claims, GpuTaken
+from lockstep_gang.agent.host import listen_on, remove_inputs, tidy_up
 from lockstep_gang.agent.link import LAST_WORDS
 from lockstep_gang.agent.log import Console, Journal
 from lockstep_gang.agent.preflight import facts
@@ -23,7 +25,7 @@ from lockstep_gang.agent.ranks.reports import make_folder, remove_folder
 from lockstep_gang.agent.session import client
 from lockstep_gang.contract.preflight import PROBE, SWEEP
 from lockstep_gang.contract.proof import parse_key
-from lockstep_gang.contract.run import Run, parse_run
+from lockstep_gang.contract.run import HostPlace, Run, parse_run
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.server import Server
 from lockstep_gang.lifecycle.preflight.rounds import ends_with_it
@@ -54,9 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _agent(options: argparse.Namespace) -> int:
-    if options.parent is None:  # the first process of a pod; on somebody's own machine their umask counts
-        os.umask(POD_UMASK)
-        name_the_prompt(Path(os.environ.get("HOME", "/")))
+    if options.parent is None:
         isolate()
     try:
         run = parse_run(Path(options.run).read_text(encoding="utf-8"))
@@ -65,13 +65,35 @@ def _agent(options: argparse.Namespace) -> int:
     except (ContractError, OSError, UnicodeDecodeError) as error:
         print(f"lockstep agent: {options.run}: {error}", file=sys.stderr)
         return CONFIGURATION
+    if run.host is not None:
+        return _on_a_host(options, run, key, index, run.host)
+    if options.parent is None:  # the first process of a pod; on somebody's own machine their umask counts
+        os.umask(POD_UMASK)
+        name_the_prompt(Path(os.environ.get("HOME", "/")))
+    return _agent_of(options, run, key, index)
+
+
+def _on_a_host(options: argparse.Namespace, run: Run, key: bytes, index: int, host: HostPlace) -> int:
+    listen_on(run.addresses[index])
+    try:
+        with Claims(host.claims, run.job.name):
+            return _agent_of(options, run, key, index)
+    except GpuTaken as error:
+        print(f"lockstep agent: {error}", file=sys.stderr)
+        return CONFIGURATION
+
+
+def _agent_of(options: argparse.Namespace, run: Run, key: bytes, index: int) -> int:
     console = Console(sys.stdout.fileno())
     if not ends_with_it(run):  # a preflight alone leaves the job's folder as it is
         console.journal = Journal(run, index, console.say)
     folder = make_folder(_temporary())
     node = LocalNode(run, index, options.run, folder / "report.sock", folder, start=place_start(folder))
     try:
-        return asyncio.run(_serve(run, key, node, (console, options.parent)))
+        code, has_ended = asyncio.run(_serve(run, key, node, (console, options.parent)))
+        if has_ended and run.host is not None:
+            tidy_up(run.host, Path(run.key_file), console.say)
+        return code
     except (ContractError, OSError) as error:
         console.say(f"the agent of node {index} cannot continue: {error}")
         return CONFIGURATION
@@ -81,7 +103,7 @@ def _agent(options: argparse.Namespace) -> int:
     finally:
         remove_folder(folder)
         if options.parent not in (None, os.getppid()):
-            _remove_inputs(Path(options.run), Path(run.key_file))
+            remove_inputs(Path(options.run), Path(run.key_file))
         console.close(2.0)
 
 
@@ -100,14 +122,6 @@ def is_named(user: int) -> bool:
     return True
 
 
-def _remove_inputs(run_path: Path, key_file: Path) -> None:
-    """Remove the files that a command line made for its agents and couldn't remove before it was killed: the run, its key, and their folder."""
-    with contextlib.suppress(OSError):  # another of its agents was faster, or its folder holds something else
-        run_path.unlink()
-        key_file.unlink()
-        run_path.parent.rmdir()
-
-
 def node_index(option: str | None, variable: str | None, nodes: int) -> int:
     """Index from --node, else from LOCKSTEP_NODE. Raises ContractError."""
     text = option if option is not None else variable
@@ -116,7 +130,8 @@ def node_index(option: str | None, variable: str | None, nodes: int) -> int:
     return int(text)
 
 
-async def _serve(run: Run, key: bytes, node: LocalNode, around: tuple[Console, int | None]) -> int:
+async def _serve(run: Run, key: bytes, node: LocalNode, around: tuple[Console, int | None]) -> tuple[int, bool]:
+    """The agent's exit code, and True if the job has ended."""
     console, parent = around
     agent = Agent(run, key, node, console)
     if parent is not None:
@@ -124,7 +139,7 @@ async def _serve(run: Run, key: bytes, node: LocalNode, around: tuple[Console, i
     if node.index != 0:
         code = await agent.run()
         _end_if_cut_off(agent, node, console)
-        return code
+        return code, agent.job_has_ended
     output = Output(console.say, console.tail, console.write)
     coordinator = Coordinator(run, key, output)
     server = Server(run, key, coordinator, output)
@@ -143,7 +158,7 @@ async def _serve(run: Run, key: bytes, node: LocalNode, around: tuple[Console, i
         serving.cancel()
         await asyncio.wait([hosting, serving])
         await server.stop()
-    return serving.result()
+    return serving.result(), agent.job_has_ended
 
 
 def _end_if_cut_off(agent: Agent, node: LocalNode, console: Console) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any
@@ -56,9 +57,30 @@ class ReportTarget:
     token_file: str
 
 
+_UNIT = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9:_.@-]{0,200}\.service)?")
+_GPU = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,79}")
+UnitName = Annotated[
+    str, Must("the name of a systemd unit, such as lockstep-demo.service, or empty", lambda name: bool(_UNIT.fullmatch(name)))
+]
+
+
+@dataclass(frozen=True)
+class HostPlace:
+    """Duties of an agent on a machine without Kubernetes. Its messages then speak of hosts, and it listens on its stated address alone."""
+
+    unit: UnitName = ""
+    """systemd unit of the user that starts this node's agent, which the agent disables when the job has ended; empty: there is none."""
+    claims: tuple[str, ...] = ()
+    """UUIDs of this node's GPUs, which the agent claims on its machine for its life."""
+
+    def __post_init__(self) -> None:
+        wrong = next((uuid for uuid in self.claims if not _GPU.fullmatch(uuid)), None)
+        _require(wrong is None, "host.claims", repr(wrong), "a list of UUIDs of GPUs, such as GPU-5f3c…")
+
+
 @dataclass(frozen=True)
 class Run:
-    """Everything that an agent needs to know, the same on every node."""
+    """Everything that an agent needs to know, the same on every node but for where things are on a host of one's own."""
 
     job: JobIdentity
     nodes: Annotated[int, at_least(1)]
@@ -101,6 +123,8 @@ class Run:
     """Null: nodes are not looked at before an attempt."""
     attempts_before: Annotated[int, at_least(0)] = 0
     """Highest attempt that any node's volume has of this job. Node 0's own volume may have none, where another node was node 0 before."""
+    host: HostPlace | None = None
+    """Null: nodes are pods."""
     interactive: Interactive | None = None
     """A dev environment: ranks start when somebody asks for them. Null: there is one run, and it starts by itself."""
     format: str = RUN_FORMAT
