@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.files.clusterfile import parse_cluster_file
-from lockstep.api.files.clusterkeys import KEYS
+from lockstep.api.files.clusterkeys import KEYS, ON_HOSTS
 from lockstep.api.files.jobfile import parse_job_file
 from lockstep.api.files.yamltext import dump_yaml
 from support.checkout import ROOT
 
 TEMPLATE = (ROOT / "clusters/template.yaml").read_text()
+HOSTS = (ROOT / "clusters/template-hosts.yaml").read_text()
 SAMPLE = (ROOT / "manifests/samples/trainingjob-glm-air.yaml").read_text()
 SNIPPETS = [
     "\t",
@@ -48,7 +49,7 @@ SNIPPETS = [
 ]
 
 NAMES = st.one_of(
-    st.sampled_from(sorted({part.removesuffix("[]") for key in KEYS for part in key.split(".")})),
+    st.sampled_from(sorted({part.removesuffix("[]") for key in (*KEYS, *ON_HOSTS.keys) for part in key.split(".")})),
     st.text(st.sampled_from("ab.[]{}: "), max_size=4),
 )
 LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5))
@@ -77,6 +78,19 @@ def read(parse: Callable[[str, str], object], text: str) -> None:
 @given(damaged(TEMPLATE))
 def test_a_damaged_cluster_file(text: str) -> None:
     read(parse_cluster_file, text)
+
+
+@settings(max_examples=60, deadline=None)
+@given(damaged(HOSTS))
+def test_a_damaged_file_of_hosts(text: str) -> None:
+    read(parse_cluster_file, text)
+
+
+@settings(max_examples=150, deadline=None)
+@given(DOCUMENTS, DOCUMENTS)
+def test_any_document_as_a_file_of_hosts(document: object, hosts: object) -> None:
+    if isinstance(document, dict):
+        read(parse_cluster_file, dump_yaml(document | {"cluster": {"name": "x", "platform": "hosts"}, "hosts": hosts}))
 
 
 @settings(max_examples=100, deadline=None)

@@ -48,7 +48,7 @@ Generated from the models in `operator/lockstep/api`. A cluster is written down 
 (`clusters/template.yaml` has them all). `lockstep deploy NAME` makes a TrainingCluster of it (`lockstep.dev/v1alpha1`, short name
 `tc`, cluster-scoped), whose fields are the second column; `cluster.name`, `.api`, `.namespace` and `.description`, `calibration` and
 `pairs`, which `lockstep cluster calibrate` writes, are read by the command line only. A list of names may also be written with commas (`"net1,net2"`), a number in quotes. An unknown key, a key that is there
-twice and an impossible combination are errors.
+twice and an impossible combination are errors. Machines that you reach over ssh, without Kubernetes, have [a file of their own](hosts.md).
 """
 
 
@@ -97,10 +97,9 @@ def hosts_file_page() -> str:
     schemas = [(keys, structural_schema(model)) for keys, model in sections]
     platform = {"type": "string", "needed": True, "description": "Makes the file one of hosts."}
     fields = {key.file: platform if key is HOSTS_PLATFORM else _at(schema, key.model) for keys, schema in schemas for key in keys}
-    fields["storage.mode"] |= {
-        "default": StorageMode.PER_POD.value,
-        "description": "volumeClaimTemplates: each host has folders of its own. rwx: all hosts see one file system at the same path.",
-    }
+    fields["storage.mode"] |= {"default": StorageMode.PER_POD.value}
+    for key, description in _ON_HOSTS.items():
+        fields[key] |= {"description": description}
     rows = [
         (row[0], *row[2:]) for row in (_key_row(key, fields[key.file], "") for key in ON_HOSTS.keys.values() if key not in DEFAULTS_KEYS)
     ]
@@ -120,6 +119,18 @@ def hosts_file_page() -> str:
             "",
         ]
     )
+
+
+_ON_HOSTS = {
+    "storage.mode": "volumeClaimTemplates: each host has folders of its own. rwx: all hosts see one file system at the same path.",
+    "network.rdma.enabled": "true: hosts have RDMA NICs, and fabric.mode Auto takes them.",
+    "network.rdma.interfaces": "NCCL_SOCKET_IFNAME while RDMA is used.",
+    "network.mtu": "MTU that the interfaces must have; given to ranks as LOCKSTEP_RAIL_MTU.",
+    "nccl.debug": "Amount of NCCL's log that is shown in the job's. Ranks log INFO to a file that Lockstep reads; its warnings are always shown.",
+    "notes": "Free text for people.",
+    "calibration[].transport": "Transport that was measured: RDMA or TCP.",
+}
+"""Descriptions of keys whose own speak of pods."""
 
 
 def _sections(path: str, schema: Schema) -> Iterator[str]:

@@ -82,7 +82,7 @@ def hosts(
         text = (checkout() / "clusters" / "template-hosts.yaml").read_text(encoding="utf-8")
         text = re.sub(r"\A#.*\n", f"# The hosts {name}. Check it: lockstep cluster lint {name}\n", text)
         text = re.sub(r"^  name: my-hosts\b", f"  name: {name}", text, count=1, flags=re.MULTILINE)
-    _write_hosts(name, text, output)
+    _write_hosts(name, text, output, "what you typed")
 
 
 def import_hosts(
@@ -114,17 +114,17 @@ def import_hosts(
     machines = read_machines(read_text(file), str(file))
     if only is not None:
         machines = machines.only([word.strip() for word in only.split(",") if word.strip()])
-    _write_hosts(name, cluster_text(name, f"as {file} lists them", machines), output)
+    _write_hosts(name, cluster_text(name, f"as {file} lists them", machines), output, str(file))
     if machines.leftovers:
         put("It doesn't have:", *(f"  {line}" for line in leftover_lines(str(file), machines.leftovers)))
 
 
-def _write_hosts(name: str, text: str, output: Path | None) -> None:
+def _write_hosts(name: str, text: str, output: Path | None, origin: str) -> None:
     from lockstep.api.files.clusterfile import parse_cluster_file
     from lockstep.cli.shared.checkout import checkout, from_here
 
     path = output or from_here(checkout() / "clusters" / f"{name}.yaml")
-    parse_cluster_file(text, str(path))  # a name that can't be is refused before anything is written
+    parse_cluster_file(text, f"{origin} as a cluster file")  # a name that can't be is refused before anything is written
     _write(path, text)
     put(f"Next: read it, then lockstep cluster lint {name if output is None else path}")
 
@@ -191,7 +191,7 @@ def _from_config(origin: Path, name: str, cluster: str, wanted: tuple[int | None
     is_stated = nodes is not None or gpus is not None
     size = Size(nodes or own.default_nodes, own.per_node if gpus is None else gpus, is_stated)
     translation = job_text(read_text(origin), str(origin), name, file.cluster.name, size)
-    parse_job_file(translation.text, str(path))
+    parse_job_file(translation.text, f"{origin} as a job file")
     _write(path, translation.text)
     if translation.leftovers:
         put("It doesn't have:", *(f"  {line}" for line in leftover_lines(str(origin), translation.leftovers)))

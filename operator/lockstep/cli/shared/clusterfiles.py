@@ -120,7 +120,7 @@ def load_hosts(word: str) -> tuple[ClusterFile, str | None]:
         raise ConfigError(f"{word} describes a Kubernetes cluster, and no hosts: name it by --cluster")
     is_file = is_path(word) or Path(word).is_file()
     machines = read_machines(read_text(Path(word)), word) if is_file else from_words([name.strip() for name in word.split(",")])
-    return parse_cluster_file(cluster_text(HOSTS, "as --hosts names them", machines), f"--hosts {word}"), None
+    return parse_cluster_file(cluster_text(HOSTS, "as --hosts names them", machines), f"--hosts {word} as a cluster file"), None
 
 
 def file_of(cluster: str) -> str:

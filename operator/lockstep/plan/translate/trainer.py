@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from posixpath import basename
 from typing import Any
 
@@ -58,9 +59,12 @@ def _at_least(least: int, reason: str) -> Callable[[Any], int]:
 
 def _number(value: Any) -> str:
     try:
-        return spelled(float(value))
+        number = None if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
-        raise ValueError("must be a number") from None
+        number = None
+    if number is None or not isfinite(number):
+        raise ValueError("must be a number")
+    return spelled(number)
 
 
 def _names(value: Any) -> list[Item]:

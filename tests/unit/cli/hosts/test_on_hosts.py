@@ -15,6 +15,7 @@ from lockstep.api.files.jobfile import parse_job_file
 from lockstep.cli import main as entry
 from lockstep.cli.clusters.clusters import print_clusters
 from lockstep.cli.shared.clusterfiles import Peeked, load_cluster, peek
+from lockstep.cli.shared.jobargs import known_names
 from lockstep.cli.shared.onhosts import REFUSED, WITHOUT_CLUSTER, WORKING
 from lockstep.cli.shared.target import namespace_of, one_verb
 from lockstep.kube.aim import Connections
@@ -102,6 +103,12 @@ def test_the_aim_ends_with_the_verb(lab: Path) -> None:
         with pytest.raises(ConfigError, match="lab is a cluster of hosts"):
             Connections.aim.check("https://127.0.0.1:1", None)
     Connections.aim.kubeconfig(None)
+
+
+def test_a_shell_completes_no_job_of_the_kubeconfig_s_cluster(lab: Path, stub: ApiStub) -> None:
+    context = typer.Context(typer.main.get_command(entry.app))
+    context.params = {"cluster": str(lab)}
+    assert (known_names(context, ""), stub.asked) == ([], [])
 
 
 def test_a_short_look_finds_hosts(lab: Path) -> None:
@@ -198,6 +205,13 @@ def test_import_writes_the_file_and_lists_what_it_does_not_have(tmp_path: Path) 
     assert file.hosts is not None and file.hosts.names == ["lab1", "lab0"]
 
 
+def test_what_a_file_can_not_become_is_said_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "hostfile").write_text("lab0 slots=99\n")
+    code, output = run("cluster", "import", str(tmp_path / "hostfile"), "-o", str(tmp_path / "x.yaml"))
+    assert (code, output.partition(":")[0]) == (2, f"{tmp_path / 'hostfile'} as a cluster file")
+    assert "hosts[0].gpus: must be a number of GPUs" in output and not (tmp_path / "x.yaml").exists()
+
+
 @pytest.mark.parametrize("name", ["Not_A_Name", "a/b"])
 def test_a_name_that_can_not_be_leaves_no_file(name: str, tmp_path: Path) -> None:
     (tmp_path / "hostfile").write_text("lab0\n")
@@ -234,7 +248,7 @@ def test_what_hosts_can_not_be_is_refused(lab: Path) -> None:
             "--render",
             "a.py",
         ): f"{kubernetes} describes a Kubernetes cluster, and no hosts: name it by --cluster",
-        ("--hosts", "a,b c", "--nproc-per-node", "1", "--render", "a.py"): "--hosts a,b c:",
+        ("--hosts", "a,b c", "--nproc-per-node", "1", "--render", "a.py"): "--hosts a,b c as a cluster file:",
         ("--hosts", "a,,b", "--nproc-per-node", "1", "--render", "a.py"): "'' is no host: write NAME, USER@NAME or NAME:PORT",
         (
             "--hosts",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.files.clusterfile import parse_cluster_file
@@ -144,6 +146,27 @@ def test_a_file_without_hosts_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read_machines(text, "f")
     assert message in str(refused.value)
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> str:
+    """A good file with a piece cut out or put in."""
+    text = draw(st.sampled_from([NODES, SSH, "lab0 slots=2\nlab1:4\n"]))
+    at, length = draw(st.integers(0, len(text))), draw(st.integers(0, 20))
+    return (
+        text[:at]
+        + draw(st.sampled_from(["", "\n", ":", "[", "null", "\x00", "é", "- ", "Host ", "slots=", "{}", '"']))
+        + text[at + length :]
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(damaged())
+def test_a_damaged_file_becomes_a_cluster_file_or_an_error(text: str) -> None:
+    try:
+        parse_cluster_file(cluster_text("lab", "imported", read_machines(text, "f")), "lab.yaml")
+    except ConfigError as error:
+        assert all(str(line).startswith(("f:", "lab.yaml:", "f.")) for line in error.args)
 
 
 def test_hosts_are_taken_as_they_are_typed() -> None:

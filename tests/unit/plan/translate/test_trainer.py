@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.files.jobfile import parse_job_file
+from lockstep.api.files.yamltext import dump_yaml
 from lockstep.api.job import TrainingJob
 from lockstep.api.training import Training
 from lockstep.plan.translate.leaves import leaves_of
-from lockstep.plan.translate.trainer import UNKNOWN, Size, Translation, job_text
+from lockstep.plan.translate.trainer import ALIASES, FIELDS, MODEL_KEYS, NOTHING, UNKNOWN, Size, Translation, job_text
 from support.checkout import ROOT
 
 CONFIG = """\
@@ -44,6 +47,9 @@ lora:
   target_modules: ["q_proj", "k_proj", "v_proj", "o_proj"]
 """
 """The configuration of docs/how-to/from-config-yaml.md."""
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(-5, 10**7), st.floats(), st.text(max_size=6), st.lists(st.text(max_size=3), max_size=3)
+)
 LEAST = "model_name_or_path: org/model\ntrain_file: /datasets/a.jsonl\n"
 CODE_ALONE = {"seed": 42, "optimization.warmupSteps": 150, "optimization.gradientCheckpointing": True, "evaluation.holdout": "0.02"}
 """What the sample has from a script's code, which no configuration says."""
@@ -141,6 +147,8 @@ def test_names_of_other_trainers_reach_their_field(line: str, field: str, value:
         ("neftune_noise_alpha: 5", UNKNOWN),
         ("resume_from_checkpoint: true", "checkpoint.resumeFrom is Auto by default: a job goes on from its newest checkpoint"),
         ("learning_rate: fast", "must be a number"),
+        ("learning_rate: 'inf'", "must be a number"),
+        ("weight_decay: true", "must be a number"),
         ("fsdp_config: {fsdp_offload_params: true}", "zeroStage: Stage3 is the same cut, by DeepSpeed"),
         ("num_epochs: 3\nnum_train_epochs: 4", "optimization.epochs has its value from num_epochs"),
         ("warmup_steps: 10\nwarmup_ratio: 0.1", "optimization.warmupSteps goes before it"),
@@ -149,6 +157,20 @@ def test_names_of_other_trainers_reach_their_field(line: str, field: str, value:
 def test_what_has_no_counterpart_is_listed_with_the_reason(line: str, reason: str) -> None:
     translation, _ = translated(LEAST + line + "\n")
     assert [one.reason for one in translation.leftovers] == [reason]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.sampled_from([*FIELDS, *ALIASES, *NOTHING, *MODEL_KEYS, "gradient_accumulation_steps"]), VALUES, max_size=12))
+def test_any_values_become_a_job_file_or_leftovers(config: dict[str, object]) -> None:
+    text = dump_yaml({"name_or_path": "org/m", "dataset_path": "/datasets/a.jsonl"} | config)
+    try:
+        translation = job_text(text, "f", "x", "lab", Size(2, 8))
+    except ConfigError as error:
+        assert all(str(line).startswith("f") for line in error.args)
+        return
+    for leaf in leaves_of(text, "f"):
+        listed = any(one.line == leaf.line for one in translation.leftovers)
+        assert listed or leaf.path in translation.text or leaf.path == "gradient_accumulation_steps"
 
 
 def test_files_elsewhere_are_to_be_brought() -> None:
