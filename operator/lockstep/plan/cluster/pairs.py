@@ -86,6 +86,8 @@ class PairRate:
     """Round trip of one byte."""
     sender_cores: float | None = None
     """Processors that the sender kept busy."""
+    is_bound: bool = True
+    """False where the kernel chose the interface by the address alone."""
 
     @property
     def share(self) -> float | None:
@@ -136,6 +138,12 @@ def usual_gbs(rates: Sequence[PairRate]) -> float:
 
 def _of_the_good(values: Sequence[float]) -> float:
     return sorted(values)[-max(1, len(values) // 6)] if values else 0.0
+
+
+def slow_pairs(rates: Collection[PairRate]) -> set[Pair]:
+    """Directed pairs of a rail that failed, or are slow by what its good pairs reach."""
+    usual = usual_gbs([*rates])
+    return {(rate.sender, rate.receiver) for rate in rates if rate.error or rate.gbs < SLOW_PART * usual}
 
 
 def below(measured: PairsMeasured, share: float) -> list[PairRate]:
@@ -215,14 +223,14 @@ def judge_pairs(measured: PairsMeasured, stated: float | None = None) -> list[Fi
         rates = {(rate.sender, rate.receiver): rate for rate in measured.of_rail(rail.name)}
         findings += _whole_rail(measured, rail, list(rates.values()), stated or SLOW_PART)
         usual = usual_gbs(list(rates.values()))
-        slow = {pair for pair, rate in rates.items() if rate.error or rate.gbs < SLOW_PART * usual}
+        slow = slow_pairs(rates.values())
         if len(slow) == len(rates):
             continue
         for blame in blamed(slow, rates.keys()):
             findings.append(_explained(measured, rail, rates, blame, usual))
             if len(blame.nodes) == 1:
                 blames.setdefault(blame.nodes[0], []).append(rail.name)
-    findings += _everywhere(measured, blames)
+    findings += [*_everywhere(measured, blames), *_unbound(measured)]
     findings += [finding for rail in measured.rails for finding in _unlike_ports(measured, rail)]
     return findings
 
@@ -332,6 +340,15 @@ def _everywhere(measured: PairsMeasured, blames: Mapping[int, Sequence[str]]) ->
             message = f"{measured.names[node]} is slow on all {len(rails)} rails"
             fix = "not a cable: look at its PCIe slots (lspci -vv: LnkSta), IOMMU, processor governor and other load"
             yield warning(measured.names[node], message, fix)
+
+
+def _unbound(measured: PairsMeasured) -> Iterator[Finding]:
+    nodes = sorted({measured.names[rate.sender] for rate in measured.rates if not rate.is_bound})
+    if nodes and len(measured.rails) > 1:
+        message = (
+            f"on {', '.join(nodes[:8])} only addresses choose the interface, so rails that share a subnet may have been measured as one"
+        )
+        yield warning("rails", message, "give each rail a subnet of its own, or use a kernel of 5.7 or newer")
 
 
 def _unlike_ports(measured: PairsMeasured, rail: MeasuredRail) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from itertools import combinations, permutations
 
 import pytest
@@ -189,6 +190,13 @@ def test_a_pair_below_the_rails_usual_rate_counts_where_no_port_states_a_line_ra
     slow = measured(lambda rail, one, other: 1.0 if (one, other) == (0, 1) else 10.0, line=None)
     assert [(rate.sender, rate.receiver) for rate in below(slow, 0.5)] == [(0, 1)]
     assert usual_gbs(slow.rates) == 10.0
+
+
+def test_a_kernel_that_does_not_bind_to_interfaces_is_told_where_rails_could_be_mixed_up() -> None:
+    for rails, expected in ((("net1",), []), (("net1", "net2"), ["rails: on lab2 only addresses choose the interface"])):
+        healthy = measured(noisy, rails=rails)
+        rates = tuple(replace(rate, is_bound=rate.sender != 2) for rate in healthy.rates)
+        assert [one.partition(",")[0] for one in messages(judge_pairs(replace(healthy, rates=rates)))] == expected
 
 
 def test_of_two_nodes_nobody_is_blamed_alone() -> None:
