@@ -386,10 +386,14 @@ class Client:
         """Return the result of `work`, done on a connection that ends with it."""
 
         async def done() -> T:
-            async with Cluster(ApiConnection(self._server)) as cluster:
+            async with self.connected() as cluster:
                 return await work(cluster)
 
         return _run(done)
+
+    def connected(self) -> Cluster:
+        """Return a connection for work in an event loop of the caller's: use `async with`."""
+        return Cluster(ApiConnection(self._server))
 
     def request(
         self, method: str, path: str, body: object | None = None, query: Mapping[str, str] | None = None, content_type: str = JSON

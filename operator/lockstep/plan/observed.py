@@ -98,6 +98,8 @@ class Observed(JobObject):
     """(namespace, name) of dev environments in which nothing runs, while `others` are looked at."""
     waiting: tuple[Object, ...] | None = None
     """Other TrainingJobs with a status.placement, looked at while this one has no node for some of its pods; None: nobody can see them."""
+    hosts: tuple[str, ...] = ()
+    """Names of the hosts by node, where a job runs without pods."""
     obstacle: Notice | None = None
     """Reason why the last attempt to write an object of the job failed."""
     delivery: Delivery | None = None
@@ -145,7 +147,9 @@ class Observed(JobObject):
         return {str(pod["metadata"]["name"]): pod for pod in self.pods}
 
     def node_name(self, node: int | None) -> str | None:
-        """Name of the Node that this node's pod is on; None if there is no such pod, or it has no Node yet."""
+        """Name of the Node that this node's pod is on, or of its host; None if there is no such pod, or it has no Node yet."""
+        if node is not None and 0 <= node < len(self.hosts):
+            return self.hosts[node]
         pod = None if node is None else self.pod(node)
         return None if pod is None else pod["spec"].get("nodeName")
 

@@ -16,7 +16,8 @@ from lockstep.cli.jobs.get import get
 from lockstep.cli.main import main
 from lockstep.cli.shared import checkout
 from lockstep.cli.shared.clusterfiles import cluster_names, peek
-from lockstep.cli.shared.jobargs import ListForm, known_names, no_such_job
+from lockstep.cli.shared.jobargs import ListForm, known_names
+from lockstep.cli.shared.kubesite import no_such_job
 from lockstep.cli.shared.target import namespace_of, target_of, unnamed_cluster
 from support.api_stub import ApiStub, served
 from support.checkout import ROOT

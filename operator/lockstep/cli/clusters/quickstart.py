@@ -289,7 +289,8 @@ async def _replace(cluster: Cluster, document: dict[str, Any]) -> None:
 async def _follow(cluster: Cluster, namespace: str, name: str) -> dict[str, Any]:
     """Print the job's log until the job has ended, and return its last status."""
     from lockstep.api.objects import has_ended
-    from lockstep.platforms.jobs.logs import LogSelection, follow
+    from lockstep.plan.pages.logs import LogSelection
+    from lockstep.platforms.jobs.logs import follow
 
     deadline = time.monotonic() + FINISHED_TIMEOUT_SECONDS
 

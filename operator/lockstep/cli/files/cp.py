@@ -13,7 +13,8 @@ import typer
 
 from lockstep.api.errors import ConfigError, LockstepError
 from lockstep.cli.shared.inputs import only
-from lockstep.cli.shared.jobargs import UNNAMED, ContextOption, NamespaceOption, TargetOptions, unknown_job
+from lockstep.cli.shared.jobargs import UNNAMED, ContextOption, NamespaceOption, TargetOptions
+from lockstep.cli.shared.kubesite import unknown_job
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.cli.shared.terminal import Meter
 from lockstep.platforms.output import put, tell

@@ -13,11 +13,10 @@ from lockstep.api.errors import Failed
 from lockstep.api.names import WORKSPACE
 from lockstep.cli.shared.jobargs import (
     DEFAULT_JOB,
-    ClusterJob,
     NodeOption,
     OptionalJobArgument,
     TargetOptions,
-    find_job,
+    find_cluster_job,
     on_cluster,
     running_pod,
 )
@@ -25,6 +24,7 @@ from lockstep.cli.shared.terminal import say
 from lockstep.platforms.output import put, put_json, put_text
 
 if TYPE_CHECKING:
+    from lockstep.cli.shared.kubesite import ClusterJob
     from lockstep.kube.cluster import Cluster
 
 JUPYTER_PORT, TENSORBOARD_PORT, DEBUG_PORT = 8888, 6006, 5678
@@ -43,7 +43,7 @@ def shell(where: TargetOptions, job: OptionalJobArgument = DEFAULT_JOB, node: No
     """
     from lockstep.platforms.jobs.terminal import shell as open_shell
 
-    target = find_job(job, where)
+    target = find_cluster_job(job, where)
     running_pod(target, node)
     raise typer.Exit(target.run(lambda connection: open_shell(target.node(connection, node))))
 
@@ -96,7 +96,7 @@ def vscode(
 
     Example: lockstep vscode ml-dev-env --node 1
     """
-    target = find_job(job, where)
+    target = find_cluster_job(job, where)
     pod = running_pod(target, node)
 
     async def forward(connection: Cluster) -> None:
@@ -140,7 +140,7 @@ def _serve(
     command: Sequence[str] = (),
 ) -> None:
     """Serve and forward until either ends or Ctrl-C ends both."""
-    target = find_job(job, where)
+    target = find_cluster_job(job, where)
     pod = running_pod(target, node)
 
     async def serve(connection: Cluster) -> None:

@@ -5,70 +5,74 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.cli.shared.inputs import FRESH, OptionalFileOption, only, read_all, read_inputs
+from lockstep.cli.shared.inputs import OptionalFileOption, only, read_all, read_inputs
 from lockstep.cli.shared.jobargs import (
     UNNAMED,
     WORKSPACE,
-    ClusterJob,
     ContextOption,
     JobArgument,
     JobsArgument,
     NamespaceOption,
+    SiteOptions,
     TargetOptions,
     WorkspaceOption,
+    find_cluster_job,
     find_job,
     find_jobs,
     known_names,
-    no_such_job,
     on_cluster,
+    on_site,
 )
 from lockstep.cli.shared.terminal import confirm
 from lockstep.platforms.output import put
 from lockstep_spec.words import number_of
 
 if TYPE_CHECKING:
+    from lockstep.cli.shared.kubesite import ClusterJob
+    from lockstep.cli.shared.site import SiteJob
     from lockstep.kube.cluster import Cluster
 
 NODES_MAX = 1024
 POLL_SECONDS = 0.5
 
 
-@on_cluster
-def suspend(where: TargetOptions, jobs: JobsArgument) -> None:
+@on_site
+def suspend(where: SiteOptions, jobs: JobsArgument) -> None:
     """Ask jobs to save and stop, which frees their pods and GPUs. Returns at once; `lockstep stop` waits.
 
     Example: lockstep suspend demo
     """
-    for cluster_job in _not_ended(jobs, where):
-        if _set_suspend(cluster_job, suspended=True):
-            put(f"{cluster_job.name}: asked to save and stop; go on with: lockstep resume {cluster_job.name} -n {cluster_job.namespace}")
+    for job in _not_ended(jobs, where):
+        if job.suspend():
+            put(f"{job.name}: asked to save and stop; go on with: lockstep resume {job.at}")
         else:
-            put(f"{cluster_job.name} is suspended already")
+            put(f"{job.name} is suspended already")
 
 
-@on_cluster
-def resume(where: TargetOptions, jobs: JobsArgument) -> None:
+@on_site
+def resume(where: SiteOptions, jobs: JobsArgument) -> None:
     """Resume suspended jobs from their last checkpoint.
 
     Example: lockstep resume demo
     """
-    for cluster_job in _not_ended(jobs, where):
-        if _set_suspend(cluster_job, suspended=False) or _take_back(cluster_job):
-            put(f"{cluster_job.name}: goes on; see it with: lockstep logs {cluster_job.name} -f -n {cluster_job.namespace}")
+    for job in _not_ended(jobs, where):
+        if job.resume():
+            put(f"{job.name}: goes on; see it with: lockstep logs {job.name} -f {job.site.again}")
         else:
-            put(f"{cluster_job.name} is not suspended")
+            put(f"{job.name} is not suspended")
 
 
-@on_cluster
+@on_site
 def stop(
-    where: TargetOptions,
+    where: SiteOptions,
     jobs: JobsArgument,
     run: Annotated[bool, typer.Option("--run", help="Stop the script that a dev environment runs, and keep its pods.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="On hosts and this machine: stop without a save.")] = False,
     timeout: Annotated[int, typer.Option(min=1, help="Seconds to wait for the save and the end of the pods.")] = 600,
 ) -> None:
     """Suspend jobs and wait until they have saved and their pods are gone. Exit code 1 when they are still there after --timeout.
@@ -79,90 +83,65 @@ def stop(
 
     Example: lockstep stop ml-dev-env --run
     """
-    cluster_jobs = _not_ended(jobs, where)
+    found = _not_ended(jobs, where)
     if run:
-        raise typer.Exit(max(map(_stop_run, cluster_jobs)))
-    for cluster_job in cluster_jobs:
-        _set_suspend(cluster_job, suspended=True)
+        raise typer.Exit(max(map(_stop_run, found)))
+    for job in found:
+        job.suspend(now=now)
     end = time.monotonic() + timeout
-    for cluster_job in cluster_jobs:
-        _until_stopped(cluster_job, end, timeout)
+    for job in found:
+        _until_stopped(job, end, timeout)
 
 
-def _until_stopped(cluster_job: ClusterJob, end: float, timeout: int) -> None:
+def _until_stopped(job: SiteJob, end: float, timeout: int) -> None:
     """Wait until the job has stopped. Raises Failed when it takes too long. What its status says before the operator has seen that it is to stop says nothing of the stop."""
     from lockstep.api.objects import condition as condition_of
-    from lockstep.kube.jobs import job_status
     from lockstep.plan.reasons import Reason
 
     message = ""
     while True:
-        condition = condition_of(job_status(cluster_job.target.client, cluster_job.namespace, cluster_job.name), "Suspended")
+        condition = condition_of(job.look_again(), "Suspended")
         if condition.get("reason", Reason.NOT_SUSPENDED) != Reason.NOT_SUSPENDED and condition.get("message", message) != message:
             message = condition["message"]
-            put(f"{cluster_job.name}: {message}", flush=True)
+            put(f"{job.name}: {message}", flush=True)
         if condition.get("status") == "True":
             return
         if time.monotonic() > end:
             raise Failed(
-                f"job {cluster_job.name} has not stopped within {timeout} s: {message or 'its status says nothing'}; it stays asked to stop"
+                f"job {job.name} has not stopped within {timeout} s: {message or 'its status says nothing'}; it stays asked to stop"
             )
         time.sleep(POLL_SECONDS)
 
 
-def _stop_run(cluster_job: ClusterJob) -> int:
+def _stop_run(job: SiteJob) -> int:
     """Stop the script as a person would in the job's pod, and return the exit code."""
     from lockstep.api.names import AGENT_PATH
     from lockstep.cli.jobs.run import refuse
+    from lockstep.cli.shared.kubesite import ClusterJob
     from lockstep.platforms.jobs.terminal import run_on_all_nodes
 
-    refuse(cluster_job)
+    if not isinstance(job, ClusterJob):
+        raise ConfigError(f"--run is about the script of a dev environment, which only a cluster has: lockstep stop {job.at} stops the job")
+    refuse(job)
     command = ["python3", "-I", AGENT_PATH, "stop"]
-    return cluster_job.run(lambda cluster: run_on_all_nodes(cluster_job.node(cluster, 0), command))
+    return job.run(lambda cluster: run_on_all_nodes(job.node(cluster, 0), command))
 
 
-def _not_ended(jobs: Sequence[str], where: TargetOptions) -> list[ClusterJob]:
+def _not_ended(jobs: Sequence[str], where: SiteOptions) -> list[SiteJob]:
     """Return these jobs. Raises ConfigError where one of them isn't there or has ended: then nothing is done to the others, either."""
-    cluster_jobs = find_jobs(jobs, where)
-    for cluster_job in cluster_jobs:
-        _refuse_ended(cluster_job)
-    return cluster_jobs
+    found = find_jobs(jobs, where)
+    for job in found:
+        _refuse_ended(job)
+    return found
 
 
-def _take_back(cluster_job: ClusterJob) -> bool:
-    """Ask for the GPUs of a dev environment that nobody used. Return True if they had been released."""
-    from lockstep.kube.jobs import patch_spec
-
-    session = (cluster_job.job.get("status") or {}).get("interactive") or {}
-    if "released" not in session:
-        return False
-    patch_spec(
-        cluster_job.target.client, cluster_job.namespace, cluster_job.name, {"interactive": {"resume": int(session.get("resume", 0)) + 1}}
-    )
-    return True
-
-
-def _refuse_ended(cluster_job: ClusterJob) -> None:
+def _refuse_ended(job: SiteJob) -> None:
     from lockstep.api.objects import is_true
 
-    status, place = cluster_job.job.get("status", {}), f"{cluster_job.name} -n {cluster_job.namespace}"
-    if is_true(status, "Complete"):
-        raise ConfigError(
-            f"job {cluster_job.name} is complete: it has no pods to stop and nothing to go on with (lockstep describe {place})"
-        )
-    if is_true(status, "Failed"):
-        raise ConfigError(f"job {cluster_job.name} has failed: lockstep why {place} explains why, lockstep retry {place} starts it again")
-
-
-def _set_suspend(cluster_job: ClusterJob, *, suspended: bool) -> bool:
-    """Return True if that changed anything."""
-    from lockstep.kube.jobs import patch_spec
-
-    spec: dict[str, Any] = cluster_job.job["spec"]
-    if bool(spec.get("suspend", False)) == suspended:
-        return False
-    patch_spec(cluster_job.target.client, cluster_job.namespace, cluster_job.name, {"suspend": suspended})
-    return True
+    if is_true(job.status, "Complete"):
+        raise ConfigError(f"job {job.name} is complete: there is nothing to stop and nothing to go on with (lockstep describe {job.at})")
+    if is_true(job.status, "Failed"):
+        raise ConfigError(f"job {job.name} has failed: lockstep why {job.at} explains why, lockstep retry {job.at} starts it again")
 
 
 @on_cluster
@@ -178,12 +157,11 @@ def scale(
     Example: lockstep scale demo 4
     """
     from lockstep.api.objects import has_ended
-    from lockstep.kube.jobs import patch_spec
 
     if (number is None) == (nodes is None):
         raise ConfigError("give the number of nodes once: lockstep scale JOB 4")
     goal = number or nodes or 0
-    cluster_job = find_job(job, where)
+    cluster_job = find_cluster_job(job, where)
     if has_ended(cluster_job.job.get("status", {})):
         raise ConfigError(f"job {job} has ended: give a new job the number of nodes it should have")
     before = cluster_job.job["spec"].get("nodes")
@@ -191,7 +169,7 @@ def scale(
         put(f"{job} has {number_of(goal, 'node')} already")
         return
     _ask_to_wait(cluster_job, goal, yes=yes)
-    patch_spec(cluster_job.target.client, cluster_job.namespace, job, {"nodes": goal})
+    cluster_job.patch({"nodes": goal})
     was = "the cluster's number of nodes" if before is None else before
     put(f"{job}: {was} → {number_of(goal, 'node')}; see it with: lockstep get {job} -n {cluster_job.namespace}")
 
@@ -240,34 +218,24 @@ def retry(
         raise typer.Exit(_run_again(file, cluster, namespace, context, workspace if local else None))
     if job is None or file is not None or local or in_namespace:
         raise ConfigError("name the failed job: lockstep retry JOB, or use -f FILE with either --local or --in-namespace")
-    number = _raise_retry(job, TargetOptions.of(cluster, namespace, context))
-    put(
-        f"{job}: retry {number} goes on from its last checkpoint; see it with: lockstep logs {job} -f"
-        + (f" -n {namespace}" if namespace else "")
-    )
+    failed = find_job(job, TargetOptions.of(cluster, namespace, context))
+    _refuse_unless_failed(failed)
+    number = failed.raise_retry()
+    put(f"{job}: retry {number} goes on from its last checkpoint; see it with: lockstep logs {job} -f {failed.site.again}")
 
 
-def _raise_retry(job: str, where: TargetOptions) -> int:
-    from lockstep.kube.jobs import patch_spec
-
-    cluster_job = find_job(job, where)
-    _refuse_unless_failed(job, cluster_job.job.get("status", {}))
-    number = int(cluster_job.job["spec"].get("restart", {}).get("retry", 0)) + 1
-    patch_spec(cluster_job.target.client, cluster_job.namespace, job, {"restart": {"retry": number}})
-    return number
-
-
-def _refuse_unless_failed(job: str, status: dict[str, object]) -> None:
+def _refuse_unless_failed(job: SiteJob) -> None:
     from lockstep.api.objects import condition, is_true
 
+    status, name = job.status, job.name
     if is_true(status, "Complete"):
         raise ConfigError(
-            f"job {job} is complete: there is nothing to retry (lockstep describe {job}); to train anew: lockstep delete {job}, then lockstep render -f FILE --set {FRESH} -o job | kubectl apply -f -"
+            f"job {name} is complete: there is nothing to retry (lockstep describe {job.at}); to train anew: lockstep delete {job.at}, then {job.site.anew}"
         )
     if not is_true(status, "Failed"):
         progress = condition(status, "Progressing")
         state = f"{progress['reason']}: {progress['message']}" if progress else "its status says nothing yet"
-        raise ConfigError(f"job {job} has not failed, so there is nothing to retry: {state}")
+        raise ConfigError(f"job {name} has not failed, so there is nothing to retry: {state}")
 
 
 def _run_again(file: Path, cluster: str | None, namespace: str | None, context: str | None, workspace: Path | None) -> int:
@@ -316,40 +284,39 @@ def delete(
     Example: lockstep delete -f jobs/
     """
     from lockstep.api.objects import has_ended
-    from lockstep.kube.jobs import delete_job
 
     if bool(jobs) == bool(files):
         raise ConfigError(f"name the jobs, or use -f FILE{', not both' if jobs else ''}")
-    cluster_jobs = (
-        _of_files(files, cluster, namespace, context) if files else find_jobs(jobs or [], TargetOptions.of(cluster, namespace, context))
-    )
-    running = [one.name for one in cluster_jobs if not has_ended(one.job.get("status", {})) and not one.job["spec"].get("suspend", False)]
+    found = _of_files(files, cluster, namespace, context) if files else find_jobs(jobs or [], TargetOptions.of(cluster, namespace, context))
+    running = [one for one in found if not has_ended(one.status) and not _is_stopped(one)]
     if running and not yes:
-        listed, them = ", ".join(running), "it" if len(running) == 1 else "them"
-        have = f"job {listed} has" if len(running) == 1 else f"jobs {listed} have"
-        where = ", ".join(sorted({one.namespace for one in cluster_jobs}))
-        question = f"{have[0].upper()}{have[1:]} not ended (namespace {where}). Save, stop and delete {them}?"
+        names, them = ", ".join(one.name for one in running), "it" if len(running) == 1 else "them"
+        have = f"job {names} has" if len(running) == 1 else f"jobs {names} have"
+        where = ", ".join(sorted({one.site.where for one in found}))
+        question = f"{have[0].upper()}{have[1:]} not ended ({where}). Save, stop and delete {them}?"
         confirm(question, f"{have} not ended: use --yes to delete {them} anyway")
-    for one in cluster_jobs:
-        try:
-            delete_job(one.target.client, one.namespace, one.name)
-        except TimeoutError as error:
-            raise Failed(str(error)) from error
-        put(f"{one.name} is deleted; its claims stay", flush=True)
+    for one in found:
+        put(f"{one.name} is deleted; {one.delete()}", flush=True)
 
 
-def _of_files(files: list[Path], cluster: str | None, namespace: str | None, context: str | None) -> list[ClusterJob]:
+def _is_stopped(job: SiteJob) -> bool:
+    from lockstep.api.objects import is_true
+
+    return bool(job.job["spec"].get("suspend", False)) or is_true(job.status, "Suspended")
+
+
+def _of_files(files: list[Path], cluster: str | None, namespace: str | None, context: str | None) -> list[SiteJob]:
     """Return each job of the files once. Raises ConfigError for a mistake in any file, for the wrong cluster, and for a job that isn't there."""
+    from lockstep.cli.shared.kubesite import KubeSite
     from lockstep.cli.shared.target import Target, unnamed_cluster
     from lockstep.kube.cluster import Client
-    from lockstep.kube.jobs import get_job
 
-    jobs: dict[tuple[str, str], ClusterJob] = {}
+    jobs: dict[tuple[str, str], SiteJob] = {}
     for inputs in read_all(files, cluster, namespace, unnamed=lambda: unnamed_cluster(context)):
         inputs.aim()
-        target, name = Target(Client(context), inputs.namespace, inputs.cluster.cluster.name), inputs.job.metadata.name
-        job = get_job(target.client, inputs.namespace, name)
-        if job is None:
-            raise ConfigError(f"{inputs.source}: {no_such_job(target, name)}")
-        jobs[inputs.namespace, name] = ClusterJob(target, job)
+        site = KubeSite(Target(Client(context), inputs.namespace, inputs.cluster.cluster.name))
+        try:
+            jobs[site.where, inputs.job.metadata.name] = site.job(inputs.job.metadata.name)
+        except ConfigError as error:
+            raise ConfigError(f"{inputs.source}: {error}") from None
     return list(jobs.values())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.shared.jobargs import TargetOptions, find_job, on_cluster
+from lockstep.cli.shared.jobargs import TargetOptions, find_cluster_job, on_cluster
 from lockstep.cli.shared.terminal import say
 from lockstep.platforms.output import put, put_json
 
@@ -112,7 +112,7 @@ def _of_folder(path: Path) -> Side:
 def _of_job(name: str, where: TargetOptions) -> Side:
     from lockstep.plan.pages.diffruns import spec_of
 
-    cluster_job = find_job(name, where)
+    cluster_job = find_cluster_job(name, where)
     side = _side_of(name, cluster_job.run(lambda cluster: _summary(cluster, cluster_job.job)), cluster_job.job.get("status", {}))
     return replace(side, spec=spec_of(cluster_job.job["spec"]))
 

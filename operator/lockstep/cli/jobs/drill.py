@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.shared.jobargs import ClusterJob, Form, FormOption, TargetOptions, find_job, on_cluster
+from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, find_cluster_job, on_cluster
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.cli.shared.terminal import confirm, say
 from lockstep.plan.pages.drill import AFTER_INTERRUPT, RISKS, Fault, drill_page, why_not_now
 from lockstep.platforms.output import put, put_json
+
+if TYPE_CHECKING:
+    from lockstep.cli.shared.kubesite import ClusterJob
 
 MIB = 1 << 20
 
@@ -40,7 +43,7 @@ def drill(
     from lockstep.platforms.jobs.drilledjob import DrilledJob
     from lockstep.platforms.jobs.drills import run_drill
 
-    cluster_job = find_job(job, where)
+    cluster_job = find_cluster_job(job, where)
     _refuse_without_rights(cluster_job, fault)
     reason = why_not_now(cluster_job.job, fault)
     if reason:

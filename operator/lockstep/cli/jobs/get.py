@@ -10,13 +10,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.cli.shared.jobargs import JobArgument, ListForm, ListFormOption, TargetOptions, find_job, find_jobs, on_cluster
+from lockstep.cli.shared.jobargs import (
+    JobArgument,
+    ListForm,
+    ListFormOption,
+    SiteOptions,
+    TargetOptions,
+    find_cluster_job,
+    find_job,
+    on_cluster,
+    on_site,
+)
 from lockstep.plan.pages.table import aligned
 from lockstep.platforms.output import put, put_json, put_text, tell
 
 if TYPE_CHECKING:
-    from lockstep.cli.shared.target import Target
-    from lockstep.plan.pages.table import Unheard
+    from lockstep.cli.shared.site import Site, SiteJob, Stale
 
 POLL_SECONDS = 0.5
 WATCH_SECONDS = 2.0
@@ -33,9 +42,9 @@ class Awaited(StrEnum):
     ENDED = "Ended"
 
 
-@on_cluster
+@on_site
 def get(
-    where: TargetOptions,
+    where: SiteOptions,
     jobs: Annotated[list[str] | None, typer.Argument(help="The jobs' names. Default: all.", show_default=False)] = None,
     output: ListFormOption = ListForm.TABLE,
     all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of every namespace that you may read.")] = False,
@@ -50,47 +59,35 @@ def get(
 
     Example: lockstep get -A -w
     """
-    from lockstep.kube.jobs import list_jobs
-
     if jobs and (all_namespaces or selector):
         raise ConfigError("use either names of jobs, or -A and -l")
     if watch and output not in (ListForm.TABLE, ListForm.WIDE):
         raise ConfigError("--watch prints a table: use -o table or wide")
-    named = find_jobs(jobs, where) if jobs else []  # names those that are not there
+    site = where.site()
+    named = site.named(jobs) if jobs else []  # names those that are not there
     if named and not watch:
-        return _show([one.job for one in named], named[0].target, output, single=len(named) == 1)
-    target = where.target()
-    place = None if all_namespaces else target.namespace
+        return _show(site, named, output, single=len(named) == 1)
 
-    def listed() -> list[dict[str, Any]]:
-        every = list_jobs(target.client, place, selector)
-        return [job for job in every if job["metadata"]["name"] in jobs] if jobs else every
+    def listed() -> list[SiteJob]:
+        every = site.jobs(everywhere=all_namespaces, selector=selector)
+        return [job for job in every if job.name in jobs] if jobs else every
 
     if watch:
-        return _watch(lambda: _current(listed(), target), wide=output is ListForm.WIDE, spaces=all_namespaces)
+        return _watch(lambda: site.current(listed()), wide=output is ListForm.WIDE, spaces=all_namespaces)
     listed_jobs = listed()
     if not listed_jobs and output in (ListForm.TABLE, ListForm.WIDE):
         of = f" with labels {selector}" if selector else ""
-        return put(f"there is no TrainingJob{of} in {'any namespace' if place is None else f'namespace {place}'}")
-    return _show(listed_jobs, target, output, single=False, spaces=all_namespaces)
+        return put(f"there is no TrainingJob{of} in {'any namespace' if all_namespaces else site.where}")
+    return _show(site, listed_jobs, output, single=False, spaces=all_namespaces)
 
 
-def _show(jobs: list[dict[str, Any]], target: Target, output: ListForm, *, single: bool, spaces: bool = False) -> None:
+def _show(site: Site, jobs: list[SiteJob], output: ListForm, *, single: bool, spaces: bool = False) -> None:
     """Print them; what nobody keeps up to date any more is said, and ends with exit code 1. `spaces`: name the namespace of each."""
-    current, unheard = _current(jobs, target)
+    current, stale = site.current(jobs)
     _print(current, output, single=single, spaces=spaces)
-    if unheard is not None:
-        tell(f"lockstep: {unheard.text(time.time())}")
+    if stale is not None:
+        tell(f"lockstep: {stale.text}")
         raise typer.Exit(EXIT_STALE)
-
-
-def _current(jobs: list[dict[str, Any]], target: Target) -> tuple[list[dict[str, Any]], Unheard | None]:
-    """The jobs, those marked whose status nobody keeps up to date, and why nobody does."""
-    from lockstep.plan.pages.table import is_open, marked
-    from lockstep.platforms.jobs.observe import operator_unheard
-
-    unheard = target.client.run(lambda cluster: operator_unheard(cluster, target.namespace)) if any(map(is_open, jobs)) else None
-    return [marked(job, unheard, time.time()) for job in jobs], unheard
 
 
 def _print(jobs: list[dict[str, Any]], output: ListForm, *, single: bool, spaces: bool) -> None:
@@ -119,21 +116,21 @@ def _rows(jobs: list[dict[str, Any]], *, wide: bool, spaces: bool) -> list[tuple
     return [("NAMESPACE", *heads), *((str(job["metadata"]["namespace"]), *one) for job, one in zip(jobs, cells, strict=True))]
 
 
-def _watch(look: Callable[[], tuple[list[dict[str, Any]], Unheard | None]], *, wide: bool, spaces: bool) -> None:
+def _watch(look: Callable[[], tuple[list[dict[str, Any]], Stale | None]], *, wide: bool, spaces: bool) -> None:
     """Print the table, then, for ever, the line of each job that has changed."""
     from lockstep.plan.pages.table import COLUMNS
 
     shown: dict[str, tuple[str, ...]] | None = None
     age, stale = COLUMNS.index("AGE") + spaces, ""
     while True:
-        jobs, unheard = look()
+        jobs, silence = look()
         rows = _rows(jobs, wide=wide, spaces=spaces)
         heads, *lines = aligned(rows)
         if shown is None:
             put(heads, flush=True)
-        since = unheard.since if unheard is not None else ""
-        if unheard is not None and since != stale:
-            tell(f"lockstep: {unheard.text(time.time())}")
+        since = silence.since if silence is not None else ""
+        if silence is not None and since != stale:
+            tell(f"lockstep: {silence.text}")
         now = {str(job["metadata"]["uid"]): (*cells[:age], *cells[age + 1 :]) for job, cells in zip(jobs, rows[1:], strict=True)}
         for (uid, cells), line in zip(now.items(), lines, strict=True):
             if (shown or {}).get(uid) != cells:
@@ -142,25 +139,21 @@ def _watch(look: Callable[[], tuple[list[dict[str, Any]], Unheard | None]], *, w
         time.sleep(WATCH_SECONDS)
 
 
-@on_cluster
-def describe(where: TargetOptions, job: JobArgument) -> None:
+@on_site
+def describe(where: SiteOptions, job: JobArgument) -> None:
     """Show everything known about a job: work, place, step, checkpoint, failure, restarts, conditions, events.
 
     Example: lockstep describe demo
     """
-    from lockstep.kube.jobs import job_events
     from lockstep.plan.pages.table import describe as page
-    from lockstep.plan.pages.table import is_open
-    from lockstep.platforms.jobs.observe import operator_unheard
 
-    cluster_job = find_job(job, where)
-    client, now = cluster_job.target.client, time.time()
-    unheard = client.run(lambda cluster: operator_unheard(cluster, cluster_job.namespace)) if is_open(cluster_job.job) else None
-    if unheard is not None:
-        put(f"Stale       {unheard.text(now)}")
-    for line in page(cluster_job.job, job_events(client, cluster_job.job), now):
+    found = find_job(job, where)
+    _, stale = found.site.current([found])
+    if stale is not None:
+        put(f"Stale       {stale.text}")
+    for line in page(found.job, found.events(), time.time()):
         put(line)
-    if unheard is not None:
+    if stale is not None:
         raise typer.Exit(EXIT_STALE)
 
 
@@ -170,18 +163,16 @@ def events(where: TargetOptions, job: JobArgument) -> None:
 
     Example: lockstep events demo
     """
-    from lockstep.kube.jobs import job_events
     from lockstep.plan.pages.table import age
 
-    cluster_job = find_job(job, where)
-    for event in job_events(cluster_job.target.client, cluster_job.job):
+    for event in find_cluster_job(job, where).events():
         when = age(event.get("lastTimestamp") or event.get("eventTime"), time.time())
         put(f"{when:>6}  {event.get('type', ''):8} {event.get('reason', ''):24} {event.get('message', '')}")
 
 
-@on_cluster
+@on_site
 def wait(
-    where: TargetOptions,
+    where: SiteOptions,
     job: JobArgument,
     until: Annotated[
         Awaited, typer.Option("--for", case_sensitive=False, help="The condition to wait for; Ended is Complete or Failed.")
@@ -193,12 +184,11 @@ def wait(
     Example: lockstep wait demo --for Complete --timeout 7200
     """
     from lockstep.api.objects import condition, has_ended
-    from lockstep.kube.jobs import job_status
 
-    cluster_job = find_job(job, where)
+    waited = find_job(job, where)
     end, shown = time.monotonic() + timeout, ""
     while True:
-        status = job_status(cluster_job.target.client, cluster_job.namespace, job)
+        status = waited.look_again()
         summary = condition(status, "Progressing")
         line = (
             f"{summary.get('reason', 'Unknown')}: {summary.get('message', 'no status yet: does an operator work here? (lockstep doctor)')}"

@@ -14,12 +14,13 @@ import typer
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import DEV_ENVIRONMENT
 from lockstep.cli.shared.inputs import FRESH, NamespaceOption, OptionalFileOption, SetOption, only, read_inputs
-from lockstep.cli.shared.jobargs import WORKSPACE, ClusterJob, ContextOption, HereOption, TargetOptions, VolumesOption, find_job
+from lockstep.cli.shared.jobargs import WORKSPACE, ContextOption, HereOption, TargetOptions, VolumesOption, find_cluster_job
 from lockstep.platforms.output import put_text, tell
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
     from lockstep.cli.shared.inputs import Inputs
+    from lockstep.cli.shared.kubesite import ClusterJob
 
 LOCAL_CLUSTER = "local"
 
@@ -209,7 +210,7 @@ def run_in_session(words: Sequence[str], job: str, where: TargetOptions, *, deta
         )
     from lockstep.platforms.jobs.terminal import agent_command, run_on_all_nodes
 
-    cluster_job = find_job(job, where)
+    cluster_job = find_cluster_job(job, where)
     refuse(cluster_job)
     command = agent_command(words, _who(), detach=detach)
     return cluster_job.run(lambda cluster: run_on_all_nodes(cluster_job.node(cluster, 0), command))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.objects import Object
-from lockstep.cli.shared.jobargs import WORKSPACE, Form, LocalRunOption, TargetOptions, WorkspaceOption, find_job, on_cluster
+from lockstep.cli.shared.jobargs import Form, SiteOptions, TargetOptions, find_cluster_job, on_site
 from lockstep.cli.shared.terminal import say
 from lockstep.platforms.output import put, put_json
 from lockstep_spec.words import number_of
@@ -32,9 +32,9 @@ CURVE_SECONDS = 10.0
 """The loss curve is read so often; the rest with every look."""
 
 
-@on_cluster
+@on_site
 def top(
-    where: TargetOptions,
+    where: SiteOptions,
     job: Annotated[
         str | None,
         typer.Argument(
@@ -45,8 +45,6 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Show one look and end; the default where the output is no terminal.")] = False,
     interval: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks.")] = 2.0,
     output: Annotated[Form, typer.Option("-o", "--output", help="text or json; json is one look.")] = Form.TEXT,
-    local: LocalRunOption = False,
-    workspace: WorkspaceOption = WORKSPACE,
 ) -> None:
     """Show the progress of a job until it has ended: loss curve, speed, fabric, goodput, each node's CPU, memory and NICs, and each rank's CPU, memory and GPU.
 
@@ -55,12 +53,12 @@ def top(
     Example: lockstep top demo
     """
     live = not once and output is Form.TEXT and sys.stdout.isatty()
-    if local:
-        looks = _looks_of_folder(job, workspace, interval)
+    if where.local:
+        looks = _looks_of_folder(job, where.workspace, interval)
     elif job is None:
         looks = _looks_of_all(where, interval)
     else:
-        looks = _looks_of_job(find_job(job, where).job, where.context, interval, live=live)
+        looks = _looks_of_job(find_cluster_job(job, where).job, where.context, interval, live=live)
     asyncio.run(_show(looks, output, live=live))
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import wraps
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,11 +16,9 @@ from lockstep.api.errors import ConfigError, Failed, LockstepError
 from lockstep.api.names import DEV_ENVIRONMENT, pod_name
 
 if TYPE_CHECKING:
+    from lockstep.cli.shared.kubesite import ClusterJob
+    from lockstep.cli.shared.site import Site, SiteJob
     from lockstep.cli.shared.target import Target
-    from lockstep.kube.cluster import Cluster
-    from lockstep.kube.exec import PodPlace
-
-T = TypeVar("T")
 
 
 def known_names(context: typer.Context, incomplete: str) -> list[str]:
@@ -75,6 +73,11 @@ NamespaceOption = Annotated[
 ContextOption = Annotated[str | None, typer.Option("--context", help="The context of your kubeconfig. Default: the current one.")]
 
 
+WORKSPACE = Path(".lockstep/workspace")
+LocalOption = Annotated[bool, typer.Option("--local", help="A run of `lockstep run --local`, on this machine.")]
+WorkspaceOption = Annotated[Path, typer.Option("--workspace", help="With --local: the same as for `lockstep run`.")]
+
+
 @dataclass(frozen=True)
 class TargetOptions:
     """Options of a verb about what is on a cluster: a cluster file's name or path, a namespace, a context of the kubeconfig."""
@@ -95,19 +98,49 @@ class TargetOptions:
 
         return target_of(self.cluster, self.namespace, self.context)
 
+    def site(self) -> Site:
+        """Return where jobs are."""
+        from lockstep.cli.shared.kubesite import KubeSite
+
+        return KubeSite(self.target())
+
     def chosen_namespace(self) -> str:
         from lockstep.cli.shared.target import namespace_of
 
         return namespace_of(self.cluster, self.namespace, self.context)
 
 
+@dataclass(frozen=True)
+class SiteOptions(TargetOptions):
+    """Options of a verb about a job, wherever it is: as of TargetOptions, or a run on this machine."""
+
+    local: LocalOption = False
+    workspace: WorkspaceOption = WORKSPACE
+
+    def site(self) -> Site:
+        if not self.local:
+            return super().site()
+        from lockstep.cli.shared.localsite import LocalSite
+
+        return LocalSite(self.workspace)
+
+
 def on_cluster(verb: Callable[..., None]) -> Callable[..., None]:
     """Give a verb the options of TargetOptions, after its own: it gets them as its first argument. (typer knows no bundles of options.)"""
-    own, bundle = signature(verb, eval_str=True), signature(TargetOptions, eval_str=True).parameters
+    return _with_bundle(verb, TargetOptions)
+
+
+def on_site(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb the options of SiteOptions, as `on_cluster` does."""
+    return _with_bundle(verb, SiteOptions)
+
+
+def _with_bundle(verb: Callable[..., None], kind: type[TargetOptions]) -> Callable[..., None]:
+    own, bundle = signature(verb, eval_str=True), signature(kind, eval_str=True).parameters
 
     @wraps(verb)
     def with_options(**options: Any) -> None:
-        where = TargetOptions(**{name: options.pop(name) for name in bundle if name in options})
+        where = kind(**{name: options.pop(name) for name in bundle if name in options})
         verb(where, **options)
 
     parameters = [*list(own.parameters.values())[1:], *bundle.values()]
@@ -115,13 +148,10 @@ def on_cluster(verb: Callable[..., None]) -> Callable[..., None]:
     return with_options
 
 
-LocalRunOption = Annotated[bool, typer.Option("--local", help="Read the folder of a run of `lockstep run --local`.")]
-WorkspaceOption = Annotated[Path, typer.Option("--workspace", help="With --local: the same as for `lockstep run`.")]
 HereOption = Annotated[bool, typer.Option("--local", help="Run as processes on this machine, without a cluster or root.")]
 VolumesOption = Annotated[
     Path, typer.Option("--workspace", help="With --local: its folders workspace/ and datasets/ stand for /workspace and /datasets.")
 ]
-WORKSPACE = Path(".lockstep/workspace")
 
 
 class ListForm(StrEnum):
@@ -148,92 +178,29 @@ FormOption = Annotated[Form, typer.Option("-o", "--output", help="text or json."
 HiddenJsonOption = Annotated[bool, typer.Option("--json", hidden=True, help="The same as -o json, as it was said before.")]
 
 
-@dataclass(frozen=True)
-class ClusterJob:
-    """A job as the API server has it."""
-
-    target: Target
-    job: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        return str(self.job["metadata"]["name"])
-
-    @property
-    def namespace(self) -> str:
-        return self.target.namespace
-
-    def run(self, work: Callable[[Cluster], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of `work`, done on a connection to the job's cluster that ends with it."""
-        return self.target.client.run(work)
-
-    def node(self, cluster: Cluster, number: int) -> PodPlace:
-        """Return the container of a node's ranks."""
-        from lockstep.api.names import CONTAINER
-        from lockstep.kube.exec import PodPlace
-
-        return PodPlace(cluster, self.namespace, pod_name(self.name, number), CONTAINER)
+def find_job(name: str, where: TargetOptions) -> SiteJob:
+    """Return the job, wherever it is. Raises ConfigError, naming the jobs that are there, when there is none of this name."""
+    return where.site().job(name)
 
 
-def find_job(name: str, where: TargetOptions) -> ClusterJob:
-    """Return the job. Raises ConfigError, naming the jobs that are there, when there is none of this name."""
-    return find_jobs([name], where)[0]
-
-
-def find_jobs(names: Sequence[str], where: TargetOptions) -> list[ClusterJob]:
+def find_jobs(names: Sequence[str], where: TargetOptions) -> list[SiteJob]:
     """Return each job once, in the order given. Raises ConfigError for the first name that no job has: then nothing is done to the others, either."""
-    target = where.target()
-    return [job_at(target, name) for name in dict.fromkeys(names)]
+    return where.site().named(names)
 
 
-def job_at(target: Target, name: str) -> ClusterJob:
-    """Return the job of this name there. Raises ConfigError as `find_job` does."""
-    from lockstep.kube.jobs import get_job
+def find_cluster_job(name: str, where: TargetOptions) -> ClusterJob:
+    """Return the job, for a verb that only Kubernetes has. Raises ConfigError as `find_job` does."""
+    from lockstep.cli.shared.kubesite import KubeSite
 
-    job = get_job(target.client, target.namespace, name)
-    if job is None:
-        raise ConfigError(no_such_job(target, name))
-    return ClusterJob(target, job)
+    return KubeSite(where.target()).job(name)
 
 
-def find_job_or_run(name: str, where: TargetOptions) -> ClusterJob:
+def find_job_or_run(name: str, where: TargetOptions) -> SiteJob:
     """Return the job as `find_job` does; what `lockstep run --in-namespace` started is found, too, as a job without spec whose status names its frozen run."""
-    from lockstep.kube.jobs import get_job, run_as_job, run_without_operator
+    from lockstep.cli.shared.kubesite import KubeSite
 
-    target = where.target()
-    job = get_job(target.client, target.namespace, name)
-    if job is None and (run := run_without_operator(target.client, target.namespace, name)) is not None:
-        job = run_as_job(target.client, target.namespace, name, run)
-    if job is None:
-        raise ConfigError(no_such_job(target, name))
-    return ClusterJob(target, job)
-
-
-def no_such_job(target: Target, name: str) -> str:
-    from lockstep.kube.jobs import list_jobs, run_without_operator
-
-    run = run_without_operator(target.client, target.namespace, name)
-    if run is not None:
-        return no_operator(name, target.namespace, run)
-    return unknown_job(name, target.namespace, [str(job["metadata"]["name"]) for job in list_jobs(target.client, target.namespace)])
-
-
-def no_operator(name: str, namespace: str, run: str) -> str:
-    """Explain a job of `lockstep run --in-namespace`, which is no TrainingJob."""
-    return (
-        f"{name} in namespace {namespace} runs without the operator (run --in-namespace), so there is no TrainingJob to ask: the verbs logs, stacks, sync and cp know it; "
-        f"kubectl delete configmap {run} -n {namespace} removes it"
-    )
-
-
-def unknown_job(name: str, namespace: str, names: list[str]) -> str:
-    """Explain a job that isn't there."""
-    from lockstep.api.files.problems import nearest
-
-    close = nearest(name, names)
-    existing = f"it has {', '.join(sorted(names))}" if names else "it has none"
-    hint = f"; did you mean {close}?" if close else "; -n names another namespace"
-    return f"there is no TrainingJob {name} in namespace {namespace}: {existing}{hint}"
+    site = where.site()
+    return site.job_or_run(name) if isinstance(site, KubeSite) else site.job(name)
 
 
 def running_pod(cluster_job: ClusterJob, node: int) -> str:

@@ -6,6 +6,8 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.objects import Object
@@ -33,6 +35,30 @@ class RankFailure:
     node: int
     how: str
     lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LogSelection:
+    """Selection of lines of a node's log."""
+
+    node: int = 0
+    rank: int | None = None
+    tail: int | None = None
+    since_seconds: int | None = None
+    attempt: int | None = None
+    """Attempt whose lines are meant; None: all."""
+
+
+def request_of(selection: LogSelection, now: float) -> dict[str, Any]:
+    """Arguments of `runfolder.log`. `now`: seconds since 1970."""
+    since = None if selection.since_seconds is None else datetime.fromtimestamp(now - selection.since_seconds, UTC)
+    return {
+        "node": selection.node,
+        "rank": -1 if selection.rank is None else selection.rank,
+        "attempt": -1 if selection.attempt is None else selection.attempt,
+        "since": "" if since is None else f"{since:%Y-%m-%dT%H:%M:%S}",
+        "tail": -1 if selection.tail is None else selection.tail,
+    }
 
 
 def nodes_of(job: Object) -> int:

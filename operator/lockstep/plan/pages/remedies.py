@@ -215,8 +215,9 @@ NEEDS_NONE = frozenset({
     Reason.ALL_RANKS_READY, Reason.RUNNING, Reason.READY, Reason.IDLE, Reason.NO_STRAGGLER, Reason.SAVES_WORK, Reason.NODE_EXCLUDED,
     Reason.RESTARTING, Reason.NOT_RESTARTING, Reason.NO_CHECKPOINT, Reason.COMMITTED, Reason.COMPLETE, Reason.FAILED, Reason.NOT_FINISHED,
     Reason.NOT_FAILED, Reason.RETRIED, Reason.ALL_NODES_READY, Reason.NODES_NOT_SEEN, Reason.REPLACING, Reason.HOLDING, Reason.NOT_HELD,
+    Reason.HOSTS_REACHED, Reason.UNREACHABLE, Reason.HOST_AWAY, Reason.AGENT_ENDED,
 })  # fmt: skip
-"""All is well, somebody asked for it, it passes by itself, or another condition's reason has the remedy."""
+"""All is well, somebody asked for it, it passes by itself, or another condition's reason has the remedy. Those of hosts are in `plan.hosts.steps`."""
 
 
 def remedy(reason: str, message: str, job: str, namespace: str) -> Step | None:

@@ -32,6 +32,7 @@ class Where(StrEnum):
     RUNNING = "Running"
     RESTARTING = "Restarting"
     NODE_NOT_HEARD = "NodeNotHeard"  # node 0 waits for another node that says nothing
+    UNREACHABLE = "Unreachable"  # the host of node 0 doesn't answer, so nobody knows how the job does
     SILENT = "Silent"  # its pods run and nothing is heard of them
     STOPPING = "Stopping"
     SUSPENDED = "Suspended"
@@ -40,7 +41,7 @@ class Where(StrEnum):
 
 
 ENDED_OR_UNSEEN = frozenset({Where.UNSEEN, Where.COMPLETE, Where.FAILED})
-IN_ITS_WAY = frozenset({Where.UNSEEN, Where.REFUSED, Where.WAITING, Where.NODE_NOT_HEARD, Where.SILENT, Where.FAILED})
+IN_ITS_WAY = frozenset({Where.UNSEEN, Where.REFUSED, Where.WAITING, Where.NODE_NOT_HEARD, Where.UNREACHABLE, Where.SILENT, Where.FAILED})
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def where(observed: Observed) -> Where:  # noqa: PLR0911 (a table of cases reads
     for name, state in (("Complete", Where.COMPLETE), ("Failed", Where.FAILED)):
         if is_true(status, name):
             return state
-    if progress["reason"] in (Reason.SUSPENDED, Reason.STOPPING, Reason.NODE_NOT_HEARD):
+    if progress["reason"] in (Reason.SUSPENDED, Reason.STOPPING, Reason.NODE_NOT_HEARD, Reason.UNREACHABLE):
         return Where(progress["reason"])
     if condition(status, "Accepted").get("status") == "False" and not observed.pods:
         return Where.REFUSED

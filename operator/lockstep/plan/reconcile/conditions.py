@@ -366,16 +366,15 @@ def _with_nodes(view: View, problem: str) -> str:
     """Return the problem with the names of Nodes behind the numbers of the job's nodes."""
 
     def named(match: re.Match[str]) -> str:
-        pod = view.observed.pod(int(match[1])) or {}
-        name = pod.get("spec", {}).get("nodeName")
+        name = view.observed.node_name(int(match[1]))
         return f"{match[0]} ({name})" if name else match[0]
 
     return re.sub(r"\bnode (\d{1,4})\b", named, problem)
 
 
 def _slowness(view: View, slow: Straggler) -> str:
-    pod = view.observed.pod(slow.node) or {}
-    where = f"node {slow.node} ({pod['spec']['nodeName']})" if pod.get("spec", {}).get("nodeName") else f"node {slow.node}"
+    name = view.observed.node_name(slow.node)
+    where = f"node {slow.node} ({name})" if name else f"node {slow.node}"
     return f"rank {slow.rank} on {where} takes {slow.slowdown} times as long as the others, over {slow.steps} steps"
 
 

@@ -110,7 +110,7 @@ def job_status(
         checkpoint=None if view.commit is None else _commit(view.commit),  # it stays, whatever became of the pod that reported it
     )
     report = view.report or view.last_word
-    reported = {} if report is None else _reported(observed, report, view.now).to_dict()
+    reported = {} if report is None else reported_parts(observed, report, view.now).to_dict()
     carried = _LAST_KNOWN if report is not None else (*_LAST_KNOWN, *_REPORTED)
     return fitted({key: before[key] for key in carried if key in before} | own.to_dict() | reported)
 
@@ -134,7 +134,7 @@ def _start_failure(view: View) -> FailureStatus | None:
     return unchecked(FailureStatus, cause=Cause.SETUP.value, node=0, message=printable_line(view.end.message))
 
 
-def _reported(observed: Observed, report: Report, now: float) -> TrainingJobStatus:
+def reported_parts(observed: Observed, report: Report, now: float) -> TrainingJobStatus:
     """Return the parts that this report decides."""
     failed = report.failed_saves
     return unchecked(

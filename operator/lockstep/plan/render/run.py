@@ -133,7 +133,7 @@ def expected_by_preflight(resolved: Resolved) -> Expected | None:
     if mode is PreflightMode.OFF:
         return None
     return Expected(
-        paths=tuple(_paths(resolved)),
+        paths=tuple(expected_paths(resolved)),
         shm_bytes=int(number(resolved.profile.spec.shm_size)),
         rdma=_rdma(resolved) if resolved.transport is Transport.RDMA else None,
         all_reduce=_all_reduce(resolved) if mode is PreflightMode.FULL else None,
@@ -166,7 +166,7 @@ def result_in(line: str) -> PreflightReport | None:
         return None
 
 
-def _paths(resolved: Resolved) -> Iterator[ExpectedPath]:
+def expected_paths(resolved: Resolved) -> Iterator[ExpectedPath]:
     """Paths that ranks read from the first moment on; the trainer fetches what comes from a hub."""
     training = resolved.training
     if not resolved.command:

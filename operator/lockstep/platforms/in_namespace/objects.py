@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 import secrets
-import subprocess
-import sys
-import tempfile
 import uuid
 from base64 import b64encode
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from lockstep.api import names
 from lockstep.api.cluster import TrainingCluster
@@ -20,6 +16,7 @@ from lockstep.plan.reconcile.clocks import Earlier, retried
 from lockstep.plan.render.objects import Frozen, RenderContext, children, freeze
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
+from lockstep.platforms.agentfile import build_agent
 from lockstep_gang.contract.run import WhenDone, parse_run, run_text
 
 
@@ -48,14 +45,6 @@ def prepare(job: TrainingJob, profile: TrainingCluster, namespace: str, earlier:
     resolved = resolve(job, profile, PlatformDefaults(namespace=namespace, uid=earlier.uid if earlier is not None else str(uuid.uuid4())))
     frozen = freeze(resolved, RenderContext(agent_image="", key="", owner_uid=None, report=None))
     return Run(resolved, _without_operator(frozen), secrets.token_hex(32), build_agent())
-
-
-def build_agent() -> bytes:
-    """Build agent.pyz of this version, for a ConfigMap."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "agent.pyz"
-        subprocess.run([sys.executable, "-m", "lockstep_gang.package", "--sources", str(path)], check=True)
-        return path.read_bytes()
 
 
 def agent_name(job: str) -> str:

@@ -14,7 +14,7 @@ from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.expiry import expiring
 from lockstep.plan.cluster.facts import ClusterFacts, ProbeFacts
 from lockstep.plan.discovery.probe import PROBE_LABEL, probe_name, probe_pods, read_probe
-from lockstep.platforms.in_namespace.objects import build_agent
+from lockstep.platforms.agentfile import build_agent
 
 WAIT_SECONDS = 120.0
 """Seconds for all pods together, the pull of the image included. A pod that has not ended by then is reported as it is."""

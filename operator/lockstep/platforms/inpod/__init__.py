@@ -16,15 +16,16 @@ _SHARED = re.compile(rf"^from {re.escape(__name__)}\.(\w+) import (?:\([^)]*\)|[
 
 @cache
 def source_of(program: ModuleType) -> bytes:
-    """Text of a program of this folder: its own, after that of the modules of this folder that it imports."""
+    """Text of a program: its own, after that of the modules of this folder that it imports."""
     texts: dict[str, str] = {}
 
-    def add(name: str) -> None:
-        text = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+    def add(path: Path) -> None:
+        text = path.read_text(encoding="utf-8")
         for shared in _SHARED.findall(text):
             if shared not in texts:
-                add(shared)
-        texts[name] = _SHARED.sub("", text).replace(_FUTURE, "")
+                add(Path(__file__).with_name(f"{shared}.py"))
+        texts[path.stem] = _SHARED.sub("", text).replace(_FUTURE, "")
 
-    add(program.__name__.rpartition(".")[2])
+    assert program.__file__ is not None  # noqa: S101 (it is no package)
+    add(Path(program.__file__))
     return "\n".join([_FUTURE, *texts.values()]).encode()

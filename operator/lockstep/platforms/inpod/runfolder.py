@@ -46,6 +46,19 @@ def log(
     return chosen if tail < 0 else deque(chosen, maxlen=tail)
 
 
+def news(root: str, node: int, after: str = "", seen: int = 0, **options: Any) -> Iterator[tuple[str, str]]:
+    """Time and line of what `log` has since a look before, whose newest lines, `seen` of them, were of the time `after`."""
+    files = parts(root, node)
+    uid, rank = options.get("uid") or newest_job(files), options.get("rank", -1)
+    for stamp, _, line in _chosen(files, uid, options.get("attempt", -1), max(after, options.get("since", ""))):
+        if rank >= 0 and not line.startswith(f"[rank {rank}] "):
+            continue
+        if stamp == after and seen > 0:
+            seen -= 1
+            continue
+        yield stamp, line
+
+
 def newest_job(files: list[Path]) -> str:
     """Uid of the job that was the last to write; '' if no line names one."""
     uid = ""
@@ -202,6 +215,9 @@ def main(request: Json) -> None:
     if what == "log":
         for line in log(**options):
             sys.stdout.write(f"{line}\n")
+    elif what == "news":
+        for entry in news(**options):
+            sys.stdout.write(f"{json.dumps(entry)}\n")
     elif what == "summary":
         print(json.dumps(summary(**options)))
     else:

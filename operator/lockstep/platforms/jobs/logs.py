@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from lockstep.api.errors import Failed
 from lockstep.api.names import CONTAINER, log_name, pod_name
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import ApiError, Cluster
-from lockstep.plan.pages.logs import of_rank
+from lockstep.plan.pages.logs import LogSelection, of_rank, request_of
 from lockstep.platforms.files.reader import beside
+from lockstep.platforms.files.results import run_folder
 from lockstep.platforms.inpod.keeper import verdict
 from lockstep.platforms.jobs.keeper import VERDICTS
-from lockstep.platforms.jobs.runs import log_lines
+from lockstep.platforms.jobs.runs import folder_lines
 from lockstep_spec.exits import SAVED
 
 RETRY_SECONDS = 0.5
@@ -35,18 +34,6 @@ UNHEARD = re.compile(
 """Lines in which an agent or the coordinator says whom it can't reach."""
 UNHEARD_LINES, UNHEARD_PODS = 1000, 2
 Over = Callable[[], Awaitable[bool]]
-
-
-@dataclass(frozen=True)
-class LogSelection:
-    """Selection of lines of a node's log."""
-
-    node: int = 0
-    rank: int | None = None
-    tail: int | None = None
-    since_seconds: int | None = None
-    attempt: int | None = None
-    """Attempt whose lines are meant; None: all."""
 
 
 async def follow(cluster: Cluster, namespace: str, job: str, selection: LogSelection, over: Over) -> AsyncIterator[str]:
@@ -140,7 +127,9 @@ async def _of_volume(
     try:
         async with (
             beside(cluster, namespace, name, selection.node, seconds=READER_SECONDS, say=say) as place,
-            aclosing(log_lines(place, name, uid=job["metadata"]["uid"], **request_of(selection))) as volume_lines,
+            aclosing(
+                folder_lines(place, run_folder(name), uid=job["metadata"]["uid"], **request_of(selection, time.time()))
+            ) as volume_lines,
         ):
             async for line in volume_lines:
                 none = False
@@ -163,18 +152,6 @@ def _nothing_of(selection: LogSelection) -> str:
     if selection.rank is None:
         return f"its volume has no log of node {selection.node}{attempt}"
     return f"its volume has no line of rank {selection.rank}{attempt}, as of a rank that prints nothing; --node {selection.node} shows all of its node"
-
-
-def request_of(selection: LogSelection) -> dict[str, Any]:
-    """Arguments of `runfolder.log`."""
-    since = None if selection.since_seconds is None else datetime.now(UTC) - timedelta(seconds=selection.since_seconds)
-    return {
-        "node": selection.node,
-        "rank": -1 if selection.rank is None else selection.rank,
-        "attempt": -1 if selection.attempt is None else selection.attempt,
-        "since": "" if since is None else f"{since:%Y-%m-%dT%H:%M:%S}",
-        "tail": -1 if selection.tail is None else selection.tail,
-    }
 
 
 class _Reader:

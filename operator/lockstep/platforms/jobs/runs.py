@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,11 +22,13 @@ from lockstep.plan.pages.stacks import RankAnswer, missing, read_ranks
 from lockstep.platforms.files.reader import running_pods
 from lockstep.platforms.files.results import run_folder
 from lockstep.platforms.inpod import rankstacks, runfolder, source_of
-from lockstep.programs import NotStarted, Place, Program, answer_of, lines_in, python_output, python_program
+from lockstep.programs import NotStarted, Place, Program, ProgramFailed, answer_of, lines_in, python_output, python_program
 from lockstep_gang.contract.layout import RankLayout
 
 NODE_SECONDS = 15.0
 AT_ONCE = 32
+POLL_SECONDS = 1.0
+"""Seconds between two looks at a log that is followed."""
 
 
 async def frozen_run(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:
@@ -54,11 +57,44 @@ async def lines_of(running: Program) -> AsyncIterator[str]:
         raise running.failure()
 
 
-async def log_lines(place: Place, job: str, **request: Any) -> AsyncGenerator[str, None]:
-    """Yield lines of a node's log on the job's volume; `request` as `runfolder.log` takes it."""
-    async with runfolder_program(place, what="log", root=run_folder(job), **request) as running:
+async def folder_lines(place: Place, folder: str, **request: Any) -> AsyncGenerator[str, None]:
+    """Yield lines of a node's log in the run's folder there; `request` as `runfolder.log` takes it."""
+    async with runfolder_program(place, what="log", root=folder, **request) as running:
         async for line in lines_of(running):
             yield line
+
+
+async def followed(place: Place, folder: str, request: dict[str, Any], over: Callable[[], Awaitable[bool]]) -> AsyncGenerator[str, None]:
+    """Yield the lines that are there, as `request` asks for them, then what is new, until `over()`. An unreachable host is asked again."""
+    after, seen, tail = "", 0, int(request["tail"])
+    is_first = True
+    while True:
+        ended = await over()  # before the look at the lines: the last ones are there when it has ended
+        try:
+            entries = [entry async for entry in _news(place, folder, {**request, "after": after, "seen": seen})]
+        except (Failed, OSError):
+            if ended:
+                raise
+        else:
+            shown = deque(entries, maxlen=tail) if is_first and tail >= 0 else entries
+            for _, line in shown:
+                yield line
+            newest = max((stamp for stamp, _ in entries), default=after)
+            seen = sum(stamp == newest for stamp, _ in entries) + (seen if newest == after else 0)
+            after, is_first = newest, False
+        if ended:
+            return
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def _news(place: Place, folder: str, request: dict[str, Any]) -> AsyncIterator[tuple[str, str]]:
+    async with runfolder_program(place, what="news", root=folder, **request) as running:
+        async for text in lines_of(running):
+            try:
+                stamp, line = json.loads(text)
+            except (ValueError, TypeError) as error:
+                raise ProgramFailed(f"{place.name}: its log comes as {text[:100]!r}, which is not a valid answer") from error
+            yield str(stamp), str(line)
 
 
 async def summary(

@@ -33,6 +33,20 @@ def observed_run(job: str, root: Path) -> Observed:
     return Observed(job={"metadata": {"name": job, "namespace": "local", "uid": "local"}, "spec": {}, "status": status})
 
 
+def run_names(root: Path) -> list[str]:
+    """Names of the runs in a workspace whose records are there, by name."""
+    return sorted(path.parent.parent.name for path in (root / "workspace" / "runs").glob("*/gang/attempts.jsonl"))
+
+
+def process_of(folder: Path) -> int | None:
+    """Return the pid of the process that runs it now; None: none does."""
+    lock = folder / "local.lock"
+    if not _runs(lock):
+        return None
+    text = lock.read_text(encoding="utf-8", errors="replace").strip()
+    return int(text) if text.isdecimal() else None
+
+
 def failed_run(job: str, root: Path) -> Earlier:
     """Return the newest run of this name, which must have failed. Raises ConfigError."""
     folder = root / "workspace" / "runs" / job

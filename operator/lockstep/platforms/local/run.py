@@ -141,7 +141,7 @@ def alone(folder: Path) -> Iterator[int]:
     """Keep other runs of this job off this machine meanwhile: as long as the descriptor is open anywhere. Raises ConfigError when there is one."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "local.lock").open("w")
+        lock = (folder / "local.lock").open("a+")
     except OSError as error:
         raise ConfigError(f"cannot write in {folder} ({error.strerror}): use --workspace FOLDER") from None
     with lock:
@@ -149,6 +149,9 @@ def alone(folder: Path) -> Iterator[int]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(f"this job already runs here, in {folder}: wait for it, or stop it with Ctrl-C") from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
         yield lock.fileno()
 
 

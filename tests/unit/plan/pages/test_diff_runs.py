@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from lockstep.cli.jobs import diff_runs
 from lockstep.cli.main import app
-from lockstep.cli.shared.jobargs import ClusterJob
+from lockstep.cli.shared.kubesite import ClusterJob
 from lockstep.plan.pages.diffruns import Side, compare, comparison_page, results_of, settings_of, spec_of
 from lockstep_gang.agent.log import Journal
 from lockstep_gang.contract.run import run_text
@@ -149,7 +149,7 @@ def test_a_job_is_compared_by_its_frozen_run_and_its_status(tmp_path: Path, monk
     job = {"metadata": {"name": "x"}, "spec": {}, "status": {"restarts": 4}}
     target: Any = SimpleNamespace(client=SimpleNamespace(run=lambda work: asyncio.run(work(None))))
     monkeypatch.setattr(diff_runs, "_summary", summary)
-    monkeypatch.setattr(diff_runs, "find_job", lambda *_: ClusterJob(target, job))
+    monkeypatch.setattr(diff_runs, "find_cluster_job", lambda *_: ClusterJob(target, job))
     done = CliRunner().invoke(app, ["diff-runs", "x", str(folder(tmp_path, 8)), "-o", "json"])
     found = json.loads(done.output)
     assert found["configuration"] == [{"field": "training.lora.rank", "values": [2, 8]}]

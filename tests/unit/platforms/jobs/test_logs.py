@@ -8,7 +8,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
@@ -16,12 +17,13 @@ from typer.testing import CliRunner
 from lockstep.api.errors import Failed
 from lockstep.cli.jobs import logs as cli_logs
 from lockstep.cli.main import app
+from lockstep.cli.shared.kubesite import ClusterJob
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.exec import PodPlace
-from lockstep.plan.pages.logs import nodes_of
+from lockstep.plan.pages.logs import LogSelection, nodes_of
 from lockstep.platforms.files.reader import NoReader
 from lockstep.platforms.jobs import logs as module
-from lockstep.platforms.jobs.logs import LogSelection, follow, lines
+from lockstep.platforms.jobs.logs import follow, lines
 from lockstep.platforms.jobs.runs import frozen_run
 from lockstep_gang.contract.run import JobIdentity
 from support.fake_cluster import FakeCluster
@@ -86,12 +88,12 @@ def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     async def beside(cluster: Cluster, namespace: str, job: str, node: int = 0, **_: Any) -> AsyncIterator[PodPlace]:
         yield PodPlace(cluster, namespace, f"{job}-reader", "reader")
 
-    async def log_lines(place: PodPlace, job: str, **request: Any) -> AsyncIterator[str]:
+    async def folder_lines(place: PodPlace, folder: str, **request: Any) -> AsyncIterator[str]:
         for line in runfolder.log(root=str(tmp_path), **request):
             yield line
 
     monkeypatch.setattr(module, "beside", beside)
-    monkeypatch.setattr(module, "log_lines", log_lines)
+    monkeypatch.setattr(module, "folder_lines", folder_lines)
     write(tmp_path, "uid-1", (1, "[rank 0] of an earlier job"))
     write(tmp_path, "uid-2", (2, "[rank 0] first"), (3, "[rank 1] second"))
     return tmp_path
@@ -336,11 +338,9 @@ def test_a_reader_is_removed_when_nobody_reads_the_lines_any_more(monkeypatch: p
     cluster = Closing(stateful_set("PerPod"), claim("workspace-x-0"), claim("datasets-x-0"), on_create=starts)
     made: list[str] = []
 
-    async def printing(cluster: Closing) -> None:
-        async with cluster as connection:
-            await cli_logs._print(connection, JOB, ALL, follow=False, errors=False, previous=False)
+    target = cast(Any, SimpleNamespace(client=SimpleNamespace(connected=lambda: cluster), namespace="ns"))
 
-    async def log_lines(place: PodPlace, job: str, **request: Any) -> AsyncGenerator[str, None]:
+    async def folder_lines(place: PodPlace, folder: str, **request: Any) -> AsyncGenerator[str, None]:
         made.append(place.pod)
         for line in PRINTED:
             yield line
@@ -348,8 +348,8 @@ def test_a_reader_is_removed_when_nobody_reads_the_lines_any_more(monkeypatch: p
     def broken(line: str) -> None:
         raise BrokenPipeError
 
-    monkeypatch.setattr(module, "log_lines", log_lines)
+    monkeypatch.setattr(module, "folder_lines", folder_lines)
     monkeypatch.setattr(cli_logs, "put", broken)
     with pytest.raises(BrokenPipeError):
-        asyncio.run(printing(cluster))
+        asyncio.run(cli_logs._print(ClusterJob(target, JOB), ALL))
     assert made and cluster.left == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from lockstep.api.errors import ConfigError
 from lockstep.cli.jobs import change
 from lockstep.cli.main import app
+from lockstep.cli.shared.kubesite import ClusterJob
 from lockstep.kube import jobs
 from support.checkout import ROOT
 
@@ -38,8 +39,9 @@ def patched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def with_status(monkeypatch: pytest.MonkeyPatch, conditions: list[dict[str, str]], **spec: Any) -> None:
-    job = {"metadata": {"name": "x"}, "spec": spec, "status": {"conditions": conditions}}
-    monkeypatch.setattr(change, "find_job", lambda *_: SimpleNamespace(target=SimpleNamespace(client=None), namespace="ns", job=job))
+    job = {"metadata": {"name": "x", "namespace": "ns"}, "spec": spec, "status": {"conditions": conditions}}
+    target = cast(Any, SimpleNamespace(client=None, namespace="ns"))
+    monkeypatch.setattr(change, "find_job", lambda *_: ClusterJob(target, job))
 
 
 @pytest.mark.parametrize(("before", "after"), [({}, 1), ({"restart": {"retry": 4}}, 5)])

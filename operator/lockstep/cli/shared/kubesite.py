@@ -1,0 +1,289 @@
+"""Jobs in a namespace of a cluster, whose API server keeps them and whose operator writes their status."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.names import CONTAINER, DATASETS, WORKSPACE, pod_name
+from lockstep.api.objects import Object, condition, has_ended
+from lockstep.cli.shared.inputs import FRESH
+from lockstep.cli.shared.site import Site, SiteJob, Stale, Volume
+from lockstep.platforms.output import tell
+
+if TYPE_CHECKING:
+    from lockstep.cli.shared.target import Target
+    from lockstep.kube.cluster import Cluster
+    from lockstep.kube.exec import PodPlace
+    from lockstep.plan.observed import Observed
+    from lockstep.plan.pages.logs import LogSelection
+    from lockstep.plan.pages.stacks import RankAnswer
+    from lockstep.plan.pages.why import Answer
+
+T = TypeVar("T")
+
+
+class KubeSite(Site):
+    """A namespace of a cluster."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.again = f"-n {target.namespace}"
+        self.anew = f"lockstep render -f FILE --set {FRESH} -o job | kubectl apply -f -"
+        self.where = f"namespace {target.namespace}"
+
+    def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[SiteJob]:
+        from lockstep.kube.jobs import list_jobs
+
+        return [
+            ClusterJob(self.target, job) for job in list_jobs(self.target.client, None if everywhere else self.target.namespace, selector)
+        ]
+
+    def job(self, name: str) -> ClusterJob:
+        """Return the job of this name. Raises ConfigError, naming the jobs that are there, when there is none."""
+        from lockstep.kube.jobs import get_job
+
+        job = get_job(self.target.client, self.target.namespace, name)
+        if job is None:
+            raise ConfigError(no_such_job(self.target, name))
+        return ClusterJob(self.target, job)
+
+    def job_or_run(self, name: str) -> ClusterJob:
+        """Return the job as `job` does; what `lockstep run --in-namespace` started is found, too, as a job without spec whose status names its frozen run."""
+        from lockstep.kube.jobs import get_job, run_as_job, run_without_operator
+
+        client, namespace = self.target.client, self.target.namespace
+        job = get_job(client, namespace, name)
+        if job is None and (run := run_without_operator(client, namespace, name)) is not None:
+            job = run_as_job(client, namespace, name, run)
+        if job is None:
+            raise ConfigError(no_such_job(self.target, name))
+        return ClusterJob(self.target, job)
+
+    def current(self, jobs: Sequence[SiteJob]) -> tuple[list[Object], Stale | None]:
+        from lockstep.plan.pages.table import is_open, marked
+        from lockstep.platforms.jobs.observe import operator_unheard
+
+        objects = [job.job for job in jobs]
+        namespace = self.target.namespace
+        unheard = self.target.client.run(lambda cluster: operator_unheard(cluster, namespace)) if any(map(is_open, objects)) else None
+        stale = None if unheard is None else Stale(unheard.since, unheard.text(time.time()))
+        return [marked(job, unheard, time.time()) for job in objects], stale
+
+
+@dataclass(frozen=True)
+class ClusterJob(SiteJob):
+    """A job as the API server has it."""
+
+    target: Target
+    job: Object
+
+    @property
+    def site(self) -> KubeSite:  # type: ignore[override]
+        return KubeSite(self.target)
+
+    @property
+    def namespace(self) -> str:
+        return str(self.job["metadata"]["namespace"])
+
+    @property
+    def at(self) -> str:
+        return f"{self.name} -n {self.namespace}"
+
+    def run(self, work: Callable[[Cluster], Coroutine[Any, Any, T]]) -> T:
+        """Return the result of `work`, done on a connection to the job's cluster that ends with it."""
+        return self.target.client.run(work)
+
+    def node(self, cluster: Cluster, number: int) -> PodPlace:
+        """Return the container of a node's ranks."""
+        from lockstep.kube.exec import PodPlace
+
+        return PodPlace(cluster, self.namespace, pod_name(self.name, number), CONTAINER)
+
+    def rank_node(self, rank: int) -> int:
+        from lockstep.plan.pages.logs import node_of_rank, nodes_of
+        from lockstep.platforms.jobs.runs import frozen_run
+
+        nodes = nodes_of(self.job) or int(self.run(lambda cluster: frozen_run(cluster, self.job)).get("nodes", 0))
+        return node_of_rank(self.status.get("ranks") or {}, nodes, rank)
+
+    @property
+    def explained_by(self) -> str:  # type: ignore[override]
+        from lockstep.platforms.jobs.logs import is_run
+
+        return "logs" if is_run(self.job) else "why"
+
+    def stacks(self, rank: int | None) -> list[RankAnswer]:
+        from lockstep.platforms.jobs.runs import ask_ranks
+
+        return self.run(lambda cluster: ask_ranks(cluster, self.job, rank))
+
+    def look_again(self) -> Object:
+        from lockstep.kube.jobs import job_status
+
+        return job_status(self.target.client, self.namespace, self.name)
+
+    def events(self) -> list[Object]:
+        from lockstep.kube.jobs import job_events
+
+        return job_events(self.target.client, self.job)
+
+    def answer(self, bundle: Path | None) -> Answer:
+        return self.run(lambda connection: _answer(connection, self, bundle))
+
+    def suspend(self, *, now: bool = False) -> bool:
+        if now:
+            raise ConfigError(
+                f"--now is for hosts: a pod that is deleted with kubectl delete pod --grace-period=0 doesn't save ({self.at})"
+            )
+        return self._set_suspend(suspended=True)
+
+    def resume(self) -> bool:
+        return self._set_suspend(suspended=False) or self._take_back()
+
+    def _set_suspend(self, *, suspended: bool) -> bool:
+        if bool(self.job["spec"].get("suspend", False)) == suspended:
+            return False
+        self.patch({"suspend": suspended})
+        return True
+
+    def _take_back(self) -> bool:
+        """Ask for the GPUs of a dev environment that nobody used. Return True if they had been released."""
+        session = self.status.get("interactive") or {}
+        if "released" not in session:
+            return False
+        self.patch({"interactive": {"resume": int(session.get("resume", 0)) + 1}})
+        return True
+
+    def raise_retry(self) -> int:
+        number = int(self.job["spec"].get("restart", {}).get("retry", 0)) + 1
+        self.patch({"restart": {"retry": number}})
+        return number
+
+    def patch(self, spec: Object) -> None:
+        """Change fields of its spec; what the API server refuses is raised in its words."""
+        from lockstep.kube.jobs import patch_spec
+
+        patch_spec(self.target.client, self.namespace, self.name, spec)
+
+    def delete(self) -> str:
+        from lockstep.kube.jobs import delete_job
+
+        try:
+            delete_job(self.target.client, self.namespace, self.name)
+        except TimeoutError as error:
+            raise Failed(str(error)) from error
+        return "its claims stay"
+
+    async def lines(self, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
+        from lockstep.platforms.jobs.logs import lines
+
+        async with self.target.client.connected() as cluster, aclosing(lines(cluster, self.job, selection, say)) as output:
+            async for line in output:
+                yield line
+
+    async def follow(self, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
+        from lockstep.platforms.jobs.logs import follow, lines
+
+        printed = False
+        async with self.target.client.connected() as cluster:
+            async for line in follow(cluster, self.namespace, self.name, selection, _Over(cluster, self, say)):
+                printed = True
+                yield line
+            if not printed:
+                async with aclosing(lines(cluster, self.job, selection, say)) as output:
+                    async for line in output:
+                        yield line
+
+    @asynccontextmanager
+    async def volume(self, node: int, say: Callable[[str], None]) -> AsyncIterator[Volume]:
+        from lockstep.platforms.files.reader import beside
+
+        async with self.target.client.connected() as cluster, beside(cluster, self.namespace, self.name, node, say=say) as place:
+            yield Volume(place, WORKSPACE, DATASETS)
+
+
+class _Over:
+    """Answers whether a job that is followed has ended."""
+
+    def __init__(self, cluster: Cluster, job: ClusterJob, say: Callable[[str], None]) -> None:
+        self._cluster, self._job, self._say = cluster, job, say
+        self._reason = ""
+
+    async def __call__(self) -> bool:
+        from lockstep.platforms.jobs.logs import has_run_ended, is_run
+
+        if is_run(self._job.job):
+            return await has_run_ended(self._cluster, self._job.job)
+        current = await self._cluster.get("TrainingJob", self._job.namespace, self._job.name)
+        if current is None:
+            raise Failed(f"job {self._job.name} was deleted")
+        status = current.get("status", {})
+        reason = str(condition(status, "Progressing").get("reason"))
+        if reason == "Suspended" and self._reason != reason:
+            self._say(f"{self._job.name} is suspended; this goes on when it does (lockstep resume {self._job.at}), Ctrl-C ends it")
+        self._reason = reason
+        return has_ended(status)
+
+
+async def _answer(connection: Cluster, job: ClusterJob, bundle: Path | None) -> Answer:
+    from lockstep.plan.pages.why import answer_page, is_awaited
+    from lockstep.plan.pages.why import why as answer_of
+    from lockstep.platforms.clusters.facts import unserved
+    from lockstep.platforms.jobs.logs import unheard_lines
+    from lockstep.platforms.jobs.observe import JobObserver, operator_unheard
+
+    look = JobObserver(connection)
+    observed, unheard, lacks = await asyncio.gather(
+        look.at(job.job), operator_unheard(connection, job.namespace), unserved(connection, job.namespace)
+    )
+    answer = answer_of(observed, tuple(look.not_seen), time.time(), lacks, unheard)
+    if is_awaited(observed) or answer.stale:
+        answer = replace(answer, says=tuple(await unheard_lines(connection, job.namespace, observed.pods)))
+    if bundle is not None:
+        await _write(bundle, connection, observed, answer_page(answer))
+    return answer
+
+
+async def _write(path: Path, connection: Cluster, observed: Observed, answer: str) -> None:
+    from lockstep.platforms.jobs.bundle import write_bundle
+
+    try:
+        missing = await write_bundle(path, connection, observed, answer)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    tell(f"wrote {path}" + (f"; not in it: {'; '.join(missing)}" if missing else ""))
+
+
+def no_such_job(target: Target, name: str) -> str:
+    """Explain a job that isn't there."""
+    from lockstep.kube.jobs import list_jobs, run_without_operator
+
+    run = run_without_operator(target.client, target.namespace, name)
+    if run is not None:
+        return no_operator(name, target.namespace, run)
+    return unknown_job(name, target.namespace, [str(job["metadata"]["name"]) for job in list_jobs(target.client, target.namespace)])
+
+
+def no_operator(name: str, namespace: str, run: str) -> str:
+    """Explain a job of `lockstep run --in-namespace`, which is no TrainingJob."""
+    return (
+        f"{name} in namespace {namespace} runs without the operator (run --in-namespace), so there is no TrainingJob to ask: the verbs logs, stacks, sync and cp know it; "
+        f"kubectl delete configmap {run} -n {namespace} removes it"
+    )
+
+
+def unknown_job(name: str, namespace: str, names: list[str]) -> str:
+    """Explain a job that no namespace has."""
+    from lockstep.api.files.problems import nearest
+
+    close = nearest(name, names)
+    existing = f"it has {', '.join(sorted(names))}" if names else "it has none"
+    hint = f"; did you mean {close}?" if close else "; -n names another namespace"
+    return f"there is no TrainingJob {name} in namespace {namespace}: {existing}{hint}"

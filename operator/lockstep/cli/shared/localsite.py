@@ -1,0 +1,149 @@
+"""Runs of `lockstep run --local`: folders of a workspace on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lockstep.api.errors import ConfigError
+from lockstep.api.objects import Object, condition
+from lockstep.cli.shared.site import Site, SiteJob, Volume
+
+if TYPE_CHECKING:
+    from lockstep.plan.pages.logs import LogSelection
+    from lockstep.plan.pages.stacks import RankAnswer
+    from lockstep.plan.pages.why import Answer
+
+DEFAULT = Path(".lockstep/workspace")
+
+
+class LocalSite(Site):
+    """A workspace of this machine."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.again = "--local" + ("" if root == DEFAULT else f" --workspace {root}")
+        self.anew = f"lockstep run -f FILE --fresh {self.again}"
+        self.where = f"workspace {root}"
+
+    def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[SiteJob]:
+        from lockstep.platforms.local.records import run_names
+
+        if everywhere or selector is not None:
+            raise ConfigError("-A and -l choose among jobs of a cluster: a workspace has neither namespaces nor labels")
+        return [LocalJob(self, name) for name in run_names(self.root)]
+
+    def job(self, name: str) -> LocalJob:
+        """Return the run of this name. Raises ConfigError when there is none."""
+        return LocalJob(self, name)
+
+
+class LocalJob(SiteJob):
+    """A run on this machine, by the records in its folder."""
+
+    def __init__(self, site: LocalSite, name: str) -> None:
+        self.site: LocalSite = site
+        self._read(name)
+
+    def _read(self, name: str) -> None:
+        from lockstep.platforms.local.records import observed_run
+
+        self.observed = observed_run(name, self.site.root)
+        self.job = self.observed.job
+
+    def rank_node(self, rank: int) -> int:
+        from lockstep.plan.pages.logs import node_of_rank, ranks_of_run
+        from lockstep.platforms.inpod import runfolder
+
+        run = runfolder.summary(self._folder, points=1)["run"]
+        return node_of_rank(ranks_of_run(run), int(run.get("nodes", 0)), rank)
+
+    @property
+    def _folder(self) -> str:
+        return str(self.site.root / "workspace/runs" / self.name)
+
+    def stacks(self, rank: int | None) -> list[RankAnswer]:
+        from lockstep.plan.pages.stacks import missing, read_ranks
+        from lockstep.platforms.inpod import rankstacks
+        from lockstep_gang.contract.layout import equal_layout
+
+        answer = rankstacks.look(rank, str(Path(self._folder).absolute()))
+        answers = read_ranks(answer)
+        per_node = max(answer["ranksPerNode"], 1)
+        ended = missing(answers, rank, {}, equal_layout(answer["worldSize"] // per_node, per_node))
+        return sorted([*answers, *ended], key=lambda one: one.rank)
+
+    def look_again(self) -> Object:
+        self._read(self.name)
+        return self.status
+
+    def events(self) -> list[Object]:
+        return []
+
+    def answer(self, bundle: Path | None) -> Answer:
+        from lockstep.plan.pages.remedies import Step, advice
+        from lockstep.plan.pages.why import Where, why
+
+        if bundle is not None:
+            raise ConfigError(f"--bundle collects Kubernetes objects: all that is known of {self.name} is in {self._folder}")
+        answer = why(self.observed, (), time.time())
+        failure = self.observed.status_part("failure")
+        help_ = f"; {advice(failure, self.name, '--local')}" if answer.state is Where.FAILED and failure else ""
+        again = Step(f"lockstep run -f {self.name}.yaml --local", f"again, from the last commit{help_}")
+        return replace(answer, next=() if answer.state in (Where.COMPLETE, Where.RUNNING) else (again,))
+
+    def suspend(self, *, now: bool = False) -> bool:
+        from lockstep.platforms.local.records import process_of
+
+        pid = process_of(Path(self._folder))
+        if pid is None:
+            return False
+        os.kill(pid, signal.SIGTERM)
+        if now:
+            time.sleep(0.2)
+            os.kill(pid, signal.SIGTERM)
+        return True
+
+    def resume(self) -> bool:
+        raise ConfigError(f"a run on this machine goes on when it is started again: lockstep run -f FILE {self.site.again}")
+
+    def raise_retry(self) -> int:
+        raise ConfigError(f"a run on this machine is retried with its file: lockstep retry -f FILE {self.site.again}")
+
+    def delete(self) -> str:
+        raise ConfigError(
+            f"a run on this machine is a folder: stop it with lockstep stop {self.at}, then remove {self._folder} and its checkpoints with it"
+        )
+
+    async def lines(self, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
+        from lockstep.plan.pages.logs import request_of
+        from lockstep.platforms.inpod import runfolder
+
+        for line in runfolder.log(**{**request_of(selection, time.time()), "root": self._folder}):
+            yield line
+
+    async def follow(self, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
+        from lockstep.plan.pages.logs import request_of
+        from lockstep.platforms.jobs.runs import followed
+
+        async with self.volume(selection.node, say) as volume:
+            request = request_of(selection, time.time())
+            async with aclosing(followed(volume.place, volume.run_folder(self.name), request, self._over)) as lines:
+                async for line in lines:
+                    yield line
+
+    async def _over(self) -> bool:
+        return bool(condition(self.look_again(), "Progressing").get("reason") != "Running")
+
+    @asynccontextmanager
+    async def volume(self, node: int, say: Callable[[str], None]) -> AsyncIterator[Volume]:
+        from lockstep.platforms.local.place import LocalPlace
+
+        folder = self.site.root.resolve()
+        yield Volume(LocalPlace(), str(folder / "workspace"), str(folder / "datasets"))

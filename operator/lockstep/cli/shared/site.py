@@ -1,0 +1,140 @@
+"""Places where jobs are: a namespace of a cluster, hosts over ssh, a workspace of this machine. A verb about a job asks a `Site`, and works on each alike."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from lockstep.api.objects import Object
+
+if TYPE_CHECKING:
+    from lockstep.plan.pages.logs import LogSelection
+    from lockstep.plan.pages.stacks import RankAnswer
+    from lockstep.plan.pages.why import Answer
+    from lockstep.programs import Place
+
+
+class Stale(NamedTuple):
+    """Reason why what is shown of jobs may be old."""
+
+    since: str
+    """RFC 3339; '' where nobody knows."""
+    text: str
+
+
+class Volume(NamedTuple):
+    """A node's files: where a program can read them, and the folders there that stand for /workspace and /datasets."""
+
+    place: Place
+    workspace: str
+    datasets: str
+
+    def run_folder(self, job: str) -> str:
+        """Return the job's folder there."""
+        return f"{self.workspace}/runs/{job}"
+
+
+class Site(ABC):
+    """A place where jobs are."""
+
+    again: str
+    """Words that lead here again on a command line, after a job's name: `-n team`, `--cluster lab`, `--local`."""
+    anew: str
+    """Command that trains a job again from step 0."""
+    where: str
+    """Name in messages: `namespace team`, `the hosts of lab`."""
+
+    @abstractmethod
+    def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[SiteJob]:
+        """Return every job here. `everywhere`: of every namespace. `selector`: only those with these labels."""
+
+    @abstractmethod
+    def job(self, name: str) -> SiteJob:
+        """Return the job of this name. Raises ConfigError, naming the jobs that are here, when there is none."""
+
+    def named(self, names: Sequence[str]) -> list[SiteJob]:
+        """Return each job once, in the order given. Raises ConfigError for the first name that no job has."""
+        return [self.job(name) for name in dict.fromkeys(names)]
+
+    def current(self, jobs: Sequence[SiteJob]) -> tuple[list[Object], Stale | None]:
+        """Return the jobs as objects, those marked whose status nobody keeps up to date, and why nobody does."""
+        return [job.job for job in jobs], None
+
+
+class SiteJob(ABC):
+    """A job, wherever it is. `job` is a TrainingJob with its status, as an API server has it."""
+
+    site: Site
+    job: Object
+
+    @property
+    def name(self) -> str:
+        return str(self.job["metadata"]["name"])
+
+    @property
+    def uid(self) -> str:
+        return str(self.job["metadata"]["uid"])
+
+    @property
+    def status(self) -> Object:
+        """Status as it was read; empty if it has none yet."""
+        return self.job.get("status") or {}
+
+    @property
+    def at(self) -> str:
+        """The job on a command line: `demo -n team`."""
+        return f"{self.name} {self.site.again}".rstrip()
+
+    @abstractmethod
+    def rank_node(self, rank: int) -> int:
+        """Return the node that has a rank. Raises ConfigError for a rank that the job hasn't got."""
+
+    explained_by = "why"
+    """Verb that tells what became of it."""
+
+    @abstractmethod
+    def stacks(self, rank: int | None) -> list[RankAnswer]:
+        """Ask one rank, or all of them, where it is. Return a reason in place of the stacks of a rank that can't answer."""
+
+    @abstractmethod
+    def look_again(self) -> Object:
+        """Read its status again, and return it; empty if the job was deleted."""
+
+    @abstractmethod
+    def events(self) -> list[Object]:
+        """Return its events, the oldest first; [] where nothing keeps events."""
+
+    @abstractmethod
+    def answer(self, bundle: Path | None) -> Answer:
+        """Explain how it does, and write logs, stacks and objects to the file `bundle` if there is one."""
+
+    @abstractmethod
+    def suspend(self, *, now: bool = False) -> bool:
+        """Ask it to save and stop, and return at once. Return False if it was asked already. `now`: without a save."""
+
+    @abstractmethod
+    def resume(self) -> bool:
+        """Let it go on from its last checkpoint. Return False if it isn't stopped."""
+
+    @abstractmethod
+    def raise_retry(self) -> int:
+        """Start a failed job again from its last checkpoint. Return the number of this retry."""
+
+    @abstractmethod
+    def delete(self) -> str:
+        """Delete it, after a save if it runs. Return a sentence about what stays. Raises Failed."""
+
+    @abstractmethod
+    def lines(self, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
+        """Yield the lines of its log that exist now. `say` gets what else a person should know. Use `aclosing`."""
+
+    @abstractmethod
+    def follow(self, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
+        """Yield the lines that come until the job has ended. Use `aclosing`."""
+
+    @abstractmethod
+    def volume(self, node: int, say: Callable[[str], None]) -> AbstractAsyncContextManager[Volume]:
+        """Open the files of a node, also when nothing of the job runs. Raises Failed when they can't be reached."""
