@@ -40,7 +40,7 @@ from lockstep_spec.choices import StorageMode
 from lockstep_spec.words import printable_line
 
 SUFFIX, MEASURED_SUFFIX = "-preflight", "-scaling"
-_ENDED = re.compile(rf"\[lockstep\] ({'|'.join(state.value for state in State)}): (.*)")
+_ENDED = re.compile(rf"\[lockstep\] ({State.COMPLETE.value}|{State.FAILED.value}): (.*)")
 PREFLIGHT_LINES, SWEEP_LINES = 5, 6
 """Last lines of node 0 that are quoted where there is no result."""
 POINTS_MAX = 1000

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from lockstep.platforms.inpod.rankprocesses import rank_processes
+from lockstep.platforms.inpod.rankprocesses import rank_processes, run_dir_of
 
 END_SECONDS = 5.0
 """Wait for the record of the end. A run that is cut off before its ranks start writes none."""
@@ -22,10 +22,11 @@ POLL_SECONDS = 0.05
 
 
 def forget(root: Path) -> None:
-    """Kill the ranks of this pod, and remove the folder."""
-    for process, _ in list(rank_processes()):
-        with contextlib.suppress(OSError, ValueError):
-            os.kill(int(process.name), signal.SIGKILL)
+    """Kill the ranks of this run that are here, and remove its folder."""
+    for process, environment in list(rank_processes()):
+        if run_dir_of(environment) == str(root):
+            with contextlib.suppress(OSError, ValueError):
+                os.kill(int(process.name), signal.SIGKILL)
     end = time.monotonic() + END_SECONDS
     while time.monotonic() < end and root.exists() and not (root / "gang" / "end.json").exists():
         time.sleep(POLL_SECONDS)

@@ -26,10 +26,9 @@ from lockstep.platforms.inpod.rankload import (
     gpus,
     machine_memory,
     machine_seconds,
-    run_dir_of,
     text_of,
 )
-from lockstep.platforms.inpod.rankprocesses import PROC, rank_processes
+from lockstep.platforms.inpod.rankprocesses import PROC, rank_processes, run_dir_of
 
 CLAIM = "\0lockstep-gpu-"
 """Beginning of the abstract socket on which an agent that has claimed a GPU listens; its UUID follows."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.platforms.inpod.rankprocesses import PROC, leads_session, rank_processes
+from lockstep.platforms.inpod.rankprocesses import PROC, leads_session, rank_processes, run_dir_of
 
 CGROUP = Path("/sys/fs/cgroup")
 DEV = Path("/dev")
@@ -139,14 +139,6 @@ def gpu_of(environment: Mapping[str, str], present: list[dict[str, Any]]) -> int
         return next((gpu["index"] for gpu in present if name.startswith("GPU-") and gpu["uuid"].startswith(name)), None)
     alike = len({gpu["name"] for gpu in present}) < 2 or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     return next((gpu["index"] for gpu in present if alike and gpu["index"] == int(name)), None)
-
-
-def run_dir_of(environment: Mapping[str, str]) -> str:
-    """Folder of the run that a rank belongs to; '' if it can't be read."""
-    try:
-        return str(json.loads(text_of(Path(environment["LOCKSTEP_RUN"])))["runDir"])
-    except (KeyError, TypeError, ValueError, RecursionError):
-        return ""
 
 
 class Load:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -30,6 +31,14 @@ def _stands_by(process: Path, environment: dict[str, str]) -> bool:
         return "LOCKSTEP_STANDBY" in environment and str((process / "fd" / "0").readlink()).startswith("pipe:")
     except OSError:
         return False
+
+
+def run_dir_of(environment: Mapping[str, str]) -> str:
+    """Folder of the run that a rank belongs to; '' if it can't be read."""
+    try:
+        return str(json.loads(Path(environment["LOCKSTEP_RUN"]).read_text(encoding="utf-8"))["runDir"])
+    except (KeyError, TypeError, OSError, ValueError, RecursionError):
+        return ""
 
 
 def leads_session(process: Path) -> bool:

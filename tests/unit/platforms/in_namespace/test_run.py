@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -16,9 +18,12 @@ from lockstep.plan.observed import Observed
 from lockstep.plan.render.objects import freeze
 from lockstep.plan.render.resolve import resolve
 from lockstep.platforms.in_namespace import run as module
+from lockstep.platforms.in_namespace import shortruns
 from lockstep.platforms.in_namespace.objects import Run, objects
 from lockstep.platforms.in_namespace.run import TimeLimit, _follow, _Log, _remove_finished, _running, _verdict, run_until
+from lockstep_gang.contract.run import parse_run, run_text
 from support.fake_cluster import FakeCluster
+from support.process_place import ProcessPlace
 
 Object = dict[str, Any]
 DAY = "2026-11-21T09:00:0"
@@ -348,3 +353,45 @@ def test_what_a_run_wants_to_do_before_it_is_removed_is_done_while_its_objects_a
     assert seen == [["x"]] and run.frozen.name not in cluster.names("ConfigMap")
     assert any("may be left there: no such pod" in line for line in said) is (problem is not None)
     assert said[-1] == "lockstep: x is removed; its claims stay"
+
+
+@pytest.mark.parametrize(
+    ("end", "values", "why"),
+    [
+        ("[lockstep] Complete: all ranks are done", {"1": {"tokens": 5}}, ""),
+        ("[lockstep] Failed: rank 0 on node 0 ran out of memory", {}, "rank 0 on node 0 ran out of memory"),
+    ],
+)
+def test_a_measured_run_is_read_and_forgotten_in_its_pods_before_they_go(
+    end: str, values: Object, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "runs/.measured-x"
+    (folder / "logs").mkdir(parents=True)
+    (folder / "gang").mkdir()
+    (folder / "gang/end.json").write_text("{}")
+    (folder / "logs/train_log.jsonl").write_text('{"step": 1, "tokens": 5, "loss": 2.0}\n')
+    run, said = on_nodes(1), list[str]()
+    text = run_text(replace(parse_run(run.frozen.run), run_dir=str(folder)))
+    there = replace(run, frozen=replace(run.frozen, run=text))
+
+    async def run_until(cluster: Cluster, run: Run, hear: Any, heard: asyncio.Event, limit: TimeLimit, leave: Any) -> None:
+        for line in ("lockstep: x on 1 node", "[rank 0] Complete: not the gang's word", end):
+            hear(line)
+        await asyncio.wait_for(heard.wait(), 10)
+        await leave()
+
+    async def connect(context: str | None) -> contextlib.AbstractAsyncContextManager[Cluster]:
+        return contextlib.nullcontext(FakeCluster().as_cluster)
+
+    async def with_image(cluster: Cluster, job: Any, profile: Any, namespace: str) -> Any:
+        return profile
+
+    async def running_pods(*_: object) -> dict[int, ProcessPlace]:
+        return {0: ProcessPlace("pod x-0")}
+
+    monkeypatch.setattr(Cluster, "connect", connect)
+    for name, value in (("run_until", run_until), ("with_image", with_image), ("running_pods", running_pods)):
+        monkeypatch.setattr(shortruns, name, value)
+    monkeypatch.setattr(shortruns, "prepared_to_measure", lambda *_: there)
+    measured = shortruns.measured_on_cluster(job(), profile(), "ns", None, said.append, TimeLimit(), ["tokens"])
+    assert measured == (values, why) and said == ["lockstep: x on 1 node"] and not folder.exists()
