@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -201,13 +201,16 @@ def _read_cluster(job: TrainingJob, file: Path, cluster: str | None) -> ClusterF
 
 def resolve_inputs(inputs: Inputs) -> Resolved:
     """Return the resolved job; its warnings go to stderr. Raises Refused (a ConfigError) with every reason against it."""
-    from lockstep.plan.render.resolve import resolve
+    from lockstep.plan.render.resolve import MORE_GPUS, refuse_missing_hosts, resolve
     from lockstep.plan.render.resolved import MADE_BY_OPERATOR, PlatformDefaults
 
     defaults = PlatformDefaults(namespace=inputs.namespace, image=MADE_BY_OPERATOR)  # the operator knows where its own image lies
     resolved = resolve(inputs.job, inputs.cluster.profile, defaults)
-    if inputs.cluster.hosts is not None and inputs.job.spec.image is not None:
-        warn("NoImageOnHosts", f"spec.image has no effect on {inputs.cluster.cluster.name}: hosts run no image")
+    if inputs.cluster.hosts is not None:
+        refuse_missing_hosts(resolved, inputs.cluster.hosts)
+        resolved = replace(resolved, warnings=tuple(one for one in resolved.warnings if one.reason != MORE_GPUS))
+        if inputs.job.spec.image is not None:
+            warn("NoImageOnHosts", f"spec.image has no effect on {inputs.cluster.cluster.name}: hosts run no image")
     for warning in resolved.warnings:
         warn(warning.reason, warning.message)
     return resolved

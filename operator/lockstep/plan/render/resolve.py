@@ -8,6 +8,8 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from lockstep.api.cluster import Rdma, TrainingCluster
+from lockstep.api.errors import ConfigError
+from lockstep.api.hosts import HostsCluster
 from lockstep.api.job import RANKS_MAX, JobType, TrainingJob, ranks_a_node
 from lockstep.api.model import Model
 from lockstep.api.names import ANNOTATION_NETWORKS, ANNOTATION_RUN_HASH, DATASETS, WORKSPACE
@@ -29,6 +31,7 @@ UNNAMED_IMAGE = (
     "called lockstep-operator:TAG"
 )
 """Description of the image for those who haven't seen the operator."""
+MORE_GPUS = "MoreGPUsThanNodesHave"
 _OPERATOR_IMAGE = re.compile(r"((?:[^/@]+/)*)lockstep-operator:([\w.-]+)(?:@.+)?")
 _PROFILE_SECTIONS = ("platform", "nodes", "storage", "security", "resources", "shm_size", "pod")
 _JOB_SECTIONS = (
@@ -124,7 +127,7 @@ def gpu_warnings(job: TrainingJob, profile: TrainingCluster) -> list[Notice]:
     if requested is None or not gpus.per_node or requested <= gpus.per_node:
         return []
     message = f"spec.gpusPerNode is {requested}, but nodes of cluster {profile.metadata.name} have {gpus.per_node} (gpus.per_node): pods wait until a node has {requested}"
-    return [Notice("MoreGPUsThanNodesHave", message)]
+    return [Notice(MORE_GPUS, message)]
 
 
 def _image(job: TrainingJob, profile: TrainingCluster, platform: PlatformDefaults) -> Layered[str | None]:
@@ -215,6 +218,20 @@ def refuse_missing_gpus(resolved: Resolved) -> None:
             "ranks run on CPUs, name another cluster, or state its GPUs"
         )
         raise Refused([Notice("NoGPUs", message)])
+
+
+def refuse_missing_hosts(resolved: Resolved, cluster: HostsCluster) -> None:
+    """Raise ConfigError for a job with more nodes than there are hosts that may offer its GPUs. A host that states none may have any number."""
+    counts = {host.name: len(host.gpus) if isinstance(host.gpus, list) else host.gpus for host in cluster.hosts}
+    fitting = [name for name, count in counts.items() if count is None or count >= resolved.gpus_per_node]
+    if len(fitting) >= resolved.nodes:
+        return
+    name, gpus = resolved.profile.metadata.name, resolved.gpus_per_node
+    number = f"{len(fitting)} of {len(counts)}" if len(fitting) < len(counts) else str(len(counts))
+    offered = f" with {gpus} GPUs" if gpus else ""
+    stated = ", ".join(f"{host} {'any' if count is None else count}" for host, count in counts.items())
+    message = f"the job has {resolved.nodes} nodes{offered}, and {number} hosts of {name} may take one{f' (GPUs: {stated})' if gpus else ''}: use fewer nodes or GPUs"
+    raise ConfigError(message)
 
 
 def explain_settings(

@@ -131,6 +131,26 @@ def test_a_job_is_checked_against_hosts(lab: Path) -> None:
     assert (code, output) == (0, "warning: NoImageOnHosts: spec.image has no effect on lab: hosts run no image\nok\n")
 
 
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        ("nodes: 3", "the job has 3 nodes with 2 GPUs, and 2 hosts of lab may take one (GPUs: lab0 2, lab1 4): use fewer nodes or GPUs"),
+        (
+            "nodes: 2, gpusPerNode: 4",
+            "the job has 2 nodes with 4 GPUs, and 1 of 2 hosts of lab may take one (GPUs: lab0 2, lab1 4): use fewer nodes or GPUs",
+        ),
+        ("nodes: 3, gpusPerNode: 0", "the job has 3 nodes, and 2 hosts of lab may take one: use fewer nodes or GPUs"),
+        ("nodes: 1, gpusPerNode: 4", None),
+        ("nodes: 2, gpusPerNode: 2", None),
+    ],
+)
+def test_a_job_that_needs_more_than_the_hosts_offer_is_refused(size: str, message: str | None, lab: Path) -> None:
+    lab.write_text("cluster: {name: lab, platform: hosts}\nhosts: [{name: lab0, gpus: 2}, {name: lab1, gpus: 4}]\n")
+    job = lab.parent / "job.yaml"
+    job.write_text(JOB.replace("script:", f"{size}, script:"))
+    assert run("validate", str(job), "--cluster", str(lab)) == ((0, "ok\n") if message is None else (2, message))
+
+
 def test_a_job_on_hosts_has_settings_and_no_objects(lab: Path) -> None:
     job = str(lab.parent / "job.yaml")
     code, output = run("render", job, "--cluster", str(lab))
