@@ -11,7 +11,7 @@ from typing import Annotated
 from lockstep.api.errors import ConfigError
 from lockstep.platforms.launch.channel import PROOF_SECONDS, TokenChannel, accept, listen
 from lockstep.platforms.launch.machine import NodeMachine, place_text
-from lockstep.platforms.launch.seats import Launched, refusal, rooms, run_there
+from lockstep.platforms.launch.seats import Launched, devices_there, refusal, rooms, run_there
 from lockstep.platforms.launch.token import LaunchToken
 from lockstep.platforms.local.run import FAILED
 from lockstep.platforms.output import tell
@@ -68,7 +68,7 @@ class Lobby:
         """In the order in which they came."""
         self._nodes: dict[tuple[str, str], int] = {}
         """Node of each machine, once all are there."""
-        self._full = asyncio.Event()
+        self._full: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._strangers: dict[asyncio.StreamWriter, None] = {}
@@ -94,11 +94,11 @@ class Lobby:
         self._token = token
         await self._server.start_serving()
         if self._launched.nodes == 1:
-            self._full.set()
+            self._full.set_result(None)
 
     async def gather(self) -> list[Run]:
         """Wait until every node has a machine. Returns the run of each, by node; those of joiners are on their way."""
-        await self._full.wait()
+        await asyncio.shield(self._full)
         return [self._run(node) for node in range(self._launched.nodes)]
 
     def stop(self, *, now: bool) -> None:
@@ -186,17 +186,26 @@ class Lobby:
         if joining.node is not None and not 1 <= joining.node <= last:
             return f"--node is {joining.node}, must be 1 to {last}: the launch is node 0"
         if self._nodes:
-            if mine not in self._nodes:
-                names = ", ".join([self._first.title, *(guest.machine.title for guest in self._guests.values())])
-                return f"the job's {self._launched.nodes} machines are chosen ({names}): stop it with Ctrl-C and launch it again, it goes on from its checkpoint"
-            if joining.node not in (None, self._nodes[mine]):
-                return f"--node is {joining.node}, but this machine is node {self._nodes[mine]} of this launch: leave --node out"
-            return None
+            return self._why_not_back(joining)
         holder = next(
             (guest for identity, guest in self._guests.items() if identity != mine and guest.joining.node == joining.node is not None), None
         )
         if holder is not None:
             return f"node {joining.node} is {holder.machine.title} already: give each machine a number of its own"
+        return None
+
+    def _why_not_back(self, joining: Joining) -> str | None:
+        """Reason why a machine can't come back to the job, which has its machines; None: it can."""
+        earlier = self._guests.get(joining.identity)
+        if earlier is None:
+            names = ", ".join([self._first.title, *(guest.machine.title for guest in self._guests.values())])
+            return f"the job's {self._launched.nodes} machines are chosen ({names}): stop it with Ctrl-C and launch it again, it goes on from its checkpoint"
+        node = self._nodes[joining.identity]
+        if joining.node not in (None, node):
+            return f"--node is {joining.node}, but this machine is node {node} of this launch: leave --node out"
+        before, now = (len(devices_there(self._launched, one)) for one in (earlier.machine, joining.machine))
+        if before != now:
+            return f"it had {number_of(before, 'GPU')} when the job started, and has {now} now: launch the job again, it goes on from its checkpoint"
         return None
 
     def _welcome(self, guest: Guest) -> None:
@@ -208,7 +217,10 @@ class Lobby:
         present, nodes = len(self._guests) + 1, self._launched.nodes
         tell(f"lockstep: {_described(guest.machine)} has joined, {present} of {nodes} machines are there")
         if present == nodes:
-            self._seat_all()
+            try:
+                self._seat_all()
+            except Exception as error:
+                self._full.set_exception(error)
             return
         for other in self._guests.values():
             other.send("waiting", present=present, nodes=nodes)
@@ -221,7 +233,7 @@ class Lobby:
         for identity, node in sorted(self._nodes.items(), key=lambda item: item[1]):
             tell(f"lockstep: node {node}: {_described(self._guests[identity].machine)}")
             self._assign(self._guests[identity], node)
-        self._full.set()
+        self._full.set_result(None)
 
     def _run(self, node: int) -> Run:
         by_node = {number: self._guests[identity].machine for identity, number in self._nodes.items()}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -199,7 +202,8 @@ def test_the_token_and_the_key_are_in_no_argument_variable_log_or_message(machin
     launch = Launch(machines[0])
     first = launch.start()
     token = launch.token()
-    second = machines[1].type("join", launch.place, given=token)
+    wire = Wire(launch.port)
+    second = machines[1].type("join", f"127.0.0.1:{wire.port}", given=token)
     first.sees("all 2 ranks run")
     keys = {path.read_text() for pid in own_and_descendants([first.process.pid, second.process.pid]) for path in _key_files(pid)}
     assert len(keys) == 1, "both have the same key"
@@ -211,7 +215,41 @@ def test_the_token_and_the_key_are_in_no_argument_variable_log_or_message(machin
     go(machines)
     assert (first.ends(), second.ends()) == (0, 0)
     texts = [path.read_bytes() for machine in machines for path in machine.folder.rglob("*") if path.is_file()]
-    assert not [secret for secret in secrets for text in texts if secret in text]
+    wire.close()
+    assert b"assigned" in wire.heard
+    assert not [secret for secret in secrets for text in [*texts, bytes(wire.heard)] if secret in text]
+
+
+class Wire:
+    """A way to the launch on which everything is heard."""
+
+    def __init__(self, port: int) -> None:
+        self.heard = bytearray()
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = self._server.getsockname()[1]
+        self._threads = [threading.Thread(target=self._carry, args=(port,))]
+        self._threads[0].start()
+
+    def _carry(self, port: int) -> None:
+        joiner, launch = self._ends = self._server.accept()[0], socket.create_connection(("127.0.0.1", port))
+        self._threads += [threading.Thread(target=self._pass, args=pair) for pair in ((joiner, launch), (launch, joiner))]
+        for thread in self._threads[1:]:
+            thread.start()
+
+    def _pass(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                self.heard += data
+                target.sendall(data)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self._server.close()
+        for thread in self._threads:
+            thread.join(30)
+        for end in self._ends:
+            end.close()
 
 
 def _key_files(pid: int) -> list[Path]:
