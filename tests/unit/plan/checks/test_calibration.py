@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -28,7 +29,7 @@ from lockstep.plan.cluster.calibration import (
 from lockstep.plan.render.resolve import resolve
 from lockstep.platforms.in_namespace import shortruns as module
 from lockstep.platforms.in_namespace.objects import prepare
-from lockstep.platforms.in_namespace.shortruns import Sweep, without_claims
+from lockstep.platforms.in_namespace.shortruns import Sweep, without_agents, without_claims
 from lockstep_gang.agent.main import main as agent
 from lockstep_gang.agent.preflight.allreduce_rank import sizes
 from support.api_stub import kubeconfig
@@ -93,6 +94,21 @@ def test_it_leaves_no_claim_behind() -> None:
     mounted = {mount["name"] for mount in template["pod"]["spec"]["containers"][0]["volumeMounts"]}
     assert template["claims"] == [] and mounted - volumes.keys() == {"lockstep-run"}  # its name is known later
     assert [name for name, volume in volumes.items() if "persistentVolumeClaim" in volume] == []
+
+
+def test_pods_for_measurements_of_pairs_wait_without_an_agent_and_end_at_once() -> None:
+    profile = parse_cluster_file(RDMA_FILE, "c").profile
+    run = without_agents(without_claims(prepare(sweep_job(profile.spec, 2, FabricMode.AUTO), profile, "n")))
+    (container,) = json.loads(run.frozen.template)["pod"]["spec"]["containers"]
+    assert "agent.pyz" not in json.dumps(container["command"])
+    process = subprocess.Popen(
+        [*container["command"][:-1], container["command"][-1].replace("signal.pause", "print('waits', flush=True); signal.pause")],
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stdout.readline() == b"waits\n"
+    process.terminate()
+    assert process.wait(10) == 0  # (-15 would be the kernel's default, which a pod's first process doesn't have)
+    process.stdout.close()
 
 
 @pytest.mark.parametrize("name", ["barcelona", "nerc-production", "local", "template"])
