@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from lockstep.api.cluster import InterfaceName
+from lockstep.api.cluster import INTERFACE_PATTERN, InterfaceName
 from lockstep.api.model import DnsName, Model, Rule, RulesBroken, list_map
 from lockstep.api.shared import PlainVariable
 
@@ -37,6 +37,8 @@ def _numeric_address(text: str | None) -> str | None:
         return None
     try:
         address = ip_address(text)
+        if not re.fullmatch(INTERFACE_PATTERN, text.partition("%")[2] or "none"):  # (of a link-local address)
+            raise ValueError(text)
     except ValueError:
         raise PydanticCustomError("address", "must be a numeric address such as 192.168.1.100") from None
     if address.is_unspecified or address.is_multicast:

@@ -33,7 +33,7 @@ hosts:
     micro_batch: 6
     env: [{{name: HF_HOME, value: /data/hf}}]
   - {{name: lab1, gpus: 1}}
-  - {{name: Lab_2.home, address: "fe80::1", gpus: "0,1,2"}}
+  - {{name: Lab_2.home, address: "fe80::1%eth0", gpus: "0,1,2"}}
 defaults: {{user: bob, workspace: ~/work, interface: eth0}}
 ports: 29400-29499
 storage: {{mode: rwx}}
@@ -66,7 +66,7 @@ def test_every_key_reaches_its_field() -> None:
     assert (first.python, first.workspace, first.datasets) == ("~/miniconda3/envs/ft/bin/python", "/srv/work", "/data/sets")
     assert (first.micro_batch, [(one.name, one.value) for one in first.env]) == (6, [("HF_HOME", "/data/hf")])
     assert (second.user, second.workspace, second.datasets, second.interface) == ("bob", "~/work", "~/lockstep/datasets", "eth0")
-    assert (second.gpus, third.gpus, third.address) == (1, ["0", "1", "2"], "fe80::1")
+    assert (second.gpus, third.gpus, third.address) == (1, ["0", "1", "2"], "fe80::1%eth0")
     assert (file.hosts.port_range, file.hosts.away_seconds, file.hosts.names) == ((29400, 29499), 3600, ["lab0", "lab1", "Lab_2.home"])
     environment = file.hosts.environment
     assert (environment.python, environment.index, environment.wheelhouse) == ("3.10", "https://pypi.example.com/simple", "./wheels")
@@ -126,6 +126,7 @@ ONE = "hosts: [{name: a}]\n"
         (HEAD + "hosts: [{name: -oProxyCommand=x}]\n", ["lab.yaml:2: hosts[0].name: '-oProxyCommand=x' is not valid: must be a name that ssh takes"]),
         (HEAD + "hosts: [{name: ada@lab0}]\n", ["lab.yaml:2: hosts[0].name: 'ada@lab0' is not valid"]),
         (HEAD + "hosts: [{name: a, address: lab0}]\n", ["lab.yaml:2: hosts[0].address: must be a numeric address such as 192.168.1.100"]),
+        (HEAD + "hosts: [{name: a, address: 'fe80::1%eth0;x'}]\n", ["lab.yaml:2: hosts[0].address: must be a numeric address such as 192.168.1.100"]),
         (HEAD + "hosts: [{name: a, address: 0.0.0.0}]\n", ["lab.yaml:2: hosts[0].address: must be an address of the host itself"]),
         (
             HEAD + "hosts: [{name: a, address: 10.0.0.1}, {name: b, address: 10.0.0.1}]\n",
