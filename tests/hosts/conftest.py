@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from lockstep.devcluster.hosts.bed import up
 from support.clusters.bed_hosts import BedHosts
+from support.clusters.bed_ssh import Ways
 from support.clusters.own_cluster import own_bed
 
 HOSTS = 3
@@ -25,3 +30,13 @@ def bed(own_hosts: BedHosts) -> Iterator[BedHosts]:
     """The bed, with all hosts on; what a test took from a host is given back to it afterwards."""
     yield own_hosts
     own_hosts.mend()
+
+
+@pytest.fixture(params=[True, False], ids=["shared", "alone"])
+def ways(bed: BedHosts, request: pytest.FixtureRequest) -> Iterator[Ways]:
+    """Ways to the hosts: over one connection each, and with a connection for every program, where ssh can't share them."""
+    folder = Path(tempfile.mkdtemp(prefix="ls-"))  # (short: sockets are in it)
+    ways = Ways(bed, folder, shares=request.param)
+    yield ways
+    asyncio.run(ways.close())
+    shutil.rmtree(folder, ignore_errors=True)  # (a connection that ends removes its own socket)

@@ -26,7 +26,7 @@ MASKED = (
     "systemd-sysctl.service", "systemd-udev-trigger.service", "systemd-udevd-control.socket", "systemd-udevd-kernel.socket", "systemd-udevd.service",
 )  # fmt: skip
 """Units that need a kernel or a console of their own."""
-SSHD = "PasswordAuthentication no\nPermitRootLogin no\nUsePAM yes\nMaxStartups 100\nMaxSessions 100\n"
+SSHD = "PasswordAuthentication no\nPermitRootLogin no\nUsePAM yes\n"
 ENVIRONMENT = "/opt/env"
 """Python environment with this machine's packages and the checkout's code, as `lockstep hosts setup` makes one elsewhere."""
 SITE, CODE = "/opt/lockstep/site", "/opt/lockstep/code"

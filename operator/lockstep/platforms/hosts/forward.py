@@ -1,0 +1,98 @@
+"""A port of this machine's loopback that leads to a port of a host's loopback, over the shared connection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.platforms.hosts.place import HostPlace
+from lockstep.platforms.hosts.ssh import OPEN_SECONDS, POLL_SECONDS, Shared, HostUnreachable, ended, explained
+
+HERE = "127.0.0.1"
+ATTEMPTS = 5
+"""Times that another free port is tried: between its choice and its use, somebody else may take it."""
+
+
+@asynccontextmanager
+async def forwarded(place: HostPlace, port: int, local: int, *, exactly: bool = False) -> AsyncIterator[int]:
+    """The local port: `local`, or another free one where that is taken and `exactly` doesn't insist on it. It is closed again at the end.
+
+    Raises:
+        ConfigError: the port is taken, and no other one will do.
+        HostUnreachable: the host doesn't answer or doesn't let you in.
+        Failed: the host's sshd forwards no ports.
+    """
+    shared = place.shared
+    await shared.open()
+    async with contextlib.AsyncExitStack() as stack:
+        if shared.shares:
+            await stack.enter_async_context(place.program(["cat"]))  # a shared connection that only forwards would end after a minute
+        chosen = await _forward(shared, port, local, exactly, stack)
+        yield chosen
+
+
+async def _forward(shared: Shared, port: int, local: int, exactly: bool, stack: contextlib.AsyncExitStack) -> int:
+    way = _over_shared if shared.shares else _by_itself
+    errors = ""
+    for chosen in (local, *(0 for _ in range(0 if exactly else ATTEMPTS))):
+        number = chosen or _free_port()
+        if _is_taken(number):
+            errors = "Address already in use"
+            continue
+        errors = await way(shared, f"{HERE}:{number}:{HERE}:{port}", number, stack)
+        if not errors:
+            return number
+    if exactly and _is_taken(local):
+        raise ConfigError(f"port {local} of this machine can't be listened on ({errors}): choose another with --port")
+    raise Failed(f"host {shared.login.name} forwards no port: {errors}")
+
+
+async def _over_shared(shared: Shared, rule: str, number: int, stack: contextlib.AsyncExitStack) -> str:
+    """Errors; "" when the shared connection forwards the port."""
+    code, errors = await shared.control("forward", "-L", rule)
+    if code == 0:
+        stack.push_async_callback(shared.control, "cancel", "-L", rule)
+    return "" if code == 0 else errors.strip() or f"ssh ended with {code}"
+
+
+async def _by_itself(shared: Shared, rule: str, number: int, stack: contextlib.AsyncExitStack) -> str:
+    """Errors; "" when a connection of its own forwards the port."""
+    process = await asyncio.create_subprocess_exec(
+        *shared.command("-N", "-o", "ExitOnForwardFailure=yes", "-L", rule, "--", shared.login.name, forwards=True),
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    stack.push_async_callback(ended, process)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(OPEN_SECONDS):
+            while process.returncode is None:
+                if _is_taken(number):
+                    return ""
+                await asyncio.sleep(POLL_SECONDS)
+    if process.returncode is None:
+        raise HostUnreachable(explained(shared.login.name, f"no login in {OPEN_SECONDS:.0f} s"))
+    assert process.stderr is not None  # noqa: S101 (it is a pipe)
+    errors = (await process.stderr.read()).decode(errors="replace")
+    if "forward" in errors or "in use" in errors:
+        return errors.strip()
+    raise HostUnreachable(explained(shared.login.name, errors))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HERE, 0))
+        return int(probe.getsockname()[1])
+
+
+def _is_taken(number: int) -> bool:
+    """Return True if somebody listens on the port here."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HERE, number))
+        except OSError:
+            return True
+    return False

@@ -1,0 +1,213 @@
+"""Programs on hosts, over ssh: their bytes both ways, their exit code, and a terminal for those that want one.
+
+The remote command line is a constant, so that no login shell reads anything else into it: it was tried with bash, dash, zsh, fish and tcsh. All else
+comes by standard input: the starter (`onhost/starter.py`), what it is to start, and then the program's own input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from lockstep.platforms.hosts.ssh import OWN_FAILURE, Shared, HostUnreachable, ended, explained
+from lockstep.platforms.onhost import relay, starter
+from lockstep.programs import STDERR, STDOUT, Broken, NotStarted, Program
+
+REMOTE = 'exec python3 -I -S -c "import os;exec(bytes().join(iter(lambda:os.read(0,1)or os._exit(9),bytes([10]))))"'
+NOISE_BYTES_MAX = 1 << 16
+PIECE_BYTES = 1 << 18
+PIECES_AHEAD = 8
+_WORDS_MAX = 1000
+
+
+@cache
+def _text_of(program: ModuleType) -> bytes:
+    """Text of a program, without what only newer Pythons than a host's may know."""
+    text = Path(str(program.__file__)).read_text(encoding="utf-8")
+    return text.replace("from __future__ import annotations\n", "").encode()
+
+
+def beginning(words: Sequence[str], environment: Sequence[tuple[str, str]]) -> bytes:
+    """First bytes of standard input: a line that reads the starter, the starter, and what it is to start."""
+    text = _text_of(starter)
+    line = f"t=b''\nwhile len(t)<{len(text)}:\n p=os.read(0,{len(text)}-len(t))\n if not p:os._exit(9)\n t+=p\nexec(compile(t,'lockstep','exec'))"
+    head = json.dumps({"words": list(words), "environment": dict(environment)}).encode()
+    return b"exec(" + ascii(line).encode() + b")\n" + text + str(len(head)).zfill(starter.HEAD_DIGITS).encode() + head
+
+
+@dataclass(frozen=True)
+class HostPlace:
+    """A host, as a place where programs can run."""
+
+    shared: Shared
+    python: Sequence[str] = ("python3",)
+    environment: tuple[tuple[str, str], ...] = ()
+    """Variables of every program, beside those of the login."""
+
+    @property
+    def name(self) -> str:
+        return f"host {self.shared.login.name}"
+
+    @asynccontextmanager
+    async def program(
+        self, command: Sequence[str], *, stdin: bool = True, tty: bool = False, pings: bool = False
+    ) -> AsyncIterator[HostProgram]:
+        """Start `command` on the host. It ends with the connection. ssh keeps silent connections alive by itself.
+
+        Raises:
+            HostUnreachable: the host doesn't answer or doesn't let you in.
+            NotStarted: its login shell runs no program, or there is no such program.
+        """
+        await self.shared.open()
+        words = [*self.python, "-I", "-c", _text_of(relay).decode(), *command] if tty else command
+        program = await (TerminalProgram if tty else HostProgram).start(self)
+        try:
+            await program.begin(beginning(words, self.environment))
+            if not stdin:
+                await program.close_stdin()
+            yield program
+        finally:
+            await program.end()
+
+
+class HostProgram(Program):
+    """A program on a host, over ssh."""
+
+    def __init__(self, place: HostPlace, transport: asyncio.SubprocessTransport, process: asyncio.subprocess.Process) -> None:
+        super().__init__(place)
+        self._host = place.shared.login.name
+        self._transport, self._process = transport, process
+        self._pieces: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue(PIECES_AHEAD)
+        self._noise = b""
+        self._first = b""
+        self._open = {STDOUT, STDERR}
+        """Channels that have not ended."""
+        self._readers = [
+            asyncio.create_task(self._read(STDOUT, process.stdout)),
+            asyncio.create_task(self._read(STDERR, process.stderr)),
+        ]
+
+    @classmethod
+    async def start(cls, place: HostPlace) -> HostProgram:
+        """Start ssh, which connects, or takes the shared connection."""
+        loop, pipe = asyncio.get_running_loop(), asyncio.subprocess.PIPE
+        transport, protocol = await loop.subprocess_exec(
+            lambda: asyncio.subprocess.SubprocessStreamProtocol(limit=PIECE_BYTES, loop=loop),
+            *place.shared.command("-T", "--", place.shared.login.name, REMOTE),
+            stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True,
+        )  # fmt: skip
+        return cls(place, transport, asyncio.subprocess.Process(transport, protocol, loop))
+
+    @property
+    def noise(self) -> str:
+        """Output of the login shell, before the program's own."""
+        return self._noise.decode(errors="replace")
+
+    async def begin(self, data: bytes) -> None:
+        """Send what to start, and read up to the mark. Raises HostUnreachable, or NotStarted with the login shell's words."""
+        with contextlib.suppress(Broken):  # (why it ended is read below)
+            await self._send(data)
+        while self._open and len(self._noise) <= NOISE_BYTES_MAX:
+            channel, piece = await self._pieces.get()
+            if not piece:
+                self._open.discard(channel)
+            elif channel == STDERR:
+                self.errors = (self.errors + piece)[-NOISE_BYTES_MAX:]
+            else:
+                self._noise += piece
+                before, mark, after = self._noise.partition(starter.MARK)
+                if mark:
+                    self._noise, self._first, self.errors = before, after, b""
+                    return
+        await self._refuse()
+
+    async def _refuse(self) -> None:
+        errors = self.errors.decode(errors="replace")
+        _, missing, program = self._noise.partition(starter.NO_PROGRAM)
+        if missing:
+            raise NotStarted(f"no program could be started on {self.place.name}: there is no {program.decode(errors='replace').strip()}")
+        code = await self._process.wait() if not self._open else None
+        if code == OWN_FAILURE:
+            raise HostUnreachable(explained(self._host, errors))
+        lines = [line.strip() for line in (*self.noise.split("\n")[-3:], *errors.split("\n")[-3:])]
+        words = " | ".join(filter(None, lines))[-_WORDS_MAX:]
+        raise NotStarted(
+            f"no program could be started on {self.place.name}: its login shell says: {words or f'nothing, and ended with {code}'}"
+        )
+
+    async def write(self, data: bytes | memoryview) -> None:
+        await self._send(data)
+
+    async def _send(self, data: bytes | memoryview) -> None:
+        assert self._process.stdin is not None  # noqa: S101 (it is a pipe)
+        view = memoryview(data)
+        try:
+            for start in range(0, len(view), PIECE_BYTES):
+                self._process.stdin.write(view[start : start + PIECE_BYTES])
+                await self._process.stdin.drain()
+        except (OSError, RuntimeError) as error:
+            raise Broken(f"the connection to {self.place.name} broke: {error}") from error
+
+    async def close_stdin(self) -> bool:
+        assert self._process.stdin is not None  # noqa: S101 (it is a pipe)
+        self._process.stdin.close()
+        return True
+
+    async def resize(self, columns: int, lines: int) -> None:
+        """Do nothing: this program has no terminal."""
+
+    async def _read(self, channel: int, stream: asyncio.StreamReader | None) -> None:
+        assert stream is not None  # noqa: S101 (both are pipes)
+        while data := await stream.read(PIECE_BYTES):
+            await self._pieces.put((channel, data))
+        await self._pieces.put((channel, b""))
+
+    async def _received(self) -> AsyncIterator[tuple[int, bytes]]:
+        if self._first:
+            first, self._first = self._first, b""
+            yield STDOUT, first
+        is_255 = False
+        while self._open:
+            channel, data = await self._pieces.get()
+            if not data:
+                self._open.discard(channel)
+            elif channel == STDERR and data.endswith(starter.ENDED_255):
+                is_255 = True
+                yield STDERR, data.removesuffix(starter.ENDED_255)
+            else:
+                yield channel, data
+        code = await self._process.wait()
+        self.code = code if 0 <= code < OWN_FAILURE or is_255 else None
+
+    async def end(self) -> None:
+        """End ssh, and with it the program, if it hasn't ended. Nothing waits for a host that doesn't answer any more."""
+        for reader in self._readers:
+            reader.cancel()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+        await ended(self._process)
+        self._transport.close()
+
+
+class TerminalProgram(HostProgram):
+    """A program on a host, in a terminal of its own there."""
+
+    async def write(self, data: bytes | memoryview) -> None:
+        for start in range(0, len(data), PIECE_BYTES):
+            await self._frame(relay.DATA, bytes(data[start : start + PIECE_BYTES]))
+
+    async def close_stdin(self) -> bool:
+        await self._frame(relay.END)
+        return True
+
+    async def resize(self, columns: int, lines: int) -> None:
+        await self._frame(relay.RESIZE, relay.SIZE.pack(columns, lines))
+
+    async def _frame(self, kind: bytes, content: bytes = b"") -> None:
+        await self._send(relay.HEADER.pack(kind, len(content)) + content)

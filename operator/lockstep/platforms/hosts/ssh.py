@@ -1,0 +1,274 @@
+"""The system's ssh: one shared connection a host, host keys always checked, and a remote command line that is the same for everything.
+
+sshd hands the command line to the login shell, whatever that is. So no user data is ever in it: it reads one line of Python from standard input, and
+that reads what to run. What was printed before the mark is the shell's noise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import signal
+import socket
+import stat
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.api.errors import Failed
+from lockstep.programs import NotStarted
+
+CONNECT_SECONDS = 10
+OPEN_SECONDS = 60.0
+"""Limit of a connection's beginning, jump hosts and all. ssh's own limit ends before the login does."""
+SHARED_SECONDS = 60
+"""Seconds for which a shared connection outlives its last use."""
+POLL_SECONDS = 0.05
+AT_ONCE = 32
+"""Hosts that are asked at the same time."""
+SOCKET_BYTES_MAX = 107
+NAME_BYTES = 16
+"""Length of the name of a shared connection's socket; while it connects, ssh adds 17 bytes to it."""
+OWN_FAILURE = 255
+"""Exit code of ssh itself: no connection, or it was lost."""
+_WORDS_MAX = 1000
+_ALIAS = "lockstep-"
+"""Beginning of the name that a host with a stated key has in its file of known hosts."""
+
+
+class HostUnreachable(NotStarted):
+    """A host that doesn't answer, or doesn't let you in. The message has ssh's own words, and what to do about them."""
+
+
+@dataclass(frozen=True)
+class Login:
+    """Way to a host. What is None stands in ssh's own configuration."""
+
+    name: str
+    """Name that `ssh NAME` takes."""
+    user: str | None = None
+    port: int | None = None
+    jump: str | None = None
+    identity: str | None = None
+    host_key: str | None = None
+    """The only key that it may have, as in known_hosts: type and base64. None: the user's known_hosts say it."""
+    address: str | None = None
+    """Address to take when neither ssh's configuration nor this machine's resolver knows the name."""
+    config: str | None = None
+    """File to read in place of ~/.ssh/config."""
+
+    @property
+    def key(self) -> str:
+        """Short name of the connection: another one for every other way to the host, and for every other key of it."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:NAME_BYTES]
+
+
+def control_folder() -> Path:
+    """Folder of shared connections: yours alone, and with a path that leaves room for a socket's name. Raises Failed when it is somebody else's."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and len(os.fsencode(runtime)) + len("/lockstep/ssh/") + NAME_BYTES + 17 <= SOCKET_BYTES_MAX and _is_private(Path(runtime)):
+        folder = Path(runtime, "lockstep", "ssh")
+    else:
+        folder = Path(f"/tmp/lockstep-{os.getuid()}", "ssh")  # noqa: S108 (checked below)
+    for part in (folder.parent, folder):
+        with contextlib.suppress(FileExistsError):
+            part.mkdir(mode=0o700)
+        if not _is_private(part):
+            raise Failed(f"{part} must be a folder of yours alone (mode 0700), since ssh's connections are shared through it: remove it")
+    return folder
+
+
+def _is_private(folder: Path) -> bool:
+    try:
+        status = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+
+
+def ssh_options(login: Login, folder: Path, *, shares: bool, opens: bool = False) -> list[str]:
+    """Options of ssh for this host. `shares`: use the shared connection, if there is one. `opens`: be that connection."""
+    stated: dict[str, object] = {
+        "BatchMode": "yes",
+        "CheckHostIP": "no",
+        "ConnectTimeout": CONNECT_SECONDS,
+        "ControlMaster": "yes" if opens else "no",
+        "ControlPath": folder / login.key if shares else "none",
+        "ControlPersist": SHARED_SECONDS if opens else "no",
+        "ForwardAgent": "no",
+        "ForwardX11": "no",
+        "LogLevel": "ERROR",
+        "PermitLocalCommand": "no",
+        "RemoteCommand": "none",
+        "RequestTTY": "no",
+        "ServerAliveCountMax": 3,
+        "ServerAliveInterval": 5,
+        "StrictHostKeyChecking": "yes",
+        "Tunnel": "no",
+    }
+    if login.host_key is not None:
+        stated |= {
+            "GlobalKnownHostsFile": "/dev/null",
+            "HostKeyAlias": _alias(login),
+            "UpdateHostKeys": "no",
+            "UserKnownHostsFile": _known_hosts(login, folder),
+            "VerifyHostKeyDNS": "no",
+        }
+    options = ["-F", str(Path(login.config).expanduser())] if login.config else []
+    options += [part for name, value in stated.items() for part in ("-o", f"{name}={value}")]
+    for flag, value in (("-l", login.user), ("-p", login.port), ("-J", login.jump)):
+        options += [flag, str(value)] if value is not None else []
+    return [*options, *(["-i", str(Path(login.identity).expanduser()), "-o", "IdentitiesOnly=yes"] if login.identity else [])]
+
+
+def _alias(login: Login) -> str:
+    return f"{_ALIAS}{login.key}"
+
+
+def _known_hosts(login: Login, folder: Path) -> Path:
+    return folder / f"{login.key}.known"
+
+
+async def ended(process: asyncio.subprocess.Process) -> None:
+    """End a process of ssh, if it still runs."""
+    if process.returncode is None:
+        # Not terminate(): it reaps a process that has just ended, and asyncio, which waits for it, then warns.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGTERM)
+        await process.wait()
+
+
+class Shared:
+    """The shared connection of one host: made when it is first needed, kept for a minute after its last use."""
+
+    def __init__(self, login: Login, folder: Path, *, shares: bool = True) -> None:
+        """`shares`: False makes a connection for each program, where ssh can't share them."""
+        self.login, self.folder, self.shares = login, folder, shares
+        self._host_name: str | None = None
+
+    def command(self, *words: str, opens: bool = False, forwards: bool = False) -> list[str]:
+        """Command of ssh: `words` are what follows the options, the host's name among them. `forwards`: it is about ports, else it has none."""
+        options = ssh_options(self.login, self.folder, shares=self.shares, opens=opens)
+        if self._host_name:
+            options += ["-o", f"HostName={self._host_name}"]
+        return ["ssh", *options, *([] if forwards else ["-o", "ClearAllForwardings=yes"]), *words]
+
+    async def open(self) -> None:
+        """Open it, if it isn't open. Raises HostUnreachable, and Failed when there is no ssh on this machine."""
+        await self._prepare()
+        if not self.shares:
+            return
+        async with self._alone():
+            if not await self._is_open():
+                await self._connect()
+
+    async def control(self, word: str, *words: str) -> tuple[int, str]:
+        """Exit code and errors of a request to the shared connection, as `ssh -O WORD` makes it."""
+        return await self._run(self.command("-O", word, *words, "--", self.login.name, forwards=True))
+
+    async def close(self) -> None:
+        """End it and all that runs over it."""
+        await self.control("exit")
+
+    async def _is_open(self) -> bool:
+        return (await self.control("check"))[0] == 0
+
+    async def _connect(self) -> None:
+        try:
+            async with asyncio.timeout(OPEN_SECONDS):
+                code, errors = await self._run(self.command("-N", "-f", "--", self.login.name, opens=True))
+        except TimeoutError:
+            raise HostUnreachable(explained(self.login.name, f"no login in {OPEN_SECONDS:.0f} s")) from None
+        if code != 0:
+            raise HostUnreachable(explained(self.login.name, errors))
+
+    async def _run(self, command: Sequence[str]) -> tuple[int, str]:
+        # Its standard error is a file: a connection stays in the background, and would hold a pipe open.
+        with tempfile.TemporaryFile() as errors:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=errors, start_new_session=True
+            )
+            try:
+                code = await process.wait()
+            finally:
+                await ended(process)
+            errors.seek(0)
+            return code, errors.read().decode(errors="replace")
+
+    async def _prepare(self) -> None:
+        """Write the key that the host must have, and find out once whether its name is known."""
+        if self.login.host_key is not None:
+            path = _known_hosts(self.login, self.folder)
+            draft = path.with_suffix(f".{os.getpid()}")
+            draft.write_text(f"{_alias(self.login)} {self.login.host_key}\n", encoding="ascii")
+            draft.replace(path)
+        if self._host_name is None:
+            self._host_name = await self._unknown_name()
+
+    async def _unknown_name(self) -> str:
+        """Address to connect to in place of the name; "" where ssh is to find the way by itself."""
+        login = self.login
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self.command("-G", "--", login.name),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+        except FileNotFoundError:
+            raise Failed("there is no `ssh` on this machine: install OpenSSH's client (openssh-client)") from None
+        output, errors = await process.communicate()
+        if process.returncode != 0:
+            raise HostUnreachable(explained(login.name, errors.decode(errors="replace")))
+        settings = dict(line.split(" ", 1) for line in output.decode(errors="replace").splitlines() if " " in line)
+        if login.address is None or settings.get("proxyjump", "none") != "none" or settings.get("proxycommand", "none") != "none":
+            return ""
+        try:
+            await asyncio.get_running_loop().getaddrinfo(settings.get("hostname", login.name), None, type=socket.SOCK_STREAM)
+        except OSError:
+            return login.address
+        return ""
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """One at a time, over all of your processes, opens this connection: a second ssh would open one that nobody uses and nobody ends."""
+        with (self.folder / f"{self.login.key}.lock").open("w") as lock:
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    await asyncio.sleep(POLL_SECONDS)
+            yield
+
+
+_ADVICE = (
+    (
+        r"REMOTE HOST IDENTIFICATION HAS CHANGED|Host key for .* has changed",
+        "its host key is not the expected one, and nothing was sent. If the host was set up anew, replace the key in the cluster file or in known_hosts; "
+        "else somebody may answer in its place",
+    ),
+    (
+        r"No .* host key is known|Host key verification failed",
+        "its host key is not known, and nothing was sent. Compare the fingerprint that `ssh {name}` shows with the host's, or state `host_key` in the cluster file",
+    ),
+    (r"Permission denied", "it doesn't let you in. `ssh {name}` must work in your terminal without a question"),
+    (r"timed out|No route to host|Network is unreachable|no login in", "it doesn't answer. Check its power, its cable and its address"),
+    (r"Connection refused", "nothing listens on its ssh port. Check sshd and the port"),
+    (r"Could not resolve hostname", "its name is not known here. State its address, or add it to ~/.ssh/config"),
+)  # fmt: skip
+
+
+def explained(name: str, errors: str) -> str:
+    """Sentence for ssh's errors when it could not connect: what to do, and ssh's own words."""
+    plain = re.sub(rf"{_ALIAS}[0-9a-f]{{{NAME_BYTES}}}", name, errors)
+    lines = [line.strip() for line in plain.splitlines() if line.strip() and not line.startswith("@")]
+    words = " | ".join(lines[-2:])[-_WORDS_MAX:] or "ssh gave no reason"
+    advice = next((text.format(name=name) for pattern, text in _ADVICE if re.search(pattern, errors)), "")
+    return f"host {name} can't be reached: {advice} (ssh: {words})" if advice else f"host {name} can't be reached (ssh: {words})"

@@ -1,0 +1,111 @@
+"""Host keys: a host whose key isn't the expected one gets nothing at all."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lockstep.devcluster.hosts import bed as running
+from lockstep.platforms.hosts.place import HostPlace
+from lockstep.platforms.hosts.ssh import Shared, HostUnreachable
+from lockstep.programs import output_of
+from support.clusters.bed_hosts import BedHosts
+from support.clusters.bed_ssh import Ways, login_to
+
+UNKNOWN = r"its host key is not known, and nothing was sent\."
+OTHER = r"its host key is not the expected one, and nothing was sent\."
+
+
+def config(tmp_path: Path, bed: BedHosts, known: str) -> str:
+    """ssh's configuration of a person, with a file of known hosts."""
+    (tmp_path / "known").write_text(known)
+    path = tmp_path / "config"
+    path.write_text(
+        f"Host *\n  UserKnownHostsFile {tmp_path}/known\n  GlobalKnownHostsFile /dev/null\n  StrictHostKeyChecking accept-new\n"
+    )
+    return str(path)
+
+
+def logins_of(bed: BedHosts, number: int) -> str:
+    """Everything that the host's sshd wrote down about logins."""
+    return bed.console(number, "journalctl", "--unit=ssh", "--output=cat", "--no-pager")
+
+
+def refused(ways: Ways, bed: BedHosts, message: str, number: int = 0, **login: object) -> None:
+    before = logins_of(bed, number).count("Accepted publickey")
+    with pytest.raises(HostUnreachable, match=message):
+        asyncio.run(output_of(ways.place(number, **login), ["touch", "sent"]))
+    assert logins_of(bed, number).count("Accepted publickey") == before
+    assert bed.console(number, "find", "/home", "-name", "sent") == ""
+
+
+def test_an_unknown_key_is_refused_even_if_ssh_itself_would_take_it(bed: BedHosts, ways: Ways, tmp_path: Path) -> None:
+    refused(ways, bed, UNKNOWN, host_key=None, config=config(tmp_path, bed, ""))
+    assert (tmp_path / "known").read_text() == ""
+
+
+def test_a_known_key_lets_programs_run(bed: BedHosts, ways: Ways, tmp_path: Path) -> None:
+    host = bed.host(0)
+    known = f"{host.address} {running.host_key(host)}\n"
+    place = ways.place(host_key=None, config=config(tmp_path, bed, known))
+    assert asyncio.run(output_of(place, ["hostname"])) == b"bed0\n"
+
+
+def test_a_changed_key_is_refused(bed: BedHosts, ways: Ways, tmp_path: Path) -> None:
+    known = f"{bed.host(0).address} {running.host_key(bed.host(1))}\n"
+    refused(ways, bed, OTHER, host_key=None, config=config(tmp_path, bed, known))
+
+
+def test_a_stated_key_that_is_not_the_hosts_is_refused_whatever_known_hosts_say(bed: BedHosts, ways: Ways, tmp_path: Path) -> None:
+    known = f"{bed.host(0).address} {running.host_key(bed.host(0))}\n"
+    refused(
+        ways,
+        bed,
+        rf"host bed0 can't be reached: {OTHER}.*Host key for bed0 has changed",
+        host_key=running.host_key(bed.host(1)),
+        config=config(tmp_path, bed, known),
+    )
+
+
+def test_a_key_that_is_stated_anew_does_not_ride_on_an_open_connection(bed: BedHosts, ways: Ways) -> None:
+    assert asyncio.run(output_of(ways.place(), ["hostname"])) == b"bed0\n"
+    refused(ways, bed, OTHER, host_key=running.host_key(bed.host(2)))
+
+
+def test_a_host_that_answers_at_anothers_address_is_refused(bed: BedHosts, ways: Ways) -> None:
+    login = login_to(bed, 0)
+    shared = Shared(replace(login, address=bed.host(1).address), ways.folder, shares=ways.shares)
+    with pytest.raises(HostUnreachable, match=OTHER):
+        asyncio.run(output_of(HostPlace(shared), ["touch", "sent"]))
+    assert bed.console(1, "find", "/home", "-name", "sent") == ""
+
+
+def test_your_configuration_counts_where_nothing_is_stated(bed: BedHosts, ways: Ways, tmp_path: Path) -> None:
+    host = bed.host(0)
+    path = Path(config(tmp_path, bed, f"{host.address} {running.host_key(host)}\n"))
+    path.write_text(
+        f"Host study\n  HostName {host.address}\n  User bob\n  IdentityFile {bed.layout.identity}\n  LocalForward 127.0.0.1:1 127.0.0.1:1\n"
+        f"  RemoteCommand false\n  RequestTTY force\n  ControlMaster auto\n  ControlPath {tmp_path}/%C\n  ControlPersist yes\n  LogLevel QUIET\n\n{path.read_text()}"
+    )  # fmt: skip
+    login = replace(login_to(bed, 0), name="study", user=None, identity=None, address=None, host_key=None, config=str(path))
+    shared = Shared(login, ways.folder, shares=ways.shares)
+    try:
+        assert asyncio.run(output_of(HostPlace(shared), ["id", "-un"])) == b"bob\n"
+    finally:
+        asyncio.run(shared.close())
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["config", "known"]
+
+
+def test_a_jump_host_is_gone_through(bed: BedHosts, ways: Ways, tmp_path: Path) -> None:
+    bastion, target = bed.host(0), bed.host(1)
+    known = f"{bastion.address} {running.host_key(bastion)}\n"
+    path = config(tmp_path, bed, known)
+    text = f"Host bastion\n  HostName {bastion.address}\n  User ada\n  IdentityFile {bed.layout.identity}\n"
+    Path(path).write_text(text + Path(path).read_text())
+    before = logins_of(bed, 0).count("Accepted publickey")
+    place = ways.place(1, jump="bastion", address=None, name=target.address, config=path)
+    assert asyncio.run(output_of(place, ["hostname"])) == b"bed1\n"
+    assert logins_of(bed, 0).count("Accepted publickey") > before

@@ -1,0 +1,37 @@
+"""Ways of the product's own ssh to the hosts of the tests' bed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lockstep.devcluster.hosts import bed as running
+from lockstep.platforms.hosts.place import HostPlace
+from lockstep.platforms.hosts.ssh import Login, Shared
+from support.clusters.bed_hosts import BedHosts
+
+
+def login_to(bed: BedHosts, number: int, **changes: Any) -> Login:
+    """Way to a host as the bed's cluster file states it."""
+    host = bed.host(number)
+    login = Login(host.name, user="ada", identity=str(bed.layout.identity), host_key=running.host_key(host), address=host.address)
+    return replace(login, **changes)
+
+
+class Ways:
+    """Places of the bed's hosts, whose shared connections end with the test."""
+
+    def __init__(self, bed: BedHosts, folder: Path, *, shares: bool) -> None:
+        self.bed, self.folder, self.shares = bed, folder, shares
+        self._opened: list[Shared] = []
+
+    def place(self, number: int = 0, **changes: Any) -> HostPlace:
+        """Host as a place; `changes` are of its login."""
+        shared = Shared(login_to(self.bed, number, **changes), self.folder, shares=self.shares)
+        self._opened.append(shared)
+        return HostPlace(shared)
+
+    async def close(self) -> None:
+        for shared in self._opened:
+            await shared.close()

@@ -1,0 +1,173 @@
+"""Options of ssh, the folder of its sockets, and the sentences for what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from lockstep.api.errors import Failed
+from lockstep.platforms.hosts import ssh
+from lockstep.platforms.hosts.ssh import NAME_BYTES, SOCKET_BYTES_MAX, Login, Shared, control_folder, explained, ssh_options
+from support.checkout import ROOT
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIC3nlgPlj7PBMGmKolCORfjQPM73k6wMNaQ1krEJHx9v"
+NEVER = (
+    "StrictHostKeyChecking" + "=no",
+    "StrictHostKeyChecking" + "=accept-new",
+    "StrictHostKeyChecking" + " no",
+    "StrictHostKeyChecking" + " off",
+)
+
+
+def options(login: Login, *, shares: bool = True, opens: bool = False) -> dict[str, str]:
+    words = ssh_options(login, Path("/run/x"), shares=shares, opens=opens)
+    return dict(word.split("=", 1) for flag, word in pairwise(words) if flag == "-o")
+
+
+def test_host_keys_are_always_checked_and_nothing_of_this_machine_is_forwarded() -> None:
+    for login in (Login("lab0"), Login("lab0", host_key=KEY)):
+        for shares in (True, False):
+            stated = options(login, shares=shares)
+            assert (stated["StrictHostKeyChecking"], stated["BatchMode"]) == ("yes", "yes")
+            assert {stated[name] for name in ("ForwardAgent", "ForwardX11", "Tunnel", "PermitLocalCommand")} == {"no"}
+
+
+def test_a_stated_key_is_the_only_one_that_counts() -> None:
+    stated = options(Login("lab0", host_key=KEY))
+    assert stated["GlobalKnownHostsFile"] == "/dev/null"
+    assert stated["UserKnownHostsFile"].startswith("/run/x/") and stated["HostKeyAlias"] in stated["UserKnownHostsFile"].replace(
+        "/run/x/", "lockstep-"
+    )
+    assert "UserKnownHostsFile" not in options(Login("lab0"))
+
+
+def test_only_the_shared_connection_itself_is_a_master() -> None:
+    assert options(Login("lab0"))["ControlMaster"] == "no"
+    assert (options(Login("lab0"), opens=True)["ControlMaster"], options(Login("lab0"), opens=True)["ControlPersist"]) == ("yes", "60")
+    assert options(Login("lab0"), shares=False)["ControlPath"] == "none"
+
+
+def test_every_way_to_a_host_has_a_connection_of_its_own() -> None:
+    ways = [
+        Login("a"),
+        Login("b"),
+        Login("a", user="x"),
+        Login("a", port=23),
+        Login("a", jump="b"),
+        Login("a", identity="~/k"),
+        Login("a", host_key=KEY),
+    ]
+    assert len({way.key for way in ways}) == len(ways)
+    assert all(len(way.key) == NAME_BYTES for way in ways)
+
+
+def test_what_a_file_states_becomes_arguments_of_their_own() -> None:
+    words = ssh_options(Login("a", user="u", port=23, jump="b,c", identity="~/k"), Path("/run/x"), shares=True)
+    assert words[-10:] == ["-l", "u", "-p", "23", "-J", "b,c", "-i", str(Path.home() / "k"), "-o", "IdentitiesOnly=yes"]
+
+
+def test_the_name_of_a_host_is_never_an_option() -> None:
+    shared = Shared(Login("-oProxyCommand=touch x"), Path("/run/x"))
+    command = shared.command("-T", "--", shared.login.name, "true")
+    assert command[command.index("--") + 1] == "-oProxyCommand=touch x"
+    with pytest.raises(ssh.HostUnreachable, match="host -oProxyCommand=touch x can't be reached"):
+        asyncio.run(shared.open())
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Folder that $XDG_RUNTIME_DIR names, with a short path."""
+    with tempfile.TemporaryDirectory(prefix="ls") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield Path(folder)
+
+
+FALLBACK = Path(tempfile.gettempdir(), f"lockstep-{os.getuid()}", "ssh")
+
+
+def test_sockets_lie_in_a_folder_of_yours_alone(runtime: Path) -> None:
+    folder = control_folder()
+    assert folder == runtime / "lockstep/ssh" and folder.stat().st_mode & 0o777 == 0o700
+    assert len(os.fsencode(folder)) + 1 + NAME_BYTES + 17 <= SOCKET_BYTES_MAX
+    folder.chmod(0o755)
+    with pytest.raises(Failed, match=r"must be a folder of yours alone \(mode 0700\)"):
+        control_folder()
+
+
+def test_a_link_in_place_of_the_folder_is_refused(runtime: Path, tmp_path: Path) -> None:
+    (runtime / "lockstep").symlink_to(tmp_path)
+    with pytest.raises(Failed, match="must be a folder of yours alone"):
+        control_folder()
+
+
+def test_a_runtime_folder_that_is_too_long_open_to_others_or_not_there_is_not_taken(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long, public = runtime / ("d" * 60), runtime / "public"
+    long.mkdir(mode=0o700)
+    public.mkdir(mode=0o755)
+    for folder in (long, public, runtime / "none"):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+        assert control_folder() == FALLBACK
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert control_folder() == FALLBACK
+
+
+@pytest.mark.parametrize(
+    ("errors", "sentence"),
+    [
+        ("lab0: Permission denied (publickey).", "it doesn't let you in. `ssh lab0` must work in your terminal without a question (ssh: lab0: Permission denied (publickey).)"),
+        ("ssh: connect to host 10.0.0.1 port 22: Connection refused", "nothing listens on its ssh port"),
+        ("ssh: connect to host 10.0.0.1 port 22: No route to host", "it doesn't answer. Check its power"),
+        ("ssh: Could not resolve hostname lab0: Name or service not known", "its name is not known here"),
+        ("No ED25519 host key is known for lockstep-0123456789abcdef and you have requested strict checking.\nHost key verification failed.", "its host key is not known"),
+        ("@@@@@@\n@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\n@@@@@@\nHost key for lab0 has changed", "its host key is not the expected one"),
+        ("kex_exchange_identification: Connection closed by remote host", "host lab0 can't be reached (ssh: kex_exchange_identification: Connection closed by remote host)"),
+        ("", "host lab0 can't be reached (ssh: ssh gave no reason)"),
+    ],
+)  # fmt: skip
+def test_what_ssh_says_becomes_a_sentence_with_what_to_do(errors: str, sentence: str) -> None:
+    message = explained("lab0", errors)
+    assert message.startswith("host lab0 can't be reached") and sentence in message
+    assert "lockstep-0" not in message and "@" not in message
+
+
+def test_a_machine_without_ssh_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Failed, match=r"there is no `ssh` on this machine: install OpenSSH's client"):
+        asyncio.run(Shared(Login("lab0"), tmp_path).open())
+
+
+def test_an_address_counts_only_where_the_name_is_not_known(tmp_path: Path) -> None:
+    async def host_name(login: Login) -> list[str]:
+        shared = Shared(login, tmp_path, shares=False)
+        await shared.open()
+        return [word for word in shared.command() if word.startswith("HostName=")]
+
+    config = tmp_path / "config"
+    config.write_text("Host aliased\n  HostName 127.0.0.1\nHost jumped\n  ProxyJump other\n")
+    here = {"address": "192.0.2.1", "config": str(config)}
+    assert asyncio.run(host_name(Login("nowhere.invalid", **here))) == ["HostName=192.0.2.1"]  # type: ignore[arg-type]
+    for name in ("localhost", "aliased", "jumped"):
+        assert asyncio.run(host_name(Login(name, **here))) == []  # type: ignore[arg-type]
+
+
+def test_nothing_in_the_repository_switches_host_keys_off() -> None:
+    tracked = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, check=True).stdout.split("\0")
+    wrong = {}
+    for name in filter(None, tracked):
+        path = ROOT / name
+        if path.suffix in (".sum", ".lock", ".svg") or not path.is_file():
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        switches = [word for word in NEVER if word.lower() in text.lower()]
+        if switches or re.search(r"AutoAdd" + r"Policy|known_hosts\s*=\s*None", text):
+            wrong[name] = switches
+    # A person's own configuration in a test, which Lockstep must overrule.
+    assert wrong == {}
