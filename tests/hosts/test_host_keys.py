@@ -10,7 +10,7 @@ import pytest
 
 from lockstep.devcluster.hosts import bed as running
 from lockstep.platforms.hosts.place import HostPlace
-from lockstep.platforms.hosts.ssh import Shared, HostUnreachable
+from lockstep.platforms.hosts.ssh import HostUnreachable, Shared
 from lockstep.programs import output_of
 from support.clusters.bed_hosts import BedHosts
 from support.clusters.bed_ssh import Ways, login_to

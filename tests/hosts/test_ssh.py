@@ -213,7 +213,9 @@ def test_a_host_that_vanishes_breaks_the_connection(bed: BedHosts, ways: Ways) -
     with pytest.raises(Broken, match="the connection to host bed2 broke"):
         run(vanished())
     assert time.monotonic() - began < 45
-    with pytest.raises(HostUnreachable, match=r"host bed2 can't be reached: it doesn't answer\. Check its power, its cable and its address"):
+    with pytest.raises(
+        HostUnreachable, match=r"host bed2 can't be reached: it doesn't answer\. Check its power, its cable and its address"
+    ):
         run(output_of(ways.place(2), ["true"]))
     running.power_on(bed.host(2))
     assert run(output_of(ways.place(2), ["echo", "again"])) == b"again\n"

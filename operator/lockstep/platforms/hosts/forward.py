@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.platforms.hosts.place import HostPlace
-from lockstep.platforms.hosts.ssh import OPEN_SECONDS, POLL_SECONDS, Shared, HostUnreachable, ended, explained
+from lockstep.platforms.hosts.ssh import OPEN_SECONDS, POLL_SECONDS, HostUnreachable, Shared, ended, explained
 
 HERE = "127.0.0.1"
 ATTEMPTS = 5

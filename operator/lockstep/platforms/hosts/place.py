@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from lockstep.platforms.hosts.ssh import OWN_FAILURE, Shared, HostUnreachable, ended, explained
+from lockstep.platforms.hosts.ssh import OWN_FAILURE, HostUnreachable, Shared, ended, explained
 from lockstep.platforms.onhost import relay, starter
 from lockstep.programs import STDERR, STDOUT, Broken, NotStarted, Program
 
