@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
+import stat
 import sys
 from typing import TextIO
 
@@ -49,6 +51,15 @@ def put_over(line: str, width: int) -> None:
 
     sys.stderr.write("\r" + printable_line(line).ljust(width) + ("" if line else "\r"))
     sys.stderr.flush()
+
+
+def leave_terminal() -> None:
+    """Write nowhere from now on: every write to a terminal that is gone is an error, and would cut the cleaning short."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+            os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 class ProgramOutput:

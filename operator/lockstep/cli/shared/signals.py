@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import os
 import signal
-import stat
 import sys
 import threading
 import time
@@ -15,7 +13,7 @@ from types import FrameType
 
 import typer
 
-from lockstep.platforms.output import tell
+from lockstep.platforms.output import leave_terminal, tell
 
 INTERRUPTED = 130
 NUMBERS = (signal.SIGTERM, signal.SIGHUP)
@@ -41,7 +39,7 @@ def ending_like_ctrl_c() -> Iterator[list[int]]:
         received.append(number)
         first = now
         if number == signal.SIGHUP:
-            _leave_terminal()
+            leave_terminal()
         ctrl_c = signal.getsignal(signal.SIGINT)
         if isinstance(ctrl_c, functools.partial):  # of asyncio.run: it cancels the main task, which cleans up
             _between_steps(functools.partial(ctrl_c, signal.SIGINT, frame))
@@ -86,12 +84,3 @@ def _between_steps(act: Callable[[], None]) -> None:
 def _interrupt() -> None:
     """Interrupt as Ctrl-C does where asyncio.run has no handler: SIGINT is ignored in the background of a script."""
     raise KeyboardInterrupt
-
-
-def _leave_terminal() -> None:
-    """Every write to a terminal that is gone is an error, and would cut the cleaning short."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for descriptor in (1, 2):
-        if stat.S_ISCHR(os.fstat(descriptor).st_mode):
-            os.dup2(nowhere, descriptor)
-    os.close(nowhere)

@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lockstep.platforms.local.run import END_SECONDS, write_private
+from lockstep.platforms.output import leave_terminal
 from lockstep_gang.contract.run import POD_IPS, Run, run_text
 
-NUMBERS = (signal.SIGINT, signal.SIGTERM)
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class OneAgent:
@@ -77,12 +78,18 @@ class OneAgent:
 
 @contextmanager
 def signals() -> Iterator[asyncio.Queue[signal.Signals]]:
-    """Ctrl-C and SIGTERM, as they come."""
+    """Ctrl-C, SIGTERM and the end of the terminal, as they come, but for those that this process was started to ignore (`nohup`)."""
     loop = asyncio.get_running_loop()
     received: asyncio.Queue[signal.Signals] = asyncio.Queue()
-    before = {number: signal.getsignal(number) for number in NUMBERS}
-    for number in NUMBERS:
-        loop.add_signal_handler(number, received.put_nowait, number)
+    before = {number: handler for number in NUMBERS if (handler := signal.getsignal(number)) is not signal.SIG_IGN}
+
+    def take(number: signal.Signals) -> None:
+        if number is signal.SIGHUP:
+            leave_terminal()
+        received.put_nowait(number)
+
+    for number in before:
+        loop.add_signal_handler(number, take, number)
     try:
         yield received
     finally:

@@ -109,13 +109,14 @@ def test_a_wrong_token_is_refused_on_both_sides_and_the_launch_goes_on_waiting(m
     assert (first.ends(), second.ends()) == (0, 0)
 
 
-def test_ctrl_c_on_the_launch_saves_on_all_machines(machines: list[Machine]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ctrl_c_on_the_launch_saves_on_all_machines(number: signal.Signals, machines: list[Machine]) -> None:
     launch = Launch(machines[0])
     first = launch.start()
     second = machines[1].type("join", launch.place, given=launch.token())
     first.sees("rank 0 of 2")
     second.sees("rank 1 of 2")
-    first.process.send_signal(signal.SIGINT)
+    first.process.send_signal(number)
     assert (first.ends(), second.ends()) == (130, 130)
     assert machines[0].has("saved-0")
     assert machines[1].has("saved-1")
@@ -290,6 +291,28 @@ def test_the_token_is_shown_on_the_terminal_itself_and_not_in_redirected_output(
         os.kill(child, signal.SIGTERM)
         os.waitpid(child, 0)
         os.close(terminal)
+
+
+def test_a_token_that_is_typed_is_not_echoed(machines: list[Machine]) -> None:
+    launch = Launch(machines[0])
+    go(machines)
+    first = launch.start()
+    token = launch.token()
+    words = [sys.executable, "-m", "lockstep.cli.main", "join", launch.place, "--workspace", str(machines[1].folder)]
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execv(words[0], words)  # noqa: S606 (no shell is wanted)
+    shown = b""
+    with contextlib.suppress(OSError):  # the terminal ends with its last process
+        while data := os.read(terminal, 1000):
+            shown += data
+            if shown.endswith(b"has shown: "):
+                os.write(terminal, f"{token}\n".encode())
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, shown
+    os.close(terminal)
+    assert first.ends() == 0
+    assert b"this machine is node 1 of 2" in shown
+    assert token.encode() not in shown
 
 
 @pytest.mark.parametrize(
