@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -78,6 +79,54 @@ def test_nodes_that_compute_right_start_their_ranks_and_tell_their_speed(agents:
     assert agents.codes(120) == [0, 0]
     assert "; 2 CPUs compute right, " in agents.log()
     assert agents.log().index("compute right") < agents.log().index("[rank 0] a rank runs")
+
+
+# As Lockstep's trainer does: it says whether it has waited for its order, and reports its end.
+TRAINER = """
+import json, os, socket, sys
+waited = "LOCKSTEP_STANDBY" in os.environ
+if waited:
+    for name, value in json.loads(sys.stdin.readline())["environment"].items():
+        os.environ.pop(name) if value is None else os.environ.update({name: value})
+rank = int(os.environ["RANK"])
+print("here", rank, os.environ["LOCKSTEP_ATTEMPT"], os.environ["TORCHELASTIC_RESTART_COUNT"], waited, flush=True)
+reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+reports.connect(os.environ["LOCKSTEP_REPORT_SOCKET"])
+reports.send(json.dumps({"event": "end", "rank": rank}).encode())
+"""
+
+
+def test_the_trainer_s_ranks_import_beside_the_self_test(agents: Gang) -> None:
+    agents.write(TRAINER, nodes=2, ranks_per_node=2, node_ranks=(2, 1), training={}, preflight=Expected(self_test=SelfTest("FP32")))
+    agents.start(0, 1)
+    assert agents.codes(120) == [0, 0]
+    lines = [line.partition("] here ")[2] for node in range(2) for line in agents.log(node).splitlines() if "] here " in line]
+    assert sorted(lines) == ["0 1 0 True", "1 1 0 True", "2 1 0 True"]
+    assert "; 2 CPUs compute right, " in agents.log()
+
+
+def test_no_rank_is_left_that_has_waited_beside_a_self_test_that_failed(agents: Gang) -> None:
+    (agents.folder / "torch.py").write_text("raise ImportError('broken')")
+    path = {"PYTHONPATH": str(agents.folder)}
+    run = agents.write(TRAINER, nodes=1, training={}, preflight=Expected(self_test=SelfTest("FP32")))
+    agents.run_path.write_text(run_text(replace(run, environment={**run.environment, **path})))
+    agents.start(0)
+    agents.until("the self-test of node 0 can't use its CPU: ImportError: broken")
+    assert agents.processes[0].poll() is None
+    agents.processes[0].terminate()
+    agents.codes(60)
+    assert "] here " not in agents.log()
+    end = time.monotonic() + 30
+    while [pid for pid in Path("/proc").glob("[0-9]*") if str(agents.folder).encode() in _environment(pid)]:
+        assert time.monotonic() < end
+        time.sleep(0.05)  # the kernel kills them as the agent ends
+
+
+def _environment(process: Path) -> bytes:
+    try:
+        return (process / "environ").read_bytes()
+    except OSError:
+        return b""
 
 
 def start(agents: Gang, nodes: int, minimum: int | None, slow: int | None = None) -> None:

@@ -18,7 +18,7 @@ from lockstep_gang.agent.preflight.answers import NodePreflight
 from lockstep_gang.agent.ranks.fabric import FabricReporter
 from lockstep_gang.agent.ranks.processes import become_subreaper, ended_children
 from lockstep_gang.agent.ranks.progress_server import ProgressServer
-from lockstep_gang.agent.ranks.ranks import LocalNode, LocalRanks, Survivors
+from lockstep_gang.agent.ranks.ranks import LocalNode, LocalRanks, Survivors, environments_of
 from lockstep_gang.agent.ranks.reports import ReportSocket
 from lockstep_gang.agent.ranks.stacks import remove_old
 from lockstep_gang.agent.ranks.standby import Standby
@@ -155,6 +155,7 @@ class Agent:
 
     def _take(self, order: Order) -> None:
         if isinstance(order, Check):
+            self._prepare(order)
             self._preflight.take(order)
             return
         if self._dev.take(order):
@@ -166,6 +167,13 @@ class Agent:
             self._stop(order)
         elif isinstance(order, Finish):
             self._end(order)
+
+    def _prepare(self, check: Check) -> None:
+        """Let the trainer's ranks import beside the self-test: both take seconds, and the start waits for the longer one only."""
+        if check.attempt is None or self._run.training is None or self._running or self._leaving or self._standby.leaders:
+            return
+        before = Start(check.attempt - 1, 0, self._run.addresses[0], self._run.master_port)
+        self._standby.prepare(self._run.command, self._run.working_directory, environments_of(self._node, before))
 
     def _start(self, order: Start) -> None:
         if order.attempt <= self._known_attempt or self._running or self._leaving or self._finish is not None:

@@ -121,6 +121,8 @@ class Check:
     group: Group | None = None
     anew: bool = False
     """True: a self-test of an earlier start doesn't count."""
+    attempt: int | None = None
+    """The attempt that follows: its ranks may begin to import; null: it isn't known which ranks a node will have, or there are none."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 from lockstep_gang.contract.messages import Finish, Order, Start, Stop, StopMode
+from lockstep_gang.contract.preflight import Stage
 from lockstep_gang.contract.report import Cause, State
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import reconnect_seconds
@@ -106,7 +107,7 @@ def _start(gang: Gang, run: Run, now: float) -> Decision:
         return Decision(gang)
     gang = replace(with_unexplained_leave(gang), placement=place_ranks(gang.placement, run))
     run = replace(run, order=gang.placement.order)
-    attempt = max(gang.attempt, gang.known_attempt) + 1
+    attempt = _next_attempt(gang)
     ranks = Ranks((Rank(),) * run.world_size)
     fresh = replace(gang, phase=Phase.ACTIVE, attempt=attempt, known_attempt=attempt, restarts=gang.budget.failures, ranks=ranks)
     fresh = replace(fresh, preflight=rounds.used(gang.preflight), fabric=new_fabric(run, now), began_at=now, in_time_until=math.inf)
@@ -284,7 +285,14 @@ def _order(gang: Gang, run: Run, index: int) -> Order | None:
 def _question(gang: Gang, run: Run, node: int) -> Order | None:
     if gang.phase is not Phase.WAITING:
         return None
-    return rounds.preflight_order(gang.preflight, run, node) or session.question(gang, node)
+    check = rounds.preflight_order(gang.preflight, run, node)
+    if check is not None and check.stage is Stage.SELF_TEST and not run.rack_grouped and not rounds.ends_with_it(run):
+        check = replace(check, attempt=_next_attempt(gang))
+    return check or session.question(gang, node)
+
+
+def _next_attempt(gang: Gang) -> int:
+    return max(gang.attempt, gang.known_attempt) + 1
 
 
 def _wake_at(gang: Gang, run: Run, now: float) -> float | None:

@@ -228,6 +228,14 @@ def test_devices_are_tested_after_the_nodes_have_met_and_before_the_all_reduce()
     assert (story.report.preflight.self_test.devices, story.report.preflight.self_test.slowest) == (2, 10**12)
 
 
+@pytest.mark.parametrize(("only", "changes", "attempt"), [(False, {}, 1), (True, {}, None), (False, {"rack_grouped": True}, None)])
+def test_the_ranks_of_the_attempt_that_follows_may_import_where_it_is_known_who_they_are(
+    only: bool, changes: dict[str, Any], attempt: int | None
+) -> None:
+    story = looked_and_met(begun(2, Expected(self_test=SelfTest(), only=only), **changes))
+    assert {order.attempt for _, order in story.orders if isinstance(order, Check)} == {attempt}
+
+
 def test_a_device_that_computes_wrong_starts_no_rank() -> None:
     story = looked_and_met(begun(2, Expected(self_test=SelfTest()), gpus_per_node=1), replace(LOOKED, gpus=GpuFacts(1)))
     wrong = SelfTestResult((DeviceResult(0, "GPU-1", wrong=3, elements=9, flops=1),))

@@ -168,6 +168,11 @@ class RankProcess:
             self._relay.went_on()
 
 
+def environments_of(node: LocalNode, start: Start) -> list[Mapping[str, str]]:
+    """Variables that this node's ranks have in an attempt, but for those of NCCL's log."""
+    return [RankProcess(node, start, local, lambda line: None).environment for local in range(len(node.run.ranks_of(node.index)))]
+
+
 class LocalRanks:
     """All ranks of one attempt on this node."""
 

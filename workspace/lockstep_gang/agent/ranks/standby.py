@@ -1,4 +1,4 @@
-"""The next attempt's ranks, started while the gang backs off: they import, which is most of a start, and wait for their order.
+"""The next attempt's ranks, started while the gang backs off or tests its devices: they import, which is most of a start, and wait for their order.
 
 Only of Lockstep's trainer, which knows how to wait (`lockstep_train/standby.py`). Such a process is its rank's from the beginning: same rank,
 next attempt. Where the next attempt turns out otherwise (another number, ranks in another order, a process that ended), it is killed, and the
@@ -44,7 +44,7 @@ class Standby:
         return self._waiting
 
     def prepare(self, command: Sequence[str], folder: str, environments: Sequence[Mapping[str, str]]) -> None:
-        """Start one for each rank of the attempt that has ended, whose variables these are. One that can't be started is left out."""
+        """Start one for each rank of the attempt that has ended, or would have been the one before, whose variables these are. One that can't be started is left out."""
         self.drop()
         for ended in environments:
             environment = {**ended, VARIABLE: "1", "LOCKSTEP_ATTEMPT": str(int(ended["LOCKSTEP_ATTEMPT"]) + 1)}
