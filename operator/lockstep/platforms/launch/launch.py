@@ -52,7 +52,7 @@ def _prepared(request: LaunchRequest, environment: dict[str, str]) -> tuple[Laun
         raise ConfigError(f"--at: a launch takes {PORTS} ports from {port} on: name one up to {65536 - PORTS}")
     first = machine_facts(own_address(host), request.workspace, request.version, environment)
     launched = Launched(request.job, request.profile, 1, str(uuid.uuid4()), port)
-    return replace(launched, nodes=resolved_there(launched, first, 0).nodes), first
+    return replace(launched, nodes=resolved_there(launched, first, len(devices_there(launched, first))).nodes), first
 
 
 class _Launch:
