@@ -88,6 +88,72 @@ def test_a_card_that_torch_has_no_code_for_is_not_asked_to_compute() -> None:
     }  # fmt: skip
 
 
+class PlayedTorch:
+    """Torch with two played GPUs, which are the CPU: the second one raises when it is waited for."""
+
+    def __init__(self, torch: Any, present: int = 2) -> None:
+        self._torch = torch
+        card = SimpleNamespace(name="H100", major=9, minor=0, uuid="1234")
+        self.cuda = SimpleNamespace(
+            is_available=lambda: present > 0,
+            init=lambda: None,
+            device_count=lambda: present,
+            get_device_properties=lambda device: card,
+            get_arch_list=lambda: ["sm_90"],
+            synchronize=self._synchronize,
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._torch, name)
+
+    def device(self, kind: str, index: int | None = None) -> Any:
+        return SimpleNamespace(type=kind, index=index)
+
+    @staticmethod
+    def _synchronize(device: Any) -> None:
+        if device.index == 1:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def lines_of(torch: PlayedTorch, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, precision: str = "") -> bytes:
+    """Lines of the program for two GPUs."""
+    monkeypatch.setattr(selftest_program, "importlib", SimpleNamespace(import_module=lambda name: torch))
+    monkeypatch.setattr(selftest_program, "GPU_SHAPE", (128, 2048))
+    monkeypatch.setattr(selftest_program, "ecc_errors", lambda: {"GPU-1234": 1})
+    move = torch.Tensor.to
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, where: tensor if isinstance(where, SimpleNamespace) else move(tensor, where))
+    monkeypatch.setenv("GPUS_PER_NODE", "2")
+    selftest_program.main([precision] if precision else [])
+    return capsys.readouterr().out.encode()
+
+
+def test_gpus_are_tested_side_by_side_and_one_that_fails_hides_no_other(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = read_result(lines_of(PlayedTorch(pytest.importorskip("torch")), capsys, monkeypatch), 2, None).devices
+    assert (good.index, good.uuid, good.name, good.precision, good.wrong, good.error, good.ecc_errors) == (
+        0,
+        "GPU-1234",
+        "H100",
+        "BF16",
+        0,
+        "",
+        1,
+    )
+    assert good.flops > 0
+    assert (bad.index, bad.error) == (1, "RuntimeError: CUDA error: an illegal memory access was encountered")
+
+
+@pytest.mark.parametrize(("present", "error"), [
+    (0, "RuntimeError: torch.cuda.is_available() is False"), (1, "RuntimeError: torch finds 1 of 2 GPUs"),
+])  # fmt: skip
+def test_gpus_that_torch_can_t_find_are_told(
+    present: int, error: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = PlayedTorch(pytest.importorskip("torch"), present)
+    assert read_result(lines_of(played, capsys, monkeypatch), 2, None) == SelfTestResult(error=error)
+
+
 def test_uncorrected_errors_are_read_by_uuid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     smi = tmp_path / "nvidia-smi"
     smi.write_text("#!/bin/sh\necho 'GPU-1, 3'\necho 'GPU-2, [N/A]'\necho 'GPU-3, 0'\n")
