@@ -12,6 +12,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.cli.clusters.devcluster import app
 from lockstep.devcluster.host import cgroups, processes
 from lockstep.devcluster.host.layout import NUMBER
@@ -66,6 +67,8 @@ def test_the_cluster_file_names_every_host_with_its_own_key(bed: BedHosts) -> No
         assert host["host_key"] in scanned
         assert host["address"] == bed.host(number).address
     assert len({host["host_key"] for host in content["hosts"]}) == 3
+    parsed = parse_cluster_file(bed.layout.cluster_file.read_text(), content["cluster"]["name"]).hosts
+    assert parsed is not None and list(parsed.names) == ["bed0", "bed1", "bed2"]
     assert Path(content["defaults"]["identity"]).stat().st_mode & 0o077 == 0
 
 

@@ -27,8 +27,8 @@ from lockstep.programs import NotStarted
 CONNECT_SECONDS = 10
 OPEN_SECONDS = 60.0
 """Limit of a connection's beginning, jump hosts and all. ssh's own limit ends before the login does."""
-SHARED_SECONDS = 60
-"""Seconds for which a shared connection outlives its last use."""
+SHARED_SECONDS, LOGIN_SECONDS = 60, 8 * 3600
+"""Seconds for which a shared connection outlives its last use: one that opened by itself, and one for which somebody answered questions."""
 POLL_SECONDS = 0.05
 AT_ONCE = 32
 """Hosts that are asked at the same time."""
@@ -92,15 +92,15 @@ def _is_private(folder: Path) -> bool:
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
 
 
-def ssh_options(login: Login, folder: Path, *, shares: bool, opens: bool = False) -> list[str]:
-    """Options of ssh for this host. `shares`: use the shared connection, if there is one. `opens`: be that connection."""
+def ssh_options(login: Login, folder: Path, *, shares: bool, opens: bool = False, asks: bool = False) -> list[str]:
+    """Options of ssh for this host. `shares`: use the shared connection, if there is one. `opens`: be that connection. `asks`: ask in the terminal."""
     stated: dict[str, object] = {
-        "BatchMode": "yes",
+        "BatchMode": "no" if asks else "yes",
         "CheckHostIP": "no",
         "ConnectTimeout": CONNECT_SECONDS,
         "ControlMaster": "yes" if opens else "no",
         "ControlPath": folder / login.key if shares else "none",
-        "ControlPersist": SHARED_SECONDS if opens else "no",
+        "ControlPersist": (LOGIN_SECONDS if asks else SHARED_SECONDS) if opens else "no",
         "ForwardAgent": "no",
         "ForwardX11": "no",
         "LogLevel": "ERROR",
@@ -152,9 +152,9 @@ class Shared:
         self.login, self.folder, self.shares = login, folder, shares
         self._host_name: str | None = None
 
-    def command(self, *words: str, opens: bool = False, forwards: bool = False) -> list[str]:
+    def command(self, *words: str, opens: bool = False, asks: bool = False, forwards: bool = False) -> list[str]:
         """Command of ssh: `words` are what follows the options, the host's name among them. `forwards`: it is about ports, else it has none."""
-        options = ssh_options(self.login, self.folder, shares=self.shares, opens=opens)
+        options = ssh_options(self.login, self.folder, shares=self.shares, opens=opens, asks=asks)
         if self._host_name:
             options += ["-o", f"HostName={self._host_name}"]
         return ["ssh", *options, *([] if forwards else ["-o", "ClearAllForwardings=yes"]), *words]
@@ -167,6 +167,24 @@ class Shared:
         async with self._alone():
             if not await self._is_open():
                 await self._connect()
+
+    async def log_in(self) -> None:
+        """Open it in this terminal, where ssh may ask for a password, a code or a touch, and keep it for eight hours.
+
+        Raises:
+            HostUnreachable: the host doesn't answer or doesn't let you in.
+            Failed: connections can't be shared here, so the answers would serve for nothing.
+        """
+        if not self.shares:
+            raise Failed(
+                f"host {self.login.name}: a login for later commands needs a shared connection, which this machine's ssh doesn't offer"
+            )
+        await self._prepare()
+        async with self._alone():
+            if not await self._is_open():
+                code, errors = await self._run(self.command("-N", "-f", "--", self.login.name, opens=True, asks=True), in_terminal=True)
+                if code != 0:
+                    raise HostUnreachable(explained(self.login.name, errors))
 
     async def control(self, word: str, *words: str) -> tuple[int, str]:
         """Exit code and errors of a request to the shared connection, as `ssh -O WORD` makes it."""
@@ -188,11 +206,15 @@ class Shared:
         if code != 0:
             raise HostUnreachable(explained(self.login.name, errors))
 
-    async def _run(self, command: Sequence[str]) -> tuple[int, str]:
+    async def _run(self, command: Sequence[str], *, in_terminal: bool = False) -> tuple[int, str]:
         # Its standard error is a file: a connection stays in the background, and would hold a pipe open.
         with tempfile.TemporaryFile() as errors:
             process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=errors, start_new_session=True
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=not in_terminal,
             )
             try:
                 code = await process.wait()
