@@ -16,6 +16,7 @@ from lockstep_gang.contract.times import PING_SECONDS, spread_seconds
 from lockstep_gang.contract.trouble import Trouble, TroubleKind
 from lockstep_gang.coordinator.channel import Channel, connect
 from lockstep_gang.coordinator.network import resolved, trouble_of
+from lockstep_gang.lifecycle.placewords import words_of
 from lockstep_spec.codec import ContractError
 from lockstep_spec.words import printable_line
 
@@ -108,7 +109,7 @@ class Link:
                 self._was_connected, self.trouble = True, None
                 return channel
             except (ContractError, EOFError, OSError, asyncio.TimeoutError) as error:  # noqa: UP041
-                trouble = None if self._was_connected else trouble_of(error, *self.address, "node 0")
+                trouble = None if self._was_connected else trouble_of(error, *self.address, "node 0", words_of(self._run))
                 # A pod that has no address yet has no name either.
                 self.trouble = None if trouble is not None and trouble.kind is TroubleKind.NAME else trouble
                 if time.monotonic() >= say_at:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from lockstep_gang.contract.run import POD_IPS
 from lockstep_gang.contract.trouble import Trouble, TroubleKind
+from lockstep_gang.lifecycle.placewords import IN_PODS, PlaceWords
 
 CANDIDATES = 64
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 (probed, not served)
@@ -108,19 +109,19 @@ _UNREACHABLE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT
 _UNKNOWN_NAME = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)})
 
 
-def trouble_of(error: Exception, host: str, port: int, whom: str) -> Trouble | None:
+def trouble_of(error: Exception, host: str, port: int, whom: str, place: PlaceWords = IN_PODS) -> Trouble | None:
     """Return the trouble; None: the listener just isn't up yet, or nobody knows."""
     reason = (error.strerror if isinstance(error, OSError) else "") or str(error)
     if isinstance(error, socket.gaierror):
         if error.errno in _UNKNOWN_NAME:
-            return Trouble(TroubleKind.NAME, f"the cluster's DNS doesn't know {host}, the name of {whom} ({reason})")
-        return Trouble(TroubleKind.DNS, f"the cluster's DNS doesn't answer: {host}, the name of {whom}, can't be resolved ({reason})")
+            return Trouble(TroubleKind.NAME, f"{place.name_service} doesn't know {host}, the name of {whom} ({reason})")
+        return Trouble(TroubleKind.DNS, f"{place.name_service} doesn't answer: {host}, the name of {whom}, can't be resolved ({reason})")
     if any(kind.__name__ == "SSLError" for kind in type(error).__mro__):  # ssl itself takes 30 ms to import
         return Trouble(TroubleKind.REFUSED, f"{whom} at {host}:{port} has an untrusted certificate, or does not speak TLS ({reason})")
     is_timeout = isinstance(error, (TimeoutError, asyncio.TimeoutError))
     if is_timeout or (isinstance(error, OSError) and error.errno in _UNREACHABLE):
         why = "no answer" if is_timeout else reason
-        return Trouble(TroubleKind.NETWORK, f"{whom} at {host}:{port} can't be reached ({why}): a NetworkPolicy or the network blocks it")
+        return Trouble(TroubleKind.NETWORK, f"{whom} at {host}:{port} can't be reached ({why}): {place.blocked}")
     return None
 
 

@@ -108,7 +108,7 @@ class Records:
             return
         newest = _parsed(AttemptRecord, last, str(self._attempts_path)).attempt if last else 0
         if newest > self._newest:
-            raise Replaced(errno.ESTALE, f"attempt {newest} of another coordinator is there, so this pod was replaced")
+            raise Replaced(errno.ESTALE, f"attempt {newest} of another coordinator is there, so this node 0 was replaced")
 
     def _replace(self, path: Path, text: str) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)

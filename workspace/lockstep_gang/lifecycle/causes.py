@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from lockstep_gang.contract.report import Cause
+from lockstep_gang.lifecycle.placewords import PlaceWords
 from lockstep_gang.lifecycle.tracebacks import Raised
 from lockstep_spec.exits import CONFIGURATION, HANG, NON_FINITE, OUT_OF_MEMORY, SAVED
 
@@ -144,17 +145,17 @@ _NO_HOME = re.compile(r"Permission denied: '(/|/root/|/home/[^/']+/)\.\w")
 _REMEDIES = (
     (
         _NO_COMPILER,
-        "DeepSpeed compiles this operator when it is first used, and the image has no compiler: put `deepspeed.ops.__compatible_ops__ = {}` after the "
+        "DeepSpeed compiles this operator when it is first used, and {compiler}: put `deepspeed.ops.__compatible_ops__ = {{}}` after the "
         'script\'s `import deepspeed`, and `"torch_adam": true` into optimizer.params of its configuration',
     ),
     (
         re.compile(r"DataLoader worker .* killed by signal: Killed"),
-        "raise the host memory (resources.limits.memory of the cluster), or load less at once",
+        "{host_memory}",
     ),
-    (_SHARED_MEMORY, "raise the cluster's shm_size, or use fewer workers"),
-    (re.compile(r"DataLoader worker .*Bus error"), "raise the cluster's shm_size, or use fewer workers"),
-    (re.compile(r"ibv_\w+ failed with error Cannot allocate memory"), "RDMA needs locked memory: set security.ipc_lock, or memlock: unlimited, in the cluster file"),
-    (_NO_HOME, "the pod's user has no home to write to: set HOME (or HF_HOME and the like) to a folder of the volume in spec.env"),
+    (_SHARED_MEMORY, "{more_shared_memory}"),
+    (re.compile(r"DataLoader worker .*Bus error"), "{more_shared_memory}"),
+    (re.compile(r"ibv_\w+ failed with error Cannot allocate memory"), "{more_locked_memory}"),
+    (_NO_HOME, "{home}"),
     (re.compile(r"\[Errno 13?\] (Permission denied|Operation not permitted): "), "check the owner and permissions of that folder: this process may not read or write there"),
     (
         re.compile(r"terminate called without an active exception(?!.*\bFile \")", re.DOTALL),
@@ -163,6 +164,7 @@ _REMEDIES = (
     ),
     (re.compile(r"CUDA error: invalid device ordinal"), "use the GPU of LOCAL_RANK, not of RANK"),
 )  # fmt: skip
+"""Advice by the words of an error; names in braces are fields of PlaceWords."""
 _NOT_JOINED = re.compile(rf"Timed out waiting|{TIMED_OUT.pattern}", re.IGNORECASE)
 """Words for which Lockstep's trainer exits with HANG, whatever the exception is called."""
 _BY_SIGNAL = {
@@ -227,9 +229,9 @@ def is_killed(signal: str | None) -> bool:
     return _BY_SIGNAL.get(signal or "") is Cause.KILLED
 
 
-def remedy(text: str) -> str:
+def remedy(text: str, place: PlaceWords) -> str:
     """Advice about an error whose own words don't give it, to be put behind them; empty if nothing is known."""
-    return next((f"; {what}" for words, what in _REMEDIES if words.search(text)), "")
+    return next((f"; {what.format(**vars(place))}" for words, what in _REMEDIES if words.search(text)), "")
 
 
 def trainer_cause(exit_code: int | None, exception: str | None) -> Cause | None:

@@ -14,6 +14,7 @@ from lockstep_gang.lifecycle.causes import blamable, is_killed, rank_cause, reme
 from lockstep_gang.lifecycle.fabric.state import explained_by_nccl, fault_kind, hang_explained_by_nccl, refusal
 from lockstep_gang.lifecycle.gang import Gang, LostNode, Rank, failed_ranks, silent_success
 from lockstep_gang.lifecycle.hang import STOPPED, hang_failure, stopped_rank
+from lockstep_gang.lifecycle.placewords import PlaceWords, words_of
 from lockstep_gang.lifecycle.progress import Hang
 from lockstep_gang.lifecycle.silences import open_silence_of, open_silences, silence_to_blame, silent_node_failure
 from lockstep_gang.lifecycle.start import late_ranks_failure
@@ -211,10 +212,10 @@ def _rank_failure(run: Run, index: int, rank: Rank, silent: bool) -> Failure:
     lines, fresh = (rank.exit.last_lines, rank.exit.fresh_lines) if rank.exit is not None else ((), ())
     exit_code, signal = (exit_.exit_code, exit_.signal) if exit_ is not None else (None, None)
     raised = _raised(rank, fresh)
-    memory = exit_.out_of_memory if exit_ is not None else None
+    memory, place = exit_.out_of_memory if exit_ is not None else None, words_of(run)
     cause = rank_cause(run.training is not None, exit_code, signal, raised, "\n".join(fresh))
-    advice = remedy("\n".join(each.words for each in blamable(raised)) if raised is not None else "\n".join(fresh))
-    text = f"rank {index} on node {run.node_of(index)} {_how(exit_, run, silent)}{_for_memory(memory)}{_exception_words(raised)}"
+    advice = remedy("\n".join(each.words for each in blamable(raised)) if raised is not None else "\n".join(fresh), place)
+    text = f"rank {index} on node {run.node_of(index)} {_how(exit_, run, silent)}{_for_memory(memory, place)}{_exception_words(raised)}"
     return Failure(
         message=text[: 1000 - len(advice)].removesuffix("." if advice else "") + advice,
         rank=index,
@@ -252,32 +253,29 @@ def _exception_words(raised: Raised | None) -> str:
     return f": {raised.exception}: {raised.first_line}{''.join(by)}"
 
 
-def _for_memory(memory: OutOfMemory | None) -> str:
+def _for_memory(memory: OutOfMemory | None, place: PlaceWords) -> str:
     if memory is None:
         return ""
-    limit = (
-        f"its container reached its limit of {binary_size(memory.limit_bytes)}"
-        if memory.limit_bytes
-        else "the machine's memory was used up"
-    )
+    limit = f"{place.memory_limit} {binary_size(memory.limit_bytes)}" if memory.limit_bytes else "the machine's memory was used up"
     had = f", of which this rank used {binary_size(memory.rank_bytes)} at its peak" if memory.rank_bytes else ""
     return f": the kernel killed a process because host memory ran out: {limit}{had}"
 
 
-_SIGNAL_HINTS = {
-    "SIGKILL": " (by the kernel when memory runs out, or by hand)",
-    "SIGBUS": " (most often because shared memory, /dev/shm, is full: raise the cluster's shm_size, or use fewer workers)",
-    "SIGILL": " (an instruction that this CPU doesn't have: a library was built for another one)",
-    "SIGXCPU": " (a limit of CPU time: ulimit -t)",
-    "SIGXFSZ": " (a limit of a file's size: ulimit -f)",
-    "SIGSYS": " (a system call that the container's seccomp profile forbids)",
-}
+def _signal_hints(place: PlaceWords) -> dict[str, str]:
+    return {
+        "SIGKILL": " (by the kernel when memory runs out, or by hand)",
+        "SIGBUS": f" (most often because shared memory, /dev/shm, is full: {place.more_shared_memory})",
+        "SIGILL": " (an instruction that this CPU doesn't have: a library was built for another one)",
+        "SIGXCPU": " (a limit of CPU time: ulimit -t)",
+        "SIGXFSZ": " (a limit of a file's size: ulimit -f)",
+        "SIGSYS": " (a system call that a seccomp profile forbids)",
+    }
 
 
 def _how(exit_: RankExit | None, run: Run, silent: bool) -> str:
     if exit_ is None:
         return "failed"
-    hints = _SIGNAL_HINTS if exit_.out_of_memory is None else {}
+    hints = _signal_hints(words_of(run)) if exit_.out_of_memory is None else {}
     if exit_.signal is not None:
         return f"{exit_.how}{hints.get(exit_.signal, '')}"
     if silent and exit_.exit_code == 0:

@@ -58,7 +58,7 @@ def _connect(path: str) -> socket.socket:
     except OSError as error:
         connection.close()
         reason = (
-            "this pod is not one of an Interactive job, or its agent is still starting"
+            "nothing of an Interactive job runs here, or its agent is still starting"
             if isinstance(error, FileNotFoundError)
             else error.strerror
         )
@@ -133,7 +133,7 @@ class Conversation:
             return []
         data = self._connection.recv(READ_BYTES)
         if not data:
-            raise AgentLost("the agent has gone, and the run with it: its pod is ending, or it crashed (kubectl describe pod)")
+            raise AgentLost("the agent has gone, and the run with it: it was told to end, or it crashed")
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [json.loads(line) for line in lines]
 

@@ -54,7 +54,7 @@ class ClientConnection:
             return
         if self._left_out:
             lines = (
-                f"[lockstep] {self._left_out} lines left out: they came too fast to be shown here; the container's log has them",
+                f"[lockstep] {self._left_out} lines left out: they came too fast to be shown here; the agent's log has them",
                 *lines,
             )
             self._left_out = 0

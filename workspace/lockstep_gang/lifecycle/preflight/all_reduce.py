@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from lockstep_gang.contract.preflight import Finding, Measured
 from lockstep_gang.contract.run import Run
+from lockstep_gang.lifecycle.placewords import words_of
 from lockstep_gang.lifecycle.preflight.checks import LookedAt, error, warning
 
 ROUNDS_MAX = 4
@@ -86,10 +87,10 @@ def busbw(measured: Measured) -> int:
     return round(2 * (measured.ranks - 1) / measured.ranks * measured.bytes / (measured.microseconds / 1e6))
 
 
-def why_not_measured(looked: Sequence[LookedAt]) -> list[Finding]:
+def why_not_measured(run: Run, looked: Sequence[LookedAt]) -> list[Finding]:
     """Warning that a node has no torch. It is asked for only where it is: a script's image need not have it."""
     lacking = [node for node, facts, *_ in looked if "torch" not in facts.versions]
-    fix = "install torch in the image, or set preflight.mode to Basic"
+    fix = f"{words_of(run).torch}, or set preflight.mode to Basic"
     return [warning("allReduce", node, f"node {node} has no torch: the all-reduce was left out", fix) for node in lacking[:1]]
 
 

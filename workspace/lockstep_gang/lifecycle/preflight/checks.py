@@ -14,6 +14,7 @@ from lockstep_gang.contract.fabric import are_whole_names
 from lockstep_gang.contract.preflight import ExpectedRdma, Finding, Kind, Looked, Met, PathFact, VolumeFacts
 from lockstep_gang.contract.report import Cause
 from lockstep_gang.contract.run import Run
+from lockstep_gang.lifecycle.placewords import PlaceWords, words_of
 from lockstep_spec.choices import Severity, StorageMode
 from lockstep_spec.words import binary_size
 
@@ -29,6 +30,10 @@ class NodeAnswers:
     looked: Mapping[int, Looked]
     met: Mapping[int, Met]
     skews: Mapping[int, float]
+
+    @property
+    def words(self) -> PlaceWords:
+        return words_of(self.run)
 
     def name(self, node: int) -> str:
         """The node as messages name it."""
@@ -58,8 +63,7 @@ SKEW_SECONDS = 1.0
 def names(nodes: NodeAnswers) -> Iterator[Finding]:
     for node, looked in nodes.looked.items():
         for address, why in looked.unresolved.items():
-            fix = "look at the cluster's DNS and the job's headless Service"
-            yield error("names", node, f"{nodes.name(node)} can't resolve {address} ({why})", fix)
+            yield error("names", node, f"{nodes.name(node)} can't resolve {address} ({why})", nodes.words.names)
 
 
 def peers(nodes: NodeAnswers) -> Iterator[Finding]:
@@ -69,9 +73,7 @@ def peers(nodes: NodeAnswers) -> Iterator[Finding]:
     for node, met in nodes.met.items():
         for other, why in met.unreachable.items():
             message = f"{nodes.name(node)} can't reach {nodes.name(int(other))}: {why}"
-            yield error(
-                "peers", node, message, "pods of one job must reach each other on all ports: look at network policies and firewalls"
-            )
+            yield error("peers", node, message, nodes.words.peers)
 
 
 def clocks(nodes: NodeAnswers) -> Iterator[Finding]:
@@ -125,10 +127,10 @@ def shared(nodes: NodeAnswers) -> Iterator[Finding]:
         run_dir, name = nodes.run.run_dir, nodes.name(node)
         if claimed:
             message = f"{name} does not see what node 0 writes to {run_dir}, though storage is Shared"
-            fix = "use a ReadWriteMany claim that all nodes mount, or set storage.mode to PerPod"
+            fix = nodes.words.shared
         else:
             message = f"{name} sees what node 0 writes to {run_dir}, though storage is PerPod"
-            fix = "give every pod a volume of its own, or set storage.mode to Shared"
+            fix = nodes.words.own
         yield replace(error("shared", node, message, fix), final=True)
 
 
@@ -158,9 +160,7 @@ def shared_memory(nodes: NodeAnswers) -> Iterator[Finding]:
     for node, looked in nodes.looked.items():
         if expected is not None and looked.shm_bytes is not None and looked.shm_bytes < expected * _SHM_SHARE:
             message = f"shared memory (/dev/shm) has {binary_size(looked.shm_bytes)} on {nodes.name(node)}, the cluster asks for {binary_size(expected)}"
-            yield warning(
-                "sharedMemory", node, message, "raise the pods' memory limit or the cluster's shm_size: NCCL and data loaders end by SIGBUS"
-            )
+            yield warning("sharedMemory", node, message, nodes.words.shared_memory)
 
 
 _SLOW_FIX = "look at that NIC's cable and settings: the slowest one sets the speed of all"
@@ -173,7 +173,7 @@ def gpus(nodes: NodeAnswers) -> Iterator[Finding]:
     }
     for node, count in few.items():
         message = f"{nodes.name(node)} has {count} of {expected(node)} GPUs"
-        finding = error("gpus", node, message, "look at nvidia-smi and the device plugin there, or lower gpusPerNode")
+        finding = error("gpus", node, message, nodes.words.gpus)
         yield replace(finding, excludes=len(few) < nodes.run.nodes)
 
 
@@ -188,8 +188,7 @@ def locked_memory(nodes: NodeAnswers) -> Iterator[Finding]:
     for node, looked in nodes.looked.items():
         if looked.rdma is not None and looked.rdma.memlock_bytes is not None and not looked.rdma.has_ipc_lock:
             problem = f"may lock {binary_size(looked.rdma.memlock_bytes)} of memory and has no CAP_IPC_LOCK"
-            fix = "set security.ipc_lock in the cluster file and grant it, or lift the runtime's memlock limit: a NIC can't register memory"
-            yield replace(error("lockedMemory", node, f"{nodes.name(node)} {problem}", fix), final=True)
+            yield replace(error("lockedMemory", node, f"{nodes.name(node)} {problem}", nodes.words.locked_memory), final=True)
 
 
 def hcas(nodes: NodeAnswers) -> Iterator[Finding]:
@@ -208,17 +207,16 @@ def _hcas_of(nodes: NodeAnswers, node: int) -> Iterator[Finding]:
     lacking = [stated for stated in expected.devices if not any(_fits(stated, device, expected) for device in devices)]
     here = ", ".join(sorted({hca.device for hca in rdma.hcas})) or "none"
     if lacking:
-        fix = "correct network.rdma.devices in the cluster file, or find out why the device plugin gave the pod others"
-        yield error("hcas", node, f"{name} has no {', '.join(lacking)}; there are {here}", fix)
+        yield error("hcas", node, f"{name} has no {', '.join(lacking)}; there are {here}", nodes.words.hcas)
     elif len(devices) < (expected.count or 1):
-        fix = "look at network.rdma.rails and the device plugin on that node"
+        fix = nodes.words.hca_count
         yield error("hcas", node, f"{name} has {len(devices)} of {expected.count or 1} RDMA devices ({here})", fix)
     for hca in ports:
         if hca.state != "ACTIVE":
             message = f"port {hca.port} of {hca.device} on {name} is {hca.state or 'in no known state'}, not ACTIVE"
             yield error("hcas", node, message, "look at its cable, its switch port and, on InfiniBand, the subnet manager")
     for device in sorted(devices & set(rdma.unusable)):
-        fix = "the pod needs the rail's resource (network.rdma.rails): without it NCCL leaves the NIC out"
+        fix = nodes.words.hca_unusable
         yield error("hcas", node, f"{device} is on {name}, but /dev/infiniband has no device for it", fix)
 
 
@@ -291,7 +289,7 @@ def mtus(nodes: NodeAnswers) -> Iterator[Finding]:
         for interface, mtu in looked.rdma.mtus.items() if looked.rdma is not None else ():
             if expected is not None and expected.mtu is not None and mtu != expected.mtu:
                 message = f"{interface} has MTU {mtu} on {nodes.name(node)}, the cluster says {expected.mtu}"
-                yield warning("mtu", node, message, "set it in the network attachment: one that is too small costs most of the speed")
+                yield warning("mtu", node, message, nodes.words.mtu)
 
 
 _SAME = ("torch", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "deepspeed")
@@ -302,7 +300,7 @@ def python(nodes: NodeAnswers) -> Iterator[Finding]:
     values = {node: looked.versions.get("python", "") for node, looked in nodes.looked.items() if looked.versions}
     for node, own, common in odd(values):
         message = f"Python is {own} on {nodes.name(node)} and {common} on other nodes"
-        yield warning("python", node, message, "use one image on all nodes")
+        yield warning("python", node, message, nodes.words.python)
 
 
 def libraries(nodes: NodeAnswers) -> Iterator[Finding]:
@@ -311,7 +309,7 @@ def libraries(nodes: NodeAnswers) -> Iterator[Finding]:
         values = {node: looked.versions.get(name, "") for node, looked in nodes.looked.items() if looked.versions}
         for node, own, common in odd(values):
             message = f"{name} is {own or 'not installed'} on {nodes.name(node)} and {common or 'not installed'} on other nodes"
-            fix = "use one image on all nodes, and install nothing in pods"
+            fix = nodes.words.libraries
             yield (
                 replace(error("libraries", node, message, fix), final=True) if name in _SAME else warning("libraries", node, message, fix)
             )
@@ -332,7 +330,6 @@ def _quoted(value: str) -> str:
 
 
 _UNFINISHED = {
-    "unresolved": ("names", "is the cluster's DNS there?"),
     "paths": ("paths", "the volume does not answer: is its server there?"),
     "volume": ("writable", "the volume does not answer: is its server there?"),
 }
@@ -373,14 +370,13 @@ def skews(looked: Sequence[LookedAt]) -> dict[int, float]:
 
 def silent(run: Run, answered: Iterable[int], seconds: float) -> list[Finding]:
     missing = sorted(set(range(run.nodes)) - set(answered))
-    fix = "look at its agent's log; if its machine hangs, delete the pod"
-    return [error("answer", node, f"{run.node_name(node)} did not answer in {seconds:.0f} s", fix) for node in missing]
+    return [error("answer", node, f"{run.node_name(node)} did not answer in {seconds:.0f} s", words_of(run).hung) for node in missing]
 
 
 def _unfinished(nodes: NodeAnswers) -> Iterator[Finding]:
     for node, looked in nodes.looked.items():
         for part in looked.unfinished:
-            check, fix = _UNFINISHED.get(part, ("answer", "look at its agent's log"))
+            check, fix = {**_UNFINISHED, "unresolved": ("names", nodes.words.dns)}.get(part, ("answer", "look at its agent's log"))
             yield error(check, node, f"{nodes.name(node)} could not finish the check of {check} in time", fix)
 
 

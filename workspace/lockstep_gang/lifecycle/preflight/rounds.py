@@ -236,7 +236,7 @@ def _after_meet(preflight: Preflight, run: Run, cause: Cause | None, now: float)
     assert run.preflight is not None  # noqa: S101 (the caller asked)
     if _has_errors(findings):
         return _ended(preflight, run, findings, now)
-    if run.preflight.self_test is not None and not without_torch(preflight.looked):
+    if run.preflight.self_test is not None and not without_torch(run, preflight.looked):
         anew = cause is not None and cause.value in _DEVICE_CAUSES
         return _ask(replace(preflight, anew=anew), Stage.SELF_TEST, now)
     return _to_all_reduce(preflight, run, cause, now)
@@ -252,7 +252,7 @@ def _after_self_test(preflight: Preflight, run: Run, cause: Cause | None, now: f
 def _findings(preflight: Preflight, run: Run) -> list[Finding]:
     """Everything that is wrong by the answers so far, but for the all-reduce."""
     assert run.preflight is not None  # noqa: S101 (the caller asked)
-    untested = without_torch(preflight.looked) if run.preflight.self_test is not None else []
+    untested = without_torch(run, preflight.looked) if run.preflight.self_test is not None else []
     return [*judge_all(run, preflight.looked, dict(preflight.met)), *untested, *judge_self_test(run, dict(preflight.tested))]
 
 
@@ -264,7 +264,7 @@ def _to_all_reduce(preflight: Preflight, run: Run, cause: Cause | None, now: flo
     findings = _findings(preflight, run)
     assert run.preflight is not None  # noqa: S101 (the caller asked)
     is_measured = run.preflight.all_reduce is not None and run.nodes > 1 and (cause is None or cause.value in _NETWORK_CAUSES)
-    missing = why_not_measured(preflight.looked) if is_measured else []
+    missing = why_not_measured(run, preflight.looked) if is_measured else []
     if missing or not is_measured:
         return _ended(preflight, run, [*findings, *missing], now)
     return _ask(replace(preflight, groups=(tuple(range(run.nodes)),)), Stage.ALL_REDUCE, now)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from lockstep_gang.contract.preflight import DeviceResult, Finding, SelfTestResult, Speed
 from lockstep_gang.contract.run import Run
+from lockstep_gang.lifecycle.placewords import PlaceWords, words_of
 from lockstep_gang.lifecycle.preflight.checks import LookedAt, error, warning
 from lockstep_spec.choices import Severity
 
@@ -14,10 +15,10 @@ SELF_TEST, TORCH_BUILD = "selfTest", "torchBuild"
 _MEMORY = "OutOfMemoryError"
 
 
-def without_torch(looked: Sequence[LookedAt]) -> list[Finding]:
+def without_torch(run: Run, looked: Sequence[LookedAt]) -> list[Finding]:
     """Warning that a node has no torch, which the test is made with. A script's image need not have it."""
     lacking = [node for node, facts, *_ in looked if "torch" not in facts.versions]
-    fix = "install torch in the image, or set preflight.selfTest to Never"
+    fix = f"{words_of(run).torch}, or set preflight.selfTest to Never"
     return [warning(SELF_TEST, node, f"node {node} has no torch: the self-test was left out", fix) for node in lacking[:1]]
 
 
@@ -35,15 +36,20 @@ def judge_self_test(run: Run, tested: Mapping[int, SelfTestResult]) -> list[Find
 
 
 def _of_node(run: Run, node: int, answer: SelfTestResult) -> Iterator[Finding]:
-    name, has_gpus = run.node_name(node), run.gpus_of(node) > 0
+    name, has_gpus, words = run.node_name(node), run.gpus_of(node) > 0, words_of(run)
     if answer.error:
-        fix = "look at nvidia-smi and at the driver there, and at the job's image: ranks would meet the same" if has_gpus else _CPU_FIX
+        fix = (
+            f"look at nvidia-smi and at the driver there, and at {words.software}: ranks would meet the same"
+            if has_gpus
+            else _cpu_fix(words)
+        )
         yield error(SELF_TEST, node, f"the self-test of {name} can't use its {'GPUs' if has_gpus else 'CPU'}: {answer.error}", fix)
     for device in answer.devices:
-        yield from _of_device(f"{_called(device) if has_gpus else 'the CPU'} of {name}", node, device, has_gpus=has_gpus)
+        yield from _of_device(f"{_called(device) if has_gpus else 'the CPU'} of {name}", node, device, words, has_gpus=has_gpus)
 
 
-_CPU_FIX = "look at the job's image: ranks would meet the same"
+def _cpu_fix(words: PlaceWords) -> str:
+    return f"look at {words.software}: ranks would meet the same"
 
 
 def _called(device: DeviceResult) -> str:
@@ -51,12 +57,12 @@ def _called(device: DeviceResult) -> str:
     return f"GPU {device.index}" + (f" ({known})" if known else "")
 
 
-def _of_device(name: str, node: int, device: DeviceResult, *, has_gpus: bool) -> Iterator[Finding]:
+def _of_device(name: str, node: int, device: DeviceResult, words: PlaceWords, *, has_gpus: bool) -> Iterator[Finding]:
     if device.lacking:
         message = f"torch {device.torch} has no code for sm_{device.major}{device.minor}, which {name} is: it is built for {device.built}"
-        yield error(TORCH_BUILD, node, message, "use an image whose torch is built for that GPU, or nodes with other GPUs")
+        yield error(TORCH_BUILD, node, message, words.torch_build)
     elif device.error:
-        fix = _CPU_FIX
+        fix = _cpu_fix(words)
         if has_gpus:
             other = "look at nvidia-smi there, and at lines with Xid in the kernel's log (dmesg)"
             fix = "look with nvidia-smi which process holds its memory" if device.error.startswith(_MEMORY) else other
