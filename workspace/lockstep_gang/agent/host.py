@@ -56,5 +56,5 @@ def remove_inputs(run_path: Path, key_file: Path) -> None:
     """Remove the files that a command line made for its agents and couldn't remove before it was killed: the run, its key, and their folder."""
     with contextlib.suppress(OSError):  # another of its agents was faster, or its folder holds something else
         run_path.unlink()
-        key_file.unlink()
+        key_file.unlink(missing_ok=True)  # gone with the job's end
         run_path.parent.rmdir()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lockstep.platforms.local.run import END_SECONDS, write_private
 from lockstep.platforms.output import leave_terminal
-from lockstep_gang.contract.run import POD_IPS, Run, run_text
+from lockstep_gang.contract.run import Run, run_text
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -41,7 +41,6 @@ class OneAgent:
             stdin=asyncio.subprocess.DEVNULL,
             start_new_session=True,
             pass_fds=(self._held,),
-            env={**os.environ, POD_IPS: self._run.addresses[self._node]},
         )
 
     async def wait(self) -> int:

@@ -15,7 +15,7 @@ from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.plan.render.run import Placement, build_run
 from lockstep.platforms.launch.machine import KEPT, NodeMachine
 from lockstep.platforms.local.placement import VISIBLE, shell_variables
-from lockstep_gang.contract.run import Run, WhenDone
+from lockstep_gang.contract.run import HostPlace, Run, WhenDone
 from lockstep_spec.choices import StorageMode
 from lockstep_spec.words import number_of
 
@@ -128,6 +128,7 @@ def run_there(launched: Launched, machines: Sequence[NodeMachine], node: int, at
         command=command,
         environment={**_variables(resolved, machine, ranks[node]), VISIBLE: ",".join(devices[node])},
         preflight=expected,
+        host=HostPlace(),
         storage=stated,
         node_ranks=ranks if len(set(ranks)) > 1 else (),
         attempts_before=attempts_before,

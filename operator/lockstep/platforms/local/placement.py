@@ -16,7 +16,7 @@ from lockstep.api.shared import Variable
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.plan.render.run import WILD, Placement, build_run, data_paths
 from lockstep_gang.contract.preflight import AllReduce, Expected
-from lockstep_gang.contract.run import Run, WhenDone
+from lockstep_gang.contract.run import HostPlace, Run, WhenDone
 from lockstep_spec.choices import StorageMode
 from lockstep_spec.modelnames import is_address, is_folder
 
@@ -46,7 +46,8 @@ def local_run(resolved: Resolved, key_file: Path, ports: tuple[int, int], inheri
     )
     run = build_run(resolved, placement)
     command = (sys.executable, *run.command[1:]) if run.command[0] == "python3" else run.command
-    return replace(run, command=command, environment=rank_variables(resolved, inherited), preflight=_here(resolved, run.preflight))
+    variables = rank_variables(resolved, inherited)
+    return replace(run, command=command, environment=variables, preflight=_here(resolved, run.preflight), host=HostPlace())
 
 
 def _here(resolved: Resolved, expected: Expected | None) -> Expected | None:
