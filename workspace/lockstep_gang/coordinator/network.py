@@ -10,9 +10,9 @@ import os
 import socket
 from collections.abc import Iterable
 
+from lockstep_gang.contract.placewords import IN_PODS, PlaceWords
 from lockstep_gang.contract.run import POD_IPS
 from lockstep_gang.contract.trouble import Trouble, TroubleKind
-from lockstep_gang.lifecycle.placewords import IN_PODS, PlaceWords
 
 CANDIDATES = 64
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 (probed, not served)

@@ -15,8 +15,8 @@ import signal as signals
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from lockstep_gang.contract.placewords import PlaceWords
 from lockstep_gang.contract.report import Cause
-from lockstep_gang.lifecycle.placewords import PlaceWords
 from lockstep_gang.lifecycle.tracebacks import Raised
 from lockstep_spec.exits import CONFIGURATION, HANG, NON_FINITE, OUT_OF_MEMORY, SAVED
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from lockstep_gang.contract.fabric import FaultKind
 from lockstep_gang.contract.messages import OutOfMemory, RankExit
+from lockstep_gang.contract.placewords import PlaceWords, words_of
 from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import SILENCE_SECONDS
@@ -14,7 +15,6 @@ from lockstep_gang.lifecycle.causes import blamable, is_killed, rank_cause, reme
 from lockstep_gang.lifecycle.fabric.state import explained_by_nccl, fault_kind, hang_explained_by_nccl, refusal
 from lockstep_gang.lifecycle.gang import Gang, LostNode, Rank, failed_ranks, silent_success
 from lockstep_gang.lifecycle.hang import STOPPED, hang_failure, stopped_rank
-from lockstep_gang.lifecycle.placewords import PlaceWords, words_of
 from lockstep_gang.lifecycle.progress import Hang
 from lockstep_gang.lifecycle.silences import open_silence_of, open_silences, silence_to_blame, silent_node_failure
 from lockstep_gang.lifecycle.start import late_ranks_failure

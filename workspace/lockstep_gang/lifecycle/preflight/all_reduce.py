@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from lockstep_gang.contract.placewords import words_of
 from lockstep_gang.contract.preflight import Finding, Measured
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle.placewords import words_of
 from lockstep_gang.lifecycle.preflight.checks import LookedAt, error, warning
 
 ROUNDS_MAX = 4

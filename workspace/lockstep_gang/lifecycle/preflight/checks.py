@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lockstep_gang.contract.fabric import are_whole_names
+from lockstep_gang.contract.placewords import PlaceWords, words_of
 from lockstep_gang.contract.preflight import ExpectedRdma, Finding, Kind, Looked, Met, PathFact, VolumeFacts
 from lockstep_gang.contract.report import Cause
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle.placewords import PlaceWords, words_of
 from lockstep_spec.choices import Severity, StorageMode
 from lockstep_spec.words import binary_size
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from lockstep_gang.contract.placewords import PlaceWords, words_of
 from lockstep_gang.contract.preflight import DeviceResult, Finding, SelfTestResult, Speed
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle.placewords import PlaceWords, words_of
 from lockstep_gang.lifecycle.preflight.checks import LookedAt, error, warning
 from lockstep_spec.choices import Severity
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from lockstep_gang.contract.messages import OutOfMemory
+from lockstep_gang.contract.placewords import IN_PODS, ON_HOSTS, PlaceWords, words_of
 from lockstep_gang.contract.preflight import DeviceResult, Expected, Looked, Met, SelfTestResult, VolumeFacts
 from lockstep_gang.contract.run import HostPlace
 from lockstep_gang.coordinator.network import trouble_of
 from lockstep_gang.lifecycle.causes import _REMEDIES
-from lockstep_gang.lifecycle.placewords import IN_PODS, ON_HOSTS, PlaceWords, words_of
 from lockstep_gang.lifecycle.preflight.all_reduce import why_not_measured
 from lockstep_gang.lifecycle.preflight.checks import judge_all, silent
 from lockstep_gang.lifecycle.preflight.self_test import judge_self_test, without_torch

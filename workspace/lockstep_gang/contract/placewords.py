@@ -15,7 +15,7 @@ class PlaceWords:
     peers: str
     dns: str
     blocked: str
-    """What keeps a connection from another node."""
+    """Reason why a connection to another node can't be made."""
     name_service: str
     """Subject of "doesn't know lab1", "doesn't answer"."""
     hung: str
