@@ -307,16 +307,23 @@ def _is_stopped(job: SiteJob) -> bool:
 
 def _of_files(files: list[Path], cluster: str | None, namespace: str | None, context: str | None) -> list[SiteJob]:
     """Return each job of the files once. Raises ConfigError for a mistake in any file, for the wrong cluster, and for a job that isn't there."""
+    from lockstep.cli.shared.hostsite import HostSite
     from lockstep.cli.shared.kubesite import KubeSite
     from lockstep.cli.shared.target import Target, unnamed_cluster
     from lockstep.kube.cluster import Client
 
     jobs: dict[tuple[str, str], SiteJob] = {}
     for inputs in read_all(files, cluster, namespace, unnamed=lambda: unnamed_cluster(context)):
-        inputs.aim()
-        site = KubeSite(Target(Client(context), inputs.namespace, inputs.cluster.cluster.name))
+        name, of_file = inputs.job.metadata.name, inputs.cluster
+        if of_file.hosts is None:
+            inputs.aim()
+        site = (
+            KubeSite(Target(Client(context), inputs.namespace, of_file.cluster.name))
+            if of_file.hosts is None
+            else HostSite(of_file, cluster or of_file.cluster.name)
+        )
         try:
-            jobs[site.where, inputs.job.metadata.name] = site.job(inputs.job.metadata.name)
+            jobs[site.where, name] = site.job(name)
         except ConfigError as error:
             raise ConfigError(f"{inputs.source}: {error}") from None
     return list(jobs.values())

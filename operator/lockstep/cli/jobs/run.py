@@ -6,8 +6,9 @@ import getpass
 import shlex
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -80,8 +81,16 @@ def run(
     render: Annotated[
         bool, typer.Option("--render", help="With --hosts: print the job file that these words stand for, and run nothing.")
     ] = False,
+    first: Annotated[
+        str | None,
+        typer.Option("--first", metavar="HOST", help="On hosts: the one that is node 0. Default: the file's first.", show_default=False),
+    ] = None,
+    without: Annotated[
+        list[str] | None,
+        typer.Option("--without", metavar="HOST", help="On hosts: leave this one out. May be repeated.", show_default=False),
+    ] = None,
 ) -> None:
-    """Run a script on all nodes of a dev environment, or a job file to its end without the operator.
+    """Run a script on all nodes of a dev environment, or a job file without the operator: on hosts, in a namespace, or on this machine.
 
     A script's exit code is that of the rank that failed first; Ctrl-C stops all ranks, twice kills them, and so does a connection that is lost.
     A job's exit code: 0 complete, 1 failed, 2 it can't run as written, 130 interrupted.
@@ -92,55 +101,109 @@ def run(
 
     Example: lockstep run -f job.yaml --local --preview 3
 
-    Example: lockstep run --hosts lab0,lab1 --nproc-per-node 2 --render -- train.py --epochs 3
+    On hosts (--cluster names a file with platform: hosts) the job runs on without this terminal: Ctrl-C only ends the output.
+
+    Example: lockstep run -f job.yaml --cluster lab --detach
+
+    Example: lockstep run --hosts lab0,lab1 --nproc-per-node 2 -- train.py --epochs 3
     """
     file = only(files, "run") if files else None
-    if hosts is not None:
-        others = {"-f": file, "--job": job, "--detach": detach, "--local": local, "--in-namespace": in_namespace, "--attach": attach, "--cluster": cluster, "--nodes": nodes, "--fresh": fresh, "--preview": preview}  # fmt: skip
-        return _print_job(hosts, script or (), processes, changes or (), render, [name for name, value in others.items() if value])
+    choice = HostChoice(first, tuple(without or ()))
+    if hosts is not None and (script or file is None):
+        others = {"-f": file, "--job": job, "--local": local, "--in-namespace": in_namespace, "--attach": attach, "--cluster": cluster, "--nodes": nodes, "--fresh": fresh, "--preview": preview}  # fmt: skip
+        typed = _script_on_hosts(hosts, script or (), processes, changes or (), [name for name, value in others.items() if value])
+        if render:
+            return put_text(typed.text)
+        raise typer.Exit(_run_on_hosts(typed.inputs, typed.named, choice, detach=detach))
     if processes is not None or render:
         raise ConfigError("--nproc-per-node and --render are for a script on hosts: name them with --hosts")
     if file is None:
-        of_a_file = {"--local": local, "--in-namespace": in_namespace, "--attach": attach, "--nodes": nodes, "--set": changes, "--fresh": fresh, "--preview": preview}  # fmt: skip
+        of_a_file = {"--local": local, "--in-namespace": in_namespace, "--attach": attach, "--nodes": nodes, "--set": changes, "--fresh": fresh, "--preview": preview, "--first": first, "--without": without}  # fmt: skip
         _refuse_file_options(of_a_file)
         where = TargetOptions.of(cluster, namespace, context)
         raise typer.Exit(run_in_session(script or (), job or DEV_ENVIRONMENT, where, detach=detach))
-    if script or job or detach:
+    if script or job:
         raise ConfigError("-f runs a job file, --job and a script run something in a dev environment: use one of them")
+    _refuse_mixed(
+        local=local,
+        in_namespace=in_namespace,
+        of_hosts=bool(detach or first or without or hosts),
+        preview=preview is not None,
+        attach=attach,
+    )
     changes = [*(changes or ()), *(fresh_changes(file) if fresh else ())]
-    if local == in_namespace:
-        options = "".join(f" --set {shlex.quote(change)}" for change in changes)
-        raise ConfigError(
-            "choose where the job runs: --local (processes of this machine) or --in-namespace (Kubernetes, role admin); "
-            f"with the operator: lockstep render -f {file}{options} -o job | kubectl apply -f -"
-        )
-    if in_namespace and preview is not None:
+    named = hosts or cluster
+    inputs = inputs_without_operator(file, named or LOCAL_CLUSTER if local else named, None if local else namespace, changes)
+    if local:
+        raise typer.Exit(_run_here(inputs, workspace, nodes, preview))
+    if inputs.cluster.hosts is not None:
+        raise typer.Exit(_run_on_hosts(_with_nodes(inputs, nodes), named or inputs.cluster.cluster.name, choice, detach=detach))
+    if in_namespace:
+        raise typer.Exit(_run_in_namespace(inputs, context, attach=attach))
+    options = "".join(f" --set {shlex.quote(change)}" for change in changes)
+    raise ConfigError(
+        "choose where the job runs: --local (processes of this machine), --in-namespace (Kubernetes, role admin), or --cluster with a file of hosts; "
+        f"with the operator: lockstep render -f {file}{options} -o job | kubectl apply -f -"
+    )
+
+
+def _refuse_mixed(*, local: bool, in_namespace: bool, of_hosts: bool, preview: bool, attach: bool) -> None:
+    """Raise ConfigError for options of which each is for another place."""
+    if local and in_namespace:
+        raise ConfigError("a job runs either on this machine (--local) or in a namespace (--in-namespace): use one of them")
+    if (local or in_namespace) and of_hosts:
+        raise ConfigError("--detach, --hosts, --first and --without are for a job on hosts: name their cluster file with --cluster")
+    if not local and preview:
         raise ConfigError("--preview reads the data on this machine: add --local")
-    if local and attach:
+    if not in_namespace and attach:
         raise ConfigError("--attach follows a run on Kubernetes: add --in-namespace")
-    inputs = inputs_without_operator(file, cluster or LOCAL_CLUSTER if local else cluster, None if local else namespace, changes)
-    raise typer.Exit(_run_here(inputs, workspace, nodes, preview) if local else _run_in_namespace(inputs, context, attach=attach))
 
 
-def _print_job(
-    hosts: str, words: Sequence[str], processes: int | None, changes: Sequence[str], render: bool, others: Sequence[str]
-) -> None:
-    """Print the job file of a script on hosts."""
+class HostChoice(NamedTuple):
+    """Hosts that a job takes, among those of its cluster file."""
+
+    first: str | None
+    without: tuple[str, ...]
+
+
+class TypedJob(NamedTuple):
+    """A script on hosts, as it was typed, as a job."""
+
+    text: str
+    """Its job file."""
+    inputs: Inputs
+    named: str
+    """Words that name its hosts."""
+
+
+def _script_on_hosts(hosts: str, words: Sequence[str], processes: int | None, changes: Sequence[str], others: Sequence[str]) -> TypedJob:
     from lockstep.api.files.jobfile import parse_job_file
     from lockstep.api.files.yamltext import dump_yaml
     from lockstep.cli.shared.clusterfiles import load_hosts
+    from lockstep.cli.shared.inputs import Inputs
     from lockstep.plan.translate.adhoc import script_job
 
     if others:
         raise ConfigError(f"{', '.join(others)} can't stand beside --hosts, which runs a script on the hosts that it names")
-    if not render:
-        raise ConfigError("--hosts with a script needs --render, which prints the job file that these words stand for")
     file, name = load_hosts(hosts)
     if file.hosts is None:
         raise AssertionError("load_hosts gives hosts")
     text = script_job(words, file.hosts, processes, name)
     job = parse_job_file(text, "--hosts", changes)
-    put_text(dump_yaml(job.written()) if changes else text)
+    return TypedJob(dump_yaml(job.written()) if changes else text, Inputs(job, file, file.cluster.namespace, "--hosts"), hosts)
+
+
+def _run_on_hosts(inputs: Inputs, named: str, choice: HostChoice, *, detach: bool) -> int:
+    from lockstep.cli.jobs.runonhosts import run_on_hosts
+    from lockstep.platforms.hosts.start import HostOptions
+
+    return run_on_hosts(inputs, named, HostOptions(choice.first, choice.without), detach=detach)
+
+
+def _with_nodes(inputs: Inputs, nodes: int | None) -> Inputs:
+    if nodes is None:
+        return inputs
+    return replace(inputs, job=inputs.job.model_copy(update={"spec": inputs.job.spec.model_copy(update={"nodes": nodes})}))
 
 
 def fresh_changes(file: Path) -> list[str]:
@@ -193,9 +256,7 @@ def _run_here(inputs: Inputs, workspace: Path, nodes: int | None, samples: int |
     from lockstep.platforms.local.run import preview_local, run_local
     from lockstep_spec.exits import CONFIGURATION
 
-    job, profile = inputs.job, inputs.cluster.profile
-    if nodes is not None:
-        job = job.model_copy(update={"spec": job.spec.model_copy(update={"nodes": nodes})})
+    job, profile = _with_nodes(inputs, nodes).job, inputs.cluster.profile
     if samples is None:
         return run_local(job, profile, workspace)
     code = preview_local(job, profile, workspace, samples)

@@ -99,10 +99,20 @@ class TargetOptions:
         return target_of(self.cluster, self.namespace, self.context)
 
     def site(self) -> Site:
-        """Return where jobs are."""
+        """Return where jobs are: the hosts of a cluster file, or a namespace."""
         from lockstep.cli.shared.kubesite import KubeSite
+        from lockstep.cli.shared.target import hosts_of
 
-        return KubeSite(self.target())
+        cluster_file = hosts_of(self.cluster)
+        if cluster_file is None:
+            return KubeSite(self.target())
+        from lockstep.cli.shared.hostsite import HostSite
+
+        if self.namespace or self.context:
+            raise ConfigError(
+                f"{self.cluster} is a cluster of hosts: they have no namespace and no kubeconfig, so leave out -n and --context"
+            )
+        return HostSite(cluster_file, self.cluster)
 
     def chosen_namespace(self) -> str:
         from lockstep.cli.shared.target import namespace_of

@@ -185,6 +185,15 @@ def target_of(cluster: str, namespace: str | None, context: str | None) -> Targe
     return Target(Client(context), chosen, cluster)
 
 
+def hosts_of(cluster: str) -> ClusterFile | None:
+    """Return the cluster file of hosts that is meant; None for a Kubernetes cluster. Raises ConfigError for one that can't be read."""
+    stated = peek(cluster, checkout() / "clusters")
+    if stated is not None and not stated.is_of_hosts:
+        return None
+    cluster_file = load(cluster)
+    return cluster_file if cluster_file.hosts is not None else None
+
+
 def namespace_of(cluster: str, namespace: str | None, context: str | None) -> str:
     """Return the namespace that is meant on a cluster. The models are imported only where its file needs explaining."""
     stated = peek(cluster, checkout() / "clusters")

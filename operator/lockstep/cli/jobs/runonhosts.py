@@ -1,0 +1,61 @@
+"""`lockstep run` on hosts: start a job there, and follow it or leave it running."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from lockstep.api.errors import Failed
+from lockstep.api.objects import condition, has_ended, is_true
+from lockstep.cli.shared.hostsite import HostJob, HostSite
+from lockstep.cli.shared.terminal import say
+from lockstep.plan.pages.logs import LogSelection
+from lockstep.platforms.output import put
+
+if TYPE_CHECKING:
+    from lockstep.cli.shared.inputs import Inputs
+    from lockstep.platforms.hosts.start import HostOptions
+
+POLL_SECONDS = 0.3
+EXIT_FAILED = 1
+
+
+def run_on_hosts(inputs: Inputs, named: str, options: HostOptions, *, detach: bool) -> int:
+    """Start the job on its hosts, and return its exit code: 0 complete, 1 failed. Ctrl-C leaves it running. `named`: the cluster, as it was given.
+
+    With `detach` return once all of its ranks run. Raises Failed where they don't get to run, with the reason.
+    """
+    from lockstep.platforms.hosts.start import start
+
+    site = HostSite(inputs.cluster, named)
+    fleet = site.fleet()
+    job = HostJob(site, asyncio.run(start(fleet, inputs.job, inputs.cluster.profile, options)))
+    say(f"job {job.name} is started on {', '.join(job.seen.hosts)}; it runs on without this terminal: lockstep logs {job.at} -f")
+    if detach:
+        return _until_running(job)
+    return asyncio.run(_follow(job))
+
+
+def _until_running(job: HostJob) -> int:
+    shown = ""
+    while True:
+        status = job.look_again()
+        progress = condition(status, "Progressing")
+        line = f"{progress.get('reason', 'Unknown')}: {progress.get('message', '')}"
+        if line != shown:
+            shown = line
+            put(f"{job.name}: {line}", flush=True)
+        if is_true(status, "RanksReady") or is_true(status, "Complete"):
+            return 0
+        if has_ended(status) or progress.get("status") == "False":
+            raise Failed(f"job {job.name} does not run: {progress.get('message', '')}: lockstep why {job.at}")
+        time.sleep(POLL_SECONDS)
+
+
+async def _follow(job: HostJob) -> int:
+    async with aclosing(job.follow(LogSelection(), say)) as lines:
+        async for line in lines:
+            put(line, flush=True)
+    return EXIT_FAILED if is_true(job.status, "Failed") else 0

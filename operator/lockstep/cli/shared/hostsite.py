@@ -1,0 +1,214 @@
+"""Jobs on the hosts of a cluster file, which keep their own files and are asked over ssh."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.objects import Object, condition, has_ended
+from lockstep.cli.shared.site import Site, SiteJob, Volume
+from lockstep.platforms.output import tell
+
+if TYPE_CHECKING:
+    from lockstep.api.files.clusterfile import ClusterFile
+    from lockstep.plan.hosts.status import Seen
+    from lockstep.plan.pages.logs import LogSelection
+    from lockstep.plan.pages.stacks import RankAnswer
+    from lockstep.plan.pages.why import Answer
+    from lockstep.platforms.hosts.fleet import Fleet
+
+POLL_SECONDS = 0.5
+
+
+class HostSite(Site):
+    """The hosts of a cluster file."""
+
+    def __init__(self, cluster_file: ClusterFile, named: str) -> None:
+        """`named`: the cluster as it was given: its name, or the path of its file."""
+        assert cluster_file.hosts is not None  # noqa: S101 (the file says platform: hosts)
+        self.hosts, self.name = cluster_file.hosts, cluster_file.cluster.name
+        self.again = f"--cluster {named}"
+        self.anew = f"lockstep run -f FILE --fresh {self.again}"
+        self.where = f"the hosts of {self.name}"
+
+    def fleet(self) -> Fleet:
+        """Return connections to the hosts."""
+        from lockstep.platforms.hosts.fleet import Fleet
+
+        return Fleet(self.hosts, self.name)
+
+    def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[SiteJob]:
+        if selector is not None:
+            raise ConfigError(f"-l selects by labels, which a cluster has: name the jobs on {self.where}")
+        seen, problems = asyncio.run(self._look(""))
+        for problem in problems.values():
+            tell(f"lockstep: {problem}")
+        return [HostJob(self, one) for one in seen.values()]
+
+    def job(self, name: str) -> HostJob:
+        """Return the job of this name. Raises ConfigError, naming the jobs that are there, when there is none."""
+        from lockstep.plan.hosts.status import no_such_job
+
+        seen, problems = asyncio.run(self._look(name))
+        if name not in seen:
+            every, _ = asyncio.run(self._look(""))
+            raise no_such_job(name, self.name, every, problems)
+        return HostJob(self, seen[name])
+
+    async def _look(self, job: str) -> tuple[dict[str, Seen], dict[str, str]]:
+        from lockstep.plan.hosts.status import seen_jobs
+
+        answers, problems = await self.fleet().look(job=job)
+        return seen_jobs(answers, problems), problems
+
+
+class HostJob(SiteJob):
+    """A job, as its hosts tell of it."""
+
+    def __init__(self, site: HostSite, seen: Seen) -> None:
+        self.site: HostSite = site
+        self._see(seen)
+
+    def _see(self, seen: Seen) -> None:
+        from lockstep.plan.hosts.status import host_job
+
+        self.seen = seen
+        self.observed = host_job(seen, self.site.again, time.time())
+        self.job = self.observed.job
+
+    def rank_node(self, rank: int) -> int:
+        from lockstep.plan.pages.logs import node_of_rank
+
+        return node_of_rank(self.status.get("ranks") or {}, len(self.seen.hosts), rank)
+
+    def stacks(self, rank: int | None) -> list[RankAnswer]:
+        from lockstep.platforms.hosts.fleet import ask_ranks
+
+        return asyncio.run(ask_ranks(self.site.fleet(), self.seen, rank))
+
+    def look_again(self) -> Object:
+        return asyncio.run(self._current())
+
+    async def _current(self) -> Object:
+        from lockstep.plan.hosts.status import seen_jobs
+
+        fleet = self.site.fleet()
+        answers, problems = await fleet.look(self.seen.hosts, job=self.name)
+        seen = seen_jobs(answers, problems).get(self.name)
+        if seen is None and problems:  # no host of it answers: what was seen last still tells which hosts it has
+            seen = replace(self.seen, jobs={}, problems=problems)
+        if seen is None:
+            return {}
+        self._see(seen)
+        return self.status
+
+    def events(self) -> list[Object]:
+        return []
+
+    def answer(self, bundle: Path | None) -> Answer:
+        from lockstep.plan.hosts.status import next_steps
+        from lockstep.plan.pages.why import why
+
+        if bundle is not None:
+            raise ConfigError(
+                f"--bundle collects Kubernetes objects: on hosts, lockstep cp {self.name}:runs/{self.name}/logs FOLDER {self.site.again} copies the logs"
+            )
+        answer = why(self.observed, (), time.time())
+        return replace(answer, next=next_steps(self.observed, answer.state, self.site.again), says=self._complaints())
+
+    def _complaints(self) -> tuple[str, ...]:
+        """The last line of every other node that waits: node 0 can't tell what it doesn't hear."""
+        from lockstep.plan.hosts.status import complaints
+
+        return complaints(self.seen)
+
+    def suspend(self, *, now: bool = False) -> bool:
+        return self._stop(wait=False, now=now)
+
+    def _stop(self, *, wait: bool, now: bool) -> bool:
+        from lockstep.platforms.hosts.start import stop
+
+        if self.seen.stopped and not self.seen.runs:
+            return False
+        asyncio.run(stop(self.site.fleet(), self.seen, wait=wait, now=now))
+        return True
+
+    def resume(self) -> bool:
+        from lockstep.platforms.hosts.start import start_again
+
+        if (
+            self.seen.runs
+            and not self.seen.stopped
+            and len(self.seen.jobs) == len(self.seen.hosts)
+            and all(job.runs for job in self.seen.jobs.values())
+        ):
+            return False
+        if self.seen.stopped and self.seen.runs:
+            asyncio.run(self._until_ended())
+        asyncio.run(start_again(self.site.fleet(), self.seen))
+        return True
+
+    async def _until_ended(self) -> None:
+        while self.seen.runs:
+            await asyncio.sleep(POLL_SECONDS)
+            await self._current()
+
+    def raise_retry(self) -> int:
+        from lockstep.platforms.hosts.start import start_again
+
+        number = max(job.retry for job in self.seen.jobs.values()) + 1
+        asyncio.run(start_again(self.site.fleet(), self.seen, retry=number))
+        return number
+
+    def delete(self) -> str:
+        from lockstep.platforms.hosts.start import remove
+
+        asyncio.run(remove(self.site.fleet(), self.seen))
+        return "what it left in the workspaces of its hosts stays"
+
+    async def lines(self, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
+        from lockstep.plan.pages.logs import request_of
+        from lockstep.platforms.jobs.runs import folder_lines
+
+        async with self.volume(selection.node, say) as volume:
+            request = {"uid": self.uid, **request_of(selection, time.time())}
+            async with aclosing(folder_lines(volume.place, volume.run_folder(self.name), **request)) as output:
+                async for line in output:
+                    yield line
+
+    async def follow(self, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
+        from lockstep.plan.pages.logs import request_of
+        from lockstep.platforms.jobs.runs import followed
+
+        request = {"uid": self.uid, **request_of(selection, time.time())}
+        reason = ""
+        async with self.volume(selection.node, say) as volume:
+            async for line in followed(volume.place, volume.run_folder(self.name), request, self._over):
+                yield line
+                if (stopped := condition(self.status, "Progressing").get("reason", "")) == "Suspended" and reason != stopped:
+                    say(f"{self.name} is suspended; this goes on when it does (lockstep resume {self.at}), Ctrl-C ends it")
+                reason = stopped
+
+    async def _over(self) -> bool:
+        status = await self._current()
+        if not status:
+            raise Failed(f"job {self.name} was deleted")
+        return has_ended(status)
+
+    @asynccontextmanager
+    async def volume(self, node: int, say: Callable[[str], None]) -> AsyncIterator[Volume]:
+        if node >= len(self.seen.hosts):
+            raise ConfigError(f"job {self.name} has no node {node}: its {len(self.seen.hosts)} nodes are 0 to {len(self.seen.hosts) - 1}")
+        host = self.seen.hosts[node]
+        if host in self.seen.problems:
+            raise Failed(self.seen.problems[host])
+        job = self.seen.jobs.get(host)
+        if job is None or job.record is None:
+            raise Failed(f"host {host} has no files of job {self.name}")
+        yield Volume(self.site.fleet().place(host), job.record.workspace, job.record.datasets)

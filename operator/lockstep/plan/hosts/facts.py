@@ -1,0 +1,202 @@
+"""Answers of hosts about themselves, checked: whoever owns a host decides what its Python prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lockstep.plan.hosts.record import JobRecord, read_record
+from lockstep_spec.words import cleaned
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder of a host."""
+
+    path: str
+    free: int
+    """Free bytes of its file system."""
+    exists: bool = False
+    kind: str = ""
+    """File system, as the kernel names it."""
+    problem: str = ""
+    """Reason why nothing can be written there; '' if it can."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """The way from a host to another one."""
+
+    address: str
+    """Its own address on it."""
+    interface: str
+
+
+@dataclass(frozen=True)
+class HostGpu:
+    """A GPU, and who has it."""
+
+    index: int
+    uuid: str
+    name: str
+    memory: int
+    """Bytes."""
+    users: tuple[str, ...] = ()
+    """`user (pid N)` of each process that computes on it."""
+    claim: str = ""
+    """The job that has claimed it, and whose that is; '' if none has."""
+
+
+@dataclass(frozen=True)
+class JobOnHost:
+    """A job's state on one host."""
+
+    record: JobRecord | None = None
+    """Record of its newest start; None: it was never started here, or was deleted."""
+    unit: str = ""
+    """systemd's word for its unit, such as active; '' where there is none."""
+    result: str = ""
+    """systemd's word for how the agent ended, such as exit-code."""
+    exit_code: int | None = None
+    supervised: bool = False
+    """True if a session of its own keeps the agent, and that session is there."""
+    stopped: bool = False
+    """True if somebody asked it to stop."""
+    retry: int = 0
+    """Number of times that `lockstep retry` has started it again."""
+    ended: Mapping[str, Any] = field(default_factory=dict)
+    """The coordinator's record of the end."""
+    highest_attempt: int = 0
+    newest_step: int | None = None
+    newest_time: float | None = None
+    """Time of the newest commit on its volume, seconds since 1970 by its own clock."""
+    report: Mapping[str, Any] | None = None
+    """The coordinator's newest report; None: its volume has none."""
+    report_seconds: float = 0.0
+    """Age of that report by the host's own clock."""
+    log: tuple[str, ...] = ()
+    """Last lines of its agent's log."""
+
+    @property
+    def runs(self) -> bool:
+        """True if its agent runs, or is about to."""
+        return self.supervised or self.unit in ("active", "activating", "reloading", "deactivating")
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """Answer of one host."""
+
+    name: str
+    user: str
+    home: str
+    now: float
+    """Its clock, seconds since 1970."""
+    boot: str
+    python: tuple[int, int]
+    workspace: Folder
+    datasets: Folder
+    routes: Mapping[str, Route] = field(default_factory=dict)
+    """Ways, by the other host's address."""
+    links: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    gpus: tuple[HostGpu, ...] = ()
+    taken_ports: frozenset[int] = frozenset()
+    has_units: bool = False
+    lingers: bool = False
+    kills_processes: bool = False
+    cpus: int = 1
+    missing: tuple[tuple[str, str, str], ...] = ()
+    """(field, path, kind) of inputs that are not there."""
+    jobs: Mapping[str, JobOnHost] = field(default_factory=dict)
+    """Jobs by name: every one that was asked for or has files here."""
+    state: str = ""
+    """Folder with one folder for each of Lockstep's jobs."""
+    environment_python: str = ""
+    """Python of the environment that `hosts setup` made last; '' if it made none."""
+    promised_ports: frozenset[int] = frozenset()
+    """Ports of jobs that have been started here and have not ended, whether somebody listens now or not."""
+    own_name: str = ""
+    """Address that the host's own name has there."""
+
+
+class BadAnswer(ValueError):
+    """An answer that no look gives."""
+
+
+def read_host(name: str, answer: Mapping[str, Any]) -> HostFacts:
+    """Read the answer of `look`. Raises BadAnswer for what is none."""
+    try:
+        checked: Any = cleaned(dict(answer))
+        return _read(name, checked)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise BadAnswer(f"host {name}: its Python gives no valid answer ({type(error).__name__}: {error})") from None
+
+
+def _read(name: str, answer: dict[str, Any]) -> HostFacts:
+    major, minor = str(answer["python"]).split(".")[:2]
+    keeping = answer["keeping"]
+    return HostFacts(
+        name=name,
+        user=str(answer["user"]),
+        home=str(answer["home"]),
+        now=float(answer["now"]),
+        boot=str(answer["boot"]),
+        python=(int(major), int(minor)),
+        workspace=_folder(answer["workspace"]),
+        datasets=_folder(answer["datasets"]),
+        routes={str(peer): Route(str(way["address"]), str(way["interface"])) for peer, way in answer["routes"].items() if "address" in way},
+        links={str(link): dict(values) for link, values in answer["links"].items()},
+        gpus=tuple(map(_gpu, answer["gpus"])),
+        taken_ports=frozenset(int(port) for port in answer["takenPorts"]),
+        has_units=bool(keeping["units"]),
+        lingers=bool(keeping["linger"]),
+        kills_processes=bool(keeping["killsProcesses"]),
+        cpus=max(1, int(answer["cpus"] or 1)),
+        missing=tuple((str(field), str(path), str(kind)) for field, path, kind in answer["missing"]),
+        jobs={str(job): _job(there) for job, there in answer["jobs"].items()},
+        state=str(answer["state"]),
+        environment_python=str(answer["environmentPython"]),
+        promised_ports=frozenset(int(port) for port in answer["promisedPorts"]),
+        own_name=str(answer.get("ownName", "")),
+    )
+
+
+def _job(answer: dict[str, Any]) -> JobOnHost:
+    unit = answer["unit"]
+    report = answer.get("report") or {}
+    loaded = unit.get("LoadState") == "loaded"
+    code = str(unit.get("ExecMainStatus", ""))
+    return JobOnHost(
+        record=read_record(answer["record"]) if answer.get("record") else None,
+        unit=str(unit.get("ActiveState", "")) if loaded else "",
+        result=str(unit.get("Result", "")) if loaded else "",
+        exit_code=int(code) if loaded and code.isdecimal() else None,
+        supervised=bool(answer["supervised"]),
+        stopped=bool(answer["stopped"]),
+        retry=int(answer["retry"]),
+        ended=dict(answer.get("ended") or {}),
+        highest_attempt=int(answer["highestAttempt"]),
+        newest_step=None if answer.get("newestStep") is None else int(answer["newestStep"]),
+        newest_time=None if answer.get("newestTime") is None else float(answer["newestTime"]),
+        report=report.get("report"),
+        report_seconds=float(report.get("seconds", 0.0)),
+        log=tuple(map(str, answer.get("log", []))),
+    )
+
+
+def _folder(answer: dict[str, Any]) -> Folder:
+    return Folder(
+        str(answer["path"]),
+        int(answer.get("free", 0)),
+        bool(answer.get("exists")),
+        str(answer.get("kind", "")),
+        str(answer.get("problem", "")),
+    )
+
+
+def _gpu(answer: dict[str, Any]) -> HostGpu:
+    claim = answer.get("claim") or {}
+    users = tuple(f"{process['user'] or 'somebody'} (pid {process['pid']})" for process in answer.get("processes", []))
+    claimed = f"{claim['says']} ({claim['user']}, pid {claim['pid']})" if claim else ""
+    return HostGpu(int(answer["index"]), str(answer["uuid"]), str(answer["name"]), int(float(answer["memory.total"])) << 20, users, claimed)

@@ -1,0 +1,298 @@
+"""Seats of a job on hosts: which host is which node, its address, ports, interface and GPUs, and one run.json for each (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from posixpath import join
+from typing import Any
+
+from lockstep.api.cluster import TrainingCluster
+from lockstep.api.errors import ConfigError
+from lockstep.api.hosts import Host, HostsCluster
+from lockstep.api.job import TrainingJob
+from lockstep.plan.hosts.facts import HostFacts, HostGpu
+from lockstep.plan.hosts.record import Coordinator, JobRecord
+from lockstep.plan.hosts.unit import unit_name, unit_text
+from lockstep.plan.render.resolve import resolve
+from lockstep.plan.render.resolved import PlatformDefaults, Resolved
+from lockstep.plan.render.run import Placement, build_run, expected_paths
+from lockstep_gang.contract.run import HostPlace, Run, WhenDone
+from lockstep_spec.choices import StorageMode
+
+NAMESPACE = "hosts"
+"""Stands for the namespace that jobs on hosts don't have."""
+BLOCK = 16
+"""Ports of one job: the coordinator's, and those of the rendezvous of its attempts."""
+LOOPBACK = "127.0.0.1"
+AGENT, RUN, KEY = "agent.pyz", "run.json", "key"
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One node of a job."""
+
+    host: Host
+    run: Run
+    record: JobRecord
+    resolved: Resolved
+
+    @property
+    def node(self) -> int:
+        return self.record.node
+
+
+def chosen(cluster: HostsCluster, stated: int | None, *, first: str | None = None, without: Sequence[str] = ()) -> list[Host]:
+    """Hosts of a job, in the order of its nodes: those of the file but `without`, `first` before all others.
+
+    `stated`: the job's number of nodes; None: as many as there are hosts. With `without` it may be more than what is left.
+
+    Raises ConfigError for a name that isn't in the file, and for more nodes than hosts.
+    """
+    for name in (*without, *([first] if first else [])):
+        if name not in cluster.names:
+            raise ConfigError(f"there is no host {name}: the cluster file has {', '.join(cluster.names)}")
+    hosts = sorted((host for host in cluster.hosts if host.name not in without), key=lambda host: host.name != first)
+    count = len(hosts) if stated is None else min(stated, len(hosts)) if without else stated
+    if not hosts or count > len(hosts):
+        raise ConfigError(
+            f"the job has {stated} nodes, but there are {len(hosts)} hosts ({', '.join(host.name for host in hosts)}): use --nodes {len(hosts)}"
+        )
+    return hosts[:count]
+
+
+def seats(
+    job: TrainingJob, profile: TrainingCluster, cluster: HostsCluster, name: str, facts: Mapping[str, HostFacts], uid: str
+) -> list[Seat]:
+    """Every node of the job with its own run.json, which differs in folders and interface, and its own GPUs.
+
+    `facts`: of every host that takes part, in the order of their nodes. `name`: of the cluster file.
+
+    Raises ConfigError with the reason why the job can't run on these hosts.
+    """
+    hosts = [cluster.host(host) for host in facts]
+    counts, profile = _gpu_counts(job, profile, hosts, facts)
+    job = job.model_copy(update={"spec": job.spec.model_copy(update={"nodes": len(hosts)})})
+    resolved = [resolve(job, profile, _platform(host, facts[host.name], uid)) for host in hosts]
+    addresses = addresses_of(hosts, facts)
+    coordinator = free_block(cluster, list(facts.values()))
+    placement = Placement(
+        addresses=tuple(addresses),
+        run_dir="",
+        key_file="",
+        when_done=WhenDone.EXIT,
+        storage=resolved[0].storage_mode if len(hosts) > 1 else StorageMode.SHARED,
+        coordinator_port=coordinator,
+        master_port=coordinator + 1,
+    )
+    unlike = tuple(counts) if len(set(counts)) > 1 else ()
+    micro_batches = tuple(host.micro_batch or 0 for host in hosts)
+    return [
+        _seat(
+            node,
+            host,
+            facts,
+            name,
+            _gpus(host, facts[host.name], count),
+            one,
+            placement,
+            unlike,
+            micro_batches if any(micro_batches) else (),
+            cluster.away_seconds,
+        )
+        for node, (host, count, one) in enumerate(zip(hosts, counts, resolved, strict=True))
+    ]
+
+
+def _gpu_counts(
+    job: TrainingJob, profile: TrainingCluster, hosts: Sequence[Host], facts: Mapping[str, HostFacts]
+) -> tuple[list[int], TrainingCluster]:
+    """GPUs that the job takes on each host, and the cluster with the largest of these numbers.
+
+    A job that doesn't say takes all that are free. Raises ConfigError where some hosts have GPUs and others none.
+    """
+    stated = job.spec.gpus_per_node
+    if stated is not None:
+        return [stated] * len(hosts), profile
+    counts = [0 if job.spec.ranks_per_node else len(_free(host, facts[host.name])) for host in hosts]
+    without = [
+        f"{host.name} ({'; '.join(_taken(host, facts[host.name])) or 'it has none'})"
+        for host, count in zip(hosts, counts, strict=True)
+        if not count
+    ]
+    if without and any(counts):
+        raise ConfigError(
+            f"no GPU is free on {', '.join(without)}, but others have some: leave it out with --without, or set spec.gpusPerNode to 0 to train on CPUs"
+        )
+    gpus = profile.spec.gpus.model_copy(update={"per_node": max(counts)})
+    return counts, profile.model_copy(update={"spec": profile.spec.model_copy(update={"gpus": gpus})})
+
+
+def _platform(host: Host, facts: HostFacts, uid: str) -> PlatformDefaults:
+    return PlatformDefaults(
+        absolute(host.workspace, facts.home), absolute(host.datasets, facts.home), namespace=NAMESPACE, uid=uid, image="hosts"
+    )
+
+
+def absolute(path: str, home: str) -> str:
+    """Return the path with the host's own home for ~."""
+    return home + path.removeprefix("~") if path == "~" or path.startswith("~/") else path
+
+
+def _seat(
+    node: int,
+    host: Host,
+    facts: Mapping[str, HostFacts],
+    cluster: str,
+    gpus: Sequence[HostGpu],
+    resolved: Resolved,
+    placement: Placement,
+    unlike: tuple[int, ...],
+    micro_batches: tuple[int, ...],
+    away_seconds: int,
+) -> Seat:
+    own = facts[host.name]
+    folder = join(own.state, resolved.name)
+    python = python_of(host, own)
+    supervised = not own.has_units or not own.lingers
+    run = build_run(
+        resolved, replace(placement, run_dir=join(resolved.platform.workspace, "runs", resolved.name), key_file=join(folder, KEY))
+    )
+    run = replace(
+        run,
+        command=(python, *run.command[1:]) if run.command[:1] == ("python3",) else run.command,
+        preflight=None if run.preflight is None else replace(run.preflight, shm_bytes=None),
+        host=HostPlace("" if supervised else unit_name(resolved.name), tuple(gpu.uuid for gpu in gpus)),
+        node_ranks=unlike,
+        node_micro_batches=micro_batches,
+        attempts_before=max(one.jobs[resolved.name].highest_attempt for one in facts.values()),
+        timeouts=replace(run.timeouts, return_seconds=away_seconds),
+    )
+    interface = host.interface or _interface(own, placement.addresses, placement.addresses[node])
+    environment = variables(resolved, host, own, interface, gpus)
+    command = (python, "-B", join(folder, AGENT), "--run", join(folder, RUN), "--node", str(node))
+    unit = unit_text(resolved.name, node, command, environment, folder, join(folder, "agent.log"), run.save_grace_seconds)
+    record = JobRecord(
+        job=stored(resolved, cluster),
+        cluster=cluster,
+        hosts=tuple(facts),
+        ranks=run.layout.counts,
+        node=node,
+        workspace=resolved.platform.workspace,
+        datasets=resolved.platform.datasets,
+        supervised=supervised,
+        command=command,
+        environment=environment,
+        coordinator=Coordinator(placement.addresses[0], placement.coordinator_port),
+        unit="" if supervised else unit,
+    )
+    return Seat(host, run, record, resolved)
+
+
+def inputs_of(job: TrainingJob, profile: TrainingCluster, host: Host) -> list[list[str]]:
+    """[field, path, `file`, `folder` or `any`] of all that the job reads on a host, with ~ for its home."""
+    resolved = resolve(job, profile, PlatformDefaults(host.workspace, host.datasets, namespace=NAMESPACE, image="hosts"))
+    return [
+        [
+            one.field,
+            join(host.workspace, one.path) if one.path[0] not in "/~" else one.path,
+            "any" if one.or_folder else one.kind.value.lower(),
+        ]
+        for one in expected_paths(resolved)
+    ]
+
+
+def stored(resolved: Resolved, cluster: str) -> dict[str, Any]:
+    """The job as an API server would have stored it, without what only an operator needs."""
+    job = resolved.job.to_dict()
+    metadata = {**job["metadata"], "namespace": NAMESPACE, "uid": resolved.uid}
+    return {**job, "metadata": metadata, "spec": {**job["spec"], "cluster": cluster, "nodes": resolved.nodes}}
+
+
+def python_of(host: Host, facts: HostFacts) -> str:
+    """Python of the ranks: the one that the file states, else that of the newest environment of `hosts setup`. Raises ConfigError."""
+    if host.python:
+        return absolute(host.python, facts.home)
+    if facts.environment_python:
+        return facts.environment_python
+    raise ConfigError(f"host {host.name} has no Python environment: state hosts[].python in the cluster file")
+
+
+def addresses_of(hosts: Sequence[Host], facts: Mapping[str, HostFacts]) -> list[str]:
+    """Address of each host as the others reach it: stated, else its own on the route to a host whose address is stated.
+
+    Raises ConfigError naming the hosts whose address can't be determined, or is another one's, too.
+    """
+    if len(hosts) == 1:
+        return [hosts[0].address or LOOPBACK]
+    stated = [host.address for host in hosts if host.address is not None]
+    own = [host.address or next((way.address for peer, way in facts[host.name].routes.items() if peer in stated), None) for host in hosts]
+    lost = [host.name for host, address in zip(hosts, own, strict=True) if address is None]
+    if lost:
+        raise ConfigError(
+            f"no address of {', '.join(lost)} is known: state hosts[].address of at least one host, by number, and the others' follow from their routes to it"
+        )
+    addresses = [address for address in own if address is not None]
+    for address in addresses:
+        same = [host.name for host, other in zip(hosts, addresses, strict=True) if other == address]
+        if len(same) > 1:
+            raise ConfigError(f"hosts {', '.join(same)} have the same address {address}: state hosts[].address of each")
+    return addresses
+
+
+def _interface(facts: HostFacts, addresses: Sequence[str], own: str) -> str:
+    ways = (facts.routes[peer] for peer in addresses if peer != own and peer in facts.routes)
+    return next((way.interface for way in ways if way.interface), "")
+
+
+def free_block(cluster: HostsCluster, facts: Sequence[HostFacts]) -> int:
+    """First port of a block that nobody listens on, on any host. Raises ConfigError."""
+    first, last = cluster.port_range
+    taken = frozenset[int]().union(*(one.taken_ports for one in facts), *(one.promised_ports for one in facts))
+    for start in range(first, last - BLOCK + 2, BLOCK):
+        if taken.isdisjoint(range(start, start + BLOCK)):
+            return start
+    raise ConfigError(f"no block of {BLOCK} ports from {first} to {last} is free on every host: widen `ports` in the cluster file")
+
+
+def _allowed(host: Host, facts: HostFacts) -> list[HostGpu]:
+    return [gpu for gpu in facts.gpus if not isinstance(host.gpus, list) or str(gpu.index) in host.gpus or gpu.uuid in host.gpus]
+
+
+def _free(host: Host, facts: HostFacts) -> list[HostGpu]:
+    free = [gpu for gpu in _allowed(host, facts) if not gpu.claim and not gpu.users]
+    return free[: host.gpus] if isinstance(host.gpus, int) else free
+
+
+def _gpus(host: Host, facts: HostFacts, count: int) -> tuple[HostGpu, ...]:
+    """GPUs that the job takes there. Raises ConfigError saying who has those that are missing."""
+    free = _free(host, facts)
+    if len(free) < count:
+        why = "; ".join(_taken(host, facts)) or f"it has {len(facts.gpus)} in all, and its file allows {len(_allowed(host, facts))}"
+        raise ConfigError(f"host {host.name} has {len(free)} free GPUs, and the job takes {count} there: {why}")
+    return tuple(free[:count])
+
+
+def _taken(host: Host, facts: HostFacts) -> Iterator[str]:
+    for gpu in _allowed(host, facts):
+        if gpu.claim:
+            yield f"GPU {gpu.index} is claimed by {gpu.claim}"
+        elif gpu.users:
+            yield f"GPU {gpu.index} is used by {', '.join(gpu.users)}"
+
+
+def variables(resolved: Resolved, host: Host, facts: HostFacts, interface: str, gpus: Sequence[HostGpu]) -> dict[str, str]:
+    """Variables of one node: the job's own win over the host's, and those over ours. Raises ConfigError for one that only a cluster has."""
+    spec = resolved.job.spec
+    missing = [variable.name for variable in spec.env if variable.value_from is not None]
+    if missing:
+        raise ConfigError(
+            f"spec.env takes {', '.join(missing)} from a Secret or a ConfigMap, which hosts don't have: set it in hosts[].env of the cluster file"
+        )
+    ours = {"OMP_NUM_THREADS": str(max(1, facts.cpus // resolved.ranks_per_node))}
+    if interface:
+        ours |= {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
+    ours["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in gpus)
+    nccl = {name: layered.value for name, layered in resolved.nccl.items() if name not in ours}
+    stated = {variable.name: variable.value or "" for variable in spec.env}
+    return {**nccl, **ours, **{variable.name: variable.value for variable in host.env}, **stated}

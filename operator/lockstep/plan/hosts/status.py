@@ -1,0 +1,313 @@
+"""Status of a job on hosts, from what each host says of itself and what its coordinator last reported: as an operator would have written it (pure)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from lockstep.api.errors import ConfigError
+from lockstep.api.objects import Object
+from lockstep.api.status import ClusterInUse, ConditionStatus, ConditionType, Ranks
+from lockstep.api.statuspart import unchecked
+from lockstep.plan.hosts.facts import HostFacts, JobOnHost
+from lockstep.plan.hosts.record import JobRecord
+from lockstep.plan.observed import Observed, ReceivedReport
+from lockstep.plan.pages.remedies import Step, advice
+from lockstep.plan.pages.why import Where
+from lockstep.plan.reasons import Reason
+from lockstep.plan.reconcile.conditions import SILENT_SECONDS, Ending, Fact, View, facts, preflight_stops, with_times
+from lockstep.plan.reconcile.interactive import running_words
+from lockstep.plan.reconcile.status import fitted, reported_parts
+from lockstep.plan.times import timestamp
+from lockstep_gang.contract.report import Report, State, parse_report
+from lockstep_spec.codec import ContractError
+from lockstep_spec.exits import MEANINGS
+from lockstep_spec.words import duration, listed, number_of
+
+TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
+HOSTS_NAMED = 8
+UNHEARD = re.compile(r"^\[lockstep\] (waiting for the coordinator on node 0.*|nobody hears this node.*)")
+"""Lines in which an agent says whom it can't reach."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """All that is known of one job, from everywhere it was started."""
+
+    record: JobRecord
+    """That of its newest start."""
+    jobs: Mapping[str, JobOnHost]
+    """State of the job by host, for those that answered and have a part in this start."""
+    problems: Mapping[str, str]
+    """Reason by host why one that has a part in it did not answer."""
+    missing: tuple[str, ...] = ()
+    """Hosts that answered, and have no file of this start."""
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return self.record.hosts
+
+    @property
+    def first(self) -> str:
+        """Host of node 0, which has the coordinator."""
+        return self.record.hosts[0]
+
+    @property
+    def runs(self) -> bool:
+        """True if an agent runs anywhere."""
+        return any(job.runs for job in self.jobs.values())
+
+    @property
+    def stopped(self) -> bool:
+        """True if somebody has asked for it to be stopped."""
+        return any(job.stopped for job in self.jobs.values())
+
+
+def seen_jobs(answers: Mapping[str, HostFacts], problems: Mapping[str, str]) -> dict[str, Seen]:
+    """Every job that a host has files of, by its name.
+
+    `problems`: by host, the reason why it did not answer. A start that broke off may have left an older one on some host: the newest counts.
+    """
+    newest: dict[str, JobRecord] = {}
+    for facts_of_host in answers.values():
+        for name, job in facts_of_host.jobs.items():
+            if job.record is not None and (name not in newest or _started(job.record) > _started(newest[name])):
+                newest[name] = job.record
+    return {name: _seen(record, answers, problems) for name, record in sorted(newest.items())}
+
+
+def _started(record: JobRecord) -> str:
+    return str(record.job["metadata"].get("creationTimestamp", ""))
+
+
+def _seen(record: JobRecord, answers: Mapping[str, HostFacts], problems: Mapping[str, str]) -> Seen:
+    jobs, missing = {}, []
+    for host in record.hosts:
+        job = answers[host].jobs.get(record.name) if host in answers else None
+        if job is not None and job.record is not None and job.record.uid == record.uid:
+            jobs[host] = job
+        elif host in answers:
+            missing.append(host)
+    away = {host: problems.get(host, f"host {host} is not in the cluster file any more") for host in record.hosts if host not in answers}
+    return Seen(record, jobs, away, tuple(missing))
+
+
+def host_job(seen: Seen, again: str, now: float) -> Observed:
+    """The job with its status. `again`: words that name its cluster on a command line. `now`: this machine's clock, seconds since 1970."""
+    received = _newest_report(seen, now)
+    observed = Observed(job={**seen.record.job, "status": {}}, hosts=seen.hosts)
+    report = None if received is None else received.report
+    end = _ending(seen, report)
+    view = View(observed=observed, wanted_pods=len(seen.hosts), now=now, received=received, suspend=seen.stopped, end=end, hears=False)
+    conditions = _conditions(seen, view, again)
+    own = {
+        "nodes": len(seen.hosts),
+        "runningNodes": sum(job.runs for job in seen.jobs.values()),
+        "cluster": unchecked(ClusterInUse, name=seen.record.cluster, hash="", transport="TCP").to_dict(),
+        "conditions": [one.to_dict() for one in with_times(observed, conditions, now)],
+        **({"startTime": _started(seen.record)} if _started(seen.record) else {}),
+    }
+    reported: Object = {} if report is None else reported_parts(observed, report, now).to_dict()
+    if report is not None:
+        ready = 0 if end.finished or not seen.runs else report.ranks.ready
+        order = list(report.order) or None
+        own["ranks"] = unchecked(Ranks, desired=report.ranks.desired, ready=ready, order=order).to_dict()
+    elif (commit := _newest_commit(seen)) is not None:
+        own["checkpoint"] = {"lastCommittedStep": commit[0], "lastCommitTime": timestamp(commit[1])}
+    status = fitted({**reported, **own})
+    return Observed(job={**seen.record.job, "status": status}, hosts=seen.hosts)
+
+
+def _newest_report(seen: Seen, now: float) -> ReceivedReport | None:
+    """The coordinator's newest report on any volume; another job of this name has none to do with this one."""
+    newest: ReceivedReport | None = None
+    for job in seen.jobs.values():
+        try:
+            report = parse_report(json.dumps(job.report).encode()) if job.report else None
+        except ContractError:
+            continue
+        if report is not None and report.job.uid == seen.record.uid and (newest is None or report.sequence > newest.report.sequence):
+            newest = ReceivedReport(report, "", now - job.report_seconds)
+    return newest
+
+
+def _newest_commit(seen: Seen) -> tuple[int, float] | None:
+    commits = [
+        (job.newest_step, job.newest_time) for job in seen.jobs.values() if job.newest_step is not None and job.newest_time is not None
+    ]
+    return max(commits, default=None)
+
+
+def _ending(seen: Seen, report: Report | None) -> Ending:
+    """The end of the job by the coordinator's record, which outlives its report."""
+    for job in seen.jobs.values():
+        record = job.ended
+        if record.get("jobUid") == seen.record.uid and int(record.get("retry", 0)) >= job.retry:
+            message = str(record.get("message", ""))
+            return Ending(
+                complete=record.get("state") == State.COMPLETE.value, failed=record.get("state") == State.FAILED.value, message=message
+            )
+    retry = max((job.retry for job in seen.jobs.values()), default=0)
+    if report is not None and report.retry >= retry and report.state in (State.COMPLETE, State.FAILED):
+        return Ending(complete=report.state is State.COMPLETE, failed=report.state is State.FAILED, message=report.message)
+    return Ending()
+
+
+def _conditions(seen: Seen, view: View, again: str) -> dict[ConditionType, Fact]:
+    """All conditions; those about pods speak of hosts."""
+    given = facts(view)
+    progress = _progressing(seen, view, again, given[ConditionType.RESTARTING])
+    suspended = (
+        Fact(TRUE, Reason.SUSPENDED, progress.message)
+        if progress.reason == Reason.SUSPENDED
+        else Fact(FALSE, Reason.NOT_SUSPENDED, "nobody has asked for a stop")
+    )
+    return {
+        **given,
+        ConditionType.ACCEPTED: Fact(TRUE, Reason.ACCEPTED, "the job fits its hosts"),
+        ConditionType.SUSPENDED: Fact(FALSE, Reason.STOPPING, progress.message) if progress.reason == Reason.STOPPING else suspended,
+        ConditionType.PODS_SCHEDULED: _reached(seen),
+        ConditionType.NODES_HEALTHY: _reached(seen),
+        ConditionType.RANKS_READY: _ranks_ready(seen, view, progress),
+        ConditionType.PROGRESSING: progress,
+    }
+
+
+def _reached(seen: Seen) -> Fact:
+    if seen.problems:
+        return Fact(FALSE, Reason.HOST_AWAY, "; ".join(seen.problems.values()))
+    if seen.missing:
+        return Fact(FALSE, Reason.HOST_AWAY, f"{named_hosts(seen.missing)} has no files of this start: it broke off before they were there")
+    return Fact(TRUE, Reason.HOSTS_REACHED, f"{number_of(len(seen.hosts), 'host')} answer")
+
+
+def _ranks_ready(seen: Seen, view: View, progress: Fact) -> Fact:
+    if view.end.finished or not seen.runs or view.report is None or progress.status is UNKNOWN:
+        return Fact(FALSE, progress.reason, progress.message)
+    ranks = view.report.ranks
+    if ranks.ready < ranks.desired:
+        return Fact(FALSE, Reason.WAITING_FOR_RANKS, f"{ranks.ready} of {ranks.desired} ranks ready: {view.report.message}")
+    return Fact(TRUE, Reason.ALL_RANKS_READY, f"{ranks.ready} of {ranks.desired} ranks ready")
+
+
+def _progressing(seen: Seen, view: View, again: str, restarting: Fact) -> Fact:
+    """The summary."""
+    return _not_running(seen, view, again) or _running(seen, view, restarting)
+
+
+def _not_running(seen: Seen, view: View, again: str) -> Fact | None:  # noqa: PLR0911 (a table of cases reads best as one)
+    """The summary of a job of which no agent runs, or nobody knows; None for one whose report counts."""
+    report, name = view.report, seen.record.name
+    if view.end.complete:
+        return Fact(FALSE, Reason.COMPLETE, "the job is complete")
+    if view.end.failed:
+        return Fact(FALSE, Reason.FAILED, view.end.message)
+    if seen.first in seen.problems and (report is None or view.now - _heard(view) > SILENT_SECONDS):
+        return Fact(UNKNOWN, Reason.UNREACHABLE, f"{seen.problems[seen.first]}; {_last_known(seen, view)}")
+    if seen.stopped:
+        running = [host for host, job in seen.jobs.items() if job.runs]
+        if running:
+            return Fact(FALSE, Reason.STOPPING, f"ranks save and stop on {named_hosts(running)}")
+        return Fact(FALSE, Reason.SUSPENDED, f"stopped as asked; to go on from the last checkpoint: lockstep resume {name} {again}")
+    if seen.missing:
+        return Fact(FALSE, Reason.AGENT_ENDED, f"{_reached(seen).message}; start it again with: lockstep run -f FILE {again}")
+    ended = _ended_agents(seen)
+    if ended and not (report is not None and report.state is State.RUNNING and seen.first not in ended):
+        return Fact(
+            FALSE, Reason.AGENT_ENDED, "; ".join(ended.values()) + f"; to go on from the last checkpoint: lockstep resume {name} {again}"
+        )
+    return None
+
+
+def _running(seen: Seen, view: View, restarting: Fact) -> Fact:  # noqa: PLR0911 (a table of cases reads best as one)
+    """The summary of a job whose agents run, by the coordinator's report."""
+    report = view.report
+    away = f"; {'; '.join(seen.problems.values())}" if seen.problems else ""
+    if report is None:
+        return Fact(
+            TRUE,
+            Reason.STARTING,
+            f"its agents run on {sum(job.runs for job in seen.jobs.values())} of {number_of(len(seen.hosts), 'host')}; node 0 has not reported yet{away}",
+        )
+    if view.now - _heard(view) > SILENT_SECONDS:
+        return Fact(UNKNOWN, Reason.NO_REPORT, f"node 0 has not reported for {duration(view.now - _heard(view))}; its agent runs{away}")
+    if seen.problems and report.state is not State.RUNNING:
+        return Fact(FALSE, Reason.HOST_AWAY, f"{'; '.join(seen.problems.values())}; the job goes on when it is back")
+    if report.unheard:
+        return Fact(UNKNOWN, Reason.NODE_NOT_HEARD, report.unheard)
+    if restarting.status is TRUE:
+        return Fact(TRUE, Reason.RESTARTING, restarting.message)
+    if preflight_stops(report):
+        return Fact(FALSE, Reason.PREFLIGHT_FAILED, report.message)
+    if report.state is not State.RUNNING:
+        return Fact(TRUE, Reason.STARTING, f"{report.ranks.ready} of {report.ranks.desired} ranks ready: {report.message}")
+    saves = "; saves fail: condition SavesFailing says why" if report.failed_saves is not None else ""
+    return Fact(TRUE, Reason.RUNNING, running_words(report) + saves + away)
+
+
+def _heard(view: View) -> float:
+    return 0.0 if view.received is None else view.received.received
+
+
+def _last_known(seen: Seen, view: View) -> str:
+    """Newest step that anybody else knows."""
+    if view.received is not None and view.received.report.trainer is not None and view.received.report.trainer.step is not None:
+        return f"last known: step {view.received.report.trainer.step}, at {timestamp(view.received.received)}"
+    commit = _newest_commit(seen)
+    return (
+        "nothing is known of its progress" if commit is None else f"last known: the commit of step {commit[0]}, at {timestamp(commit[1])}"
+    )
+
+
+def _ended_agents(seen: Seen) -> dict[str, str]:
+    """Sentence by host for an agent that has ended and stays so."""
+    return {host: _how_ended(host, job) for host, job in seen.jobs.items() if not job.runs}
+
+
+def _how_ended(host: str, job: JobOnHost) -> str:
+    how = "is not running" if job.exit_code is None else f"ended with {MEANINGS.get(job.exit_code, f'exit code {job.exit_code}')}"
+    last = next((line for line in reversed(job.log) if line.strip()), "")
+    return f"the agent on host {host} {how}" + (f": {last}" if last else "")
+
+
+def named_hosts(names: Iterable[str]) -> str:
+    """`host a`, or `hosts a, b and 3 more`."""
+    every = list(names)
+    return f"host{'' if len(every) == 1 else 's'} {listed(every, HOSTS_NAMED)}"
+
+
+def no_such_job(name: str, cluster: str, names: Iterable[str], problems: Mapping[str, str]) -> ConfigError:
+    """Explain a job that no host knows."""
+    every = sorted(names)
+    existing = f"they have {', '.join(every)}" if every else "they have none"
+    away = f"; {'; '.join(problems.values())}" if problems else ""
+    return ConfigError(f"there is no job {name} on the hosts of {cluster}: {existing}{away}")
+
+
+def complaints(seen: Seen) -> tuple[str, ...]:
+    """Last words of agents about whom they can't reach, by host: node 0's report can't have what it doesn't hear."""
+    words = []
+    for host, job in seen.jobs.items():
+        line = next((match[1] for line in reversed(job.log) if (match := UNHEARD.match(line))), "")
+        if line and job.runs and (job.report is None or job.report.get("state") != State.RUNNING.value):
+            words.append(f"host {host}: {line}")
+    return tuple(words)
+
+
+def next_steps(observed: Observed, state: Where, again: str) -> tuple[Step, ...]:
+    """Return what helps in this state, the most likely first. `again`: words that name the cluster."""
+    at = f"{observed.name} {again}"
+    failure = observed.status_part("failure")
+    help_ = f"; {advice(failure, observed.name, again)}" if state is Where.FAILED and failure else ""
+    steps = {
+        Where.FAILED: [
+            Step(f"lockstep retry {at}", f"again, from the last checkpoint{help_}"),
+            Step(f"lockstep logs {at} --errors", "the first failure"),
+        ],
+        Where.SUSPENDED: [Step(f"lockstep resume {at}", "goes on from its last checkpoint")],
+        Where.SILENT: [Step(f"lockstep logs {at}", "what node 0 has printed")],
+        Where.NODE_NOT_HEARD: [Step(f"lockstep logs {at}", "what node 0 has printed")],
+    }
+    return tuple(steps.get(state, []))

@@ -1,0 +1,68 @@
+"""The systemd user unit of a job's agent on one host. A transient unit would be gone after a reboot; a file that is enabled comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+STOP_EXTRA_SECONDS = 30
+"""Seconds beyond the save's grace, for the agent itself."""
+_SPECIAL = str.maketrans({"\\": "\\\\", '"': '\\"', "%": "%%", "$": "$$", "\n": "\\n", "\t": "\\t", "\r": "\\r"})
+UNIT = """\
+[Unit]
+Description=Lockstep job {job}, node {node}
+StartLimitIntervalSec=0
+
+[Service]
+ExecStart={command}
+{environment}WorkingDirectory={folder}
+StandardOutput=append:{log}
+StandardError=inherit
+# Failed, saved as asked, refused: starting again would not help.
+Restart=on-failure
+RestartSec=2
+RestartPreventExitStatus=1 75 78
+# A stop that saved is no failure.
+SuccessExitStatus=75
+# SIGTERM for the agent alone: data loaders that get it too would break the save.
+KillMode=mixed
+TimeoutStopSec={stop_seconds}
+# The kernel may kill one rank; the agent says so, and starts all again.
+OOMPolicy=continue
+LimitNOFILE=65536
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def unit_name(job: str) -> str:
+    return f"lockstep-{job}.service"
+
+
+def unit_text(
+    job: str, node: int, command: Sequence[str], environment: Mapping[str, str], folder: str, log: str, grace_seconds: int
+) -> str:
+    """Text of the unit file: every word of `command` and every value is quoted for systemd, which then changes nothing in it."""
+    return UNIT.format(
+        job=_plain(job),
+        node=node,
+        command=" ".join(map(quoted, command)),
+        environment="".join(f"Environment={quoted(f'{name}={value}')}\n" for name, value in sorted(environment.items())),
+        folder=_path(folder),
+        log=_path(log),
+        stop_seconds=grace_seconds + STOP_EXTRA_SECONDS,
+    )
+
+
+def quoted(word: str) -> str:
+    """The word as systemd reads it back: quotes, specifiers and variables mean nothing in it."""
+    return f'"{word.translate(_SPECIAL)}"'
+
+
+def _plain(text: str) -> str:
+    return text.replace("%", "%%")
+
+
+def _path(text: str) -> str:
+    """Paths take specifiers and no quotes; newlines can't be in a cluster file's paths."""
+    return text.replace("%", "%%")

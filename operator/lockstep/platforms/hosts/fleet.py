@@ -1,0 +1,102 @@
+"""The hosts of a cluster file: asked all at once, each over its one shared connection. A host that doesn't answer is one finding among others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from lockstep.api.errors import Failed
+from lockstep.api.hosts import Host, HostsCluster
+from lockstep.plan.hosts.facts import BadAnswer, HostFacts, read_host
+from lockstep.plan.hosts.status import Seen
+from lockstep.plan.pages.stacks import RankAnswer, missing, read_ranks
+from lockstep.platforms.hosts.place import HostPlace
+from lockstep.platforms.hosts.ssh import Login, Shared, control_folder
+from lockstep.platforms.inpod import rankstacks, source_of
+from lockstep.platforms.onhost import look as look_program
+from lockstep.programs import answer_of, python_output
+from lockstep_gang.contract.layout import RankLayout
+
+T = TypeVar("T")
+AT_ONCE = 32
+"""Hosts that are asked at the same time."""
+LOOK_SECONDS = 30.0
+LOOK_BYTES_MAX = 64 << 20
+
+
+class Fleet:
+    """Connections to hosts. They stay open for a minute after their last use, so that the next command starts at once."""
+
+    def __init__(self, cluster: HostsCluster, name: str, *, shares: bool = True) -> None:
+        """`name`: of the cluster file. `shares`: False opens a connection for each program."""
+        self.cluster, self.name = cluster, name
+        folder = control_folder()
+        self._shared = {host.name: Shared(login_of(host), folder, shares=shares) for host in cluster.hosts}
+
+    def place(self, host: str) -> HostPlace:
+        """Return the host as a place where programs run, by its own Python."""
+        return HostPlace(self._shared[host])
+
+    async def all(self, hosts: Iterable[str], work: Callable[[str], Awaitable[T]]) -> tuple[dict[str, T], dict[str, str]]:
+        """Do the work for every host at once, at most 32 at a time. Return what came of it, and by host why nothing came."""
+        limit = asyncio.Semaphore(AT_ONCE)
+        results: dict[str, T] = {}
+        problems: dict[str, str] = {}
+
+        async def one(host: str) -> None:
+            async with limit:
+                try:
+                    results[host] = await work(host)
+                except (Failed, OSError, BadAnswer) as error:
+                    problems[host] = str(error)
+
+        names = list(hosts)
+        await asyncio.gather(*map(one, names))
+        return {name: results[name] for name in names if name in results}, {name: problems[name] for name in names if name in problems}
+
+    async def look(
+        self, hosts: Iterable[str] | None = None, *, job: str = "", paths: Mapping[str, list[list[str]]] | None = None
+    ) -> tuple[dict[str, HostFacts], dict[str, str]]:
+        """Ask every host (by default all) what it has. `job`: the only one to look for. `paths`: by host, inputs to look for."""
+        names = self.cluster.names if hosts is None else hosts
+        peers = [host.address for host in self.cluster.hosts if host.address is not None]
+
+        async def one(name: str) -> HostFacts:
+            host = self.cluster.host(name)
+            request: dict[str, Any] = {
+                "job": job,
+                "workspace": host.workspace,
+                "datasets": host.datasets,
+                "peers": [peer for peer in peers if peer != host.address],
+                "ports": list(self.cluster.port_range),
+                "paths": (paths or {}).get(name, []),
+            }
+            place = self.place(name)
+            text = await python_output(place, source_of(look_program), json.dumps(request), seconds=LOOK_SECONDS, most=LOOK_BYTES_MAX)
+            return read_host(name, answer_of(text, place.name))
+
+        return await self.all(names, one)
+
+
+def login_of(host: Host) -> Login:
+    """Return how a host of a cluster file is reached; what its file leaves out stands in ssh's own configuration."""
+    return Login(host.name, host.user, host.port, host.jump, host.identity, host.host_key, host.address)
+
+
+async def ask_ranks(fleet: Fleet, seen: Seen, rank: int | None) -> list[RankAnswer]:
+    """Ask one rank of a job, or all of them, for their stacks, or why there are none."""
+
+    async def one(host: str) -> list[RankAnswer]:
+        record, place = seen.jobs[host].record, fleet.place(host)
+        folder = "" if record is None else f"{record.workspace}/runs/{record.name}"
+        printed = await python_output(place, source_of(rankstacks), json.dumps({"rank": rank, "run_dir": folder}))
+        return read_ranks(answer_of(printed, place.name))
+
+    by_host, problems = await fleet.all(seen.jobs, one)
+    node_of = {host: node for node, host in enumerate(seen.hosts)}
+    away = {node_of[host]: problem for host, problem in {**problems, **seen.problems}.items()}
+    answers = [answer for one_host in by_host.values() for answer in one_host]
+    layout = RankLayout(seen.record.ranks)
+    return sorted([*answers, *missing(answers, rank, away, layout)], key=lambda answer: answer.rank)

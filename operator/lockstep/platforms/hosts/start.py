@@ -1,0 +1,188 @@
+"""Start a job on hosts, and do to it what people ask for: stop, resume, retry, delete. Nothing of a start is to be seen before all hosts have its files."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import secrets
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lockstep.api.cluster import TrainingCluster
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.job import TrainingJob
+from lockstep.plan.hosts.facts import HostFacts
+from lockstep.plan.hosts.place import AGENT, KEY, RUN, Seat, chosen, inputs_of, seats
+from lockstep.plan.hosts.record import Coordinator, record_text
+from lockstep.plan.hosts.status import Seen, named_hosts, seen_jobs
+from lockstep.platforms.agentfile import build_agent
+from lockstep.platforms.hosts.fleet import Fleet
+from lockstep.platforms.inpod import source_of
+from lockstep.platforms.onhost import keep
+from lockstep.programs import Program, ProgramFailed, answer_of, lines_in, python_program
+from lockstep_gang.contract.run import run_text
+
+PLACE_SECONDS = 120.0
+STOP_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class HostOptions:
+    """Choice among the hosts of a cluster file."""
+
+    first: str | None = None
+    """The host that is node 0; None: the first of the file."""
+    without: tuple[str, ...] = ()
+
+
+async def start(fleet: Fleet, job: TrainingJob, profile: TrainingCluster, options: HostOptions) -> Seen:
+    """Start the job's agents on its hosts, and return it as it was started.
+
+    Raises:
+        ConfigError: the job can't run on these hosts as written, or runs there already.
+        Failed: a host could not be reached, or could not start it; then no host has a trace of it.
+    """
+    hosts = chosen(fleet.cluster, job.spec.nodes, first=options.first, without=options.without)
+    names = [host.name for host in hosts]
+    name = job.metadata.name
+    inputs = {host.name: inputs_of(job, profile, host) for host in hosts}
+    answers, problems = await fleet.look(names, job=name, paths=inputs)
+    if problems:
+        raise Failed("; ".join(problems.values()))
+    _refuse_running(name, answers, fleet.name)
+    _refuse_missing(answers)
+    record_time = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    placed = [_dated(seat, record_time) for seat in seats(job, profile, fleet.cluster, fleet.name, answers, str(uuid.uuid4()))]
+    key, agent = secrets.token_hex(32), await asyncio.to_thread(build_agent, compiled=True)
+    files = {seat.host.name: _files(seat, key, agent) for seat in placed}
+    await _place_and_go(fleet, {"do": "start", "job": name, "fresh": True}, files, placed[0].record.coordinator)
+    return seen_jobs((await fleet.look(names, job=name))[0], {})[name]
+
+
+def _dated(seat: Seat, when: str) -> Seat:
+    metadata = {**seat.record.job["metadata"], "creationTimestamp": when}
+    return replace(seat, record=replace(seat.record, job={**seat.record.job, "metadata": metadata}))
+
+
+def _files(seat: Seat, key: str, agent: bytes) -> dict[str, bytes]:
+    return {AGENT: agent, RUN: run_text(seat.run).encode(), "job.json": record_text(seat.record).encode(), KEY: key.encode()}
+
+
+def _refuse_running(name: str, answers: Mapping[str, HostFacts], cluster: str) -> None:
+    running = [host for host, facts in answers.items() if facts.jobs[name].runs]
+    if running:
+        raise ConfigError(
+            f"job {name} runs already on {named_hosts(running)}: lockstep logs {name} --cluster {cluster} -f follows it, lockstep stop {name} --cluster {cluster} stops it"
+        )
+
+
+def _refuse_missing(answers: Mapping[str, HostFacts]) -> None:
+    """Raise ConfigError naming every input that isn't there, with the command that brings it."""
+    lacks: dict[tuple[str, str, str], list[str]] = {}
+    for host, facts in answers.items():
+        for entry in facts.missing:
+            lacks.setdefault(entry, []).append(host)
+    if lacks:
+        raise ConfigError(
+            *(
+                f"{field}: there is no {'file or folder' if kind == 'any' else kind} {path} on {named_hosts(hosts)}: lockstep cp brings it there"
+                for (field, path, kind), hosts in lacks.items()
+            )
+        )
+
+
+async def _place_and_go(fleet: Fleet, request: dict[str, Any], files: Mapping[str, Mapping[str, bytes]], witness: Coordinator) -> None:
+    """Put the files on every host; when all have them, let node 0 begin, then the others.
+
+    Raises Failed naming every host that did not take them. Then, and when this process ends before, nothing stays on any host.
+    """
+    names = list(files)
+    async with AsyncExitStack() as stack:
+        open_programs: dict[str, Program] = {}
+
+        async def place(name: str) -> None:
+            program = await stack.enter_async_context(_keeper(fleet, name))
+            open_programs[name] = program
+            own = {**request, "files": len(files[name]), "witness": None if name == names[0] else list(witness)}
+            await program.write(json.dumps(own).encode() + b"\n")
+            for file, data in files[name].items():
+                head = {"name": file, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+                await program.write(json.dumps(head).encode() + b"\n" + data)
+            await _answered(program, "placed")
+
+        async def go(name: str) -> None:
+            await open_programs[name].write(b"go\n")
+            await _answered(open_programs[name], "started")
+
+        async with asyncio.timeout(PLACE_SECONDS):
+            _, problems = await fleet.all(names, place)
+            if problems:
+                raise Failed("nothing was started: " + "; ".join(problems.values()))
+            await go(names[0])
+            _, problems = await fleet.all(names[1:], go)
+    if problems:
+        raise Failed("the job was started only in part: " + "; ".join(problems.values()))
+
+
+@asynccontextmanager
+async def _keeper(fleet: Fleet, name: str) -> AsyncIterator[Program]:
+    async with python_program(fleet.place(name), source_of(keep)) as program:
+        yield program
+
+
+async def _answered(program: Program, word: str) -> None:
+    """Read one answer. Raises ProgramFailed with what the host says instead of `word`."""
+    async for line in lines_in(program):
+        said = answer_of(line, program.place.name)
+        if word in said:
+            return
+        raise ProgramFailed(f"{program.place.name}: {said.get('problem', said)}")
+    raise program.failure()
+
+
+async def start_again(fleet: Fleet, seen: Seen, *, retry: int | None = None) -> None:
+    """Start the agents of a job that was stopped, has ended or whose hosts lost them; `retry`: its new count of retries.
+
+    Raises Failed where a host of it can't be reached.
+    """
+    _refuse_partial(seen)
+    names, key = list(seen.hosts), secrets.token_hex(32)
+    request = {"do": "start", "job": seen.record.name, "fresh": False} | ({} if retry is None else {"retry": retry})
+    await _place_and_go(fleet, request, {name: {KEY: key.encode()} for name in names}, seen.record.coordinator)
+
+
+def _refuse_partial(seen: Seen) -> None:
+    if seen.problems or seen.missing:
+        lost = [*seen.problems.values(), *([f"{named_hosts(seen.missing)} has no files of it"] if seen.missing else [])]
+        raise Failed(f"job {seen.record.name} needs all of its hosts: {'; '.join(lost)}")
+
+
+async def stop(fleet: Fleet, seen: Seen, *, wait: bool = True, now: bool = False) -> None:
+    """Let the job save and stop on all of its hosts. Raises Failed naming those that could not be told."""
+    await _told(fleet, seen.jobs, {"do": "stop", "job": seen.record.name, "wait": wait, "now": now}, seen.problems)
+
+
+async def remove(fleet: Fleet, seen: Seen) -> None:
+    """Stop the job, and remove its files but what it left in the workspace. Raises Failed naming the hosts that could not be told."""
+    await _told(fleet, seen.jobs, {"do": "remove", "job": seen.record.name, "now": False}, seen.problems)
+
+
+async def _told(fleet: Fleet, hosts: Mapping[str, object], request: dict[str, Any], away: Mapping[str, str]) -> None:
+    async def one(name: str) -> None:
+        async with asyncio.timeout(STOP_SECONDS), _keeper(fleet, name) as program:
+            await program.write(json.dumps(request).encode() + b"\n")
+            async for line in lines_in(program):
+                said = answer_of(line, program.place.name)
+                if "problem" in said:
+                    raise ProgramFailed(f"{program.place.name}: {said['problem']}")
+                return
+            raise program.failure()
+
+    _, problems = await fleet.all(hosts, one)
+    if problems or away:
+        raise Failed("; ".join([*problems.values(), *away.values()]))

@@ -1,0 +1,285 @@
+"""A job's files on a host, and its agent: put there and started, stopped, started again, removed. Each may be repeated after it broke anywhere.
+
+The request is one line of JSON on standard input; answers are lines of JSON. `start` takes files after it, each as `{"name": …, "bytes": N, "sha256": …}`
+in a line and then its bytes. It answers `{"placed": true}`, and waits for the line `go`: nothing is to be seen of the job before that. Where the other end
+goes away meanwhile, nothing stays, unless the coordinator of this very start, the `witness`, listens: then the other hosts have begun, and so does this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, BinaryIO
+
+Json = dict[str, Any]
+FILE_BYTES_MAX = 64 << 20
+NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+FILES = ("run.json", "key", "job.json", "agent.pyz")
+STOPPED = "stopped"
+"""File that is there while the job is stopped as asked."""
+WITNESS_SECONDS = 20.0
+SYSTEMD_SECONDS = 60.0
+RESTART_SECONDS = 2.0
+FINAL = (0, 1, 75, 78)
+"""Exit codes of an agent that is not started again: complete, failed, saved as asked, refused."""
+
+
+class Declined(Exception):
+    """The request can't be done; the message says why."""
+
+
+def state_folder() -> Path:
+    """Folder with one folder for each job."""
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "lockstep" / "jobs"
+
+
+def unit_path(name: str) -> Path:
+    return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "systemd" / "user" / f"lockstep-{name}.service"
+
+
+def checked(name: object) -> str:
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise Declined(f"{name!r} is not a job's name")
+    return name
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write the whole file or nothing, durably, for this user alone."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+    sync(path.parent)
+
+
+def sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def received(stream: BinaryIO) -> tuple[str, bytes]:
+    """Return the next file's name and bytes."""
+    head = json.loads(stream.readline() or b"null")
+    if not isinstance(head, dict) or head.get("name") not in FILES or not 0 <= head["bytes"] <= FILE_BYTES_MAX:
+        raise Declined("the connection ended before all files were here")
+    data = stream.read(head["bytes"])
+    if len(data) != head["bytes"] or hashlib.sha256(data).hexdigest() != head["sha256"]:
+        raise Declined(f"the connection ended before all of {head['name']} was here")
+    return str(head["name"]), data
+
+
+def systemctl(*words: str) -> str:
+    """Run `systemctl --user`; return its words when it fails, else ''."""
+    if shutil.which("systemctl") is None:
+        return "this host has no systemctl"
+    command = ["systemctl", "--user", *words]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=SYSTEMD_SECONDS, check=False
+    )
+    return "" if done.returncode == 0 else (done.stderr or done.stdout).strip() or f"systemctl ended with {done.returncode}"
+
+
+def start(request: Json, stream: BinaryIO) -> Json:
+    """Place the files, and start the agent when told to. `fresh`: as a new job of this name; else the files are put beside those of before."""
+    name = checked(request["job"])
+    files = dict(received(stream) for _ in range(request["files"]))
+    folder = state_folder() / name
+    record = json.loads(files["job.json"] if request["fresh"] else (folder / "job.json").read_bytes())
+    for path in (record["workspace"], record["datasets"]):
+        Path(path).mkdir(parents=True, exist_ok=True)
+    draft = state_folder() / f".{name}.{os.urandom(6).hex()}"
+    draft.mkdir(parents=True, mode=0o700)
+    try:
+        for file, data in files.items():
+            write(draft / file, data)
+        answer({"placed": True})
+        if stream.readline() != b"go\n" and not (request["witness"] and is_heard(*request["witness"])):
+            raise Declined("the connection ended before the start")
+        if request["fresh"]:
+            replace(draft, folder)
+        else:
+            for file in files:
+                (draft / file).replace(folder / file)
+        if "retry" in request:
+            raise_retry(folder / "run.json", request["retry"])
+        (folder / STOPPED).unlink(missing_ok=True)
+        sync(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    if record["supervised"]:
+        return supervise(name, record["command"], record["environment"])
+    unit_path(name).parent.mkdir(parents=True, exist_ok=True)
+    write(unit_path(name), record["unit"].encode())
+    unit = unit_path(name).name
+    problem = systemctl("daemon-reload") or systemctl("enable", "--quiet", unit) or systemctl("restart", "--no-block", unit)
+    return {"problem": problem} if problem else {"started": True}
+
+
+def replace(draft: Path, folder: Path) -> None:
+    """Give the folder its name in place of what an earlier job of this name left."""
+    before = draft.with_name(f"{draft.name}.before")
+    with contextlib.suppress(FileNotFoundError):
+        folder.rename(before)
+    draft.rename(folder)
+    sync(folder.parent)
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def raise_retry(path: Path, retry: int) -> None:
+    run = json.loads(path.read_text(encoding="utf-8"))
+    run["restart"]["retry"] = retry
+    write(path, (json.dumps(run, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode())
+
+
+def is_heard(address: str, port: int) -> bool:
+    """Return True if the coordinator listens there within a while: node 0 was told to start, and only this host wasn't any more."""
+    end = time.monotonic() + WITNESS_SECONDS
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=2.0):
+            return True
+        time.sleep(0.5)
+    return False
+
+
+def supervise(name: str, command: list[str], environment: dict[str, str]) -> Json:
+    """Leave a process of its own that starts the agent again when it ends by a fault, as systemd would."""
+    folder = state_folder() / name
+    if os.fork():
+        os.wait()
+        return {"started": True}
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    log = os.open(folder / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.chdir(folder)
+    write(folder / "supervisor.json", json.dumps({"pid": os.getpid(), "startTicks": start_ticks(os.getpid())}).encode())
+    asked: list[int] = []
+    children: list[subprocess.Popen[bytes]] = []
+
+    def pass_on(number: int, _: object) -> None:
+        asked.append(number)
+        for process in children:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
+
+    signal.signal(signal.SIGTERM, pass_on)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    while not asked:
+        children[:] = [subprocess.Popen(command, env={**os.environ, **environment}, cwd=folder)]
+        if children[0].wait() in FINAL or asked:
+            break
+        time.sleep(RESTART_SECONDS)
+    (folder / "supervisor.json").unlink(missing_ok=True)
+    os._exit(0)
+
+
+def start_ticks(pid: int) -> int | None:
+    """Return the kernel's start time of a process, which no later process of the same number has; None: it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    state, *rest = text.rpartition(")")[2].split()
+    return None if state in "ZX" else int(rest[18])
+
+
+def supervisor(name: str) -> int | None:
+    """Return the pid of the process that keeps the agent, if it is the very one that was started."""
+    try:
+        record = json.loads((state_folder() / name / "supervisor.json").read_text())
+        return int(record["pid"]) if start_ticks(int(record["pid"])) == record["startTicks"] else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def stop(request: Json) -> Json:
+    """Let the agent save and end, and not come back after a reboot. `wait`: answer when it has ended. `now`: its ranks don't save."""
+    name = checked(request["job"])
+    folder = state_folder() / name
+    if not folder.is_dir():
+        return {"stopped": False}
+    write(folder / STOPPED, b"")
+    pid = supervisor(name)
+    if pid is not None:
+        os.kill(pid, signal.SIGTERM)
+        if request["now"]:
+            time.sleep(0.2)
+            os.kill(pid, signal.SIGTERM)
+        while request["wait"] and supervisor(name) is not None:
+            time.sleep(0.1)
+        return {"stopped": True}
+    if not unit_path(name).exists():
+        return {"stopped": True}
+    unit = unit_path(name).name
+    problem = systemctl("disable", "--quiet", unit)
+    if request["now"]:
+        for _ in range(2):  # a second SIGTERM means at once
+            systemctl("kill", "--kill-who=main", "--signal=TERM", unit)
+            time.sleep(0.2)
+    options = [] if request["wait"] else ["--no-block"]
+    done = subprocess.run(
+        ["systemctl", "--user", "stop", *options, unit],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    problem = problem or (done.stderr.strip() if done.returncode else "")
+    return {"problem": problem} if problem else {"stopped": True}
+
+
+def remove(request: Json) -> Json:
+    """Remove all that `start` put here, after the agent has ended; the workspace stays."""
+    name = checked(request["job"])
+    result = stop({**request, "wait": True})
+    if "problem" in result:
+        return result
+    unit_path(name).unlink(missing_ok=True)
+    if shutil.which("systemctl"):
+        systemctl("daemon-reload")
+    shutil.rmtree(state_folder() / name, ignore_errors=True)
+    return {"removed": result["stopped"]}
+
+
+def answer(value: Json) -> None:
+    with contextlib.suppress(BrokenPipeError):  # whoever asked is gone; what was asked for is done all the same
+        print(json.dumps(value), flush=True)
+
+
+def main(stream: BinaryIO) -> None:
+    os.environ.setdefault("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    request = json.loads(stream.readline())
+    try:
+        answer(start(request, stream) if request["do"] == "start" else {"stop": stop, "remove": remove}[request["do"]](request))
+    except Declined as error:
+        answer({"problem": str(error)})
+    except OSError as error:
+        answer({"problem": f"{error.filename or 'the disk'}: {error.strerror}"})
+    except subprocess.TimeoutExpired:
+        answer({"problem": f"systemd has not answered for {SYSTEMD_SECONDS:.0f} s"})
+
+
+if __name__ == "__main__":
+    main(sys.stdin.buffer)

@@ -1,0 +1,411 @@
+"""Facts of a host, in one answer: for a start, for `hosts check`, and for whoever asks where a job is. It changes nothing.
+
+Its argument is `{"job": name or "" for all, "workspace": …, "datasets": …, "peers": [address, …], "ports": [first, last], "paths": [[field, path, kind], …]}`
+with folders that may begin with ~; it prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import platform
+import pwd
+import re
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+Json = dict[str, Any]
+COMMAND_SECONDS = 5.0
+LINES_MAX = 4000
+JOBS_MAX = 256
+LOG_BYTES, LOG_LINES = 1 << 14, 20
+_ATTEMPT_OF_COMMIT = re.compile(r"step-(\d{1,12})\.a(\d{1,9})")
+CLAIM = "\0lockstep-gpu-"
+SHM = Path("/dev/shm")  # noqa: S108 (nothing is written there)
+
+
+def text_of(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def output(*command: str) -> str:
+    """Output of a command; '' when it is missing, fails, or takes too long."""
+    if shutil.which(command[0]) is None:
+        return ""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False, errors="replace")
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def user_name() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def folder(path: str) -> Json:
+    """A folder, or what would become one: whether it can be written, and the free bytes there."""
+    full = Path(path).expanduser()
+    there = full
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    try:
+        free = shutil.disk_usage(there).free
+    except OSError as error:
+        return {"path": str(full), "problem": error.strerror}
+    problem = "" if os.access(there, os.W_OK | os.X_OK) else f"{there} can't be written by {user_name()}"
+    if os.access(there, os.W_OK) and os.statvfs(there).f_flag & os.ST_RDONLY:
+        problem = f"{there} is on a read-only file system"
+    return {"path": str(full), "exists": full.is_dir(), "free": free, "kind": filesystem_of(there), "problem": problem}
+
+
+def filesystem_of(path: Path) -> str:
+    """Kind of the file system that the path is on, as the kernel names it."""
+    best, kind = "", ""
+    for line in text_of("/proc/self/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        fields, rest = before.split(), after.split()
+        if len(fields) > 4 and rest and (str(path) + "/").startswith(fields[4].rstrip("/") + "/") and len(fields[4]) >= len(best):
+            best, kind = fields[4], rest[0]
+    return kind
+
+
+def route(peer: str) -> Json:
+    """Own address and interface on the way to another host: those of a datagram that is never sent."""
+    family = socket.AF_INET6 if ":" in peer else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((peer, 9))
+            address = probe.getsockname()[0]
+    except OSError as error:
+        return {"problem": error.strerror}
+    return {"address": address, "interface": interface_of(address)}
+
+
+def interface_of(address: str) -> str:
+    for line in output("ip", "-o", "address").splitlines():
+        fields = line.split()
+        if len(fields) > 3 and fields[3].split("/")[0] == address:
+            return fields[1].rstrip(":")
+    return next((name for name in interfaces() if address_of(name) == address), "")
+
+
+def interfaces() -> list[str]:
+    return sorted(path.name for path in Path("/sys/class/net").iterdir()) if Path("/sys/class/net").is_dir() else []
+
+
+def address_of(name: str) -> str:
+    """IPv4 address of an interface, without `ip`."""
+    import fcntl
+
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        packed = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
+        return socket.inet_ntoa(packed[20:24])
+    return ""
+
+
+def links() -> dict[str, Json]:
+    """MTU, speed in Mb/s and kind of every interface but loopback."""
+    result = {}
+    for name in interfaces():
+        base = Path("/sys/class/net", name)
+        if name == "lo":
+            continue
+        speed = text_of(base / "speed").strip()
+        result[name] = {
+            "mtu": int(text_of(base / "mtu").strip() or 0),
+            "speed": int(speed) if speed.isdecimal() else None,
+            "up": text_of(base / "operstate").strip() in ("up", "unknown"),
+            "wireless": (base / "wireless").exists() or (base / "phy80211").exists(),
+        }
+    return result
+
+
+def gpus() -> list[Json]:
+    """Every GPU by the driver's own tool, with the processes that compute on it."""
+    asked = (
+        "index",
+        "uuid",
+        "name",
+        "memory.total",
+        "memory.used",
+        "utilization.gpu",
+        "temperature.gpu",
+        "power.draw",
+        "driver_version",
+        "compute_cap",
+        "ecc.errors.uncorrected.volatile.total",
+    )
+    rows = [
+        [cell.strip() for cell in line.split(",")]
+        for line in output("nvidia-smi", f"--query-gpu={','.join(asked)}", "--format=csv,noheader,nounits").splitlines()
+    ]
+    users: dict[str, list[Json]] = {}
+    for line in output("nvidia-smi", "--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits").splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) == 3 and cells[1].isdecimal():
+            users.setdefault(cells[0], []).append({"pid": int(cells[1]), "user": owner_of(int(cells[1])), "memory": cells[2]})
+    return [
+        {**dict(zip(asked, row, strict=True)), "processes": users.get(row[1], []), "claim": claim_of(row[1])}
+        for row in rows[:64]
+        if len(row) == len(asked)
+    ]
+
+
+def owner_of(pid: int) -> str:
+    try:
+        return pwd.getpwuid(Path(f"/proc/{pid}").stat().st_uid).pw_name
+    except (OSError, KeyError):
+        return ""
+
+
+def claim_of(uuid: str) -> Json | None:
+    """Holder of the claim on a GPU: the kernel's word for pid and user, and its own for the job. None: nobody."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.settimeout(1.0)
+        try:
+            asking.connect(CLAIM + uuid)
+            pid, uid, _ = struct.unpack("3i", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+            said = asking.recv(1000).decode(errors="replace")
+        except OSError:
+            return None
+    try:
+        user = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        user = str(uid)
+    return {"pid": pid, "user": user, "says": said[:500]}
+
+
+def taken_ports(first: int, last: int) -> list[int]:
+    """Ports of the range that somebody listens on."""
+    listening = set()
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in text_of(path).splitlines()[1:]:
+            fields = line.split()
+            if len(fields) > 3 and fields[3] == "0A":
+                listening.add(int(fields[1].rpartition(":")[2], 16))
+    return sorted(port for port in listening if first <= port <= last)
+
+
+def keeping() -> Json:
+    """Means that keep a job alive when nobody is logged in: user units, linger, logind's habits."""
+    manager = output("systemctl", "--user", "is-system-running") or (
+        "running" if output("systemctl", "--user", "show", "--property=Version") else ""
+    )
+    linger = output("loginctl", "show-user", user_name(), "--property=Linger", "--value").strip()
+    kills = output(
+        "busctl", "get-property", "org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager", "KillUserProcesses"
+    ).strip()
+    return {
+        "units": bool(manager),
+        "linger": {"yes": True, "no": False}.get(linger, Path("/var/lib/systemd/linger", user_name()).exists()),
+        "killsProcesses": kills.endswith("true"),
+    }
+
+
+def jobs_folder() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "lockstep/jobs"
+
+
+def jobs(workspace: str, name: str) -> dict[str, Json]:
+    """Every job whose files are here; with `name` that one alone, whether it has files here or not."""
+    names = [name] if name else sorted(path.name for path in jobs_folder().glob("*") if not path.name.startswith("."))[:JOBS_MAX]
+    states = units(names)
+    return {one: job(one, workspace, states.get(one, {})) for one in names}
+
+
+def units(names: list[str]) -> dict[str, dict[str, str]]:
+    """The state of each job's unit, by systemd's own words."""
+    if not names:
+        return {}
+    fields = "Id,LoadState,ActiveState,SubState,Result,ExecMainStatus,UnitFileState"
+    text = output("systemctl", "--user", "show", f"--property={fields}", *(f"lockstep-{name}.service" for name in names))
+    blocks = [dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in text.split("\n\n")]
+    return {block["Id"].removeprefix("lockstep-").removesuffix(".service"): block for block in blocks if "Id" in block}
+
+
+def job(name: str, workspace: str, unit: dict[str, str]) -> Json:
+    """A job's record, its unit, its attempts, its newest commit, and the coordinator's report."""
+    state = jobs_folder() / name
+    record = object_in(state / "job.json")
+    run = Path(record.get("workspace") or workspace).expanduser() / "runs" / name
+    names = [path.name for path in run.glob("checkpoints/step-*")]
+    commits = [
+        match
+        for path in names
+        if (match := _ATTEMPT_OF_COMMIT.fullmatch(path)) and (run / "checkpoints" / path / "manifest.json").is_file()
+    ]
+    newest = max(commits, key=lambda match: int(match[1]), default=None)
+    return {
+        "record": record or None,
+        "unit": unit,
+        "supervised": is_supervised(state / "supervisor.json"),
+        "stopped": (state / "stopped").exists(),
+        "retry": retry_of(state / "run.json"),
+        "ended": object_in(run / "gang/end.json"),
+        "highestAttempt": max(
+            [*attempts(run), *(int(match[2]) for one in names if (match := _ATTEMPT_OF_COMMIT.fullmatch(one)))], default=0
+        ),
+        "newestStep": None if newest is None else int(newest[1]),
+        "newestTime": None if newest is None else (run / "checkpoints" / newest[0]).stat().st_mtime,
+        "report": report(run),
+        "log": last_lines(state / "agent.log"),
+    }
+
+
+def promised_ports() -> list[int]:
+    """Ports of jobs whose agents run here, or come back: their blocks are taken even while nobody listens."""
+    ports: set[int] = set()
+    for path in jobs_folder().glob("*/run.json"):
+        run = object_in(path)
+        if not (path.parent / "stopped").exists() and (path.parent / "key").exists():
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                ports |= {int(run["coordinatorPort"]), int(run["masterPort"])}
+    return sorted(ports)
+
+
+def environment_python() -> str:
+    """Python of the environment that was made last; '' if there is none."""
+    data = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "lockstep"
+    path = data / "env" / "bin" / "python"
+    return str(path) if path.exists() else ""
+
+
+def retry_of(path: Path) -> int:
+    """Return how often `lockstep retry` has started the job again."""
+    restart = object_in(path).get("restart")
+    return int(restart.get("retry", 0)) if isinstance(restart, dict) else 0
+
+
+def object_in(path: Path) -> Json:
+    """Return the JSON object in a file; {} if there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def is_supervised(path: Path) -> bool:
+    """Return True if the process that keeps the agent, where no systemd does, is the very one that was started."""
+    record = object_in(path)
+    try:
+        state, *rest = Path(f"/proc/{int(record['pid'])}/stat").read_text().rpartition(")")[2].split()
+        return state not in "ZX" and int(rest[18]) == record["startTicks"]
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return False
+
+
+def last_lines(path: Path) -> list[str]:
+    """Return the last lines of the agent's own log."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - LOG_BYTES))
+            return file.read().decode(errors="replace").splitlines()[-LOG_LINES:]
+    except OSError:
+        return []
+
+
+def attempts(run: Path) -> list[int]:
+    """Numbers of the attempts that are recorded on this volume."""
+    found = []
+    for line in text_of(run / "gang/attempts.jsonl").splitlines()[-LINES_MAX:]:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            found.append(int(json.loads(line)["attempt"]))
+    return found
+
+
+def report(run: Path) -> Json | None:
+    """The coordinator's newest report, and how many seconds ago it was written, by this host's clock."""
+    path = run / "gang/report.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {"seconds": max(0.0, time.time() - path.stat().st_mtime), "report": found["report"]} if isinstance(found, dict) else None
+    except (OSError, ValueError, KeyError, RecursionError):
+        return None
+
+
+def missing(paths: list[list[str]]) -> list[list[str]]:
+    """Entries [field, path, kind] of inputs that are not there."""
+    tests = {"file": Path.is_file, "folder": Path.is_dir, "any": Path.exists}
+    return [entry for entry in paths if not tests[entry[2]](Path(entry[1]).expanduser())]
+
+
+def glibc() -> str:
+    with contextlib.suppress(OSError, AttributeError):
+        version = ctypes.CDLL(None).gnu_get_libc_version
+        version.restype = ctypes.c_char_p
+        return str(version().decode())
+    return ""
+
+
+def look(request: Json) -> Json:
+    """The whole answer."""
+    first, last = request["ports"]
+    return {
+        "host": socket.gethostname(),
+        "user": user_name(),
+        "home": str(Path.home()),
+        "now": time.time(),
+        "boot": text_of("/proc/sys/kernel/random/boot_id").strip(),
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "glibc": glibc(),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "cpus": os.cpu_count(),
+        "load": list(os.getloadavg()),
+        "memory": {
+            key: int(value) * 1024
+            for key, value in re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB", text_of("/proc/meminfo"), re.MULTILINE)
+        },
+        "workspace": folder(request["workspace"]),
+        "datasets": folder(request["datasets"]),
+        "routes": {peer: route(peer) for peer in request.get("peers", [])},
+        "ownName": own_name(),
+        "links": links(),
+        "gpus": gpus(),
+        "takenPorts": taken_ports(first, last),
+        "keeping": keeping(),
+        "jobs": jobs(request["workspace"], request.get("job") or ""),
+        "state": str(jobs_folder()),
+        "environmentPython": environment_python(),
+        "promisedPorts": promised_ports(),
+        "missing": missing(request.get("paths", [])),
+        "shm": shutil.disk_usage(SHM).free if SHM.is_dir() else None,
+        "memlock": memlock(),
+    }
+
+
+def own_name() -> str:
+    """Address that the host's own name has in /etc/hosts or the DNS; '' if it has none."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return ""
+
+
+def memlock() -> int:
+    """Bytes that a process may lock; -1: as many as it likes."""
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return -1 if soft == resource.RLIM_INFINITY else soft
+
+
+if __name__ == "__main__":
+    print(json.dumps(look(json.loads(sys.argv[1]))))

@@ -1,0 +1,120 @@
+"""Jobs on the hosts of the tests' bed, as a person at the laptop starts and asks for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from lockstep.devcluster.hosts.bed import write_cluster_file
+from support.checkout import ROOT
+from support.clusters.bed_hosts import BedHosts, eventually
+
+SECONDS = 180.0
+JOB = """\
+apiVersion: lockstep.dev/v1alpha1
+kind: TrainingJob
+metadata: {{name: {name}}}
+spec:
+  nodes: {nodes}
+  ranksPerNode: 1
+  gpusPerNode: 0
+  script: {{path: rank.py, args: ["{steps}"]}}
+  preflight: {{mode: "Off"}}
+  restart: {{maxRestarts: 0, backoffSeconds: 1}}
+"""
+RANK = '''\
+"""A rank of a script that counts: half a second a step, one file a rank, which is its checkpoint. It saves on SIGTERM, and goes on from its file."""
+import json, os, signal, socket, sys, time
+rank, total = int(os.environ["RANK"]), int(sys.argv[1])
+state = os.path.expanduser(f"~/lockstep/workspace/state-{sys.argv[2] if len(sys.argv) > 2 else ''}{rank}")
+step = int(open(state).read()) if os.path.exists(state) else 0
+report = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+report.connect(os.environ["LOCKSTEP_REPORT_SOCKET"])
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+print(f"from step {step}", flush=True)
+if rank == 0:
+    listening = socket.create_server((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+    peers = [listening.accept()[0] for _ in range(int(os.environ["WORLD_SIZE"]) - 1)]
+else:
+    while True:
+        try:
+            peer = socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), 5)
+            break
+        except OSError:
+            time.sleep(0.2)
+while step < total and not asked:
+    time.sleep(0.2)
+    step += 1
+    with open(state + ".draft", "w") as file:
+        file.write(str(step))
+    os.replace(state + ".draft", state)
+    report.send(json.dumps({"rank": rank, "event": "step", "step": step, "totalSteps": total, "metrics": {}}).encode())
+sys.exit(75 if asked and step < total else 0)
+'''
+
+
+class BedJobs:
+    """The laptop: a folder with the bed's cluster file and job files, and the command line."""
+
+    def __init__(self, bed: BedHosts, folder: Path) -> None:
+        self.bed, self.folder = bed, folder
+        self.cluster = folder / "beds.yaml"
+        self.cluster.write_text(write_cluster_file(bed.layout, bed.count).read_text())
+
+    def job(self, name: str, *, nodes: int = 2, steps: int = 1000) -> Path:
+        """Write the job file of a script that counts, and put the script on every host."""
+        path = self.folder / f"{name}.yaml"
+        path.write_text(JOB.format(name=name, nodes=nodes, steps=steps))
+        for number in range(self.bed.count):
+            self.put(number, "rank.py", RANK.encode())
+        return path
+
+    def put(self, number: int, path: str, content: bytes, user: str = "ada") -> None:
+        """Write a file in the workspace of a user of the host."""
+        script = 'mkdir -p "$(dirname "$1")" && cat > "$1" && chown -R "$2:$2" "$3"'
+        home = f"/home/{user}/lockstep"
+        self.bed.console(number, "sh", "-c", script, "sh", f"{home}/workspace/{path}", user, home, stdin=content)
+
+    def type(self, *words: str, seconds: float = SECONDS, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Type `lockstep WORDS`. With `check` it must end well."""
+        done = subprocess.run(
+            [sys.executable, "-m", "lockstep.cli.main", *words],
+            cwd=ROOT, env={**os.environ, "NO_COLOR": "1"}, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=seconds,
+        )  # fmt: skip
+        assert not check or done.returncode == 0, f"{' '.join(words)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def run(self, path: Path, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Start the job of a file, and return when all of its ranks run."""
+        return self.type("run", "-f", str(path), "--cluster", str(self.cluster), "--detach", *words, check=check)
+
+    def about(self, verb: str, name: str, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Type a verb about a job."""
+        return self.type(*verb.split(), name, "--cluster", str(self.cluster), *words, check=check)
+
+    def status(self, name: str) -> dict[str, Any]:
+        """Status of a job, by `get -o json`."""
+        job: dict[str, Any] = json.loads(self.about("get", name, "-o", "json").stdout)
+        return dict(job["status"])
+
+    def state(self, name: str) -> str:
+        """Reason of the job's Progressing condition: its state in one word."""
+        return next(str(one["reason"]) for one in self.status(name)["conditions"] if one["type"] == "Progressing")
+
+    def becomes(self, name: str, state: str) -> bool:
+        """Return True once the job's state is this one."""
+        return eventually(lambda: self.state(name) == state)
+
+    def traces(self, number: int, name: str, user: str = "ada") -> str:
+        """Files and processes of a job on a host, but for those of its workspace."""
+        script = 'ls -d /home/$2/.local/state/lockstep/jobs/*$1* /home/$2/.config/systemd/user/lockstep-$1.service 2>/dev/null; pgrep -af "jobs/$1/" || true'
+        return self.bed.console(number, "sh", "-c", script, "sh", name, user).strip()
+
+    def count(self, number: int, rank: int) -> int:
+        """Step that a rank's file has; 0 before its first."""
+        return int(self.bed.console(number, "sh", "-c", f"cat /home/ada/lockstep/workspace/state-{rank} 2>/dev/null || echo 0"))
