@@ -155,10 +155,10 @@ def expected_shares(split: Split, times: StepTimes | None) -> list[float]:
 
 
 def sizes_text(sizes: Sequence[int]) -> str:
-    """Words for them: `rank 0: 6, ranks 1-2: 3`."""
+    """Words for them: `6 on rank 0, 3 on ranks 1-2`."""
     words, first = [], 0
     for size, group in groupby(sizes):
         last = first + len(list(group)) - 1
-        words.append(f"rank {first}: {size}" if first == last else f"ranks {first}-{last}: {size}")
+        words.append(f"{size} on rank {first}" if first == last else f"{size} on ranks {first}-{last}")
         first = last + 1
     return ", ".join(words)

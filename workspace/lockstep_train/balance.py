@@ -47,11 +47,19 @@ class Shares:
     """Shares of the ranks from now on. Without `times` they stay as they are."""
 
     def __init__(
-        self, split: Split, bounds: Sequence[Bounds], batch: int, times: StepTimes | None = None, *, renewed: bool = False
+        self,
+        split: Split,
+        bounds: Sequence[Bounds],
+        nodes: Sequence[int],
+        batch: int,
+        times: StepTimes | None = None,
+        *,
+        renewed: bool = False,
     ) -> None:
-        """`batch`: samples of a step. `times`: as they were measured; None: nobody has measured. `renewed`: the split may change during the run."""
+        """`nodes`: that of each rank. `batch`: samples of a step. `times`: as they were measured; None: nobody has measured. `renewed`: the split may change during the run."""
         self.split = split
         self.bounds = tuple(bounds)
+        self.nodes = tuple(nodes)
         self._batch = batch
         self._times = times
         self._renewed = renewed
@@ -94,7 +102,7 @@ class Shares:
 
 def first_shares(memory: Agreed, micro: int, batch: int) -> Shares:
     """Shares before any time is known: equal ones, but where a node's size is stated or its memory has no room."""
-    return Shares(split_by(stated_sizes(memory.bounds, micro), batch), memory.bounds, batch)
+    return Shares(split_by(stated_sizes(memory.bounds, micro), batch), memory.bounds, memory.nodes, batch)
 
 
 def measured_shares(
@@ -118,7 +126,7 @@ def measured_shares(
     split, times = decision.split, decision.times
     reporter.event(
         "balance",
-        line=f"Balance: samples at once by rank {sizes_text(split.sizes)}; micro-batches a step: {split.turns}",
+        line=f"Balance: samples at once: {sizes_text(split.sizes)}; micro-batches a step: {split.turns}",
         sizes=list(split.sizes),
         accumulation=split.turns,
         mostSamples=[bound.most for bound in first.bounds],
@@ -126,7 +134,7 @@ def measured_shares(
         baseSeconds=[round(time.base_seconds, 6) for time in times.ranks],
         networkSeconds=round(times.network_seconds, 6),
     )
-    return Shares(split, first.bounds, batch, times, renewed=balance is Balance.MEASURED)
+    return Shares(split, first.bounds, first.nodes, batch, times, renewed=balance is Balance.MEASURED)
 
 
 def renew(shares: Shares, step: int, ranks: Ranks, reporter: Reporter) -> bool:
@@ -139,10 +147,11 @@ def renew(shares: Shares, step: int, ranks: Ranks, reporter: Reporter) -> bool:
     split = shares.split
     if split == before:
         return False
-    changes = [f"rank {rank} {old} → {new}" for rank, (old, new) in enumerate(zip(before.sizes, split.sizes, strict=True)) if old != new]
+    sizes = zip(shares.nodes, before.sizes, split.sizes, strict=True)
+    changes = [f"rank {rank} on node {node} {old} → {new}" for rank, (node, old, new) in enumerate(sizes) if old != new]
     reporter.event(
         "balance",
-        line=f"Balance after step {step}: {', '.join(changes)} samples at once; micro-batches a step: {split.turns}",
+        line=f"Balance after step {step}: samples at once: {', '.join(changes)}; micro-batches a step: {split.turns}",
         step=step,
         sizes=list(split.sizes),
         accumulation=split.turns,

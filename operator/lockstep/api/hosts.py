@@ -106,7 +106,7 @@ class Host(HostDefaults):
     gpus: Annotated[Annotated[int, Field(ge=0, le=GPUS_MAX)] | list[GpuName] | None, BeforeValidator(_count_or_gpus)] = None
     """Indexes or UUIDs of its GPUs that jobs may take, or a number: so many free ones. Left out: all."""
     micro_batch: Annotated[int | None, Field(ge=1, le=4096)] = None
-    """Samples that each of its ranks takes at once. Left out: measured."""
+    """Samples that each of its ranks takes at once. Left out: the job's microBatchSize, or measured with balance Measured."""
     env: Annotated[list[PlainVariable], Field(max_length=64, json_schema_extra=list_map())] = []
     """Variables of its ranks. A job's own win."""
 

@@ -123,7 +123,7 @@ def test_a_rank_that_slows_down_gets_fewer_samples_at_the_next_commit(ranks: For
     totals = [size * renewed[0]["accumulation"] for size in renewed[0]["sizes"]]
     assert totals[0] >= 16
     assert totals[1] <= 8
-    assert "Balance after step 16: rank 0 " in ended.outputs[0]
+    assert "Balance after step 16: samples at once: rank 0 on node 0 " in ended.outputs[0]
     assert ranks.run(
         "main", [run_file("alone", **{**settings, "optimization": {**settings["optimization"], "balance": "Equal"}})]
     ).codes == [0]

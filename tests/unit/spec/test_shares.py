@@ -106,7 +106,8 @@ def test_before_any_time_is_known_bounds_alone_limit_the_micro_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "text"), [((6, 3, 3), "rank 0: 6, ranks 1-2: 3"), ((4,), "rank 0: 4"), ((1, 2, 1), "rank 0: 1, rank 1: 2, rank 2: 1")]
+    ("sizes", "text"),
+    [((6, 3, 3), "6 on rank 0, 3 on ranks 1-2"), ((4,), "4 on rank 0"), ((1, 2, 1), "1 on rank 0, 2 on rank 1, 1 on rank 2")],
 )
 def test_sizes_in_words(sizes: tuple[int, ...], text: str) -> None:
     assert sizes_text(sizes) == text

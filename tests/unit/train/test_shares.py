@@ -43,7 +43,7 @@ class Events:
 
 
 def shares(times: StepTimes | None = TIMES, most: int = 100, *, least: int = 0, renewed: bool = True) -> Shares:
-    return Shares(split_by([6, 6], 12), [Bounds(least, most)] * 2, 12, times, renewed=renewed)
+    return Shares(split_by([6, 6], 12), [Bounds(least, most)] * 2, [0, 1], 12, times, renewed=renewed)
 
 
 def watched(seconds: list[float], steps: int = WATCHED_STEPS + 1, **options: Any) -> Shares:
@@ -59,7 +59,9 @@ def test_a_rank_that_holds_the_others_up_for_fifty_steps_gets_fewer_samples_at_t
     assert renew(run, 60, ranks, events)  # type: ignore[arg-type]
     assert run.split == Split((8, 4), 1)
     assert ranks.keys == ["balance/60"]
-    assert events.lines == ["Balance after step 60: rank 0 6 → 8, rank 1 6 → 4 samples at once; micro-batches a step: 1"]
+    assert events.lines == [
+        "Balance after step 60: samples at once: rank 0 on node 0 6 → 8, rank 1 on node 1 6 → 4; micro-batches a step: 1"
+    ]
     assert run.proposal() is None, "what was watched was another split"
 
 

@@ -19,7 +19,8 @@ from lockstep.plan.render.fabric import GPU_RESOURCE
 from lockstep.plan.render.resolved import Resolved
 from lockstep.plan.render.run import trainer_config
 from lockstep_spec import length
-from lockstep_spec.fit import asked_partition, choose_partition, nearest_settings, plan_memory
+from lockstep_spec.choices import Balance
+from lockstep_spec.fit import asked_partition, choose_partition, most_samples, nearest_settings, plan_memory
 from lockstep_spec.memory import Place, trained_elements
 from lockstep_spec.settings import Settings, size_settings
 from lockstep_spec.shape import ModelShape
@@ -123,6 +124,9 @@ def _memory(estimate: Forecast, resolved: Resolved, settings: Settings, facts: R
     shape, size = facts.shape, facts.capacity_bytes
     partition = (asked_partition(settings, place) or 1) if size is None else choose_partition(shape, settings, place, size)
     place = replace(place, partition=partition)
+    measured = _training(resolved).optimization.balance is Balance.MEASURED
+    if measured and size is not None:
+        settings = replace(settings, micro_batch_size=min(settings.micro_batch_size, most_samples(shape, settings, place, size)))
     plan = plan_memory(shape, settings, place, size or 0)
     estimate.figures |= {
         "parameters": shape.numel, "trainedParameters": trained_elements(shape, settings), "modelSource": facts.shape_source,
@@ -144,6 +148,13 @@ def _memory(estimate: Forecast, resolved: Resolved, settings: Settings, facts: R
         else:
             estimate.add("memory", Outcome.OK, message)
     estimate.add("memory", Outcome.NOTE, f"that is with {_manner(settings, place)}")
+    if measured:
+        several = f"{settings.micro_batch_size} sample{'s' if settings.micro_batch_size > 1 else ''} at once"
+        estimate.add(
+            "memory",
+            Outcome.NOTE,
+            f"it counts {several}: with balance Measured the start chooses what each {each} computes, by its speed and memory",
+        )
     largest = sorted(plan.items, key=lambda item: -item.size_bytes)
     estimate.add(
         "memory",

@@ -64,6 +64,20 @@ def test_everything_is_counted_when_everything_is_known() -> None:
     assert told(found, "time").startswith("note: at most 40s: 10 steps of 4s")
 
 
+def test_with_measured_balance_a_gpu_is_not_at_risk_for_a_micro_batch_that_it_need_not_take() -> None:
+    stated = {"microBatchSize": 4096, "globalBatchSize": 1048576}
+    small = RunFacts(**{**vars(KNOWN), "capacity_bytes": 1_345_000_000})
+    equal, measured = (forecast(resolved(optimization={**stated, "balance": balance}), small) for balance in ("Equal", "Measured"))
+
+    def outcomes(estimate: Forecast) -> list[Outcome]:
+        return [line.outcome for line in estimate.findings if line.subject == "memory"]
+
+    assert equal.figures["memoryBytes"] > 1_345_000_000 >= measured.figures["memoryBytes"]
+    assert [outcomes(found)[0] for found in (equal, measured)] == [Outcome.RISK, Outcome.OK]
+    assert "with balance Measured the start chooses what each GPU computes" in told(measured, "memory")
+    assert "balance" not in told(equal, "memory")
+
+
 def test_a_measured_run_gives_its_own_tokens_a_step() -> None:
     found = forecast(resolved(), RunFacts(**{**vars(KNOWN), "pace": Pace(100.0, "a log", tokens_per_step=200.0)}))
     assert told(found, "time").startswith("note: about 20s: 10 steps of 2s (a log; its steps' tokens and speed)")
