@@ -24,7 +24,7 @@ from rank_harness import ForkServer  # noqa: E402
 
 SPEEDS = (1.0, 0.55, 0.5)
 WARM_STEPS = 3
-BATCH, EQUAL_SIZE = 32, 11
+BATCH, EQUAL_SIZE = 45, 15
 """Samples of a step, and the equal micro-batch of three ranks with which one turn is enough."""
 GATHERED = {"zero_optimization": {"stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 1, "stage3_max_reuse_distance": 0}}
 """Settings with which Stage3 gathers weights as small as these, too."""
@@ -76,7 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--speeds", type=float, nargs="+", default=list(SPEEDS), help="speed of each rank, relative to the first")
     parser.add_argument("--sample-seconds", type=float, default=0.12, help="time of a sample on a rank of speed 1 (default: 0.12)")
-    parser.add_argument("--steps", type=int, default=8, help="steps that count (default: 8)")
+    parser.add_argument("--steps", type=int, default=6, help="steps that count (default: 6)")
     parser.add_argument("--stages", nargs="+", default=["Stage1", "Stage2", "Stage3"])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", action="store_true")

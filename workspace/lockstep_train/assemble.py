@@ -188,7 +188,8 @@ def balanced(
         return measure_rank(engine, loss, longest, tokenizer.pad, size, ranks)
 
     shares = measured_shares(first, plan.global_batch_size, config.training.optimization.balance, measure, ranks, reporter)
-    reporter.startup.done("balance")
+    if shares is not first:
+        reporter.startup.done("balance")
     return shares
 
 
