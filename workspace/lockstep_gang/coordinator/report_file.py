@@ -15,7 +15,7 @@ from lockstep_gang.coordinator.records import Records
 from lockstep_gang.coordinator.waits import happens_within, in_thread
 from lockstep_spec.codec import ContractError
 
-PERIOD_SECONDS = 15.0
+PERIOD_SECONDS = 5.0
 NEWS_SECONDS = 1.0
 """Least time between two writes of which none is a transition."""
 

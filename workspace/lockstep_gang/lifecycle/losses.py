@@ -15,7 +15,7 @@ from lockstep_gang.contract.messages import Hello
 from lockstep_gang.contract.reply import Fact, FactType
 from lockstep_gang.contract.report import HISTORY, Cause, Failure, Restart
 from lockstep_gang.contract.run import Run
-from lockstep_gang.contract.times import seconds_of, stamp
+from lockstep_gang.contract.times import SILENCE_SECONDS, seconds_of, stamp
 from lockstep_gang.lifecycle.gang import LOSSES, OWN_FAULTS, Gang, Phase
 
 BEFORE_SECONDS, AFTER_SECONDS = 600.0, 120.0
@@ -73,7 +73,7 @@ def with_facts(gang: Gang, facts: Sequence[Fact], now: float) -> Gang:
 
 
 def with_machine_heard(gang: Gang, run: Run, hello: Hello, now: float) -> Gang:
-    """The gang that hears from a node's agent before the node counts as here: if its machine was off or slept, that explains its loss."""
+    """The gang that hears from a node's agent before the node counts as here. Its machine was off, slept or was cut off: that explains its loss."""
     before = gang.nodes[hello.node]
     lost_at = next((silence.since for silence in gang.silences if silence.node == hello.node and silence.until is None), before.closed_at)
     if run.report is not None or not before.boot_id or not hello.boot_id:
@@ -81,9 +81,14 @@ def with_machine_heard(gang: Gang, run: Run, hello: Hello, now: float) -> Gang:
     if hello.boot_id != before.boot_id:
         fact = _machine_fact(run, hello.node, "Restarted", "its machine was off or started anew", hello.boot_id, lost_at or now)
         return _with_machine_fact(gang, fact, now)
+    if hello.instance != before.instance or lost_at is None:
+        return gang
     slept = hello.slept_seconds - before.slept_seconds
-    if hello.instance == before.instance and lost_at is not None and slept >= SLEPT_SHARE * (now - lost_at) > 0:
+    if slept >= SLEPT_SHARE * (now - lost_at) > 0:
         return _with_machine_fact(gang, slept_fact(run, hello.node, slept, f"{hello.instance} {hello.slept_seconds:.0f}", lost_at), now)
+    if run.host is not None and now - lost_at >= SILENCE_SECONDS:
+        words = "its agent ran on meanwhile, so the network between it and node 0 was down"
+        return _with_machine_fact(gang, _machine_fact(run, hello.node, "CutOff", words, f"{hello.instance} {now:.0f}", lost_at), now)
     return gang
 
 

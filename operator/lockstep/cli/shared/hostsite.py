@@ -41,7 +41,7 @@ class HostSite(Site):
         """Return connections to the hosts."""
         from lockstep.platforms.hosts.fleet import Fleet
 
-        return Fleet(self.hosts, self.name)
+        return Fleet(self.hosts, self.name, self.again)
 
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[SiteJob]:
         if selector is not None:
@@ -62,10 +62,22 @@ class HostSite(Site):
         return HostJob(self, seen[name])
 
     async def _look(self, job: str) -> tuple[dict[str, Seen], dict[str, str]]:
-        from lockstep.plan.hosts.status import seen_jobs
+        """Ask all hosts. A job of which no host answers is shown as it was seen last."""
+        from lockstep.plan.hosts.status import Seen, host_job, progress_known, seen_jobs
+        from lockstep.platforms.hosts.remembered import Remembered, remember, remembered
 
         answers, problems = await self.fleet().look(job=job)
-        return seen_jobs(answers, problems), problems
+        seen, now = seen_jobs(answers, problems), time.time()
+        before = {name: one for name, one in remembered(self.name).items() if name == (job or name)}
+        away = {
+            name: Seen(one.record, {}, {host: problems[host] for host in one.record.hosts}, known=one.known)
+            for name, one in before.items()
+            if name not in seen and all(host in problems for host in one.record.hosts)
+        }
+        heard = {name: one for name, one in seen.items() if one.first not in problems}
+        known = {name: Remembered(one.record, progress_known(host_job(one, self.again, now).job, now)) for name, one in heard.items()}
+        remember(self.name, known, [name for name in before if name not in seen and name not in away])
+        return {name: replace(one, known=before[name].known) if name in before else one for name, one in seen.items()} | away, problems
 
 
 class HostJob(SiteJob):

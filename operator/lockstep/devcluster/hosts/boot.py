@@ -50,6 +50,9 @@ def become_systemd(tree: str, disk: str, name: str, site: str, code: str, shared
     _mount("cgroup2", root / "sys/fs/cgroup", kind="cgroup2", options="nosuid,noexec,nodev")
     _make_devices(root / "dev")
     _mount("tmpfs", root / "run", kind="tmpfs", options="mode=755")
+    # The kernel's own is this machine's, which does not start anew with the host.
+    (root / "run/boot_id").write_text(f"{uuid.uuid4()}\n")
+    _bind(root / "run/boot_id", root / "proc/sys/kernel/random/boot_id", read_only=True)
     _mount("tmpfs", root / "tmp", kind="tmpfs", options="mode=1777")
     for source, target in ((site, disk_tree.SITE), (code, disk_tree.CODE)):
         _bind(Path(source), root / target.lstrip("/"), read_only=True)

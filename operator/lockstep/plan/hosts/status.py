@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from lockstep.api.errors import ConfigError
-from lockstep.api.objects import Object
+from lockstep.api.objects import Object, condition
 from lockstep.api.status import ClusterInUse, ConditionStatus, ConditionType, Ranks
 from lockstep.api.statuspart import unchecked
 from lockstep.plan.hosts.facts import HostFacts, JobOnHost
@@ -44,6 +44,8 @@ class Seen:
     """Reason by host why one that has a part in it did not answer."""
     missing: tuple[str, ...] = ()
     """Hosts that answered, and have no file of this start."""
+    known: str = ""
+    """Newest that was seen of its progress before, for when no host tells any; '' where nothing was."""
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -92,6 +94,14 @@ def _seen(record: JobRecord, answers: Mapping[str, HostFacts], problems: Mapping
             missing.append(host)
     away = {host: problems.get(host, f"host {host} is not in the cluster file any more") for host in record.hosts if host not in answers}
     return Seen(record, jobs, away, tuple(missing))
+
+
+def progress_known(job: Object, now: float) -> str:
+    """Sentence about a job's progress that stays true when nobody can be asked any more."""
+    status = job.get("status") or {}
+    step = (status.get("trainer") or {}).get("step", (status.get("checkpoint") or {}).get("lastCommittedStep"))
+    state = condition(status, "Progressing").get("reason", "Unknown")
+    return f"{state}, {'no step yet' if step is None else f'step {step}'}, at {timestamp(now)}"
 
 
 def host_job(seen: Seen, again: str, now: float) -> Observed:
@@ -256,6 +266,8 @@ def _last_known(seen: Seen, view: View) -> str:
     if view.received is not None and view.received.report.trainer is not None and view.received.report.trainer.step is not None:
         return f"last known: step {view.received.report.trainer.step}, at {timestamp(view.received.received)}"
     commit = _newest_commit(seen)
+    if commit is None and seen.known:
+        return f"last known: {seen.known}"
     return (
         "nothing is known of its progress" if commit is None else f"last known: the commit of step {commit[0]}, at {timestamp(commit[1])}"
     )

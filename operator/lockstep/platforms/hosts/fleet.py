@@ -29,9 +29,9 @@ LOOK_BYTES_MAX = 64 << 20
 class Fleet:
     """Connections to hosts. They stay open for a minute after their last use, so that the next command starts at once."""
 
-    def __init__(self, cluster: HostsCluster, name: str, *, shares: bool = True) -> None:
-        """`name`: of the cluster file. `shares`: False opens a connection for each program."""
-        self.cluster, self.name = cluster, name
+    def __init__(self, cluster: HostsCluster, name: str, again: str, *, shares: bool = True) -> None:
+        """`name`: of the cluster file. `again`: words that name it on a command line. `shares`: False opens a connection for each program."""
+        self.cluster, self.name, self.again = cluster, name, again
         folder = control_folder()
         self._shared = {host.name: Shared(login_of(host), folder, shares=shares) for host in cluster.hosts}
 

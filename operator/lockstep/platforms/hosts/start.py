@@ -54,7 +54,7 @@ async def start(fleet: Fleet, job: TrainingJob, profile: TrainingCluster, option
     answers, problems = await fleet.look(names, job=name, paths=inputs)
     if problems:
         raise Failed("; ".join(problems.values()))
-    _refuse_running(name, answers, fleet.name)
+    _refuse_running(name, answers, fleet.again)
     _refuse_missing(answers)
     record_time = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     placed = [_dated(seat, record_time) for seat in seats(job, profile, fleet.cluster, fleet.name, answers, str(uuid.uuid4()))]
@@ -73,11 +73,11 @@ def _files(seat: Seat, key: str, agent: bytes) -> dict[str, bytes]:
     return {AGENT: agent, RUN: run_text(seat.run).encode(), "job.json": record_text(seat.record).encode(), KEY: key.encode()}
 
 
-def _refuse_running(name: str, answers: Mapping[str, HostFacts], cluster: str) -> None:
+def _refuse_running(name: str, answers: Mapping[str, HostFacts], again: str) -> None:
     running = [host for host, facts in answers.items() if facts.jobs[name].runs]
     if running:
         raise ConfigError(
-            f"job {name} runs already on {named_hosts(running)}: lockstep logs {name} --cluster {cluster} -f follows it, lockstep stop {name} --cluster {cluster} stops it"
+            f"job {name} runs already on {named_hosts(running)}: lockstep logs {name} -f {again} follows it, lockstep stop {name} {again} stops it"
         )
 
 
