@@ -75,9 +75,9 @@ def get(
     if watch:
         return _watch(lambda: site.current(listed()), wide=output is ListForm.WIDE, spaces=all_namespaces)
     listed_jobs = listed()
-    if not listed_jobs and output in (ListForm.TABLE, ListForm.WIDE):
+    if not listed_jobs and output in (ListForm.TABLE, ListForm.WIDE) and site.current([])[1] is None:
         of = f" with labels {selector}" if selector else ""
-        return put(f"there is no TrainingJob{of} in {'any namespace' if all_namespaces else site.where}")
+        return put(f"there is no {site.noun}{of} {'in any namespace' if all_namespaces else site.where}")
     return _show(site, listed_jobs, output, single=False, spaces=all_namespaces)
 
 

@@ -133,6 +133,8 @@ def run(
     )
     changes = [*(changes or ()), *(fresh_changes(file) if fresh else ())]
     named = hosts or cluster
+    if not (local or in_namespace or named or _names_cluster(file)):
+        raise _no_place(file, changes)
     inputs = inputs_without_operator(file, named or LOCAL_CLUSTER if local else named, None if local else namespace, changes)
     if local:
         raise typer.Exit(_run_here(inputs, workspace, nodes, preview))
@@ -140,8 +142,20 @@ def run(
         raise typer.Exit(_run_on_hosts(_with_nodes(inputs, nodes), named or inputs.cluster.cluster.name, choice, detach=detach))
     if in_namespace:
         raise typer.Exit(_run_in_namespace(inputs, context, attach=attach))
+    raise _no_place(file, changes)
+
+
+def _names_cluster(file: Path) -> bool:
+    """Return True if the job file names a cluster, or is piped in, so that it can be read once only."""
+    from lockstep.api.files.jobfile import parse_job_file
+    from lockstep.cli.shared.clusterfiles import read_text
+
+    return str(file) == "-" or parse_job_file(read_text(file), str(file)).spec.cluster is not None
+
+
+def _no_place(file: Path, changes: Sequence[str]) -> ConfigError:
     options = "".join(f" --set {shlex.quote(change)}" for change in changes)
-    raise ConfigError(
+    return ConfigError(
         "choose where the job runs: --local (processes of this machine), --in-namespace (Kubernetes, role admin), or --cluster with a file of hosts; "
         f"with the operator: lockstep render -f {file}{options} -o job | kubectl apply -f -"
     )

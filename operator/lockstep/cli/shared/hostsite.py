@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.objects import Object, condition, has_ended
-from lockstep.cli.shared.site import Site, SiteJob, Volume
-from lockstep.platforms.output import tell
+from lockstep.cli.shared.site import Site, SiteJob, Stale, Volume
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
@@ -35,7 +34,8 @@ class HostSite(Site):
         self.hosts, self.name = cluster_file.hosts, cluster_file.cluster.name
         self.again = f"--cluster {named}"
         self.anew = f"lockstep run -f FILE --fresh {self.again}"
-        self.where = f"the hosts of {self.name}"
+        self.where = f"on the hosts of {self.name}"
+        self._problems: dict[str, str] = {}
 
     def fleet(self) -> Fleet:
         """Return connections to the hosts."""
@@ -45,11 +45,13 @@ class HostSite(Site):
 
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[SiteJob]:
         if selector is not None:
-            raise ConfigError(f"-l selects by labels, which a cluster has: name the jobs on {self.where}")
-        seen, problems = asyncio.run(self._look(""))
-        for problem in problems.values():
-            tell(f"lockstep: {problem}")
+            raise ConfigError(f"-l selects by labels, which a cluster has: name the jobs {self.where}")
+        seen, self._problems = asyncio.run(self._look(""))
         return [HostJob(self, one) for one in seen.values()]
+
+    def current(self, jobs: Sequence[SiteJob]) -> tuple[list[Object], Stale | None]:
+        away = "; ".join(self._problems.values())
+        return [job.job for job in jobs], Stale("", f"{away}: what is shown may lack jobs, or be old") if away else None
 
     def job(self, name: str) -> HostJob:
         """Return the job of this name. Raises ConfigError, naming the jobs that are there, when there is none."""

@@ -36,7 +36,8 @@ class KubeSite(Site):
         self.target = target
         self.again = f"-n {target.namespace}"
         self.anew = f"lockstep render -f FILE --set {FRESH} -o job | kubectl apply -f -"
-        self.where = f"namespace {target.namespace}"
+        self.where = f"in namespace {target.namespace}"
+        self.noun = "TrainingJob"
 
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[SiteJob]:
         from lockstep.kube.jobs import list_jobs

