@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from lockstep.cli.shared import checkout
 from lockstep.cli.shared.target import load
 from lockstep.kube.aim import ANYWHERE, Connections
 from support.api_stub import ApiStub, kubeconfig, served
-from unit.cli.test_every_verb import REMOTE, VERBS, arguments, run, write_cluster_file, write_job_file
+from unit.cli.test_every_verb import FILES, REMOTE, VERBS, arguments, run, write_cluster_file, write_job_file
 
 USAGE = 2
 OF_NO_CLUSTER = {"quickstart", "cluster discover"}
@@ -117,9 +118,10 @@ def test_a_script_of_a_dev_environment_and_a_pair_of_runs_are_of_the_cluster_tha
 def test_a_job_file_names_the_cluster_too(
     name: str, wrong: ApiStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    document = json.loads((tmp_path / "job.yaml").read_text())
-    document["spec"] |= {"cluster": "barcelona", "image": "trainer:1", "storage": {"mode": "Shared"}}
-    (tmp_path / "job.yaml").write_text(json.dumps(document))
+    for file in {"job.yaml", FILES.get(name, "job.yaml")}:
+        document = yaml.safe_load((tmp_path / file).read_text())
+        document["spec"] |= {"cluster": "barcelona", "image": "trainer:1", "storage": {"mode": "Shared"}}
+        (tmp_path / file).write_text(json.dumps(document))
     words = MORE.get(name) or without_cluster(arguments(name, tmp_path))
     code = run(monkeypatch, words if "-f" in words or "--file" in words else [*words, "-f", "job.yaml"])
     told = capsys.readouterr()

@@ -20,6 +20,7 @@ MODULES_MAX = 20
 LINES_MAX = 500
 SMALL_LINES = 60
 SMALL_FOR_A_REASON: Mapping[str, str] = {
+    "lockstep.platforms.hosts.remembered": "files of this machine; the rest of its folder talks to hosts",
     "lockstep.platforms.inpod.forget": "is sent into pods as text, in one file as every such program",
     "lockstep.platforms.inpod.runfiles": "is sent into pods as text, in one file as every such program",
     "lockstep_train.standby": "imports nothing that costs time: it runs before the trainer's packages are there",
