@@ -28,8 +28,8 @@ setup: .venv/ready ## make .venv (packages are cached outside the checkout)
 editors: setup ## jupyterlab and debugpy for the pods of the embedded cluster (make jupyter, make debug-remote)
 	@$(PYTHON) scripts/setup.py --extra editors
 
-quickstart: setup ## install, build, bring up a two-node Kubernetes, fine-tune a small model on two pods
-	@$(BIN)/lockstep quickstart
+quickstart: setup ## install, build, bring up a two-node Kubernetes, fine-tune a small model on two pods (HOSTS=1: on two hosts over ssh)
+	@$(BIN)/lockstep quickstart $(if $(HOSTS),--hosts)
 
 ##@ Clusters (CLUSTER=name of a file in clusters/, else the one deployed last; MODE=rdma|tcp|auto, OPERATOR_IMAGE= and NAMESPACES=a,b or NAMESPACE_ONLY=1, else as deployed; FORCE=1: with any API host)
 list-clusters: setup ## the cluster files in clusters/; * is the one your kubeconfig talks to

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -37,11 +38,16 @@ def hosts_up(hosts: Annotated[int, typer.Option(min=1, max=99, help="How many ho
 
     Example: lockstep devcluster hosts up --hosts 2
     """
+    put(bring_hosts_up(hosts))
+
+
+def bring_hosts_up(hosts: int) -> Path:
+    """Bring up so many hosts, and return the cluster file that describes them. Raises ConfigError where this machine can't have any."""
     bed = _bed()
     from lockstep.devcluster.hosts.bed import up
 
     with machine_failures():
-        put(up(bed, hosts, _say))
+        return up(bed, hosts, _say)
 
 
 @app.command("down")

@@ -40,19 +40,28 @@ POD_RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}}
 
 def quickstart(
     local: Annotated[bool, typer.Option("--local", help="Run the two nodes as processes here, without a cluster.")] = False,
+    hosts: Annotated[
+        bool, typer.Option("--hosts", help="Run it over ssh on two hosts that are brought up on this machine, without Kubernetes.")
+    ] = False,
     context: Annotated[str | None, typer.Option(help="Use this context of your kubeconfig instead of the embedded cluster.")] = None,
 ) -> None:
     """Fine-tune a small model on two nodes, from nothing: the way to see Lockstep work.
 
     As root on Linux it brings up a real Kubernetes with two nodes on this machine; elsewhere it runs the same job as processes.
-    KUBECONFIG or --context names a cluster of your own to use instead.
+    KUBECONFIG or --context names a cluster of your own to use instead. --hosts shows the same on machines without Kubernetes.
 
     Example: lockstep quickstart
     """
     started = time.monotonic()
+    if hosts and (local or context):
+        raise ConfigError("--hosts, --local and --context are three places: use one of them")
     own_cluster = context is not None or bool(os.environ.get("KUBECONFIG"))
     why_local = None if own_cluster and not local else _why_local(local)
-    if why_local:
+    if hosts:
+        from lockstep.cli.clusters.quickstarthosts import run_on_bed
+
+        code = run_on_bed()
+    elif why_local:
         put(f"{why_local}: the job runs as two processes on this machine.", flush=True)
         code = _run_local()
     else:
@@ -73,7 +82,7 @@ def _why_local(is_asked: bool) -> str | None:
 
 
 @contextmanager
-def _step(title: str) -> Iterator[None]:
+def step(title: str) -> Iterator[None]:
     """Print one line when a step begins and one when it ends, with its seconds."""
     put(f"==> {title}", flush=True)
     started = time.monotonic()
@@ -86,7 +95,7 @@ def demo_folder() -> Path:
     from lockstep.devcluster.host.layout import cache_root
 
     folder = cache_root() / "demo" / _demo_key()
-    with _step("Make the base model and the texts (from the documentation that every Python carries)"):
+    with step("Make the base model and the texts (from the documentation that every Python carries)"):
         command = [sys.executable, "-m", "lockstep_train.demo", "--models", str(folder / "models"), "--datasets", str(folder / "datasets")]
         subprocess.run(command, check=True)
     return folder
@@ -103,7 +112,7 @@ def _demo_key() -> str:
     return digest.hexdigest()[:12]
 
 
-def _generate(model: str, adapter: str) -> list[str]:
+def generate_command(model: str, adapter: str) -> list[str]:
     """The program that prints one sample without and one with the adapter."""
     return ["python3", "-m", "lockstep_train.generate", "--model", model, "--adapter", adapter, "--prompt", PROMPT]
 
@@ -122,15 +131,15 @@ def _run_local() -> int:
     again = (root / "workspace" / "runs" / "demo").exists()
     inputs = _demo_inputs(again)
     job, profile = inputs.job, inputs.cluster.profile
-    with _step(f"Train{AGAIN if again else ''}: lockstep run -f {JOB_FILE} --local --workspace {root}{' --fresh' if again else ''}"):
+    with step(f"Train{AGAIN if again else ''}: lockstep run -f {JOB_FILE} --local --workspace {root}{' --fresh' if again else ''}"):
         code = run_local(job, profile, root)
     if code != 0:
         return code
     end = json.loads((root / "workspace" / "runs" / job.metadata.name / "gang" / "end.json").read_text())
-    with _step("One sample without and with the adapter"):
-        command = _generate(str(demo / "models" / "tiny-base"), end["result"]["adapter"])
+    with step("One sample without and with the adapter"):
+        command = generate_command(str(demo / "models" / "tiny-base"), end["result"]["adapter"])
         subprocess.run([sys.executable, *command[1:]], check=True)
-    _print_result(end["result"])
+    print_result(end["result"])
     put_text(f"""
 Next:
   lockstep run -f manifests/samples/trainingjob-zero3.yaml --local --workspace {root}
@@ -153,14 +162,14 @@ def _run_on_cluster(context: str | None, embedded: bool) -> int:
 
     Verb.unnamed = CLUSTER  # its file is that of any small cluster
     if embedded:
-        with _step("Bring up a two-node Kubernetes on this machine"):
+        with step("Bring up a two-node Kubernetes on this machine"):
             bring_up()
     inputs = _demo_inputs(again=False)
     existing = get_job(Client(context), inputs.namespace, inputs.job.metadata.name)
     if existing is not None:
         refuse_other_demo(existing)
     demo = demo_folder()
-    with _step("Install the operator (make deploy-cluster CLUSTER=local MODE=tcp)"):
+    with step("Install the operator (make deploy-cluster CLUSTER=local MODE=tcp)"):
         namespace = install_cluster(CLUSTER, Mode.TCP, context, say=lambda text: None).cluster.cluster.namespace
     if embedded:
         remember(CLUSTER)
@@ -235,18 +244,18 @@ async def _train_and_show(context: str | None, resolved: Resolved, demo: Path) -
     async with await Cluster.connect(context) as cluster:
         stateful_set = await stateful_set_before_start(cluster, resolved)
         async with reader(cluster, stateful_set, resources=POD_RESOURCES) as pod:
-            with _step("Copy the model and the texts to the cluster's volumes"):
+            with step("Copy the model and the texts to the cluster's volumes"):
                 await send_demo(pod, demo)
             status = await _train(cluster, pod, job.metadata.name)
             result = status.get("result") or {}
             if not is_true(status, "Complete"):
                 _print_failure(status, namespace, job.metadata.name)
                 return 1
-            with _step("One sample without and with the adapter"):
-                command = _generate(job.spec.training.model.name if job.spec.training else "", result["adapter"])
+            with step("One sample without and with the adapter"):
+                command = generate_command(job.spec.training.model.name if job.spec.training else "", result["adapter"])
                 sample = await output_of(pod, command, seconds=GENERATE_TIMEOUT_SECONDS)
                 put(*sample.decode(errors="replace").splitlines())
-    _print_result(result, f" (on claim {resolved.profile.spec.storage.workspace_claim} of namespace {namespace})")
+    print_result(result, f" (on claim {resolved.profile.spec.storage.workspace_claim} of namespace {namespace})")
     _print_next(context, namespace, job.metadata.name)
     return 0
 
@@ -262,11 +271,11 @@ async def _train(cluster: Cluster, pod: PodPlace, name: str) -> dict[str, Any]:
     if existing is not None:
         refuse_other_demo(existing)
         if not has_ended(existing.get("status", {})):
-            with _step(f"Train: {name} runs already: {logs}"):
+            with step(f"Train: {name} runs already: {logs}"):
                 return await _follow(cluster, namespace, name)
     again = (await output_of(pod, ["python3", "-c", EXISTS, f"/workspace/runs/{name}"])).strip() == b"True"
     how = f"{JOB_FILE} with training.checkpoint.resumeFrom=None" if again else f"kubectl apply -n {namespace} -f {JOB_FILE}"
-    with _step(f"Train{AGAIN if again else ''}: {how}; {logs}"):
+    with step(f"Train{AGAIN if again else ''}: {how}; {logs}"):
         await _replace(cluster, demo_document(namespace, again))
         return await _follow(cluster, namespace, name)
 
@@ -312,7 +321,8 @@ def _print_failure(status: dict[str, Any], namespace: str, name: str) -> None:
     tell(f"See: kubectl describe tj {name} -n {namespace}")
 
 
-def _print_result(result: dict[str, Any], where: str = "") -> None:
+def print_result(result: dict[str, Any], where: str = "") -> None:
+    """Print what came of the training. `where`: words behind the adapter's path."""
     put("", "Complete", f"  eval loss before   {result.get('evalLossBefore')}", f"  eval loss after    {result.get('evalLossAfter')}")
     put(f"  adapter            {result.get('adapter')}{where}")
 

@@ -126,7 +126,9 @@ async def _place_and_go(fleet: Fleet, request: dict[str, Any], files: Mapping[st
             await go(names[0])
             _, problems = await fleet.all(names[1:], go)
     if problems:
-        raise Failed("the job was started only in part: " + "; ".join(problems.values()))
+        raise Failed(
+            f"the job was started only in part: {'; '.join(problems.values())}: lockstep delete {request['job']} {fleet.again} removes it"
+        )
 
 
 @asynccontextmanager

@@ -129,6 +129,10 @@ def start(request: Json, stream: BinaryIO) -> Json:
     write(unit_path(name), record["unit"].encode())
     unit = unit_path(name).name
     problem = systemctl("daemon-reload") or systemctl("enable", "--quiet", unit) or systemctl("restart", "--no-block", unit)
+    if problem and request["fresh"]:
+        systemctl("disable", "--quiet", unit)
+        unit_path(name).unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
     return {"problem": problem} if problem else {"started": True}
 
 

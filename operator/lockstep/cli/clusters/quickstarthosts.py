@@ -1,0 +1,91 @@
+"""`lockstep quickstart --hosts`: the demo on two hosts of this one machine, reached over ssh as machines of one's own are."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+from lockstep.api.errors import Failed
+from lockstep.cli.clusters.quickstart import AGAIN, JOB_FILE, demo_folder, generate_command, print_result, step
+from lockstep.cli.shared.hostsite import HostJob, HostSite
+from lockstep.platforms.output import put_text
+
+HOSTS = 2
+GENERATE_SECONDS = 600.0
+
+
+def run_on_bed() -> int:
+    """Bring two hosts up on this machine, train the demo on them, show a sample of its adapter, and return the exit code."""
+    from lockstep.cli.clusters.bed import bring_hosts_up
+    from lockstep.cli.jobs.runonhosts import run_on_hosts
+    from lockstep.cli.shared.checkout import checkout, from_here, state_folder
+    from lockstep.cli.shared.inputs import FRESH, read_inputs
+    from lockstep.platforms.hosts.start import HostOptions
+
+    with step("Bring up two hosts on this machine, each with a systemd, an sshd and a disk"):
+        file = bring_hosts_up(HOSTS)
+    cluster = state_folder() / "hosts.yaml"
+    cluster.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(file, cluster)
+    named = str(from_here(cluster))
+    demo = demo_folder()
+    inputs = read_inputs(checkout() / JOB_FILE, named, None)
+    site = HostSite(inputs.cluster, named)
+    with step("Copy the base model and the texts to both hosts"):
+        asyncio.run(_copy(site, demo))
+    again = any(job.name == inputs.job.metadata.name for job in site.jobs())
+    if again:
+        inputs = read_inputs(checkout() / JOB_FILE, named, None, [FRESH])
+    with step(f"Train{AGAIN if again else ''}: lockstep run -f {JOB_FILE} --cluster {named}{' --fresh' if again else ''}"):
+        code = run_on_hosts(inputs, named, HostOptions(), detach=False)
+    if code != 0:
+        return code
+    with step("One sample without and with the adapter"):
+        job = site.job(inputs.job.metadata.name)
+        put_text(asyncio.run(_sample(job)))
+    print_result(job.status["result"], f" on host {job.seen.first}")
+    put_text(f"""
+Next:
+  lockstep get --cluster {named}
+  lockstep why {inputs.job.metadata.name} --cluster {named}
+  lockstep logs {inputs.job.metadata.name} --cluster {named}
+  lockstep devcluster hosts down
+""")
+    return 0
+
+
+async def _copy(site: HostSite, demo: Path) -> None:
+    """Put the model and the texts into the folders of every host. Raises Failed."""
+    from lockstep.platforms.files.transfer import TransferProgress
+    from lockstep.platforms.files.transfer import put as send
+
+    fleet = site.fleet()
+    answers, problems = await fleet.look()
+    if problems:
+        raise Failed("; ".join(problems.values()))
+
+    async def one(name: str) -> None:
+        facts = answers[name]
+        for source, folder in (
+            (demo / "models", f"{facts.workspace.path}/models"),
+            *((path, facts.datasets.path) for path in (demo / "datasets").iterdir()),
+        ):
+            target = folder if source.is_dir() else f"{folder}/{source.name}"
+            await send(fleet.place(name), source, target, [facts.workspace.path, facts.datasets.path], TransferProgress(lambda: None))
+
+    _, problems = await fleet.all(site.hosts.names, one)
+    if problems:
+        raise Failed("; ".join(problems.values()))
+
+
+async def _sample(job: HostJob) -> str:
+    """Text of the demo's model without and with the adapter, written on node 0's host."""
+    from lockstep.programs import output_of
+
+    record = next(iter(job.seen.jobs.values())).record
+    assert record is not None  # noqa: S101 (it has just run)
+    command = generate_command(f"{record.workspace}/models/tiny-base", job.status["result"]["adapter"])
+    place = job.site.fleet().place(job.seen.first)
+    printed = await output_of(place, [record.command[0], *command[1:]], seconds=GENERATE_SECONDS)
+    return printed.decode(errors="replace")
