@@ -18,9 +18,9 @@ GENERATE_SECONDS = 600.0
 def run_on_bed() -> int:
     """Bring two hosts up on this machine, train the demo on them, show a sample of its adapter, and return the exit code."""
     from lockstep.cli.clusters.bed import bring_hosts_up
-    from lockstep.cli.jobs.runonhosts import run_on_hosts
     from lockstep.cli.shared.checkout import checkout, from_here, state_folder
     from lockstep.cli.shared.inputs import FRESH, read_inputs
+    from lockstep.cli.shared.runonhosts import run_on_hosts
     from lockstep.platforms.hosts.start import HostOptions
 
     with step("Bring up two hosts on this machine, each with a systemd, an sshd and a disk"):

@@ -21,6 +21,7 @@ from lockstep.platforms.output import put, tell
 from lockstep_spec.words import decimal_size
 
 if TYPE_CHECKING:
+    from lockstep.cli.shared.hostsite import HostSite
     from lockstep.kube.cluster import Cluster
     from lockstep.kube.exec import PodPlace
     from lockstep.plan.render.resolved import Resolved
@@ -81,7 +82,7 @@ def cp(
 ) -> None:
     """Copy files to or from a job's volumes: resumable, verified by SHA-256, each file whole or not at all.
 
-    Where every pod has its own volumes, files go to all of them at once. If the job has no pods, a short-lived pod without GPUs mounts the
+    Where every pod has its own volumes, files go to all of them at once; on hosts (--cluster names a file of hosts) to the folders of all hosts, also before the job's first start. If the job has no pods, a short-lived pod without GPUs mounts the
     volumes. The target is the new name; with a / at its end it is a folder to copy into, and `SRC/.` means the content of a folder. If a copy
     breaks, run the same command again to continue.
 
@@ -93,12 +94,67 @@ def cp(
     """
     file = only(files, "cp") if files else None
     copies = read_all(sources, target)
+    site = _hosts(file, cluster, namespace, context)
+    if site is not None:
+        with exiting_on_ctrl_c("interrupted: what has arrived is kept; run the same command again to continue"):
+            done = [asyncio.run(_copy_on_hosts(copy, site, node)) for copy in copies]
+        raise typer.Exit(0 if all(done) else 1)
     before = None if file is None else _before_start(file, copies, cluster, namespace)
     place = before.namespace if before is not None else TargetOptions.of(cluster, namespace, context).chosen_namespace()
     with exiting_on_ctrl_c("interrupted: what has arrived is kept; run the same command again to continue"):
         done = [asyncio.run(_copy(copy, place, context, node, before)) for copy in copies]
     if not all(done):
         raise typer.Exit(1)
+
+
+def _hosts(file: Path | None, cluster: str | None, namespace: str | None, context: str | None) -> HostSite | None:
+    """Return the hosts that are meant; None for a Kubernetes cluster."""
+    from lockstep.cli.shared.hostsite import HostSite
+
+    if file is None:
+        site = TargetOptions.of(cluster, namespace, context).site()
+        return site if isinstance(site, HostSite) else None
+    from lockstep.cli.shared.inputs import read_inputs
+
+    inputs = read_inputs(file, cluster, namespace)
+    return None if inputs.cluster.hosts is None else HostSite(inputs.cluster, cluster or inputs.cluster.cluster.name)
+
+
+async def _copy_on_hosts(copy: Copy, site: HostSite, node: int | None) -> bool:
+    """Copy to all hosts of a job at once, or from one of them. A job that has never started may have all of the file's hosts. Return True if everything arrived."""
+    from lockstep.api.errors import Failed
+    from lockstep.api.names import DATASETS, WORKSPACE
+    from lockstep.plan.hosts.status import seen_jobs
+    from lockstep.platforms.files.transfer import TransferProgress, get, put, refuse_outside
+
+    refuse_outside(copy.remote.path, [WORKSPACE, DATASETS])
+    fleet = site.fleet()
+    answers, problems = await fleet.look(job=copy.remote.job)
+    job = seen_jobs(answers, problems).get(copy.remote.job)
+    hosts = list(site.hosts.names if job is None else job.hosts)
+    if node is not None and node >= len(hosts):
+        raise ConfigError(f"{site.name} has no node {node}: its {len(hosts)} nodes are 0 to {len(hosts) - 1}")
+    chosen = [hosts[node]] if node is not None else hosts if copy.up else hosts[:1]
+
+    async def one(host: str, progress: TransferProgress) -> Carried:
+        if host in problems:
+            raise Failed(problems[host])
+        facts = answers[host]
+        roots = [facts.workspace.path, facts.datasets.path]
+        path = next(
+            own + copy.remote.path.removeprefix(of_job)
+            for of_job, own in zip((WORKSPACE, DATASETS), roots, strict=True)
+            if copy.remote.path.startswith(of_job)
+        )
+        if copy.up:
+            return await put(fleet.place(host), Path(copy.local), path, roots, progress)
+        return await get(fleet.place(host), path, copy.local, roots, progress)
+
+    with Meter() as meter:
+        meter.transfers = {f"host {host}": TransferProgress(meter.changed) for host in chosen}
+        results = await asyncio.gather(*(one(host, meter.transfers[f"host {host}"]) for host in chosen), return_exceptions=True)
+    told = [_tell(copy, f"host {host}", result) for host, result in zip(chosen, results, strict=True)]
+    return all(told)
 
 
 def _before_start(file: Path, copies: Sequence[Copy], cluster: str | None, namespace: str | None) -> Resolved:
@@ -179,7 +235,7 @@ async def _copy(copy: Copy, namespace: str, context: str | None, node: int | Non
             meter.transfers = progress
             one = [_one(cluster, copy, namespace, number, progress[f"node {number}"]) for number in nodes]
             results = await asyncio.gather(*one, return_exceptions=True)
-    done = [_tell(copy, number, result) for number, result in zip(nodes, results, strict=True)]
+    done = [_tell(copy, f"{copy.remote.job} node {number}", result) for number, result in zip(nodes, results, strict=True)]
     return all(done)
 
 
@@ -194,7 +250,7 @@ async def _copy_before_start(cluster: Cluster, copy: Copy, job: Resolved) -> boo
         meter.transfers = {"node 0": progress}
         async with reader(cluster, stateful_set, say=tell) as place:
             carried = await _carried(copy, place, progress)
-    return _tell(copy, 0, carried)
+    return _tell(copy, f"{copy.remote.job} node 0", carried)
 
 
 async def known_job(cluster: Cluster, namespace: str, name: str) -> None:
@@ -232,8 +288,7 @@ async def _carried(copy: Copy, place: PodPlace, progress: TransferProgress) -> C
     return await get(place, copy.remote.path, copy.local, roots, progress)
 
 
-def _tell(copy: Copy, node: int, result: Any) -> bool:
-    where = f"{copy.remote.job} node {node}"
+def _tell(copy: Copy, where: str, result: Any) -> bool:
     if isinstance(result, BaseException):
         if not isinstance(result, (LockstepError, OSError)):
             raise result

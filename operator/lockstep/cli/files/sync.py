@@ -17,6 +17,7 @@ from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.platforms.output import put, tell
 
 if TYPE_CHECKING:
+    from lockstep.cli.shared.hostsite import HostSite
     from lockstep.kube.cluster import Cluster
     from lockstep.kube.exec import PodPlace
     from lockstep.platforms.files.sync import Receivers, Synced
@@ -49,9 +50,14 @@ def sync(
 
     Example: lockstep sync ml-dev-env workspace --watch
     """
-    one = Sync(job, where.chosen_namespace(), folder, to, force)
+    from lockstep.cli.shared.hostsite import HostSite
+
+    site = where.site()
     with exiting_on_ctrl_c():
-        complete = asyncio.run(_run(one, where.context, watch=watch))
+        if isinstance(site, HostSite):
+            complete = asyncio.run(_run_on_hosts(site, job, folder, to, force=force, watch=watch))
+        else:
+            complete = asyncio.run(_run(Sync(job, where.chosen_namespace(), folder, to, force), where.context, watch=watch))
     if not complete:
         raise typer.Exit(1)
 
@@ -65,6 +71,39 @@ class Sync:
     folder: Path
     to: str
     force: bool
+
+
+async def _run_on_hosts(site: HostSite, job: str, folder: Path, to: str, *, force: bool, watch: bool) -> bool:
+    """Sync to all hosts of a job, or to all of the file where it has never started. Return True if each has everything; with `watch` never return."""
+    from lockstep.api.names import WORKSPACE
+    from lockstep.plan.hosts.status import seen_jobs
+    from lockstep.platforms.files.sync import Receivers, stamps
+    from lockstep.platforms.files.transfer import refuse_outside
+
+    refuse_outside(to, [WORKSPACE])
+    fleet = site.fleet()
+    answers, problems = await fleet.look(job=job)
+    seen = seen_jobs(answers, problems).get(job)
+    hosts = site.hosts.names if seen is None else seen.hosts
+    away = [problems[host] for host in hosts if host in problems]
+    if away:
+        raise Failed(f"{'; '.join(away)}; nothing was sent, so that no host is left behind")
+    folders_of = {host: answers[host].workspace.path + to.removeprefix(WORKSPACE) for host in hosts}
+    folders = set(folders_of.values())
+    report, sent = SyncReporter(), Stamps()
+    async with Receivers() as receivers:
+        while True:
+            now = await asyncio.to_thread(stamps, folder)
+            if now != sent or not receivers.are_there:
+                results: list[Synced] = []
+                for target in sorted(folders):
+                    places = {f"host {host}": fleet.place(host) for host, own in folders_of.items() if own == target}
+                    results += await receivers.send(places, folder, target, force=force)
+                complete = report.all_have_everything(results)
+                if not watch:
+                    return complete
+                sent = now if complete else Stamps()
+            await asyncio.sleep(WATCH_SECONDS)
 
 
 async def _run(one: Sync, context: str | None, *, watch: bool) -> bool:

@@ -208,7 +208,7 @@ def _script_on_hosts(hosts: str, words: Sequence[str], processes: int | None, ch
 
 
 def _run_on_hosts(inputs: Inputs, named: str, choice: HostChoice, *, detach: bool) -> int:
-    from lockstep.cli.jobs.runonhosts import run_on_hosts
+    from lockstep.cli.shared.runonhosts import run_on_hosts
     from lockstep.platforms.hosts.start import HostOptions
 
     return run_on_hosts(inputs, named, HostOptions(choice.first, choice.without), detach=detach)

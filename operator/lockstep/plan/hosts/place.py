@@ -11,6 +11,7 @@ from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.hosts import Host, HostsCluster
 from lockstep.api.job import TrainingJob
+from lockstep.api.names import DATASETS, WORKSPACE
 from lockstep.plan.hosts.facts import HostFacts, HostGpu
 from lockstep.plan.hosts.record import Coordinator, JobRecord
 from lockstep.plan.hosts.unit import unit_name, unit_text
@@ -200,6 +201,15 @@ def inputs_of(job: TrainingJob, profile: TrainingCluster, host: Host) -> list[li
         ]
         for one in expected_paths(resolved)
     ]
+
+
+def path_of_job(path: str, facts: HostFacts) -> str:
+    """Return the path as a job names it: below /workspace or /datasets, where the host's folders that stand for them have it."""
+    full = absolute(path, facts.home)
+    for folder, name in ((facts.workspace.path, WORKSPACE), (facts.datasets.path, DATASETS)):
+        if full == folder or full.startswith(f"{folder}/"):
+            return name + full.removeprefix(folder)
+    return full
 
 
 def stored(resolved: Resolved, cluster: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.job import TrainingJob
 from lockstep.plan.hosts.facts import HostFacts
-from lockstep.plan.hosts.place import AGENT, KEY, RUN, Seat, chosen, inputs_of, seats
+from lockstep.plan.hosts.place import AGENT, KEY, RUN, Seat, chosen, inputs_of, path_of_job, seats
 from lockstep.plan.hosts.record import Coordinator, record_text
 from lockstep.plan.hosts.status import Seen, named_hosts, seen_jobs
 from lockstep.platforms.agentfile import build_agent
@@ -55,7 +55,7 @@ async def start(fleet: Fleet, job: TrainingJob, profile: TrainingCluster, option
     if problems:
         raise Failed("; ".join(problems.values()))
     _refuse_running(name, answers, fleet.again)
-    _refuse_missing(answers)
+    _refuse_missing(name, answers, fleet.again)
     record_time = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     placed = [_dated(seat, record_time) for seat in seats(job, profile, fleet.cluster, fleet.name, answers, str(uuid.uuid4()))]
     key, agent = secrets.token_hex(32), await asyncio.to_thread(build_agent, compiled=True)
@@ -81,7 +81,7 @@ def _refuse_running(name: str, answers: Mapping[str, HostFacts], again: str) -> 
         )
 
 
-def _refuse_missing(answers: Mapping[str, HostFacts]) -> None:
+def _refuse_missing(name: str, answers: Mapping[str, HostFacts], again: str) -> None:
     """Raise ConfigError naming every input that isn't there, with the command that brings it."""
     lacks: dict[tuple[str, str, str], list[str]] = {}
     for host, facts in answers.items():
@@ -90,7 +90,7 @@ def _refuse_missing(answers: Mapping[str, HostFacts]) -> None:
     if lacks:
         raise ConfigError(
             *(
-                f"{field}: there is no {'file or folder' if kind == 'any' else kind} {path} on {named_hosts(hosts)}: lockstep cp brings it there"
+                f"{field}: there is no {'file or folder' if kind == 'any' else kind} {path} on {named_hosts(hosts)}: lockstep cp PATH {name}:{path_of_job(path, answers[hosts[0]])} {again}"
                 for (field, path, kind), hosts in lacks.items()
             )
         )
