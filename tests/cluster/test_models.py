@@ -13,9 +13,9 @@ import yaml
 from kubernetes import client, dynamic
 
 from cluster.operator.verbs.test_verbs import lockstep
+from lockstep.cli.clusters.demo import demo_folder
 from lockstep.cli.clusters.deploy import install_cluster
 from lockstep.cli.clusters.deploymentplan import Mode
-from lockstep.cli.clusters.quickstart import demo_folder
 from lockstep.devcluster.host.layout import default_layout
 from lockstep.plan.render.readerpod import LABEL_READER_OF
 from support.clusters.cluster_jobs import API, Jobs, prepare, until

@@ -16,9 +16,9 @@ from kubernetes import client, dynamic
 
 from cluster.operator.verbs.test_verbs import lockstep
 from lockstep.api.job import TrainingJob
+from lockstep.cli.clusters.demo import demo_folder
 from lockstep.cli.clusters.deploy import install_cluster
 from lockstep.cli.clusters.deploymentplan import Mode
-from lockstep.cli.clusters.quickstart import demo_folder
 from lockstep.cli.shared.target import load
 from lockstep.kube.exec import PodPlace
 from lockstep.plan.render.readerpod import LABEL_READER_OF

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from lockstep.api.job import TrainingJob
-from lockstep.cli.clusters.quickstart import POD_RESOURCES, demo_folder, send_demo
+from lockstep.cli.clusters.demo import demo_folder
+from lockstep.cli.clusters.quickstart import POD_RESOURCES, send_demo
 from lockstep.cli.shared.target import load
 from lockstep.kube.cluster import Client, Cluster
 from lockstep.kube.exec import PodPlace

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from lockstep.api.errors import Failed
-from lockstep.cli.clusters.quickstart import AGAIN, JOB_FILE, demo_folder, generate_command, print_result, step
+from lockstep.cli.clusters.demo import AGAIN, JOB_FILE, demo_folder, generate_command, print_result, step
 from lockstep.cli.shared.hostsite import HostJob, HostSite
 from lockstep.platforms.output import put_text
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from lockstep.cli.clusters.quickstart import demo_folder
+from lockstep.cli.clusters.demo import demo_folder
 from lockstep.devcluster.host.layout import default_layout
 from lockstep.kube.cluster import Client
 from lockstep.kube.exec import PodPlace

@@ -14,7 +14,7 @@ import pytest
 from kubernetes import client
 
 from lockstep.api.job import TrainingJob
-from lockstep.cli.clusters.quickstart import demo_folder
+from lockstep.cli.clusters.demo import demo_folder
 from lockstep.cli.shared.target import load
 from lockstep.kube.exec import PodPlace
 from lockstep.plan.render.resolve import resolve

@@ -243,7 +243,7 @@ def test_what_cannot_be_put_there_before_the_first_start_is_said(storage: str, n
     ],
 )
 def test_it_says_how_many_and_where(sent: int, files: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _tell(Copy("a.py", Remote("x", "/workspace/"), up=True), 0, Carried(files, sent, 5, 0))
+    assert _tell(Copy("a.py", Remote("x", "/workspace/"), up=True), "x node 0", Carried(files, sent, 5, 0))
     assert capsys.readouterr().out == f"{said}\n"
 
 
