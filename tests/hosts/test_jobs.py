@@ -38,6 +38,11 @@ def test_a_job_runs_to_its_end_and_leaves_only_its_records(laptop: BedJobs) -> N
 def test_a_stop_saves_everywhere_and_a_resume_goes_on_from_there(laptop: BedJobs) -> None:
     laptop.run(laptop.job("stopped"))
     assert eventually(lambda: laptop.count(1, 1) > 3)
+    rows = [line.split()[:3] for line in laptop.about("top", "stopped", "--once").stdout.splitlines()]
+    assert ["0", "bed0", "0"] in rows and ["1", "bed1", "1"] in rows, "nodes, their hosts and ranks"
+    hosts = {line.split()[0]: line for line in laptop.type("top", "--once", "--cluster", str(laptop.cluster)).stdout.splitlines() if line}
+    assert "stopped (rank 1)" in hosts["bed1"] and "stopped" not in hosts["bed2"]
+    assert "rank 1: main thread" in laptop.about("stacks", "stopped", "--rank", "1").stdout
     assert "stopped as asked" in laptop.about("stop", "stopped").stdout
     before = laptop.count(0, 0)
     assert laptop.state("stopped") == "Suspended"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.objects import Object
+from lockstep.cli.shared.hostsite import HostSite
 from lockstep.cli.shared.jobargs import Form, SiteOptions, TargetOptions, find_cluster_job, on_site
 from lockstep.cli.shared.terminal import say
 from lockstep.platforms.output import put, put_json
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
+    from lockstep.cli.shared.hostsite import HostJob
     from lockstep.plan.pages.table import Unheard
 
 Looks = AsyncGenerator[tuple[Object, list[str], bool], None]
@@ -38,7 +40,7 @@ def top(
     job: Annotated[
         str | None,
         typer.Argument(
-            help="A job's name. Default: a line for each job of the namespace; with --local: this machine, its GPUs and who uses them.",
+            help="A job's name. Default: a line for each job of the namespace; on hosts and with --local: each machine, its GPUs and who uses them.",
             show_default=False,
         ),
     ] = None,
@@ -53,8 +55,11 @@ def top(
     Example: lockstep top demo
     """
     live = not once and output is Form.TEXT and sys.stdout.isatty()
+    site = where.site()
     if where.local:
         looks = _looks_of_folder(job, where.workspace, interval)
+    elif isinstance(site, HostSite):
+        looks = _looks_of_hosts(site, interval) if job is None else _looks_of_host_job(site.job(job), interval, live=live)
     elif job is None:
         looks = _looks_of_all(where, interval)
     else:
@@ -184,6 +189,23 @@ async def _looks_of_folder(job: str | None, workspace: Path, interval: float) ->
         page, over = await asyncio.to_thread(looks.look, CURVE_POINTS)
         yield page, _page(page), over
         await asyncio.sleep(interval)
+
+
+async def _looks_of_host_job(job: HostJob, interval: float, *, live: bool) -> Looks:
+    from lockstep.cli.jobs.hosttop import looks_of_host_job
+
+    async with aclosing(looks_of_host_job(job, interval, live=live)) as looks:
+        async for page, over in looks:
+            yield page, _page(page), over
+
+
+async def _looks_of_hosts(site: HostSite, interval: float) -> Looks:
+    from lockstep.cli.jobs.hosttop import looks_of_hosts
+    from lockstep.plan.pages.hosts import hosts_page
+
+    async with aclosing(looks_of_hosts(site, interval)) as looks:
+        async for view in looks:
+            yield view, list(hosts_page(view, _width())), False
 
 
 async def _looks_of_machine(workspace: Path, interval: float) -> Looks:

@@ -16,6 +16,7 @@ from lockstep.cli.shared.site import Site, SiteJob, Stale, Volume
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
+    from lockstep.plan.hosts.record import JobRecord
     from lockstep.plan.hosts.status import Seen
     from lockstep.plan.pages.logs import LogSelection
     from lockstep.plan.pages.stacks import RankAnswer
@@ -96,10 +97,18 @@ class HostJob(SiteJob):
         self.observed = host_job(seen, self.site.again, time.time())
         self.job = self.observed.job
 
-    def rank_node(self, rank: int) -> int:
-        from lockstep.plan.pages.logs import node_of_rank
+    def record_on(self, host: str) -> JobRecord | None:
+        """Return the record that a host has of this start; None where it has none, or doesn't answer."""
+        job = self.seen.jobs.get(host)
+        return None if job is None else job.record
 
-        return node_of_rank(self.status.get("ranks") or {}, len(self.seen.hosts), rank)
+    def rank_node(self, rank: int) -> int:
+        from lockstep_gang.contract.layout import RankLayout
+
+        layout = RankLayout(self.seen.record.ranks)
+        if rank >= layout.world_size:
+            raise ConfigError(f"there is no rank {rank}: the job has {layout.world_size} ranks, 0 to {layout.world_size - 1}")
+        return layout.node_of(rank)
 
     def stacks(self, rank: int | None) -> list[RankAnswer]:
         from lockstep.platforms.hosts.fleet import ask_ranks
@@ -107,9 +116,10 @@ class HostJob(SiteJob):
         return asyncio.run(ask_ranks(self.site.fleet(), self.seen, rank))
 
     def look_again(self) -> Object:
-        return asyncio.run(self._current())
+        return asyncio.run(self.current())
 
-    async def _current(self) -> Object:
+    async def current(self) -> Object:
+        """Read its status again, and return it; empty if the job was deleted."""
         from lockstep.plan.hosts.status import seen_jobs
 
         fleet = self.site.fleet()
@@ -171,7 +181,7 @@ class HostJob(SiteJob):
     async def _until_ended(self) -> None:
         while self.seen.runs:
             await asyncio.sleep(POLL_SECONDS)
-            await self._current()
+            await self.current()
 
     def raise_retry(self) -> int:
         from lockstep.platforms.hosts.start import start_again
@@ -210,7 +220,7 @@ class HostJob(SiteJob):
                 reason = stopped
 
     async def _over(self) -> bool:
-        status = await self._current()
+        status = await self.current()
         if not status:
             raise Failed(f"job {self.name} was deleted")
         return has_ended(status)

@@ -82,11 +82,12 @@ def nodes_in_pods(cluster: Cluster, namespace: str, job: str) -> Find:
     return find
 
 
-def nodes_at(places: Sequence[Place]) -> Find:
-    """Nodes that are always at these places, numbered in their order: hosts."""
+def nodes_at(places: Sequence[Place] | Mapping[int, Place]) -> Find:
+    """Nodes that are always at these places, by number, or numbered in their order: hosts."""
+    by_number = dict(places) if isinstance(places, Mapping) else dict(enumerate(places))
 
     async def find() -> Mapping[int, Place]:
-        return dict(enumerate(places))
+        return by_number
 
     return find
 
@@ -103,11 +104,13 @@ class Question:
     read: Callable[[Mapping[str, Any]], Object]
 
 
-def of_job(job: str, root: str, *, machine: bool = False) -> Question:
-    """Question about the nodes of a job. `root`: the run's folder there. `machine`: nodes are machines, not containers."""
-    return Question(
-        f"job {job}", source_of(runfolder), lambda node: {"what": "watch", "root": root, "machine": machine, "node": node}, read_node
-    )
+def of_job(job: str, root: str | Mapping[int, str], *, machine: bool = False) -> Question:
+    """Question about the nodes of a job. `root`: the run's folder there, or that of each node. `machine`: nodes are machines, not containers."""
+
+    def request(node: int) -> Object:
+        return {"what": "watch", "root": root if isinstance(root, str) else root[node], "machine": machine, "node": node}
+
+    return Question(f"job {job}", source_of(runfolder), request, read_node)
 
 
 def of_hosts(cluster: str, folders: Sequence[tuple[str, str]]) -> Question:
