@@ -197,6 +197,7 @@ def test_a_job_shows_its_defaults(server: Server) -> None:
                 "epochs": 1,
                 "learningRate": "2e-4",
                 "microBatchSize": 1,
+                "balance": "Equal",
                 "warmupSteps": 0,
                 "warmupRatio": "0",
                 "schedule": "Cosine",

@@ -44,7 +44,7 @@ def demo_pod(resolved: Resolved) -> Iterator[PodPlace]:
         cluster = await stack.enter_async_context(await Cluster.connect())
         stateful_set = await stateful_set_before_start(cluster, resolved)
         place = await stack.enter_async_context(reader(cluster, stateful_set, resources=POD_RESOURCES))
-        await send_demo(cluster, place, demo_folder())
+        await send_demo(place, demo_folder())
         return place
 
     try:
