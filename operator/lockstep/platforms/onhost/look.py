@@ -279,9 +279,12 @@ def promised_ports() -> list[int]:
 
 
 def environment_python() -> str:
-    """Python of the environment that was made last; '' if there is none."""
+    """Python of the environment that was made last, by the folder's own name; '' if there is none.
+
+    A job keeps that name, so that it goes on with its packages when the link leads to others.
+    """
     data = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "lockstep"
-    path = data / "env" / "bin" / "python"
+    path = (data / "env").resolve() / "bin" / "python"
     return str(path) if path.exists() else ""
 
 
