@@ -1,0 +1,133 @@
+"""Seats of a job on hosts: addresses, ports, GPUs, folders, variables and units, from what the hosts say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lockstep.api.errors import ConfigError
+from lockstep.api.files.clusterfile import parse_cluster_file
+from lockstep.api.files.jobfile import parse_job_file
+from lockstep.plan.hosts.facts import BadAnswer, Folder, HostFacts, HostGpu, JobOnHost, Route, read_host
+from lockstep.plan.hosts.place import Seat, addresses_of, chosen, free_block, path_of_job, seats
+from lockstep.plan.hosts.record import read_record, record_text
+from lockstep.plan.hosts.unit import quoted
+
+FILE = """
+cluster: {name: lab, platform: hosts}
+defaults: {python: ~/env/bin/python}
+hosts:
+  - {name: lab0, address: 10.0.0.1}
+  - {name: lab1, workspace: /data/ws, env: [{name: HF_HOME, value: /data/hf}]}
+  - {name: lab2, gpus: [1], micro_batch: 2}
+ports: 29400-29447
+"""
+JOB = """
+apiVersion: lockstep.dev/v1alpha1
+kind: TrainingJob
+metadata: {name: x}
+spec: {nodes: 2, script: {path: rank.py}, env: [{name: A, value: "1"}]}
+"""
+CLUSTER = parse_cluster_file(FILE, "lab.yaml")
+
+
+def gpu(index: int, **changes: Any) -> HostGpu:
+    return replace(HostGpu(index, f"GPU-{index}", "H100", 80 << 30), **changes)
+
+
+def facts(name: str, address: str, *gpus: HostGpu, **changes: Any) -> HostFacts:
+    home = f"/home/{name}"
+    plain = HostFacts(
+        name=name, user="ada", home=home, now=0.0, boot="b", python=(3, 11), workspace=Folder(f"{home}/lockstep/workspace", 1), datasets=Folder("/d", 1),
+        routes={peer: Route(address, "eth0") for peer in ("10.0.0.1", "10.0.0.2") if peer != address}, gpus=gpus, has_units=True, lingers=True, cpus=8,
+        state=f"{home}/.local/state/lockstep/jobs", jobs={"x": JobOnHost(highest_attempt=int(address[-1]))},
+    )  # fmt: skip
+    return replace(plain, **changes)
+
+
+def placed(*hosts: HostFacts, job: str = JOB) -> list[Seat]:
+    assert CLUSTER.hosts is not None
+    return seats(parse_job_file(job, "job.yaml"), CLUSTER.profile, CLUSTER.hosts, "lab", {one.name: one for one in hosts}, "uid-1")
+
+
+def test_each_host_has_a_run_of_its_own_that_differs_in_places_alone() -> None:
+    first, second = placed(facts("lab0", "10.0.0.1"), facts("lab1", "10.0.0.2"))
+    assert first.run.addresses == second.run.addresses == ("10.0.0.1", "10.0.0.2"), "stated, and by the route to the stated one"
+    assert (first.run.coordinator_port, first.run.master_port) == (29400, 29401)
+    assert [seat.run.run_dir for seat in (first, second)] == ["/home/lab0/lockstep/workspace/runs/x", "/data/ws/runs/x"]
+    assert first.run.command == ("/home/lab0/env/bin/python", "rank.py")
+    assert first.run.attempts_before == second.run.attempts_before == 2, "the highest on any volume"
+    assert second.record.environment["HF_HOME"] == "/data/hf" and "HF_HOME" not in first.record.environment
+    assert first.record.environment["NCCL_SOCKET_IFNAME"] == "=eth0" and first.record.environment["A"] == "1"
+    assert first.run.host is not None and first.run.host.unit == "lockstep-x.service"
+    assert read_record(json.loads(record_text(second.record))) == second.record
+
+
+def test_a_host_without_linger_keeps_its_agent_in_a_session() -> None:
+    (only,) = placed(facts("lab0", "10.0.0.1", lingers=False), job=JOB.replace("nodes: 2", "nodes: 1"))
+    assert only.record.supervised and not only.record.unit and only.run.host is not None and only.run.host.unit == ""
+
+
+def test_unlike_numbers_of_gpus_are_all_taken_and_one_that_is_used_is_named() -> None:
+    first, second = placed(facts("lab0", "10.0.0.1", gpu(0), gpu(1)), facts("lab2", "10.0.0.2", gpu(0), gpu(1)))
+    assert first.run.node_ranks == (2, 1) and second.record.environment["CUDA_VISIBLE_DEVICES"] == "GPU-1", "the file allows GPU 1 alone"
+    assert second.run.host is not None and second.run.host.claims == ("GPU-1",) and first.run.node_micro_batches == (0, 2)
+    taken = gpu(1, claim="job y of bob")
+    with pytest.raises(ConfigError, match=r"no GPU is free on lab2 \(GPU 1 is claimed by job y of bob\)"):
+        placed(facts("lab0", "10.0.0.1", gpu(0)), facts("lab2", "10.0.0.2", gpu(0), taken))
+    with pytest.raises(ConfigError, match="host lab2 has 0 free GPUs, and the job takes 1 there: GPU 1 is claimed by job y of bob"):
+        placed(facts("lab0", "10.0.0.1", gpu(0)), facts("lab2", "10.0.0.2", taken), job=JOB.replace("nodes: 2", "nodes: 2, gpusPerNode: 1"))
+
+
+def test_an_address_that_nobody_states_or_that_two_have_is_refused() -> None:
+    assert CLUSTER.hosts is not None
+    hosts = [CLUSTER.hosts.host("lab1"), CLUSTER.hosts.host("lab2")]
+    with pytest.raises(ConfigError, match="no address of lab1, lab2 is known: state"):
+        addresses_of(hosts, {"lab1": facts("lab1", "10.0.0.2"), "lab2": facts("lab2", "10.0.0.3")})
+    with pytest.raises(ConfigError, match=r"hosts lab0, lab1 have the same address 10\.0\.0\.1"):
+        addresses_of(
+            [CLUSTER.hosts.host("lab0"), hosts[0]], {"lab1": facts("lab1", "10.0.0.1", routes={"10.0.0.1": Route("10.0.0.1", "eth0")})}
+        )
+
+
+def test_a_block_of_ports_is_one_that_nobody_listens_on_and_no_job_is_promised() -> None:
+    assert CLUSTER.hosts is not None
+    one, other = facts("lab0", "10.0.0.1", taken_ports=frozenset({29405})), facts("lab1", "10.0.0.2", promised_ports=frozenset({29416}))
+    assert free_block(CLUSTER.hosts, [one, other]) == 29432
+    with pytest.raises(ConfigError, match="no block of 16 ports from 29400 to 29447 is free on every host"):
+        free_block(CLUSTER.hosts, [one, other, facts("lab2", "10.0.0.3", taken_ports=frozenset({29447}))])
+
+
+def test_hosts_are_chosen_by_name_and_number() -> None:
+    assert CLUSTER.hosts is not None
+    assert [host.name for host in chosen(CLUSTER.hosts, 2, first="lab1")] == ["lab1", "lab0"]
+    assert [host.name for host in chosen(CLUSTER.hosts, 3, without=["lab0"])] == ["lab1", "lab2"], (
+        "the job goes on with those that are left"
+    )
+    for wrong in ({"first": "lab9"}, {"without": ["lab9"]}):
+        with pytest.raises(ConfigError, match="there is no host lab9: the cluster file has lab0, lab1, lab2"):
+            chosen(CLUSTER.hosts, None, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"the job has 4 nodes, but there are 3 hosts .*: use --nodes 3"):
+        chosen(CLUSTER.hosts, 4)
+
+
+def test_a_path_of_a_host_is_told_as_the_job_names_it() -> None:
+    host = facts("lab0", "10.0.0.1")
+    assert (
+        path_of_job("~/lockstep/workspace/a.py", host) == "/workspace/a.py"
+        and path_of_job("/d", host) == "/datasets"
+        and path_of_job("/e", host) == "/e"
+    )
+
+
+def test_a_word_of_a_unit_keeps_its_characters() -> None:
+    assert quoted('a "b" %h $HOME \\ \n') == '"a \\"b\\" %%h $$HOME \\\\ \\n"'
+
+
+@pytest.mark.parametrize("answer", [{}, {"python": "x"}, {"python": "3.11.2", "keeping": [], "jobs": 3}])
+def test_what_is_no_answer_of_a_host_is_refused_with_its_name(answer: dict[str, Any]) -> None:
+    with pytest.raises(BadAnswer, match="host lab0: its Python gives no valid answer"):
+        read_host("lab0", answer)

@@ -1,0 +1,108 @@
+"""Status of a job on hosts: every state that its hosts and the coordinator's report can tell, and what is told of those that say nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lockstep.api.objects import condition
+from lockstep.plan.hosts.facts import Folder, HostFacts, JobOnHost
+from lockstep.plan.hosts.record import Coordinator, JobRecord
+from lockstep.plan.hosts.status import host_job, next_steps, progress_known, seen_jobs
+from lockstep.plan.pages.why import Where, why
+from lockstep_gang.contract.report import NodeReport, RankCount, Report, State, TrainerReport, report_body
+from lockstep_gang.contract.run import JobIdentity
+
+NOW = 1_700_000_000.0
+AGAIN = "--cluster lab"
+RECORD = JobRecord(
+    job={"metadata": {"name": "x", "namespace": "hosts", "uid": "u1", "creationTimestamp": "2026-01-02T00:00:00Z"}, "spec": {"nodes": 2, "script": {"path": "a.py"}}},
+    cluster="lab", hosts=("lab0", "lab1"), ranks=(1, 1), node=0, workspace="/ws", datasets="/d", supervised=False, command=("python3",), environment={},
+    coordinator=Coordinator("10.0.0.1", 29400),
+)  # fmt: skip
+
+
+def report(state: State = State.RUNNING, *, uid: str = "u1", ready: int = 2, **changes: Any) -> dict[str, Any]:
+    plain = Report(
+        job=JobIdentity("x", "hosts", uid), pod="", sequence=1, attempt=1, restarts=0, state=state, message="as told",
+        nodes=(NodeReport(0, True, 1), NodeReport(1, True, 1)), ranks=RankCount(2, ready), trainer=TrainerReport(step=7),
+    )  # fmt: skip
+    return dict(json.loads(report_body(replace(plain, **changes))))
+
+
+def host(name: str, job: JobOnHost | None) -> HostFacts:
+    folder = Folder("/ws", 1)
+    return HostFacts(name, "ada", "/home/ada", NOW, "b", (3, 11), folder, folder, jobs={} if job is None else {"x": job})
+
+
+ACTIVE = JobOnHost(record=RECORD, unit="active")
+LEADING = replace(ACTIVE, report=report(), report_seconds=1.0)
+ENDED = JobOnHost(record=RECORD, unit="inactive")
+AWAY = {"lab1": "host lab1 can't be reached"}
+
+
+def told(first: JobOnHost | None, second: JobOnHost | None, problems: dict[str, str] | None = None) -> tuple[str, str, str]:
+    """Reason, status and message of the job's Progressing condition."""
+    problems = problems or {}
+    answers = {name: host(name, job) for name, job in (("lab0", first), ("lab1", second)) if name not in problems}
+    observed = host_job(seen_jobs(answers, problems)["x"], AGAIN, NOW)
+    one = condition(observed.status, "Progressing")
+    return one["reason"], one["status"], one["message"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "problems", "expected"),
+    [
+        (LEADING, ACTIVE, {}, ("Running", "True", "all ranks run")),
+        (ACTIVE, ACTIVE, {}, ("Starting", "True", "its agents run on 2 of 2 hosts; node 0 has not reported yet")),
+        (replace(LEADING, report=report(State.STARTING, ready=1)), ACTIVE, {}, ("Starting", "True", "1 of 2 ranks ready: as told")),
+        (replace(LEADING, report_seconds=90.0), ACTIVE, {}, ("NoReport", "Unknown", "node 0 has not reported for 1m30s; its agent runs")),
+        (LEADING, None, AWAY, ("Running", "True", "all ranks run; host lab1 can't be reached")),
+        (replace(LEADING, report=report(State.WAITING, ready=0)), None, AWAY, ("HostAway", "False", "host lab1 can't be reached; the job goes on when it is back")),
+        (replace(ENDED, stopped=True), replace(ENDED, stopped=True), {}, ("Suspended", "False", "stopped as asked; to go on from the last checkpoint: lockstep resume x --cluster lab")),
+        (replace(LEADING, stopped=True), replace(ENDED, stopped=True), {}, ("Stopping", "False", "ranks save and stop on host lab0")),
+        (replace(ENDED, ended={"jobUid": "u1", "state": "Complete"}), ENDED, {}, ("Complete", "False", "the job is complete")),
+        (replace(ENDED, ended={"jobUid": "u1", "state": "Failed", "message": "rank 1 died"}), ENDED, {}, ("Failed", "False", "rank 1 died")),
+        (replace(LEADING, retry=1, ended={"jobUid": "u1", "state": "Failed", "message": "old"}), ACTIVE, {}, ("Running", "True", "all ranks run")),
+        (replace(LEADING, ended={"jobUid": "earlier", "state": "Failed"}), ACTIVE, {}, ("Running", "True", "all ranks run")),
+        (replace(ACTIVE, report=report(uid="earlier")), ACTIVE, {}, ("Starting", "True", "its agents run on 2 of 2 hosts; node 0 has not reported yet")),
+    ],
+)  # fmt: skip
+def test_the_state_is_told_in_one_word_and_a_sentence(
+    first: JobOnHost, second: JobOnHost | None, problems: dict[str, str], expected: tuple[str, str, str]
+) -> None:
+    assert told(first, second, problems) == expected
+
+
+def test_an_agent_that_ended_is_named_with_its_last_line() -> None:
+    reason, _, message = told(replace(ACTIVE), replace(ENDED, exit_code=78, log=("a", "[lockstep] GPU 0 is taken", "")))
+    assert reason == "AgentEnded"
+    assert message.startswith("the agent on host lab1 ended with configuration: [lockstep] GPU 0 is taken; to go on")
+
+
+def test_a_start_that_broke_off_is_told_as_such() -> None:
+    older = replace(
+        RECORD, job={**RECORD.job, "metadata": {**RECORD.job["metadata"], "uid": "u0", "creationTimestamp": "2026-01-01T00:00:00Z"}}
+    )
+    reason, _, message = told(ACTIVE, replace(ENDED, record=older))
+    assert reason == "AgentEnded" and message.startswith("host lab1 has no files of this start: it broke off")
+
+
+def test_nothing_is_called_failed_of_which_nobody_knows() -> None:
+    both = {"lab0": "host lab0 can't be reached", **AWAY}
+    commit = replace(ENDED, newest_step=40, newest_time=NOW - 60)
+    assert told(None, commit, {"lab0": both["lab0"]})[:2] == ("Unreachable", "Unknown")
+    assert told(None, commit, {"lab0": both["lab0"]})[2].startswith("host lab0 can't be reached; last known: the commit of step 40, at ")
+    seen = seen_jobs({"lab0": host("lab0", LEADING), "lab1": host("lab1", ACTIVE)}, {})["x"]
+    known = progress_known(host_job(seen, AGAIN, NOW).job, NOW)
+    observed = host_job(replace(seen, jobs={}, problems=both, known=known), AGAIN, NOW)
+    assert condition(observed.status, "Progressing")["message"].endswith("last known: Running, step 7, at 2023-11-14T22:13:20Z")
+    answer = why(observed, (), NOW)
+    assert (
+        answer.state is Where.UNREACHABLE
+        and not answer.is_well
+        and next_steps(observed, Where.FAILED, AGAIN)[0].command == "lockstep retry x --cluster lab"
+    )
