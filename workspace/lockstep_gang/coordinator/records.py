@@ -50,6 +50,7 @@ class Records:
         self._folder = Path(run_dir) / "gang"
         self._attempts_path = self._folder / "attempts.jsonl"
         self._end_path = self._folder / "end.json"
+        self._has_ended = False
         self._goodput_path = self._folder / "goodput.json"
         self.report_path = self._folder / "report.json"
         self._own = os.urandom(4).hex()
@@ -81,6 +82,7 @@ class Records:
         """Write the end, durably when it returns."""
         self._refuse_newer()
         self._replace(self._end_path, json.dumps(to_json(end), indent=1) + "\n")
+        self._has_ended = True
 
     def goodput(self, job_uid: str) -> GoodputRecord:
         """Account of this job's time, as far as an earlier coordinator wrote it."""
@@ -96,7 +98,9 @@ class Records:
         self._replace(self._goodput_path, json.dumps(to_json(record)) + "\n")
 
     def write_report(self, text: str) -> None:
-        """Write the report of the moment, durably when it returns."""
+        """Write the report of the moment, durably when it returns. A folder that somebody removed after the end stays away."""
+        if self._has_ended and not self._folder.is_dir():
+            return
         self._refuse_newer()
         self._replace(self.report_path, text)
 

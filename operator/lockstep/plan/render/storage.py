@@ -72,6 +72,10 @@ def claim_volumes(resolved: Resolved) -> list[dict[str, Any]]:
 def extra_volumes(resolved: Resolved) -> list[dict[str, Any]]:
     """Return the volumes that the job adds, as a pod has them."""
     volumes = [volume.to_dict() for volume in resolved.job.spec.pod_template.volumes]
+    for volume in volumes:
+        claim = volume.get("persistentVolumeClaim", {})
+        if claim.get("readOnly") is False:
+            del claim["readOnly"]  # as the API server stores it: else the pods would look changed for ever
     return [{key: value for key, value in volume.items() if key != "mountPath"} for volume in volumes]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -20,7 +21,7 @@ from lockstep_gang.coordinator.records import Records
 from lockstep_gang.coordinator.report_file import ReportFile
 from lockstep_gang.coordinator.reports import reports_of
 from lockstep_gang.lifecycle.gang import new_gang
-from lockstep_gang.lifecycle.history import AttemptRecord
+from lockstep_gang.lifecycle.history import AttemptRecord, EndRecord
 from lockstep_gang.lifecycle.summary import summarize
 from lockstep_spec.codec import ContractError
 from unit.gang.cases import KEY, Gang, gang, make_run
@@ -191,3 +192,12 @@ def test_the_file_s_texts_are_lines_that_can_be_printed() -> None:
     value = json.loads(text)
     value["report"]["message"] = "a\x1b[31mb"
     assert "\x1b" not in parse_report_file(json.dumps(value).encode()).report.message
+
+
+def test_a_folder_that_was_removed_after_the_end_stays_away(tmp_path: Path) -> None:
+    records = Records(str(tmp_path / "run"))
+    records.write_report("{}\n")
+    records.write_end(EndRecord("u", State.COMPLETE, "done", 1, 0, "2026-01-01T00:00:00Z"))
+    shutil.rmtree(tmp_path / "run")
+    records.write_report("{}\n")
+    assert not (tmp_path / "run").exists()

@@ -225,6 +225,7 @@ def test_a_queue_is_written_where_kueue_reads_it_and_nowhere_else() -> None:
         ({"emptyDir": {}}, {"emptyDir": {}}, {}),
         ({"emptyDir": {"sizeLimit": "1Gi"}}, {"emptyDir": {"sizeLimit": "1Gi"}}, {}),
         ({"persistentVolumeClaim": {"claimName": "c"}}, {"persistentVolumeClaim": {"claimName": "c"}}, {}),
+        ({"persistentVolumeClaim": {"claimName": "c", "readOnly": False}}, {"persistentVolumeClaim": {"claimName": "c"}}, {}),
         (
             {"persistentVolumeClaim": {"claimName": "c", "readOnly": True}},
             {"persistentVolumeClaim": {"claimName": "c", "readOnly": True}},
