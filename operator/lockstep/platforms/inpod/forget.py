@@ -19,6 +19,8 @@ from lockstep.platforms.inpod.rankprocesses import rank_processes, run_dir_of
 END_SECONDS = 5.0
 """Wait for the record of the end. A run that is cut off before its ranks start writes none."""
 POLL_SECONDS = 0.05
+QUIET_SECONDS, MOST_SECONDS = 2.0, 20.0
+"""Time for which nobody may have brought the folder back, and the most that is waited for that."""
 
 
 def forget(root: Path) -> None:
@@ -30,7 +32,13 @@ def forget(root: Path) -> None:
     end = time.monotonic() + END_SECONDS
     while time.monotonic() < end and root.exists() and not (root / "gang" / "end.json").exists():
         time.sleep(POLL_SECONDS)
-    shutil.rmtree(root, ignore_errors=True)  # (another pod may be at it, too)
+    end = time.monotonic() + MOST_SECONDS
+    quiet = time.monotonic() + QUIET_SECONDS
+    while time.monotonic() < min(quiet, end):  # an agent that ends, or is started again by the kubelet, brings it back
+        if root.exists():
+            shutil.rmtree(root, ignore_errors=True)  # (another pod may be at it, too)
+            quiet = time.monotonic() + QUIET_SECONDS
+        time.sleep(POLL_SECONDS)
 
 
 if __name__ == "__main__":
