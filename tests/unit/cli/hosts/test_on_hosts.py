@@ -92,7 +92,7 @@ def _needed(verb: str, lab: Path) -> list[str]:
 )
 def test_no_verb_asks_the_kubeconfig_s_cluster_about_a_job_on_hosts(words: tuple[str, ...], lab: Path, stub: ApiStub) -> None:
     code, _ = run(*words, "--cluster", str(lab))
-    assert (code in (1, 2), stub.asked) == (True, []), "its hosts can't be reached"
+    assert stub.asked == [] and (code != 0 or words == ("top",)), "its hosts can't be reached, which top shows"
 
 
 def test_the_aim_ends_with_the_verb(lab: Path) -> None:
