@@ -25,6 +25,7 @@ import typer.main
 import yaml
 
 from lockstep.api.errors import ConfigError
+from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.api.files.clusterkeys import KEYS
 from lockstep.api.files.jobfile import parse_job_file
 from lockstep.api.job import TrainingJobSpec
@@ -155,7 +156,9 @@ def completed(example: Example, part: Object) -> Object:
 
 
 def check_document(example: Example, document: Object, folder: Path) -> None:
-    if document.get("kind") not in (None, "TrainingJob"):
+    if document.get("cluster", {}).get("platform") == "hosts":
+        assert parse_cluster_file(example.text, str(example)).hosts
+    elif document.get("kind") not in (None, "TrainingJob"):
         assert "apiVersion" in document and "name" in document["metadata"]
     elif example.note.startswith("on "):
         check_job(document, ROOT / example.note.removeprefix("on "), folder)

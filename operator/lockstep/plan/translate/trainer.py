@@ -249,6 +249,8 @@ class _Reader:
         self.size = size
         self.entries: dict[str, Entry] = {}
         """Entry of each field, by its path below spec.training."""
+        self.leaves: dict[str, Leaf] = {}
+        """What each of them comes from."""
         self.accumulation: Leaf | None = None
         self.leftovers: list[Leftover] = []
 
@@ -281,6 +283,7 @@ class _Reader:
             self._leave(leaf, f"{field} has its value from {self.entries[field].source.partition(':')[0]}")
         else:
             self.entries[field] = stated(f"{TRAINING}.{field}", value, comment or leaf.path)
+            self.leaves[field] = leaf
 
     def _leave(self, leaf: Leaf, reason: str) -> None:
         self.leftovers.append(Leftover(leaf.line, f"{leaf.path}: {leaf.value}", reason))
@@ -306,8 +309,8 @@ class _Reader:
         """The entries, with those that follow from several keys."""
         self._batch()
         if {"optimization.warmupSteps", "optimization.warmupRatio"} <= set(self.entries):
-            ratio = self.entries.pop("optimization.warmupRatio")
-            self.leftovers.append(Leftover(0, f"{ratio.source}: {ratio.value}", "optimization.warmupSteps goes before it"))
+            del self.entries["optimization.warmupRatio"]
+            self._leave(self.leaves["optimization.warmupRatio"], "optimization.warmupSteps goes before it")
         if "model.quantization" in self.entries:
             stage = stated(f"{TRAINING}.zeroStage", "Stage2", "quantized weights can't be cut into shards")
         else:

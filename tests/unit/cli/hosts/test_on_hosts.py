@@ -91,6 +91,9 @@ def _needed(verb: str, lab: Path) -> list[str]:
     "words", [("get",), ("logs", "x"), ("why", "x"), ("stop", "x"), ("cp", "a", "x:/workspace/"), ("top",), ("delete", "x", "--yes")]
 )
 def test_no_verb_asks_the_kubeconfig_s_cluster_about_a_job_on_hosts(words: tuple[str, ...], lab: Path, stub: ApiStub) -> None:
+    lab.write_text(
+        "cluster: {name: lab, platform: hosts}\ndefaults: {port: 1}\nhosts: [{name: lab0, address: 127.0.0.1}, {name: lab1, address: 127.0.0.1}]\n"
+    )
     code, _ = run(*words, "--cluster", str(lab))
     assert stub.asked == [] and (code != 0 or words == ("top",)), "its hosts can't be reached, which top shows"
 
