@@ -250,7 +250,7 @@ class _Reader:
         self.entries: dict[str, Entry] = {}
         """Entry of each field, by its path below spec.training."""
         self.leaves: dict[str, Leaf] = {}
-        """What each of them comes from."""
+        """Origin of each of them."""
         self.accumulation: Leaf | None = None
         self.leftovers: list[Leftover] = []
 

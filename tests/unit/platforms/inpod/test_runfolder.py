@@ -139,7 +139,7 @@ def test_counters_of_interfaces_and_of_rdma_devices_are_read_in_bytes(tmp_path: 
 
 def test_a_watch_answers_every_question_with_rates_since_the_last_one(root: Path) -> None:
     (root / "logs/train_log.jsonl").write_text('{"step": 1, "loss": 2.5}\n')
-    answers = [json.loads(line) for line in asked({"what": "watch", "root": str(root), "node": 4}, {}, {"points": 10})]
+    answers = [json.loads(line) for line in asked({"what": "watch", "root": str(root), "node": 4, "machine": True}, {}, {"points": 10})]
     assert [answer["node"] for answer in answers] == [4, 4]
     assert all(answer["cpu"]["limitCores"] > 0 and answer["rankLoads"] == [] for answer in answers)
     assert "curve" not in answers[0] and answers[1]["curve"] == {"1": {"loss": 2.5}}
