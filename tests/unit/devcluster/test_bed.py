@@ -11,6 +11,7 @@ import pytest
 
 from lockstep.devcluster.host import cgroups
 from lockstep.devcluster.host.layout import NUMBERS_MAX, Layout
+from lockstep.devcluster.hosts.bed import BedError, await_sshd
 from lockstep.devcluster.hosts.layout import BedLayout
 from lockstep.devcluster.hosts.needs import PACKAGES, BedFacts, judge_bed
 
@@ -76,3 +77,14 @@ def test_the_folder_of_control_groups_of_version_2_is_the_one_that_has_their_fil
     assert cgroups.unified() == tmp_path / "unified"
     (tmp_path / "cgroup.controllers").touch()
     assert cgroups.unified() == tmp_path
+
+
+def test_a_host_without_an_inotify_instance_is_told_apart_from_one_that_is_just_down(tmp_path: Path) -> None:
+    host = BedLayout(NUMBERS_MAX, tmp_path).host(0)
+    host.log.parent.mkdir(parents=True)
+    host.log.write_text("Failed to allocate manager object: Too many open files\n")
+    with pytest.raises(BedError, match=r"doesn't answer: its systemd got no inotify instance .* fs.inotify.max_user_instances"):
+        await_sshd(host)
+    host.log.write_text("")
+    with pytest.raises(BedError, match=r"doesn't answer \(see"):
+        await_sshd(host)
