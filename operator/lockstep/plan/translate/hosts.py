@@ -89,7 +89,7 @@ def from_words(words: Sequence[str]) -> Machines:
     for word in words:
         login, _, place = word.rpartition("@")
         name, _, port = place.partition(":")
-        if not name or (port and not port.isdigit()):
+        if not name or (port and not re.fullmatch("[0-9]{1,5}", port)):
             raise ConfigError(f"{word!r} is no host: write NAME, USER@NAME or NAME:PORT, as in ada@lab0:22")
         hosts.append({"name": name, **_address(name), **({"user": login} if login else {}), **({"port": int(port)} if port else {})})
     return Machines(tuple(hosts), ("",) * len(hosts))
@@ -116,7 +116,8 @@ def from_hostfile(text: str, source: str) -> Machines:
         words = line.partition("#")[0].strip()
         if not words:
             continue
-        host, _, rest = words.partition(" ")
+        host, *after = words.split(maxsplit=1)
+        rest = after[0] if after else ""
         pair = _PAIR.fullmatch(host)
         name, count = (pair["name"], int(pair["slots"])) if pair else (host, None)
         for limit in _LIMIT.finditer(rest):
@@ -267,10 +268,8 @@ def _beside(leaves: dict[str, Leaf], named: list[tuple[dict[str, Any], str]]) ->
     """Keys made of what stands beside the nodes, and the rest. The node at master_addr becomes the first."""
     entries: list[Entry] = []
     leftovers: list[Leftover] = []
-    folders = {
-        leaf.line: str(leaf.value) for path, leaf in leaves.items() if path.split(".")[0] == "paths" and str(leaf.value).startswith("/")
-    }
-    shared = commonpath(list(folders.values())) if len(folders) > 1 else "/"
+    folders = [str(leaf.value) for path, leaf in leaves.items() if path.split(".")[0] == "paths" and str(leaf.value).startswith("/")]
+    shared = commonpath(folders) if len(folders) > 1 else "/"
     for path, leaf in leaves.items():
         key = path.removeprefix("cluster.")
         if key == "network.interface":

@@ -204,6 +204,7 @@ SECTION_REASONS = {
 }
 """Reasons for all keys of a section."""
 UNKNOWN = "the trainer has no such setting"
+NO_VALUE = "has no value"
 
 
 def job_text(text: str, source: str, name: str, cluster: str, size: Size) -> Translation:
@@ -258,7 +259,9 @@ class _Reader:
         """Take in one value: it becomes a field, or a leftover with its reason."""
         path = re.sub(r"\[\d+\]", "", leaf.path)
         key = path.rpartition(".")[2]
-        if path in DATA_KEYS or key in DATA_KEYS:
+        if leaf.value is None and key not in NOTHING and not self._section(path):
+            self._leave(leaf, NO_VALUE)
+        elif path in DATA_KEYS or key in DATA_KEYS:
             self._volume_path(leaf, "data.path", DATASETS)
         elif key in MODEL_KEYS or path == "model.name":
             self._model(leaf)
@@ -267,8 +270,12 @@ class _Reader:
         else:
             self._field(leaf, path, ALIASES.get(key, key))
 
+    @staticmethod
+    def _section(path: str) -> str | None:
+        return next((name for name in path.split(".") if name in SECTION_REASONS), None)
+
     def _field(self, leaf: Leaf, path: str, key: str) -> None:
-        section = next((name for name in path.split(".") if name in SECTION_REASONS), None)
+        section = self._section(path)
         if section is None and key in FIELDS:
             field, read = FIELDS[key]
             try:

@@ -64,7 +64,7 @@ def cluster(machines: Machines) -> HostsCluster:
 
 
 def test_a_hostfile_of_deepspeed_or_mpi_names_hosts_and_their_gpus() -> None:
-    text = "# two racks\nlab0 slots=2\n\nada@lab1:3   # two\n10.0.0.7 slots = 1 max-slots=4\nplain\nlab1\n"
+    text = "# two racks\nlab0\tslots=2\n\nada@lab1:3   # two\n10.0.0.7 slots = 1 max-slots=4\nplain\nlab1\n"
     machines = read_machines(text, "hostfile")
     hosts = cluster(machines).hosts
     assert [(host.name, host.user, host.address, host.gpus) for host in hosts] == [
@@ -104,6 +104,11 @@ def test_a_config_with_nodes_gives_hosts_addresses_gpus_interface_ports_and_fold
         ("master", "192.168.1.100", 4, "ib0", "/shared"), ("worker1", "192.168.1.101", 8, "ib0", "/shared"),
     ]  # fmt: skip
     assert hosts.port_range == (29500, 29599)
+
+
+def test_folders_on_one_line_have_one_workspace_too() -> None:
+    machines = read_machines("cluster:\n  nodes: [a, b]\npaths: {data: /shared/data, models: /shared/models}\n", "c")
+    assert [host.workspace for host in cluster(machines).hosts] == ["/shared", "/shared"]
 
 
 def test_every_value_of_a_config_with_nodes_is_taken_over_or_listed() -> None:
@@ -174,8 +179,9 @@ def test_hosts_are_taken_as_they_are_typed() -> None:
     assert [(host.name, host.user, host.port, host.address) for host in hosts] == [
         ("lab0", None, None, None), ("192.168.1.101", "ada", None, "192.168.1.101"), ("lab2", "bob", 2222, None),
     ]  # fmt: skip
-    with pytest.raises(ConfigError, match="'lab0:ssh' is no host"):
-        from_words(["lab0:ssh"])
+    for word in ("lab0:ssh", "lab0:²"):
+        with pytest.raises(ConfigError, match=f"'{word}' is no host"):
+            from_words([word])
 
 
 def test_only_the_chosen_hosts_are_taken_in_their_order() -> None:

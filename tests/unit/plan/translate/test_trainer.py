@@ -14,7 +14,7 @@ from lockstep.api.files.yamltext import dump_yaml
 from lockstep.api.job import TrainingJob
 from lockstep.api.training import Training
 from lockstep.plan.translate.leaves import leaves_of
-from lockstep.plan.translate.trainer import ALIASES, FIELDS, MODEL_KEYS, NOTHING, UNKNOWN, Size, Translation, job_text
+from lockstep.plan.translate.trainer import ALIASES, FIELDS, MODEL_KEYS, NOTHING, NO_VALUE, UNKNOWN, Size, Translation, job_text
 from support.checkout import ROOT
 
 CONFIG = """\
@@ -151,6 +151,10 @@ def test_names_of_other_trainers_reach_their_field(line: str, field: str, value:
         ("weight_decay: true", "must be a number"),
         ("fsdp_config: {fsdp_offload_params: true}", "zeroStage: Stage3 is the same cut, by DeepSpeed"),
         ("num_epochs: 3\nnum_train_epochs: 4", "optimization.epochs has its value from num_epochs"),
+        ("dataset_config_name: null", NO_VALUE),
+        ("dataset_path:", NO_VALUE),
+        ("base_model: ~", NO_VALUE),
+        ("report_to: null", "metrics names the places; TensorBoard's files are always written"),
         ("warmup_steps: 10\nwarmup_ratio: 0.1", "optimization.warmupSteps goes before it"),
     ],
 )
