@@ -13,7 +13,7 @@ from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
 from lockstep.platforms.launch.lobby import Lobby
-from lockstep.platforms.launch.machine import NodeMachine, machine_facts, own_address, place_text
+from lockstep.platforms.launch.machine import NodeMachine, highest_attempt, machine_facts, own_address, place_text
 from lockstep.platforms.launch.oneagent import OneAgent, signals
 from lockstep.platforms.launch.seats import PORTS, Launched, devices_there, require_variables, resolved_there
 from lockstep.platforms.launch.token import LaunchToken, default_file, show, token_of_launch
@@ -42,8 +42,9 @@ def launch_job(request: LaunchRequest, environment: dict[str, str]) -> int:
     resolved = resolved_there(launched, first, len(devices_there(launched, first)))
     require_variables(launched.variables, environment)
     check_inputs(resolved)
-    with alone(run_dir(resolved)) as held, tempfile.TemporaryDirectory(prefix="lockstep-") as private:
-        return asyncio.run(_Launch(request, launched, first).run(Path(private), held))
+    folder = run_dir(resolved)
+    with alone(folder) as held, tempfile.TemporaryDirectory(prefix="lockstep-") as private:
+        return asyncio.run(_Launch(request, launched, first).run(Path(private), held, highest_attempt(folder)))
 
 
 def _prepared(request: LaunchRequest, environment: dict[str, str]) -> tuple[Launched, NodeMachine]:
@@ -60,9 +61,9 @@ class _Launch:
         self._request, self._launched, self._first = request, launched, first
         self._name = launched.job.metadata.name
 
-    async def run(self, private: Path, held: int) -> int:
+    async def run(self, private: Path, held: int, attempts: int) -> int:
         path = self._request.token_file or default_file(self._name, self._launched.port)
-        lobby = Lobby(self._launched, self._first)
+        lobby = Lobby(self._launched, self._first, attempts)
         await lobby.open()
         code, message, patience = FAILED, "the launch has failed", END_SECONDS
         try:

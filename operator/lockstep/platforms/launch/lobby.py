@@ -61,8 +61,9 @@ class Guest:
 class Lobby:
     """Machines of one launch: before the job all that may join, from then on those that it runs on."""
 
-    def __init__(self, launched: Launched, first: NodeMachine) -> None:
-        self._launched, self._first = launched, first
+    def __init__(self, launched: Launched, first: NodeMachine, attempts: int = 0) -> None:
+        """`attempts`: highest attempt of the job that the folder of the launch's machine tells: it may have been another node before."""
+        self._launched, self._first, self._attempts = launched, first, attempts
         self._token: LaunchToken | None = None
         self._guests: dict[tuple[str, str], Guest] = {}
         """In the order in which they came."""
@@ -237,7 +238,7 @@ class Lobby:
 
     def _run(self, node: int) -> Run:
         by_node = {number: self._guests[identity].machine for identity, number in self._nodes.items()}
-        attempts = max((guest.joining.attempts for guest in self._guests.values()), default=0)
+        attempts = max([self._attempts, *(guest.joining.attempts for guest in self._guests.values())])
         return run_there(self._launched, [self._first, *(by_node[number] for number in sorted(by_node))], node, attempts)
 
     def _assign(self, guest: Guest, node: int) -> None:

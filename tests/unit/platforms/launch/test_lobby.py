@@ -29,9 +29,9 @@ def machine(name: str, **changes: Any) -> NodeMachine:
 class Site:
     """A lobby, and joiners."""
 
-    def __init__(self, nodes: int) -> None:
+    def __init__(self, nodes: int, attempts: int) -> None:
         self.job = replace(launched(gpusPerNode=None, nodes=nodes), nodes=nodes, port=next(PORTS))
-        self.token, self.lobby = new_token(), Lobby(self.job, FIRST)
+        self.token, self.lobby = new_token(), Lobby(self.job, FIRST, attempts)
         self.channels: list[TokenChannel] = []
 
     async def join(self, who: NodeMachine, node: int | None = None, attempts: int = 0) -> TokenChannel:
@@ -48,8 +48,8 @@ class Site:
 
 
 @asynccontextmanager
-async def site(nodes: int) -> AsyncIterator[Site]:
-    one = Site(nodes)
+async def site(nodes: int, attempts: int = 0) -> AsyncIterator[Site]:
+    one = Site(nodes, attempts)
     await one.lobby.open()
     await one.lobby.admit(one.token)
     try:
@@ -145,6 +145,13 @@ async def test_attempts_begin_above_the_highest_of_any_machine() -> None:
         await one.join(machine("a"), attempts=4)
         await one.join(machine("b"), attempts=9)
         assert [run.attempts_before for run in await one.lobby.gather()] == [9, 9, 9]
+
+
+@lobby_test
+async def test_attempts_begin_above_those_that_the_launch_s_machine_had_as_another_node() -> None:
+    async with site(2, attempts=12) as one:
+        await one.join(machine("a"), attempts=4)
+        assert [run.attempts_before for run in await one.lobby.gather()] == [12, 12]
 
 
 @lobby_test
