@@ -24,11 +24,12 @@ class AllReduceRanks:
         """The figure of this node's first process, or why there is none; at the latest when the group's time is over."""
         layout = self._layout
         ranks = layout.counts[self._group.nodes.index(self._node)]
-        outputs = [asyncio.ensure_future(self._programs.output(self.environment(local))) for local in range(ranks)]
-        done, _ = await asyncio.wait(outputs, timeout=self._group.seconds)
+        written = [bytearray() for _ in range(ranks)]
+        running = [asyncio.ensure_future(self._programs.run(text, self.environment(local))) for local, text in enumerate(written)]
+        done, _ = await asyncio.wait(running, timeout=self._group.seconds)
         self.kill()
-        ended, _ = await asyncio.wait(outputs, timeout=KILLED_SECONDS)
-        texts = [output.result() if output in ended else b"" for output in outputs]
+        await asyncio.wait(running, timeout=KILLED_SECONDS)
+        texts = [bytes(text) for text in written]
         measured = _first_failure(texts) if len(done) == ranks else _late(texts, self._group.seconds)
         if measured is None:
             figures = json_objects(texts[0])[-1]

@@ -33,8 +33,11 @@ class TorchPrograms:
         self._pids: dict[int, int] = {}
         """Process by pipe. One whose pipe has ended is gone from here: its number may be another process's."""
 
-    async def output(self, environment: Mapping[str, str], arguments: Sequence[str] = ()) -> bytes:
-        """Start one, and return the last 64 KiB that it wrote once it has ended."""
+    async def run(self, text: bytearray, environment: Mapping[str, str], arguments: Sequence[str] = ()) -> None:
+        """Start one, and put what it writes into `text`, of which the last 64 KiB stay, until it has ended.
+
+        One that hangs in a driver outlives its kill, so this may never return: whoever gives up waiting has the text so far.
+        """
         read_end, write_end = os.pipe()
         try:
             # Not in the run's folder: `-m` would look for modules there first.
@@ -42,19 +45,21 @@ class TorchPrograms:
             self._pids[read_end] = start_process(command, tempfile.gettempdir(), environment, write_end)
         except OSError as error:
             os.close(read_end)
-            return json.dumps({"error": f"{error.strerror}: {sys.executable}"}).encode()
+            text += json.dumps({"error": f"{error.strerror}: {sys.executable}"}).encode()
+            return
         finally:
             os.close(write_end)
         reader = asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(reader)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(read_end, "rb", 0))
-        text = b""
-        with contextlib.suppress(OSError):
-            while data := await reader.read(65536):
-                text = (text + data)[-_OUTPUT_BYTES_MAX:]
-        self._pids.pop(read_end, None)
-        transport.close()
-        return text
+        try:
+            with contextlib.suppress(OSError):
+                while data := await reader.read(65536):
+                    text += data
+                    del text[:-_OUTPUT_BYTES_MAX]
+        finally:
+            self._pids.pop(read_end, None)
+            transport.close()
 
     def kill(self) -> None:
         for pid in self._pids.values():

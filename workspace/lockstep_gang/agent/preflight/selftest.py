@@ -20,7 +20,9 @@ class NodeSelfTest:
     def __init__(self, run: Run, node: int) -> None:
         self._run, self._node = run, node
         self._programs = TorchPrograms(PROGRAM_MODULE)
-        self._running: asyncio.Future[bytes] | None = None
+        self._running: asyncio.Future[None] | None = None
+        self._text = bytearray()
+        """Output of the process."""
         self._result: SelfTestResult | None = None
 
     def begin(self) -> None:
@@ -30,7 +32,8 @@ class NodeSelfTest:
             return
         place = {"GPUS_PER_NODE": self._run.gpus_of(self._node), "LOCKSTEP_NODE": self._node, "OMP_NUM_THREADS": 1}
         arguments = [expected.precision] if expected.precision else []
-        self._running = asyncio.ensure_future(self._programs.output(program_environment(self._run, place), arguments))
+        self._text = bytearray()
+        self._running = asyncio.ensure_future(self._programs.run(self._text, program_environment(self._run, place), arguments))
 
     async def result(self, seconds: int, *, anew: bool) -> SelfTestResult:
         """The result, or why there is none, at the latest after so long. `anew`: not one of an earlier start."""
@@ -39,13 +42,13 @@ class NodeSelfTest:
         self.begin()
         if self._result is not None:
             return self._result
-        running = self._running
+        running, text = self._running, self._text
         assert running is not None  # noqa: S101 (begun just now; only a run that expects a self-test is asked for it)
         done, _ = await asyncio.wait([running], timeout=seconds)
         self._programs.kill()
-        ended, _ = await asyncio.wait([running], timeout=KILLED_SECONDS)
+        await asyncio.wait([running], timeout=KILLED_SECONDS)
         self._running = None
-        tested = read_result(running.result() if ended else b"", max(1, self._run.gpus_of(self._node)), None if done else seconds)
+        tested = read_result(bytes(text), max(1, self._run.gpus_of(self._node)), None if done else seconds)
         self._result = tested if is_clean(tested) else None
         return tested
 
