@@ -81,11 +81,13 @@ class Claims:
             for key, _ in self._selector.select():
                 if key.fileobj is self._waker:
                     return
-                with contextlib.suppress(OSError):  # (who asked has gone)
+                try:
                     connection, _ = key.fileobj.accept()  # type: ignore[union-attr]
                     with connection:
                         connection.setblocking(False)
                         connection.send(f"{line}{self._since()}\n".encode())
+                except OSError:  # who asked has gone; or there is no descriptor left, and the socket stays readable
+                    time.sleep(RETRY_SECONDS)
 
     def _since(self) -> str:
         """Time of day of this machine; with the date if it isn't of today."""

@@ -76,11 +76,15 @@ def _agent(options: argparse.Namespace) -> int:
 def _on_a_host(options: argparse.Namespace, run: Run, key: bytes, index: int, host: HostPlace) -> int:
     listen_on(run.addresses[index])
     try:
-        with Claims(host.claims, run.job.name):
-            return _agent_of(options, run, key, index)
+        claims = Claims(host.claims, run.job.name)
     except GpuTaken as error:
         print(f"lockstep agent: {error}", file=sys.stderr)
         return CONFIGURATION
+    except OSError as error:
+        print(f"lockstep agent: the GPUs of this machine can't be claimed: {error.strerror or error}", file=sys.stderr)
+        return CONFIGURATION
+    with claims:
+        return _agent_of(options, run, key, index)
 
 
 def _agent_of(options: argparse.Namespace, run: Run, key: bytes, index: int) -> int:

@@ -21,7 +21,7 @@ NEWS_SECONDS = 1.0
 
 
 class ReportFile:
-    """Keeps `gang/report.json` of the run's folder: transitions at once, else every 15 s. Training never waits for it."""
+    """Keeps `gang/report.json` of the run's folder: transitions at once, else every 5 s. Training never waits for it."""
 
     trouble: Trouble | None = None
     """No report is ever refused."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -195,6 +196,21 @@ def test_somebody_who_asks_and_goes_harms_nobody(gpu: str) -> None:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                 connection.connect(f"{PREFIX}{gpu}")
         assert holder_of(gpu).startswith("job demo of ")
+
+
+def test_a_holder_without_a_free_descriptor_waits_for_one_and_then_answers(gpu: str) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Claims([gpu], "demo"), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (connection.fileno() + 1, limits[1]))
+            connection.connect(f"{PREFIX}{gpu}")
+            before = time.process_time()
+            time.sleep(0.5)
+            used = time.process_time() - before
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert used < 0.1, "it doesn't ask for one all the time"
+        assert connection.recv(256).startswith(b"job demo of ")
 
 
 @pytest.fixture
