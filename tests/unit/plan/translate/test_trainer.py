@@ -14,7 +14,7 @@ from lockstep.api.files.yamltext import dump_yaml
 from lockstep.api.job import TrainingJob
 from lockstep.api.training import Training
 from lockstep.plan.translate.leaves import leaves_of
-from lockstep.plan.translate.trainer import ALIASES, FIELDS, MODEL_KEYS, NOTHING, NO_VALUE, UNKNOWN, Size, Translation, job_text
+from lockstep.plan.translate.trainer import ALIASES, FIELDS, MODEL_KEYS, NO_VALUE, NOTHING, UNKNOWN, Size, Translation, job_text
 from support.checkout import ROOT
 
 CONFIG = """\
