@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from lockstep.api.files.clusterfile import parse_cluster_file
+from lockstep.cli.shared.hostsite import HostSite
+from lockstep.devcluster.hosts import bed as running
 from lockstep.devcluster.hosts.bed import write_cluster_file
+from lockstep.platforms.hosts.fleet import login_of
+from lockstep.platforms.hosts.ssh import Shared, control_folder
 from support.checkout import ROOT
 from support.clusters.bed_hosts import BedHosts, eventually
 
@@ -24,7 +29,7 @@ spec:
   gpusPerNode: 0
   script: {{path: rank.py, args: ["{steps}"]}}
   preflight: {{mode: "Off"}}
-  restart: {{maxRestarts: 0, backoffSeconds: 1}}
+  restart: {{maxRestarts: {restarts}, backoffSeconds: 1}}
 """
 RANK = '''\
 """A rank of a script that counts: half a second a step, one file a rank, which is its checkpoint. It saves on SIGTERM, and goes on from its file."""
@@ -57,28 +62,38 @@ while step < total and not asked:
 sys.exit(75 if asked and step < total else 0)
 '''
 
+CLEAR = """\
+export XDG_RUNTIME_DIR=/run/user/$(id -u)
+cd
+systemctl --user stop --no-block 'lockstep-*' 2>/dev/null
+pkill -KILL -u "$(id -u)" -f '/lockstep/jobs/|keep.py'
+rm -rf .local/state/lockstep .config/systemd/user/lockstep-* .config/systemd/user/*/lockstep-* lockstep/workspace
+systemctl --user daemon-reload 2>/dev/null
+true
+"""
+
 
 class BedJobs:
     """The laptop: a folder with the bed's cluster file and job files, and the command line."""
 
-    def __init__(self, bed: BedHosts, folder: Path) -> None:
-        self.bed, self.folder = bed, folder
-        self.cluster = folder / "beds.yaml"
-        self.cluster.write_text(write_cluster_file(bed.layout, bed.count).read_text())
+    def __init__(self, bed: BedHosts, folder: Path, user: str = "ada") -> None:
+        self.bed, self.folder, self.user = bed, folder, user
+        self.cluster = folder / f"beds-{user}.yaml"
+        self.cluster.write_text(write_cluster_file(bed.layout, bed.count).read_text().replace("user: ada", f"user: {user}"))
 
-    def job(self, name: str, *, nodes: int = 2, steps: int = 1000) -> Path:
+    def job(self, name: str, *, nodes: int = 2, steps: int = 1000, restarts: int = 0) -> Path:
         """Write the job file of a script that counts, and put the script on every host."""
         path = self.folder / f"{name}.yaml"
-        path.write_text(JOB.format(name=name, nodes=nodes, steps=steps))
+        path.write_text(JOB.format(name=name, nodes=nodes, steps=steps, restarts=restarts))
         for number in range(self.bed.count):
             self.put(number, "rank.py", RANK.encode())
         return path
 
-    def put(self, number: int, path: str, content: bytes, user: str = "ada") -> None:
-        """Write a file in the workspace of a user of the host."""
+    def put(self, number: int, path: str, content: bytes) -> None:
+        """Write a file in the user's workspace on the host."""
         script = 'mkdir -p "$(dirname "$1")" && cat > "$1" && chown -R "$2:$2" "$3"'
-        home = f"/home/{user}/lockstep"
-        self.bed.console(number, "sh", "-c", script, "sh", f"{home}/workspace/{path}", user, home, stdin=content)
+        home = f"/home/{self.user}/lockstep"
+        self.bed.console(number, "sh", "-c", script, "sh", f"{home}/workspace/{path}", self.user, home, stdin=content)
 
     def type(self, *words: str, seconds: float = SECONDS, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Type `lockstep WORDS`. With `check` it must end well."""
@@ -98,9 +113,8 @@ class BedJobs:
         return self.type(*verb.split(), name, "--cluster", str(self.cluster), *words, check=check)
 
     def status(self, name: str) -> dict[str, Any]:
-        """Status of a job, by `get -o json`."""
-        job: dict[str, Any] = json.loads(self.about("get", name, "-o", "json").stdout)
-        return dict(job["status"])
+        """Status of a job, as all verbs ask for it."""
+        return HostSite(parse_cluster_file(self.cluster.read_text(), str(self.cluster)), str(self.cluster)).job(name).status
 
     def state(self, name: str) -> str:
         """Reason of the job's Progressing condition: its state in one word."""
@@ -110,11 +124,35 @@ class BedJobs:
         """Return True once the job's state is this one."""
         return eventually(lambda: self.state(name) == state)
 
-    def traces(self, number: int, name: str, user: str = "ada") -> str:
+    def traces(self, number: int, name: str) -> str:
         """Files and processes of a job on a host, but for those of its workspace."""
         script = 'ls -d /home/$2/.local/state/lockstep/jobs/*$1* /home/$2/.config/systemd/user/lockstep-$1.service 2>/dev/null; pgrep -af "jobs/$1/" || true'
-        return self.bed.console(number, "sh", "-c", script, "sh", name, user).strip()
+        return self.bed.console(number, "sh", "-c", script, "sh", name, self.user).strip()
 
     def count(self, number: int, rank: int) -> int:
         """Step that a rank's file has; 0 before its first."""
-        return int(self.bed.console(number, "sh", "-c", f"cat /home/ada/lockstep/workspace/state-{rank} 2>/dev/null || echo 0"))
+        return int(self.bed.console(number, "sh", "-c", f"cat /home/{self.user}/lockstep/workspace/state-{rank} 2>/dev/null || echo 0"))
+
+    def leave(self) -> None:
+        """Go away with the laptop: no connection of it is left."""
+        hosts = parse_cluster_file(self.cluster.read_text(), "beds").hosts
+        assert hosts is not None
+        for host in hosts.hosts:
+            asyncio.run(Shared(login_of(host), control_folder()).close())
+
+    def clear(self) -> None:
+        """Remove every job of the user, whatever became of it, from hosts that have power."""
+        script = CLEAR.encode()
+        for host in self.bed.hosts:
+            if running.first_process(host) is not None:
+                self.bed.console(
+                    host.number,
+                    "setpriv",
+                    f"--reuid={self.user}",
+                    f"--regid={self.user}",
+                    "--clear-groups",
+                    "env",
+                    f"HOME=/home/{self.user}",
+                    "sh",
+                    stdin=script,
+                )

@@ -147,10 +147,10 @@ class HostJob(SiteJob):
         return replace(answer, next=next_steps(self.observed, answer.state, self.site.again), says=self._complaints())
 
     def _complaints(self) -> tuple[str, ...]:
-        """The last line of every other node that waits: node 0 can't tell what it doesn't hear."""
-        from lockstep.plan.hosts.status import complaints
+        """The last line of every other node that waits, since node 0 can't tell what it doesn't hear, and where a reboot ends the job."""
+        from lockstep.plan.hosts.status import complaints, unkept_words
 
-        return complaints(self.seen)
+        return (*complaints(self.seen), *unkept_words(self.seen))
 
     def suspend(self, *, now: bool = False) -> bool:
         return self._stop(wait=False, now=now)
@@ -176,7 +176,16 @@ class HostJob(SiteJob):
         if self.seen.stopped and self.seen.runs:
             asyncio.run(self._until_ended())
         asyncio.run(start_again(self.site.fleet(), self.seen))
+        self.warn_unkept()
         return True
+
+    def warn_unkept(self) -> None:
+        """Say on which hosts a reboot ends the job's part."""
+        from lockstep.cli.shared.terminal import say
+        from lockstep.plan.hosts.status import unkept_words
+
+        for sentence in unkept_words(self.seen):
+            say(f"warning: {sentence}")
 
     async def _until_ended(self) -> None:
         while self.seen.runs:
@@ -188,6 +197,7 @@ class HostJob(SiteJob):
 
         number = max(job.retry for job in self.seen.jobs.values()) + 1
         asyncio.run(start_again(self.site.fleet(), self.seen, retry=number))
+        self.warn_unkept()
         return number
 
     def delete(self) -> str:

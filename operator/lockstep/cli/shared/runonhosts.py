@@ -33,6 +33,7 @@ def run_on_hosts(inputs: Inputs, named: str, options: HostOptions, *, detach: bo
     fleet = site.fleet()
     job = HostJob(site, asyncio.run(start(fleet, inputs.job, inputs.cluster.profile, options)))
     say(f"job {job.name} is started on {', '.join(job.seen.hosts)}; it runs on without this terminal: lockstep logs {job.at} -f")
+    job.warn_unkept()
     if detach:
         return _until_running(job)
     return asyncio.run(_follow(job))

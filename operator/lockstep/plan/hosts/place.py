@@ -155,7 +155,8 @@ def _seat(
     own = facts[host.name]
     folder = join(own.state, resolved.name)
     python = python_of(host, own)
-    supervised = not own.has_units or not own.lingers
+    unkept = why_unkept(host, own)
+    supervised = bool(unkept)
     run = build_run(
         resolved, replace(placement, run_dir=join(resolved.platform.workspace, "runs", resolved.name), key_file=join(folder, KEY))
     )
@@ -186,8 +187,26 @@ def _seat(
         environment=environment,
         coordinator=Coordinator(placement.addresses[0], placement.coordinator_port),
         unit="" if supervised else unit,
+        unkept=unkept,
     )
     return Seat(host, run, record, resolved)
+
+
+def why_unkept(host: Host, facts: HostFacts) -> str:
+    """Reason why no unit can keep an agent there, so that a session must, which ends with a reboot; '' where one can.
+
+    Raises ConfigError where a session would end with the connection.
+    """
+    if facts.has_units and facts.lingers:
+        return ""
+    why = f"{facts.user} has no linger there" if facts.has_units else f"there is no systemd for the units of {facts.user}"
+    step = f"as root on it: loginctl enable-linger {facts.user}"
+    if facts.kills_processes:
+        raise ConfigError(
+            f"host {host.name} ends all that {facts.user} runs at the end of the login (KillUserProcesses=yes of its logind), "
+            f"and {why}: {step if facts.has_units else 'as root on it, set KillUserProcesses=no in /etc/systemd/logind.conf'}"
+        )
+    return f"{why}: {step}" if facts.has_units else why
 
 
 def inputs_of(job: TrainingJob, profile: TrainingCluster, host: Host) -> list[list[str]]:

@@ -44,6 +44,8 @@ class JobRecord:
     coordinator: Coordinator
     unit: str = ""
     """Text of the systemd unit; '' for a supervised one."""
+    unkept: str = ""
+    """Reason why a supervised one doesn't come back after a reboot, and what would change that."""
     format: str = FORMAT
 
     @property

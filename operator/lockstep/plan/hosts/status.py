@@ -66,6 +66,11 @@ class Seen:
         """True if somebody has asked for it to be stopped."""
         return any(job.stopped for job in self.jobs.values())
 
+    @property
+    def unkept(self) -> dict[str, str]:
+        """Reason by host why its agent does not come back after a reboot."""
+        return {host: job.record.unkept or "a session keeps it" for host, job in self.jobs.items() if job.record and job.record.supervised}
+
 
 def seen_jobs(answers: Mapping[str, HostFacts], problems: Mapping[str, str]) -> dict[str, Seen]:
     """Every job that a host has files of, by its name.
@@ -190,7 +195,16 @@ def _reached(seen: Seen) -> Fact:
         return Fact(FALSE, Reason.HOST_AWAY, "; ".join(seen.problems.values()))
     if seen.missing:
         return Fact(FALSE, Reason.HOST_AWAY, f"{named_hosts(seen.missing)} has no files of this start: it broke off before they were there")
-    return Fact(TRUE, Reason.HOSTS_REACHED, f"{number_of(len(seen.hosts), 'host')} answer")
+    words = "".join(f"; {sentence}" for sentence in unkept_words(seen))
+    return Fact(TRUE, Reason.HOSTS_REACHED, f"{number_of(len(seen.hosts), 'host')} answer{words}")
+
+
+def unkept_words(seen: Seen) -> list[str]:
+    """A sentence a reason about hosts on which the job does not come back after a reboot."""
+    hosts_of: dict[str, list[str]] = {}
+    for host, why in seen.unkept.items():
+        hosts_of.setdefault(why, []).append(host)
+    return [f"the job does not come back after a reboot of {named_hosts(hosts)}, since {why}" for why, hosts in hosts_of.items()]
 
 
 def _ranks_ready(seen: Seen, view: View, progress: Fact) -> Fact:
@@ -235,6 +249,7 @@ def _running(seen: Seen, view: View, restarting: Fact) -> Fact:  # noqa: PLR0911
     """The summary of a job whose agents run, by the coordinator's report."""
     report = view.report
     away = f"; {'; '.join(seen.problems.values())}" if seen.problems else ""
+    away += f"; no reboot recovery on {named_hosts(seen.unkept)}" if seen.unkept else ""
     if report is None:
         return Fact(
             TRUE,
@@ -279,7 +294,10 @@ def _ended_agents(seen: Seen) -> dict[str, str]:
 
 
 def _how_ended(host: str, job: JobOnHost) -> str:
-    how = "is not running" if job.exit_code is None else f"ended with {MEANINGS.get(job.exit_code, f'exit code {job.exit_code}')}"
+    gone = (
+        "is not running (a session kept it, which a reboot ends)" if job.record is not None and job.record.supervised else "is not running"
+    )
+    how = gone if job.exit_code is None else f"ended with {MEANINGS.get(job.exit_code, f'exit code {job.exit_code}')}"
     last = next((line for line in reversed(job.log) if line.strip()), "")
     return f"the agent on host {host} {how}" + (f": {last}" if last else "")
 

@@ -56,12 +56,26 @@ async def start(fleet: Fleet, job: TrainingJob, profile: TrainingCluster, option
         raise Failed("; ".join(problems.values()))
     _refuse_running(name, answers, fleet.again)
     _refuse_missing(name, answers, fleet.again)
+    answers = await _lingering(fleet, answers)
     record_time = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     placed = [_dated(seat, record_time) for seat in seats(job, profile, fleet.cluster, fleet.name, answers, str(uuid.uuid4()))]
     key, agent = secrets.token_hex(32), await asyncio.to_thread(build_agent, compiled=True)
     files = {seat.host.name: _files(seat, key, agent) for seat in placed}
     await _place_and_go(fleet, {"do": "start", "job": name, "fresh": True}, files, placed[0].record.coordinator)
     return seen_jobs((await fleet.look(names, job=name))[0], {})[name]
+
+
+async def _lingering(fleet: Fleet, answers: Mapping[str, HostFacts]) -> dict[str, HostFacts]:
+    """Switch linger on where units are stopped at the end of a login, and return the facts with what came of it. Many hosts leave that to root."""
+
+    async def ask(name: str) -> bool:
+        return bool((await _request(fleet, name, {"do": "linger"}))["lingers"])
+
+    asked = [name for name, facts in answers.items() if facts.has_units and not facts.lingers]
+    lingers, problems = await fleet.all(asked, ask)
+    if problems:
+        raise Failed("; ".join(problems.values()))
+    return {name: replace(facts, lingers=facts.lingers or lingers.get(name, False)) for name, facts in answers.items()}
 
 
 def _dated(seat: Seat, when: str) -> Seat:
@@ -176,15 +190,20 @@ async def remove(fleet: Fleet, seen: Seen) -> None:
 
 async def _told(fleet: Fleet, hosts: Mapping[str, object], request: dict[str, Any], away: Mapping[str, str]) -> None:
     async def one(name: str) -> None:
-        async with asyncio.timeout(STOP_SECONDS), _keeper(fleet, name) as program:
-            await program.write(json.dumps(request).encode() + b"\n")
-            async for line in lines_in(program):
-                said = answer_of(line, program.place.name)
-                if "problem" in said:
-                    raise ProgramFailed(f"{program.place.name}: {said['problem']}")
-                return
-            raise program.failure()
+        await _request(fleet, name, request)
 
     _, problems = await fleet.all(hosts, one)
     if problems or away:
         raise Failed("; ".join([*problems.values(), *away.values()]))
+
+
+async def _request(fleet: Fleet, name: str, request: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a request without files. Raises ProgramFailed with what the host can't do."""
+    async with asyncio.timeout(STOP_SECONDS), _keeper(fleet, name) as program:
+        await program.write(json.dumps(request).encode() + b"\n")
+        async for line in lines_in(program):
+            said = answer_of(line, program.place.name)
+            if "problem" in said:
+                raise ProgramFailed(f"{program.place.name}: {said['problem']}")
+            return said
+        raise program.failure()

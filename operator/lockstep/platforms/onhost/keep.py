@@ -8,6 +8,7 @@ goes away meanwhile, nothing stays, unless the coordinator of this very start, t
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import os
@@ -124,6 +125,7 @@ def start(request: Json, stream: BinaryIO) -> Json:
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     if record["supervised"]:
+        forget_unit(name)
         return supervise(name, record["command"], record["environment"])
     unit_path(name).parent.mkdir(parents=True, exist_ok=True)
     write(unit_path(name), record["unit"].encode())
@@ -136,6 +138,18 @@ def start(request: Json, stream: BinaryIO) -> Json:
     return {"problem": problem} if problem else {"started": True}
 
 
+def linger(request: Json) -> Json:
+    """Let this user's units run on without a login, and come back after a reboot, where the host's rules allow that."""
+    if shutil.which("loginctl") is None:
+        return {"lingers": False}
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        done = subprocess.run(
+            ["loginctl", "enable-linger"], stdin=subprocess.DEVNULL, capture_output=True, timeout=SYSTEMD_SECONDS, check=False
+        )
+        return {"lingers": done.returncode == 0}
+    return {"lingers": False}
+
+
 def replace(draft: Path, folder: Path) -> None:
     """Give the folder its name in place of what an earlier job of this name left."""
     before = draft.with_name(f"{draft.name}.before")
@@ -144,6 +158,13 @@ def replace(draft: Path, folder: Path) -> None:
     draft.rename(folder)
     sync(folder.parent)
     shutil.rmtree(before, ignore_errors=True)
+
+
+def forget_unit(name: str) -> None:
+    """Remove the unit of an earlier start of this name: else it would come back beside the agent of this one."""
+    if unit_path(name).exists():
+        systemctl("disable", "--quiet", unit_path(name).name)
+        unit_path(name).unlink(missing_ok=True)
 
 
 def raise_retry(path: Path, retry: int) -> None:
@@ -188,13 +209,24 @@ def supervise(name: str, command: list[str], environment: dict[str, str]) -> Jso
 
     signal.signal(signal.SIGTERM, pass_on)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    while not asked:
-        children[:] = [subprocess.Popen(command, env={**os.environ, **environment}, cwd=folder)]
+    while True:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # else one that comes before the list has the agent would be lost
+        if asked:
+            break
+        agent = subprocess.Popen(command, env={**os.environ, **environment}, cwd=folder, preexec_fn=end_with_parent)  # noqa: PLW1509 (no threads here)
+        children[:] = [agent]
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         if children[0].wait() in FINAL or asked:
             break
         time.sleep(RESTART_SECONDS)
     (folder / "supervisor.json").unlink(missing_ok=True)
     os._exit(0)
+
+
+def end_with_parent() -> None:
+    """Let this process save and end when the one that started it is killed: nobody would know of it any more, and a second agent would be started."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def start_ticks(pid: int) -> int | None:
@@ -276,7 +308,11 @@ def main(stream: BinaryIO) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     request = json.loads(stream.readline())
     try:
-        answer(start(request, stream) if request["do"] == "start" else {"stop": stop, "remove": remove}[request["do"]](request))
+        answer(
+            start(request, stream)
+            if request["do"] == "start"
+            else {"stop": stop, "remove": remove, "linger": linger}[request["do"]](request)
+        )
     except Declined as error:
         answer({"problem": str(error)})
     except OSError as error:

@@ -12,7 +12,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.api.files.jobfile import parse_job_file
 from lockstep.plan.hosts.facts import BadAnswer, Folder, HostFacts, HostGpu, JobOnHost, Route, read_host
-from lockstep.plan.hosts.place import Seat, addresses_of, chosen, free_block, path_of_job, seats
+from lockstep.plan.hosts.place import Seat, addresses_of, chosen, free_block, path_of_job, seats, why_unkept
 from lockstep.plan.hosts.record import read_record, record_text
 from lockstep.plan.hosts.unit import quoted
 
@@ -69,6 +69,29 @@ def test_each_host_has_a_run_of_its_own_that_differs_in_places_alone() -> None:
 def test_a_host_without_linger_keeps_its_agent_in_a_session() -> None:
     (only,) = placed(facts("lab0", "10.0.0.1", lingers=False), job=JOB.replace("nodes: 2", "nodes: 1"))
     assert only.record.supervised and not only.record.unit and only.run.host is not None and only.run.host.unit == ""
+    assert only.record.unkept == "ada has no linger there: as root on it: loginctl enable-linger ada"
+
+
+@pytest.mark.parametrize(
+    ("keeping", "expected"),
+    [
+        ({}, ""),
+        ({"kills_processes": True}, ""),
+        ({"has_units": False}, "there is no systemd for the units of ada"),
+        ({"lingers": False, "kills_processes": True}, "host lab0 ends all that ada runs at the end of the login.*: as root on it: loginctl enable-linger ada"),
+        ({"has_units": False, "kills_processes": True}, "no systemd for the units of ada: as root on it, set KillUserProcesses=no"),
+    ],
+)  # fmt: skip
+def test_a_reboot_is_survived_or_the_reason_told_and_a_session_that_would_end_with_the_login_refused(
+    keeping: dict[str, bool], expected: str
+) -> None:
+    assert CLUSTER.hosts is not None
+    host, there = CLUSTER.hosts.host("lab0"), facts("lab0", "10.0.0.1", **keeping)
+    if "host lab0" in expected or "as root" in expected:
+        with pytest.raises(ConfigError, match=expected):
+            why_unkept(host, there)
+    else:
+        assert why_unkept(host, there) == expected
 
 
 def test_unlike_numbers_of_gpus_are_all_taken_and_one_that_is_used_is_named() -> None:

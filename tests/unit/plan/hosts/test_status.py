@@ -11,7 +11,7 @@ import pytest
 from lockstep.api.objects import condition
 from lockstep.plan.hosts.facts import Folder, HostFacts, JobOnHost
 from lockstep.plan.hosts.record import Coordinator, JobRecord
-from lockstep.plan.hosts.status import host_job, next_steps, progress_known, seen_jobs
+from lockstep.plan.hosts.status import host_job, next_steps, progress_known, seen_jobs, unkept_words
 from lockstep.plan.pages.why import Where, why
 from lockstep_gang.contract.report import NodeReport, RankCount, Report, State, TrainerReport, report_body
 from lockstep_gang.contract.run import JobIdentity
@@ -75,6 +75,19 @@ def test_the_state_is_told_in_one_word_and_a_sentence(
     first: JobOnHost, second: JobOnHost | None, problems: dict[str, str], expected: tuple[str, str, str]
 ) -> None:
     assert told(first, second, problems) == expected
+
+
+def test_hosts_whose_agents_a_reboot_ends_are_named_with_the_reason() -> None:
+    record = replace(RECORD, supervised=True, unkept="ada has no linger there")
+    session = replace(ACTIVE, unit="", supervised=True, record=replace(record, node=1))
+    assert told(LEADING, session) == ("Running", "True", "all ranks run; no reboot recovery on host lab1")
+    answers = {"lab0": host("lab0", LEADING), "lab1": host("lab1", session)}
+    seen = seen_jobs(answers, {})["x"]
+    expected = "the job does not come back after a reboot of host lab1, since ada has no linger there"
+    assert unkept_words(seen) == [expected] and expected in condition(host_job(seen, AGAIN, NOW).status, "NodesHealthy")["message"]
+    assert told(replace(ENDED, record=record), session)[2].startswith(
+        "the agent on host lab0 is not running (a session kept it, which a reboot ends)"
+    )
 
 
 def test_an_agent_that_ended_is_named_with_its_last_line() -> None:
