@@ -70,7 +70,7 @@ class HostsSection(Model):
     name: DnsName
     """Name of the file."""
     description: Annotated[str, Field(max_length=1024)] = ""
-    """One line for list-clusters."""
+    """One line for `lockstep clusters`."""
 
 
 class HostDefaults(Model):

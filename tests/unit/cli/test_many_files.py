@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.api.job import TrainingJob
 from lockstep.cli.shared.inputs import read_all
 from unit.cli.test_every_verb import VERBS, run
 
@@ -124,6 +125,20 @@ def test_several_jobs_of_one_file_are_told_apart(monkeypatch: pytest.MonkeyPatch
     assert capsys.readouterr().out == "two.yaml: good: ok\ntwo.yaml: other: ok\n"
     assert run(monkeypatch, ["run", "-f", "two.yaml", "--local"]) == USAGE
     assert "holds 2 objects of kind TrainingJob" in capsys.readouterr().err
+
+
+def test_the_number_of_nodes_counts_wherever_the_job_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes: list[int | None] = []
+
+    def start(job: TrainingJob, *_: object) -> int:
+        nodes.append(job.spec.nodes)
+        return 0
+
+    monkeypatch.setattr("lockstep.platforms.in_namespace.run.run_in_namespace", start)
+    monkeypatch.setattr("lockstep.platforms.local.run.run_local", start)
+    for place in ("--local", "--in-namespace"):
+        assert run(monkeypatch, ["run", "-f", "good.json", place, "--nodes", "3"]) == 0
+    assert nodes == [3, 3]
 
 
 def test_what_is_piped_in_is_a_file_among_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ async def _sample(job: HostJob) -> str:
     """Text of the demo's model without and with the adapter, written on node 0's host."""
     from lockstep.programs import output_of
 
-    record = next(iter(job.seen.jobs.values())).record
+    record = job.record_on(job.seen.first)
     assert record is not None  # noqa: S101 (it has just run)
     command = generate_command(f"{record.workspace}/models/tiny-base", job.status["result"]["adapter"])
     place = job.site.fleet().place(job.seen.first)

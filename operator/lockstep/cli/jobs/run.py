@@ -14,6 +14,7 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import DEV_ENVIRONMENT
+from lockstep.cli.shared.clusterfiles import cluster_of_hosts, load_hosts, read_text
 from lockstep.cli.shared.inputs import FRESH, NamespaceOption, OptionalFileOption, SetOption, only, read_inputs
 from lockstep.cli.shared.jobargs import WORKSPACE, ContextOption, HereOption, TargetOptions, VolumesOption, find_cluster_job
 from lockstep.platforms.output import put_text, tell
@@ -68,7 +69,7 @@ def run(
         typer.Option(
             "--hosts",
             metavar="HOST,HOST|FILE",
-            help="Hosts for a script, a cluster file with platform: hosts, or a hostfile.",
+            help="Hosts with commas between them, a hostfile, or a cluster file with platform: hosts.",
             show_default=False,
         ),
     ] = None,
@@ -114,7 +115,8 @@ def run(
         typed = _script_on_hosts(hosts, script or (), processes, changes or (), [name for name, value in others.items() if value])
         if render:
             return put_text(typed.text)
-        raise typer.Exit(_run_on_hosts(typed.inputs, typed.named, choice, detach=detach))
+        _refuse_kubernetes(namespace, context)
+        raise typer.Exit(_run_on_hosts(typed.inputs, cluster_of_hosts(hosts, typed.inputs.job.metadata.name), choice, detach=detach))
     if processes is not None or render:
         raise ConfigError("--nproc-per-node and --render are for a script on hosts: name them with --hosts")
     if file is None:
@@ -122,6 +124,8 @@ def run(
         _refuse_file_options(of_a_file)
         where = TargetOptions.of(cluster, namespace, context)
         raise typer.Exit(run_in_session(script or (), job or DEV_ENVIRONMENT, where, detach=detach))
+    if hosts and cluster:
+        raise ConfigError("--hosts and --cluster both say where the job runs: use one of them")
     if script or job:
         raise ConfigError("-f runs a job file, --job and a script run something in a dev environment: use one of them")
     _refuse_mixed(
@@ -132,14 +136,16 @@ def run(
         attach=attach,
     )
     changes = [*(changes or ()), *(fresh_changes(file) if fresh else ())]
-    named = hosts or cluster
+    named = cluster_of_hosts(hosts, _job_name(file, changes)) if hosts else cluster
     if not (local or in_namespace or named or _names_cluster(file)):
         raise _no_place(file, changes)
     inputs = inputs_without_operator(file, named or LOCAL_CLUSTER if local else named, None if local else namespace, changes)
+    inputs = _with_nodes(inputs, nodes)
     if local:
-        raise typer.Exit(_run_here(inputs, workspace, nodes, preview))
+        raise typer.Exit(_run_here(inputs, workspace, preview))
     if inputs.cluster.hosts is not None:
-        raise typer.Exit(_run_on_hosts(_with_nodes(inputs, nodes), named or inputs.cluster.cluster.name, choice, detach=detach))
+        _refuse_kubernetes(namespace, context)
+        raise typer.Exit(_run_on_hosts(inputs, named or inputs.cluster.cluster.name, choice, detach=detach))
     if in_namespace:
         raise typer.Exit(_run_in_namespace(inputs, context, attach=attach))
     raise _no_place(file, changes)
@@ -148,7 +154,6 @@ def run(
 def _names_cluster(file: Path) -> bool:
     """Return True if the job file names a cluster, or is piped in, so that it can be read once only."""
     from lockstep.api.files.jobfile import parse_job_file
-    from lockstep.cli.shared.clusterfiles import read_text
 
     return str(file) == "-" or parse_job_file(read_text(file), str(file)).spec.cluster is not None
 
@@ -173,6 +178,18 @@ def _refuse_mixed(*, local: bool, in_namespace: bool, of_hosts: bool, preview: b
         raise ConfigError("--attach follows a run on Kubernetes: add --in-namespace")
 
 
+def _refuse_kubernetes(namespace: str | None, context: str | None) -> None:
+    if namespace or context:
+        raise ConfigError("hosts have no namespace and no kubeconfig: leave out -n and --context")
+
+
+def _job_name(file: Path, changes: Sequence[str]) -> str:
+    """Name of the file's job, for a file of its hosts. What is piped in can be read once only."""
+    from lockstep.api.files.jobfile import parse_job_file
+
+    return "piped" if str(file) == "-" else parse_job_file(read_text(file), str(file), changes).metadata.name
+
+
 class HostChoice(NamedTuple):
     """Hosts that a job takes, among those of its cluster file."""
 
@@ -186,14 +203,11 @@ class TypedJob(NamedTuple):
     text: str
     """Its job file."""
     inputs: Inputs
-    named: str
-    """Words that name its hosts."""
 
 
 def _script_on_hosts(hosts: str, words: Sequence[str], processes: int | None, changes: Sequence[str], others: Sequence[str]) -> TypedJob:
     from lockstep.api.files.jobfile import parse_job_file
     from lockstep.api.files.yamltext import dump_yaml
-    from lockstep.cli.shared.clusterfiles import load_hosts
     from lockstep.cli.shared.inputs import Inputs
     from lockstep.plan.translate.adhoc import script_job
 
@@ -204,7 +218,7 @@ def _script_on_hosts(hosts: str, words: Sequence[str], processes: int | None, ch
         raise AssertionError("load_hosts gives hosts")
     text = script_job(words, file.hosts, processes, name)
     job = parse_job_file(text, "--hosts", changes)
-    return TypedJob(dump_yaml(job.written()) if changes else text, Inputs(job, file, file.cluster.namespace, "--hosts"), hosts)
+    return TypedJob(dump_yaml(job.written()) if changes else text, Inputs(job, file, file.cluster.namespace, "--hosts"))
 
 
 def _run_on_hosts(inputs: Inputs, named: str, choice: HostChoice, *, detach: bool) -> int:
@@ -223,7 +237,6 @@ def _with_nodes(inputs: Inputs, nodes: int | None) -> Inputs:
 def fresh_changes(file: Path) -> list[str]:
     """Return the change that --fresh makes. Raises ConfigError for a script, of whose checkpoints Lockstep knows nothing."""
     from lockstep.api.files.jobfile import parse_job_file
-    from lockstep.cli.shared.clusterfiles import read_text
 
     if str(file) != "-" and parse_job_file(read_text(file), str(file)).spec.training is None:
         raise ConfigError(
@@ -264,13 +277,13 @@ def _run_in_namespace(inputs: Inputs, context: str | None, *, attach: bool) -> i
     return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, context, StartMode.ATTACH if attach else StartMode.NEW)
 
 
-def _run_here(inputs: Inputs, workspace: Path, nodes: int | None, samples: int | None) -> int:
+def _run_here(inputs: Inputs, workspace: Path, samples: int | None) -> int:
     """Run the job on this machine; with `samples` show so many of its data instead."""
     from lockstep.cli.shared.trainer import EXIT_FAILED, EXIT_USAGE
     from lockstep.platforms.local.run import preview_local, run_local
     from lockstep_spec.exits import CONFIGURATION
 
-    job, profile = _with_nodes(inputs, nodes).job, inputs.cluster.profile
+    job, profile = inputs.job, inputs.cluster.profile
     if samples is None:
         return run_local(job, profile, workspace)
     code = preview_local(job, profile, workspace, samples)

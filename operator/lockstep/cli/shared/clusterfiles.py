@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -106,21 +107,58 @@ def load_hosts(word: str) -> tuple[ClusterFile, str | None]:
     Raises ConfigError for a file of a Kubernetes cluster, one without hosts, and for words that are no hosts.
     """
     from lockstep.api.files.clusterfile import parse_cluster_file
-    from lockstep.cli.shared.checkout import checkout
+
+    text = _hosts_text(word, HOSTS)
+    if text is None:
+        return load_cluster(word, _folder()), None if is_path(word) else word
+    return parse_cluster_file(text, f"--hosts {word} as a cluster file"), None
+
+
+def cluster_of_hosts(word: str, job: str) -> str:
+    """Return the cluster by which every verb finds a job's hosts that --hosts names: that of `word` if it is one, else the path of a file that is written for the job.
+
+    Raises ConfigError as `load_hosts` does, and where the file can't be written.
+    """
+    from lockstep.api.files.clusterfile import parse_cluster_file
+    from lockstep.cli.shared.checkout import from_here, state_folder
+
+    text = _hosts_text(word, f"{HOSTS}-{job}")
+    if text is None:
+        return word
+    parse_cluster_file(text, f"--hosts {word} as a cluster file")
+    path = state_folder() / "hosts" / f"{job}.yaml"
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}, the cluster file of these hosts, can't be written: {error.strerror}") from error
+    return str(from_here(path))
+
+
+def _hosts_text(word: str, name: str) -> str | None:
+    """Text of a cluster file of this name with the hosts that `word` lists; None: it is a cluster file's name or path."""
     from lockstep.plan.translate.hosts import cluster_text, from_words, read_machines
 
-    try:
-        folder = checkout() / "clusters"
-    except ConfigError:
-        folder = Path()
-    stated = peek(word, folder)
+    stated = peek(word, _folder())
     if stated is not None and stated.is_of_hosts:
-        return load_cluster(word, folder), None if is_path(word) else word
+        return None
     if stated is not None:
         raise ConfigError(f"{word} describes a Kubernetes cluster, and no hosts: name it by --cluster")
     is_file = is_path(word) or Path(word).is_file()
-    machines = read_machines(read_text(Path(word)), word) if is_file else from_words([name.strip() for name in word.split(",")])
-    return parse_cluster_file(cluster_text(HOSTS, "as --hosts names them", machines), f"--hosts {word} as a cluster file"), None
+    machines = read_machines(read_text(Path(word)), word) if is_file else from_words([part.strip() for part in word.split(",")])
+    return cluster_text(name, f"as --hosts {word} names them", machines)
+
+
+def _folder() -> Path:
+    """Folder of cluster files; outside of a checkout the current one."""
+    from lockstep.cli.shared.checkout import checkout
+
+    try:
+        return checkout() / "clusters"
+    except ConfigError:
+        return Path()
 
 
 def file_of(cluster: str) -> str:

@@ -261,6 +261,58 @@ def test_a_script_on_hosts_is_rendered_as_the_job_file_that_it_stands_for(lab: P
     assert (job.spec.nodes, job.spec.cluster) == (2, None)
 
 
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, str]]:
+    """What `run` starts on hosts: its inputs, and the cluster that it tells people to name."""
+    starts: list[tuple[Any, str]] = []
+
+    def start(inputs: Any, named: str, options: Any, *, detach: bool) -> int:
+        starts.append((inputs, named))
+        return 0
+
+    monkeypatch.setattr("lockstep.cli.shared.runonhosts.run_on_hosts", start)
+    monkeypatch.setenv("LOCKSTEP_STATE", str(tmp_path / "state"))
+    return starts
+
+
+def test_hosts_as_they_are_typed_have_a_cluster_file_by_which_later_verbs_find_the_job(
+    started: list[tuple[Any, str]], tmp_path: Path
+) -> None:
+    assert run("run", "--hosts", "lab0,ada@lab1:2222", "--nproc-per-node", "2", "--", "train.py")[0] == 0
+    (tmp_path / "hostfile").write_text("10.0.0.7 slots=2\nbob@10.0.0.8 slots=2\n")
+    (tmp_path / "job.yaml").write_text(JOB.replace("cluster: lab, ", ""))
+    assert run("run", "-f", str(tmp_path / "job.yaml"), "--hosts", str(tmp_path / "hostfile"))[0] == 0
+    hosts = [[(host.name, host.address, host.user, host.port) for host in load_cluster(named).hosts.hosts] for _, named in started]  # type: ignore[union-attr]
+    assert hosts == [
+        [("lab0", None, None, None), ("lab1", None, "ada", 2222)],
+        [("10.0.0.7", "10.0.0.7", None, None), ("10.0.0.8", "10.0.0.8", "bob", None)],
+    ]
+    assert started[1][0].cluster.hosts.names == ["10.0.0.7", "10.0.0.8"]
+    assert load_cluster(started[0][1]).cluster.name != load_cluster(started[1][1]).cluster.name, "what is remembered of them is kept apart"
+
+
+def test_a_cluster_file_of_hosts_is_named_as_it_was(started: list[tuple[Any, str]], lab: Path) -> None:
+    assert run("run", "-f", str(lab.parent / "job.yaml"), "--hosts", str(lab), "--nodes", "1")[0] == 0
+    [(inputs, named)] = started
+    assert (named, inputs.job.spec.nodes) == (str(lab), 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("-f", "JOB", "--cluster", "LAB", "--hosts", "LAB"), "--hosts and --cluster both say where the job runs: use one of them"),
+        (("-f", "JOB", "--cluster", "LAB", "-n", "x"), "hosts have no namespace and no kubeconfig: leave out -n and --context"),
+        (("--hosts", "LAB", "--context", "x", "--nproc-per-node", "1", "a.py"), "hosts have no namespace and no kubeconfig"),
+    ],
+)
+def test_an_option_that_would_change_nothing_on_hosts_is_refused(
+    words: tuple[str, ...], message: str, started: list[tuple[Any, str]], lab: Path
+) -> None:
+    places = {"JOB": str(lab.parent / "job.yaml"), "LAB": str(lab)}
+    code, output = run("run", *(places.get(word, word) for word in words))
+    assert (code, message in output, started) == (2, True, [])
+
+
 def test_what_hosts_can_not_be_is_refused(lab: Path) -> None:
     kubernetes = lab.parent / "kubernetes.yaml"
     kubernetes.write_text("cluster: {name: kubernetes, namespace: n}\n")
