@@ -96,6 +96,7 @@ def read_hardware(answer: Mapping[str, Any]) -> NodeHardware:
 
 def _nic(port: Mapping[str, Any]) -> NicPort:
     address, prefix = str(ipaddress.ip_address(port["address"])), int(port["prefix"])
+    ipaddress.ip_network(f"{address}/{prefix}", strict=False)  # else rails could not be told apart
     mtu = None if port["mtu"] is None else int(port["mtu"])
     return NicPort(
         _text(port["name"]), address, prefix, mtu, _number(port["gbs"]), bool(port["wireless"]), _text(port["hca"]), _place(port)

@@ -7,6 +7,7 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from math import isfinite
 from typing import Any
 
 from lockstep.api.errors import ConfigError
@@ -211,6 +212,8 @@ def _rate(rail: MeasuredRail, pair: Pair, answer: Mapping[str, Any], stated: flo
         return PairRate(rail.name, *pair, line_gbs=line, error=str(answer["error"])[:TEXT_MAX])
     try:
         micros, cores = answer.get("microseconds"), answer.get("cores")
+        if not isfinite(float(answer["gbs"])):
+            raise ValueError(answer["gbs"])
         return PairRate(
             rail.name, *pair, gbs=float(answer["gbs"]), line_gbs=line,
             microseconds=None if micros is None else int(micros), sender_cores=None if cores is None else float(cores), is_bound=bool(answer.get("device", True)),

@@ -100,7 +100,7 @@ def test_what_is_near_follows_from_the_bus(one: BusPlace, other: BusPlace, near:
 
 @pytest.mark.parametrize(
     "change",
-    [{"ports": None}, {"ports": [{}]}, {"ports": [port("e", "not an address")]}, {"hcas": [7]}, {"gpus": [{"index": "x"}]}, {"links": "NV18"}, {"cores": "many"}],
+    [{"ports": None}, {"ports": [{}]}, {"ports": [port("e", "not an address")]}, {"ports": [port("e", "10.0.0.1", prefix=99)]}, {"hcas": [7]}, {"gpus": [{"index": "x"}]}, {"links": "NV18"}, {"cores": "many"}],
 )  # fmt: skip
 def test_what_is_no_answer_is_refused(change: Object) -> None:
     with pytest.raises(ValueError):

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from lockstep.api.errors import ConfigError
-from lockstep.plan.cluster.hardware import MeasuredRail
+from lockstep.plan.cluster.hardware import MeasuredRail, RailEnd
 from lockstep.plan.cluster.pairs import PairRate, PairsMeasured, PairTool, Way
 from lockstep.platforms.inpod import netfacts, netrate, source_of
+from lockstep.platforms.jobs import netrates
 from lockstep.platforms.jobs.netrates import measure_pairs
 from lockstep.programs import ProgramFailed
 from support.process_place import ProcessPlace
@@ -183,6 +184,13 @@ def test_a_rail_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path)
 def test_what_is_no_answer_ends_it_with_the_places_name(tmp_path: Path) -> None:
     with pytest.raises(ProgramFailed, match="host lab1: not a node's answer"):
         measure(tmp_path, {0: loopback(0), 1: {"host": "x"}}, Way())
+
+
+@pytest.mark.parametrize("gbs", ["nan", "inf", "many", None])
+def test_a_rate_that_is_no_number_is_no_measurement(gbs: str | None) -> None:
+    rail = MeasuredRail("net1", {node: RailEnd("net1", f"10.0.0.{node}") for node in range(2)})
+    with pytest.raises(ProgramFailed, match="which is no measurement"):
+        netrates._rate(rail, (0, 1), {"gbs": gbs}, None)
 
 
 def test_the_real_program_tells_this_machines_facts() -> None:
