@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -143,13 +143,6 @@ class RankFailures:
             if int(repeated[1]) == last.rank:
                 lines = (*last.lines, repeated[2][:LINE_CHARACTERS])[-LAST_LINES:]
                 self.failures[-1] = RankFailure(self._attempt, last.rank, last.node, last.how, lines)
-
-
-def rank_failures(lines: Iterable[str]) -> list[RankFailure]:
-    failures = RankFailures()
-    for line in lines:
-        failures.add(line)
-    return failures.failures
 
 
 def error_lines(failure: Object, failures: list[RankFailure]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -9,12 +10,12 @@ import pytest
 from lockstep.api.errors import ConfigError
 from lockstep.plan.pages.logs import (
     RankFailure,
+    RankFailures,
     error_lines,
     layout_of,
     node_of_rank,
     of_rank,
     parse_duration,
-    rank_failures,
     ranks_of_node,
     ranks_of_run,
 )
@@ -85,6 +86,13 @@ def test_times_are_written_as_for_kubectl(text: str, seconds: int) -> None:
 def test_a_time_without_a_unit_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="such as 90s"):
         parse_duration(text)
+
+
+def rank_failures(lines: Iterable[str]) -> list[RankFailure]:
+    failures = RankFailures()
+    for line in lines:
+        failures.add(line)
+    return failures.failures
 
 
 def test_every_failed_rank_is_found_with_its_own_last_lines() -> None:
