@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.objects import Object, condition
+from lockstep.cli.shared.jobargs import WORKSPACE
 from lockstep.cli.shared.site import Site, SiteJob, Volume
 
 if TYPE_CHECKING:
@@ -20,15 +22,13 @@ if TYPE_CHECKING:
     from lockstep.plan.pages.stacks import RankAnswer
     from lockstep.plan.pages.why import Answer
 
-DEFAULT = Path(".lockstep/workspace")
-
 
 class LocalSite(Site):
     """A workspace of this machine."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.again = "--local" + ("" if root == DEFAULT else f" --workspace {root}")
+        self.again = "--local" + ("" if root == WORKSPACE else f" --workspace {shlex.quote(str(root))}")
         self.anew = f"lockstep run -f FILE --fresh {self.again}"
         self.where = f"in workspace {root}"
 
@@ -94,8 +94,8 @@ class LocalJob(SiteJob):
             raise ConfigError(f"--bundle collects Kubernetes objects: all that is known of {self.name} is in {self._folder}")
         answer = why(self.observed, (), time.time())
         failure = self.observed.status_part("failure")
-        help_ = f"; {advice(failure, self.name, '--local')}" if answer.state is Where.FAILED and failure else ""
-        again = Step(f"lockstep run -f {self.name}.yaml --local", f"again, from the last commit{help_}")
+        help_ = f"; {advice(failure, self.name, self.site.again)}" if answer.state is Where.FAILED and failure else ""
+        again = Step(f"lockstep run -f {self.name}.yaml {self.site.again}", f"again, from the last commit{help_}")
         return replace(answer, next=() if answer.state in (Where.COMPLETE, Where.RUNNING) else (again,))
 
     def suspend(self, *, now: bool = False) -> bool:
@@ -104,10 +104,16 @@ class LocalJob(SiteJob):
         pid = process_of(Path(self._folder))
         if pid is None:
             return False
-        os.kill(pid, signal.SIGTERM)
+        try:
+            os.kill(pid, signal.SIGTERM)
+        except ProcessLookupError:
+            return False  # it has ended meanwhile, or its agents end by themselves
+        except PermissionError:
+            raise ConfigError(f"process {pid}, which runs {self.name}, is another user's: ask them to stop it") from None
         if now:
             time.sleep(0.2)
-            os.kill(pid, signal.SIGTERM)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
         return True
 
     def resume(self) -> bool:

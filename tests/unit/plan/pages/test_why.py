@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from lockstep.api.errors import ConfigError
 from lockstep.api.objects import Object
 from lockstep.cli.main import app
+from lockstep.cli.shared.localsite import LocalSite
 from lockstep.plan.observed import Observed
 from lockstep.plan.pages.table import Unheard
 from lockstep.plan.pages.why import Answer, answer_page, cost, why
@@ -214,6 +218,34 @@ def test_a_local_runs_folder_is_asked(tmp_path: Path) -> None:
     assert "first cause  rank 1 on node 1, after step 3: UserCode (exit code 1)" in done.output
     assert "lost         1 failure (1 UserCode): 3 steps lost\n" in done.output
     assert "next         lockstep run -f x.yaml --local" in done.output
+
+
+def test_what_to_type_next_names_the_workspace_of_a_local_run(tmp_path: Path) -> None:
+    workspace = tmp_path / "my data"
+    write_run(workspace, {"state": "Failed"})
+    done = CliRunner().invoke(app, ["why", "x", "--local", "--workspace", str(workspace)])
+    assert f"next         lockstep run -f x.yaml --local --workspace '{workspace}'" in done.output
+
+
+def test_a_local_run_whose_process_is_gone_or_is_somebody_else_s_is_stopped_without_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path, None, outcome=None, restart=None)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    with (tmp_path / "workspace/runs/x/local.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as agents hold it that outlive the command
+        lock.write(str(ended.pid))
+        lock.flush()
+        job = LocalSite(tmp_path).job("x")
+        assert job.suspend() is False
+
+        def refuse(*_: int) -> None:
+            raise PermissionError
+
+        monkeypatch.setattr("os.kill", refuse)
+        with pytest.raises(ConfigError, match="is another user's: ask them to stop it"):
+            job.suspend()
 
 
 def test_a_local_run_whose_process_is_gone_is_not_called_running(tmp_path: Path) -> None:
