@@ -7,7 +7,10 @@ with its input: nothing runs in a pod when nobody looks.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import mmap
 import os
 import re
 import statistics
@@ -16,12 +19,14 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from lockstep.platforms.inpod.rankload import Load, answer_questions, text_of
 
 OUTPUT = "logs/output"
 BEGINS = "[lockstep] this agent begins: job "
+NEAR_BYTES = 1 << 16
+"""Part of a log that is read without looking for a nearer beginning."""
 MEASURED = ("loss", "tokensPerSecond", "stepSeconds", "mfu", "gradientNorm", "learningRate")
 Json = dict[str, Any]
 
@@ -47,10 +52,13 @@ def log(
 
 
 def news(root: str, node: int, after: str = "", seen: int = 0, **options: Any) -> Iterator[tuple[str, str]]:
-    """Time and line of what `log` has since a look before, whose newest lines, `seen` of them, were of the time `after`."""
+    """Time and line of what `log` has since a look before, whose newest lines, `seen` of them, were of the time `after`.
+
+    Only the end of a log is read then: it is asked for every second, on a machine that trains.
+    """
     files = parts(root, node)
-    uid, rank = options.get("uid") or newest_job(files), options.get("rank", -1)
-    for stamp, _, line in _chosen(files, uid, options.get("attempt", -1), max(after, options.get("since", ""))):
+    uid, rank, since = options.get("uid") or newest_job(files), options.get("rank", -1), max(after, options.get("since", ""))
+    for stamp, _, line in _chosen(files, uid, options.get("attempt", -1), since, start=after):
         if rank >= 0 and not line.startswith(f"[rank {rank}] "):
             continue
         if stamp == after and seen > 0:
@@ -61,25 +69,44 @@ def news(root: str, node: int, after: str = "", seen: int = 0, **options: Any) -
 
 def newest_job(files: list[Path]) -> str:
     """Uid of the job that was the last to write; '' if no line names one."""
-    uid = ""
-    for path in files:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            uid = next((line.split()[-1] for line in reversed([one for one in file if BEGINS in one])), uid)
-    return uid
+    for path in reversed(files):
+        with path.open("rb") as file, contextlib.suppress(ValueError), mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            place = content.rfind(f" {BEGINS}".encode())  # (a file without a byte can't be mapped)
+            if place >= 0:
+                content.seek(place)
+                return content.readline().decode(errors="replace").split()[-1]
+    return ""
 
 
-def _chosen(files: list[Path], uid: str, attempt: int, since: str) -> Iterator[tuple[str, int, str]]:
+def _chosen(files: list[Path], uid: str, attempt: int, since: str, start: str = "") -> Iterator[tuple[str, int, str]]:
     """Time, attempt and line of what was asked for."""
-    return (entry for entry in _numbered(files, uid) if attempt in (-1, entry[1]) and entry[0] >= since)
+    return (entry for entry in _numbered(files, uid, start) if attempt in (-1, entry[1]) and entry[0] >= since)
 
 
-def _numbered(files: list[Path], uid: str) -> Iterator[tuple[str, int, str]]:
-    """Time, attempt and line of a job. What an attempt's beginning says is its own, though the ranks of the one before it were the last to be
+def _opened(path: Path, start: str) -> TextIO:
+    """A part of a log, from some line before the first of the time `start` on; '': from its beginning."""
+    file = path.open("rb")
+    low, high = 0, os.fstat(file.fileno()).st_size if start else 0
+    while high - low > NEAR_BYTES:  # every line that begins before `low` is older
+        middle = (low + high) // 2
+        file.seek(middle)
+        file.readline()
+        place = file.tell()
+        if place < high and file.readline().split(b" ", 1)[0] < start.encode():
+            low = place
+        else:
+            high = middle
+    file.seek(low)
+    return io.TextIOWrapper(file, encoding="utf-8", errors="replace")
+
+
+def _numbered(files: list[Path], uid: str, start: str = "") -> Iterator[tuple[str, int, str]]:
+    """Time, attempt and line of a job; what is older than `start` may be left out. What an attempt's beginning says is its own, though the ranks of the one before it were the last to be
     numbered; so is the preflight before it, whose attempt is known by the next line."""
     of, begun = uid, 0
     looked: list[tuple[str, int, str]] = []
     for path in files:
-        with path.open(encoding="utf-8", errors="replace") as file:
+        with _opened(path, start) as file:
             for raw in file:
                 stamp, number, line = (*raw.rstrip("\n").split(" ", 2), "", "")[:3]
                 if line.startswith(BEGINS):

@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from lockstep.api.errors import Failed
@@ -22,6 +22,7 @@ from lockstep.plan.pages.stacks import RankAnswer, missing, read_ranks
 from lockstep.platforms.files.reader import running_pods
 from lockstep.platforms.files.results import run_folder
 from lockstep.platforms.inpod import rankstacks, runfolder, source_of
+from lockstep.platforms.output import tell
 from lockstep.programs import NotStarted, Place, Program, ProgramFailed, answer_of, lines_in, python_output, python_program
 from lockstep_gang.contract.layout import RankLayout
 
@@ -65,29 +66,40 @@ async def folder_lines(place: Place, folder: str, **request: Any) -> AsyncGenera
 
 
 async def followed(place: Place, folder: str, request: dict[str, Any], over: Callable[[], Awaitable[bool]]) -> AsyncGenerator[str, None]:
-    """Yield the lines that are there, as `request` asks for them, then what is new, until `over()`. An unreachable host is asked again."""
-    after, seen, tail = "", 0, int(request["tail"])
-    is_first = True
+    """Yield the lines that are there, as `request` asks for them, then what is new, until `over()`. A place that can't be asked is asked again, and that is told."""
+    after, seen, is_lost = "", 0, False
+    last: deque[str] | None = None if int(request["tail"]) < 0 else deque(maxlen=int(request["tail"]))
     while True:
         ended = await over()  # before the look at the lines: the last ones are there when it has ended
+        newest, count = after, seen
         try:
-            entries = [entry async for entry in _news(place, folder, {**request, "after": after, "seen": seen})]
-        except (Failed, OSError):
+            async with aclosing(_news(place, folder, {**request, "after": after, "seen": seen})) as entries:
+                async for stamp, line in entries:
+                    newest, count = max(newest, stamp), count + 1 if stamp == newest else 1 if stamp > newest else count
+                    if last is None:  # (a log of any length goes by without being held)
+                        after, seen = newest, count
+                        yield line
+                    else:
+                        last.append(line)
+            is_lost = False
+        except (Failed, OSError) as error:
             if ended:
                 raise
+            if not is_lost:
+                tell(f"lockstep: {error}: the output goes on when it answers again")
+            is_lost = True
+            if last is not None:
+                last.clear()  # (they come again)
         else:
-            shown = deque(entries, maxlen=tail) if is_first and tail >= 0 else entries
-            for _, line in shown:
+            for line in last or ():
                 yield line
-            newest = max((stamp for stamp, _ in entries), default=after)
-            seen = sum(stamp == newest for stamp, _ in entries) + (seen if newest == after else 0)
-            after, is_first = newest, False
+            after, seen, last = newest, count, None
         if ended:
             return
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def _news(place: Place, folder: str, request: dict[str, Any]) -> AsyncIterator[tuple[str, str]]:
+async def _news(place: Place, folder: str, request: dict[str, Any]) -> AsyncGenerator[tuple[str, str], None]:
     async with runfolder_program(place, what="news", root=folder, **request) as running:
         async for text in lines_of(running):
             try:

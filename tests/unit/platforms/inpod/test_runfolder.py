@@ -84,6 +84,38 @@ def asked(*requests: dict[str, object]) -> list[str]:
     return done.stdout.decode().splitlines()
 
 
+def test_news_are_what_came_after_a_time_wherever_that_is_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runfolder, "NEAR_BYTES", 100)
+    (tmp_path / "logs/output").mkdir(parents=True)
+    entries = [
+        (f"2026-01-01T00:{number // 3 // 60:02}:{number // 3 % 60:02}.5Z", f"[rank {number % 2}] {'x' * (number % 70)}{number}")
+        for number in range(400)
+    ]
+    for name, part in (("node-0.log.1", entries[:150]), ("node-0.log", entries[150:])):
+        (tmp_path / "logs/output" / name).write_text("".join(f"{stamp} 1 {line}\n" for stamp, line in part))
+    for after in ("", "2025", *dict.fromkeys(stamp for stamp, _ in entries), "2999"):
+        for seen in range(4):
+            expected = [entry for entry in entries if entry[0] >= after]
+            del expected[: min(seen, sum(stamp == after for stamp, _ in entries))]
+            assert list(runfolder.news(str(tmp_path), 0, after, seen, uid="u")) == expected, (after, seen)
+
+
+def test_news_of_a_long_log_read_its_end_alone(tmp_path: Path) -> None:
+    (tmp_path / "logs/output").mkdir(parents=True)
+    with (tmp_path / "logs/output/node-0.log").open("w") as log:
+        for number in range(60_000):
+            log.write(f"2026-01-01T{number // 3600:02}:{number // 60 % 60:02}:{number % 60:02}.5Z 1 [rank 0] step {number} of a long run\n")
+    before = bytes_read()
+    assert [line for _, line in runfolder.news(str(tmp_path), 0, "2026-01-01T16:39:58.5Z", 1, uid="u")] == [
+        "[rank 0] step 59999 of a long run"
+    ]
+    assert bytes_read() - before < 1_000_000 < (tmp_path / "logs/output/node-0.log").stat().st_size
+
+
+def bytes_read() -> int:
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
 def test_it_runs_as_text_with_nothing_but_the_standard_library(root: Path) -> None:
     assert asked({"what": "log", "root": str(root), "node": 0, "rank": 10}) == ["[rank 10] fourth"]
 

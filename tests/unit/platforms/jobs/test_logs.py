@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 from typer.testing import CliRunner
@@ -23,8 +23,11 @@ from lockstep.kube.exec import PodPlace
 from lockstep.plan.pages.logs import LogSelection, nodes_of
 from lockstep.platforms.files.reader import NoReader
 from lockstep.platforms.jobs import logs as module
+from lockstep.platforms.jobs import runs
 from lockstep.platforms.jobs.logs import follow, lines
 from lockstep.platforms.jobs.runs import frozen_run
+from lockstep.platforms.local.place import LocalPlace
+from lockstep.programs import NotStarted
 from lockstep_gang.contract.run import JobIdentity
 from support.fake_cluster import FakeCluster
 from unit.gang.cases import make_run
@@ -151,6 +154,43 @@ def ended_after(looks: int) -> Callable[[], Awaitable[bool]]:
 
 async def followed(cluster: FakeCluster, over: Callable[[], Awaitable[bool]], wanted: LogSelection = ALL) -> list[str]:
     return [line async for line in follow(cluster.as_cluster, "ns", "x", wanted, over)]
+
+
+class AwayPlace(LocalPlace):
+    """This machine, which can't be reached at some of the looks."""
+
+    looks: ClassVar[list[bool]] = []
+
+    @asynccontextmanager
+    async def program(self, *words: Any, **options: Any) -> AsyncIterator[Any]:
+        if not self.looks.pop(0):
+            raise NotStarted("host lab0 can't be reached")
+        async with super().program(*words, **options) as running:
+            yield running
+
+
+@pytest.mark.parametrize(("tail", "shown"), [(-1, ["a", "b", "c", "d"]), (1, ["b", "c", "d"]), (0, ["c", "d"])])
+def test_a_folder_s_log_is_followed_over_looks_that_fail_and_no_line_comes_twice(
+    tail: int, shown: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runs, "POLL_SECONDS", 0)
+    monkeypatch.setattr(AwayPlace, "looks", [False, True, False, False, True, True])
+    grows = iter([["[rank 0] a", "[rank 0] b"], [], [], ["[rank 0] c"], [], ["[rank 0] d"]])
+    left = [6]
+
+    async def over() -> bool:
+        write(tmp_path, "uid-2", *((1, line) for line in next(grows)))
+        left[0] -= 1
+        return not left[0]
+
+    async def follow_it() -> list[str]:
+        request = {"uid": "uid-2", "node": 0, "tail": tail}
+        async with aclosing(runs.followed(AwayPlace(), str(tmp_path), request, over)) as output:
+            return [line async for line in output]
+
+    assert [line.removeprefix("[rank 0] ") for line in asyncio.run(follow_it())] == shown
+    told = "lockstep: host lab0 can't be reached: the output goes on when it answers again\n"
+    assert capsys.readouterr().err == told * 2, "once for each time that it is away"
 
 
 def test_a_stream_that_breaks_is_taken_up_again_and_no_line_comes_twice(monkeypatch: pytest.MonkeyPatch) -> None:
