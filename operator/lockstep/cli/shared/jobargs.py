@@ -14,6 +14,7 @@ import typer
 
 from lockstep.api.errors import ConfigError, Failed, LockstepError
 from lockstep.api.names import DEV_ENVIRONMENT, pod_name
+from lockstep.cli.shared import localsite
 
 if TYPE_CHECKING:
     from lockstep.cli.shared.kubesite import ClusterJob
@@ -73,7 +74,7 @@ NamespaceOption = Annotated[
 ContextOption = Annotated[str | None, typer.Option("--context", help="The context of your kubeconfig. Default: the current one.")]
 
 
-WORKSPACE = Path(".lockstep/workspace")
+WORKSPACE = localsite.DEFAULT
 LocalOption = Annotated[bool, typer.Option("--local", help="A run of `lockstep run --local`, on this machine.")]
 WorkspaceOption = Annotated[Path, typer.Option("--workspace", help="With --local: the same as for `lockstep run`.")]
 
@@ -130,9 +131,7 @@ class SiteOptions(TargetOptions):
     def site(self) -> Site:
         if not self.local:
             return super().site()
-        from lockstep.cli.shared.localsite import LocalSite
-
-        return LocalSite(self.workspace)
+        return localsite.LocalSite(self.workspace)
 
 
 def on_cluster(verb: Callable[..., None]) -> Callable[..., None]:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.objects import Object, condition
-from lockstep.cli.shared.jobargs import WORKSPACE
 from lockstep.cli.shared.site import Site, SiteJob, Volume
 
 if TYPE_CHECKING:
@@ -23,12 +22,16 @@ if TYPE_CHECKING:
     from lockstep.plan.pages.why import Answer
 
 
+DEFAULT = Path(".lockstep/workspace")
+"""Workspace of runs without --workspace."""
+
+
 class LocalSite(Site):
     """A workspace of this machine."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.again = "--local" + ("" if root == WORKSPACE else f" --workspace {shlex.quote(str(root))}")
+        self.again = "--local" + ("" if root == DEFAULT else f" --workspace {shlex.quote(str(root))}")
         self.anew = f"lockstep run -f FILE --fresh {self.again}"
         self.where = f"in workspace {root}"
 

@@ -112,8 +112,8 @@ def _numbered(files: list[Path], uid: str, start: str = "") -> Iterator[tuple[st
                 if line.startswith(BEGINS):
                     of, begun = line[len(BEGINS) :], 0
                 elif of == uid and number.isdecimal():
-                    if (start := _STARTS.match(line)) is not None:
-                        begun = int(start[1])
+                    if (starts := _STARTS.match(line)) is not None:
+                        begun = int(starts[1])
                         looked = [(when, begun, words) for when, _, words in looked]
                     its = max(int(number), begun)
                     if line.startswith(PREFLIGHT):
