@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 STOP_EXTRA_SECONDS = 30
 """Seconds beyond the save's grace, for the agent itself."""
-_SPECIAL = str.maketrans({"\\": "\\\\", '"': '\\"', "%": "%%", "$": "$$", "\n": "\\n", "\t": "\\t", "\r": "\\r"})
+_SPECIAL = str.maketrans({"\\": "\\\\", '"': '\\"', "%": "%%", "\n": "\\n", "\t": "\\t", "\r": "\\r"})
 UNIT = """\
 [Unit]
 Description=Lockstep job {job}, node {node}
@@ -46,7 +46,7 @@ def unit_text(
     return UNIT.format(
         job=_plain(job),
         node=node,
-        command=" ".join(map(quoted, command)),
+        command=" ".join(quoted(word).replace("$", "$$") for word in command),
         environment="".join(f"Environment={quoted(f'{name}={value}')}\n" for name, value in sorted(environment.items())),
         folder=_path(folder),
         log=_path(log),
@@ -55,7 +55,7 @@ def unit_text(
 
 
 def quoted(word: str) -> str:
-    """The word as systemd reads it back: quotes, specifiers and variables mean nothing in it."""
+    """The word as systemd reads it back: quotes and specifiers mean nothing in it. `$` begins a variable in a command, and is itself in Environment=."""
     return f'"{word.translate(_SPECIAL)}"'
 
 

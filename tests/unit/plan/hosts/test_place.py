@@ -14,7 +14,7 @@ from lockstep.api.files.jobfile import parse_job_file
 from lockstep.plan.hosts.facts import BadAnswer, Folder, HostFacts, HostGpu, JobOnHost, Route, read_host
 from lockstep.plan.hosts.place import Seat, addresses_of, chosen, free_block, path_of_job, seats, why_unkept
 from lockstep.plan.hosts.record import read_record, record_text
-from lockstep.plan.hosts.unit import quoted
+from lockstep.plan.hosts.unit import quoted, unit_text
 
 FILE = """
 cluster: {name: lab, platform: hosts}
@@ -147,7 +147,12 @@ def test_a_path_of_a_host_is_told_as_the_job_names_it() -> None:
 
 
 def test_a_word_of_a_unit_keeps_its_characters() -> None:
-    assert quoted('a "b" %h $HOME \\ \n') == '"a \\"b\\" %%h $$HOME \\\\ \\n"'
+    assert quoted('a "b" %h $HOME \\ \n') == '"a \\"b\\" %%h $HOME \\\\ \\n"'
+
+
+def test_a_dollar_is_doubled_where_systemd_reads_variables_and_there_alone() -> None:
+    lines = unit_text("x", 0, ("/bin/a", "--dollar", "$5"), {"PRICE": "$5"}, "/f", "/f/log", 30).splitlines()
+    assert 'ExecStart="/bin/a" "--dollar" "$$5"' in lines and 'Environment="PRICE=$5"' in lines
 
 
 @pytest.mark.parametrize("answer", [{}, {"python": "x"}, {"python": "3.11.2", "keeping": [], "jobs": 3}])
