@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from lockstep.devcluster.hosts import bed as running
-from support.clusters.bed_hosts import BedHosts
-from support.clusters.bed_jobs import BedJobs
+from support.clusters.bed_hosts import BedHosts, eventually
+from support.clusters.bed_jobs import RANK, BedJobs
+
+SIZE = 64 << 20
 
 
 @pytest.fixture
@@ -41,6 +45,169 @@ def test_a_copy_goes_to_all_hosts_before_a_job_was_ever_started_and_comes_back_w
         and "host bed1: not copied: host bed1 can't be reached" in partly.stderr
         and "host bed0: 2 of 2 files copied" in partly.stdout
     )
+
+
+def sent_by(laptop: BedJobs) -> int:
+    """Bytes that this machine itself has sent to the hosts: what they send each other only passes its bridge."""
+    return int(Path(f"/sys/class/net/{laptop.bed.layout.bridge}/statistics/tx_bytes").read_text())
+
+
+def digests(laptop: BedJobs, number: int, path: str) -> str:
+    """SHA-256 and name of every file below a folder of the workspace, and every link."""
+    script = (
+        'cd "/home/ada/lockstep/workspace/$1" && find . -type f -print0 | sort -z | xargs -0 sha256sum; find . -type l -printf "%p %l\\n"'
+    )
+    return laptop.bed.console(number, "sh", "-c", script, "sh", path)
+
+
+def listening(laptop: BedJobs, number: int) -> str:
+    """Ports below 30000 that anybody listens on, but sshd's; and processes of a copy."""
+    return laptop.bed.console(number, "sh", "-c", "ss -Htln | grep -v ':22 ' || true; pgrep -u ada -af 'python3 -I' || true").strip()
+
+
+def kept(laptop: BedJobs, number: int, folder: str) -> int:
+    """Bytes of the large file that a host has, complete or not."""
+    script = (
+        'cd "/home/ada/lockstep/workspace/$1/llama" 2>/dev/null && stat -c %s .lockstep-cp-* weights 2>/dev/null | sort -n | tail -1; true'
+    )
+    return int(laptop.bed.console(number, "sh", "-c", script, "sh", folder) or 0)
+
+
+@pytest.fixture
+def slow(laptop: BedJobs) -> Iterator[None]:
+    """The laptop on a slow network: eight seconds for the model."""
+    device = ["dev", laptop.bed.layout.bridge, "root"]
+    subprocess.run(["tc", "qdisc", "replace", *device, "tbf", "rate", "64mbit", "burst", "128k", "latency", "100ms"], check=True)
+    yield
+    subprocess.run(["tc", "qdisc", "delete", *device], check=True)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """One large file, and a thousand small ones."""
+    folder = tmp_path / "llama"
+    (folder / "parts").mkdir(parents=True)
+    (folder / "weights").write_bytes(os.urandom(SIZE))
+    for number in range(1000):
+        (folder / "parts" / f"{number}.json").write_bytes(os.urandom(600))
+    (folder / "newest").symlink_to("parts/999.json")
+    return folder
+
+
+def test_a_copy_to_three_hosts_crosses_the_laptops_link_once(laptop: BedJobs, model: Path, tmp_path: Path) -> None:
+    before = sent_by(laptop)
+    done = laptop.type("cp", str(model), "chained:/workspace/models/", "--cluster", str(laptop.cluster))
+    assert sent_by(laptop) - before < 1.05 * (SIZE + 600_000) + (1 << 20)
+    assert done.stdout.count("1001 of 1001 files copied") == 3 and not done.stderr.count("can't reach")
+    digest = hashlib.sha256((model / "weights").read_bytes()).hexdigest()
+    first, *others = (digests(laptop, number, "models/llama") for number in range(3))
+    assert digest in first and others == [first, first] and first.count("\n") == 1002
+    assert [listening(laptop, number) for number in range(3)] == ["", "", ""]
+
+
+def test_a_host_that_cant_reach_the_one_before_it_gets_its_files_from_the_laptop_and_that_is_said(laptop: BedJobs, model: Path) -> None:
+    rule = f"table ip test {{ chain in {{ type filter hook input priority 0;\nip saddr {laptop.bed.host(1).address} tcp dport 29400-29499 drop\n}}\n}}\n"
+    laptop.bed.console(0, "nft", "-f", "-", stdin=rule.encode())
+    try:
+        before = sent_by(laptop)
+        done = laptop.type("cp", str(model), "walled:/workspace/walled/", "--cluster", str(laptop.cluster))
+    finally:
+        laptop.bed.console(0, "nft", "delete", "table", "ip", "test")
+    assert (
+        f"host bed1 can't reach host bed0 ({laptop.bed.host(0).address} port 29499: no answer in 5 s): its files go from this machine"
+        in done.stderr
+    )
+    assert done.stderr.count("can't reach") == 1
+    assert 2 * SIZE < sent_by(laptop) - before < 2.1 * SIZE
+    first, *others = (digests(laptop, number, "walled/llama") for number in range(3))
+    assert others == [first, first] and first.count("\n") == 1002
+
+
+def test_a_copy_goes_on_where_the_laptop_was_killed_and_leaves_nothing_running(laptop: BedJobs, model: Path, slow: None) -> None:
+    words = ["cp", str(model), "killed:/workspace/killed/", "--cluster", str(laptop.cluster)]
+    with laptop.begin(*words) as process:
+        assert eventually(lambda: kept(laptop, 2, "killed") > SIZE // 4)
+        process.kill()
+    assert eventually(lambda: [listening(laptop, number) for number in range(3)] == ["", "", ""], seconds=20)
+    there = min(kept(laptop, number, "killed") for number in range(3))
+    before = sent_by(laptop)
+    done = laptop.type(*words)
+    assert done.stdout.count("1 of them went on where they were") == 3
+    assert sent_by(laptop) - before < SIZE - there + (4 << 20)
+    first, *others = (digests(laptop, number, "killed/llama") for number in range(3))
+    assert hashlib.sha256((model / "weights").read_bytes()).hexdigest() in first and others == [first, first]
+
+
+def test_a_host_in_the_middle_that_loses_its_power_gets_the_rest_when_it_is_back(laptop: BedJobs, model: Path, slow: None) -> None:
+    with laptop.begin("cp", str(model), "middle:/workspace/middle/", "--cluster", str(laptop.cluster)) as process:
+        assert eventually(lambda: kept(laptop, 1, "middle") > SIZE // 4)
+        running.power_off(laptop.bed.host(1))
+        running.power_on(laptop.bed.host(1))
+        output, errors = process.communicate(timeout=180)
+    assert process.returncode == 0, errors
+    assert output.count("of 1001 files copied") == 3
+    first, *others = (digests(laptop, number, "middle/llama") for number in range(3))
+    assert hashlib.sha256((model / "weights").read_bytes()).hexdigest() in first and others == [first, first]
+
+
+def test_a_host_without_room_is_named_before_anything_is_sent_and_the_others_get_their_files(laptop: BedJobs, model: Path) -> None:
+    folder = "/home/ada/lockstep/workspace/small"
+    script = 'mkdir -p "$1" && mount -t tmpfs -o size=16m,uid=2001,gid=2001 tmpfs "$1" && chown ada:ada "$1"/..'
+    laptop.bed.console(1, "sh", "-c", script, "sh", folder)
+    try:
+        done = laptop.type("cp", str(model), "tight:/workspace/small/", "--cluster", str(laptop.cluster), check=False)
+        assert laptop.bed.console(1, "find", folder, "-type", "f") == ""
+    finally:
+        laptop.bed.console(1, "umount", folder)
+    assert done.returncode == 1 and f"host bed1: not copied: {folder} has 0.02 GB free, and 0.07 GB are needed" in done.stderr
+    assert [line.partition(" copied")[0] for line in done.stdout.splitlines()] == [f"host bed{n}: 1001 of 1001 files" for n in (0, 2)]
+
+
+def test_a_copy_from_a_path_of_a_host_takes_nothing_from_the_laptop(laptop: BedJobs, model: Path, tmp_path: Path) -> None:
+    where = ["--cluster", str(laptop.cluster)]
+    laptop.type("cp", str(model), "own:/workspace/own/", "--node", "1", *where)
+    before = sent_by(laptop)
+    done = laptop.type("cp", "--from", "bed1", "~/lockstep/workspace/own/llama", "own:/workspace/models/mine", *where)
+    assert sent_by(laptop) - before < 1 << 20
+    assert [line.partition(" copied")[0] for line in done.stdout.splitlines()] == [f"host bed{n}: 1001 of 1001 files" for n in (1, 0, 2)]
+    first, *others = (digests(laptop, number, "models/mine") for number in range(3))
+    assert hashlib.sha256((model / "weights").read_bytes()).hexdigest() in first and others == [first, first]
+    lost = laptop.type("cp", "--from", "bed1", "~/nowhere", "own:/workspace/x", *where, check=False)
+    assert lost.returncode == 1 and "/home/ada/nowhere does not exist" in lost.stderr
+
+
+@pytest.fixture
+def shared(laptop: BedJobs) -> Iterator[BedJobs]:
+    """The laptop, with a workspace that bed0 and bed1 share under another name each; bed2 has its own."""
+    mount = 'mkdir -p /shared/files "$1" && chown -R ada:ada /shared/files "$1" && mount --bind /shared/files "$1"'
+    laptop.bed.console(1, "sh", "-c", mount, "sh", "/home/ada/mounted")
+    text = laptop.cluster.read_text()
+    for name, folder in (("bed0", "/shared/files"), ("bed1", "~/mounted")):
+        text = text.replace(f"  - name: {name}\n", f"  - name: {name}\n    workspace: {folder}\n")
+    laptop.cluster.write_text(text)
+    yield laptop
+    laptop.bed.console(1, "sh", "-c", "umount /home/ada/mounted; rm -rf /shared/files")
+
+
+def test_hosts_that_share_a_folder_get_one_copy_and_the_start_says_who_sees_what(shared: BedJobs, model: Path) -> None:
+    where = ["--cluster", str(shared.cluster)]
+    done = shared.type("cp", str(model), "both:/workspace/models/", *where)
+    assert "host bed0: 1001 of 1001 files copied" in done.stdout and "host bed2: 1001 of 1001 files copied" in done.stdout
+    assert "host bed1: sees the same folder as host bed0, at /workspace/models/llama" in done.stdout
+    assert "bed0, bed1 see the same folder: it is sent to bed0" in shared.type("sync", "both", str(model / "parts"), *where).stderr
+    left = shared.bed.console(0, "find", "/shared/files", "-maxdepth", "1", "-name", ".lockstep-cp*")
+    assert left == ""
+    path = shared.job("both", nodes=3, steps=1)
+    for number, folder in ((0, "/shared/files"), (2, "/home/ada/lockstep/workspace")):
+        shared.bed.console(number, "sh", "-c", 'cat > "$1/rank.py"', "sh", folder, stdin=RANK.encode())
+    told = shared.run(path)
+    assert "bed0, bed1 see one and the same /shared/files, though storage.mode says that each host has its own" in told.stderr
+    assert shared.becomes("both", "Complete")
+    shared.about("delete", "both")
+    shared.cluster.write_text(shared.cluster.read_text() + "storage: {mode: rwx}\n")
+    refused = shared.run(path, check=False)
+    assert refused.returncode == 2 and "is seen by bed0/bed1 and not by bed2" in refused.stderr
+    assert [shared.traces(number, "both") for number in range(3)] == ["", "", ""]
 
 
 def test_a_sync_sends_what_differs_to_all_hosts_and_takes_back_what_is_gone(laptop: BedJobs, tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,18 @@ class BedJobs:
         )  # fmt: skip
         assert not check or done.returncode == 0, f"{' '.join(words)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
+
+    @contextmanager
+    def begin(self, *words: str) -> Iterator[subprocess.Popen[str]]:
+        """Type `lockstep WORDS`, and don't wait for its end; at the end of the block it is killed if it still runs."""
+        with subprocess.Popen(
+            [sys.executable, "-m", "lockstep.cli.main", *words],
+            cwd=ROOT, env={**os.environ, "NO_COLOR": "1"}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        ) as process:  # fmt: skip
+            try:
+                yield process
+            finally:
+                process.kill()
 
     def run(self, path: Path, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Start the job of a file, and return when all of its ranks run."""

@@ -73,6 +73,15 @@ def cp(
             help="The node whose volume is used. Default: every node's when copying to a job, node 0's when copying from it.",
         ),
     ] = None,
+    origin: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="HOST",
+            help="On hosts: SRC is a path of this host, and goes from there to all hosts. This machine sends nothing.",
+            show_default=False,
+        ),
+    ] = None,
     cluster: Annotated[
         str | None,
         typer.Option("--cluster", help=f"The cluster file that names the namespace, and the API server that must answer. {UNNAMED}"),
@@ -82,7 +91,7 @@ def cp(
 ) -> None:
     """Copy files to or from a job's volumes: resumable, verified by SHA-256, each file whole or not at all.
 
-    Where every pod has its own volumes, files go to all of them at once; on hosts (--cluster names a file of hosts) to the folders of all hosts, also before the job's first start. If the job has no pods, a short-lived pod without GPUs mounts the
+    Where every pod has its own volumes, files go to all of them at once. On hosts (--cluster names a file of hosts) they go to the first, and from host to host; also before the job's first start. If the job has no pods, a short-lived pod without GPUs mounts the
     volumes. The target is the new name; with a / at its end it is a folder to copy into, and `SRC/.` means the content of a folder. If a copy
     breaks, run the same command again to continue.
 
@@ -93,11 +102,15 @@ def cp(
     Example: lockstep cp -f job.yaml train.py mine:
     """
     file = only(files, "cp") if files else None
-    copies = read_all(sources, target)
+    copies = read_all(sources, target) if origin is None else there(sources, target)
     site = _hosts(file, cluster, namespace, context)
+    if site is None and origin is not None:
+        raise ConfigError("--from names a host, which only a cluster file with platform: hosts has: name that file with --cluster")
     if site is not None:
+        from lockstep.cli.files.cphosts import copy_on_hosts
+
         with exiting_on_ctrl_c("interrupted: what has arrived is kept; run the same command again to continue"):
-            done = [asyncio.run(_copy_on_hosts(copy, site, node)) for copy in copies]
+            done = [asyncio.run(copy_on_hosts(copy, site, node, origin)) for copy in copies]
         raise typer.Exit(0 if all(done) else 1)
     before = None if file is None else _before_start(file, copies, cluster, namespace)
     place = before.namespace if before is not None else TargetOptions.of(cluster, namespace, context).chosen_namespace()
@@ -118,43 +131,6 @@ def _hosts(file: Path | None, cluster: str | None, namespace: str | None, contex
 
     inputs = read_inputs(file, cluster, namespace)
     return None if inputs.cluster.hosts is None else HostSite(inputs.cluster, cluster or inputs.cluster.cluster.name)
-
-
-async def _copy_on_hosts(copy: Copy, site: HostSite, node: int | None) -> bool:
-    """Copy to all hosts of a job at once, or from one of them. A job that has never started may have all of the file's hosts. Return True if everything arrived."""
-    from lockstep.api.errors import Failed
-    from lockstep.api.names import DATASETS, WORKSPACE
-    from lockstep.plan.hosts.status import seen_jobs
-    from lockstep.platforms.files.transfer import TransferProgress, get, put, refuse_outside
-
-    refuse_outside(copy.remote.path, [WORKSPACE, DATASETS])
-    fleet = site.fleet()
-    answers, problems = await fleet.look(job=copy.remote.job)
-    job = seen_jobs(answers, problems).get(copy.remote.job)
-    hosts = list(site.hosts.names if job is None else job.hosts)
-    if node is not None and node >= len(hosts):
-        raise ConfigError(f"{site.name} has no node {node}: its {len(hosts)} nodes are 0 to {len(hosts) - 1}")
-    chosen = [hosts[node]] if node is not None else hosts if copy.up else hosts[:1]
-
-    async def one(host: str, progress: TransferProgress) -> Carried:
-        if host in problems:
-            raise Failed(problems[host])
-        facts = answers[host]
-        roots = [facts.workspace.path, facts.datasets.path]
-        path = next(
-            own + copy.remote.path.removeprefix(of_job)
-            for of_job, own in zip((WORKSPACE, DATASETS), roots, strict=True)
-            if copy.remote.path.startswith(of_job)
-        )
-        if copy.up:
-            return await put(fleet.place(host), Path(copy.local), path, roots, progress)
-        return await get(fleet.place(host), path, copy.local, roots, progress)
-
-    with Meter() as meter:
-        meter.transfers = {f"host {host}": TransferProgress(meter.changed) for host in chosen}
-        results = await asyncio.gather(*(one(host, meter.transfers[f"host {host}"]) for host in chosen), return_exceptions=True)
-    told = [_tell(copy, f"host {host}", result) for host, result in zip(chosen, results, strict=True)]
-    return all(told)
 
 
 def _before_start(file: Path, copies: Sequence[Copy], cluster: str | None, namespace: str | None) -> Resolved:
@@ -181,6 +157,18 @@ def read_all(sources: Sequence[str], target: str) -> list[Copy]:
     if (len(sources) > 1 or each != list(sources)) and not target.endswith("/"):
         raise ConfigError(f"{target}: several files go into a folder, whose name must end with /: lockstep cp a.py b.py {target}/")
     return [read(source, target) for source in each]
+
+
+def there(sources: Sequence[str], target: str) -> list[Copy]:
+    """Parse copies whose sources are paths of a host. Raises ConfigError."""
+    remote = _remote(target)
+    if remote is None:
+        raise ConfigError(f"{target}: with --from the target is JOB:/path: lockstep cp --from lab0 ~/models/llama demo:/workspace/models/")
+    if len(sources) > 1 and not target.endswith("/"):
+        raise ConfigError(f"{target}: several files go into a folder, whose name must end with /: {target}/")
+    if wrong := [source for source in sources if _remote(source) is not None]:
+        raise ConfigError(f"{wrong[0]}: with --from the source is a path of that host, such as ~/models/llama")
+    return [Copy(source, remote, up=True) for source in sources]
 
 
 def _contents(source: str) -> list[str]:
@@ -235,7 +223,7 @@ async def _copy(copy: Copy, namespace: str, context: str | None, node: int | Non
             meter.transfers = progress
             one = [_one(cluster, copy, namespace, number, progress[f"node {number}"]) for number in nodes]
             results = await asyncio.gather(*one, return_exceptions=True)
-    done = [_tell(copy, f"{copy.remote.job} node {number}", result) for number, result in zip(nodes, results, strict=True)]
+    done = [tell_result(copy, f"{copy.remote.job} node {number}", result) for number, result in zip(nodes, results, strict=True)]
     return all(done)
 
 
@@ -250,7 +238,7 @@ async def _copy_before_start(cluster: Cluster, copy: Copy, job: Resolved) -> boo
         meter.transfers = {"node 0": progress}
         async with reader(cluster, stateful_set, say=tell) as place:
             carried = await _carried(copy, place, progress)
-    return _tell(copy, f"{copy.remote.job} node 0", carried)
+    return tell_result(copy, f"{copy.remote.job} node 0", carried)
 
 
 async def known_job(cluster: Cluster, namespace: str, name: str) -> None:
@@ -288,7 +276,7 @@ async def _carried(copy: Copy, place: PodPlace, progress: TransferProgress) -> C
     return await get(place, copy.remote.path, copy.local, roots, progress)
 
 
-def _tell(copy: Copy, where: str, result: Any) -> bool:
+def tell_result(copy: Copy, where: str, result: Any) -> bool:
     if isinstance(result, BaseException):
         if not isinstance(result, (LockstepError, OSError)):
             raise result
@@ -302,7 +290,7 @@ def _tell(copy: Copy, where: str, result: Any) -> bool:
         else f"{_files(result.files)} {'was' if result.files == 1 else 'were'} there already"
     )
     resumed = f", {result.resumed} of them went on where they were" if result.resumed else ""
-    put(f"{where}: {done}{resumed}, {'to' if result.sent else 'at'} {_place(copy)}")
+    put(f"{where}: {done}{resumed}, {'to' if result.sent else 'at'} {place_of(copy)}")
     return True
 
 
@@ -310,7 +298,7 @@ def _files(count: int) -> str:
     return "1 file" if count == 1 else f"{count} files"
 
 
-def _place(copy: Copy) -> str:
+def place_of(copy: Copy) -> str:
     """Path of the copy: a target that ends with a / is the folder that it is in."""
     target, source = (copy.remote.path, copy.local) if copy.up else (copy.local, copy.remote.path)
     into = target.endswith(("/", "/.", "/..")) or target in (".", "..")

@@ -79,6 +79,7 @@ async def _run_on_hosts(site: HostSite, job: str, folder: Path, to: str, *, forc
     from lockstep.plan.hosts.status import seen_jobs
     from lockstep.platforms.files.sync import Receivers, stamps
     from lockstep.platforms.files.transfer import refuse_outside
+    from lockstep.platforms.hosts.volumes import sharing
 
     refuse_outside(to, [WORKSPACE])
     fleet = site.fleet()
@@ -88,7 +89,12 @@ async def _run_on_hosts(site: HostSite, job: str, folder: Path, to: str, *, forc
     away = [problems[host] for host in hosts if host in problems]
     if away:
         raise Failed(f"{'; '.join(away)}; nothing was sent, so that no host is left behind")
-    folders_of = {host: answers[host].workspace.path + to.removeprefix(WORKSPACE) for host in hosts}
+    every = {host: answers[host].workspace.path + to.removeprefix(WORKSPACE) for host in hosts}
+    groups = await sharing(fleet, {host: answers[host].workspace.path for host in hosts})
+    folders_of = {group[0]: every[group[0]] for group in groups}
+    for group in groups:
+        if len(group) > 1:
+            tell(f"{', '.join(group)} see the same folder: it is sent to {group[0]}")
     folders = set(folders_of.values())
     report, sent = SyncReporter(), Stamps()
     async with Receivers() as receivers:

@@ -91,7 +91,7 @@ async def _once(place: Place, request: dict[str, Any], end: Callable[[Wire], dic
     mine, theirs = socket.socketpair()
     try:
         async with python_program(place, source_of(carry), json.dumps(request)) as running:
-            return await _between(running, mine, theirs, end)
+            return await between(running, mine, theirs, end)
     except (Broken, OSError) as error:
         raise Gone(str(error)) from error
     finally:
@@ -99,7 +99,7 @@ async def _once(place: Place, request: dict[str, Any], end: Callable[[Wire], dic
         theirs.close()
 
 
-async def _between(running: Program, mine: socket.socket, theirs: socket.socket, end: Callable[[Wire], dict[str, Any]]) -> dict[str, Any]:
+async def between(running: Program, mine: socket.socket, theirs: socket.socket, end: Callable[[Wire], dict[str, Any]]) -> dict[str, Any]:
     """Run this machine's end in a thread, and pump bytes between it and the other end."""
     reader, writer = await asyncio.open_connection(sock=mine)
     pumps = [asyncio.ensure_future(_up(reader, running, theirs)), asyncio.ensure_future(_down(running, writer))]

@@ -20,12 +20,16 @@ from lockstep.plan.hosts.facts import HostFacts
 from lockstep.plan.hosts.place import AGENT, KEY, RUN, Seat, chosen, inputs_of, path_of_job, seats
 from lockstep.plan.hosts.record import Coordinator, record_text
 from lockstep.plan.hosts.status import Seen, named_hosts, seen_jobs
+from lockstep.plan.hosts.volumes import refuse_apart
 from lockstep.platforms.agentfile import build_agent
 from lockstep.platforms.hosts.fleet import Fleet
+from lockstep.platforms.hosts.volumes import sharing
 from lockstep.platforms.inpod import source_of
 from lockstep.platforms.onhost import keep
+from lockstep.platforms.output import tell
 from lockstep.programs import Program, ProgramFailed, answer_of, lines_in, python_program
 from lockstep_gang.contract.run import run_text
+from lockstep_spec.choices import StorageMode
 
 PLACE_SECONDS = 120.0
 STOP_SECONDS = 600.0
@@ -59,7 +63,10 @@ async def start(fleet: Fleet, job: TrainingJob, profile: TrainingCluster, option
     answers = await _lingering(fleet, answers)
     record_time = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     placed = [_dated(seat, record_time) for seat in seats(job, profile, fleet.cluster, fleet.name, answers, str(uuid.uuid4()))]
-    key, agent = secrets.token_hex(32), await asyncio.to_thread(build_agent, compiled=True)
+    key = secrets.token_hex(32)
+    agent, _ = await asyncio.gather(
+        asyncio.to_thread(build_agent, compiled=True), _check_storage(fleet, answers, placed[0].resolved.storage_mode)
+    )
     files = {seat.host.name: _files(seat, key, agent) for seat in placed}
     await _place_and_go(fleet, {"do": "start", "job": name, "fresh": True}, files, placed[0].record.coordinator)
     return seen_jobs((await fleet.look(names, job=name))[0], {})[name]
@@ -76,6 +83,14 @@ async def _lingering(fleet: Fleet, answers: Mapping[str, HostFacts]) -> dict[str
     if problems:
         raise Failed("; ".join(problems.values()))
     return {name: replace(facts, lingers=facts.lingers or lingers.get(name, False)) for name, facts in answers.items()}
+
+
+async def _check_storage(fleet: Fleet, answers: Mapping[str, HostFacts], mode: StorageMode) -> None:
+    """Find out who sees whose files. Say so where that is not what the cluster file says, or raise ConfigError where it can't work."""
+    stated = mode is StorageMode.SHARED
+    groups = await sharing(fleet, {host: facts.workspace.path for host, facts in answers.items()}, stated=stated)
+    if line := refuse_apart(groups, mode, next(iter(answers.values())).workspace.path):
+        tell(line)
 
 
 def _dated(seat: Seat, when: str) -> Seat:

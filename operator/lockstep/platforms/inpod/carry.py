@@ -10,7 +10,6 @@ A taker opens folder after folder below its destination without following a link
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
@@ -19,10 +18,11 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from lockstep.platforms.inpod.destination import Destination, destination_of
 from lockstep.platforms.inpod.wire import (
     CHUNK,
     DRAFT,
@@ -34,9 +34,7 @@ from lockstep.platforms.inpod.wire import (
     hear_entries,
     hear_held,
     hear_plan,
-    is_plain,
     no_protocol,
-    shown,
     stays_below,
 )
 
@@ -96,6 +94,32 @@ def _is_below(root: Path, path: Path) -> bool:
 # ---- giving ------------------------------------------------------------------------------------------------------------------------
 
 
+class Stored:
+    """Files of this machine that are given: their listing, and the bytes of each."""
+
+    def __init__(self, source: Path, entries: Sequence[Entry]) -> None:
+        self.entries = entries
+        self.name = Path(os.path.abspath(source)).name  # noqa: PTH100 (a link by its own name)
+
+    def begun(self, number: int, size: int, complete: bool, wire: Wire) -> Any:
+        """SHA-256 of the first `size` bytes of a file, as an object that goes on; None if there are none. `complete`: the file should end there."""
+        return _hashed_path(Path(self.entries[number]["path"]), size, wire) if size or complete else None
+
+    def chunks(self, number: int, offset: int, wire: Wire) -> Iterator[bytes]:
+        """Bytes of a file from there on, as many as were listed."""
+        left = self.entries[number]["size"] - offset
+        with Path(self.entries[number]["path"]).open("rb") as file:
+            file.seek(offset)
+            while left and (chunk := file.read(min(CHUNK, left))):
+                left -= len(chunk)
+                yield chunk
+            self._changed = bool(left or file.read(1))
+
+    def fault(self, number: int, digest: str, wire: Wire) -> str:
+        """Reason why what was sent must not be kept; '' if it may. `digest`: of the whole file, as it was sent."""
+        return f"{self.entries[number]['path']} was changed while it was sent: try again" if self._changed else ""
+
+
 def give(
     wire: Wire,
     source: Path,
@@ -104,15 +128,20 @@ def give(
     expected: Callable[[int], None] = lambda size: None,
 ) -> Entry:
     """Send `source`, and return counts of what was done. `expected` gets the number of bytes to send, `passed` of those that were sent."""
-    entries = listed(source, allowed)
-    shown = ({key: value for key, value in entry.items() if key != "path"} for entry in entries)
-    wire.say_all("entries", shown, {"name": Path(os.path.abspath(source)).name})  # noqa: PTH100 (a link by its own name)
-    files = {number: entry for number, entry in enumerate(entries) if "size" in entry}
+    return give_all(wire, Stored(source, listed(source, allowed)), lambda: None, passed, expected)
+
+
+def give_all(wire: Wire, given: Any, heard: Callable[[], None], passed: Callable[[int], None], expected: Callable[[int], None]) -> Entry:
+    """Send files of `given`, which is `Stored` or does what it does. `heard` is called when the taker has said what it has."""
+    shown = ({key: value for key, value in entry.items() if key != "path"} for entry in given.entries)
+    wire.say_all("entries", shown, {"name": given.name})
+    files = {number: entry for number, entry in enumerate(given.entries) if "size" in entry}
     present = hear_held(wire, files)
+    heard()
     plan, hashes = [], {}
-    for number, entry in files.items():
+    for number in files:
         have, digest, complete = present.get(number, (0, "", False))
-        begun = _hashed_path(Path(entry["path"]), have, wire) if have or complete else None
+        begun = given.begun(number, have, complete, wire)
         same = begun is not None and begun.hexdigest() == digest
         if not (same and complete):
             plan.append((number, have if same else 0))
@@ -123,7 +152,7 @@ def give(
     wire.hear()
     unanswered = 0
     for number, offset in plan:
-        _give_file(wire, Path(files[number]["path"]), files[number]["size"], offset, hashes[number], passed)
+        _give_file(wire, given, number, offset, hashes[number], passed)
         unanswered += 1
         while unanswered > UNANSWERED_FILES:  # (answers that nobody reads would stop both ends in the end)
             wire.hear()
@@ -139,21 +168,16 @@ def _counts(files: Mapping[int, Entry], plan: list[tuple[int, int]], missing: in
     return {"files": len(files), "sent": len(plan), "bytes": missing, "resumed": sum(1 for _, offset in plan if offset)}
 
 
-def _give_file(wire: Wire, path: Path, size: int, offset: int, digest: Any, passed: Callable[[int], None]) -> None:
-    left = size - offset
-    with path.open("rb") as file:
-        file.seek(offset)
-        while left and (chunk := file.read(min(CHUNK, left))):
-            digest.update(chunk)
-            wire.pass_on(chunk)
-            left -= len(chunk)
-            passed(len(chunk))
-        longer = bool(file.read(1))
+def _give_file(wire: Wire, given: Any, number: int, offset: int, digest: Any, passed: Callable[[int], None]) -> None:
+    for chunk in given.chunks(number, offset, wire):
+        digest.update(chunk)
+        wire.pass_on(chunk)
+        passed(len(chunk))
     wire.pass_on(b"")
-    changed = left or longer
-    wire.say({"failed": f"{path} was changed while it was sent: try again"} if changed else {"sha256": digest.hexdigest()})
-    if changed:
-        raise CarryError(f"{path} was changed while it was sent: try again")
+    fault = given.fault(number, digest.hexdigest(), wire)
+    wire.say({"failed": fault} if fault else {"sha256": digest.hexdigest()})
+    if fault:
+        raise CarryError(fault)
 
 
 def _hashed_path(path: Path, size: int, wire: Wire) -> Any:
@@ -174,6 +198,25 @@ def _hashed(file: BinaryIO, size: int, wire: Wire) -> Any:
 # ---- taking ------------------------------------------------------------------------------------------------------------------------
 
 
+class Watch:
+    """Listener to a take, for who passes on what arrives. This one does nothing."""
+
+    def offered(self, entries: list[Entry], name: object, target: Destination) -> None:
+        """All that the giver has, its name for that, and where it goes."""
+
+    def fits(self, wire: Wire) -> None:
+        """There is room for all of it. The giver hears what is here only after this returns."""
+
+    def planned(self, plan: Mapping[int, int], complete: Mapping[int, str]) -> None:
+        """What will come, by file: from which byte on. `complete`: SHA-256 of each file that is here already."""
+
+    def grew(self, number: int, size: int) -> None:
+        """A file that is on its way has so many bytes here."""
+
+    def named(self, number: int, digest: str) -> None:
+        """A file is complete, and its SHA-256 is the giver's."""
+
+
 def take(
     wire: Wire,
     to: str,
@@ -182,29 +225,42 @@ def take(
     expected: Callable[[int], None] = lambda size: None,
     widen: int = 0o600,
     name: str | None = None,
+    watch: Watch | None = None,
 ) -> Entry:
     """Receive to `to` (`destination_of`). `expected` gets the number of bytes to come, `passed` of those that came. `widen`: mode bits that every file gets.
 
     `name`: what lands in a target that is a folder to put it into; None: the giver's own name for it, which must be one component.
     """
     entries, offered = hear_entries(wire)
+    watch = watch or Watch()
     target = destination_of(to, offered if name is None else name, folder="size" not in entries[0], allowed=allowed)
     files = {number: entry for number, entry in enumerate(entries) if "size" in entry}
     begun: dict[int, Any] = {}
     with contextlib.closing(target):
-        wire.say_all("have", _had_of(target, files, begun, wire))
+        watch.offered(entries, offered, target)
+        held = list(_had_of(target, files, begun, wire))
+        _check_space(target.base, sum(entry["size"] for entry in files.values()) - sum(have for _, have, _, _ in held))
+        watch.fits(wire)
+        wire.say_all("have", held)
         plan = hear_plan(wire, files, begun)
         missing = sum(files[number]["size"] - offset for number, offset in plan)
         _check_space(target.base, missing)
         expected(missing)
+        comes = dict(plan)
+        complete = {number: digest for number, _, digest, whole in held if whole and number not in comes}
+        if len(comes) + len(complete) != len(files):
+            raise no_protocol("it doesn't plan to send all that is missing")
         for entry in entries:
             os.close(target.folder(entry["name"]) if entry.get("dir") else target.holder(entry["name"])[0])
+        watch.planned(comes, complete)
         wire.say({"ready": True})
         mask = os.umask(0o077)
         os.umask(mask)
         for number, offset in plan:
             digest = begun[number] if offset else hashlib.sha256()
-            _take_file(wire, target, files[number], offset, digest, (files[number]["mode"] & 0o777 & ~mask) | widen, passed)
+            told = _Told(number, passed, watch)
+            _take_file(wire, target, files[number], offset, digest, (files[number]["mode"] & 0o777 & ~mask) | widen, told)
+            watch.named(number, digest.hexdigest())
             wire.say({"done": number})
         for entry in entries:
             if "link" in entry:
@@ -214,103 +270,23 @@ def take(
     return counts
 
 
+class _Told:
+    """Who is told of a file's bytes."""
+
+    def __init__(self, number: int, passed: Callable[[int], None], watch: Watch) -> None:
+        self.number, self.passed, self.watch = number, passed, watch
+
+    def __call__(self, size: int, total: int) -> None:
+        self.passed(size)
+        self.watch.grew(self.number, total)
+
+
 class Begun:
     """SHA-256 of the first `size` bytes of a file, which goes on where more of it comes."""
 
     def __init__(self, digest: Any, size: int) -> None:
         self.digest, self.size = digest, size
         self.update, self.hexdigest = digest.update, digest.hexdigest
-
-
-class Destination:
-    """The file or folder that is written, reached from the folder `base` that a person named. Below that, no link is ever followed: whoever made one
-    there, and when. `close` it."""
-
-    def __init__(self, base: Path, above: tuple[str, ...]) -> None:
-        self.base, self._above = base, above
-        self._root: int | None = None
-
-    def close(self) -> None:
-        if self._root is not None:
-            os.close(self._root)
-            self._root = None
-
-    def path(self, name: str) -> Path:
-        """Path of the entry, for messages, and for what is only read."""
-        return self.base.joinpath(*self._parts(name))
-
-    def _parts(self, name: str) -> list[str]:
-        return [*self._above, *(name.split("/") if name else ())]
-
-    def holder(self, name: str, *, make: bool = True) -> tuple[int, str]:
-        """Open the folder that `name` is in (the caller closes it); return it and the last component.
-
-        Raises CarryError; FileNotFoundError without `make`.
-        """
-        *above, last = self._parts(name)
-        return self._opened(above, make), last
-
-    def folder(self, name: str) -> int:
-        """Open the folder, and create it if it is missing. Raises CarryError."""
-        return self._opened(self._parts(name), make=True)
-
-    def _opened(self, parts: list[str], make: bool) -> int:
-        if self._root is None:
-            if make:
-                self.base.mkdir(parents=True, exist_ok=True)
-            self._root = os.open(self.base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        here = os.dup(self._root)
-        for number, part in enumerate(parts):
-            try:
-                below = _subfolder(here, part, make)
-            except NotADirectoryError:
-                where = self.base.joinpath(*parts[: number + 1])
-                raise CarryError(
-                    f"{where} is a link or a file where a folder has to be: following it could lead outside of the target"
-                ) from None
-            finally:
-                os.close(here)
-            here = below
-        return here
-
-
-def destination_of(to: str, name: object, *, folder: bool, allowed: Callable[[Path], bool]) -> Destination:
-    """Destination of `name`: below a target that ends with a slash, a file in a folder that exists; else the target is its new name.
-
-    Raises CarryError when `name` is used and is no name of a file, or `allowed` says no.
-    """
-    into = to.endswith(("/", "/.", "/..")) or to in (".", "..") or (not folder and Path(to).is_dir())
-    if into:
-        if not isinstance(name, str) or "/" in name or not is_plain(name):
-            raise CarryError(
-                f"the other end names it {shown(name)}, which is not a valid file name in {to}: name the new file or folder, too"
-            )
-        target = Destination(Path(to), (name,))
-    elif folder:
-        target = Destination(Path(to), ())
-    else:
-        target = Destination(Path(to).parent, (Path(to).name,))
-    if not allowed(Path(os.path.realpath(target.base))):
-        raise CarryError(f"{to} is outside of the job's volumes")
-    return target
-
-
-def _subfolder(above: int, name: str, make: bool) -> int:
-    """Open a folder below another. Raises NotADirectoryError for a link, too."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        try:
-            return os.open(name, flags, dir_fd=above)
-        except FileNotFoundError:
-            if not make:
-                raise
-        with contextlib.suppress(FileExistsError):  # (somebody else has made it meanwhile)
-            os.mkdir(name, dir_fd=above)
-        return os.open(name, flags, dir_fd=above)
-    except OSError as error:
-        if error.errno == errno.ELOOP:  # (what some systems say of a link, instead of ENOTDIR)
-            raise NotADirectoryError(error.errno, error.strerror, name) from None
-        raise
 
 
 def draft_name(name: str) -> str:
@@ -368,7 +344,7 @@ def _check_space(target: Path, missing: int) -> None:
         raise CarryError(f"{existing} has {free / 1e9:.2f} GB free, and {missing / 1e9:.2f} GB are needed: free some space there first")
 
 
-def _take_file(wire: Wire, target: Destination, entry: Entry, offset: int, digest: Any, mode: int, passed: Callable[[int], None]) -> None:
+def _take_file(wire: Wire, target: Destination, entry: Entry, offset: int, digest: Any, mode: int, told: _Told) -> None:
     place = target.path(entry["name"])
     holder, name = target.holder(entry["name"])
     draft, size, synced = draft_name(name), offset, offset
@@ -379,6 +355,7 @@ def _take_file(wire: Wire, target: Destination, entry: Entry, offset: int, diges
                 raise CarryError(f"{place.with_name(draft)} was changed by somebody else: try again")
             file.truncate(offset)
             file.seek(offset)
+            told(0, size)
             for chunk in wire.frames():
                 size += len(chunk)
                 if size > entry["size"]:
@@ -387,7 +364,7 @@ def _take_file(wire: Wire, target: Destination, entry: Entry, offset: int, diges
                 while view:
                     view = view[file.write(view) :]
                 digest.update(chunk)
-                passed(len(chunk))
+                told(len(chunk), size)
                 if size - synced >= SYNC_EVERY_BYTES:
                     os.fsync(file.fileno())
                     synced = size

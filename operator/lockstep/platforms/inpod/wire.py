@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeGuard
 
 CHUNK = 1 << 20
+NOTHING_YET = 0xFFFFFFFF
+"""In place of a chunk's length: none comes now, but the giver is there."""
 SILENCE_SECONDS = 60.0
 BUSY_SECONDS = 5.0
 LINE_BYTES_MAX = 1 << 20
@@ -108,6 +110,17 @@ class Wire:
                 raise no_protocol(f"{key} has an empty part")
 
     def _object(self) -> dict[str, Any]:
+        line = self._line()
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            raise no_protocol(f"it says {line[:80]!r}") from None
+        if not isinstance(value, dict):
+            raise no_protocol(f"it says {line[:80]!r}")
+        return value
+
+    def _line(self) -> bytes:
+        """Next line, without its end."""
         searched = 0
         while (end := self._buffer.find(b"\n", searched)) < 0:
             if len(self._buffer) > LINE_BYTES_MAX:
@@ -119,20 +132,21 @@ class Wire:
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
         self._heard += end
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            raise no_protocol(f"it says {line[:80]!r}") from None
-        if not isinstance(value, dict):
-            raise no_protocol(f"it says {line[:80]!r}")
-        return value
+        return line
 
     def pass_on(self, chunk: bytes) -> None:
         self._write(len(chunk).to_bytes(4, "big") + chunk)
 
+    def waiting(self) -> None:
+        """Call this now and then between two chunks that don't come soon, so that the other end goes on waiting."""
+        if time.monotonic() - self._wrote_at > BUSY_SECONDS:
+            self._write(NOTHING_YET.to_bytes(4, "big"))
+
     def frames(self) -> Iterator[bytes]:
         """Chunks until the empty one. Raises CarryError for one that is larger than any giver sends."""
         while size := int.from_bytes(self._take(4), "big"):
+            if size == NOTHING_YET:
+                continue
             if size > CHUNK:
                 raise no_protocol(f"a chunk has {size} bytes, of at most {CHUNK}")
             yield self._take(size)

@@ -18,7 +18,7 @@ from golden.plan_cases import job
 from golden.plan_cases import profile as a_profile
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.files import cp as cp_module
-from lockstep.cli.files.cp import Copy, Remote, _before_start, _copy_before_start, _tell, known_job, read, read_all
+from lockstep.cli.files.cp import Copy, Remote, _before_start, _copy_before_start, known_job, read, read_all, tell_result
 from lockstep.cli.main import main
 from lockstep.cli.shared.terminal import Meter
 from lockstep.kube.exec import PodPlace
@@ -243,7 +243,7 @@ def test_what_cannot_be_put_there_before_the_first_start_is_said(storage: str, n
     ],
 )
 def test_it_says_how_many_and_where(sent: int, files: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _tell(Copy("a.py", Remote("x", "/workspace/"), up=True), "x node 0", Carried(files, sent, 5, 0))
+    assert tell_result(Copy("a.py", Remote("x", "/workspace/"), up=True), "x node 0", Carried(files, sent, 5, 0))
     assert capsys.readouterr().out == f"{said}\n"
 
 

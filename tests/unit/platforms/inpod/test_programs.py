@@ -1,4 +1,4 @@
-"""Programs that run in pods: what each may import, and that its joined text is the same program."""
+"""Programs that run in pods and on hosts: what each may import, and that its joined text is the same program."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.platforms import inpod
+from lockstep.platforms import inpod, onhost
 from lockstep.platforms.inpod import source_of
 
-MODULES = sorted(path.stem for path in Path(inpod.__file__).parent.glob("*.py") if path.stem != "__init__")
+MODULES = [
+    f"{folder.__name__}.{path.stem}"
+    for folder in (inpod, onhost)
+    for path in sorted(Path(str(folder.__file__)).parent.glob("*.py"))
+    if path.stem != "__init__"
+]
 
 
 def text_of(module: str) -> str:
-    return source_of(import_module(f"{inpod.__name__}.{module}")).decode()
+    return source_of(import_module(module)).decode()
 
 
 @pytest.mark.parametrize("module", MODULES)

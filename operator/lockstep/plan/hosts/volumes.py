@@ -1,0 +1,63 @@
+"""Which hosts see the same folder, and what follows from it; and ports that a copy may listen on (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from lockstep.api.errors import ConfigError
+from lockstep.api.hosts import HostsCluster
+from lockstep.plan.hosts.facts import HostFacts
+from lockstep.plan.hosts.place import BLOCK
+from lockstep_spec.choices import StorageMode
+
+
+def groups_of(marks: Mapping[str, str], seen: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """Hosts by the folder that they share, each in the order of `marks`. A host that sees another's mark, or is seen, shares its folder.
+
+    `marks`: mark of each host; '' where it could write none. `seen`: marks that each host sees.
+    """
+    group = {host: {host} for host in marks}
+    owner = {mark: host for host, mark in marks.items() if mark}
+    for host, names in seen.items():
+        for name in names:
+            other = owner.get(name)
+            if other is not None and host in group and other not in group[host]:
+                together = group[host] | group[other]
+                for one in together:
+                    group[one] = together
+    found: list[list[str]] = []
+    for host in marks:
+        if not any(host in one for one in found):
+            found.append([one for one in marks if one in group[host]])
+    return found
+
+
+def refuse_apart(groups: Sequence[Sequence[str]], mode: StorageMode, folder: str) -> str:
+    """Return what to say where hosts with folders of their own see the same one; '' for nothing.
+
+    Raises ConfigError naming the hosts, where one file system was stated and they don't see it.
+    """
+    if mode is StorageMode.SHARED and len(groups) > 1:
+        apart = " and not by ".join(f"{'/'.join(group)}" for group in groups)
+        raise ConfigError(
+            f"storage.mode is rwx, but what a host writes to {folder} is seen by {apart}: mount the same file system there on all of them, "
+            "or set storage.mode to volumeClaimTemplates in the cluster file"
+        )
+    together = [group for group in groups if len(group) > 1]
+    if mode is StorageMode.SHARED or not together:
+        return ""
+    named = "; ".join(", ".join(group) for group in together)
+    return (
+        f"{named} see one and the same {folder}, though storage.mode says that each host has its own: copies for a lost disk would lie on that one disk. "
+        "State storage.mode: rwx where all hosts share it"
+    )
+
+
+def listening_ports(cluster: HostsCluster, facts: Iterable[HostFacts]) -> list[int]:
+    """Ports of the file's range that no job has been given and nobody listens on, the last one first."""
+    every = list(facts)
+    taken = frozenset[int]().union(*(one.taken_ports for one in every))
+    promised = {port + more for one in every for port in one.promised_ports for more in range(BLOCK)}
+    first, last = cluster.port_range
+    free = [port for port in range(last, first - 1, -1) if port not in taken]
+    return [port for port in free if port not in promised] or free

@@ -1,0 +1,67 @@
+"""Hosts that see the same folder: found out by a mark that each writes and the others look for, not by what is mounted there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+from lockstep.plan.hosts.volumes import groups_of
+from lockstep.platforms.hosts.fleet import Fleet
+from lockstep.platforms.inpod import source_of
+from lockstep.platforms.onhost import marks as marks_program
+from lockstep.programs import Program, ProgramFailed, answer_of, lines_in, python_program
+
+GLANCE_SECONDS = 0.3
+"""Seconds for which a host looks for marks that it may not see at all."""
+SURE_SECONDS = 30.0
+"""The same, where one file system was stated: its clients may show new names late."""
+ASK_SECONDS = 60.0
+
+
+async def sharing(fleet: Fleet, folders: Mapping[str, str], *, stated: bool = False) -> list[list[str]]:
+    """Hosts by the file system that their folder is on, in the order of `folders`. A host that can't be asked stands alone.
+
+    `stated`: the cluster file says that all share it.
+    """
+    if len(folders) < 2:
+        return [[host] for host in folders]
+    async with AsyncExitStack() as stack:
+        asked: dict[str, tuple[Program, AsyncIterator[bytes]]] = {}
+
+        async def write(host: str) -> str:
+            program = await stack.enter_async_context(python_program(fleet.place(host), source_of(marks_program)))
+            asked[host] = program, lines_in(program)
+            answer = await _asked(*asked[host], {"folder": folders[host]})
+            return str(answer.get("mark", ""))
+
+        async def look(host: str) -> list[str]:
+            seconds = SURE_SECONDS if stated else GLANCE_SECONDS
+            answer = await _asked(*asked[host], {"marks": [mark for mark in marks.values() if mark], "seconds": seconds})
+            return [str(mark) for mark in answer.get("seen", [])]
+
+        marks, _ = await fleet.all(folders, write)
+        seen, _ = await fleet.all([host for host, mark in marks.items() if mark], look)
+        # Each removes its mark only now, and in turn: all have looked.
+        await asyncio.gather(*(program.close_stdin() for program, _ in asked.values()))
+        await asyncio.gather(*(_ended(lines) for _, lines in asked.values()))
+    return groups_of({host: marks.get(host, "") for host in folders}, seen)
+
+
+async def _asked(program: Program, lines: AsyncIterator[bytes], question: Mapping[str, object]) -> dict[str, Any]:
+    async with asyncio.timeout(ASK_SECONDS):
+        await program.write(json.dumps(question).encode() + b"\n")
+        async for line in lines:
+            return answer_of(line, program.place.name)
+    raise program.failure()
+
+
+async def _ended(lines: AsyncIterator[bytes]) -> None:
+    try:
+        async with asyncio.timeout(ASK_SECONDS):
+            async for _ in lines:
+                pass
+    except (ProgramFailed, TimeoutError):
+        pass
