@@ -224,6 +224,10 @@ class Chain:
         mine, theirs = socket.socketpair()
         try:
             counts = await between(link.program, mine, theirs, give)
+        except ProgramFailed as error:
+            if link.program.code == station.AGAIN:
+                raise Broken(str(error)) from None
+            raise
         finally:
             mine.close()
             theirs.close()

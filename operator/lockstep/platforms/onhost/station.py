@@ -36,6 +36,8 @@ POLL_SECONDS = 1.0
 ACCEPT_SECONDS = 0.1
 THREADS_MAX = 24
 """Strangers may connect, too: more of them than this at once are turned away."""
+AGAIN = 75
+"""Exit code where another try may help."""
 STREAM = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -96,7 +98,7 @@ class Arrivals(Watch):
         self._sizes: dict[int, int] = {}
         self._digests: dict[int, str] = {}
         self._begun: set[int] = set()
-        self._is_passed_on = False
+        self._is_passed_on = self._is_lost = False
         self.ended = ""
         """Reason why no more arrives; '' while it may."""
 
@@ -109,10 +111,12 @@ class Arrivals(Watch):
             self._changed.notify_all()
 
     def fits(self, wire: Wire) -> None:
-        """Wait until the hosts below have said what they have, so that no byte is sent where one of them has no room."""
+        """Wait until the hosts below have said what they have, so that no byte is sent where one of them has no room. Raises Gone when one ends instead."""
         while self._is_passed_on:
             with self._changed:
-                self._changed.wait_for(lambda: not self._is_passed_on, POLL_SECONDS)
+                self._changed.wait_for(lambda: not self._is_passed_on or self._is_lost, POLL_SECONDS)
+            if self._is_lost:
+                raise Gone("the next host ended before anything was sent")
             wire.busy()
 
     def planned(self, plan: Mapping[int, int], complete: Mapping[int, str]) -> None:
@@ -139,6 +143,12 @@ class Arrivals(Watch):
             self._changed.notify_all()
 
     # ---- the giving thread
+
+    def lose(self) -> None:
+        """Say that the host below has ended, or never came."""
+        with self._changed:
+            self._is_lost = True
+            self._changed.notify_all()
 
     def is_passed_on(self, yes: bool) -> None:
         """Say whether a host below has yet to say what it has."""
@@ -243,6 +253,8 @@ class Station:
         self._saying = threading.Lock()
         self._arrivals = Arrivals()
         self._is_alone = False
+        self.is_fed_from_home = False
+        """True if what is said to the person's machine belongs to the transfer from there."""
         self._passed = self._told = 0
         self._told_at = 0.0
 
@@ -257,25 +269,25 @@ class Station:
         if request["feeds"]:
             self._listen(request, key)
         wire, keep = self._upstream(key)
+        self.is_fed_from_home = wire is self._home
         roots = [Path(os.path.realpath(root)) for root in request["roots"]]
         os.umask(0o002)
-        is_home = wire is self._home
-        if not is_home:
+        if not self.is_fed_from_home:
             threading.Thread(target=self._leash, daemon=True).start()
         try:
             counts = take(
                 wire,
                 request["take"],
                 lambda path: any(root == path or root in path.parents for root in roots),
-                passed=(lambda size: None) if is_home else self._passing,
-                expected=(lambda size: None) if is_home else lambda size: self.say(expected=size),
+                passed=(lambda size: None) if self.is_fed_from_home else self._passing,
+                expected=(lambda size: None) if self.is_fed_from_home else lambda size: self.say(expected=size),
                 widen=0o660,
                 watch=self._arrivals,
             )
         except (CarryError, OSError, Gone) as error:
             self._arrivals.end(str(error))
             raise
-        if is_home:  # (it has said so itself)
+        if self.is_fed_from_home:  # (it has said so itself)
             self._leash()
         self._tell_passed()
         self.say(arrived=counts)
@@ -367,9 +379,7 @@ class Station:
                 given = self._arrivals.listing(wire.busy)
                 give_all(wire, given, lambda: self._arrivals.is_passed_on(False), lambda size: None, lambda size: None)
         except (CarryError, OSError, Gone):
-            pass
-        finally:
-            self._arrivals.is_passed_on(False)
+            self._arrivals.lose()
 
     @contextlib.contextmanager
     def _accepted(self, listener: socket.socket, key: bytes) -> Iterator[SealedWire]:
@@ -412,9 +422,11 @@ def main() -> None:
             station.say(failed=str(error))
         sys.exit(str(error))
     except Gone as error:
-        with contextlib.suppress(Gone):
-            station.say(gone=str(error))
-        sys.exit(str(error))
+        if not station.is_fed_from_home:
+            with contextlib.suppress(Gone):
+                station.say(gone=str(error))
+        sys.stderr.write(f"{error}\n")
+        sys.exit(AGAIN)
 
 
 if __name__ == "__main__":
