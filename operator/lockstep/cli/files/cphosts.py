@@ -8,7 +8,7 @@ from posixpath import dirname
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DATASETS, WORKSPACE
-from lockstep.cli.files.cp import Copy, place_of, tell_result
+from lockstep.cli.files.copies import Copy, place_of, tell_result
 from lockstep.cli.shared.hostsite import HostSite
 from lockstep.cli.shared.terminal import Meter
 from lockstep.plan.hosts.facts import HostFacts

@@ -1,4 +1,4 @@
-"""Which hosts see the same folder, and what follows from it; and ports that a copy may listen on (pure)."""
+"""Hosts that see the same folder, and what follows from it; and ports that a copy may listen on (pure)."""
 
 from __future__ import annotations
 

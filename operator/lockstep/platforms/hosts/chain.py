@@ -63,7 +63,7 @@ class Chain:
         self._stops, self._source, self._ports = {stop.host: stop for stop in stops}, source, list(ports)
         self._progress, self._say, self._is_there = progress, say, is_there
         self.results: dict[str, Carried | Exception] = {}
-        """What became of each host."""
+        """Outcome on each host."""
         self._said: set[str] = set()
 
     async def run(self) -> dict[str, Carried | Exception]:
@@ -293,7 +293,7 @@ def _count(answer: Mapping[str, Any], name: str) -> int:
 
 
 class _LinkFailed(Exception):
-    """What went wrong with one host."""
+    """Failure of one host's program."""
 
     def __init__(self, link: _Link, error: BaseException) -> None:
         self.link, self.error = link, error

@@ -198,7 +198,7 @@ def _hashed(file: BinaryIO, size: int, wire: Wire) -> Any:
 # ---- taking ------------------------------------------------------------------------------------------------------------------------
 
 
-class Watch:
+class TakeListener:
     """Listener to a take, for who passes on what arrives. This one does nothing."""
 
     def offered(self, entries: list[Entry], name: object, target: Destination) -> None:
@@ -208,7 +208,7 @@ class Watch:
         """There is room for all of it. The giver hears what is here only after this returns."""
 
     def planned(self, plan: Mapping[int, int], complete: Mapping[int, str]) -> None:
-        """What will come, by file: from which byte on. `complete`: SHA-256 of each file that is here already."""
+        """The plan, by file: from which byte on it comes. `complete`: SHA-256 of each file that is here already."""
 
     def grew(self, number: int, size: int) -> None:
         """A file that is on its way has so many bytes here."""
@@ -225,14 +225,14 @@ def take(
     expected: Callable[[int], None] = lambda size: None,
     widen: int = 0o600,
     name: str | None = None,
-    watch: Watch | None = None,
+    watch: TakeListener | None = None,
 ) -> Entry:
     """Receive to `to` (`destination_of`). `expected` gets the number of bytes to come, `passed` of those that came. `widen`: mode bits that every file gets.
 
     `name`: what lands in a target that is a folder to put it into; None: the giver's own name for it, which must be one component.
     """
     entries, offered = hear_entries(wire)
-    watch = watch or Watch()
+    watch = watch or TakeListener()
     target = destination_of(to, offered if name is None else name, folder="size" not in entries[0], allowed=allowed)
     files = {number: entry for number, entry in enumerate(entries) if "size" in entry}
     begun: dict[int, Any] = {}
@@ -271,9 +271,9 @@ def take(
 
 
 class _Told:
-    """Who is told of a file's bytes."""
+    """Tells who wants to know of one file's bytes."""
 
-    def __init__(self, number: int, passed: Callable[[int], None], watch: Watch) -> None:
+    def __init__(self, number: int, passed: Callable[[int], None], watch: TakeListener) -> None:
         self.number, self.passed, self.watch = number, passed, watch
 
     def __call__(self, size: int, total: int) -> None:

@@ -1,4 +1,4 @@
-"""Where a transfer writes: a file or folder below what a person named, reached without following a link that somebody has put there."""
+"""Target of a transfer: a file or folder below what a person named, reached without following a link that somebody has put there."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lockstep.platforms.inpod.carry import Stored, Watch, draft_name, give_all, listed, take
+from lockstep.platforms.inpod.carry import Stored, TakeListener, draft_name, give_all, listed, take
 from lockstep.platforms.inpod.destination import Destination
 from lockstep.platforms.inpod.wire import CHUNK, CarryError, Entry, Gone, Wire
 from lockstep_gang.contract.proof import Handshake, Opener, Sealer, new_nonce, require_proof
@@ -87,8 +87,8 @@ def proved(connection: socket.socket, key: bytes, *, gives: bool) -> SealedWire:
     return SealedWire(plain, connection, Sealer(shake.to_coordinator()), Opener(shake.to_agent()))
 
 
-class Arrivals(Watch):
-    """What has arrived on this host, for the thread that passes it on."""
+class Inflow(TakeListener):
+    """Files that arrive on this host, for the thread that passes it on."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -168,7 +168,7 @@ class Arrivals(Watch):
             meanwhile()
 
     def listing(self, meanwhile: Callable[[], None]) -> Arrived:
-        """What arrives here, once the giver has said it."""
+        """Files that arrive here, once the giver has said which."""
         target = self.awaited(lambda: self._target, meanwhile)
         return Arrived(self, self._entries, self._name, target)
 
@@ -184,7 +184,7 @@ class Arrivals(Watch):
 class Arrived:
     """Files that arrive here, as something to give: a file is given as far as it has come."""
 
-    def __init__(self, arrivals: Arrivals, entries: list[Entry], name: object, target: Destination) -> None:
+    def __init__(self, arrivals: Inflow, entries: list[Entry], name: object, target: Destination) -> None:
         self.entries, self.name = entries, name
         self._arrivals, self._target = arrivals, target
 
@@ -251,7 +251,7 @@ class Station:
     def __init__(self, home: Wire) -> None:
         self._home = home
         self._saying = threading.Lock()
-        self._arrivals = Arrivals()
+        self._arrivals = Inflow()
         self._is_alone = False
         self.is_fed_from_home = False
         """True if what is said to the person's machine belongs to the transfer from there."""

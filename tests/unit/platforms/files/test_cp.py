@@ -18,7 +18,8 @@ from golden.plan_cases import job
 from golden.plan_cases import profile as a_profile
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.files import cp as cp_module
-from lockstep.cli.files.cp import Copy, Remote, _before_start, _copy_before_start, known_job, read, read_all, tell_result
+from lockstep.cli.files.copies import Copy, Remote, read, read_all, tell_result
+from lockstep.cli.files.cp import _before_start, _copy_before_start, known_job
 from lockstep.cli.main import main
 from lockstep.cli.shared.terminal import Meter
 from lockstep.kube.exec import PodPlace

@@ -264,7 +264,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
         file.truncate(512 << 20)
     request = {"take": f"{tmp_path}/volume/", "roots": [str(tmp_path / "volume")]}
     (tmp_path / "volume").mkdir()
-    program = "import resource; resource.setrlimit(resource.RLIMIT_AS, (200 << 20, 200 << 20))\n"
+    program = "from __future__ import annotations\nimport resource; resource.setrlimit(resource.RLIMIT_AS, (200 << 20, 200 << 20))\n"
     command = [
         sys.executable,
         "-I",

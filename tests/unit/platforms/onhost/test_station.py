@@ -18,7 +18,7 @@ from lockstep.platforms.hosts.chain import Chain, Stop
 from lockstep.platforms.inpod.carry import draft_name
 from lockstep.platforms.inpod.destination import Destination
 from lockstep.platforms.inpod.wire import CarryError, Gone, Wire
-from lockstep.platforms.onhost.station import Arrivals, Arrived, Station, proved
+from lockstep.platforms.onhost.station import Arrived, Inflow, Station, proved
 from lockstep_spec.codec import ContractError
 from support.process_place import ProcessPlace
 
@@ -188,7 +188,7 @@ def test_a_listener_turns_strangers_away_and_takes_the_one_with_the_key() -> Non
 
 
 def test_what_a_disk_gives_back_altered_is_not_passed_on(tmp_path: Path) -> None:
-    arrivals = Arrivals()
+    arrivals = Inflow()
     arrived = Arrived(arrivals, [{"name": "", "size": 1, "mode": 0o600}], "x", Destination(tmp_path, ("x",)))
     arrivals.named(0, "what it had when it came")
     mine, its = socket.socketpair()
