@@ -75,7 +75,8 @@ def hosts(
                 "rwx: all hosts see one file system | volumeClaimTemplates: each has its own",
             ),
         ]
-        text = cluster_text(name, "as they were typed", replace(from_words(machines), entries=tuple(entries)))
+        typed = replace(from_words(machines), entries=tuple(entries))
+        text = cluster_text(name, "as they were typed", typed, None if output is None else str(output))
     elif user or workspace or shared:
         raise ConfigError("--user, --workspace and --shared are for the hosts that you name: lockstep init hosts NAME HOST HOST")
     else:
@@ -114,7 +115,8 @@ def import_hosts(
     machines = read_machines(read_text(file), str(file))
     if only is not None:
         machines = machines.only([word.strip() for word in only.split(",") if word.strip()])
-    _write_hosts(name, cluster_text(name, f"as {file} lists them", machines), output, str(file))
+    text = cluster_text(name, f"as {file} lists them", machines, None if output is None else str(output))
+    _write_hosts(name, text, output, str(file))
     if machines.leftovers:
         put("It doesn't have:", *(f"  {line}" for line in leftover_lines(str(file), machines.leftovers)))
 

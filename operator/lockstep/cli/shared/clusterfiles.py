@@ -122,11 +122,11 @@ def cluster_of_hosts(word: str, job: str) -> str:
     from lockstep.api.files.clusterfile import parse_cluster_file
     from lockstep.cli.shared.checkout import from_here, state_folder
 
-    text = _hosts_text(word, f"{HOSTS}-{job}")
+    path = from_here(state_folder() / "hosts" / f"{job}.yaml")
+    text = _hosts_text(word, f"{HOSTS}-{job}", path)
     if text is None:
         return word
     parse_cluster_file(text, f"--hosts {word} as a cluster file")
-    path = state_folder() / "hosts" / f"{job}.yaml"
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -134,10 +134,10 @@ def cluster_of_hosts(word: str, job: str) -> str:
         draft.replace(path)
     except OSError as error:
         raise ConfigError(f"{path}, the cluster file of these hosts, can't be written: {error.strerror}") from error
-    return str(from_here(path))
+    return str(path)
 
 
-def _hosts_text(word: str, name: str) -> str | None:
+def _hosts_text(word: str, name: str, path: Path | None = None) -> str | None:
     """Text of a cluster file of this name with the hosts that `word` lists; None: it is a cluster file's name or path."""
     from lockstep.plan.translate.hosts import cluster_text, from_words, read_machines
 
@@ -148,7 +148,7 @@ def _hosts_text(word: str, name: str) -> str | None:
         raise ConfigError(f"{word} describes a Kubernetes cluster, and no hosts: name it by --cluster")
     is_file = is_path(word) or Path(word).is_file()
     machines = read_machines(read_text(Path(word)), word) if is_file else from_words([part.strip() for part in word.split(",")])
-    return cluster_text(name, f"as --hosts {word} names them", machines)
+    return cluster_text(name, f"as --hosts {word} names them", machines, None if path is None else str(path))
 
 
 def _folder() -> Path:

@@ -47,8 +47,8 @@ class Machines:
         return replace(self, hosts=tuple(self.hosts[place] for place in chosen), sources=tuple(self.sources[place] for place in chosen))
 
 
-def cluster_text(name: str, origin: str, machines: Machines) -> str:
-    """The text of clusters/NAME.yaml. `origin`: where the hosts come from, for its first line."""
+def cluster_text(name: str, origin: str, machines: Machines, path: str | None = None) -> str:
+    """The text of a cluster file. `origin`: where the hosts come from, for its first line. `path`: of the file; None: clusters/NAME.yaml."""
     items = [Item(dict(host), source) for host, source in zip(machines.hosts, machines.sources, strict=True)]
     order = "the order is that of a job's nodes; the first has the coordinator, so it should be one that stays on"
     if len(items) > 1 and not any("address" in host for host in machines.hosts):
@@ -62,7 +62,7 @@ def cluster_text(name: str, origin: str, machines: Machines) -> str:
     ]
     header = [
         f"The hosts {name}, {origin}.",
-        f"Every key is explained in docs/reference/hosts.md. Next: read it, then `lockstep cluster lint {name}`.",
+        f"Every key is explained in docs/reference/hosts.md. Next: read it, then `lockstep cluster lint {path or name}`.",
     ]
     return write(header, entries)
 
