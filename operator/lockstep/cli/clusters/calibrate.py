@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,10 +15,11 @@ from lockstep.cli.clusters.network import (
     OverOption,
     RailOption,
     SecondsOption,
-    measure_on_cluster,
+    measure,
     show_pairs,
     way_of,
 )
+from lockstep.cli.shared.hostsite import fleet_of
 from lockstep.cli.shared.jobargs import ContextOption, Form, FormOption, NamespaceOption, OptionalClusterArgument
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.plan.cluster.pairs import PairTool
@@ -28,9 +30,9 @@ if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
     from lockstep.api.files.clusterkeys import Calibration
     from lockstep.api.job import TrainingJob
-    from lockstep.plan.cluster.calibration import Point
+    from lockstep.plan.cluster.calibration import Point, Sweep
     from lockstep.plan.cluster.pairs import PairsMeasured
-    from lockstep.platforms.in_namespace.shortruns import Sweep
+    from lockstep.platforms.hosts.fleet import Fleet
 
 
 def calibrate(
@@ -92,14 +94,18 @@ def calibrate(
     _refuse_mixed(pairs, most, save, over, rail, seconds, line_rate, fail_below)
     if pairs:
         way = way_of(file, mode, over, seconds, line_rate, rail)
-        measured_pairs = measure_on_cluster(file, nodes, mode, image, way, namespace, context, timeout)
+        measured_pairs = measure(cluster, file, nodes, mode, image, way, namespace, context, timeout)
         code = show_pairs(measured_pairs, fail_below, output)
         if save:
             _store_pairs(_path(cluster, file), measured_pairs, file, mode, quiet=output is Form.JSON)
         raise typer.Exit(code)
     job = _job(file, nodes, mode, _bytes(most), image)
-    refuse_other_cluster(file, context, False)
-    sweep = _measure(job, file, namespace or file.cluster.namespace, context, timeout, quiet=output is Form.JSON)
+    if file.hosts is not None:
+        fleet = fleet_of(file, cluster, namespace=namespace, context=context, image=image)
+        sweep = _measure_hosts(job, file, fleet, timeout, quiet=output is Form.JSON)
+    else:
+        refuse_other_cluster(file, context, False)
+        sweep = _measure(job, file, namespace or file.cluster.namespace, context, timeout, quiet=output is Form.JSON)
     measured = calibration_of(sweep.points, sweep.transport, sweep.nodes, _today())
     if output is Form.JSON:
         put_json(measured.to_dict(), indent=1)
@@ -173,6 +179,22 @@ def _measure(job: TrainingJob, file: ClusterFile, namespace: str, context: str |
 
     with exiting_on_ctrl_c("lockstep: interrupted; the pods of the sweep are removed"):
         return sweep_on_cluster(job, file.profile, namespace, context, hear, TimeLimit.of(timeout))
+
+
+def _measure_hosts(job: TrainingJob, file: ClusterFile, fleet: Fleet, timeout: int | None, *, quiet: bool) -> Sweep:
+    """Sweep over the hosts, by agents that leave nothing there. Raises ConfigError, Failed."""
+    from lockstep.platforms.hosts.shortruns import SECONDS, sweep_on_hosts
+
+    headed = False
+
+    def hear(point: Point) -> None:
+        nonlocal headed
+        if not quiet:
+            put(*(() if headed else _head(point)), _row(point), flush=True)
+            headed = True
+
+    with exiting_on_ctrl_c("lockstep: interrupted; nothing of the sweep is left on the hosts"):
+        return asyncio.run(sweep_on_hosts(fleet, job, file.profile, hear, timeout or SECONDS))
 
 
 def _head(point: Point) -> tuple[str, str]:

@@ -9,6 +9,7 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.clusters.deploymentplan import Mode
+from lockstep.cli.shared.hostsite import fleet_of
 from lockstep.cli.shared.jobargs import ContextOption, Form, FormOption, NamespaceOption, OptionalClusterArgument
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.plan.cluster.pairs import PairTool, Way
@@ -42,6 +43,20 @@ def way_of(file: ClusterFile, mode: Mode, over: PairTool, seconds: float | None,
     tool = PairTool.SOCKETS if over is PairTool.AUTO and (mode is Mode.TCP or not rdma.enabled) else over
     stated = line_rate if line_rate is not None else None if rdma.rate is None else float(rdma.rate)
     return Way(tool, seconds, stated, rdma.gid_index, rails=tuple(rails or ()))
+
+
+def measure(
+    cluster: str, file: ClusterFile, nodes: int | None, mode: Mode, image: str | None, way: Way, namespace: str | None, context: str | None,
+    timeout: int | None,
+) -> PairsMeasured:  # fmt: skip
+    """Measure all pairs of the cluster that was given as `cluster`: of hosts over ssh, else in pods. Raises ConfigError, Failed."""
+    if file.hosts is None:
+        return measure_on_cluster(file, nodes, mode, image, way, namespace, context, timeout)
+    fleet = fleet_of(file, cluster, namespace=namespace, context=context, image=image, timeout=timeout)
+    from lockstep.platforms.hosts.shortruns import pairs_on_hosts
+
+    with exiting_on_ctrl_c("lockstep: interrupted; nothing of the measurement is left on the hosts"):
+        return asyncio.run(pairs_on_hosts(fleet, nodes, way, lambda line: tell(f"lockstep: {line}")))
 
 
 def measure_on_cluster(
@@ -125,8 +140,8 @@ def topology(
 
     file = load(cluster)
     way = way_of(file, mode, over, seconds, line_rate, rail)
-    measured = measure_on_cluster(file, nodes, mode, image, way, namespace, context, timeout)
-    listed, why_not = asyncio.run(_nodes(context))
+    measured = measure(cluster, file, nodes, mode, image, way, namespace, context, timeout)
+    listed, why_not = ([], "") if file.hosts is not None else asyncio.run(_nodes(context))
     labels = node_labels(listed)
     findings = [*judge_pairs(measured), *topology_findings(measured)]
     if output is Form.JSON:

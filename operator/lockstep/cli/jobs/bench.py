@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import Failed
+from lockstep.api.names import HOSTS
+from lockstep.cli.shared.hostsite import fleet_of
 from lockstep.cli.shared.inputs import ClusterOption, FileOption, NamespaceOption, SetOption, TakesFiles, only, read_inputs
 from lockstep.cli.shared.jobargs import WORKSPACE, ContextOption, Form, FormOption, HereOption, VolumesOption
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from lockstep.api.objects import Object
     from lockstep.cli.shared.inputs import Inputs
     from lockstep.plan.ahead.scaling import Measured
+    from lockstep.platforms.hosts.fleet import Fleet
 
 app = typer.Typer(help="Measure a job's training.", no_args_is_help=True)
 LOCAL_CLUSTER = "local"
@@ -66,13 +70,15 @@ def scaling(
     Example: lockstep bench scaling -f job.yaml --nodes 1,2,4
 
     Example: lockstep bench scaling -f job.yaml --local
+
+    Example: lockstep bench scaling -f job.yaml --cluster lab
     """
     from lockstep.plan.ahead.scaling import as_json, batch_line, closing, scaling_job, sizes
 
     inputs = read_inputs(only(file, "bench scaling"), (cluster or LOCAL_CLUSTER) if local else cluster, namespace, changes)
     numbers = sizes(nodes, _nodes_of(inputs))
     jobs = [scaling_job(inputs.job, number, steps) for number in numbers]
-    run = _here(inputs, workspace) if local else _on_cluster(inputs, context, timeout)
+    run = _runner(inputs, workspace if local else None, cluster, namespace, context, timeout)
     quiet = output is Form.JSON
     if not quiet:
         on = f"{', '.join(map(str, numbers))} {'node' if numbers == (1,) else 'nodes'}"
@@ -101,8 +107,10 @@ class _Plan:
         """Speed of one run, or why there is none. Raises ConfigError when it can't run as written."""
         from lockstep.plan.ahead.scaling import failed, measure
         from lockstep.plan.render.resolve import resolve
+        from lockstep.plan.render.resolved import PlatformDefaults
 
-        resolved = resolve(job, self.inputs.cluster.profile)
+        defaults = PlatformDefaults() if self.inputs.cluster.hosts is None else PlatformDefaults(image=HOSTS)
+        resolved = resolve(job, self.inputs.cluster.profile, defaults)
         records, why = self.run(job)
         return failed(resolved.nodes, resolved.world_size, why) if why else measure(records, resolved.nodes, resolved.world_size)
 
@@ -118,6 +126,30 @@ def _table(plan: _Plan, jobs: list[TrainingJob], *, quiet: bool) -> Iterator[Mea
         if not quiet:
             put(*([heading()] if len(measured) == 1 else []), row(one, base_of(measured)), flush=True)
         yield one
+
+
+def _runner(
+    inputs: Inputs, workspace: Path | None, cluster: str | None, namespace: str | None, context: str | None, timeout: int | None
+) -> Run:
+    """`workspace`: of this machine; None: the job's cluster measures."""
+    if workspace is not None:
+        return _here(inputs, workspace)
+    if inputs.cluster.hosts is None:
+        return _on_cluster(inputs, context, timeout)
+    return _on_hosts(inputs, fleet_of(inputs.cluster, cluster, namespace=namespace, context=context), timeout)
+
+
+def _on_hosts(inputs: Inputs, fleet: Fleet, timeout: int | None) -> Run:
+    from lockstep.plan.ahead.scaling import RECORDED
+    from lockstep.platforms.hosts.shortruns import SECONDS, measured_on_hosts
+
+    def run(job: TrainingJob) -> tuple[dict[str, Object], str]:
+        try:
+            return asyncio.run(measured_on_hosts(fleet, job, inputs.cluster.profile, RECORDED, timeout or SECONDS))
+        except Failed as error:  # another number of hosts may do
+            return {}, str(error)
+
+    return run
 
 
 def _here(inputs: Inputs, workspace: Path) -> Run:

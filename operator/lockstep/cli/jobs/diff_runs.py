@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from enum import StrEnum
@@ -16,6 +17,7 @@ from lockstep.cli.shared.terminal import say
 from lockstep.platforms.output import put, put_json
 
 if TYPE_CHECKING:
+    from lockstep.cli.shared.hostsite import HostJob
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.pages.diffruns import Side
 
@@ -43,7 +45,7 @@ def diff_runs(
 ) -> None:
     """Compare two runs: where their configuration differs, and their loss at the same steps, evaluation, speed and goodput.
 
-    The measurements of a job come from its volume: by one of its pods, or by a short-lived one where none runs. Exit code 0, whether they differ or not.
+    The measurements of a job come from its volume: by one of its pods, or by a short-lived one where none runs; of hosts, from that of node 0. Exit code 0, whether they differ or not.
 
     Example: lockstep diff-runs rank8 rank16
     """
@@ -110,11 +112,28 @@ def _of_folder(path: Path) -> Side:
 
 
 def _of_job(name: str, where: TargetOptions) -> Side:
+    from lockstep.cli.shared.hostsite import HostJob
     from lockstep.plan.pages.diffruns import spec_of
 
+    job = where.site().job(name)
+    if isinstance(job, HostJob):
+        return replace(_side_of(name, asyncio.run(_summary_of_host(job)), job.status), spec=spec_of(job.job["spec"]))
     cluster_job = find_cluster_job(name, where)
     side = _side_of(name, cluster_job.run(lambda cluster: _summary(cluster, cluster_job.job)), cluster_job.job.get("status", {}))
     return replace(side, spec=spec_of(cluster_job.job["spec"]))
+
+
+async def _summary_of_host(job: HostJob) -> dict[str, Any]:
+    """Summary of the job's folder on the host of node 0; {} where it can't be read."""
+    from lockstep.api.errors import Failed
+    from lockstep.platforms.jobs.runs import summary
+
+    try:
+        async with job.volume(0, say) as volume:
+            return await summary(volume.place, job.name, root=volume.run_folder(job.name))
+    except (Failed, OSError) as error:
+        say(f"the measurements of {job.name} can't be read, only its status: {error}")
+        return {}
 
 
 async def _summary(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lockstep.cli.shared.hostsite import fleet_of
 from lockstep.cli.shared.inputs import ClusterOption, FileOption, NamespaceOption, only, read_inputs
 from lockstep.cli.shared.jobargs import WORKSPACE, ContextOption, Form, FormOption, HereOption, HiddenJsonOption, VolumesOption
+from lockstep.cli.shared.signals import exiting_on_ctrl_c
+from lockstep.cli.shared.terminal import waiting
 from lockstep.platforms.output import put, put_json, tell
 from lockstep_spec.words import binary_size, number_of
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
+    from lockstep.cli.shared.inputs import Inputs
+    from lockstep.platforms.hosts.fleet import Fleet
     from lockstep_gang.contract.preflight import Finding, PreflightReport
 
 LOCAL_CLUSTER = "local"
@@ -40,9 +46,11 @@ def preflight(
     """Check the nodes, volumes and network of a job without starting its ranks. Exit code 0: it may start, 1: an error was found.
 
     On a cluster it runs in pods like the job's own, in the job's namespace; the operator isn't needed. They are removed however it ends: at once on
-    Ctrl-C and SIGTERM, within two minutes when this command is killed.
+    Ctrl-C and SIGTERM, within two minutes when this command is killed. On hosts it runs over ssh and leaves nothing there, whatever else runs.
 
     Example: lockstep preflight -f job.yaml
+
+    Example: lockstep preflight -f job.yaml --cluster lab
     """
     inputs = read_inputs(only(file, "preflight"), (cluster or LOCAL_CLUSTER) if local else cluster, namespace)
     job = _with_nodes(inputs.job, nodes)
@@ -50,6 +58,8 @@ def preflight(
         from lockstep.platforms.local.run import preflight_local
 
         result = preflight_local(job, inputs.cluster.profile, workspace)
+    elif inputs.cluster.hosts is not None:
+        result = _on_hosts(inputs, job, fleet_of(inputs.cluster, cluster, namespace=namespace, context=context), timeout)
     else:
         from lockstep.platforms.in_namespace.run import TimeLimit
         from lockstep.platforms.in_namespace.shortruns import preflight_on_cluster
@@ -57,6 +67,14 @@ def preflight(
         result = preflight_on_cluster(job, inputs.cluster.profile, inputs.namespace, context, tell, TimeLimit.of(timeout))
     _show(result, as_json or output is Form.JSON)
     raise typer.Exit(0 if result.ok else 1)
+
+
+def _on_hosts(inputs: Inputs, job: TrainingJob, fleet: Fleet, timeout: int | None) -> PreflightReport:
+    """Look at the hosts by agents that leave nothing there. Raises ConfigError, Failed."""
+    from lockstep.platforms.hosts.shortruns import SECONDS, preflight_on_hosts
+
+    with exiting_on_ctrl_c("lockstep: interrupted; nothing of the preflight is left on the hosts"), waiting("looking at the hosts"):
+        return asyncio.run(preflight_on_hosts(fleet, job, inputs.cluster.profile, timeout or SECONDS))
 
 
 def _with_nodes(job: TrainingJob, nodes: int | None) -> TrainingJob:

@@ -83,6 +83,18 @@ class HostSite(Site):
         return {name: replace(one, known=before[name].known) if name in before else one for name, one in seen.items()} | away, problems
 
 
+def fleet_of(cluster_file: ClusterFile, named: str | None, **options: object) -> Fleet:
+    """Return connections to the hosts of a cluster file, which was given as `named`.
+
+    Raises ConfigError for options that were given and mean nothing on hosts: they are keyed by their names, such as context.
+    """
+    name = cluster_file.cluster.name
+    given = [f"--{option.replace('_', '-')}" for option, value in options.items() if value]
+    if given:
+        raise ConfigError(f"{', '.join(given)} is about Kubernetes, and {name} is a cluster of hosts: leave it out")
+    return HostSite(cluster_file, named or name).fleet()
+
+
 class HostJob(SiteJob):
     """A job, as its hosts tell of it."""
 

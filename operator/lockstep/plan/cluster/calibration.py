@@ -45,6 +45,15 @@ class Point:
         return 2 * (self.ranks - 1) / self.ranks * self.algorithm_gbs
 
 
+@dataclass(frozen=True)
+class Sweep:
+    """Points that were measured, and over what."""
+
+    points: tuple[Point, ...]
+    transport: str
+    nodes: int
+
+
 def sweep_job(profile: TrainingClusterSpec, nodes: int | None, mode: FabricMode, most: int | None = None) -> TrainingJob:
     """A job whose script is the sweep in the agent's own file: nothing has to be synced, and no claim is needed."""
     gpus = profile.gpus.per_node

@@ -59,7 +59,7 @@ async def start(fleet: Fleet, job: TrainingJob, profile: TrainingCluster, option
     if problems:
         raise Failed("; ".join(problems.values()))
     _refuse_running(name, answers, fleet.again)
-    _refuse_missing(name, answers, fleet.again)
+    refuse_missing(name, answers, fleet.again)
     answers = await _lingering(fleet, answers)
     record_time = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     placed = [_dated(seat, record_time) for seat in seats(job, profile, fleet.cluster, fleet.name, answers, str(uuid.uuid4()))]
@@ -110,7 +110,7 @@ def _refuse_running(name: str, answers: Mapping[str, HostFacts], again: str) -> 
         )
 
 
-def _refuse_missing(name: str, answers: Mapping[str, HostFacts], again: str) -> None:
+def refuse_missing(name: str, answers: Mapping[str, HostFacts], again: str) -> None:
     """Raise ConfigError naming every input that isn't there, with the command that brings it."""
     lacks: dict[tuple[str, str, str], list[str]] = {}
     for host, facts in answers.items():

@@ -10,7 +10,7 @@ import json
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from posixpath import join
 
 from lockstep.api import names
@@ -20,7 +20,7 @@ from lockstep.api.job import TrainingJob
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.exec import PodPlace
-from lockstep.plan.cluster.calibration import Point, is_done, point_in
+from lockstep.plan.cluster.calibration import Point, Sweep, is_done, point_in
 from lockstep.plan.cluster.pairs import PairsMeasured, Way
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults
@@ -145,15 +145,6 @@ async def _preflight(
     if not results:
         raise Failed("preflight ended without a result; the log of node 0 ends with: " + " | ".join(lines))
     return results[0]
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """Points that were measured, and over what."""
-
-    points: tuple[Point, ...]
-    transport: str
-    nodes: int
 
 
 def sweep_on_cluster(

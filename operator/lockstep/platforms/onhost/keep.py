@@ -3,6 +3,9 @@
 The request is one line of JSON on standard input; answers are lines of JSON. `start` takes files after it, each as `{"name": …, "bytes": N, "sha256": …}`
 in a line and then its bytes. It answers `{"placed": true}`, and waits for the line `go`: nothing is to be seen of the job before that. Where the other end
 goes away meanwhile, nothing stays, unless the coordinator of this very start, the `witness`, listens: then the other hosts have begun, and so does this one.
+
+`brief` takes files in the same way, and runs the agent for as long as somebody asks for it: its lines come as `{"line": …}`, its end as `{"ended": code}`. All
+that it had is removed on the line `done`, and when the other end goes away or falls silent.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -31,6 +35,13 @@ STOPPED = "stopped"
 WITNESS_SECONDS = 20.0
 SYSTEMD_SECONDS = 60.0
 RESTART_SECONDS = 2.0
+SILENCE_SECONDS = 60.0
+"""Seconds without a line after which a brief run ends: its connection may have broken silently."""
+END_SECONDS = 10.0
+QUIET_SECONDS = 1.0
+BRIEF = re.compile(r"\.[a-z0-9][-a-z0-9]{0,62}\.[0-9a-f]{12}")
+MEASURED = ".measured-"
+"""Beginning of the name of a run's folder that is removed with it."""
 FINAL = (0, 1, 75, 78)
 """Exit codes of an agent that is not started again: complete, failed, saved as asked, refused."""
 
@@ -298,6 +309,114 @@ def remove(request: Json) -> Json:
     return {"removed": result["stopped"]}
 
 
+class Asker:
+    """The other end of a brief run: what it says, and whether it is still there."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.said: set[bytes] = set()
+        self._stream, self._heard, self._gone = stream, time.monotonic(), False
+        self._news = threading.Condition()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        while line := self._stream.readline():
+            with self._news:
+                self.said.add(line.strip())
+                self._heard = time.monotonic()
+                self._news.notify_all()
+        self.leave()
+
+    def leave(self, *_: object) -> None:
+        """Count the other end as gone."""
+        self._gone = True
+
+    @property
+    def is_gone(self) -> bool:
+        return self._gone or time.monotonic() - self._heard > SILENCE_SECONDS
+
+    def says(self, word: bytes, seconds: float) -> bool:
+        """Return True once it has said the word; False after so many seconds, or when it has gone."""
+        end = time.monotonic() + seconds
+        while word not in self.said and not self.is_gone and (left := end - time.monotonic()) > 0:
+            with self._news:
+                self._news.wait(min(left, 0.2))
+        return word in self.said
+
+
+def brief(request: Json, stream: BinaryIO) -> Json:
+    """Run the agent of a job that leaves nothing, until somebody says `done` or goes away. Its files are in the folder `folder` of the state folder."""
+    folder = Path(request["folder"])
+    measured = None if request["forget"] is None else Path(request["forget"])
+    if folder.parent != state_folder() or not BRIEF.fullmatch(folder.name) or (measured and not measured.name.startswith(MEASURED)):
+        raise Declined(f"{folder} is no folder for a short run")
+    files = dict(received(stream) for _ in range(request["files"]))
+    process, ticks = None, None
+    asker = Asker(stream)
+    signal.signal(signal.SIGTERM, asker.leave)
+    try:
+        for needed in (folder.parent, *map(Path, request["folders"])):
+            needed.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700)
+        for name, data in files.items():
+            write(folder / name, data)
+        answer({"placed": True})
+        if asker.says(b"go", SILENCE_SECONDS):
+            command = [*request["command"], "--parent", str(os.getpid())]
+            process = subprocess.Popen(
+                command, env={**os.environ, **request["environment"]}, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+            ticks = start_ticks(process.pid)
+            threading.Thread(target=pass_lines, args=(process,), daemon=True).start()
+            while not asker.says(b"done", 0.5):
+                if asker.is_gone:
+                    break
+    finally:
+        clear_away(None if process is None else process.pid, ticks, [folder, *([measured] if measured else [])])
+    return {"removed": True}
+
+
+def pass_lines(process: subprocess.Popen[bytes]) -> None:
+    """Pass the agent's lines on, and how it ended."""
+    assert process.stdout is not None  # noqa: S101 (it is a pipe)
+    for line in process.stdout:
+        answer({"line": line.decode(errors="replace").rstrip("\n")})
+    answer({"ended": process.wait()})
+
+
+def clear_away(pid: int | None, ticks: int | None, folders: list[Path]) -> None:
+    """End the agent `pid` that started at `ticks`, and remove the folders. A process of its own does it, which nobody ends before it has."""
+    cleaner = os.fork()
+    if cleaner:
+        os.waitpid(cleaner, 0)
+        return
+    os.setsid()
+    with contextlib.suppress(BaseException):
+        if pid is not None and ticks is not None:
+            end_agent(pid, ticks)
+        end = time.monotonic() + END_SECONDS
+        quiet = time.monotonic() + QUIET_SECONDS
+        while time.monotonic() < min(quiet, end):  # a rank that ends may bring its folder back
+            for folder in folders:
+                if folder.exists():
+                    shutil.rmtree(folder, ignore_errors=True)
+                    quiet = time.monotonic() + QUIET_SECONDS
+            time.sleep(0.05)
+    os._exit(0)
+
+
+def end_agent(pid: int, ticks: int) -> None:
+    """Let the agent end its ranks without a save, and kill it if it doesn't. (Two of SIGTERM mean at once.)"""
+    for number, patience in ((signal.SIGTERM, 0.2), (signal.SIGTERM, END_SECONDS), (signal.SIGKILL, END_SECONDS)):
+        if start_ticks(pid) != ticks:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+        end = time.monotonic() + patience
+        while start_ticks(pid) == ticks and time.monotonic() < end:
+            time.sleep(0.05)
+
+
 def answer(value: Json) -> None:
     with contextlib.suppress(BrokenPipeError):  # whoever asked is gone; what was asked for is done all the same
         print(json.dumps(value), flush=True)
@@ -307,12 +426,11 @@ def main(stream: BinaryIO) -> None:
     os.environ.setdefault("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     request = json.loads(stream.readline())
+    with_files = {"start": start, "brief": brief}
     try:
-        answer(
-            start(request, stream)
-            if request["do"] == "start"
-            else {"stop": stop, "remove": remove, "linger": linger}[request["do"]](request)
-        )
+        what = request["do"]
+        plain = {"stop": stop, "remove": remove, "linger": linger}
+        answer(with_files[what](request, stream) if what in with_files else plain[what](request))
     except Declined as error:
         answer({"problem": str(error)})
     except OSError as error:
