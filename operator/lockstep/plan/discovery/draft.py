@@ -53,7 +53,11 @@ def unknown(key: str, example: Any, why: str) -> Entry:
 
 def write(header: Sequence[str], entries: Sequence[Entry]) -> str:
     """The text of the file; sections in the order of their first entry."""
-    lines = [f"# {line}".rstrip() for text in map(printable_line, header) for line in textwrap.wrap(text, WIDTH - 2) or [""]]
+    lines = [
+        f"# {line}".rstrip()
+        for text in map(printable_line, header)
+        for line in textwrap.wrap(text, WIDTH - 2, break_on_hyphens=False, break_long_words=False) or [""]
+    ]
     for section in dict.fromkeys(entry.key.split(".")[0] for entry in entries):
         inside = [entry for entry in entries if entry.key.split(".")[0] == section]
         lines += ["", *_section(inside, 0)]
