@@ -72,6 +72,7 @@ VERBS = {
     "Clusters": {
         "clusters": "clusters.clusters.list_clusters",
         "cluster": "clusters.cluster.app",
+        "hosts": "hosts.group.app",
         "doctor": "clusters.doctor.doctor",
         "deploy": "clusters.deploy.deploy",
         "status": "clusters.overview.status",

@@ -15,10 +15,10 @@ REFUSED: Mapping[str, str] = {
     "doctor": "lockstep cluster lint {name} checks its file, and lockstep preflight -f job.yaml --cluster {name} the hosts",
     "deploy": "hosts run no operator; lockstep run -f job.yaml --cluster {name} starts a job there",
     "status": "lockstep get --cluster {name} lists its jobs",
-    "rollback": "hosts run no operator; their packages are those of environment.lock in its file",
+    "rollback": "hosts run no operator; lockstep hosts setup {name} with the earlier environment.lock brings its packages back",
     "clean": "lockstep delete JOB --cluster {name} removes a job",
     "uninstall": "hosts run no operator; lockstep delete JOB --cluster {name} removes a job",
-    "build": "hosts run no image; their packages are those of environment.lock in its file",
+    "build": "hosts run no image; lockstep hosts setup {name} makes their packages of environment.lock",
     "version": "hosts run no operator; lockstep version --client prints this command's version",
     "cluster discover": "lockstep cluster import FILE and lockstep init hosts NAME write such files",
     "cluster gpus": "lockstep top JOB --cluster {name} shows the GPUs of a job's hosts",
@@ -27,7 +27,7 @@ REFUSED: Mapping[str, str] = {
 WORKING = frozenset({
     "validate", "render", "plan", "preflight", "run", "launch", "bench scaling", "diff-runs", "logs", "top", "get", "describe", "why", "stacks", "drill", "wait", "resume", "stop", "retry",
     "sync", "cp", "generate", "shell", "jupyter", "tensorboard", "vscode", "debug", "delete", "checkpoint list", "checkpoint verify", "checkpoint inspect",
-    "adapter get", "model get", "cluster lint", "cluster calibrate", "cluster topology",
+    "adapter get", "model get", "cluster lint", "cluster calibrate", "cluster topology", "hosts setup",
 })  # fmt: skip
 """Verbs about a job, its files or its network, which work on hosts, too."""
 WITHOUT_CLUSTER = frozenset({

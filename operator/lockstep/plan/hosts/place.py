@@ -244,7 +244,9 @@ def python_of(host: Host, facts: HostFacts) -> str:
         return absolute(host.python, facts.home)
     if facts.environment_python:
         return facts.environment_python
-    raise ConfigError(f"host {host.name} has no Python environment: state hosts[].python in the cluster file")
+    raise ConfigError(
+        f"host {host.name} has no Python environment: lockstep hosts setup makes it, or state hosts[].python in the cluster file"
+    )
 
 
 def addresses_of(hosts: Sequence[Host], facts: Mapping[str, HostFacts]) -> list[str]:

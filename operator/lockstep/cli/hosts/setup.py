@@ -1,0 +1,183 @@
+"""`lockstep hosts setup`: an environment for ranks on every host, made of a lock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.cli.shared.jobargs import OptionalClusterArgument
+from lockstep.cli.shared.terminal import say
+from lockstep.platforms.output import put
+
+if TYPE_CHECKING:
+    from lockstep.api.hosts import HostEnvironment
+    from lockstep.plan.hosts.setup import HostSetup
+    from lockstep.plan.hosts.wheels import Pin, Target
+    from lockstep.platforms.hosts.environment import Packages
+    from lockstep.platforms.hosts.fleet import Fleet
+    from lockstep.platforms.hosts.wheelhouse import WheelFile
+
+BOOTSTRAP = Path("requirements/bootstrap.lock")
+"""Lock of uv, which makes the environments."""
+
+
+def setup(
+    cluster: OptionalClusterArgument = "local",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what each host lacks, and change nothing.")] = False,
+    wheelhouse: Annotated[
+        Path | None,
+        typer.Option(
+            "--wheelhouse",
+            metavar="DIR",
+            show_default=False,
+            help="Send the packages from this folder, for hosts that reach no package index; what it lacks is downloaded into it. Default: environment.wheelhouse.",
+        ),
+    ] = None,
+) -> None:
+    """Make the Python environment of ranks on every host of a cluster file, from environment.lock with its hashes.
+
+    Needs no root: steps that only root can take are printed. Jobs that run keep the environment that they started with. Type it again after it broke, or when the lock or
+    Lockstep has changed; where nothing is lacking, it changes nothing.
+
+    Example: lockstep hosts setup lab --dry-run
+    """
+    from lockstep.cli.shared.hostsite import HostSite
+    from lockstep.cli.shared.target import load
+
+    file = load(cluster)
+    if file.hosts is None:
+        raise ConfigError(f"{cluster} is a Kubernetes cluster: hosts setup is for cluster files with platform: hosts")
+    stated = file.hosts.environment
+    house = wheelhouse or (None if stated.wheelhouse is None else _local(stated.wheelhouse))
+    asyncio.run(_set_up(HostSite(file, cluster).fleet(), stated, house, dry_run=dry_run))
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the environments are to be made of."""
+
+    text: str
+    pins: Sequence[Pin]
+    uv: Pin
+    trainer: WheelFile
+
+
+async def _set_up(fleet: Fleet, stated: HostEnvironment, house: Path | None, *, dry_run: bool) -> None:
+    from lockstep.plan.hosts.setup import mixed_pythons, plan_lines, setup_of
+    from lockstep.platforms.hosts.environment import look
+
+    wanted = _wanted(stated)
+    names = [host.name for host in fleet.cluster.hosts if not host.python]
+    for host in fleet.cluster.hosts:
+        if host.python:
+            put(f"{host.name}: left alone: the cluster file states its python, {host.python}")
+    parts, problems = await look(fleet, names)
+    setups = []
+    for name, one in parts.items():
+        try:
+            setups.append(setup_of(fleet.cluster.host(name), one, stated.python, wanted.text, wanted.trainer.sha256))
+        except ConfigError as error:
+            problems[name] = str(error)
+    origin = f"from {house}" if house else f"from {stated.index or 'PyPI'}"
+    for ready in setups:
+        put(*plan_lines(ready, len(wanted.pins), origin))
+    if warning := mixed_pythons(setups):
+        say(f"warning: {warning}")
+    if dry_run:
+        if problems:
+            raise Failed("; ".join(problems.values()))
+        return
+    problems |= await _make(fleet, setups, wanted, stated, house)
+    if problems:
+        raise Failed("; ".join(problems.values()))
+
+
+async def _make(fleet: Fleet, setups: Sequence[HostSetup], wanted: Wanted, stated: HostEnvironment, house: Path | None) -> dict[str, str]:
+    """Make each host ready; by host why it isn't. A host that lacks nothing isn't asked again."""
+    from lockstep.platforms.hosts.environment import set_up, try_gpus
+
+    by_name = {one.host.name: one for one in setups if not one.is_done or one.lingers}
+    packages = await _packages([one for one in setups if one.makes], wanted, stated, house)
+
+    async def ready(name: str) -> None:
+        one = by_name[name]
+        lingers = await set_up(fleet, one, packages, _tell)
+        if not one.is_done:
+            put(f"{name}: ready: {one.path}", flush=True)
+        _show_root_steps(one, refused=one.parts.has_units and not lingers)
+        if one.makes and one.parts.gpus:
+            for line in await try_gpus(fleet, one):
+                put(f"{name}: {line}", flush=True)
+
+    _, problems = await fleet.all(by_name, ready)
+    return problems
+
+
+def _show_root_steps(one: HostSetup, *, refused: bool) -> None:
+    from lockstep.plan.hosts.setup import root_steps
+
+    for line in root_steps(one, refused=refused):
+        put(f"{one.host.name}: only root can {line}", flush=True)
+
+
+def _tell(line: str) -> None:
+    put(line, flush=True)
+
+
+async def _packages(makers: Sequence[HostSetup], wanted: Wanted, stated: HostEnvironment, house: Path | None) -> Packages:
+    """Gather on this machine what the hosts don't fetch themselves: uv, and with a wheelhouse all packages."""
+    from lockstep.platforms.hosts.environment import Packages
+    from lockstep.platforms.hosts.wheelhouse import cache_folder, gather, index_here
+
+    index, folder = index_here(stated.index), house or cache_folder()
+    targets = {one.host.name: one.target for one in makers}
+    uv, files = {}, {}
+    if makers:
+        tools = await gather([wanted.uv], targets.values(), folder, index, say)
+        uv = {name: tools[target][0] for name, target in targets.items()}
+        if house is not None:
+            files = await _wheels(wanted, targets, folder, index)
+    return Packages(wanted.text, wanted.pins, wanted.trainer, uv, None if house is None else files, stated.index)
+
+
+async def _wheels(wanted: Wanted, targets: Mapping[str, Target], folder: Path, index: str) -> dict[str, Sequence[WheelFile]]:
+    from lockstep.platforms.hosts.wheelhouse import gather
+
+    found = await gather(wanted.pins, targets.values(), folder, index, say)
+    return {name: found[target] for name, target in targets.items()}
+
+
+def _wanted(stated: HostEnvironment) -> Wanted:
+    """Read the locks, and pack the trainer. Raises ConfigError for a lock that isn't there, or pins without hashes."""
+    from lockstep.cli.shared.clusterfiles import read_text
+    from lockstep.cli.shared.ownversion import own_version
+    from lockstep.plan.hosts.wheels import read_lock
+    from lockstep.platforms.hosts.environment import trainer_file
+    from lockstep.platforms.hosts.wheelhouse import cache_folder
+
+    path, bootstrap = _local(stated.lock), _local(str(BOOTSTRAP))
+    text = read_text(path)
+    pins = read_lock(text, str(path))
+    uv = next((pin for pin in read_lock(read_text(bootstrap), str(bootstrap)) if pin.name == "uv"), None)
+    if uv is None:
+        raise ConfigError(f"{bootstrap} pins no uv, which makes the environments")
+    return Wanted(text, pins, uv, trainer_file(cache_folder(), own_version().split()[0]))
+
+
+def _local(stated: str) -> Path:
+    """Return a path of the cluster file on this machine: below the current folder if it is there, else below the checkout."""
+    from lockstep.cli.shared.checkout import checkout, from_here
+
+    path = Path(stated).expanduser()
+    if path.is_absolute() or path.exists():
+        return path
+    try:
+        return from_here(checkout() / path)
+    except ConfigError:
+        return path

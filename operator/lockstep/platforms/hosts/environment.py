@@ -1,0 +1,232 @@
+"""Environments for ranks on hosts: look at what is there, send what is lacking, and let the host make the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib.util
+import io
+import json
+import zipfile
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from lockstep.api.errors import Failed
+from lockstep.plan.hosts.place import absolute
+from lockstep.plan.hosts.setup import HostParts, HostSetup, read_parts
+from lockstep.plan.hosts.wheels import Pin, is_of, is_source, only, without
+from lockstep.platforms.hosts.fleet import Fleet
+from lockstep.platforms.hosts.place import HostPlace
+from lockstep.platforms.hosts.wheelhouse import WheelFile, fetch
+from lockstep.platforms.inpod import source_of
+from lockstep.platforms.onhost import gputest, install
+from lockstep.programs import Program, ProgramFailed, answer_of, lines_in, python_output, python_program
+
+LOOK_SECONDS = 30.0
+MAKE_SECONDS = 4 * 3600.0
+GPU_SECONDS = 300.0
+PIECE_BYTES = 1 << 20
+SOURCE_ONLY = ("deepspeed",)
+"""Packages of requirements/train.lock that have no wheel: a host builds theirs, with what else the lock brings."""
+TRAINER = ("lockstep_gang", "lockstep_spec", "lockstep_train")
+_TIME = (1980, 1, 1, 0, 0, 0)
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Packages:
+    """What an environment is made of."""
+
+    lock: str
+    """Text of the lock."""
+    pins: Sequence[Pin]
+    trainer: WheelFile
+    """Archive of Lockstep's own packages."""
+    uv: Mapping[str, WheelFile]
+    """Wheel of uv, by host."""
+    files: Mapping[str, Sequence[WheelFile]] | None
+    """Files of the packages, by host; None: the hosts reach an index."""
+    index: str | None = None
+
+
+@cache
+def _program() -> bytes:
+    """Text of the program without what only newer Pythons than a host's may know."""
+    return source_of(install).replace(b"from __future__ import annotations\n", b"")
+
+
+def trainer_archive(version: str) -> bytes:
+    """Lockstep's own packages for ranks, as an archive of files: same sources, same bytes. Raises Failed where they aren't installed."""
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w", zipfile.ZIP_STORED) as archive:
+        for package in TRAINER:
+            spec = importlib.util.find_spec(package)
+            if spec is None or spec.origin is None:
+                raise Failed(f"there is no {package} here: install Lockstep as a whole, or run this in a checkout")
+            folder = Path(spec.origin).parent
+            for path in sorted(folder.rglob("*")):
+                if path.is_file() and "__pycache__" not in path.parts:
+                    archive.writestr(zipfile.ZipInfo(f"{package}/{path.relative_to(folder).as_posix()}", _TIME), path.read_bytes())
+        archive.writestr(
+            zipfile.ZipInfo(f"lockstep-{version}.dist-info/METADATA", _TIME), f"Metadata-Version: 2.1\nName: lockstep\nVersion: {version}\n"
+        )
+        archive.writestr(zipfile.ZipInfo(f"lockstep-{version}.dist-info/INSTALLER", _TIME), "lockstep\n")
+    return written.getvalue()
+
+
+def trainer_file(folder: Path, version: str) -> WheelFile:
+    """Write the archive into a folder, and return it."""
+    data = trainer_archive(version)
+    digest = hashlib.sha256(data).hexdigest()
+    path = folder / f"lockstep-trainer-{digest[:16]}.zip"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not path.exists() or path.stat().st_size != len(data):
+        draft = path.with_suffix(".draft")
+        draft.write_bytes(data)
+        draft.replace(path)
+    return WheelFile(path, digest)
+
+
+async def look(fleet: Fleet, names: Iterable[str]) -> tuple[dict[str, HostParts], dict[str, str]]:
+    """Ask every host what it has of an environment; by host why one gave no answer."""
+
+    async def one(name: str) -> HostParts:
+        host = fleet.cluster.host(name)
+        async with asyncio.timeout(LOOK_SECONDS):
+            return read_parts(name, await _asked(fleet.place(name), {"do": "facts", "folders": [host.workspace, host.datasets]}))
+
+    return await fleet.all(names, one)
+
+
+async def set_up(fleet: Fleet, setup: HostSetup, packages: Packages, say: Say) -> bool:
+    """Make the host ready, and return whether its user's units go on without a login. Raises Failed with the host's reason."""
+    name = setup.host.name
+    place = fleet.place(name)
+    files: list[WheelFile] = []
+    request: dict[str, Any] = {
+        "do": "make", "environment": setup.environment, "linger": setup.lingers, "keep": [], "files": [],
+        "folders": [absolute(folder, setup.parts.home) for folder in setup.folders],
+    }  # fmt: skip
+    if setup.makes:
+        files = [packages.uv[name], packages.trainer, *(packages.files or {}).get(name, ())]
+        archive = None
+        await _send(place, files, setup.parts.files, say)
+        if packages.files is not None and not setup.python.path:
+            archive, sent = await _python_archive(place, setup, packages)
+            await _send(place, [sent], setup.parts.files, say)
+            files.append(sent)
+        request |= _making(setup, packages, files, archive)
+    async with asyncio.timeout(MAKE_SECONDS):
+        return bool((await _asked(place, request, lambda step: say(f"{name}: {step}")))["linger"])
+
+
+def _making(setup: HostSetup, packages: Packages, files: Sequence[WheelFile], archive: list[str] | None) -> dict[str, Any]:
+    offline = packages.files is not None
+    names = [file.path.name for file in files]
+    sources = {pin.name for pin in packages.pins if pin.name in SOURCE_ONLY}
+    if packages.files is not None:
+        own = [file.path.name for file in packages.files[setup.host.name]]
+        sources = {pin.name for pin in packages.pins if any(is_source(file) and is_of(file, pin) for file in own)}
+    return {
+        "uv": packages.uv[setup.host.name].path.name,
+        "trainer": packages.trainer.path.name,
+        "folders_of_trainer": TRAINER,
+        "python": setup.python.path,
+        "version": setup.python.version,
+        "archive": archive,
+        "offline": offline,
+        "index": "" if offline else packages.index or "",
+        "wheels": without(packages.lock, sources),
+        "sources": only(packages.lock, sources),
+        "built": ", ".join(sorted(sources)),
+        "packages": len(packages.pins),
+        "files": [[file.path.name, file.sha256] for file in files],
+        "keep": names,
+    }
+
+
+async def _python_archive(place: HostPlace, setup: HostSetup, packages: Packages) -> tuple[list[str], WheelFile]:
+    """Download the archive of the Python that uv brings. uv on the host knows its digest, and refuses another one."""
+    request = {"do": "archive", "uv": packages.uv[setup.host.name].path.name, "version": setup.python.version}
+    url = str((await _asked(place, request))["url"])
+    release, name = urlsplit(url).path.split("/")[-2:]
+    path = packages.uv[setup.host.name].path.parent / unquote(name)
+    if not path.exists():
+        await fetch(url, path)
+    with path.open("rb") as file:
+        return [release, path.name], WheelFile(path, hashlib.file_digest(file, "sha256").hexdigest())
+
+
+async def _send(place: HostPlace, files: Sequence[WheelFile], there: Mapping[str, int], say: Say) -> None:
+    """Send the files that aren't there; of one that came in part, the rest. `there`: sizes by name."""
+    lacking = [file for file in files if there.get(file.path.name) != file.size]
+    if not lacking:
+        return
+    size = sum(file.size for file in lacking)
+    say(f"{place.shared.login.name}: sending {len(lacking)} files, {size / 1e6:.0f} MB")
+    async with _started(place, {"do": "take", "files": len(lacking), "bytes": size}) as program:
+        answers = lines_in(program)
+        for file in lacking:
+            await program.write(json.dumps({"name": file.path.name, "bytes": file.size, "sha256": file.sha256}).encode() + b"\n")
+            offset = int((await _next(program, answers, "offset"))["offset"])
+            with file.path.open("rb") as source:
+                source.seek(offset)
+                while data := source.read(PIECE_BYTES):
+                    await program.write(data)
+            await _next(program, answers, "taken")
+        await _next(program, answers, "done")
+
+
+async def _next(program: Program, answers: AsyncIterator[bytes], word: str) -> dict[str, Any]:
+    async for line in answers:
+        answer = answer_of(line, program.place.name)
+        if word in answer:
+            return answer
+        raise ProgramFailed(f"{program.place.name}: {answer.get('problem', answer)}")
+    raise program.failure()
+
+
+@asynccontextmanager
+async def _started(place: HostPlace, request: Mapping[str, Any]) -> AsyncIterator[Program]:
+    async with python_program(place, _program()) as program:
+        await program.write(json.dumps(request).encode() + b"\n")
+        yield program
+
+
+async def _asked(place: HostPlace, request: Mapping[str, Any], step: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """Return the last answer to a request; `step` hears what is done meanwhile. Raises ProgramFailed with the host's reason."""
+    async with _started(place, request) as program:
+        async for line in lines_in(program):
+            answer = answer_of(line, place.name)
+            if "step" in answer:
+                step(str(answer["step"])[:200])
+            elif "done" in answer:
+                return answer
+            else:
+                raise ProgramFailed(f"{place.name}: {answer.get('problem', answer)}")
+        raise program.failure()
+
+
+async def try_gpus(fleet: Fleet, setup: HostSetup) -> list[str]:
+    """Let every GPU of the host compute, with the packages of its environment. Return a line for each; no line where the lock has no torch.
+
+    Raises Failed naming the GPUs that can't.
+    """
+    name = setup.host.name
+    python = f"{setup.path}/bin/python"
+    place = HostPlace(fleet.place(name).shared, (python,))
+    answer = answer_of(await python_output(place, source_of(gputest), seconds=GPU_SECONDS), place.name)
+    if answer.get("torch") is None:
+        return []
+    gpus = [dict(gpu) for gpu in answer.get("gpus", [])]
+    broken = [f"GPU {index} ({gpu['name']}): {gpu['problem']}" for index, gpu in enumerate(gpus) if "problem" in gpu]
+    if len(gpus) < setup.parts.gpus:
+        broken.append(f"torch {answer['torch']} sees {len(gpus)} of {setup.parts.gpus} GPUs: its driver may be too old for these packages")
+    if broken:
+        raise Failed(f"host {name}: {'; '.join(broken)}")
+    return [f"GPU {index}: {gpu['name']}, {gpu['teraflops']:.0f} TFLOP/s in {gpu['kind']}" for index, gpu in enumerate(gpus)]

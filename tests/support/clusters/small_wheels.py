@@ -1,0 +1,61 @@
+"""Packages of one file each, as wheels in a folder with a lock, for the environments of the tests' hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from lockstep.plan.hosts.wheels import Target, read_lock
+from lockstep.platforms.hosts.wheelhouse import PYPI, cache_folder, gather
+from support.checkout import ROOT
+
+TIME = (2020, 1, 1, 0, 0, 0)
+
+
+def write_wheel(folder: Path, name: str, version: str, text: str) -> Path:
+    """Write the wheel of a package with one module."""
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    info = f"{name}-{version}.dist-info"
+    files = {
+        f"{name}.py": text,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    files[f"{info}/RECORD"] = "".join(f"{file},,\n" for file in (*files, f"{info}/RECORD"))
+    with zipfile.ZipFile(path, "w") as archive:
+        for file, content in files.items():
+            archive.writestr(zipfile.ZipInfo(file, TIME), content)
+    return path
+
+
+def write_lock(path: Path, wheels: list[Path]) -> Path:
+    """Pin the wheels, each by its digest, as uv writes it."""
+    lines = []
+    for wheel in wheels:
+        name, version = wheel.name.split("-")[:2]
+        lines.append(f"{name}=={version} \\\n    --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n")
+    path.write_text("".join(lines))
+    return path
+
+
+def uv_wheel(machine: str = "x86_64") -> Path:
+    """The wheel of uv that requirements/bootstrap.lock pins, downloaded once and kept with other downloads."""
+    lock = ROOT / "requirements/bootstrap.lock"
+    target = Target((3, 11), machine, (2, 17))
+    files = asyncio.run(gather(read_lock(lock.read_text(), str(lock)), [target], cache_folder(), PYPI, print))
+    return files[target][0].path
+
+
+def make_wheelhouse(folder: Path, packages: Mapping[str, str]) -> Path:
+    """Make a folder with uv and these packages, version 1.0, beside a lock of them, and return the lock. `packages`: text of each by name."""
+    house = folder / "wheels"
+    house.mkdir(parents=True, exist_ok=True)
+    uv = uv_wheel(os.uname().machine)
+    if not (house / uv.name).exists():
+        os.link(uv, house / uv.name) if uv.stat().st_dev == house.stat().st_dev else (house / uv.name).write_bytes(uv.read_bytes())
+    wheels = [write_wheel(house, name, "1.0", text) for name, text in packages.items()]
+    return write_lock(folder / "small.lock", wheels)
