@@ -156,7 +156,7 @@ async def _wheels(wanted: Wanted, targets: Mapping[str, Target], folder: Path, i
 def _wanted(stated: HostEnvironment) -> Wanted:
     """Read the locks, and pack the trainer. Raises ConfigError for a lock that isn't there, or pins without hashes."""
     from lockstep.cli.shared.clusterfiles import read_text
-    from lockstep.cli.shared.ownversion import own_version
+    from lockstep.cli.shared.ownversion import own_number
     from lockstep.plan.hosts.wheels import read_lock
     from lockstep.platforms.hosts.environment import trainer_file
     from lockstep.platforms.hosts.wheelhouse import cache_folder
@@ -167,7 +167,7 @@ def _wanted(stated: HostEnvironment) -> Wanted:
     uv = next((pin for pin in read_lock(read_text(bootstrap), str(bootstrap)) if pin.name == "uv"), None)
     if uv is None:
         raise ConfigError(f"{bootstrap} pins no uv, which makes the environments")
-    return Wanted(text, pins, uv, trainer_file(cache_folder(), own_version().split()[0]))
+    return Wanted(text, pins, uv, trainer_file(cache_folder(), own_number()))
 
 
 def _local(stated: str) -> Path:

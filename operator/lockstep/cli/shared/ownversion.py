@@ -5,27 +5,39 @@ from __future__ import annotations
 from pathlib import Path
 
 
+ROOT = Path(__file__).resolve().parents[4]
+
+
 def own_version() -> str:
     """Version of the installed package; of a checkout the one that it becomes, with its commit where git knows it."""
+    number, is_installed = _number()
+    if is_installed:
+        return number
+    if not number:
+        return "from a checkout"
+    commit = _commit(ROOT)
+    return f"{number} from a checkout{f' ({commit})' if commit else ''}"
+
+
+def own_number() -> str:
+    """Version alone, without asking git."""
+    return _number()[0] or "0"
+
+
+def _number() -> tuple[str, bool]:
+    """Return the version, and whether it is installed; of a checkout without one: ''."""
+    import tomllib
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as installed
 
     try:
-        return installed("lockstep")
+        return installed("lockstep"), True
     except PackageNotFoundError:
-        return _of_checkout()
-
-
-def _of_checkout() -> str:
-    import tomllib
-
-    root = Path(__file__).resolve().parents[4]
+        pass
     try:
-        number = str(tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
+        return str(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]), False
     except (OSError, KeyError, ValueError):
-        return "from a checkout"
-    commit = _commit(root)
-    return f"{number} from a checkout{f' ({commit})' if commit else ''}"
+        return "", False
 
 
 def _commit(root: Path) -> str:

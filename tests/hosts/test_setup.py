@@ -1,0 +1,211 @@
+"""`lockstep hosts setup` on hosts without a network: the environment comes from a folder of wheels at the laptop, whatever breaks meanwhile."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep.devcluster.hosts import bed as running
+from support.checkout import ROOT
+from support.clusters.bed_hosts import BedHosts, eventually
+from support.clusters.bed_jobs import BedJobs
+from support.clusters.small_wheels import make_wheelhouse, write_lock, write_wheel
+
+HOSTS = 2
+PACKAGES = {"small_alpha": "VALUE = 41\n", "small_beta": "from small_alpha import VALUE\nMORE = VALUE + 1\n"}
+DATA = "/home/{user}/.local/share/lockstep"
+SCRIPT = """\
+import os, sys, time
+import small_beta
+path = os.path.expanduser("~/lockstep/workspace/environment")
+open(path, "w").write(f"{sys.prefix} {small_beta.MORE}")
+while os.path.exists(os.path.expanduser("~/lockstep/workspace/wait")):
+    time.sleep(0.1)
+"""
+TREE = 'cd "$1" 2>/dev/null && find . -printf "%p %T@ %s %l\\n" | LC_ALL=C sort || true'
+
+
+class Lab(BedJobs):
+    """The laptop with a cluster file that states no Python, a lock of small packages and their wheels."""
+
+    def __init__(self, bed: BedHosts, folder: Path, user: str = "ada") -> None:
+        super().__init__(bed, folder)
+        self.user = user
+        self.house = folder / "wheels"
+        self.lock = make_wheelhouse(folder, PACKAGES)
+        lines = [line for line in self.cluster.read_text().splitlines() if "python:" not in line]
+        text = "\n".join(lines).replace("user: ada", f"user: {user}").partition(f"  - name: {bed.host(HOSTS).name}")[0]
+        self.cluster.write_text(f"{text.rstrip()}\nenvironment: {{lock: {self.lock}, wheelhouse: {self.house}}}\n")
+
+    def setup(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        return self.type("hosts", "setup", str(self.cluster), *words, check=check)
+
+    def sh(self, number: int, script: str) -> str:
+        return self.bed.console(number, "sh", "-c", script, "sh", DATA.format(user=self.user)).strip()
+
+    def tree(self, number: int) -> str:
+        """Everything in the host's folder of environments, with times and sizes."""
+        return self.sh(number, TREE)
+
+    def environments(self, number: int) -> list[str]:
+        return self.sh(number, 'ls -d "$1"/env-* 2>/dev/null || true').split()
+
+    def interrupted(self, word: str) -> None:
+        """Type it, and kill it when it says `word`: it gets to tidy nothing up."""
+        command = [sys.executable, "-m", "lockstep.cli.main", "hosts", "setup", str(self.cluster)]
+        with subprocess.Popen(command, cwd=ROOT, env={**os.environ, "NO_COLOR": "1"}, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            try:
+                line = next((line for line in process.stdout if word in line), None)
+            finally:
+                process.send_signal(signal.SIGKILL)
+        assert line is not None, f"it never said {word}"
+
+    def works(self, number: int) -> bool:
+        return (
+            self.sh(number, 'runuser -u "$(stat -c %U "$1")" -- "$1/env/bin/python" -c "import small_beta; print(small_beta.MORE)"') == "42"
+        )
+
+
+def wipe(bed: BedHosts) -> None:
+    for number in range(HOSTS):
+        bed.console(number, "sh", "-c", "rm -rf /home/*/.local/share/lockstep /home/*/lockstep")
+
+
+@pytest.fixture
+def bare(bed: BedHosts) -> Iterator[BedHosts]:
+    """Hosts on which nothing was set up; they are left so."""
+    wipe(bed)
+    yield bed
+    bed.mend()
+    wipe(bed)
+
+
+@pytest.fixture
+def lab(bare: BedHosts, tmp_path: Path) -> Lab:
+    return Lab(bare, tmp_path)
+
+
+def test_a_dry_run_shows_what_hosts_lack_and_changes_nothing(lab: Lab) -> None:
+    shown = lab.setup("--dry-run").stdout
+    assert re.search(r"^bed1: x86_64|aarch64, Python 3\.\d+ its own", shown, re.MULTILINE)
+    assert f"2 packages from {lab.house}" in shown
+    assert [lab.tree(number) for number in range(HOSTS)] == ["", ""]
+    assert lab.sh(0, "ls -d /home/ada/lockstep 2>/dev/null || true") == ""
+
+
+def test_bare_hosts_run_a_job_after_one_command_and_a_second_one_changes_nothing(lab: Lab) -> None:
+    lab.setup()
+    assert all(lab.works(number) for number in range(HOSTS))
+    before = [lab.tree(number) for number in range(HOSTS)]
+    again = lab.setup().stdout
+    assert again.count("ready: ") == HOSTS
+    assert "make" not in again
+    assert [lab.tree(number) for number in range(HOSTS)] == before
+    path = lab.job("small", nodes=HOSTS)
+    for number in range(HOSTS):
+        lab.put(number, "rank.py", SCRIPT.encode())
+    try:
+        lab.run(path)
+        assert lab.becomes("small", "Complete")
+        for number in range(HOSTS):
+            environment = lab.environments(number)[0]
+            assert lab.sh(number, "cat /home/ada/lockstep/workspace/environment") == f"{environment} 42"
+    finally:
+        lab.about("delete", "small", "--yes")
+
+
+@pytest.mark.parametrize("word", ["sending", "installing"])
+def test_it_goes_on_where_it_was_killed(lab: Lab, word: str) -> None:
+    lab.interrupted(word)
+    for number in range(HOSTS):  # a folder has an environment's name only when it is one
+        assert all(lab.works(number) for _ in lab.environments(number) if lab.sh(number, 'ls -d "$1/env" 2>/dev/null || true'))
+    lab.setup()
+    assert all(lab.works(number) for number in range(HOSTS))
+    assert lab.sh(0, 'ls -A "$1" | grep -E "draft|gone" || true') == ""
+
+
+def test_a_host_that_loses_its_power_meanwhile_is_ready_after_the_next_run(lab: Lab) -> None:
+    command = [sys.executable, "-m", "lockstep.cli.main", "hosts", "setup", str(lab.cluster)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert next((line for line in process.stdout if line.startswith("bed1: sending")), None) is not None
+        running.power_off(lab.bed.host(1))
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "bed1" in errors
+    assert lab.works(0)
+    lab.bed.mend()
+    lab.setup()
+    assert lab.works(1)
+
+
+def test_a_wheel_that_is_not_the_lock_s_is_refused_before_anything_is_sent(lab: Lab) -> None:
+    wheel = write_wheel(lab.house, "small_beta", "1.0", "MORE = 43\n")
+    done = lab.setup(check=False)
+    assert done.returncode == 1
+    expected = re.findall(r"sha256:([0-9a-f]{64})", lab.lock.read_text())[1]
+    assert hashlib.sha256(wheel.read_bytes()).hexdigest() in done.stderr
+    assert expected in done.stderr
+    assert [lab.tree(number) for number in range(HOSTS)] == ["", ""]
+
+
+def test_a_wheel_that_was_changed_on_a_host_is_refused_there_and_replaced_by_the_next_run(lab: Lab) -> None:
+    wheel = next(lab.house.glob("small_beta*"))
+    other = wheel.read_bytes()[:-1] + b"\1"
+    script = f'mkdir -p "$1/wheels" && cat > "$1/wheels/{wheel.name}" && chown -R ada:ada /home/ada/.local'
+    lab.bed.console(0, "sh", "-c", script, "sh", DATA.format(user="ada"), stdin=other)
+    done = lab.setup(check=False)
+    assert done.returncode == 1
+    assert hashlib.sha256(other).hexdigest() in done.stderr
+    assert hashlib.sha256(wheel.read_bytes()).hexdigest() in done.stderr
+    assert lab.environments(0) == []
+    assert lab.works(1)
+    lab.setup()
+    assert lab.works(0)
+
+
+def test_a_running_job_keeps_its_environment_until_it_is_deleted(lab: Lab) -> None:
+    lab.setup()
+    (first,) = lab.environments(0)
+    path = lab.job("long", nodes=HOSTS)
+    for number in range(HOSTS):
+        lab.put(number, "rank.py", SCRIPT.encode())
+        lab.put(number, "wait", b"")
+    try:
+        lab.run(path)
+        assert eventually(lambda: first in lab.sh(0, "cat /home/ada/lockstep/workspace/environment 2>/dev/null || true"))
+        wheels = [*sorted(lab.house.glob("small_*")), write_wheel(lab.house, "small_gamma", "1.0", "")]
+        write_lock(lab.lock, wheels)
+        lab.setup()
+        assert len(lab.environments(0)) == 2
+        assert lab.sh(0, 'readlink "$1/env"') != Path(first).name
+        assert lab.state("long") == "Running"
+        assert first in lab.bed.console(0, "pgrep", "-af", "rank.py")
+    finally:
+        lab.about("delete", "long", "--yes")
+    assert f"remove  {first}" in lab.setup().stdout
+    assert first not in lab.environments(0)
+
+
+def test_root_s_step_is_printed_where_a_user_may_not_linger_by_himself(bare: BedHosts, tmp_path: Path) -> None:
+    lab = Lab(bare, tmp_path, user="bob")
+    shown = lab.setup().stdout
+    assert "bed0: only root can `sudo loginctl enable-linger bob`" in shown
+    assert lab.works(0)
+
+
+def test_a_package_that_no_wheel_is_for_is_named_before_anything_is_sent(lab: Lab) -> None:
+    next(lab.house.glob("small_beta*")).rename(lab.house / "small_beta-1.0-cp27-none-win32.whl")
+    done = lab.type("hosts", "setup", str(lab.cluster), check=False)
+    assert done.returncode == 1
+    assert "small-beta 1.0" in done.stderr
+    assert [lab.tree(number) for number in range(HOSTS)] == ["", ""]
