@@ -87,7 +87,7 @@ class HostDefaults(Model):
     interface: InterfaceName | None = None
     """Interface that the ranks use. Left out: the one with the route to the other hosts."""
     python: HostPath | None = None
-    """Python with the packages of the trainer. Left out: the one of section environment."""
+    """Python with the packages of the trainer. Left out: the environment that `lockstep hosts setup` makes."""
     workspace: HostPath = WORKSPACE_FOLDER
     """Folder that stands for /workspace."""
     datasets: HostPath = DATASETS_FOLDER
@@ -124,13 +124,13 @@ class HostEnvironment(Model):
     """Python packages of ranks, the same on every host."""
 
     lock: LocalPath = "requirements/train.lock"
-    """File of pinned packages with their hashes, on this machine."""
+    """File of pinned packages with their hashes, on this machine. `lockstep hosts setup` makes an environment of it on every host."""
     python: Annotated[str | None, Field(pattern=PYTHON_PATTERN, max_length=4)] = None
-    """Version of Python to bring where the host's own doesn't fit the lock."""
+    """Version of Python of the environments: the host's own where it has that one, else one is brought. Left out: the host's own from 3.11 on, else 3.12."""
     index: Annotated[str | None, Field(pattern=INDEX_PATTERN, max_length=512)] = None
     """Package index that the hosts reach. Left out: PyPI."""
     wheelhouse: LocalPath | None = None
-    """Folder of wheels on this machine, sent to hosts that reach no index."""
+    """Folder of wheels on this machine, sent to hosts that reach no index. What it lacks is downloaded into it."""
 
 
 class HostsCluster(Model):

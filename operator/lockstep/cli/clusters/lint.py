@@ -47,7 +47,9 @@ def lint(
     if file.hosts is None:
         operator_image = default_image(file.profile)
     elif not offline:
-        tell(f"note: the file alone was checked; lockstep preflight -f job.yaml --cluster {cluster} checks the hosts")
+        tell(
+            f"note: the file alone was checked; lockstep hosts setup {cluster} --dry-run shows what the hosts lack, and lockstep preflight -f job.yaml --cluster {cluster} checks them"
+        )
     if file.hosts is None and not offline:
         try:
             facts = asyncio.run(_look(file, namespace, context))

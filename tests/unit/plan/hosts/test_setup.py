@@ -1,0 +1,151 @@
+"""What a host lacks of an environment, from its facts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lockstep.api.errors import ConfigError
+from lockstep.api.hosts import Host
+from lockstep.plan.hosts.facts import BadAnswer
+from lockstep.plan.hosts.setup import (
+    HostParts,
+    HostPython,
+    choose_python,
+    environment_name,
+    mixed_pythons,
+    plan_lines,
+    read_parts,
+    root_steps,
+    setup_of,
+)  # fmt: skip
+
+LOCK, TRAINER = "torch==2.15.0", "aa" * 32
+DATA = "/home/ada/.local/share/lockstep"
+PARTS = HostParts(
+    name="lab0", user="ada", home="/home/ada", system="Linux", machine="x86_64", glibc=(2, 36), data=DATA, pythons={"3.11": "/usr/bin/python3"},
+    has_units=True, lingers=True,
+)  # fmt: skip
+HOST = Host(name="lab0")
+FOLDERS = frozenset({"/home/ada/lockstep/workspace", "/home/ada/lockstep/datasets"})
+NAME = environment_name(LOCK, HostPython("3.11", "/usr/bin/python3"), "x86_64", TRAINER)
+READY = replace(PARTS, environments=(NAME,), current=NAME, folders=FOLDERS)
+
+
+def shown(parts: HostParts, stated: str | None = None) -> list[str]:
+    return list(plan_lines(setup_of(HOST, parts, stated, LOCK, TRAINER), 83, "from PyPI"))
+
+
+def test_a_bare_host_gets_an_environment_and_folders() -> None:
+    assert shown(replace(PARTS, lingers=False)) == [
+        "lab0: x86_64, Python 3.11 its own (/usr/bin/python3)",
+        f"  make    {DATA}/{NAME}: 83 packages from PyPI, and Lockstep's trainer",
+        "  make    ~/lockstep/workspace",
+        "  make    ~/lockstep/datasets",
+        "  linger  switch on, so that jobs survive the end of a login and a reboot",
+    ]
+
+
+def test_a_host_that_lacks_nothing_is_ready() -> None:
+    setup = setup_of(HOST, READY, None, LOCK, TRAINER)
+    assert setup.is_done
+    assert not setup.makes
+    assert shown(READY)[1:] == [f"  ready: {DATA}/{NAME}"]
+
+
+def test_a_host_that_may_not_linger_is_done_all_the_same() -> None:
+    setup = setup_of(HOST, replace(READY, lingers=False), None, LOCK, TRAINER)
+    assert setup.is_done
+    assert setup.lingers
+
+
+def test_environments_that_no_job_names_are_removed_and_others_stay() -> None:
+    parts = replace(READY, environments=("env-" + "0" * 16, "env-" + "1" * 16, NAME), used=frozenset({"env-" + "1" * 16}))
+    setup = setup_of(HOST, parts, None, LOCK, TRAINER)
+    assert setup.obsolete == ("env-" + "0" * 16,)
+    assert not setup.is_done
+
+
+def test_an_environment_that_is_there_is_taken_again_without_being_made() -> None:
+    setup = setup_of(HOST, replace(READY, current="env-" + "1" * 16), None, LOCK, TRAINER)
+    assert not setup.makes
+    assert not setup.is_done
+    assert f"  use     {DATA}/{NAME}, which is there" in shown(replace(READY, current="env-" + "1" * 16))
+
+
+@pytest.mark.parametrize(
+    ("pythons", "stated", "expected"),
+    [
+        ({"3.11": "/usr/bin/python3"}, None, HostPython("3.11", "/usr/bin/python3")),
+        ({"3.13": "/usr/bin/python3", "3.11": "/opt/python3.11"}, None, HostPython("3.13", "/usr/bin/python3")),
+        ({"3.9": "/usr/bin/python3", "3.11": "/opt/python3.11"}, None, HostPython("3.11", "/opt/python3.11")),
+        ({"3.6": "/usr/bin/python3"}, None, HostPython("3.12", "")),
+        ({}, None, HostPython("3.12", "")),
+        ({"3.11": "/usr/bin/python3"}, "3.12", HostPython("3.12", "")),
+        ({"3.13": "/usr/bin/python3", "3.12": "/usr/bin/python3.12"}, "3.12", HostPython("3.12", "/usr/bin/python3.12")),
+    ],
+)
+def test_the_host_s_own_python_is_taken_where_it_will_do(pythons: dict[str, str], stated: str | None, expected: HostPython) -> None:
+    assert choose_python(replace(PARTS, pythons=pythons), stated) == expected
+
+
+def test_all_that_changes_an_environment_changes_its_name() -> None:
+    python = HostPython("3.11", "/usr/bin/python3")
+    names = {
+        environment_name(LOCK, python, "x86_64", TRAINER),
+        environment_name(LOCK + " ", python, "x86_64", TRAINER),
+        environment_name(LOCK, HostPython("3.12", "/usr/bin/python3"), "x86_64", TRAINER),
+        environment_name(LOCK, HostPython("3.11", ""), "x86_64", TRAINER),
+        environment_name(LOCK, python, "aarch64", TRAINER),
+        environment_name(LOCK, python, "x86_64", "bb" * 32),
+    }
+    assert len(names) == 6
+    assert environment_name(LOCK, python, "x86_64", TRAINER) in names
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"system": "Darwin"}, "Darwin on x86_64"),
+        ({"machine": "ppc64le"}, "Linux on ppc64le"),
+        ({"glibc": None}, "Linux on x86_64 without glibc"),
+    ],
+)
+def test_a_machine_that_no_wheels_are_for_is_refused(changes: dict[str, Any], what: str) -> None:
+    with pytest.raises(ConfigError, match=f"host lab0 has {what}: hosts are Linux with glibc"):
+        setup_of(HOST, replace(PARTS, **changes), None, LOCK, TRAINER)
+
+
+def test_gpus_without_a_driver_and_a_refused_linger_are_root_s_to_mend() -> None:
+    setup = setup_of(HOST, replace(PARTS, devices=2, gpus=0), None, LOCK, TRAINER)
+    lines = list(root_steps(setup, refused=True))
+    assert "2 NVIDIA GPUs are on its bus and the driver shows 0" in lines[0]
+    assert "sudo loginctl enable-linger ada" in lines[1]
+    assert list(root_steps(setup_of(HOST, replace(PARTS, devices=2, gpus=2), None, LOCK, TRAINER))) == []
+
+
+def test_unlike_pythons_are_told() -> None:
+    other = replace(PARTS, name="lab1", pythons={"3.12": "/usr/bin/python3"})
+    setups = [setup_of(HOST, PARTS, None, LOCK, TRAINER), setup_of(Host(name="lab1"), other, None, LOCK, TRAINER)]
+    assert mixed_pythons(setups) == (
+        "the hosts have unlike Pythons (3.11 on lab0; 3.12 on lab1): environment.python in the cluster file gives all of them one"
+    )
+    assert mixed_pythons(setups[:1]) == ""
+
+
+ANSWER = {
+    "user": "ada", "home": "/home/ada", "system": "Linux", "machine": "x86_64", "glibc": "2.36", "data": DATA, "pythons": [["3.11", "/usr/bin/python3"]],
+    "environments": [], "current": "", "used": [], "files": {}, "folders": [], "units": True, "linger": True, "gpus": 0, "devices": 0,
+}  # fmt: skip
+
+
+def test_an_answer_is_read() -> None:
+    assert read_parts("lab0", ANSWER) == PARTS
+
+
+@pytest.mark.parametrize("changes", [{"glibc": "x.y"}, {"pythons": 3}, {"files": []}, {"gpus": "many"}, {"pythons": [["3.11"]]}])
+def test_an_answer_that_is_none_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(BadAnswer, match="host lab0"):
+        read_parts("lab0", {**ANSWER, **changes})

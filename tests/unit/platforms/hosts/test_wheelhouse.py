@@ -1,0 +1,189 @@
+"""A folder of wheels: filled from an index, checked by the lock's digests."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep.api.errors import Failed
+from lockstep.plan.hosts.wheels import Pin, Target
+from lockstep.platforms.hosts import wheelhouse
+from lockstep.platforms.hosts.wheelhouse import Offer, WheelFile, from_html, from_json, gather, index_here
+
+HOST = Target((3, 11), "x86_64", (2, 36))
+CONTENT = b"a wheel's bytes" * 1000
+NAME = "small-1.0-py3-none-any.whl"
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+class Index:
+    """An index of one package, on this machine."""
+
+    def __init__(self) -> None:
+        self.files = {NAME: CONTENT}
+        self.stated: dict[str, str] = {}
+        self.json = True
+        self.requests: list[tuple[str, str]] = []
+        self.cuts = 0
+        """So many downloads break in the middle."""
+        index = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                index.requests.append((self.path, self.headers.get("Range", "")))
+                name = self.path.rpartition("/")[2]
+                if self.path == "/simple/small/":
+                    self._send(200, *index.page())
+                elif name in index.files:
+                    self._file(index.files[name])
+                else:
+                    self._send(404, b"", "text/plain")
+
+            def _file(self, content: bytes) -> None:
+                start = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").removesuffix("-"))
+                if index.cuts:
+                    index.cuts -= 1
+                    self.send_response(200)
+                    self.send_header("Content-Length", str(len(content)))
+                    self.end_headers()
+                    self.wfile.write(content[: len(content) // 2])
+                    self.close_connection = True
+                    return
+                self._send(206 if start else 200, content[start:], "application/octet-stream")
+
+            def _send(self, code: int, body: bytes, kind: str) -> None:
+                self.send_response(code)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/simple"
+
+    def page(self) -> tuple[bytes, str]:
+        digests = {name: self.stated.get(name, digest(content)) for name, content in self.files.items()}
+        if self.json:
+            files = [{"filename": name, "url": f"../../files/{name}", "hashes": {"sha256": one}} for name, one in digests.items()]
+            return json.dumps({"files": files}).encode(), "application/vnd.pypi.simple.v1+json"
+        links = "".join(f'<a href="../../files/{name}#sha256={one}">{name}</a>' for name, one in digests.items())
+        return f"<html><body>{links}</body></html>".encode(), "text/html"
+
+
+@pytest.fixture
+def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+    monkeypatch.setattr(wheelhouse, "RETRY_SECONDS", 0.01)
+    one = Index()
+    thread = threading.Thread(target=one.server.serve_forever, args=(0.05,))
+    thread.start()
+    yield one
+    one.server.shutdown()
+    thread.join()
+    one.server.server_close()
+
+
+def gathered(index: Index, folder: Path, *digests: str) -> list[WheelFile]:
+    pin = Pin("small", "1.0", frozenset(digests or {digest(CONTENT)}))
+    return asyncio.run(gather([pin], [HOST], folder, index.url, lambda _: None))[HOST]
+
+
+@pytest.mark.parametrize("is_json", [True, False])
+def test_a_file_that_is_not_there_comes_from_the_index_once(index: Index, tmp_path: Path, is_json: bool) -> None:
+    index.json = is_json
+    assert gathered(index, tmp_path / "house") == [WheelFile(tmp_path / "house" / NAME, digest(CONTENT))]
+    assert (tmp_path / "house" / NAME).read_bytes() == CONTENT
+    asked = len(index.requests)
+    assert gathered(index, tmp_path / "house") == [WheelFile(tmp_path / "house" / NAME, digest(CONTENT))]
+    assert len(index.requests) == asked, "a folder that has everything asks no index"
+
+
+def test_a_download_that_breaks_goes_on_where_it_broke(index: Index, tmp_path: Path) -> None:
+    index.cuts = 1
+    gathered(index, tmp_path)
+    assert (tmp_path / NAME).read_bytes() == CONTENT
+    assert index.requests[-1] == (f"/files/{NAME}", f"bytes={len(CONTENT) // 2}-")
+
+
+def test_files_that_the_lock_does_not_have_are_passed_over(index: Index, tmp_path: Path) -> None:
+    with pytest.raises(Failed, match=r"no file with a digest of the lock for small 1\.0 for Python 3\.11 on x86_64 with glibc 2\.36"):
+        gathered(index, tmp_path, "0" * 64)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_not_what_the_index_states_is_removed(index: Index, tmp_path: Path) -> None:
+    index.stated[NAME] = "1" * 64
+    with pytest.raises(Failed, match=f"has the SHA-256 {digest(CONTENT)}, and {'1' * 64} is expected"):
+        gathered(index, tmp_path, "1" * 64)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_the_folder_that_is_not_the_lock_s_is_refused_with_both_digests(index: Index, tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(b"other")
+    with pytest.raises(Failed, match=f"{NAME} has the SHA-256 {digest(b'other')}, but the lock has {digest(CONTENT)} for small 1.0"):
+        gathered(index, tmp_path)
+    assert index.requests == []
+
+
+def test_an_index_without_the_package_is_told(index: Index, tmp_path: Path) -> None:
+    pin = Pin("none", "1.0", frozenset({digest(CONTENT)}))
+    with pytest.raises(Failed, match=r"none 1\.0"):
+        asyncio.run(gather([pin], [HOST], tmp_path, index.url, lambda _: None))
+
+
+def test_a_conditional_package_without_a_file_is_left_out(index: Index, tmp_path: Path) -> None:
+    pin = Pin("none", "1.0", frozenset({digest(CONTENT)}), conditional=True)
+    assert asyncio.run(gather([pin], [HOST], tmp_path, index.url, lambda _: None)) == {HOST: []}
+
+
+def test_an_index_that_does_not_answer_is_told_without_its_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wheelhouse, "RETRY_SECONDS", 0.01)
+    pin = Pin("small", "1.0", frozenset({digest(CONTENT)}))
+    with pytest.raises(Failed, match=r"http://127\.0\.0\.1:9/simple/small/ can't be downloaded") as caught:
+        asyncio.run(gather([pin], [HOST], tmp_path, "http://ada:secret@127.0.0.1:9/simple", lambda _: None))
+    assert "secret" not in str(caught.value)
+
+
+def test_pages_list_only_files_with_a_digest_and_a_plain_name() -> None:
+    one = "a" * 64
+    page = {
+        "files": [
+            {"filename": "a-1-py3-none-any.whl", "url": "a.whl", "hashes": {"sha256": one}},
+            {"filename": "b-1-py3-none-any.whl", "url": "b.whl", "hashes": {}},
+            {"filename": "../c-1-py3-none-any.whl", "url": "c.whl", "hashes": {"sha256": one}},
+        ]
+    }
+    assert from_json(json.dumps(page), "https://x/simple/a/") == [Offer("a-1-py3-none-any.whl", "https://x/simple/a/a.whl", one)]
+    text = f'<a href="/f/a-1+cu-py3-none-any.whl#sha256={one}">a</a><a href="/f/b-1.whl">b</a><a>c</a><a href="/f/..%2Fd.whl#sha256={one}">d</a>'
+    assert from_html(text, "https://x/simple/a/") == [Offer("a-1+cu-py3-none-any.whl", "https://x/f/a-1+cu-py3-none-any.whl", one)]
+
+
+@pytest.mark.parametrize(
+    ("stated", "variables", "expected"),
+    [
+        ("https://lab/simple", {"PIP_INDEX_URL": "https://pip/simple"}, "https://lab/simple"),
+        (None, {"PIP_INDEX_URL": "https://pip/simple"}, "https://pip/simple"),
+        (None, {"PIP_INDEX_URL": "https://pip/simple", "UV_DEFAULT_INDEX": "https://uv/simple"}, "https://uv/simple"),
+        (None, {}, "https://pypi.org/simple"),
+    ],
+)
+def test_this_machine_asks_the_index_of_the_file_then_its_own(
+    monkeypatch: pytest.MonkeyPatch, stated: str | None, variables: dict[str, str], expected: str
+) -> None:
+    for name in wheelhouse.INDEX_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert index_here(stated) == expected
