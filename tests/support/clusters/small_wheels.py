@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from lockstep.plan.hosts.wheels import Target, read_lock
+from lockstep.plan.hosts.wheels import HostTarget, read_lock
 from lockstep.platforms.hosts.wheelhouse import PYPI, cache_folder, gather
 from support.checkout import ROOT
 
@@ -45,7 +45,7 @@ def write_lock(path: Path, wheels: list[Path]) -> Path:
 def uv_wheel(machine: str = "x86_64") -> Path:
     """The wheel of uv that requirements/bootstrap.lock pins, downloaded once and kept with other downloads."""
     lock = ROOT / "requirements/bootstrap.lock"
-    target = Target((3, 11), machine, (2, 17))
+    target = HostTarget((3, 11), machine, (2, 17))
     files = asyncio.run(gather(read_lock(lock.read_text(), str(lock)), [target], cache_folder(), PYPI, print))
     return files[target][0].path
 

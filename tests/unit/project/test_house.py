@@ -21,6 +21,7 @@ LINES_MAX = 500
 SMALL_LINES = 60
 SMALL_FOR_A_REASON: Mapping[str, str] = {
     "lockstep.platforms.hosts.remembered": "files of this machine; the rest of its folder talks to hosts",
+    "lockstep.platforms.onhost.gputest": "is sent to hosts as text, for the Python of their environments",
     "lockstep.platforms.inpod.forget": "is sent into pods as text, in one file as every such program",
     "lockstep.platforms.inpod.runfiles": "is sent into pods as text, in one file as every such program",
     "lockstep_train.standby": "imports nothing that costs time: it runs before the trainer's packages are there",

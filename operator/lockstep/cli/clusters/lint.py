@@ -48,7 +48,7 @@ def lint(
         operator_image = default_image(file.profile)
     elif not offline:
         tell(
-            f"note: the file alone was checked; lockstep hosts setup {cluster} --dry-run shows what the hosts lack, and lockstep preflight -f job.yaml --cluster {cluster} checks them"
+            f"note: the file alone was checked; lockstep preflight -f job.yaml --cluster {cluster} checks the hosts, and lockstep hosts setup {cluster} --dry-run shows what they lack"
         )
     if file.hosts is None and not offline:
         try:

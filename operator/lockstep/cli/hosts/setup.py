@@ -18,7 +18,7 @@ from lockstep.platforms.output import put
 if TYPE_CHECKING:
     from lockstep.api.hosts import HostEnvironment
     from lockstep.plan.hosts.setup import HostSetup
-    from lockstep.plan.hosts.wheels import Pin, Target
+    from lockstep.plan.hosts.wheels import HostTarget, Pin
     from lockstep.platforms.hosts.environment import Packages
     from lockstep.platforms.hosts.fleet import Fleet
     from lockstep.platforms.hosts.wheelhouse import WheelFile
@@ -60,7 +60,7 @@ def setup(
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the environments are to be made of."""
+    """Lock, tools and code that the environments are made of."""
 
     text: str
     pins: Sequence[Pin]
@@ -146,7 +146,7 @@ async def _packages(makers: Sequence[HostSetup], wanted: Wanted, stated: HostEnv
     return Packages(wanted.text, wanted.pins, wanted.trainer, uv, None if house is None else files, stated.index)
 
 
-async def _wheels(wanted: Wanted, targets: Mapping[str, Target], folder: Path, index: str) -> dict[str, Sequence[WheelFile]]:
+async def _wheels(wanted: Wanted, targets: Mapping[str, HostTarget], folder: Path, index: str) -> dict[str, Sequence[WheelFile]]:
     from lockstep.platforms.hosts.wheelhouse import gather
 
     found = await gather(wanted.pins, targets.values(), folder, index, say)

@@ -1,4 +1,4 @@
-"""What each host lacks of an environment for ranks, and what makes up for it (pure)."""
+"""Parts that each host lacks of an environment for ranks, and what makes up for it (pure)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.hosts import Host
 from lockstep.plan.hosts.facts import BadAnswer
 from lockstep.plan.hosts.place import absolute
-from lockstep.plan.hosts.wheels import Target
+from lockstep.plan.hosts.wheels import HostTarget
 from lockstep_spec.words import cleaned
 
 PYTHON_MIN = (3, 11)
@@ -110,9 +110,9 @@ class HostSetup:
     """Folders to make."""
 
     @property
-    def target(self) -> Target:
+    def target(self) -> HostTarget:
         assert self.parts.glibc is not None  # noqa: S101 (setup_of has refused other C libraries)
-        return Target(self.python.pair, self.parts.machine, self.parts.glibc)
+        return HostTarget(self.python.pair, self.parts.machine, self.parts.glibc)
 
     @property
     def makes(self) -> bool:

@@ -37,7 +37,7 @@ class Pin:
 
 
 @dataclass(frozen=True)
-class Target:
+class HostTarget:
     """A Python on a host."""
 
     python: tuple[int, int]
@@ -121,7 +121,7 @@ def is_source(file: str) -> bool:
     return not file.endswith(".whl")
 
 
-def rank(file: str, target: Target) -> tuple[int, ...] | None:
+def rank(file: str, target: HostTarget) -> tuple[int, ...] | None:
     """Order of a package's file for a Python, the best one highest; None: that Python can't use it. A source archive comes last."""
     if is_source(file):
         return (0,) if _SOURCE.fullmatch(file) else None
@@ -150,7 +150,7 @@ def _kind(python: str, abi: str, version: tuple[int, int]) -> int | None:
     return 1 if abi == "none" and match and int(match[1] or 0) <= minor else None
 
 
-def _platform(tag: str, target: Target) -> tuple[int, int] | None:
+def _platform(tag: str, target: HostTarget) -> tuple[int, int] | None:
     """Version of glibc that a wheel's platform needs; None: it is for another machine."""
     if tag == "any":
         return (0, 0)
@@ -162,7 +162,7 @@ def _platform(tag: str, target: Target) -> tuple[int, int] | None:
     return version if version is not None and version <= target.glibc else None
 
 
-def best(files: Iterable[str], pin: Pin, target: Target) -> str | None:
+def best(files: Iterable[str], pin: Pin, target: HostTarget) -> str | None:
     """Return the file of a package that a Python takes; None: there is none for it."""
     ranked = [(order, file) for file in files if is_of(file, pin) and (order := rank(file, target)) is not None]
     return max(ranked)[1] if ranked else None

@@ -40,7 +40,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Packages:
-    """What an environment is made of."""
+    """Parts that an environment is made of."""
 
     lock: str
     """Text of the lock."""

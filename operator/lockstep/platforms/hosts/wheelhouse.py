@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 from lockstep.api.errors import Failed
-from lockstep.plan.hosts.wheels import FILE_NAME, Pin, Target, best, is_of
+from lockstep.plan.hosts.wheels import FILE_NAME, HostTarget, Pin, best, is_of
 from lockstep_spec.words import decimal_size, listed
 
 if TYPE_CHECKING:
@@ -67,7 +67,9 @@ def index_here(stated: str | None) -> str:
     return stated or next((value for name in INDEX_VARIABLES if (value := os.environ.get(name))), PYPI)
 
 
-async def gather(pins: Sequence[Pin], targets: Iterable[Target], folder: Path, index: str, say: Say) -> dict[Target, list[WheelFile]]:
+async def gather(
+    pins: Sequence[Pin], targets: Iterable[HostTarget], folder: Path, index: str, say: Say
+) -> dict[HostTarget, list[WheelFile]]:
     """Return, for each Python, a file of every package, downloading into the folder those that aren't there.
 
     Raises Failed for a file that is not the lock's, for packages that no file of the index fits, and for downloads that fail.
@@ -79,7 +81,7 @@ async def gather(pins: Sequence[Pin], targets: Iterable[Target], folder: Path, i
     if offers:
         say(f"downloading {len(offers)} files into {folder}")
         await _download(offers, folder)
-    chosen: dict[Target, list[WheelFile]] = {target: [] for target in targets}
+    chosen: dict[HostTarget, list[WheelFile]] = {target: [] for target in targets}
     digests: dict[str, str] = {offer.name: offer.sha256 for offer in offers.values()}
     for pin in pins:
         names = [*here[pin], *(offer.name for offer in offers.values() if is_of(offer.name, pin))]
@@ -112,7 +114,7 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-async def _offers(pins: Sequence[Pin], targets: Sequence[Target], here: Mapping[Pin, Sequence[str]], index: str) -> dict[str, Offer]:
+async def _offers(pins: Sequence[Pin], targets: Sequence[HostTarget], here: Mapping[Pin, Sequence[str]], index: str) -> dict[str, Offer]:
     """Return files of the index, by name, for packages that the folder has not for every Python."""
     async with _session() as session:
         pages = await _all(pins, lambda pin: _page(session, index, pin))

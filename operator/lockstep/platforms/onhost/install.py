@@ -38,7 +38,7 @@ ASKED = "import platform,sys,sysconfig;print(platform.python_implementation(),'%
 PLAIN = ["CPython", "True", "0", "True"]
 
 
-class Declined(Exception):
+class NotMade(Exception):
     """The request can't be done; the message says why."""
 
 
@@ -46,11 +46,11 @@ def data_folder() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "lockstep"
 
 
-def jobs_folder() -> Path:
+def jobs_root() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "lockstep" / "jobs"
 
 
-def output(*command: str) -> str:
+def words_of(*command: str) -> str:
     """Output of a command; '' when it is missing, fails, or takes too long."""
     try:
         done = subprocess.run(
@@ -61,21 +61,21 @@ def output(*command: str) -> str:
     return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
 
 
-def user_name() -> str:
+def login_name() -> str:
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         return str(os.getuid())
 
 
-def text_of(path: Path) -> str:
+def content_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 
 
-def glibc() -> str:
+def libc_version() -> str:
     try:
         version = ctypes.CDLL(None).gnu_get_libc_version
     except (OSError, AttributeError):
@@ -90,7 +90,7 @@ def pythons() -> Json:
     folders = os.environ.get("PATH", os.defpath) + ":/usr/local/bin:/usr/bin"
     for name in ["python3"] + [f"python3.{minor}" for minor in range(OLDEST, NEWEST + 1)]:
         path = shutil.which(name, path=folders)
-        words = output(path, "-I", "-S", "-c", ASKED).split() if path else []
+        words = words_of(path, "-I", "-S", "-c", ASKED).split() if path else []
         if len(words) == 5 and words[:1] + words[2:] == PLAIN and words[1] not in found:
             found[words[1]] = path
     return list(found.items())
@@ -113,8 +113,8 @@ def used() -> Json:
     """Environments that the settings of a job here name."""
     names = set()
     units = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "systemd" / "user"
-    for path in [*jobs_folder().glob("*/*.json"), *units.glob("lockstep-*.service")]:
-        names |= set(ENVIRONMENT.findall(text_of(path)))
+    for path in [*jobs_root().glob("*/*.json"), *units.glob("lockstep-*.service")]:
+        names |= set(ENVIRONMENT.findall(content_of(path)))
     return sorted(names)
 
 
@@ -126,8 +126,8 @@ def files() -> Json:
 
 def lingers() -> bool:
     return (
-        output("loginctl", "show-user", user_name(), "--property=Linger", "--value").strip() == "yes"
-        or Path("/var/lib/systemd/linger", user_name()).exists()
+        words_of("loginctl", "show-user", login_name(), "--property=Linger", "--value").strip() == "yes"
+        or Path("/var/lib/systemd/linger", login_name()).exists()
     )
 
 
@@ -135,7 +135,7 @@ def nvidia_devices() -> int:
     """Number of NVIDIA GPUs on the bus."""
     count = 0
     for path in Path("/sys/bus/pci/devices").glob("*"):
-        count += text_of(path / "vendor").strip() == "0x10de" and text_of(path / "class").startswith("0x03")
+        count += content_of(path / "vendor").strip() == "0x10de" and content_of(path / "class").startswith("0x03")
     return count
 
 
@@ -143,11 +143,11 @@ def facts(request: Json, stream: BinaryIO) -> Json:
     """Return what is there."""
     folders = [str(Path(path).expanduser()) for path in request["folders"]]
     return {
-        "user": user_name(),
+        "user": login_name(),
         "home": str(Path.home()),
         "system": platform.system(),
         "machine": platform.machine(),
-        "glibc": glibc(),
+        "glibc": libc_version(),
         "data": str(data_folder()),
         "pythons": pythons(),
         "environments": environments(),
@@ -155,9 +155,9 @@ def facts(request: Json, stream: BinaryIO) -> Json:
         "used": used(),
         "files": files(),
         "folders": [path for path in folders if Path(path).is_dir()],
-        "units": bool(output("systemctl", "--user", "show", "--property=Version")),
+        "units": bool(words_of("systemctl", "--user", "show", "--property=Version")),
         "linger": lingers(),
-        "gpus": len(output("nvidia-smi", "-L").splitlines()) if shutil.which("nvidia-smi") else 0,
+        "gpus": len(words_of("nvidia-smi", "-L").splitlines()) if shutil.which("nvidia-smi") else 0,
         "devices": nvidia_devices(),
         "done": True,
     }
@@ -170,7 +170,7 @@ def take(request: Json, stream: BinaryIO) -> Json:
     with exclusive():
         free = shutil.disk_usage(str(folder)).free
         if request["bytes"] + SPARE_BYTES > free:
-            raise Declined(f"{folder} has {free >> 20} MB free, and {request['bytes'] >> 20} MB are to come")
+            raise NotMade(f"{folder} has {free >> 20} MB free, and {request['bytes'] >> 20} MB are to come")
         for _ in range(request["files"]):
             receive(folder, json.loads((stream.readline() or b"null").decode()), stream)
     return {"done": True}
@@ -179,7 +179,7 @@ def take(request: Json, stream: BinaryIO) -> Json:
 def receive(folder: Path, head: Json, stream: BinaryIO) -> None:
     """Take one file, or the rest of it. It has its name when all of it is here and is what was sent."""
     if not isinstance(head, dict) or not FILE_NAME.fullmatch(str(head.get("name"))):
-        raise Declined("the connection ended before all files were here")
+        raise NotMade("the connection ended before all files were here")
     path, part = folder / head["name"], folder / ("." + head["name"] + ".part")
     if path.exists():
         path.replace(part)
@@ -187,12 +187,12 @@ def receive(folder: Path, head: Json, stream: BinaryIO) -> None:
     if size > head["bytes"]:
         part.unlink()
         size = 0
-    answer({"offset": size})
+    tell({"offset": size})
     with part.open("ab") as file:
         while size < head["bytes"]:
             data = stream.read(min(PIECE_BYTES, head["bytes"] - size))
             if not data:
-                raise Declined(f"the connection ended before all of {head['name']} was here")
+                raise NotMade(f"the connection ended before all of {head['name']} was here")
             file.write(data)
             size += len(data)
         file.flush()
@@ -200,11 +200,11 @@ def receive(folder: Path, head: Json, stream: BinaryIO) -> None:
     digest = digest_of(part)
     if digest != head["sha256"]:
         part.unlink()
-        raise Declined(
+        raise NotMade(
             f"{head['name']} has the SHA-256 {digest} here, and {head['sha256']} was sent: it was removed; type the command again"
         )
     part.replace(path)
-    answer({"taken": head["name"]})
+    tell({"taken": head["name"]})
 
 
 def digest_of(path: Path) -> str:
@@ -227,7 +227,7 @@ class exclusive:
                 return fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 if time.monotonic() > end:
-                    raise Declined("another setup of yours runs there: wait for its end") from None
+                    raise NotMade("another setup of yours runs there: wait for its end") from None
                 time.sleep(0.1)
 
     def __exit__(self, *_: object) -> None:
@@ -238,7 +238,7 @@ def make(request: Json, stream: BinaryIO) -> Json:
     """Make the environment, and let new jobs take it. The folder gets its name last, the link to it after that."""
     name = request["environment"]
     if not ENVIRONMENT.fullmatch(name):
-        raise Declined(f"{name!r} is not an environment's name")
+        raise NotMade(f"{name!r} is not an environment's name")
     with exclusive():
         data = data_folder()
         if name not in environments():
@@ -260,7 +260,7 @@ def check_files(wanted: Json) -> None:
         if digest != expected:
             if path.exists():
                 path.unlink()
-            raise Declined(f"{name} has the SHA-256 {digest} here, and {expected} is expected: it was removed; type the command again")
+            raise NotMade(f"{name} has the SHA-256 {digest} here, and {expected} is expected: it was removed; type the command again")
 
 
 def build(request: Json, data: Path, final: Path) -> None:
@@ -271,10 +271,10 @@ def build(request: Json, data: Path, final: Path) -> None:
     python = request["python"]
     own = {"UV_PYTHON_INSTALL_DIR": str(data / "python")}
     if not python:
-        answer({"step": "bringing Python " + request["version"]})
+        tell({"step": "bringing Python " + request["version"]})
         mirror(data, request["archive"], own)
         run([uv, "python", "install", "--no-bin", request["version"]], own, "automatic")
-    answer({"step": f"installing {request['packages']} packages"})
+    tell({"step": f"installing {request['packages']} packages"})
     chosen = [python] if python else [request["version"], "--managed-python"]
     run([uv, "venv", "--quiet", "--relocatable", "--no-project", "--python", *chosen, str(draft)], own)
     inside = str(draft / "bin" / "python")
@@ -285,7 +285,7 @@ def build(request: Json, data: Path, final: Path) -> None:
     lock.write_text(request["wheels"], encoding="utf-8")
     run([uv, "pip", "sync", "--only-binary", ":all:", *common, str(lock)], own)
     if request["sources"]:
-        answer({"step": "building " + request["built"]})
+        tell({"step": "building " + request["built"]})
         lock.write_text(request["sources"], encoding="utf-8")
         run([uv, "pip", "install", "--no-deps", "--no-build-isolation", *common, "-r", str(lock)], own)
     lock.unlink()
@@ -318,7 +318,7 @@ def mirror(data: Path, archive: Json, own: Json) -> None:
     if archive:
         release, name = archive
         if not RELEASE.fullmatch(release):
-            raise Declined(f"{release!r} is not a release of Python")
+            raise NotMade(f"{release!r} is not a release of Python")
         folder = data / "python-archives" / release
         folder.mkdir(parents=True, exist_ok=True)
         point(folder / name, str(data / "wheels" / name))
@@ -330,16 +330,16 @@ def archive_of(request: Json, stream: BinaryIO) -> Json:
     with exclusive():
         uv = unpacked_uv(data_folder(), request["uv"])
     listing = json.loads(
-        output(uv, "python", "list", "--only-downloads", "--no-config", "--output-format", "json", request["version"]) or "[]"
+        words_of(uv, "python", "list", "--only-downloads", "--no-config", "--output-format", "json", request["version"]) or "[]"
     )
     for entry in listing:
         if entry.get("implementation") == "cpython" and entry.get("variant") == "default" and entry.get("url"):
             return {"done": True, "url": entry["url"]}
-    raise Declined(f"uv knows no Python {request['version']} for this machine")
+    raise NotMade(f"uv knows no Python {request['version']} for this machine")
 
 
 def run(command: Json, own: Json, downloads: str = "never") -> None:
-    """Run a step. Raises Declined with its last words."""
+    """Run a step. Raises NotMade with its last words."""
     data = data_folder()
     variables = {
         **os.environ,
@@ -356,7 +356,7 @@ def run(command: Json, own: Json, downloads: str = "never") -> None:
     )
     if done.returncode != 0:
         words = " | ".join(line.strip() for line in done.stdout.decode(errors="replace").splitlines() if line.strip())
-        raise Declined(f"{Path(command[0]).name} {command[1]} failed: {words[-WORDS_MAX:] or done.returncode}")
+        raise NotMade(f"{Path(command[0]).name} {command[1]} failed: {words[-WORDS_MAX:] or done.returncode}")
 
 
 def point(link: Path, target: str) -> None:
@@ -373,7 +373,7 @@ def point(link: Path, target: str) -> None:
 def may_linger() -> bool:
     """Ask to linger, which the host's rules allow or not."""
     if shutil.which("loginctl"):
-        output("loginctl", "enable-linger")
+        words_of("loginctl", "enable-linger")
     return lingers()
 
 
@@ -391,7 +391,7 @@ def tidy(keep: Json, names: Json) -> None:
             path.unlink()
 
 
-def answer(value: Json) -> None:
+def tell(value: Json) -> None:
     print(json.dumps(value), flush=True)
 
 
@@ -400,11 +400,11 @@ def main(stream: BinaryIO) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     request = json.loads(stream.readline().decode())
     try:
-        answer({"facts": facts, "take": take, "archive": archive_of, "make": make}[request["do"]](request, stream))
-    except Declined as error:
-        answer({"problem": str(error)})
+        tell({"facts": facts, "take": take, "archive": archive_of, "make": make}[request["do"]](request, stream))
+    except NotMade as error:
+        tell({"problem": str(error)})
     except OSError as error:
-        answer({"problem": f"{error.filename or 'the disk'}: {error.strerror}"})
+        tell({"problem": f"{error.filename or 'the disk'}: {error.strerror}"})
 
 
 if __name__ == "__main__":

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from lockstep.api.errors import ConfigError
-from lockstep.plan.hosts.wheels import Pin, Target, best, is_of, only, rank, read_lock, without
+from lockstep.plan.hosts.wheels import HostTarget, Pin, best, is_of, only, rank, read_lock, without
 from support.checkout import ROOT
 
 DIGEST = "ab" * 32
-HOST = Target((3, 11), "x86_64", (2, 36))
+HOST = HostTarget((3, 11), "x86_64", (2, 36))
 
 
 def pin(name: str = "torch", version: str = "2.15.0") -> Pin:

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from lockstep.api.errors import Failed
-from lockstep.plan.hosts.wheels import Pin, Target
+from lockstep.plan.hosts.wheels import HostTarget, Pin
 from lockstep.platforms.hosts import wheelhouse
 from lockstep.platforms.hosts.wheelhouse import Offer, WheelFile, from_html, from_json, gather, index_here
 
-HOST = Target((3, 11), "x86_64", (2, 36))
+HOST = HostTarget((3, 11), "x86_64", (2, 36))
 CONTENT = b"a wheel's bytes" * 1000
 NAME = "small-1.0-py3-none-any.whl"
 
