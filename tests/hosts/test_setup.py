@@ -102,6 +102,13 @@ def test_a_dry_run_shows_what_hosts_lack_and_changes_nothing(lab: Lab) -> None:
     assert lab.sh(0, "ls -d /home/ada/lockstep 2>/dev/null || true") == ""
 
 
+def test_a_job_on_bare_hosts_is_refused_with_the_command_that_readies_them(lab: Lab) -> None:
+    done = lab.run(lab.job("bare", nodes=HOSTS), check=False)
+    assert done.returncode == 2
+    assert f"there is no Python environment on hosts bed0, bed1: lockstep hosts setup {lab.cluster} makes it" in done.stderr
+    assert [lab.traces(number, "bare") for number in range(HOSTS)] == ["", ""]
+
+
 def test_bare_hosts_run_a_job_after_one_command_and_a_second_one_changes_nothing(lab: Lab) -> None:
     lab.setup()
     assert all(lab.works(number) for number in range(HOSTS))

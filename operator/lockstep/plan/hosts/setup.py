@@ -158,7 +158,9 @@ def choose_python(parts: HostParts, stated: str | None) -> HostPython:
 
 
 def setup_of(host: Host, parts: HostParts, stated: str | None, lock: str, trainer: str) -> HostSetup:
-    """Return what makes the host ready. Raises ConfigError for a machine that has no wheels."""
+    """Return what makes the host ready. Raises ConfigError for a machine that has no wheels, and for a Python that is too old."""
+    if stated is not None and HostPython(stated, "").pair < PYTHON_MIN:
+        raise ConfigError(f"environment.python is {stated}, and the trainer needs 3.11 or newer: name one of those")
     if parts.system != "Linux" or parts.machine not in MACHINES or parts.glibc is None:
         what = f"{parts.system} on {parts.machine}" + ("" if parts.glibc else " without glibc")
         raise ConfigError(f"host {host.name} has {what}: hosts are Linux with glibc on {' or '.join(MACHINES)}")

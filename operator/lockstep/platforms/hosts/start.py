@@ -8,13 +8,14 @@ import json
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.hosts import Host
 from lockstep.api.job import TrainingJob
 from lockstep.plan.hosts.facts import HostFacts
 from lockstep.plan.hosts.place import AGENT, KEY, RUN, Seat, chosen, inputs_of, path_of_job, seats
@@ -59,6 +60,7 @@ async def start(fleet: Fleet, job: TrainingJob, profile: TrainingCluster, option
     if problems:
         raise Failed("; ".join(problems.values()))
     _refuse_running(name, answers, fleet.again)
+    _refuse_bare(hosts, answers, fleet.again)
     refuse_missing(name, answers, fleet.again)
     answers = await _lingering(fleet, answers)
     record_time = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -70,6 +72,15 @@ async def start(fleet: Fleet, job: TrainingJob, profile: TrainingCluster, option
     files = {seat.host.name: _files(seat, key, agent) for seat in placed}
     await _place_and_go(fleet, {"do": "start", "job": name, "fresh": True}, files, placed[0].record.coordinator)
     return seen_jobs((await fleet.look(names, job=name))[0], {})[name]
+
+
+def _refuse_bare(hosts: Sequence[Host], answers: Mapping[str, HostFacts], again: str) -> None:
+    """Raise ConfigError naming every host that has no Python for ranks, with the command that makes one."""
+    bare = [host.name for host in hosts if not host.python and not answers[host.name].environment_python]
+    if bare:
+        raise ConfigError(
+            f"there is no Python environment on {named_hosts(bare)}: lockstep hosts setup {again.removeprefix('--cluster ')} makes it, or state hosts[].python in the cluster file"
+        )
 
 
 async def _lingering(fleet: Fleet, answers: Mapping[str, HostFacts]) -> dict[str, HostFacts]:

@@ -118,6 +118,11 @@ def test_a_machine_that_no_wheels_are_for_is_refused(changes: dict[str, Any], wh
         setup_of(HOST, replace(PARTS, **changes), None, LOCK, TRAINER)
 
 
+def test_a_python_that_is_too_old_for_the_trainer_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"environment\.python is 3\.10, and the trainer needs 3\.11 or newer"):
+        setup_of(HOST, PARTS, "3.10", LOCK, TRAINER)
+
+
 def test_gpus_without_a_driver_and_a_refused_linger_are_root_s_to_mend() -> None:
     setup = setup_of(HOST, replace(PARTS, devices=2, gpus=0), None, LOCK, TRAINER)
     lines = list(root_steps(setup, refused=True))
