@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+import time
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +67,14 @@ while step < total and not asked:
 sys.exit(75 if asked and step < total else 0)
 '''
 
+LOADED = """
+import sys
+from lockstep.cli import main
+import lockstep.cli.jobs.run, lockstep.cli.shared.runonhosts, lockstep.platforms.hosts.start
+print("loaded", flush=True)
+sys.argv[0] = "lockstep"
+sys.exit(main.main())
+"""
 CLEAR = """\
 export XDG_RUNTIME_DIR=/run/user/$(id -u)
 cd
@@ -146,6 +157,45 @@ class BedJobs:
     def count(self, number: int, rank: int) -> int:
         """Step that a rank's file has; 0 before its first."""
         return int(self.bed.console(number, "sh", "-c", f"cat /home/{self.user}/lockstep/workspace/state-{rank} 2>/dev/null || echo 0"))
+
+    def masters(self) -> list[int]:
+        """Pids of the laptop's shared connections."""
+        hosts = parse_cluster_file(self.cluster.read_text(), "beds").hosts
+        assert hosts is not None
+        answers = [asyncio.run(Shared(login_of(host), control_folder()).control("check"))[1] for host in hosts.hosts]
+        return [int(match[1]) for answer in answers if (match := re.search(r"pid=(\d+)", answer))]
+
+    def run_until(self, path: Path, seconds: float) -> tuple[float, int | None]:
+        """Start the job of a file, and kill the command and all of its connections after so many seconds of its work.
+
+        Return the seconds that it worked, and its exit code; None: it was killed.
+        """
+        words = ["run", "-f", str(path), "--cluster", str(self.cluster), "--detach"]
+        with subprocess.Popen(
+            [sys.executable, "-c", LOADED, *words], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:  # fmt: skip
+            assert process.stdout is not None and process.stdout.readline() == "loaded\n"
+            begin = time.monotonic()
+            try:
+                code: int | None = process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                code = None
+            worked = time.monotonic() - begin
+            if code is None:
+                for pid in self.masters():
+                    os.kill(pid, signal.SIGKILL)
+            return worked, code
+
+    def forget(self, name: str) -> None:
+        """Remove what the ranks of a job have counted."""
+        for host in self.bed.hosts:
+            self.bed.console(
+                host.number,
+                "sh",
+                "-c",
+                f"rm -rf /home/{self.user}/lockstep/workspace/state-* /home/{self.user}/lockstep/workspace/runs/{name}",
+            )
 
     def leave(self) -> None:
         """Go away with the laptop: no connection of it is left."""

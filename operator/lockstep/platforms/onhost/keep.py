@@ -3,6 +3,7 @@
 The request is one line of JSON on standard input; answers are lines of JSON. `start` takes files after it, each as `{"name": …, "bytes": N, "sha256": …}`
 in a line and then its bytes. It answers `{"placed": true}`, and waits for the line `go`: nothing is to be seen of the job before that. Where the other end
 goes away meanwhile, nothing stays, unless the coordinator of this very start, the `witness`, listens: then the other hosts have begun, and so does this one.
+A later start of the same name takes the place of one that still waits, so that it never takes the later one's coordinator for its own.
 
 `brief` takes files in the same way, and runs the agent for as long as somebody asks for it: its lines come as `{"line": …}`, its end as `{"ended": code}`. All
 that it had is removed on the line `done`, and when the other end goes away or falls silent.
@@ -116,7 +117,8 @@ def start(request: Json, stream: BinaryIO) -> Json:
     record = json.loads(files["job.json"] if request["fresh"] else (folder / "job.json").read_bytes())
     for path in (record["workspace"], record["datasets"]):
         Path(path).mkdir(parents=True, exist_ok=True)
-    draft = state_folder() / f".{name}.{os.urandom(6).hex()}"
+    draft = state_folder() / f".{name}.start.{os.urandom(6).hex()}"
+    discard_drafts(name)
     draft.mkdir(parents=True, mode=0o700)
     try:
         for file, data in files.items():
@@ -124,6 +126,7 @@ def start(request: Json, stream: BinaryIO) -> Json:
         answer({"placed": True})
         if stream.readline() != b"go\n" and not (request["witness"] and is_heard(*request["witness"])):
             raise Declined("the connection ended before the start")
+        draft = taken(draft)
         if request["fresh"]:
             replace(draft, folder)
         else:
@@ -147,6 +150,31 @@ def start(request: Json, stream: BinaryIO) -> Json:
         unit_path(name).unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
     return {"problem": problem} if problem else {"started": True}
+
+
+def apart() -> None:
+    """Go on in a process that outlives the connection's end, which ends this one: it alone knows what it has put here, and takes it away again."""
+    worker = os.fork()
+    if worker:
+        _, status = os.waitpid(worker, 0)
+        os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def discard_drafts(name: str) -> None:
+    """Remove what earlier starts of this name have left, or still wait with."""
+    for draft in state_folder().glob(f".{name}.start.*"):
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(draft.rename(draft.with_name(f"..{os.urandom(6).hex()}")), ignore_errors=True)
+
+
+def taken(draft: Path) -> Path:
+    """The draft under a name that no later start discards. Raises Declined when one was faster."""
+    try:
+        return draft.rename(draft.with_name(f"..{os.urandom(6).hex()}"))
+    except FileNotFoundError:
+        raise Declined("a later start of this job has taken its place") from None
 
 
 def linger(request: Json) -> Json:
@@ -427,6 +455,8 @@ def main(stream: BinaryIO) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     request = json.loads(stream.readline())
     with_files = {"start": start, "brief": brief}
+    if request["do"] == "start":
+        apart()
     try:
         what = request["do"]
         plain = {"stop": stop, "remove": remove, "linger": linger}
