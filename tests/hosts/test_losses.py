@@ -1,0 +1,83 @@
+"""What happens to a job when its hosts lose their power, their network, their time or a process: it goes on by itself, and is never told as failed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep.devcluster.hosts import bed as running
+from support.clusters.bed_hosts import BedHosts, eventually
+from support.clusters.bed_jobs import BedJobs
+
+LONG_SECONDS = 120.0
+
+
+@pytest.fixture
+def laptop(bed: BedHosts, tmp_path: Path) -> Iterator[BedJobs]:
+    laptop = BedJobs(bed, tmp_path)
+    yield laptop
+    laptop.clear()
+
+
+def goes_on(laptop: BedJobs, *, seconds: float = LONG_SECONDS) -> bool:
+    """Return True once both ranks have done more steps than now."""
+    before = [laptop.count(number, number) for number in (0, 1)]
+    return eventually(lambda: all(laptop.count(number, number) > before[number] + 3 for number in (0, 1)), seconds=seconds)
+
+
+def test_when_all_hosts_lose_their_power_at_once_the_job_goes_on_and_no_restart_is_counted(laptop: BedJobs) -> None:
+    laptop.run(laptop.job("dark"))
+    assert goes_on(laptop)
+    before = [laptop.count(number, number) for number in (0, 1)]
+    for number in range(3):
+        running.power_off(laptop.bed.host(number))
+    for number in range(3):
+        running.power_on(laptop.bed.host(number), wait=False)
+    for number in range(3):
+        running.await_sshd(laptop.bed.host(number))
+    assert goes_on(laptop), "maxRestarts is 0: the loss of machines must not count"
+    assert all(laptop.count(number, number) > before[number] for number in (0, 1))
+    assert laptop.state("dark") == "Running"
+    laptop.about("delete", "dark", "--yes")
+
+
+def test_a_killed_rank_agent_and_unit_cost_a_restart_each_and_the_job_goes_on(laptop: BedJobs) -> None:
+    laptop.run(laptop.job("killed", restarts=4))
+    for number, command in (
+        (1, ["pkill", "-KILL", "-f", "rank.py"]),
+        (0, ["pkill", "-KILL", "-f", "agent.pyz --run .*/killed/"]),
+        (1, ["systemctl", "--user", "--machine=ada@", "kill", "--signal=KILL", "lockstep-killed.service"]),
+    ):
+        assert goes_on(laptop)
+        laptop.bed.console(number, *command)
+    assert goes_on(laptop)
+    assert laptop.state("killed") == "Running"
+    assert 1 <= laptop.status("killed")["restarts"] <= 4
+    laptop.about("delete", "killed", "--yes")
+
+
+def test_a_cable_that_is_out_and_a_host_that_sleeps_stop_the_job_for_a_while_and_cost_no_restart(laptop: BedJobs) -> None:
+    laptop.run(laptop.job("cut"))
+    assert goes_on(laptop)
+    running.plug(laptop.bed.host(1), plugged=False)  # shorter than the silence after which peers stop
+    time.sleep(10)
+    running.plug(laptop.bed.host(1), plugged=True)
+    assert goes_on(laptop)
+    states = set()
+    running.plug(laptop.bed.host(1), plugged=False)
+    end = time.monotonic() + 34  # longer than it
+    while time.monotonic() < end:
+        states.add(laptop.state("cut"))
+    running.plug(laptop.bed.host(1), plugged=True)
+    assert goes_on(laptop)
+    running.freeze(laptop.bed.host(1), frozen=True)
+    end = time.monotonic() + 34
+    while time.monotonic() < end:
+        states.add(laptop.state("cut"))
+    running.freeze(laptop.bed.host(1), frozen=False)
+    assert goes_on(laptop)
+    assert "Failed" not in states and laptop.state("cut") == "Running", states
+    laptop.about("delete", "cut", "--yes")
