@@ -8,9 +8,9 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-import time
 from pathlib import Path
 from typing import Any
 
