@@ -109,3 +109,36 @@ def test_a_sweep_measures_the_all_reduce_and_a_few_steps_show_what_a_second_host
         one["tokensPerSecond"] > 0 for one in rows
     )
     assert left_on(laptop) == []
+
+
+def test_a_plan_says_what_a_start_would_find_and_a_slow_network_is_refused(laptop: BedJobs) -> None:
+    where = ["--cluster", str(laptop.cluster)]
+    lacking = laptop.type("plan", "-f", str(SAMPLE), *where, "--set", "training.model.name=/workspace/models/none", check=False)
+    assert (
+        lacking.returncode == 1
+        and "there is no folder" in lacking.stdout
+        and "models/none on hosts bed0, bed1: lockstep cp" in lacking.stdout
+    )
+    folder = demo_folder()
+    laptop.type("cp", str(folder / "models/tiny-base"), "demo:/workspace/models/tiny-base", *where)
+    laptop.type("cp", str(folder / "datasets/demo.jsonl"), "demo:/datasets/demo.jsonl", *where)
+    plan = laptop.type("plan", "-f", str(SAMPLE), *where)
+    assert "bed1 is node 1 at " in plan.stdout and "bed1's memory (" in plan.stdout and plan.stdout.endswith("fits now\n")
+    assert not any(word in plan.stdout for word in ("namespace", "image", "quota", "StatefulSet"))
+    figure = '\npairs: [{transport: TCP, nodes: 3, day: "2026-11-24", least_gigabits: "0.00001", usual_gigabits: "0.9"}]\n'
+    laptop.cluster.write_text(laptop.cluster.read_text() + figure)
+    refused = laptop.type("run", "-f", str(SAMPLE), *where, "--set", "training.zeroStage=Stage3", "--detach", check=False)
+    assert (
+        refused.returncode == 2 and "too slow for Stage3" in refused.stderr and "the slowest pair of nodes on 2026-11-24" in refused.stderr
+    )
+    assert laptop.traces(0, "demo") == ""
+
+
+def test_two_jobs_on_hosts_are_compared_by_what_they_were_told(laptop: BedJobs) -> None:
+    for name, nodes in (("one", 1), ("two", 2)):
+        laptop.run(laptop.job(name, nodes=nodes, steps=3), check=False)
+        laptop.type("wait", name, "--cluster", str(laptop.cluster), "--for", "Complete")
+    table = laptop.type("diff-runs", "one", "two", "--cluster", str(laptop.cluster)).stdout
+    assert "nodes" in table and "can't be read" not in table, table
+    for name in ("one", "two"):
+        laptop.about("delete", name, "--yes")

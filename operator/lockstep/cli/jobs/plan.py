@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lockstep.cli.shared.hostsite import fleet_of
 from lockstep.cli.shared.inputs import ClusterOption, FilesOption, NamespaceOption, SetOption, read_all, resolve_inputs
 from lockstep.cli.shared.jobargs import ContextOption, Form, FormOption
 from lockstep.cli.shared.terminal import waiting
@@ -50,14 +51,21 @@ def plan(
     It changes nothing: it sends only questions and dry runs. Exit code 0: it fits now, or as far as can be seen; 1: it would be refused; 2: the
     file can't be used; 3: it would wait; 4: it may fail once it runs, for memory or for room for checkpoints.
 
+    On hosts it says what a start would find there, and which host's GPU hasn't the memory.
+
     Example: lockstep plan -f job.yaml --model-config models/Llama-3.1-8B --samples 48000
+
+    Example: lockstep plan -f job.yaml --cluster lab
     """
     from lockstep.plan.ahead.planned import EXIT_CODES, PlanVerdict, verdict
 
     options = PlanOptions(context, model_config, samples, data, tokens_per_second, train_log, offline=offline, anyway=anyway)
     jobs = [(inputs, resolve_inputs(inputs)) for inputs in read_all(file, cluster, namespace, changes)]
     with waiting("reading the job's inputs" if offline else "asking the cluster what it would make of this"):
-        plans = [_plan(inputs.aim(), resolved, options) for inputs, resolved in jobs]
+        plans = [
+            _plan(inputs.aim(), resolved, options) if inputs.cluster.hosts is None else _plan_on_hosts(inputs, resolved, options, cluster)
+            for inputs, resolved in jobs
+        ]
     if output is Form.JSON:
         values = [_as_json(*one) for one in plans]
         put_json(values[0] if len(values) == 1 else values, indent=1)
@@ -97,9 +105,37 @@ def _plan(inputs: Inputs, resolved: Resolved, options: PlanOptions) -> tuple[lis
         compared, facts = asyncio.run(_look(resolved, samples, options.context))
     size, source = capacity(resolved, () if facts is None else facts.list("Node").items)
     speed = measured_speed(inputs.cluster.calibration, inputs.cluster.pairs, resolved.transport.value)
-    refuses = inputs.cluster.hosts is not None and not options.anyway
-    estimate = forecast(resolved, replace(stated, capacity_bytes=size, capacity_source=source, speed=speed, refuses_slow_network=refuses))
+    estimate = forecast(resolved, replace(stated, capacity_bytes=size, capacity_source=source, speed=speed))
     return planned.all_findings(resolved, samples[1], compared, facts, estimate), estimate
+
+
+def _plan_on_hosts(inputs: Inputs, resolved: Resolved, options: PlanOptions, named: str | None) -> tuple[list[Finding], Forecast]:
+    """The plan without Kubernetes' part of it, by what the hosts say of themselves."""
+    from lockstep.cli.jobs.planfacts import known_facts, with_config
+    from lockstep.plan.ahead.forecast import forecast
+    from lockstep.plan.ahead.plannedhosts import NOT_ASKED, cards_of, hosts_plan, room_of
+    from lockstep.plan.ahead.slownetwork import measured_speed
+    from lockstep.plan.hosts.place import chosen
+    from lockstep.platforms.hosts.ahead import ask_ahead, model_config
+    from lockstep.platforms.hosts.start import HostOptions
+
+    assert inputs.cluster.hosts is not None  # noqa: S101 (the caller looks)
+    fleet, profile, asked = fleet_of(inputs.cluster, named, context=options.context), inputs.cluster.profile, None
+    sources = (options.model_config, options.samples, options.data, options.tokens_per_second, options.train_log)
+    facts = replace(known_facts(resolved, *sources, offline=options.offline), capacity_source=NOT_ASKED)
+    if not options.offline:
+        asked = asyncio.run(ask_ahead(fleet, inputs.job, profile))
+        resolved = asked.seats[0].resolved if asked.seats else resolved
+        shared = resolved.storage_mode.value == "Shared"
+        why = "no host says what it has, as the job can't start there"
+        facts = replace(facts, capacity_source=why, cards=cards_of(asked), room_bytes=room_of(asked, shared))
+        if facts.shape is None and resolved.training is not None:
+            there = asyncio.run(model_config(fleet, inputs.job, profile, HostOptions()))
+            facts = facts if there is None else with_config(facts, *there)
+    speed = measured_speed(inputs.cluster.calibration, inputs.cluster.pairs, resolved.transport.value)
+    estimate = forecast(resolved, replace(facts, speed=speed, refuses_slow_network=not options.anyway))
+    names = [host.name for host in chosen(inputs.cluster.hosts, inputs.job.spec.nodes)]
+    return hosts_plan(resolved, names, asked, estimate), estimate
 
 
 async def _look(resolved: Resolved, samples: list[Object], context: str | None) -> tuple[list[Comparison] | None, ClusterFacts]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,19 @@ if TYPE_CHECKING:
     from lockstep.api.training import BaseModelSource, Training
     from lockstep.plan.ahead.forecast import Pace, RunFacts
     from lockstep.plan.render.resolved import Resolved
+
+
+def with_config(facts: RunFacts, config: Mapping[str, Any], source: str) -> RunFacts:
+    """The same, with the model's shape by its config.json, which comes from elsewhere."""
+    from dataclasses import replace
+
+    from lockstep_spec.families import UnknownModel, shape_from_config
+
+    try:
+        return replace(facts, shape=shape_from_config(dict(config)), shape_source=source)
+    except UnknownModel as error:
+        return replace(facts, shape_source=f"{source} can't be used: {error}. The trainer prints its memory plan before it loads the model")
+
 
 FIRST_STEPS = 2
 """Steps at the beginning of a run that only warm it up: left out where there are more."""
@@ -55,15 +69,10 @@ def known_facts(
 def _with_model(facts: RunFacts, training: Training, named: Path | None, offline: bool) -> RunFacts:
     from dataclasses import replace
 
-    from lockstep_spec.families import UnknownModel, shape_from_config
-
     try:
-        config, source = _config(training.model, named, offline)
-        return replace(facts, shape=shape_from_config(config), shape_source=source)
+        return with_config(facts, *_config(training.model, named, offline))
     except UnknownSizes as unknown:
         return replace(facts, shape_source=str(unknown))
-    except UnknownModel as error:
-        return replace(facts, shape_source=f"{source} can't be used: {error}. The trainer prints its memory plan before it loads the model")
 
 
 class UnknownSizes(Exception):

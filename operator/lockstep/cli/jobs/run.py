@@ -90,6 +90,9 @@ def run(
         list[str] | None,
         typer.Option("--without", metavar="HOST", help="On hosts: leave this one out. May be repeated.", show_default=False),
     ] = None,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="On hosts: don't refuse a run that moves weights over a network that is too slow for it.")
+    ] = False,
 ) -> None:
     """Run a script on all nodes of a dev environment, or a job file without the operator: on hosts, in a namespace, or on this machine.
 
@@ -120,7 +123,7 @@ def run(
     if processes is not None or render:
         raise ConfigError("--nproc-per-node and --render are for a script on hosts: name them with --hosts")
     if file is None:
-        of_a_file = {"--local": local, "--in-namespace": in_namespace, "--attach": attach, "--nodes": nodes, "--set": changes, "--fresh": fresh, "--preview": preview, "--first": first, "--without": without}  # fmt: skip
+        of_a_file = {"--local": local, "--in-namespace": in_namespace, "--attach": attach, "--nodes": nodes, "--set": changes, "--fresh": fresh, "--preview": preview, "--first": first, "--without": without, "--anyway": anyway}  # fmt: skip
         _refuse_file_options(of_a_file)
         where = TargetOptions.of(cluster, namespace, context)
         raise typer.Exit(run_in_session(script or (), job or DEV_ENVIRONMENT, where, detach=detach))
@@ -131,7 +134,7 @@ def run(
     _refuse_mixed(
         local=local,
         in_namespace=in_namespace,
-        of_hosts=bool(detach or first or without or hosts),
+        of_hosts=bool(detach or first or without or hosts or anyway),
         preview=preview is not None,
         attach=attach,
     )
@@ -145,6 +148,8 @@ def run(
         raise typer.Exit(_run_here(inputs, workspace, preview))
     if inputs.cluster.hosts is not None:
         _refuse_kubernetes(namespace, context)
+        if not anyway:
+            _refuse_slow_network(inputs, named, choice)
         raise typer.Exit(_run_on_hosts(inputs, named or inputs.cluster.cluster.name, choice, detach=detach))
     if in_namespace:
         raise typer.Exit(_run_in_namespace(inputs, context, attach=attach))
@@ -171,7 +176,9 @@ def _refuse_mixed(*, local: bool, in_namespace: bool, of_hosts: bool, preview: b
     if local and in_namespace:
         raise ConfigError("a job runs either on this machine (--local) or in a namespace (--in-namespace): use one of them")
     if (local or in_namespace) and of_hosts:
-        raise ConfigError("--detach, --hosts, --first and --without are for a job on hosts: name their cluster file with --cluster")
+        raise ConfigError(
+            "--detach, --hosts, --first, --without and --anyway are for a job on hosts: name their cluster file with --cluster"
+        )
     if not local and preview:
         raise ConfigError("--preview reads the data on this machine: add --local")
     if not in_namespace and attach:
@@ -226,6 +233,39 @@ def _run_on_hosts(inputs: Inputs, named: str, choice: HostChoice, *, detach: boo
     from lockstep.platforms.hosts.start import HostOptions
 
     return run_on_hosts(inputs, named, HostOptions(choice.first, choice.without), detach=detach)
+
+
+def _refuse_slow_network(inputs: Inputs, named: str | None, choice: HostChoice) -> None:
+    """Raise ConfigError where the measured network, by the cluster file, is too slow for the run. Nobody is asked where that can't be."""
+    import asyncio
+
+    from lockstep.cli.jobs.planfacts import known_facts, with_config
+    from lockstep.cli.shared.hostsite import fleet_of
+    from lockstep.cli.shared.inputs import resolve_inputs
+    from lockstep.plan.ahead.forecast import slow_network
+    from lockstep.plan.ahead.slownetwork import measured_speed, moves_weights
+    from lockstep.plan.render.run import trainer_config
+    from lockstep.platforms.hosts.ahead import model_config
+    from lockstep.platforms.hosts.start import HostOptions
+    from lockstep_spec.settings import size_settings
+
+    resolved = resolve_inputs(inputs, quiet=True)
+    speed = measured_speed(inputs.cluster.calibration, inputs.cluster.pairs, resolved.transport.value)
+    if (
+        speed is None
+        or resolved.nodes == 1
+        or resolved.training is None
+        or not moves_weights(size_settings(trainer_config(resolved.training)))
+    ):
+        return
+    facts = replace(known_facts(resolved, None, None, None, None, None), speed=speed)
+    if facts.shape is None:
+        options = HostOptions(choice.first, choice.without)
+        there = asyncio.run(model_config(fleet_of(inputs.cluster, named), inputs.job, inputs.cluster.profile, options))
+        facts = facts if there is None else with_config(facts, *there)
+    reason, help_ = slow_network(resolved, facts)
+    if reason:
+        raise ConfigError(f"{reason}: {help_}; --anyway starts it all the same")
 
 
 def _with_nodes(inputs: Inputs, nodes: int | None) -> Inputs:

@@ -199,8 +199,8 @@ def _read_cluster(job: TrainingJob, file: Path, cluster: str | None) -> ClusterF
     return cluster_file
 
 
-def resolve_inputs(inputs: Inputs) -> Resolved:
-    """Return the resolved job; its warnings go to stderr. Raises Refused (a ConfigError) with every reason against it."""
+def resolve_inputs(inputs: Inputs, *, quiet: bool = False) -> Resolved:
+    """Return the resolved job; its warnings go to stderr, unless `quiet`. Raises Refused (a ConfigError) with every reason against it."""
     from lockstep.plan.render.resolve import MORE_GPUS, refuse_missing_hosts, resolve
     from lockstep.plan.render.resolved import MADE_BY_OPERATOR, PlatformDefaults
 
@@ -209,9 +209,9 @@ def resolve_inputs(inputs: Inputs) -> Resolved:
     if inputs.cluster.hosts is not None:
         refuse_missing_hosts(resolved, inputs.cluster.hosts)
         resolved = replace(resolved, warnings=tuple(one for one in resolved.warnings if one.reason != MORE_GPUS))
-        if inputs.job.spec.image is not None:
+        if inputs.job.spec.image is not None and not quiet:
             warn("NoImageOnHosts", f"spec.image has no effect on {inputs.cluster.cluster.name}: hosts run no image")
-    for warning in resolved.warnings:
+    for warning in () if quiet else resolved.warnings:
         warn(warning.reason, warning.message)
     return resolved
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from lockstep.api.objects import Object
 from lockstep.api.quantity import amount, number
@@ -47,6 +47,16 @@ class Pace:
     """Measured; None: no more than globalBatchSize × maxLength."""
 
 
+class Card(NamedTuple):
+    """Memory that one rank has on some machine."""
+
+    name: str
+    """Name in messages: lab2's NVIDIA GeForce RTX 3070 Ti."""
+    bytes: int
+    micro_batch: int | None = None
+    """Samples at once that are stated for it; None: the job's."""
+
+
 @dataclass(frozen=True)
 class RunFacts:
     """Facts that only files beside the job, or a person, can state."""
@@ -59,6 +69,10 @@ class RunFacts:
     capacity_bytes: int | None = None
     """Memory of a GPU, or what a CPU rank may use."""
     capacity_source: str = ""
+    cards: tuple[Card, ...] = ()
+    """Memory by machine, where machines differ; then the plan is made for each."""
+    room_bytes: int | None = None
+    """Free bytes for checkpoints on all volumes together; None: the cluster's file states the volumes' size."""
     pace: Pace | None = None
     speed: NetworkSpeed | None = None
     """Measured speed of the network; None: nobody has measured it."""
@@ -121,7 +135,7 @@ def _memory(estimate: Forecast, resolved: Resolved, settings: Settings, facts: R
     if facts.shape is None:
         estimate.add("memory", Outcome.UNKNOWN, f"what a {each} holds: the model's parameters are not known; {facts.shape_source}")
         return place
-    shape, size = facts.shape, facts.capacity_bytes
+    shape, size = facts.shape, min((card.bytes for card in facts.cards), default=facts.capacity_bytes)
     partition = (asked_partition(settings, place) or 1) if size is None else choose_partition(shape, settings, place, size)
     place = replace(place, partition=partition)
     measured = _training(resolved).optimization.balance is Balance.MEASURED
@@ -133,7 +147,9 @@ def _memory(estimate: Forecast, resolved: Resolved, settings: Settings, facts: R
         "memoryBytes": plan.total_bytes, "memoryCapacityBytes": size, "memoryItems": {item.name: item.size_bytes for item in plan.items},
     }  # fmt: skip
     refusal = None if size is None else plan.refusal()
-    if size is None:
+    if facts.cards:
+        _memory_of_cards(estimate, resolved, facts, place)
+    elif size is None:
         estimate.add(
             "memory",
             Outcome.UNKNOWN,
@@ -162,6 +178,29 @@ def _memory(estimate: Forecast, resolved: Resolved, settings: Settings, facts: R
         "; ".join(f"{decimal_size(item.size_bytes)} {item.name}{'' if item.certain else ' (estimated)'}" for item in largest),
     )
     return place
+
+
+def _memory_of_cards(estimate: Forecast, resolved: Resolved, facts: RunFacts, place: Place) -> None:
+    """Say of every machine whether its ranks fit, and name those that don't."""
+    stated, shape = size_settings(trainer_config(_training(resolved))), facts.shape
+    assert shape is not None  # noqa: S101 (the caller knows it)
+    fitting = []
+    for card in facts.cards:
+        settings = stated if card.micro_batch is None else replace(stated, micro_batch_size=card.micro_batch)
+        if card.micro_batch is None and _training(resolved).optimization.balance is Balance.MEASURED:
+            most = most_samples(shape, settings, place, card.bytes)
+            settings = replace(settings, micro_batch_size=min(settings.micro_batch_size, most))
+        plan = plan_memory(shape, settings, place, card.bytes)
+        message = f"{card.name} ({decimal_size(card.bytes)}) needs about {decimal_size(plan.total_bytes)}"
+        help_ = f"what fits: {'; or '.join(nearest_settings(plan))}; or leave this host out (--without)"
+        if not plan.fits:
+            estimate.add("memory", Outcome.REFUSED, message, help_)
+        elif plan.tight:
+            estimate.add("memory", Outcome.RISK, f"{message}: it may run out", help_)
+        else:
+            fitting.append(message)
+    if fitting:
+        estimate.add("memory", Outcome.OK, "; ".join(fitting))
 
 
 def _manner(settings: Settings, place: Place) -> str:
@@ -218,6 +257,18 @@ def _network(estimate: Forecast, resolved: Resolved, settings: Settings, facts: 
             Outcome.NOTE,
             f"a step of {step_duration(seconds)} needs {_speed(needed)} Gb/s a node and direction, if it is sent evenly over the step",
         )
+
+
+def slow_network(resolved: Resolved, facts: RunFacts) -> tuple[str, str]:
+    """Why the measured network is too slow for the run, and what sends less; ('', '') if it isn't, or the model isn't known."""
+    if facts.shape is None or resolved.training is None:
+        return "", ""
+    settings = size_settings(trainer_config(resolved.training))
+    place = Place(resolved.world_size, resolved.ranks_per_node, resolved.gpus_per_node > 0)
+    place = replace(place, partition=asked_partition(settings, place) or 1)
+    flows = step_traffic(facts.shape, settings, place, _accumulation(resolved))
+    reason = too_slow(flows, settings, _accumulation(resolved), facts.speed)
+    return reason, remedy(settings) if reason else ""
 
 
 def _training(resolved: Resolved) -> Training:
@@ -297,12 +348,14 @@ def _saves(estimate: Forecast, resolved: Resolved, settings: Settings, facts: Ru
     estimate.add(
         "saves", Outcome.NOTE, f"{plan.count} checkpoints, {what}, at most {decimal_size(plan.most_bytes)} on the volumes together"
     )
-    room = number(resolved.profile.spec.storage.workspace_size) * (resolved.nodes if resolved.storage_mode.value == "PerPod" else 1)
+    volumes = resolved.nodes if resolved.storage_mode.value == "PerPod" else 1
+    room = number(resolved.profile.spec.storage.workspace_size) * volumes if facts.room_bytes is None else facts.room_bytes
+    whose = "the cluster's workspace" if facts.room_bytes is None else "the free room in the hosts' workspaces"
     if plan.most_bytes > room:
         estimate.add(
             "saves",
             Outcome.RISK,
-            f"the checkpoints need {decimal_size(plan.most_bytes)}, which is more than the cluster's workspace of {decimal_size(float(room))}",
+            f"the checkpoints need {decimal_size(plan.most_bytes)}, which is more than {whose} of {decimal_size(float(room))}",
             "lower checkpoint.keep, or give /workspace more",
         )
 

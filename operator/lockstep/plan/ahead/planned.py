@@ -26,7 +26,7 @@ from lockstep_spec.words import number_of
 
 SHOWN = 60
 """Characters of a value that a change shows."""
-CONCERNS_START = ("image", "cluster", "objects", "nodes", "quota", "claims", "admission", "needs", "memory")
+CONCERNS_START = ("image", "cluster", "objects", "nodes", "quota", "claims", "admission", "needs", "memory", "hosts")
 """Sections that say whether the job can start; the others tell what it will do then."""
 
 

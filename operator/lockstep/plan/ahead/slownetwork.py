@@ -40,13 +40,17 @@ def measured_speed(calibration: Sequence[Calibration], pairs: Sequence[PairsFigu
     return None
 
 
+def moves_weights(settings: Settings) -> bool:
+    """Return True for a run that sends the model's weights or all of their gradients, and not just those of an adapter."""
+    return settings.zero_stage is ZeroStage.STAGE3 or settings.method is Method.FULL
+
+
 def too_slow(flows: Sequence[Flow], settings: Settings, accumulation: int, speed: NetworkSpeed | None) -> str:
     """Reason that this network is too slow for the run, with its seconds; '' if it isn't, or nobody has measured it.
 
     Only what moves weights is judged: Stage3, and full fine-tuning. A LoRA's gradients are small at Stage1 and Stage2.
     """
-    moves_weights = settings.zero_stage is ZeroStage.STAGE3 or settings.method is Method.FULL
-    if speed is None or not flows or not moves_weights:
+    if speed is None or not flows or not moves_weights(settings):
         return ""
     total = total_bytes(list(flows))
     seconds = speed.seconds(total)

@@ -118,6 +118,8 @@ class HostFacts:
     """Ports of jobs that have been started here and have not ended, whether somebody listens now or not."""
     own_name: str = ""
     """Address that the host's own name has there."""
+    memory: int = 0
+    """Bytes of its memory; 0: not known."""
 
 
 class BadAnswer(ValueError):
@@ -159,6 +161,7 @@ def _read(name: str, answer: dict[str, Any]) -> HostFacts:
         environment_python=str(answer["environmentPython"]),
         promised_ports=frozenset(int(port) for port in answer["promisedPorts"]),
         own_name=str(answer.get("ownName", "")),
+        memory=int(answer.get("memory", {}).get("MemTotal", 0)),
     )
 
 

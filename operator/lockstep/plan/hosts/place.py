@@ -19,13 +19,15 @@ from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.plan.render.run import Placement, build_run, expected_paths
 from lockstep_gang.contract.run import HostPlace, Run, WhenDone
-from lockstep_spec.choices import StorageMode
+from lockstep_spec.choices import Balance, StorageMode
 
 NAMESPACE = "hosts"
 """Stands for the namespace that jobs on hosts don't have."""
 BLOCK = 16
 """Ports of one job: the coordinator's, and those of the rendezvous of its attempts."""
 LOOPBACK = "127.0.0.1"
+_HOME = "/.home"
+"""Stands in for a host's home, so that a path below it is one from the root, as a model's folder must be."""
 AGENT, RUN, KEY = "agent.pyz", "run.json", "key"
 
 
@@ -73,7 +75,8 @@ def seats(
     """
     hosts = [cluster.host(host) for host in facts]
     counts, profile = _gpu_counts(job, profile, hosts, facts)
-    job = job.model_copy(update={"spec": job.spec.model_copy(update={"nodes": len(hosts)})})
+    taken = [_gpus(host, facts[host.name], count) for host, count in zip(hosts, counts, strict=True)]
+    job = _balanced(job.model_copy(update={"spec": job.spec.model_copy(update={"nodes": len(hosts)})}), taken)
     resolved = [resolve(job, profile, _platform(host, facts[host.name], uid)) for host in hosts]
     addresses = addresses_of(hosts, facts)
     coordinator = free_block(cluster, list(facts.values()))
@@ -94,15 +97,26 @@ def seats(
             host,
             facts,
             name,
-            _gpus(host, facts[host.name], count),
+            gpus,
             one,
             placement,
             unlike,
             micro_batches if any(micro_batches) else (),
             cluster.away_seconds,
         )
-        for node, (host, count, one) in enumerate(zip(hosts, counts, resolved, strict=True))
+        for node, (host, gpus, one) in enumerate(zip(hosts, taken, resolved, strict=True))
     ]
+
+
+def _balanced(job: TrainingJob, taken: Sequence[Sequence[HostGpu]]) -> TrainingJob:
+    """The job with balance Measured where it takes GPUs of several kinds and doesn't say how their work is divided."""
+    training = job.spec.training
+    kinds = {gpu.name for gpus in taken for gpu in gpus}
+    if training is None or len(kinds) < 2 or "balance" in training.optimization.model_fields_set:
+        return job
+    optimization = training.optimization.model_copy(update={"balance": Balance.MEASURED})
+    training = training.model_copy(update={"optimization": optimization})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"training": training})})
 
 
 def _gpu_counts(
@@ -211,15 +225,21 @@ def why_unkept(host: Host, facts: HostFacts) -> str:
 
 def inputs_of(job: TrainingJob, profile: TrainingCluster, host: Host) -> list[list[str]]:
     """[field, path, `file`, `folder` or `any`] of all that the job reads on a host, with ~ for its home."""
-    resolved = resolve(job, profile, PlatformDefaults(host.workspace, host.datasets, namespace=NAMESPACE, image="hosts"))
+    folders = (absolute(host.workspace, _HOME), absolute(host.datasets, _HOME))
+    resolved = resolve(job, profile, PlatformDefaults(*folders, namespace=NAMESPACE, image="hosts"))
     return [
         [
             one.field,
-            join(host.workspace, one.path) if one.path[0] not in "/~" else one.path,
+            _from_home(join(folders[0], one.path)),
             "any" if one.or_folder else one.kind.value.lower(),
         ]
         for one in expected_paths(resolved)
     ]
+
+
+def _from_home(path: str) -> str:
+    """Return the path with ~ for the home that stands in for every host's own."""
+    return f"~{path.removeprefix(_HOME)}" if path.startswith(f"{_HOME}/") else path
 
 
 def path_of_job(path: str, facts: HostFacts) -> str:

@@ -59,7 +59,7 @@ async def start(fleet: Fleet, job: TrainingJob, profile: TrainingCluster, option
     answers, problems = await fleet.look(names, job=name, paths=inputs)
     if problems:
         raise Failed("; ".join(problems.values()))
-    _refuse_running(name, answers, fleet.again)
+    refuse_running(name, answers, fleet.again)
     _refuse_bare(hosts, answers, fleet.again)
     refuse_missing(name, answers, fleet.again)
     answers = await _lingering(fleet, answers)
@@ -113,7 +113,7 @@ def _files(seat: Seat, key: str, agent: bytes) -> dict[str, bytes]:
     return {AGENT: agent, RUN: run_text(seat.run).encode(), "job.json": record_text(seat.record).encode(), KEY: key.encode()}
 
 
-def _refuse_running(name: str, answers: Mapping[str, HostFacts], again: str) -> None:
+def refuse_running(name: str, answers: Mapping[str, HostFacts], again: str) -> None:
     running = [host for host, facts in answers.items() if facts.jobs[name].runs]
     if running:
         raise ConfigError(

@@ -3,54 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from lockstep.api.errors import ConfigError
-from lockstep.api.files.clusterfile import parse_cluster_file
-from lockstep.api.files.jobfile import parse_job_file
-from lockstep.plan.hosts.facts import BadAnswer, Folder, HostFacts, HostGpu, JobOnHost, Route, read_host
-from lockstep.plan.hosts.place import Seat, addresses_of, chosen, free_block, path_of_job, seats, why_unkept
+from lockstep.plan.hosts.facts import BadAnswer, Route, read_host
+from lockstep.plan.hosts.place import addresses_of, chosen, free_block, path_of_job, why_unkept
 from lockstep.plan.hosts.record import read_record, record_text
 from lockstep.plan.hosts.unit import quoted, unit_text
-
-FILE = """
-cluster: {name: lab, platform: hosts}
-defaults: {python: ~/env/bin/python}
-hosts:
-  - {name: lab0, address: 10.0.0.1}
-  - {name: lab1, workspace: /data/ws, env: [{name: HF_HOME, value: /data/hf}]}
-  - {name: lab2, gpus: [1], micro_batch: 2}
-ports: 29400-29447
-"""
-JOB = """
-apiVersion: lockstep.dev/v1alpha1
-kind: TrainingJob
-metadata: {name: x}
-spec: {nodes: 2, script: {path: rank.py}, env: [{name: A, value: "1"}]}
-"""
-CLUSTER = parse_cluster_file(FILE, "lab.yaml")
-
-
-def gpu(index: int, **changes: Any) -> HostGpu:
-    return replace(HostGpu(index, f"GPU-{index}", "H100", 80 << 30), **changes)
-
-
-def facts(name: str, address: str, *gpus: HostGpu, **changes: Any) -> HostFacts:
-    home = f"/home/{name}"
-    plain = HostFacts(
-        name=name, user="ada", home=home, now=0.0, boot="b", python=(3, 11), workspace=Folder(f"{home}/lockstep/workspace", 1), datasets=Folder("/d", 1),
-        routes={peer: Route(address, "eth0") for peer in ("10.0.0.1", "10.0.0.2") if peer != address}, gpus=gpus, has_units=True, lingers=True, cpus=8,
-        state=f"{home}/.local/state/lockstep/jobs", jobs={"x": JobOnHost(highest_attempt=int(address[-1]))},
-    )  # fmt: skip
-    return replace(plain, **changes)
-
-
-def placed(*hosts: HostFacts, job: str = JOB) -> list[Seat]:
-    assert CLUSTER.hosts is not None
-    return seats(parse_job_file(job, "job.yaml"), CLUSTER.profile, CLUSTER.hosts, "lab", {one.name: one for one in hosts}, "uid-1")
+from support.hosts_told import CLUSTER, JOB, facts, gpu, placed
 
 
 def test_each_host_has_a_run_of_its_own_that_differs_in_places_alone() -> None:

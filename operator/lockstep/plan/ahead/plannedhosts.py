@@ -1,0 +1,71 @@
+"""The plan of a job on hosts: whether it could start there now, and whose GPUs have the memory that it needs (pure). No object of Kubernetes is part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lockstep.plan.ahead.forecast import Card, Forecast
+from lockstep.plan.cluster.finding import Finding, fine, note, refused, unknown
+from lockstep.plan.hosts.facts import HostFacts
+from lockstep.plan.hosts.place import Seat
+from lockstep.plan.render.resolved import Resolved
+from lockstep_spec.words import listed, number_of
+
+HOSTS_NAMED = 8
+NOT_ASKED = "the hosts were not asked (--offline)"
+
+
+@dataclass(frozen=True)
+class HostsAsked:
+    """Answers of a job's hosts before its start."""
+
+    facts: Mapping[str, HostFacts]
+    refusals: tuple[str, ...] = ()
+    """Reasons why a start would be refused now."""
+    seats: tuple[Seat, ...] = ()
+    """The job's nodes; none where it can't start."""
+
+
+def cards_of(asked: HostsAsked) -> tuple[Card, ...]:
+    """What each host has for one rank: its smallest GPU, or on CPUs a rank's part of the memory."""
+    cards = []
+    for seat in asked.seats:
+        facts, micro_batch = asked.facts[seat.host.name], seat.host.micro_batch
+        taken = set() if seat.run.host is None else set(seat.run.host.claims)
+        gpus = [gpu for gpu in facts.gpus if gpu.uuid in taken]
+        if gpus:
+            smallest = min(gpus, key=lambda gpu: gpu.memory)
+            cards.append(Card(f"{seat.host.name}'s {smallest.name}", smallest.memory, micro_batch))
+        elif facts.memory:
+            ranks = seat.record.ranks[seat.node]
+            part = "memory" if ranks == 1 else f"memory for each of {ranks} ranks"
+            cards.append(Card(f"{seat.host.name}'s {part}", facts.memory // ranks, micro_batch))
+    return tuple(cards)
+
+
+def room_of(asked: HostsAsked, shared: bool) -> int | None:
+    """Free bytes of all workspaces together, of one where they are the same; None: no host was asked."""
+    free = [asked.facts[seat.host.name].workspace.free for seat in asked.seats]
+    return None if not free else min(free) if shared else sum(free)
+
+
+def hosts_plan(resolved: Resolved, hosts: Sequence[str], asked: HostsAsked | None, estimate: Forecast) -> list[Finding]:
+    """Everything that there is to say, in order. `hosts`: names of those that the job takes. `asked`: None offline."""
+    name = resolved.profile.metadata.name
+    message = f"{resolved.name} on {listed(hosts, HOSTS_NAMED)} of {name}: {number_of(resolved.nodes, 'node')}, {resolved.transport} between them, storage {resolved.storage_mode.value}"
+    findings = [note("job", message)]
+    if asked is None:
+        findings.append(unknown("hosts", f"whether they can be reached, have the inputs and free GPUs: {NOT_ASKED}"))
+    else:
+        findings += [refused("hosts", reason) for reason in asked.refusals]
+        findings += [fine("hosts", _seat(seat, asked.facts[seat.host.name])) for seat in asked.seats]
+    return findings + estimate.findings
+
+
+def _seat(seat: Seat, facts: HostFacts) -> str:
+    ranks, taken = seat.record.ranks[seat.node], set() if seat.run.host is None else set(seat.run.host.claims)
+    gpus = [gpu for gpu in facts.gpus if gpu.uuid in taken]
+    what = ", ".join(f"GPU {gpu.index} ({gpu.name})" for gpu in gpus) if gpus else number_of(ranks, "CPU rank")
+    keeps = "" if not seat.record.supervised else "; it would not come back after a reboot"
+    return f"{seat.host.name} is node {seat.node} at {seat.run.addresses[seat.node]}: {what}{keeps}"
