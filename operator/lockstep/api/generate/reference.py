@@ -122,7 +122,7 @@ def hosts_file_page() -> str:
 
 
 _ON_HOSTS = {
-    "storage.mode": "volumeClaimTemplates: each host has folders of its own. rwx: all hosts see one file system at the same path.",
+    "storage.mode": "volumeClaimTemplates: each host has folders of its own. rwx: all hosts see one file system; a start checks that.",
     "network.rdma.enabled": "true: hosts have RDMA NICs, and fabric.mode Auto takes them.",
     "network.rdma.interfaces": "NCCL_SOCKET_IFNAME while RDMA is used.",
     "network.mtu": "MTU that the interfaces must have; given to ranks as LOCKSTEP_RAIL_MTU.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from lockstep.api.errors import ConfigError
@@ -28,6 +28,8 @@ from lockstep_spec.words import duration, listed, number_of
 
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 HOSTS_NAMED = 8
+UNWRITTEN_SECONDS = 20.0
+"""Seconds without a report, which is written every 5, after which that is said."""
 UNHEARD = re.compile(r"^\[lockstep\] (waiting for the coordinator on node 0.*|nobody hears this node.*)")
 """Lines in which an agent says whom it can't reach."""
 
@@ -323,7 +325,25 @@ def complaints(seen: Seen) -> tuple[str, ...]:
         line = next((match[1] for line in reversed(job.log) if (match := UNHEARD.match(line))), "")
         if line and job.runs and (job.report is None or job.report.get("state") != State.RUNNING.value):
             words.append(f"host {host}: {line}")
-    return tuple(words)
+    return (*words, *_unwritten(seen))
+
+
+def _unwritten(seen: Seen) -> Iterator[str]:
+    """Say that node 0 has long written nothing to the run's folder: what is known is old, and a save waits."""
+    job = seen.jobs.get(seen.first)
+    if (
+        job is not None
+        and job.record is not None
+        and job.runs
+        and job.report is not None
+        and not job.ended
+        and job.report_seconds > UNWRITTEN_SECONDS
+    ):
+        folder = f"{job.record.workspace}/runs/{job.record.name}"
+        yield (
+            f"host {seen.first}: nothing has been written to {folder} for {job.report_seconds:.0f} s: its file system takes no writes, such as one whose server is away, "
+            "or the agent hangs. A save waits until it does, and the job goes on then"
+        )
 
 
 def next_steps(observed: Observed, state: Where, again: str) -> tuple[Step, ...]:

@@ -11,7 +11,7 @@ import pytest
 from lockstep.api.objects import condition
 from lockstep.plan.hosts.facts import Folder, HostFacts, JobOnHost
 from lockstep.plan.hosts.record import Coordinator, JobRecord
-from lockstep.plan.hosts.status import host_job, next_steps, progress_known, seen_jobs, unkept_words
+from lockstep.plan.hosts.status import complaints, host_job, next_steps, progress_known, seen_jobs, unkept_words
 from lockstep.plan.pages.why import Where, why
 from lockstep_gang.contract.report import NodeReport, RankCount, Report, State, TrainerReport, report_body
 from lockstep_gang.contract.run import JobIdentity
@@ -119,3 +119,21 @@ def test_nothing_is_called_failed_of_which_nobody_knows() -> None:
         and not answer.is_well
         and next_steps(observed, Where.FAILED, AGAIN)[0].command == "lockstep retry x --cluster lab"
     )
+
+
+@pytest.mark.parametrize(
+    ("first", "words"),
+    [
+        (replace(LEADING, report_seconds=15.0), 0),
+        (replace(LEADING, report_seconds=38.0), 1),
+        (replace(LEADING, report_seconds=38.0, unit="inactive"), 0),
+        (replace(LEADING, report_seconds=38.0, ended={"state": "Complete"}), 0),
+        (ACTIVE, 0),
+    ],
+)
+def test_a_folder_that_takes_no_writes_is_told_of_a_job_that_runs(first: JobOnHost, words: int) -> None:
+    said = complaints(
+        seen_jobs({"lab0": host("lab0", first), "lab1": host("lab1", replace(ACTIVE, report=report(), report_seconds=90.0))}, {})["x"]
+    )
+    assert len(said) == words
+    assert not words or said[0].startswith("host lab0: nothing has been written to /ws/runs/x for 38 s: its file system takes no writes")
