@@ -116,7 +116,7 @@ HINTS = {
     "down": "lockstep delete JOB removes a job, lockstep uninstall CLUSTER the operator",
     "start": "lockstep resume JOB goes on with a stopped job",
     "help": "lockstep --help, or lockstep VERB --help",
-    "login": "log in as for kubectl (oc login, or your provider's command); --context chooses among logins",
+    "login": "log in as for kubectl (oc login, or your provider's command); --context chooses among logins; lockstep hosts login CLUSTER for hosts over ssh",
     "cluster list": "lockstep clusters",
     "cluster ls": "lockstep clusters",
     "cluster status": "lockstep status CLUSTER",

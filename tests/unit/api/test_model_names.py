@@ -14,8 +14,8 @@ from golden.plan_cases import CONTEXT, of_kind, pod_of, profile, trainer_of
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
 from lockstep.cli.files import model as model_verb
-from lockstep.cli.jobs import hubconfig
-from lockstep.cli.jobs.planfacts import known_facts
+from lockstep.cli.shared import hubconfig
+from lockstep.cli.shared.planfacts import known_facts
 from lockstep.plan.ahead.needs import references
 from lockstep.plan.render.objects import render
 from lockstep.plan.render.pod import variable_warnings

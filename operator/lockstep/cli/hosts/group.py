@@ -1,15 +1,13 @@
-"""`lockstep hosts`: ready the machines of a cluster file that ssh reaches. One module a verb."""
+"""`lockstep hosts`: check and ready the machines of a cluster file that ssh reaches. One module a verb."""
 
 from __future__ import annotations
 
 import typer
 
-from lockstep.cli.hosts import setup
+from lockstep.cli.hosts import check, login, setup, trust
 
-app = typer.Typer(help="Machines that you reach over ssh: ready them for jobs.", no_args_is_help=True)
+app = typer.Typer(help="Machines that you reach over ssh: check them, and ready them for jobs.", no_args_is_help=True)
+app.command("check")(check.check)
 app.command("setup")(setup.setup)
-
-
-@app.callback()
-def hosts() -> None:
-    """Keep the group a group while it has one verb."""
+app.command("trust")(trust.trust)
+app.command("login")(login.login)

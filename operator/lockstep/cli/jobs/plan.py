@@ -92,7 +92,7 @@ class PlanOptions:
 
 
 def _plan(inputs: Inputs, resolved: Resolved, options: PlanOptions) -> tuple[list[Finding], Forecast]:
-    from lockstep.cli.jobs.planfacts import known_facts
+    from lockstep.cli.shared.planfacts import known_facts
     from lockstep.plan.ahead import planned
     from lockstep.plan.ahead.forecast import capacity, forecast
     from lockstep.plan.ahead.slownetwork import measured_speed
@@ -111,7 +111,7 @@ def _plan(inputs: Inputs, resolved: Resolved, options: PlanOptions) -> tuple[lis
 
 def _plan_on_hosts(inputs: Inputs, resolved: Resolved, options: PlanOptions, named: str | None) -> tuple[list[Finding], Forecast]:
     """The plan without Kubernetes' part of it, by what the hosts say of themselves."""
-    from lockstep.cli.jobs.planfacts import known_facts, with_config
+    from lockstep.cli.shared.planfacts import known_facts, with_config
     from lockstep.plan.ahead.forecast import forecast
     from lockstep.plan.ahead.plannedhosts import NOT_ASKED, cards_of, hosts_plan, room_of
     from lockstep.plan.ahead.slownetwork import measured_speed

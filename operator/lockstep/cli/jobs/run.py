@@ -239,7 +239,7 @@ def _refuse_slow_network(inputs: Inputs, named: str | None, choice: HostChoice) 
     """Raise ConfigError where the measured network, by the cluster file, is too slow for the run. Nobody is asked where that can't be."""
     import asyncio
 
-    from lockstep.cli.jobs.planfacts import known_facts, with_config
+    from lockstep.cli.shared.planfacts import known_facts, with_config
     from lockstep.cli.shared.hostsite import fleet_of
     from lockstep.cli.shared.inputs import resolve_inputs
     from lockstep.plan.ahead.forecast import slow_network

@@ -166,6 +166,24 @@ def file_of(cluster: str) -> str:
     return cluster if is_path(cluster) else str(Path("clusters") / f"{cluster}.yaml")
 
 
+def path_of(cluster: str) -> Path:
+    """Path of the cluster file of this name or path. Raises ConfigError where clusters/ can't be found."""
+    from lockstep.cli.shared.checkout import checkout
+
+    return Path(cluster) if is_path(cluster) else checkout() / "clusters" / f"{cluster}.yaml"
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write the file anew, whole or not at all. Raises ConfigError."""
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.chmod(path.stat().st_mode & 0o777)
+        draft.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: can't be written: {error.strerror}") from error
+
+
 def _unknown_cluster(name: str, folder: Path) -> str:
     from lockstep.api.files.problems import nearest
     from lockstep.cli.shared.checkout import from_here

@@ -32,7 +32,7 @@ class HostSite(Site):
     def __init__(self, cluster_file: ClusterFile, named: str) -> None:
         """`named`: the cluster as it was given: its name, or the path of its file."""
         assert cluster_file.hosts is not None  # noqa: S101 (the file says platform: hosts)
-        self.hosts, self.name = cluster_file.hosts, cluster_file.cluster.name
+        self.hosts, self.profile, self.name = cluster_file.hosts, cluster_file.profile, cluster_file.cluster.name
         self.again = f"--cluster {named}"
         self.anew = f"lockstep run -f FILE --fresh {self.again}"
         self.where = f"on the hosts of {self.name}"

@@ -12,7 +12,7 @@ REFUSED: Mapping[str, str] = {
     "events": "lockstep why JOB --cluster {name} says what happened, and lockstep logs JOB --cluster {name} shows the output",
     "suspend": "lockstep stop JOB --cluster {name} saves and stops",
     "scale": "lockstep stop JOB --cluster {name}, then lockstep run -f job.yaml --cluster {name} --set nodes=N goes on with N hosts",
-    "doctor": "lockstep cluster lint {name} checks its file, and lockstep preflight -f job.yaml --cluster {name} the hosts",
+    "doctor": "lockstep hosts check {name} checks its hosts, and lockstep cluster lint {name} its file",
     "deploy": "hosts run no operator; lockstep run -f job.yaml --cluster {name} starts a job there",
     "status": "lockstep get --cluster {name} lists its jobs",
     "rollback": "hosts run no operator; lockstep hosts setup {name} with the earlier environment.lock brings its packages back",
@@ -27,7 +27,7 @@ REFUSED: Mapping[str, str] = {
 WORKING = frozenset({
     "validate", "render", "plan", "preflight", "run", "launch", "bench scaling", "diff-runs", "logs", "top", "get", "describe", "why", "stacks", "drill", "wait", "resume", "stop", "retry",
     "sync", "cp", "generate", "shell", "jupyter", "tensorboard", "vscode", "debug", "delete", "checkpoint list", "checkpoint verify", "checkpoint inspect",
-    "adapter get", "model get", "cluster lint", "cluster calibrate", "cluster topology", "hosts setup",
+    "adapter get", "model get", "cluster lint", "cluster calibrate", "cluster topology", "hosts check", "hosts setup", "hosts trust", "hosts login",
 })  # fmt: skip
 """Verbs about a job, its files or its network, which work on hosts, too."""
 WITHOUT_CLUSTER = frozenset({

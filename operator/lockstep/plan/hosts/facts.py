@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,6 +47,11 @@ class HostGpu:
     """`user (pid N)` of each process that computes on it."""
     claim: str = ""
     """The job that has claimed it, and whose that is; '' if none has."""
+    driver: str = ""
+    capability: tuple[int, int] | None = None
+    """CUDA's compute capability, such as (8, 9); None where the driver doesn't say it."""
+    ecc_errors: int = 0
+    """Errors of its memory since the driver was loaded that ECC could not correct."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +126,13 @@ class HostFacts:
     """Address that the host's own name has there."""
     memory: int = 0
     """Bytes of its memory; 0: not known."""
+    memlock: int = -1
+    """Bytes that a process may lock; -1: as many as it likes."""
+    system: str = "Linux"
+
+
+OLDEST_PYTHON = (3, 10)
+"""Oldest Python that agents and programs of Lockstep run on."""
 
 
 class BadAnswer(ValueError):
@@ -162,6 +175,8 @@ def _read(name: str, answer: dict[str, Any]) -> HostFacts:
         promised_ports=frozenset(int(port) for port in answer["promisedPorts"]),
         own_name=str(answer.get("ownName", "")),
         memory=int(answer.get("memory", {}).get("MemTotal", 0)),
+        memlock=int(answer.get("memlock", -1)),
+        system=str(answer.get("system", "Linux")),
     )
 
 
@@ -202,4 +217,16 @@ def _gpu(answer: dict[str, Any]) -> HostGpu:
     claim = answer.get("claim") or {}
     users = tuple(f"{process['user'] or 'somebody'} (pid {process['pid']})" for process in answer.get("processes", []))
     claimed = f"{claim['says']} ({claim['user']}, pid {claim['pid']})" if claim else ""
-    return HostGpu(int(answer["index"]), str(answer["uuid"]), str(answer["name"]), int(float(answer["memory.total"])) << 20, users, claimed)
+    capability = re.fullmatch(r"(\d{1,2})\.(\d)", str(answer.get("compute_cap", "")))
+    ecc = str(answer.get("ecc.errors.uncorrected.volatile.total", ""))
+    return HostGpu(
+        int(answer["index"]),
+        str(answer["uuid"]),
+        str(answer["name"]),
+        int(float(answer["memory.total"])) << 20,
+        users,
+        claimed,
+        str(answer.get("driver_version", "")),
+        None if capability is None else (int(capability[1]), int(capability[2])),
+        int(ecc) if ecc.isdecimal() else 0,
+    )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from lockstep.api.errors import Failed
@@ -22,6 +26,8 @@ from lockstep_gang.contract.layout import RankLayout
 T = TypeVar("T")
 AT_ONCE = 32
 """Hosts that are asked at the same time."""
+ENVIRONMENT_PYTHON = "~/.local/share/lockstep/env/bin/python"
+"""Python of the environment that `hosts setup` made last."""
 LOOK_SECONDS = 30.0
 LOOK_BYTES_MAX = 64 << 20
 
@@ -37,7 +43,12 @@ class Fleet:
 
     def place(self, host: str) -> HostPlace:
         """Return the host as a place where programs run, by its own Python."""
-        return HostPlace(self._shared[host])
+        stated = self.cluster.host(host).python
+        return HostPlace(self._shared[host], newer=(*([stated] if stated else []), ENVIRONMENT_PYTHON))
+
+    def shared(self, host: str) -> Shared:
+        """Return the host's shared connection."""
+        return self._shared[host]
 
     async def all(self, hosts: Iterable[str], work: Callable[[str], Awaitable[T]]) -> tuple[dict[str, T], dict[str, str]]:
         """Do the work for every host at once, at most 32 at a time. Return what came of it, and by host why nothing came."""
@@ -74,10 +85,32 @@ class Fleet:
                 "paths": (paths or {}).get(name, []),
             }
             place = self.place(name)
-            text = await python_output(place, source_of(look_program), json.dumps(request), seconds=LOOK_SECONDS, most=LOOK_BYTES_MAX)
+            text = await python_output(place, old_source_of(look_program), json.dumps(request), seconds=LOOK_SECONDS, most=LOOK_BYTES_MAX)
             return read_host(name, answer_of(text, place.name))
 
         return await self.all(names, one)
+
+
+@cache
+def old_source_of(program: ModuleType) -> bytes:
+    """Text of a program of `onhost` for Python 3.6 or newer: without annotations, which older ones can't read."""
+    tree = ast.parse(Path(str(program.__file__)).read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            node.returns = None
+        elif isinstance(node, ast.arg):
+            node.annotation = None
+    tree.body = [node for node in tree.body if not (isinstance(node, ast.ImportFrom) and node.module == "__future__")]
+    return ast.unparse(_Unannotated().visit(tree)).encode()
+
+
+class _Unannotated(ast.NodeTransformer):
+    """Makes a plain assignment of one with an annotation."""
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        if node.value is None:
+            return ast.Pass()
+        return ast.copy_location(ast.Assign([node.target], node.value), node)
 
 
 def login_of(host: Host) -> Login:

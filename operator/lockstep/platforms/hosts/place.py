@@ -34,11 +34,14 @@ def _text_of(program: ModuleType) -> bytes:
     return text.replace("from __future__ import annotations\n", "").encode()
 
 
-def beginning(words: Sequence[str], environment: Sequence[tuple[str, str]]) -> bytes:
-    """First bytes of standard input: a line that reads the starter, the starter, and what it is to start."""
+def beginning(words: Sequence[str], environment: Sequence[tuple[str, str]], newer: Sequence[str] = ()) -> bytes:
+    """First bytes of standard input: a line that reads the starter, the starter, and what it is to start.
+
+    `newer`: Pythons to take, the first that is there, where the host's own `python3` is too old.
+    """
     text = _text_of(starter)
     line = f"t=b''\nwhile len(t)<{len(text)}:\n p=os.read(0,{len(text)}-len(t))\n if not p:os._exit(9)\n t+=p\nexec(compile(t,'lockstep','exec'))"
-    head = json.dumps({"words": list(words), "environment": dict(environment)}).encode()
+    head = json.dumps({"words": list(words), "environment": dict(environment), "newer": list(newer)}).encode()
     return b"exec(" + ascii(line).encode() + b")\n" + text + str(len(head)).zfill(starter.HEAD_DIGITS).encode() + head
 
 
@@ -50,6 +53,8 @@ class HostPlace:
     python: Sequence[str] = ("python3",)
     environment: tuple[tuple[str, str], ...] = ()
     """Variables of every program, beside those of the login."""
+    newer: tuple[str, ...] = ()
+    """Pythons that programs get where the host's own is older than 3.10: the first of these paths that is there."""
 
     @property
     def name(self) -> str:
@@ -69,7 +74,7 @@ class HostPlace:
         words = [*self.python, "-I", "-c", _text_of(relay).decode(), *command] if tty else command
         program = await (TerminalProgram if tty else HostProgram).start(self)
         try:
-            await program.begin(beginning(words, self.environment))
+            await program.begin(beginning(words, self.environment, self.newer))
             if not stdin:
                 await program.close_stdin()
             yield program

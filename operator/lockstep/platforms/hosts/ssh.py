@@ -230,6 +230,10 @@ class Shared:
             draft = path.with_suffix(f".{os.getpid()}")
             draft.write_text(f"{_alias(self.login)} {self.login.host_key}\n", encoding="ascii")
             draft.replace(path)
+        await self.find()
+
+    async def find(self) -> None:
+        """Find out once whether the host's name is known, or its address is to be taken."""
         if self._host_name is None:
             self._host_name = await self._unknown_name()
 
@@ -273,14 +277,15 @@ class Shared:
 _ADVICE = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED|Host key for .* has changed",
-        "its host key is not the expected one, and nothing was sent. If the host was set up anew, replace the key in the cluster file or in known_hosts; "
+        "its host key is not the expected one, and nothing was sent. If the host was set up anew, `lockstep hosts trust` pins its new key; "
         "else somebody may answer in its place",
     ),
     (
         r"No .* host key is known|Host key verification failed",
-        "its host key is not known, and nothing was sent. Compare the fingerprint that `ssh {name}` shows with the host's, or state `host_key` in the cluster file",
+        "its host key is not known, and nothing was sent. `lockstep hosts trust` shows its fingerprint, and pins the key once you have compared it",
     ),
-    (r"Permission denied", "it doesn't let you in. `ssh {name}` must work in your terminal without a question"),
+    (r"Permission denied", "it doesn't let you in. `ssh {name}` must work in your terminal without a question; where it asks for a code or a passphrase, "
+    "`lockstep hosts login` answers once for all later commands"),
     (r"timed out|No route to host|Network is unreachable|no login in", "it doesn't answer. Check its power, its cable and its address"),
     (r"Connection refused", "nothing listens on its ssh port. Check sshd and the port"),
     (r"Could not resolve hostname", "its name is not known here. State its address, or add it to ~/.ssh/config"),

@@ -8,6 +8,7 @@ dropped by the receiver's kernel, so that neither side copies them in Python.
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
 import os
 import secrets
@@ -20,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from lockstep.platforms.inpod.netfacts import TEXT_MAX, Json, network_facts
 
@@ -33,7 +35,8 @@ WARM_UP_PART = 0.25
 BUCKETS_PER_SECOND = 100
 BLOCK_BYTES = 8 << 20
 TOKEN_BYTES, HEADER = 32, struct.Struct("!16sHHd")
-"""A connection begins with the token, then: measurement, number of the stream, number of streams, seconds."""
+"""A connection begins with the token, then: measurement, number of the stream, number of streams, seconds. No streams: it is a knock."""
+PROOF_BYTES, KNOCKS_AT_ONCE = 32, 64
 END = b"\n"
 DISCARD = struct.pack("ii", 1, 0)
 """Linger for no time: what wasn't sent is dropped."""
@@ -108,6 +111,9 @@ class Receiver:
                 if not secrets.compare_digest(start[:TOKEN_BYTES], self.token):
                     return
                 name, _, streams, seconds = HEADER.unpack(start[TOKEN_BYTES:])
+                if streams == 0:
+                    connection.sendall(_proof(self.token, name))
+                    return
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 for _ in range(PINGS):
                     connection.sendall(_exactly(connection, 1))
@@ -125,6 +131,32 @@ class Receiver:
                     pass
             except OSError:
                 return  # (the sender says what it saw, and closes what it still had to send)
+
+
+def _proof(token: bytes, name: bytes) -> bytes:
+    """Answer to a knock of this name, which only a holder of the token knows."""
+    return hmac.digest(token, name, "sha256")
+
+
+def knock(token: str, source: str, targets: list[list[str | int]], seconds: float) -> Json:
+    """Knock at [address, port] of others from this address, all at once. Return why each gave no answer; "" for those that did."""
+    with ThreadPoolExecutor(KNOCKS_AT_ONCE) as pool:
+        reasons = pool.map(lambda target: _why_no_answer(bytes.fromhex(token), source, str(target[0]), int(target[1]), seconds), targets)
+        return {"reasons": list(reasons)}
+
+
+def _why_no_answer(token: bytes, source: str, target: str, port: int, seconds: float) -> str:
+    name = secrets.token_bytes(16)
+    try:
+        with socket.create_connection((target, port), seconds, (source, 0)) as connection:
+            connection.settimeout(seconds)
+            connection.sendall(token + HEADER.pack(name, 0, 0, 0.0))
+            answer = _exactly(connection, PROOF_BYTES)
+    except TimeoutError:
+        return f"no answer in {seconds:.0f} s"
+    except OSError as error:
+        return f"{error.strerror or error}"[:TEXT_MAX]
+    return "" if hmac.compare_digest(answer, _proof(token, name)) else "something else answers"
 
 
 def _listener(address: str, ports: range) -> socket.socket:
@@ -331,7 +363,7 @@ def _last_words(output: str) -> str:
 def main() -> None:
     receiver, perftest = Receiver(), Perftest()
     answers: dict[str, Callable[..., Json]] = {
-        "facts": network_facts, "listen": receiver.listen, "send": send_for, "serveRdma": perftest.serve, "sendRdma": perftest.send,
+        "facts": network_facts, "listen": receiver.listen, "knock": knock, "send": send_for, "serveRdma": perftest.serve, "sendRdma": perftest.send,
     }  # fmt: skip
     try:
         while select.select([sys.stdin], [], [], PATIENCE_SECONDS)[0] and (line := sys.stdin.readline()):

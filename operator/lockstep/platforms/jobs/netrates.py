@@ -169,15 +169,28 @@ class _Sockets:
 
     async def measure(self, rail: MeasuredRail, pair: Pair) -> PairRate:
         sender, receiver = pair
-        source, target = rail.ends[sender], rail.ends[receiver]
-        port = self._ports[receiver].get(target.address)
+        port = self._ports[receiver].get(rail.ends[receiver].address)
         if not isinstance(port, int):
             return PairRate(rail.name, sender, receiver, error=str(port or "it doesn't listen"))
-        answer = await self._programs[sender].ask(
-            "send", patience=ANSWER_SECONDS + self._seconds, token=self._token, source=source.address, interface=source.interface,
-            target=target.address, port=port, seconds=self._seconds, streams=STREAMS,
-        )  # fmt: skip
-        return _rate(rail, pair, answer, self._way.line_gbs)
+        return await socket_rate(self._programs, self._token, rail, pair, port, self._seconds, self._way.line_gbs)
+
+
+async def socket_rate(
+    programs: Mapping[int, NodeProgram],
+    token: str,
+    rail: MeasuredRail,
+    pair: Pair,
+    port: int,
+    seconds: float,
+    line_gbs: float | None = None,
+) -> PairRate:
+    """Rate of one direction over sockets, to a port where the receiver listens for the token. `line_gbs`: as a person states it."""
+    source, target = rail.ends[pair[0]], rail.ends[pair[1]]
+    answer = await programs[pair[0]].ask(
+        "send", patience=ANSWER_SECONDS + seconds, token=token, source=source.address, interface=source.interface,
+        target=target.address, port=port, seconds=seconds, streams=STREAMS,
+    )  # fmt: skip
+    return _rate(rail, pair, answer, line_gbs)
 
 
 class _Perftest:

@@ -1,7 +1,8 @@
 """Facts of a host, in one answer: for a start, for `hosts check`, and for whoever asks where a job is. It changes nothing.
 
 Its argument is `{"job": name or "" for all, "workspace": …, "datasets": …, "peers": [address, …], "ports": [first, last], "paths": [[field, path, kind], …]}`
-with folders that may begin with ~; it prints one line of JSON.
+with folders that may begin with ~; it prints one line of JSON. Pythons that are too old for everything else (3.6 or newer) read it, too, so that there
+is a sentence for them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import struct
 import subprocess
 import sys
 import time
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,9 @@ def output(*command: str) -> str:
     if shutil.which(command[0]) is None:
         return ""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False, errors="replace")
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=COMMAND_SECONDS, check=False, errors="replace"
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""
@@ -97,11 +101,17 @@ def route(peer: str) -> Json:
 
 
 def interface_of(address: str) -> str:
-    for line in output("ip", "-o", "address").splitlines():
+    for line in addresses().splitlines():
         fields = line.split()
         if len(fields) > 3 and fields[3].split("/")[0] == address:
             return fields[1].rstrip(":")
     return next((name for name in interfaces() if address_of(name) == address), "")
+
+
+@lru_cache(1)
+def addresses() -> str:
+    """Addresses of all interfaces, a line each: the same for every peer."""
+    return output("ip", "-o", "address")
 
 
 def interfaces() -> list[str]:
@@ -160,7 +170,7 @@ def gpus() -> list[Json]:
         if len(cells) == 3 and cells[1].isdecimal():
             users.setdefault(cells[0], []).append({"pid": int(cells[1]), "user": owner_of(int(cells[1])), "memory": cells[2]})
     return [
-        {**dict(zip(asked, row, strict=True)), "processes": users.get(row[1], []), "claim": claim_of(row[1])}
+        {**dict(zip(asked, row)), "processes": users.get(row[1], []), "claim": claim_of(row[1])}  # noqa: B905 (Python 3.6 has no strict)
         for row in rows[:64]
         if len(row) == len(asked)
     ]
@@ -235,7 +245,7 @@ def units(names: list[str]) -> dict[str, dict[str, str]]:
     fields = "Id,LoadState,ActiveState,SubState,Result,ExecMainStatus,UnitFileState"
     text = output("systemctl", "--user", "show", f"--property={fields}", *(f"lockstep-{name}.service" for name in names))
     blocks = [dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in text.split("\n\n")]
-    return {block["Id"].removeprefix("lockstep-").removesuffix(".service"): block for block in blocks if "Id" in block}
+    return {block["Id"][len("lockstep-") : -len(".service")]: block for block in blocks if "Id" in block}
 
 
 def job(name: str, workspace: str, unit: dict[str, str]) -> Json:
@@ -244,11 +254,8 @@ def job(name: str, workspace: str, unit: dict[str, str]) -> Json:
     record = object_in(state / "job.json")
     run = Path(record.get("workspace") or workspace).expanduser() / "runs" / name
     names = [path.name for path in run.glob("checkpoints/step-*")]
-    commits = [
-        match
-        for path in names
-        if (match := _ATTEMPT_OF_COMMIT.fullmatch(path)) and (run / "checkpoints" / path / "manifest.json").is_file()
-    ]
+    matches = [match for match in map(_ATTEMPT_OF_COMMIT.fullmatch, names) if match]
+    commits = [match for match in matches if (run / "checkpoints" / match[0] / "manifest.json").is_file()]
     newest = max(commits, key=lambda match: int(match[1]), default=None)
     return {
         "record": record or None,
@@ -257,9 +264,7 @@ def job(name: str, workspace: str, unit: dict[str, str]) -> Json:
         "stopped": (state / "stopped").exists(),
         "retry": retry_of(state / "run.json"),
         "ended": object_in(run / "gang/end.json"),
-        "highestAttempt": max(
-            [*attempts(run), *(int(match[2]) for one in names if (match := _ATTEMPT_OF_COMMIT.fullmatch(one)))], default=0
-        ),
+        "highestAttempt": max([*attempts(run), *(int(match[2]) for match in matches)], default=0),
         "newestStep": None if newest is None else int(newest[1]),
         "newestTime": None if newest is None else (run / "checkpoints" / newest[0]).stat().st_mtime,
         "report": report(run),

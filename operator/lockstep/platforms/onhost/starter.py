@@ -10,6 +10,7 @@ import json
 import os
 import select
 import signal
+import sys
 
 MARK = b"\x1elockstep 1\n"
 """First output of a host that can run programs; what stands before it was printed by the login shell."""
@@ -26,6 +27,8 @@ NOT_THERE = 127
 def main() -> None:
     head = json.loads(read_exactly(int(read_exactly(HEAD_DIGITS))).decode())
     words = head["words"]
+    if words[0] == "python3" and sys.version_info < (3, 10):
+        words[0] = newer_python(head["newer"])
     words[0] = os.path.expanduser(words[0])  # noqa: PTH111
     os.environ.update(head["environment"])
     if not is_program(words[0]):
@@ -56,6 +59,12 @@ def read_exactly(size: int) -> bytes:
             os._exit(1)
         data += piece
     return data
+
+
+def newer_python(paths: list) -> str:  # type: ignore[type-arg]  # (Python 3.6 has no list[str])
+    """First of these Pythons that is there; else the host's own, which is too old."""
+    paths = [os.path.expanduser(path) for path in paths]  # noqa: PTH111
+    return next(filter(is_program, paths), "python3")
 
 
 def is_program(name: str) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from golden.plan_cases import TRAINING, job, profile
 from lockstep.api.errors import ConfigError
-from lockstep.cli.jobs.planfacts import known_facts, read_pace
+from lockstep.cli.shared.planfacts import known_facts, read_pace
 from lockstep.plan.ahead.forecast import Forecast, Pace, RunFacts, capacity, forecast
 from lockstep.plan.ahead.planned import EXIT_CODES, PlanVerdict, sentence, verdict
 from lockstep.plan.cluster.finding import Outcome

@@ -81,7 +81,7 @@ class UnknownSizes(Exception):
 
 def _config(model: BaseModelSource, named: Path | None, offline: bool) -> tuple[dict[str, Any], str]:
     """config.json and where it is: a file here, or the hub's. Raises ConfigError for a file that was named, else UnknownSizes."""
-    from lockstep.cli.jobs.hubconfig import hub_config
+    from lockstep.cli.shared.hubconfig import hub_config
     from lockstep_spec.modelnames import is_hub_name
 
     help_ = "--model-config FILE names the model's config.json"

@@ -1,0 +1,151 @@
+"""`lockstep hosts check`: is every host ready for jobs, do all reach each other, and if not, what to do."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from lockstep.api.errors import ConfigError
+from lockstep.cli.shared.inputs import OptionalFileOption, only
+from lockstep.cli.shared.jobargs import Form, FormOption, OptionalClusterArgument
+from lockstep.cli.shared.terminal import waiting
+from lockstep.platforms.output import put, put_json
+
+if TYPE_CHECKING:
+    from lockstep.cli.shared.hostsite import HostSite
+    from lockstep.cli.shared.inputs import Inputs
+    from lockstep.plan.ahead.forecast import RunFacts
+    from lockstep.plan.cluster.finding import Finding
+    from lockstep.plan.hosts.condition import HostLook
+    from lockstep.plan.hosts.reach import Network
+    from lockstep.plan.render.resolved import Resolved
+    from lockstep.platforms.hosts.checkup import JobInputs
+
+
+def check(
+    cluster: OptionalClusterArgument = "local",
+    file: OptionalFileOption = None,
+    output: FormOption = Form.TEXT,
+) -> None:
+    """Check every host of a cluster file: ssh, Python and its packages, disk, GPUs, address, clock, what keeps jobs alive, and the network between them.
+
+    Every host knocks at every other one on ports that a job uses, and neighbors measure their bandwidth. It changes nothing; steps that only root can take
+    are printed. With -f also: do nodes, GPUs, inputs, disk and network fit this job. Exit code 0: nothing fails, 1: something does.
+
+    Example: lockstep hosts check lab -f job.yaml
+    """
+    from lockstep.cli.shared.hostsite import HostSite
+    from lockstep.cli.shared.inputs import read_inputs, resolve_inputs
+    from lockstep.cli.shared.target import load
+
+    inputs = None if not file else read_inputs(only(file, "hosts check"), cluster, None)
+    resolved = None if inputs is None else resolve_inputs(inputs)
+    cluster_file = load(cluster) if inputs is None else inputs.cluster
+    if cluster_file.hosts is None:
+        raise ConfigError(f"{cluster} is a Kubernetes cluster: lockstep doctor {cluster} checks it")
+    site = HostSite(cluster_file, cluster)
+    with waiting(f"looking at {len(site.hosts.hosts)} hosts"):
+        checked = asyncio.run(run_check(site, cluster, None if inputs is None or resolved is None else (inputs, resolved)))
+    if output is Form.JSON:
+        put_json(checked.values(), indent=1)
+    else:
+        checked.show()
+    if checked.fails:
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Everything that was seen and judged."""
+
+    looks: list[HostLook]
+    network: Network | None
+    findings: list[Finding]
+
+    @property
+    def fails(self) -> bool:
+        from lockstep.plan.cluster.finding import Outcome
+
+        return any(one.outcome in (Outcome.FAILED, Outcome.REFUSED) for one in self.findings)
+
+    def show(self) -> None:
+        """Print a line a host, the findings, and a sentence."""
+        from lockstep.plan.hosts.report import host_rows, summary
+
+        rows = host_rows(self.looks, self.network)
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            put("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        if self.findings:
+            put("")
+        for one in self.findings:
+            put(f"{one.outcome.value:8} {one.subject}: {one.message}")
+            if one.fix:
+                put(f"{'':8} → {one.fix}")
+        put("", summary(self.looks, self.findings))
+
+    def values(self) -> dict[str, Any]:
+        """The same for programs."""
+        from lockstep.plan.hosts.report import host_values, network_values
+
+        findings = [
+            {"outcome": one.outcome.value, "subject": one.subject, "message": one.message} | ({"fix": one.fix} if one.fix else {})
+            for one in self.findings
+        ]
+        network = {} if self.network is None else network_values(self.network)
+        return {"ok": not self.fails, "hosts": host_values(self.looks, self.network), **network, "findings": findings}
+
+
+async def run_check(site: HostSite, name: str, job: tuple[Inputs, Resolved] | None = None) -> Checked:
+    """Look at all hosts and between them, and judge. `name`: of the cluster, as one types it."""
+    from lockstep.plan.cluster.finding import failed
+    from lockstep.plan.hosts.check import host_findings
+    from lockstep.plan.hosts.reach import network_findings
+    from lockstep.platforms.hosts.checkup import look_at, measure_between
+    from lockstep.programs import ProgramFailed
+
+    fleet = site.fleet()
+    known = None if job is None else asyncio.create_task(asyncio.to_thread(_run_facts, job[1]))
+    looks = await look_at(fleet, site.hosts.hosts, "" if job is None else job[1].name, None if job is None else _inputs(job[0]))
+    network, problems = None, []
+    try:
+        network = await measure_between(fleet, looks)
+    except ConfigError as error:
+        problems.append(failed("addresses", str(error), "state hosts[].address of each host, by number"))
+    except ProgramFailed as error:
+        problems.append(failed("network", f"it was not measured: {error}", "type it again; if it fails again, look at that host"))
+    addresses = {host.name: host.address for host in site.hosts.hosts if host.address}
+    if network is not None:
+        addresses |= {network.names[number]: end.address for number, end in network.ends.items()}
+    findings = [*host_findings(looks, site.hosts, name, addresses), *problems]
+    if network is not None:
+        findings += network_findings(network, site.profile.spec.network.mtu)
+    if job is not None and known is not None:
+        from lockstep.plan.hosts.fit import job_findings
+
+        findings += job_findings(job[0].job, site.profile, site.hosts, looks, network, await known, site.again)
+    return Checked(looks, network, findings)
+
+
+def _inputs(inputs: Inputs) -> JobInputs:
+    from lockstep.plan.hosts.place import inputs_of
+    from lockstep.platforms.hosts.checkup import JobInputs
+
+    assert inputs.cluster.hosts is not None  # noqa: S101 (`check` has looked)
+    paths = {host.name: inputs_of(inputs.job, inputs.cluster.profile, host) for host in inputs.cluster.hosts.hosts}
+    models = {
+        name: next((path for field, path, _ in entries if field == "spec.training.model.name"), "") for name, entries in paths.items()
+    }
+    return JobInputs(paths, {name: f"{path}/config.json" if path else "" for name, path in models.items()})
+
+
+def _run_facts(resolved: Resolved) -> RunFacts:
+    """What this machine's files and the hub say of the run."""
+    from lockstep.cli.shared.planfacts import known_facts
+
+    nothing: Path | None = None
+    return known_facts(resolved, nothing, None, nothing, None, nothing)

@@ -1,0 +1,312 @@
+"""Judgments of `hosts check` about each host and about what hosts must have alike, each with what to do (pure). Those of the network are in `reach`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from ipaddress import ip_address
+
+from lockstep.api.errors import ConfigError
+from lockstep.api.hosts import HostsCluster
+from lockstep.plan.cluster.finding import Finding, failed, note, warning
+from lockstep.plan.hosts.condition import Condition, HostLook
+from lockstep.plan.hosts.facts import OLDEST_PYTHON, HostFacts, HostGpu
+from lockstep.plan.hosts.place import free_block, python_of
+from lockstep_spec.words import binary_size, decimal_size, listed
+
+GIB = 1 << 30
+LEAST_FREE, LITTLE_FREE = GIB, 20 * GIB
+LEAST_SHM = GIB
+LEAST_MEMLOCK = GIB
+OPEN_FILES = 8192
+"""Fewer may not be enough for many ranks, data loaders and NCCL."""
+CLOCK_SECONDS = 2.0
+SLOW_SECONDS = 3.0
+NOISE_SHOWN = 40
+BFLOAT16 = (8, 0)
+"""First compute capability with bf16."""
+COMPARED = ("torch", "deepspeed", "transformers", "peft", "accelerate", "numpy", "safetensors", "lockstep")
+"""Packages that ranks of all hosts must have alike."""
+NEEDED = ("torch",)
+
+
+def host_findings(looks: Sequence[HostLook], cluster: HostsCluster, name: str, addresses: Mapping[str, str]) -> list[Finding]:
+    """Judge each host, and what all must have alike. `name`: of the cluster, as one types it. `addresses`: of hosts, where they are known."""
+    findings: list[Finding] = []
+    for look in looks:
+        if look.facts is None or look.condition is None:
+            findings.append(_unreachable(look, name))
+            continue
+        facts, condition = look.facts, look.condition
+        findings += [
+            *_way(look),
+            *_python(look, facts, condition, name),
+            *_disk(look, facts),
+            *_gpus(look, facts, condition),
+            *_address(look, facts, condition, addresses.get(look.name, "")),
+            *_keeping(look, facts, name),
+            *_limits(look, facts, condition),
+        ]
+    known = [look for look in looks if look.facts is not None]
+    return [*findings, *_own_names(known), *_versions(known, name), *_unlike_gpus(known), *_ports(known, cluster)]
+
+
+def _unreachable(look: HostLook, name: str) -> Finding:
+    message = look.problem.removeprefix(f"host {look.name} can't be reached: ")
+    if "host key" in message:
+        return failed(
+            look.name, message, f"lockstep hosts trust {name} shows the key's fingerprint, and pins the key once you have compared it"
+        )
+    if "doesn't let you in" in message:
+        return failed(
+            look.name, message, f"ssh-copy-id {look.name}, or lockstep hosts login {name} where it asks for a code or a passphrase"
+        )
+    return failed(look.name, message, f"ssh {look.name} must work in your terminal")
+
+
+def _way(look: HostLook) -> Iterator[Finding]:
+    if look.noise.strip():
+        shown = look.noise.strip().splitlines()[0][:NOISE_SHOWN]
+        yield warning(
+            look.name,
+            f"its login shell prints {shown!r} before any program runs",
+            "let its ~/.bashrc (or the like) print nothing where nobody types: [[ $- == *i* ]] || return, as its first line",
+        )
+    if look.seconds > SLOW_SECONDS:
+        fix = f"time ssh {look.name} true; look at its load, at its shell's startup files, and at sshd's UseDNS"
+        yield warning(look.name, f"a program starts there only after {look.seconds:.1f} s", fix)
+    if abs(look.clock_seconds) > CLOCK_SECONDS:
+        way = "ahead of" if look.clock_seconds > 0 else "behind"
+        fix = f"as root on {look.name}: timedatectl set-ntp true (or install chrony)"
+        yield warning(look.name, f"its clock is {abs(look.clock_seconds):.0f} s {way} this machine's", fix)
+
+
+def _python(look: HostLook, facts: HostFacts, condition: Condition, name: str) -> Iterator[Finding]:
+    if facts.system != "Linux":
+        yield failed(look.name, f"it runs {facts.system}, and agents need Linux", "leave it out of the file")
+    if facts.python < OLDEST_PYTHON:
+        version = ".".join(map(str, facts.python))
+        fix = f"lockstep hosts setup {name} brings one, or state hosts[].python"
+        yield failed(look.name, f"its Python {version} is too old: 3.10 or newer is needed", fix)
+    try:
+        python = python_of(look.host, facts)
+    except ConfigError:
+        fix = f"lockstep hosts setup {name} makes it, or state hosts[].python"
+        yield failed(look.name, "it has no Python environment for ranks", fix)
+        return
+    libraries = condition.libraries
+    if libraries is None or libraries.problem:
+        yield failed(
+            look.name,
+            f"the ranks' Python {python} doesn't work: {libraries.problem if libraries else 'it was not asked'}",
+            f"correct hosts[].python; or leave it out, and lockstep hosts setup {name} makes an environment",
+        )
+        return
+    lacking = [package for package in NEEDED if package not in libraries.packages]
+    if lacking:
+        fix = f"install it there; or leave hosts[].python out, and lockstep hosts setup {name} makes an environment"
+        yield failed(look.name, f"the ranks' Python {python} has no {', '.join(lacking)}", fix)
+
+
+def _disk(look: HostLook, facts: HostFacts) -> Iterator[Finding]:
+    folder = facts.workspace
+    if folder.problem:
+        yield failed(
+            look.name, f"its workspace {folder.path}: {folder.problem}", "state another hosts[].workspace, or let the user write there"
+        )
+    elif folder.free < LEAST_FREE:
+        fix = "free some, or state a hosts[].workspace on another disk"
+        yield failed(look.name, f"its disk is full: {decimal_size(folder.free)} are free in {folder.path}", fix)
+    elif folder.free < LITTLE_FREE:
+        fix = "free some, or state a hosts[].workspace on another disk; -f job.yaml compares it with the job's checkpoints"
+        yield warning(look.name, f"{decimal_size(folder.free)} are free in {folder.path}", fix)
+
+
+def _gpus(look: HostLook, facts: HostFacts, condition: Condition) -> Iterator[Finding]:
+    if not facts.gpus and condition.nvidia_cards:
+        fix = f"as root on {look.name}: install NVIDIA's driver, with nvidia-smi"
+        yield failed(look.name, f"it has {condition.nvidia_cards} NVIDIA card(s), but nvidia-smi shows none", fix)
+    if isinstance(look.host.gpus, list):
+        present = {str(gpu.index) for gpu in facts.gpus} | {gpu.uuid for gpu in facts.gpus}
+        missing = [gpu for gpu in look.host.gpus if gpu not in present]
+        if missing:
+            has = ", ".join(str(gpu.index) for gpu in facts.gpus) or "none"
+            yield failed(look.name, f"the file names GPU {', '.join(missing)}, and the host has {has}", "correct hosts[].gpus")
+    for gpu in facts.gpus:
+        if gpu.claim:
+            fix = "wait for that job, stop it, or leave the GPU out of hosts[].gpus"
+            yield warning(look.name, f"GPU {gpu.index} ({gpu.name}) is claimed by {gpu.claim}", fix)
+        elif gpu.users:
+            fix = "wait for them, end them, or leave the GPU out of hosts[].gpus"
+            yield warning(look.name, f"GPU {gpu.index} ({gpu.name}) is used by {listed(gpu.users, 4)}", fix)
+        if gpu.ecc_errors:
+            fix = f"nvidia-smi -q -d ECC on {look.name}; reset or replace the card"
+            yield warning(look.name, f"GPU {gpu.index} ({gpu.name}) has {gpu.ecc_errors} memory errors that ECC could not correct", fix)
+    if condition.xid:
+        fix = "look its number up in NVIDIA's list of Xid errors: power, heat and seating of the card come first"
+        yield warning(look.name, f"the driver has told an error: {condition.xid}", fix)
+    yield from _torch(look, facts.gpus, condition)
+
+
+def _torch(look: HostLook, gpus: Sequence[HostGpu], condition: Condition) -> Iterator[Finding]:
+    torch = condition.torch
+    if not gpus or torch is None:
+        return
+    if torch.problem:
+        yield failed(look.name, f"its torch can't be imported: {torch.problem}", "import torch in the ranks' Python there")
+        return
+    if not torch.cuda:
+        yield failed(look.name, "its torch has no CUDA, so it can't use the GPUs", "install torch's CUDA build in the ranks' Python")
+        return
+    for gpu in gpus:
+        if gpu.capability is not None and torch.architectures and not runs_on(torch.architectures, gpu.capability):
+            message = f"its torch has no code for GPU {gpu.index} ({gpu.name}, sm_{gpu.capability[0]}{gpu.capability[1]}), only {' '.join(torch.architectures)}"
+            yield failed(look.name, message, "install a build of torch for a CUDA that knows the card, on all hosts")
+
+
+def runs_on(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
+    """Return True if code for one of these runs on a GPU: of the same generation and not newer, or code that the driver translates."""
+    for one in architectures:
+        kind, _, digits = one.partition("_")
+        digits = digits.rstrip("af")
+        if not digits.isdecimal() or len(digits) < 2:
+            continue
+        built = int(digits[:-1]), int(digits[-1])
+        if built <= capability and (kind == "compute" or built[0] == capability[0]):
+            return True
+    return False
+
+
+def _address(look: HostLook, facts: HostFacts, condition: Condition, address: str) -> Iterator[Finding]:
+    if not address:
+        return
+    if ip_address(address.partition("%")[0]).is_global:
+        yield warning(
+            look.name,
+            f"its address {address} is public, and what ranks send is neither encrypted nor authenticated",
+            "connect the hosts by WireGuard or Tailscale, and state those addresses in hosts[].address",
+        )
+        if condition.passwords:
+            fix = f"as root on {look.name}: PasswordAuthentication no in /etc/ssh/sshd_config, once your key works"
+            yield warning(look.name, "its sshd takes passwords from the Internet", fix)
+        if condition.root_login == "yes":
+            yield warning(
+                look.name, "its sshd lets root in from the Internet", f"as root on {look.name}: PermitRootLogin no in /etc/ssh/sshd_config"
+            )
+    name = _interface(facts, look)
+    link = facts.links.get(name)
+    if look.host.interface and link is None and look.host.interface != "lo":
+        has = ", ".join(facts.links) or "none"
+        yield failed(look.name, f"the file names the interface {look.host.interface}, and the host has {has}", "correct hosts[].interface")
+    elif link is not None and not link.get("up"):
+        yield failed(look.name, f"its interface {name} is down", f"as root on {look.name}: ip link set {name} up")
+    elif link is not None and link.get("wireless"):
+        fix = "use a cable, and state its address and hosts[].interface"
+        yield warning(look.name, f"its interface {name} is wireless: slow, and other devices share it", fix)
+
+
+def _own_names(looks: Sequence[HostLook]) -> Iterator[Finding]:
+    by_address: dict[str, list[str]] = {}
+    for look in looks:
+        if look.facts is not None and look.facts.own_name.startswith("127.") and look.facts.own_name != "127.0.0.1":
+            by_address.setdefault(look.facts.own_name, []).append(look.name)
+    for address, names in by_address.items():
+        yield note(
+            ", ".join(names),
+            f"a host's own name is {address} there, as installers write it: harmless, since ranks are told their interface",
+        )
+
+
+def _interface(facts: HostFacts, look: HostLook) -> str:
+    """Interface that its ranks use."""
+    return look.host.interface or next((way.interface for way in facts.routes.values() if way.interface), "")
+
+
+def _keeping(look: HostLook, facts: HostFacts, name: str) -> Iterator[Finding]:
+    condition = look.condition or Condition()
+    linger = f"lockstep hosts setup {name} asks for it; else as root on {look.name}: loginctl enable-linger {facts.user}"
+    if not facts.lingers and facts.kills_processes:
+        message = f"a job would end with your last login: {facts.user} has no linger, and logind ends the processes of who logs out (KillUserProcesses)"
+        yield failed(look.name, message, linger)
+    elif not facts.has_units:
+        message = (
+            f"systemd runs no units for {facts.user}, so a session of its own keeps the agent: a job does not come back after a reboot"
+        )
+        yield warning(
+            look.name,
+            message,
+            f"as root on {look.name}: install dbus-user-session and libpam-systemd, then loginctl enable-linger {facts.user}",
+        )
+    elif not facts.lingers:
+        yield warning(look.name, f"{facts.user} has no linger: a job does not come back after a reboot", linger)
+    if condition.sleeps:
+        fix = f"as root on {look.name}: systemctl mask sleep.target suspend.target hibernate.target hybrid-sleep.target"
+        yield warning(look.name, f"it falls asleep when {condition.sleeps}, and the job waits until it wakes", fix)
+    if condition.discharging:
+        yield warning(look.name, "it runs on its battery", "plug it in: GPUs are slow on a battery, and it will end")
+
+
+def _limits(look: HostLook, facts: HostFacts, condition: Condition) -> Iterator[Finding]:
+    root = f"as root on {look.name}:"
+    if condition.has_rdma and 0 <= facts.memlock < LEAST_MEMLOCK:
+        fix = f"{root} LimitMEMLOCK=infinity below [Service] in /etc/systemd/system/user@.service.d/memlock.conf, and '{facts.user} - memlock unlimited' in /etc/security/limits.d/memlock.conf; then log in anew"
+        yield failed(look.name, f"{facts.user} may lock {binary_size(facts.memlock)} of memory, and RDMA needs more", fix)
+    if condition.shm is not None and condition.shm < LEAST_SHM:
+        fix = f"{root} mount -o remount,size=50% /dev/shm"
+        yield warning(look.name, f"its shared memory has {binary_size(condition.shm)}: NCCL and data loaders need more", fix)
+    if 0 <= condition.open_files < OPEN_FILES:
+        fix = f"{root} '{facts.user} hard nofile 65536' in /etc/security/limits.d/nofile.conf; then log in anew"
+        yield warning(look.name, f"{facts.user} may have {condition.open_files} files open at most", fix)
+
+
+def _versions(looks: Sequence[HostLook], name: str) -> Iterator[Finding]:
+    """Packages whose versions differ between hosts: the odd ones are named."""
+    told = {
+        look.name: {"Python": ".".join(libraries.python.split(".")[:2]), **libraries.packages}
+        for look in looks
+        if (libraries := (look.condition or Condition()).libraries) is not None and not libraries.problem
+    }
+    for package in ("Python", *COMPARED):
+        versions = {host: packages.get(package, "none") for host, packages in told.items()}
+        usual, odd = _odd(versions)
+        if odd:
+            message = f"{package} {', '.join(sorted(set(odd.values())))}, and {usual} on the other hosts"
+            yield failed(", ".join(odd), message, f"give all hosts the same packages: lockstep hosts setup {name}, without hosts[].python")
+
+
+def _odd(values: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """The value that most have (of the first, where there is a tie), and what the others have instead."""
+    if not values:
+        return "", {}
+    counts = Counter(values.values())
+    usual = max(counts, key=lambda value: counts[value])
+    return usual, {host: value for host, value in values.items() if value != usual}
+
+
+def _unlike_gpus(looks: Sequence[HostLook]) -> Iterator[Finding]:
+    gpus = {look.name: look.facts.gpus for look in looks if look.facts is not None}
+    without = [name for name, cards in gpus.items() if not cards]
+    if without and any(gpus.values()):
+        fix = "leave it out of a job that uses GPUs with --without, or use gpusPerNode: 0"
+        yield warning(", ".join(without), "it has no GPU, and other hosts have some", fix)
+    capable = {
+        name: min(card.capability for card in cards if card.capability)
+        for name, cards in gpus.items()
+        if any(card.capability for card in cards)
+    }
+    old = [name for name, capability in capable.items() if capability < BFLOAT16]
+    if old:
+        yield note(", ".join(old), "a GPU there has no bf16: state precision: FP16 in jobs that use it")
+    drivers = {name: ", ".join(sorted({card.driver for card in cards if card.driver})) for name, cards in gpus.items() if cards}
+    usual, odd = _odd(drivers)
+    if odd:
+        words = "; ".join(f"{name} {version}" for name, version in odd.items())
+        yield note(", ".join(odd), f"NVIDIA's driver differs: {words}; {usual} on the other hosts")
+
+
+def _ports(looks: Sequence[HostLook], cluster: HostsCluster) -> Iterator[Finding]:
+    facts = [look.facts for look in looks if look.facts is not None]
+    try:
+        free_block(cluster, facts)
+    except ConfigError as error:
+        yield failed("ports", str(error), "state other ports in the cluster file, or end what listens there")

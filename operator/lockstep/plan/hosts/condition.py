@@ -1,0 +1,158 @@
+"""What `hosts check` knows of each host: its facts, its condition, its way from here, and the network between hosts; as answers, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lockstep.api.hosts import Host
+from lockstep.plan.hosts.facts import BadAnswer, HostFacts
+from lockstep_spec.words import cleaned
+
+TEXT_MAX, LIST_MAX = 300, 64
+
+
+@dataclass(frozen=True)
+class Libraries:
+    """Packages of the Python that a host's ranks use."""
+
+    python: str = ""
+    packages: Mapping[str, str] = field(default_factory=dict)
+    """Package → version, for those that ranks need."""
+    problem: str = ""
+    """Reason why that Python tells nothing; '' if it does."""
+
+
+@dataclass(frozen=True)
+class Torch:
+    """What a host's torch was built for."""
+
+    cuda: str = ""
+    """Version of CUDA; '' for a build without it."""
+    architectures: tuple[str, ...] = ()
+    """Such as sm_90, or compute_90 for code that a newer GPU's driver translates."""
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Condition of a host beyond what a start asks for."""
+
+    firewall: str = ""
+    """`ufw` or `firewalld` where one is on; '' where none is known to be."""
+    battery: bool = False
+    discharging: bool = False
+    sleeps: str = ""
+    """What puts it to sleep by itself, in words; '' if nothing is known to."""
+    passwords: bool | None = None
+    """True if sshd takes passwords; None: its files can't be read."""
+    root_login: str = ""
+    """sshd's PermitRootLogin."""
+    open_files: int = -1
+    """Files that a process may have open, at most; -1: as many as it likes."""
+    shm: int | None = None
+    """Bytes of /dev/shm."""
+    has_rdma: bool = False
+    nvidia_cards: int = 0
+    """NVIDIA's cards on the PCI bus, whether a driver has them or not."""
+    xid: str = ""
+    """The driver's newest error in the kernel's log."""
+    libraries: Libraries | None = None
+    """None: the host has no environment for ranks."""
+    torch: Torch | None = None
+    """None: not asked, since there is no GPU."""
+    config: str = ""
+    """The model's config.json, if a job's was asked for and is there."""
+
+
+@dataclass(frozen=True)
+class HostLook:
+    """A host as it was found."""
+
+    host: Host
+    facts: HostFacts | None = None
+    condition: Condition | None = None
+    problem: str = ""
+    """Reason why it could not be looked at; '' if it could."""
+    noise: str = ""
+    """Output of its login shell before any program runs."""
+    seconds: float = 0.0
+    """Seconds to the start of a program there, over the open connection."""
+    clock_seconds: float = 0.0
+    """Seconds by which its clock is ahead of this machine's, for certain; negative: behind; 0.0: not more than the answer took."""
+
+    @property
+    def name(self) -> str:
+        return self.host.name
+
+
+@dataclass(frozen=True)
+class Knock:
+    """A connection that one host tried to open to another."""
+
+    sender: int
+    receiver: int
+    """Numbers of hosts, in the order of the file."""
+    port: int
+    purpose: str
+    """What a job uses such a port for: `coordinator`, `rendezvous`, or `any`."""
+    reason: str = ""
+    """Reason why nobody answered; '' if the other host did."""
+
+
+def read_condition(name: str, answer: Mapping[str, Any]) -> Condition:
+    """Read the answer of `onhost/condition.py`. Raises BadAnswer for what is none."""
+    try:
+        checked: Any = cleaned(dict(answer))
+        return _read(checked)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise BadAnswer(f"host {name}: its Python gives no valid answer ({type(error).__name__}: {error})") from None
+
+
+def _read(answer: dict[str, Any]) -> Condition:
+    power, sshd, torch, libraries = answer["power"], answer["sshd"], answer["torch"], answer["libraries"]
+    return Condition(
+        firewall=str(answer["firewall"]) if answer["firewall"] in ("ufw", "firewalld") else "",
+        battery=bool(power["battery"]),
+        discharging=bool(power["discharging"]),
+        sleeps=_sleeps(power),
+        passwords=bool(sshd["passwords"]) if sshd["readable"] else None,
+        root_login=_text(sshd["root"]) if sshd["readable"] else "",
+        open_files=int(answer["nofile"]),
+        shm=None if answer["shm"] is None else int(answer["shm"]),
+        has_rdma=int(answer["rdma"]) > 0,
+        nvidia_cards=int(answer["nvidiaCards"]),
+        xid=_text(answer["xid"]),
+        libraries=None if libraries is None else _libraries(libraries),
+        torch=None if torch is None else _torch(torch),
+        config=str(answer["config"]),
+    )
+
+
+def _sleeps(power: dict[str, Any]) -> str:
+    """Why systemd would put the machine to sleep: a lid that is shut, or nobody at it."""
+    if power["sleepMasked"]:
+        return ""
+    if power["lid"] and power["lidAction"] not in ("ignore", "lock"):
+        return "its lid is shut"
+    if power["idleAction"] in ("suspend", "hibernate", "hybrid-sleep", "suspend-then-hibernate", "sleep"):
+        return "nobody uses it for a while"
+    return ""
+
+
+def _libraries(answer: dict[str, Any]) -> Libraries:
+    if "problem" in answer:
+        return Libraries(problem=_text(answer["problem"]))
+    packages = {_text(name): _text(version) for name, version in list(answer["packages"].items())[:LIST_MAX]}
+    return Libraries(_text(answer["python"]), packages)
+
+
+def _torch(answer: dict[str, Any]) -> Torch:
+    if "problem" in answer:
+        return Torch(problem=_text(answer["problem"]))
+    return Torch(_text(answer["cuda"]), tuple(map(_text, answer["architectures"][:LIST_MAX])))
+
+
+def _text(value: object) -> str:
+    return str(value)[:TEXT_MAX]

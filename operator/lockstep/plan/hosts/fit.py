@@ -1,0 +1,112 @@
+"""Judgments of `hosts check -f job.yaml`: do nodes, GPUs, inputs, disks and the measured network fit this job (pure)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from lockstep.api.cluster import TrainingCluster
+from lockstep.api.errors import ConfigError
+from lockstep.api.hosts import HostsCluster
+from lockstep.api.job import TrainingJob
+from lockstep.plan.ahead.forecast import Forecast, RunFacts, forecast
+from lockstep.plan.ahead.slownetwork import NetworkSpeed
+from lockstep.plan.cluster.finding import Finding, Outcome, failed, fine, warning
+from lockstep.plan.hosts.condition import HostLook
+from lockstep.plan.hosts.facts import HostFacts
+from lockstep.plan.hosts.place import Seat, chosen, path_of_job, seats
+from lockstep.plan.hosts.reach import Network
+from lockstep.plan.hosts.status import named_hosts
+from lockstep_spec.choices import StorageMode
+from lockstep_spec.families import UnknownModel, shape_from_config
+from lockstep_spec.words import decimal_size, number_of
+
+SECTIONS = ("memory", "network", "saves")
+"""Sections of a forecast that depend on the hosts."""
+
+
+def lacking_inputs(name: str, answers: Mapping[str, HostFacts], again: str) -> Iterator[tuple[list[str], str, str]]:
+    """Yield (hosts, what is missing there, the command that brings it) for every input of the job that isn't there."""
+    lacks: dict[tuple[str, str, str], list[str]] = {}
+    for host, facts in answers.items():
+        for entry in facts.missing:
+            lacks.setdefault(entry, []).append(host)
+    for (field, path, kind), hosts in lacks.items():
+        noun = "file or folder" if kind == "any" else kind
+        command = f"lockstep cp PATH {name}:{path_of_job(path, answers[hosts[0]])} {again}"
+        yield hosts, f"{field}: there is no {noun} {path}", command
+
+
+def job_findings(
+    job: TrainingJob,
+    profile: TrainingCluster,
+    cluster: HostsCluster,
+    looks: Sequence[HostLook],
+    network: Network | None,
+    known: RunFacts,
+    again: str,
+) -> list[Finding]:
+    """Judge the job on these hosts. `known`: what files here and the hub say of the run. `again`: words that name the cluster on a command line."""
+    name = job.metadata.name
+    try:
+        hosts = chosen(cluster, job.spec.nodes)
+    except ConfigError as error:
+        return [failed(f"job {name}", str(error), "set nodes in the job file, or list more hosts")]
+    by_name = {look.name: look for look in looks}
+    answers = {host.name: facts for host in hosts if (facts := by_name[host.name].facts) is not None}
+    findings = [failed(", ".join(there), message, command) for there, message, command in lacking_inputs(name, answers, again)]
+    running = [host for host, facts in answers.items() if facts.jobs[name].runs]
+    if running:
+        findings.append(warning(f"job {name}", f"it runs on {named_hosts(running)} already", f"lockstep logs {name} -f {again} follows it"))
+    if len(answers) < len(hosts):
+        return findings  # (what they lack is told)
+    try:
+        placed = seats(job, profile, cluster, cluster.names[0], answers, "check")
+    except ConfigError as error:
+        return [*findings, *(failed(f"job {name}", str(line), "change the job, or the file of hosts") for line in error.args)]
+    ranks = placed[0].run.layout.world_size
+    findings.append(fine(f"job {name}", f"{number_of(len(placed), 'node')} with {number_of(ranks, 'rank')} fit now"))
+    estimate = forecast(placed[0].resolved, _run_facts(placed, answers, by_name, network, known))
+    findings += [
+        replace(one, outcome=Outcome.FAILED if one.outcome is Outcome.REFUSED else one.outcome)
+        for one in estimate.findings
+        if one.subject in SECTIONS
+    ]
+    return [*findings, *_disks(placed, answers, estimate)]
+
+
+def _run_facts(
+    placed: Sequence[Seat], answers: Mapping[str, HostFacts], looks: Mapping[str, HostLook], network: Network | None, known: RunFacts
+) -> RunFacts:
+    claimed = {seat.host.name: (seat.run.host.claims if seat.run.host else ()) for seat in placed}
+    memories = [
+        (gpu.memory, f"the {gpu.name} of {host}") for host, facts in answers.items() for gpu in facts.gpus if gpu.uuid in claimed[host]
+    ]
+    size, source = min(memories, default=(None, "no GPU is used, and hosts state no limit of memory"))
+    facts = replace(known, capacity_bytes=size, capacity_source=source, refuses_slow_network=True)
+    slowest = None if network is None else network.slowest_gbs
+    if slowest:
+        facts = replace(facts, speed=NetworkSpeed(slowest, "the slowest pair of neighbors just now"))
+    for host in answers:
+        condition = looks[host].condition
+        if facts.shape is None and condition is not None and condition.config:
+            try:
+                facts = replace(facts, shape=shape_from_config(json.loads(condition.config)), shape_source=f"its config.json on {host}")
+            except (UnknownModel, ValueError, TypeError, AttributeError, RecursionError) as error:
+                facts = replace(facts, shape_source=f"its config.json on {host} can't be used: {error}")
+    return facts
+
+
+def _disks(placed: Sequence[Seat], answers: Mapping[str, HostFacts], estimate: Forecast) -> Iterator[Finding]:
+    """Compare each disk with the checkpoints that are there at once; where their number isn't known, with two."""
+    size = estimate.figures.get("checkpointsMostBytes") or 2 * estimate.figures.get("checkpointBytes", 0)
+    if not size:
+        return
+    shared = placed[0].resolved.storage_mode is StorageMode.SHARED
+    each = size if shared else size / len(placed)
+    for seat in placed:
+        free = answers[seat.host.name].workspace.free
+        if free < each:
+            message = f"its checkpoints need {decimal_size(each)} there, and {decimal_size(free)} are free in {answers[seat.host.name].workspace.path}"
+            yield failed(seat.host.name, message, "free some, lower checkpoint.keep, or state a hosts[].workspace on another disk")

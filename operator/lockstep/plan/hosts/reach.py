@@ -1,0 +1,224 @@
+"""Judgments of `hosts check` about the network between hosts: who reaches whom on which ports, MTUs, and how fast (pure).
+
+What fails with many is explained by the host that it has in common, as for measured pairs; each finding names the hosts, and the rule that root adds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from lockstep.plan.cluster.finding import Finding, failed, warning
+from lockstep.plan.cluster.hardware import RailEnd
+from lockstep.plan.cluster.pairs import Blame, Pair, PairRate, blamed, gigabits
+from lockstep.plan.hosts.condition import Knock
+from lockstep_spec.words import listed
+
+SLOW_GBS = 0.5
+"""Rate of a gigabit network that something holds up; below it a step of a small adapter already takes seconds."""
+SLOW_PART = 0.5
+"""Part of its ports' line rate that a pair should reach in a short measurement."""
+FAST_GBS = 5.0
+"""Rate from which two pairs count as alike: processors and load decide above."""
+SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Network:
+    """What was measured between hosts. Hosts are numbered in the order of the file."""
+
+    names: Mapping[int, str]
+    ends: Mapping[int, RailEnd]
+    """Port of each host on the network that connects them."""
+    firewalls: Mapping[int, str]
+    """Tool by which each host's firewall is kept, as `Condition.firewall` has it."""
+    deaf: Mapping[int, str]
+    """Hosts that can't listen on their address → why."""
+    knocks: Sequence[Knock]
+    rates: Sequence[PairRate]
+
+    @property
+    def slowest_gbs(self) -> float | None:
+        """Rate of the slowest pair that was measured; None: none was."""
+        return min((rate.gbs for rate in self.rates if not rate.error), default=None)
+
+
+def ring(nodes: Sequence[int]) -> list[list[Pair]]:
+    """Rounds of disjoint pairs of neighbors, in which each pair of the ring comes once."""
+    if len(nodes) < 2:
+        return []
+    pairs = [(one, other) for one, other in zip(nodes, [*nodes[1:], nodes[0]], strict=True)]
+    pairs = pairs[: 1 if len(nodes) == 2 else None]
+    last = [pairs.pop()] if len(pairs) % 2 and len(pairs) > 1 else []
+    return [part for part in (pairs[::2], pairs[1::2], last) if part]
+
+
+def network_findings(network: Network, stated_mtu: int | None) -> list[Finding]:
+    """Judge what was measured. `stated_mtu`: network.mtu of the cluster file."""
+    return [*_deaf(network), *_unreached(network), *_mtus(network, stated_mtu), *_rates(network)]
+
+
+def _deaf(network: Network) -> Iterator[Finding]:
+    for node, reason in network.deaf.items():
+        fix = "state the address by which the other hosts reach it in hosts[].address"
+        yield failed(network.names[node], f"{reason}: none of its interfaces has this address", fix)
+
+
+def _unreached(network: Network) -> Iterator[Finding]:
+    measured = {(knock.sender, knock.receiver) for knock in network.knocks}
+    by_purpose: dict[str, set[Pair]] = {}
+    for knock in network.knocks:
+        by_purpose.setdefault(knock.purpose, set())
+        if knock.reason:
+            by_purpose[knock.purpose].add((knock.sender, knock.receiver))
+    alike: dict[frozenset[Pair], list[str]] = {}
+    for purpose, pairs in by_purpose.items():
+        alike.setdefault(frozenset(pairs), []).append(purpose)
+    for failing, purposes in alike.items():
+        for blame in blamed(failing, measured) if failing else ():
+            yield _unreachable(network, blame, failing, purposes)
+
+
+def _unreachable(network: Network, blame: Blame, failing: frozenset[Pair], purposes: Sequence[str]) -> Finding:
+    names = network.names
+    pairs = [pair for pair in sorted(failing) if _is_of(blame, pair)]
+    knocks = [knock for knock in network.knocks if knock.reason and (knock.sender, knock.receiver) in pairs and knock.purpose in purposes]
+    ports = ", ".join(f"{_port(knock)}" for knock in knocks if (knock.sender, knock.receiver) == pairs[0])
+    reasons = listed(sorted({knock.reason for knock in knocks}), 2, "; ")
+    plural = "s" if ", " in ports else ""
+    if blame.groups:
+        groups = " and ".join(f"[{', '.join(names[node] for node in group)}]" for group in blame.groups)
+        message = f"these groups don't reach each other on port{plural} {ports}: {reasons}"
+        return failed(groups, message, "look at what is between them: switches, VLANs, routers and their rules")
+    if len(blame.nodes) == 1:
+        node = blame.nodes[0]
+        others = sorted({end for pair in pairs for end in pair if end != node})
+        there = listed([names[other] for other in others], SHOWN)
+        if blame.sends and blame.receives:
+            fix = f"{_let_in(network, node, others)}; and let out what goes there"
+            return failed(f"{names[node]} ↔ {there}", f"port{plural} {ports}: {reasons}, both ways", fix)
+        if blame.receives:
+            return failed(f"{there} → {names[node]}", f"port{plural} {ports}: {reasons}", _let_in(network, node, others))
+        message = f"port{plural} {ports}: {reasons}, while others are reached there: {names[node]}'s own firewall stops what goes out"
+        return failed(f"{names[node]} → {there}", message, _let_out(network, node, others))
+    one, other = blame.nodes
+    sender, receiver = (one, other) if blame.sends else (other, one)
+    both = blame.sends and blame.receives
+    arrow = "↔" if both else "→"
+    fix = _let_in(network, receiver, [sender]) + (f"; {_let_in(network, sender, [receiver])}" if both else "")
+    out = "" if both else f"; if that changes nothing, {names[sender]} must let it out"
+    return failed(f"{names[sender]} {arrow} {names[receiver]}", f"port{plural} {ports}: {reasons}", fix + out)
+
+
+def _is_of(blame: Blame, pair: Pair) -> bool:
+    """Return True if the blame explains this pair."""
+    sender, receiver = pair
+    if blame.groups:
+        home = {node: group for group in blame.groups for node in group}
+        return home.keys() >= {sender, receiver} and home[sender] != home[receiver]
+    if len(blame.nodes) == 1:
+        return (blame.sends and sender == blame.nodes[0]) or (blame.receives and receiver == blame.nodes[0])
+    return set(pair) == set(blame.nodes)
+
+
+def _port(knock: Knock) -> str:
+    return f"{knock.port} ({'any other' if knock.purpose == 'any' else knock.purpose})"
+
+
+def _let_in(network: Network, node: int, peers: Sequence[int]) -> str:
+    """Root's commands on a host that let others in: all TCP, since NCCL and gloo take any port."""
+    addresses = [network.ends[peer].address for peer in peers if peer in network.ends]
+    tool = network.firewalls.get(node, "")
+    if tool == "ufw":
+        commands = [f"ufw allow from {address} to any proto tcp" for address in addresses]
+    elif tool == "firewalld":
+        commands = [*(f"firewall-cmd --permanent --zone=trusted --add-source={address}" for address in addresses), "firewall-cmd --reload"]
+    else:
+        version = "ip6" if any(":" in address for address in addresses) else "ip"
+        commands = [f"nft insert rule inet filter input {version} saddr {{ {', '.join(addresses)} }} meta l4proto tcp accept"]
+    shown = listed(commands, SHOWN, "; ")
+    return f"as root on {network.names[node]}: {shown}" + (
+        "" if tool else " (or what its firewall calls this: nft list ruleset, iptables -S)"
+    )
+
+
+def _let_out(network: Network, node: int, peers: Sequence[int]) -> str:
+    addresses = [network.ends[peer].address for peer in peers if peer in network.ends]
+    tool = network.firewalls.get(node, "")
+    if tool == "ufw":
+        commands = "; ".join(f"ufw allow out to {address} proto tcp" for address in addresses)
+    else:
+        version = "ip6" if any(":" in address for address in addresses) else "ip"
+        commands = f"nft insert rule inet filter output {version} daddr {{ {', '.join(addresses)} }} meta l4proto tcp accept"
+    return f"as root on {network.names[node]}: {commands}" + ("" if tool == "ufw" else " (or what its firewall calls this)")
+
+
+def _mtus(network: Network, stated: int | None) -> Iterator[Finding]:
+    mtus = {node: end.mtu for node, end in network.ends.items() if end.mtu is not None}
+    if not mtus:
+        return
+    counts = Counter(mtus.values())
+    usual = stated or max(counts, key=lambda mtu: (counts[mtu], mtu == 1500))
+    for node, mtu in mtus.items():
+        if mtu != usual:
+            rest = f"and network.mtu of the file is {stated}" if stated else f"and {usual} on the other hosts"
+            interface, name = network.ends[node].interface, network.names[node]
+            fix = f"as root on {name}: ip link set dev {interface} mtu {usual}, and the same in its netplan or NetworkManager; the switch must carry it, too"
+            yield warning(name, f"the MTU of {interface} is {mtu}, {rest}", fix)
+
+
+def _rates(network: Network) -> Iterator[Finding]:
+    rates = {(rate.sender, rate.receiver): rate for rate in network.rates}
+    silent = {(knock.sender, knock.receiver) for knock in network.knocks if knock.reason}
+    for pair, rate in rates.items():
+        if rate.error and pair not in silent:
+            fix = "compare the MTU of both, and what switches and tunnels between them carry: ping -M do -s 1472"
+            yield failed(_pair(network, pair), f"it connects, but data doesn't get through: {rate.error}", fix)
+    measured = {pair: rate for pair, rate in rates.items() if not rate.error}
+    usual = min(FAST_GBS, sorted(rate.gbs for rate in measured.values())[len(measured) // 2]) if measured else 0.0
+    slow = {pair for pair, rate in measured.items() if _is_slow(rate, usual)}
+    for blame in blamed(slow, measured.keys()) if slow else ():
+        yield _slow(network, blame, [measured[pair] for pair in sorted(slow) if _is_of(blame, pair)], usual)
+
+
+def _is_slow(rate: PairRate, usual: float) -> bool:
+    if rate.line_gbs is not None and rate.gbs < SLOW_PART * min(rate.line_gbs, FAST_GBS):
+        return True
+    return rate.gbs < SLOW_GBS or rate.gbs < SLOW_PART * usual
+
+
+def _slow(network: Network, blame: Blame, rates: Sequence[PairRate], usual: float) -> Finding:
+    worst = min(rates, key=lambda rate: rate.gbs)
+    line = f" of {gigabits(worst.line_gbs)}" if worst.line_gbs else ""
+    message = f"{gigabits(worst.gbs)}{line} Gb/s"
+    if usual > worst.gbs:
+        message += f", and {gigabits(usual)} or more between others"
+    if len(blame.nodes) == 1:
+        node = blame.nodes[0]
+        others = sorted({end for rate in rates for end in (rate.sender, rate.receiver) if end != node})
+        there = listed([network.names[other] for other in others], SHOWN)
+        arrow = "↔" if blame.sends and blame.receives else "→"
+        subject = f"{there} → {network.names[node]}" if not blame.sends else f"{network.names[node]} {arrow} {there}"
+        return warning(subject, message, _cable(network, [node]))
+    if blame.groups:
+        groups = " and ".join(f"[{', '.join(network.names[node] for node in group)}]" for group in blame.groups)
+        return warning(groups, message, "look at the link between their switches")
+    both = blame.sends and blame.receives
+    pair = (worst.sender, worst.receiver)
+    return warning(f"{_pair(network, pair, '↔' if both else '→')}", message, _cable(network, pair))
+
+
+def _pair(network: Network, pair: Pair, arrow: str = "→") -> str:
+    return f"{network.names[pair[0]]} {arrow} {network.names[pair[1]]}"
+
+
+def _cable(network: Network, nodes: Sequence[int]) -> str:
+    looks = "; ".join(
+        f"ethtool {end.interface}, tc qdisc show dev {end.interface} on {network.names[node]}"
+        if not end.wireless
+        else f"{network.names[node]} is wireless: use a cable"
+        for node in nodes
+        if (end := network.ends.get(node)) is not None
+    )
+    return f"look at cable, port speed and limits: {looks}; a job's Stage1 with LoRA sends least"

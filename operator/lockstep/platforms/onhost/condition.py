@@ -1,0 +1,211 @@
+"""Condition of a host, for `hosts check`: firewall, sleep, sshd, limits, and the packages of its ranks' Python. It changes nothing.
+
+Its argument is `{"python": path or "", "config": path or ""}`; it prints one line of JSON. Pythons that are too old for everything else (3.6 or newer)
+read it, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+Json = Any
+COMMAND_SECONDS, LIBRARY_SECONDS, TORCH_SECONDS = 5.0, 10.0, 20.0
+CONFIG_BYTES_MAX = 1 << 18
+TEXT_MAX = 300
+INCLUDES_MAX = 64
+PACKAGES = ("torch", "deepspeed", "transformers", "peft", "accelerate", "numpy", "safetensors", "lockstep")
+LIBRARIES = """
+import json, platform, sys
+from importlib import metadata
+versions = {}
+for name in sys.argv[1:]:
+    try:
+        versions[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        pass
+print(json.dumps({"python": platform.python_version(), "packages": versions}))
+"""
+TORCH = """
+import json, torch
+flags = getattr(torch._C, "_cuda_getArchFlags", lambda: "")()
+print(json.dumps({"cuda": torch.version.cuda or "", "architectures": (flags or "").split()}))
+"""
+SHM = "/dev/shm"  # noqa: S108 (nothing is written there)
+
+
+def text_of(path: Any) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def paths(pattern: str) -> list[Path]:
+    """Files and folders of an absolute pattern, sorted."""
+    try:
+        return sorted(Path("/").glob(pattern.lstrip("/")))
+    except OSError:
+        return []
+
+
+def output(*command: str) -> str:
+    """Output of a command; '' when it is missing, fails, or takes too long."""
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=COMMAND_SECONDS, check=False, errors="replace"
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def firewall() -> str:
+    """The tool by which the host's firewall is kept; '' if none is known to be on."""
+    if re.search(r"^ENABLED=yes", text_of("/etc/ufw/ufw.conf"), re.MULTILINE | re.IGNORECASE):
+        return "ufw"
+    if output("systemctl", "is-active", "firewalld").strip() == "active":
+        return "firewalld"
+    return ""
+
+
+def power() -> Json:
+    """Whether the machine may fall asleep: its battery, its lid, and what systemd does about them."""
+    supplies = [path.parent for path in paths("/sys/class/power_supply/*/type") if text_of(path).strip() == "Battery"]
+    batteries = [supply for supply in supplies if text_of(supply / "scope").strip() != "Device"]  # (a mouse has one, too)
+    settings = settings_of("/etc/systemd/logind.conf", "/usr/lib/systemd/logind.conf.d/*.conf", "/etc/systemd/logind.conf.d/*.conf")
+    return {
+        "battery": bool(batteries),
+        "discharging": any(text_of(battery / "status").strip() == "Discharging" for battery in batteries),
+        "lid": bool(paths("/proc/acpi/button/lid/*")),
+        "lidAction": settings.get("HandleLidSwitch", "suspend"),
+        "idleAction": settings.get("IdleAction", "ignore"),
+        "sleepMasked": all(os.path.realpath("/etc/systemd/system/" + unit) == "/dev/null" for unit in ("sleep.target", "suspend.target")),
+    }
+
+
+def settings_of(*patterns: str) -> Json:
+    """Settings of systemd's files, the last one of each name."""
+    found = {}
+    for pattern in patterns:
+        for path in paths(pattern):
+            for name, value in re.findall(r"^\s*(\w+)\s*=\s*(\S*)", text_of(path), re.MULTILINE):
+                found[name] = value
+    return found
+
+
+def sshd() -> Json:
+    """What sshd's files say of passwords and root, as far as everybody may read them. The first word counts, and what only a Match changes doesn't.
+
+    `sshd -T` would know, but only root may ask it.
+    """
+    lines = list(sshd_lines("/etc/ssh/sshd_config", INCLUDES_MAX))
+    stated: Json = {}
+    for words in lines:
+        stated.setdefault(words[0].lower(), words[1].lower())
+    return {
+        "readable": bool(lines),
+        "passwords": stated.get("passwordauthentication", "yes") == "yes",
+        "root": stated.get("permitrootlogin", "prohibit-password"),
+    }
+
+
+def sshd_lines(path: Any, most: int) -> Any:
+    for line in text_of(path).splitlines():
+        words = line.replace("=", " ", 1).split()
+        if not words or words[0].startswith("#"):
+            continue
+        if words[0].lower() == "match":
+            return
+        if words[0].lower() == "include" and most:
+            for pattern in words[1:]:
+                for included in paths(os.path.join("/etc/ssh", pattern)):  # noqa: PTH118
+                    yield from sshd_lines(included, most // 8)
+        elif len(words) > 1:
+            yield words
+
+
+def started(python: str, program: str, *arguments: str) -> Any:
+    """A program of the ranks' Python that runs meanwhile; a text: why it could not be started."""
+    try:
+        return subprocess.Popen(
+            [python, "-I", "-c", program, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            errors="replace",
+        )  # fmt: skip
+    except OSError as error:
+        return "{} can't be run: {}".format(python, error.strerror)  # noqa: UP032
+
+
+def answer(process: Any, seconds: float) -> Json:
+    """Object that it prints; else {"problem": …}."""
+    if isinstance(process, str):
+        return {"problem": process}
+    try:
+        printed, errors = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return {"problem": "it has not ended after {:.0f} s".format(seconds)}  # noqa: UP032
+    try:
+        return dict(json.loads(printed))
+    except (ValueError, TypeError):
+        words = errors.strip().splitlines()[-1:] or ["it printed nothing and ended with {}".format(process.returncode)]  # noqa: UP032
+        return {"problem": words[0][:TEXT_MAX]}
+
+
+def has_nvidia() -> int:
+    """Number of NVIDIA's graphics cards on the PCI bus, whether a driver has them or not."""
+    count = 0
+    for vendor in paths("/sys/bus/pci/devices/*/vendor"):
+        if text_of(vendor).strip() == "0x10de" and text_of(vendor.with_name("class")).startswith("0x03"):
+            count += 1
+    return count
+
+
+def last_xid() -> str:
+    """The driver's newest error of a GPU, where the kernel's log may be read."""
+    lines = [line for line in output("dmesg").splitlines() if "NVRM: Xid" in line]
+    return lines[-1].strip()[:TEXT_MAX] if lines else ""
+
+
+def config(path: str) -> str:
+    """Text of a model's config.json; '' without one."""
+    if not path:
+        return ""
+    try:
+        with Path(path).expanduser().open(encoding="utf-8", errors="replace") as file:
+            return file.read(CONFIG_BYTES_MAX)
+    except OSError:
+        return ""
+
+
+def condition(request: Json) -> Json:
+    """The whole answer."""
+    python = os.path.expanduser(request["python"])  # noqa: PTH111
+    libraries = started(python, LIBRARIES, *PACKAGES) if python else None
+    cards = has_nvidia()
+    torch = started(python, TORCH) if python and (cards or output("nvidia-smi", "-L")) else None
+    shm = os.statvfs(SHM) if os.path.isdir(SHM) else None  # noqa: PTH112
+    return {
+        "firewall": firewall(),
+        "power": power(),
+        "sshd": sshd(),
+        "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        "shm": None if shm is None else shm.f_blocks * shm.f_frsize,
+        "rdma": len(paths("/sys/class/infiniband/*")),
+        "nvidiaCards": cards,
+        "xid": last_xid(),
+        "config": config(request["config"]),
+        "libraries": None if libraries is None else answer(libraries, LIBRARY_SECONDS),
+        "torch": None if torch is None else answer(torch, TORCH_SECONDS),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(condition(json.loads(sys.argv[1]))))
