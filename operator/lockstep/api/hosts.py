@@ -102,7 +102,7 @@ class Host(HostDefaults):
     address: Annotated[str | None, Field(max_length=64), AfterValidator(_numeric_address)] = None
     """Numeric address at which the other hosts reach it. Left out: found by the route, and shown."""
     host_key: Annotated[str | None, Field(pattern=HOST_KEY_PATTERN, max_length=2048)] = None
-    """The one key that it may have: type and base64, as known_hosts has it. Left out: your known_hosts counts."""
+    """The one key that it may have: type and base64, as known_hosts has it. `lockstep hosts trust` writes it. Left out: your known_hosts counts."""
     gpus: Annotated[Annotated[int, Field(ge=0, le=GPUS_MAX)] | list[GpuName] | None, BeforeValidator(_count_or_gpus)] = None
     """Indexes or UUIDs of its GPUs that jobs may take, or a number: so many free ones. Left out: all."""
     micro_batch: Annotated[int | None, Field(ge=1, le=4096)] = None
