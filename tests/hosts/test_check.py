@@ -190,6 +190,7 @@ SMI = f"""#!/bin/sh
 case "$*" in
 *--query-gpu*) echo '0, {GPU}, Fake 4090, 24564, 20000, 99, 60, 300, 550.54, 8.9, 0' ;;
 *--query-compute-apps*) echo '{GPU}, 1, 20000' ;;
+-L) echo 'GPU 0: Fake 4090 (UUID: {GPU})' ;;
 esac
 """
 
@@ -234,13 +235,15 @@ def unknown_key(lab: Lab) -> Undo:
 
 def public_addresses(lab: Lab) -> Undo:
     """Addresses of the Internet on all hosts, which the file states."""
-    before = lab.file.read_text()
+    before, bridge = lab.file.read_text(), ("198.41.0.1/24", "dev", lab.bed.layout.bridge)
+    network.run("ip", "address", "add", *bridge)
     for host in lab.bed.hosts:
         lab.root(host.number, f"ip address add 198.41.0.{10 + host.number}/24 dev eth0")
     lab.file.write_text(re.sub(r"address: 10\.\d+\.0\.", "address: 198.41.0.", before))
 
     def undo() -> None:
         lab.file.write_text(before)
+        network.run("ip", "address", "del", *bridge)
         for host in lab.bed.hosts:
             lab.root(host.number, f"ip address del 198.41.0.{10 + host.number}/24 dev eth0")
 
@@ -284,7 +287,6 @@ def slow_cable(lab: Lab) -> Undo:
             [
                 ("bed2", r"^its Python 3\.9 is too old: 3\.10 or newer is needed$", r"^lockstep hosts setup lab brings one"),
                 ("bed2", r"^the ranks' Python /usr/local/bin/python3 has no torch$", r"lockstep hosts setup lab"),
-                ("bed2", r"none", ""),
                 ("bed0", r"^its interface eth0 is wireless", "use a cable"),
             ],
         ),
@@ -296,7 +298,7 @@ def slow_cable(lab: Lab) -> Undo:
             [public_addresses],
             [(name, r"^its address 198\.41\.0\.1\d is public", "WireGuard or Tailscale") for name in ("bed0", "bed1", "bed2")],
         ),
-        ([slow_cable], [("bed1 ↔ bed0, bed2", r"^0\.\d+ Gb/s, and .* between others$", "tc qdisc show dev eth0 on bed1")]),
+        ([slow_cable], [("bed1 ↔ bed0, bed2", r"^0\.\d+ Gb/s(, and up to .* between others)?$", "tc qdisc show dev eth0 on bed1")]),
     ],
     ids=["keeping", "packages", "old", "key", "public", "slow"],
 )
@@ -310,12 +312,12 @@ def test_each_fault_is_named_with_its_host_and_a_fix(
 
 def test_a_clock_that_is_wrong_is_named(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time
-    monkeypatch.setattr("lockstep.platforms.hosts.checkup.now", lambda: now() + 5)
+    monkeypatch.setattr("lockstep.platforms.hosts.checkup.now", lambda: now() + 60)
     found = lab.check()
     expect(
         found,
         *(
-            (name, "^its clock is [45] s behind this machine's$", f"^as root on {name}: timedatectl set-ntp true")
+            (name, r"^its clock is [56]\d s behind this machine's$", f"^as root on {name}: timedatectl set-ntp true")
             for name in ("bed0", "bed1", "bed2")
         ),
     )

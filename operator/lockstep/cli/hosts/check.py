@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lockstep.plan.ahead.forecast import RunFacts
     from lockstep.plan.cluster.finding import Finding
     from lockstep.plan.hosts.condition import HostLook
-    from lockstep.plan.hosts.reach import Network
+    from lockstep.plan.hosts.reach import HostNetwork
     from lockstep.plan.render.resolved import Resolved
     from lockstep.platforms.hosts.checkup import JobInputs
 
@@ -63,7 +63,7 @@ class Checked:
     """Everything that was seen and judged."""
 
     looks: list[HostLook]
-    network: Network | None
+    network: HostNetwork | None
     findings: list[Finding]
 
     @property
@@ -144,7 +144,7 @@ def _inputs(inputs: Inputs) -> JobInputs:
 
 
 def _run_facts(resolved: Resolved) -> RunFacts:
-    """What this machine's files and the hub say of the run."""
+    """Facts of the run that this machine's files and the hub have."""
     from lockstep.cli.shared.planfacts import known_facts
 
     nothing: Path | None = None

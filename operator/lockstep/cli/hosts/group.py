@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from lockstep.cli.hosts import check, login, setup, trust
+from lockstep.cli.hosts import check, setup, trust
 
 app = typer.Typer(help="Machines that you reach over ssh: check them, and ready them for jobs.", no_args_is_help=True)
 app.command("check")(check.check)
 app.command("setup")(setup.setup)
 app.command("trust")(trust.trust)
-app.command("login")(login.login)
+app.command("login")(trust.login)

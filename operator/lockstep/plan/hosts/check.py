@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from lockstep.api.errors import ConfigError
 from lockstep.api.hosts import HostsCluster
 from lockstep.plan.cluster.finding import Finding, failed, note, warning
-from lockstep.plan.hosts.condition import Condition, HostLook
+from lockstep.plan.hosts.condition import HostCondition, HostLook
 from lockstep.plan.hosts.facts import OLDEST_PYTHON, HostFacts, HostGpu
 from lockstep.plan.hosts.place import free_block, python_of
 from lockstep_spec.words import binary_size, decimal_size, listed
@@ -81,7 +81,7 @@ def _way(look: HostLook) -> Iterator[Finding]:
         yield warning(look.name, f"its clock is {abs(look.clock_seconds):.0f} s {way} this machine's", fix)
 
 
-def _python(look: HostLook, facts: HostFacts, condition: Condition, name: str) -> Iterator[Finding]:
+def _python(look: HostLook, facts: HostFacts, condition: HostCondition, name: str) -> Iterator[Finding]:
     if facts.system != "Linux":
         yield failed(look.name, f"it runs {facts.system}, and agents need Linux", "leave it out of the file")
     if facts.python < OLDEST_PYTHON:
@@ -122,7 +122,7 @@ def _disk(look: HostLook, facts: HostFacts) -> Iterator[Finding]:
         yield warning(look.name, f"{decimal_size(folder.free)} are free in {folder.path}", fix)
 
 
-def _gpus(look: HostLook, facts: HostFacts, condition: Condition) -> Iterator[Finding]:
+def _gpus(look: HostLook, facts: HostFacts, condition: HostCondition) -> Iterator[Finding]:
     if not facts.gpus and condition.nvidia_cards:
         fix = f"as root on {look.name}: install NVIDIA's driver, with nvidia-smi"
         yield failed(look.name, f"it has {condition.nvidia_cards} NVIDIA card(s), but nvidia-smi shows none", fix)
@@ -148,7 +148,7 @@ def _gpus(look: HostLook, facts: HostFacts, condition: Condition) -> Iterator[Fi
     yield from _torch(look, facts.gpus, condition)
 
 
-def _torch(look: HostLook, gpus: Sequence[HostGpu], condition: Condition) -> Iterator[Finding]:
+def _torch(look: HostLook, gpus: Sequence[HostGpu], condition: HostCondition) -> Iterator[Finding]:
     torch = condition.torch
     if not gpus or torch is None:
         return
@@ -177,7 +177,7 @@ def runs_on(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
     return False
 
 
-def _address(look: HostLook, facts: HostFacts, condition: Condition, address: str) -> Iterator[Finding]:
+def _address(look: HostLook, facts: HostFacts, condition: HostCondition, address: str) -> Iterator[Finding]:
     if not address:
         return
     if ip_address(address.partition("%")[0]).is_global:
@@ -223,7 +223,7 @@ def _interface(facts: HostFacts, look: HostLook) -> str:
 
 
 def _keeping(look: HostLook, facts: HostFacts, name: str) -> Iterator[Finding]:
-    condition = look.condition or Condition()
+    condition = look.condition or HostCondition()
     linger = f"lockstep hosts setup {name} asks for it; else as root on {look.name}: loginctl enable-linger {facts.user}"
     if not facts.lingers and facts.kills_processes:
         message = f"a job would end with your last login: {facts.user} has no linger, and logind ends the processes of who logs out (KillUserProcesses)"
@@ -246,7 +246,7 @@ def _keeping(look: HostLook, facts: HostFacts, name: str) -> Iterator[Finding]:
         yield warning(look.name, "it runs on its battery", "plug it in: GPUs are slow on a battery, and it will end")
 
 
-def _limits(look: HostLook, facts: HostFacts, condition: Condition) -> Iterator[Finding]:
+def _limits(look: HostLook, facts: HostFacts, condition: HostCondition) -> Iterator[Finding]:
     root = f"as root on {look.name}:"
     if condition.has_rdma and 0 <= facts.memlock < LEAST_MEMLOCK:
         fix = f"{root} LimitMEMLOCK=infinity below [Service] in /etc/systemd/system/user@.service.d/memlock.conf, and '{facts.user} - memlock unlimited' in /etc/security/limits.d/memlock.conf; then log in anew"
@@ -264,7 +264,8 @@ def _versions(looks: Sequence[HostLook], name: str) -> Iterator[Finding]:
     told = {
         look.name: {"Python": ".".join(libraries.python.split(".")[:2]), **libraries.packages}
         for look in looks
-        if (libraries := (look.condition or Condition()).libraries) is not None and not libraries.problem
+        if (libraries := (look.condition or HostCondition()).libraries) is not None
+        and all(package in libraries.packages for package in NEEDED)  # (a Python without them is told by itself)
     }
     for package in ("Python", *COMPARED):
         versions = {host: packages.get(package, "none") for host, packages in told.items()}

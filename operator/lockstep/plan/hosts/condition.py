@@ -1,4 +1,4 @@
-"""What `hosts check` knows of each host: its facts, its condition, its way from here, and the network between hosts; as answers, checked."""
+"""Answers about each host for `hosts check`: its facts, its condition, its way from here, and knocks between hosts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Libraries:
 
 @dataclass(frozen=True)
 class Torch:
-    """What a host's torch was built for."""
+    """Devices that a host's torch was built for."""
 
     cuda: str = ""
     """Version of CUDA; '' for a build without it."""
@@ -36,15 +36,15 @@ class Torch:
 
 
 @dataclass(frozen=True)
-class Condition:
-    """Condition of a host beyond what a start asks for."""
+class HostCondition:
+    """HostCondition of a host beyond what a start asks for."""
 
     firewall: str = ""
     """`ufw` or `firewalld` where one is on; '' where none is known to be."""
     battery: bool = False
     discharging: bool = False
     sleeps: str = ""
-    """What puts it to sleep by itself, in words; '' if nothing is known to."""
+    """Cause that puts it to sleep by itself, in words; '' if nothing is known to."""
     passwords: bool | None = None
     """True if sshd takes passwords; None: its files can't be read."""
     root_login: str = ""
@@ -72,7 +72,7 @@ class HostLook:
 
     host: Host
     facts: HostFacts | None = None
-    condition: Condition | None = None
+    condition: HostCondition | None = None
     problem: str = ""
     """Reason why it could not be looked at; '' if it could."""
     noise: str = ""
@@ -96,12 +96,12 @@ class Knock:
     """Numbers of hosts, in the order of the file."""
     port: int
     purpose: str
-    """What a job uses such a port for: `coordinator`, `rendezvous`, or `any`."""
+    """Use of such a port by a job: `coordinator`, `rendezvous`, or `any`."""
     reason: str = ""
     """Reason why nobody answered; '' if the other host did."""
 
 
-def read_condition(name: str, answer: Mapping[str, Any]) -> Condition:
+def read_condition(name: str, answer: Mapping[str, Any]) -> HostCondition:
     """Read the answer of `onhost/condition.py`. Raises BadAnswer for what is none."""
     try:
         checked: Any = cleaned(dict(answer))
@@ -110,9 +110,9 @@ def read_condition(name: str, answer: Mapping[str, Any]) -> Condition:
         raise BadAnswer(f"host {name}: its Python gives no valid answer ({type(error).__name__}: {error})") from None
 
 
-def _read(answer: dict[str, Any]) -> Condition:
+def _read(answer: dict[str, Any]) -> HostCondition:
     power, sshd, torch, libraries = answer["power"], answer["sshd"], answer["torch"], answer["libraries"]
-    return Condition(
+    return HostCondition(
         firewall=str(answer["firewall"]) if answer["firewall"] in ("ufw", "firewalld") else "",
         battery=bool(power["battery"]),
         discharging=bool(power["discharging"]),
@@ -131,7 +131,7 @@ def _read(answer: dict[str, Any]) -> Condition:
 
 
 def _sleeps(power: dict[str, Any]) -> str:
-    """Why systemd would put the machine to sleep: a lid that is shut, or nobody at it."""
+    """Reason why systemd would put the machine to sleep: a lid that is shut, or nobody at it."""
     if power["sleepMasked"]:
         return ""
     if power["lid"] and power["lidAction"] not in ("ignore", "lock"):

@@ -16,7 +16,7 @@ from lockstep.plan.cluster.finding import Finding, Outcome, failed, fine, warnin
 from lockstep.plan.hosts.condition import HostLook
 from lockstep.plan.hosts.facts import HostFacts
 from lockstep.plan.hosts.place import Seat, chosen, path_of_job, seats
-from lockstep.plan.hosts.reach import Network
+from lockstep.plan.hosts.reach import HostNetwork
 from lockstep.plan.hosts.status import named_hosts
 from lockstep_spec.choices import StorageMode
 from lockstep_spec.families import UnknownModel, shape_from_config
@@ -43,7 +43,7 @@ def job_findings(
     profile: TrainingCluster,
     cluster: HostsCluster,
     looks: Sequence[HostLook],
-    network: Network | None,
+    network: HostNetwork | None,
     known: RunFacts,
     again: str,
 ) -> list[Finding]:
@@ -77,7 +77,7 @@ def job_findings(
 
 
 def _run_facts(
-    placed: Sequence[Seat], answers: Mapping[str, HostFacts], looks: Mapping[str, HostLook], network: Network | None, known: RunFacts
+    placed: Sequence[Seat], answers: Mapping[str, HostFacts], looks: Mapping[str, HostLook], network: HostNetwork | None, known: RunFacts
 ) -> RunFacts:
     claimed = {seat.host.name: (seat.run.host.claims if seat.run.host else ()) for seat in placed}
     memories = [

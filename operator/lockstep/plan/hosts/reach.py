@@ -20,13 +20,13 @@ SLOW_GBS = 0.5
 SLOW_PART = 0.5
 """Part of its ports' line rate that a pair should reach in a short measurement."""
 FAST_GBS = 5.0
-"""Rate from which two pairs count as alike: processors and load decide above."""
+"""Rate that is fast enough whatever the ports could do: processors and load decide above."""
 SHOWN = 8
 
 
 @dataclass(frozen=True)
-class Network:
-    """What was measured between hosts. Hosts are numbered in the order of the file."""
+class HostNetwork:
+    """Measurements between hosts. Hosts are numbered in the order of the file."""
 
     names: Mapping[int, str]
     ends: Mapping[int, RailEnd]
@@ -54,18 +54,18 @@ def ring(nodes: Sequence[int]) -> list[list[Pair]]:
     return [part for part in (pairs[::2], pairs[1::2], last) if part]
 
 
-def network_findings(network: Network, stated_mtu: int | None) -> list[Finding]:
+def network_findings(network: HostNetwork, stated_mtu: int | None) -> list[Finding]:
     """Judge what was measured. `stated_mtu`: network.mtu of the cluster file."""
     return [*_deaf(network), *_unreached(network), *_mtus(network, stated_mtu), *_rates(network)]
 
 
-def _deaf(network: Network) -> Iterator[Finding]:
+def _deaf(network: HostNetwork) -> Iterator[Finding]:
     for node, reason in network.deaf.items():
         fix = "state the address by which the other hosts reach it in hosts[].address"
         yield failed(network.names[node], f"{reason}: none of its interfaces has this address", fix)
 
 
-def _unreached(network: Network) -> Iterator[Finding]:
+def _unreached(network: HostNetwork) -> Iterator[Finding]:
     measured = {(knock.sender, knock.receiver) for knock in network.knocks}
     by_purpose: dict[str, set[Pair]] = {}
     for knock in network.knocks:
@@ -80,7 +80,7 @@ def _unreached(network: Network) -> Iterator[Finding]:
             yield _unreachable(network, blame, failing, purposes)
 
 
-def _unreachable(network: Network, blame: Blame, failing: frozenset[Pair], purposes: Sequence[str]) -> Finding:
+def _unreachable(network: HostNetwork, blame: Blame, failing: frozenset[Pair], purposes: Sequence[str]) -> Finding:
     names = network.names
     pairs = [pair for pair in sorted(failing) if _is_of(blame, pair)]
     knocks = [knock for knock in network.knocks if knock.reason and (knock.sender, knock.receiver) in pairs and knock.purpose in purposes]
@@ -126,7 +126,7 @@ def _port(knock: Knock) -> str:
     return f"{knock.port} ({'any other' if knock.purpose == 'any' else knock.purpose})"
 
 
-def _let_in(network: Network, node: int, peers: Sequence[int]) -> str:
+def _let_in(network: HostNetwork, node: int, peers: Sequence[int]) -> str:
     """Root's commands on a host that let others in: all TCP, since NCCL and gloo take any port."""
     addresses = [network.ends[peer].address for peer in peers if peer in network.ends]
     tool = network.firewalls.get(node, "")
@@ -143,7 +143,7 @@ def _let_in(network: Network, node: int, peers: Sequence[int]) -> str:
     )
 
 
-def _let_out(network: Network, node: int, peers: Sequence[int]) -> str:
+def _let_out(network: HostNetwork, node: int, peers: Sequence[int]) -> str:
     addresses = [network.ends[peer].address for peer in peers if peer in network.ends]
     tool = network.firewalls.get(node, "")
     if tool == "ufw":
@@ -154,7 +154,7 @@ def _let_out(network: Network, node: int, peers: Sequence[int]) -> str:
     return f"as root on {network.names[node]}: {commands}" + ("" if tool == "ufw" else " (or what its firewall calls this)")
 
 
-def _mtus(network: Network, stated: int | None) -> Iterator[Finding]:
+def _mtus(network: HostNetwork, stated: int | None) -> Iterator[Finding]:
     mtus = {node: end.mtu for node, end in network.ends.items() if end.mtu is not None}
     if not mtus:
         return
@@ -168,7 +168,7 @@ def _mtus(network: Network, stated: int | None) -> Iterator[Finding]:
             yield warning(name, f"the MTU of {interface} is {mtu}, {rest}", fix)
 
 
-def _rates(network: Network) -> Iterator[Finding]:
+def _rates(network: HostNetwork) -> Iterator[Finding]:
     rates = {(rate.sender, rate.receiver): rate for rate in network.rates}
     silent = {(knock.sender, knock.receiver) for knock in network.knocks if knock.reason}
     for pair, rate in rates.items():
@@ -176,24 +176,23 @@ def _rates(network: Network) -> Iterator[Finding]:
             fix = "compare the MTU of both, and what switches and tunnels between them carry: ping -M do -s 1472"
             yield failed(_pair(network, pair), f"it connects, but data doesn't get through: {rate.error}", fix)
     measured = {pair: rate for pair, rate in rates.items() if not rate.error}
-    usual = min(FAST_GBS, sorted(rate.gbs for rate in measured.values())[len(measured) // 2]) if measured else 0.0
-    slow = {pair for pair, rate in measured.items() if _is_slow(rate, usual)}
+    slow = {pair for pair, rate in measured.items() if is_slow(rate)}
+    best = max((rate.gbs for rate in measured.values()), default=0.0)
     for blame in blamed(slow, measured.keys()) if slow else ():
-        yield _slow(network, blame, [measured[pair] for pair in sorted(slow) if _is_of(blame, pair)], usual)
+        yield _slow(network, blame, [measured[pair] for pair in sorted(slow) if _is_of(blame, pair)], best)
 
 
-def _is_slow(rate: PairRate, usual: float) -> bool:
-    if rate.line_gbs is not None and rate.gbs < SLOW_PART * min(rate.line_gbs, FAST_GBS):
-        return True
-    return rate.gbs < SLOW_GBS or rate.gbs < SLOW_PART * usual
+def is_slow(rate: PairRate) -> bool:
+    """Return True if it is less than any network for jobs has, or than what the ports of both ends promise."""
+    return rate.gbs < max(SLOW_GBS, SLOW_PART * min(rate.line_gbs or 0.0, FAST_GBS))
 
 
-def _slow(network: Network, blame: Blame, rates: Sequence[PairRate], usual: float) -> Finding:
+def _slow(network: HostNetwork, blame: Blame, rates: Sequence[PairRate], best: float) -> Finding:
     worst = min(rates, key=lambda rate: rate.gbs)
     line = f" of {gigabits(worst.line_gbs)}" if worst.line_gbs else ""
     message = f"{gigabits(worst.gbs)}{line} Gb/s"
-    if usual > worst.gbs:
-        message += f", and {gigabits(usual)} or more between others"
+    if best > 2 * worst.gbs:
+        message += f", and up to {gigabits(best)} between others"
     if len(blame.nodes) == 1:
         node = blame.nodes[0]
         others = sorted({end for rate in rates for end in (rate.sender, rate.receiver) if end != node})
@@ -209,11 +208,11 @@ def _slow(network: Network, blame: Blame, rates: Sequence[PairRate], usual: floa
     return warning(f"{_pair(network, pair, '↔' if both else '→')}", message, _cable(network, pair))
 
 
-def _pair(network: Network, pair: Pair, arrow: str = "→") -> str:
+def _pair(network: HostNetwork, pair: Pair, arrow: str = "→") -> str:
     return f"{network.names[pair[0]]} {arrow} {network.names[pair[1]]}"
 
 
-def _cable(network: Network, nodes: Sequence[int]) -> str:
+def _cable(network: HostNetwork, nodes: Sequence[int]) -> str:
     looks = "; ".join(
         f"ethtool {end.interface}, tc qdisc show dev {end.interface} on {network.names[node]}"
         if not end.wireless

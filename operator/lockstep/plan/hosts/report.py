@@ -9,19 +9,19 @@ from typing import Any
 from lockstep.plan.cluster.finding import Finding, Outcome
 from lockstep.plan.cluster.pairs import gigabits
 from lockstep.plan.hosts.condition import HostLook
-from lockstep.plan.hosts.reach import Network
+from lockstep.plan.hosts.reach import HostNetwork
 from lockstep_spec.words import decimal_size, number_of
 
 COLUMNS = ("HOST", "ADDRESS", "INTERFACE", "PYTHON", "GPUS", "FREE DISK", "TO NEXT", "ANSWERS IN")
 NONE = "-"
 
 
-def host_rows(looks: Sequence[HostLook], network: Network | None) -> list[tuple[str, ...]]:
+def host_rows(looks: Sequence[HostLook], network: HostNetwork | None) -> list[tuple[str, ...]]:
     """Head of the table, and a row a host."""
     return [COLUMNS, *(_row(number, look, network) for number, look in enumerate(looks))]
 
 
-def _row(number: int, look: HostLook, network: Network | None) -> tuple[str, ...]:
+def _row(number: int, look: HostLook, network: HostNetwork | None) -> tuple[str, ...]:
     if look.facts is None:
         return (look.name, look.host.address or NONE, *[NONE] * 5, "no answer")
     end = None if network is None else network.ends.get(number)
@@ -50,12 +50,12 @@ def summary(looks: Sequence[HostLook], findings: Sequence[Finding]) -> str:
     return f"{hosts}: {number_of(fails, 'failure')}, {number_of(warns, 'warning')}"
 
 
-def host_values(looks: Sequence[HostLook], network: Network | None) -> list[dict[str, Any]]:
+def host_values(looks: Sequence[HostLook], network: HostNetwork | None) -> list[dict[str, Any]]:
     """Each host as an object."""
     return [_host(number, look, network) for number, look in enumerate(looks)]
 
 
-def _host(number: int, look: HostLook, network: Network | None) -> dict[str, Any]:
+def _host(number: int, look: HostLook, network: HostNetwork | None) -> dict[str, Any]:
     if look.facts is None:
         return {"name": look.name, "problem": look.problem}
     end = None if network is None else network.ends.get(number)
@@ -86,7 +86,7 @@ def _host(number: int, look: HostLook, network: Network | None) -> dict[str, Any
     }
 
 
-def network_values(network: Network) -> dict[str, Any]:
+def network_values(network: HostNetwork) -> dict[str, Any]:
     """Knocks and rates between hosts."""
     names = network.names
     return {

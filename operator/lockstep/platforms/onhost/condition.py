@@ -40,7 +40,7 @@ print(json.dumps({"cuda": torch.version.cuda or "", "architectures": (flags or "
 SHM = "/dev/shm"  # noqa: S108 (nothing is written there)
 
 
-def text_of(path: Any) -> str:
+def content_of(path: Any) -> str:
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -55,7 +55,7 @@ def paths(pattern: str) -> list[Path]:
         return []
 
 
-def output(*command: str) -> str:
+def printed_by(*command: str) -> str:
     """Output of a command; '' when it is missing, fails, or takes too long."""
     try:
         done = subprocess.run(
@@ -68,21 +68,21 @@ def output(*command: str) -> str:
 
 def firewall() -> str:
     """The tool by which the host's firewall is kept; '' if none is known to be on."""
-    if re.search(r"^ENABLED=yes", text_of("/etc/ufw/ufw.conf"), re.MULTILINE | re.IGNORECASE):
+    if re.search(r"^ENABLED=yes", content_of("/etc/ufw/ufw.conf"), re.MULTILINE | re.IGNORECASE):
         return "ufw"
-    if output("systemctl", "is-active", "firewalld").strip() == "active":
+    if printed_by("systemctl", "is-active", "firewalld").strip() == "active":
         return "firewalld"
     return ""
 
 
 def power() -> Json:
-    """Whether the machine may fall asleep: its battery, its lid, and what systemd does about them."""
-    supplies = [path.parent for path in paths("/sys/class/power_supply/*/type") if text_of(path).strip() == "Battery"]
-    batteries = [supply for supply in supplies if text_of(supply / "scope").strip() != "Device"]  # (a mouse has one, too)
+    """Signs that the machine may fall asleep: its battery, its lid, and what systemd does about them."""
+    supplies = [path.parent for path in paths("/sys/class/power_supply/*/type") if content_of(path).strip() == "Battery"]
+    batteries = [supply for supply in supplies if content_of(supply / "scope").strip() != "Device"]  # (a mouse has one, too)
     settings = settings_of("/etc/systemd/logind.conf", "/usr/lib/systemd/logind.conf.d/*.conf", "/etc/systemd/logind.conf.d/*.conf")
     return {
         "battery": bool(batteries),
-        "discharging": any(text_of(battery / "status").strip() == "Discharging" for battery in batteries),
+        "discharging": any(content_of(battery / "status").strip() == "Discharging" for battery in batteries),
         "lid": bool(paths("/proc/acpi/button/lid/*")),
         "lidAction": settings.get("HandleLidSwitch", "suspend"),
         "idleAction": settings.get("IdleAction", "ignore"),
@@ -95,13 +95,13 @@ def settings_of(*patterns: str) -> Json:
     found = {}
     for pattern in patterns:
         for path in paths(pattern):
-            for name, value in re.findall(r"^\s*(\w+)\s*=\s*(\S*)", text_of(path), re.MULTILINE):
+            for name, value in re.findall(r"^\s*(\w+)\s*=\s*(\S*)", content_of(path), re.MULTILINE):
                 found[name] = value
     return found
 
 
 def sshd() -> Json:
-    """What sshd's files say of passwords and root, as far as everybody may read them. The first word counts, and what only a Match changes doesn't.
+    """Words of sshd's files on passwords and root, as far as everybody may read them. The first word counts, and what only a Match changes doesn't.
 
     `sshd -T` would know, but only root may ask it.
     """
@@ -117,7 +117,7 @@ def sshd() -> Json:
 
 
 def sshd_lines(path: Any, most: int) -> Any:
-    for line in text_of(path).splitlines():
+    for line in content_of(path).splitlines():
         words = line.replace("=", " ", 1).split()
         if not words or words[0].startswith("#"):
             continue
@@ -142,7 +142,7 @@ def started(python: str, program: str, *arguments: str) -> Any:
         return "{} can't be run: {}".format(python, error.strerror)  # noqa: UP032
 
 
-def answer(process: Any, seconds: float) -> Json:
+def answer_from(process: Any, seconds: float) -> Json:
     """Object that it prints; else {"problem": …}."""
     if isinstance(process, str):
         return {"problem": process}
@@ -163,14 +163,14 @@ def has_nvidia() -> int:
     """Number of NVIDIA's graphics cards on the PCI bus, whether a driver has them or not."""
     count = 0
     for vendor in paths("/sys/bus/pci/devices/*/vendor"):
-        if text_of(vendor).strip() == "0x10de" and text_of(vendor.with_name("class")).startswith("0x03"):
+        if content_of(vendor).strip() == "0x10de" and content_of(vendor.with_name("class")).startswith("0x03"):
             count += 1
     return count
 
 
 def last_xid() -> str:
     """The driver's newest error of a GPU, where the kernel's log may be read."""
-    lines = [line for line in output("dmesg").splitlines() if "NVRM: Xid" in line]
+    lines = [line for line in printed_by("dmesg").splitlines() if "NVRM: Xid" in line]
     return lines[-1].strip()[:TEXT_MAX] if lines else ""
 
 
@@ -190,7 +190,7 @@ def condition(request: Json) -> Json:
     python = os.path.expanduser(request["python"])  # noqa: PTH111
     libraries = started(python, LIBRARIES, *PACKAGES) if python else None
     cards = has_nvidia()
-    torch = started(python, TORCH) if python and (cards or output("nvidia-smi", "-L")) else None
+    torch = started(python, TORCH) if python and (cards or printed_by("nvidia-smi", "-L")) else None
     shm = os.statvfs(SHM) if os.path.isdir(SHM) else None  # noqa: PTH112
     return {
         "firewall": firewall(),
@@ -202,8 +202,8 @@ def condition(request: Json) -> Json:
         "nvidiaCards": cards,
         "xid": last_xid(),
         "config": config(request["config"]),
-        "libraries": None if libraries is None else answer(libraries, LIBRARY_SECONDS),
-        "torch": None if torch is None else answer(torch, TORCH_SECONDS),
+        "libraries": None if libraries is None else answer_from(libraries, LIBRARY_SECONDS),
+        "torch": None if torch is None else answer_from(torch, TORCH_SECONDS),
     }
 
 

@@ -14,10 +14,10 @@ from lockstep.plan.cluster.finding import Outcome
 from lockstep.plan.cluster.hardware import RailEnd
 from lockstep.plan.cluster.pairs import Pair, PairRate
 from lockstep.plan.hosts.check import host_findings, runs_on
-from lockstep.plan.hosts.condition import Condition, HostLook, Knock, Libraries, Torch, read_condition
+from lockstep.plan.hosts.condition import HostCondition, HostLook, Knock, Libraries, Torch, read_condition
 from lockstep.plan.hosts.facts import BadAnswer, Folder, HostFacts, HostGpu, Route
 from lockstep.plan.hosts.keys import fingerprint, read_fingerprints, with_host_keys
-from lockstep.plan.hosts.reach import Network, network_findings, ring
+from lockstep.plan.hosts.reach import HostNetwork, network_findings, ring
 
 LAB = """\
 cluster: {name: lab, platform: hosts}
@@ -30,7 +30,7 @@ hosts:
 CLUSTER = parse_cluster_file(LAB, "lab.yaml").hosts
 assert CLUSTER is not None
 GPU = HostGpu(0, "GPU-0", "RTX 4090", 24 << 30, driver="550.54", capability=(8, 9))
-WELL = Condition(open_files=1 << 20, shm=8 << 30, libraries=Libraries("3.12.3", {"torch": "2.6.0"}))
+WELL = HostCondition(open_files=1 << 20, shm=8 << 30, libraries=Libraries("3.12.3", {"torch": "2.6.0"}))
 
 
 def look(number: int, condition: dict[str, Any] | None = None, seen: dict[str, Any] | None = None, **facts: Any) -> HostLook:
@@ -149,7 +149,7 @@ ENDS = {number: RailEnd("eth0", f"10.0.0.{number + 1}", mtu=1500) for number in 
 PURPOSES = {"coordinator": 29400, "rendezvous": 29401, "any": 40000}
 
 
-def network(count: int, failing: Collection[Pair] = (), only: str = "", slow: Collection[Pair] = (), **changes: Any) -> Network:
+def network(count: int, failing: Collection[Pair] = (), only: str = "", slow: Collection[Pair] = (), **changes: Any) -> HostNetwork:
     pairs = [(one, other) for one in range(count) for other in range(count) if one != other]
     knocks = [
         Knock(*pair, port, purpose, "no answer in 3 s" if pair in failing and only in ("", purpose) else "")
@@ -158,7 +158,7 @@ def network(count: int, failing: Collection[Pair] = (), only: str = "", slow: Co
     ]
     rates = [PairRate("hosts", *pair, gbs=0.09 if pair in slow else 0.94) for pair in pairs if pair not in failing]
     names, ends = ({number: of[number] for number in range(count)} for of in (NAMES, ENDS))
-    return replace(Network(names, ends, {1: "ufw"}, {}, knocks, rates), **changes)
+    return replace(HostNetwork(names, ends, {1: "ufw"}, {}, knocks, rates), **changes)
 
 
 @pytest.mark.parametrize(

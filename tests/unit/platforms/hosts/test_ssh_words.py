@@ -122,7 +122,7 @@ def test_a_runtime_folder_that_is_too_long_open_to_others_or_not_there_is_not_ta
 @pytest.mark.parametrize(
     ("errors", "sentence"),
     [
-        ("lab0: Permission denied (publickey).", "it doesn't let you in. `ssh lab0` must work in your terminal without a question (ssh: lab0: Permission denied (publickey).)"),
+        ("lab0: Permission denied (publickey).", "it doesn't let you in. `ssh lab0` must work in your terminal without a question; where it asks for a code or a passphrase, `lockstep hosts login` answers once for all later commands (ssh: lab0: Permission denied (publickey).)"),
         ("ssh: connect to host 10.0.0.1 port 22: Connection refused", "nothing listens on its ssh port"),
         ("ssh: connect to host 10.0.0.1 port 22: No route to host", "it doesn't answer. Check its power"),
         ("ssh: Could not resolve hostname lab0: Name or service not known", "its name is not known here"),
