@@ -24,7 +24,7 @@ from lockstep.platforms.jobs.netrates import NodeProgram, network_programs, read
 from lockstep.platforms.onhost import condition as condition_program
 from lockstep.programs import ProgramFailed, answer_of, python_output
 
-CONDITION_SECONDS = 45.0
+CONDITION_SECONDS = 60.0
 CONDITION_BYTES_MAX = 1 << 20
 KNOCK_SECONDS = 3.0
 RATE_SECONDS = 0.3
