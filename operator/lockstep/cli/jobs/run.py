@@ -239,9 +239,9 @@ def _refuse_slow_network(inputs: Inputs, named: str | None, choice: HostChoice) 
     """Raise ConfigError where the measured network, by the cluster file, is too slow for the run. Nobody is asked where that can't be."""
     import asyncio
 
-    from lockstep.cli.shared.planfacts import known_facts, with_config
     from lockstep.cli.shared.hostsite import fleet_of
     from lockstep.cli.shared.inputs import resolve_inputs
+    from lockstep.cli.shared.planfacts import known_facts, with_config
     from lockstep.plan.ahead.forecast import slow_network
     from lockstep.plan.ahead.slownetwork import measured_speed, moves_weights
     from lockstep.plan.render.run import trainer_config
