@@ -142,15 +142,16 @@ class ForkServer:
     def wait(self, outputs: list[Path], *, kill_rest_after_first: bool = False) -> Ended:
         """Wait for all ranks. `kill_rest_after_first`: do what the agent does, SIGKILL all once one has failed."""
         codes = [0] * len(outputs)
-        while self._running:
-            answer = self._answer(TIMEOUT_SECONDS)
-            if answer is None:
-                self.kill()
-                raise AssertionError("ranks did not end in time:\n" + "\n".join(path.read_text() for path in outputs))
-            rank = self._running.pop(answer["pid"])
-            codes[rank] = answer["code"]
-            if kill_rest_after_first and answer["code"] != 0:
-                self._signal(signal.SIGKILL)
+        try:
+            while self._running:
+                answer = self._answer(TIMEOUT_SECONDS)
+                assert answer is not None, "ranks did not end in time:\n" + "\n".join(path.read_text() for path in outputs)
+                rank = self._running.pop(answer["pid"])
+                codes[rank] = answer["code"]
+                if kill_rest_after_first and answer["code"] != 0:
+                    self._signal(signal.SIGKILL)
+        finally:
+            self.kill()  # those that a failure or the test's time limit left, so that the next test can start its own
         return Ended(codes, [path.read_text() for path in outputs])
 
     def run(self, target: str, runs: Sequence[Path | None], **options: Any) -> Ended:
