@@ -12,7 +12,7 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +68,20 @@ def _row(commit: Commit) -> Json:
     try:
         manifest = commit.manifest()
     except ValueError as error:
-        return row | {"problems": [str(error)]}
+        return row | {"problems": [str(error)], "shards": {}}
     return row | {
         "savedAt": max((folder / MANIFEST).stat().st_mtime for folder in commit.folders if (folder / MANIFEST).is_file()),
         "bytes": sum(shard.bytes for shard in manifest.shards),
         "content": manifest.content,
         "evalLoss": manifest.eval_loss,
         "evalStep": manifest.eval_step,
-        "problems": commit.problems(manifest, checksum=False),
+        **_problems(commit.problems(manifest, checksum=False)),
     }
+
+
+def _problems(by_shard: Mapping[str, str | None]) -> Json:
+    """What is wrong, and with which shards: whoever asks several volumes puts together what each has of a commit."""
+    return {"problems": [problem for problem in by_shard.values() if problem is not None], "shards": dict(by_shard)}
 
 
 def verify_commits(commits: Sequence[Commit]) -> Json:
@@ -86,11 +91,11 @@ def verify_commits(commits: Sequence[Commit]) -> Json:
         try:
             manifest = commit.manifest()
             with commit.held("verify"):
-                problems = commit.problems(manifest)
+                found = _problems(commit.problems(manifest))
             size = sum(shard.bytes for shard in manifest.shards)
         except (ValueError, TrainerError) as error:
-            problems, size = [str(error)], 0
-        rows.append({"name": str(commit.name), "bytes": size, "problems": problems})
+            found, size = {"problems": [str(error)], "shards": {}}, 0
+        rows.append({"name": str(commit.name), "bytes": size, **found})
     return {"commits": rows, "whole": bool(rows) and not any(row["problems"] for row in rows)}
 
 

@@ -45,9 +45,9 @@ class Commit:
         reasons = [problem for path, problem in problems if path.exists()] or [problem for _, problem in problems]
         return None, reasons[0]
 
-    def problems(self, manifest: Manifest, *, checksum: bool = True) -> list[str]:
-        """Problems of its shards."""
-        return [problem for record in manifest.shards if (problem := self.shard(record, checksum=checksum)[1]) is not None]
+    def problems(self, manifest: Manifest, *, checksum: bool = True) -> dict[str, str | None]:
+        """Problem of each shard, by its file; None where it is whole."""
+        return {record.file: self.shard(record, checksum=checksum)[1] for record in manifest.shards}
 
     def shard_paths(self, manifest: Manifest) -> list[Path]:
         """Every shard, checked. Raises ConfigError naming what is missing or damaged."""

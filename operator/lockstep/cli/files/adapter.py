@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lockstep.cli.shared.jobargs import JobArgument, TargetOptions, on_cluster
 from lockstep.cli.shared.trainer import run_trainer
 from lockstep.platforms.output import put, tell
+
+if TYPE_CHECKING:
+    from lockstep.cli.shared.hostsite import HostJob
+    from lockstep.platforms.files.results import Adapter
+    from lockstep.programs import Place
 
 app = typer.Typer(help="Work with trained adapters.", no_args_is_help=True)
 
@@ -59,31 +64,51 @@ def get_adapter(
     output: Annotated[Path, typer.Argument(help="The adapter's folder on this machine; made if it isn't there.")] = Path("adapter"),
     node: Annotated[int, typer.Option("--node", min=0, help="The node whose volume is read, where every node has its own.")] = 0,
 ) -> None:
-    """Fetch a job's newest adapter from its volume, whether its pods run or not. If only a commit's shards exist, the pod exports it from them.
+    """Fetch a job's newest adapter from its volume, whether it runs or not. If only a commit's shards exist, it is exported from them there.
 
     Example: lockstep adapter get demo ./demo-adapter
     """
-    put(asyncio.run(_get(job, output, node, where)))
+    from lockstep.cli.shared.hostsite import HostSite
+
+    site = where.site()
+    fetching = _get_from_host(site.job(job), output, node) if isinstance(site, HostSite) else _get(job, output, node, where)
+    put(asyncio.run(fetching))
+
+
+async def _get_from_host(job: HostJob, output: Path, node: int) -> str:
+    from lockstep.platforms.files.results import TEMPORARY, forget, newest_adapter
+
+    async with job.trainer(node, tell) as volume:
+        adapter = await newest_adapter(volume.place, job.name, volume.run_folder(job.name), job.site.again)
+        try:
+            return await _fetched(adapter, volume.place, [volume.workspace, TEMPORARY], output, job.name)
+        finally:
+            await forget(volume.place, adapter)
 
 
 async def _get(job: str, output: Path, node: int, where: TargetOptions) -> str:
     from lockstep.cli.files.cp import known_job
-    from lockstep.cli.shared.terminal import Meter
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.files.reader import beside, place_roots
     from lockstep.platforms.files.results import TEMPORARY, newest_adapter
-    from lockstep.platforms.files.transfer import TransferProgress, get
 
     namespace = where.chosen_namespace()
     async with await Cluster.connect(where.context) as cluster:
         await known_job(cluster, namespace, job)
         async with beside(cluster, namespace, job, node, say=tell) as place:
             roots = [*await place_roots(place, writing=False), TEMPORARY]
-            adapter = await newest_adapter(place, job)
-            with Meter() as meter:
-                progress = TransferProgress(meter.changed)
-                meter.transfers = {job: progress}
-                for name in adapter.files or ("",):
-                    target = f"{output}/{name}" if name else str(output)
-                    await get(place, f"{adapter.folder}/{name}".rstrip("/"), target, roots, progress, name or "adapter")
+            return await _fetched(await newest_adapter(place, job), place, roots, output, job)
+
+
+async def _fetched(adapter: Adapter, place: Place, roots: list[str], output: Path, job: str) -> str:
+    """Fetch the adapter, and return a sentence about it."""
+    from lockstep.cli.shared.terminal import Meter
+    from lockstep.platforms.files.transfer import TransferProgress, get
+
+    with Meter() as meter:
+        progress = TransferProgress(meter.changed)
+        meter.transfers = {job: progress}
+        for name in adapter.files or ("",):
+            target = f"{output}/{name}" if name else str(output)
+            await get(place, f"{adapter.folder}/{name}".rstrip("/"), target, roots, progress, name or "adapter")
     return f"{output}: {adapter.made_of or adapter.folder} of job {job}" + (", made of its shards" if adapter.made_of else "")

@@ -37,7 +37,9 @@ RunArgument = Annotated[
 
 
 def answer_of(verb: str, sources: list[str], where: TargetOptions, options: Sequence[str] = ()) -> tuple[str, int]:
-    """Answer of the trainer and its exit code, about folders of this machine, or about a job, in a pod that mounts its volume."""
+    """Answer of the trainer and its exit code, about folders of this machine, or about a job: on its hosts, or in a pod that mounts its volume."""
+    from lockstep.cli.shared.hostsite import HostSite
+
     jobs = [source for source in sources if _is_job(source)]
     if not jobs:
         return ask_trainer("inspect", [verb, *map(Path, sources), *options])
@@ -45,6 +47,9 @@ def answer_of(verb: str, sources: list[str], where: TargetOptions, options: Sequ
         raise ConfigError(
             f"{jobs[0]} is not a folder of this machine: name one job of the cluster, or only folders (./{jobs[0]} is a folder)"
         )
+    site = where.site()
+    if isinstance(site, HostSite):
+        return asyncio.run(site.job(jobs[0]).commits(verb, options))
     return asyncio.run(_in_pod(verb, jobs[0], where, options))
 
 
@@ -99,7 +104,7 @@ def verify(
     output: FormOption = Form.TEXT,
     as_json: HiddenJsonOption = False,
 ) -> None:
-    """Read every shard and compare its checksum with the manifest's; for a job, in a pod next to its volume. Exit code 1 if something is missing or damaged.
+    """Read every shard and compare its checksum with the manifest's; for a job, in a pod next to its volume or on its hosts. Exit code 1 if something is missing or damaged.
 
     Example: lockstep checkpoint verify demo --all
     """

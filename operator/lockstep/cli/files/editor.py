@@ -1,16 +1,18 @@
-"""`lockstep shell|jupyter|tensorboard|vscode|debug`: a shell in a pod of a job, and editors and notebooks beside it, reached by port-forward."""
+"""`lockstep shell|jupyter|tensorboard|vscode|debug`: a shell in a pod of a job or on its host, and editors and notebooks beside it, reached by port-forward."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from lockstep.api.errors import Failed
 from lockstep.api.names import WORKSPACE
+from lockstep.cli.shared.hostsite import HostSite
 from lockstep.cli.shared.jobargs import (
     DEFAULT_JOB,
     NodeOption,
@@ -24,8 +26,9 @@ from lockstep.cli.shared.terminal import say
 from lockstep.platforms.output import put, put_json, put_text
 
 if TYPE_CHECKING:
-    from lockstep.cli.shared.kubesite import ClusterJob
+    from lockstep.cli.shared.hostsite import HostJob
     from lockstep.kube.cluster import Cluster
+    from lockstep.programs import Place
 
 JUPYTER_PORT, TENSORBOARD_PORT, DEBUG_PORT = 8888, 6006, 5678
 PortOption = Annotated[
@@ -35,7 +38,7 @@ PortOption = Annotated[
 
 @on_cluster
 def shell(where: TargetOptions, job: OptionalJobArgument = DEFAULT_JOB, node: NodeOption = 0) -> None:
-    """Open a shell in the pod of a node, with the variables that every run there has. Its exit code is the shell's.
+    """Open a shell in the pod of a node, or on its host, with the variables that every run there has. Its exit code is the shell's.
 
     Without a terminal it runs the commands on its standard input: echo 'nvidia-smi' | lockstep shell
 
@@ -43,6 +46,9 @@ def shell(where: TargetOptions, job: OptionalJobArgument = DEFAULT_JOB, node: No
     """
     from lockstep.platforms.jobs.terminal import shell as open_shell
 
+    site = where.site()
+    if isinstance(site, HostSite):
+        raise typer.Exit(asyncio.run(_shell_on_host(site.job(job), node)))
     target = find_cluster_job(job, where)
     running_pod(target, node)
     raise typer.Exit(target.run(lambda connection: open_shell(target.node(connection, node))))
@@ -56,7 +62,7 @@ def jupyter(
     folder: Annotated[str, typer.Option("--folder", help="Folder of the notebooks, in the pod.")] = WORKSPACE,
     port: PortOption = None,
 ) -> None:
-    """Run a notebook server in a job's pod until Ctrl-C, behind a token, and print the address on this machine that leads to it.
+    """Run a notebook server in a job's pod, or on its host, until Ctrl-C, behind a token, and print the address on this machine that leads to it.
 
     It listens on the pod's loopback only. The image needs jupyterlab, notebook or jupyter_server.
 
@@ -73,7 +79,7 @@ def tensorboard(
     folder: Annotated[str, typer.Option("--folder", help="Folder that holds the events of runs, in the pod.")] = f"{WORKSPACE}/runs",
     port: PortOption = None,
 ) -> None:
-    """Run TensorBoard in a job's pod until Ctrl-C, behind a token, and print the address on this machine that leads to it.
+    """Run TensorBoard in a job's pod, or on its host, until Ctrl-C, behind a token, and print the address on this machine that leads to it.
 
     Example: lockstep tensorboard ml-dev-env
     """
@@ -96,18 +102,14 @@ def vscode(
 
     Example: lockstep vscode ml-dev-env --node 1
     """
-    target = find_cluster_job(job, where)
-    pod = running_pod(target, node)
 
-    async def forward(connection: Cluster) -> None:
-        from lockstep.kube.forward import forwarded
-
-        async with forwarded(connection, target.namespace, pod, pod_port, port or pod_port, say, exactly=port is not None) as local:
-            _print_launch(pod, local)
-            put(f"Port {local} of this machine leads to port {pod_port} of {pod}. Press Ctrl-C to end.", flush=True)
+    async def forward(spot: Spot) -> None:
+        async with spot.forwarded(pod_port, port or pod_port, port is not None) as local:
+            _print_launch(spot, local)
+            put(f"Port {local} of this machine leads to port {pod_port} of {spot.name}. Press Ctrl-C to end.", flush=True)
             await asyncio.Event().wait()
 
-    _connected(target, forward)
+    _at(job, node, where, forward)
 
 
 @on_cluster
@@ -119,7 +121,7 @@ def debug(
     node: NodeOption = 0,
     port: PortOption = None,
 ) -> None:
-    """Start one script in one pod under debugpy; it waits until VS Code attaches. Ctrl-C ends it. The image needs debugpy.
+    """Start one script in one pod, or on one host, under debugpy; it waits until VS Code attaches. Ctrl-C ends it. The image needs debugpy.
 
     It is one process beside the job, not one of its ranks.
 
@@ -140,48 +142,90 @@ def _serve(
     command: Sequence[str] = (),
 ) -> None:
     """Serve and forward until either ends or Ctrl-C ends both."""
+
+    async def serve(spot: Spot) -> None:
+        from lockstep.platforms.jobs.editor import EditorRequest, served
+
+        request = EditorRequest(kind, spot.path(folder), tuple(command), cwd=spot.path(WORKSPACE), on_host=spot.is_host)
+        async with (
+            served(spot.place, request, _echo) as server,
+            spot.forwarded(server.port, port or usual, port is not None) as local,
+        ):
+            if kind == "debug":
+                _print_launch(spot, local)
+                put(f"{command[0]} in {spot.name} waits for that. Ctrl-C ends it.", flush=True)
+            else:
+                put(f"http://127.0.0.1:{local}/?token={request.token}", flush=True)
+                put(f"{kind} in {spot.name}, {request.folder}. Ctrl-C ends it.", flush=True)
+            why = await server.until_end()
+        if why:
+            raise Failed(f"{kind} in {spot.place.name}: {why}")
+
+    _at(job, node, where, serve)
+
+
+class Spot(NamedTuple):
+    """A node where programs can run, and the way to its ports."""
+
+    name: str
+    """Of its pod or host."""
+    place: Place
+    path: Callable[[str], str]
+    """Path there of what a job has below /workspace."""
+    forwarded: Callable[[int, int, bool], AbstractAsyncContextManager[int]]
+    """Forward a port there to one of this machine, which may be another one unless the last word is True."""
+    is_host: bool
+
+
+def _at(job: str, node: int, where: TargetOptions, work: Callable[[Spot], Coroutine[Any, Any, None]]) -> None:
+    """Do the work at a node of the job."""
+    site = where.site()
+    if isinstance(site, HostSite):
+        return asyncio.run(_on_host(site.job(job), node, work))
     target = find_cluster_job(job, where)
     pod = running_pod(target, node)
 
-    async def serve(connection: Cluster) -> None:
+    async def in_pod(connection: Cluster) -> None:
         from lockstep.kube.forward import forwarded
-        from lockstep.platforms.jobs.editor import EditorRequest, served
-
-        request = EditorRequest(kind, folder, tuple(command))
-        async with served(target.node(connection, node), request, _echo) as server:
-            way = forwarded(connection, target.namespace, pod, server.port, port or usual, say, exactly=port is not None)
-            async with way as local:
-                if kind == "debug":
-                    _print_launch(pod, local)
-                    put(f"{command[0]} in {pod} waits for that. Ctrl-C ends it.", flush=True)
-                else:
-                    put(f"http://127.0.0.1:{local}/?token={request.token}", flush=True)
-                    put(f"{kind} in {pod}, {folder}. Ctrl-C ends it.", flush=True)
-                why = await server.until_end()
-        if why:
-            raise Failed(f"{kind} in pod {pod}: {why}")
-
-    _connected(target, serve)
-
-
-def _connected(target: ClusterJob, work: Callable[[Cluster], Coroutine[Any, Any, None]]) -> None:
-    async def permitted(connection: Cluster) -> None:
         from lockstep.platforms.jobs.editor import refuse_without_rights
 
+        def way(there: int, here: int, exactly: bool) -> AbstractAsyncContextManager[int]:
+            return forwarded(connection, target.namespace, pod, there, here, say, exactly=exactly)
+
         await refuse_without_rights(connection, target.namespace)
-        await work(connection)
+        await work(Spot(pod, target.node(connection, node), str, way, is_host=False))
 
-    target.run(permitted)
+    target.run(in_pod)
 
 
-def _print_launch(pod: str, port: int) -> None:
+async def _on_host(job: HostJob, node: int, work: Callable[[Spot], Coroutine[Any, Any, None]]) -> None:
+    from lockstep.platforms.hosts.forward import forwarded
+
+    async with job.trainer(node, say) as volume:
+
+        def way(there: int, here: int, exactly: bool) -> AbstractAsyncContextManager[int]:
+            return forwarded(volume.place, there, here, exactly=exactly)
+
+        await work(Spot(job.seen.hosts[node], volume.place, volume.path, way, is_host=True))
+
+
+async def _shell_on_host(job: HostJob, node: int) -> int:
+    from lockstep.platforms.jobs.terminal import shell as open_shell
+
+    async with job.trainer(node, say) as volume:
+        return await open_shell(volume.place, volume.workspace)
+
+
+def _print_launch(spot: Spot, port: int) -> None:
     here = Path("workspace")
     entry = {
-        "name": f"Lockstep: {pod}",
+        "name": f"Lockstep: {spot.name}",
         "type": "debugpy",
         "request": "attach",
         "connect": {"host": "127.0.0.1", "port": port},
-        "pathMappings": [{"localRoot": "${workspaceFolder}/workspace" if here.is_dir() else "${workspaceFolder}", "remoteRoot": WORKSPACE}],
+        "pathMappings": [
+            {"localRoot": "${workspaceFolder}/workspace" if here.is_dir() else "${workspaceFolder}", "remoteRoot": spot.path(WORKSPACE)}
+        ],
     }
     put("Into .vscode/launch.json, configurations:")
     put_json(entry)

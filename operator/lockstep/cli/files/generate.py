@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lockstep.cli.shared.jobargs import TargetOptions, on_cluster
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.platforms.output import ProgramOutput, tell
+
+if TYPE_CHECKING:
+    from lockstep.cli.shared.hostsite import HostJob
+    from lockstep.platforms.files.results import Adapter
+    from lockstep.programs import Place
 
 
 @on_cluster
@@ -24,11 +30,13 @@ def generate(
     model: Annotated[
         str | None, typer.Option("--model", help="The base model's folder. Default: what the job or the adapter names.")
     ] = None,
-    gpus: Annotated[int, typer.Option("--gpus", min=0, help="GPUs to ask for; 0: the CPUs and the memory of a pod of the job.")] = 0,
+    gpus: Annotated[
+        int, typer.Option("--gpus", min=0, help="GPUs to ask for; 0: the CPUs and the memory of a pod of the job, or of the host.")
+    ] = 0,
 ) -> None:
     """Continue a prompt with a job's newest adapter on its base model, token by token.
 
-    It runs in a pod of the job if that is idle (an interactive job, or one held after a failure), else in a short-lived pod with the job's volumes and image.
+    It runs in a pod of the job if that is idle (an interactive job, or one held after a failure), else in a short-lived pod with the job's volumes and image; on hosts, on that of node 0.
 
     Example: lockstep generate demo 'The value of' --max-tokens 60 --base
     """
@@ -39,8 +47,15 @@ def generate(
 
         run_trainer("generate", ["--adapter", _adapter_in(Path(job)), *arguments])
         return
+    from lockstep.cli.shared.hostsite import HostSite
+
+    site = where.site()
     with exiting_on_ctrl_c():
-        code = asyncio.run(_on_cluster(job, arguments, gpus, where, named=model is not None))
+        if isinstance(site, HostSite):
+            writing = _on_host(site.job(job), arguments, gpus, named=model is not None)
+        else:
+            writing = _on_cluster(job, arguments, gpus, where, named=model is not None)
+        code = asyncio.run(writing)
     if code:
         raise typer.Exit(1)
 
@@ -62,9 +77,8 @@ def _adapter_in(folder: Path) -> Path:
 
 async def _on_cluster(job: str, arguments: list[str], gpus: int, where: TargetOptions, *, named: bool) -> int:
     from lockstep.cli.files.cp import known_job
-    from lockstep.cli.shared.terminal import waiting
     from lockstep.kube.cluster import Cluster
-    from lockstep.platforms.files.results import base_model, idle_or_own_pod, newest_adapter, write_on
+    from lockstep.platforms.files.results import base_model, idle_or_own_pod, newest_adapter
 
     namespace = where.chosen_namespace()
     async with await Cluster.connect(where.context) as cluster:
@@ -72,13 +86,35 @@ async def _on_cluster(job: str, arguments: list[str], gpus: int, where: TargetOp
         async with idle_or_own_pod(cluster, namespace, job, gpus, tell) as place:
             adapter = await newest_adapter(place, job)
             model = None if named else await base_model(cluster, namespace, job)
-            command = ["--adapter", adapter.folder, *arguments, *([] if model is None else ["--model", model])]
-            tell(f"{adapter.made_of or adapter.folder} in {place.name}: the model is loading")
-            shown = ProgramOutput()
-            with waiting(f"{place.name} imports torch and peft, and loads the model") as heard:
+            return await _write(place, adapter, [*arguments, *([] if model is None else ["--model", model])])
 
-                def show(text: bytes) -> None:
-                    heard()
-                    shown.put(text)
 
-                return await write_on(place, command, show)
+async def _on_host(job: HostJob, arguments: list[str], gpus: int, *, named: bool) -> int:
+    """Generate on the host of node 0, which has the adapter: on its CPUs, or on GPUs that nobody uses."""
+    from lockstep.platforms.files.results import forget, newest_adapter
+
+    async with job.trainer(0, tell) as volume:
+        adapter = await newest_adapter(volume.place, job.name, volume.run_folder(job.name), job.site.again)
+        stated = job.job["spec"].get("training", {}).get("model", {}).get("name", "")
+        model = ["--model", volume.path(stated)] if stated.startswith("/") and not named else []
+        visible = {"CUDA_VISIBLE_DEVICES": await job.free_gpus(0, gpus) if gpus else ""}
+        place = replace(volume.place, environment=tuple({**dict(volume.place.environment), **visible}.items()))
+        try:
+            return await _write(place, adapter, [*arguments, *model])
+        finally:
+            await forget(place, adapter)
+
+
+async def _write(place: Place, adapter: Adapter, arguments: list[str]) -> int:
+    from lockstep.cli.shared.terminal import waiting
+    from lockstep.platforms.files.results import write_on
+
+    tell(f"{adapter.made_of or adapter.folder} in {place.name}: the model is loading")
+    shown = ProgramOutput()
+    with waiting(f"{place.name} imports torch and peft, and loads the model") as heard:
+
+        def show(text: bytes) -> None:
+            heard()
+            shown.put(text)
+
+        return await write_on(place, ["--adapter", adapter.folder, *arguments], show)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -19,6 +20,8 @@ from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.platforms.output import ProgramOutput, put, tell
 
 if TYPE_CHECKING:
+    from lockstep.api.job import TrainingJob
+    from lockstep.cli.shared.hostsite import HostSite
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.render.resolved import Resolved
     from lockstep.programs import Place
@@ -68,7 +71,7 @@ def get_model(
 ) -> None:
     """Fetch a base model by its name: verified, resumable, and once for all jobs of a volume.
 
-    With -f, --job or --claim a short-lived pod without GPUs fills the volumes, or the job's own pods while they run. Without these options the
+    With -f, --job or --claim a short-lived pod without GPUs fills the volumes, or the job's own pods while they run; on hosts each fetches for itself. Without these options the
     model is fetched to this machine, for `lockstep run --local`. If a fetch breaks, run the same command again to continue.
 
     Example: lockstep model get -f job.yaml
@@ -90,9 +93,14 @@ def get_model(
         _refuse_unread(places, "-f, --job or --claim, which say whose volumes are filled: without these it is fetched here")
     if name is not None:
         _refuse_unusable(name, revision)
-    if files or claim is not None:
+    hosts = _hosts(only(files, "model get") if files else None, job, cluster, namespace, context) if claim is None else None
+    if hosts is not None:
+        name, revision = _named(name, revision, hosts.job)
+        _refuse_unusable(name, revision)
+        code = _run(_on_hosts(hosts, name, revision, to))
+    elif files or claim is not None:
         read = _job_of_file(only(files, "model get") if files else None, claim, token_secret, name, cluster, namespace, context)
-        name, revision = _named(name, revision, read)
+        name, revision = _named(name, revision, read.job)
         _refuse_unusable(name, revision)
         code = _run(_before_start(read, _arguments(name, revision, to), context))
     elif name is None:
@@ -141,14 +149,16 @@ def _arguments(name: str, revision: str | None, to: Path | None) -> list[str]:
     return [name, "--cache", f"{WORKSPACE}/cache", *(["--revision", revision] if revision else []), *(["--to", str(to)] if to else [])]
 
 
-def _named(name: str | None, revision: str | None, read: Resolved) -> tuple[str, str | None]:
+def _named(name: str | None, revision: str | None, job: TrainingJob | None) -> tuple[str, str | None]:
     """Return the stated name and revision, else the job file's."""
     if name is not None:
         return name, revision
-    training = read.job.spec.training
+    if job is None:
+        raise ConfigError("NAME is missing: lockstep model get org/name, or -f FILE, whose model is fetched")
+    training = job.spec.training
     if training is None or training.model.name.startswith("/"):
         stated = "has no training" if training is None else f"names the folder {training.model.name}"
-        raise ConfigError(f"job {read.name} {stated}: there is no model to fetch; name one: lockstep model get org/name -f FILE")
+        raise ConfigError(f"job {job.metadata.name} {stated}: there is no model to fetch; name one: lockstep model get org/name -f FILE")
     return training.model.name, revision or training.model.revision
 
 
@@ -188,6 +198,63 @@ def _job_of_claim(claim: str, token_secret: str | None, name: str) -> dict[str, 
 def _run(coroutine: Any) -> int:
     with exiting_on_ctrl_c("interrupted: what has arrived is kept; run the same command again to continue"):
         return int(asyncio.run(coroutine))
+
+
+class _Hosts(NamedTuple):
+    """Hosts whose volumes are filled."""
+
+    site: HostSite
+    names: Sequence[str]
+    job: TrainingJob | None
+    """Job of the file; None: a job was named that has started."""
+
+
+def _hosts(file: Path | None, job: str | None, cluster: str | None, namespace: str | None, context: str | None) -> _Hosts | None:
+    """Return the hosts of the job that is named or in the file; None where its cluster is of Kubernetes, or none is meant."""
+    from lockstep.cli.shared.hostsite import HostSite
+
+    if job is not None:
+        site = TargetOptions.of(cluster, namespace, context).site()
+        return _Hosts(site, site.job(job).seen.hosts, None) if isinstance(site, HostSite) else None
+    if file is None:
+        return None
+    from lockstep.api.files.jobfile import parse_job_file
+    from lockstep.cli.shared.clusterfiles import read_text
+    from lockstep.cli.shared.target import hosts_of
+
+    if cluster is None and str(file) != "-":  # (what is piped in can be read once)
+        cluster = parse_job_file(read_text(file), str(file)).spec.cluster
+    cluster_file = None if cluster is None else hosts_of(cluster)
+    if cluster is None or cluster_file is None:
+        return None
+    from lockstep.cli.shared.inputs import read_inputs
+    from lockstep.plan.hosts.place import chosen
+
+    read = read_inputs(file, cluster, namespace)
+    site = HostSite(cluster_file, cluster)
+    return _Hosts(site, [host.name for host in chosen(site.hosts, read.job.spec.nodes)], read.job)
+
+
+async def _on_hosts(hosts: _Hosts, name: str, revision: str | None, to: Path | None) -> int:
+    """Fetch onto each host, by its own network, with the variables that its file gives its ranks."""
+    from lockstep.cli.shared.site import Volume
+    from lockstep.cli.shared.trainer import EXIT_FAILED
+    from lockstep.plan.hosts.place import python_of
+
+    arguments = _arguments(name, revision, to)
+    fleet = hosts.site.fleet()
+    answers, problems = await fleet.look(hosts.names)
+    for problem in problems.values():
+        tell(problem)
+
+    async def one(name: str) -> int:
+        host, facts = hosts.site.hosts.host(name), answers[name]
+        environment = tuple((variable.name, variable.value) for variable in host.env)
+        place = replace(fleet.place(name), python=(python_of(host, facts),), environment=environment)
+        volume = Volume(place, facts.workspace.path, facts.datasets.path)
+        return await _fetch(place, [*map(volume.path, arguments)], f"{name}: " if len(hosts.names) > 1 else "")
+
+    return max([*await asyncio.gather(*map(one, answers)), *(EXIT_FAILED for _ in problems)])
 
 
 async def _before_start(job: Resolved, arguments: Sequence[str], context: str | None) -> int:

@@ -22,8 +22,16 @@ if TYPE_CHECKING:
     from lockstep.plan.pages.stacks import RankAnswer
     from lockstep.plan.pages.why import Answer
     from lockstep.platforms.hosts.fleet import Fleet
+    from lockstep.platforms.hosts.place import HostPlace
+    from lockstep.programs import Place
 
 POLL_SECONDS = 0.5
+
+
+class HostVolume(Volume):
+    """A host's files, with the Python and the variables of a job's ranks there."""
+
+    place: HostPlace
 
 
 class HostSite(Site):
@@ -164,6 +172,20 @@ class HostJob(SiteJob):
 
         return (*complaints(self.seen), *unkept_words(self.seen))
 
+    async def commits(self, verb: str, options: Sequence[str]) -> tuple[str, int]:
+        """Answer of the trainer's `inspect` about the commits on all of its hosts, and its exit code."""
+        from lockstep.platforms.hosts.commits import HostsCommits
+
+        places: dict[str, Place] = {}
+        folders, away = {}, dict(self.seen.problems)
+        for node, host in enumerate(self.seen.hosts):
+            try:
+                async with self.trainer(node, lambda _: None) as volume:
+                    places[host], folders[host] = volume.place, volume.run_folder(self.name)
+            except Failed as error:
+                away[host] = str(error)
+        return await HostsCommits(self.site.fleet(), places, folders, away).answer(verb, options)
+
     def suspend(self, *, now: bool = False) -> bool:
         return self._stop(wait=False, now=now)
 
@@ -258,3 +280,23 @@ class HostJob(SiteJob):
         if job is None or job.record is None:
             raise Failed(f"host {host} has no files of job {self.name}")
         yield Volume(self.site.fleet().place(host), job.record.workspace, job.record.datasets)
+
+    async def free_gpus(self, node: int, count: int) -> str:
+        """Return so many GPUs of a node that nobody uses, as CUDA_VISIBLE_DEVICES takes them. Raises ConfigError saying who has the others."""
+        from lockstep.plan.hosts.place import gpus_for
+
+        host = self.seen.hosts[node]
+        answers, problems = await self.site.fleet().look([host], job=self.name)
+        if host in problems:
+            raise Failed(problems[host])
+        return ",".join(gpu.uuid for gpu in gpus_for(self.site.hosts.host(host), answers[host], count))
+
+    @asynccontextmanager
+    async def trainer(self, node: int, say: Callable[[str], None]) -> AsyncIterator[HostVolume]:
+        """Open the files of a node as `volume` does, with the Python and the variables of the job's ranks there."""
+        async with self.volume(node, say) as volume:
+            record = self.seen.jobs[self.seen.hosts[node]].record
+            assert record is not None  # noqa: S101 (`volume` refuses others)
+            fleet = self.site.fleet()
+            place = replace(fleet.place(self.seen.hosts[node]), python=record.command[:1], environment=tuple(record.environment.items()))
+            yield HostVolume(place, volume.workspace, volume.datasets)

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from lockstep.api.names import DATASETS, WORKSPACE
 from lockstep.api.objects import Object
 
 if TYPE_CHECKING:
@@ -35,6 +36,13 @@ class Volume(NamedTuple):
     def run_folder(self, job: str) -> str:
         """Return the job's folder there."""
         return f"{self.workspace}/runs/{job}"
+
+    def path(self, path: str) -> str:
+        """Return a job's path as it is there: what is below /workspace or /datasets is in the folder that stands for it."""
+        for of_job, folder in ((WORKSPACE, self.workspace), (DATASETS, self.datasets)):
+            if path == of_job or path.startswith(f"{of_job}/"):
+                return folder + path.removeprefix(of_job)
+        return path
 
 
 class Site(ABC):

@@ -75,7 +75,7 @@ def seats(
     """
     hosts = [cluster.host(host) for host in facts]
     counts, profile = _gpu_counts(job, profile, hosts, facts)
-    taken = [_gpus(host, facts[host.name], count) for host, count in zip(hosts, counts, strict=True)]
+    taken = [gpus_for(host, facts[host.name], count) for host, count in zip(hosts, counts, strict=True)]
     job = _balanced(job.model_copy(update={"spec": job.spec.model_copy(update={"nodes": len(hosts)})}), taken)
     resolved = [resolve(job, profile, _platform(host, facts[host.name], uid)) for host in hosts]
     addresses = addresses_of(hosts, facts)
@@ -315,8 +315,8 @@ def _free(host: Host, facts: HostFacts) -> list[HostGpu]:
     return free[: host.gpus] if isinstance(host.gpus, int) else free
 
 
-def _gpus(host: Host, facts: HostFacts, count: int) -> tuple[HostGpu, ...]:
-    """GPUs that the job takes there. Raises ConfigError saying who has those that are missing."""
+def gpus_for(host: Host, facts: HostFacts, count: int) -> tuple[HostGpu, ...]:
+    """Return as many free GPUs of the host. Raises ConfigError saying who has those that are missing."""
     free = _free(host, facts)
     if len(free) < count:
         why = "; ".join(_taken(host, facts)) or f"it has {len(facts.gpus)} in all, and its file allows {len(_allowed(host, facts))}"

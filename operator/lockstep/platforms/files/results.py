@@ -61,32 +61,42 @@ async def inspect_commits(cluster: Cluster, namespace: str, job: str, verb: str,
             f"job {job} has one volume per pod, and its shards are spread over {len(nodes)} of them: fetch them (lockstep cp {job}:runs/{job}/checkpoints node-N "
             f"--node N -n {namespace}, N from {nodes[0]} to {nodes[-1]}) and name the folders: lockstep checkpoint {verb} node-{nodes[0]} …"
         )
-    folder = run_folder(job)
     async with beside(cluster, namespace, job, nodes[0] if nodes else 0, say=say) as place:
-        answer = bytearray()
-        async with place.program([*place.python, "-m", INSPECT_MODULE, verb, folder, *options], stdin=False, pings=True) as running:
-            while data := await running.read():
-                answer += data
-                if len(answer) > COMMITS_BYTES_MAX:
-                    raise ConfigError(
-                        f"{place.name}: {INSPECT_MODULE} prints more than {COMMITS_BYTES_MAX} bytes, which is not a valid answer"
-                    )
-            if running.code == CONFIGURATION:
-                raise ConfigError(str(running.failure()))
-            if running.code != 0 and not (running.code == BAD_NEWS and answer):
-                raise running.failure()
-            return answer.decode(errors="replace"), BAD_NEWS if running.code else 0
+        return await inspected(place, verb, run_folder(job), options)
 
 
-async def newest_adapter(place: Place, job: str) -> Adapter:
-    """Newest adapter of the job, exported on the spot if it is only in a commit's shards. Raises NoAdapter."""
-    run = run_folder(job)
+async def inspected(place: Place, verb: str, folder: str, options: Sequence[str]) -> tuple[str, int]:
+    """Output of the trainer's program about a run's folder there, and its exit code: 0, or 1 for an answer that is bad news.
+
+    Raises ConfigError for a folder that is no run's, ProgramFailed.
+    """
+    answer = bytearray()
+    async with place.program([*place.python, "-m", INSPECT_MODULE, verb, folder, *options], stdin=False, pings=True) as running:
+        while data := await running.read():
+            answer += data
+            if len(answer) > COMMITS_BYTES_MAX:
+                raise ConfigError(f"{place.name}: {INSPECT_MODULE} prints more than {COMMITS_BYTES_MAX} bytes, which is not a valid answer")
+        if running.code == CONFIGURATION:
+            raise ConfigError(str(running.failure()))
+        if running.code != 0 and not (running.code == BAD_NEWS and answer):
+            raise running.failure()
+        return answer.decode(errors="replace"), BAD_NEWS if running.code else 0
+
+
+async def newest_adapter(place: Place, job: str, run: str = "", again: str = "") -> Adapter:
+    """Newest adapter of the job, exported on the spot if it is only in a commit's shards.
+
+    `run`: its folder there, by default the one that pods have. `again`: words that lead to the job on a command line. Raises NoAdapter.
+    """
+    run = run or run_folder(job)
     answer = await python_output(place, source_of(newest), run)
     exported, commit = _folders(answer, run, place.name)
     if commit is not None:
-        return await _exported(place, job, commit)
+        return await _exported(place, job, commit, again)
     if exported is None:
-        raise NoAdapter(f"{run} in {place.name} has no adapter and no commit: lockstep why {job} tells how far the job has come")
+        raise NoAdapter(
+            f"{run} in {place.name} has no adapter and no commit: lockstep why {f'{job} {again}'.rstrip()} tells how far the job has come"
+        )
     in_commit = "/checkpoints/" in exported
     return Adapter(exported, (CONFIG, WEIGHTS) if in_commit else ())
 
@@ -100,13 +110,11 @@ def _folders(answer: bytes, run: str, where: str) -> tuple[str | None, str | Non
         folders = ("", "")
     for folder in folders:
         if folder is not None and not (isinstance(folder, str) and normpath(folder) == folder and folder.startswith(f"{run}/")):
-            raise NoAdapter(
-                f"python3 in {where} doesn't say which adapter of {run} is the newest, but {answer[:100]!r}: check the image's python3"
-            )
+            raise NoAdapter(f"python3 in {where} doesn't say which adapter of {run} is the newest, but {answer[:100]!r}: check its python3")
     return folders
 
 
-async def _exported(place: Place, job: str, commit: str) -> Adapter:
+async def _exported(place: Place, job: str, commit: str, again: str) -> Adapter:
     """Export the commit by the trainer's own program, which reads shards one parameter at a time, on a CPU. Raises NoAdapter."""
     folder = join(TEMPORARY, f"lockstep-adapter-{secrets.token_hex(4)}")
     command = [*place.python, "-m", "lockstep_train.export", commit, "--output", folder]
@@ -115,9 +123,15 @@ async def _exported(place: Place, job: str, commit: str) -> Adapter:
     except ProgramFailed as error:
         raise NoAdapter(
             f"the newest commit is not exported yet, and can't be here: {error}; fetch the checkpoints of every node and export them: "
-            f"lockstep cp {job}:{run_folder(job)}/checkpoints node-0 --node 0 (and so on), then lockstep adapter export node-0 … -o adapter"
+            f"lockstep cp {job}:{run_folder(job)}/checkpoints node-0 --node 0{again and f' {again}'} (and so on), then lockstep adapter export node-0 … -o adapter"
         ) from None
     return Adapter(folder, (), made_of=commit)
+
+
+async def forget(place: Place, adapter: Adapter) -> None:
+    """Remove an adapter that was exported just now, where the temporary folder doesn't end with the place."""
+    if adapter.made_of is not None:
+        await output_of(place, ["rm", "-r", "--", adapter.folder])
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Server for an editor in a pod: starts it on loopback, and ends it with the connection that asked for it.
+"""Server for an editor in a pod or on a host: starts it on loopback, and ends it with the connection that asked for it.
 
 Requests and answers are JSON, one a line. The token comes on standard input and goes into a file that only this user reads: never into
 arguments or variables, which others see. Sent as text into whatever image the job has, so: the standard library of Python 3.10.
@@ -215,6 +215,9 @@ def main() -> None:
     module = module_of(kind)
     if module is None:
         names, remedy = MODULES[kind]
+        if request.get("onHost"):
+            announce(failed=f"{sys.executable} has no {' or '.join(names)}: {sys.executable} -m {remedy}")
+            return
         announce(
             failed=f"{sys.executable} of this pod has no {' or '.join(names)}: it belongs into the job's image ({remedy}); for pods of the embedded cluster: make editors"
         )

@@ -1,4 +1,4 @@
-"""A server for an editor in a pod, and the way to it: they begin and end together."""
+"""A server for an editor in a pod or on a host, and the way to it: they begin and end together."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ class EditorRequest:
     command: tuple[str, ...] = ()
     """Script and its arguments, with kind debug."""
     cwd: str = WORKSPACE
+    on_host: bool = False
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
 
 
@@ -48,7 +49,7 @@ async def refuse_without_rights(cluster: Cluster, namespace: str) -> None:
 
 
 class EditorServer:
-    """A server that runs in a pod: the port on which it listens there, and the reason of its end."""
+    """A server that runs there: the port on which it listens there, and the reason of its end."""
 
     def __init__(self, session: Program, port: int, ended: asyncio.Task[str]) -> None:
         self.port = port
@@ -69,6 +70,7 @@ async def served(place: Place, requested: EditorRequest, echo: Say) -> AsyncIter
         "folder": requested.folder,
         "command": requested.command,
         "cwd": requested.cwd,
+        "onHost": requested.on_host,
         "token": requested.token,
         "source": source.decode(),
     }

@@ -31,19 +31,20 @@ ALIVE_SECONDS = 30.0
 _TERM = re.compile(r"[A-Za-z0-9][-+.A-Za-z0-9]*")
 
 
-def shell_command(term: str | None) -> list[str]:
-    """Command for a shell, but no login shell: that would replace the PATH and the variables that the container gives to every run."""
+def shell_command(term: str | None, folder: str = "") -> list[str]:
+    """Command for a shell in this folder, but no login shell: that would replace the PATH and the variables that the container gives to every run."""
     terminal = term if term and _TERM.fullmatch(term) else PLAIN_TERMINAL
-    return ["env", f"TERM={terminal}", "sh", "-c", SHELL]
+    begin = ["sh", "-c", f'cd "$1" && {{ {SHELL}; }}', "sh", folder] if folder else ["sh", "-c", SHELL]
+    return ["env", f"TERM={terminal}", *begin]
 
 
-async def shell(place: Place) -> int:
-    """Run a shell until it ends, and return its exit code.
+async def shell(place: Place, folder: str = "") -> int:
+    """Run a shell until it ends, and return its exit code. `folder`: where it begins; left out, where programs begin there.
 
     With a terminal it has one, too; else it reads this process's standard input, to its end.
     """
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
-    command = shell_command(os.environ.get("TERM"))
+    command = shell_command(os.environ.get("TERM"), folder)
     async with place.program(command, tty=interactive, pings=True) as session:
         with _raw() if interactive else contextlib.nullcontext():
             helpers = [asyncio.create_task(_type(session))]
