@@ -80,7 +80,7 @@ def _row(commit: Commit) -> Json:
 
 
 def _problems(by_shard: Mapping[str, str | None]) -> Json:
-    """What is wrong, and with which shards: whoever asks several volumes puts together what each has of a commit."""
+    """Problems of a commit, and of each shard: whoever asks several volumes puts together what each has of it."""
     return {"problems": [problem for problem in by_shard.values() if problem is not None], "shards": dict(by_shard)}
 
 

@@ -242,11 +242,11 @@ def test_a_plan_without_the_hub_says_what_helps(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_verb_fetches_what_a_job_file_names_unless_it_is_told_otherwise() -> None:
-    assert model_verb._named(None, None, resolved(GATED)) == ("org/m", "v1")
-    assert model_verb._named(None, "v2", resolved(GATED)) == ("org/m", "v2")
-    assert model_verb._named("org/other", None, resolved(GATED)) == ("org/other", None)
+    assert model_verb._named(None, None, resolved(GATED).job) == ("org/m", "v1")
+    assert model_verb._named(None, "v2", resolved(GATED).job) == ("org/m", "v2")
+    assert model_verb._named("org/other", None, resolved(GATED).job) == ("org/other", None)
     with pytest.raises(Exception, match=r"names the folder /workspace/m: there is no model to fetch"):
-        model_verb._named(None, None, resolved({"name": "/workspace/m"}))
+        model_verb._named(None, None, resolved({"name": "/workspace/m"}).job)
     with pytest.raises(Exception, match=r"--to /models/x must be a folder below /workspace"):
         model_verb._arguments("org/m", None, Path("/models/x"))
     assert model_verb._arguments("org/m", "v1", Path("/workspace/models/m")) == [

@@ -68,10 +68,8 @@ def get_adapter(
 
     Example: lockstep adapter get demo ./demo-adapter
     """
-    from lockstep.cli.shared.hostsite import HostSite
-
-    site = where.site()
-    fetching = _get_from_host(site.job(job), output, node) if isinstance(site, HostSite) else _get(job, output, node, where)
+    site = where.hosts()
+    fetching = _get(job, output, node, where) if site is None else _get_from_host(site.job(job), output, node)
     put(asyncio.run(fetching))
 
 

@@ -38,8 +38,6 @@ RunArgument = Annotated[
 
 def answer_of(verb: str, sources: list[str], where: TargetOptions, options: Sequence[str] = ()) -> tuple[str, int]:
     """Answer of the trainer and its exit code, about folders of this machine, or about a job: on its hosts, or in a pod that mounts its volume."""
-    from lockstep.cli.shared.hostsite import HostSite
-
     jobs = [source for source in sources if _is_job(source)]
     if not jobs:
         return ask_trainer("inspect", [verb, *map(Path, sources), *options])
@@ -47,8 +45,7 @@ def answer_of(verb: str, sources: list[str], where: TargetOptions, options: Sequ
         raise ConfigError(
             f"{jobs[0]} is not a folder of this machine: name one job of the cluster, or only folders (./{jobs[0]} is a folder)"
         )
-    site = where.site()
-    if isinstance(site, HostSite):
+    if (site := where.hosts()) is not None:
         return asyncio.run(site.job(jobs[0]).commits(verb, options))
     return asyncio.run(_in_pod(verb, jobs[0], where, options))
 

@@ -12,7 +12,6 @@ import typer
 
 from lockstep.api.errors import Failed
 from lockstep.api.names import WORKSPACE
-from lockstep.cli.shared.hostsite import HostSite
 from lockstep.cli.shared.jobargs import (
     DEFAULT_JOB,
     NodeOption,
@@ -46,8 +45,7 @@ def shell(where: TargetOptions, job: OptionalJobArgument = DEFAULT_JOB, node: No
     """
     from lockstep.platforms.jobs.terminal import shell as open_shell
 
-    site = where.site()
-    if isinstance(site, HostSite):
+    if (site := where.hosts()) is not None:
         raise typer.Exit(asyncio.run(_shell_on_host(site.job(job), node)))
     target = find_cluster_job(job, where)
     running_pod(target, node)
@@ -168,7 +166,7 @@ class Spot(NamedTuple):
     """A node where programs can run, and the way to its ports."""
 
     name: str
-    """Of its pod or host."""
+    """Name of its pod or host."""
     place: Place
     path: Callable[[str], str]
     """Path there of what a job has below /workspace."""
@@ -179,8 +177,7 @@ class Spot(NamedTuple):
 
 def _at(job: str, node: int, where: TargetOptions, work: Callable[[Spot], Coroutine[Any, Any, None]]) -> None:
     """Do the work at a node of the job."""
-    site = where.site()
-    if isinstance(site, HostSite):
+    if (site := where.hosts()) is not None:
         return asyncio.run(_on_host(site.job(job), node, work))
     target = find_cluster_job(job, where)
     pod = running_pod(target, node)

@@ -47,14 +47,12 @@ def generate(
 
         run_trainer("generate", ["--adapter", _adapter_in(Path(job)), *arguments])
         return
-    from lockstep.cli.shared.hostsite import HostSite
-
-    site = where.site()
+    site = where.hosts()
     with exiting_on_ctrl_c():
-        if isinstance(site, HostSite):
-            writing = _on_host(site.job(job), arguments, gpus, named=model is not None)
-        else:
+        if site is None:
             writing = _on_cluster(job, arguments, gpus, where, named=model is not None)
+        else:
+            writing = _on_host(site.job(job), arguments, gpus, named=model is not None)
         code = asyncio.run(writing)
     if code:
         raise typer.Exit(1)

@@ -214,15 +214,15 @@ def _hosts(file: Path | None, job: str | None, cluster: str | None, namespace: s
     from lockstep.cli.shared.hostsite import HostSite
 
     if job is not None:
-        site = TargetOptions.of(cluster, namespace, context).site()
-        return _Hosts(site, site.job(job).seen.hosts, None) if isinstance(site, HostSite) else None
-    if file is None:
+        named = TargetOptions.of(cluster, namespace, context).hosts()
+        return None if named is None else _Hosts(named, named.job(job).seen.hosts, None)
+    if file is None or (cluster is None and not file.is_file()):  # (what is piped in can be read once)
         return None
     from lockstep.api.files.jobfile import parse_job_file
     from lockstep.cli.shared.clusterfiles import read_text
     from lockstep.cli.shared.target import hosts_of
 
-    if cluster is None and str(file) != "-":  # (what is piped in can be read once)
+    if cluster is None:
         cluster = parse_job_file(read_text(file), str(file)).spec.cluster
     cluster_file = None if cluster is None else hosts_of(cluster)
     if cluster is None or cluster_file is None:

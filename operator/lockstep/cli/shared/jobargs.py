@@ -17,6 +17,7 @@ from lockstep.api.names import DEV_ENVIRONMENT, pod_name
 from lockstep.cli.shared import localsite
 
 if TYPE_CHECKING:
+    from lockstep.cli.shared.hostsite import HostSite
     from lockstep.cli.shared.kubesite import ClusterJob
     from lockstep.cli.shared.site import Site, SiteJob
     from lockstep.cli.shared.target import Target
@@ -102,11 +103,16 @@ class TargetOptions:
     def site(self) -> Site:
         """Return where jobs are: the hosts of a cluster file, or a namespace."""
         from lockstep.cli.shared.kubesite import KubeSite
+
+        return self.hosts() or KubeSite(self.target())
+
+    def hosts(self) -> HostSite | None:
+        """Return the hosts of the cluster file that is named; None for a Kubernetes cluster."""
         from lockstep.cli.shared.target import hosts_of
 
         cluster_file = hosts_of(self.cluster)
         if cluster_file is None:
-            return KubeSite(self.target())
+            return None
         from lockstep.cli.shared.hostsite import HostSite
 
         if self.namespace or self.context:
