@@ -113,9 +113,9 @@ def _plan_on_hosts(inputs: Inputs, resolved: Resolved, options: PlanOptions, nam
     """The plan without Kubernetes' part of it, by what the hosts say of themselves."""
     from lockstep.cli.shared.planfacts import known_facts, with_config
     from lockstep.plan.ahead.forecast import forecast
-    from lockstep.plan.ahead.plannedhosts import NOT_ASKED, cards_of, hosts_plan, room_of
     from lockstep.plan.ahead.slownetwork import measured_speed
     from lockstep.plan.hosts.place import chosen
+    from lockstep.plan.hosts.planned import NOT_ASKED, cards_of, hosts_plan, room_of
     from lockstep.platforms.hosts.ahead import ask_ahead, model_config
     from lockstep.platforms.hosts.start import HostOptions
 

@@ -260,7 +260,7 @@ def _network(estimate: Forecast, resolved: Resolved, settings: Settings, facts: 
 
 
 def slow_network(resolved: Resolved, facts: RunFacts) -> tuple[str, str]:
-    """Why the measured network is too slow for the run, and what sends less; ('', '') if it isn't, or the model isn't known."""
+    """Return why the measured network is too slow for the run, and what sends less; ('', '') if it isn't, or the model isn't known."""
     if facts.shape is None or resolved.training is None:
         return "", ""
     settings = size_settings(trainer_config(resolved.training))

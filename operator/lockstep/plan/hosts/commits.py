@@ -106,7 +106,7 @@ def _by_name(answers: Mapping[str, Json]) -> dict[str, dict[str, Json]]:
 
 
 def _shards(rows: Mapping[str, Json], away: Mapping[str, str]) -> Json:
-    """What is wrong with a commit: the shards that no host has whole; or, where no manifest can be read, why."""
+    """Problems of a commit: the shards that no host has whole; or, where no manifest can be read, why."""
     readable = {host: row for host, row in rows.items() if row["shards"]}
     if not readable:
         return {"problems": [f"host {host}: {problem}" for host, row in rows.items() for problem in row["problems"]], "shards": {}}

@@ -11,8 +11,8 @@ from typing import Any
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.job import TrainingJob
-from lockstep.plan.ahead.plannedhosts import HostsAsked
 from lockstep.plan.hosts.place import chosen, inputs_of, seats
+from lockstep.plan.hosts.planned import HostsAsked
 from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.platforms.hosts.start import HostOptions, refuse_missing, refuse_running
 from lockstep.programs import output_of

@@ -68,7 +68,7 @@ def login_name() -> str:
         return str(os.getuid())
 
 
-def content_of(path: Path) -> str:
+def written_in(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -114,7 +114,7 @@ def used() -> Json:
     names = set()
     units = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "systemd" / "user"
     for path in [*jobs_root().glob("*/*.json"), *units.glob("lockstep-*.service")]:
-        names |= set(ENVIRONMENT.findall(content_of(path)))
+        names |= set(ENVIRONMENT.findall(written_in(path)))
     return sorted(names)
 
 
@@ -135,7 +135,7 @@ def nvidia_devices() -> int:
     """Number of NVIDIA GPUs on the bus."""
     count = 0
     for path in Path("/sys/bus/pci/devices").glob("*"):
-        count += content_of(path / "vendor").strip() == "0x10de" and content_of(path / "class").startswith("0x03")
+        count += written_in(path / "vendor").strip() == "0x10de" and written_in(path / "class").startswith("0x03")
     return count
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from lockstep.api.files.jobfile import parse_job_file
 from lockstep.plan.ahead.forecast import Card, RunFacts, forecast, slow_network
-from lockstep.plan.ahead.plannedhosts import HostsAsked, cards_of, hosts_plan
 from lockstep.plan.ahead.slownetwork import NetworkSpeed
 from lockstep.plan.cluster.finding import Outcome
 from lockstep.plan.hosts.facts import HostFacts
 from lockstep.plan.hosts.place import inputs_of
+from lockstep.plan.hosts.planned import HostsAsked, cards_of, hosts_plan
 from lockstep_spec.choices import Balance
 from lockstep_spec.families import shape_from_config
 from support.hosts_told import CLUSTER, facts, gpu, placed

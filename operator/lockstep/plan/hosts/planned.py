@@ -28,7 +28,7 @@ class HostsAsked:
 
 
 def cards_of(asked: HostsAsked) -> tuple[Card, ...]:
-    """What each host has for one rank: its smallest GPU, or on CPUs a rank's part of the memory."""
+    """Return the card of each host for one rank: its smallest GPU, or on CPUs a rank's part of the memory."""
     cards = []
     for seat in asked.seats:
         facts, micro_batch = asked.facts[seat.host.name], seat.host.micro_batch
