@@ -40,7 +40,7 @@ print(json.dumps({"cuda": torch.version.cuda or "", "architectures": (flags or "
 SHM = "/dev/shm"  # noqa: S108 (nothing is written there)
 
 
-def content_of(path: Any) -> str:
+def words_in(path: Any) -> str:
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -68,7 +68,7 @@ def printed_by(*command: str) -> str:
 
 def firewall() -> str:
     """The tool by which the host's firewall is kept; '' if none is known to be on."""
-    if re.search(r"^ENABLED=yes", content_of("/etc/ufw/ufw.conf"), re.MULTILINE | re.IGNORECASE):
+    if re.search(r"^ENABLED=yes", words_in("/etc/ufw/ufw.conf"), re.MULTILINE | re.IGNORECASE):
         return "ufw"
     if printed_by("systemctl", "is-active", "firewalld").strip() == "active":
         return "firewalld"
@@ -77,12 +77,12 @@ def firewall() -> str:
 
 def power() -> Json:
     """Signs that the machine may fall asleep: its battery, its lid, and what systemd does about them."""
-    supplies = [path.parent for path in paths("/sys/class/power_supply/*/type") if content_of(path).strip() == "Battery"]
-    batteries = [supply for supply in supplies if content_of(supply / "scope").strip() != "Device"]  # (a mouse has one, too)
+    supplies = [path.parent for path in paths("/sys/class/power_supply/*/type") if words_in(path).strip() == "Battery"]
+    batteries = [supply for supply in supplies if words_in(supply / "scope").strip() != "Device"]  # (a mouse has one, too)
     settings = settings_of("/etc/systemd/logind.conf", "/usr/lib/systemd/logind.conf.d/*.conf", "/etc/systemd/logind.conf.d/*.conf")
     return {
         "battery": bool(batteries),
-        "discharging": any(content_of(battery / "status").strip() == "Discharging" for battery in batteries),
+        "discharging": any(words_in(battery / "status").strip() == "Discharging" for battery in batteries),
         "lid": bool(paths("/proc/acpi/button/lid/*")),
         "lidAction": settings.get("HandleLidSwitch", "suspend"),
         "idleAction": settings.get("IdleAction", "ignore"),
@@ -95,7 +95,7 @@ def settings_of(*patterns: str) -> Json:
     found = {}
     for pattern in patterns:
         for path in paths(pattern):
-            for name, value in re.findall(r"^\s*(\w+)\s*=\s*(\S*)", content_of(path), re.MULTILINE):
+            for name, value in re.findall(r"^\s*(\w+)\s*=\s*(\S*)", words_in(path), re.MULTILINE):
                 found[name] = value
     return found
 
@@ -117,7 +117,7 @@ def sshd() -> Json:
 
 
 def sshd_lines(path: Any, most: int) -> Any:
-    for line in content_of(path).splitlines():
+    for line in words_in(path).splitlines():
         words = line.replace("=", " ", 1).split()
         if not words or words[0].startswith("#"):
             continue
@@ -163,7 +163,7 @@ def has_nvidia() -> int:
     """Number of NVIDIA's graphics cards on the PCI bus, whether a driver has them or not."""
     count = 0
     for vendor in paths("/sys/bus/pci/devices/*/vendor"):
-        if content_of(vendor).strip() == "0x10de" and content_of(vendor.with_name("class")).startswith("0x03"):
+        if words_in(vendor).strip() == "0x10de" and words_in(vendor.with_name("class")).startswith("0x03"):
             count += 1
     return count
 
