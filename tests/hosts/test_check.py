@@ -188,9 +188,9 @@ def other_torch(lab: Lab) -> Undo:
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
 SMI = f"""#!/bin/sh
 case "$*" in
-*--query-gpu*) echo '0, {GPU}, Fake 4090, 24564, 20000, 99, 60, 300, 550.54, 8.9, 0' ;;
+*--query-gpu*) echo '0, {GPU}, Fake K40, 24564, 20000, 99, 60, 300, 550.54, 3.0, 0' ;;
 *--query-compute-apps*) echo '{GPU}, 1, 20000' ;;
--L) echo 'GPU 0: Fake 4090 (UUID: {GPU})' ;;
+-L) echo 'GPU 0: Fake K40 (UUID: {GPU})' ;;
 esac
 """
 
@@ -275,10 +275,10 @@ def slow_cable(lab: Lab) -> Undo:
                 ("bed1", r"^torch 9\.9\.9, and 2\..* on the other hosts$", "lockstep hosts setup lab"),
                 (
                     "bed2",
-                    r"^GPU 0 \(Fake 4090\) is used by root \(pid 1\)$",
+                    r"^GPU 0 \(Fake K40\) is used by root \(pid 1\)$",
                     r"wait for them, end them, or leave the GPU out of hosts\[\]\.gpus",
                 ),
-                ("bed2", "^its torch has no CUDA", "install torch's CUDA build"),
+                ("bed2", "^its torch has no (CUDA|code for GPU 0)", "install"),
                 ("bed0, bed1", "^it has no GPU, and other hosts have some$", "--without"),
             ],
         ),

@@ -17,10 +17,9 @@ from lockstep.plan.hosts.condition import HostLook
 from lockstep.plan.hosts.facts import HostFacts
 from lockstep.plan.hosts.place import Seat, chosen, path_of_job, seats
 from lockstep.plan.hosts.reach import HostNetwork
-from lockstep.plan.hosts.status import named_hosts
 from lockstep_spec.choices import StorageMode
 from lockstep_spec.families import UnknownModel, shape_from_config
-from lockstep_spec.words import decimal_size, number_of
+from lockstep_spec.words import decimal_size, named, number_of
 
 SECTIONS = ("memory", "network", "saves")
 """Sections of a forecast that depend on the hosts."""
@@ -58,7 +57,9 @@ def job_findings(
     findings = [failed(", ".join(there), message, command) for there, message, command in lacking_inputs(name, answers, again)]
     running = [host for host, facts in answers.items() if facts.jobs[name].runs]
     if running:
-        findings.append(warning(f"job {name}", f"it runs on {named_hosts(running)} already", f"lockstep logs {name} -f {again} follows it"))
+        findings.append(
+            warning(f"job {name}", f"it runs on {named('host', running, 8)} already", f"lockstep logs {name} -f {again} follows it")
+        )
     if len(answers) < len(hosts):
         return findings  # (what they lack is told)
     try:
