@@ -125,7 +125,7 @@ async def run_check(site: HostSite, name: str, job: tuple[Inputs, Resolved] | No
     if network is not None:
         findings += network_findings(network, site.profile.spec.network.mtu)
     if job is not None and known is not None:
-        from lockstep.plan.ahead.fit import job_findings
+        from lockstep.plan.hosts.fit import job_findings
 
         findings += job_findings(job[0].job, site.profile, site.hosts, looks, network, await known, site.again)
     return Checked(looks, network, findings)

@@ -28,11 +28,7 @@ class HostsAsked:
 
 
 def cards_of(asked: HostsAsked) -> tuple[Card, ...]:
-<<<<<<< HEAD:operator/lockstep/plan/hosts/planned.py
     """Return the card of each host for one rank: its smallest GPU, or on CPUs a rank's part of the memory."""
-=======
-    """Memory of each host for one rank: its smallest GPU, or on CPUs a rank's part of the memory."""
->>>>>>> caf9d6af (Judge a job's fit beside its forecast, so that no two rooms import each other):operator/lockstep/plan/ahead/plannedhosts.py
     cards = []
     for seat in asked.seats:
         facts, micro_batch = asked.facts[seat.host.name], seat.host.micro_batch
