@@ -58,10 +58,8 @@ class HostsAim:
         self.name = name
 
     def kubeconfig(self, context: str | None) -> Kubeconfig:
-        """Raise ConfigError, so that no verb asks the kubeconfig's cluster for a job on hosts."""
-        raise ConfigError(
-            f"{self.name} is a cluster of hosts (platform: hosts in its file), which no API server knows: name a Kubernetes cluster"
-        )
+        """Raise ConfigError: a verb without a part for hosts must not ask the kubeconfig's cluster for a job there."""
+        raise ConfigError(f"{self.name} is a cluster of hosts (platform: hosts in its file), and this needs a Kubernetes cluster: name one")
 
     def check(self, server: str, context: str | None) -> None:
         self.kubeconfig(context)

@@ -98,6 +98,51 @@ def test_no_verb_asks_the_kubeconfig_s_cluster_about_a_job_on_hosts(words: tuple
     assert stub.asked == [] and (code != 0 or words == ("top",)), "its hosts can't be reached, which top shows"
 
 
+ABOUT_A_JOB = {
+    **dict.fromkeys(("shell", "jupyter", "tensorboard", "vscode", "adapter get", "checkpoint list", "checkpoint verify", "checkpoint inspect"), ("x",)),
+    **dict.fromkeys(("describe", "why", "logs", "stacks", "wait", "resume", "stop", "retry"), ("x",)),
+    "top": ("x", "--once"), "delete": ("x", "--yes"), "debug": ("x", "train.py"), "generate": ("x", "Once"), "model get": ("org/x", "--job", "x"),
+    "cp": ("x:/workspace/a", "a"), "sync": ("x", "."), "diff-runs": ("x", "y"), "get": ("x",), "drill": ("x", "--list"),
+}  # fmt: skip
+OF_A_FILE = ("preflight", "run", "bench scaling", "plan", "cluster calibrate", "cluster topology")
+"""Those that measure or start something, or look at the hosts for it."""
+
+
+def test_the_tables_have_every_verb_that_works_on_hosts() -> None:
+    assert WORKING - {*ABOUT_A_JOB, *OF_A_FILE} == {
+        "validate",
+        "render",
+        "launch",
+        "cluster lint",
+        "hosts check",
+        "hosts login",
+        "hosts setup",
+        "hosts trust",
+    }
+
+
+@pytest.mark.parametrize("verb", [*ABOUT_A_JOB, *OF_A_FILE])
+def test_a_verb_about_a_job_asks_its_hosts_and_no_api_server(verb: str, lab: Path, stub: ApiStub) -> None:
+    lab.write_text(
+        "cluster: {name: lab, platform: hosts}\ndefaults: {port: 1}\nhosts: [{name: lab0, address: 127.0.0.1}, {name: lab1, address: 127.0.0.2}]\n"
+    )
+    (lab.parent / "job.yaml").write_text(
+        JOB.replace("script: {path: a.py}", "training: {model: {name: org/m}, data: {path: /datasets/a.jsonl}}")
+    )
+    code, output = run(
+        *verb.split(),
+        *ABOUT_A_JOB.get(verb, ()),
+        *_file_of(verb, lab),
+        *((str(lab),) if verb.startswith("cluster") else ("--cluster", str(lab))),
+    )
+    assert stub.asked == [] and "is a cluster of hosts" not in output, output
+    assert verb in ("plan", "drill") or (code != 0 and "host lab0 can't be reached" in output), output
+
+
+def _file_of(verb: str, lab: Path) -> tuple[str, ...]:
+    return ("-f", str(lab.parent / "job.yaml")) if verb in OF_A_FILE and not verb.startswith("cluster") else ()
+
+
 def test_the_aim_ends_with_the_verb(lab: Path) -> None:
     with one_verb():
         assert namespace_of(str(lab), None, None) == "hosts"
