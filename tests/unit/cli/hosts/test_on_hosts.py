@@ -77,7 +77,7 @@ def _needed(verb: str, lab: Path) -> list[str]:
     """The least that the verb can be typed with, its cluster the one of hosts."""
     if verb == "cluster discover":
         return ["lab"]
-    values = {"cluster": str(lab), "file": str(lab.parent / "job.yaml"), "job": "x", "jobs": "x", "number": "2", "image": "operator"}
+    values = {"cluster": str(lab), "file": str(lab.parent / "job.yaml"), "job": "x", "jobs": "x", "number": "2", "fault": "kill-rank", "image": "operator"}
     given: list[str] = []
     for parameter in VERBS[verb].params:
         is_option = parameter.opts[0].startswith("-")
@@ -102,7 +102,7 @@ ABOUT_A_JOB = {
     **dict.fromkeys(("shell", "jupyter", "tensorboard", "vscode", "adapter get", "checkpoint list", "checkpoint verify", "checkpoint inspect"), ("x",)),
     **dict.fromkeys(("describe", "why", "logs", "stacks", "wait", "resume", "stop", "retry"), ("x",)),
     "top": ("x", "--once"), "delete": ("x", "--yes"), "debug": ("x", "train.py"), "generate": ("x", "Once"), "model get": ("org/x", "--job", "x"),
-    "cp": ("x:/workspace/a", "a"), "sync": ("x", "."), "diff-runs": ("x", "y"), "get": ("x",), "drill": ("x", "--list"),
+    "cp": ("x:/workspace/a", "a"), "sync": ("x", "."), "diff-runs": ("x", "y"), "get": ("x",),
 }  # fmt: skip
 OF_A_FILE = ("preflight", "run", "bench scaling", "plan", "cluster calibrate", "cluster topology")
 """Those that measure or start something, or look at the hosts for it."""
@@ -136,7 +136,7 @@ def test_a_verb_about_a_job_asks_its_hosts_and_no_api_server(verb: str, lab: Pat
         *((str(lab),) if verb.startswith("cluster") else ("--cluster", str(lab))),
     )
     assert stub.asked == [] and "is a cluster of hosts" not in output, output
-    assert verb in ("plan", "drill") or (code != 0 and "host lab0 can't be reached" in output), output
+    assert verb == "plan" or (code != 0 and "host lab0 can't be reached" in output), output
 
 
 def _file_of(verb: str, lab: Path) -> tuple[str, ...]:
