@@ -126,7 +126,7 @@ test-faults: cluster-programs ## power cut at every step of a save, on a disk in
 	@$(PYTEST) -n 2 tests/faults
 
 test-hosts: setup ## three hosts with a systemd and an sshd each, reached over ssh; root
-	@$(PYTEST) tests/hosts
+	@$(PYTEST) -n 2 --dist loadfile tests/hosts
 
 test-corpus: cluster-programs ## inject known faults into real jobs and count how many `lockstep why` names; faults of ranks are part of test, the others take a quarter of an hour; root
 	@$(PYTEST) -m "corpus or not corpus" tests/corpus tests/cluster/operator/life/test_corpus.py
