@@ -77,7 +77,15 @@ def _needed(verb: str, lab: Path) -> list[str]:
     """The least that the verb can be typed with, its cluster the one of hosts."""
     if verb == "cluster discover":
         return ["lab"]
-    values = {"cluster": str(lab), "file": str(lab.parent / "job.yaml"), "job": "x", "jobs": "x", "number": "2", "fault": "kill-rank", "image": "operator"}
+    values = {
+        "cluster": str(lab),
+        "file": str(lab.parent / "job.yaml"),
+        "job": "x",
+        "jobs": "x",
+        "number": "2",
+        "fault": "kill-rank",
+        "image": "operator",
+    }
     given: list[str] = []
     for parameter in VERBS[verb].params:
         is_option = parameter.opts[0].startswith("-")
