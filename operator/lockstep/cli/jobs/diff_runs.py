@@ -112,11 +112,10 @@ def _of_folder(path: Path) -> Side:
 
 
 def _of_job(name: str, where: TargetOptions) -> Side:
-    from lockstep.cli.shared.hostsite import HostJob
     from lockstep.plan.pages.diffruns import spec_of
 
-    job = where.site().job(name)
-    if isinstance(job, HostJob):
+    if (site := where.hosts()) is not None:
+        job = site.job(name)
         return replace(_side_of(name, asyncio.run(_summary_of_host(job)), job.status), spec=spec_of(job.job["spec"]))
     cluster_job = find_cluster_job(name, where)
     side = _side_of(name, cluster_job.run(lambda cluster: _summary(cluster, cluster_job.job)), cluster_job.job.get("status", {}))

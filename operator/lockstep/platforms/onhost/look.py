@@ -31,6 +31,7 @@ JOBS_MAX = 256
 LOG_BYTES, LOG_LINES = 1 << 14, 20
 _ATTEMPT_OF_COMMIT = re.compile(r"step-(\d{1,12})\.a(\d{1,9})")
 CLAIM = "\0lockstep-gpu-"
+SILENT = "a process that does not answer"
 SHM = Path("/dev/shm")  # noqa: S108 (nothing is written there)
 
 
@@ -184,15 +185,23 @@ def owner_of(pid: int) -> str:
 
 
 def claim_of(uuid: str) -> Json | None:
-    """Holder of the claim on a GPU: the kernel's word for pid and user, and its own for the job. None: nobody."""
+    """Holder of the claim on a GPU: the kernel's word for pid and user, and its own for the job. None: nobody.
+
+    One that doesn't answer, because it is stopped or asked by many, holds the GPU all the same.
+    """
+    pid, uid, said = 0, -1, SILENT
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.settimeout(1.0)
         try:
             asking.connect(CLAIM + uuid)
             pid, uid, _ = struct.unpack("3i", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-            said = asking.recv(1000).decode(errors="replace")
-        except OSError:
+            said = asking.recv(1000).decode(errors="replace") or SILENT
+        except ConnectionRefusedError:
             return None
+        except OSError:
+            pass
+    if uid < 0:
+        return {"pid": pid, "user": "unknown", "says": said}
     try:
         user = pwd.getpwuid(uid).pw_name
     except KeyError:
