@@ -13,7 +13,9 @@ from support.clusters.bed_jobs import BedJobs
 
 @pytest.fixture
 def laptop(bed: BedHosts, tmp_path: Path) -> BedJobs:
-    return BedJobs(bed, tmp_path)
+    laptop = BedJobs(bed, tmp_path)
+    laptop.clear()
+    return laptop
 
 
 def test_a_job_runs_to_its_end_and_leaves_only_its_records(laptop: BedJobs) -> None:

@@ -106,7 +106,11 @@ def test_tensorboard_is_reached_by_its_token_alone_and_ends_with_ctrl_c(laptop: 
         assert address.startswith("http://127.0.0.1:"), process.communicate()
         port = int(address.split(":")[2].split("/")[0])
         assert (answered(port, "/"), answered(port, address.partition(str(port))[2])) == (401, 302)
-    assert eventually(lambda: "tensorboard" not in laptop.bed.console(0, "ps", "-eo", "args"))
+    assert eventually(lambda: not _servers(laptop)), _servers(laptop)
+
+
+def _servers(laptop: BedJobs) -> str:
+    return laptop.bed.console(0, "sh", "-c", "ps -eo pid,ppid,stat,etimes,args | grep '[t]ensorboard' | cut -c1-300 || true")
 
 
 def answered(port: int, path: str) -> int:

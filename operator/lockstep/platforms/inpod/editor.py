@@ -209,6 +209,7 @@ def main() -> None:
     if sys.argv[1:2] == ["tensorboard-server"]:
         serve_tensorboard(sys.argv[2])
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the server ends with it where a connection is lost
     os.umask(0o002)  # what is written by a notebook is the group's, as what ranks write is
     request = json.loads(first_line())
     kind = request["kind"]
