@@ -1,4 +1,4 @@
-"""What happens to a job when its hosts lose their power, their network, their time or a process: it goes on by itself, and is never told as failed."""
+"""What happens to a job when its hosts lose their power, their network, their time or a process: it recovers by itself, and no verb calls it failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training left on hosts, asked for from the laptop: its commits, its adapter, text that this writes, and programs beside it."""
+"""Results of a training on hosts, read from the laptop: commits, the adapter, generated text, and editors beside them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of a user whose units end with the login: a session keeps the agents there, and everything is told that it can't do."""
+"""Jobs of a user whose units end with the login: a session keeps the agents there, and every verb names what a session can't do."""
 
 from __future__ import annotations
 

@@ -87,6 +87,7 @@ def calibrate(
     Example: lockstep cluster calibrate barcelona --pairs --fail-below 0.8
     """
     from lockstep.cli.shared.checkout import from_here
+    from lockstep.cli.shared.clusterfiles import path_of
     from lockstep.cli.shared.target import load, refuse_other_cluster
     from lockstep.plan.cluster.calibration import calibration_of
 
@@ -97,7 +98,7 @@ def calibrate(
         measured_pairs = measure(cluster, file, nodes, mode, image, way, namespace, context, timeout)
         code = show_pairs(measured_pairs, fail_below, output)
         if save:
-            _store_pairs(_path(cluster, file), measured_pairs, file, mode, quiet=output is Form.JSON)
+            _store_pairs(path_of(cluster), measured_pairs, file, mode, quiet=output is Form.JSON)
         raise typer.Exit(code)
     job = _job(file, nodes, mode, _bytes(most), image)
     if file.hosts is not None:
@@ -112,9 +113,9 @@ def calibrate(
     else:
         _suggest(sweep, file)
     if save:
-        _store(_path(cluster, file), measured, file, quiet=output is Form.JSON)
+        _store(path_of(cluster), measured, file, quiet=output is Form.JSON)
     elif output is Form.TEXT:
-        put(f"Nothing was stored; --save writes it into {from_here(_path(cluster, file))}")
+        put(f"Nothing was stored; --save writes it into {from_here(path_of(cluster))}")
 
 
 def _refuse_mixed(
@@ -220,13 +221,6 @@ def _suggest(sweep: Sweep, file: ClusterFile) -> None:
         put(f'network.minimum_busbw: "{threshold}" in the cluster file would let preflight stop jobs on nodes that stay below 80% of this')
 
 
-def _path(cluster: str, file: ClusterFile) -> Path:
-    from lockstep.cli.shared.checkout import checkout
-
-    is_path = "/" in cluster or cluster.endswith((".yaml", ".yml"))
-    return Path(cluster) if is_path else checkout() / "clusters" / f"{file.cluster.name}.yaml"
-
-
 def _store(path: Path, measured: Calibration, file: ClusterFile, *, quiet: bool) -> None:
     from lockstep.cli.shared.clusterfiles import read_text
     from lockstep.plan.cluster.calibration import replaced, with_calibration
@@ -255,16 +249,11 @@ def _write(path: Path, text: str, section: str, values: object, file: ClusterFil
     """Replace the file by this text, which differs in one section. Raises ConfigError if it would differ elsewhere."""
     from lockstep.api.files.clusterfile import parse_cluster_file
     from lockstep.cli.shared.checkout import from_here
+    from lockstep.cli.shared.clusterfiles import replace_file
 
     shown = from_here(path)
     if parse_cluster_file(text, str(shown)).profile != file.profile:
         raise ConfigError(f"{shown} can't be changed in one place only: write this section `{section}` by hand: {values}")
-    draft = path.with_name(f".{path.name}.draft")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.chmod(path.stat().st_mode & 0o777)
-        draft.replace(path)
-    except OSError as error:
-        raise ConfigError(f"{shown} can't be written: {error.strerror}") from error
+    replace_file(path, text)
     if not quiet:
         put(f"Stored in {shown}, section {section}")

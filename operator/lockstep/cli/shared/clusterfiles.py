@@ -175,13 +175,15 @@ def path_of(cluster: str) -> Path:
 
 def replace_file(path: Path, text: str) -> None:
     """Write the file anew, whole or not at all. Raises ConfigError."""
+    from lockstep.cli.shared.checkout import from_here
+
     draft = path.with_name(f".{path.name}.draft")
     try:
         draft.write_text(text, encoding="utf-8")
         draft.chmod(path.stat().st_mode & 0o777)
         draft.replace(path)
     except OSError as error:
-        raise ConfigError(f"{path}: can't be written: {error.strerror}") from error
+        raise ConfigError(f"{from_here(path)} can't be written: {error.strerror}") from error
 
 
 def _unknown_cluster(name: str, folder: Path) -> str:

@@ -265,7 +265,7 @@ def _versions(looks: Sequence[HostLook], name: str) -> Iterator[Finding]:
         look.name: {"Python": ".".join(libraries.python.split(".")[:2]), **libraries.packages}
         for look in looks
         if (libraries := (look.condition or HostCondition()).libraries) is not None
-        and all(package in libraries.packages for package in NEEDED)  # (a Python without them is told by itself)
+        and all(package in libraries.packages for package in NEEDED)  # (another finding names a Python without them)
     }
     for package in ("Python", *COMPARED):
         versions = {host: packages.get(package, "none") for host, packages in told.items()}

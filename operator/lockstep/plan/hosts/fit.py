@@ -61,7 +61,7 @@ def job_findings(
             warning(f"job {name}", f"it runs on {named('host', running, 8)} already", f"lockstep logs {name} -f {again} follows it")
         )
     if len(answers) < len(hosts):
-        return findings  # (what they lack is told)
+        return findings  # (a finding names what they lack)
     try:
         placed = seats(job, profile, cluster, cluster.names[0], answers, "check")
     except ConfigError as error:

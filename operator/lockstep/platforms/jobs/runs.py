@@ -66,7 +66,7 @@ async def folder_lines(place: Place, folder: str, **request: Any) -> AsyncGenera
 
 
 async def followed(place: Place, folder: str, request: dict[str, Any], over: Callable[[], Awaitable[bool]]) -> AsyncGenerator[str, None]:
-    """Yield the lines that are there, as `request` asks for them, then what is new, until `over()`. A place that can't be asked is asked again, and that is told."""
+    """Yield the lines that `request` asks for, then new ones until `over()`. Ask a place that doesn't answer again, and say so."""
     after, seen, is_lost = "", 0, False
     last: deque[str] | None = None if int(request["tail"]) < 0 else deque(maxlen=int(request["tail"]))
     while True:

@@ -316,7 +316,7 @@ def test_a_script_on_hosts_is_rendered_as_the_job_file_that_it_stands_for(lab: P
 
 @pytest.fixture
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, str]]:
-    """What `run` starts on hosts: its inputs, and the cluster that it tells people to name."""
+    """Collect what `run` starts on hosts: its inputs, and the cluster in the commands that it prints."""
     starts: list[tuple[Any, str]] = []
 
     def start(inputs: Any, named: str, options: Any, *, detach: bool) -> int:
