@@ -114,7 +114,7 @@ cluster-programs: setup ## install and build what it is made of, and start nothi
 	@$(BIN)/lockstep devcluster prepare
 
 ##@ Develop
-test: test-unit test-train cluster-programs test-faults test-hosts test-cluster ## all tests
+test: test-unit test-train cluster-programs test-faults test-hosts-quick test-cluster ## all tests but the longest of hosts (test-hosts)
 
 test-unit: setup ## seconds, no root
 	@$(PYTEST) -n 3 --dist loadfile tests/unit
@@ -127,6 +127,9 @@ test-faults: cluster-programs ## power cut at every step of a save, on a disk in
 
 test-hosts: setup ## three hosts with a systemd and an sshd each, reached over ssh; root
 	@$(PYTEST) -n 2 --dist loadfile tests/hosts
+
+test-hosts-quick: setup ## those of test-hosts that take seconds; root
+	@$(PYTEST) -n 2 --dist loadfile -m "not long and not soak and not corpus" tests/hosts
 
 test-corpus: cluster-programs ## inject known faults into real jobs and count how many `lockstep why` names; faults of ranks are part of test, the others take a quarter of an hour; root
 	@$(PYTEST) -m "corpus or not corpus" tests/corpus tests/cluster/operator/life/test_corpus.py

@@ -115,9 +115,9 @@ def test_measuring_changes_no_bit_of_what_is_learned(
 
 
 def test_a_rank_that_slows_down_gets_fewer_samples_at_the_next_commit(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
-    usual = {"0": 0.01, "1": 0.01}
+    usual = {"0": 0.03, "1": 0.03}
     settings = {**SETTINGS, "optimization": {**SETTINGS["optimization"], "maxSteps": 24}, "checkpoint": {"everySteps": 8}}
-    given = {"seconds": usual, "later": {"0": 0.01, "1": 0.03}, "after": 8, "watched": 6}
+    given = {"seconds": usual, "later": {"0": 0.03, "1": 0.09}, "after": 8, "watched": 6}
     ended = ranks.run("train_unlike", [run_file("throttled", **settings)] * 2, arguments=given)
     assert ended.codes == [0, 0], ended.output
     first, *renewed = events(tmp_path / "throttled", "balance")
