@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from lockstep.api.files.clusterfile import parse_cluster_file
+from lockstep.api.files.clusterfile import ClusterFile, parse_cluster_file
 from lockstep.api.files.jobfile import parse_job_file
 from lockstep.plan.hosts.facts import Folder, HostFacts, HostGpu, JobOnHost, Route
 from lockstep.plan.hosts.place import Seat, seats
@@ -42,6 +42,6 @@ def facts(name: str, address: str, *gpus: HostGpu, **changes: Any) -> HostFacts:
     return replace(plain, **changes)
 
 
-def placed(*hosts: HostFacts, job: str = JOB) -> list[Seat]:
-    assert CLUSTER.hosts is not None
-    return seats(parse_job_file(job, "job.yaml"), CLUSTER.profile, CLUSTER.hosts, "lab", {one.name: one for one in hosts}, "uid-1")
+def placed(*hosts: HostFacts, job: str = JOB, file: ClusterFile = CLUSTER) -> list[Seat]:
+    assert file.hosts is not None
+    return seats(parse_job_file(job, "job.yaml"), file.profile, file.hosts, "lab", {one.name: one for one in hosts}, "uid-1")

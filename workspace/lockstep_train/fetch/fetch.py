@@ -86,7 +86,7 @@ def pin_of(remote: Remote, revision: str | None, cache: Path, say: Say) -> str:
     except MayPass as problem:
         if before is None:
             raise TrainerError(
-                f"{problem}; check that pods can reach it (proxy, HF_ENDPOINT), or fetch it ahead of time: lockstep model get"
+                f"{problem}; check that the job can reach it (proxy, HF_ENDPOINT), or fetch it ahead of time: lockstep model get"
             ) from problem
         say(f"{problem}. Going on with {remote.name}{_at(revision)} as it was when it was fetched: {before}")
         return before

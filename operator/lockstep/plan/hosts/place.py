@@ -15,6 +15,7 @@ from lockstep.api.names import DATASETS, WORKSPACE
 from lockstep.plan.hosts.facts import HostFacts, HostGpu
 from lockstep.plan.hosts.record import Coordinator, JobRecord
 from lockstep.plan.hosts.unit import unit_name, unit_text
+from lockstep.plan.layers import Layer
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.plan.render.run import Placement, build_run, expected_paths
@@ -185,7 +186,7 @@ def _seat(
         timeouts=replace(run.timeouts, return_seconds=away_seconds),
     )
     interface = host.interface or _interface(own, placement.addresses, placement.addresses[node])
-    environment = variables(resolved, host, own, interface, gpus)
+    environment = variables(resolved, host, own, interface, gpus, run.layout.counts[node])
     command = (python, "-B", join(folder, AGENT), "--run", join(folder, RUN), "--node", str(node))
     unit = unit_text(resolved.name, node, command, environment, folder, join(folder, "agent.log"), run.save_grace_seconds)
     record = JobRecord(
@@ -332,18 +333,31 @@ def _taken(host: Host, facts: HostFacts) -> Iterator[str]:
             yield f"GPU {gpu.index} is used by {', '.join(gpu.users)}"
 
 
-def variables(resolved: Resolved, host: Host, facts: HostFacts, interface: str, gpus: Sequence[HostGpu]) -> dict[str, str]:
-    """Variables of one node: the job's own win over the host's, and those over ours. Raises ConfigError for one that only a cluster has."""
+def variables(resolved: Resolved, host: Host, facts: HostFacts, interface: str, gpus: Sequence[HostGpu], ranks: int) -> dict[str, str]:
+    """Variables of one node, which has so many ranks.
+
+    The strongest first: spec.env, spec.fabric.ncclEnv, hosts[].env, hosts[].interface, nccl.env of the cluster file, and what Lockstep finds.
+
+    Raises ConfigError for a variable that only a cluster has.
+    """
     spec = resolved.job.spec
     missing = [variable.name for variable in spec.env if variable.value_from is not None]
     if missing:
         raise ConfigError(
             f"spec.env takes {', '.join(missing)} from a Secret or a ConfigMap, which hosts don't have: set it in hosts[].env of the cluster file"
         )
-    ours = {"OMP_NUM_THREADS": str(max(1, facts.cpus // resolved.ranks_per_node))}
-    if interface:
-        ours |= {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
-    ours["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in gpus)
-    nccl = {name: layered.value for name, layered in resolved.nccl.items() if name not in ours}
-    stated = {variable.name: variable.value or "" for variable in spec.env}
-    return {**nccl, **ours, **{variable.name: variable.value for variable in host.env}, **stated}
+    sockets = {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface} if interface else {}
+    nccl = {name: layered.value for name, layered in resolved.nccl.items()}
+    of_cluster = {variable.name: nccl[variable.name] for variable in resolved.profile.spec.nccl.env if variable.name in nccl}
+    of_job = {name: layered.value for name, layered in resolved.nccl.items() if layered.layer is Layer.JOB}
+    return {
+        **nccl,
+        "OMP_NUM_THREADS": str(max(1, facts.cpus // ranks)),
+        **sockets,
+        **of_cluster,
+        **(sockets if host.interface else {}),
+        "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in gpus),
+        **{variable.name: variable.value for variable in host.env},
+        **of_job,
+        **{variable.name: variable.value or "" for variable in spec.env},
+    }

@@ -45,6 +45,12 @@ def beginning(words: Sequence[str], environment: Sequence[tuple[str, str]], newe
     return b"exec(" + ascii(line).encode() + b")\n" + text + str(len(head)).zfill(starter.HEAD_DIGITS).encode() + head
 
 
+def without_beginning(data: bytes, mark: bytes) -> tuple[bytes, bytes]:
+    """Split the data before the longest end of it that the mark begins with, or is."""
+    size = next(size for size in range(min(len(mark), len(data)), -1, -1) if data.endswith(mark[:size]))
+    return data[: len(data) - size], data[len(data) - size :]
+
+
 @dataclass(frozen=True)
 class HostPlace:
     """A host, as a place where programs can run."""
@@ -178,16 +184,20 @@ class HostProgram(Program):
         if self._first:
             first, self._first = self._first, b""
             yield STDOUT, first
-        is_255 = False
+        held = b""  # the end of standard error, as far as it may be the mark's beginning: a mark may come in two pieces
         while self._open:
             channel, data = await self._pieces.get()
             if not data:
                 self._open.discard(channel)
-            elif channel == STDERR and data.endswith(starter.ENDED_255):
-                is_255 = True
-                yield STDERR, data.removesuffix(starter.ENDED_255)
+            elif channel == STDERR:
+                errors, held = without_beginning(held + data, starter.ENDED_255)
+                if errors:
+                    yield STDERR, errors
             else:
                 yield channel, data
+        is_255 = held == starter.ENDED_255
+        if held and not is_255:
+            yield STDERR, held
         code = await self._process.wait()
         self.code = code if 0 <= code < OWN_FAILURE or is_255 else None
 

@@ -223,7 +223,7 @@ RAISED = [
     ("ConnectError", "[Errno 111] Connection refused", Cause.SETUP),
     (
         "TrainerError",
-        "https://huggingface.co can't be asked for the model org/m: it answers 503; check that pods can reach it (proxy, HF_ENDPOINT)",
+        "https://huggingface.co can't be asked for the model org/m: it answers 503; check that the job can reach it (proxy, HF_ENDPOINT)",
         Cause.SETUP,
     ),
     (

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lockstep.api.errors import ConfigError
+from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.plan.hosts.facts import BadAnswer, Route, read_host
 from lockstep.plan.hosts.place import addresses_of, chosen, free_block, path_of_job, why_unkept
 from lockstep.plan.hosts.record import read_record, record_text
@@ -65,6 +66,38 @@ def test_unlike_numbers_of_gpus_are_all_taken_and_one_that_is_used_is_named() ->
         placed(facts("lab0", "10.0.0.1", gpu(0)), facts("lab2", "10.0.0.2", gpu(0), taken))
     with pytest.raises(ConfigError, match="host lab2 has 0 free GPUs, and the job takes 1 there: GPU 1 is claimed by job y of bob"):
         placed(facts("lab0", "10.0.0.1", gpu(0)), facts("lab2", "10.0.0.2", taken), job=JOB.replace("nodes: 2", "nodes: 2, gpusPerNode: 1"))
+
+
+@pytest.mark.parametrize(
+    ("of_cluster", "of_host", "of_job", "expected"),
+    [
+        ("", "", "", "=eth0"),
+        ("eth1", "", "", "eth1"),
+        ("eth1", "interface: eth2", "", "=eth2"),
+        ("eth1", "interface: eth2, env: [{name: NCCL_SOCKET_IFNAME, value: eth3}]", "", "eth3"),
+        ("eth1", "env: [{name: NCCL_SOCKET_IFNAME, value: eth3}]", "fabric: {ncclEnv: [{name: NCCL_SOCKET_IFNAME, value: eth4}]}", "eth4"),
+        (
+            "",
+            "",
+            "fabric: {ncclEnv: [{name: NCCL_SOCKET_IFNAME, value: eth4}]}, env: [{name: NCCL_SOCKET_IFNAME, value: eth5}]",
+            "eth5",
+        ),
+    ],
+)
+def test_whoever_states_an_interface_wins_over_what_is_found_and_the_job_over_all(
+    of_cluster: str, of_host: str, of_job: str, expected: str
+) -> None:
+    text = f"cluster: {{name: lab, platform: hosts}}\ndefaults: {{python: /py}}\nhosts: [{{name: lab0, address: 10.0.0.1, {of_host}}}, {{name: lab1}}]\n"
+    text += f"nccl: {{env: [{{name: NCCL_SOCKET_IFNAME, value: {of_cluster}}}]}}\n" if of_cluster else ""
+    job = JOB.replace(', env: [{name: A, value: "1"}]', f", {of_job}" if of_job else "")
+    hosts = (facts("lab0", "10.0.0.1", gpu(0)), facts("lab1", "10.0.0.2", gpu(0)))
+    seat, _ = placed(*hosts, job=job, file=parse_cluster_file(text, "lab.yaml"))
+    assert seat.record.environment["NCCL_SOCKET_IFNAME"] == expected
+
+
+def test_the_ranks_of_a_host_share_its_cores_and_not_those_of_the_host_with_the_most_ranks() -> None:
+    seated = placed(facts("lab0", "10.0.0.1", gpu(0), gpu(1), gpu(2), gpu(3), cpus=16), facts("lab1", "10.0.0.2", gpu(0), cpus=16))
+    assert [seat.record.environment["OMP_NUM_THREADS"] for seat in seated] == ["4", "16"]
 
 
 def test_an_address_that_nobody_states_or_that_two_have_is_refused() -> None:
