@@ -1,19 +1,24 @@
-"""Host keys: a host whose key isn't the expected one gets nothing at all."""
+"""Keys: a host whose key isn't the expected one gets nothing at all, and a key of yours that wants a touch is waited for."""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
+import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lockstep.devcluster.hosts import bed as running
+from lockstep.platforms.hosts import ssh
 from lockstep.platforms.hosts.place import HostPlace
 from lockstep.platforms.hosts.ssh import HostUnreachable, Shared
 from lockstep.programs import output_of
 from support.clusters.bed_hosts import BedHosts
 from support.clusters.bed_ssh import Ways, login_to
+from support.clusters.touched_agent import TouchedAgent
 
 UNKNOWN = r"its host key is not known, and nothing was sent\."
 OTHER = r"its host key is not the expected one, and nothing was sent\."
@@ -109,3 +114,43 @@ def test_a_jump_host_is_gone_through(bed: BedHosts, ways: Ways, tmp_path: Path) 
     place = ways.place(1, jump="bastion", address=None, name=target.address, config=path)
     assert asyncio.run(output_of(place, ["hostname"])) == b"bed1\n"
     assert logins_of(bed, 0).count("Accepted publickey") > before
+
+
+@pytest.fixture
+def agent(bed: BedHosts, monkeypatch: pytest.MonkeyPatch) -> Iterator[TouchedAgent]:
+    folder = Path(tempfile.mkdtemp(prefix="ls-"))  # (short: sockets are in it)
+    agent = TouchedAgent(folder, bed.layout.identity)
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(agent.path))
+    monkeypatch.setattr(ssh, "HINT_SECONDS", 0.5)
+    yield agent
+    agent.close()
+    shutil.rmtree(folder)
+
+
+def test_a_login_that_waits_for_a_touch_says_so_and_goes_on_with_it(bed: BedHosts, agent: TouchedAgent) -> None:
+    hints: list[str] = []
+
+    async def log_in() -> None:
+        def hear(hint: str) -> None:
+            hints.append(hint)
+            agent.touched.set()
+
+        shared = Shared(login_to(bed, 0), agent.path.parent, tell=hear)
+        await shared.open()
+        assert (await shared.control("check"))[0] == 0
+        await shared.close()
+
+    asyncio.run(log_in())
+    assert agent.asked.is_set()
+    assert hints == ["host bed0 has not let you in after 0 s: if your key wants a touch, or your agent a confirmation, give it now"]
+
+
+def test_a_touch_that_never_comes_ends_in_a_sentence_that_names_the_verb(
+    bed: BedHosts, agent: TouchedAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssh, "OPEN_SECONDS", 2.0)
+    with pytest.raises(
+        HostUnreachable, match=r"host bed0 can't be reached: it answers, but the login does not end: your key may want a touch.*hosts login"
+    ):
+        asyncio.run(Shared(login_to(bed, 0), agent.path.parent).open())
+    assert agent.asked.is_set()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -122,7 +123,14 @@ def answered(port: int, path: str) -> int:
         connection.close()
 
 
-def test_a_debugger_s_port_leads_to_its_host_and_what_a_host_lacks_is_said(laptop: BedJobs) -> None:
+def test_an_editor_opens_the_folder_of_its_host_and_a_debugger_s_port_leads_there(
+    laptop: BedJobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, opened = tmp_path / "bin/code", tmp_path / "opened"
+    code.parent.mkdir()
+    code.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {opened}\n')
+    code.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{code.parent}:{os.environ['PATH']}")
     with typed(laptop, "vscode", "demo", "--node", "1") as process:
         assert process.stdout is not None
         lines = [process.stdout.readline()]
@@ -130,6 +138,8 @@ def test_a_debugger_s_port_leads_to_its_host_and_what_a_host_lacks_is_said(lapto
             lines.append(process.stdout.readline())
             assert lines[-1], "".join(lines)
         assert '"remoteRoot": "/home/ada/lockstep/workspace"' in "".join(lines)
+    assert lines[0] == "code --remote ssh-remote+ada@bed1 /home/ada/lockstep/workspace\n"
+    assert opened.read_text().split() == ["--remote", "ssh-remote+ada@bed1", "/home/ada/lockstep/workspace"]
     refused = laptop.about("debug", "demo", "a.py", check=False)
     assert refused.returncode == 1 and "/opt/env/bin/python -m pip install debugpy" in refused.stderr
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
+import shutil
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -25,6 +27,7 @@ from lockstep.cli.shared.terminal import say
 from lockstep.platforms.output import put, put_json, put_text
 
 if TYPE_CHECKING:
+    from lockstep.api.hosts import Host
     from lockstep.cli.shared.hostsite import HostJob
     from lockstep.kube.cluster import Cluster
     from lockstep.programs import Place
@@ -96,12 +99,15 @@ def vscode(
 ) -> None:
     """Forward a debugger's port until Ctrl-C, and print the entry for VS Code's launch.json that attaches to it.
 
-    For a script that waits by itself: debugpy.listen(("127.0.0.1", 5678)); debugpy.wait_for_client(). `lockstep debug` starts one.
+    On a host of a cluster file it opens the workspace there in VS Code first (Remote - SSH), where this machine has `code`, and prints that command.
+    The port is for a script that waits by itself: debugpy.listen(("127.0.0.1", 5678)); debugpy.wait_for_client(). `lockstep debug` starts one.
 
     Example: lockstep vscode ml-dev-env --node 1
     """
 
     async def forward(spot: Spot) -> None:
+        if spot.host is not None:
+            await _open_there(spot.host, spot.path(WORKSPACE))
         async with spot.forwarded(pod_port, port or pod_port, port is not None) as local:
             _print_launch(spot, local)
             put(f"Port {local} of this machine leads to port {pod_port} of {spot.name}. Press Ctrl-C to end.", flush=True)
@@ -144,7 +150,7 @@ def _serve(
     async def serve(spot: Spot) -> None:
         from lockstep.platforms.jobs.editor import EditorRequest, served
 
-        request = EditorRequest(kind, spot.path(folder), tuple(command), cwd=spot.path(WORKSPACE), on_host=spot.is_host)
+        request = EditorRequest(kind, spot.path(folder), tuple(command), cwd=spot.path(WORKSPACE), on_host=spot.host is not None)
         async with (
             served(spot.place, request, _echo) as server,
             spot.forwarded(server.port, port or usual, port is not None) as local,
@@ -172,7 +178,8 @@ class Spot(NamedTuple):
     """Path there of what a job has below /workspace."""
     forwarded: Callable[[int, int, bool], AbstractAsyncContextManager[int]]
     """Forward a port there to one of this machine, which may be another one unless the last word is True."""
-    is_host: bool
+    host: Host | None
+    """Host of the cluster file; None: it is a pod."""
 
 
 def _at(job: str, node: int, where: TargetOptions, work: Callable[[Spot], Coroutine[Any, Any, None]]) -> None:
@@ -190,7 +197,7 @@ def _at(job: str, node: int, where: TargetOptions, work: Callable[[Spot], Corout
             return forwarded(connection, target.namespace, pod, there, here, say, exactly=exactly)
 
         await refuse_without_rights(connection, target.namespace)
-        await work(Spot(pod, target.node(connection, node), str, way, is_host=False))
+        await work(Spot(pod, target.node(connection, node), str, way, None))
 
     target.run(in_pod)
 
@@ -203,7 +210,8 @@ async def _on_host(job: HostJob, node: int, work: Callable[[Spot], Coroutine[Any
         def way(there: int, here: int, exactly: bool) -> AbstractAsyncContextManager[int]:
             return forwarded(volume.place, there, here, exactly=exactly)
 
-        await work(Spot(job.seen.hosts[node], volume.place, volume.path, way, is_host=True))
+        name = job.seen.hosts[node]
+        await work(Spot(name, volume.place, volume.path, way, job.site.hosts.host(name)))
 
 
 async def _shell_on_host(job: HostJob, node: int) -> int:
@@ -211,6 +219,28 @@ async def _shell_on_host(job: HostJob, node: int) -> int:
 
     async with job.trainer(node, say) as volume:
         return await open_shell(volume.place, volume.workspace)
+
+
+def remote_command(host: Host, folder: str) -> list[str]:
+    """Return the command that opens a folder of a host in VS Code, which reaches it by your own ssh."""
+    user, port = f"{host.user}@" if host.user else "", f":{host.port}" if host.port else ""
+    return ["code", "--remote", f"ssh-remote+{user}{host.name}{port}", folder]
+
+
+async def _open_there(host: Host, folder: str) -> None:
+    """Print the command that opens the folder in VS Code, and run it where there is a `code`."""
+    command = remote_command(host, folder)
+    put(shlex.join(command), flush=True)
+    unknown = [key for key in ("identity", "jump") if getattr(host, key)]
+    if unknown:
+        say(f"VS Code reads ~/.ssh/config alone: give {host.name} there the {' and the '.join(unknown)} that the cluster file states")
+    program = shutil.which(command[0])
+    if program is None:
+        say("there is no `code` on this machine: type that where VS Code is, with its extension Remote - SSH")
+        return
+    process = await asyncio.create_subprocess_exec(program, *command[1:], stdin=asyncio.subprocess.DEVNULL)
+    if code := await process.wait():
+        say(f"warning: {program} ended with exit code {code}; the port below is forwarded all the same")
 
 
 def _print_launch(spot: Spot, port: int) -> None:

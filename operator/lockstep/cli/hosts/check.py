@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from lockstep.plan.hosts.reach import HostNetwork
     from lockstep.plan.render.resolved import Resolved
     from lockstep.platforms.hosts.checkup import JobInputs
+    from lockstep.platforms.hosts.fleet import Fleet
 
 
 def check(
@@ -110,6 +112,7 @@ async def run_check(site: HostSite, name: str, job: tuple[Inputs, Resolved] | No
 
     fleet = site.fleet()
     known = None if job is None else asyncio.create_task(asyncio.to_thread(_run_facts, job[1]))
+    environments = asyncio.create_task(_environments(fleet, site, name))
     looks = await look_at(fleet, site.hosts.hosts, "" if job is None else job[1].name, None if job is None else _inputs(job[0]))
     network, problems = None, []
     try:
@@ -121,7 +124,7 @@ async def run_check(site: HostSite, name: str, job: tuple[Inputs, Resolved] | No
     addresses = {host.name: host.address for host in site.hosts.hosts if host.address}
     if network is not None:
         addresses |= {network.names[number]: end.address for number, end in network.ends.items()}
-    findings = [*host_findings(looks, site.hosts, name, addresses), *problems]
+    findings = [*host_findings(looks, site.hosts, name, addresses), *await environments, *await _sharing(fleet, looks, site), *problems]
     if network is not None:
         findings += network_findings(network, site.profile.spec.network.mtu)
     if job is not None and known is not None:
@@ -129,6 +132,36 @@ async def run_check(site: HostSite, name: str, job: tuple[Inputs, Resolved] | No
 
         findings += job_findings(job[0].job, site.profile, site.hosts, looks, network, await known, site.again)
     return Checked(looks, network, findings)
+
+
+async def _environments(fleet: Fleet, site: HostSite, name: str) -> list[Finding]:
+    """Judge the environments that `hosts setup` made. A host that doesn't answer has a finding already."""
+    from lockstep.cli.hosts.setup import setups_of, wanted_of
+    from lockstep.plan.cluster.finding import unknown
+    from lockstep.plan.hosts.setup import environment_findings
+
+    names, stated = [host.name for host in site.hosts.hosts if not host.python], site.hosts.environment
+    if not names:
+        return []
+    try:
+        wanted = await asyncio.to_thread(wanted_of, stated)
+    except ConfigError as error:
+        return [unknown("environment", f"whether the hosts have that of {stated.lock}: {error}")]
+    setups, _ = await setups_of(fleet, names, stated, wanted)
+    return environment_findings(setups, stated.lock, name)
+
+
+async def _sharing(fleet: Fleet, looks: Sequence[HostLook], site: HostSite) -> list[Finding]:
+    """Judge which hosts see the same workspace, by a mark that each writes there for a moment."""
+    from lockstep.plan.hosts.volumes import sharing_finding
+    from lockstep.platforms.hosts.volumes import sharing
+    from lockstep_spec.choices import StorageMode
+
+    mode = site.profile.spec.storage.mode
+    folders = {look.name: look.facts.workspace.path for look in looks if look.facts is not None and not look.facts.workspace.problem}
+    groups = await sharing(fleet, folders, stated=mode is StorageMode.SHARED)
+    finding = sharing_finding(groups, mode, next(iter(folders.values()), ""))
+    return [] if finding is None else [finding]
 
 
 def _inputs(inputs: Inputs) -> JobInputs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -69,21 +69,14 @@ class Wanted:
 
 
 async def _set_up(fleet: Fleet, stated: HostEnvironment, house: Path | None, *, dry_run: bool) -> None:
-    from lockstep.plan.hosts.setup import mixed_pythons, plan_lines, setup_of
-    from lockstep.platforms.hosts.environment import look
+    from lockstep.plan.hosts.setup import mixed_pythons, plan_lines
 
-    wanted = _wanted(stated)
+    wanted = wanted_of(stated)
     names = [host.name for host in fleet.cluster.hosts if not host.python]
     for host in fleet.cluster.hosts:
         if host.python:
             put(f"{host.name}: left alone: the cluster file states its python, {host.python}")
-    parts, problems = await look(fleet, names)
-    setups = []
-    for name, one in parts.items():
-        try:
-            setups.append(setup_of(fleet.cluster.host(name), one, stated.python, wanted.text, wanted.trainer.sha256))
-        except ConfigError as error:
-            problems[name] = str(error)
+    setups, problems = await setups_of(fleet, names, stated, wanted)
     origin = f"from {house}" if house else f"from {stated.index or 'PyPI'}"
     for ready in setups:
         put(*plan_lines(ready, len(wanted.pins), origin))
@@ -96,6 +89,21 @@ async def _set_up(fleet: Fleet, stated: HostEnvironment, house: Path | None, *, 
     problems |= await _make(fleet, setups, wanted, stated, house)
     if problems:
         raise Failed("; ".join(problems.values()))
+
+
+async def setups_of(fleet: Fleet, names: Iterable[str], stated: HostEnvironment, wanted: Wanted) -> tuple[list[HostSetup], dict[str, str]]:
+    """Ask the hosts what they have of an environment, and return each one's way to it; by host why there is none."""
+    from lockstep.plan.hosts.setup import setup_of
+    from lockstep.platforms.hosts.environment import look
+
+    parts, problems = await look(fleet, names)
+    setups = []
+    for name, one in parts.items():
+        try:
+            setups.append(setup_of(fleet.cluster.host(name), one, stated.python, wanted.text, wanted.trainer.sha256))
+        except ConfigError as error:
+            problems[name] = str(error)
+    return setups, problems
 
 
 async def _make(fleet: Fleet, setups: Sequence[HostSetup], wanted: Wanted, stated: HostEnvironment, house: Path | None) -> dict[str, str]:
@@ -153,7 +161,7 @@ async def _wheels(wanted: Wanted, targets: Mapping[str, HostTarget], folder: Pat
     return {name: found[target] for name, target in targets.items()}
 
 
-def _wanted(stated: HostEnvironment) -> Wanted:
+def wanted_of(stated: HostEnvironment) -> Wanted:
     """Read the locks, and pack the trainer. Raises ConfigError for a lock that isn't there, or pins without hashes."""
     from lockstep.cli.shared.clusterfiles import read_text
     from lockstep.cli.shared.ownversion import own_number

@@ -48,9 +48,10 @@ class HostSite(Site):
 
     def fleet(self) -> Fleet:
         """Return connections to the hosts."""
+        from lockstep.cli.shared.terminal import say
         from lockstep.platforms.hosts.fleet import Fleet
 
-        return Fleet(self.hosts, self.name, self.again)
+        return Fleet(self.hosts, self.name, self.again, tell=say)
 
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[SiteJob]:
         if selector is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.hosts import Host
+from lockstep.plan.cluster.finding import Finding, failed, warning
 from lockstep.plan.hosts.facts import BadAnswer
 from lockstep.plan.hosts.place import absolute
 from lockstep.plan.hosts.wheels import HostTarget
@@ -205,6 +206,27 @@ def root_steps(setup: HostSetup, *, refused: bool = False) -> Iterator[str]:
         yield f"install NVIDIA's driver ({what}): on Ubuntu `sudo ubuntu-drivers install`, then reboot"
     if refused:
         yield f"`sudo loginctl enable-linger {parts.user}`: until then a job ends with a reboot"
+
+
+def environment_findings(setups: Sequence[HostSetup], lock: str, name: str) -> list[Finding]:
+    """Compare the environment that each host's jobs take with the one that the lock and this Lockstep's trainer make there.
+
+    It fails where some hosts have it and others don't: their ranks would differ. `lock`: its path in messages. `name`: of the cluster, as one types it.
+    """
+    made = [setup for setup in setups if setup.parts.current in setup.parts.environments]
+    behind = [setup for setup in made if setup.parts.current != setup.environment]
+    fix = f"lockstep hosts setup {name}"
+    if len(behind) == len(made):
+        message = f"{lock} or this Lockstep's trainer has changed since their environments were made: jobs take the older ones"
+        return [warning(", ".join(setup.host.name for setup in behind), message, fix)] if behind else []
+    return [
+        failed(
+            setup.host.name,
+            f"its environment {setup.parts.current} is not of {lock} and this Lockstep's trainer, as that of others is",
+            fix,
+        )
+        for setup in behind
+    ]
 
 
 def mixed_pythons(setups: Sequence[HostSetup]) -> str:

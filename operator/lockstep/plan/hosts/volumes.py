@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.hosts import HostsCluster
+from lockstep.plan.cluster.finding import Finding, Outcome, failed, warning
 from lockstep.plan.hosts.facts import HostFacts
 from lockstep.plan.hosts.place import BLOCK
 from lockstep_spec.choices import StorageMode
@@ -32,25 +33,38 @@ def groups_of(marks: Mapping[str, str], seen: Mapping[str, Iterable[str]]) -> li
     return found
 
 
+def sharing_finding(groups: Sequence[Sequence[str]], mode: StorageMode, folder: str) -> Finding | None:
+    """Judge who sees whose files in a folder against what the cluster file states; None: it is as stated."""
+    if mode is StorageMode.SHARED and len(groups) > 1:
+        apart = " and not by ".join(f"{'/'.join(group)}" for group in groups)
+        return failed(
+            "storage",
+            f"storage.mode is rwx, but what a host writes to {folder} is seen by {apart}",
+            "mount the same file system there on all of them, or set storage.mode to volumeClaimTemplates in the cluster file",
+        )
+    together = [group for group in groups if len(group) > 1]
+    if mode is StorageMode.SHARED or not together:
+        return None
+    named = "; ".join(", ".join(group) for group in together)
+    return warning(
+        "storage",
+        f"{named} see one and the same {folder}, though storage.mode says that each host has its own: copies for a lost disk would lie on that one disk",
+        "state storage.mode: rwx where all hosts share it",
+    )
+
+
 def refuse_apart(groups: Sequence[Sequence[str]], mode: StorageMode, folder: str) -> str:
     """Return what to say where hosts with folders of their own see the same one; '' for nothing.
 
     Raises ConfigError naming the hosts, where one file system was stated and they don't see it.
     """
-    if mode is StorageMode.SHARED and len(groups) > 1:
-        apart = " and not by ".join(f"{'/'.join(group)}" for group in groups)
-        raise ConfigError(
-            f"storage.mode is rwx, but what a host writes to {folder} is seen by {apart}: mount the same file system there on all of them, "
-            "or set storage.mode to volumeClaimTemplates in the cluster file"
-        )
-    together = [group for group in groups if len(group) > 1]
-    if mode is StorageMode.SHARED or not together:
+    finding = sharing_finding(groups, mode, folder)
+    if finding is None:
         return ""
-    named = "; ".join(", ".join(group) for group in together)
-    return (
-        f"{named} see one and the same {folder}, though storage.mode says that each host has its own: copies for a lost disk would lie on that one disk. "
-        "State storage.mode: rwx where all hosts share it"
-    )
+    line = f"{finding.message}: {finding.fix}"
+    if finding.outcome is Outcome.FAILED:
+        raise ConfigError(line)
+    return line
 
 
 def listening_ports(cluster: HostsCluster, facts: Iterable[HostFacts]) -> list[int]:

@@ -35,11 +35,14 @@ LOOK_BYTES_MAX = 64 << 20
 class Fleet:
     """Connections to hosts. They stay open for a minute after their last use, so that the next command starts at once."""
 
-    def __init__(self, cluster: HostsCluster, name: str, again: str, *, shares: bool = True) -> None:
-        """`name`: of the cluster file. `again`: words that name it on a command line. `shares`: False opens a connection for each program."""
+    def __init__(
+        self, cluster: HostsCluster, name: str, again: str, *, shares: bool = True, tell: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """`name`: of the cluster file. `again`: words that name it on a command line. `shares`: False opens a connection for each program.
+        `tell`: hears that a login may wait for you."""
         self.cluster, self.name, self.again = cluster, name, again
         folder = control_folder()
-        self._shared = {host.name: Shared(login_of(host), folder, shares=shares) for host in cluster.hosts}
+        self._shared = {host.name: Shared(login_of(host), folder, shares=shares, tell=tell) for host in cluster.hosts}
 
     def place(self, host: str) -> HostPlace:
         """Return the host as a place where programs run, by its own Python."""

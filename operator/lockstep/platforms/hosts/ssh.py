@@ -16,7 +16,7 @@ import signal
 import socket
 import stat
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,8 @@ from lockstep.programs import NotStarted
 CONNECT_SECONDS = 10
 OPEN_SECONDS = 60.0
 """Limit of a connection's beginning, jump hosts and all. ssh's own limit ends before the login does."""
+HINT_SECONDS = 5.0
+"""Seconds without a login after which you are told what ssh may be waiting for: in BatchMode it says nothing itself while a key wants a touch."""
 SHARED_SECONDS, LOGIN_SECONDS = 60, 8 * 3600
 """Seconds for which a shared connection outlives its last use: one that opened by itself, and one for which somebody answered questions."""
 POLL_SECONDS = 0.05
@@ -147,9 +149,9 @@ async def ended(process: asyncio.subprocess.Process) -> None:
 class Shared:
     """The shared connection of one host: made when it is first needed, kept for a minute after its last use."""
 
-    def __init__(self, login: Login, folder: Path, *, shares: bool = True) -> None:
-        """`shares`: False makes a connection for each program, where ssh can't share them."""
-        self.login, self.folder, self.shares = login, folder, shares
+    def __init__(self, login: Login, folder: Path, *, shares: bool = True, tell: Callable[[str], None] = lambda _: None) -> None:
+        """`shares`: False makes a connection for each program, where ssh can't share them. `tell`: hears that a login may wait for you."""
+        self.login, self.folder, self.shares, self._tell = login, folder, shares, tell
         self._host_name: str | None = None
 
     def command(self, *words: str, opens: bool = False, asks: bool = False, forwards: bool = False) -> list[str]:
@@ -198,11 +200,16 @@ class Shared:
         return (await self.control("check"))[0] == 0
 
     async def _connect(self) -> None:
+        name = self.login.name
+        hint = f"host {name} has not let you in after {HINT_SECONDS:.0f} s: if your key wants a touch, or your agent a confirmation, give it now"
+        told = asyncio.get_running_loop().call_later(HINT_SECONDS, self._tell, hint)
         try:
             async with asyncio.timeout(OPEN_SECONDS):
-                code, errors = await self._run(self.command("-N", "-f", "--", self.login.name, opens=True))
+                code, errors = await self._run(self.command("-N", "-f", "--", name, opens=True))
         except TimeoutError:
-            raise HostUnreachable(explained(self.login.name, f"no login in {OPEN_SECONDS:.0f} s")) from None
+            raise HostUnreachable(explained(name, f"no login in {OPEN_SECONDS:.0f} s")) from None
+        finally:
+            told.cancel()
         if code != 0:
             raise HostUnreachable(explained(self.login.name, errors))
 
@@ -286,7 +293,9 @@ _ADVICE = (
     ),
     (r"Permission denied", "it doesn't let you in. `ssh {name}` must work in your terminal without a question; where it asks for a code or a passphrase, "
     "`lockstep hosts login` answers once for all later commands"),
-    (r"timed out|No route to host|Network is unreachable|no login in", "it doesn't answer. Check its power, its cable and its address"),
+    (r"no login in", "it answers, but the login does not end: your key may want a touch, or your agent a confirmation. "
+    "`lockstep hosts login` shows what it asks for, and answers once for all later commands; else the host is stuck: look at its load"),
+    (r"timed out|No route to host|Network is unreachable", "it doesn't answer. Check its power, its cable and its address"),
     (r"Connection refused", "nothing listens on its ssh port. Check sshd and the port"),
     (r"Could not resolve hostname", "its name is not known here. State its address, or add it to ~/.ssh/config"),
 )  # fmt: skip

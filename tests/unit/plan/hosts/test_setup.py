@@ -9,11 +9,13 @@ import pytest
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.hosts import Host
+from lockstep.plan.cluster.finding import Outcome
 from lockstep.plan.hosts.facts import BadAnswer
 from lockstep.plan.hosts.setup import (
     HostParts,
     HostPython,
     choose_python,
+    environment_findings,
     environment_name,
     mixed_pythons,
     plan_lines,
@@ -154,3 +156,20 @@ def test_an_answer_is_read() -> None:
 def test_an_answer_that_is_none_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(BadAnswer, match="host lab0"):
         read_parts("lab0", {**ANSWER, **changes})
+
+
+def test_an_environment_of_another_lock_is_named_and_fails_where_other_hosts_have_the_lock_s() -> None:
+    old = replace(READY, environments=("env-old",), current="env-old")
+    bare = replace(PARTS, name="lab2")
+    ready, behind, none = (
+        setup_of(Host(name=name), parts, None, LOCK, TRAINER) for name, parts in (("lab0", READY), ("lab1", old), ("lab2", bare))
+    )
+    assert environment_findings([ready, none], "a.lock", "lab") == []
+    (one,) = environment_findings([ready, behind, none], "a.lock", "lab")
+    assert (one.subject, one.outcome, one.fix) == (
+        "lab1",
+        Outcome.FAILED,
+        "lockstep hosts setup lab",
+    ) and "env-old is not of a.lock" in one.message
+    (all_of_them,) = environment_findings([behind, none], "a.lock", "lab")
+    assert (all_of_them.subject, all_of_them.outcome) == ("lab1", Outcome.WARNING) and "a.lock" in all_of_them.message

@@ -6,8 +6,9 @@ import pytest
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.hosts import Host, HostsCluster
+from lockstep.plan.cluster.finding import Outcome
 from lockstep.plan.hosts.facts import Folder, HostFacts
-from lockstep.plan.hosts.volumes import groups_of, listening_ports, refuse_apart
+from lockstep.plan.hosts.volumes import groups_of, listening_ports, refuse_apart, sharing_finding
 from lockstep_spec.choices import StorageMode
 
 MARKS = {"a": "m-a", "b": "m-b", "c": "m-c", "d": ""}
@@ -36,6 +37,22 @@ def test_one_file_system_that_is_stated_must_be_seen_by_all() -> None:
 def test_hosts_that_share_one_though_each_should_have_its_own_are_named() -> None:
     assert refuse_apart([["a"], ["b"]], StorageMode.PER_POD, "/w") == ""
     assert refuse_apart([["a", "c"], ["b"]], StorageMode.PER_POD, "/w").startswith("a, c see one and the same /w, though")
+
+
+@pytest.mark.parametrize(
+    ("groups", "mode", "outcome"),
+    [
+        ([["a", "b"]], StorageMode.SHARED, None),
+        ([["a"], ["b"]], StorageMode.PER_POD, None),
+        ([["a"], ["b"]], StorageMode.SHARED, Outcome.FAILED),
+        ([["a", "b"]], StorageMode.PER_POD, Outcome.WARNING),
+    ],
+)
+def test_a_check_fails_only_where_one_file_system_was_stated_and_is_not_there(
+    groups: list[list[str]], mode: StorageMode, outcome: Outcome | None
+) -> None:
+    finding = sharing_finding(groups, mode, "/w")
+    assert (None if finding is None else finding.outcome) is outcome
 
 
 def facts(*, taken: tuple[int, ...] = (), promised: tuple[int, ...] = ()) -> HostFacts:
