@@ -22,7 +22,7 @@ SCRIPTS = {
     "fail.py": "import os, time\nprint('rank', os.environ['RANK'], 'begins', flush=True)\n"
     "if os.environ['RANK'] == '1':\n    raise ValueError('the data is not there')\ntime.sleep(600)\n",
     "until_told.py": "import pathlib, time\nwhile not pathlib.Path('/tmp/end').exists():\n    time.sleep(0.1)\n",
-    "wait.py": "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\nsignal.pause()\n",
+    "wait.py": "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\nwhile True:\n    signal.pause()\n",
 }
 
 

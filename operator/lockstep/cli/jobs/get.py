@@ -151,7 +151,7 @@ def describe(where: SiteOptions, job: JobArgument) -> None:
     _, stale = found.site.current([found])
     if stale is not None:
         put(f"Stale       {stale.text}")
-    for line in page(found.job, found.events(), time.time()):
+    for line in page(found.job, found.events(), time.time(), found.site.where):
         put(line)
     if stale is not None:
         raise typer.Exit(EXIT_STALE)

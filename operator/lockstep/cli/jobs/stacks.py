@@ -34,6 +34,8 @@ def stacks(
     found = find_job_or_run(job, where)
     answers = found.stacks(rank)
     if all(answer.problem == NOT_THERE for answer in answers):
+        if rank is not None and (found.status.get("ranks") or {}).get("desired"):
+            found.rank_node(rank)
         raise ConfigError(f"{'no rank' if rank is None else f'no rank {rank}'} of {job} runs now: lockstep {found.explained_by} {found.at}")
     if output is Form.JSON:
         put_json({"job": job, "ranks": [asdict(answer) for answer in answers]})

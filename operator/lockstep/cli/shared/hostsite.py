@@ -44,6 +44,7 @@ class HostSite(Site):
         self.again = f"--cluster {named}"
         self.anew = f"lockstep run -f FILE --fresh {self.again}"
         self.where = f"on the hosts of {self.name}"
+        self.have = "they have"
         self._problems: dict[str, str] = {}
 
     def fleet(self) -> Fleet:
@@ -65,12 +66,11 @@ class HostSite(Site):
 
     def job(self, name: str) -> HostJob:
         """Return the job of this name. Raises ConfigError, naming the jobs that are there, when there is none."""
-        from lockstep.plan.hosts.status import no_such_job
-
         seen, problems = asyncio.run(self._look(name))
         if name not in seen:
             every, _ = asyncio.run(self._look(""))
-            raise no_such_job(name, self.name, every, problems)
+            away = f"; {'; '.join(problems.values())}" if problems else ""
+            raise ConfigError(f"{self.no_such_job(name, every)}{away}")
         return HostJob(self, seen[name])
 
     async def _look(self, job: str) -> tuple[dict[str, Seen], dict[str, str]]:
@@ -124,11 +124,12 @@ class HostJob(SiteJob):
         return None if job is None else job.record
 
     def rank_node(self, rank: int) -> int:
+        from lockstep.plan.pages.logs import no_such_rank
         from lockstep_gang.contract.layout import RankLayout
 
         layout = RankLayout(self.seen.record.ranks)
         if rank >= layout.world_size:
-            raise ConfigError(f"there is no rank {rank}: the job has {layout.world_size} ranks, 0 to {layout.world_size - 1}")
+            raise no_such_rank(rank, layout.world_size)
         return layout.node_of(rank)
 
     def stacks(self, rank: int | None) -> list[RankAnswer]:
@@ -272,8 +273,10 @@ class HostJob(SiteJob):
 
     @asynccontextmanager
     async def volume(self, node: int, say: Callable[[str], None]) -> AsyncIterator[Volume]:
+        from lockstep.plan.pages.logs import no_such_node
+
         if node >= len(self.seen.hosts):
-            raise ConfigError(f"job {self.name} has no node {node}: its {len(self.seen.hosts)} nodes are 0 to {len(self.seen.hosts) - 1}")
+            raise no_such_node(self.name, node, len(self.seen.hosts))
         host = self.seen.hosts[node]
         if host in self.seen.problems:
             raise Failed(self.seen.problems[host])

@@ -223,11 +223,12 @@ def running_pod(cluster_job: ClusterJob, node: int) -> str:
     from lockstep.api.objects import is_running
     from lockstep.kube.cluster import NOT_FOUND, ApiError
     from lockstep.kube.kinds import path_of
+    from lockstep.plan.pages.logs import no_such_node
 
     client, name = cluster_job.target.client, pod_name(cluster_job.name, node)
     nodes = _nodes(cluster_job)
     if node >= nodes > 0:
-        raise ConfigError(f"job {cluster_job.name} has no node {node}: its {nodes} nodes are 0 to {nodes - 1}")
+        raise no_such_node(cluster_job.name, node, nodes)
     try:
         pod = client.request("GET", path_of("Pod", cluster_job.namespace, name))
     except ApiError as error:

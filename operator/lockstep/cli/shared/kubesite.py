@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lockstep.plan.pages.why import Answer
 
 T = TypeVar("T")
+NOUN, ELSEWHERE = "TrainingJob", "-n names another namespace"
 
 
 class KubeSite(Site):
@@ -37,7 +38,8 @@ class KubeSite(Site):
         self.again = f"-n {target.namespace}"
         self.anew = f"lockstep render -f FILE --set {FRESH} -o job | kubectl apply -f -"
         self.where = f"in namespace {target.namespace}"
-        self.noun = "TrainingJob"
+        self.noun = NOUN
+        self.elsewhere = ELSEWHERE
 
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[SiteJob]:
         from lockstep.kube.jobs import list_jobs
@@ -269,7 +271,7 @@ def no_such_job(target: Target, name: str) -> str:
     run = run_without_operator(target.client, target.namespace, name)
     if run is not None:
         return no_operator(name, target.namespace, run)
-    return unknown_job(name, target.namespace, [str(job["metadata"]["name"]) for job in list_jobs(target.client, target.namespace)])
+    return KubeSite(target).no_such_job(name, [str(job["metadata"]["name"]) for job in list_jobs(target.client, target.namespace)])
 
 
 def no_operator(name: str, namespace: str, run: str) -> str:
@@ -278,13 +280,3 @@ def no_operator(name: str, namespace: str, run: str) -> str:
         f"{name} in namespace {namespace} runs without the operator (run --in-namespace), so there is no TrainingJob to ask: the verbs logs, stacks, sync and cp know it; "
         f"kubectl delete configmap {run} -n {namespace} removes it"
     )
-
-
-def unknown_job(name: str, namespace: str, names: list[str]) -> str:
-    """Explain a job that no namespace has."""
-    from lockstep.api.files.problems import nearest
-
-    close = nearest(name, names)
-    existing = f"it has {', '.join(sorted(names))}" if names else "it has none"
-    hint = f"; did you mean {close}?" if close else "; -n names another namespace"
-    return f"there is no TrainingJob {name} in namespace {namespace}: {existing}{hint}"

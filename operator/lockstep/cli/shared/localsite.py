@@ -34,6 +34,7 @@ class LocalSite(Site):
         self.again = "--local" + ("" if root == DEFAULT else f" --workspace {shlex.quote(str(root))}")
         self.anew = f"lockstep run -f FILE --fresh {self.again}"
         self.where = f"in workspace {root}"
+        self.elsewhere = "--workspace names another one"
 
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[SiteJob]:
         from lockstep.platforms.local.records import run_names
@@ -43,7 +44,11 @@ class LocalSite(Site):
         return [LocalJob(self, name) for name in run_names(self.root)]
 
     def job(self, name: str) -> LocalJob:
-        """Return the run of this name. Raises ConfigError when there is none."""
+        """Return the run of this name. Raises ConfigError, naming those that are here, when there is none."""
+        from lockstep.platforms.local.records import run_names
+
+        if not (self.root / "workspace/runs" / name).is_dir():
+            raise ConfigError(self.no_such_job(name, run_names(self.root)))
         return LocalJob(self, name)
 
 
@@ -57,7 +62,7 @@ class LocalJob(SiteJob):
     def _read(self, name: str) -> None:
         from lockstep.platforms.local.records import observed_run
 
-        self.observed = observed_run(name, self.site.root)
+        self.observed = observed_run(name, self.site.root, self.site.again)
         self.job = self.observed.job
 
     def rank_node(self, rank: int) -> int:
@@ -65,7 +70,11 @@ class LocalJob(SiteJob):
         from lockstep.platforms.inpod import runfolder
 
         run = runfolder.summary(self._folder, points=1)["run"]
-        return node_of_rank(ranks_of_run(run), int(run.get("nodes", 0)), rank)
+        return node_of_rank(ranks_of_run(run), self._nodes, rank)
+
+    @property
+    def _nodes(self) -> int:
+        return int(self.job["spec"].get("nodes", 0))
 
     @property
     def _folder(self) -> str:
@@ -131,9 +140,11 @@ class LocalJob(SiteJob):
         )
 
     async def lines(self, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
-        from lockstep.plan.pages.logs import request_of
+        from lockstep.plan.pages.logs import no_such_node, request_of
         from lockstep.platforms.inpod import runfolder
 
+        if selection.node >= self._nodes > 0:
+            raise no_such_node(self.name, selection.node, self._nodes)
         for line in runfolder.log(**{**request_of(selection, time.time()), "root": self._folder}):
             yield line
 
@@ -152,7 +163,10 @@ class LocalJob(SiteJob):
 
     @asynccontextmanager
     async def volume(self, node: int, say: Callable[[str], None]) -> AsyncIterator[Volume]:
+        from lockstep.plan.pages.logs import no_such_node
         from lockstep.platforms.local.place import LocalPlace
 
+        if node >= self._nodes > 0:
+            raise no_such_node(self.name, node, self._nodes)
         folder = self.site.root.resolve()
         yield Volume(LocalPlace(), str(folder / "workspace"), str(folder / "datasets"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -45,6 +45,16 @@ class Volume(NamedTuple):
         return path
 
 
+def unknown_job(job: str, where: str, have: str, names: Iterable[str], elsewhere: str) -> str:
+    """Explain a job that isn't where it was looked for. `job`: its kind and name. The other words are as those of a Site."""
+    from lockstep.api.files.problems import nearest
+
+    every = sorted(names)
+    close = nearest(job.split()[-1], every)
+    hint = f"; did you mean {close}?" if close else elsewhere and f"; {elsewhere}"
+    return f"there is no {job} {where}: {have} {', '.join(every) or 'none'}{hint}"
+
+
 class Site(ABC):
     """A place where jobs are."""
 
@@ -56,6 +66,10 @@ class Site(ABC):
     """Place in messages: `in namespace team`, `on the hosts of lab`."""
     noun = "job"
     """Name of a job's kind in messages."""
+    have = "it has"
+    """Words before the jobs that are here."""
+    elsewhere = ""
+    """Option that names another such place, for a job that isn't here; '' where none does."""
 
     @abstractmethod
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[SiteJob]:
@@ -68,6 +82,10 @@ class Site(ABC):
     def named(self, names: Sequence[str]) -> list[SiteJob]:
         """Return each job once, in the order given. Raises ConfigError for the first name that no job has."""
         return [self.job(name) for name in dict.fromkeys(names)]
+
+    def no_such_job(self, name: str, names: Iterable[str]) -> str:
+        """Explain a job that isn't here, where these are."""
+        return unknown_job(f"{self.noun} {name}", self.where, self.have, names, self.elsewhere)
 
     def current(self, jobs: Sequence[SiteJob]) -> tuple[list[Object], Stale | None]:
         """Return the jobs as objects, those marked whose status nobody keeps up to date, and why nobody does."""

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from lockstep.api.errors import ConfigError
 from lockstep.api.objects import Object, condition
 from lockstep.api.status import ClusterInUse, ConditionStatus, ConditionType, Ranks
 from lockstep.api.statuspart import unchecked
@@ -173,7 +172,7 @@ def _ending(seen: Seen, report: Report | None) -> Ending:
 
 
 def _conditions(seen: Seen, view: View, again: str) -> dict[ConditionType, Fact]:
-    """All conditions; those about pods speak of hosts."""
+    """All conditions but Held, which is about pods; others about pods speak of hosts."""
     given = facts(view)
     progress = _progressing(seen, view, again, given[ConditionType.RESTARTING])
     suspended = (
@@ -182,7 +181,7 @@ def _conditions(seen: Seen, view: View, again: str) -> dict[ConditionType, Fact]
         else Fact(FALSE, Reason.NOT_SUSPENDED, "nobody has asked for a stop")
     )
     return {
-        **given,
+        **{kind: fact for kind, fact in given.items() if kind is not ConditionType.HELD},
         ConditionType.ACCEPTED: Fact(TRUE, Reason.ACCEPTED, "the job fits its hosts"),
         ConditionType.SUSPENDED: Fact(FALSE, Reason.STOPPING, progress.message) if progress.reason == Reason.STOPPING else suspended,
         ConditionType.PODS_SCHEDULED: _reached(seen),
@@ -308,14 +307,6 @@ def named_hosts(names: Iterable[str]) -> str:
     """`host a`, or `hosts a, b and 3 more`."""
     every = list(names)
     return f"host{'' if len(every) == 1 else 's'} {listed(every, HOSTS_NAMED)}"
-
-
-def no_such_job(name: str, cluster: str, names: Iterable[str], problems: Mapping[str, str]) -> ConfigError:
-    """Explain a job that no host knows."""
-    every = sorted(names)
-    existing = f"they have {', '.join(every)}" if every else "they have none"
-    away = f"; {'; '.join(problems.values())}" if problems else ""
-    return ConfigError(f"there is no job {name} on the hosts of {cluster}: {existing}{away}")
 
 
 def complaints(seen: Seen) -> tuple[str, ...]:

@@ -94,9 +94,19 @@ def node_of_rank(ranks: Object, nodes: int, rank: int) -> int:
     if not desired or not nodes:
         raise ConfigError("the job has not started yet, so nobody knows where its ranks are: lockstep why says what it waits for")
     if rank >= desired:
-        ranks_there = f"{desired} ranks, 0 to {desired - 1}" if desired > 1 else "rank 0 only"
-        raise ConfigError(f"there is no rank {rank}: the job has {ranks_there}")
+        raise no_such_rank(rank, desired)
     return layout_of(ranks, nodes).node_of(rank)
+
+
+def no_such_rank(rank: int, count: int) -> ConfigError:
+    """Explain a rank that a job of so many ranks hasn't got."""
+    return ConfigError(f"there is no rank {rank}: the job has {f'{count} ranks, 0 to {count - 1}' if count > 1 else 'rank 0 only'}")
+
+
+def no_such_node(job: str, node: int, count: int) -> ConfigError:
+    """Explain a node that a job of so many nodes hasn't got."""
+    nodes = f"its {count} nodes are 0 to {count - 1}" if count > 1 else "it has node 0 only"
+    return ConfigError(f"job {job} has no node {node}: {nodes}")
 
 
 def ranks_of_node(layout: RankLayout, node: int) -> range:

@@ -56,14 +56,14 @@ def _wide(status: Object, summary: Object) -> tuple[str, ...]:
     )
 
 
-def describe(job: Object, events: list[Object], now: float) -> Iterator[str]:
-    """A page about one job, line by line."""
-    return map(printable_line, _page(job, events, now))
+def describe(job: Object, events: list[Object], now: float, where: str) -> Iterator[str]:
+    """A page about one job, line by line. `where`: the place that it is in, such as `in namespace team`."""
+    return map(printable_line, _page(job, events, now, where))
 
 
-def _page(job: Object, events: list[Object], now: float) -> Iterator[str]:
+def _page(job: Object, events: list[Object], now: float, where: str) -> Iterator[str]:
     metadata, spec, status = job["metadata"], job["spec"], job.get("status", {})
-    yield f"Name        {metadata['name']} (namespace {metadata['namespace']}, {age(metadata.get('creationTimestamp'), now)} old)"
+    yield f"Name        {metadata['name']} ({where}, {age(metadata.get('creationTimestamp'), now)} old)"
     yield f"Work        {_work(spec)}"
     yield from _where(spec, status)
     yield from _training(status, now)

@@ -98,7 +98,7 @@ def why(observed: Observed, not_seen: tuple[str, ...], now: float, unserved: str
         namespace=observed.namespace,
         state=state,
         summary=(unserved or summary) if state is Where.UNSEEN else summary,
-        first_cause=first_cause(failure, summary) if has_failed else "",
+        first_cause=first_cause(failure, summary, "host" if observed.hosts else "Node") if has_failed else "",
         last_lines=tuple(failure.get("lastLines", [])[-SHOWN_LINES:]) if has_failed else (),
         cost=cost(status),
         held=_message(status, "Held", "True"),
@@ -188,13 +188,13 @@ def _progress(status: Object) -> str:
     return f"step {trainer['step']}{total}{left}, attempt {status.get('attempts', 1)}{saved}"
 
 
-def first_cause(failure: Object, summary: str) -> str:
-    """First failure: its rank, node, step and error; not again in the words of the summary."""
+def first_cause(failure: Object, summary: str, machine: str = "Node") -> str:
+    """First failure: its rank, node, step and error; not again in the words of the summary. `machine`: kind of what the node is on."""
     if not failure:
         return ""
     parts = [f"rank {failure['rank']}" if "rank" in failure else "", f"node {failure['node']}" if "node" in failure else ""]
     who = " on ".join(filter(None, parts)) or "the job"
-    node_name = f" (Node {failure['nodeName']})" if "nodeName" in failure else ""
+    node_name = f" ({machine} {failure['nodeName']})" if "nodeName" in failure else ""
     step = f", after step {failure['step']}" if failure.get("step") is not None else ""
     how = failure.get("exception") or failure.get("signal") or (f"exit code {failure['exitCode']}" if "exitCode" in failure else "")
     kind = " ".join(filter(None, (failure.get("cause", ""), f"({how})" if how else "")))

@@ -13,24 +13,71 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.objects import Object, condition
+from lockstep.api.status import Ranks
+from lockstep.api.statuspart import unchecked
 from lockstep.plan.observed import Observed
+from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.clocks import Earlier
+from lockstep.plan.reconcile.interactive import running_words
+from lockstep.plan.reconcile.status import fitted, reported_parts
+from lockstep_gang.contract.report import Report, State, parse_report
+from lockstep_spec.codec import ContractError
 
 if TYPE_CHECKING:
     from lockstep.platforms.inpod.runfolder import Watch
 
+COMPLETE = "the job is complete"
 FIRST_SECONDS = 1.0
 """Seconds before the first measurement, so that it has rates."""
 METRICS_SHOWN = ("loss", "stepSeconds", "tokensPerSecond", "mfu")
 _OF_A_FAILURE = ("rank", "node", "exitCode", "signal", "exception", "cause", "step", "message", "lastLines")
 
 
-def observed_run(job: str, root: Path) -> Observed:
-    """Return the newest run of this name. Raises ConfigError when there is none, or its records can't be read."""
+def observed_run(job: str, root: Path, again: str = "--local") -> Observed:
+    """Return the newest run of this name. `again`: words that lead to it on a command line. Raises ConfigError when its records can't be read."""
     folder = root / "workspace" / "runs" / job
     with _readable(job, folder) as (attempts, end):
-        status = _status(attempts, end, runs=_runs(folder / "local.lock"))
-    return Observed(job={"metadata": {"name": job, "namespace": "local", "uid": "local"}, "spec": {}, "status": status})
+        uid = attempts[-1]["jobUid"]
+        run = object_in(folder / "logs/output/run.json")
+        spec = _spec(run) if (run.get("job") or {}).get("uid") == uid else {}
+        status = _status(attempts, end, again, runs=_runs(folder / "local.lock"))
+        began = next(record["started"] for record in attempts if record["jobUid"] == uid)
+        metadata = {"name": job, "namespace": "local", "uid": "local", "creationTimestamp": began}
+        observed = Observed(job={"metadata": metadata, "spec": spec, "status": status})
+        report = _report(folder / "gang/report.json", uid)
+        return observed if report is None else Observed(job={**observed.job, "status": _with_report(observed, report)})
+
+
+def _report(path: Path, uid: str) -> Report | None:
+    """Return the coordinator's newest report; None without one of this start."""
+    try:
+        report = parse_report(json.dumps(object_in(path).get("report")).encode())
+    except ContractError:
+        return None
+    return report if report.job.uid == uid else None
+
+
+def _spec(run: Object) -> Object:
+    """Return what run.json says of the job: its nodes, and its training or its script."""
+    command = [str(word) for word in run.get("command") or []]
+    training = run.get("training")
+    work = {"training": training} if training else {"script": {"path": command[1], "args": command[2:]}} if len(command) > 1 else {}
+    return {"nodes": int(run["nodes"]), **work}
+
+
+def _with_report(observed: Observed, report: Report) -> Object:
+    """Return its status with what the coordinator has reported: as an operator would have written it, where the records say nothing else."""
+    status, runs = observed.status, condition(observed.status, "Progressing").get("reason") == "Running"
+    reported = reported_parts(observed, report, time.time()).to_dict()
+    ranks = unchecked(Ranks, desired=report.ranks.desired, ready=report.ranks.ready if runs else 0, order=list(report.order) or None)
+    nodes = sum(node.connected for node in report.nodes) if runs else 0
+    conditions = status["conditions"]
+    if runs:
+        is_running = report.state is State.RUNNING
+        message = running_words(report) if is_running else f"{report.ranks.ready} of {report.ranks.desired} ranks ready: {report.message}"
+        reason = Reason.RUNNING if is_running else Reason.STARTING
+        conditions = [_condition("Progressing", "True", reason.value, message), *conditions[1:]]
+    return {**fitted({**reported, "ranks": ranks.to_dict(), "nodes": len(report.nodes), "runningNodes": nodes}), "conditions": conditions}
 
 
 def run_names(root: Path) -> list[str]:
@@ -138,14 +185,14 @@ def _runs(lock: Path) -> bool:
     return False
 
 
-def _status(attempts: list[Object], end: Object, *, runs: bool) -> Object:
+def _status(attempts: list[Object], end: Object, again: str, *, runs: bool) -> Object:
     newest = attempts[-1]
     own = [record for record in attempts if record["jobUid"] == newest["jobUid"]]
     ended = end if end.get("jobUid") == newest["jobUid"] else {}
     restarts = [record["restart"] for record in own if record.get("restart")]
     failure = ended.get("failure") or (restarts[-1]["failure"] if restarts else {})
     return {
-        "conditions": _conditions(newest, ended, runs=runs),
+        "conditions": _conditions(newest, ended, again, runs=runs),
         "attempts": newest["attempt"],
         "restarts": newest["restarts"],
         "failure": {key: failure[key] for key in _OF_A_FAILURE if failure.get(key) is not None},
@@ -155,23 +202,43 @@ def _status(attempts: list[Object], end: Object, *, runs: bool) -> Object:
 
 
 def _cost(restart: Object) -> Object:
-    cause = (restart["failure"].get("cause")) or "Internal"
-    down = restart.get("downtimeSeconds")
-    return {"cause": cause, "lostSteps": restart["lostSteps"], **({} if down is None else {"downtimeSeconds": down})}
+    failure, down = restart["failure"], restart.get("downtimeSeconds")
+    return {
+        "attempt": restart["attempt"],
+        "time": restart["failed"],
+        "cause": failure.get("cause") or "Internal",
+        "message": failure["message"],
+        "lostSteps": restart["lostSteps"],
+        **({} if down is None else {"downtimeSeconds": down}),
+    }
 
 
-def _conditions(newest: Object, end: Object, *, runs: bool) -> list[Object]:
+def _conditions(newest: Object, end: Object, again: str, *, runs: bool) -> list[Object]:
     """Conditions as the operator would have put them."""
     state = str(end.get("state", ""))
     if state:
         message = str(end.get("message", ""))
-        return [_condition("Progressing", "False", state, message), _condition(state, "True", state, message)]
+        summary = COMPLETE if state == State.COMPLETE.value else message
+        return [_condition("Progressing", "False", state, summary), _condition(state, "True", state, message)]
     if runs:
-        return [_condition("Progressing", "True", "Running", f"attempt {newest['attempt']} runs")]
+        not_stopped = _condition("Suspended", "False", Reason.NOT_SUSPENDED.value, "nobody has asked for a stop")
+        return [_condition("Progressing", "True", "Running", f"attempt {newest['attempt']} runs"), not_stopped]
+    goes_on = f"to go on from the last checkpoint: lockstep run -f FILE {again}"
     if newest.get("outcome") == "Stopped":
-        return [_condition("Progressing", "False", "Suspended", "stopped as asked; it goes on from its last commit")]
-    return [_condition("Progressing", "Unknown", "NoReport", "its process is gone without a word; it goes on from its last commit")]
+        message = f"stopped as asked; {goes_on}"
+        return [_condition("Progressing", "False", "Suspended", message), _condition("Suspended", "True", "Suspended", message)]
+    message = f"its process is gone without a word; {goes_on}"
+    return [_condition("Progressing", "Unknown", "NoReport", message), _condition("Suspended", "True", "NoReport", message)]
 
 
 def _condition(kind: str, status: str, reason: str, message: str) -> Object:
     return {"type": kind, "status": status, "reason": reason, "message": message}
+
+
+def object_in(path: Path) -> Object:
+    """Return the JSON object in a file; {} if there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

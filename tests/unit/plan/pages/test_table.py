@@ -47,9 +47,9 @@ def test_a_job_that_nobody_has_looked_at_yet_has_a_row_too() -> None:
 
 
 def test_the_page_of_a_running_job_says_what_it_does_and_what_restarts_cost() -> None:
-    page = "\n".join(describe(RUNNING, [], NOW))
+    page = "\n".join(describe(RUNNING, [], NOW, "in namespace ns"))
     for part in (
-        "demo (namespace ns, 2h old)",
+        "demo (in namespace ns, 2h old)",
         "training of /m (LoRA, Stage3)",
         "Cluster     barcelona, between nodes RDMA",
         "7 of 8 ready, on 2 of 2 nodes",
@@ -63,36 +63,36 @@ def test_the_page_of_a_running_job_says_what_it_does_and_what_restarts_cost() ->
 
 
 def test_restarts_say_how_many_of_them_count() -> None:
-    page = "\n".join(describe(job(restarts=3, restartsCountTowardsMax=1, restartHistory=RUNNING["status"]["restartHistory"]), [], NOW))
+    page = "\n".join(describe(job(restarts=3, restartsCountTowardsMax=1, restartHistory=RUNNING["status"]["restartHistory"]), [], NOW, "in namespace ns"))
     assert "Restarts    3; since the last new checkpoint 1 failure, of those that restart.maxRestarts counts" in page
 
 
 def test_what_a_script_is_at_is_left_out_where_it_does_not_say() -> None:
-    assert "Step        7/9" in list(describe(job(trainer={"step": 7, "totalSteps": 9}), [], NOW))
+    assert "Step        7/9" in list(describe(job(trainer={"step": 7, "totalSteps": 9}), [], NOW, "in namespace ns"))
     timed = job(trainer={"step": 7, "totalSteps": 9, "estimatedRemainingSeconds": 60})
-    assert "Step        7/9 (1m left)" in list(describe(timed, [], NOW))
+    assert "Step        7/9 (1m left)" in list(describe(timed, [], NOW, "in namespace ns"))
 
 
 def test_a_complete_job_has_nothing_left_to_do() -> None:
     ended = [{"type": "Complete", "status": "True", "reason": "Complete", "message": ""}]
     trainer = {"step": 500, "totalSteps": 500, "activity": "Export", "estimatedRemainingSeconds": 0}
-    assert "Step        500/500" in list(describe(job(conditions=ended, trainer=trainer), [], NOW))
+    assert "Step        500/500" in list(describe(job(conditions=ended, trainer=trainer), [], NOW, "in namespace ns"))
 
 
 def test_a_dev_environment_is_called_one() -> None:
     found = {"metadata": {"name": "x", "namespace": "ns"}, "spec": {"type": "Interactive"}}
-    assert "Work        dev environment: runs what it is asked to" in list(describe(found, [], NOW))
+    assert "Work        dev environment: runs what it is asked to" in list(describe(found, [], NOW, "in namespace ns"))
 
 
 def test_the_page_says_what_the_fabric_is_what_the_time_went_into_and_where_ranks_are() -> None:
     verified = {"type": "FabricVerified", "status": "True", "reason": "RDMA", "message": "IB on every rank"}
     status = {"ranks": {"desired": 8, "ready": 8, "order": [0, 2, 1]}, "fabric": {"transport": "RDMA"}, "goodput": {"percentage": 93}}
-    page = list(describe(job(conditions=[verified], **status), [], NOW))
+    page = list(describe(job(conditions=[verified], **status), [], NOW, "in namespace ns"))
     assert "Fabric      RDMA, verified: IB on every rank" in page
     assert "Order       ranks follow the racks: nodes 0, 2, 1" in page
     assert "Goodput     93% of the time that its pods were there, up to its newest step, was training" in page
     ended = [{"type": "Failed", "status": "True", "reason": "RanksFailed", "message": ""}]
-    assert "Goodput     93% of the time that its pods were there was training" in list(describe(job(conditions=ended, **status), [], NOW))
+    assert "Goodput     93% of the time that its pods were there was training" in list(describe(job(conditions=ended, **status), [], NOW, "in namespace ns"))
 
 
 def test_the_page_of_a_failed_job_has_its_first_failure_and_its_last_lines() -> None:
@@ -101,13 +101,13 @@ def test_the_page_of_a_failed_job_has_its_first_failure_and_its_last_lines() -> 
         "message": "rank 1 on node 0 exited with 1: ValueError: no data",
         "lastLines": ["a", "ValueError: no data"],
     }
-    page = list(describe(job(failure=failure), [], NOW))
+    page = list(describe(job(failure=failure), [], NOW, "in namespace ns"))
     assert "Failure     UserCode: rank 1 on node 0 exited with 1: ValueError: no data" in page
     assert "            | ValueError: no data" in page
 
 
 def test_a_job_without_conditions_points_to_the_operator() -> None:
-    assert any("does an operator work here?" in line for line in describe(job(), [], NOW))
+    assert any("does an operator work here?" in line for line in describe(job(), [], NOW, "in namespace ns"))
 
 
 def test_a_time_in_the_future_is_no_age() -> None:
