@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockstep.cli.shared.jobargs import JobArgument, TargetOptions, on_cluster
+from lockstep.cli.shared.jobargs import JobArgument, TargetOptions, find_job_or_run, on_cluster
 from lockstep.cli.shared.trainer import run_trainer
 from lockstep.platforms.output import put, tell
 
 if TYPE_CHECKING:
-    from lockstep.cli.shared.hostsite import HostJob
+    from lockstep.cli.shared.site import SiteJob
     from lockstep.platforms.files.results import Adapter
     from lockstep.programs import Place
 
@@ -68,12 +68,10 @@ def get_adapter(
 
     Example: lockstep adapter get demo ./demo-adapter
     """
-    site = where.hosts()
-    fetching = _get(job, output, node, where) if site is None else _get_from_host(site.job(job), output, node)
-    put(asyncio.run(fetching))
+    put(asyncio.run(_get(find_job_or_run(job, where), output, node)))
 
 
-async def _get_from_host(job: HostJob, output: Path, node: int) -> str:
+async def _get(job: SiteJob, output: Path, node: int) -> str:
     from lockstep.platforms.files.results import TEMPORARY, forget, newest_adapter
 
     async with job.trainer(node, tell) as volume:
@@ -82,20 +80,6 @@ async def _get_from_host(job: HostJob, output: Path, node: int) -> str:
             return await _fetched(adapter, volume.place, [volume.workspace, TEMPORARY], output, job.name)
         finally:
             await forget(volume.place, adapter)
-
-
-async def _get(job: str, output: Path, node: int, where: TargetOptions) -> str:
-    from lockstep.cli.files.cp import known_job
-    from lockstep.kube.cluster import Cluster
-    from lockstep.platforms.files.reader import beside, place_roots
-    from lockstep.platforms.files.results import TEMPORARY, newest_adapter
-
-    namespace = where.chosen_namespace()
-    async with await Cluster.connect(where.context) as cluster:
-        await known_job(cluster, namespace, job)
-        async with beside(cluster, namespace, job, node, say=tell) as place:
-            roots = [*await place_roots(place, writing=False), TEMPORARY]
-            return await _fetched(await newest_adapter(place, job), place, roots, output, job)
 
 
 async def _fetched(adapter: Adapter, place: Place, roots: list[str], output: Path, job: str) -> str:

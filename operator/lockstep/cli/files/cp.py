@@ -13,8 +13,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.cli.files.copies import Copy, read_all, tell_result, there
 from lockstep.cli.shared.inputs import only
 from lockstep.cli.shared.jobargs import UNNAMED, ContextOption, NamespaceOption, TargetOptions
-from lockstep.cli.shared.kubesite import ELSEWHERE, NOUN
-from lockstep.cli.shared.site import Site, unknown_job
+from lockstep.cli.shared.kubesite import unknown_job
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.cli.shared.terminal import Meter
 from lockstep.platforms.output import tell
@@ -182,8 +181,7 @@ async def known_job(cluster: Cluster, namespace: str, name: str) -> None:
         jobs = []
     names = [str(job["metadata"]["name"]) for job in jobs]
     if name not in names:
-        unknown = unknown_job(f"{NOUN} {name}", f"in namespace {namespace}", Site.have, names, ELSEWHERE)
-        raise ConfigError(f"{unknown}; before its first start: lockstep cp -f FILE SRC {name}:")
+        raise ConfigError(f"{unknown_job(name, namespace, names)}; before its first start: lockstep cp -f FILE SRC {name}:")
 
 
 async def _one(cluster: Cluster, copy: Copy, namespace: str, node: int, progress: TransferProgress) -> Carried:

@@ -17,6 +17,7 @@ from lockstep.cli.shared.jobargs import (
     ContextOption,
     JobArgument,
     JobsArgument,
+    LocalOption,
     NamespaceOption,
     SiteOptions,
     TargetOptions,
@@ -28,6 +29,7 @@ from lockstep.cli.shared.jobargs import (
     on_cluster,
     on_site,
 )
+from lockstep.cli.shared.localsite import LocalSite
 from lockstep.cli.shared.terminal import confirm
 from lockstep.platforms.output import put
 from lockstep_spec.words import number_of
@@ -216,9 +218,9 @@ def retry(
     file = only(files, "retry") if files else None
     if file is not None and local != in_namespace and job is None:
         raise typer.Exit(_run_again(file, cluster, namespace, context, workspace if local else None))
-    if job is None or file is not None or local or in_namespace:
+    if job is None or file is not None or in_namespace:
         raise ConfigError("name the failed job: lockstep retry JOB, or use -f FILE with either --local or --in-namespace")
-    failed = find_job(job, TargetOptions.of(cluster, namespace, context))
+    failed = LocalSite(workspace).job(job) if local else find_job(job, TargetOptions.of(cluster, namespace, context))
     _refuse_unless_failed(failed)
     number = failed.raise_retry()
     put(f"{job}: retry {number} goes on from its last checkpoint; see it with: lockstep logs {job} -f {failed.site.again}")
@@ -274,6 +276,8 @@ def delete(
     ] = None,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
+    local: LocalOption = False,
+    workspace: WorkspaceOption = WORKSPACE,
 ) -> None:
     """Delete jobs; a running job saves first. Claims and their checkpoints stay: a job created again under the same name goes on.
 
@@ -287,6 +291,10 @@ def delete(
 
     if bool(jobs) == bool(files):
         raise ConfigError(f"name the jobs, or use -f FILE{', not both' if jobs else ''}")
+    if local:
+        for one in LocalSite(workspace).named(jobs or []):
+            one.delete()
+        raise ConfigError("--local is about runs of this machine, which have names: lockstep delete JOB --local")
     found = _of_files(files, cluster, namespace, context) if files else find_jobs(jobs or [], TargetOptions.of(cluster, namespace, context))
     running = [one for one in found if not has_ended(one.status) and not _is_stopped(one)]
     if running and not yes:

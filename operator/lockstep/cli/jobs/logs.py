@@ -42,7 +42,7 @@ def logs(
 
     Example: lockstep logs demo --follow --rank 3
     """
-    from lockstep.plan.pages.logs import LogSelection, parse_duration
+    from lockstep.plan.pages.logs import LogSelection, no_such_node, parse_duration
 
     if rank is not None and node is not None:
         raise ConfigError("use either --rank or --node: a rank is on one node only")
@@ -61,9 +61,14 @@ def logs(
         since_seconds=since_seconds,
         attempt=_before(found) if previous else attempt,
     )
-    raise typer.Exit(
-        asyncio.run(_follow(found, selection) if follow else _errors(found, selection) if errors else _print(found, selection))
-    )
+    try:
+        code = asyncio.run(_follow(found, selection) if follow else _errors(found, selection) if errors else _print(found, selection))
+    except Failed:
+        nodes = int(found.job["spec"].get("nodes") or 0)
+        if selection.node >= nodes > 0:  # (one that it had before it was scaled has left its log)
+            raise no_such_node(found.name, selection.node, nodes) from None
+        raise
+    raise typer.Exit(code)
 
 
 async def _print(job: SiteJob, selection: LogSelection) -> int:

@@ -190,7 +190,7 @@ def _read_cluster(job: TrainingJob, file: Path, cluster: str | None) -> ClusterF
         if name == stated and str(error).startswith("there is no cluster"):
             raise ConfigError(f"{file}: spec.cluster: {error}") from error
         raise
-    aim_at_file(cluster_file)
+    aim_at_file(cluster_file, name)
     if stated is not None and stated != cluster_file.cluster.name:
         warn(
             "OtherCluster",

@@ -14,7 +14,7 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import CONTAINER, DATASETS, WORKSPACE, pod_name
 from lockstep.api.objects import Object, condition, has_ended
 from lockstep.cli.shared.inputs import FRESH
-from lockstep.cli.shared.site import Site, SiteJob, Stale, Volume
+from lockstep.cli.shared.site import Site, SiteJob, Stale, Volume, instead_of
 from lockstep.platforms.output import tell
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from lockstep.plan.pages.why import Answer
 
 T = TypeVar("T")
-NOUN, ELSEWHERE = "TrainingJob", "-n names another namespace"
 
 
 class KubeSite(Site):
@@ -38,8 +37,7 @@ class KubeSite(Site):
         self.again = f"-n {target.namespace}"
         self.anew = f"lockstep render -f FILE --set {FRESH} -o job | kubectl apply -f -"
         self.where = f"in namespace {target.namespace}"
-        self.noun = NOUN
-        self.elsewhere = ELSEWHERE
+        self.noun = "TrainingJob"
 
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[SiteJob]:
         from lockstep.kube.jobs import list_jobs
@@ -271,7 +269,7 @@ def no_such_job(target: Target, name: str) -> str:
     run = run_without_operator(target.client, target.namespace, name)
     if run is not None:
         return no_operator(name, target.namespace, run)
-    return KubeSite(target).no_such_job(name, [str(job["metadata"]["name"]) for job in list_jobs(target.client, target.namespace)])
+    return unknown_job(name, target.namespace, [str(job["metadata"]["name"]) for job in list_jobs(target.client, target.namespace)])
 
 
 def no_operator(name: str, namespace: str, run: str) -> str:
@@ -280,3 +278,9 @@ def no_operator(name: str, namespace: str, run: str) -> str:
         f"{name} in namespace {namespace} runs without the operator (run --in-namespace), so there is no TrainingJob to ask: the verbs logs, stacks, sync and cp know it; "
         f"kubectl delete configmap {run} -n {namespace} removes it"
     )
+
+
+def unknown_job(name: str, namespace: str, names: list[str]) -> str:
+    """Explain a job that no namespace has."""
+    others = instead_of(name, names, KubeSite.have, "-n names another namespace")
+    return f"there is no TrainingJob {name} in namespace {namespace}: {others}"

@@ -108,7 +108,11 @@ class LocalJob(SiteJob):
         failure = self.observed.status_part("failure")
         help_ = f"; {advice(failure, self.name, self.site.again)}" if answer.state is Where.FAILED and failure else ""
         again = Step(f"lockstep run -f {self.name}.yaml {self.site.again}", f"again, from the last commit{help_}")
-        return replace(answer, next=() if answer.state in (Where.COMPLETE, Where.RUNNING) else (again,))
+        steps = {
+            Where.RUNNING: Step(f"lockstep logs {self.at} -f", "follow it"),
+            Where.COMPLETE: Step(f"lockstep describe {self.at}", "shows where its results are"),
+        }
+        return replace(answer, next=(steps.get(answer.state, again),))
 
     def suspend(self, *, now: bool = False) -> bool:
         from lockstep.platforms.local.records import process_of
@@ -140,11 +144,9 @@ class LocalJob(SiteJob):
         )
 
     async def lines(self, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
-        from lockstep.plan.pages.logs import no_such_node, request_of
+        from lockstep.plan.pages.logs import request_of
         from lockstep.platforms.inpod import runfolder
 
-        if selection.node >= self._nodes > 0:
-            raise no_such_node(self.name, selection.node, self._nodes)
         for line in runfolder.log(**{**request_of(selection, time.time()), "root": self._folder}):
             yield line
 

@@ -24,7 +24,7 @@ REFUSED: Mapping[str, str] = {
     "cluster discover": "lockstep cluster import FILE and lockstep init hosts NAME write such files",
     "cluster gpus": "lockstep top JOB --cluster {name} shows the GPUs of a job's hosts",
 }
-"""Verbs about Kubernetes' own objects → what to use on hosts; {name} is the cluster's."""
+"""Verbs about Kubernetes' own objects → what to use on hosts; {name} is the cluster as it was typed."""
 WORKING = frozenset({
     "validate", "render", "plan", "preflight", "run", "launch", "bench scaling", "diff-runs", "logs", "top", "get", "describe", "why", "stacks", "wait", "resume", "stop", "retry",
     "sync", "cp", "generate", "shell", "jupyter", "tensorboard", "vscode", "debug", "delete", "checkpoint list", "checkpoint verify", "checkpoint inspect",
@@ -45,10 +45,10 @@ class Typed:
     """For example `cluster lint`. Empty: no verb runs."""
 
 
-def refuse_on_hosts(name: str) -> None:
-    """Raise ConfigError if the verb that runs is about Kubernetes' objects: the cluster of this name or file has none."""
+def refuse_on_hosts(name: str, named: str) -> None:
+    """Raise ConfigError if the verb that runs is about Kubernetes' objects: the cluster has none. `named`: the cluster as it was typed."""
     if Typed.verb in REFUSED:
-        instead = REFUSED[Typed.verb].format(name=name)
+        instead = REFUSED[Typed.verb].format(name=named)
         raise ConfigError(f"lockstep {Typed.verb} is about Kubernetes, and {name} is a cluster of hosts: {instead}")
 
 

@@ -45,14 +45,14 @@ class Volume(NamedTuple):
         return path
 
 
-def unknown_job(job: str, where: str, have: str, names: Iterable[str], elsewhere: str) -> str:
-    """Explain a job that isn't where it was looked for. `job`: its kind and name. The other words are as those of a Site."""
+def instead_of(name: str, names: Iterable[str], have: str, elsewhere: str) -> str:
+    """Return the jobs that are there in place of one that isn't, and a hint. `have` and `elsewhere` are as those of a Site."""
     from lockstep.api.files.problems import nearest
 
     every = sorted(names)
-    close = nearest(job.split()[-1], every)
+    close = nearest(name, every)
     hint = f"; did you mean {close}?" if close else elsewhere and f"; {elsewhere}"
-    return f"there is no {job} {where}: {have} {', '.join(every) or 'none'}{hint}"
+    return f"{have} {', '.join(every) or 'none'}{hint}"
 
 
 class Site(ABC):
@@ -85,7 +85,7 @@ class Site(ABC):
 
     def no_such_job(self, name: str, names: Iterable[str]) -> str:
         """Explain a job that isn't here, where these are."""
-        return unknown_job(f"{self.noun} {name}", self.where, self.have, names, self.elsewhere)
+        return f"there is no {self.noun} {name} {self.where}: {instead_of(name, names, self.have, self.elsewhere)}"
 
     def current(self, jobs: Sequence[SiteJob]) -> tuple[list[Object], Stale | None]:
         """Return the jobs as objects, those marked whose status nobody keeps up to date, and why nobody does."""
@@ -162,6 +162,10 @@ class SiteJob(ABC):
     @abstractmethod
     def follow(self, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
         """Yield the lines that come until the job has ended. Use `aclosing`."""
+
+    def trainer(self, node: int, say: Callable[[str], None]) -> AbstractAsyncContextManager[Volume]:
+        """Open the files of a node as `volume` does, where Python has the trainer's packages."""
+        return self.volume(node, say)
 
     @abstractmethod
     def volume(self, node: int, say: Callable[[str], None]) -> AbstractAsyncContextManager[Volume]:

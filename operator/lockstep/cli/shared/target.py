@@ -41,13 +41,16 @@ class Target:
 def load(cluster: str) -> ClusterFile:
     """Return the cluster file of clusters/, or of a path, and keep connections to its cluster."""
     cluster_file = load_cluster(cluster)
-    aim_at_file(cluster_file)
+    aim_at_file(cluster_file, cluster)
     return cluster_file
 
 
-def aim_at_file(cluster_file: ClusterFile) -> None:
-    """Keep every connection of the running verb to the cluster of this file. Raises ConfigError for one of hosts if the verb is about Kubernetes."""
-    aim_at(cluster_file.cluster.name, cluster_file.cluster.api, is_of_hosts=cluster_file.hosts is not None)
+def aim_at_file(cluster_file: ClusterFile, named: str | None = None) -> None:
+    """Keep every connection of the running verb to the cluster of this file. Raises ConfigError for one of hosts if the verb is about Kubernetes.
+
+    `named`: the cluster as it was typed: its name, or the path of its file.
+    """
+    aim_at(cluster_file.cluster.name, cluster_file.cluster.api, is_of_hosts=cluster_file.hosts is not None, named=named)
 
 
 class Verb:
@@ -70,13 +73,13 @@ def one_verb() -> Iterator[None]:
         Verb.unnamed, Verb.forced, Typed.verb = None, False, ""
 
 
-def aim_at(name: str, api: str | None, *, checked: bool = True, is_of_hosts: bool = False) -> None:
+def aim_at(name: str, api: str | None, *, checked: bool = True, is_of_hosts: bool = False, named: str | None = None) -> None:
     """Keep every connection of the running verb to this cluster, which the verb was given: the kubeconfig may talk to another.
 
     `checked` False: the kubeconfig's cluster is taken for it. `is_of_hosts`: it is no Kubernetes cluster, and verbs about Kubernetes are refused.
     """
     if is_of_hosts:
-        refuse_on_hosts(name)
+        refuse_on_hosts(name, named or name)
     if Connections.servers is not None:
         aim = ClusterAim(name, api, is_named=name != Verb.unnamed, is_checked=checked and not Verb.forced)
         Connections.aim = HostsAim(name) if is_of_hosts else aim
@@ -200,7 +203,7 @@ def namespace_of(cluster: str, namespace: str | None, context: str | None) -> st
     if stated is None:
         file = load(cluster)
         stated = Peeked(file.cluster.name, file.cluster.namespace, file.cluster.api, file.hosts is not None)
-    aim_at(stated.name, stated.api, is_of_hosts=stated.is_of_hosts)
+    aim_at(stated.name, stated.api, is_of_hosts=stated.is_of_hosts, named=cluster)
     return HOSTS if stated.is_of_hosts else _namespace(stated.name, stated.namespace, namespace, context)
 
 

@@ -347,7 +347,9 @@ def next_steps(observed: Observed, state: Where, again: str) -> tuple[Step, ...]
             Step(f"lockstep retry {at}", f"again, from the last checkpoint{help_}"),
             Step(f"lockstep logs {at} --errors", "the first failure"),
         ],
-        Where.SUSPENDED: [Step(f"lockstep resume {at}", "goes on from its last checkpoint")],
+        Where.SUSPENDED: [Step(f"lockstep resume {at}", "go on from the last checkpoint")],
+        Where.RUNNING: [Step(f"lockstep logs {at} -f", "follow it")],
+        Where.COMPLETE: [Step(f"lockstep describe {at}", "shows where its results are")],
         Where.SILENT: [Step(f"lockstep logs {at}", "what node 0 has printed")],
         Where.NODE_NOT_HEARD: [Step(f"lockstep logs {at}", "what node 0 has printed")],
     }

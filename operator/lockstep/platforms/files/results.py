@@ -77,7 +77,7 @@ async def inspected(place: Place, verb: str, folder: str, options: Sequence[str]
             if len(answer) > COMMITS_BYTES_MAX:
                 raise ConfigError(f"{place.name}: {INSPECT_MODULE} prints more than {COMMITS_BYTES_MAX} bytes, which is not a valid answer")
         if running.code == CONFIGURATION:
-            raise ConfigError(str(running.failure()))
+            raise ConfigError(str(running.failure()).replace(": lockstep: ", ": ", 1))
         if running.code != 0 and not (running.code == BAD_NEWS and answer):
             raise running.failure()
         return answer.decode(errors="replace"), BAD_NEWS if running.code else 0

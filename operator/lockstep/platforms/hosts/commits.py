@@ -8,6 +8,7 @@ from typing import Any
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.plan.hosts.commits import merged_list, merged_manifest, merged_verdicts, read_commits
+from lockstep.plan.hosts.status import named_hosts
 from lockstep.platforms.files.results import BAD_NEWS, inspected
 from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.programs import Place
@@ -31,7 +32,7 @@ class HostsCommits:
             return json.dumps(listed), 0
         names = [str(row["name"]) for row in listed["commits"] if row["onChain"]]
         if not names:
-            raise ConfigError(f"{', '.join(self._folders.values())} holds no commit that a start would choose")
+            raise ConfigError(f"{self._where()} holds no commit that a start would choose")
         names = names if "--all" in options else names[:1]
         if verb == "verify":
             each = [await self._ask("verify", f"checkpoints/{name}", _hosts_of(listed, name)) for name in names]
@@ -40,13 +41,19 @@ class HostsCommits:
             return json.dumps({"commits": verdicts, "whole": whole}), 0 if whole else BAD_NEWS
         return json.dumps(merged_manifest(await self._ask("show", f"checkpoints/{names[0]}", _hosts_of(listed, names[0])))), 0
 
+    def _where(self) -> str:
+        hosts_of: dict[str, list[str]] = {}
+        for host, folder in self._folders.items():
+            hosts_of.setdefault(folder, []).append(host)
+        return ", ".join(f"{folder} on {named_hosts(hosts)}" for folder, hosts in hosts_of.items())
+
     async def _ask(self, verb: str, below: str = "", hosts: Sequence[str] | None = None) -> dict[str, Json]:
         async def one(host: str) -> Json:
             folder = f"{self._folders[host]}/{below}".rstrip("/")
             try:
                 text, _ = await inspected(self._places[host], verb, folder, ())
             except ConfigError as error:  # (its folder is none of a run, which says nothing of the others)
-                raise Failed(f"host {host}: {error}") from error
+                raise Failed(str(error)) from error
             try:
                 answer = json.loads(text)
             except (ValueError, RecursionError):

@@ -167,7 +167,7 @@ def _snapshot_of(job: str, workspace: Path, points: int) -> tuple[dict[str, Any]
     if percentage is not None:
         status["goodput"] = {"percentage": percentage}
     ranks = ranks_of_run(run)
-    if ranks:
+    if ranks and "ranks" not in status:
         status["ranks"] = ranks
     observed = {"metadata": {"name": job, "namespace": LOCAL}, "spec": {}, "status": status}
     return snapshot(observed, (), {0: {"curve": steps}}), condition(status, "Progressing").get("reason") != "Running"

@@ -68,7 +68,7 @@ def test_a_verb_about_kubernetes_is_refused_in_one_sentence(verb: str, lab: Path
     if verb == "cluster discover":  # (which is told a name alone)
         monkeypatch.setattr("lockstep.cli.shared.checkout.checkout", lambda: lab.parent)
         (lab.parent / "clusters").symlink_to(lab.parent)
-    message = REFUSED[verb].format(name="lab")
+    message = REFUSED[verb].format(name="lab" if verb == "cluster discover" else lab)
     given = [*verb.split(), *_needed(verb, lab)]
     assert run(*given) == (2, f"lockstep {verb} is about Kubernetes, and lab is a cluster of hosts: {message}")
 

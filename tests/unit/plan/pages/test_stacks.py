@@ -196,7 +196,7 @@ def test_it_is_shown_for_a_run_of_this_machine(agents: Gang, monkeypatch: pytest
     (only,) = json.loads(capsys.readouterr().out)["ranks"]
     assert (only["rank"], only["threads"][0]["is_main"]) == (0, True)
     assert run_verb(monkeypatch, [*words, "--rank", "7"]) == 2
-    assert "no rank 7 of x runs now" in capsys.readouterr().err
+    assert "there is no rank 7: the job has 2 ranks, 0 to 1" in capsys.readouterr().err
     assert run.nodes == 1
 
 

@@ -63,7 +63,9 @@ def test_the_page_of_a_running_job_says_what_it_does_and_what_restarts_cost() ->
 
 
 def test_restarts_say_how_many_of_them_count() -> None:
-    page = "\n".join(describe(job(restarts=3, restartsCountTowardsMax=1, restartHistory=RUNNING["status"]["restartHistory"]), [], NOW, "in namespace ns"))
+    page = "\n".join(
+        describe(job(restarts=3, restartsCountTowardsMax=1, restartHistory=RUNNING["status"]["restartHistory"]), [], NOW, "in namespace ns")
+    )
     assert "Restarts    3; since the last new checkpoint 1 failure, of those that restart.maxRestarts counts" in page
 
 
@@ -92,7 +94,9 @@ def test_the_page_says_what_the_fabric_is_what_the_time_went_into_and_where_rank
     assert "Order       ranks follow the racks: nodes 0, 2, 1" in page
     assert "Goodput     93% of the time that its pods were there, up to its newest step, was training" in page
     ended = [{"type": "Failed", "status": "True", "reason": "RanksFailed", "message": ""}]
-    assert "Goodput     93% of the time that its pods were there was training" in list(describe(job(conditions=ended, **status), [], NOW, "in namespace ns"))
+    assert "Goodput     93% of the time that its pods were there was training" in list(
+        describe(job(conditions=ended, **status), [], NOW, "in namespace ns")
+    )
 
 
 def test_the_page_of_a_failed_job_has_its_first_failure_and_its_last_lines() -> None:

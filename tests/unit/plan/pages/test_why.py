@@ -258,7 +258,7 @@ def test_a_local_run_whose_process_is_gone_is_not_called_running(tmp_path: Path)
 
 def test_a_run_that_is_not_there_is_said(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["why", "x", "--local", "--workspace", str(tmp_path)])
-    assert "use the same --workspace" in str(done.exception)
+    assert "there is no job x in workspace" in str(done.exception)
 
 
 @pytest.mark.parametrize(

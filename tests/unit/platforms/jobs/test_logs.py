@@ -344,7 +344,7 @@ def test_a_local_run_is_read_from_its_folder(local: Path, options: list[str], co
 
 
 def test_a_local_run_that_is_not_there_and_a_rank_that_it_has_not_are_told(local: Path) -> None:
-    assert "no run y can be read" in str(CliRunner().invoke(app, ["logs", "y", "--local", "--workspace", str(local)]).exception)
+    assert "there is no job y in workspace" in str(CliRunner().invoke(app, ["logs", "y", "--local", "--workspace", str(local)]).exception)
     told = CliRunner().invoke(app, ["logs", "x", "--local", "--workspace", str(local), "--rank", "2"])
     assert "the job has 2 ranks, 0 to 1" in str(told.exception)
     silent = CliRunner().invoke(app, ["logs", "x", "--local", "--workspace", str(local), "--rank", "0"])

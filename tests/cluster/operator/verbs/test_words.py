@@ -1,0 +1,22 @@
+"""Words and exit codes of every verb about jobs in pods: those of the table that hosts and this machine answer by, too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.clusters.cluster_jobs import Jobs, until
+from support.verb_words import JOBS, PODS, STOPPED, UNDISTURBED, Where, differences
+
+
+def test_verbs_about_jobs_in_pods_say_what_they_say_elsewhere(jobs: Jobs, tmp_path: Path) -> None:
+    for name, script in JOBS.items():
+        jobs.start(name, script)
+    jobs.until_running("runs")
+    jobs.until_condition("done", "Complete", "True", "Complete")
+    jobs.until_condition("broke", "Failed", "True", "RanksFailed")
+    until("the pods of what has ended are gone", lambda: not jobs.pods("done") and not jobs.pods("broke"))
+    where = Where(
+        PODS, ("-n", jobs.namespace), f"in namespace {jobs.namespace}", noun="TrainingJob", elsewhere="; -n names another namespace"
+    )
+    assert differences(where, UNDISTURBED, tmp_path) == []
+    assert differences(where, STOPPED, tmp_path) == []

@@ -1,0 +1,154 @@
+"""Every verb about a job, typed on pods, on hosts and on this machine: one table of what all three answer, and their exit codes.
+
+Three jobs of two ranks on two nodes: `runs` waits, `done` is complete, `broke` failed on rank 1; there is no `nosuch`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.clusters.cluster_jobs import SCRIPTS
+from support.in_process import Told, lockstep
+
+JOBS = {"runs": "wait.py", "done": "ok.py", "broke": "fail.py"}
+PODS, HOSTS, HERE = "pods", "hosts", "here"
+REMOTE = (PODS, HOSTS)
+HEADS = r"NAME +NODES +RANKS +STEP +PROGRESS +RESTARTS +STATE +AGE\n"
+FAILED = "rank 1 on node 1 exited with 1: ValueError: the data is not there"
+NO_JOB = "lockstep: there is no {noun} nosuch {where}: {have} broke, done, runs{elsewhere}\n"
+NOTHING_TO_STOP = "lockstep: job done is complete: there is nothing to stop and nothing to go on with (lockstep describe done {again})\n"
+HAS_FAILED = "lockstep: job broke has failed: lockstep why broke {again} explains why, lockstep retry broke {again} starts it again\n"
+NO_ADAPTER = (
+    "lockstep: {folder}/runs/runs in {node} has no adapter and no commit: lockstep why runs {again} tells how far the job has come\n"
+)
+NO_RANK = "lockstep: there is no rank 9: the job has 2 ranks, 0 to 1\n"
+NO_NODE = "lockstep: job runs has no node 9: its 2 nodes are 0 to 1\n"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is typed, and what every place answers."""
+
+    typed: str
+    code: int
+    says: str = ""
+    """Text at the end of standard error, with the place's words in braces; '': nothing is compared."""
+    shows: str = ""
+    """Pattern that standard output matches from its beginning."""
+    places: tuple[str, ...] = (PODS, HOSTS, HERE)
+
+
+@dataclass(frozen=True)
+class Where:
+    """A place, its words, and words that lead there on a command line."""
+
+    kind: str
+    again: tuple[str, ...]
+    where: str
+    noun: str = "job"
+    have: str = "it has"
+    elsewhere: str = ""
+    folder: str = "/workspace"
+    node: str = "pod [a-z0-9-]+"
+
+    def pattern(self, text: str) -> str:
+        """Pattern of a text of the table, as this place says it."""
+        words = {"again": " ".join(self.again), "where": self.where, "noun": self.noun, "have": self.have, "elsewhere": self.elsewhere}
+        escaped = re.escape(text)
+        for name, word in {**words, "folder": self.folder}.items():
+            escaped = escaped.replace(re.escape(f"{{{name}}}"), re.escape(word))
+        return escaped.replace(re.escape("{node}"), self.node)
+
+    def lockstep(self, typed: str, folder: Path) -> Told:
+        """Type the verb about a job of this place. `folder` stands for {tmp}."""
+        return lockstep(*typed.format(tmp=folder).split(), *self.again)
+
+
+def _no_job(typed: str, places: tuple[str, ...] = (PODS, HOSTS, HERE)) -> Row:
+    return Row(typed, 2, NO_JOB, places=places)
+
+
+UNDISTURBED = [
+    *map(_no_job, (
+        "get nosuch", "describe nosuch", "why nosuch", "wait nosuch", "logs nosuch", "stacks nosuch", "stop nosuch", "resume nosuch", "retry nosuch", "delete nosuch --yes",
+    )),
+    _no_job("top nosuch --once", REMOTE), _no_job("adapter get nosuch {tmp}/adapter", REMOTE), _no_job("shell nosuch", REMOTE),
+    Row("get runs", 0, shows=HEADS + r"runs +2/2 +2/2 +- +- +0 +Running +\d"),
+    Row("get", 0, shows=HEADS + r"broke +0/2 +0/2 +- +- +0 +Failed .*\ndone +0/2 +0/2 +- +- +0 +Complete .*\nruns +2/2 +2/2 .* Running "),
+    Row("get -o name", 0, shows=r"trainingjob\.lockstep\.dev/broke\n"),
+    Row("get -o wide", 0, shows=HEADS[:-2] + r" +CLUSTER +TRANSPORT +CHECKPOINT +LEFT +LOSS +MESSAGE\n"),
+    Row("describe runs", 0, shows=r"Name        runs \({where}, \w+ old\)\nWork        script \S*wait\.py.*\n(Cluster .*\n)?Ranks       2 of 2 ready, on 2 of 2 nodes\n"),
+    Row("describe broke", 0, shows=rf"(?s).*\nFailure     UserCode: {FAILED}\n.*\n  Progressing +False +Failed +{FAILED}\n"),
+    Row("why runs", 0, shows=r"runs: Running: all ranks run, attempt 1\nnext         lockstep logs runs {again} -f   # follow it\n"),
+    Row("why done", 0, shows=r"(?s)done: Complete: .*\nnext         lockstep describe done {again}   # shows where its results are\n"),
+    Row("why broke", 1, shows=rf"(?s)broke: Failed: {FAILED}\nfirst cause  rank 1 on node 1.*: UserCode \(ValueError\)\nlast lines   rank 1 begins\n.*\nlost         1 failure \(1 UserCode\): 0 steps lost\n"),
+    Row("wait runs --for Running --timeout 20", 0, shows="runs: Running: all ranks run\n$"),
+    Row("wait runs --for Complete --timeout 1", 1, "lockstep: job runs is not Complete after 1 s: Running: all ranks run\n"),
+    Row("wait done", 0, shows="done: Complete: the job is complete\n$"),
+    Row("wait done --for Running", 1, "lockstep: job done has ended, so it will not become Running: Complete: the job is complete\n"),
+    Row("wait broke", 1, shows=f"broke: Failed: {FAILED}\n$"),
+    Row("logs runs --rank 9", 2, NO_RANK),
+    Row("logs runs --node 9", 2, NO_NODE),
+    Row("logs runs --previous", 2, "lockstep: job runs has had 1 attempt: there is no previous one\n"),
+    Row("logs runs --errors", 0, shows="no rank of job runs has failed\n$"),
+    Row("logs done -f", 0, shows=r"(?s)\[lockstep\] node 0 is here.*\[lockstep\] Complete: all ranks are done\n$"),
+    Row("logs broke -f", 1, shows=rf"(?s).*\[lockstep\] Failed: {FAILED}\n$"),
+    Row("logs broke --errors", 0, shows=r"first: rank 1 on node 1 \(UserCode\): exited with 1: ValueError: the data is not there\n  \| rank 1 begins\n"),
+    Row("top runs --once", 0, shows=r"(?s)runs  Running  no step yet, 2 of 2 ranks\n.*\nNODE +(HOST|POD) .*RANKS +CPU +MEMORY +NIC +IN Gb/s +OUT Gb/s\n.*\nRANK +NODE +CPU +MEMORY\n0 +0 .*\n1 +"),
+    Row("top broke --once", 0, shows=rf"broke  Failed  no step yet, 0 of 2 ranks\n  {FAILED}\n"),
+    Row("stacks runs", 0, shows=r"ranks 0-1: main thread \(most recent call first\)\n"),
+    Row("stacks runs --rank 9", 2, NO_RANK),
+    Row("stacks done", 2, "lockstep: no rank of done runs now: lockstep why done {again}\n"),
+    Row("retry runs", 2, "lockstep: job runs has not failed, so there is nothing to retry: Running: all ranks run\n"),
+    *(Row(f"{verb} done", 2, NOTHING_TO_STOP) for verb in ("stop", "resume")),
+    *(Row(f"{verb} broke", 2, HAS_FAILED) for verb in ("stop", "resume")),
+    Row("retry done", 2, "", places=REMOTE),
+    Row("resume runs", 0, shows="runs is not suspended\n$", places=REMOTE),
+    Row("resume runs", 2, "lockstep: a run on this machine goes on when it is started again: lockstep run -f FILE {again}\n", places=(HERE,)),
+    Row("delete done", 2, "", places=(HERE,)),
+    Row("delete runs", 2, "lockstep: job runs has not ended: use --yes to delete it anyway\n", places=REMOTE),
+    Row("cp runs:/workspace/nothing {tmp}/a", 1, "not copied: {folder}/nothing does not exist\n", places=REMOTE),
+    Row("cp {tmp} runs:/etc/x", 2, "lockstep: /etc/x is not on a volume of the job: choose a path below /datasets, /workspace\n", places=REMOTE),
+    Row("checkpoint list runs", 0, shows="no commit is there; what a script saves by itself isn't listed\n", places=REMOTE),
+    Row("checkpoint inspect runs", 2, " holds no commit that a start would choose\n", places=REMOTE),
+    Row("adapter get runs {tmp}/adapter", 1, NO_ADAPTER, places=REMOTE),
+    Row("shell runs --node 9", 2, NO_NODE, places=REMOTE),
+]  # fmt: skip
+"""Rows that leave the jobs as they are."""
+STOPPED = [
+    Row("stop runs", 0),
+    Row("get runs", 0, shows=HEADS + r"runs +0/2 +0/2 +- +- +0 +Suspended +\d"),
+    Row("wait runs --for Suspended --timeout 20", 0),
+    Row("stacks runs", 2, "lockstep: no rank of runs runs now: lockstep why runs {again}\n"),
+    Row("stop runs", 0),
+    Row("resume runs", 0, shows="runs: goes on; see it with: lockstep logs runs -f {again}\n$", places=REMOTE),
+    Row("wait runs --for Running --timeout 90", 0, places=REMOTE),
+    Row("retry broke", 0, shows="broke: retry 1 goes on from its last checkpoint; see it with: lockstep logs broke -f {again}\n$", places=REMOTE),
+    Row("wait broke --timeout 90", 1, places=REMOTE),
+    Row("delete done broke", 0, shows="done is deleted; .* stays?\nbroke is deleted; .* stays?\n$", places=REMOTE),
+    Row("delete runs --yes", 0, shows="runs is deleted; .* stays?\n$", places=REMOTE),
+    Row("get", 0, shows="there is no {noun} {where}\n$", places=REMOTE),
+]  # fmt: skip
+"""Rows that change them, in this order."""
+
+
+def differences(where: Where, rows: list[Row], folder: Path) -> list[str]:
+    """Type every row of this place, and return what it answered otherwise."""
+    wrong = []
+    for row in rows:
+        if where.kind not in row.places:
+            continue
+        told = where.lockstep(row.typed, folder)
+        shows = row.shows.replace("{again}", re.escape(" ".join(where.again))).replace("{where}", re.escape(where.where))
+        shows = shows.replace("{noun}", where.noun)
+        good = told.returncode == row.code and re.match(shows, told.stdout) and re.search(where.pattern(row.says) + r"\Z", told.stderr)
+        if not good:
+            wrong.append(f"lockstep {row.typed}\n  must be {row.code} {row.says or row.shows!r}\n  but is {told}")
+    return wrong
+
+
+def script(name: str) -> str:
+    """Text of the script of one of the jobs."""
+    return SCRIPTS[JOBS[name]]
