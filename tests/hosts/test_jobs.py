@@ -8,7 +8,8 @@ import pytest
 
 from lockstep.devcluster.hosts import bed as running
 from support.clusters.bed_hosts import BedHosts, eventually
-from support.clusters.bed_jobs import BedJobs
+from support.clusters.bed_jobs import JOB, BedJobs
+from support.verb_words import HOSTS, JOBS, STOPPED, UNDISTURBED, Where, differences, script
 
 
 @pytest.fixture
@@ -80,3 +81,25 @@ def test_hosts_that_do_not_answer_are_told_as_unreachable_and_never_as_failed(la
         running.plug(laptop.bed.host(number), plugged=True)
     assert laptop.becomes("away", "Running")
     laptop.about("delete", "away", "--yes")
+
+
+@pytest.mark.long
+def test_verbs_about_jobs_on_hosts_say_what_they_say_elsewhere(bed: BedHosts, tmp_path: Path) -> None:
+    laptop = BedJobs(bed, tmp_path)
+    laptop.clear()
+    try:
+        for name, path in JOBS.items():
+            for number in range(bed.count):
+                laptop.put(number, path, script(name).encode())
+            file = tmp_path / f"{name}.yaml"
+            file.write_text(JOB.format(name=name, nodes=2, steps=1, restarts=0).replace("rank.py", path))
+            laptop.run(file, check=False)  # (two of them may have ended before they were seen to run)
+        assert laptop.becomes("done", "Complete") and laptop.becomes("broke", "Failed") and laptop.becomes("runs", "Running")
+        name = f"beds{bed.layout.index}"
+        where = Where(
+            HOSTS, ("--cluster", str(laptop.cluster)), f"on the hosts of {name}", have="they have", folder="/home/ada/lockstep/workspace", node="host bed0"
+        )  # fmt: skip
+        assert differences(where, UNDISTURBED, tmp_path) == []
+        assert differences(where, STOPPED, tmp_path) == []
+    finally:
+        laptop.clear()

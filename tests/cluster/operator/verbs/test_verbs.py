@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pytest
 import yaml
 
-from lockstep.cli.main import main
 from support.clusters.cluster_jobs import Jobs, until
-
-
-@dataclass(frozen=True)
-class Told:
-    returncode: int
-    stdout: str
-    stderr: str
+from support.in_process import Told
+from support.in_process import lockstep as typed
 
 
 def lockstep(jobs: Jobs, *arguments: str, namespaced: bool = True) -> Told:
-    """The command line, in this process: starting one for each costs seconds that say nothing of the verb."""
-    out, errors = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
-        patch.setattr("sys.argv", ["lockstep", *arguments, *(["-n", jobs.namespace] if namespaced else [])])
-        patch.setattr("sys.stdin", io.StringIO())
-        try:
-            code: object = main()
-        except SystemExit as ended:
-            code = ended.code
-    out.seek(0)
-    return Told(code if isinstance(code, int) else 0, out.read(), errors.getvalue())
+    """Type the verb in the jobs' namespace."""
+    return typed(*arguments, *(["-n", jobs.namespace] if namespaced else []))
 
 
 @pytest.fixture(scope="module")

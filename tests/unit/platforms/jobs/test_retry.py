@@ -71,9 +71,21 @@ def test_a_job_that_runs_or_is_complete_is_refused_in_plain_words(
 
 
 def test_it_says_which_job_or_which_file(patched: list[dict[str, Any]]) -> None:
-    for words in ([], ["-f", "job.yaml"], ["x", "--local"], ["-f", "job.yaml", "--local", "--in-namespace"]):
+    for words in ([], ["-f", "job.yaml"], ["-f", "job.yaml", "--local", "--in-namespace"]):
         result = CliRunner().invoke(app, ["retry", *words])
         assert "name the failed job" in str(result.exception)
+
+
+def test_a_run_of_this_machine_is_named_and_says_how_it_is_retried_and_removed(tmp_path: Path) -> None:
+    where = ["x", "--local", "--workspace", str(tmp_path)]
+    for verb in ("retry", "delete"):
+        assert "there is no job x in workspace" in str(CliRunner().invoke(app, [verb, *where]).exception)
+    gang = tmp_path / "workspace/runs/x/gang"
+    gang.mkdir(parents=True)
+    (gang / "attempts.jsonl").write_text('{"attempt": 1, "jobUid": "u", "restarts": 0, "started": "2026-11-26T23:55:54Z"}\n')
+    (gang / "end.json").write_text('{"jobUid": "u", "state": "Failed", "message": "m"}')
+    assert "retried with its file: lockstep retry -f FILE --local" in str(CliRunner().invoke(app, ["retry", *where]).exception)
+    assert f"then remove {gang.parent} and its checkpoints" in str(CliRunner().invoke(app, ["delete", *where]).exception)
 
 
 def test_a_local_run_goes_on_as_the_same_job_until_it_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
