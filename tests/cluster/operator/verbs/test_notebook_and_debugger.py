@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import subprocess
 from collections.abc import Callable, Iterator
@@ -11,8 +12,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from lockstep.cli.shared.target import load
+from support.checkout import ROOT
 from support.clusters.cluster_jobs import Jobs, until
-from support.clusters.editor_packages import python_path
 from support.dap import Debugger
 from support.served import LOCKSTEP, all_processes, started
 
@@ -25,6 +27,19 @@ print("trained", steps, "steps in", os.getcwd(), "loss", loss, flush=True)
 sys.exit(3)
 """
 LOSS_LINE = 4
+
+
+def python_path() -> str:
+    """PYTHONPATH of the pods of cluster `local`, in which they find JupyterLab and debugpy then, as `make editors` installs them.
+
+    The trainer's image installs the same lock file.
+    """
+    spec = importlib.util.spec_from_file_location("lockstep_setup", ROOT / "scripts/setup.py")
+    assert spec is not None and spec.loader is not None
+    setup = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(setup)
+    setup.publish_editors(setup.cache_root())
+    return next(variable.value for variable in load("local").profile.spec.pod.env if variable.name == "PYTHONPATH")
 
 
 @pytest.fixture(scope="module")
