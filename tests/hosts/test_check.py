@@ -250,6 +250,19 @@ def public_addresses(lab: Lab) -> Undo:
     return undo
 
 
+def shared_workspace(lab: Lab) -> Undo:
+    """One folder that bed0 and bed1 both have as their workspace."""
+    mount = "mkdir -p /shared/w /home/ada/lockstep/workspace; chown ada:ada /shared/w; mount --bind /shared/w /home/ada/lockstep/workspace"
+    for number in (0, 1):
+        lab.root(number, mount)
+    return lambda: [lab.root(number, "umount /home/ada/lockstep/workspace") for number in (0, 1)]
+
+
+def noisy_shell(lab: Lab) -> Undo:
+    lab.root(2, "cp /home/ada/.bashrc /home/ada/.bashrc.before; sed -i '1i echo welcome' /home/ada/.bashrc")
+    return lambda: lab.root(2, "mv /home/ada/.bashrc.before /home/ada/.bashrc")
+
+
 def slow_cable(lab: Lab) -> Undo:
     limit = "root tbf rate 100mbit burst 64kb latency 50ms"
     network.run("tc", "qdisc", "add", "dev", lab.bed.host(1).link, *limit.split())
@@ -298,9 +311,20 @@ def slow_cable(lab: Lab) -> Undo:
             [public_addresses],
             [(name, r"^its address 198\.41\.0\.1\d is public", "WireGuard or Tailscale") for name in ("bed0", "bed1", "bed2")],
         ),
+        (
+            [shared_workspace, noisy_shell],
+            [
+                (
+                    "storage",
+                    r"^bed0, bed1 see one and the same /home/ada/lockstep/workspace, though storage.mode",
+                    "^state storage.mode: rwx",
+                ),
+                ("bed2", r"^its login shell prints 'welcome' before any program runs$", "print nothing"),
+            ],
+        ),
         ([slow_cable], [("bed1 ↔ bed0, bed2", r"^0\.\d+ Gb/s(, and up to .* between others)?$", "tc qdisc show dev eth0 on bed1")]),
     ],
-    ids=["keeping", "packages", "old", "key", "public", "slow"],
+    ids=["keeping", "packages", "old", "key", "public", "shared", "slow"],
 )
 def test_each_fault_is_named_with_its_host_and_a_fix(
     plants: list[Plant], expected: list[tuple[str, str, str]], lab: Lab, planted: Callable[[Plant], None]
