@@ -130,6 +130,16 @@ def test_bare_hosts_run_a_job_after_one_command_and_a_second_one_changes_nothing
         lab.about("delete", "small", "--yes")
 
 
+def test_a_check_names_the_host_whose_environment_is_not_of_the_lock(lab: Lab) -> None:
+    lab.setup()
+    other = "env-0123456789abcdef"
+    lab.sh(1, f'cd "$1" && mv "$(readlink env)" {other} && ln -sfn {other} env')
+    found = lab.type("hosts", "check", str(lab.cluster), check=False).stdout
+    assert re.findall(r"^failed +(\w+): its environment (env-\w+) is not of", found, re.MULTILINE) == [("bed1", other)], found
+    lab.setup()
+    assert "is not of" not in lab.type("hosts", "check", str(lab.cluster), check=False).stdout
+
+
 @pytest.mark.parametrize("word", ["sending", "installing"])
 def test_it_goes_on_where_it_was_killed(lab: Lab, word: str) -> None:
     lab.interrupted(word)
