@@ -224,7 +224,14 @@ class HostJob(SiteJob):
             say(f"warning: {sentence}")
 
     async def _until_ended(self) -> None:
+        from lockstep.platforms.hosts.start import STOP_SECONDS
+
+        until = time.monotonic() + STOP_SECONDS
         while self.seen.runs:
+            if time.monotonic() > until:
+                raise Failed(
+                    f"job {self.name} was told to stop, and has not saved and ended for {STOP_SECONDS:.0f} s: lockstep stop {self.at} --now ends it without a save"
+                )
             await asyncio.sleep(POLL_SECONDS)
             await self.current()
 

@@ -34,6 +34,7 @@ from lockstep_spec.choices import StorageMode
 
 PLACE_SECONDS = 120.0
 STOP_SECONDS = 600.0
+"""Longest that somebody waits for a job to save and end."""
 
 
 @dataclass(frozen=True)
@@ -146,29 +147,42 @@ async def _place_and_go(fleet: Fleet, request: dict[str, Any], files: Mapping[st
         open_programs: dict[str, Program] = {}
 
         async def place(name: str) -> None:
-            program = await stack.enter_async_context(_keeper(fleet, name))
-            open_programs[name] = program
-            own = {**request, "files": len(files[name]), "witness": None if name == names[0] else list(witness)}
-            await program.write(json.dumps(own).encode() + b"\n")
-            for file, data in files[name].items():
-                head = {"name": file, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-                await program.write(json.dumps(head).encode() + b"\n" + data)
-            await _answered(program, "placed")
+            async with _within(PLACE_SECONDS, f"host {name} has not taken the job's files"):
+                program = await stack.enter_async_context(_keeper(fleet, name))
+                open_programs[name] = program
+                own = {**request, "files": len(files[name]), "witness": None if name == names[0] else list(witness)}
+                await program.write(json.dumps(own).encode() + b"\n")
+                for file, data in files[name].items():
+                    head = {"name": file, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+                    await program.write(json.dumps(head).encode() + b"\n" + data)
+                await _answered(program, "placed")
 
         async def go(name: str) -> None:
-            await open_programs[name].write(b"go\n")
-            await _answered(open_programs[name], "started")
+            async with _within(PLACE_SECONDS, f"host {name} has not said that its agent runs"):
+                await open_programs[name].write(b"go\n")
+                await _answered(open_programs[name], "started")
 
-        async with asyncio.timeout(PLACE_SECONDS):
-            _, problems = await fleet.all(names, place)
-            if problems:
-                raise Failed("nothing was started: " + "; ".join(problems.values()))
-            await go(names[0])
-            _, problems = await fleet.all(names[1:], go)
+        _, problems = await fleet.all(names, place)
+        if problems:
+            raise Failed("nothing was started: " + "; ".join(problems.values()))
+        await go(names[0])
+        _, problems = await fleet.all(names[1:], go)
     if problems:
         raise Failed(
             f"the job was started only in part: {'; '.join(problems.values())}: lockstep delete {request['job']} {fleet.again} removes it"
         )
+
+
+@asynccontextmanager
+async def _within(seconds: float, what: str) -> AsyncIterator[None]:
+    """Raise Failed saying `what` if the block takes longer."""
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise Failed(f"{what} for {seconds:.0f} s") from None
 
 
 @asynccontextmanager
@@ -225,7 +239,11 @@ async def _told(fleet: Fleet, hosts: Mapping[str, object], request: dict[str, An
 
 async def _request(fleet: Fleet, name: str, request: dict[str, Any]) -> dict[str, Any]:
     """The answer to a request without files. Raises ProgramFailed with what the host can't do."""
-    async with asyncio.timeout(STOP_SECONDS), _keeper(fleet, name) as program:
+    job = request.get("job")
+    waits = f"host {name} has not answered"
+    if job is not None:
+        waits = f"lockstep stop {job} {fleet.again} --now ends it without a save: host {name} was told to stop job {job}, which has not saved and ended"
+    async with _within(STOP_SECONDS, waits), _keeper(fleet, name) as program:
         await program.write(json.dumps(request).encode() + b"\n")
         async for line in lines_in(program):
             said = answer_of(line, program.place.name)

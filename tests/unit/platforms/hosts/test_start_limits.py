@@ -1,0 +1,85 @@
+"""Hosts that never answer: each wait ends with a sentence of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from lockstep.api.errors import Failed
+from lockstep.api.hosts import Host, HostsCluster
+from lockstep.plan.hosts.record import Coordinator
+from lockstep.platforms.hosts import start
+from lockstep.platforms.hosts.fleet import Fleet
+from lockstep.programs import STDOUT, Program
+
+NAMES = ["lab0", "lab1"]
+
+
+class Fallen(Program):
+    """A program that takes all, and falls silent after so many answers."""
+
+    def __init__(self, fleet: Fleet, name: str, *answers: bytes) -> None:
+        super().__init__(fleet.place(name))
+        self._answers = iter(answers)
+
+    async def write(self, data: bytes | memoryview) -> None:
+        pass
+
+    async def close_stdin(self) -> bool:
+        return True
+
+    async def resize(self, columns: int, lines: int) -> None:
+        pass
+
+    async def _received(self) -> AsyncIterator[tuple[int, bytes]]:
+        for answer in self._answers:
+            yield STDOUT, answer + b"\n"
+        await asyncio.Event().wait()
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    return Fleet(HostsCluster(hosts=[Host(name=name) for name in NAMES], ports="29400-29449"), "lab", "--cluster lab")
+
+
+def fall(monkeypatch: pytest.MonkeyPatch, **answers: tuple[bytes, ...]) -> None:
+    @asynccontextmanager
+    async def keeper(fleet: Fleet, name: str) -> AsyncIterator[Program]:
+        yield Fallen(fleet, name, *answers[name])
+
+    monkeypatch.setattr(start, "_keeper", keeper)
+    monkeypatch.setattr(start, "PLACE_SECONDS", 0.2)
+    monkeypatch.setattr(start, "STOP_SECONDS", 0.2)
+
+
+PLACED, STARTED = b'{"placed": true}', b'{"started": true}'
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        ((PLACED,), (), "nothing was started: host lab1 has not taken the job's files for 0 s"),
+        ((PLACED,), (PLACED,), "host lab0 has not said that its agent runs for 0 s"),
+        ((PLACED, STARTED), (PLACED,), "started only in part: host lab1 has not said that its agent runs for 0 s: lockstep delete x --cluster lab removes it"),
+    ],
+)  # fmt: skip
+def test_a_start_that_takes_too_long_says_where(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, first: tuple[bytes, ...], second: tuple[bytes, ...], words: str
+) -> None:
+    fall(monkeypatch, lab0=first, lab1=second)
+    request = {"do": "start", "job": "x", "fresh": True}
+    with pytest.raises(Failed, match=words):
+        asyncio.run(start._place_and_go(fleet, request, {name: {"key": b"k"} for name in NAMES}, Coordinator("10.0.0.1", 29400)))
+
+
+def test_a_stop_that_takes_too_long_says_where_and_what_ends_it(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    fall(monkeypatch, lab0=(b'{"stopped": true}',), lab1=())
+    request = {"do": "stop", "job": "x", "wait": True, "now": False}
+    with pytest.raises(Failed) as raised:
+        asyncio.run(start._told(fleet, dict.fromkeys(NAMES), request, {}))
+    assert str(raised.value) == (
+        "lockstep stop x --cluster lab --now ends it without a save: host lab1 was told to stop job x, which has not saved and ended for 0 s"
+    )
