@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -30,13 +32,14 @@ def outcome(laptop: BedJobs, name: str) -> str:
     return "running" if all(steps) and laptop.state(name) == "Running" else ""
 
 
-def test_a_laptop_that_is_gone_in_the_middle_of_a_start_leaves_nothing_or_a_job_that_runs(laptop: BedJobs) -> None:
+def outcomes_of(laptop: BedJobs, moments: Sequence[float]) -> list[str]:
+    """Start a job once for each moment, and lose the laptop then; what became of each start."""
     path = laptop.job("broken")
     whole, code = laptop.run_until(path, 120.0)
     assert code == 0
     laptop.about("delete", "broken", "--yes")
     outcomes = []
-    for moment in MOMENTS:
+    for moment in moments:
         laptop.leave()
         laptop.forget("broken")
         seconds = whole * moment
@@ -50,4 +53,29 @@ def test_a_laptop_that_is_gone_in_the_middle_of_a_start_leaves_nothing_or_a_job_
             again = laptop.run(path, check=False)
             assert again.returncode == 2 and "runs already on hosts bed0, bed1" in again.stderr
             laptop.about("delete", "broken", "--yes")
-    assert outcomes[0] == "nothing", outcomes
+    return outcomes
+
+
+def test_a_laptop_that_is_gone_in_the_middle_of_a_start_leaves_nothing_or_a_job_that_runs(laptop: BedJobs) -> None:
+    assert outcomes_of(laptop, MOMENTS)[0] == "nothing"
+
+
+@pytest.mark.long
+def test_a_laptop_that_is_gone_at_any_of_twenty_moments_leaves_nothing_or_a_job_that_runs(laptop: BedJobs) -> None:
+    draw = random.Random(20)  # noqa: S311 (no secret)
+    outcomes = outcomes_of(laptop, [draw.random() for _ in range(20)])
+    assert set(outcomes) == {"nothing", "running"}, outcomes
+
+
+def test_of_two_starts_at_once_no_more_than_one_begins_and_the_other_says_so(laptop: BedJobs) -> None:
+    path = laptop.job("twice")
+    with ThreadPoolExecutor(2) as both:
+        ended = list(both.map(lambda _: laptop.run(path, check=False), range(2)))
+    refused = [one for one in ended if one.returncode != 0]
+    assert refused, "two jobs of one name"
+    for one in refused:
+        assert (
+            "another start of job twice is under way" in one.stderr or "runs already" in one.stderr or "runs there already" in one.stderr
+        ), one.stderr
+    end = eventually(lambda: outcome(laptop, "twice"), seconds=SETTLED_SECONDS)
+    assert end == ("nothing" if len(refused) == 2 else "running")

@@ -3,7 +3,8 @@
 The request is one line of JSON on standard input; answers are lines of JSON. `start` takes files after it, each as `{"name": …, "bytes": N, "sha256": …}`
 in a line and then its bytes. It answers `{"placed": true}`, and waits for the line `go`: nothing is to be seen of the job before that. Where the other end
 goes away meanwhile, nothing stays, unless the coordinator of this very start, the `witness`, listens: then the other hosts have begun, and so does this one.
-A later start of the same name takes the place of one that still waits, so that it never takes the later one's coordinator for its own.
+Only one start of a name is under way on a host. One that has waited for long, since its connection broke silently, makes room for a later one, whose coordinator it
+never takes for its own.
 
 `brief` takes files in the same way, and runs the agent for as long as somebody asks for it: its lines come as `{"line": …}`, its end as `{"ended": code}`. All
 that it had is removed on the line `done`, and when the other end goes away or falls silent.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import hashlib
 import json
 import os
@@ -24,6 +26,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -34,6 +37,8 @@ FILES = ("run.json", "key", "job.json", "agent.pyz")
 STOPPED = "stopped"
 """File that is there while the job is stopped as asked."""
 WITNESS_SECONDS = 20.0
+START_SECONDS = 40.0
+"""Seconds after which a start that still waits makes room for a later one."""
 SYSTEMD_SECONDS = 60.0
 RESTART_SECONDS = 2.0
 SILENCE_SECONDS = 60.0
@@ -118,26 +123,36 @@ def start(request: Json, stream: BinaryIO) -> Json:
     for path in (record["workspace"], record["datasets"]):
         Path(path).mkdir(parents=True, exist_ok=True)
     draft = state_folder() / f".{name}.start.{os.urandom(6).hex()}"
-    discard_drafts(name)
-    draft.mkdir(parents=True, mode=0o700)
+    with alone():
+        if request["fresh"] and runs(name):
+            raise Declined(f"job {name} runs there already")
+        discard_drafts(name)
+        draft.mkdir(mode=0o700)
     try:
         for file, data in files.items():
             write(draft / file, data)
         answer({"placed": True})
         if stream.readline() != b"go\n" and not (request["witness"] and is_heard(*request["witness"])):
             raise Declined("the connection ended before the start")
-        draft = taken(draft)
-        if request["fresh"]:
-            replace(draft, folder)
-        else:
-            for file in files:
-                (draft / file).replace(folder / file)
-        if "retry" in request:
-            raise_retry(folder / "run.json", request["retry"])
-        (folder / STOPPED).unlink(missing_ok=True)
-        sync(folder)
+        with alone():
+            draft = taken(draft)
+            return begun(request, name, draft, record, files)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def begun(request: Json, name: str, draft: Path, record: Json, files: dict[str, bytes]) -> Json:
+    """Give the files of the draft their place, and start the agent."""
+    folder = state_folder() / name
+    if request["fresh"]:
+        replace(draft, folder)
+    else:
+        for file in files:
+            (draft / file).replace(folder / file)
+    if "retry" in request:
+        raise_retry(folder / "run.json", request["retry"])
+    (folder / STOPPED).unlink(missing_ok=True)
+    sync(folder)
     if record["supervised"]:
         forget_unit(name)
         return supervise(name, record["command"], record["environment"])
@@ -162,10 +177,35 @@ def apart() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Do the block while no other start does its own."""
+    state_folder().mkdir(parents=True, exist_ok=True)
+    lock = os.open(state_folder() / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        fcntl.flock(lock, fcntl.LOCK_UN)  # (the agent's supervisor has the descriptor, too)
+        os.close(lock)
+
+
+def runs(name: str) -> bool:
+    """Return True if the job's agent runs, or is about to run again."""
+    if supervisor(name) is not None:
+        return True
+    return unit_path(name).exists() and systemctl("is-active", unit_path(name).name) in ("", "activating", "deactivating")
+
+
 def discard_drafts(name: str) -> None:
-    """Remove what earlier starts of this name have left, or still wait with."""
+    """Remove what earlier starts of this name have left. Raises Declined while one may still be going on."""
     for draft in state_folder().glob(f".{name}.start.*"):
         with contextlib.suppress(FileNotFoundError):
+            waited = time.time() - draft.stat().st_mtime
+            if 0 <= waited < START_SECONDS:
+                raise Declined(
+                    f"another start of job {name} is under way there: see what came of it, or try again in {START_SECONDS - waited:.0f} s"
+                )
             shutil.rmtree(draft.rename(draft.with_name(f"..{os.urandom(6).hex()}")), ignore_errors=True)
 
 

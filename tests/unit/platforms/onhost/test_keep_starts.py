@@ -1,0 +1,90 @@
+"""Starts of a job on one host, one beside the other: the program that keeps jobs there, as a process of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.platforms.onhost import keep
+
+JOBS = "lockstep/jobs"
+
+
+class Keeper:
+    """A start that has its files, and waits for the word."""
+
+    def __init__(self, home: Path, **request: Any) -> None:
+        record = {
+            "workspace": str(home / "workspace"),
+            "datasets": str(home / "datasets"),
+            "supervised": True,
+            "command": ["sleep", "60"],
+            "environment": {},
+        }
+        data = json.dumps(record).encode()
+        head = {"name": "job.json", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        self._process = subprocess.Popen(
+            [sys.executable, str(keep.__file__)], env={**os.environ, "XDG_STATE_HOME": str(home)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        asked = {"do": "start", "job": "x", "fresh": True, "files": 1, "witness": None, **request}
+        self.write(json.dumps(asked).encode() + b"\n" + json.dumps(head).encode() + b"\n" + data)
+
+    def write(self, data: bytes) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(data)
+        self._process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+    def leave(self) -> None:
+        self._process.communicate(timeout=30)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    yield tmp_path
+    pid = keep.supervisor("x")
+    if pid is not None:
+        keep.stop({"job": "x", "now": True, "wait": True})
+
+
+def test_a_second_start_is_refused_while_one_waits_and_leaves_it_alone(home: Path) -> None:
+    first = Keeper(home)
+    assert first.answer() == {"placed": True}
+    second = Keeper(home)
+    assert second.answer()["problem"].startswith("another start of job x is under way there: see what came of it, or try again in ")
+    first.write(b"go\n")
+    assert first.answer() == {"started": True}
+    third = Keeper(home)
+    assert third.answer() == {"problem": "job x runs there already"}
+    for keeper in (first, second, third):
+        keeper.leave()
+    assert keep.supervisor("x") is not None
+
+
+def test_a_start_that_has_waited_for_long_makes_room_and_begins_nothing(home: Path) -> None:
+    first = Keeper(home)
+    assert first.answer() == {"placed": True}
+    (draft,) = (home / JOBS).glob(".x.start.*")
+    long_ago = draft.stat().st_mtime - keep.START_SECONDS
+    os.utime(draft, (long_ago, long_ago))
+    second = Keeper(home)
+    assert second.answer() == {"placed": True}
+    first.write(b"go\n")
+    assert first.answer() == {"problem": "a later start of this job has taken its place"}
+    second.write(b"go\n")
+    assert second.answer() == {"started": True}
+    for keeper in (first, second):
+        keeper.leave()
