@@ -81,3 +81,39 @@ def test_a_cable_that_is_out_and_a_host_that_sleeps_stop_the_job_for_a_while_and
     assert goes_on(laptop)
     assert "Failed" not in states and laptop.state("cut") == "Running", states
     laptop.about("delete", "cut", "--yes")
+
+
+@pytest.mark.long
+def test_a_cable_that_is_out_for_two_minutes_costs_no_restart(laptop: BedJobs) -> None:
+    laptop.run(laptop.job("away"))
+    assert goes_on(laptop)
+    states = set()
+    running.plug(laptop.bed.host(1), plugged=False)
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        states.add(laptop.state("away"))
+        time.sleep(1)
+    running.plug(laptop.bed.host(1), plugged=True)
+    assert goes_on(laptop)
+    assert "Failed" not in states
+    assert laptop.state("away") == "Running"
+    laptop.about("delete", "away", "--yes")
+
+
+@pytest.mark.long
+def test_a_host_that_was_off_when_its_job_was_stopped_does_not_train_when_it_comes_back(laptop: BedJobs) -> None:
+    laptop.run(laptop.job("quiet"))
+    assert goes_on(laptop)
+    running.power_off(laptop.bed.host(1))
+    stopped = laptop.about("stop", "quiet", check=False)
+    assert stopped.returncode == 1 and f"Once all hosts answer: lockstep stop quiet --cluster {laptop.cluster}" in stopped.stderr
+    running.power_on(laptop.bed.host(1), wait=False)
+    running.await_sshd(laptop.bed.host(1))
+    before = laptop.count(1, 1)
+    assert eventually(lambda: "nobody has told host bed1 to stop" in laptop.about("describe", "quiet").stdout)
+    laptop.about("stop", "quiet")
+    assert laptop.state("quiet") == "Suspended"
+    assert laptop.count(1, 1) == before, "it waits for node 0"
+    laptop.about("resume", "quiet")
+    assert goes_on(laptop)
+    laptop.about("delete", "quiet", "--yes")

@@ -233,6 +233,8 @@ def _not_running(seen: Seen, view: View, again: str) -> Fact | None:  # noqa: PL
         return Fact(UNKNOWN, Reason.UNREACHABLE, f"{seen.problems[seen.first]}; {_last_known(seen, view)}")
     if seen.stopped:
         running = [host for host, job in seen.jobs.items() if job.runs]
+        if untold := [host for host in running if not seen.jobs[host].stopped]:
+            return Fact(FALSE, Reason.STOPPING, f"nobody has told {named_hosts(untold)} to stop: lockstep stop {name} {again}")
         if running:
             return Fact(FALSE, Reason.STOPPING, f"ranks save and stop on {named_hosts(running)}")
         return Fact(FALSE, Reason.SUSPENDED, f"stopped as asked; to go on from the last checkpoint: lockstep resume {name} {again}")

@@ -174,15 +174,15 @@ async def _place_and_go(fleet: Fleet, request: dict[str, Any], files: Mapping[st
 
 
 @asynccontextmanager
-async def _within(seconds: float, what: str) -> AsyncIterator[None]:
-    """Raise Failed saying `what` if the block takes longer."""
+async def _within(seconds: float, what: str, remedy: str = "") -> AsyncIterator[None]:
+    """Raise Failed saying `what`, and what to do, if the block takes longer."""
     try:
         async with asyncio.timeout(seconds) as limit:
             yield
     except TimeoutError:
         if not limit.expired():
             raise
-        raise Failed(f"{what} for {seconds:.0f} s") from None
+        raise Failed(f"{what} for {seconds:.0f} s{remedy}") from None
 
 
 @asynccontextmanager
@@ -234,16 +234,18 @@ async def _told(fleet: Fleet, hosts: Mapping[str, object], request: dict[str, An
 
     _, problems = await fleet.all(hosts, one)
     if problems or away:
-        raise Failed("; ".join([*problems.values(), *away.values()]))
+        verb = {"remove": "delete"}.get(request["do"], request["do"])
+        again = f". Once all hosts answer: lockstep {verb} {request['job']} {fleet.again}" if away else ""
+        raise Failed("; ".join([*problems.values(), *away.values()]) + again)
 
 
 async def _request(fleet: Fleet, name: str, request: dict[str, Any]) -> dict[str, Any]:
     """The answer to a request without files. Raises ProgramFailed with what the host can't do."""
-    job = request.get("job")
-    waits = f"host {name} has not answered"
-    if job is not None:
-        waits = f"lockstep stop {job} {fleet.again} --now ends it without a save: host {name} was told to stop job {job}, which has not saved and ended"
-    async with _within(STOP_SECONDS, waits), _keeper(fleet, name) as program:
+    what, remedy = f"host {name} has not answered", ""
+    if job := request.get("job"):
+        what = f"host {name}: job {job} was told to stop, and has not saved and ended"
+        remedy = f": lockstep stop {job} {fleet.again} --now ends it without a save"
+    async with _within(STOP_SECONDS, what, remedy), _keeper(fleet, name) as program:
         await program.write(json.dumps(request).encode() + b"\n")
         async for line in lines_in(program):
             said = answer_of(line, program.place.name)

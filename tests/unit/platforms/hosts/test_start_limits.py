@@ -81,5 +81,5 @@ def test_a_stop_that_takes_too_long_says_where_and_what_ends_it(fleet: Fleet, mo
     with pytest.raises(Failed) as raised:
         asyncio.run(start._told(fleet, dict.fromkeys(NAMES), request, {}))
     assert str(raised.value) == (
-        "lockstep stop x --cluster lab --now ends it without a save: host lab1 was told to stop job x, which has not saved and ended for 0 s"
+        "host lab1: job x was told to stop, and has not saved and ended for 0 s: lockstep stop x --cluster lab --now ends it without a save"
     )
