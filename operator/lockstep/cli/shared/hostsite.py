@@ -46,6 +46,7 @@ class HostSite(Site):
         self.where = f"on the hosts of {self.name}"
         self.have = "they have"
         self._problems: dict[str, str] = {}
+        self._unread: list[str] = []
 
     def fleet(self) -> Fleet:
         """Return connections to the hosts."""
@@ -61,25 +62,27 @@ class HostSite(Site):
         return [HostJob(self, one) for one in seen.values()]
 
     def current(self, jobs: Sequence[SiteJob]) -> tuple[list[Object], Stale | None]:
-        away = "; ".join(self._problems.values())
+        away = "; ".join([*self._problems.values(), *self._unread])
         return [job.job for job in jobs], Stale("", f"{away}: what is shown may lack jobs, or be old") if away else None
 
     def job(self, name: str) -> HostJob:
         """Return the job of this name. Raises ConfigError, naming the jobs that are there, when there is none."""
         seen, problems = asyncio.run(self._look(name))
         if name not in seen:
+            unread = self._unread
             every, _ = asyncio.run(self._look(""))
-            away = f"; {'; '.join(problems.values())}" if problems else ""
+            away = "".join(f"; {sentence}" for sentence in [*problems.values(), *unread])
             raise ConfigError(f"{self.no_such_job(name, every)}{away}")
         return HostJob(self, seen[name])
 
     async def _look(self, job: str) -> tuple[dict[str, Seen], dict[str, str]]:
         """Ask all hosts. A job of which no host answers is shown as it was seen last."""
-        from lockstep.plan.hosts.status import Seen, host_job, progress_known, seen_jobs
+        from lockstep.plan.hosts.status import Seen, host_job, progress_known, seen_jobs, unread_jobs
         from lockstep.platforms.hosts.remembered import Remembered, remember, remembered
 
         answers, problems = await self.fleet().look(job=job)
         seen, now = seen_jobs(answers, problems), time.time()
+        self._unread = unread_jobs(answers)
         before = {name: one for name, one in remembered(self.name).items() if name == (job or name)}
         away = {
             name: Seen(one.record, {}, {host: problems[host] for host in one.record.hosts}, known=one.known)

@@ -123,7 +123,11 @@ def _disk(look: HostLook, facts: HostFacts) -> Iterator[Finding]:
 
 
 def _gpus(look: HostLook, facts: HostFacts, condition: HostCondition) -> Iterator[Finding]:
-    if not facts.gpus and condition.nvidia_cards:
+    if facts.gpu_problem:
+        fix = f"nvidia-smi on {look.name}: where it fails, its driver needs a new start, or the card a reset"
+        judged = failed if condition.nvidia_cards or facts.gpus else warning
+        yield judged(look.name, f"its GPUs are not all known: {facts.gpu_problem}", fix)
+    elif not facts.gpus and condition.nvidia_cards:
         fix = f"as root on {look.name}: install NVIDIA's driver, with nvidia-smi"
         yield failed(look.name, f"it has {condition.nvidia_cards} NVIDIA card(s), but nvidia-smi shows none", fix)
     if isinstance(look.host.gpus, list):

@@ -83,6 +83,8 @@ class JobOnHost:
     """Age of that report by the host's own clock."""
     log: tuple[str, ...] = ()
     """Last lines of its agent's log."""
+    problem: str = ""
+    """Reason why its files there can't be read; then nothing but its unit is known. '' if they can."""
 
     @property
     def runs(self) -> bool:
@@ -107,6 +109,8 @@ class HostFacts:
     """Ways, by the other host's address."""
     links: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     gpus: tuple[HostGpu, ...] = ()
+    gpu_problem: str = ""
+    """Reason why there may be more GPUs than these, or users of them that are not known; '' if all is known."""
     taken_ports: frozenset[int] = frozenset()
     has_units: bool = False
     lingers: bool = False
@@ -131,6 +135,11 @@ class HostFacts:
     system: str = "Linux"
 
 
+def unread_words(host: str, name: str, job: JobOnHost) -> str:
+    """Sentence about a job whose files on a host can't be read."""
+    return f"host {host}: the files of job {name} there can't be read: {job.problem}"
+
+
 OLDEST_PYTHON = (3, 10)
 """Oldest Python that agents and programs of Lockstep run on."""
 
@@ -151,6 +160,7 @@ def read_host(name: str, answer: Mapping[str, Any]) -> HostFacts:
 def _read(name: str, answer: dict[str, Any]) -> HostFacts:
     major, minor = str(answer["python"]).split(".")[:2]
     keeping = answer["keeping"]
+    gpus, gpu_problem = _gpus(answer["gpus"])
     return HostFacts(
         name=name,
         user=str(answer["user"]),
@@ -162,14 +172,15 @@ def _read(name: str, answer: dict[str, Any]) -> HostFacts:
         datasets=_folder(answer["datasets"]),
         routes={str(peer): Route(str(way["address"]), str(way["interface"])) for peer, way in answer["routes"].items() if "address" in way},
         links={str(link): dict(values) for link, values in answer["links"].items()},
-        gpus=tuple(map(_gpu, answer["gpus"])),
+        gpus=gpus,
+        gpu_problem=str(answer.get("gpuProblem", "")) or gpu_problem,
         taken_ports=frozenset(int(port) for port in answer["takenPorts"]),
         has_units=bool(keeping["units"]),
         lingers=bool(keeping["linger"]),
         kills_processes=bool(keeping["killsProcesses"]),
         cpus=max(1, int(answer["cpus"] or 1)),
         missing=tuple((str(field), str(path), str(kind)) for field, path, kind in answer["missing"]),
-        jobs={str(job): _job(there) for job, there in answer["jobs"].items()},
+        jobs={str(job): _job_or_problem(there) for job, there in answer["jobs"].items()},
         state=str(answer["state"]),
         environment_python=str(answer["environmentPython"]),
         promised_ports=frozenset(int(port) for port in answer["promisedPorts"]),
@@ -180,6 +191,22 @@ def _read(name: str, answer: dict[str, Any]) -> HostFacts:
     )
 
 
+def _job_or_problem(answer: dict[str, Any]) -> JobOnHost:
+    """Read a job, or why it can't be: one that another version of Lockstep wrote, or whose files are damaged, hides no other."""
+    if answer.get("problem"):
+        return JobOnHost(unit=_unit(answer["unit"]), problem=str(answer["problem"]))
+    try:
+        return _job(answer)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        return JobOnHost(
+            unit=_unit(answer["unit"]), problem=str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        )
+
+
+def _unit(unit: dict[str, Any]) -> str:
+    return str(unit.get("ActiveState", "")) if unit.get("LoadState") == "loaded" else ""
+
+
 def _job(answer: dict[str, Any]) -> JobOnHost:
     unit = answer["unit"]
     report = answer.get("report") or {}
@@ -187,7 +214,7 @@ def _job(answer: dict[str, Any]) -> JobOnHost:
     code = str(unit.get("ExecMainStatus", ""))
     return JobOnHost(
         record=read_record(answer["record"]) if answer.get("record") else None,
-        unit=str(unit.get("ActiveState", "")) if loaded else "",
+        unit=_unit(unit),
         result=str(unit.get("Result", "")) if loaded else "",
         exit_code=int(code) if loaded and code.isdecimal() else None,
         supervised=bool(answer["supervised"]),
@@ -197,7 +224,7 @@ def _job(answer: dict[str, Any]) -> JobOnHost:
         highest_attempt=int(answer["highestAttempt"]),
         newest_step=None if answer.get("newestStep") is None else int(answer["newestStep"]),
         newest_time=None if answer.get("newestTime") is None else float(answer["newestTime"]),
-        report=report.get("report"),
+        report=report.get("report") if isinstance(report.get("report"), dict) else None,
         report_seconds=float(report.get("seconds", 0.0)),
         log=tuple(map(str, answer.get("log", []))),
     )
@@ -211,6 +238,18 @@ def _folder(answer: dict[str, Any]) -> Folder:
         str(answer.get("kind", "")),
         str(answer.get("problem", "")),
     )
+
+
+def _gpus(answers: list[dict[str, Any]]) -> tuple[tuple[HostGpu, ...], str]:
+    """GPUs that the driver describes, and what it says of one that it doesn't, such as one that needs a reset."""
+    gpus, problems = [], []
+    for answer in answers:
+        try:
+            gpus.append(_gpu(answer))
+        except (ValueError, OverflowError):
+            told = f"index {answer['index']}, memory.total {answer['memory.total']}"
+            problems.append(f"nvidia-smi doesn't describe GPU {answer['uuid']}: {told}")
+    return tuple(gpus), "; ".join(problems)
 
 
 def _gpu(answer: dict[str, Any]) -> HostGpu:

@@ -12,7 +12,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.hosts import Host, HostsCluster
 from lockstep.api.job import TrainingJob
 from lockstep.api.names import DATASETS, WORKSPACE
-from lockstep.plan.hosts.facts import HostFacts, HostGpu
+from lockstep.plan.hosts.facts import HostFacts, HostGpu, unread_words
 from lockstep.plan.hosts.record import Coordinator, JobRecord
 from lockstep.plan.hosts.unit import unit_name, unit_text
 from lockstep.plan.layers import Layer
@@ -75,6 +75,7 @@ def seats(
     Raises ConfigError with the reason why the job can't run on these hosts.
     """
     hosts = [cluster.host(host) for host in facts]
+    _refuse_unread(job.metadata.name, facts)
     counts, profile = _gpu_counts(job, profile, hosts, facts)
     taken = [gpus_for(host, facts[host.name], count) for host, count in zip(hosts, counts, strict=True)]
     job = _balanced(job.model_copy(update={"spec": job.spec.model_copy(update={"nodes": len(hosts)})}), taken)
@@ -130,6 +131,9 @@ def _gpu_counts(
     stated = job.spec.gpus_per_node
     if stated is not None:
         return [stated] * len(hosts), profile
+    if not job.spec.ranks_per_node:
+        for host in hosts:
+            _refuse_unknown_gpus(host, facts[host.name])
     counts = [0 if job.spec.ranks_per_node else len(_free(host, facts[host.name])) for host in hosts]
     without = [
         f"{host.name} ({'; '.join(_taken(host, facts[host.name])) or 'it has none'})"
@@ -142,6 +146,25 @@ def _gpu_counts(
         )
     gpus = profile.spec.gpus.model_copy(update={"per_node": max(counts)})
     return counts, profile.model_copy(update={"spec": profile.spec.model_copy(update={"gpus": gpus})})
+
+
+def _refuse_unread(name: str, facts: Mapping[str, HostFacts]) -> None:
+    """Raise ConfigError where a job of this name has files that can't be read: how far it is, and whose it is, is not known there."""
+    for host, own in facts.items():
+        if (there := own.jobs.get(name)) is not None and there.problem:
+            raise ConfigError(
+                f"{unread_words(host, name, there)}. Mend or move away what it names, under {join(own.state, name)}, or give the job another name"
+            )
+
+
+def _refuse_unknown_gpus(host: Host, facts: HostFacts) -> None:
+    """Raise ConfigError if the job takes all GPUs of a host and not all are known: it would train on fewer, or on CPUs, and nobody would know."""
+    wanted = len(host.gpus) if isinstance(host.gpus, list) else host.gpus
+    if facts.gpu_problem and (wanted is None or len(_free(host, facts)) < wanted):
+        raise ConfigError(
+            f"host {host.name}: its GPUs are not all known: {facts.gpu_problem}. Mend its driver, or leave the host out with --without; "
+            "spec.gpusPerNode takes so many of those that are known, and 0 trains on CPUs"
+        )
 
 
 def _platform(host: Host, facts: HostFacts, uid: str) -> PlatformDefaults:
@@ -320,7 +343,10 @@ def gpus_for(host: Host, facts: HostFacts, count: int) -> tuple[HostGpu, ...]:
     """Return as many free GPUs of the host. Raises ConfigError saying who has those that are missing."""
     free = _free(host, facts)
     if len(free) < count:
-        why = "; ".join(_taken(host, facts)) or f"it has {len(facts.gpus)} in all, and its file allows {len(_allowed(host, facts))}"
+        why = (
+            "; ".join([*_taken(host, facts), *([facts.gpu_problem] if facts.gpu_problem else [])])
+            or f"it has {len(facts.gpus)} in all, and its file allows {len(_allowed(host, facts))}"
+        )
         raise ConfigError(f"host {host.name} has {len(free)} free GPUs, and the job takes {count} there: {why}")
     return tuple(free[:count])
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from lockstep.api.objects import Object, condition
 from lockstep.api.status import ClusterInUse, ConditionStatus, ConditionType, Ranks
 from lockstep.api.statuspart import unchecked
-from lockstep.plan.hosts.facts import HostFacts, JobOnHost
+from lockstep.plan.hosts.facts import HostFacts, JobOnHost, unread_words
 from lockstep.plan.hosts.record import JobRecord
 from lockstep.plan.observed import Observed, ReceivedReport
 from lockstep.plan.pages.remedies import Step, advice
@@ -91,15 +91,24 @@ def _started(record: JobRecord) -> str:
 
 
 def _seen(record: JobRecord, answers: Mapping[str, HostFacts], problems: Mapping[str, str]) -> Seen:
-    jobs, missing = {}, []
+    jobs, missing, unread = {}, [], {}
     for host in record.hosts:
         job = answers[host].jobs.get(record.name) if host in answers else None
-        if job is not None and job.record is not None and job.record.uid == record.uid:
+        if job is not None and job.problem:
+            unread[host] = unread_words(host, record.name, job)
+        elif job is not None and job.record is not None and job.record.uid == record.uid:
             jobs[host] = job
         elif host in answers:
             missing.append(host)
     away = {host: problems.get(host, f"host {host} is not in the cluster file any more") for host in record.hosts if host not in answers}
-    return Seen(record, jobs, away, tuple(missing))
+    return Seen(record, jobs, {**away, **unread}, tuple(missing))
+
+
+def unread_jobs(answers: Mapping[str, HostFacts]) -> list[str]:
+    """A sentence for every job whose files on a host can't be read."""
+    return [
+        unread_words(host, name, job) for host, facts_of_host in answers.items() for name, job in facts_of_host.jobs.items() if job.problem
+    ]
 
 
 def progress_known(job: Object, now: float) -> str:
@@ -160,7 +169,8 @@ def _ending(seen: Seen, report: Report | None) -> Ending:
     """The end of the job by the coordinator's record, which outlives its report."""
     for job in seen.jobs.values():
         record = job.ended
-        if record.get("jobUid") == seen.record.uid and int(record.get("retry", 0)) >= job.retry:
+        retried = record.get("retry", 0)
+        if record.get("jobUid") == seen.record.uid and isinstance(retried, int) and retried >= job.retry:
             message = str(record.get("message", ""))
             return Ending(
                 complete=record.get("state") == State.COMPLETE.value, failed=record.get("state") == State.FAILED.value, message=message

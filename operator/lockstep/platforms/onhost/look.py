@@ -26,11 +26,27 @@ from typing import Any
 
 Json = dict[str, Any]
 COMMAND_SECONDS = 5.0
+GPU_SECONDS = 10.0
+"""Limit of nvidia-smi: without its persistence mode, the driver looks at each GPU anew."""
+WORDS_MAX = 300
 LINES_MAX = 4000
 JOBS_MAX = 256
 LOG_BYTES, LOG_LINES = 1 << 14, 20
 _ATTEMPT_OF_COMMIT = re.compile(r"step-(\d{1,12})\.a(\d{1,9})")
 CLAIM = "\0lockstep-gpu-"
+GPU_FIELDS = ["index", "uuid", "name", "memory.total"]
+GPU_MORE = [
+    "memory.used",
+    "utilization.gpu",
+    "temperature.gpu",
+    "power.draw",
+    "driver_version",
+    "compute_cap",
+    "ecc.errors.uncorrected.volatile.total",
+]
+"""What is asked of each GPU, and what an older driver may not know."""
+_UNKNOWN_FIELD = re.compile(r'Field "([\w.]+)" is not a valid field')
+_NO_DEVICES = "No devices were found"
 SILENT = "a process that does not answer"
 SHM = Path("/dev/shm")  # noqa: S108 (nothing is written there)
 
@@ -55,6 +71,23 @@ def output(*command: str) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
+def gpu_output(*options: str) -> tuple[str, str]:
+    """Output of nvidia-smi, and why it failed; nothing of both where there is none, or where it finds no GPU."""
+    if shutil.which("nvidia-smi") is None:
+        return "", ""
+    command = ["nvidia-smi", *options, "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=GPU_SECONDS, check=False, errors="replace")
+    except subprocess.TimeoutExpired:
+        return "", f"nvidia-smi gives no answer in {GPU_SECONDS:.0f} s"
+    except OSError as error:
+        return "", f"nvidia-smi can't be run: {error.strerror}"
+    if done.returncode == 0 or _NO_DEVICES in done.stdout:
+        return (done.stdout, "") if done.returncode == 0 else ("", "")
+    words = " ".join(done.stdout.split())[:WORDS_MAX]
+    return "", f"nvidia-smi ends with {done.returncode}: {words or 'it says nothing'}"
+
+
 def user_name() -> str:
     try:
         return pwd.getpwuid(os.getuid()).pw_name
@@ -66,12 +99,12 @@ def folder(path: str) -> Json:
     """A folder, or what would become one: whether it can be written, and the free bytes there."""
     full = Path(path).expanduser()
     there = full
-    while not there.exists() and there != there.parent:
-        there = there.parent
     try:
+        while not there.exists() and there != there.parent:
+            there = there.parent
         free = shutil.disk_usage(there).free
     except OSError as error:
-        return {"path": str(full), "problem": error.strerror}
+        return {"path": str(full), "problem": f"{there}: {error.strerror}"}
     problem = "" if os.access(there, os.W_OK | os.X_OK) else f"{there} can't be written by {user_name()}"
     if os.access(there, os.W_OK) and os.statvfs(there).f_flag & os.ST_RDONLY:
         problem = f"{there} is on a read-only file system"
@@ -146,35 +179,33 @@ def links() -> dict[str, Json]:
     return result
 
 
-def gpus() -> list[Json]:
-    """Every GPU by the driver's own tool, with the processes that compute on it."""
-    asked = (
-        "index",
-        "uuid",
-        "name",
-        "memory.total",
-        "memory.used",
-        "utilization.gpu",
-        "temperature.gpu",
-        "power.draw",
-        "driver_version",
-        "compute_cap",
-        "ecc.errors.uncorrected.volatile.total",
-    )
-    rows = [
-        [cell.strip() for cell in line.split(",")]
-        for line in output("nvidia-smi", f"--query-gpu={','.join(asked)}", "--format=csv,noheader,nounits").splitlines()
-    ]
+def gpus() -> tuple[list[Json], str]:
+    """Every GPU by the driver's own tool, with the processes that compute on it, and why not all of that is known; '' if it is."""
+    asked = GPU_FIELDS + GPU_MORE
+    text, problem = gpu_output(f"--query-gpu={','.join(asked)}")
+    unknown = _UNKNOWN_FIELD.search(problem)
+    while unknown is not None and unknown.group(1) in asked[len(GPU_FIELDS) :]:
+        asked.remove(unknown.group(1))
+        text, problem = gpu_output(f"--query-gpu={','.join(asked)}")
+        unknown = _UNKNOWN_FIELD.search(problem)
+    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
+    odd = [row for row in rows if len(row) != len(asked)]
+    rows = [row for row in rows if len(row) == len(asked)][:64]
+    if odd and not problem:
+        problem = f"nvidia-smi says of a GPU: {', '.join(odd[0])[:WORDS_MAX]}"
     users: dict[str, list[Json]] = {}
-    for line in output("nvidia-smi", "--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits").splitlines():
+    if rows:
+        text, unsaid = gpu_output("--query-compute-apps=gpu_uuid,pid,used_memory")
+        problem = problem or (unsaid and f"who uses its GPUs is not known: {unsaid}")
+    for line in text.splitlines() if rows else []:
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) == 3 and cells[1].isdecimal():
             users.setdefault(cells[0], []).append({"pid": int(cells[1]), "user": owner_of(int(cells[1])), "memory": cells[2]})
-    return [
+    described = [
         {**dict(zip(asked, row)), "processes": users.get(row[1], []), "claim": claim_of(row[1])}  # noqa: B905 (Python 3.6 has no strict)
-        for row in rows[:64]
-        if len(row) == len(asked)
+        for row in rows
     ]
+    return described, problem
 
 
 def owner_of(pid: int) -> str:
@@ -244,7 +275,17 @@ def jobs(workspace: str, name: str) -> dict[str, Json]:
     """Every job whose files are here; with `name` that one alone, whether it has files here or not."""
     names = [name] if name else sorted(path.name for path in jobs_folder().glob("*") if not path.name.startswith("."))[:JOBS_MAX]
     states = units(names)
-    return {one: job(one, workspace, states.get(one, {})) for one in names}
+    return {one: job_or_problem(one, workspace, states.get(one, {})) for one in names}
+
+
+def job_or_problem(name: str, workspace: str, unit: dict[str, str]) -> Json:
+    """What `job` says; where its files can't be read, why not: they hide no other job, and nothing else of the host."""
+    try:
+        return job(name, workspace, unit)
+    except OSError as error:
+        return {"unit": unit, "problem": f"{error.filename or jobs_folder() / name}: {error.strerror or error}"}
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
+        return {"unit": unit, "problem": f"{jobs_folder() / name}: {error}"}
 
 
 def units(names: list[str]) -> dict[str, dict[str, str]]:
@@ -275,10 +316,18 @@ def job(name: str, workspace: str, unit: dict[str, str]) -> Json:
         "ended": object_in(run / "gang/end.json"),
         "highestAttempt": max([*attempts(run), *(int(match[2]) for match in matches)], default=0),
         "newestStep": None if newest is None else int(newest[1]),
-        "newestTime": None if newest is None else (run / "checkpoints" / newest[0]).stat().st_mtime,
+        "newestTime": None if newest is None else time_of(run / "checkpoints" / newest.group(0)),
         "report": report(run),
         "log": last_lines(state / "agent.log"),
     }
+
+
+def time_of(path: Path) -> float | None:
+    """Time at which a file was written last; None if it has just been removed."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return None
 
 
 def promised_ports() -> list[int]:
@@ -286,8 +335,8 @@ def promised_ports() -> list[int]:
     ports: set[int] = set()
     for path in jobs_folder().glob("*/run.json"):
         run = object_in(path)
-        if not (path.parent / "stopped").exists() and (path.parent / "key").exists():
-            with contextlib.suppress(KeyError, TypeError, ValueError):
+        with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError, OSError):  # (what can't be read is told by `jobs`)
+            if not (path.parent / "stopped").exists() and (path.parent / "key").exists():
                 ports |= {int(run["coordinatorPort"]), int(run["masterPort"])}
     return sorted(ports)
 
@@ -305,7 +354,8 @@ def environment_python() -> str:
 def retry_of(path: Path) -> int:
     """Return how often `lockstep retry` has started the job again."""
     restart = object_in(path).get("restart")
-    return int(restart.get("retry", 0)) if isinstance(restart, dict) else 0
+    retry = restart.get("retry", 0) if isinstance(restart, dict) else 0
+    return retry if isinstance(retry, int) else 0
 
 
 def object_in(path: Path) -> Json:
@@ -341,7 +391,7 @@ def attempts(run: Path) -> list[int]:
     """Numbers of the attempts that are recorded on this volume."""
     found = []
     for line in text_of(run / "gang/attempts.jsonl").splitlines()[-LINES_MAX:]:
-        with contextlib.suppress(ValueError, KeyError, TypeError):
+        with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError, RecursionError):
             found.append(int(json.loads(line)["attempt"]))
     return found
 
@@ -358,8 +408,16 @@ def report(run: Path) -> Json | None:
 
 def missing(paths: list[list[str]]) -> list[list[str]]:
     """Entries [field, path, kind] of inputs that are not there."""
+    return [entry for entry in paths if not is_there(Path(entry[1]).expanduser(), entry[2])]
+
+
+def is_there(path: Path, kind: str) -> bool:
+    """Return True if the user sees a path of this kind: what is in a folder that can't be read is not there for a job either."""
     tests = {"file": Path.is_file, "folder": Path.is_dir, "any": Path.exists}
-    return [entry for entry in paths if not tests[entry[2]](Path(entry[1]).expanduser())]
+    try:
+        return tests[kind](path)
+    except OSError:
+        return False
 
 
 def glibc() -> str:
@@ -373,6 +431,7 @@ def glibc() -> str:
 def look(request: Json) -> Json:
     """The whole answer."""
     first, last = request["ports"]
+    cards, gpu_problem = gpus()
     return {
         "host": socket.gethostname(),
         "user": user_name(),
@@ -395,7 +454,8 @@ def look(request: Json) -> Json:
         "routes": {peer: route(peer) for peer in request.get("peers", [])},
         "ownName": own_name(),
         "links": links(),
-        "gpus": gpus(),
+        "gpus": cards,
+        "gpuProblem": gpu_problem,
         "takenPorts": taken_ports(first, last),
         "keeping": keeping(),
         "jobs": jobs(request["workspace"], request.get("job") or ""),

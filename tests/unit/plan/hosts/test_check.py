@@ -66,6 +66,8 @@ def test_healthy_hosts_have_no_finding() -> None:
         ({"workspace": Folder("/w", 5 << 20)}, "failed", "its disk is full: 5.2 MB are free in /w", "another disk"),
         ({"workspace": Folder("/w", 5 << 30)}, "warning", "5.4 GB are free", "-f job.yaml"),
         ({"condition": {"nvidia_cards": 1}}, "failed", "nvidia-smi shows none", "as root on lab1: install NVIDIA's driver"),
+        ({"gpu_problem": "nvidia-smi ends with 15: lost"}, "warning", "not all known: nvidia-smi ends with 15: lost", "nvidia-smi on lab1"),
+        ({"gpu_problem": "nvidia-smi ends with 15: lost", "condition": {"nvidia_cards": 1}}, "failed", "not all known: nvidia-smi ends", "nvidia-smi on lab1"),
         ({"condition": {"xid": "NVRM: Xid 79"}}, "warning", "Xid 79", "power, heat"),
         ({"links": {"eth0": {"mtu": 1500, "up": True, "wireless": True}}}, "warning", "eth0 is wireless", "cable"),
         ({"links": {"eth0": {"mtu": 1500, "up": False, "wireless": False}}}, "failed", "eth0 is down", "ip link set eth0 up"),

@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.files.clusterfile import parse_cluster_file
-from lockstep.plan.hosts.facts import BadAnswer, Route, read_host
+from lockstep.plan.hosts.facts import BadAnswer, JobOnHost, Route, read_host
 from lockstep.plan.hosts.place import addresses_of, chosen, free_block, path_of_job, why_unkept
 from lockstep.plan.hosts.record import read_record, record_text
 from lockstep.plan.hosts.unit import quoted, unit_text
@@ -66,6 +66,30 @@ def test_unlike_numbers_of_gpus_are_all_taken_and_one_that_is_used_is_named() ->
         placed(facts("lab0", "10.0.0.1", gpu(0)), facts("lab2", "10.0.0.2", gpu(0), taken))
     with pytest.raises(ConfigError, match="host lab2 has 0 free GPUs, and the job takes 1 there: GPU 1 is claimed by job y of bob"):
         placed(facts("lab0", "10.0.0.1", gpu(0)), facts("lab2", "10.0.0.2", taken), job=JOB.replace("nodes: 2", "nodes: 2, gpusPerNode: 1"))
+
+
+def test_a_job_that_takes_all_gpus_of_a_host_is_refused_where_not_all_are_known() -> None:
+    lost = {"gpu_problem": "nvidia-smi ends with 15: lost"}
+    refusal = "host lab1: its GPUs are not all known: nvidia-smi ends with 15: lost. Mend its driver, or leave the host out"
+    for gpus in ((), (gpu(0),)):
+        with pytest.raises(ConfigError, match=refusal):
+            placed(facts("lab0", "10.0.0.1", *gpus), facts("lab1", "10.0.0.2", *gpus, **lost))
+    with pytest.raises(ConfigError, match="host lab1 has 0 free GPUs, and the job takes 1 there: nvidia-smi ends with 15: lost"):
+        placed(
+            facts("lab0", "10.0.0.1", gpu(0)), facts("lab1", "10.0.0.2", **lost), job=JOB.replace("nodes: 2", "nodes: 2, gpusPerNode: 1")
+        )
+    on_cpus = JOB.replace("nodes: 2", "nodes: 2, gpusPerNode: 0, ranksPerNode: 1")
+    assert len(placed(facts("lab0", "10.0.0.1"), facts("lab1", "10.0.0.2", **lost), job=on_cpus)) == 2
+    named = placed(facts("lab0", "10.0.0.1", gpu(0)), facts("lab2", "10.0.0.2", gpu(1), **lost))
+    assert named[1].run.host is not None and named[1].run.host.claims == ("GPU-1",), "the file names all that the job may take"
+
+
+def test_a_job_whose_files_cannot_be_read_on_a_host_is_not_started_over_them() -> None:
+    unread = {"x": JobOnHost(problem="job.json: Permission denied")}
+    with pytest.raises(
+        ConfigError, match=r"host lab1: the files of job x there can't be read: job\.json: Permission denied\. Mend or move away"
+    ):
+        placed(facts("lab0", "10.0.0.1"), facts("lab1", "10.0.0.2", jobs=unread))
 
 
 @pytest.mark.parametrize(

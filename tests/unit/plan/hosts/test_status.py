@@ -11,7 +11,7 @@ import pytest
 from lockstep.api.objects import condition
 from lockstep.plan.hosts.facts import Folder, HostFacts, JobOnHost
 from lockstep.plan.hosts.record import Coordinator, JobRecord
-from lockstep.plan.hosts.status import complaints, host_job, next_steps, progress_known, seen_jobs, unkept_words
+from lockstep.plan.hosts.status import complaints, host_job, next_steps, progress_known, seen_jobs, unkept_words, unread_jobs
 from lockstep.plan.pages.why import Where, why
 from lockstep_gang.contract.report import NodeReport, RankCount, Report, State, TrainerReport, report_body
 from lockstep_gang.contract.run import JobIdentity
@@ -103,6 +103,20 @@ def test_a_start_that_broke_off_is_told_as_such() -> None:
     )
     reason, _, message = told(ACTIVE, replace(ENDED, record=older))
     assert reason == "AgentEnded" and message.startswith("host lab1 has no files of this start: it broke off")
+
+
+def test_files_that_cannot_be_read_on_a_host_are_told_and_their_job_is_not_lost() -> None:
+    unread = JobOnHost(unit="active", problem="job.json: Permission denied")
+    sentence = "host lab1: the files of job x there can't be read: job.json: Permission denied"
+    assert told(LEADING, unread) == ("Running", "True", f"all ranks run; {sentence}")
+    assert told(unread, ACTIVE)[:2] == ("Unreachable", "Unknown")
+    answers = {"lab0": host("lab0", LEADING), "lab1": host("lab1", unread)}
+    assert unread_jobs(answers) == [sentence]
+
+
+def test_a_record_of_the_end_that_is_damaged_ends_nothing() -> None:
+    damaged = replace(LEADING, ended={"jobUid": "u1", "state": "Failed", "retry": "x"})
+    assert told(damaged, ACTIVE) == ("Running", "True", "all ranks run")
 
 
 def test_nothing_is_called_failed_of_which_nobody_knows() -> None:
