@@ -21,7 +21,7 @@ from lockstep.platforms.hosts.place import REMOTE, HostPlace
 from lockstep.platforms.hosts.ssh import HostUnreachable
 from lockstep.programs import STDERR, STDOUT, Broken, NotStarted, ProgramFailed, output_of, python_output
 from support.clusters.bed_hosts import BedHosts, eventually
-from support.clusters.bed_ssh import Ways
+from support.clusters.bed_ssh import SHARED, Ways
 
 ODD = ['it\'s "quoted" $HOME `id` !x \\n', "ünïcode\n2 lines", "-x", "", "a;b|c&d>e*", "\t%s {x}"]
 SHELLS = ["bash", "dash", "zsh", "fish", "tcsh"]
@@ -241,9 +241,8 @@ def test_twenty_programs_at_once_on_three_hosts(ways: Ways) -> None:
     assert len(set(answers)) == len(answers) == (60 if ways.shares else 12)
 
 
+@SHARED
 def test_two_processes_that_open_at_once_share_one_connection(bed: BedHosts, ways: Ways) -> None:
-    if not ways.shares:
-        pytest.skip("there is none to share")
     login = ways.place().shared.login
     script = (
         "import asyncio, sys\nfrom pathlib import Path\nfrom lockstep.platforms.hosts.ssh import Login, Shared\n"
@@ -257,9 +256,8 @@ def test_two_processes_that_open_at_once_share_one_connection(bed: BedHosts, way
     assert len(masters) == 1
 
 
+@SHARED
 def test_a_connection_that_somebody_killed_is_made_again(ways: Ways) -> None:
-    if not ways.shares:
-        pytest.skip("there is none")
     place = ways.place()
     assert run(output_of(place, ["echo", "1"])) == b"1\n"
     _, message = run(place.shared.control("check"))

@@ -6,10 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from lockstep.devcluster.hosts import bed as running
 from lockstep.platforms.hosts.place import HostPlace
 from lockstep.platforms.hosts.ssh import Login, Shared
 from support.clusters.bed_hosts import BedHosts
+
+SHARED = pytest.mark.parametrize("ways", [True], ids=["shared"], indirect=True)
+ALONE = pytest.mark.parametrize("ways", [False], ids=["alone"], indirect=True)
+"""For a test that is about one of the two kinds of connections."""
 
 
 def login_to(bed: BedHosts, number: int, **changes: Any) -> Login:
