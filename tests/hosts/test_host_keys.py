@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from lockstep.devcluster.hosts import bed as running
 from lockstep.platforms.hosts import ssh
 from lockstep.platforms.hosts.place import HostPlace
 from lockstep.platforms.hosts.ssh import HostUnreachable, Shared
+from lockstep.platforms.hosts.trust import offered_key
 from lockstep.programs import output_of
 from support.clusters.bed_hosts import BedHosts
 from support.clusters.bed_ssh import Ways, login_to
@@ -114,6 +116,21 @@ def test_a_jump_host_is_gone_through(bed: BedHosts, ways: Ways, tmp_path: Path) 
     place = ways.place(1, jump="bastion", address=None, name=target.address, config=path)
     assert asyncio.run(output_of(place, ["hostname"])) == b"bed1\n"
     assert logins_of(bed, 0).count("Accepted publickey") > before
+
+
+def test_a_key_behind_a_jump_host_is_told_pinned_and_checked_through_it(bed: BedHosts, ways: Ways, tmp_path: Path) -> None:
+    bastion, target = bed.host(0), bed.host(1)
+    path = config(tmp_path, bed, f"{bastion.address} {running.host_key(bastion)}\n")
+    text = f"Host bastion\n  HostName {bastion.address}\n  User ada\n  IdentityFile {bed.layout.identity}\n"
+    Path(path).write_text(text + Path(path).read_text())
+    through: dict[str, Any] = {"jump": "bastion", "address": None, "name": target.address, "config": path}
+    on_bastion, on_target = (logins_of(bed, number).count("Accepted publickey") for number in (0, 1))
+    key = asyncio.run(offered_key(login_to(bed, 1, host_key=None, **through), ways.folder))
+    assert key == running.host_key(target), "the target's key, and not the jump host's"
+    assert logins_of(bed, 0).count("Accepted publickey") == on_bastion + 1 and logins_of(bed, 1).count("Accepted publickey") == on_target
+    refused(ways, bed, UNKNOWN, 1, host_key=None, **through)
+    refused(ways, bed, OTHER, 1, host_key=running.host_key(bastion), **through)
+    assert asyncio.run(output_of(ways.place(1, host_key=key, **through), ["hostname"])) == b"bed1\n"
 
 
 @pytest.fixture
