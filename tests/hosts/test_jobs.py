@@ -2,14 +2,47 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from lockstep.devcluster.hosts import bed as running
+from support.checkout import ROOT
 from support.clusters.bed_hosts import BedHosts, eventually
-from support.clusters.bed_jobs import JOB, BedJobs
+from support.clusters.bed_jobs import JOB, SECONDS, BedJobs
 from support.verb_words import HOSTS, JOBS, STOPPED, UNDISTURBED, Where, differences, script
+
+UNSHARED = """
+import sys
+from lockstep.cli import main
+from lockstep.platforms.hosts import fleet, ssh
+for opens in (fleet.Fleet, ssh.Shared):
+    opens.__init__.__kwdefaults__["shares"] = False
+sys.argv[0] = "lockstep"
+sys.exit(main.main())
+"""
+
+
+class Alone(BedJobs):
+    """A laptop whose ssh opens a connection for each program."""
+
+    def type(self, *words: str, seconds: float = SECONDS, check: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", UNSHARED, *words],
+            cwd=ROOT, env={**os.environ, "NO_COLOR": "1"}, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=seconds,
+        )  # fmt: skip
+        assert not check or done.returncode == 0, f"{' '.join(words)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+
+def listening(bed: BedHosts, number: int) -> set[tuple[str, int]]:
+    """Addresses and ports that somebody listens on in the host."""
+    lines = bed.console(number, "ss", "-Hltn").splitlines()
+    ends = [line.split()[3].rpartition(":") for line in lines]
+    return {(address, int(port)) for address, _, port in ends}
 
 
 @pytest.fixture
@@ -36,6 +69,36 @@ def test_a_job_runs_to_its_end_and_leaves_only_its_records(laptop: BedJobs) -> N
         ], "the key is gone"
     assert "is deleted" in laptop.about("delete", "short").stdout
     assert laptop.traces(0, "short") == laptop.traces(1, "short") == ""
+
+
+def test_a_job_whose_files_cannot_be_read_hides_no_other_and_is_not_started_over(laptop: BedJobs) -> None:
+    laptop.run(laptop.job("well", steps=3))
+    shut = "/home/ada/.local/state/lockstep/jobs/shut"
+    laptop.bed.console(1, "sh", "-c", f"mkdir -p {shut} && echo '{{}}' > {shut}/job.json && chmod 000 {shut} && chown -R ada:ada {shut}")
+    try:
+        shown = laptop.type("get", "--cluster", str(laptop.cluster), check=False)
+        assert "well" in shown.stdout and f"host bed1: the files of job shut there can't be read: {shut}" in shown.stderr + shown.stdout
+        refused = laptop.run(laptop.job("shut"), check=False)
+        assert refused.returncode == 2 and "Permission denied" in refused.stderr and "move away" in refused.stderr
+        assert laptop.traces(0, "shut") == "", "nothing was sent"
+    finally:
+        laptop.bed.console(1, "sh", "-c", f"chmod 700 {shut}; rm -r {shut}")
+    laptop.about("delete", "well", "--yes")
+
+
+def test_a_gpu_tool_that_fails_is_told_and_its_host_not_trained_on_as_one_without_gpus(laptop: BedJobs) -> None:
+    stub = "/usr/local/bin/nvidia-smi"
+    laptop.bed.console(
+        1, "sh", "-c", f"cat > {stub}; chmod 755 {stub}", stdin=b"#!/bin/sh\necho 'Unable to determine the device handle'; exit 15\n"
+    )
+    try:
+        path = laptop.job("lost")
+        path.write_text(path.read_text().replace("  ranksPerNode: 1\n  gpusPerNode: 0\n", ""))
+        refused = laptop.run(path, check=False)
+        assert refused.returncode == 2 and "host bed1: its GPUs are not all known: nvidia-smi ends with 15: Unable" in refused.stderr
+        assert "nvidia-smi ends with 15" in laptop.type("hosts", "check", str(laptop.cluster), check=False).stdout
+    finally:
+        laptop.bed.console(1, "rm", stub)
 
 
 def test_a_stop_saves_everywhere_and_a_resume_goes_on_from_there(laptop: BedJobs) -> None:
@@ -81,6 +144,55 @@ def test_hosts_that_do_not_answer_are_told_as_unreachable_and_never_as_failed(la
         running.plug(laptop.bed.host(number), plugged=True)
     assert laptop.becomes("away", "Running")
     laptop.about("delete", "away", "--yes")
+
+
+@pytest.mark.long
+def test_a_whole_job_needs_no_shared_connection(laptop: BedJobs, tmp_path: Path) -> None:
+    alone = Alone(laptop.bed, tmp_path)
+    alone.leave()
+    alone.run(alone.job("alone"))
+    assert alone.masters() == [], "no connection is shared"
+    assert eventually(lambda: laptop.count(1, 1) > 3)
+    assert "alone" in alone.type("get", "--cluster", str(alone.cluster)).stdout
+    assert "[rank 1] from step 0" in alone.about("logs", "alone", "--node", "1").stdout
+    (tmp_path / "data.txt").write_text("words\n")
+    alone.type("cp", str(tmp_path / "data.txt"), "alone:/workspace/data.txt", "--cluster", str(alone.cluster))
+    for number in range(2):
+        assert laptop.bed.console(number, "cat", "/home/ada/lockstep/workspace/data.txt") == "words\n"
+    assert "stopped as asked" in alone.about("stop", "alone").stdout
+    before = laptop.count(0, 0)
+    alone.about("resume", "alone")
+    assert eventually(lambda: laptop.count(0, 0) > before + 3)
+    alone.about("delete", "alone", "--yes")
+    assert alone.masters() == [] and laptop.traces(0, "alone") == laptop.traces(1, "alone") == ""
+
+
+@pytest.mark.long
+def test_jobs_of_two_users_run_on_the_same_hosts_at_once_and_share_nothing(bed: BedHosts, laptop: BedJobs, tmp_path: Path) -> None:
+    (tmp_path / "bob").mkdir()
+    other = BedJobs(bed, tmp_path / "bob", "bob")
+    other.clear()
+    try:
+        before = [listening(bed, number) for number in range(2)]
+        laptop.run(laptop.job("hers", steps=60))
+        stated = (bed.host(0).address, bed.host(1).address)
+        opened = [listening(bed, number) - before[number] for number in range(2)]
+        assert opened[0], "the coordinator listens"
+        for address, mine in zip(stated, opened, strict=True):
+            within = [port for at, port in mine if at == "127.0.0.1"]
+            assert len(within) == 1, f"each agent hears its own ranks' progress within the host: {opened}"
+            assert all(at == address and 29400 <= port <= 29499 for at, port in mine if at != "127.0.0.1"), opened
+        other.run(other.job("his", steps=60))
+        for reader, owner, name in (("bob", "ada", "hers"), ("ada", "bob", "his")):
+            folder = f"/home/{owner}/.local/state/lockstep/jobs/{name}"
+            for file in ("key", "run.json", "agent.log", "job.json"):
+                bed.console(0, "test", "-s", f"{folder}/{file}")
+                assert "Permission denied" in bed.ssh(0, "cat", f"{folder}/{file}", user=reader).stderr, (reader, file)
+        for user, name in ((laptop, "hers"), (other, "his")):
+            assert user.becomes(name, "Complete")
+            assert user.count(1, 1) == 60
+    finally:
+        other.clear()
 
 
 @pytest.mark.long
