@@ -55,7 +55,7 @@ def test_a_save_that_fails_is_a_condition_an_event_and_in_why_with_what_a_failur
     assert plan.status is not None and plan.status["failedSaves"]["count"] == 2
     said = answer_page(why(observed, (), NOW + 6))
     assert "saves        2 saves in a row" in said and "(15 steps by now)" in said
-    assert any(line.startswith("Saves ") for line in describe(observed.job, [], NOW + 6))
+    assert any(line.startswith("Saves ") for line in describe(observed.job, [], NOW + 6, "in namespace ns"))
 
 
 def test_the_next_commit_ends_it_and_says_so() -> None:
