@@ -103,15 +103,17 @@ def received(stream: BinaryIO) -> tuple[str, bytes]:
     return str(head["name"]), data
 
 
-def systemctl(*words: str) -> str:
+def failure(*command: str, seconds: float | None = SYSTEMD_SECONDS) -> str:
+    """Run a command; return its words when it fails, else ''."""
+    if shutil.which(command[0]) is None:
+        return f"this host has no {command[0]}"
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=seconds, check=False)
+    return "" if done.returncode == 0 else (done.stderr or done.stdout).strip() or f"{command[0]} ended with {done.returncode}"
+
+
+def systemctl(*words: str, seconds: float | None = SYSTEMD_SECONDS) -> str:
     """Run `systemctl --user`; return its words when it fails, else ''."""
-    if shutil.which("systemctl") is None:
-        return "this host has no systemctl"
-    command = ["systemctl", "--user", *words]
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=SYSTEMD_SECONDS, check=False
-    )
-    return "" if done.returncode == 0 else (done.stderr or done.stdout).strip() or f"systemctl ended with {done.returncode}"
+    return failure("systemctl", "--user", *words, seconds=seconds)
 
 
 def start(request: Json, stream: BinaryIO) -> Json:
@@ -181,13 +183,12 @@ def apart() -> None:
 def alone() -> Iterator[None]:
     """Do the block while no other start does its own."""
     state_folder().mkdir(parents=True, exist_ok=True)
-    lock = os.open(state_folder() / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
+    with (state_folder() / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        fcntl.flock(lock, fcntl.LOCK_UN)  # (the agent's supervisor has the descriptor, too)
-        os.close(lock)
+        try:
+            yield
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # (the agent's supervisor has the descriptor, too)
 
 
 def runs(name: str) -> bool:
@@ -219,13 +220,8 @@ def taken(draft: Path) -> Path:
 
 def linger(request: Json) -> Json:
     """Let this user's units run on without a login, and come back after a reboot, where the host's rules allow that."""
-    if shutil.which("loginctl") is None:
-        return {"lingers": False}
     with contextlib.suppress(subprocess.TimeoutExpired):
-        done = subprocess.run(
-            ["loginctl", "enable-linger"], stdin=subprocess.DEVNULL, capture_output=True, timeout=SYSTEMD_SECONDS, check=False
-        )
-        return {"lingers": done.returncode == 0}
+        return {"lingers": not failure("loginctl", "enable-linger")}
     return {"lingers": False}
 
 
@@ -352,15 +348,7 @@ def stop(request: Json) -> Json:
             systemctl("kill", "--kill-who=main", "--signal=TERM", unit)
             time.sleep(0.2)
     options = [] if request["wait"] else ["--no-block"]
-    done = subprocess.run(
-        ["systemctl", "--user", "stop", *options, unit],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    problem = problem or (done.stderr.strip() if done.returncode else "")
+    problem = problem or systemctl("stop", *options, unit, seconds=None)
     return {"problem": problem} if problem else {"stopped": True}
 
 
@@ -371,8 +359,7 @@ def remove(request: Json) -> Json:
     if "problem" in result:
         return result
     unit_path(name).unlink(missing_ok=True)
-    if shutil.which("systemctl"):
-        systemctl("daemon-reload")
+    systemctl("daemon-reload")
     shutil.rmtree(state_folder() / name, ignore_errors=True)
     return {"removed": result["stopped"]}
 
