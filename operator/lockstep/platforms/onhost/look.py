@@ -44,7 +44,7 @@ GPU_MORE = [
     "compute_cap",
     "ecc.errors.uncorrected.volatile.total",
 ]
-"""What is asked of each GPU, and what an older driver may not know."""
+"""Fields that are asked of each GPU, and those that an older driver may not know."""
 _UNKNOWN_FIELD = re.compile(r'Field "([\w.]+)" is not a valid field')
 _NO_DEVICES = "No devices were found"
 SILENT = "a process that does not answer"
@@ -279,7 +279,7 @@ def jobs(workspace: str, name: str) -> dict[str, Json]:
 
 
 def job_or_problem(name: str, workspace: str, unit: dict[str, str]) -> Json:
-    """What `job` says; where its files can't be read, why not: they hide no other job, and nothing else of the host."""
+    """Answer of `job`, or the reason why its files can't be read: they hide no other job, and nothing else of the host."""
     try:
         return job(name, workspace, unit)
     except OSError as error:
