@@ -252,7 +252,7 @@ def public_addresses(lab: Lab) -> Undo:
 
 def shared_workspace(lab: Lab) -> Undo:
     """One folder that bed0 and bed1 both have as their workspace."""
-    mount = "mkdir -p /shared/w /home/ada/lockstep/workspace; chown ada:ada /shared/w; mount --bind /shared/w /home/ada/lockstep/workspace"
+    mount = "install -d -o ada -g ada /shared/w /home/ada/lockstep /home/ada/lockstep/workspace; mount --bind /shared/w /home/ada/lockstep/workspace"
     for number in (0, 1):
         lab.root(number, mount)
     return lambda: [lab.root(number, "umount /home/ada/lockstep/workspace") for number in (0, 1)]
