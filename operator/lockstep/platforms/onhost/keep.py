@@ -183,7 +183,7 @@ def apart() -> None:
 def alone() -> Iterator[None]:
     """Do the block while no other start does its own."""
     state_folder().mkdir(parents=True, exist_ok=True)
-    with (state_folder() / ".lock").open("a") as lock:
+    with state_folder().with_suffix(".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             yield
