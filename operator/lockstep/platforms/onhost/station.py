@@ -34,8 +34,8 @@ AWAITED_SECONDS = 60.0
 TOLD_SECONDS = 0.5
 POLL_SECONDS = 1.0
 ACCEPT_SECONDS = 0.1
-THREADS_MAX = 24
-"""Strangers may connect, too: more of them than this at once are turned away."""
+STRANGERS_MAX = 16
+"""Connections at once that have yet to prove the key: more are turned away."""
 AGAIN = 75
 """Exit code where another try may help."""
 STREAM = (
@@ -386,6 +386,7 @@ class Station:
         """The connection of the first that proves the key; then nobody listens any more. Raises Gone."""
         first: queue.Queue[tuple[socket.socket, SealedWire]] = queue.Queue()
         end = time.monotonic() + AWAITED_SECONDS
+        proving: list[threading.Thread] = []
 
         def prove(connection: socket.socket) -> None:
             try:
@@ -400,8 +401,10 @@ class Station:
                     raise Gone("nobody came")
                 with contextlib.suppress(TimeoutError):
                     connection, _ = listener.accept()
-                    if threading.active_count() < THREADS_MAX:
-                        threading.Thread(target=prove, args=(connection,), daemon=True).start()
+                    proving = [thread for thread in proving if thread.is_alive()]
+                    if len(proving) < STRANGERS_MAX:
+                        proving.append(threading.Thread(target=prove, args=(connection,), daemon=True))
+                        proving[-1].start()
                     else:
                         connection.close()
         connection, wire = first.get()

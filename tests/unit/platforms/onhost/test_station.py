@@ -18,7 +18,7 @@ from lockstep.platforms.hosts.chain import Chain, Stop
 from lockstep.platforms.inpod.carry import draft_name
 from lockstep.platforms.inpod.destination import Destination
 from lockstep.platforms.inpod.wire import CarryError, Gone, Wire
-from lockstep.platforms.onhost.station import Arrived, Inflow, Station, proved
+from lockstep.platforms.onhost.station import STRANGERS_MAX, Arrived, Inflow, Station, proved
 from lockstep_spec.codec import ContractError
 from support.process_place import ProcessPlace
 
@@ -185,6 +185,19 @@ def test_a_listener_turns_strangers_away_and_takes_the_one_with_the_key() -> Non
                 with pytest.raises(OSError):
                     while True:
                         socket.create_connection(address, 1).close()
+
+
+def test_threads_of_other_work_take_no_place_from_the_one_with_the_key() -> None:
+    mine, its = socket.socketpair()
+    home, over = Wire(mine.fileno(), mine.fileno()), threading.Event()
+    others = [threading.Thread(target=over.wait, daemon=True) for _ in range(STRANGERS_MAX + 8)]
+    for thread in others:
+        thread.start()
+    with mine, its:
+        Station(Wire(its.fileno(), its.fileno()))._listen({"address": "127.0.0.1", "ports": PORTS}, KEY)
+        with socket.create_connection(("127.0.0.1", home.hear()["listening"])) as right:
+            proved(right, KEY, gives=False)
+    over.set()
 
 
 def test_what_a_disk_gives_back_altered_is_not_passed_on(tmp_path: Path) -> None:
