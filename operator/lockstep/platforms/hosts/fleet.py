@@ -7,7 +7,6 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import cache
-from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -96,8 +95,8 @@ class Fleet:
 
 @cache
 def old_source_of(program: ModuleType) -> bytes:
-    """Text of a program of `onhost` for Python 3.6 or newer: without annotations, which older ones can't read."""
-    tree = ast.parse(Path(str(program.__file__)).read_text(encoding="utf-8"))
+    """Text of a program of `onhost` for Python 3.6 or newer: with what it imports from there, and without annotations, which older ones can't read."""
+    tree = ast.parse(source_of(program))
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             node.returns = None

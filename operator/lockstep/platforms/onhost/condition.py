@@ -15,8 +15,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lockstep.platforms.onhost.readings import output, text_of
+
 Json = Any
-COMMAND_SECONDS, LIBRARY_SECONDS, TORCH_SECONDS = 5.0, 10.0, 40.0
+LIBRARY_SECONDS, TORCH_SECONDS = 10.0, 40.0
 CONFIG_BYTES_MAX = 1 << 18
 TEXT_MAX = 300
 INCLUDES_MAX = 64
@@ -40,13 +42,6 @@ print(json.dumps({"cuda": torch.version.cuda or "", "architectures": (flags or "
 SHM = "/dev/shm"  # noqa: S108 (nothing is written there)
 
 
-def words_in(path: Any) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
 def paths(pattern: str) -> list[Path]:
     """Files and folders of an absolute pattern, sorted."""
     try:
@@ -55,34 +50,23 @@ def paths(pattern: str) -> list[Path]:
         return []
 
 
-def printed_by(*command: str) -> str:
-    """Output of a command; '' when it is missing, fails, or takes too long."""
-    try:
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=COMMAND_SECONDS, check=False, errors="replace"
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
-
-
 def firewall() -> str:
     """The tool by which the host's firewall is kept; '' if none is known to be on."""
-    if re.search(r"^ENABLED=yes", words_in("/etc/ufw/ufw.conf"), re.MULTILINE | re.IGNORECASE):
+    if re.search(r"^ENABLED=yes", text_of("/etc/ufw/ufw.conf"), re.MULTILINE | re.IGNORECASE):
         return "ufw"
-    if printed_by("systemctl", "is-active", "firewalld").strip() == "active":
+    if output("systemctl", "is-active", "firewalld").strip() == "active":
         return "firewalld"
     return ""
 
 
 def power() -> Json:
     """Signs that the machine may fall asleep: its battery, its lid, and what systemd does about them."""
-    supplies = [path.parent for path in paths("/sys/class/power_supply/*/type") if words_in(path).strip() == "Battery"]
-    batteries = [supply for supply in supplies if words_in(supply / "scope").strip() != "Device"]  # (a mouse has one, too)
+    supplies = [path.parent for path in paths("/sys/class/power_supply/*/type") if text_of(path).strip() == "Battery"]
+    batteries = [supply for supply in supplies if text_of(supply / "scope").strip() != "Device"]  # (a mouse has one, too)
     settings = settings_of("/etc/systemd/logind.conf", "/usr/lib/systemd/logind.conf.d/*.conf", "/etc/systemd/logind.conf.d/*.conf")
     return {
         "battery": bool(batteries),
-        "discharging": any(words_in(battery / "status").strip() == "Discharging" for battery in batteries),
+        "discharging": any(text_of(battery / "status").strip() == "Discharging" for battery in batteries),
         "lid": bool(paths("/proc/acpi/button/lid/*")),
         "lidAction": settings.get("HandleLidSwitch", "suspend"),
         "idleAction": settings.get("IdleAction", "ignore"),
@@ -95,7 +79,7 @@ def settings_of(*patterns: str) -> Json:
     found = {}
     for pattern in patterns:
         for path in paths(pattern):
-            for name, value in re.findall(r"^\s*(\w+)\s*=\s*(\S*)", words_in(path), re.MULTILINE):
+            for name, value in re.findall(r"^\s*(\w+)\s*=\s*(\S*)", text_of(path), re.MULTILINE):
                 found[name] = value
     return found
 
@@ -117,7 +101,7 @@ def sshd() -> Json:
 
 
 def sshd_lines(path: Any, most: int) -> Any:
-    for line in words_in(path).splitlines():
+    for line in text_of(path).splitlines():
         words = line.replace("=", " ", 1).split()
         if not words or words[0].startswith("#"):
             continue
@@ -163,14 +147,14 @@ def has_nvidia() -> int:
     """Number of NVIDIA's graphics cards on the PCI bus, whether a driver has them or not."""
     count = 0
     for vendor in paths("/sys/bus/pci/devices/*/vendor"):
-        if words_in(vendor).strip() == "0x10de" and words_in(vendor.with_name("class")).startswith("0x03"):
+        if text_of(vendor).strip() == "0x10de" and text_of(vendor.with_name("class")).startswith("0x03"):
             count += 1
     return count
 
 
 def last_xid() -> str:
     """The driver's newest error of a GPU, where the kernel's log may be read."""
-    lines = [line for line in printed_by("dmesg").splitlines() if "NVRM: Xid" in line]
+    lines = [line for line in output("dmesg").splitlines() if "NVRM: Xid" in line]
     return lines[-1].strip()[:TEXT_MAX] if lines else ""
 
 
@@ -190,7 +174,7 @@ def condition(request: Json) -> Json:
     python = os.path.expanduser(request["python"])  # noqa: PTH111
     libraries = started(python, LIBRARIES, *PACKAGES) if python else None
     cards = has_nvidia()
-    torch = started(python, TORCH) if python and (cards or printed_by("nvidia-smi", "-L")) else None
+    torch = started(python, TORCH) if python and (cards or output("nvidia-smi", "-L")) else None
     shm = os.statvfs(SHM) if os.path.isdir(SHM) else None  # noqa: PTH112
     return {
         "firewall": firewall(),

@@ -30,6 +30,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from lockstep.platforms.onhost.readings import start_ticks, state_folder, supervisor
+
 Json = dict[str, Any]
 FILE_BYTES_MAX = 64 << 20
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -54,11 +56,6 @@ FINAL = (0, 1, 75, 78)
 
 class Declined(Exception):
     """The request can't be done; the message says why."""
-
-
-def state_folder() -> Path:
-    """Folder with one folder for each job."""
-    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "lockstep" / "jobs"
 
 
 def unit_path(name: str) -> Path:
@@ -302,25 +299,6 @@ def end_with_parent() -> None:
     """Let this process save and end when the one that started it is killed: nobody would know of it any more, and a second agent would be started."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-
-
-def start_ticks(pid: int) -> int | None:
-    """Return the kernel's start time of a process, which no later process of the same number has; None: it has ended."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    state, *rest = text.rpartition(")")[2].split()
-    return None if state in "ZX" else int(rest[18])
-
-
-def supervisor(name: str) -> int | None:
-    """Return the pid of the process that keeps the agent, if it is the very one that was started."""
-    try:
-        record = json.loads((state_folder() / name / "supervisor.json").read_text())
-        return int(record["pid"]) if start_ticks(int(record["pid"])) == record["startTicks"] else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def stop(request: Json) -> Json:

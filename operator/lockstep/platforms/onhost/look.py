@@ -24,8 +24,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-Json = dict[str, Any]
-COMMAND_SECONDS = 5.0
+from lockstep.platforms.onhost.readings import object_in, output, state_folder, supervisor, text_of
+
+Json = Any
 GPU_SECONDS = 10.0
 """Limit of nvidia-smi: without its persistence mode, the driver looks at each GPU anew."""
 WORDS_MAX = 300
@@ -49,26 +50,6 @@ _UNKNOWN_FIELD = re.compile(r'Field "([\w.]+)" is not a valid field')
 _NO_DEVICES = "No devices were found"
 SILENT = "a process that does not answer"
 SHM = Path("/dev/shm")  # noqa: S108 (nothing is written there)
-
-
-def text_of(path: str | Path) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def output(*command: str) -> str:
-    """Output of a command; '' when it is missing, fails, or takes too long."""
-    if shutil.which(command[0]) is None:
-        return ""
-    try:
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=COMMAND_SECONDS, check=False, errors="replace"
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
 
 
 def gpu_output(*options: str) -> tuple[str, str]:
@@ -267,13 +248,9 @@ def keeping() -> Json:
     }
 
 
-def jobs_folder() -> Path:
-    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "lockstep/jobs"
-
-
 def jobs(workspace: str, name: str) -> dict[str, Json]:
     """Every job whose files are here; with `name` that one alone, whether it has files here or not."""
-    names = [name] if name else sorted(path.name for path in jobs_folder().glob("*") if not path.name.startswith("."))[:JOBS_MAX]
+    names = [name] if name else sorted(path.name for path in state_folder().glob("*") if not path.name.startswith("."))[:JOBS_MAX]
     states = units(names)
     return {one: job_or_problem(one, workspace, states.get(one, {})) for one in names}
 
@@ -283,9 +260,9 @@ def job_or_problem(name: str, workspace: str, unit: dict[str, str]) -> Json:
     try:
         return job(name, workspace, unit)
     except OSError as error:
-        return {"unit": unit, "problem": f"{error.filename or jobs_folder() / name}: {error.strerror or error}"}
+        return {"unit": unit, "problem": f"{error.filename or state_folder() / name}: {error.strerror or error}"}
     except (ValueError, TypeError, OverflowError, RuntimeError) as error:
-        return {"unit": unit, "problem": f"{jobs_folder() / name}: {error}"}
+        return {"unit": unit, "problem": f"{state_folder() / name}: {error}"}
 
 
 def units(names: list[str]) -> dict[str, dict[str, str]]:
@@ -300,7 +277,7 @@ def units(names: list[str]) -> dict[str, dict[str, str]]:
 
 def job(name: str, workspace: str, unit: dict[str, str]) -> Json:
     """A job's record, its unit, its attempts, its newest commit, and the coordinator's report."""
-    state = jobs_folder() / name
+    state = state_folder() / name
     record = object_in(state / "job.json")
     run = Path(record.get("workspace") or workspace).expanduser() / "runs" / name
     names = [path.name for path in run.glob("checkpoints/step-*")]
@@ -310,7 +287,7 @@ def job(name: str, workspace: str, unit: dict[str, str]) -> Json:
     return {
         "record": record or None,
         "unit": unit,
-        "supervised": is_supervised(state / "supervisor.json"),
+        "supervised": supervisor(name) is not None,
         "stopped": (state / "stopped").exists(),
         "retry": retry_of(state / "run.json"),
         "ended": object_in(run / "gang/end.json"),
@@ -333,7 +310,7 @@ def time_of(path: Path) -> float | None:
 def promised_ports() -> list[int]:
     """Ports of jobs whose agents run here, or come back: their blocks are taken even while nobody listens."""
     ports: set[int] = set()
-    for path in jobs_folder().glob("*/run.json"):
+    for path in state_folder().glob("*/run.json"):
         run = object_in(path)
         with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError, OSError):  # (what can't be read is told by `jobs`)
             if not (path.parent / "stopped").exists() and (path.parent / "key").exists():
@@ -356,25 +333,6 @@ def retry_of(path: Path) -> int:
     restart = object_in(path).get("restart")
     retry = restart.get("retry", 0) if isinstance(restart, dict) else 0
     return retry if isinstance(retry, int) else 0
-
-
-def object_in(path: Path) -> Json:
-    """Return the JSON object in a file; {} if there is none."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def is_supervised(path: Path) -> bool:
-    """Return True if the process that keeps the agent, where no systemd does, is the very one that was started."""
-    record = object_in(path)
-    try:
-        state, *rest = Path(f"/proc/{int(record['pid'])}/stat").read_text().rpartition(")")[2].split()
-        return state not in "ZX" and int(rest[18]) == record["startTicks"]
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
-        return False
 
 
 def last_lines(path: Path) -> list[str]:
@@ -459,7 +417,7 @@ def look(request: Json) -> Json:
         "takenPorts": taken_ports(first, last),
         "keeping": keeping(),
         "jobs": jobs(request["workspace"], request.get("job") or ""),
-        "state": str(jobs_folder()),
+        "state": str(state_folder()),
         "environmentPython": environment_python(),
         "promisedPorts": promised_ports(),
         "missing": missing(request.get("paths", [])),

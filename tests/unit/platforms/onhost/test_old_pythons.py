@@ -27,6 +27,8 @@ def test_python_3_6_reads_it(program: ModuleType) -> None:
     }
     assert used.isdisjoint(NEWER), used & NEWER
     assert not any(isinstance(node, ast.arg) and node.annotation for node in ast.walk(tree))
+    subscripts = [node.value.id for node in ast.walk(tree) if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name)]
+    assert {"dict", "list", "set", "tuple", "type"}.isdisjoint(subscripts), "a type with parameters is no value before Python 3.9"
 
 
 def test_what_is_sent_gives_the_answer_of_the_module() -> None:
