@@ -137,8 +137,10 @@ def refuse_missing(name: str, answers: Mapping[str, HostFacts], again: str) -> N
         )
 
 
-async def _place_and_go(fleet: Fleet, request: dict[str, Any], files: Mapping[str, Mapping[str, bytes]], witness: Coordinator) -> None:
-    """Put the files on every host; when all have them, let node 0 begin, then the others.
+async def _place_and_go(
+    fleet: Fleet, request: dict[str, Any], files: Mapping[str, Mapping[str, bytes]], witness: Coordinator, ran: Sequence[str] = ()
+) -> None:
+    """Put the files on every host; when all have them, let node 0 begin, then the others. `ran`: hosts whose agents are to be started anew.
 
     Raises Failed naming every host that did not take them. Then, and when this process ends before, nothing stays on any host.
     """
@@ -150,7 +152,7 @@ async def _place_and_go(fleet: Fleet, request: dict[str, Any], files: Mapping[st
             async with _within(PLACE_SECONDS, f"host {name} has not taken the job's files"):
                 program = await stack.enter_async_context(_keeper(fleet, name))
                 open_programs[name] = program
-                own = {**request, "files": len(files[name]), "witness": None if name == names[0] else list(witness)}
+                own = {**request, "files": len(files[name]), "witness": None if name == names[0] else list(witness), "ran": name in ran}
                 await program.write(json.dumps(own).encode() + b"\n")
                 for file, data in files[name].items():
                     head = {"name": file, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
@@ -204,12 +206,13 @@ async def _answered(program: Program, word: str) -> None:
 async def start_again(fleet: Fleet, seen: Seen, *, retry: int | None = None) -> None:
     """Start the agents of a job that was stopped, has ended or whose hosts lost them; `retry`: its new count of retries.
 
-    Raises Failed where a host of it can't be reached.
+    Raises Failed where a host of it can't be reached, or runs it since somebody else has started it again.
     """
     _refuse_partial(seen)
     names, key = list(seen.hosts), secrets.token_hex(32)
     request = {"do": "start", "job": seen.record.name, "fresh": False} | ({} if retry is None else {"retry": retry})
-    await _place_and_go(fleet, request, {name: {KEY: key.encode()} for name in names}, seen.record.coordinator)
+    ran = [name for name, job in seen.jobs.items() if job.runs]  # (where none ran, one that runs by then is somebody else's, and is left alone)
+    await _place_and_go(fleet, request, {name: {KEY: key.encode()} for name in names}, seen.record.coordinator, ran)
 
 
 def _refuse_partial(seen: Seen) -> None:

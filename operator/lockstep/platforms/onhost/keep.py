@@ -114,7 +114,8 @@ def systemctl(*words: str, seconds: float | None = SYSTEMD_SECONDS) -> str:
 
 
 def start(request: Json, stream: BinaryIO) -> Json:
-    """Place the files, and start the agent when told to. `fresh`: as a new job of this name; else the files are put beside those of before."""
+    """Place the files, and start the agent when told to. `fresh`: as a new job of this name; else the files are put beside those of before.
+    `ran`: its agent ran when somebody looked, and is to be started anew."""
     name = checked(request["job"])
     files = dict(received(stream) for _ in range(request["files"]))
     folder = state_folder() / name
@@ -123,7 +124,7 @@ def start(request: Json, stream: BinaryIO) -> Json:
         Path(path).mkdir(parents=True, exist_ok=True)
     draft = state_folder() / f".{name}.start.{os.urandom(6).hex()}"
     with alone():
-        if request["fresh"] and runs(name):
+        if runs(name) and not request["ran"]:
             raise Declined(f"job {name} runs there already")
         discard_drafts(name)
         draft.mkdir(mode=0o700)
@@ -204,7 +205,14 @@ def discard_drafts(name: str) -> None:
                 raise Declined(
                     f"another start of job {name} is under way there: see what came of it, or try again in {START_SECONDS - waited:.0f} s"
                 )
-            shutil.rmtree(draft.rename(draft.with_name(f"..{os.urandom(6).hex()}")), ignore_errors=True)
+            draft.rename(draft.with_name(f"..{os.urandom(6).hex()}"))
+    sweep()
+
+
+def sweep() -> None:
+    """Remove what a power cut has left of a start between two names, which may hold a key. Within `alone`, no start is there."""
+    for left in state_folder().glob("..*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def taken(draft: Path) -> Path:
@@ -258,18 +266,14 @@ def is_heard(address: str, port: int) -> bool:
 def supervise(name: str, command: list[str], environment: dict[str, str]) -> Json:
     """Leave a process of its own that starts the agent again when it ends by a fault, as systemd would."""
     folder = state_folder() / name
+    ready, began = os.pipe()
     if os.fork():
+        os.close(began)
         os.wait()
-        return {"started": True}
+        return {"started": True} if os.read(ready, 1) else {"problem": f"nothing keeps the agent there: see {folder / 'agent.log'}"}
     os.setsid()
     if os.fork():
         os._exit(0)
-    log = os.open(folder / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    null = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((null, 0), (log, 1), (log, 2)):
-        os.dup2(source, target)
-    os.chdir(folder)
-    write(folder / "supervisor.json", json.dumps({"pid": os.getpid(), "startTicks": start_ticks(os.getpid())}).encode())
     asked: list[int] = []
     children: list[subprocess.Popen[bytes]] = []
 
@@ -281,6 +285,14 @@ def supervise(name: str, command: list[str], environment: dict[str, str]) -> Jso
 
     signal.signal(signal.SIGTERM, pass_on)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    log = os.open(folder / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.chdir(folder)
+    write(folder / "supervisor.json", json.dumps({"pid": os.getpid(), "startTicks": start_ticks(os.getpid())}).encode())
+    os.write(began, b".")  # from here on the job runs, and nobody starts it beside this
+    os.close(began)
     while True:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # else one that comes before the list has the agent would be lost
         if asked:
@@ -339,6 +351,8 @@ def remove(request: Json) -> Json:
     unit_path(name).unlink(missing_ok=True)
     systemctl("daemon-reload")
     shutil.rmtree(state_folder() / name, ignore_errors=True)
+    with alone():
+        sweep()
     return {"removed": result["stopped"]}
 
 
@@ -459,12 +473,11 @@ def main(stream: BinaryIO) -> None:
     os.environ.setdefault("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     request = json.loads(stream.readline())
-    with_files = {"start": start, "brief": brief}
-    if request["do"] == "start":
+    what, with_files = request["do"], {"start": start, "brief": brief}
+    plain = {"stop": stop, "remove": remove, "linger": linger}
+    if what == "start":
         apart()
     try:
-        what = request["do"]
-        plain = {"stop": stop, "remove": remove, "linger": linger}
         answer(with_files[what](request, stream) if what in with_files else plain[what](request))
     except Declined as error:
         answer({"problem": str(error)})

@@ -34,7 +34,7 @@ class Keeper:
         self._process = subprocess.Popen(
             [sys.executable, str(keep.__file__)], env={**os.environ, "XDG_STATE_HOME": str(home)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
-        asked = {"do": "start", "job": "x", "fresh": True, "files": 1, "witness": None, **request}
+        asked = {"do": "start", "job": "x", "fresh": True, "files": 1, "witness": None, "ran": False, **request}
         self.write(json.dumps(asked).encode() + b"\n" + json.dumps(head).encode() + b"\n" + data)
 
     def write(self, data: bytes) -> None:
@@ -88,3 +88,61 @@ def test_a_start_that_has_waited_for_long_makes_room_and_begins_nothing(home: Pa
     assert second.answer() == {"started": True}
     for keeper in (first, second):
         keeper.leave()
+
+
+def start_and_stop(home: Path) -> None:
+    keeper = Keeper(home)
+    assert keeper.answer() == {"placed": True}
+    keeper.write(b"go\n")
+    assert keeper.answer() == {"started": True}
+    keeper.leave()
+    assert keep.stop({"job": "x", "now": True, "wait": True}) == {"stopped": True}
+
+
+def test_of_two_resumes_at_once_the_later_one_leaves_the_agent_of_the_first_alone(home: Path) -> None:
+    start_and_stop(home)
+    first = Keeper(home, fresh=False)
+    assert first.answer() == {"placed": True}
+    first.write(b"go\n")
+    assert first.answer() == {"started": True}
+    pid = keep.supervisor("x")
+    assert pid is not None, "whoever is told of the start sees that it runs"
+    second = Keeper(home, fresh=False)
+    assert second.answer() == {"problem": "job x runs there already"}
+    knowing = Keeper(home, fresh=False, ran=True)
+    assert knowing.answer() == {"placed": True}
+    for keeper in (first, second, knowing):
+        keeper.leave()
+    assert keep.supervisor("x") == pid
+
+
+def test_an_agent_that_nothing_can_keep_is_not_called_started(home: Path) -> None:
+    start_and_stop(home)
+    log = home / JOBS / "x/agent.log"
+    log.unlink()
+    log.mkdir()
+    keeper = Keeper(home, fresh=False)
+    assert keeper.answer() == {"placed": True}
+    keeper.write(b"go\n")
+    assert keeper.answer() == {"problem": f"{log}: Is a directory"}
+    keeper.leave()
+    assert keep.supervisor("x") is None
+
+
+def test_a_start_and_a_deletion_remove_what_a_power_cut_left_between_two_names(home: Path) -> None:
+    def plant() -> list[Path]:
+        left = [home / JOBS / f"..0123456789ab{end}" for end in ("", ".before")]
+        for folder in left:
+            folder.mkdir(parents=True)
+            (folder / "key").write_text("secret")
+        return left
+
+    left = plant()
+    keeper = Keeper(home)
+    assert keeper.answer() == {"placed": True}
+    assert not any(folder.exists() for folder in left)
+    assert len(list((home / JOBS).glob(".x.start.*"))) == 1, "its own stays"
+    keeper.leave()
+    left = plant()
+    keep.remove({"job": "x", "now": True})
+    assert not any(folder.exists() for folder in left)
