@@ -67,8 +67,8 @@ class Lab:
     def check(self, job: Path | None = None) -> list[Finding]:
         """Findings of one check that are neither fine nor harmless."""
         inputs = None if job is None else read_inputs(job, str(self.file), None)
-        site = HostSite(load_cluster(str(self.file)), str(self.file))
-        checked = asyncio.run(run_check(site, "lab", None if inputs is None else (inputs, resolve_inputs(inputs))))
+        site = HostSite(load_cluster(str(self.file)), "lab")
+        checked = asyncio.run(run_check(site, None if inputs is None else (inputs, resolve_inputs(inputs))))
         return [one for one in checked.findings if one.outcome not in HARMLESS]
 
 

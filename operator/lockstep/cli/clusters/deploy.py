@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -426,7 +427,7 @@ def tell_end(plan: DeploymentPlan, *, dev: bool, complete: bool) -> None:
     if plan.profile.spec.notes:
         put("", f"Notes of {plan.profile.metadata.name}:", *plan.profile.spec.notes.rstrip().splitlines())
     if not complete:
-        put("", f"What is wrong: lockstep doctor {cluster}")
+        put("", f"What is wrong: lockstep doctor {shlex.quote(cluster)}")
         return
     remember(cluster)
     warned = f", with {len(plan.findings)} of the cluster file's lines to mend (warnings above)" if plan.findings else ""
@@ -450,7 +451,7 @@ def _next_without(plan: DeploymentPlan) -> list[tuple[str, str]]:
     cluster, namespace = plan.cluster.cluster.name, plan.namespace
     return [
         (f"lockstep init job first --cluster {cluster} -o first.yaml", "a job: set its model and data"),
-        (f"lockstep plan -f first.yaml --cluster {plan.file}", "does it fit? Nothing is started"),
+        (f"lockstep plan -f first.yaml --cluster {shlex.quote(str(plan.file))}", "does it fit? Nothing is started"),
         (f"kubectl apply -n {namespace} -f first.yaml", "start it"),
         (f"kubectl get tj -n {namespace} -w", "what becomes of it"),
         (f"make status-cluster CLUSTER={cluster}", "operator, TrainingCluster and jobs"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,7 +60,7 @@ async def _ask(namespace: str, job: str, context: str | None, cluster: str) -> M
     async with await Cluster.connect(context) as connection:
         pods = await running_pods(connection, namespace, job)
         if not pods:
-            none = f"no pod of job {job} runs in namespace {namespace}: lockstep deploy {cluster} starts the dev environment, --job names another job"
+            none = f"no pod of job {job} runs in namespace {namespace}: lockstep deploy {shlex.quote(cluster)} starts the dev environment, --job names another job"
             _show_nodes(await _nodes(connection, none), none)
             return {}
 

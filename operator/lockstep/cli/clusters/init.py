@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -128,7 +129,7 @@ def _write_hosts(name: str, text: str, output: Path | None, origin: str) -> None
     path = output or from_here(checkout() / "clusters" / f"{name}.yaml")
     parse_cluster_file(text, f"{origin} as a cluster file")  # a name that can't be is refused before anything is written
     _write(path, text)
-    put(f"Next: read it, then lockstep cluster lint {name if output is None else path}")
+    put(f"Next: read it, then lockstep cluster lint {name if output is None else shlex.quote(str(path))}")
 
 
 @app.command("job")
@@ -178,7 +179,7 @@ def job(
         text = re.sub(rf"\b{word}\b", value.replace("\\", r"\\"), text)
     parse_job_file(text, str(path))
     _write(path, text)
-    put(f"Next: edit it, then lockstep validate -f {path}")
+    put(f"Next: edit it, then lockstep validate -f {shlex.quote(str(path))}")
     return None
 
 
@@ -197,7 +198,7 @@ def _from_config(origin: Path, name: str, cluster: str, wanted: tuple[int | None
     _write(path, translation.text)
     if translation.leftovers:
         put("It doesn't have:", *(f"  {line}" for line in leftover_lines(str(origin), translation.leftovers)))
-    put(f"Next: read it, then lockstep validate -f {path}")
+    put(f"Next: read it, then lockstep validate -f {shlex.quote(str(path))}")
 
 
 @app.command("script")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -48,7 +49,7 @@ def lint(
         operator_image = default_image(file.profile)
     elif not offline:
         tell(
-            f"note: the file alone was checked; lockstep preflight -f job.yaml --cluster {cluster} checks the hosts, and lockstep hosts setup {cluster} --dry-run shows what they lack"
+            f"note: the file alone was checked; lockstep preflight -f job.yaml --cluster {shlex.quote(cluster)} checks the hosts, and lockstep hosts setup {shlex.quote(cluster)} --dry-run shows what they lack"
         )
     if file.hosts is None and not offline:
         try:

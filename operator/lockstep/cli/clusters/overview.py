@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,7 @@ def status(cluster: OptionalClusterArgument = "local", context: ContextOption = 
     try:
         file = load(cluster)
     except UnknownCluster as error:
-        raise ConfigError(f"{error}; of a job: lockstep get {cluster}") from None
+        raise ConfigError(f"{error}; of a job: lockstep get {shlex.quote(cluster)}") from None
 
     async def read() -> Overview:
         async with await Cluster.connect(context) as connection:

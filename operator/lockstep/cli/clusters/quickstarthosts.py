@@ -37,7 +37,7 @@ def run_on_bed() -> int:
     again = any(job.name == inputs.job.metadata.name for job in site.jobs())
     if again:
         inputs = read_inputs(checkout() / JOB_FILE, named, None, [FRESH])
-    with step(f"Train{AGAIN if again else ''}: lockstep run -f {JOB_FILE} --cluster {named}{' --fresh' if again else ''}"):
+    with step(f"Train{AGAIN if again else ''}: lockstep run -f {JOB_FILE} {site.again}{' --fresh' if again else ''}"):
         code = run_on_hosts(inputs, named, HostOptions(), detach=False)
     if code != 0:
         return code
@@ -47,9 +47,9 @@ def run_on_bed() -> int:
     print_result(job.status["result"], f" on host {job.seen.first}")
     put_text(f"""
 Next:
-  lockstep get --cluster {named}
-  lockstep why {inputs.job.metadata.name} --cluster {named}
-  lockstep logs {inputs.job.metadata.name} --cluster {named}
+  lockstep get {site.again}
+  lockstep why {inputs.job.metadata.name} {site.again}
+  lockstep logs {inputs.job.metadata.name} {site.again}
   lockstep devcluster hosts down
 """)
     return 0

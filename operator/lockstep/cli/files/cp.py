@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -122,7 +123,9 @@ def _before_start(file: Path, copies: Sequence[Copy], cluster: str | None, names
     resolved = resolve_inputs(inputs)
     for copy in copies:
         if copy.remote.job != resolved.name:
-            raise ConfigError(f"{file} is job {resolved.name}, and not {copy.remote.job}: lockstep cp -f {file} SRC {resolved.name}:")
+            raise ConfigError(
+                f"{file} is job {resolved.name}, and not {copy.remote.job}: lockstep cp -f {shlex.quote(str(file))} SRC {resolved.name}:"
+            )
     if resolved.storage_mode is not StorageMode.SHARED:
         raise ConfigError(
             f"storage.mode of job {resolved.name} is {resolved.storage_mode.value}: each pod's volume is made with the pod, so apply the job first and copy then"

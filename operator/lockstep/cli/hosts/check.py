@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,10 +49,10 @@ def check(
     resolved = None if inputs is None else resolve_inputs(inputs)
     cluster_file = load(cluster) if inputs is None else inputs.cluster
     if cluster_file.hosts is None:
-        raise ConfigError(f"{cluster} is a Kubernetes cluster: lockstep doctor {cluster} checks it")
+        raise ConfigError(f"{cluster} is a Kubernetes cluster: lockstep doctor {shlex.quote(cluster)} checks it")
     site = HostSite(cluster_file, cluster)
     with waiting(f"looking at {len(site.hosts.hosts)} hosts"):
-        checked = asyncio.run(run_check(site, cluster, None if inputs is None or resolved is None else (inputs, resolved)))
+        checked = asyncio.run(run_check(site, None if inputs is None or resolved is None else (inputs, resolved)))
     if output is Form.JSON:
         put_json(checked.values(), indent=1)
     else:
@@ -102,8 +103,8 @@ class Checked:
         return {"ok": not self.fails, "hosts": host_values(self.looks, self.network), **network, "findings": findings}
 
 
-async def run_check(site: HostSite, name: str, job: tuple[Inputs, Resolved] | None = None) -> Checked:
-    """Look at all hosts and between them, and judge. `name`: of the cluster, as one types it."""
+async def run_check(site: HostSite, job: tuple[Inputs, Resolved] | None = None) -> Checked:
+    """Look at all hosts and between them, and judge."""
     from lockstep.plan.cluster.finding import failed
     from lockstep.plan.hosts.check import host_findings
     from lockstep.plan.hosts.reach import network_findings
@@ -112,7 +113,7 @@ async def run_check(site: HostSite, name: str, job: tuple[Inputs, Resolved] | No
 
     fleet = site.fleet()
     known = None if job is None else asyncio.create_task(asyncio.to_thread(_run_facts, job[1]))
-    environments = asyncio.create_task(_environments(fleet, site, name))
+    environments = asyncio.create_task(_environments(fleet, site))
     looks = await look_at(fleet, site.hosts.hosts, "" if job is None else job[1].name, None if job is None else _inputs(job[0]))
     network, problems = None, []
     try:
@@ -124,7 +125,12 @@ async def run_check(site: HostSite, name: str, job: tuple[Inputs, Resolved] | No
     addresses = {host.name: host.address for host in site.hosts.hosts if host.address}
     if network is not None:
         addresses |= {network.names[number]: end.address for number, end in network.ends.items()}
-    findings = [*host_findings(looks, site.hosts, name, addresses), *await environments, *await _sharing(fleet, looks, site), *problems]
+    findings = [
+        *host_findings(looks, site.hosts, site.typed, addresses),
+        *await environments,
+        *await _sharing(fleet, looks, site),
+        *problems,
+    ]
     if network is not None:
         findings += network_findings(network, site.profile.spec.network.mtu)
     if job is not None and known is not None:
@@ -134,7 +140,7 @@ async def run_check(site: HostSite, name: str, job: tuple[Inputs, Resolved] | No
     return Checked(looks, network, findings)
 
 
-async def _environments(fleet: Fleet, site: HostSite, name: str) -> list[Finding]:
+async def _environments(fleet: Fleet, site: HostSite) -> list[Finding]:
     """Judge the environments that `hosts setup` made. A host that doesn't answer has a finding already."""
     from lockstep.cli.hosts.setup import setups_of, wanted_of
     from lockstep.plan.cluster.finding import unknown
@@ -148,7 +154,7 @@ async def _environments(fleet: Fleet, site: HostSite, name: str) -> list[Finding
     except ConfigError as error:
         return [unknown("environment", f"whether the hosts have that of {stated.lock}: {error}")]
     setups, _ = await setups_of(fleet, names, stated, wanted)
-    return environment_findings(setups, stated.lock, name)
+    return environment_findings(setups, stated.lock, site.typed)
 
 
 async def _sharing(fleet: Fleet, looks: Sequence[HostLook], site: HostSite) -> list[Finding]:

@@ -167,7 +167,7 @@ def _no_place(file: Path, changes: Sequence[str]) -> ConfigError:
     options = "".join(f" --set {shlex.quote(change)}" for change in changes)
     return ConfigError(
         "choose where the job runs: --local (processes of this machine), --in-namespace (Kubernetes, role admin), or --cluster with a file of hosts; "
-        f"with the operator: lockstep render -f {file}{options} -o job | kubectl apply -f -"
+        f"with the operator: lockstep render -f {shlex.quote(str(file))}{options} -o job | kubectl apply -f -"
     )
 
 

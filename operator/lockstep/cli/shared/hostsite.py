@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -41,7 +42,8 @@ class HostSite(Site):
         """`named`: the cluster as it was given: its name, or the path of its file."""
         assert cluster_file.hosts is not None  # noqa: S101 (the file says platform: hosts)
         self.hosts, self.profile, self.name = cluster_file.hosts, cluster_file.profile, cluster_file.cluster.name
-        self.again = f"--cluster {named}"
+        self.given, self.typed = named, shlex.quote(named)
+        self.again = f"--cluster {self.typed}"
         self.anew = f"lockstep run -f FILE --fresh {self.again}"
         self.where = f"on the hosts of {self.name}"
         self.have = "they have"
@@ -53,7 +55,7 @@ class HostSite(Site):
         from lockstep.cli.shared.terminal import say
         from lockstep.platforms.hosts.fleet import Fleet
 
-        return Fleet(self.hosts, self.name, self.again, tell=say)
+        return Fleet(self.hosts, self.name, self.given, tell=say)
 
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[SiteJob]:
         if selector is not None:

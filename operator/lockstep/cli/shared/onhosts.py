@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 
 from lockstep.api.errors import ConfigError
@@ -24,7 +25,7 @@ REFUSED: Mapping[str, str] = {
     "cluster discover": "lockstep cluster import FILE and lockstep init hosts NAME write such files",
     "cluster gpus": "lockstep top JOB --cluster {name} shows the GPUs of a job's hosts",
 }
-"""Verbs about Kubernetes' own objects → what to use on hosts; {name} is the cluster as it was typed."""
+"""Verbs about Kubernetes' own objects → what to use on hosts; {name} is the cluster as a word of a command line."""
 WORKING = frozenset({
     "validate", "render", "plan", "preflight", "run", "launch", "bench scaling", "diff-runs", "logs", "top", "get", "describe", "why", "stacks", "wait", "resume", "stop", "retry",
     "sync", "cp", "generate", "shell", "jupyter", "tensorboard", "vscode", "debug", "delete", "checkpoint list", "checkpoint verify", "checkpoint inspect",
@@ -48,7 +49,7 @@ class Typed:
 def refuse_on_hosts(name: str, named: str) -> None:
     """Raise ConfigError if the verb that runs is about Kubernetes' objects: the cluster has none. `named`: the cluster as it was typed."""
     if Typed.verb in REFUSED:
-        instead = REFUSED[Typed.verb].format(name=named)
+        instead = REFUSED[Typed.verb].format(name=shlex.quote(named))
         raise ConfigError(f"lockstep {Typed.verb} is about Kubernetes, and {name} is a cluster of hosts: {instead}")
 
 

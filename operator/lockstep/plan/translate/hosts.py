@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
@@ -62,7 +63,7 @@ def cluster_text(name: str, origin: str, machines: Machines, path: str | None = 
     ]
     header = [
         f"The hosts {name}, {origin}.",
-        f"Every key is explained in docs/reference/hosts.md. Next: read it, then `lockstep cluster lint {path or name}`.",
+        f"Every key is explained in docs/reference/hosts.md. Next: read it, then `lockstep cluster lint {shlex.quote(path or name)}`.",
     ]
     return write(header, entries)
 

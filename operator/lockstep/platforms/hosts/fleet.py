@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import shlex
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from functools import cache
 from types import ModuleType
 from typing import Any, TypeVar
@@ -35,11 +37,15 @@ class Fleet:
     """Connections to hosts. They stay open for a minute after their last use, so that the next command starts at once."""
 
     def __init__(
-        self, cluster: HostsCluster, name: str, again: str, *, shares: bool = True, tell: Callable[[str], None] = lambda _: None
+        self, cluster: HostsCluster, name: str, named: str, *, shares: bool = True, tell: Callable[[str], None] = lambda _: None
     ) -> None:
-        """`name`: of the cluster file. `again`: words that name it on a command line. `shares`: False opens a connection for each program.
-        `tell`: hears that a login may wait for you."""
-        self.cluster, self.name, self.again = cluster, name, again
+        """`name`: of the cluster file. `named`: the cluster as it was given, its name or the path of its file. `shares`: False opens a connection for
+        each program. `tell`: hears that a login may wait for you."""
+        self.cluster, self.name = cluster, name
+        self.typed = shlex.quote(named)
+        """The cluster as a word of a command line."""
+        self.again = f"--cluster {self.typed}"
+        """Words that lead here again on a command line."""
         folder = control_folder()
         self._shared = {host.name: Shared(login_of(host), folder, shares=shares, tell=tell) for host in cluster.hosts}
 
@@ -91,6 +97,18 @@ class Fleet:
             return read_host(name, answer_of(text, place.name))
 
         return await self.all(names, one)
+
+
+@asynccontextmanager
+async def within(seconds: float, what: str, remedy: str = "") -> AsyncIterator[None]:
+    """Raise Failed saying `what`, and what to do, if the block takes longer."""
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise Failed(f"{what} for {seconds:.0f} s{remedy}") from None
 
 
 @cache

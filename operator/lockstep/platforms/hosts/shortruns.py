@@ -31,7 +31,7 @@ from lockstep.plan.hosts.facts import HostFacts
 from lockstep.plan.hosts.place import AGENT, KEY, RUN, Seat, addresses_of, chosen, inputs_of, seats
 from lockstep.plan.render.run import result_in, with_preflight, without_ranks
 from lockstep.platforms.agentfile import build_agent
-from lockstep.platforms.hosts.fleet import Fleet
+from lockstep.platforms.hosts.fleet import Fleet, within
 from lockstep.platforms.hosts.start import refuse_missing
 from lockstep.platforms.inpod import source_of
 from lockstep.platforms.jobs.netrates import measure_pairs
@@ -232,12 +232,12 @@ async def _run(
         running: dict[str, _Running] = {}
 
         async def place(brief: Brief) -> None:
-            one = running[brief.host] = await stack.enter_async_context(_running(fleet, brief))
-            await one.place({AGENT: agent, RUN: run_text(brief.run).encode(), KEY: key.encode()})
+            async with within(PLACE_SECONDS, f"host {brief.host} has not taken the agent's files"):
+                one = running[brief.host] = await stack.enter_async_context(_running(fleet, brief))
+                await one.place({AGENT: agent, RUN: run_text(brief.run).encode(), KEY: key.encode()})
 
         by_host = {brief.host: brief for brief in briefs}
-        async with asyncio.timeout(PLACE_SECONDS):
-            _, refused = await fleet.all(by_host, lambda host: place(by_host[host]))
+        _, refused = await fleet.all(by_host, lambda host: place(by_host[host]))
         if refused:
             raise Failed("nothing was started: " + "; ".join(refused.values()))
         followers = [asyncio.create_task(running[brief.host].follow(partial(line_of, brief))) for brief in briefs]

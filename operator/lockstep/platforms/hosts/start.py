@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import secrets
+import shlex
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from lockstep.plan.hosts.record import Coordinator, record_text
 from lockstep.plan.hosts.status import Seen, named_hosts, seen_jobs
 from lockstep.plan.hosts.volumes import refuse_apart
 from lockstep.platforms.agentfile import build_agent
-from lockstep.platforms.hosts.fleet import Fleet
+from lockstep.platforms.hosts.fleet import Fleet, within
 from lockstep.platforms.hosts.volumes import sharing
 from lockstep.platforms.inpod import source_of
 from lockstep.platforms.onhost import keep
@@ -61,7 +62,7 @@ async def start(fleet: Fleet, job: TrainingJob, profile: TrainingCluster, option
     if problems:
         raise Failed("; ".join(problems.values()))
     refuse_running(name, answers, fleet.again)
-    _refuse_bare(hosts, answers, fleet.again)
+    _refuse_bare(hosts, answers, fleet.typed)
     refuse_missing(name, answers, fleet.again)
     answers = await _lingering(fleet, answers)
     record_time = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -75,12 +76,12 @@ async def start(fleet: Fleet, job: TrainingJob, profile: TrainingCluster, option
     return seen_jobs((await fleet.look(names, job=name))[0], {})[name]
 
 
-def _refuse_bare(hosts: Sequence[Host], answers: Mapping[str, HostFacts], again: str) -> None:
+def _refuse_bare(hosts: Sequence[Host], answers: Mapping[str, HostFacts], cluster: str) -> None:
     """Raise ConfigError naming every host that has no Python for ranks, with the command that makes one."""
     bare = [host.name for host in hosts if not host.python and not answers[host.name].environment_python]
     if bare:
         raise ConfigError(
-            f"there is no Python environment on {named_hosts(bare)}: lockstep hosts setup {again.removeprefix('--cluster ')} makes it, or state hosts[].python in the cluster file"
+            f"there is no Python environment on {named_hosts(bare)}: lockstep hosts setup {cluster} makes it, or state hosts[].python in the cluster file"
         )
 
 
@@ -131,7 +132,7 @@ def refuse_missing(name: str, answers: Mapping[str, HostFacts], again: str) -> N
     if lacks:
         raise ConfigError(
             *(
-                f"{field}: there is no {'file or folder' if kind == 'any' else kind} {path} on {named_hosts(hosts)}: lockstep cp PATH {name}:{path_of_job(path, answers[hosts[0]])} {again}"
+                f"{field}: there is no {'file or folder' if kind == 'any' else kind} {path} on {named_hosts(hosts)}: lockstep cp PATH {shlex.quote(f'{name}:{path_of_job(path, answers[hosts[0]])}')} {again}"
                 for (field, path, kind), hosts in lacks.items()
             )
         )
@@ -149,7 +150,7 @@ async def _place_and_go(
         open_programs: dict[str, Program] = {}
 
         async def place(name: str) -> None:
-            async with _within(PLACE_SECONDS, f"host {name} has not taken the job's files"):
+            async with within(PLACE_SECONDS, f"host {name} has not taken the job's files"):
                 program = await stack.enter_async_context(_keeper(fleet, name))
                 open_programs[name] = program
                 own = {**request, "files": len(files[name]), "witness": None if name == names[0] else list(witness), "ran": name in ran}
@@ -160,7 +161,7 @@ async def _place_and_go(
                 await _answered(program, "placed")
 
         async def go(name: str) -> None:
-            async with _within(PLACE_SECONDS, f"host {name} has not said that its agent runs"):
+            async with within(PLACE_SECONDS, f"host {name} has not said that its agent runs"):
                 await open_programs[name].write(b"go\n")
                 await _answered(open_programs[name], "started")
 
@@ -173,18 +174,6 @@ async def _place_and_go(
         raise Failed(
             f"the job was started only in part: {'; '.join(problems.values())}: lockstep delete {request['job']} {fleet.again} removes it"
         )
-
-
-@asynccontextmanager
-async def _within(seconds: float, what: str, remedy: str = "") -> AsyncIterator[None]:
-    """Raise Failed saying `what`, and what to do, if the block takes longer."""
-    try:
-        async with asyncio.timeout(seconds) as limit:
-            yield
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        raise Failed(f"{what} for {seconds:.0f} s{remedy}") from None
 
 
 @asynccontextmanager
@@ -211,7 +200,9 @@ async def start_again(fleet: Fleet, seen: Seen, *, retry: int | None = None) -> 
     _refuse_partial(seen)
     names, key = list(seen.hosts), secrets.token_hex(32)
     request = {"do": "start", "job": seen.record.name, "fresh": False} | ({} if retry is None else {"retry": retry})
-    ran = [name for name, job in seen.jobs.items() if job.runs]  # (where none ran, one that runs by then is somebody else's, and is left alone)
+    ran = [
+        name for name, job in seen.jobs.items() if job.runs
+    ]  # (where none ran, one that runs by then is somebody else's, and is left alone)
     await _place_and_go(fleet, request, {name: {KEY: key.encode()} for name in names}, seen.record.coordinator, ran)
 
 
@@ -248,7 +239,7 @@ async def _request(fleet: Fleet, name: str, request: dict[str, Any]) -> dict[str
     if job := request.get("job"):
         what = f"host {name}: job {job} was told to stop, and has not saved and ended"
         remedy = f": lockstep stop {job} {fleet.again} --now ends it without a save"
-    async with _within(STOP_SECONDS, what, remedy), _keeper(fleet, name) as program:
+    async with within(STOP_SECONDS, what, remedy), _keeper(fleet, name) as program:
         await program.write(json.dumps(request).encode() + b"\n")
         async for line in lines_in(program):
             said = answer_of(line, program.place.name)

@@ -15,6 +15,7 @@ from lockstep.api.files.jobfile import parse_job_file
 from lockstep.cli import main as entry
 from lockstep.cli.clusters.clusters import print_clusters
 from lockstep.cli.shared.clusterfiles import Peeked, load_cluster, peek
+from lockstep.cli.shared.hostsite import HostSite
 from lockstep.cli.shared.jobargs import known_names
 from lockstep.cli.shared.onhosts import REFUSED, WITHOUT_CLUSTER, WORKING
 from lockstep.cli.shared.target import namespace_of, one_verb
@@ -71,6 +72,15 @@ def test_a_verb_about_kubernetes_is_refused_in_one_sentence(verb: str, lab: Path
     message = REFUSED[verb].format(name="lab" if verb == "cluster discover" else lab)
     given = [*verb.split(), *_needed(verb, lab)]
     assert run(*given) == (2, f"lockstep {verb} is about Kubernetes, and lab is a cluster of hosts: {message}")
+
+
+def test_a_path_with_a_space_is_one_word_of_each_command_to_type(lab: Path) -> None:
+    spaced = lab.rename(lab.with_name("my lab.yaml"))
+    code, words = run("status", str(spaced))
+    assert code == 2 and words.endswith(f"lockstep get --cluster '{spaced}' lists its jobs")
+    site = HostSite(load_cluster(str(spaced)), str(spaced))
+    assert site.again == site.fleet().again == f"--cluster '{spaced}'" and site.anew.endswith(f" --cluster '{spaced}'")
+    assert f"lockstep hosts setup '{spaced}' " in run("cluster", "lint", str(spaced))[1]
 
 
 def _needed(verb: str, lab: Path) -> list[str]:

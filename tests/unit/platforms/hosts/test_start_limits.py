@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from lockstep.api.errors import Failed
+from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.hosts import Host, HostsCluster
+from lockstep.plan.hosts.facts import HostFacts
 from lockstep.plan.hosts.record import Coordinator
-from lockstep.platforms.hosts import start
+from lockstep.platforms.hosts import shortruns, start
 from lockstep.platforms.hosts.fleet import Fleet
+from lockstep.platforms.hosts.shortruns import Brief, _Running
 from lockstep.programs import STDOUT, Program
 
 NAMES = ["lab0", "lab1"]
@@ -42,7 +46,15 @@ class Fallen(Program):
 
 @pytest.fixture
 def fleet() -> Fleet:
-    return Fleet(HostsCluster(hosts=[Host(name=name) for name in NAMES], ports="29400-29449"), "lab", "--cluster lab")
+    return Fleet(HostsCluster(hosts=[Host(name=name) for name in NAMES], ports="29400-29449"), "lab", "lab")
+
+
+def test_hosts_without_a_python_are_named_with_the_command_that_makes_one() -> None:
+    hosts = HostsCluster(hosts=[Host(name=name) for name in NAMES], ports="29400-29449")
+    fleet = Fleet(hosts, "lab", "my files/lab.yaml")
+    bare = {name: cast(HostFacts, SimpleNamespace(environment_python="")) for name in NAMES}
+    with pytest.raises(ConfigError, match=r"no Python environment on hosts lab0, lab1: lockstep hosts setup 'my files/lab.yaml' makes it"):
+        start._refuse_bare(hosts.hosts, bare, fleet.typed)
 
 
 def fall(monkeypatch: pytest.MonkeyPatch, **answers: tuple[bytes, ...]) -> None:
@@ -50,7 +62,13 @@ def fall(monkeypatch: pytest.MonkeyPatch, **answers: tuple[bytes, ...]) -> None:
     async def keeper(fleet: Fleet, name: str) -> AsyncIterator[Program]:
         yield Fallen(fleet, name, *answers[name])
 
+    @asynccontextmanager
+    async def running(fleet: Fleet, brief: Brief) -> AsyncIterator[_Running]:
+        yield _Running(brief, Fallen(fleet, brief.host, *answers[brief.host]))
+
     monkeypatch.setattr(start, "_keeper", keeper)
+    monkeypatch.setattr(shortruns, "_running", running)
+    monkeypatch.setattr(shortruns, "PLACE_SECONDS", 0.2)
     monkeypatch.setattr(start, "PLACE_SECONDS", 0.2)
     monkeypatch.setattr(start, "STOP_SECONDS", 0.2)
 
@@ -83,3 +101,12 @@ def test_a_stop_that_takes_too_long_says_where_and_what_ends_it(fleet: Fleet, mo
     assert str(raised.value) == (
         "host lab1: job x was told to stop, and has not saved and ended for 0 s: lockstep stop x --cluster lab --now ends it without a save"
     )
+
+
+def test_a_short_run_whose_files_a_host_never_takes_says_which(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    fall(monkeypatch, lab0=(PLACED,), lab1=())
+    monkeypatch.setattr(shortruns, "build_agent", lambda **_: b"")
+    monkeypatch.setattr(shortruns, "run_text", lambda _: "")
+    briefs = [cast(Brief, SimpleNamespace(host=name, run=None, request=lambda _: {})) for name in NAMES]
+    with pytest.raises(Failed, match=r"^nothing was started: host lab1 has not taken the agent's files for 0 s$"):
+        asyncio.run(shortruns._run(fleet, briefs, lambda _: False, 1.0))
