@@ -204,7 +204,7 @@ def test_verbs_about_jobs_on_hosts_say_what_they_say_elsewhere(bed: BedHosts, tm
             for number in range(bed.count):
                 laptop.put(number, path, script(name).encode())
             file = tmp_path / f"{name}.yaml"
-            file.write_text(JOB.format(name=name, nodes=2, steps=1, restarts=0).replace("rank.py", path))
+            file.write_text(JOB.format(name=name, nodes=2, steps=1, restarts=int(name == "runs")).replace("rank.py", path))
             laptop.run(file, check=False)  # (two of them may have ended before they were seen to run)
         assert laptop.becomes("done", "Complete") and laptop.becomes("broke", "Failed") and laptop.becomes("runs", "Running")
         name = f"beds{bed.layout.index}"

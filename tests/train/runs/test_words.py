@@ -23,7 +23,7 @@ def test_verbs_about_runs_of_this_machine_say_what_they_say_elsewhere(tmp_path: 
         for name, path in JOBS.items():
             (place / "workspace" / path).write_text(script(name))
             file = tmp_path / f"{name}.yaml"
-            file.write_text(JOB.format(name=name, nodes=2, steps=1, restarts=0).replace("rank.py", path))
+            file.write_text(JOB.format(name=name, nodes=2, steps=1, restarts=int(name == "runs")).replace("rank.py", path))
             command = [sys.executable, "-m", "lockstep.cli.main", "run", "-f", str(file), *again]
             runs[name] = stack.enter_context(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
             stack.callback(runs[name].kill)

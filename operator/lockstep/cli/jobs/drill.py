@@ -7,21 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, find_cluster_job, on_cluster
+from lockstep.cli.shared.jobargs import Form, FormOption, SiteOptions, find_job, on_site
+from lockstep.cli.shared.kubesite import ClusterJob
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.cli.shared.terminal import confirm, say
-from lockstep.plan.pages.drill import AFTER_INTERRUPT, RISKS, Fault, drill_page, why_not_now
+from lockstep.plan.pages.drill import AFTER_INTERRUPT, AFTER_WITHOUT_PODS, RISKS, RISKS_WITHOUT_PODS, Fault, drill_page, why_not_now
 from lockstep.platforms.output import put, put_json
 
 if TYPE_CHECKING:
-    from lockstep.cli.shared.kubesite import ClusterJob
+    from lockstep.cli.shared.site import SiteJob
 
 MIB = 1 << 20
 
 
-@on_cluster
+@on_site
 def drill(
-    where: TargetOptions,
+    where: SiteOptions,
     fault: Annotated[Fault, typer.Argument(help="The fault to inject.", show_default=False)],
     job: Annotated[str, typer.Option("--job", help="The job's name.", show_default=False)],
     rank: Annotated[
@@ -36,22 +37,32 @@ def drill(
 ) -> None:
     """Inject one fault into a running job, wait until it trains again, and report what that took: detection, downtime, lost steps.
 
-    It says which rights it needs, and does nothing without them. However it ends, it undoes what it did to ranks, nodes and volumes. Exit code 0: recovered; 1: not; 2: nothing was done.
+    On a cluster it says which rights it needs, and does nothing without them. However it ends, it undoes what it did to ranks, nodes and volumes. Exit code 0: recovered; 1: not; 2: nothing was done.
 
-    Example: lockstep drill kill-rank --job demo
+    Example: lockstep drill kill-rank --job demo --cluster lab
     """
-    from lockstep.platforms.jobs.drilledjob import DrilledJob
+    from lockstep.platforms.jobs.drilledjob import DrilledJob, Pods
     from lockstep.platforms.jobs.drills import run_drill
 
-    cluster_job = find_cluster_job(job, where)
-    _refuse_without_rights(cluster_job, fault)
-    reason = why_not_now(cluster_job.job, fault)
+    found = find_job(job, where)
+    pods = None
+    if isinstance(found, ClusterJob):
+        pods = Pods(found.target.client, found.namespace)
+        _refuse_without_rights(found, fault)
+    elif fault is Fault.KILL_OPERATOR:
+        raise ConfigError(f"{fault} needs an operator, and a job {found.site.where} has none: choose another fault")
+    elif fault is Fault.LOSE_NODE and where.local:
+        raise ConfigError(
+            f"{fault} ends an agent, and nothing on this machine would start it again: choose another fault, or a job on a cluster"
+        )
+    reason = why_not_now(found.job, fault)
     if reason:
         raise ConfigError(f"{fault} on job {job}: {reason}")
-    _ask(cluster_job, fault, yes=yes)
-    drilled = DrilledJob(cluster_job.job, cluster_job.target.client, timeout, say)
-    last = int(cluster_job.job["status"]["ranks"]["desired"]) - 1
-    message = f"lockstep: interrupted: {AFTER_INTERRUPT[fault]}; see it with: lockstep get {job} -n {cluster_job.namespace}"
+    _ask(found, fault, yes=yes)
+    drilled = DrilledJob(found, pods, found.status, timeout, say)
+    last = int(found.status["ranks"]["desired"]) - 1
+    after = AFTER_WITHOUT_PODS if pods is None else AFTER_INTERRUPT
+    message = f"lockstep: interrupted: {after[fault]}; see it with: lockstep get {found.at}"
     with exiting_on_ctrl_c(message):
         outcome = run_drill(drilled, fault, last if rank is None else rank, fill_at_most * MIB)
     if output is Form.JSON:
@@ -69,7 +80,8 @@ def _refuse_without_rights(cluster_job: ClusterJob, fault: Fault) -> None:
         raise ConfigError(f"{fault} needs rights that your account does not have, and nothing was done: {listed}: ask an administrator")
 
 
-def _ask(cluster_job: ClusterJob, fault: Fault, *, yes: bool) -> None:
-    risk = f"{fault} on job {cluster_job.name} of namespace {cluster_job.namespace} {RISKS[fault]}."
+def _ask(job: SiteJob, fault: Fault, *, yes: bool) -> None:
+    risks = RISKS if isinstance(job, ClusterJob) else RISKS_WITHOUT_PODS
+    risk = f"{fault} on job {job.name} {job.site.where} {risks[fault]}."
     if not yes:
         confirm(f"{risk} Do it?", f"{risk} Use --yes to do it")

@@ -203,6 +203,11 @@ class ClusterJob(SiteJob):
                         yield line
 
     @asynccontextmanager
+    async def ranks(self, node: int) -> AsyncIterator[Volume]:
+        async with self.target.client.connected() as cluster:
+            yield Volume(self.node(cluster, node), WORKSPACE, DATASETS)
+
+    @asynccontextmanager
     async def volume(self, node: int, say: Callable[[str], None]) -> AsyncIterator[Volume]:
         from lockstep.platforms.files.reader import beside
 

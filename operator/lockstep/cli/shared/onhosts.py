@@ -21,14 +21,13 @@ REFUSED: Mapping[str, str] = {
     "uninstall": "hosts run no operator; lockstep delete JOB --cluster {name} removes a job",
     "build": "hosts run no image; lockstep hosts setup {name} makes their packages of environment.lock",
     "version": "hosts run no operator; lockstep version --client prints this command's version",
-    "drill": "it injects faults into pods; on hosts, end a rank or an agent by hand in lockstep shell JOB --cluster {name}, and lockstep why JOB --cluster {name} tells how it goes on",
     "cluster discover": "lockstep cluster import FILE and lockstep init hosts NAME write such files",
     "cluster gpus": "lockstep top JOB --cluster {name} shows the GPUs of a job's hosts",
 }
 """Verbs about Kubernetes' own objects → what to use on hosts; {name} is the cluster as a word of a command line."""
 WORKING = frozenset({
     "validate", "render", "plan", "preflight", "run", "launch", "bench scaling", "diff-runs", "logs", "top", "get", "describe", "why", "stacks", "wait", "resume", "stop", "retry",
-    "sync", "cp", "generate", "shell", "jupyter", "tensorboard", "vscode", "debug", "delete", "checkpoint list", "checkpoint verify", "checkpoint inspect",
+    "sync", "cp", "generate", "shell", "jupyter", "tensorboard", "vscode", "debug", "delete", "checkpoint list", "checkpoint verify", "checkpoint inspect", "drill",
     "adapter get", "model get", "cluster lint", "cluster calibrate", "cluster topology", "hosts check", "hosts setup", "hosts trust", "hosts login",
 })  # fmt: skip
 """Verbs about a job, its files or its network, which work on hosts, too."""

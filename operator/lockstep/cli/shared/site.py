@@ -167,6 +167,10 @@ class SiteJob(ABC):
         """Open the files of a node as `volume` does, where Python has the trainer's packages."""
         return self.volume(node, say)
 
+    def ranks(self, node: int) -> AbstractAsyncContextManager[Volume]:
+        """Open the files of a node where its ranks run, and no other place that has them. Raises Failed when they can't be reached."""
+        return self.volume(node, lambda _: None)
+
     @abstractmethod
     def volume(self, node: int, say: Callable[[str], None]) -> AbstractAsyncContextManager[Volume]:
         """Open the files of a node, also when nothing of the job runs. Raises Failed when they can't be reached."""

@@ -10,7 +10,7 @@ from lockstep.api.names import OPERATOR_NAMESPACE
 from lockstep.api.objects import Object, condition, is_true
 from lockstep_spec.words import printable_line
 
-WATCHED_PODS = 16
+WATCHED_NODES = 16
 
 
 class Fault(StrEnum):
@@ -41,6 +41,11 @@ AFTER_INTERRUPT = {
     Fault.CORRUPT_CHECKPOINT: "a commit that was damaged stays so, and the job starts again from the one before",
 }
 """State that an interrupted drill leaves the cluster in."""
+RISKS_WITHOUT_PODS = {
+    **RISKS,
+    Fault.LOSE_NODE: "ends a node's agent by SIGKILL, and its ranks with it: the agent is started again, and all ranks restart",
+}
+AFTER_WITHOUT_PODS = {**AFTER_INTERRUPT, Fault.LOSE_NODE: "the agent that ended is started again"}
 RESTARTS = frozenset({Fault.KILL_RANK, Fault.FREEZE_RANK, Fault.LOSE_NODE, Fault.CORRUPT_CHECKPOINT})
 
 

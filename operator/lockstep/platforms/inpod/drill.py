@@ -1,4 +1,4 @@
-"""Faults that `lockstep drill` causes inside a pod. Arguments are a verb and its options as JSON; answers are JSON, one a line.
+"""Faults that `lockstep drill` causes where ranks run. Arguments are the run's folder, a verb and its options as JSON; answers are JSON, one a line.
 
 A verb that goes on depends on its standard input: whoever asked for it writes something there now and then. When that ends, or nothing comes any more,
 the verb undoes what it did and ends, so that a laptop that is shut leaves no frozen rank and no full volume.
@@ -19,9 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lockstep.platforms.inpod.rankprocesses import leads_session, rank_processes, state_letter
+from lockstep.platforms.inpod.rankprocesses import PROC, leads_session, rank_processes, run_dir_of, state_letter
 
-RUN = "/etc/lockstep/run/run.json"
 FILLER = "drill-fill"
 WATCH_SECONDS = 0.05
 SILENCE_SECONDS = 60.0
@@ -54,15 +53,15 @@ class Tether:
 
 
 def run_dir() -> Path:
-    return Path(json.loads(Path(RUN).read_text(encoding="utf-8"))["runDir"])
+    return Path(sys.argv[1])
 
 
 def processes() -> list[dict[str, int]]:
-    """Every process that belongs to a rank: its id, rank, attempt, and whether the agent started it itself."""
+    """Every process that belongs to a rank of the run: its id, rank, attempt, and whether the agent started it itself."""
     ranks = []
     for folder, environment in rank_processes():
         with contextlib.suppress(OSError, IndexError):  # it ended meanwhile
-            if "LOCKSTEP_REPORT_SOCKET" in environment:
+            if "LOCKSTEP_REPORT_SOCKET" in environment and run_dir_of(environment) == str(run_dir()):
                 rank, attempt = int(environment["RANK"]), int(environment["LOCKSTEP_ATTEMPT"])
                 ranks.append({"pid": int(folder.name), "rank": rank, "attempt": attempt, "leads": int(leads_session(folder))})
     return ranks
@@ -73,12 +72,19 @@ def leader(rank: int) -> int:
     for process in processes():
         if process["rank"] == rank and process["leads"]:
             return process["pid"]
-    sys.exit(f"there is no process of rank {rank} in this pod")
+    sys.exit(f"there is no process of rank {rank} here")
 
 
 def hit(rank: int, number: int) -> None:
     """Send the rank's process a signal."""
     os.kill(leader(rank), number)
+    say(hit=rank)
+
+
+def lose(rank: int) -> None:
+    """End the rank's agent at once, which leaves nobody to end its ranks in order."""
+    agent = int((PROC / str(leader(rank)) / "stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(agent, signal.SIGKILL)
     say(hit=rank)
 
 
@@ -200,6 +206,7 @@ def empty() -> None:
 
 VERBS: dict[str, Callable[..., None]] = {
     "hit": hit,
+    "lose": lose,
     "freeze": freeze,
     "thaw": thaw,
     "watch": watch,
@@ -210,4 +217,4 @@ VERBS: dict[str, Callable[..., None]] = {
 }
 
 if __name__ == "__main__":
-    VERBS[sys.argv[1]](**json.loads(sys.argv[2]))
+    VERBS[sys.argv[2]](**json.loads(sys.argv[3]))

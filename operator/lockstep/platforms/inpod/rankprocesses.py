@@ -1,4 +1,4 @@
-"""Processes of ranks in a pod, found by the variables that their agent gave them."""
+"""Processes of ranks, found by the variables that their agent gave them."""
 
 from __future__ import annotations
 

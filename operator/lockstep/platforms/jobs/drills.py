@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.api.names import CONTAINER, OPERATOR_NAME, OPERATOR_NAMESPACE, pod_name
+from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE, pod_name
 from lockstep.api.objects import Object, is_true
 from lockstep.kube.cluster import FORBIDDEN, MERGE, NOT_FOUND, ApiError, Client, Cluster
 from lockstep.kube.kinds import KINDS, path_of
 from lockstep.plan.pages.drill import RESTARTS, DrillOutcome, Fault, Right, cost_of, has_recovered, rights
+from lockstep.plan.pages.logs import LogSelection
 from lockstep.platforms.clusters.listings import may
-from lockstep.platforms.jobs.drilledjob import DrilledJob, DrillWatch, VerbStream
+from lockstep.platforms.jobs.drilledjob import DrilledJob, DrillWatch, Pods, VerbStream
 
 KILL = 9
 START_SECONDS = 30.0
@@ -44,20 +45,20 @@ def run_drill(drilled: DrilledJob, fault: Fault, rank: int, fill_bytes: int) -> 
     Raises ConfigError before anything is hurt, ProgramFailed when the fault could not be caused, Failed when the job did not recover.
     """
     if fault is Fault.KILL_OPERATOR:
-        return _kill_operator(drilled)
+        return _kill_operator(drilled, _pods_of(drilled))
     if fault is Fault.FILL_DISK:
         return _fill_disk(drilled, fill_bytes)
-    hurts: dict[Fault, Callable[[str], Object]] = {
-        Fault.KILL_RANK: lambda pod: drilled.in_pod(pod, "hit", rank=rank, number=KILL),
-        Fault.CORRUPT_CHECKPOINT: lambda pod: drilled.in_pod(pod, "corrupt", rank=rank),
-        Fault.LOSE_NODE: lambda pod: _delete_pod(drilled, pod),
+    node, pods = drilled.job.rank_node(rank), drilled.pods
+    hurts: dict[Fault, Callable[[], Object]] = {
+        Fault.KILL_RANK: lambda: drilled.on_node(node, "hit", rank=rank, number=KILL),
+        Fault.CORRUPT_CHECKPOINT: lambda: drilled.on_node(node, "corrupt", rank=rank),
+        Fault.LOSE_NODE: lambda: drilled.on_node(node, "lose", rank=rank) if pods is None else _delete_pod(drilled, pods, node),
     }
-    pod = drilled.pod_of(rank)
-    away = _cordoned(drilled, pod) if fault is Fault.LOSE_NODE else contextlib.nullcontext()
-    with away, DrillWatch(drilled, pod) as watch, _frozen(drilled, pod, rank) if fault is Fault.FREEZE_RANK else contextlib.nullcontext():
-        hurt = hurts[fault](pod) if fault in hurts else {}
-        drilled.say(f"{fault}: done to rank {rank} in pod {pod}; waiting until the job trains again")
-        outcome = _recovery(drilled, DrillOutcome(fault, f"rank {rank} in pod {pod}", drilled.attempt), watch)
+    away = contextlib.nullcontext() if pods is None or fault is not Fault.LOSE_NODE else _cordoned(drilled, pods, node)
+    with away, DrillWatch(drilled, node) as watch, _frozen(drilled, node, rank) if fault is Fault.FREEZE_RANK else contextlib.nullcontext():
+        hurt = hurts[fault]() if fault in hurts else {}
+        drilled.say(f"{fault}: done to rank {rank} on node {node}; waiting until the job trains again")
+        outcome = _recovery(drilled, DrillOutcome(fault, f"rank {rank} on node {node}", drilled.attempt), watch)
     return _with_step_back(drilled, outcome, hurt) if fault is Fault.CORRUPT_CHECKPOINT else outcome
 
 
@@ -66,11 +67,9 @@ def _recovery(drilled: DrilledJob, outcome: DrillOutcome, watch: DrillWatch) -> 
     attempt = outcome.attempt
 
     def look(done: Callable[[Object], bool]) -> Object | None:
-        status = drilled.status_now()
+        status = drilled.job.look_again()
         if is_true(status, "Failed"):
-            raise Failed(
-                f"the job failed: {(status.get('failure') or {}).get('message', '')}: lockstep why {drilled.name} -n {drilled.namespace}"
-            )
+            raise Failed(f"the job failed: {(status.get('failure') or {}).get('message', '')}: lockstep why {drilled.job.at}")
         return status if done(status) else None
 
     drilled.until(
@@ -94,7 +93,7 @@ def _recovery(drilled: DrilledJob, outcome: DrillOutcome, watch: DrillWatch) -> 
 
 def _with_step_back(drilled: DrilledJob, outcome: DrillOutcome, hurt: Object) -> DrillOutcome:
     """Add the steps back from the damaged commit: the gang counts from the newest commit that it heard of."""
-    record = drilled.in_pod(pod_name(drilled.name, 0), "started_from", attempt=outcome.attempt + 1)
+    record = drilled.on_node(0, "started_from", attempt=outcome.attempt + 1)
     if record.get("step") is None or hurt.get("step") is None or record["step"] >= hurt["step"]:
         raise Failed(
             f"{hurt.get('damaged')} was damaged, but attempt {outcome.attempt + 1} started from {record.get('start')}: it did not step back"
@@ -105,61 +104,66 @@ def _with_step_back(drilled: DrilledJob, outcome: DrillOutcome, hurt: Object) ->
 
 
 @contextmanager
-def _frozen(drilled: DrilledJob, pod: str, rank: int) -> Iterator[None]:
-    """Freeze the rank meanwhile. The pod itself lets it go on when this process is gone."""
-    stream = VerbStream(drilled, pod, "freeze", rank=rank)
+def _frozen(drilled: DrilledJob, node: int, rank: int) -> Iterator[None]:
+    """Freeze the rank meanwhile. The node itself lets it go on when this process is gone."""
+    stream = VerbStream(drilled, node, "freeze", rank=rank)
     with stream:
         try:
             if not stream.wait("hit", START_SECONDS):
-                raise Failed(f"rank {rank} was not frozen: {stream.problem or f'pod {pod} says nothing'}")
+                raise Failed(f"rank {rank} was not frozen: {stream.problem or f'node {node} says nothing'}")
             yield
         finally:
-            with contextlib.suppress(Failed, OSError):  # (the pod has gone, and the rank with it)
-                if drilled.in_pod(pod, "thaw", rank=rank).get("thawed") is True:
-                    drilled.say(f"{Fault.FREEZE_RANK}: rank {rank} in pod {pod} goes on")
+            with contextlib.suppress(Failed, OSError):  # (the node has gone, and the rank with it)
+                if drilled.on_node(node, "thaw", rank=rank).get("thawed") is True:
+                    drilled.say(f"{Fault.FREEZE_RANK}: rank {rank} on node {node} goes on")
             stream.close()
 
 
-def _delete_pod(drilled: DrilledJob, pod: str) -> Object:
-    drilled.client.request("DELETE", path_of("Pod", drilled.namespace, pod), AT_ONCE)
+def _pods_of(drilled: DrilledJob) -> Pods:
+    assert drilled.pods is not None  # noqa: S101 (the verb refuses it elsewhere)
+    return drilled.pods
+
+
+def _delete_pod(drilled: DrilledJob, pods: Pods, node: int) -> Object:
+    pods.client.request("DELETE", path_of("Pod", pods.namespace, pod_name(drilled.name, node)), AT_ONCE)
     return {}
 
 
 @contextmanager
-def _cordoned(drilled: DrilledJob, pod: str) -> Iterator[None]:
-    """Cordon the pod's node meanwhile. Raises ConfigError for one that is cordoned already."""
-    node = drilled.client.request("GET", path_of("Pod", drilled.namespace, pod))["spec"]["nodeName"]
-    if drilled.client.request("GET", path_of("Node", None, node))["spec"].get("unschedulable"):
-        raise ConfigError(f"node {node} is cordoned already: uncordon it first, or choose another rank")
-    drilled.say(f"{Fault.LOSE_NODE}: node {node} is cordoned until this ends; if this is killed: kubectl uncordon {node}")
+def _cordoned(drilled: DrilledJob, pods: Pods, node: int) -> Iterator[None]:
+    """Cordon the Node of a node's pod meanwhile. Raises ConfigError for one that is cordoned already."""
+    name = pods.client.request("GET", path_of("Pod", pods.namespace, pod_name(drilled.name, node)))["spec"]["nodeName"]
+    if pods.client.request("GET", path_of("Node", None, name))["spec"].get("unschedulable"):
+        raise ConfigError(f"node {name} is cordoned already: uncordon it first, or choose another rank")
+    drilled.say(f"{Fault.LOSE_NODE}: node {name} is cordoned until this ends; if this is killed: kubectl uncordon {name}")
     try:
-        _set_unschedulable(drilled, node, True)
+        _set_unschedulable(pods.client, name, True)
         yield
     finally:
-        _set_unschedulable(drilled, node, None)
-        drilled.say(f"{Fault.LOSE_NODE}: node {node} takes pods again")
+        _set_unschedulable(pods.client, name, None)
+        drilled.say(f"{Fault.LOSE_NODE}: node {name} takes pods again")
 
 
-def _set_unschedulable(drilled: DrilledJob, node: str, value: bool | None) -> None:
-    drilled.client.request("PATCH", path_of("Node", None, node), {"spec": {"unschedulable": value}}, None, MERGE)
+def _set_unschedulable(client: Client, node: str, value: bool | None) -> None:
+    client.request("PATCH", path_of("Node", None, node), {"spec": {"unschedulable": value}}, None, MERGE)
 
 
-def _kill_operator(drilled: DrilledJob) -> DrillOutcome:
+def _kill_operator(drilled: DrilledJob, pods: Pods) -> DrillOutcome:
     """Delete the operator's leader. Training must not notice: the attempt stays, steps go on, and another replica, or the next pod, hears of them."""
-    before = drilled.status_now()
-    leader = _leader(drilled)
-    drilled.client.request("DELETE", path_of("Pod", operator_home(drilled.client, drilled.namespace), leader), AT_ONCE)
+    before = drilled.job.look_again()
+    leader = _leader(pods)
+    pods.client.request("DELETE", path_of("Pod", operator_home(pods.client, pods.namespace), leader), AT_ONCE)
     hit = time.monotonic()
     drilled.say(f"{Fault.KILL_OPERATOR}: deleted pod {leader}; waiting until another one leads and writes the job's progress")
-    drilled.until("another leader", lambda: _leader(drilled) not in ("", leader))
+    drilled.until("another leader", lambda: _leader(pods) not in ("", leader))
     led = time.monotonic() - hit
     last_update = (before.get("trainer") or {}).get("lastUpdateTime")
-    after = drilled.until("progress written by it", lambda: _news(drilled.status_now(), last_update))
+    after = drilled.until("progress written by it", lambda: _news(drilled.job.look_again(), last_update))
     steps = [(status.get("trainer") or {}).get("step") for status in (before, after)]
     if after["attempts"] != before["attempts"]:
-        raise Failed(f"attempt {before['attempts']} became {after['attempts']}: training was not left alone: lockstep why {drilled.name}")
+        raise Failed(f"attempt {before['attempts']} became {after['attempts']}: training was not left alone: lockstep why {drilled.job.at}")
     notes = [
-        f"{_leader(drilled)} leads after {led:.1f} s",
+        f"{_leader(pods)} leads after {led:.1f} s",
         f"training went on: step {steps[0]} to {steps[1]} in attempt {after['attempts']}",
     ]
     heard = time.monotonic() - hit
@@ -182,38 +186,38 @@ def operator_home(client: Client, namespace: str) -> str:
     return namespace
 
 
-def _leader(drilled: DrilledJob) -> str:
+def _leader(pods: Pods) -> str:
     """Name of the pod that holds the Lease; '' if there is none."""
-    home = operator_home(drilled.client, drilled.namespace)
-    lease = drilled.client.request("GET", path_of("Lease", home, OPERATOR_NAME))
-    listed = drilled.client.request("GET", path_of("Pod", home), None, {"labelSelector": OPERATOR_PODS})
+    home = operator_home(pods.client, pods.namespace)
+    lease = pods.client.request("GET", path_of("Lease", home, OPERATOR_NAME))
+    listed = pods.client.request("GET", path_of("Pod", home), None, {"labelSelector": OPERATOR_PODS})
     holder = str((lease.get("spec") or {}).get("holderIdentity") or "")
     return holder if holder in {pod["metadata"]["name"] for pod in listed["items"]} else ""
 
 
 def _fill_disk(drilled: DrilledJob, most: int) -> DrillOutcome:
     """Fill the volume. A save must fail and be reported, the attempt must go on, and the next save with room must be a commit again."""
-    pod, before = pod_name(drilled.name, 0), drilled.status_now()
-    with VerbStream(drilled, pod, "fill", most=most, seconds=drilled.timeout_seconds) as filling:
+    before = drilled.job.look_again()
+    with VerbStream(drilled, 0, "fill", most=most, seconds=drilled.timeout_seconds) as filling:
         try:
             drilled.until("a full volume", lambda: filling.heard_at("full") or filling.ended)
             if filling.heard_at("full") is None:
                 raise ConfigError(f"the volume of the run's folder was not filled: {filling.problem} (--fill-at-most)")
             hit = time.monotonic()
             drilled.say(f"{Fault.FILL_DISK}: the volume is full; waiting for a save that fails")
-            line = drilled.until("a save that fails", lambda: _failed_save(drilled, pod, hit))
+            line = drilled.until("a save that fails", lambda: _failed_save(drilled, hit))
             failed = time.monotonic() - hit
         finally:
-            drilled.in_pod(pod, "empty")
+            drilled.on_node(0, "empty")
             drilled.say(f"{Fault.FILL_DISK}: the volume has its room again")
-    freed, step = time.monotonic(), _committed(drilled.status_now())
-    after = drilled.until("a commit after there was room again", lambda: _newer_commit(drilled.status_now(), step))
+    freed, step = time.monotonic(), _committed(drilled.job.look_again())
+    after = drilled.until("a commit after there was room again", lambda: _newer_commit(drilled.job.look_again(), step))
     if after["attempts"] != before["attempts"]:
         raise Failed(
-            f"attempt {before['attempts']} became {after['attempts']}: a full volume must not end an attempt: lockstep why {drilled.name}"
+            f"attempt {before['attempts']} became {after['attempts']}: a full volume must not end an attempt: lockstep why {drilled.job.at}"
         )
     notes = [f"committed again {time.monotonic() - freed:.1f} s after there was room: step {_committed(after)}"]
-    done = f"volume of the run's folder, from pod {pod}"
+    done = "volume of the run's folder, from node 0"
     attempt = int(after["attempts"])
     return DrillOutcome(Fault.FILL_DISK, done, attempt, named_seconds=failed, downtime_seconds=0, lost_steps=0, named=line, notes=notes)
 
@@ -226,14 +230,15 @@ def _newer_commit(status: Object, step: int) -> Object | None:
     return status if _committed(status) > step else None
 
 
-def _failed_save(drilled: DrilledJob, pod: str, since: float) -> str | None:
+def _failed_save(drilled: DrilledJob, since: float) -> str | None:
     """Line of rank 0 about a save that failed; None if there is none yet."""
-    seconds = int(time.monotonic() - since) + 2
+    selection = LogSelection(since_seconds=int(time.monotonic() - since) + 2)
 
-    async def look(cluster: Cluster) -> str | None:
-        async for line in cluster.log(drilled.namespace, pod, CONTAINER, {"sinceSeconds": str(seconds)}):
-            if SAVE_FAILED in line and "FAILED" in line:
-                return line
+    async def look() -> str | None:
+        async with contextlib.aclosing(drilled.job.lines(selection, drilled.say)) as lines:
+            async for line in lines:
+                if SAVE_FAILED in line and "FAILED" in line:
+                    return line
         return None
 
-    return drilled.client.run(look)
+    return asyncio.run(look())

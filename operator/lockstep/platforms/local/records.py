@@ -58,11 +58,11 @@ def _report(path: Path, uid: str) -> Report | None:
 
 
 def _spec(run: Object) -> Object:
-    """Return what run.json says of the job: its nodes, and its training or its script."""
+    """Return what run.json says of the job: its nodes, how it restarts, and its training or its script."""
     command = [str(word) for word in run.get("command") or []]
     training = run.get("training")
     work = {"training": training} if training else {"script": {"path": command[1], "args": command[2:]}} if len(command) > 1 else {}
-    return {"nodes": int(run["nodes"]), **work}
+    return {"nodes": int(run["nodes"]), "restart": run.get("restart") or {}, **work}
 
 
 def _with_report(observed: Observed, report: Report) -> Object:

@@ -10,7 +10,7 @@ from support.verb_words import JOBS, PODS, STOPPED, UNDISTURBED, Where, differen
 
 def test_verbs_about_jobs_in_pods_say_what_they_say_elsewhere(jobs: Jobs, tmp_path: Path) -> None:
     for name, script in JOBS.items():
-        jobs.start(name, script)
+        jobs.start(name, script, restart={"maxRestarts": int(name == "runs")})
     jobs.until_running("runs")
     jobs.until_condition("done", "Complete", "True", "Complete")
     jobs.until_condition("broke", "Failed", "True", "RanksFailed")

@@ -120,7 +120,7 @@ ABOUT_A_JOB = {
     **dict.fromkeys(("shell", "jupyter", "tensorboard", "vscode", "adapter get", "checkpoint list", "checkpoint verify", "checkpoint inspect"), ("x",)),
     **dict.fromkeys(("describe", "why", "logs", "stacks", "wait", "resume", "stop", "retry"), ("x",)),
     "top": ("x", "--once"), "delete": ("x", "--yes"), "debug": ("x", "train.py"), "generate": ("x", "Once"), "model get": ("org/x", "--job", "x"),
-    "cp": ("x:/workspace/a", "a"), "sync": ("x", "."), "diff-runs": ("x", "y"), "get": ("x",),
+    "cp": ("x:/workspace/a", "a"), "sync": ("x", "."), "diff-runs": ("x", "y"), "get": ("x",), "drill": ("kill-rank", "--job", "x"),
 }  # fmt: skip
 OF_A_FILE = ("preflight", "run", "bench scaling", "plan", "cluster calibrate", "cluster topology")
 """Those that measure or start something, or look at the hosts for it."""

@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import pytest
 
-from lockstep.api.errors import ConfigError
 from lockstep.api.objects import Object
 from lockstep.plan.pages.drill import (
     AFTER_INTERRUPT,
@@ -33,6 +32,7 @@ from lockstep.platforms.jobs import drills
 from lockstep.platforms.jobs.drilledjob import DrilledJob
 
 SOURCE = source_of(drill).decode()
+FOLDER = "/workspace/runs/x"
 
 
 def job(reason: str = "Running", *, training: bool = True, committed: int | None = 40, counted: int = 0) -> Object:
@@ -58,14 +58,6 @@ def test_a_job_that_runs_well_may_be_drilled_in_every_way() -> None:
 )
 def test_what_speaks_against_a_drill_is_said(a_job: Object, fault: Fault, says: str) -> None:
     assert says in why_not_now(a_job, fault)
-
-
-def test_the_pod_that_is_hurt_is_the_one_that_has_the_rank_also_where_ranks_follow_racks() -> None:
-    status = {"nodes": 3, "ranks": {"desired": 6, "order": [0, 2, 1]}}
-    drilled = DrilledJob({"metadata": {"name": "x"}, "status": status}, None, 1, print)  # type: ignore[arg-type]  # no cluster is asked
-    assert [drilled.pod_of(rank) for rank in range(6)] == ["x-0", "x-0", "x-2", "x-2", "x-1", "x-1"]
-    with pytest.raises(ConfigError, match="there is no rank 6: the job has 6 ranks, 0 to 5"):
-        drilled.pod_of(6)
 
 
 def test_a_killed_operator_costs_no_restart_so_a_spent_budget_allows_it() -> None:
@@ -103,10 +95,10 @@ def test_an_attempt_that_was_stopped_in_order_costs_what_its_stop_says() -> None
 
 
 def test_an_outcome_is_told_without_what_was_not_measured() -> None:
-    said = drill_page(DrillOutcome(Fault.KILL_RANK, "rank 1 in pod x-1", 1, stopped_seconds=0.31, lost_steps=0, named="Internal: m"))
+    said = drill_page(DrillOutcome(Fault.KILL_RANK, "rank 1 on node 1", 1, stopped_seconds=0.31, lost_steps=0, named="Internal: m"))
     assert said.splitlines() == [
         "kill-rank: recovered",
-        "  done                   rank 1 in pod x-1",
+        "  done                   rank 1 on node 1",
         "  ranks stopped after    0.3 s",
         "  named as               Internal: m",
         "  steps done again       0",
@@ -114,10 +106,18 @@ def test_an_outcome_is_told_without_what_was_not_measured() -> None:
 
 
 @pytest.fixture
-def rank(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that looks like rank 987654 of attempt 5, with a child that does, too."""
+def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that looks like rank 987654 of attempt 5 of a run in FOLDER, with a child that does, too."""
+    monkeypatch.setattr(drill, "run_dir", lambda: Path(FOLDER))
+    (tmp_path / "run.json").write_text(json.dumps({"runDir": FOLDER}))
     program = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); time.sleep(60)"
-    variables = {"RANK": "987654", "LOCKSTEP_ATTEMPT": "5", "LOCKSTEP_REPORT_SOCKET": str(tmp_path), "PATH": os.environ["PATH"]}
+    variables = {
+        "RANK": "987654",
+        "LOCKSTEP_ATTEMPT": "5",
+        "LOCKSTEP_REPORT_SOCKET": str(tmp_path),
+        "LOCKSTEP_RUN": str(tmp_path / "run.json"),
+        "PATH": os.environ["PATH"],
+    }
     process = subprocess.Popen([sys.executable, "-c", program], env=variables, start_new_session=True)
     while not any(found["rank"] == 987654 for found in drill.processes()):  # until then it still has this process's variables
         assert process.poll() is None
@@ -136,27 +136,34 @@ def test_the_ranks_own_process_is_hit_and_not_its_workers(rank: subprocess.Popen
         drill.leader(5)
 
 
-def in_pod(verb: str, source: str = SOURCE, **arguments: Any) -> subprocess.Popen[str]:
-    """The verb as a pod runs it, once it has said its first word."""
-    command = [sys.executable, "-I", "-c", source, verb, json.dumps(arguments)]
+def test_a_rank_of_another_run_on_the_same_machine_is_not_this_runs(rank: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drill, "run_dir", lambda: Path(f"{FOLDER}-2"))
+    with pytest.raises(SystemExit, match="there is no process of rank 987654"):
+        drill.hit(987654, signal.SIGKILL)
+    assert rank.poll() is None
+
+
+def on_node(verb: str, source: str = SOURCE, folder: str = FOLDER, **arguments: Any) -> subprocess.Popen[str]:
+    """The verb as a node runs it, once it has said its first word."""
+    command = [sys.executable, "-I", "-c", source, folder, verb, json.dumps(arguments)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline()
     return process
 
 
 def test_a_frozen_rank_goes_on_when_nobody_listens_any_more(rank: subprocess.Popen[bytes]) -> None:
-    with in_pod("freeze", rank=987654) as gone:
+    with on_node("freeze", rank=987654) as gone:
         assert drill.state_letter(rank.pid) == "T"
         assert gone.stdin is not None
         gone.stdin.close()
     assert drill.state_letter(rank.pid) in ("R", "S")
-    with in_pod("freeze", SOURCE.replace("SILENCE_SECONDS = 60.0", "SILENCE_SECONDS = 0.2"), rank=987654) as silent:
+    with on_node("freeze", SOURCE.replace("SILENCE_SECONDS = 60.0", "SILENCE_SECONDS = 0.2"), rank=987654) as silent:
         silent.wait(30)
         assert drill.state_letter(rank.pid) in ("R", "S")
 
 
 def test_a_rank_that_is_let_go_on_or_killed_ends_its_freezing(rank: subprocess.Popen[bytes], capfd: pytest.CaptureFixture[str]) -> None:
-    with in_pod("freeze", rank=987654) as freezing:
+    with on_node("freeze", rank=987654) as freezing:
         drill.thaw(987654)
         drill.thaw(987654)
         assert [json.loads(line) for line in capfd.readouterr().out.splitlines()] == [{"thawed": True}, {"thawed": False}]
@@ -166,16 +173,15 @@ def test_a_rank_that_is_let_go_on_or_killed_ends_its_freezing(rank: subprocess.P
 
 
 def test_what_watches_ends_with_whoever_asked_for_it() -> None:
-    with in_pod("watch", attempt=5, seconds=600.0) as watching:
+    with on_node("watch", attempt=5, seconds=600.0) as watching:
         assert watching.stdin is not None
         watching.stdin.close()
         assert watching.wait(30) == 0
 
 
 def test_a_full_volume_is_emptied_when_nobody_listens_any_more(tmp_path: Path) -> None:
-    source = SOURCE.replace('json.loads(Path(RUN).read_text(encoding="utf-8"))["runDir"]', repr(str(tmp_path)))
-    source = source.replace("if free > most:", "if False:")
-    with in_pod("fill", source, most=1 << 20, seconds=600.0) as filling:
+    source = SOURCE.replace("if free > most:", "if False:")
+    with on_node("fill", source, str(tmp_path), most=1 << 20, seconds=600.0) as filling:
         assert (tmp_path / "drill-fill").stat().st_size == 1 << 20
         assert filling.stdin is not None
         filling.stdin.close()
@@ -184,7 +190,7 @@ def test_a_full_volume_is_emptied_when_nobody_listens_any_more(tmp_path: Path) -
 
 
 class FrozenJob:
-    """A job whose pod is a process of this machine."""
+    """A job whose node is a process of this machine."""
 
     name, namespace = "x", "ns"
 
@@ -192,14 +198,14 @@ class FrozenJob:
         self.said: list[str] = []
         self.say = self.said.append
 
-    def in_pod(self, pod: str, verb: str, **arguments: Any) -> Object:
+    def on_node(self, node: int, verb: str, **arguments: Any) -> Object:
         assert verb == "thaw"
         return {"thawed": drill.let_go_on(drill.leader(arguments["rank"]))}
 
 
 class LocalStream:
-    def __init__(self, place: Any, pod: str, verb: str, **arguments: Any) -> None:
-        self.process, self.problem = in_pod(verb, **arguments), ""
+    def __init__(self, place: Any, node: int, verb: str, **arguments: Any) -> None:
+        self.process, self.problem = on_node(verb, **arguments), ""
 
     def __enter__(self) -> LocalStream:
         return self
@@ -218,11 +224,11 @@ class LocalStream:
 def test_ctrl_c_lets_a_frozen_rank_go_on_and_says_so(rank: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drills, "VerbStream", LocalStream)
     job = FrozenJob()
-    with pytest.raises(KeyboardInterrupt), drills._frozen(cast(DrilledJob, job), "x-1", 987654):
+    with pytest.raises(KeyboardInterrupt), drills._frozen(cast(DrilledJob, job), 1, 987654):
         assert drill.state_letter(rank.pid) == "T"
         raise KeyboardInterrupt
     assert drill.state_letter(rank.pid) in ("R", "S")
-    assert job.said == ["freeze-rank: rank 987654 in pod x-1 goes on"]
+    assert job.said == ["freeze-rank: rank 987654 on node 1 goes on"]
 
 
 def commit(root: Path, name: str) -> Path:
@@ -237,6 +243,7 @@ def test_the_newest_commit_is_damaged_and_only_when_there_is_one_before_it(
     tmp_path: Path, rank: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(drill, "run_dir", lambda: tmp_path)
+    (tmp_path / "run.json").write_text(json.dumps({"runDir": str(tmp_path)}))
     commit(tmp_path, "step-100.a1")
     with pytest.raises(SystemExit, match="there are 1 commits"):
         drill.corrupt(987654)
@@ -269,5 +276,5 @@ def test_a_volume_with_more_room_than_may_be_filled_is_left_alone(tmp_path: Path
 
 
 def test_what_is_sent_to_pods_needs_nothing_but_python() -> None:
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", SOURCE, "hit", '{"rank": -1, "number": 9}'], capture_output=True, text=True, check=False)  # fmt: skip
-    assert (done.returncode, done.stderr) == (1, "there is no process of rank -1 in this pod\n")
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", SOURCE, FOLDER, "hit", '{"rank": -1, "number": 9}'], capture_output=True, text=True, check=False)  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "there is no process of rank -1 here\n")
