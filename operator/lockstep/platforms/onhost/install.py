@@ -248,7 +248,7 @@ def make(request: Json, stream: BinaryIO) -> Json:
             Path(path).expanduser().mkdir(parents=True, exist_ok=True)
         point(data / "env", name)
         linger = lingers() or bool(request["linger"] and may_linger())
-        tidy(request["keep"], {name, *used()})
+        tidy(request["keep"], name)
     return {"done": True, "linger": linger}
 
 
@@ -377,13 +377,19 @@ def may_linger() -> bool:
     return lingers()
 
 
-def tidy(keep: Json, names: Json) -> None:
-    """Remove environments that no job names, and files that are of no use any more."""
+def tidy(keep: Json, name: str) -> None:
+    """Remove environments that no job names, and files that are of no use any more.
+
+    The lock is that of starts. One that is under way looks for its Python once its record is there: the record is seen here, or its Python has gone there.
+    """
     data = data_folder()
-    for path in data.glob("env-*"):
-        if ENVIRONMENT.fullmatch(path.name) and path.name not in names:
-            gone = data / f".{path.name}.gone"
-            path.rename(gone)
+    jobs_root().mkdir(parents=True, exist_ok=True)
+    with jobs_root().with_suffix(".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        names = {name, *used()}
+        for path in data.glob("env-*"):
+            if ENVIRONMENT.fullmatch(path.name) and path.name not in names:
+                path.rename(data / f".{path.name}.gone")
     for path in [*data.glob(".env-*.gone"), *data.glob(".env-*.draft")]:
         shutil.rmtree(str(path), ignore_errors=True)
     for path in (data / "wheels").glob("*") if keep else []:

@@ -131,6 +131,9 @@ def start(request: Json, stream: BinaryIO) -> Json:
     try:
         for file, data in files.items():
             write(draft / file, data)
+        with alone():  # (from here on a setup removes no environment that the record names)
+            if shutil.which(python := record["command"][0]) is None:
+                raise Declined(f"there is no {python} any more, which job {name} was to run with: start it anew by lockstep run")
         answer({"placed": True})
         if stream.readline() != b"go\n" and not (request["witness"] and is_heard(*request["witness"])):
             raise Declined("the connection ended before the start")

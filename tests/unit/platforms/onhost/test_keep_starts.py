@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lockstep.platforms.onhost import keep
+from lockstep.platforms.onhost import install, keep
 
 JOBS = "lockstep/jobs"
 
@@ -21,12 +24,12 @@ JOBS = "lockstep/jobs"
 class Keeper:
     """A start that has its files, and waits for the word."""
 
-    def __init__(self, home: Path, **request: Any) -> None:
+    def __init__(self, home: Path, command: str = "sleep", **request: Any) -> None:
         record = {
             "workspace": str(home / "workspace"),
             "datasets": str(home / "datasets"),
             "supervised": True,
-            "command": ["sleep", "60"],
+            "command": [command, "60"],
             "environment": {},
         }
         data = json.dumps(record).encode()
@@ -49,6 +52,28 @@ class Keeper:
 
     def leave(self) -> None:
         self._process.communicate(timeout=30)
+
+
+def environment(home: Path, digit: str) -> Path:
+    """Program of an environment, as a setup has made it."""
+    program = home / "lockstep" / f"env-{digit * 16}" / "bin/python"
+    program.parent.mkdir(parents=True)
+    program.symlink_to("/bin/sleep")
+    return program
+
+
+@contextmanager
+def later_setup(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Thread]:
+    """A setup that has made another environment, and is about to remove those that no job names."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(home))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
+    environment(home, "1")
+    request = {"environment": f"env-{'1' * 16}", "folders": [], "files": [], "keep": [], "linger": False}
+    thread = threading.Thread(target=install.make, args=(request, io.BytesIO()))
+    try:
+        yield thread
+    finally:
+        thread.join(30)
 
 
 @pytest.fixture
@@ -146,3 +171,38 @@ def test_a_start_and_a_deletion_remove_what_a_power_cut_left_between_two_names(h
     left = plant()
     keep.remove({"job": "x", "now": True})
     assert not any(folder.exists() for folder in left)
+
+
+def test_a_setup_keeps_the_environment_of_a_start_that_waits_for_the_word(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = environment(home, "0")
+    keeper = Keeper(home, str(python))
+    assert keeper.answer() == {"placed": True}
+    with later_setup(home, monkeypatch) as thread:
+        thread.start()
+    keeper.write(b"go\n")
+    assert keeper.answer() == {"started": True}
+    keeper.leave()
+    assert python.exists()
+
+
+def test_a_setup_waits_for_a_start_that_is_about_to_write_its_record(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = environment(home, "0")
+    with later_setup(home, monkeypatch) as thread, keep.alone():
+        thread.start()
+        thread.join(1)
+        assert python.exists()
+        draft = home / JOBS / ".x.start.0123456789ab"
+        draft.mkdir()
+        (draft / "job.json").write_text(json.dumps({"command": [str(python)]}))
+    assert python.exists()
+
+
+def test_a_start_whose_environment_a_setup_has_removed_is_refused_and_leaves_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = environment(home, "0")
+    with later_setup(home, monkeypatch) as thread:
+        thread.start()
+    assert not python.exists()
+    keeper = Keeper(home, str(python))
+    assert keeper.answer() == {"problem": f"there is no {python} any more, which job x was to run with: start it anew by lockstep run"}
+    keeper.leave()
+    assert list((home / JOBS).iterdir()) == []
