@@ -63,6 +63,7 @@ def fingerprints(laptop: BedJobs) -> list[str]:
     ]
 
 
+@pytest.mark.long
 def test_a_script_of_unlike_machines_at_home_trains_after_six_commands(laptop: BedJobs) -> None:
     init, trust, setup, check, sync, run = commands("Unlike desktops")
     file, names = laptop.folder / "home.yaml", [host.name for host in laptop.bed.hosts]

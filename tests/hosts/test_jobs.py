@@ -132,6 +132,7 @@ def test_a_host_that_loses_its_power_comes_back_by_itself_and_costs_no_restart(l
     laptop.about("delete", "power", "--yes")
 
 
+@pytest.mark.long
 def test_hosts_that_do_not_answer_are_told_as_unreachable_and_never_as_failed(laptop: BedJobs) -> None:
     laptop.run(laptop.job("away"))
     assert eventually(lambda: "trainer" in laptop.status("away"))

@@ -72,6 +72,7 @@ def test_a_killed_rank_agent_and_unit_cost_a_restart_each_and_the_job_goes_on(la
     laptop.about("delete", "killed", "--yes")
 
 
+@pytest.mark.long
 def test_a_cable_that_is_out_and_a_host_that_sleeps_stop_the_job_for_a_while_and_cost_no_restart(laptop: BedJobs) -> None:
     laptop.run(laptop.job("cut"))
     assert goes_on(laptop)

@@ -10,6 +10,7 @@ from support.clusters.bed_hosts import BedHosts
 from support.clusters.bed_jobs import BedJobs
 
 
+@pytest.mark.long
 def test_the_quickstart_trains_on_hosts_and_begins_anew_when_it_is_typed_again(
     bed: BedHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
