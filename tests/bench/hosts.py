@@ -19,11 +19,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from lockstep.devcluster.hosts import bed as running
 from support.clusters.bed_hosts import BedHosts
 from support.clusters.bed_jobs import BedJobs
 from support.clusters.own_cluster import own_bed
-
-from lockstep.devcluster.hosts import bed as running
 
 HOSTS = 3
 PATIENCE_SECONDS = 180.0

@@ -10,44 +10,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from lockstep_spec.peaks import known_peak
 
 if TYPE_CHECKING:
     import torch
 
 _LAYER = re.compile(r"\.(layers|h|blocks)\.\d+\.")
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
-PEAKS: Mapping[str, float] = {
-    "GB200": 2500e12,
-    "B200": 2250e12,
-    "H200 NVL": 835.5e12,
-    "H200": 989.4e12,
-    "GH200": 989.4e12,
-    "H800": 989.4e12,
-    "H100 NVL": 835.5e12,
-    "H100 PCIe": 756e12,
-    "H100": 989.4e12,
-    "H20": 148e12,
-    "A800": 312e12,
-    "A100": 312e12,
-    "A40": 149.7e12,
-    "A30": 165e12,
-    "A10G": 70e12,
-    "A10": 125e12,
-    "L40S": 362e12,
-    "L40": 181e12,
-    "L4": 121e12,
-    "RTX 4090": 165.2e12,
-    "RTX 3090": 71e12,
-    "MI355X": 2516.6e12,
-    "MI325X": 1307.4e12,
-    "MI300X": 1307.4e12,
-    "MI250X": 383e12,
-}
-"""Dense BF16 with FP32 accumulation, FLOP/s of one device, from its maker's data sheet (half of a figure given "with sparsity").
-The first name that is a word of the device's counts, so a variant stands before its family."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +76,8 @@ def peak_flops(device: str, precision: str) -> tuple[float | None, str | None]:
         return None, "FP32 uses no tensor cores, so there is no MFU"
     if re.search(r"\bMIG\b", device):
         return None, f"the peak FLOP/s of a part of a GPU are not known ({device})"
-    for name, peak in PEAKS.items():
-        if re.search(rf"\b{name}\b", device, re.IGNORECASE):
-            return peak, None
-    return None, f"no peak FLOP/s is known for the device {device}"
+    peak = known_peak(device)
+    return peak, None if peak else f"no peak FLOP/s is known for the device {device}"
 
 
 def count_flops(model: torch.nn.Module) -> FlopCount:

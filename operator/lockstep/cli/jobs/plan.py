@@ -115,7 +115,7 @@ def _plan_on_hosts(inputs: Inputs, resolved: Resolved, options: PlanOptions, nam
     from lockstep.plan.ahead.forecast import forecast
     from lockstep.plan.ahead.slownetwork import measured_speed
     from lockstep.plan.hosts.place import chosen
-    from lockstep.plan.hosts.planned import NOT_ASKED, cards_of, hosts_plan, room_of
+    from lockstep.plan.hosts.planned import NOT_ASKED, cards_of, device_of, hosts_plan, room_of
     from lockstep.platforms.hosts.ahead import ask_ahead, model_config
     from lockstep.platforms.hosts.start import HostOptions
 
@@ -128,7 +128,7 @@ def _plan_on_hosts(inputs: Inputs, resolved: Resolved, options: PlanOptions, nam
         resolved = asked.seats[0].resolved if asked.seats else resolved
         shared = resolved.storage_mode.value == "Shared"
         why = "no host says what it has, as the job can't start there"
-        facts = replace(facts, capacity_source=why, cards=cards_of(asked), room_bytes=room_of(asked, shared))
+        facts = replace(facts, capacity_source=why, cards=cards_of(asked), device=device_of(asked), room_bytes=room_of(asked, shared))
         if facts.shape is None and resolved.training is not None:
             there = asyncio.run(model_config(fleet, inputs.job, profile, HostOptions()))
             facts = facts if there is None else with_config(facts, *there)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from lockstep.api.objects import Object
 from lockstep.api.quantity import amount, number
 from lockstep.api.training import Training
-from lockstep.plan.ahead.slownetwork import NetworkSpeed, remedy, too_slow
+from lockstep.plan.ahead.slownetwork import NetworkSpeed, large_share, remedy, too_slow
 from lockstep.plan.cluster.finding import Finding, Outcome
 from lockstep.plan.render.fabric import GPU_RESOURCE
 from lockstep.plan.render.resolved import Resolved
@@ -69,6 +69,8 @@ class RunFacts:
     capacity_bytes: int | None = None
     """Memory of a GPU, or what a CPU rank may use."""
     capacity_source: str = ""
+    device: str = ""
+    """Name of the slowest GPU; '': the cluster's gpus.type."""
     cards: tuple[Card, ...] = ()
     """Memory by machine, where machines differ; then the plan is made for each."""
     room_bytes: int | None = None
@@ -243,6 +245,11 @@ def _network(estimate: Forecast, resolved: Resolved, settings: Settings, facts: 
     if reason:
         outcome = Outcome.REFUSED if facts.refuses_slow_network else Outcome.NOTE
         estimate.add("network", outcome, reason, remedy(settings))
+    elif facts.speed is not None:
+        samples = -(-_global_batch(resolved) // resolved.world_size)
+        share = large_share(flows, facts.shape, settings, samples, facts.speed, facts.device or resolved.profile.spec.gpus.type or "")
+        if share:
+            estimate.add("network", Outcome.NOTE, share, remedy(settings))
     if seconds is None:
         estimate.add(
             "network",

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from lockstep.api.files.clusterkeys import Calibration, PairsFigure
 from lockstep_spec.choices import Method, ZeroStage
+from lockstep_spec.peaks import known_peak
 from lockstep_spec.settings import Settings
+from lockstep_spec.shape import ModelShape
 from lockstep_spec.traffic import Flow, total_bytes
 from lockstep_spec.words import decimal_size, step_duration
 
 MOST_SECONDS = 15.0
 """Seconds that a micro-batch's part of the traffic may take: several times what a GPU computes of it meanwhile."""
+MOST_SHARE = 0.3
+"""Share of a step that the network may take before that is told."""
+USUAL_SHARE = 0.4
+"""Share of its peak at which a GPU is taken to compute."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +70,42 @@ def too_slow(flows: Sequence[Flow], settings: Settings, accumulation: int, speed
     )
 
 
+def large_share(flows: Sequence[Flow], shape: ModelShape, settings: Settings, samples: int, speed: NetworkSpeed, device: str) -> str:
+    """Sentence about a network that takes more than 30 % of a step; '' if it doesn't, or nobody knows how fast the GPU is.
+
+    `samples` of a rank in a step; `device`: the slowest GPU's name. A GPU is taken to compute at 40 % of its peak, which few trainings reach: so the share is rather
+    higher than it will be. Experts that a token doesn't visit can't be told from the shape, so mixtures of experts aren't judged.
+    """
+    peak = known_peak(device)
+    if peak is None or shape.experts_per_token or not flows:
+        return ""
+    weights = sum(weight.numel for weight in shape.weights if weight.linear)
+    operations = (6 if settings.method is Method.FULL else 4) + (2 if settings.gradient_checkpointing else 0)
+    compute = operations * weights * samples * settings.max_length / (USUAL_SHARE * peak)
+    sent = speed.seconds(total_bytes(list(flows)))
+    share = sent / (sent + compute)
+    if share <= MOST_SHARE:
+        return ""
+    return (
+        f"the network takes about {share:.0%} of a step: {step_duration(sent)} to send at {speed.gigabits:.3g} Gb/s, {step_duration(compute)} to compute"
+        f" at {USUAL_SHARE:.0%} of the peak of {device}"
+    )
+
+
+def slowest(devices: Iterable[str]) -> str:
+    """Name of the GPU with the lowest peak; one that nobody knows counts as the lowest. '' without any."""
+    return min(devices, key=lambda device: known_peak(device) or 0.0, default="")
+
+
 def remedy(settings: Settings) -> str:
     """Settings that send less."""
+    if not moves_weights(settings):
+        at_once = settings.zero_stage is ZeroStage.STAGE1
+        return (
+            "a larger globalBatchSize sends once for more samples"
+            if at_once
+            else "zeroStage: Stage1 sends gradients once a step, and not after every micro-batch"
+        )
     if settings.method is Method.FULL:
         return (
             "method: LoRA sends only the adapter's gradients; else a larger globalBatchSize with zeroStage: Stage1, which sends once a step"

@@ -11,7 +11,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.hosts import HostsCluster
 from lockstep.api.job import TrainingJob
 from lockstep.plan.ahead.forecast import Forecast, RunFacts, forecast
-from lockstep.plan.ahead.slownetwork import NetworkSpeed
+from lockstep.plan.ahead.slownetwork import NetworkSpeed, slowest
 from lockstep.plan.cluster.finding import Finding, Outcome, failed, fine, warning
 from lockstep.plan.hosts.condition import HostLook
 from lockstep.plan.hosts.facts import HostFacts
@@ -23,6 +23,8 @@ from lockstep_spec.words import decimal_size, named, number_of
 
 SECTIONS = ("memory", "network", "saves")
 """Sections of a forecast that depend on the hosts."""
+OUTCOMES = {Outcome.REFUSED: Outcome.FAILED, Outcome.NOTE: Outcome.WARNING}
+"""Outcomes of a check in place of a plan's, for what has a fix."""
 
 
 def lacking_inputs(name: str, answers: Mapping[str, HostFacts], again: str) -> Iterator[tuple[list[str], str, str]]:
@@ -70,7 +72,7 @@ def job_findings(
     findings.append(fine(f"job {name}", f"{number_of(len(placed), 'node')} with {number_of(ranks, 'rank')} fit now"))
     estimate = forecast(placed[0].resolved, _run_facts(placed, answers, by_name, network, known))
     findings += [
-        replace(one, outcome=Outcome.FAILED if one.outcome is Outcome.REFUSED else one.outcome)
+        replace(one, outcome=OUTCOMES.get(one.outcome, one.outcome) if one.fix else one.outcome)
         for one in estimate.findings
         if one.subject in SECTIONS
     ]
@@ -85,10 +87,11 @@ def _run_facts(
         (gpu.memory, f"the {gpu.name} of {host}") for host, facts in answers.items() for gpu in facts.gpus if gpu.uuid in claimed[host]
     ]
     size, source = min(memories, default=(None, "no GPU is used, and hosts state no limit of memory"))
-    facts = replace(known, capacity_bytes=size, capacity_source=source, refuses_slow_network=True)
-    slowest = None if network is None else network.slowest_gbs
-    if slowest:
-        facts = replace(facts, speed=NetworkSpeed(slowest, "the slowest pair of neighbors just now"))
+    device = slowest(gpu.name for host, facts in answers.items() for gpu in facts.gpus if gpu.uuid in claimed[host])
+    facts = replace(known, capacity_bytes=size, capacity_source=source, device=device, refuses_slow_network=True)
+    rate = None if network is None else network.slowest_gbs
+    if rate:
+        facts = replace(facts, speed=NetworkSpeed(rate, "the slowest pair of neighbors just now"))
     for host in answers:
         condition = looks[host].condition
         if facts.shape is None and condition is not None and condition.config:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lockstep.plan.ahead.forecast import Card, Forecast
+from lockstep.plan.ahead.slownetwork import slowest
 from lockstep.plan.cluster.finding import Finding, fine, note, refused, unknown
 from lockstep.plan.hosts.facts import HostFacts
 from lockstep.plan.hosts.place import Seat
@@ -25,6 +26,12 @@ class HostsAsked:
     """Reasons why a start would be refused now."""
     seats: tuple[Seat, ...] = ()
     """The job's nodes; none where it can't start."""
+
+
+def device_of(asked: HostsAsked) -> str:
+    """Return the name of the slowest GPU that the job would have; '' on CPUs."""
+    taken = {claim for seat in asked.seats if seat.run.host is not None for claim in seat.run.host.claims}
+    return slowest(gpu.name for seat in asked.seats for gpu in asked.facts[seat.host.name].gpus if gpu.uuid in taken)
 
 
 def cards_of(asked: HostsAsked) -> tuple[Card, ...]:

@@ -27,7 +27,7 @@ LAN = NetworkSpeed(0.94, "the slowest pair of nodes on 2026-11-24 (section pairs
 FAST = NetworkSpeed(400.0, "the all-reduce of 2026-11-24 (section calibration of the cluster file)")
 
 
-def planned(speed: NetworkSpeed | None, *, refuses: bool = True, **training: Any) -> Forecast:
+def planned(speed: NetworkSpeed | None, *, refuses: bool = True, device: str = "", **training: Any) -> Forecast:
     """Llama-3.1-8B on two nodes of one GPU: nothing can be gathered inside of a node."""
     lora = {} if training.get("method") == "Full" else {"lora": {"rank": 16}}
     stated = {
@@ -39,7 +39,7 @@ def planned(speed: NetworkSpeed | None, *, refuses: bool = True, **training: Any
     resolved = resolve(
         job(nodes=2, training=stated), profile(image="t", gpus={"perNode": 1, "type": "H100 80GB"}), PlatformDefaults(namespace="n")
     )
-    facts = RunFacts(shape=shape_from_config(LLAMA_8B), capacity_bytes=80 * 10**9, speed=speed, refuses_slow_network=refuses)
+    facts = RunFacts(shape=shape_from_config(LLAMA_8B), capacity_bytes=80 * 10**9, speed=speed, refuses_slow_network=refuses, device=device)
     return forecast(resolved, facts)
 
 
@@ -74,6 +74,31 @@ def test_stage3_over_a_slow_lan_is_refused_with_the_seconds_and_what_to_change()
 def test_where_a_start_does_not_refuse_it_is_a_note() -> None:
     found = planned(LAN, refuses=False, zeroStage="Stage3")
     assert network(found, Outcome.REFUSED) == [] and any("too slow for Stage3" in message for message in network(found, Outcome.NOTE))
+
+
+@pytest.mark.parametrize(
+    ("stage", "gigabits", "share", "fix"),
+    [
+        ("Stage1", 0.94, 0, ""),
+        ("Stage2", 2.0, 0, ""),
+        ("Stage2", 0.94, 44, "zeroStage: Stage1 sends gradients once a step, and not after every micro-batch"),
+        ("Stage1", 0.2, 40, "a larger globalBatchSize sends once for more samples"),
+        ("Stage3", 1600.0, 0, ""),
+        ("Stage3", 400.0, 51, "zeroStage: Stage1 sends only the adapter's gradients"),
+    ],
+)
+def test_a_network_that_takes_more_than_three_tenths_of_a_step_is_told(stage: str, gigabits: float, share: int, fix: str) -> None:
+    found = planned(NetworkSpeed(gigabits, "measured"), device="NVIDIA H100 80GB HBM3", zeroStage=stage)
+    told = [one for one in found.findings if "of a step:" in one.message]
+    assert len(told) == bool(share) and found.figures["networkStepSeconds"] > 0
+    if told:
+        assert told[0].message.startswith(f"the network takes about {share}% of a step: ") and told[0].fix.startswith(fix)
+
+
+def test_a_share_is_not_told_where_nobody_knows_how_fast_the_gpu_is() -> None:
+    for device, told in (("Some GPU", False), ("NVIDIA L4", True), ("", True)):  # (the cluster's gpus.type stands in for no name)
+        found = planned(NetworkSpeed(0.02, "measured"), device=device, zeroStage="Stage2")
+        assert any("of a step:" in one.message for one in found.findings) == told
 
 
 @pytest.mark.parametrize("stage", ["Stage1", "Stage2"])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep_train.report.flops import PEAKS, FlopCount, Matrix, count, peak_flops
+from lockstep_spec.peaks import PEAKS
+from lockstep_train.report.flops import FlopCount, Matrix, count, peak_flops
 from lockstep_train.report.speed import Speed, across_ranks, peak_memory_bytes
 
 LLAMA_8B = 8_030_261_248 - 128_256 * 4096 - 65 * 4096
