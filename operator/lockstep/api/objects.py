@@ -25,6 +25,18 @@ def has_ended(status: Object) -> bool:
     return is_true(status, "Complete") or is_true(status, "Failed")
 
 
+def current_status(job: Object) -> Object:
+    """Return a TrainingJob's status; once restart.retry was raised, without the failure before it, which the operator has yet to take back."""
+    status: Object = job.get("status") or {}
+    asked = int((job.get("spec", {}).get("restart") or {}).get("retry") or 0)
+    if not is_true(status, "Failed") or asked <= int(status.get("retry") or 0):
+        return status
+    raised = {"reason": "Retried", "message": "restart.retry was raised: the job goes on from its last checkpoint"}
+    others = [item for item in status["conditions"] if item["type"] not in ("Failed", "Progressing")]
+    now = [{"type": "Failed", "status": "False", **raised}, {"type": "Progressing", "status": "Unknown", **raised}]
+    return {**status, "conditions": [*others, *now]}
+
+
 def conditions_of(status: Object) -> dict[str, Object]:
     """Conditions by their type."""
     return {item["type"]: item for item in status.get("conditions") or []}

@@ -198,3 +198,32 @@ def test_who_may_not_run_programs_in_pods_is_told_so_once(tmp_path: Path, monkey
         "you may not run programs in pods of namespace team (pods/exec): ask an administrator for the role edit"
     )
     assert result.output == ""
+
+
+def retried(taken_back: bool) -> Object:
+    """A job that failed, was told to go on, and is complete once the operator has taken that back."""
+    ends = {"Complete": "True", "Failed": "False"} if taken_back else {"Complete": "False", "Failed": "True"}
+    conditions = [{"type": kind, "status": value, "reason": kind, "message": ""} for kind, value in ends.items()]
+    return {**a_job("a", conditions=conditions, **({"retry": 1} if taken_back else {})), "spec": {"nodes": 2, "restart": {"retry": 1}}}
+
+
+def test_a_wait_right_after_a_retry_does_not_end_with_the_failure_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Retried(Jobs):
+        looks = 0
+
+        def answer(self, method: str, path: str, body: Object | bytes | None) -> tuple[int, Object | str]:
+            if path != f"{JOBS}/a":
+                return super().answer(method, path, body)
+            self.looks += 1
+            return 200, retried(taken_back=self.looks > 3)
+
+    monkeypatch.setattr("lockstep.cli.jobs.get.POLL_SECONDS", 0.01)
+    result = typed(Retried(), tmp_path, monkeypatch, "wait", "a")
+    assert result.exit_code == 0 and "a: Retried: restart.retry was raised" in result.output
+
+
+def test_a_retry_that_failed_itself_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = retried(taken_back=False)
+    stub = Jobs()
+    stub.objects[f"{JOBS}/a"] = {**failed, "status": {**failed["status"], "retry": 1}}
+    assert typed(stub, tmp_path, monkeypatch, "wait", "a").exit_code == 1

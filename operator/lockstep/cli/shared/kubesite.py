@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import CONTAINER, DATASETS, WORKSPACE, pod_name
-from lockstep.api.objects import Object, condition, has_ended
+from lockstep.api.objects import Object, condition, current_status, has_ended
 from lockstep.cli.shared.inputs import FRESH
 from lockstep.cli.shared.site import Site, SiteJob, Stale, Volume, instead_of
 from lockstep.platforms.output import tell
@@ -230,7 +230,7 @@ class _Over:
         current = await self._cluster.get("TrainingJob", self._job.namespace, self._job.name)
         if current is None:
             raise Failed(f"job {self._job.name} was deleted")
-        status = current.get("status", {})
+        status = current_status(current)
         reason = str(condition(status, "Progressing").get("reason"))
         if reason == "Suspended" and self._reason != reason:
             self._say(f"{self._job.name} is suspended; this goes on when it does (lockstep resume {self._job.at}), Ctrl-C ends it")
