@@ -118,6 +118,22 @@ def test_a_jump_host_is_gone_through(bed: BedHosts, ways: Ways, tmp_path: Path) 
     assert logins_of(bed, 0).count("Accepted publickey") > before
 
 
+def test_a_jump_host_whose_key_is_not_known_or_has_changed_is_sent_nothing(bed: BedHosts, ways: Ways, tmp_path: Path) -> None:
+    bastion, target = bed.host(0), bed.host(1)
+    before = logins_of(bed, 0).count("Accepted publickey")
+    for known in ("", f"{bastion.address} {running.host_key(target)}\n"):
+        path = Path(config(tmp_path, bed, known))
+        text = f"Host bastion\n  HostName {bastion.address}\n  User ada\n  IdentityFile {bed.layout.identity}\n"
+        path.write_text(f"{text}Host behind\n  HostName {target.address}\n  ProxyJump bastion\n{path.read_text()}")
+        for way in ({"jump": "bastion", "name": target.address}, {"name": "behind"}):
+            login = {"address": None, "config": str(path), **way}
+            refused(ways, bed, r"the key of a jump host on the way there is not known, or not the expected one", 1, **login)
+            with pytest.raises(HostUnreachable, match="the key of a jump host"):
+                asyncio.run(offered_key(login_to(bed, 1, host_key=None, **login), ways.folder))
+        assert (tmp_path / "known").read_text() == known, "and its key is taken from nobody"
+    assert logins_of(bed, 0).count("Accepted publickey") == before
+
+
 def test_a_key_behind_a_jump_host_is_told_pinned_and_checked_through_it(bed: BedHosts, ways: Ways, tmp_path: Path) -> None:
     bastion, target = bed.host(0), bed.host(1)
     path = config(tmp_path, bed, f"{bastion.address} {running.host_key(bastion)}\n")

@@ -11,12 +11,13 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import pwd
 import re
 import signal
 import socket
 import stat
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,25 +95,35 @@ def _is_private(folder: Path) -> bool:
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
 
 
-def ssh_options(login: Login, folder: Path, *, shares: bool, opens: bool = False, asks: bool = False) -> list[str]:
-    """Options of ssh for this host. `shares`: use the shared connection, if there is one. `opens`: be that connection. `asks`: ask in the terminal."""
+FOR_ALL: Mapping[str, object] = {
+    "CheckHostIP": "no",
+    "ConnectTimeout": CONNECT_SECONDS,
+    "ForwardAgent": "no",
+    "ForwardX11": "no",
+    "LogLevel": "ERROR",
+    "PermitLocalCommand": "no",
+    "RemoteCommand": "none",
+    "RequestTTY": "no",
+    "ServerAliveCountMax": 3,
+    "ServerAliveInterval": 5,
+    "StrictHostKeyChecking": "yes",
+    "Tunnel": "no",
+}
+"""Settings of each connection, to a host and to the jump hosts before it."""
+
+
+def ssh_options(
+    login: Login, folder: Path, *, shares: bool, opens: bool = False, asks: bool = False, config: Path | None = None
+) -> list[str]:
+    """Options of ssh for this host. `shares`: use the shared connection, if there is one. `opens`: be that connection. `asks`: ask in the terminal.
+    `config`: file to read in place of that of the login.
+    """
     stated: dict[str, object] = {
         "BatchMode": "no" if asks else "yes",
-        "CheckHostIP": "no",
-        "ConnectTimeout": CONNECT_SECONDS,
         "ControlMaster": "yes" if opens else "no",
         "ControlPath": folder / login.key if shares else "none",
         "ControlPersist": (LOGIN_SECONDS if asks else SHARED_SECONDS) if opens else "no",
-        "ForwardAgent": "no",
-        "ForwardX11": "no",
-        "LogLevel": "ERROR",
-        "PermitLocalCommand": "no",
-        "RemoteCommand": "none",
-        "RequestTTY": "no",
-        "ServerAliveCountMax": 3,
-        "ServerAliveInterval": 5,
-        "StrictHostKeyChecking": "yes",
-        "Tunnel": "no",
+        **FOR_ALL,
     }
     if login.host_key is not None:
         stated |= {
@@ -122,11 +133,24 @@ def ssh_options(login: Login, folder: Path, *, shares: bool, opens: bool = False
             "UserKnownHostsFile": _known_hosts(login, folder),
             "VerifyHostKeyDNS": "no",
         }
-    options = ["-F", str(Path(login.config).expanduser())] if login.config else []
+    read = config or (login.config and Path(login.config).expanduser())
+    options = ["-F", str(read)] if read else []
     options += [part for name, value in stated.items() for part in ("-o", f"{name}={value}")]
     for flag, value in (("-l", login.user), ("-p", login.port), ("-J", login.jump)):
         options += [flag, str(value)] if value is not None else []
     return [*options, *(["-i", str(Path(login.identity).expanduser()), "-o", "IdentitiesOnly=yes"] if login.identity else [])]
+
+
+def jump_config(login: Login, *, asks: bool) -> str:
+    """Text of a configuration by which jump hosts are held to the rules of the host itself, before all that you have configured for them.
+
+    ssh passes a jump host the name of its file and none of its options.
+    """
+    own = [login.config] if login.config else [str(Path(pwd.getpwuid(os.getuid()).pw_dir, ".ssh", "config")), "/etc/ssh/ssh_config"]
+    stated = {"BatchMode": "no" if asks else "yes", **FOR_ALL}
+    return "\n".join(
+        ["Host *", *(f"  {name} {value}" for name, value in stated.items()), *(f'Include "{Path(path).expanduser()}"' for path in own), ""]
+    )
 
 
 def _alias(login: Login) -> str:
@@ -153,17 +177,20 @@ class Shared:
         """`shares`: False makes a connection for each program, where ssh can't share them. `tell`: hears that a login may wait for you."""
         self.login, self.folder, self.shares, self._tell = login, folder, shares, tell
         self._host_name: str | None = None
+        self._jumps = False
+        """True once it is known that the way leads through jump hosts."""
 
     def command(self, *words: str, opens: bool = False, asks: bool = False, forwards: bool = False) -> list[str]:
         """Command of ssh: `words` are what follows the options, the host's name among them. `forwards`: it is about ports, else it has none."""
-        options = ssh_options(self.login, self.folder, shares=self.shares, opens=opens, asks=asks)
+        config = self._jump_config(asks=asks) if self._jumps else None
+        options = ssh_options(self.login, self.folder, shares=self.shares, opens=opens, asks=asks, config=config)
         if self._host_name:
             options += ["-o", f"HostName={self._host_name}"]
         return ["ssh", *options, *([] if forwards else ["-o", "ClearAllForwardings=yes"]), *words]
 
     async def open(self) -> None:
         """Open it, if it isn't open. Raises HostUnreachable, and Failed when there is no ssh on this machine."""
-        await self._prepare()
+        await self.prepare()
         if not self.shares:
             return
         async with self._alone():
@@ -181,7 +208,7 @@ class Shared:
             raise Failed(
                 f"host {self.login.name}: a login for later commands needs a shared connection, which this machine's ssh doesn't offer"
             )
-        await self._prepare()
+        await self.prepare()
         async with self._alone():
             if not await self._is_open():
                 code, errors = await self._run(self.command("-N", "-f", "--", self.login.name, opens=True, asks=True), in_terminal=True)
@@ -211,7 +238,16 @@ class Shared:
         finally:
             told.cancel()
         if code != 0:
-            raise HostUnreachable(explained(self.login.name, errors))
+            raise HostUnreachable(explained(self.login.name, await self._jump_errors() or errors if self._jumps else errors))
+
+    async def _jump_errors(self) -> str:
+        """Return the errors of one more try, which shares nothing: for a shared connection ssh prints nothing of what a jump host's says."""
+        alone = Shared(self.login, self.folder, shares=False)
+        alone._jumps = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(OPEN_SECONDS):
+                return (await self._run(alone.command("-N", "--", self.login.name)))[1]
+        return ""
 
     async def _run(self, command: Sequence[str], *, in_terminal: bool = False) -> tuple[int, str]:
         # Its standard error is a file: a connection stays in the background, and would hold a pipe open.
@@ -230,19 +266,23 @@ class Shared:
             errors.seek(0)
             return code, errors.read().decode(errors="replace")
 
-    async def _prepare(self) -> None:
-        """Write the key that the host must have, and find out once whether its name is known."""
+    async def prepare(self) -> None:
+        """Write the key that the host must have, find out once whether its name is known, and write what counts for jump hosts."""
         if self.login.host_key is not None:
-            path = _known_hosts(self.login, self.folder)
-            draft = path.with_suffix(f".{os.getpid()}")
-            draft.write_text(f"{_alias(self.login)} {self.login.host_key}\n", encoding="ascii")
-            draft.replace(path)
-        await self.find()
-
-    async def find(self) -> None:
-        """Find out once whether the host's name is known, or its address is to be taken."""
+            self._write(_known_hosts(self.login, self.folder), f"{_alias(self.login)} {self.login.host_key}\n")
         if self._host_name is None:
             self._host_name = await self._unknown_name()
+        if self._jumps:
+            for asks in (False, True):
+                self._write(self._jump_config(asks=asks), jump_config(self.login, asks=asks))
+
+    def _jump_config(self, *, asks: bool) -> Path:
+        return self.folder / f"{self.login.key}.{'asks' if asks else 'batch'}"
+
+    def _write(self, path: Path, text: str) -> None:
+        draft = path.with_name(f"{path.name}.{os.getpid()}")
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
 
     async def _unknown_name(self) -> str:
         """Address to connect to in place of the name; "" where ssh is to find the way by itself."""
@@ -260,7 +300,9 @@ class Shared:
         if process.returncode != 0:
             raise HostUnreachable(explained(login.name, errors.decode(errors="replace")))
         settings = dict(line.split(" ", 1) for line in output.decode(errors="replace").splitlines() if " " in line)
-        if login.address is None or settings.get("proxyjump", "none") != "none" or settings.get("proxycommand", "none") != "none":
+        jumps = settings.get("proxyjump", "none") != "none"
+        if login.address is None or jumps or settings.get("proxycommand", "none") != "none":
+            self._jumps = jumps
             return ""
         try:
             await asyncio.get_running_loop().getaddrinfo(settings.get("hostname", login.name), None, type=socket.SOCK_STREAM)
@@ -281,6 +323,12 @@ class Shared:
             yield
 
 
+_JUMP_REFUSED = re.compile(r"Host key verification failed\.(?=.*(?:kex_exchange_identification|UNKNOWN port 65535))", re.DOTALL)
+"""Words of a refused key before the connection that a host's own key would come over."""
+_JUMP_ADVICE = (
+    "the key of a jump host on the way there is not known, or not the expected one, and nothing was sent. "
+    "Type `ssh JUMP-HOST` in your terminal, and compare what it shows with the fingerprint that the machine has"
+)
 _ADVICE = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED|Host key for .* has changed",
@@ -306,5 +354,8 @@ def explained(name: str, errors: str) -> str:
     plain = re.sub(rf"{_ALIAS}[0-9a-f]{{{NAME_BYTES}}}", name, errors)
     lines = [line.strip() for line in plain.splitlines() if line.strip() and not line.startswith("@")]
     words = " | ".join(lines[-2:])[-_WORDS_MAX:] or "ssh gave no reason"
+    if refusal := _JUMP_REFUSED.search(plain):
+        words = " | ".join(line for line in lines if line in plain[: refusal.end()])[-_WORDS_MAX:]
+        return f"host {name} can't be reached: {_JUMP_ADVICE} (ssh: {words})"
     advice = next((text.format(name=name) for pattern, text in _ADVICE if re.search(pattern, errors)), "")
     return f"host {name} can't be reached: {advice} (ssh: {words})" if advice else f"host {name} can't be reached (ssh: {words})"

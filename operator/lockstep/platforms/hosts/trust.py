@@ -24,7 +24,7 @@ KINDS = "ssh-ed25519,ecdsa-sha2-nistp256,ecdsa-sha2-nistp384,ecdsa-sha2-nistp521
 async def offered_key(login: Login, folder: Path) -> str:
     """Return type and base64 of the key that the host has. Raises HostUnreachable, and Failed where this machine's ssh can't tell it."""
     shared = Shared(replace(login, host_key=None), folder, shares=False)
-    await shared.find()
+    await shared.prepare()
     nobody = folder / "nobody.known"
     nobody.write_text("", encoding="ascii")
     show = " ".join([_quoted(sys.executable), "-I", "-S", "-c", f'"{SHOW}"', "%I", "%t", "%K"])

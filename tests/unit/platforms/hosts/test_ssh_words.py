@@ -40,6 +40,28 @@ def test_host_keys_are_always_checked_and_nothing_of_this_machine_is_forwarded()
             assert {stated[name] for name in ("ForwardAgent", "ForwardX11", "Tunnel", "PermitLocalCommand")} == {"no"}
 
 
+def test_a_jump_host_is_held_to_the_same_rules_before_all_that_you_have_configured_for_it(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text("Host bastion\n  User ada\n  ForwardAgent yes\n  BatchMode no\nHost *\n  StrictHostKeyChecking " + "accept-new\n")
+    for login in (Login("lab0", jump="bastion", config=str(own)), Login("lab0", host_key=KEY, config=str(own))):
+        own.write_text(own.read_text() + ("" if login.jump else "Host lab0\n  ProxyJump bastion\n"))
+        shared = Shared(login, tmp_path, shares=False)
+        asyncio.run(shared.prepare())
+        for asks in (False, True):
+            command = shared.command(asks=asks)
+            file = command[command.index("-F") + 1]  # (all that ssh passes on to a jump host)
+            printed = subprocess.run(["ssh", "-G", "-F", file, "bastion"], capture_output=True, text=True, check=True).stdout
+            settings = dict(line.split(" ", 1) for line in printed.splitlines())
+            assert settings["stricthostkeychecking"] in ("true", "yes") and settings["batchmode"] == ("no" if asks else "yes")
+            assert (settings["forwardagent"], settings["user"]) == ("no", "ada"), "and the rest is as you have configured it"
+
+
+def test_the_way_without_jump_hosts_is_by_your_own_configuration_alone(tmp_path: Path) -> None:
+    shared = Shared(Login("localhost"), tmp_path, shares=False)
+    asyncio.run(shared.prepare())
+    assert "-F" not in shared.command() and list(tmp_path.iterdir()) == []
+
+
 def test_a_stated_key_is_the_only_one_that_counts() -> None:
     stated = options(Login("lab0", host_key=KEY))
     assert stated["GlobalKnownHostsFile"] == "/dev/null"
@@ -128,6 +150,7 @@ def test_a_runtime_folder_that_is_too_long_open_to_others_or_not_there_is_not_ta
         ("ssh: Could not resolve hostname lab0: Name or service not known", "its name is not known here"),
         ("No ED25519 host key is known for lockstep-0123456789abcdef and you have requested strict checking.\nHost key verification failed.", "its host key is not known"),
         ("@@@@@@\n@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\n@@@@@@\nHost key for lab0 has changed", "its host key is not the expected one"),
+        ("No ED25519 host key is known for bastion and you have requested strict checking.\nHost key verification failed.\nkex_exchange_identification: Connection closed by remote host", "the key of a jump host on the way there is not known, or not the expected one, and nothing was sent. Type `ssh JUMP-HOST` in your terminal, and compare what it shows with the fingerprint that the machine has (ssh: No ED25519 host key is known for bastion and you have requested strict checking. | Host key verification failed.)"),
         ("kex_exchange_identification: Connection closed by remote host", "host lab0 can't be reached (ssh: kex_exchange_identification: Connection closed by remote host)"),
         ("", "host lab0 can't be reached (ssh: ssh gave no reason)"),
     ],
