@@ -211,18 +211,20 @@ def root_steps(setup: HostSetup, *, refused: bool = False) -> Iterator[str]:
 def environment_findings(setups: Sequence[HostSetup], lock: str, name: str) -> list[Finding]:
     """Compare the environment that each host's jobs take with the one that the lock and this Lockstep's trainer make there.
 
-    It fails where some hosts have it and others don't: their ranks would differ. `lock`: its path in messages. `name`: of the cluster, as one types it.
+    It fails where hosts that would have the same one don't: their ranks would differ. `lock`: its path in messages. `name`: of the cluster, as one types it.
     """
     made = [setup for setup in setups if setup.parts.current in setup.parts.environments]
     behind = [setup for setup in made if setup.parts.current != setup.environment]
     fix = f"lockstep hosts setup {name}"
-    if len(behind) == len(made):
+    if len(behind) == len(made) and len({(setup.environment, setup.parts.current) for setup in made}) == len(
+        {setup.environment for setup in made}
+    ):
         message = f"{lock} or this Lockstep's trainer has changed since their environments were made: jobs take the older ones"
         return [warning(", ".join(setup.host.name for setup in behind), message, fix)] if behind else []
     return [
         failed(
             setup.host.name,
-            f"its environment {setup.parts.current} is not of {lock} and this Lockstep's trainer, as that of others is",
+            f"its environment {setup.parts.current} is not of {lock} and this Lockstep's trainer, and other hosts have another one",
             fix,
         )
         for setup in behind

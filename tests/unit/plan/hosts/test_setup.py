@@ -173,3 +173,9 @@ def test_an_environment_of_another_lock_is_named_and_fails_where_other_hosts_hav
     ) and "env-old is not of a.lock" in one.message
     (all_of_them,) = environment_findings([behind, none], "a.lock", "lab")
     assert (all_of_them.subject, all_of_them.outcome) == ("lab1", Outcome.WARNING) and "a.lock" in all_of_them.message
+    older = setup_of(Host(name="lab3"), replace(old, name="lab3", environments=("env-older",), current="env-older"), None, LOCK, TRAINER)
+    unlike = environment_findings([behind, none, older], "a.lock", "lab")
+    assert [(one.subject, one.outcome) for one in unlike] == [("lab1", Outcome.FAILED), ("lab3", Outcome.FAILED)], "ranks would differ"
+    arm = setup_of(Host(name="lab3"), replace(older.parts, machine="aarch64"), None, LOCK, TRAINER)
+    (both,) = environment_findings([behind, arm], "a.lock", "lab")
+    assert (both.subject, both.outcome) == ("lab1, lab3", Outcome.WARNING), "names of other machines' environments differ anyway"
