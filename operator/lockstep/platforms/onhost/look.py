@@ -169,7 +169,8 @@ def gpus() -> tuple[list[Json], str]:
         asked.remove(unknown.group(1))
         text, problem = gpu_output(f"--query-gpu={','.join(asked)}")
         unknown = _UNKNOWN_FIELD.search(problem)
-    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("WARNING:")]  # (it warns of GPUs that work)
+    rows = [[cell.strip() for cell in line.split(",")] for line in lines]
     odd = [row for row in rows if len(row) != len(asked)]
     rows = [row for row in rows if len(row) == len(asked)][:64]
     if odd and not problem:
