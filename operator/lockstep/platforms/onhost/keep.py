@@ -41,6 +41,8 @@ STOPPED = "stopped"
 WITNESS_SECONDS = 20.0
 START_SECONDS = 40.0
 """Seconds after which a start that still waits makes room for a later one."""
+OLD_SECONDS = 3600.0
+"""Age of a draft that no start has any more, since each waits for minutes at most."""
 SYSTEMD_SECONDS = 60.0
 RESTART_SECONDS = 2.0
 SILENCE_SECONDS = 60.0
@@ -213,9 +215,11 @@ def discard_drafts(name: str) -> None:
 
 
 def sweep() -> None:
-    """Remove what a power cut has left of a start between two names, which may hold a key. Within `alone`, no start is there."""
-    for left in state_folder().glob("..*"):
-        shutil.rmtree(left, ignore_errors=True)
+    """Remove what a power cut has left of starts of any job, which may hold a key: between two names, where within `alone` none is, and drafts of long ago."""
+    for left in [*state_folder().glob("..*"), *state_folder().glob(".*.start.*")]:
+        with contextlib.suppress(FileNotFoundError):
+            if left.name.startswith("..") or time.time() - left.stat().st_mtime > OLD_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def taken(draft: Path) -> Path:

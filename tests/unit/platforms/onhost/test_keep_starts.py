@@ -154,19 +154,23 @@ def test_an_agent_that_nothing_can_keep_is_not_called_started(home: Path) -> Non
     assert keep.supervisor("x") is None
 
 
-def test_a_start_and_a_deletion_remove_what_a_power_cut_left_between_two_names(home: Path) -> None:
+def test_a_start_and_a_deletion_remove_what_a_power_cut_left_of_starts(home: Path) -> None:
     def plant() -> list[Path]:
-        left = [home / JOBS / f"..0123456789ab{end}" for end in ("", ".before")]
+        left = [home / JOBS / name for name in ("..0123456789ab", "..0123456789ab.before", ".other.start.0123456789ab")]
         for folder in left:
             folder.mkdir(parents=True)
             (folder / "key").write_text("secret")
+        long_ago = left[-1].stat().st_mtime - 2 * keep.OLD_SECONDS
+        os.utime(left[-1], (long_ago, long_ago))
         return left
 
     left = plant()
+    waiting = home / JOBS / ".waiting.start.0123456789ab"
+    waiting.mkdir()
     keeper = Keeper(home)
     assert keeper.answer() == {"placed": True}
     assert not any(folder.exists() for folder in left)
-    assert len(list((home / JOBS).glob(".x.start.*"))) == 1, "its own stays"
+    assert len(list((home / JOBS).glob(".x.start.*"))) == 1 and waiting.exists(), "its own stays, and that of a start that goes on"
     keeper.leave()
     left = plant()
     keep.remove({"job": "x", "now": True})
