@@ -238,7 +238,9 @@ class Shared:
         finally:
             told.cancel()
         if code != 0:
-            raise HostUnreachable(explained(self.login.name, await self._jump_errors() or errors if self._jumps else errors))
+            if self._jumps and _JUMP_CLOSED.search(errors):
+                errors = await self._jump_errors() or errors
+            raise HostUnreachable(explained(self.login.name, errors))
 
     async def _jump_errors(self) -> str:
         """Return the errors of one more try, which shares nothing: for a shared connection ssh prints nothing of what a jump host's says."""
@@ -323,8 +325,10 @@ class Shared:
             yield
 
 
-_JUMP_REFUSED = re.compile(r"Host key verification failed\.(?=.*(?:kex_exchange_identification|UNKNOWN port 65535))", re.DOTALL)
-"""Words of a refused key before the connection that a host's own key would come over."""
+_JUMP_CLOSED = re.compile(r"kex_exchange_identification|UNKNOWN port 65535")
+"""Words of a connection that ended before the host itself said anything, as when a jump host's ssh has ended."""
+_JUMP_REFUSED = re.compile(rf"Host key verification failed\.(?=.*(?:{_JUMP_CLOSED.pattern}))", re.DOTALL)
+"""Words of a refused key before those: a jump host's, since the host's own would come over that connection."""
 _JUMP_ADVICE = (
     "the key of a jump host on the way there is not known, or not the expected one, and nothing was sent. "
     "Type `ssh JUMP-HOST` in your terminal, and compare what it shows with the fingerprint that the machine has"
