@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from lockstep.cli.clusters.demo import JOB_FILE, demo_folder
 from lockstep.devcluster.hosts import bed as running
+from support.checkout import ROOT
 from support.clusters.bed_hosts import BedHosts, eventually
-from support.clusters.bed_jobs import BedJobs
+from support.clusters.bed_jobs import RANK, BedJobs
 
 LONG_SECONDS = 120.0
 
@@ -131,3 +135,165 @@ def test_a_host_that_was_off_when_its_job_was_stopped_does_not_train_when_it_com
     laptop.about("resume", "quiet")
     assert goes_on(laptop)
     laptop.about("delete", "quiet", "--yes")
+
+
+@pytest.mark.parametrize(
+    ("number", "seconds"),
+    [
+        (1, 10),
+        pytest.param(0, 10, marks=pytest.mark.long),
+        pytest.param(1, 40, marks=pytest.mark.long),
+        pytest.param(0, 40, marks=pytest.mark.long),
+    ],
+)
+def test_a_power_cut_of_one_host_is_never_told_as_a_failure_and_the_job_goes_on(laptop: BedJobs, number: int, seconds: int) -> None:
+    laptop.run(laptop.job("cut"))
+    assert goes_on(laptop)
+    host = laptop.bed.host(number)
+    running.power_off(host)
+    back = time.monotonic() + seconds
+    states = laptop.states_until("cut", lambda: time.monotonic() > back)
+    running.power_on(host)
+    before = [laptop.count(each, each) for each in (0, 1)]
+    states |= laptop.states_until("cut", lambda: all(laptop.count(each, each) > before[each] + 3 for each in (0, 1)))
+    assert states and "Failed" not in states, states
+    assert laptop.state("cut") == "Running" and laptop.status("cut")["restarts"] == 0, "maxRestarts is 0"
+    laptop.about("delete", "cut", "--yes")
+
+
+JOBS = "/home/ada/.local/state/lockstep/jobs"
+MOVED = "/home/ada/lockstep/workspace/runs/moved"
+COMMIT = f"""
+import os
+os.makedirs("{MOVED}/checkpoints/step-2.a" + os.environ["LOCKSTEP_ATTEMPT"])
+"""
+"""What a rank does first: it fails where a commit of this name is there already."""
+
+
+def attempts_on(laptop: BedJobs, number: int) -> list[int]:
+    """Attempts that the host's volume has a record of."""
+    lines = laptop.bed.console(number, "cat", f"{MOVED}/gang/attempts.jsonl").splitlines()
+    return [json.loads(line)["attempt"] for line in lines]
+
+
+def test_when_another_host_is_node_0_attempts_are_counted_on_and_no_commit_has_a_name_twice(laptop: BedJobs) -> None:
+    path = laptop.job("moved", steps=2)
+    for number in (0, 1):
+        laptop.put(number, "rank.py", (COMMIT + RANK).encode())
+    for first in ("bed0", "bed1", "bed0"):
+        laptop.run(path, "--first", first, check=False)  # (it may have ended before it was seen to run)
+        assert laptop.becomes("moved", "Complete"), laptop.status("moved")
+        laptop.about("delete", "moved")
+        for number in (0, 1):
+            laptop.bed.console(number, "sh", "-c", "rm -f /home/ada/lockstep/workspace/state-*")
+    assert (attempts_on(laptop, 0), attempts_on(laptop, 1)) == ([1, 3], [2])
+    for number in (0, 1):
+        assert laptop.bed.console(number, "ls", f"{MOVED}/checkpoints").split() == ["step-2.a1", "step-2.a2", "step-2.a3"]
+
+
+def waits(laptop: BedJobs, number: int, name: str) -> bool:
+    """Return True once the job's unit has started on the host, and its agent waits."""
+    return eventually(lambda: "waiting for the coordinator" in laptop.bed.console(number, "tail", "-n", "3", f"{JOBS}/{name}/agent.log"))
+
+
+def test_an_agent_whose_job_was_deleted_without_it_is_removed_by_whoever_looks_next(laptop: BedJobs) -> None:
+    laptop.run(laptop.job("gone"))
+    laptop.clear(0)  # as a delete does that reaches this host alone
+    assert waits(laptop, 1, "gone")
+    shown = laptop.type("get", "--cluster", str(laptop.cluster))
+    assert "host bed1 was off when job gone was deleted: its unit and its files there are removed" in shown.stderr
+    assert "gone" not in shown.stdout and laptop.traces(1, "gone") == ""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_host_that_was_off_when_its_job_was_deleted_keeps_nothing_once_it_is_back(laptop: BedJobs, number: int) -> None:
+    laptop.run(laptop.job("late"))
+    assert goes_on(laptop)
+    running.power_off(laptop.bed.host(number))
+    deleted = laptop.about("delete", "late", "--yes", check=False)
+    assert deleted.returncode == 1 and f"Once all hosts answer: lockstep delete late --cluster {laptop.cluster}" in deleted.stderr
+    running.power_on(laptop.bed.host(number))
+    assert eventually(lambda: "agent.pyz" in laptop.traces(number, "late").partition("jobs/late/")[2]), "its unit has started"
+    assert "no files of this start" in laptop.about("describe", "late").stdout
+    again = laptop.run(laptop.job("late", steps=2000))  # by the same name
+    assert f"host bed{number} was off when job late was deleted" in again.stderr
+    assert goes_on(laptop)
+    laptop.about("delete", "late", "--yes")
+    assert laptop.traces(0, "late") == laptop.traces(1, "late") == ""
+
+
+@pytest.mark.long
+def test_hosts_that_were_off_when_their_job_ended_have_no_key_and_no_unit_that_starts_once_they_are_back(laptop: BedJobs) -> None:
+    """One finds it out by its own patience, the other is told by whoever looks."""
+    laptop.cluster.write_text(laptop.cluster.read_text() + "away_seconds: 12\n")
+    path = laptop.job("over", nodes=3)
+    path.write_text(path.read_text() + "  startTimeoutSeconds: 30\n")
+    laptop.run(path)
+    assert eventually(lambda: all(laptop.count(number, number) > 3 for number in range(3)))
+    for number in (1, 2):
+        running.power_off(laptop.bed.host(number))
+    laptop.states_until("over", lambda: laptop.state("over") == "Failed")
+    run = laptop.bed.host(1).disk / "upper" / JOBS.lstrip("/") / "over/run.json"
+    run.write_text(run.read_text().replace('"returnSeconds": 12', '"returnSeconds": 86400'))
+    for number in (1, 2):
+        running.power_on(laptop.bed.host(number), wait=False)
+    for number in (1, 2):
+        running.await_sshd(laptop.bed.host(number))
+    units = ["systemctl", "--user", "--machine=ada@"]
+    assert eventually(lambda: "this agent ends" in laptop.bed.console(2, "cat", f"{JOBS}/over/agent.log"))
+    assert waits(laptop, 1, "over")
+    shown = laptop.about("get", "over")
+    assert (
+        "host bed1 was off when job over ended: its unit there is ended, and its key removed" in shown.stderr and "Failed" in shown.stdout
+    )
+    for number in (1, 2):
+        assert eventually(lambda number=number: "agent.pyz --run" not in laptop.traces(number, "over"))
+        assert "key" not in laptop.bed.console(number, "ls", f"{JOBS}/over").split()
+        state = laptop.bed.console(number, "sh", "-c", f"{' '.join(units)} is-enabled lockstep-over.service || true")
+        assert state.strip() == "disabled"
+    assert laptop.state("over") == "Failed"
+    laptop.about("delete", "over", "--yes")
+
+
+def trained(laptop: BedJobs, name: str) -> Path:
+    """Put the demo's model and texts on both hosts, outside the workspace; the job file of a training that commits often, each shard on two hosts."""
+    demo = demo_folder()
+    for source in (demo / "models/tiny-base", demo / "datasets/demo.jsonl"):
+        laptop.type("cp", str(source), f"{name}:/datasets/{source.name}", "--cluster", str(laptop.cluster))
+    path = laptop.folder / f"{name}.yaml"
+    text = (ROOT / JOB_FILE).read_text().replace("name: demo", f"name: {name}").replace("/workspace/models/", "/datasets/")
+    text = text.replace("maxSteps: 60", "maxSteps: 40").replace("everySteps: 20", "everySteps: 5")
+    path.write_text(text.rstrip("\n") + "\n      replicas: 2\n")
+    return path
+
+
+def ended_well(laptop: BedJobs, name: str) -> tuple[Any, str]:
+    """Wait for the job's end; its evaluations' losses, and the digest of its adapter's weights."""
+    laptop.type("wait", name, "--cluster", str(laptop.cluster), "--for", "Complete", "--timeout", "400", seconds=420)
+    result = laptop.status(name)["result"]
+    weights = f"/home/ada/lockstep/workspace/runs/{name}/adapter/adapter_model.safetensors"
+    return (result["evalLossBefore"], result["evalLossAfter"]), laptop.bed.console(0, "sha256sum", weights).split()[0]
+
+
+def committed(laptop: BedJobs, name: str) -> int:
+    return int((laptop.status(name).get("checkpoint") or {}).get("lastCommittedStep") or 0)
+
+
+@pytest.mark.long
+def test_a_workspace_that_is_wiped_in_the_middle_changes_no_bit_of_a_training_that_keeps_copies(laptop: BedJobs) -> None:
+    laptop.run(trained(laptop, "whole"))
+    undisturbed = ended_well(laptop, "whole")
+    laptop.about("delete", "whole")
+    laptop.run(trained(laptop, "wiped"))
+    assert eventually(lambda: committed(laptop, "wiped") >= 10, seconds=LONG_SECONDS)
+    host = laptop.bed.host(1)
+    running.power_off(host)
+    for path in (host.disk / "upper/home/ada/lockstep/workspace").iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    running.power_on(host)
+    assert ended_well(laptop, "wiped") == undisturbed
+    assert laptop.status("wiped")["restarts"] == 0
+    logs = laptop.about("logs", "wiped").stdout
+    assert "resum" in logs, logs
+    laptop.about("delete", "wiped")

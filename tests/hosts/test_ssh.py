@@ -7,11 +7,13 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -21,6 +23,7 @@ from lockstep.platforms.hosts.place import REMOTE, HostPlace
 from lockstep.platforms.hosts.ssh import HostUnreachable
 from lockstep.programs import STDERR, STDOUT, Broken, NotStarted, ProgramFailed, output_of, python_output
 from support.clusters.bed_hosts import BedHosts, eventually
+from support.clusters.bed_jobs import RANK, BedJobs
 from support.clusters.bed_ssh import SHARED, Ways
 
 ODD = ['it\'s "quoted" $HOME `id` !x \\n', "ünïcode\n2 lines", "-x", "", "a;b|c&d>e*", "\t%s {x}"]
@@ -29,6 +32,17 @@ NOISE = "echo Welcome to the cluster; echo 'and to stderr' >&2\n"
 PRINT_ARGUMENTS = "import sys, json; print(json.dumps(sys.argv[1:]))"
 HASH = "import hashlib, os, sys\nd = hashlib.sha256()\nn = 0\nwhile b := os.read(0, 1 << 20): d.update(b); n += len(b)\nprint(n, d.hexdigest())"
 MEBIBYTE = 1 << 20
+OLD_PYTHON = """#!/bin/sh
+exec /usr/bin/python3 -c '
+import platform, sys
+sys.version_info = (3, 9, 2, "final", 0)
+platform.python_version = lambda: "3.9.2"
+words = sys.argv[1:]
+place = words.index("-c")
+sys.argv = ["-c", *words[place + 2 :]]
+exec(compile(words[place + 1], "<string>", "exec"), {"__name__": "__main__"})
+' "$@"
+"""
 T = TypeVar("T")
 
 
@@ -75,7 +89,10 @@ def test_what_a_login_shell_prints_is_no_part_of_the_programs_output(bed: BedHos
 def test_an_account_that_may_not_log_in_says_so(bed: BedHosts, ways: Ways) -> None:
     with (
         login_shell(bed, "/usr/sbin/nologin"),
-        pytest.raises(NotStarted, match=r"its login shell says: This account is currently not available\.$"),
+        pytest.raises(
+            NotStarted,
+            match=r"its login shell says: This account is currently not available\. \(ssh bed0 python3 --version must print a version\)$",
+        ),
     ):
         run(output_of(ways.place(user="bob"), ["true"]))
 
@@ -263,3 +280,165 @@ def test_a_connection_that_somebody_killed_is_made_again(ways: Ways) -> None:
     _, message = run(place.shared.control("check"))
     os.kill(int(message.partition("pid=")[2].partition(")")[0]), signal.SIGKILL)
     assert run(output_of(place, ["echo", "2"])) == b"2\n"
+
+
+@pytest.fixture
+def laptop(bed: BedHosts, tmp_path: Path) -> Iterator[BedJobs]:
+    laptop = BedJobs(bed, tmp_path)
+    laptop.leave()  # a connection keeps the login shell with which it began
+    yield laptop
+    laptop.leave()
+    laptop.clear()
+
+
+LOUD = "echo Welcome to the cluster\nsh -c 'echo and to stderr >&2'\n"
+RC_FILES = (".bashrc", ".profile", ".zshenv", ".config/fish/config.fish", ".tcshrc")
+LONG_HOME = "/srv/" + "a-department-with-a-long-name/" * 4 + "ada"
+
+
+def planted(laptop: BedJobs, number: int, path: str, text: str) -> None:
+    """Write a file in ada's home on the host."""
+    script = 'cd /home/ada; mkdir -p "$(dirname "$1")"; cat > "$1"; chown -R ada:ada "${1%%/*}"'
+    laptop.bed.console(number, "sh", "-ec", script, "sh", path, stdin=text.encode())
+
+
+def root(laptop: BedJobs, number: int, script: str) -> None:
+    laptop.bed.console(number, "sh", "-ec", script)
+
+
+@contextlib.contextmanager
+def shells_of(laptop: BedJobs, shells: tuple[str, ...], rc: str) -> Iterator[None]:
+    """Ada's login shell on each host, each of whose rc files has this text."""
+    for number, shell in enumerate(shells):
+        root(laptop, number, f"usermod --shell $(command -v {shell}) ada")
+        for name in RC_FILES:
+            planted(laptop, number, name, rc)
+    try:
+        yield
+    finally:
+        for number in range(len(shells)):
+            root(laptop, number, f"usermod --shell /bin/bash ada; cd /home/ada; rm -f {' '.join(RC_FILES)}")
+
+
+def whole_job(laptop: BedJobs, name: str) -> None:
+    """Run a job from its start to its end, read its log, and delete it: it leaves nothing."""
+    done = laptop.run(laptop.job(name, steps=15))
+    assert f"{name}: Running: all ranks run" in done.stdout
+    laptop.type("wait", name, "--cluster", str(laptop.cluster), "--for", "Complete")
+    assert "[rank 1] from step 0" in laptop.about("logs", name, "--node", "1").stdout
+    assert "is deleted" in laptop.about("delete", name).stdout
+    assert laptop.traces(0, name) == laptop.traces(1, name) == ""
+    assert [laptop.count(number, number) for number in (0, 1)] == [15, 15]
+    laptop.forget(name)
+
+
+@pytest.mark.parametrize(
+    ("shells", "rc"),
+    [
+        (("dash", "zsh"), LOUD),
+        pytest.param(("fish", "tcsh"), LOUD, marks=pytest.mark.long),
+        pytest.param(
+            ("bash", "bash"), f'set -e\n{LOUD}[ -n "$ONCE" ] || ONCE=1 exec dash -c "$BASH_EXECUTION_STRING"\n', marks=pytest.mark.long
+        ),
+    ],
+    ids=["dash zsh", "fish tcsh", "bash that execs another"],
+)
+def test_a_whole_job_runs_whatever_the_login_shells_are_and_print(laptop: BedJobs, shells: tuple[str, ...], rc: str) -> None:
+    with shells_of(laptop, shells, rc):
+        whole_job(laptop, "shells")
+
+
+@pytest.mark.long
+def test_a_whole_job_runs_in_a_home_whose_path_is_longer_than_a_sockets_may_be(laptop: BedJobs) -> None:
+    assert len(LONG_HOME) > 108
+    for number in (0, 1):
+        root(
+            laptop,
+            number,
+            f"mkdir -p {Path(LONG_HOME).parent}; ln -sfn /home/ada {LONG_HOME}; sed -i 's#:/home/ada:#:{LONG_HOME}:#' /etc/passwd",
+        )
+        root(laptop, number, "systemctl restart user@$(id -u ada)")
+    try:
+        whole_job(laptop, "deep")
+    finally:
+        for number in (0, 1):
+            root(laptop, number, f"sed -i 's#:{LONG_HOME}:#:/home/ada:#' /etc/passwd; systemctl restart user@$(id -u ada)")
+
+
+def shell_that_refuses(laptop: BedJobs) -> Callable[[], None]:
+    root(laptop, 1, "usermod --shell /usr/sbin/nologin ada")
+    return lambda: root(laptop, 1, "usermod --shell /bin/bash ada")
+
+
+def rc_that_fails(laptop: BedJobs) -> Callable[[], None]:
+    planted(laptop, 1, ".bashrc", "set -e\nls /nonesuch\n")
+    return lambda: root(laptop, 1, "rm /home/ada/.bashrc")
+
+
+def rc_that_becomes_another(laptop: BedJobs) -> Callable[[], None]:
+    planted(laptop, 1, ".bashrc", "exec zsh\n")
+    return lambda: root(laptop, 1, "rm /home/ada/.bashrc")
+
+
+def old_python(laptop: BedJobs) -> Callable[[], None]:
+    laptop.bed.console(1, "sh", "-ec", "cat > /usr/local/bin/python3; chmod 755 /usr/local/bin/python3", stdin=OLD_PYTHON.encode())
+    laptop.cluster.write_text(laptop.cluster.read_text().replace("/opt/env/bin/python", "/usr/local/bin/python3"))
+    return lambda: root(laptop, 1, "rm /usr/local/bin/python3")
+
+
+def mounted(laptop: BedJobs, folder: str, *, full: bool) -> Callable[[], None]:
+    """A disk of its own for a folder of ada, which is full, or can't be written."""
+    root(laptop, 1, f"mkdir -p {folder}; mount -t tmpfs -o size=8m,uid=2001,gid=2001 tmpfs {folder}")
+    if folder == WORKSPACE:
+        laptop.put(1, "rank.py", RANK.encode())
+    root(laptop, 1, f"dd if=/dev/zero of={folder}/fill bs=64k 2>/dev/null || true" if full else f"mount -o remount,ro {folder}")
+    return lambda: root(laptop, 1, f"umount {folder}")
+
+
+STATE = "/home/ada/.local/state"
+WORKSPACE = "/home/ada/lockstep/workspace"
+
+
+def home_full(laptop: BedJobs) -> Callable[[], None]:
+    return mounted(laptop, STATE, full=True)
+
+
+def home_read_only(laptop: BedJobs) -> Callable[[], None]:
+    return mounted(laptop, STATE, full=False)
+
+
+def workspace_full(laptop: BedJobs) -> Callable[[], None]:
+    return mounted(laptop, WORKSPACE, full=True)
+
+
+def workspace_read_only(laptop: BedJobs) -> Callable[[], None]:
+    return mounted(laptop, WORKSPACE, full=False)
+
+
+REFUSED = {
+    shell_that_refuses: r"host bed1: its login shell says: This account is currently not available\.",
+    old_python: r"host bed1: its Python 3\.9 is too old: 3\.10 or newer is needed; lockstep hosts setup brings one",
+    home_full: r"host bed1: /home/ada/\.local/state.*: No space left on device: make room on its file system",
+    workspace_read_only: rf"host bed1: its workspace {WORKSPACE}: .* is on a read-only file system: state another",
+}
+MORE_REFUSED = {
+    rc_that_fails: r"host bed1: its login shell says: ls: cannot access '/nonesuch'",
+    rc_that_becomes_another: r"host bed1: its login shell says: zsh: .* \(ssh bed1 python3 --version must print a version\)$",
+    home_read_only: r"host bed1: /home/ada/\.local/state.*: Read-only file system: its file system must be mounted writable",
+    workspace_full: rf"host bed1: its workspace {WORKSPACE} has 0 B free: free some",
+}
+CASES = [*REFUSED.items(), *(pytest.param(*case, marks=pytest.mark.long) for case in MORE_REFUSED.items())]
+
+
+@pytest.mark.parametrize(("plant", "sentence"), CASES, ids=[plant.__name__ for plant in (*REFUSED, *MORE_REFUSED)])
+def test_a_host_that_no_job_can_run_on_is_named_with_the_reason_and_nothing_is_left(
+    laptop: BedJobs, plant: Callable[[BedJobs], Callable[[], None]], sentence: str
+) -> None:
+    path = laptop.job("odd", steps=10)
+    undo = plant(laptop)
+    try:
+        refused = laptop.run(path, check=False)
+    finally:
+        undo()
+    assert refused.returncode in (1, 2) and re.search(sentence, refused.stderr), refused.stderr
+    assert laptop.traces(0, "odd") == laptop.traces(1, "odd") == ""

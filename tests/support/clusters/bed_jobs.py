@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,17 @@ class BedJobs:
         """Reason of the job's Progressing condition: its state in one word."""
         return next(str(one["reason"]) for one in self.status(name)["conditions"] if one["type"] == "Progressing")
 
+    def states_until(self, name: str, end: Callable[[], bool], *, seconds: float = SECONDS) -> set[str]:
+        """Type `lockstep get NAME -o json` again and again until `end` is true; the states that it told, `Failed` among them if any condition says so."""
+        states: set[str] = set()
+        deadline = time.monotonic() + seconds
+        while not end():
+            assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {states}"
+            conditions = json.loads(self.about("get", name, "-o", "json").stdout)["status"]["conditions"]
+            states |= {str(one["reason"]) for one in conditions if one["type"] == "Progressing"}
+            states |= {"Failed" for one in conditions if one["type"] == "Failed" and one["status"] == "True"}
+        return states
+
     def becomes(self, name: str, state: str) -> bool:
         """Return True once the job's state is this one."""
         return eventually(lambda: self.state(name) == state)
@@ -204,11 +216,11 @@ class BedJobs:
         for host in hosts.hosts:
             asyncio.run(Shared(login_of(host), control_folder()).close())
 
-    def clear(self) -> None:
-        """Remove every job of the user, whatever became of it, from hosts that have power."""
+    def clear(self, *numbers: int) -> None:
+        """Remove every job of the user, whatever became of it, from hosts that have power; `numbers`: from these alone."""
         script = CLEAR.encode()
         for host in self.bed.hosts:
-            if running.first_process(host) is not None:
+            if (not numbers or host.number in numbers) and running.first_process(host) is not None:
                 self.bed.console(
                     host.number,
                     "setpriv",

@@ -6,9 +6,10 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from lockstep_gang.agent.interactive import DevNode
 from lockstep_gang.agent.link import CutOff, Handlers, Link, watch
@@ -48,6 +49,7 @@ from lockstep_gang.coordinator.machine import boot_id, slept_seconds
 from lockstep_spec.choices import StorageMode
 from lockstep_spec.codec import ContractError
 from lockstep_spec.exits import DONE, FAILED, SAVED, UNREACHABLE
+from lockstep_spec.words import duration
 
 KEEP_SECONDS = 3.0
 """Longest wait of the agent's end until NCCL's logs are on the job's volume."""
@@ -77,6 +79,7 @@ class Agent:
         self._running = False
         self._leaving = False
         self._finish: Finish | None = None
+        self._gave_up = False
         self._done = asyncio.Event()
         self._malformed_said = False
         self._fabric = FabricReporter(run, self.link.send)
@@ -87,7 +90,8 @@ class Agent:
 
     @property
     def job_has_ended(self) -> bool:
-        return self._finish is not None
+        """True if this node has no part in the job any more, so that nothing is to start its agent again."""
+        return self._finish is not None or self._gave_up
 
     async def run(self) -> int:
         """Serve until the end of the job (if its pod is to end with the job) or until SIGTERM; returns the exit code."""
@@ -107,6 +111,7 @@ class Agent:
             self._fabric.watch(lambda: self._ranks),
             self._done.wait(),
             self._end_cut_off(),
+            *self._patience(),
         )
         tasks = [asyncio.ensure_future(task) for task in (*own, *await self._dev.start())]
         try:
@@ -143,6 +148,23 @@ class Agent:
 
         self.cut_off = await CutOff(trouble).wait()
         self._console.say(f"nobody hears this node: {self.cut_off.text}; the agent restarts and keeps trying")
+
+    def _patience(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """Watch for a node 0 that is away for longer than hosts are waited for: the job is over there, or was deleted, and nobody is left to say so."""
+        limits = self._run.timeouts
+        if limits.return_seconds is not None and self._node.index != 0:
+            seconds = max(limits.return_seconds, limits.start_seconds)  # node 0 waits no longer for this one either
+            yield watch(self.link, seconds, lambda: self._give_up(seconds))
+
+    def _give_up(self, seconds: int) -> None:
+        if self._running or self._gave_up:
+            return
+        self._gave_up = True
+        self._console.say(
+            f"nothing heard from node 0 for {duration(seconds)}, and hosts are waited for no longer (away_seconds, startTimeoutSeconds): "
+            f"this agent ends. If the job is to go on: lockstep resume {self._run.job.name}"
+        )
+        self._may_end()
 
     def _hello(self) -> Hello:
         states = bounded(self._ranks.states()) if self._ranks is not None else ()
@@ -297,7 +319,7 @@ class Agent:
 
     def _may_end(self) -> None:
         finished = self._finish is not None and self._run.when_done is WhenDone.EXIT
-        if not self._running and (finished or self._leaving):
+        if not self._running and (finished or self._leaving or self._gave_up):
             self._done.set()
 
     def _exit_code(self) -> int:
@@ -305,6 +327,8 @@ class Agent:
             return UNREACHABLE
         if self._finish is not None:
             return DONE if self._finish.state is State.COMPLETE else FAILED
+        if self._gave_up:
+            return FAILED
         exits = self._ranks.exits() if self._ranks is not None else []
         return SAVED if all(exit_.exit_code in (DONE, SAVED) for exit_ in exits) else FAILED
 

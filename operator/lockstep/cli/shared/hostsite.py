@@ -79,10 +79,18 @@ class HostSite(Site):
 
     async def _look(self, job: str) -> tuple[dict[str, Seen], dict[str, str]]:
         """Ask all hosts. A job of which no host answers is shown as it was seen last."""
+        from lockstep.plan.hosts.leftovers import leftovers
         from lockstep.plan.hosts.status import Seen, host_job, progress_known, seen_jobs, unread_jobs
         from lockstep.platforms.hosts.remembered import Remembered, remember, remembered
 
-        answers, problems = await self.fleet().look(job=job)
+        fleet = self.fleet()
+        answers, problems = await fleet.look(job=job)
+        if found := [
+            left for left in leftovers(answers) if not (job and left.deleted)
+        ]:  # (who names a deleted job may be about to delete the rest)
+            from lockstep.platforms.hosts.start import end_leftovers
+
+            answers = await end_leftovers(fleet, answers, found)
         seen, now = seen_jobs(answers, problems), time.time()
         self._unread = unread_jobs(answers)
         before = {name: one for name, one in remembered(self.name).items() if name == (job or name)}

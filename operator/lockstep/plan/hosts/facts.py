@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.plan.hosts.record import JobRecord, read_record
-from lockstep_spec.words import cleaned
+from lockstep_spec.words import cleaned, decimal_size
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,23 @@ def unread_words(host: str, name: str, job: JobOnHost) -> str:
 
 OLDEST_PYTHON = (3, 10)
 """Oldest Python that agents and programs of Lockstep run on."""
+
+
+LEAST_RECORDS = 16 << 20
+"""Free bytes of a workspace below which a job's records and logs have no room."""
+
+
+def unfit_words(facts: HostFacts) -> str:
+    """Reason why no agent could run on this host or keep its records there, and what to do; '' if one can."""
+    folder = facts.workspace
+    if facts.python < OLDEST_PYTHON:
+        version = ".".join(map(str, facts.python))
+        return f"its Python {version} is too old: 3.10 or newer is needed; lockstep hosts setup brings one, or state hosts[].python"
+    if folder.problem:
+        return f"its workspace {folder.path}: {folder.problem}: state another hosts[].workspace, or let {facts.user} write there"
+    if folder.free < LEAST_RECORDS:
+        return f"its workspace {folder.path} has {decimal_size(folder.free)} free: free some, or state a hosts[].workspace on another disk"
+    return ""
 
 
 class BadAnswer(ValueError):

@@ -205,7 +205,11 @@ def _reached(seen: Seen) -> Fact:
     if seen.problems:
         return Fact(FALSE, Reason.HOST_AWAY, "; ".join(seen.problems.values()))
     if seen.missing:
-        return Fact(FALSE, Reason.HOST_AWAY, f"{named_hosts(seen.missing)} has no files of this start: it broke off before they were there")
+        return Fact(
+            FALSE,
+            Reason.HOST_AWAY,
+            f"{named_hosts(seen.missing)} has no files of this start: it broke off before they were there, or was deleted there",
+        )
     words = "".join(f"; {sentence}" for sentence in unkept_words(seen))
     return Fact(TRUE, Reason.HOSTS_REACHED, f"{number_of(len(seen.hosts), 'host')} answer{words}")
 
@@ -249,7 +253,11 @@ def _not_running(seen: Seen, view: View, again: str) -> Fact | None:  # noqa: PL
             return Fact(FALSE, Reason.STOPPING, f"ranks save and stop on {named_hosts(running)}")
         return Fact(FALSE, Reason.SUSPENDED, f"stopped as asked; to go on from the last checkpoint: lockstep resume {name} {again}")
     if seen.missing:
-        return Fact(FALSE, Reason.AGENT_ENDED, f"{_reached(seen).message}; start it again with: lockstep run -f FILE {again}")
+        return Fact(
+            FALSE,
+            Reason.AGENT_ENDED,
+            f"{_reached(seen).message}; lockstep delete {name} {again} removes the rest, lockstep run -f FILE {again} starts it again",
+        )
     ended = _ended_agents(seen)
     if ended and not (report is not None and report.state is State.RUNNING and seen.first not in ended):
         return Fact(

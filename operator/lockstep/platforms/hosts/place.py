@@ -150,7 +150,8 @@ class HostProgram(Program):
         lines = [line.strip() for line in (*self.noise.split("\n")[-3:], *errors.split("\n")[-3:])]
         words = " | ".join(filter(None, lines))[-_WORDS_MAX:]
         raise NotStarted(
-            f"no program could be started on {self.place.name}: its login shell says: {words or f'nothing, and ended with {code}'}"
+            f"no program could be started on {self.place.name}: its login shell says: {words or f'nothing, and ended with {code}'} "
+            f"(ssh {self._host} python3 --version must print a version)"
         )
 
     async def write(self, data: bytes | memoryview) -> None:

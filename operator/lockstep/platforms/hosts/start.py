@@ -18,7 +18,8 @@ from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.hosts import Host
 from lockstep.api.job import TrainingJob
-from lockstep.plan.hosts.facts import HostFacts
+from lockstep.plan.hosts.facts import HostFacts, unfit_words
+from lockstep.plan.hosts.leftovers import LeftAgent, leftovers
 from lockstep.plan.hosts.place import AGENT, KEY, RUN, Seat, chosen, inputs_of, path_of_job, seats
 from lockstep.plan.hosts.record import Coordinator, record_text
 from lockstep.plan.hosts.status import Seen, named_hosts, seen_jobs
@@ -61,7 +62,9 @@ async def start(fleet: Fleet, job: TrainingJob, profile: TrainingCluster, option
     answers, problems = await fleet.look(names, job=name, paths=inputs)
     if problems:
         raise Failed("; ".join(problems.values()))
+    answers = await end_leftovers(fleet, answers, leftovers(answers))
     refuse_running(name, answers, fleet.again)
+    _refuse_unfit(answers, fleet.typed)
     _refuse_bare(hosts, answers, fleet.typed)
     refuse_missing(name, answers, fleet.again)
     answers = await _lingering(fleet, answers)
@@ -82,6 +85,15 @@ def _refuse_bare(hosts: Sequence[Host], answers: Mapping[str, HostFacts], cluste
     if bare:
         raise ConfigError(
             f"there is no Python environment on {named_hosts(bare)}: lockstep hosts setup {cluster} makes it, or state hosts[].python in the cluster file"
+        )
+
+
+def _refuse_unfit(answers: Mapping[str, HostFacts], cluster: str) -> None:
+    """Raise ConfigError naming every host on which no agent could run or keep its records, with the reason."""
+    reasons = {host: words for host, facts in answers.items() if (words := unfit_words(facts))}
+    if reasons:
+        raise ConfigError(
+            *(f"host {host}: {words}; lockstep hosts check {cluster} says what else is wrong" for host, words in reasons.items())
         )
 
 
@@ -220,6 +232,27 @@ async def stop(fleet: Fleet, seen: Seen, *, wait: bool = True, now: bool = False
 async def remove(fleet: Fleet, seen: Seen) -> None:
     """Stop the job, and remove its files but what it left in the workspace. Raises Failed naming the hosts that could not be told."""
     await _told(fleet, seen.jobs, {"do": "remove", "job": seen.record.name, "now": False}, seen.problems)
+
+
+async def end_leftovers(fleet: Fleet, answers: Mapping[str, HostFacts], found: Sequence[LeftAgent]) -> dict[str, HostFacts]:
+    """End agents that wait for jobs which are over, and return the answers as they are then. What can't be ended is said, and stays as it is."""
+    jobs = {host: dict(facts.jobs) for host, facts in answers.items()}
+
+    async def one(host: str) -> None:
+        for left in found:
+            if left.host != host:
+                continue
+            said = await _request(fleet, host, {"do": "end", "job": left.job, "uid": left.uid, "deleted": left.deleted})
+            if not said["ended"]:
+                continue  # a new start of this name has just taken its place
+            tell(str(left))
+            there = replace(jobs[host][left.job], unit="" if left.deleted else "inactive", supervised=False)
+            jobs[host][left.job] = replace(there, record=None) if left.deleted else there
+
+    _, problems = await fleet.all({left.host: None for left in found}, one)
+    for problem in problems.values():
+        tell(f"warning: {problem}")
+    return {host: replace(facts, jobs=jobs[host]) for host, facts in answers.items()}
 
 
 async def _told(fleet: Fleet, hosts: Mapping[str, object], request: dict[str, Any], away: Mapping[str, str]) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -28,14 +27,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-from lockstep.platforms.onhost.readings import start_ticks, state_folder, supervisor
+from lockstep.platforms.onhost.exchange import Declined, Json, answer, problem_of, received, sync, write
+from lockstep.platforms.onhost.readings import object_in, start_ticks, state_folder, supervisor
 
-Json = dict[str, Any]
-FILE_BYTES_MAX = 64 << 20
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-FILES = ("run.json", "key", "job.json", "agent.pyz")
 STOPPED = "stopped"
 """File that is there while the job is stopped as asked."""
 WITNESS_SECONDS = 20.0
@@ -56,10 +53,6 @@ FINAL = (0, 1, 75, 78)
 """Exit codes of an agent that is not started again: complete, failed, saved as asked, refused."""
 
 
-class Declined(Exception):
-    """The request can't be done; the message says why."""
-
-
 def unit_path(name: str) -> Path:
     return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "systemd" / "user" / f"lockstep-{name}.service"
 
@@ -68,38 +61,6 @@ def checked(name: object) -> str:
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise Declined(f"{name!r} is not a job's name")
     return name
-
-
-def write(path: Path, data: bytes) -> None:
-    """Write the whole file or nothing, durably, for this user alone."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(file.fileno(), 0o600)
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-    sync(path.parent)
-
-
-def sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def received(stream: BinaryIO) -> tuple[str, bytes]:
-    """Return the next file's name and bytes."""
-    head = json.loads(stream.readline() or b"null")
-    if not isinstance(head, dict) or head.get("name") not in FILES or not 0 <= head["bytes"] <= FILE_BYTES_MAX:
-        raise Declined("the connection ended before all files were here")
-    data = stream.read(head["bytes"])
-    if len(data) != head["bytes"] or hashlib.sha256(data).hexdigest() != head["sha256"]:
-        raise Declined(f"the connection ended before all of {head['name']} was here")
-    return str(head["name"]), data
 
 
 def failure(*command: str, seconds: float | None = SYSTEMD_SECONDS) -> str:
@@ -332,7 +293,9 @@ def stop(request: Json) -> Json:
         os.kill(pid, signal.SIGTERM)
         if request["now"]:
             time.sleep(0.2)
-            os.kill(pid, signal.SIGTERM)
+            if supervisor(name) == pid:  # else it has ended meanwhile
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
         while request["wait"] and supervisor(name) is not None:
             time.sleep(0.1)
         return {"stopped": True}
@@ -349,8 +312,42 @@ def stop(request: Json) -> Json:
     return {"problem": problem} if problem else {"stopped": True}
 
 
+def end_over(request: Json) -> Json:
+    """End what waits here for the start `uid` of a job that is over elsewhere, as its agent would have: no key, no unit that starts, the records stay.
+
+    `deleted`: they go, too. Another start of this name is left alone.
+    """
+    name = checked(request["job"])
+    folder = state_folder() / name
+    with alone():
+        if uid_in(folder / "job.json") != request["uid"]:
+            return {"ended": False}
+        result = (clear if request["deleted"] else stop)({"job": name, "wait": True, "now": True})
+        if "problem" not in result and not request["deleted"]:
+            for file in ("key", STOPPED):
+                (folder / file).unlink(missing_ok=True)
+    return result if "problem" in result else {"ended": True}
+
+
+def uid_in(path: Path) -> str:
+    """Return the uid of the start that a job.json records; '' if there is none."""
+    try:
+        return str(object_in(path)["job"]["metadata"]["uid"])
+    except (KeyError, TypeError):
+        return ""
+
+
 def remove(request: Json) -> Json:
     """Remove all that `start` put here, after the agent has ended; the workspace stays."""
+    result = clear(request)
+    if "problem" not in result:
+        with alone():
+            sweep()
+    return result
+
+
+def clear(request: Json) -> Json:
+    """Remove the files and the unit of a job, after its agent has ended."""
     name = checked(request["job"])
     result = stop({**request, "wait": True})
     if "problem" in result:
@@ -358,8 +355,6 @@ def remove(request: Json) -> Json:
     unit_path(name).unlink(missing_ok=True)
     systemctl("daemon-reload")
     shutil.rmtree(state_folder() / name, ignore_errors=True)
-    with alone():
-        sweep()
     return {"removed": result["stopped"]}
 
 
@@ -471,17 +466,12 @@ def end_agent(pid: int, ticks: int) -> None:
             time.sleep(0.05)
 
 
-def answer(value: Json) -> None:
-    with contextlib.suppress(BrokenPipeError):  # whoever asked is gone; what was asked for is done all the same
-        print(json.dumps(value), flush=True)
-
-
 def main(stream: BinaryIO) -> None:
     os.environ.setdefault("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     request = json.loads(stream.readline())
     what, with_files = request["do"], {"start": start, "brief": brief}
-    plain = {"stop": stop, "remove": remove, "linger": linger}
+    plain = {"stop": stop, "remove": remove, "end": end_over, "linger": linger}
     if what == "start":
         apart()
     try:
@@ -489,7 +479,7 @@ def main(stream: BinaryIO) -> None:
     except Declined as error:
         answer({"problem": str(error)})
     except OSError as error:
-        answer({"problem": f"{error.filename or 'the disk'}: {error.strerror}"})
+        answer({"problem": problem_of(error)})
     except subprocess.TimeoutExpired:
         answer({"problem": f"systemd has not answered for {SYSTEMD_SECONDS:.0f} s"})
 

@@ -87,7 +87,7 @@ def folder(path: str) -> Json:
     except OSError as error:
         return {"path": str(full), "problem": f"{there}: {error.strerror}"}
     problem = "" if os.access(there, os.W_OK | os.X_OK) else f"{there} can't be written by {user_name()}"
-    if os.access(there, os.W_OK) and os.statvfs(there).f_flag & os.ST_RDONLY:
+    if os.statvfs(there).f_flag & os.ST_RDONLY:  # then os.access says no, too
         problem = f"{there} is on a read-only file system"
     return {"path": str(full), "exists": full.is_dir(), "free": free, "kind": filesystem_of(there), "problem": problem}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lockstep_gang.agent.ranks import processes
-from lockstep_gang.contract.run import JobIdentity, RestartPolicy, WhenDone, run_text
+from lockstep_gang.contract.run import HostPlace, JobIdentity, RestartPolicy, Timeouts, WhenDone, run_text
 from lockstep_gang.coordinator.machine import boot_id
 from unit.gang.cases import Gang, gang, gone, now
 
@@ -311,6 +311,18 @@ def test_an_agent_with_another_key_is_refused_and_told_so(agents: Gang) -> None:
     assert "the other side's proof does not fit this job's key" in agents.until("refused a connection from 127.0.0.1")
     agents.signal(1, signal.SIGTERM)
     assert not (agents.folder / "run" / "gang" / "attempts.jsonl").exists()
+
+
+def test_an_agent_on_a_host_gives_up_once_node_0_is_away_for_longer_than_hosts_are_waited_for(agents: Gang) -> None:
+    """It was off when the job ended or was deleted, and is not to wait for ever with the job's key."""
+    agents.write(SAY, timeouts=Timeouts(start_seconds=1, return_seconds=0), host=HostPlace(""))
+    agents.start(1)
+    assert agents.codes() == [1]
+    assert (
+        "nothing heard from node 0 for 1s, and hosts are waited for no longer (away_seconds, startTimeoutSeconds): this agent ends"
+        in agents.log(1)
+    )
+    assert not (agents.folder / "key").exists()
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ class Keeper:
             "supervised": True,
             "command": [command, "60"],
             "environment": {},
+            "job": {"metadata": {"uid": "u1"}},
         }
         data = json.dumps(record).encode()
         head = {"name": "job.json", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
@@ -210,3 +211,19 @@ def test_a_start_whose_environment_a_setup_has_removed_is_refused_and_leaves_not
     assert keeper.answer() == {"problem": f"there is no {python} any more, which job x was to run with: start it anew by lockstep run"}
     keeper.leave()
     assert list((home / JOBS).iterdir()) == []
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_what_waits_for_a_job_that_is_over_ends_without_a_key_and_another_start_is_left_alone(home: Path, deleted: bool) -> None:
+    keeper = Keeper(home)
+    assert keeper.answer() == {"placed": True}
+    keeper.write(b"go\n")
+    assert keeper.answer() == {"started": True}
+    keeper.leave()
+    folder = home / JOBS / "x"
+    (folder / "key").write_text("secret")
+    assert keep.end_over({"job": "x", "uid": "u0", "deleted": deleted}) == {"ended": False}
+    assert keep.supervisor("x") is not None and (folder / "key").exists()
+    assert keep.end_over({"job": "x", "uid": "u1", "deleted": deleted}) == {"ended": True}
+    assert keep.supervisor("x") is None
+    assert sorted(path.name for path in folder.iterdir()) == ["agent.log", "job.json"] if not deleted else not folder.exists()

@@ -1,0 +1,78 @@
+"""Exchange with whoever asks a host to keep a job: files that come, answers, what can't be done, and writes that are whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from lockstep.platforms.onhost.readings import state_folder
+
+Json = dict[str, Any]
+FILE_BYTES_MAX = 64 << 20
+FILES = ("run.json", "key", "job.json", "agent.pyz")
+REMEDIES = {
+    errno.ENOSPC: ": make room on its file system",
+    errno.EDQUOT: ": make room, or get a larger quota",
+    errno.EROFS: ": its file system must be mounted writable, else no job can keep its files there",
+    errno.EACCES: ": it must be yours to write",
+}
+
+
+class Declined(Exception):
+    """The request can't be done; the message says why."""
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write the whole file or nothing, durably, for this user alone."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+        sync(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None  # (a write says no path by itself)
+
+
+def sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def received(stream: BinaryIO) -> tuple[str, bytes]:
+    """Return the next file's name and bytes."""
+    head = json.loads(stream.readline() or b"null")
+    if not isinstance(head, dict) or head.get("name") not in FILES or not 0 <= head["bytes"] <= FILE_BYTES_MAX:
+        raise Declined("the connection ended before all files were here")
+    data = stream.read(head["bytes"])
+    if len(data) != head["bytes"] or hashlib.sha256(data).hexdigest() != head["sha256"]:
+        raise Declined(f"the connection ended before all of {head['name']} was here")
+    return str(head["name"]), data
+
+
+def answer(value: Json) -> None:
+    with contextlib.suppress(BrokenPipeError):  # whoever asked is gone; what was asked for is done all the same
+        print(json.dumps(value), flush=True)
+
+
+def problem_of(error: OSError) -> str:
+    """Say what can't be read or written, and what helps. A file that is only here for a moment is named by the folder of all jobs."""
+    where = str(error.filename or "a file of the job")
+    jobs = str(state_folder())
+    if where.startswith(f"{jobs}/."):
+        where = jobs
+    return f"{where}: {error.strerror}{REMEDIES.get(error.errno or 0, '')}"
