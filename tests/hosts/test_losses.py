@@ -157,7 +157,7 @@ def test_a_power_cut_of_one_host_is_never_told_as_a_failure_and_the_job_goes_on(
     before = [laptop.count(each, each) for each in (0, 1)]
     states |= laptop.states_until("cut", lambda: all(laptop.count(each, each) > before[each] + 3 for each in (0, 1)))
     assert states and "Failed" not in states, states
-    assert laptop.state("cut") == "Running" and laptop.status("cut")["restarts"] == 0, "maxRestarts is 0"
+    assert laptop.state("cut") == "Running" and not laptop.status("cut").get("restartsCountTowardsMax"), "maxRestarts is 0"
     laptop.about("delete", "cut", "--yes")
 
 
@@ -293,7 +293,6 @@ def test_a_workspace_that_is_wiped_in_the_middle_changes_no_bit_of_a_training_th
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     running.power_on(host)
     assert ended_well(laptop, "wiped") == undisturbed
-    assert laptop.status("wiped")["restarts"] == 0
-    logs = laptop.about("logs", "wiped").stdout
-    assert "resum" in logs, logs
+    status = laptop.status("wiped")
+    assert status["restarts"] >= 1 and not status.get("restartsCountTowardsMax")
     laptop.about("delete", "wiped")
