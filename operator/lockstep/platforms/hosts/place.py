@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from lockstep.platforms.hosts.ssh import OWN_FAILURE, HostUnreachable, Shared, ended, explained
+from lockstep.platforms.hosts.ssh import OWN_FAILURE, Shared, ended, unreachable
 from lockstep.platforms.onhost import relay, starter
 from lockstep.programs import STDERR, STDOUT, Broken, NotStarted, Program
 
@@ -78,9 +78,9 @@ class HostPlace:
         """
         await self.shared.open()
         words = [*self.python, "-I", "-c", _text_of(relay).decode(), *command] if tty else command
-        program = await (TerminalProgram if tty else HostProgram).start(self)
+        kind = TerminalProgram if tty else HostProgram
+        program = await self.shared.patiently(lambda: kind.begun(self, beginning(words, self.environment, self.newer)))
         try:
-            await program.begin(beginning(words, self.environment, self.newer))
             if not stdin:
                 await program.close_stdin()
             yield program
@@ -116,6 +116,17 @@ class HostProgram(Program):
         )  # fmt: skip
         return cls(place, transport, asyncio.subprocess.Process(transport, protocol, loop))
 
+    @classmethod
+    async def begun(cls, place: HostPlace, data: bytes) -> HostProgram:
+        """Start ssh, and with it the program that `data` says. Raises HostUnreachable, or NotStarted with the login shell's words."""
+        program = await cls.start(place)
+        try:
+            await program.begin(data)
+        except BaseException:
+            await program.end()
+            raise
+        return program
+
     @property
     def noise(self) -> str:
         """Output of the login shell, before the program's own."""
@@ -146,7 +157,7 @@ class HostProgram(Program):
             raise NotStarted(f"no program could be started on {self.place.name}: there is no {program.decode(errors='replace').strip()}")
         code = await self._process.wait() if not self._open else None
         if code == OWN_FAILURE:
-            raise HostUnreachable(explained(self._host, errors))
+            raise unreachable(self._host, errors)
         lines = [line.strip() for line in (*self.noise.split("\n")[-3:], *errors.split("\n")[-3:])]
         words = " | ".join(filter(None, lines))[-_WORDS_MAX:]
         raise NotStarted(

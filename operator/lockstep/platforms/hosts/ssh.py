@@ -12,15 +12,17 @@ import fcntl
 import hashlib
 import os
 import pwd
+import random
 import re
 import signal
 import socket
 import stat
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from lockstep.api.errors import Failed
 from lockstep.programs import NotStarted
@@ -32,6 +34,8 @@ HINT_SECONDS = 5.0
 """Seconds without a login after which you are told what ssh may be waiting for: in BatchMode it says nothing itself while a key wants a touch."""
 SHARED_SECONDS, LOGIN_SECONDS = 60, 8 * 3600
 """Seconds for which a shared connection outlives its last use: one that opened by itself, and one for which somebody answered questions."""
+PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Longest seconds between tries of a connection that is turned away; the shortest are half of them, so that many don't come back at once."""
 POLL_SECONDS = 0.05
 AT_ONCE = 32
 """Hosts that are asked at the same time."""
@@ -40,6 +44,7 @@ NAME_BYTES = 16
 """Length of the name of a shared connection's socket; while it connects, ssh adds 17 bytes to it."""
 OWN_FAILURE = 255
 """Exit code of ssh itself: no connection, or it was lost."""
+T = TypeVar("T")
 _WORDS_MAX = 1000
 _ALIAS = "lockstep-"
 """Beginning of the name that a host with a stated key has in its file of known hosts."""
@@ -47,6 +52,10 @@ _ALIAS = "lockstep-"
 
 class HostUnreachable(NotStarted):
     """A host that doesn't answer, or doesn't let you in. The message has ssh's own words, and what to do about them."""
+
+
+class TurnedAway(HostUnreachable):
+    """A host whose sshd, or that of a jump host, closed the connection before any login: it lets only so many begin at once (MaxStartups)."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +204,20 @@ class Shared:
             return
         async with self._alone():
             if not await self._is_open():
-                await self._connect()
+                await self.patiently(self._connect)
+
+    async def patiently(self, connect: Callable[[], Awaitable[T]]) -> T:
+        """Connect, and again after a pause where the host turns the connection away. Raises HostUnreachable."""
+        for number, pause in enumerate(PAUSES):
+            try:
+                return await connect()
+            except TurnedAway:
+                if number == 1:
+                    self._tell(
+                        f"host {self.login.name}, or a jump host on the way, turns connections away that begin at once: trying again"
+                    )
+                await asyncio.sleep(random.uniform(pause / 2, pause))  # noqa: S311 (no secret)
+        return await connect()
 
     async def log_in(self) -> None:
         """Open it in this terminal, where ssh may ask for a password, a code or a touch, and keep it for eight hours.
@@ -240,7 +262,7 @@ class Shared:
         if code != 0:
             if self._jumps and _JUMP_CLOSED.search(errors):
                 errors = await self._jump_errors() or errors
-            raise HostUnreachable(explained(self.login.name, errors))
+            raise unreachable(self.login.name, errors)
 
     async def _jump_errors(self) -> str:
         """Return the errors of one more try, which shares nothing: for a shared connection ssh prints nothing of what a jump host's says."""
@@ -248,7 +270,7 @@ class Shared:
         alone._jumps = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(OPEN_SECONDS):
-                return (await self._run(alone.command("-N", "--", self.login.name)))[1]
+                return (await self._run(alone.command("-T", "--", self.login.name, "exit")))[1]
         return ""
 
     async def _run(self, command: Sequence[str], *, in_terminal: bool = False) -> tuple[int, str]:
@@ -333,6 +355,7 @@ _JUMP_ADVICE = (
     "the key of a jump host on the way there is not known, or not the expected one, and nothing was sent. "
     "Type `ssh JUMP-HOST` in your terminal, and compare what it shows with the fingerprint that the machine has"
 )
+_TURNED_AWAY = r"kex_exchange_identification|Connection (?:closed|reset) by \S+ port|Exceeded MaxStartups|Not allowed at this time"
 _ADVICE = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED|Host key for .* has changed",
@@ -350,7 +373,16 @@ _ADVICE = (
     (r"timed out|No route to host|Network is unreachable", "it doesn't answer. Check its power, its cable and its address"),
     (r"Connection refused", "nothing listens on its ssh port. Check sshd and the port"),
     (r"Could not resolve hostname", "its name is not known here. State its address, or add it to ~/.ssh/config"),
+    (r"administratively prohibited", "the jump host on the way passes no connections on: its sshd_config must have AllowTcpForwarding yes"),
+    (_TURNED_AWAY, "its sshd, or that of a jump host on the way, closes connections before any login: too many begin there at once, or it blocks this "
+    "machine. Type the command again, or let its administrator raise MaxStartups in sshd_config"),
 )  # fmt: skip
+
+
+def unreachable(name: str, errors: str) -> HostUnreachable:
+    """Return the error for ssh's words when it could not connect."""
+    reason = next((pattern for pattern, _ in _ADVICE if re.search(pattern, errors)), "")
+    return (TurnedAway if reason == _TURNED_AWAY else HostUnreachable)(explained(name, errors))
 
 
 def explained(name: str, errors: str) -> str:

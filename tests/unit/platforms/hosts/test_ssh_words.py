@@ -15,7 +15,17 @@ import pytest
 
 from lockstep.api.errors import Failed
 from lockstep.platforms.hosts import ssh
-from lockstep.platforms.hosts.ssh import NAME_BYTES, SOCKET_BYTES_MAX, Login, Shared, control_folder, explained, ssh_options
+from lockstep.platforms.hosts.ssh import (
+    NAME_BYTES,
+    SOCKET_BYTES_MAX,
+    Login,
+    Shared,
+    TurnedAway,
+    control_folder,
+    explained,
+    ssh_options,
+    unreachable,
+)
 from support.checkout import ROOT
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIC3nlgPlj7PBMGmKolCORfjQPM73k6wMNaQ1krEJHx9v"
@@ -151,7 +161,8 @@ def test_a_runtime_folder_that_is_too_long_open_to_others_or_not_there_is_not_ta
         ("No ED25519 host key is known for lockstep-0123456789abcdef and you have requested strict checking.\nHost key verification failed.", "its host key is not known"),
         ("@@@@@@\n@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\n@@@@@@\nHost key for lab0 has changed", "its host key is not the expected one"),
         ("No ED25519 host key is known for bastion and you have requested strict checking.\nHost key verification failed.\nkex_exchange_identification: Connection closed by remote host", "the key of a jump host on the way there is not known, or not the expected one, and nothing was sent. Type `ssh JUMP-HOST` in your terminal, and compare what it shows with the fingerprint that the machine has (ssh: No ED25519 host key is known for bastion and you have requested strict checking. | Host key verification failed.)"),
-        ("kex_exchange_identification: Connection closed by remote host", "host lab0 can't be reached (ssh: kex_exchange_identification: Connection closed by remote host)"),
+        ("kex_exchange_identification: Connection closed by remote host", "its sshd, or that of a jump host on the way, closes connections before any login"),
+        ("Connection closed by UNKNOWN port 65535", "raise MaxStartups in sshd_config (ssh: Connection closed by UNKNOWN port 65535)"),
         ("", "host lab0 can't be reached (ssh: ssh gave no reason)"),
     ],
 )  # fmt: skip
@@ -159,6 +170,40 @@ def test_what_ssh_says_becomes_a_sentence_with_what_to_do(errors: str, sentence:
     message = explained("lab0", errors)
     assert message.startswith("host lab0 can't be reached") and sentence in message
     assert "lockstep-0" not in message and "@" not in message
+
+
+@pytest.mark.parametrize(
+    ("errors", "again"),
+    [
+        ("kex_exchange_identification: read: Connection reset by peer\nConnection reset by 10.0.0.1 port 22", True),
+        ("kex_exchange_identification: Connection closed by remote host\nConnection closed by UNKNOWN port 65535", True),
+        ("lab0: Permission denied (publickey).\nConnection closed by UNKNOWN port 65535", False),
+        ("Host key verification failed.\nConnection closed by UNKNOWN port 65535", False),
+        ("ssh: connect to host 10.0.0.1 port 22: Connection refused", False),
+        (
+            "ssh: connect to host bastion port 22: Connection timed out\nkex_exchange_identification: Connection closed by remote host",
+            False,
+        ),
+        ("channel 0: open failed: administratively prohibited: open failed\nConnection closed by UNKNOWN port 65535", False),
+    ],
+)
+def test_only_a_host_that_turns_away_before_any_login_is_asked_again(errors: str, again: bool) -> None:
+    assert isinstance(unreachable("lab0", errors), TurnedAway) == again
+
+
+def test_a_host_that_always_turns_away_is_asked_a_few_times_and_that_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh, "PAUSES", (0.0,) * 4)
+    lines: list[str] = []
+    tries: list[int] = []
+
+    async def connect() -> None:
+        tries.append(1)
+        raise TurnedAway("no")
+
+    with pytest.raises(TurnedAway):
+        asyncio.run(Shared(Login("lab0"), tmp_path, tell=lines.append).patiently(connect))
+    assert len(tries) == 5
+    assert lines == ["host lab0, or a jump host on the way, turns connections away that begin at once: trying again"]
 
 
 def test_a_machine_without_ssh_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
