@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from lockstep.devcluster.hosts import bed as running
 from support.checkout import ROOT
 from support.clusters.bed_hosts import BedHosts, eventually
-from support.clusters.bed_jobs import JOB, SECONDS, BedJobs
+from support.clusters.bed_jobs import JOB, SECONDS, BedJobs, Crowd
 from support.verb_words import HOSTS, JOBS, STOPPED, UNDISTURBED, Where, differences, script
 
 UNSHARED = """
@@ -216,3 +217,14 @@ def test_verbs_about_jobs_on_hosts_say_what_they_say_elsewhere(bed: BedHosts, tm
         assert differences(where, STOPPED, tmp_path) == []
     finally:
         laptop.clear()
+
+
+@pytest.mark.long
+def test_a_job_on_32_hosts_is_checked_and_runs_to_its_end(bed: BedHosts, tmp_path: Path) -> None:
+    """Eleven of them behind each sshd, which lets only ten logins begin at once."""
+    with Crowd(bed, tmp_path, 32) as laptop:
+        found = json.loads(laptop.type("hosts", "check", str(laptop.cluster), "-o", "json", check=False).stdout)
+        assert len(found["hosts"]) == 32 and not [one for one in found["findings"] if one["outcome"] == "failed"], found["findings"]
+        laptop.run(laptop.crowded_job("crowded", steps=5))
+        assert laptop.becomes("crowded", "Complete")
+        laptop.about("delete", "crowded", "--yes")

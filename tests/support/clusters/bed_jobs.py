@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import os
 import re
@@ -18,7 +19,8 @@ from typing import Any
 from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.cli.shared.hostsite import HostSite
 from lockstep.devcluster.hosts import bed as running
-from lockstep.devcluster.hosts.bed import write_cluster_file
+from lockstep.devcluster.hosts.bed import host_key, write_cluster_file
+from lockstep.devcluster.hosts.tree import ENVIRONMENT
 from lockstep.platforms.hosts.fleet import login_of
 from lockstep.platforms.hosts.ssh import Shared, control_folder
 from support.checkout import ROOT
@@ -134,9 +136,9 @@ class BedJobs:
         """Start the job of a file, and return when all of its ranks run."""
         return self.type("run", "-f", str(path), "--cluster", str(self.cluster), "--detach", *words, check=check)
 
-    def about(self, verb: str, name: str, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def about(self, verb: str, name: str, *words: str, check: bool = True, seconds: float = SECONDS) -> subprocess.CompletedProcess[str]:
         """Type a verb about a job."""
-        return self.type(*verb.split(), name, "--cluster", str(self.cluster), *words, check=check)
+        return self.type(*verb.split(), name, "--cluster", str(self.cluster), *words, check=check, seconds=seconds)
 
     def status(self, name: str) -> dict[str, Any]:
         """Status of a job, as all verbs ask for it."""
@@ -232,3 +234,64 @@ class BedJobs:
                     "sh",
                     stdin=script,
                 )
+
+
+CROWD_UID = 3000
+ADMIT = """\
+set -e
+id "$1" >/dev/null 2>&1 || useradd --create-home --shell /bin/bash --uid "$2" "$1"
+mkdir -p -m 700 "/home/$1/.ssh"
+cat > "/home/$1/.ssh/authorized_keys"
+mkdir -p "/home/$1/lockstep/workspace"
+cp /run/rank.py "/home/$1/lockstep/workspace/rank.py"
+chown -R "$1:$1" "/home/$1/.ssh" "/home/$1/lockstep"
+ip address add "$3/24" dev eth0
+"""
+DISMISS = """\
+ip address del "$2/24" dev eth0 || true
+loginctl terminate-user "$1" 2>/dev/null || true
+pkill -KILL -u "$1" || true
+for i in $(seq 100); do pgrep -u "$1" >/dev/null || break; sleep 0.1; done
+userdel --remove "$1" 2>/dev/null || true
+"""
+
+
+class Crowd(BedJobs):
+    """The laptop with a cluster file of many hosts: each is a user with an address on a host of the bed. Leave it by the end of a `with` block."""
+
+    def __init__(self, bed: BedHosts, folder: Path, count: int) -> None:
+        super().__init__(bed, folder)
+        self.count_of_hosts = count
+        first = int(ipaddress.ip_address(bed.layout.gateway)) + 99
+        self.members = [(number % bed.count, f"crowd{number}", str(ipaddress.ip_address(first + number))) for number in range(count)]
+        keys = [host_key(host) for host in bed.hosts]
+        lines = [
+            "cluster: {name: crowd, platform: hosts}",
+            f"defaults: {{identity: {bed.layout.identity}, python: {ENVIRONMENT}/bin/python}}",
+            "hosts:",
+        ]
+        lines += [f"  - {{name: {name}, user: {name}, address: {address}, host_key: {keys[host]}}}" for host, name, address in self.members]
+        self.cluster.write_text("\n".join(lines) + "\n")
+
+    def __enter__(self) -> Crowd:
+        key = self.bed.layout.identity.with_suffix(".pub").read_bytes()
+        for host in range(self.bed.count):
+            self.bed.console(host, "sh", "-c", "cat > /run/rank.py", stdin=RANK.encode())
+        try:
+            for number, (host, name, address) in enumerate(self.members):
+                self.bed.console(host, "sh", "-c", ADMIT, "sh", name, str(CROWD_UID + number), address, stdin=key)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+        for host, name, address in self.members:
+            self.bed.console(host, "sh", "-c", DISMISS, "sh", name, address)
+
+    def crowded_job(self, name: str, steps: int) -> Path:
+        """Write the job file of a script that counts, with a rank on every host."""
+        path = self.folder / f"{name}.yaml"
+        path.write_text(JOB.format(name=name, nodes=self.count_of_hosts, steps=steps, restarts=0))
+        return path

@@ -110,3 +110,21 @@ def test_a_short_run_whose_files_a_host_never_takes_says_which(fleet: Fleet, mon
     briefs = [cast(Brief, SimpleNamespace(host=name, run=None, request=lambda _: {})) for name in NAMES]
     with pytest.raises(Failed, match=r"^nothing was started: host lab1 has not taken the agent's files for 0 s$"):
         asyncio.run(shortruns._run(fleet, briefs, lambda _: False, 1.0))
+
+
+def test_at_most_32_hosts_are_asked_at_once_and_all_are_asked() -> None:
+    names = [f"lab{number}" for number in range(80)]
+    fleet = Fleet(HostsCluster(hosts=[Host(name=name) for name in names], ports="29400-29449"), "lab", "lab")
+    now: list[str] = []
+    most = 0
+
+    async def work(name: str) -> str:
+        nonlocal most
+        now.append(name)
+        most = max(most, len(now))
+        await asyncio.sleep(0)
+        now.remove(name)
+        return name
+
+    results, problems = asyncio.run(fleet.all(names, work))
+    assert (list(results), problems, most) == (names, {}, 32)
