@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.cli.clusters.demo import demo_folder
 from lockstep.devcluster.hosts import bed as running
 from support.checkout import ROOT
 from support.clusters.bed_hosts import BedHosts, eventually
-from support.clusters.bed_jobs import BedJobs
-from support.clusters.small_wheels import make_wheelhouse, write_lock, write_wheel
+from support.clusters.bed_jobs import SECONDS, BedJobs
+from support.clusters.small_wheels import installed_wheelhouse, make_wheelhouse, write_lock, write_wheel
 
 HOSTS = 2
 PACKAGES = {"small_alpha": "VALUE = 41\n", "small_beta": "from small_alpha import VALUE\nMORE = VALUE + 1\n"}
@@ -36,17 +38,17 @@ TREE = 'cd "$1" 2>/dev/null && find . -printf "%p %T@ %s %l\\n" | LC_ALL=C sort 
 class Lab(BedJobs):
     """The laptop with a cluster file that states no Python, a lock of small packages and their wheels."""
 
-    def __init__(self, bed: BedHosts, folder: Path, user: str = "ada") -> None:
+    def __init__(self, bed: BedHosts, folder: Path, user: str = "ada", lock: Path | None = None, hosts: int = HOSTS) -> None:
         super().__init__(bed, folder)
         self.user = user
         self.house = folder / "wheels"
-        self.lock = make_wheelhouse(folder, PACKAGES)
+        self.lock = lock or make_wheelhouse(folder, PACKAGES)
         lines = [line for line in self.cluster.read_text().splitlines() if "python:" not in line]
-        text = "\n".join(lines).replace("user: ada", f"user: {user}").partition(f"  - name: {bed.host(HOSTS).name}")[0]
+        text = "\n".join(lines).replace("user: ada", f"user: {user}").partition(f"  - name: {bed.host(hosts).name}")[0]
         self.cluster.write_text(f"{text.rstrip()}\nenvironment: {{lock: {self.lock}, wheelhouse: {self.house}}}\n")
 
-    def setup(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        return self.type("hosts", "setup", str(self.cluster), *words, check=check)
+    def setup(self, *words: str, check: bool = True, seconds: float = SECONDS) -> subprocess.CompletedProcess[str]:
+        return self.type("hosts", "setup", str(self.cluster), *words, check=check, seconds=seconds)
 
     def sh(self, number: int, script: str) -> str:
         return self.bed.console(number, "sh", "-c", script, "sh", DATA.format(user=self.user)).strip()
@@ -76,7 +78,7 @@ class Lab(BedJobs):
 
 
 def wipe(bed: BedHosts) -> None:
-    for number in range(HOSTS):
+    for number in range(bed.count):
         bed.console(number, "sh", "-c", "rm -rf /home/*/.local/share/lockstep /home/*/lockstep")
 
 
@@ -154,7 +156,7 @@ def test_a_host_that_loses_its_power_meanwhile_is_ready_after_the_next_run(lab: 
     command = [sys.executable, "-m", "lockstep.cli.main", "hosts", "setup", str(lab.cluster)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert next((line for line in process.stdout if line.startswith("bed1: sending")), None) is not None
+        assert next((line for line in process.stdout if "bed1: sending" in line), None) is not None
         running.power_off(lab.bed.host(1))
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 1
@@ -227,3 +229,55 @@ def test_a_package_that_no_wheel_is_for_is_named_before_anything_is_sent(lab: La
     assert done.returncode == 1
     assert "http://127.0.0.1:9/simple/small-beta/ can't be downloaded" in done.stderr
     assert [lab.tree(number) for number in range(HOSTS)] == ["", ""]
+
+
+def sent_by(lab: Lab) -> int:
+    """Bytes that this machine itself has sent to the hosts: what they send each other only passes its bridge."""
+    return int(Path(f"/sys/class/net/{lab.bed.layout.bridge}/statistics/tx_bytes").read_text())
+
+
+def test_wheels_cross_the_laptop_s_link_once_and_only_their_user_may_write_to_them(bare: BedHosts, tmp_path: Path) -> None:
+    lab = Lab(bare, tmp_path, hosts=3)
+    size = sum(path.stat().st_size for path in lab.house.iterdir())
+    before = sent_by(lab)
+    shown = lab.setup().stdout
+    assert size < sent_by(lab) - before < 1.5 * size, "three hosts would get three times as much"
+    assert "bed0, bed1, bed2: sending 4 files, " in shown and shown.count("sending") == 1
+    for number in range(3):
+        assert lab.works(number)
+        assert lab.sh(number, 'find "$1/wheels" -perm /022; ls -A "$1/wheels" | grep "^\\." || true') == ""
+
+
+def test_a_host_that_the_one_before_cannot_serve_gets_its_wheels_from_the_laptop(lab: Lab) -> None:
+    rule = "table ip test {\n chain in {\n type filter hook input priority 0;\n tcp dport 29400-29499 drop\n }\n}\n"
+    lab.bed.console(0, "nft", "-f", "-", stdin=rule.encode())
+    try:
+        shown = lab.setup()
+    finally:
+        lab.bed.console(0, "nft", "delete", "table", "ip", "test")
+    assert "host bed1 can't reach host bed0 (" in shown.stdout + shown.stderr
+    assert all(lab.works(number) for number in range(HOSTS))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_bare_hosts_without_a_network_train_to_an_adapter_after_one_command(bare: BedHosts, tmp_path: Path) -> None:
+    """All packages of the trainer's lock, as they are installed here: some 6 GB, which each host gets, unpacks and imports."""
+    lock = installed_wheelhouse(tmp_path, ROOT / "requirements/train.lock")
+    lab = Lab(bare, tmp_path, lock=lock)
+    assert [lab.sh(number, "ip route show default") for number in range(HOSTS)] == ["", ""]
+    lab.setup(seconds=3000)
+    try:
+        for source, target in (("models/tiny-base", "/workspace/models/tiny-base"), ("datasets/demo.jsonl", "/datasets/demo.jsonl")):
+            lab.type("cp", str(demo_folder() / source), f"demo:{target}", "--cluster", str(lab.cluster))
+        lab.run(ROOT / "manifests/samples/trainingjob.yaml", "--set", "training.optimization.maxSteps=10")
+        for number in range(HOSTS):
+            (environment,) = lab.environments(number)
+            assert f"{environment}/bin/python" in lab.bed.console(number, "pgrep", "-af", "lockstep_train")
+        waited = lab.about("wait", "demo", "--for", "Complete", seconds=1200, check=False)
+        assert waited.returncode == 0, waited.stdout + waited.stderr + lab.about("logs", "demo", check=False).stdout
+        adapter = "/home/ada/lockstep/workspace/runs/demo/adapter/adapter_model.safetensors"
+        assert int(lab.sh(0, f"stat -c %s {adapter}")) > 1 << 10
+    finally:
+        lab.about("delete", "demo", "--yes", check=False)
+        shutil.rmtree(lab.house)

@@ -1,15 +1,17 @@
-"""Packages of one file each, as wheels in a folder with a lock, for the environments of the tests' hosts."""
+"""Folders of wheels with a lock, for the environments of the tests' hosts: packages of one file each, or those that this machine has installed."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import importlib.metadata
+import itertools
 import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from lockstep.plan.hosts.wheels import HostTarget, read_lock
+from lockstep.plan.hosts.wheels import HostTarget, normalized, read_lock
 from lockstep.platforms.hosts.wheelhouse import PYPI, cache_folder, gather
 from support.checkout import ROOT
 
@@ -52,10 +54,41 @@ def uv_wheel(machine: str = "x86_64") -> Path:
 
 def make_wheelhouse(folder: Path, packages: Mapping[str, str]) -> Path:
     """Make a folder with uv and these packages, version 1.0, beside a lock of them, and return the lock. `packages`: text of each by name."""
+    house = _house(folder)
+    wheels = [write_wheel(house, name, "1.0", text) for name, text in packages.items()]
+    return write_lock(folder / "small.lock", wheels)
+
+
+def installed_wheelhouse(folder: Path, names: Path) -> Path:
+    """Make a folder with uv and the packages of the lock `names`, packed from what is installed here, beside a lock of them, and return that.
+
+    Nothing is downloaded: `make setup` has the very versions of requirements/train.lock. A package that this machine's Python leaves out is left out.
+    """
+    house, wanted = _house(folder), {pin.name for pin in read_lock(names.read_text(), str(names))}
+    found = {normalized(one.metadata["Name"]): one for one in importlib.metadata.distributions()}
+    return write_lock(folder / "installed.lock", [_packed(house, found[name]) for name in sorted(wanted & set(found))])
+
+
+def _house(folder: Path) -> Path:
     house = folder / "wheels"
     house.mkdir(parents=True, exist_ok=True)
     uv = uv_wheel(os.uname().machine)
     if not (house / uv.name).exists():
         os.link(uv, house / uv.name) if uv.stat().st_dev == house.stat().st_dev else (house / uv.name).write_bytes(uv.read_bytes())
-    wheels = [write_wheel(house, name, "1.0", text) for name, text in packages.items()]
-    return write_lock(folder / "small.lock", wheels)
+    return house
+
+
+def _packed(house: Path, package: importlib.metadata.Distribution) -> Path:
+    """Pack an installed package as a wheel again, without its scripts. Nothing is compressed: that would take minutes."""
+    files = [file for file in package.files or [] if ".." not in file.parts and file.suffix != ".pyc" and file.locate().is_file()]
+    info = next(file.parts[0] for file in files if file.parts[0].endswith(".dist-info"))
+    tags = [line.partition(": ")[2].split("-") for line in (package.read_text("WHEEL") or "").splitlines() if line.startswith("Tag: ")]
+    python, abi, platform = (".".join(dict.fromkeys(tag[part] for tag in tags)) for part in range(3))
+    path = house / f"{info.removesuffix('.dist-info')}-{python}-{abi}-{platform}.whl"
+    record = f"{info}/RECORD"
+    with zipfile.ZipFile(path, "w", strict_timestamps=False) as archive:
+        for file in files:
+            if file.as_posix() != record:
+                archive.write(file.locate(), file.as_posix())
+        archive.writestr(record, "".join(f"{name},,\n" for name in itertools.chain(archive.namelist(), [record])))
+    return path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from posixpath import dirname
 
@@ -12,11 +12,10 @@ from lockstep.cli.files.copies import Copy, place_of, tell_result
 from lockstep.cli.shared.hostsite import HostSite
 from lockstep.cli.shared.terminal import Meter
 from lockstep.plan.hosts.facts import HostFacts
-from lockstep.plan.hosts.place import addresses_of
 from lockstep.plan.hosts.status import seen_jobs
 from lockstep.plan.hosts.volumes import listening_ports
 from lockstep.platforms.files.transfer import Carried, TransferProgress, get, put, refuse_outside
-from lockstep.platforms.hosts.chain import Chain, Stop
+from lockstep.platforms.hosts.chain import Chain, Stop, stated_addresses
 from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.platforms.hosts.volumes import sharing
 from lockstep.platforms.output import put as put_line
@@ -109,7 +108,7 @@ async def _send(
             return {host: await put(fleet.place(host), Path(copy.local), paths[host], _roots(facts), progress[host])}
         except (Failed, OSError) as error:
             return {host: error}
-    addresses = _addresses(fleet, hosts)
+    addresses = stated_addresses(fleet, hosts)
     stops = [
         Stop(host, fleet.place(host), paths[host], tuple(_roots(facts)), address)
         for (host, facts), address in zip(hosts.items(), addresses, strict=True)
@@ -117,10 +116,3 @@ async def _send(
     ports = listening_ports(fleet.cluster, hosts.values())
     chain = Chain(stops, copy.local, ports, progress, tell, is_there=origin is not None)
     return await chain.run()
-
-
-def _addresses(fleet: Fleet, hosts: Mapping[str, HostFacts]) -> Sequence[str | None]:
-    try:
-        return addresses_of([fleet.cluster.host(host) for host in hosts], hosts)
-    except ConfigError:  # said for every host that this concerns
-        return [fleet.cluster.host(host).address for host in hosts]

@@ -109,9 +109,13 @@ async def setups_of(fleet: Fleet, names: Iterable[str], stated: HostEnvironment,
 async def _make(fleet: Fleet, setups: Sequence[HostSetup], wanted: Wanted, stated: HostEnvironment, house: Path | None) -> dict[str, str]:
     """Make each host ready; by host why it isn't. A host that lacks nothing isn't asked again."""
     from lockstep.platforms.hosts.environment import set_up, try_gpus
+    from lockstep.platforms.hosts.spread import spread
 
     by_name = {one.host.name: one for one in setups if not one.is_done or one.lingers}
-    packages = await _packages([one for one in setups if one.makes], wanted, stated, house)
+    makers = [one for one in setups if one.makes]
+    packages = await _packages(makers, wanted, stated, house)
+    if house is not None:
+        by_name |= {one.host.name: one for one in await spread(fleet, makers, packages, _tell)}
 
     async def ready(name: str) -> None:
         one = by_name[name]

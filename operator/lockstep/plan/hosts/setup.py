@@ -18,6 +18,8 @@ from lockstep_spec.words import cleaned
 
 PYTHON_MIN = (3, 11)
 """Oldest Python that the trainer runs on."""
+PROGRAMS_MIN = (3, 10)
+"""Oldest Python for most programs that run on hosts."""
 BROUGHT = "3.12"
 """Python that a host gets which has none that will do, where the cluster file names none."""
 MACHINES = ("x86_64", "aarch64")
@@ -54,6 +56,12 @@ class HostParts:
     """GPUs that the driver shows."""
     devices: int = 0
     """NVIDIA GPUs on its bus, with a driver or without."""
+
+    @property
+    def runs_programs(self) -> bool:
+        """True if it has a Python for programs that aren't written for the oldest ones."""
+        own = next(iter(self.pythons), "")
+        return bool(self.environments) or (own != "" and HostPython(own, "").pair >= PROGRAMS_MIN)
 
 
 def read_parts(name: str, answer: Mapping[str, Any]) -> HostParts:

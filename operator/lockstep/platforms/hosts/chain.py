@@ -17,8 +17,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from lockstep.api.errors import Failed
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.plan.hosts.facts import HostFacts
+from lockstep.plan.hosts.place import addresses_of
 from lockstep.platforms.files.transfer import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, TRIES, Carried, TransferProgress, between
+from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.platforms.hosts.ssh import HostUnreachable
 from lockstep.platforms.inpod import carry, source_of
 from lockstep.platforms.inpod.wire import Gone, Wire
@@ -46,6 +49,14 @@ class Stop:
     """Address at which the next host reaches it; None: nobody knows one."""
 
 
+def stated_addresses(fleet: Fleet, hosts: Mapping[str, HostFacts]) -> Sequence[str | None]:
+    """Return the address of each host as the next one reaches it; None: nobody knows one."""
+    try:
+        return addresses_of([fleet.cluster.host(host) for host in hosts], hosts)
+    except ConfigError:  # said for every host that this concerns
+        return [fleet.cluster.host(host).address for host in hosts]
+
+
 class Chain:
     """One copy: from a path of this machine, or of its first host, to all of its hosts."""
 
@@ -58,10 +69,14 @@ class Chain:
         say: Say,
         *,
         is_there: bool = False,
+        private: bool = False,
     ) -> None:
-        """`is_there`: the source is a path of the first host, and this machine sends nothing. `say` gets each way around as one line."""
+        """`is_there`: the source is a path of the first host, and this machine sends nothing. `say` gets each way around as one line.
+
+        `private`: only the user of each host may write to the files; else their group may, too.
+        """
         self._stops, self._source, self._ports = {stop.host: stop for stop in stops}, source, list(ports)
-        self._progress, self._say, self._is_there = progress, say, is_there
+        self._progress, self._say, self._is_there, self._private = progress, say, is_there, private
         self.results: dict[str, Carried | Exception] = {}
         """Outcome on each host."""
         self._said: set[str] = set()
@@ -140,6 +155,7 @@ class Chain:
                     "take": link.stop.target,
                     "roots": list(link.stop.roots),
                     "feeds": feeds,
+                    "private": self._private,
                     "address": link.stop.address,
                     "ports": self._ports,
                 }

@@ -53,6 +53,14 @@ class Packages:
     """Files of the packages, by host; None: the hosts reach an index."""
     index: str | None = None
 
+    def of(self, name: str) -> list[WheelFile]:
+        """Return the files that go to a host."""
+        return [self.uv[name], self.trainer, *(self.files or {}).get(name, ())]
+
+    def lacking(self, setup: HostSetup) -> list[WheelFile]:
+        """Return the files that a host hasn't got."""
+        return [file for file in self.of(setup.host.name) if setup.parts.files.get(file.path.name) != file.size]
+
 
 @cache
 def _program() -> bytes:
@@ -113,7 +121,7 @@ async def set_up(fleet: Fleet, setup: HostSetup, packages: Packages, say: Say) -
         "folders": [absolute(folder, setup.parts.home) for folder in setup.folders],
     }  # fmt: skip
     if setup.makes:
-        files = [packages.uv[name], packages.trainer, *(packages.files or {}).get(name, ())]
+        files = packages.of(name)
         archive = None
         await _send(place, files, setup.parts.files, say)
         if packages.files is not None and not setup.python.path:

@@ -57,6 +57,16 @@ def test_a_host_that_lacks_nothing_is_ready() -> None:
     assert shown(READY)[1:] == [f"  ready: {DATA}/{NAME}"]
 
 
+@pytest.mark.parametrize(
+    ("pythons", "environments", "runs"),
+    [({"3.10": "/p"}, (), True), ({"3.8": "/p", "3.11": "/q"}, (), False), ({"3.8": "/p"}, (NAME,), True), ({}, (), False)],
+)
+def test_programs_run_on_python3_if_it_is_new_enough_and_else_on_an_environment_s(
+    pythons: dict[str, str], environments: tuple[str, ...], runs: bool
+) -> None:
+    assert replace(PARTS, pythons=pythons, environments=environments).runs_programs is runs
+
+
 def test_a_host_that_may_not_linger_is_done_all_the_same() -> None:
     setup = setup_of(HOST, replace(READY, lingers=False), None, LOCK, TRAINER)
     assert setup.is_done
