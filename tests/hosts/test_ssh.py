@@ -405,7 +405,11 @@ def old_python(laptop: BedJobs) -> Callable[[], None]:
 
 def mounted(laptop: BedJobs, folder: str, *, full: bool) -> Callable[[], None]:
     """A disk of its own for a folder of ada, which is full, or can't be written."""
-    root(laptop, 1, f"mkdir -p {folder}; mount -t tmpfs -o size=8m,uid=2001,gid=2001 tmpfs {folder}")
+    root(
+        laptop,
+        1,
+        f"setpriv --reuid=ada --regid=ada --clear-groups mkdir -p {folder}; mount -t tmpfs -o size=8m,uid=2001,gid=2001 tmpfs {folder}",
+    )
     if folder == WORKSPACE:
         laptop.put(1, "rank.py", RANK.encode())
     root(laptop, 1, f"dd if=/dev/zero of={folder}/fill bs=64k 2>/dev/null || true" if full else f"mount -o remount,ro {folder}")

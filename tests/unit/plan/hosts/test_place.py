@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.files.clusterfile import parse_cluster_file
-from lockstep.plan.hosts.facts import BadAnswer, JobOnHost, Route, read_host
+from lockstep.plan.hosts.facts import BadAnswer, Folder, HostFacts, JobOnHost, Route, read_host, unfit_words
 from lockstep.plan.hosts.place import addresses_of, chosen, free_block, path_of_job, why_unkept
 from lockstep.plan.hosts.record import read_record, record_text
 from lockstep.plan.hosts.unit import quoted, unit_text
@@ -178,3 +179,17 @@ def test_a_dollar_is_doubled_where_systemd_reads_variables_and_there_alone() -> 
 def test_what_is_no_answer_of_a_host_is_refused_with_its_name(answer: dict[str, Any]) -> None:
     with pytest.raises(BadAnswer, match="host lab0: its Python gives no valid answer"):
         read_host("lab0", answer)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ""),
+        ({"python": (3, 9)}, "its Python 3.9 is too old: 3.10 or newer is needed; lockstep hosts setup brings one, or state hosts[].python"),
+        ({"workspace": Folder("/w", 1 << 40, problem="/w is on a read-only file system")}, "its workspace /w: /w is on a read-only file system: state another hosts[].workspace, or let ada write there"),
+        ({"workspace": Folder("/w", 4000)}, "its workspace /w has 4.0 kB free: free some, or state a hosts[].workspace on another disk"),
+    ],
+)  # fmt: skip
+def test_a_host_on_which_no_job_could_keep_its_records_is_told_with_what_helps(changes: dict[str, Any], expected: str) -> None:
+    plain = HostFacts("lab0", "ada", "/home/ada", 0.0, "b", (3, 11), Folder("/w", 1 << 40), Folder("/d", 1 << 40))
+    assert unfit_words(replace(plain, **changes)) == expected
