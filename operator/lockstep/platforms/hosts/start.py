@@ -212,9 +212,8 @@ async def start_again(fleet: Fleet, seen: Seen, *, retry: int | None = None) -> 
     _refuse_partial(seen)
     names, key = list(seen.hosts), secrets.token_hex(32)
     request = {"do": "start", "job": seen.record.name, "fresh": False} | ({} if retry is None else {"retry": retry})
-    ran = [
-        name for name, job in seen.jobs.items() if job.runs
-    ]  # (where none ran, one that runs by then is somebody else's, and is left alone)
+    # Where no agent ran, one that runs by then is somebody else's, and is left alone.
+    ran = [name for name, job in seen.jobs.items() if job.runs]
     await _place_and_go(fleet, request, {name: {KEY: key.encode()} for name in names}, seen.record.coordinator, ran)
 
 
