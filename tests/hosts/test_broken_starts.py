@@ -79,3 +79,17 @@ def test_of_two_starts_at_once_no_more_than_one_begins_and_the_other_says_so(lap
         ), one.stderr
     end = eventually(lambda: outcome(laptop, "twice"), seconds=SETTLED_SECONDS)
     assert end == ("nothing" if len(refused) == 2 else "running")
+
+
+def test_of_two_resumes_at_once_no_agent_is_started_twice_and_the_other_says_so(laptop: BedJobs) -> None:
+    laptop.run(laptop.job("again"))
+    laptop.about("stop", "again")
+    with ThreadPoolExecutor(2) as both:
+        ended = list(both.map(lambda _: laptop.about("resume", "again", check=False), range(2)))
+    refused = [one for one in ended if one.returncode != 0]
+    for one in refused:
+        assert "another start of job again is under way" in one.stderr or "runs there already" in one.stderr, one.stderr
+    if len(refused) == 2:
+        laptop.about("resume", "again")
+    assert laptop.becomes("again", "Running")
+    assert laptop.status("again")["attempts"] == 2, "one before the stop, and one after it"
