@@ -5,17 +5,39 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from lockstep.cli.clusters.demo import demo_folder
 from lockstep.devcluster.hosts.bed import host_key
 from support.checkout import ROOT
-from support.clusters.bed_hosts import BedHosts
+from support.clusters.bed_hosts import BedHosts, eventually
 from support.clusters.bed_jobs import BedJobs
 
 PAGE = (ROOT / "docs/how-to/home-cluster.md").read_text()
 COMMANDS_MAX = 6
+ON_CPUS = ("--set", "gpusPerNode=0", "--set", "ranksPerNode=1")
+"""The bed has no GPUs."""
+TOKEN = "/home/ada/token"
+CONFIG = """\
+model: {name_or_path: /workspace/models/GLM-4.5-Air}
+data: {dataset_path: /workspace/dataset/all_data.jsonl, max_length: 64}
+training:
+  num_train_epochs: 3
+  learning_rate: 2.0e-5
+  per_device_train_batch_size: 1
+  gradient_accumulation_steps: 2
+  eval_dataset_type: "subset"
+  eval_subset_size: 4
+  eval_steps: 50
+  checkpoint_mode: "lite"
+  save_steps: 100
+  save_total_limit: 10
+lora: {r: 16, lora_alpha: 32, target_modules: ["q_proj", "k_proj", "v_proj", "o_proj"]}
+"""
 SCRIPT = """\
 import argparse, os
 import torch, torch.distributed as dist
@@ -31,31 +53,42 @@ dist.destroy_process_group()
 """
 
 
-def commands(section: str) -> list[list[str]]:
-    """Words of each command in the first block of a section of the page, without `lockstep`."""
-    block = re.search(rf"^## {section}.*?^```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    assert block is not None
-    return [line.removeprefix("$ lockstep ").split() for line in block[1].splitlines()]
+def commands(section: str, number: int = 0) -> list[list[str]]:
+    """Words of each command in a block of a section of the page, without `lockstep`."""
+    text = re.search(rf"^## {section}.*?(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    assert text is not None
+    block = re.findall(r"^```\n(.*?)^```", text[0], re.MULTILINE | re.DOTALL)[number]
+    return [line.removeprefix("$ lockstep ").split() for line in block.splitlines()]
 
 
 @pytest.fixture
-def laptop(bed: BedHosts, tmp_path: Path) -> BedJobs:
+def laptop(bed: BedHosts, tmp_path: Path) -> Iterator[BedJobs]:
     (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts/train_distributed.py").write_text(SCRIPT)
-    return BedJobs(bed, tmp_path)
+    for name in ("train_distributed.py", "train.py"):
+        (tmp_path / "scripts" / name).write_text(SCRIPT)
+    laptop = BedJobs(bed, tmp_path)
+    yield laptop
+    laptop.clear()
 
 
 def as_on_the_bed(laptop: BedJobs, file: Path) -> None:
     """Write what ssh's own configuration says at home, and the Python that `hosts setup` would have to fetch from an index."""
     bed = laptop.bed.layout
-    text = file.read_text().replace("defaults:\n", f"defaults:\n  user: ada\n  identity: {bed.identity}\n  python: /opt/env/bin/python\n")
+    text = file.read_text() if "\ndefaults:\n" in file.read_text() else f"{file.read_text()}\ndefaults:\n"
+    text = text.replace("defaults:\n", f"defaults:\n  user: ada\n  identity: {bed.identity}\n  python: /opt/env/bin/python\n")
     for host in laptop.bed.hosts:
-        text = text.replace(f"{{name: {host.name}}}", f"{{name: {host.name}, address: {host.address}}}")
+        text = re.sub(rf"name: {host.name}\b", f"name: {host.name}, address: {host.address}", text)
     file.write_text(text)
 
 
-def fingerprints(laptop: BedJobs) -> list[str]:
-    digests = {host.name: hashlib.sha256(base64.b64decode(host_key(host).split()[1])).digest() for host in laptop.bed.hosts}
+def on_host(laptop: BedJobs, number: int, *words: str, stdin: bytes = b"") -> str:
+    """Type `lockstep WORDS` in ada's terminal on the host, in the workspace, and return what it prints."""
+    ada = ("setpriv", "--reuid=ada", "--regid=ada", "--clear-groups", "env", "HOME=/home/ada", "sh", "-c", 'cd ~/lockstep/workspace && exec "$@" 2>&1', "sh")
+    return laptop.bed.console(number, *ada, "/opt/env/bin/python", "-m", "lockstep.cli.main", *words, stdin=stdin)
+
+
+def fingerprints(laptop: BedJobs, count: int = 3) -> list[str]:
+    digests = {host.name: hashlib.sha256(base64.b64decode(host_key(host).split()[1])).digest() for host in laptop.bed.hosts[:count]}
     return [
         word
         for name, digest in digests.items()
@@ -74,9 +107,63 @@ def test_a_script_of_unlike_machines_at_home_trains_after_six_commands(laptop: B
     laptop.type(*check[:2], str(file), check=False)
     assert (sync[2], run[:3]) == ("./scripts", ["run", "--hosts", "home"])
     laptop.type(*sync[:2], str(laptop.folder / "scripts"), "--cluster", str(file))
-    on_cpus = ("--set", "gpusPerNode=0", "--set", "ranksPerNode=1")  # (the bed has no GPUs)
-    assert "epoch 3/3: 3 ranks" in laptop.type("run", "--hosts", str(file), *on_cpus, *run[3:]).stdout
+    assert "epoch 3/3: 3 ranks" in laptop.type("run", "--hosts", str(file), *ON_CPUS, *run[3:]).stdout
     laptop.type("delete", "train-distributed", "--yes", "--cluster", str(file))
+
+
+@pytest.mark.long
+def test_two_servers_with_a_configuration_train_after_six_commands(laptop: BedJobs) -> None:
+    init, job, setup, model, data, run = commands("Two servers")
+    file, names, demo = laptop.folder / "pair.yaml", [host.name for host in laptop.bed.hosts[:2]], demo_folder()
+    (laptop.folder / "config.yaml").write_text(CONFIG)
+    laptop.type(*init[:3], *names, "--output", str(file))
+    as_on_the_bed(laptop, file)
+    laptop.type("hosts", "trust", str(file), *fingerprints(laptop, 2))
+    job_file = laptop.folder / "glm.yaml"
+    laptop.type(*job[:4], str(laptop.folder / "config.yaml"), "--cluster", str(file), "--output", str(job_file))
+    laptop.type(*setup[:2], str(file), seconds=300)
+    for (verb, _, target, *_), source in ((model, demo / "models/tiny-base"), (data, demo / "datasets/demo.jsonl")):
+        laptop.type(verb, str(source), target, "--cluster", str(file))
+    assert run[:3] == ["run", "-f", "glm.yaml"]
+    told = laptop.type(
+        "run", "-f", str(job_file), "--cluster", str(file), *ON_CPUS, "--set", "training.optimization.maxSteps=3", seconds=400
+    )
+    assert "Step 3/3" in told.stdout and "Complete: all ranks are done" in told.stdout
+    laptop.type("delete", "glm", "--yes", "--cluster", str(file))
+
+
+@pytest.mark.long
+def test_two_servers_train_by_a_command_in_a_terminal_of_each_without_ssh_between_them(laptop: BedJobs) -> None:
+    launch, join = commands("Two servers", 1)
+    place, home = f"{laptop.bed.host(0).address}:29600", "/home/ada/lockstep"
+    laptop.job("glm", steps=5)  # (and its script is on every host)
+    words = {0: [*launch[:1], "--at", place, "-f", f"{home}/workspace/glm.yaml", *launch[5:], "--token-file", TOKEN], 1: [join[0], place]}
+    laptop.put(0, "glm.yaml", (laptop.folder / "glm.yaml").read_bytes())
+    for path in ("clusters/local.yaml", "manifests/crds/crd.yaml"):  # as a checkout has them
+        laptop.put(0, path, (ROOT / "clusters/local.yaml").read_bytes())
+    with ThreadPoolExecutor() as terminals:
+        typed = terminals.submit(on_host, laptop, 0, *words[0], "--workspace", home)
+        assert eventually(lambda: typed.done() or laptop.bed.console(0, "sh", "-c", f"cat {TOKEN} 2>/dev/null || true")) and not typed.done(), typed.exception()
+        token = laptop.bed.console(0, "cat", TOKEN)
+        joined = terminals.submit(on_host, laptop, 1, *words[1], "--workspace", home, stdin=token.encode())
+        assert "Complete: all ranks are done" in typed.result() and "this machine is node 1 of 2" in joined.result()
+
+
+@pytest.mark.long
+def test_a_hostfile_trains_after_six_commands(laptop: BedJobs) -> None:
+    imported, trust, setup, check, sync, run = commands("A hostfile")
+    file, hostfile = laptop.folder / "lab.yaml", laptop.folder / "hostfile"
+    hostfile.write_text("".join(f"{host.name} slots=1\n" for host in laptop.bed.hosts))
+    laptop.type(*imported[:2], str(hostfile), "--name", "lab", "--output", str(file))
+    as_on_the_bed(laptop, file)
+    laptop.type(*trust[:2], str(file), *fingerprints(laptop))
+    laptop.type(*setup[:2], str(file), seconds=300)
+    laptop.type(*check[:2], str(file), check=False)
+    laptop.type(*sync[:2], str(laptop.folder / "scripts"), "--cluster", str(file))
+    assert run[:2] == ["run", "--hosts"]
+    told = laptop.type("run", "--hosts", str(file), *ON_CPUS, *run[3:], check=False)
+    assert "epoch 1/1: 3 ranks" in told.stdout, told
+    laptop.type("delete", "train", "--yes", "--cluster", str(file))
 
 
 def test_no_guide_takes_more_commands() -> None:
