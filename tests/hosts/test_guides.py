@@ -83,7 +83,18 @@ def as_on_the_bed(laptop: BedJobs, file: Path) -> None:
 
 def on_host(laptop: BedJobs, number: int, *words: str, stdin: bytes = b"") -> str:
     """Type `lockstep WORDS` in ada's terminal on the host, in the workspace, and return what it prints."""
-    ada = ("setpriv", "--reuid=ada", "--regid=ada", "--clear-groups", "env", "HOME=/home/ada", "sh", "-c", 'cd ~/lockstep/workspace && exec "$@" 2>&1', "sh")
+    ada = (
+        "setpriv",
+        "--reuid=ada",
+        "--regid=ada",
+        "--clear-groups",
+        "env",
+        "HOME=/home/ada",
+        "sh",
+        "-c",
+        'cd ~/lockstep/workspace && exec "$@" 2>&1',
+        "sh",
+    )
     return laptop.bed.console(number, *ada, "/opt/env/bin/python", "-m", "lockstep.cli.main", *words, stdin=stdin)
 
 
@@ -143,7 +154,9 @@ def test_two_servers_train_by_a_command_in_a_terminal_of_each_without_ssh_betwee
         laptop.put(0, path, (ROOT / "clusters/local.yaml").read_bytes())
     with ThreadPoolExecutor() as terminals:
         typed = terminals.submit(on_host, laptop, 0, *words[0], "--workspace", home)
-        assert eventually(lambda: typed.done() or laptop.bed.console(0, "sh", "-c", f"cat {TOKEN} 2>/dev/null || true")) and not typed.done(), typed.exception()
+        assert (
+            eventually(lambda: typed.done() or laptop.bed.console(0, "sh", "-c", f"cat {TOKEN} 2>/dev/null || true")) and not typed.done()
+        ), typed.exception()
         token = laptop.bed.console(0, "cat", TOKEN)
         joined = terminals.submit(on_host, laptop, 1, *words[1], "--workspace", home, stdin=token.encode())
         assert "Complete: all ranks are done" in typed.result() and "this machine is node 1 of 2" in joined.result()
