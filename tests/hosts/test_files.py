@@ -5,16 +5,36 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from lockstep.cli.clusters.demo import demo_folder
 from lockstep.devcluster.hosts import bed as running
 from support.clusters.bed_hosts import BedHosts, eventually
 from support.clusters.bed_jobs import RANK, BedJobs
 
 SIZE, PARTS = 64 << 20, 300
+AWAY_SECONDS = 40.0
+SAVES = """\
+apiVersion: lockstep.dev/v1alpha1
+kind: TrainingJob
+metadata: {name: saves}
+spec:
+  nodes: 2
+  ranksPerNode: 1
+  gpusPerNode: 0
+  training:
+    model: {name: /workspace/models/tiny-base}
+    lora: {rank: 4, alpha: 8}
+    precision: FP32
+    data: {path: /datasets/demo.jsonl, maxLength: 64}
+    optimization: {epochs: 1000, maxSteps: 5000, learningRate: "1e-3", microBatchSize: 1, globalBatchSize: 2}
+    checkpoint: {everySteps: 2, keep: 3}
+  restart: {maxRestarts: 0}
+"""
 
 
 @pytest.fixture
@@ -208,6 +228,64 @@ def test_hosts_that_share_a_folder_get_one_copy_and_the_start_says_who_sees_what
     refused = shared.run(path, check=False)
     assert refused.returncode == 2 and "is seen by bed0/bed1 and not by bed2" in refused.stderr
     assert [shared.traces(number, "both") for number in range(3)] == ["", "", ""]
+
+
+SERVER = """\
+set -e
+mkdir -p /home/ada/server
+[ -b "/dev/$1" ] || mknod "/dev/$1" b 7 "${1#loop}"
+mount -o noatime "/dev/$1" /home/ada/server
+chown ada:ada /home/ada/server
+"""
+
+
+@pytest.fixture
+def server(laptop: BedJobs, tmp_path: Path) -> Iterator[BedJobs]:
+    """The laptop, with a workspace of two hosts on one disk that they share, which can stop to answer."""
+    image = tmp_path / "disk"
+    with image.open("wb") as file:
+        file.truncate(800 << 20)
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
+    device = Path(subprocess.run(["losetup", "--find", "--show", str(image)], check=True, capture_output=True, text=True).stdout.strip())
+    text = laptop.cluster.read_text().replace("defaults:\n", "defaults:\n  workspace: ~/server/workspace\n")
+    laptop.cluster.write_text(f"{text}storage: {{mode: rwx}}\n")
+    try:
+        for number in (0, 1):
+            laptop.bed.console(number, "sh", "-c", SERVER, "sh", device.name)
+        yield laptop
+    finally:
+        laptop.bed.console(0, "sh", "-c", "fsfreeze -u /home/ada/server 2>/dev/null || true")
+        laptop.clear()
+        for number in (0, 1):
+            laptop.bed.console(number, "sh", "-c", "umount -l /home/ada/server || true")
+        subprocess.run(["losetup", "--detach", str(device)], check=False)
+
+
+@pytest.mark.long
+def test_a_server_that_is_away_in_a_save_costs_no_restart_and_no_commit(server: BedJobs, tmp_path: Path) -> None:
+    where, demo, path = ["--cluster", str(server.cluster)], demo_folder(), tmp_path / "saves.yaml"
+    path.write_text(SAVES)
+    for source, target in (("models/tiny-base", "/workspace/models/tiny-base"), ("datasets/demo.jsonl", "/datasets/demo.jsonl")):
+        server.type("cp", str(demo / source), f"saves:{target}", *where)
+    server.run(path)
+
+    def committed() -> int:
+        return int(server.status("saves").get("checkpoint", {}).get("lastCommittedStep", 0))
+
+    assert eventually(lambda: committed() >= 4, seconds=180)
+    server.bed.console(0, "fsfreeze", "-f", "/home/ada/server")
+    end, states = time.monotonic() + AWAY_SECONDS, []
+    while time.monotonic() < end:
+        states.append(server.state("saves"))
+        time.sleep(1)
+    server.bed.console(0, "fsfreeze", "-u", "/home/ada/server")
+    assert "Failed" not in states
+    before = committed()
+    assert eventually(lambda: committed() >= before + 6, seconds=180), (server.state("saves"), states)
+    assert server.status("saves")["restarts"] == 0, states
+    server.about("stop", "saves")
+    assert "damaged" not in server.about("checkpoint verify", "saves", "--all").stdout
+    server.about("delete", "saves", "--yes")
 
 
 def test_a_sync_sends_what_differs_to_all_hosts_and_takes_back_what_is_gone(laptop: BedJobs, tmp_path: Path) -> None:
