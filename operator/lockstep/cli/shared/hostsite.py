@@ -86,7 +86,7 @@ class HostSite(Site):
         fleet = self.fleet()
         answers, problems = await fleet.look(job=job)
         if found := [
-            left for left in leftovers(answers) if not (job and left.deleted)
+            left for left in leftovers(answers, self.hosts, self.name) if not (job and left.deleted)
         ]:  # (who names a deleted job may be about to delete the rest)
             from lockstep.platforms.hosts.start import end_leftovers
 

@@ -1,10 +1,11 @@
-"""Agents that wait for a job which is over: their host was off when it ended, or was deleted (pure)."""
+"""Agents that wait for a job which is over: their host was off when it ended or was deleted (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lockstep.api.hosts import HostsCluster
 from lockstep.plan.hosts.facts import HostFacts, JobOnHost
 from lockstep.plan.hosts.record import JobRecord
 
@@ -24,44 +25,38 @@ class LeftAgent:
 
     def __str__(self) -> str:
         how, what = ("was deleted", "its unit and its files there are") if self.deleted else ("ended", "its unit there is")
-        return f"host {self.host} was off when job {self.job} {how}: {what} {'removed' if self.deleted else 'ended, and its key removed'}"
+        return (
+            f"host {self.host} did not hear that job {self.job} {how}: {what} {'removed' if self.deleted else 'ended, and its key removed'}"
+        )
 
 
-def leftovers(answers: Mapping[str, HostFacts]) -> list[LeftAgent]:
-    """Every agent that waits in vain, by the answers of the hosts that answered.
+def leftovers(answers: Mapping[str, HostFacts], cluster: HostsCluster, name: str) -> list[LeftAgent]:
+    """Every agent that waits in vain, by the answers of the hosts that answered. `name`: of the cluster file.
 
-    A start lets node 0 begin first, so an agent of another node whose node 0 has no files of this start is one of a job that was deleted, and so is a
-    node 0 that has had an attempt, which begins with all nodes, and misses another node's files. Where node 0 has the record of the end and no agent any
-    more, the job has ended.
+    A start lets node 0 begin first, so an agent of another node whose node 0 has no files of this start is one of a job that was deleted. Where node 0 has
+    the record of the end and no agent any more, the job has ended. A node 0 that waits for others in vain ends by itself.
     """
     found = []
     for host, facts in answers.items():
-        for name, job in facts.jobs.items():
+        for job_name, job in facts.jobs.items():
             record = job.record
-            if record is None or not job.runs or host not in record.hosts:
+            if record is None or not job.runs or host not in record.hosts[1:]:
                 continue
-            if _is_deleted(host, job, record, answers):
-                found.append(LeftAgent(host, name, record.uid, deleted=True))
-            elif host != record.hosts[0] and _has_ended(job, record, answers):
-                found.append(LeftAgent(host, name, record.uid, deleted=False))
+            if _is_deleted(record, answers, cluster, name):
+                found.append(LeftAgent(host, job_name, record.uid, deleted=True))
+            elif _has_ended(job, record, answers):
+                found.append(LeftAgent(host, job_name, record.uid, deleted=False))
     return found
 
 
-def _is_deleted(host: str, job: JobOnHost, record: JobRecord, answers: Mapping[str, HostFacts]) -> bool:
-    first, *others = record.hosts
-    if host != first:
-        return _lacks(first, record, answers)
-    of, attempt = (job.report or {}).get("job"), (job.report or {}).get("attempt")
-    began = isinstance(of, Mapping) and of.get("uid") == record.uid and isinstance(attempt, int) and attempt > 0
-    return began and any(_lacks(other, record, answers) for other in others)
-
-
-def _lacks(host: str, record: JobRecord, answers: Mapping[str, HostFacts]) -> bool:
-    """Return True if the host is sure to have no files of this start."""
-    if host not in answers or len(answers[host].jobs) >= LISTED_MAX:
+def _is_deleted(record: JobRecord, answers: Mapping[str, HostFacts], cluster: HostsCluster, name: str) -> bool:
+    """Return True if the host of node 0 is sure to have no files of this start. In another cluster file, or at another address, its name may be another machine's."""
+    first = record.hosts[0]
+    if record.cluster != name or first not in answers or len(answers[first].jobs) >= LISTED_MAX:
         return False
-    there = answers[host].jobs.get(record.name, JobOnHost())
-    return not there.problem and (there.record is None or there.record.uid != record.uid)
+    own = {cluster.host(first).address, *(way.address for way in answers[first].routes.values())}
+    there = answers[first].jobs.get(record.name, JobOnHost())
+    return record.coordinator.address in own and not there.problem and (there.record is None or there.record.uid != record.uid)
 
 
 def _has_ended(job: JobOnHost, record: JobRecord, answers: Mapping[str, HostFacts]) -> bool:

@@ -62,7 +62,7 @@ async def start(fleet: Fleet, job: TrainingJob, profile: TrainingCluster, option
     answers, problems = await fleet.look(names, job=name, paths=inputs)
     if problems:
         raise Failed("; ".join(problems.values()))
-    answers = await end_leftovers(fleet, answers, leftovers(answers))
+    answers = await end_leftovers(fleet, answers, leftovers(answers, fleet.cluster, fleet.name))
     refuse_running(name, answers, fleet.again)
     _refuse_unfit(answers, fleet.typed)
     _refuse_bare(hosts, answers, fleet.typed)

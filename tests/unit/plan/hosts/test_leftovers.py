@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from lockstep.plan.hosts.facts import Folder, HostFacts, JobOnHost
-from lockstep.plan.hosts.leftovers import LISTED_MAX, leftovers
+from lockstep.api.hosts import Host, HostsCluster
+from lockstep.plan.hosts.facts import Folder, HostFacts, JobOnHost, Route
+from lockstep.plan.hosts.leftovers import LISTED_MAX, LeftAgent, leftovers
 from lockstep.plan.hosts.record import Coordinator, JobRecord
 
 FIRST = JobRecord(
@@ -20,19 +20,23 @@ LEADS = JobOnHost(record=FIRST, unit="active")
 WAITS = JobOnHost(record=replace(FIRST, node=1), unit="active")
 END = {"jobUid": "u1", "state": "Complete", "retry": 0}
 ENDED = JobOnHost(record=FIRST, unit="inactive", ended=END)
-ATTEMPTED: dict[str, Any] = {"job": {"name": "x", "namespace": "hosts", "uid": "u1"}, "attempt": 1}
+CLUSTER = HostsCluster(hosts=[Host(name="lab0", address="10.0.0.1"), Host(name="lab1")])
 NOTHING = JobOnHost()
 
 
 def host(name: str, jobs: dict[str, JobOnHost]) -> HostFacts:
     folder = Folder("/ws", 1)
-    return HostFacts(name, "ada", "/home/ada", 0.0, "b", (3, 11), folder, folder, jobs=jobs)
+    return HostFacts(name, "ada", "/home/ada", 0.0, "b", (3, 11), folder, folder, jobs=jobs, routes={"10.9.9.9": Route("10.1.0.1", "eth1")})
+
+
+def left(answers: dict[str, HostFacts]) -> list[LeftAgent]:
+    return leftovers(answers, CLUSTER, "lab")
 
 
 def found(first: JobOnHost | None, second: JobOnHost | None) -> list[tuple[str, bool]]:
     """Leftovers by host, and True where their job was deleted. None: the host does not answer."""
     jobs = {"lab0": first, "lab1": second}
-    return [(one.host, one.deleted) for one in leftovers({name: host(name, {"x": job}) for name, job in jobs.items() if job is not None})]
+    return [(one.host, one.deleted) for one in left({name: host(name, {"x": job}) for name, job in jobs.items() if job is not None})]
 
 
 @pytest.mark.parametrize(
@@ -51,15 +55,13 @@ def found(first: JobOnHost | None, second: JobOnHost | None) -> list[tuple[str, 
         (ENDED, replace(WAITS, retry=1), []),
         (replace(ENDED, ended={}), WAITS, []),
         (LEADS, NOTHING, []),
-        (replace(LEADS, report=ATTEMPTED), NOTHING, [("lab0", True)]),
-        (replace(LEADS, report={**ATTEMPTED, "attempt": 0}), NOTHING, []),
-        (replace(LEADS, report={**ATTEMPTED, "job": {"uid": "u0"}}), NOTHING, []),
-        (replace(LEADS, report=ATTEMPTED), None, []),
+        (NOTHING, replace(WAITS, record=replace(FIRST, node=1, cluster="other")), []),
+        (NOTHING, replace(WAITS, record=replace(FIRST, node=1, coordinator=Coordinator("10.0.0.9", 29400))), []),
+        (NOTHING, replace(WAITS, record=replace(FIRST, node=1, coordinator=Coordinator("10.1.0.1", 29400))), [("lab1", True)]),
     ],
     ids=[
         "runs", "deleted", "deleted and started anew", "deleted and not running", "node 0 away", "node 0 can't be read", "ended", "ended, starting",
-        "node 0 still ends", "another start's end", "retried since", "lost its agent", "starting", "deleted while node 0 was off", "no attempt yet",
-        "another start's report", "node 1 away",
+        "node 0 still ends", "another start's end", "retried since", "lost its agent", "starting", "another file's", "another machine's", "by its route",
     ],
 )  # fmt: skip
 def test_only_an_agent_whose_job_is_over_is_a_leftover(
@@ -70,11 +72,11 @@ def test_only_an_agent_whose_job_is_over_is_a_leftover(
 
 def test_a_host_that_may_have_more_jobs_than_it_names_has_not_lost_one() -> None:
     many = {f"x{number}": NOTHING for number in range(LISTED_MAX)}
-    assert leftovers({"lab0": host("lab0", many), "lab1": host("lab1", {"x": WAITS})}) == []
+    assert left({"lab0": host("lab0", many), "lab1": host("lab1", {"x": WAITS})}) == []
 
 
 def test_a_leftover_says_what_becomes_of_it() -> None:
-    (one,) = leftovers({"lab0": host("lab0", {}), "lab1": host("lab1", {"x": WAITS})})
-    assert str(one) == "host lab1 was off when job x was deleted: its unit and its files there are removed"
-    (other,) = leftovers({"lab0": host("lab0", {"x": ENDED}), "lab1": host("lab1", {"x": WAITS})})
-    assert str(other) == "host lab1 was off when job x ended: its unit there is ended, and its key removed"
+    (one,) = left({"lab0": host("lab0", {}), "lab1": host("lab1", {"x": WAITS})})
+    assert str(one) == "host lab1 did not hear that job x was deleted: its unit and its files there are removed"
+    (other,) = left({"lab0": host("lab0", {"x": ENDED}), "lab1": host("lab1", {"x": WAITS})})
+    assert str(other) == "host lab1 did not hear that job x ended: its unit there is ended, and its key removed"
