@@ -8,7 +8,8 @@ check     `lockstep hosts check`: all facts, a knock of every host at every othe
 again     the same, over connections that are open
 start     `lockstep run --detach` of a script with one rank on each: until all ranks run
 
-The agents and ranks of all hosts share this machine's processors, so real hosts are faster: the load is told beside the figures.
+All hosts share this machine's processors, and whatever else it does: so each part also has the processor seconds of the laptop's command with its ssh processes,
+and those of all hosts together. A laptop with 32 real hosts spends only the first, and each host a 32nd of the second.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import sys
 import tempfile
@@ -26,6 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
+from lockstep.devcluster.host import cgroups  # noqa: E402
 from lockstep.devcluster.hosts.bed import up  # noqa: E402
 from support.clusters.bed_hosts import BedHosts  # noqa: E402
 from support.clusters.bed_jobs import Crowd  # noqa: E402
@@ -35,20 +38,38 @@ BEDS = 3
 SECONDS = 600.0
 
 
-def seconds_of(work: Callable[[], object]) -> float:
-    begun = time.monotonic()
+def host_seconds(bed: BedHosts) -> float:
+    """Processor seconds of everything that has run on the hosts."""
+    unified = cgroups.unified()
+    assert unified is not None, "the hosts are in such groups"
+    lines = [line.split() for host in bed.hosts for line in (unified / host.cgroup / "cpu.stat").read_text().splitlines()]
+    return sum(int(value) for name, value in lines if name == "usage_usec") / 1e6
+
+
+def laptop_seconds() -> float:
+    """Processor seconds of the commands that have ended, and of the ssh processes that they waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def seconds_of(bed: BedHosts, work: Callable[[], object]) -> dict[str, float]:
+    """Seconds of the work: by the clock, and of processors."""
+    laptop, hosts, begun = laptop_seconds(), host_seconds(bed), time.monotonic()
     work()
-    return round(time.monotonic() - begun, 2)
+    figures = {"seconds": time.monotonic() - begun, "laptop": laptop_seconds() - laptop, "hosts": host_seconds(bed) - hosts}
+    return {name: round(value, 1) for name, value in figures.items()}
 
 
-def measure(laptop: Crowd) -> dict[str, float]:
+def measure(laptop: Crowd) -> dict[str, dict[str, float]]:
     """Seconds of each part."""
     check = ["hosts", "check", str(laptop.cluster)]
     path = laptop.crowded_job("crowded", steps=100_000)
     figures = {
-        "check": seconds_of(lambda: laptop.type(*check, check=False, seconds=SECONDS)),
-        "again": seconds_of(lambda: laptop.type(*check, check=False, seconds=SECONDS)),
-        "start": seconds_of(lambda: laptop.type("run", "-f", str(path), "--cluster", str(laptop.cluster), "--detach", seconds=SECONDS)),
+        "check": seconds_of(laptop.bed, lambda: laptop.type(*check, check=False, seconds=SECONDS)),
+        "again": seconds_of(laptop.bed, lambda: laptop.type(*check, check=False, seconds=SECONDS)),
+        "start": seconds_of(
+            laptop.bed, lambda: laptop.type("run", "-f", str(path), "--cluster", str(laptop.cluster), "--detach", seconds=SECONDS)
+        ),
     }
     laptop.about("stop", "crowded", "--now")
     laptop.about("delete", "crowded", "--yes")

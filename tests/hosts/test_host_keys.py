@@ -19,7 +19,7 @@ from lockstep.platforms.hosts.ssh import HostUnreachable, Shared
 from lockstep.platforms.hosts.trust import offered_key
 from lockstep.programs import output_of
 from support.clusters.bed_hosts import BedHosts
-from support.clusters.bed_ssh import Ways, login_to
+from support.clusters.bed_ssh import Ways, few_logins, login_to
 from support.clusters.touched_agent import TouchedAgent
 
 UNKNOWN = r"its host key is not known, and nothing was sent\."
@@ -116,6 +116,22 @@ def test_a_jump_host_is_gone_through(bed: BedHosts, ways: Ways, tmp_path: Path) 
     place = ways.place(1, jump="bastion", address=None, name=target.address, config=path)
     assert asyncio.run(output_of(place, ["hostname"])) == b"bed1\n"
     assert logins_of(bed, 0).count("Accepted publickey") > before
+
+
+def test_a_jump_host_that_lets_few_logins_begin_at_once_is_asked_again_until_all_are_through(
+    bed: BedHosts, ways: Ways, tmp_path: Path
+) -> None:
+    bastion, target = bed.host(0), bed.host(1)
+    path = Path(config(tmp_path, bed, f"{bastion.address} {running.host_key(bastion)}\n"))
+    text = f"Host bastion\n  HostName {bastion.address}\n  User ada\n  IdentityFile {bed.layout.identity}\n"
+    path.write_text(f"{text}Host behind*\n  HostName {target.address}\n{path.read_text()}")
+    places = [ways.place(1, jump="bastion", address=None, name=f"behind{number}", config=str(path)) for number in range(6)]
+
+    async def all_of_them() -> list[bytes]:
+        return await asyncio.gather(*(output_of(place, ["hostname"]) for place in places))
+
+    with few_logins(bed, 0):
+        assert asyncio.run(all_of_them()) == [b"bed1\n"] * 6
 
 
 def test_a_jump_host_whose_key_is_not_known_or_has_changed_is_sent_nothing(bed: BedHosts, ways: Ways, tmp_path: Path) -> None:

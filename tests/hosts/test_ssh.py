@@ -24,7 +24,7 @@ from lockstep.platforms.hosts.ssh import HostUnreachable
 from lockstep.programs import STDERR, STDOUT, Broken, NotStarted, ProgramFailed, output_of, python_output
 from support.clusters.bed_hosts import BedHosts, eventually
 from support.clusters.bed_jobs import RANK, BedJobs
-from support.clusters.bed_ssh import SHARED, Ways
+from support.clusters.bed_ssh import SHARED, Ways, few_logins
 
 ODD = ['it\'s "quoted" $HOME `id` !x \\n', "ünïcode\n2 lines", "-x", "", "a;b|c&d>e*", "\t%s {x}"]
 SHELLS = ["bash", "dash", "zsh", "fish", "tcsh"]
@@ -87,20 +87,11 @@ def test_what_a_login_shell_prints_is_no_part_of_the_programs_output(bed: BedHos
 
 
 def test_a_host_that_lets_few_logins_begin_at_once_is_asked_again_until_all_are_in(bed: BedHosts, ways: Ways) -> None:
-    limit = "/etc/ssh/sshd_config.d/few.conf"
-    since = bed.console(0, "date", "+%s").strip()
-    bed.console(0, "sh", "-c", f"echo MaxStartups 2:100:2 > {limit}; systemctl restart ssh")
-    try:
-        running.await_sshd(bed.host(0))
+    async def all_of_them() -> list[bytes]:
+        return await asyncio.gather(*(output_of(ways.place(name=f"door{number}"), ["echo", str(number)]) for number in range(8)))
 
-        async def all_of_them() -> list[bytes]:
-            return await asyncio.gather(*(output_of(ways.place(name=f"door{number}"), ["echo", str(number)]) for number in range(8)))
-
+    with few_logins(bed, 0):
         assert run(all_of_them()) == [f"{number}\n".encode() for number in range(8)]
-    finally:
-        bed.console(0, "sh", "-c", f"rm {limit}; systemctl restart ssh")
-        running.await_sshd(bed.host(0))
-    assert "MaxStartups" in bed.console(0, "journalctl", "-u", "ssh", "--since", f"@{since}", "-o", "cat"), "some were turned away"
 
 
 def test_an_account_that_may_not_log_in_says_so(bed: BedHosts, ways: Ways) -> None:

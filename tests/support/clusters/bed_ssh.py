@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,21 @@ def login_to(bed: BedHosts, number: int, **changes: Any) -> Login:
     host = bed.host(number)
     login = Login(host.name, user="ada", identity=str(bed.layout.identity), host_key=running.host_key(host), address=host.address)
     return replace(login, **changes)
+
+
+@contextmanager
+def few_logins(bed: BedHosts, number: int) -> Iterator[None]:
+    """Let only two logins begin at once on the host, and see that more were tried."""
+    limit = "/etc/ssh/sshd_config.d/few.conf"
+    since = bed.console(number, "date", "+%s").strip()
+    bed.console(number, "sh", "-c", f"echo MaxStartups 2:100:2 > {limit}; systemctl restart ssh")
+    try:
+        running.await_sshd(bed.host(number))
+        yield
+    finally:
+        bed.console(number, "sh", "-c", f"rm {limit}; systemctl restart ssh")
+        running.await_sshd(bed.host(number))
+    assert "MaxStartups" in bed.console(number, "journalctl", "-u", "ssh", "--since", f"@{since}", "-o", "cat"), "some were turned away"
 
 
 class Ways:
