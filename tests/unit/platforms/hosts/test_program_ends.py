@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,8 +21,11 @@ def place(script: str) -> HostPlace:
     async def opened() -> None:
         """Do nothing: there is no connection to share."""
 
+    async def once(connect: Callable[[], Awaitable[Any]]) -> Any:
+        return await connect()
+
     shared: Any = SimpleNamespace(
-        login=SimpleNamespace(name="lab0"), open=opened, command=lambda *_: ("sh", "-c", SAYS.format(script=script))
+        login=SimpleNamespace(name="lab0"), open=opened, patiently=once, command=lambda *_: ("sh", "-c", SAYS.format(script=script))
     )
     return HostPlace(shared)
 
