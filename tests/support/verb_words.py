@@ -115,6 +115,9 @@ UNDISTURBED = [
     Row("checkpoint inspect runs", 2, " holds no commit that a start would choose\n", places=REMOTE),
     Row("adapter get runs {tmp}/adapter", 1, NO_ADAPTER, places=REMOTE),
     Row("shell runs --node 9", 2, NO_NODE, places=REMOTE),
+    *(_no_job(typed, REMOTE) for typed in (
+        "generate nosuch Once", "checkpoint list nosuch", "checkpoint verify nosuch", "tensorboard nosuch", "jupyter nosuch", "vscode nosuch", "debug nosuch train.py",
+    )),
     _no_job("drill kill-rank --job nosuch --yes"),
     Row("drill kill-rank --job runs", 2, "lockstep: kill-rank on job runs {where} ends one rank by SIGKILL: all ranks restart from the last commit. Use --yes to do it\n"),
     Row("drill kill-rank --job runs --rank 9 --yes", 2, NO_RANK),

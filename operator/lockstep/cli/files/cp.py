@@ -142,7 +142,8 @@ async def _copy(copy: Copy, namespace: str, context: str | None, node: int | Non
     async with await Cluster.connect(context) as cluster:
         if before is not None and await cluster.get("StatefulSet", namespace, copy.remote.job) is None:
             return await _copy_before_start(cluster, copy, before)
-        await known_job(cluster, namespace, copy.remote.job)
+        name = copy.remote.job
+        await known_job(cluster, namespace, name, f"; before its first start: lockstep cp -f FILE SRC {name}:")
         volumes = await nodes_with_volumes(cluster, namespace, copy.remote.job)
         if node is not None and node not in volumes and volumes != [0]:
             raise ConfigError(f"job {copy.remote.job} has no volume of node {node}: it has those of {', '.join(map(str, volumes))}")
@@ -170,8 +171,8 @@ async def _copy_before_start(cluster: Cluster, copy: Copy, job: Resolved) -> boo
     return tell_result(copy, f"{copy.remote.job} node 0", carried)
 
 
-async def known_job(cluster: Cluster, namespace: str, name: str) -> None:
-    """Refuse a job that doesn't exist. Raises ConfigError, which names the jobs that do."""
+async def known_job(cluster: Cluster, namespace: str, name: str, hint: str = "") -> None:
+    """Refuse a job that doesn't exist. Raises ConfigError, which names the jobs that do, and ends with the hint."""
     from lockstep.kube.cluster import NOT_FOUND, ApiError
 
     if await cluster.get("StatefulSet", namespace, name) is not None:
@@ -184,7 +185,7 @@ async def known_job(cluster: Cluster, namespace: str, name: str) -> None:
         jobs = []
     names = [str(job["metadata"]["name"]) for job in jobs]
     if name not in names:
-        raise ConfigError(f"{unknown_job(name, namespace, names)}; before its first start: lockstep cp -f FILE SRC {name}:")
+        raise ConfigError(f"{unknown_job(name, namespace, names)}{hint}")
 
 
 async def _one(cluster: Cluster, copy: Copy, namespace: str, node: int, progress: TransferProgress) -> Carried:
