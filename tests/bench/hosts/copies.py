@@ -1,6 +1,6 @@
 """Bytes over the laptop's link, and seconds, of a copy to several hosts:
 
-.venv/bin/python tests/bench/copy_hosts.py --mib 1024 --hosts 3 --json
+.venv/bin/python tests/bench/hosts/copies.py --mib 1024 --hosts 3 --json
 
 A bed of hosts of its own: real ones, each with a systemd, an sshd and a disk, on this machine's bridge (root). Bytes are those that this machine itself put on the bridge, by
 the kernel's count: what hosts send each other only passes it. In turn:
@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from lockstep.devcluster.hosts.bed import up  # noqa: E402

@@ -1,6 +1,6 @@
 """Seconds that a check and a start of many hosts take:
 
-.venv/bin/python tests/bench/many_hosts.py --hosts 32 --json
+.venv/bin/python tests/bench/hosts/many.py --hosts 32 --json
 
 Three real hosts of this machine, each with a systemd, an sshd and a disk (root), and on them many users, each with an address of its own and listed as a host. In turn:
 
@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from lockstep.devcluster.host import cgroups  # noqa: E402

@@ -1,6 +1,6 @@
 """Measure a job on hosts over ssh, on a bed of this machine that is brought up for it and removed afterwards; root:
 
-.venv/bin/python tests/bench/hosts.py --runs 5 --json
+.venv/bin/python tests/bench/hosts/jobs.py --runs 5 --json
 
 Commands are typed as at a laptop, with connections that are open; medians over the runs. Then all hosts lose their power at once.
 """
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from lockstep.devcluster.hosts import bed as running
 from support.clusters.bed_hosts import BedHosts
