@@ -209,6 +209,7 @@ def shared(laptop: BedJobs) -> Iterator[BedJobs]:
     laptop.bed.console(1, "sh", "-c", "umount /home/ada/mounted; rm -rf /shared/files")
 
 
+@pytest.mark.long
 def test_hosts_that_share_a_folder_get_one_copy_and_the_start_says_who_sees_what(shared: BedJobs, model: Path) -> None:
     where = ["--cluster", str(shared.cluster)]
     done = shared.type("cp", str(model), "both:/workspace/models/", *where)

@@ -86,6 +86,7 @@ def test_a_host_with_a_slow_cable_is_named_and_what_all_reach_is_kept_in_the_fil
     assert any("bed1" in one["subject"] + one["message"] for one in json.loads(shown.stdout)["findings"])
 
 
+@pytest.mark.long
 def test_a_sweep_measures_the_all_reduce_and_a_few_steps_show_what_a_second_host_brings(laptop: BedJobs) -> None:
     sweep = laptop.type("cluster", "calibrate", str(laptop.cluster), "--nodes", "2", "--max-size", "2Mi", "-o", "json")
     assert [point["bytes"] for point in json.loads(sweep.stdout)["sweep"]] == [1 << 20, 2 << 20]

@@ -60,6 +60,7 @@ def test_commits_are_listed_with_the_shards_of_all_hosts_and_a_shard_that_none_h
     assert older == "step-40.a1: shard-r00001-of-00002.safetensors is on no host that answers" and "step-20.a1: whole" in oldest
 
 
+@pytest.mark.long
 def test_a_host_that_is_away_is_named_where_its_shards_are_missed(laptop: BedJobs, bed: BedHosts) -> None:
     running.plug(bed.host(1), plugged=False)
     verified = laptop.about("checkpoint verify", "demo", check=False)

@@ -152,6 +152,7 @@ def test_it_goes_on_where_it_was_killed(lab: Lab, word: str) -> None:
     assert lab.sh(0, 'ls -A "$1" | grep -E "draft|gone" || true') == ""
 
 
+@pytest.mark.long
 def test_a_host_that_loses_its_power_meanwhile_is_ready_after_the_next_run(lab: Lab) -> None:
     command = [sys.executable, "-m", "lockstep.cli.main", "hosts", "setup", str(lab.cluster)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

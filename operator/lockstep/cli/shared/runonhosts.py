@@ -40,9 +40,8 @@ def run_on_hosts(inputs: Inputs, named: str, options: HostOptions, *, detach: bo
 
 
 def _until_running(job: HostJob) -> int:
-    shown = ""
+    shown, status = "", job.status
     while True:
-        status = job.look_again()
         progress = condition(status, "Progressing")
         line = f"{progress.get('reason', 'Unknown')}: {progress.get('message', '')}"
         if line != shown:
@@ -53,6 +52,7 @@ def _until_running(job: HostJob) -> int:
         if has_ended(status) or progress.get("status") == "False":
             raise Failed(f"job {job.name} does not run: {progress.get('message', '')}: lockstep why {job.at}")
         time.sleep(POLL_SECONDS)
+        status = job.look_again()
 
 
 async def _follow(job: HostJob) -> int:
