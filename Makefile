@@ -14,7 +14,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-unit test-train test-faults test-operator-faults test-hosts test-corpus test-gpu bench-gpu gpu-carry soak test-cluster drills bench-peers lint format manifests lock sbom audit
+.PHONY: help setup editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-unit test-train test-faults test-operator-faults test-hosts test-long test-corpus test-gpu bench-gpu gpu-carry soak test-cluster drills bench-peers lint format manifests lock sbom audit
 
 ##@ Start
 help: ## this list
@@ -114,7 +114,7 @@ cluster-programs: setup ## install and build what it is made of, and start nothi
 	@$(BIN)/lockstep devcluster prepare
 
 ##@ Develop
-test: test-unit test-train cluster-programs test-faults test-hosts-quick test-cluster ## all tests but the longest of hosts (test-hosts)
+test: test-unit test-train cluster-programs test-faults test-hosts-quick test-cluster ## all tests but the longest (test-long)
 
 test-unit: setup ## seconds, no root
 	@$(PYTEST) -n 3 --dist loadfile tests/unit
@@ -126,10 +126,13 @@ test-faults: cluster-programs ## power cut at every step of a save, on a disk in
 	@$(PYTEST) -n 2 tests/faults
 
 test-hosts: setup ## three hosts with a systemd and an sshd each, reached over ssh; root
-	@$(PYTEST) -n 2 --dist loadfile tests/hosts
+	@$(PYTEST) -n 2 --dist loadfile -m "not corpus and not soak" tests/hosts
 
 test-hosts-quick: setup ## those of test-hosts that take seconds; root
-	@$(PYTEST) -n 2 --dist loadfile -m "not long and not soak and not corpus" tests/hosts
+	@$(PYTEST) -n 2 --dist loadfile tests/hosts
+
+test-long: cluster-programs ## the tests that make test leaves out, as each takes long: half an hour and 30 GB of disk; root
+	@$(PYTEST) -m long tests/train tests/hosts tests/cluster
 
 test-corpus: cluster-programs ## inject known faults into real jobs and count how many `lockstep why` names; faults of ranks are part of test, the others take a quarter of an hour; root
 	@$(PYTEST) -m "corpus or not corpus" tests/corpus tests/cluster/operator/life/test_corpus.py
@@ -150,11 +153,11 @@ test-operator-faults: cluster-programs ## the operator killed before and after e
 	@LOCKSTEP_FAULTS=all $(PYTEST) tests/faults/test_operator_faults.py -s -k killed
 
 test-cluster: cluster-programs ## a real API server and real pods; root
-	@$(PYTEST) -n auto -m "not alone and not corpus and not soak" tests/cluster; shared=$$?; \
-	$(PYTEST) -m "alone and not corpus and not soak" tests/cluster && exit $$shared
+	@$(PYTEST) -n auto -m "not alone and not corpus and not soak and not long" tests/cluster; shared=$$?; \
+	$(PYTEST) -m "alone and not corpus and not soak and not long" tests/cluster && exit $$shared
 
-drills: cluster-programs ## inject faults into a training job on the embedded cluster, into one node of three, and into the operator at every write; print what each costs (parts of test); root
-	@$(PYTEST) tests/cluster/operator/life/test_drills.py tests/cluster/operator/life/test_lost_node.py tests/faults/test_operator_faults.py
+drills: cluster-programs ## inject faults into a training job on the embedded cluster, into one node of three, and into the operator at every write; print what each costs; root
+	@$(PYTEST) -m "not corpus and not soak" tests/cluster/operator/life/test_drills.py tests/cluster/operator/life/test_lost_node.py tests/faults/test_operator_faults.py
 
 bench-peers: cluster-programs ## Lockstep beside JobSet and Kubeflow Trainer, both built from their Go modules: figures and goals, 22 minutes (ARGS=--quick: six); root
 	@$(BIN)/python tests/bench/peers/run.py $(ARGS)

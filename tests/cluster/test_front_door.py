@@ -56,6 +56,7 @@ def interrupted_at(command: list[str], marker: str) -> int:
             process.stdout.close()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_demo")
 def test_a_quickstart_after_an_interrupted_one_trains_to_the_end_and_shows_what_was_learned(lockstep: list[str], kubectl: Kubectl) -> None:
     assert interrupted_at([*lockstep, "quickstart"], "Step 3/") == 130

@@ -56,6 +56,7 @@ def outcomes_of(laptop: BedJobs, moments: Sequence[float]) -> list[str]:
     return outcomes
 
 
+@pytest.mark.long
 def test_a_laptop_that_is_gone_in_the_middle_of_a_start_leaves_nothing_or_a_job_that_runs(laptop: BedJobs) -> None:
     assert outcomes_of(laptop, MOMENTS)[0] == "nothing"
 

@@ -226,6 +226,7 @@ def test_a_laptop_that_is_killed_leaves_nothing_running(bed: BedHosts, ways: Way
         assert eventually(lambda: not processes_of(bed, "os._exit(9)"))
 
 
+@pytest.mark.long
 def test_a_host_that_vanishes_breaks_the_connection(bed: BedHosts, ways: Ways) -> None:
     async def vanished() -> None:
         async with ways.place(2).program(["sh", "-c", "echo up; sleep 1000"]) as program:

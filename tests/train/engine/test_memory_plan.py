@@ -70,6 +70,7 @@ def test_the_plan_of_a_dense_model_is_what_its_tensors_take(dense: Outcomes, var
     assert abs(off(dense[variant])) < TOLERANCE, dense[variant]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variant", OF_EXPERTS)
 def test_the_plan_of_a_mixture_of_experts_is_what_its_tensors_take(of_experts: Outcomes, variant: str) -> None:
     """Without gradient checkpointing, too, no rank keeps gathered experts from the forward to the backward pass."""

@@ -61,6 +61,7 @@ def test_what_needs_nccl_says_so(checked: dict[str, Any]) -> None:
     assert (checked[other]["outcome"], checked[other]["message"]) == ("not here", "NCCL needs a GPU")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", PARTS)
 def test_every_shape_is_measured_beside_hugging_face_with_equal_losses(measured: dict[str, Any], part: str) -> None:
     result = measured[part]
@@ -71,6 +72,7 @@ def test_every_shape_is_measured_beside_hugging_face_with_equal_losses(measured:
     assert result["plan_over_peak"] > 0
 
 
+@pytest.mark.long
 def test_a_checkpoint_is_measured_beside_other_savers(measured: dict[str, Any]) -> None:
     result = measured["checkpoint"]
     assert set(result["ways"]) == {"lockstep", "deepspeed", "dcp-sync", "dcp-async"}

@@ -191,6 +191,7 @@ def test_a_killed_operator_costs_nothing(drilled: Jobs) -> None:
     assert outcome["named_seconds"] <= 60
 
 
+@pytest.mark.long
 def test_what_a_drilled_job_has_learned_is_what_an_undisturbed_one_learns(drilled: Jobs, files: PodPlace, tmp_path: Path) -> None:
     """Bit by bit: every step's loss, and the newest commit's weights and moments."""
     drilled.change("drilled", suspend=True)

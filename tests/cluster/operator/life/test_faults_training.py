@@ -116,6 +116,7 @@ def until_complete(kubectl: Kubectl, jobs: Jobs, name: str, attempts: int) -> di
     return found
 
 
+@pytest.mark.long
 def test_training_and_restarts_go_on_while_the_leader_is_paused_and_it_gives_way_when_it_wakes(jobs: Jobs, kubectl: Kubectl) -> None:
     pods = start(jobs, "paused", (12, 45, 8))
     old = leader(jobs)

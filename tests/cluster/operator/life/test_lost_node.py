@@ -136,6 +136,7 @@ def test_ranks_of_one_rack_are_neighbors_though_their_nodes_numbers_are_not(
     until("its pods are gone", lambda: not jobs.pods("racks"), 60)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lost", [1, 0], ids=["node 1", "node 0 and the coordinator"])
 def test_a_job_that_allows_it_goes_on_elsewhere_and_its_budget_is_not_touched(
     jobs: Jobs, core: client.CoreV1Api, third: NodeLayout, lost: int

@@ -99,6 +99,7 @@ def until_stopped(jobs: Jobs, attempt: int) -> int:
     return int(stop["step"])
 
 
+@pytest.mark.long
 def test_a_training_that_is_scaled_and_then_moved_learns_what_an_undisturbed_one_learns(
     trains: tuple[Jobs, PodPlace], undisturbed: Path, kubectl: Kubectl
 ) -> None:

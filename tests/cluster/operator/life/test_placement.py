@@ -45,6 +45,7 @@ def start(jobs: Jobs, cluster: str, name: str, **template: Any) -> None:
     until(f"{name} holds one node", lambda: holds_half(jobs, name), 60)
 
 
+@pytest.mark.long
 def test_two_jobs_that_hold_half_of_the_nodes_each_both_complete(jobs: Jobs, only_for_the_second: str, gpu_cluster: str) -> None:
     core = client.CoreV1Api(jobs.api.client)
     start(jobs, gpu_cluster, "first")
