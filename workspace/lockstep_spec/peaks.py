@@ -37,5 +37,12 @@ The first name that is a word of the device's counts, so a variant stands before
 
 
 def known_peak(device: str) -> float | None:
-    """Peak FLOP/s of a device by its name; None for one that isn't in the table."""
+    """Peak FLOP/s of a device by its name; None for one that isn't in the table, and for a part of a GPU."""
+    if is_part(device):
+        return None
     return next((peak for name, peak in PEAKS.items() if re.search(rf"\b{name}\b", device, re.IGNORECASE)), None)
+
+
+def is_part(device: str) -> bool:
+    """True for an instance of a GPU that is divided (MIG)."""
+    return re.search(r"\bMIG\b", device) is not None

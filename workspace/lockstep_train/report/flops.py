@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lockstep_spec.peaks import known_peak
+from lockstep_spec.peaks import is_part, known_peak
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +74,7 @@ def peak_flops(device: str, precision: str) -> tuple[float | None, str | None]:
     """Peak FLOP/s of one device, or None and why."""
     if precision == "FP32":
         return None, "FP32 uses no tensor cores, so there is no MFU"
-    if re.search(r"\bMIG\b", device):
+    if is_part(device):
         return None, f"the peak FLOP/s of a part of a GPU are not known ({device})"
     peak = known_peak(device)
     return peak, None if peak else f"no peak FLOP/s is known for the device {device}"

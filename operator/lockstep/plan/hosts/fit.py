@@ -23,8 +23,6 @@ from lockstep_spec.words import decimal_size, named, number_of
 
 SECTIONS = ("memory", "network", "saves")
 """Sections of a forecast that depend on the hosts."""
-OUTCOMES = {Outcome.REFUSED: Outcome.FAILED, Outcome.NOTE: Outcome.WARNING}
-"""Outcomes of a check in place of a plan's, for what has a fix."""
 
 
 def lacking_inputs(name: str, answers: Mapping[str, HostFacts], again: str) -> Iterator[tuple[list[str], str, str]]:
@@ -71,12 +69,15 @@ def job_findings(
     ranks = placed[0].run.layout.world_size
     findings.append(fine(f"job {name}", f"{number_of(len(placed), 'node')} with {number_of(ranks, 'rank')} fit now"))
     estimate = forecast(placed[0].resolved, _run_facts(placed, answers, by_name, network, known))
-    findings += [
-        replace(one, outcome=OUTCOMES.get(one.outcome, one.outcome) if one.fix else one.outcome)
-        for one in estimate.findings
-        if one.subject in SECTIONS
-    ]
+    findings += [as_check(one) for one in estimate.findings if one.subject in SECTIONS]
     return [*findings, *_disks(placed, answers, estimate)]
+
+
+def as_check(planned: Finding) -> Finding:
+    """Return a plan's finding as a check judges it: what refuses the job fails, and a note with a fix is a warning."""
+    if planned.outcome is Outcome.REFUSED:
+        return replace(planned, outcome=Outcome.FAILED)
+    return replace(planned, outcome=Outcome.WARNING) if planned.outcome is Outcome.NOTE and planned.fix else planned
 
 
 def _run_facts(

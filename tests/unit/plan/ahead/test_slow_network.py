@@ -96,7 +96,12 @@ def test_a_network_that_takes_more_than_three_tenths_of_a_step_is_told(stage: st
 
 
 def test_a_share_is_not_told_where_nobody_knows_how_fast_the_gpu_is() -> None:
-    for device, told in (("Some GPU", False), ("NVIDIA L4", True), ("", True)):  # (the cluster's gpus.type stands in for no name)
+    for device, told in (
+        ("Some GPU", False),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", False),
+        ("NVIDIA L4", True),
+        ("", True),
+    ):  # (the cluster's gpus.type stands in for no name)
         found = planned(NetworkSpeed(0.02, "measured"), device=device, zeroStage="Stage2")
         assert any("of a step:" in one.message for one in found.findings) == told
 

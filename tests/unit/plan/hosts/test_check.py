@@ -10,12 +10,13 @@ import pytest
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.files.clusterfile import parse_cluster_file
-from lockstep.plan.cluster.finding import Outcome
+from lockstep.plan.cluster.finding import Finding, Outcome
 from lockstep.plan.cluster.hardware import RailEnd
 from lockstep.plan.cluster.pairs import Pair, PairRate
 from lockstep.plan.hosts.check import host_findings, runs_on
 from lockstep.plan.hosts.condition import HostCondition, HostLook, Knock, Libraries, Torch, read_condition
 from lockstep.plan.hosts.facts import BadAnswer, Folder, HostFacts, HostGpu, Route
+from lockstep.plan.hosts.fit import as_check
 from lockstep.plan.hosts.keys import fingerprint, read_fingerprints, with_host_keys
 from lockstep.plan.hosts.reach import HostNetwork, network_findings, ring
 
@@ -244,3 +245,14 @@ def test_fingerprints_are_those_of_ssh() -> None:
             read_fingerprints([word], ["lab0"])
     with pytest.raises(ConfigError, match="no public host key"):
         fingerprint("ssh-ed25519 !")
+
+
+@pytest.mark.parametrize(
+    ("planned", "fix", "checked"),
+    [
+        (Outcome.REFUSED, "", Outcome.FAILED), (Outcome.REFUSED, "fix", Outcome.FAILED), (Outcome.NOTE, "", Outcome.NOTE),
+        (Outcome.NOTE, "fix", Outcome.WARNING), (Outcome.RISK, "fix", Outcome.RISK), (Outcome.OK, "", Outcome.OK),
+    ],
+)  # fmt: skip
+def test_what_a_plan_refuses_fails_a_check_with_a_fix_or_without(planned: Outcome, fix: str, checked: Outcome) -> None:
+    assert as_check(Finding("memory", planned, "it does not fit", fix)).outcome is checked
