@@ -20,7 +20,7 @@ from lockstep.cli.shared.inputs import read_inputs, resolve_inputs
 from lockstep.devcluster.host import network
 from lockstep.devcluster.hosts.tree import SITE
 from lockstep.plan.cluster.finding import Finding, Outcome
-from support.clusters.bed_hosts import BedHosts
+from support.clusters.bed_hosts import OLD_PYTHON, BedHosts
 from support.clusters.bed_jobs import BedJobs
 
 HARMLESS = (Outcome.OK, Outcome.NOTE, Outcome.UNKNOWN)
@@ -199,22 +199,12 @@ def busy_gpu(lab: Lab) -> Undo:
     return lab.stub(2, "/usr/local/bin/nvidia-smi", SMI)
 
 
-OLD = """#!/bin/sh
-exec /usr/bin/python3 -c '
-import platform, sys
-sys.version_info = (3, 9, 2, "final", 0)
-platform.python_version = lambda: "3.9.2"
-words = sys.argv[1:]
-place = words.index("-c")
-sys.argv = ["-c", *words[place + 2 :]]
-exec(compile(words[place + 1], "<string>", "exec"), {"__name__": "__main__"})
-' "$@"
-"""
-
-
 def old_python(lab: Lab) -> Undo:
     """A python3 on bed2 that says it is 3.9, and no other one."""
-    undos = [lab.stub(2, "/usr/local/bin/python3", OLD), lab.edited("- name: bed2\n", "- name: bed2\n    python: /usr/local/bin/python3\n")]
+    undos = [
+        lab.stub(2, "/usr/local/bin/python3", OLD_PYTHON),
+        lab.edited("- name: bed2\n", "- name: bed2\n    python: /usr/local/bin/python3\n"),
+    ]
     return lambda: [undo() for undo in reversed(undos)]
 
 

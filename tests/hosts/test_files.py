@@ -275,10 +275,8 @@ def test_a_server_that_is_away_in_a_save_costs_no_restart_and_no_commit(server: 
 
     assert eventually(lambda: committed() >= 4, seconds=180)
     server.bed.console(0, "fsfreeze", "-f", "/home/ada/server")
-    end, states = time.monotonic() + AWAY_SECONDS, []
-    while time.monotonic() < end:
-        states.append(server.state("saves"))
-        time.sleep(1)
+    end = time.monotonic() + AWAY_SECONDS
+    states = server.states_until("saves", lambda: time.monotonic() > end)
     server.bed.console(0, "fsfreeze", "-u", "/home/ada/server")
     assert "Failed" not in states
     before = committed()

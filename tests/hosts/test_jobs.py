@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from lockstep.devcluster.hosts import bed as running
-from support.checkout import ROOT
 from support.clusters.bed_hosts import BedHosts, eventually
-from support.clusters.bed_jobs import JOB, SECONDS, BedJobs, Crowd
+from support.clusters.bed_jobs import JOB, BedJobs, Crowd
 from support.verb_words import HOSTS, JOBS, STOPPED, UNDISTURBED, Where, differences, script
 
 UNSHARED = """
@@ -30,13 +26,7 @@ sys.exit(main.main())
 class Alone(BedJobs):
     """A laptop whose ssh opens a connection for each program."""
 
-    def type(self, *words: str, seconds: float = SECONDS, check: bool = True) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-c", UNSHARED, *words],
-            cwd=ROOT, env={**os.environ, "NO_COLOR": "1"}, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=seconds,
-        )  # fmt: skip
-        assert not check or done.returncode == 0, f"{' '.join(words)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done
+    LOCKSTEP = ("-c", UNSHARED)
 
 
 def listening(bed: BedHosts, number: int) -> set[tuple[str, int]]:

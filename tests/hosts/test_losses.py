@@ -105,12 +105,9 @@ def test_a_cable_that_is_out_and_a_host_that_sleeps_stop_the_job_for_a_while_and
 def test_a_cable_that_is_out_for_two_minutes_costs_no_restart(laptop: BedJobs) -> None:
     laptop.run(laptop.job("away"))
     assert goes_on(laptop)
-    states = set()
     running.plug(laptop.bed.host(1), plugged=False)
     end = time.monotonic() + 120
-    while time.monotonic() < end:
-        states.add(laptop.state("away"))
-        time.sleep(1)
+    states = laptop.states_until("away", lambda: time.monotonic() > end)
     running.plug(laptop.bed.host(1), plugged=True)
     assert goes_on(laptop)
     assert "Failed" not in states
@@ -161,7 +158,7 @@ COMMIT = f"""
 import os
 os.makedirs("{MOVED}/checkpoints/step-2.a" + os.environ["LOCKSTEP_ATTEMPT"])
 """
-"""What a rank does first: it fails where a commit of this name is there already."""
+"""Beginning of a rank's script, which fails if this commit already exists."""
 
 
 def attempts_on(laptop: BedJobs, number: int) -> list[int]:
@@ -222,7 +219,7 @@ def test_a_host_that_was_off_when_its_job_was_deleted_keeps_nothing_once_it_is_b
 
 @pytest.mark.long
 def test_hosts_that_were_off_when_their_job_ended_have_no_key_and_no_unit_that_starts_once_they_are_back(laptop: BedJobs) -> None:
-    """One finds it out by its own patience, the other is told by whoever looks."""
+    """One gives up after its own time limit; the next `lockstep get` ends the agent on the other."""
     laptop.cluster.write_text(laptop.cluster.read_text() + "away_seconds: 12\n")
     path = laptop.job("over", nodes=3)
     path.write_text(path.read_text() + "  startTimeoutSeconds: 30\n")

@@ -22,7 +22,7 @@ from lockstep.devcluster.hosts import bed as running
 from lockstep.platforms.hosts.place import REMOTE, HostPlace
 from lockstep.platforms.hosts.ssh import HostUnreachable
 from lockstep.programs import STDERR, STDOUT, Broken, NotStarted, ProgramFailed, output_of, python_output
-from support.clusters.bed_hosts import BedHosts, eventually
+from support.clusters.bed_hosts import OLD_PYTHON, BedHosts, eventually
 from support.clusters.bed_jobs import RANK, BedJobs
 from support.clusters.bed_ssh import SHARED, Ways, few_logins
 
@@ -32,17 +32,6 @@ NOISE = "echo Welcome to the cluster; echo 'and to stderr' >&2\n"
 PRINT_ARGUMENTS = "import sys, json; print(json.dumps(sys.argv[1:]))"
 HASH = "import hashlib, os, sys\nd = hashlib.sha256()\nn = 0\nwhile b := os.read(0, 1 << 20): d.update(b); n += len(b)\nprint(n, d.hexdigest())"
 MEBIBYTE = 1 << 20
-OLD_PYTHON = """#!/bin/sh
-exec /usr/bin/python3 -c '
-import platform, sys
-sys.version_info = (3, 9, 2, "final", 0)
-platform.python_version = lambda: "3.9.2"
-words = sys.argv[1:]
-place = words.index("-c")
-sys.argv = ["-c", *words[place + 2 :]]
-exec(compile(words[place + 1], "<string>", "exec"), {"__name__": "__main__"})
-' "$@"
-"""
 T = TypeVar("T")
 
 

@@ -92,6 +92,9 @@ true
 class BedJobs:
     """The laptop: a folder with the bed's cluster file and job files, and the command line."""
 
+    LOCKSTEP: tuple[str, ...] = ("-m", "lockstep.cli.main")
+    """Options of Python that run `lockstep`."""
+
     def __init__(self, bed: BedHosts, folder: Path, user: str = "ada") -> None:
         self.bed, self.folder, self.user = bed, folder, user
         self.cluster = folder / f"beds-{user}.yaml"
@@ -114,7 +117,7 @@ class BedJobs:
     def type(self, *words: str, seconds: float = SECONDS, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Type `lockstep WORDS`. With `check` it must end well."""
         done = subprocess.run(
-            [sys.executable, "-m", "lockstep.cli.main", *words],
+            [sys.executable, *self.LOCKSTEP, *words],
             cwd=ROOT, env={**os.environ, "NO_COLOR": "1"}, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=seconds,
         )  # fmt: skip
         assert not check or done.returncode == 0, f"{' '.join(words)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -124,7 +127,7 @@ class BedJobs:
     def begin(self, *words: str) -> Iterator[subprocess.Popen[str]]:
         """Type `lockstep WORDS`, and don't wait for its end; at the end of the block it is killed if it still runs."""
         with subprocess.Popen(
-            [sys.executable, "-m", "lockstep.cli.main", *words],
+            [sys.executable, *self.LOCKSTEP, *words],
             cwd=ROOT, env={**os.environ, "NO_COLOR": "1"}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         ) as process:  # fmt: skip
             try:

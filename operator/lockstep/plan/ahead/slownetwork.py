@@ -16,7 +16,7 @@ from lockstep_spec.words import decimal_size, step_duration
 MOST_SECONDS = 15.0
 """Seconds that a micro-batch's part of the traffic may take: several times what a GPU computes of it meanwhile."""
 MOST_SHARE = 0.3
-"""Share of a step that the network may take before that is told."""
+"""Share of a step above which a plan warns of the network."""
 USUAL_SHARE = 0.4
 """Share of its peak at which a GPU is taken to compute."""
 
@@ -73,8 +73,8 @@ def too_slow(flows: Sequence[Flow], settings: Settings, accumulation: int, speed
 def large_share(flows: Sequence[Flow], shape: ModelShape, settings: Settings, samples: int, speed: NetworkSpeed, device: str) -> str:
     """Sentence about a network that takes more than 30 % of a step; '' if it doesn't, or nobody knows how fast the GPU is.
 
-    `samples` of a rank in a step; `device`: the slowest GPU's name. A GPU is taken to compute at 40 % of its peak, which few trainings reach: so the share is rather
-    higher than it will be. Experts that a token doesn't visit can't be told from the shape, so mixtures of experts aren't judged.
+    `samples` of a rank in a step; `device`: the slowest GPU's name. The GPU is assumed to compute at 40 % of its peak. Few trainings reach that,
+    so the real share is usually lower. Experts that a token doesn't visit can't be told from the shape, so mixtures of experts aren't judged.
     """
     peak = known_peak(device)
     if peak is None or shape.experts_per_token or not flows:

@@ -91,6 +91,11 @@ class JobOnHost:
         """True if its agent runs, or is about to."""
         return self.supervised or self.unit in ("active", "activating", "reloading", "deactivating")
 
+    def records_end(self, uid: str, retry: int) -> bool:
+        """True if the coordinator has recorded here that this start ended, after this retry or a later one."""
+        retried = self.ended.get("retry", 0)
+        return self.ended.get("jobUid") == uid and isinstance(retried, int) and retried >= retry
+
 
 @dataclass(frozen=True)
 class HostFacts:

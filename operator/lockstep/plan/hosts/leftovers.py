@@ -62,7 +62,4 @@ def _is_deleted(record: JobRecord, answers: Mapping[str, HostFacts], cluster: Ho
 def _has_ended(job: JobOnHost, record: JobRecord, answers: Mapping[str, HostFacts]) -> bool:
     first = answers.get(record.hosts[0])
     there = None if first is None else first.jobs.get(record.name)
-    if there is None or there.runs or there.problem:
-        return False
-    retried = there.ended.get("retry", 0)
-    return there.ended.get("jobUid") == record.uid and isinstance(retried, int) and retried >= job.retry
+    return there is not None and not there.runs and not there.problem and there.records_end(record.uid, job.retry)

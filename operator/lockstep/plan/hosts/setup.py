@@ -11,15 +11,13 @@ from typing import Any
 from lockstep.api.errors import ConfigError
 from lockstep.api.hosts import Host
 from lockstep.plan.cluster.finding import Finding, failed, warning
-from lockstep.plan.hosts.facts import BadAnswer
+from lockstep.plan.hosts.facts import OLDEST_PYTHON, BadAnswer
 from lockstep.plan.hosts.place import absolute
 from lockstep.plan.hosts.wheels import HostTarget
 from lockstep_spec.words import cleaned
 
 PYTHON_MIN = (3, 11)
 """Oldest Python that the trainer runs on."""
-PROGRAMS_MIN = (3, 10)
-"""Oldest Python for most programs that run on hosts."""
 BROUGHT = "3.12"
 """Python that a host gets which has none that will do, where the cluster file names none."""
 MACHINES = ("x86_64", "aarch64")
@@ -61,7 +59,7 @@ class HostParts:
     def runs_programs(self) -> bool:
         """True if it has a Python for programs that aren't written for the oldest ones."""
         own = next(iter(self.pythons), "")
-        return bool(self.environments) or (own != "" and HostPython(own, "").pair >= PROGRAMS_MIN)
+        return bool(self.environments) or (own != "" and HostPython(own, "").pair >= OLDEST_PYTHON)
 
 
 def read_parts(name: str, answer: Mapping[str, Any]) -> HostParts:

@@ -168,13 +168,9 @@ def _newest_commit(seen: Seen) -> tuple[int, float] | None:
 def _ending(seen: Seen, report: Report | None) -> Ending:
     """The end of the job by the coordinator's record, which outlives its report."""
     for job in seen.jobs.values():
-        record = job.ended
-        retried = record.get("retry", 0)
-        if record.get("jobUid") == seen.record.uid and isinstance(retried, int) and retried >= job.retry:
-            message = str(record.get("message", ""))
-            return Ending(
-                complete=record.get("state") == State.COMPLETE.value, failed=record.get("state") == State.FAILED.value, message=message
-            )
+        if job.records_end(seen.record.uid, job.retry):
+            state, message = job.ended.get("state"), str(job.ended.get("message", ""))
+            return Ending(complete=state == State.COMPLETE.value, failed=state == State.FAILED.value, message=message)
     retry = max((job.retry for job in seen.jobs.values()), default=0)
     if report is not None and report.retry >= retry and report.state in (State.COMPLETE, State.FAILED):
         return Ending(complete=report.state is State.COMPLETE, failed=report.state is State.FAILED, message=report.message)

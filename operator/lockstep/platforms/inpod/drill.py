@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lockstep.platforms.inpod.rankprocesses import PROC, leads_session, rank_processes, run_dir_of, state_letter
+from lockstep.platforms.inpod.rankprocesses import leads_session, parent_of, rank_processes, run_dir_of, state_letter
 
 FILLER = "drill-fill"
 WATCH_SECONDS = 0.05
@@ -83,8 +83,7 @@ def hit(rank: int, number: int) -> None:
 
 def lose(rank: int) -> None:
     """End the rank's agent at once, which leaves nobody to end its ranks in order."""
-    agent = int((PROC / str(leader(rank)) / "stat").read_text().rpartition(")")[2].split()[1])
-    os.kill(agent, signal.SIGKILL)
+    os.kill(parent_of(leader(rank)), signal.SIGKILL)
     say(hit=rank)
 
 

@@ -43,12 +43,22 @@ def run_dir_of(environment: Mapping[str, str]) -> str:
 
 def leads_session(process: Path) -> bool:
     """Return True if the process is the one that the agent started, not one that came of it. Raises OSError, IndexError when it has ended."""
-    return (process / "stat").read_text().rpartition(")")[2].split()[3] == process.name
+    return _stat(process)[3] == process.name
+
+
+def parent_of(pid: int) -> int:
+    """Process that started this one. Raises OSError, IndexError when it has ended."""
+    return int(_stat(PROC / str(pid))[1])
 
 
 def state_letter(pid: int) -> str:
     """Letter of the state that the kernel gives the process; '' when it has ended."""
     try:
-        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
+        return _stat(PROC / str(pid))[0]
     except (OSError, IndexError):
         return ""
+
+
+def _stat(process: Path) -> list[str]:
+    """Fields of the process's stat file behind its name, which may hold spaces: state, parent, process group, session and more."""
+    return (process / "stat").read_text().rpartition(")")[2].split()

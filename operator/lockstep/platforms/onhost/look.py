@@ -313,7 +313,7 @@ def promised_ports() -> list[int]:
     ports: set[int] = set()
     for path in state_folder().glob("*/run.json"):
         run = object_in(path)
-        with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError, OSError):  # (what can't be read is told by `jobs`)
+        with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError, OSError):  # (`jobs` tells what can't be read)
             if not (path.parent / "stopped").exists() and (path.parent / "key").exists():
                 ports |= {int(run["coordinatorPort"]), int(run["masterPort"])}
     return sorted(ports)

@@ -10,6 +10,7 @@ from lockstep.api.hosts import Host, HostsCluster
 from lockstep.plan.hosts.facts import Folder, HostFacts, JobOnHost, Route
 from lockstep.plan.hosts.leftovers import LISTED_MAX, LeftAgent, leftovers
 from lockstep.plan.hosts.record import Coordinator, JobRecord
+from lockstep.platforms.onhost import look
 
 FIRST = JobRecord(
     job={"metadata": {"name": "x", "uid": "u1"}}, cluster="lab", hosts=("lab0", "lab1"), ranks=(1, 1), node=0, workspace="/ws", datasets="/d", supervised=False,
@@ -71,6 +72,7 @@ def test_only_an_agent_whose_job_is_over_is_a_leftover(
 
 
 def test_a_host_that_may_have_more_jobs_than_it_names_has_not_lost_one() -> None:
+    assert LISTED_MAX <= look.JOBS_MAX
     many = {f"x{number}": NOTHING for number in range(LISTED_MAX)}
     assert left({"lab0": host("lab0", many), "lab1": host("lab1", {"x": WAITS})}) == []
 

@@ -132,7 +132,7 @@ def test_of_two_resumes_at_once_the_later_one_leaves_the_agent_of_the_first_alon
     first.write(b"go\n")
     assert first.answer() == {"started": True}
     pid = keep.supervisor("x")
-    assert pid is not None, "whoever is told of the start sees that it runs"
+    assert pid is not None, "the supervisor is there once the start has answered"
     second = Keeper(home, fresh=False)
     assert second.answer() == {"problem": "job x runs there already"}
     knowing = Keeper(home, fresh=False, ran=True)
