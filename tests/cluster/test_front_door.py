@@ -13,7 +13,12 @@ import pytest
 import yaml
 
 from lockstep.api.files.yamltext import dump_yaml
+from lockstep.api.job import TrainingJob
+from lockstep.cli.shared.target import load
+from lockstep.plan.render.resolve import resolve
+from lockstep.plan.render.resolved import PlatformDefaults
 from support.checkout import ROOT
+from support.clusters.cluster_demo import demo_pod
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 SAMPLE = "manifests/samples/trainingjob.yaml"
@@ -81,10 +86,10 @@ def test_deploy_apply_logs_status_and_uninstall_read_well(lockstep: list[str], k
     assert "\nReady. Next:\n  lockstep init job first --cluster local -o first.yaml" in deployed.stdout
     job = yaml.safe_load((ROOT / SAMPLE).read_text())
     job["spec"]["training"]["checkpoint"]["resumeFrom"] = "None"  # an earlier run of the demo is complete
-    applied = kubectl("apply", "-n", "lockstep", "-f", "-", input=dump_yaml(job))
-    assert applied.returncode == 0, applied.stderr
-
-    followed = run([*lockstep, "logs", "demo", "--follow"])
+    with demo_pod(resolve(TrainingJob.model_validate(job), load("local").profile, PlatformDefaults(namespace="lockstep"))):
+        applied = kubectl("apply", "-n", "lockstep", "-f", "-", input=dump_yaml(job))
+        assert applied.returncode == 0, applied.stderr
+        followed = run([*lockstep, "logs", "demo", "--follow"])
     assert followed.returncode == 0, followed.stderr
     assert re.search(r"^\[rank 0\] Step \d+/\d+ \| Loss: ", followed.stdout, re.MULTILINE)
     assert kubectl("wait", "tj/demo", "-n", "lockstep", "--for=condition=Complete", "--timeout=60s").returncode == 0
