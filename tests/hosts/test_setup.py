@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
 from lockstep.cli.clusters.demo import demo_folder
 from lockstep.devcluster.hosts import bed as running
+from lockstep.platforms.onhost import install
 from support.checkout import ROOT
 from support.clusters.bed_hosts import BedHosts, eventually
 from support.clusters.bed_jobs import SECONDS, BedJobs
@@ -247,6 +251,37 @@ def test_wheels_cross_the_laptop_s_link_once_and_only_their_user_may_write_to_th
     for number in range(3):
         assert lab.works(number)
         assert lab.sh(number, 'find "$1/wheels" -perm /022; ls -A "$1/wheels" | grep "^\\." || true') == ""
+
+
+def python_name(lab: Lab, version: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Name of the archive that the lab's uv brings a Python from, on machines such as this one."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(folder))
+    (folder / "lockstep").mkdir(parents=True)
+    (folder / "lockstep/wheels").symlink_to(lab.house)
+    uv = next(lab.house.glob("uv-*.whl")).name
+    return unquote(install.archive_of({"uv": uv, "version": version}, io.BytesIO())["url"].rpartition("/")[2])
+
+
+def test_the_archive_of_a_python_crosses_the_laptop_s_link_once_and_uv_refuses_one_that_it_does_not_know(
+    bare: BedHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Lab(bare, tmp_path, hosts=3)
+    lab.cluster.write_text(lab.cluster.read_text().replace("environment: {", 'environment: {python: "3.13", '))
+    archive = lab.house / python_name(lab, "3.13", tmp_path / "data", monkeypatch)
+    (tmp_path / "python").write_bytes(os.urandom(30 << 20))
+    with tarfile.open(archive, "w:gz", compresslevel=1) as written:
+        written.add(tmp_path / "python", "python/bin/python3.13")
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    size = sum(path.stat().st_size for path in lab.house.iterdir())
+    before = sent_by(lab)
+    done = lab.setup(check=False)
+    assert size < sent_by(lab) - before < 1.5 * size, "three hosts would get three times as much"
+    assert re.findall(r"^bed0, bed1, bed2: sending (\d files?), ", done.stdout, re.MULTILINE) == ["4 files", "1 file"], done.stdout
+    assert done.returncode == 1
+    assert done.stderr.count(digest) == 3, done.stderr
+    for number in range(3):
+        assert lab.environments(number) == []
+        assert lab.sh(number, f'sha256sum "$1/wheels/{archive.name}"').split()[0] == digest
 
 
 def test_a_host_that_the_one_before_cannot_serve_gets_its_wheels_from_the_laptop(lab: Lab) -> None:

@@ -7,14 +7,15 @@ import hashlib
 import importlib.util
 import io
 import json
+import re
 import zipfile
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from lockstep.api.errors import Failed
 from lockstep.plan.hosts.place import absolute
@@ -22,10 +23,11 @@ from lockstep.plan.hosts.setup import HostParts, HostSetup, read_parts
 from lockstep.plan.hosts.wheels import Pin, is_of, is_source, only, without
 from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.platforms.hosts.place import HostPlace
-from lockstep.platforms.hosts.wheelhouse import WheelFile, fetch
+from lockstep.platforms.hosts.wheelhouse import WheelFile, digest_of, fetch
 from lockstep.platforms.inpod import source_of
 from lockstep.platforms.onhost import gputest, install
 from lockstep.programs import Program, ProgramFailed, answer_of, lines_in, python_output, python_program
+from lockstep_spec.words import number_of
 
 LOOK_SECONDS = 30.0
 MAKE_SECONDS = 4 * 3600.0
@@ -34,8 +36,35 @@ PIECE_BYTES = 1 << 20
 SOURCE_ONLY = ("deepspeed",)
 """Packages of requirements/train.lock that have no wheel: a host builds theirs, with what else the lock brings."""
 TRAINER = ("lockstep_gang", "lockstep_spec", "lockstep_train")
+_ARCHIVE = re.compile(r"https://[^\s?#]+/(?P<release>\d{8})/(?P<name>cpython-[A-Za-z0-9._+-]{1,200}\.tar\.(?:gz|zst))")
 _TIME = (1980, 1, 1, 0, 0, 0)
 Say = Callable[[str], None]
+
+
+class Downloads:
+    """Files that this machine downloads for several hosts: each once, however many hosts wait for it."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, asyncio.Task[WheelFile]] = {}
+
+    async def file(self, url: str, path: Path) -> WheelFile:
+        """Return the file, downloading it if it isn't there. Raises Failed."""
+        if path not in self._files:
+            self._files[path] = asyncio.create_task(self._fetched(url, path))
+        return await self._files[path]
+
+    async def _fetched(self, url: str, path: Path) -> WheelFile:
+        await fetch(url, path)
+        return WheelFile(path, await asyncio.to_thread(digest_of, path))
+
+
+@dataclass(frozen=True)
+class PythonArchive:
+    """Archive of a Python that a host gets."""
+
+    release: str
+    """Release that its name stands in, as uv looks for it."""
+    file: WheelFile
 
 
 @dataclass(frozen=True)
@@ -52,14 +81,20 @@ class Packages:
     files: Mapping[str, Sequence[WheelFile]] | None
     """Files of the packages, by host; None: the hosts reach an index."""
     index: str | None = None
+    downloads: Downloads = field(default_factory=Downloads)
 
     def of(self, name: str) -> list[WheelFile]:
         """Return the files that go to a host."""
         return [self.uv[name], self.trainer, *(self.files or {}).get(name, ())]
 
-    def lacking(self, setup: HostSetup) -> list[WheelFile]:
-        """Return the files that a host hasn't got."""
-        return [file for file in self.of(setup.host.name) if setup.parts.files.get(file.path.name) != file.size]
+    def brings_python(self, setup: HostSetup) -> bool:
+        """Return True if the archive of a Python goes to this host, too."""
+        return setup.makes and self.files is not None and not setup.python.path
+
+
+def not_there(files: Iterable[WheelFile], there: Mapping[str, int]) -> list[WheelFile]:
+    """Return the files that aren't there whole. `there`: sizes by name."""
+    return [file for file in files if there.get(file.path.name) != file.size]
 
 
 @cache
@@ -124,16 +159,16 @@ async def set_up(fleet: Fleet, setup: HostSetup, packages: Packages, say: Say) -
         files = packages.of(name)
         archive = None
         await _send(place, files, setup.parts.files, say)
-        if packages.files is not None and not setup.python.path:
-            archive, sent = await _python_archive(place, setup, packages)
-            await _send(place, [sent], setup.parts.files, say)
-            files.append(sent)
+        if packages.brings_python(setup):
+            archive = await python_archive(fleet, setup, packages)
+            await _send(place, [archive.file], setup.parts.files, say)
+            files.append(archive.file)
         request |= _making(setup, packages, files, archive)
     async with asyncio.timeout(MAKE_SECONDS):
         return bool((await _asked(place, request, lambda step: say(f"{name}: {step}")))["linger"])
 
 
-def _making(setup: HostSetup, packages: Packages, files: Sequence[WheelFile], archive: list[str] | None) -> dict[str, Any]:
+def _making(setup: HostSetup, packages: Packages, files: Sequence[WheelFile], archive: PythonArchive | None) -> dict[str, Any]:
     offline = packages.files is not None
     names = [file.path.name for file in files]
     sources = {pin.name for pin in packages.pins if pin.name in SOURCE_ONLY}
@@ -146,7 +181,7 @@ def _making(setup: HostSetup, packages: Packages, files: Sequence[WheelFile], ar
         "folders_of_trainer": TRAINER,
         "python": setup.python.path,
         "version": setup.python.version,
-        "archive": archive,
+        "archive": None if archive is None else [archive.release, archive.file.path.name],
         "offline": offline,
         "index": "" if offline else packages.index or "",
         "wheels": without(packages.lock, sources),
@@ -158,25 +193,29 @@ def _making(setup: HostSetup, packages: Packages, files: Sequence[WheelFile], ar
     }
 
 
-async def _python_archive(place: HostPlace, setup: HostSetup, packages: Packages) -> tuple[list[str], WheelFile]:
-    """Download the archive of the Python that uv brings. uv on the host knows its digest, and refuses another one."""
-    request = {"do": "archive", "uv": packages.uv[setup.host.name].path.name, "version": setup.python.version}
-    url = str((await _asked(place, request))["url"])
-    release, name = urlsplit(url).path.split("/")[-2:]
-    path = packages.uv[setup.host.name].path.parent / unquote(name)
-    if not path.exists():
-        await fetch(url, path)
-    with path.open("rb") as file:
-        return [release, path.name], WheelFile(path, hashlib.file_digest(file, "sha256").hexdigest())
+async def python_archive(fleet: Fleet, setup: HostSetup, packages: Packages) -> PythonArchive:
+    """Download the archive of the Python that a host's uv, which must be there, brings. It knows its digest, and refuses another one. Raises Failed."""
+    uv = packages.uv[setup.host.name].path
+    answer = await _asked(fleet.place(setup.host.name), {"do": "archive", "uv": uv.name, "version": setup.python.version})
+    release, name = address_of_python(setup.host.name, url := str(answer["url"]))
+    return PythonArchive(release, await packages.downloads.file(url, uv.parent / name))
+
+
+def address_of_python(host: str, url: str) -> tuple[str, str]:
+    """Return the release and the file's name of an address that a host answers. Raises ProgramFailed: whoever owns a host decides what it answers."""
+    match = _ARCHIVE.fullmatch(unquote(url))
+    if match is None:
+        raise ProgramFailed(f"host {host}: {url[:200]!r} is no address of a Python: it is https://…/RELEASE/cpython-….tar.gz")
+    return match["release"], match["name"]
 
 
 async def _send(place: HostPlace, files: Sequence[WheelFile], there: Mapping[str, int], say: Say) -> None:
     """Send the files that aren't there; of one that came in part, the rest. `there`: sizes by name."""
-    lacking = [file for file in files if there.get(file.path.name) != file.size]
+    lacking = not_there(files, there)
     if not lacking:
         return
     size = sum(file.size for file in lacking)
-    say(f"{place.shared.login.name}: sending {len(lacking)} files, {size / 1e6:.0f} MB")
+    say(f"{place.shared.login.name}: sending {number_of(len(lacking), 'file')}, {size / 1e6:.0f} MB")
     async with _started(place, {"do": "take", "files": len(lacking), "bytes": size}) as program:
         answers = lines_in(program)
         for file in lacking:

@@ -101,7 +101,7 @@ def _present(pin: Pin, folder: Path) -> list[str]:
 
 
 def _checked(path: Path, pin: Pin) -> str:
-    digest = _digest(path)
+    digest = digest_of(path)
     if digest not in pin.hashes:
         raise Failed(
             f"{path} has the SHA-256 {digest}, but the lock has {pin.expects()} for {pin.name} {pin.version}: nothing of it was sent; remove the file"
@@ -109,7 +109,8 @@ def _checked(path: Path, pin: Pin) -> str:
     return digest
 
 
-def _digest(path: Path) -> str:
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -202,7 +203,7 @@ async def download(session: ClientSession, url: str, path: Path, sha256: str | N
                 with part.open("ab" if response.status == 206 else "wb") as file:
                     async for data in response.content.iter_chunked(PIECE_BYTES):
                         file.write(data)
-        digest = await asyncio.to_thread(_digest, part)
+        digest = await asyncio.to_thread(digest_of, part)
         if sha256 is not None and digest != sha256:
             part.unlink()
             raise Failed(f"{_shown(url)} has the SHA-256 {digest}, and {sha256} is expected: it was removed")
@@ -212,7 +213,9 @@ async def download(session: ClientSession, url: str, path: Path, sha256: str | N
 
 
 async def fetch(url: str, path: Path) -> None:
-    """Download a file whose digest its user knows. Raises Failed."""
+    """Download a file whose digest its user knows, if it isn't there. Raises Failed."""
+    if await asyncio.to_thread(path.exists):
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     async with _session() as session:
         await download(session, url, path, None)

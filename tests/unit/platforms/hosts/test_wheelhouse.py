@@ -15,7 +15,9 @@ import pytest
 from lockstep.api.errors import Failed
 from lockstep.plan.hosts.wheels import HostTarget, Pin
 from lockstep.platforms.hosts import wheelhouse
+from lockstep.platforms.hosts.environment import Downloads, address_of_python
 from lockstep.platforms.hosts.wheelhouse import Offer, WheelFile, from_html, from_json, gather, index_here
+from lockstep.programs import ProgramFailed
 
 HOST = HostTarget((3, 11), "x86_64", (2, 36))
 CONTENT = b"a wheel's bytes" * 1000
@@ -187,3 +189,31 @@ def test_this_machine_asks_the_index_of_the_file_then_its_own(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert index_here(stated) == expected
+
+
+def test_a_file_that_several_hosts_wait_for_is_downloaded_once(index: Index, tmp_path: Path) -> None:
+    async def wait() -> list[WheelFile]:
+        downloads = Downloads()
+        return await asyncio.gather(*(downloads.file(f"{index.url}/files/{NAME}", tmp_path / NAME) for _ in range(3)))
+
+    assert asyncio.run(wait()) == [WheelFile(tmp_path / NAME, digest(CONTENT))] * 3
+    assert len(index.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://169.254.169.254/20260101/cpython-3.13.tar.gz",
+        "https://host/20260101/..%2F..%2Fcpython-3.13.tar.gz",
+        "https://host/20260101/.bashrc",
+        "https://host/cpython-3.13.tar.gz",
+    ],
+)
+def test_an_answer_of_a_host_that_is_no_address_of_a_python_is_not_downloaded(url: str) -> None:
+    with pytest.raises(ProgramFailed, match=r"host lab0: .* is no address of a Python: it is https://"):
+        address_of_python("lab0", url)
+
+
+def test_the_address_of_a_python_has_its_release_and_its_name() -> None:
+    url = "https://host/releases/download/20260101/cpython-3.13.1%2B20260101-x86_64-unknown-linux-gnu-install_only_stripped.tar.gz"
+    assert address_of_python("lab0", url) == ("20260101", "cpython-3.13.1+20260101-x86_64-unknown-linux-gnu-install_only_stripped.tar.gz")
