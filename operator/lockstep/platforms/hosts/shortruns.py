@@ -36,7 +36,7 @@ from lockstep.platforms.hosts.start import refuse_missing
 from lockstep.platforms.inpod import source_of
 from lockstep.platforms.jobs.netrates import measure_pairs
 from lockstep.platforms.jobs.runs import summary
-from lockstep.platforms.onhost import keep
+from lockstep.platforms.onhost import keep, sweep
 from lockstep.programs import Program, ProgramFailed, answer_of, kept_alive, lines_in, python_program
 from lockstep_gang.contract.preflight import PreflightReport
 from lockstep_gang.contract.report import State
@@ -193,7 +193,7 @@ def _brief(seat: Seat, alter: Alter, *, forget: bool = False) -> Brief:
     record, run = seat.record, seat.run
     folder = join(_parent(run.key_file), f".{record.name}.{secrets.token_hex(6)}")
     agent = join(folder, AGENT)
-    run_dir = join(record.workspace, "runs", f"{keep.MEASURED}{record.name}") if forget else run.run_dir
+    run_dir = join(record.workspace, "runs", f"{sweep.MEASURED}{record.name}") if forget else run.run_dir
     host = None if run.host is None else replace(run.host, unit="")
     own = alter(replace(run, key_file=join(folder, KEY), run_dir=run_dir, host=host, attempts_before=0), agent)
     command = (record.command[0], "-B", agent, "--run", join(folder, RUN), "--node", str(seat.node))

@@ -6,15 +6,13 @@ goes away meanwhile, nothing stays, unless the coordinator of this very start, t
 Only one start of a name is under way on a host. One that has waited for long, since its connection broke silently, makes room for a later one, whose coordinator it
 never takes for its own.
 
-`brief` takes files in the same way, and runs the agent for as long as somebody asks for it: its lines come as `{"line": …}`, its end as `{"ended": code}`. All
-that it had is removed on the line `done`, and when the other end goes away or falls silent.
+`brief` runs a job that leaves nothing: see there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import json
 import os
 import re
@@ -23,14 +21,14 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from lockstep.platforms.onhost.brief import brief
 from lockstep.platforms.onhost.exchange import Declined, Json, answer, problem_of, received, sync, write
-from lockstep.platforms.onhost.readings import object_in, start_ticks, state_folder, supervisor
+from lockstep.platforms.onhost.readings import alone, object_in, start_ticks, state_folder, supervisor
+from lockstep.platforms.onhost.sweep import sweep
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 STOPPED = "stopped"
@@ -38,17 +36,8 @@ STOPPED = "stopped"
 WITNESS_SECONDS = 20.0
 START_SECONDS = 40.0
 """Seconds after which a start that still waits makes room for a later one."""
-OLD_SECONDS = 3600.0
-"""Age of a draft that no start has any more, since each waits for minutes at most."""
 SYSTEMD_SECONDS = 60.0
 RESTART_SECONDS = 2.0
-SILENCE_SECONDS = 60.0
-"""Seconds without a line after which a brief run ends: its connection may have broken silently."""
-END_SECONDS = 10.0
-QUIET_SECONDS = 1.0
-BRIEF = re.compile(r"\.[a-z0-9][-a-z0-9]{0,62}\.[0-9a-f]{12}")
-MEASURED = ".measured-"
-"""Beginning of the name of a run's folder that is removed with it."""
 FINAL = (0, 1, 75, 78)
 """Exit codes of an agent that is not started again: complete, failed, saved as asked, refused."""
 
@@ -143,18 +132,6 @@ def apart() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-@contextlib.contextmanager
-def alone() -> Iterator[None]:
-    """Do the block while no other start does its own."""
-    state_folder().mkdir(parents=True, exist_ok=True)
-    with state_folder().with_suffix(".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(lock, fcntl.LOCK_UN)  # (the agent's supervisor has the descriptor, too)
-
-
 def runs(name: str) -> bool:
     """Return True if the job's agent runs, or is about to run again."""
     if supervisor(name) is not None:
@@ -173,14 +150,6 @@ def discard_drafts(name: str) -> None:
                 )
             draft.rename(draft.with_name(f"..{os.urandom(6).hex()}"))
     sweep()
-
-
-def sweep() -> None:
-    """Remove what a power cut has left of starts of any job, which may hold a key: between two names, where within `alone` none is, and drafts of long ago."""
-    for left in [*state_folder().glob("..*"), *state_folder().glob(".*.start.*")]:
-        with contextlib.suppress(FileNotFoundError):
-            if left.name.startswith("..") or time.time() - left.stat().st_mtime > OLD_SECONDS:
-                shutil.rmtree(left, ignore_errors=True)
 
 
 def taken(draft: Path) -> Path:
@@ -356,114 +325,6 @@ def clear(request: Json) -> Json:
     systemctl("daemon-reload")
     shutil.rmtree(state_folder() / name, ignore_errors=True)
     return {"removed": result["stopped"]}
-
-
-class Asker:
-    """The other end of a brief run: what it says, and whether it is still there."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self.said: set[bytes] = set()
-        self._stream, self._heard, self._gone = stream, time.monotonic(), False
-        self._news = threading.Condition()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        while line := self._stream.readline():
-            with self._news:
-                self.said.add(line.strip())
-                self._heard = time.monotonic()
-                self._news.notify_all()
-        self.leave()
-
-    def leave(self, *_: object) -> None:
-        """Count the other end as gone."""
-        self._gone = True
-
-    @property
-    def is_gone(self) -> bool:
-        return self._gone or time.monotonic() - self._heard > SILENCE_SECONDS
-
-    def says(self, word: bytes, seconds: float) -> bool:
-        """Return True once it has said the word; False after so many seconds, or when it has gone."""
-        end = time.monotonic() + seconds
-        while word not in self.said and not self.is_gone and (left := end - time.monotonic()) > 0:
-            with self._news:
-                self._news.wait(min(left, 0.2))
-        return word in self.said
-
-
-def brief(request: Json, stream: BinaryIO) -> Json:
-    """Run the agent of a job that leaves nothing, until somebody says `done` or goes away. Its files are in the folder `folder` of the state folder."""
-    folder = Path(request["folder"])
-    measured = None if request["forget"] is None else Path(request["forget"])
-    if folder.parent != state_folder() or not BRIEF.fullmatch(folder.name) or (measured and not measured.name.startswith(MEASURED)):
-        raise Declined(f"{folder} is no folder for a short run")
-    files = dict(received(stream) for _ in range(request["files"]))
-    process, ticks = None, None
-    asker = Asker(stream)
-    signal.signal(signal.SIGTERM, asker.leave)
-    try:
-        for needed in (folder.parent, *map(Path, request["folders"])):
-            needed.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700)
-        for name, data in files.items():
-            write(folder / name, data)
-        answer({"placed": True})
-        if asker.says(b"go", SILENCE_SECONDS):
-            command = [*request["command"], "--parent", str(os.getpid())]
-            process = subprocess.Popen(
-                command, env={**os.environ, **request["environment"]}, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
-            ticks = start_ticks(process.pid)
-            threading.Thread(target=pass_lines, args=(process,), daemon=True).start()
-            while not asker.says(b"done", 0.5):
-                if asker.is_gone:
-                    break
-    finally:
-        clear_away(None if process is None else process.pid, ticks, [folder, *([measured] if measured else [])])
-    return {"removed": True}
-
-
-def pass_lines(process: subprocess.Popen[bytes]) -> None:
-    """Pass the agent's lines on, and how it ended."""
-    assert process.stdout is not None  # noqa: S101 (it is a pipe)
-    for line in process.stdout:
-        answer({"line": line.decode(errors="replace").rstrip("\n")})
-    answer({"ended": process.wait()})
-
-
-def clear_away(pid: int | None, ticks: int | None, folders: list[Path]) -> None:
-    """End the agent `pid` that started at `ticks`, and remove the folders. A process of its own does it, which nobody ends before it has."""
-    cleaner = os.fork()
-    if cleaner:
-        os.waitpid(cleaner, 0)
-        return
-    os.setsid()
-    with contextlib.suppress(BaseException):
-        if pid is not None and ticks is not None:
-            end_agent(pid, ticks)
-        end = time.monotonic() + END_SECONDS
-        quiet = time.monotonic() + QUIET_SECONDS
-        while time.monotonic() < min(quiet, end):  # a rank that ends may bring its folder back
-            for folder in folders:
-                if folder.exists():
-                    shutil.rmtree(folder, ignore_errors=True)
-                    quiet = time.monotonic() + QUIET_SECONDS
-            time.sleep(0.05)
-    os._exit(0)
-
-
-def end_agent(pid: int, ticks: int) -> None:
-    """Let the agent end its ranks without a save, and kill it if it doesn't. (Two of SIGTERM mean at once.)"""
-    for number, patience in ((signal.SIGTERM, 0.2), (signal.SIGTERM, END_SECONDS), (signal.SIGKILL, END_SECONDS)):
-        if start_ticks(pid) != ticks:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-        end = time.monotonic() + patience
-        while start_ticks(pid) == ticks and time.monotonic() < end:
-            time.sleep(0.05)
 
 
 def main(stream: BinaryIO) -> None:

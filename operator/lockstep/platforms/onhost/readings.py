@@ -1,10 +1,16 @@
-"""Readings of a host that several programs there take: files, output of commands, and the process that keeps an agent. Python 3.6 reads it, too."""
+"""Readings of a host that several programs there take: files, output of commands, and the process that keeps an agent; and the lock of starts.
+
+Python 3.6 reads it, too.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +67,15 @@ def supervisor(name: str) -> int | None:
     except (ValueError, KeyError, TypeError, OverflowError):
         return None
     return pid if start_ticks(pid) == ticks else None
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Do the block while no other start does its own."""
+    state_folder().mkdir(parents=True, exist_ok=True)
+    with state_folder().with_suffix(".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # (the agent's supervisor has the descriptor, too)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.platforms.onhost import install, keep
+from lockstep.platforms.onhost import install, keep, readings, sweep
 
 JOBS = "lockstep/jobs"
 
@@ -161,7 +161,7 @@ def test_a_start_and_a_deletion_remove_what_a_power_cut_left_of_starts(home: Pat
         for folder in left:
             folder.mkdir(parents=True)
             (folder / "key").write_text("secret")
-        long_ago = left[-1].stat().st_mtime - 2 * keep.OLD_SECONDS
+        long_ago = left[-1].stat().st_mtime - 2 * sweep.OLD_SECONDS
         os.utime(left[-1], (long_ago, long_ago))
         return left
 
@@ -192,7 +192,7 @@ def test_a_setup_keeps_the_environment_of_a_start_that_waits_for_the_word(home: 
 
 def test_a_setup_waits_for_a_start_that_is_about_to_write_its_record(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = environment(home, "0")
-    with later_setup(home, monkeypatch) as thread, keep.alone():
+    with later_setup(home, monkeypatch) as thread, readings.alone():
         thread.start()
         thread.join(1)
         assert python.exists()
