@@ -8,10 +8,15 @@ import os
 import re
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import tarfile
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -134,6 +139,51 @@ def test_bare_hosts_run_a_job_after_one_command_and_a_second_one_changes_nothing
             assert lab.sh(number, "cat /home/ada/lockstep/workspace/environment") == f"{environment} 42"
     finally:
         lab.about("delete", "small", "--yes")
+
+
+@contextmanager
+def package_index(folder: Path, wheels: Path, address: str) -> Iterator[str]:
+    """Serve the wheels at an address as an index of one's own, whose certificate is in `folder`/ca.pem and known to nobody; its URL."""
+    names = {"small-alpha": "small_alpha", "small-beta": "small_beta"}
+    for project, name in names.items():
+        page = folder / "served/simple" / project
+        page.mkdir(parents=True)
+        wheel = next(wheels.glob(f"{name}-*.whl"))
+        shutil.move(wheel, page / wheel.name)
+        (page / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=index"]
+    named = ["-addext", f"subjectAltName=IP:{address}", "-addext", "basicConstraints=critical,CA:FALSE"]
+    subprocess.run([*made, *named, "-keyout", folder / "key.pem", "-out", folder / "ca.pem"], check=True, capture_output=True)
+    trust = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trust.load_cert_chain(folder / "ca.pem", folder / "key.pem")
+    with ThreadingHTTPServer((address, 0), partial(SimpleHTTPRequestHandler, directory=str(folder / "served"))) as server:
+        server.socket = trust.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"https://{address}:{server.server_port}/simple/"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_hosts_install_from_an_index_that_they_trust_and_from_no_other(lab: Lab, tmp_path: Path) -> None:
+    bundle = "/etc/ssl/certs/ca-certificates.crt"
+    with package_index(tmp_path, lab.house, lab.bed.layout.gateway) as url:
+        lab.cluster.write_text(lab.cluster.read_text().replace(f"wheelhouse: {lab.house}", f"index: '{url}'"))
+        refused = lab.setup(check=False)
+        assert refused.returncode == 1
+        assert refused.stderr.count("certificate") >= HOSTS, refused.stderr
+        assert [lab.environments(number) for number in range(HOSTS)] == [[], []]
+        trusts = 'mkdir -p "${1%/*}"; cp -p "$1" "$1.kept" 2>/dev/null || true; cat >> "$1"'
+        try:
+            for number in range(HOSTS):
+                lab.bed.console(number, "sh", "-c", trusts, "sh", bundle, stdin=(tmp_path / "ca.pem").read_bytes())
+            lab.setup()
+        finally:
+            for number in range(HOSTS):
+                lab.bed.console(number, "sh", "-c", 'mv "$1.kept" "$1" 2>/dev/null || rm -f "$1"', "sh", bundle)
+    assert all(lab.works(number) for number in range(HOSTS))
 
 
 def test_a_check_names_the_host_whose_environment_is_not_of_the_lock(lab: Lab) -> None:

@@ -128,7 +128,7 @@ class HostEnvironment(Model):
     python: Annotated[str | None, Field(pattern=PYTHON_PATTERN, max_length=4)] = None
     """Version of Python of the environments: the host's own where it has that one, else one is brought. Left out: the host's own from 3.11 on, else 3.12."""
     index: Annotated[str | None, Field(pattern=INDEX_PATTERN, max_length=512)] = None
-    """Package index that the hosts reach. Left out: PyPI."""
+    """Package index that the hosts reach, by https. Left out: PyPI. Its certificate is checked against those that each host trusts."""
     wheelhouse: LocalPath | None = None
     """Folder of wheels on this machine, sent to hosts that reach no index. What it lacks is downloaded into it."""
 

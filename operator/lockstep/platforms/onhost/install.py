@@ -279,7 +279,9 @@ def build(request: Json, data: Path, final: Path) -> None:
     run([uv, "venv", "--quiet", "--relocatable", "--no-project", "--python", *chosen, str(draft)], own)
     inside = str(draft / "bin" / "python")
     source = ["--no-index", "--find-links", str(data / "wheels")] if request["offline"] else []
-    source += ["--default-index", request["index"]] if request["index"] else []
+    if request["index"]:
+        source += ["--default-index", request["index"]]
+        own.update(trust_of_host())
     common = ["--quiet", "--require-hashes", "--compile-bytecode", "--python", inside, *source]
     lock = data / ".setup.lock.txt"
     lock.write_text(request["wheels"], encoding="utf-8")
@@ -336,6 +338,15 @@ def archive_of(request: Json, stream: BinaryIO) -> Json:
         if entry.get("implementation") == "cpython" and entry.get("variant") == "default" and entry.get("url"):
             return {"done": True, "url": entry["url"]}
     raise NotMade(f"uv knows no Python {request['version']} for this machine")
+
+
+def trust_of_host() -> Json:
+    """Variables that let uv trust whom the host trusts, since an index of one's own often has a certificate of one's own; {} where the host trusts nobody."""
+    import ssl  # (slow to import, and asked for here alone)
+
+    paths = ssl.get_default_verify_paths()
+    trusts = bool(paths.cafile) or bool(paths.capath and any(Path(paths.capath).iterdir()))
+    return {"UV_SYSTEM_CERTS": "1"} if trusts and "UV_SYSTEM_CERTS" not in os.environ else {}
 
 
 def run(command: Json, own: Json, downloads: str = "never") -> None:
