@@ -288,8 +288,11 @@ def slow_cable(lab: Lab) -> Undo:
         (
             [old_python, wireless],
             [
-                ("bed2", r"^its Python 3\.9 is too old: 3\.10 or newer is needed$", r"^lockstep hosts setup lab brings one"),
-                ("bed2", r"^the ranks' Python /usr/local/bin/python3 has no torch$", r"lockstep hosts setup lab"),
+                (
+                    "bed2",
+                    r"^its hosts\[\]\.python /usr/local/bin/python3 is Python 3\.9, and 3\.10 or newer is needed$",
+                    r"^state another one, or leave it out, and lockstep hosts setup lab makes an environment$",
+                ),
                 ("bed0", r"^its interface eth0 is wireless", "use a cable"),
             ],
         ),

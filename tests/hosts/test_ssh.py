@@ -378,10 +378,27 @@ def rc_that_becomes_another(laptop: BedJobs) -> Callable[[], None]:
     return lambda: root(laptop, 1, "rm /home/ada/.bashrc")
 
 
+def old(laptop: BedJobs, path: str) -> Callable[[], None]:
+    """Put a Python that says it is 3.9 there."""
+    laptop.bed.console(1, "sh", "-ec", f"cat > {path}; chmod 755 {path}", stdin=OLD_PYTHON.encode())
+    return lambda: root(laptop, 1, f"rm {path}")
+
+
 def old_python(laptop: BedJobs) -> Callable[[], None]:
-    laptop.bed.console(1, "sh", "-ec", "cat > /usr/local/bin/python3; chmod 755 /usr/local/bin/python3", stdin=OLD_PYTHON.encode())
-    laptop.cluster.write_text(laptop.cluster.read_text().replace("/opt/env/bin/python", "/usr/local/bin/python3"))
-    return lambda: root(laptop, 1, "rm /usr/local/bin/python3")
+    laptop.cluster.write_text(laptop.cluster.read_text().replace("  python: /opt/env/bin/python\n", ""))
+    return old(laptop, "/usr/local/bin/python3")
+
+
+def old_python_beside_a_new_one(laptop: BedJobs) -> Callable[[], None]:
+    text = laptop.cluster.read_text()
+    laptop.cluster.write_text(text.replace("- name: bed1\n", "- name: bed1\n    python: /usr/local/bin/python3.9\n"))
+    return old(laptop, "/usr/local/bin/python3.9")
+
+
+def python_that_is_not_there(laptop: BedJobs) -> Callable[[], None]:
+    text = laptop.cluster.read_text()
+    laptop.cluster.write_text(text.replace("- name: bed1\n", "- name: bed1\n    python: ~/env/bin/python\n"))
+    return lambda: None
 
 
 def mounted(laptop: BedJobs, folder: str, *, full: bool) -> Callable[[], None]:
@@ -420,6 +437,8 @@ def workspace_read_only(laptop: BedJobs) -> Callable[[], None]:
 REFUSED = {
     shell_that_refuses: r"host bed1: its login shell says: This account is currently not available\.",
     old_python: r"host bed1: its Python 3\.9 is too old: 3\.10 or newer is needed; lockstep hosts setup brings one",
+    old_python_beside_a_new_one: r"host bed1: its hosts\[\]\.python /usr/local/bin/python3\.9 is Python 3\.9, and 3\.10 or newer is needed: state another one, or leave it out",
+    python_that_is_not_there: r"host bed1: its hosts\[\]\.python ~/env/bin/python can't be run: No such file or directory: state another",
     home_full: r"host bed1: /home/ada/\.local/state.*: No space left on device: make room on its file system",
     workspace_read_only: rf"host bed1: its workspace {WORKSPACE}: .* is on a read-only file system: state another",
 }

@@ -87,7 +87,7 @@ class HostDefaults(Model):
     interface: InterfaceName | None = None
     """Interface that the ranks use. Left out: the one with the route to the other hosts."""
     python: HostPath | None = None
-    """Python with the packages of the trainer. Left out: the environment that `lockstep hosts setup` makes."""
+    """Python with the packages of the trainer, 3.11 or newer; for scripts alone 3.10 or newer. Left out: the environment that `lockstep hosts setup` makes."""
     workspace: HostPath = WORKSPACE_FOLDER
     """Folder that stands for /workspace."""
     datasets: HostPath = DATASETS_FOLDER

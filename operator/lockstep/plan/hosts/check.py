@@ -11,7 +11,7 @@ from lockstep.api.hosts import HostsCluster
 from lockstep.plan.cluster.finding import Finding, failed, note, warning
 from lockstep.plan.hosts.condition import HostCondition, HostLook
 from lockstep.plan.hosts.facts import OLDEST_PYTHON, HostFacts, HostGpu
-from lockstep.plan.hosts.place import free_block, python_of
+from lockstep.plan.hosts.place import OTHER_PYTHON, free_block, python_of, stated_python_words
 from lockstep_spec.words import binary_size, decimal_size, listed
 
 GIB = 1 << 30
@@ -84,6 +84,9 @@ def _way(look: HostLook) -> Iterator[Finding]:
 def _python(look: HostLook, facts: HostFacts, condition: HostCondition, name: str) -> Iterator[Finding]:
     if facts.system != "Linux":
         yield failed(look.name, f"it runs {facts.system}, and agents need Linux", "leave it out of the file")
+    if words := stated_python_words(look.host, facts):
+        yield failed(look.name, words, OTHER_PYTHON.format(f" {name}"))
+        return
     if facts.python < OLDEST_PYTHON:
         version = ".".join(map(str, facts.python))
         fix = f"lockstep hosts setup {name} brings one, or state hosts[].python"

@@ -129,6 +129,10 @@ class HostFacts:
     """Folder with one folder for each of Lockstep's jobs."""
     environment_python: str = ""
     """Python of the environment that `hosts setup` made last; '' if it made none."""
+    stated_python: tuple[int, int] | None = None
+    """Version of the Python that the cluster file states; None: it states none, it didn't say, or nobody asked."""
+    stated_problem: str = ""
+    """Reason why that Python can't be run; '' if it can, or nobody asked."""
     promised_ports: frozenset[int] = frozenset()
     """Ports of jobs that have been started here and have not ended, whether somebody listens now or not."""
     own_name: str = ""
@@ -147,7 +151,8 @@ def unread_words(host: str, name: str, job: JobOnHost) -> str:
 
 OLDEST_PYTHON = (3, 10)
 """Oldest Python that agents and programs of Lockstep run on."""
-
+PYTHON_MIN = (3, 11)
+"""Oldest Python that the trainer runs on."""
 
 LEAST_RECORDS = 16 << 20
 """Free bytes of a workspace below which a job's records and logs have no room."""
@@ -180,7 +185,7 @@ def read_host(name: str, answer: Mapping[str, Any]) -> HostFacts:
 
 
 def _read(name: str, answer: dict[str, Any]) -> HostFacts:
-    major, minor = str(answer["python"]).split(".")[:2]
+    stated = answer.get("statedPython", {})
     keeping = answer["keeping"]
     gpus, gpu_problem = _gpus(answer["gpus"])
     return HostFacts(
@@ -189,7 +194,7 @@ def _read(name: str, answer: dict[str, Any]) -> HostFacts:
         home=str(answer["home"]),
         now=float(answer["now"]),
         boot=str(answer["boot"]),
-        python=(int(major), int(minor)),
+        python=_version(answer["python"]),
         workspace=_folder(answer["workspace"]),
         datasets=_folder(answer["datasets"]),
         routes={str(peer): Route(str(way["address"]), str(way["interface"])) for peer, way in answer["routes"].items() if "address" in way},
@@ -205,12 +210,19 @@ def _read(name: str, answer: dict[str, Any]) -> HostFacts:
         jobs={str(job): _job_or_problem(there) for job, there in answer["jobs"].items()},
         state=str(answer["state"]),
         environment_python=str(answer["environmentPython"]),
+        stated_python=_version(stated["version"]) if "version" in stated else None,
+        stated_problem=str(stated.get("problem", "")),
         promised_ports=frozenset(int(port) for port in answer["promisedPorts"]),
         own_name=str(answer.get("ownName", "")),
         memory=int(answer.get("memory", {}).get("MemTotal", 0)),
         memlock=int(answer.get("memlock", -1)),
         system=str(answer.get("system", "Linux")),
     )
+
+
+def _version(text: object) -> tuple[int, int]:
+    major, minor = str(text).split(".")[:2]
+    return int(major), int(minor)
 
 
 def _job_or_problem(answer: dict[str, Any]) -> JobOnHost:

@@ -12,7 +12,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.hosts import Host, HostsCluster
 from lockstep.api.job import TrainingJob
 from lockstep.api.names import DATASETS, WORKSPACE
-from lockstep.plan.hosts.facts import HostFacts, HostGpu, unread_words
+from lockstep.plan.hosts.facts import OLDEST_PYTHON, PYTHON_MIN, HostFacts, HostGpu, unread_words
 from lockstep.plan.hosts.record import Coordinator, JobRecord
 from lockstep.plan.hosts.unit import unit_name, unit_text
 from lockstep.plan.layers import Layer
@@ -193,6 +193,8 @@ def _seat(
     own = facts[host.name]
     folder = join(own.state, resolved.name)
     python = python_of(host, own)
+    if words := stated_python_words(host, own, oldest_python(resolved.job)):
+        raise ConfigError(f"host {host.name}: {words}: {OTHER_PYTHON.format('')}")
     unkept = why_unkept(host, own)
     supervised = bool(unkept)
     run = build_run(
@@ -291,6 +293,25 @@ def python_of(host: Host, facts: HostFacts) -> str:
     raise ConfigError(
         f"host {host.name} has no Python environment: lockstep hosts setup makes it, or state hosts[].python in the cluster file"
     )
+
+
+OTHER_PYTHON = "state another one, or leave it out, and lockstep hosts setup{} makes an environment"
+"""Remedy for a stated Python; its place gets the cluster as one types it."""
+
+
+def oldest_python(job: TrainingJob) -> tuple[int, int]:
+    """Return the oldest version of Python that the job runs on."""
+    return OLDEST_PYTHON if job.spec.training is None else PYTHON_MIN
+
+
+def stated_python_words(host: Host, facts: HostFacts, oldest: tuple[int, int] = OLDEST_PYTHON) -> str:
+    """Reason why no job can run with the Python that the file states for this host; '' if one can, or none is stated."""
+    if facts.stated_problem:
+        return f"its hosts[].python {host.python} can't be run: {facts.stated_problem}"
+    if facts.stated_python is not None and facts.stated_python < oldest:
+        version, needed = (".".join(map(str, one)) for one in (facts.stated_python, oldest))
+        return f"its hosts[].python {host.python} is Python {version}, and {needed} or newer is needed"
+    return ""
 
 
 def addresses_of(hosts: Sequence[Host], facts: Mapping[str, HostFacts]) -> list[str]:

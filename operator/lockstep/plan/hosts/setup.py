@@ -11,13 +11,11 @@ from typing import Any
 from lockstep.api.errors import ConfigError
 from lockstep.api.hosts import Host
 from lockstep.plan.cluster.finding import Finding, failed, warning
-from lockstep.plan.hosts.facts import OLDEST_PYTHON, BadAnswer
+from lockstep.plan.hosts.facts import OLDEST_PYTHON, PYTHON_MIN, BadAnswer
 from lockstep.plan.hosts.place import absolute
 from lockstep.plan.hosts.wheels import HostTarget
 from lockstep_spec.words import cleaned
 
-PYTHON_MIN = (3, 11)
-"""Oldest Python that the trainer runs on."""
 BROUGHT = "3.12"
 """Python that a host gets which has none that will do, where the cluster file names none."""
 MACHINES = ("x86_64", "aarch64")

@@ -25,7 +25,7 @@ async def ask_ahead(fleet: Fleet, job: TrainingJob, profile: TrainingCluster) ->
     """Ask the hosts that a start would take. Raises ConfigError for a job with more nodes than there are hosts."""
     hosts, name = chosen(fleet.cluster, job.spec.nodes), job.metadata.name
     paths = {host.name: inputs_of(job, profile, host) for host in hosts}
-    facts, problems = await fleet.look([host.name for host in hosts], job=name, paths=paths)
+    facts, problems = await fleet.look([host.name for host in hosts], job=name, paths=paths, starts=True)
     refusals = list(problems.values())
     for refuse in (refuse_running, refuse_missing):
         try:

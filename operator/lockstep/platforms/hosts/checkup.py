@@ -53,7 +53,7 @@ async def look_at(fleet: Fleet, hosts: Sequence[Host], job: str = "", inputs: Jo
         asked = now()
         (noise, seconds), (answers, problems), condition = await asyncio.gather(
             _begin(fleet, name),
-            fleet.look([name], job=job, paths=None if inputs is None else inputs.paths),
+            fleet.look([name], job=job, paths=None if inputs is None else inputs.paths, starts=True),
             _condition(fleet, host, "" if inputs is None else inputs.configs.get(name, "")),
         )
         heard = now()

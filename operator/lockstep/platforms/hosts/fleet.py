@@ -76,9 +76,12 @@ class Fleet:
         return {name: results[name] for name in names if name in results}, {name: problems[name] for name in names if name in problems}
 
     async def look(
-        self, hosts: Iterable[str] | None = None, *, job: str = "", paths: Mapping[str, list[list[str]]] | None = None
+        self, hosts: Iterable[str] | None = None, *, job: str = "", paths: Mapping[str, list[list[str]]] | None = None, starts: bool = False
     ) -> tuple[dict[str, HostFacts], dict[str, str]]:
-        """Ask every host (by default all) what it has. `job`: the only one to look for. `paths`: by host, inputs to look for."""
+        """Ask every host (by default all) what it has. `job`: the only one to look for. `paths`: by host, inputs to look for.
+
+        `starts`: for something that is to start there with the Python that the file states, whose version counts.
+        """
         names = self.cluster.names if hosts is None else hosts
         peers = [host.address for host in self.cluster.hosts if host.address is not None]
 
@@ -91,6 +94,7 @@ class Fleet:
                 "peers": [peer for peer in peers if peer != host.address],
                 "ports": list(self.cluster.port_range),
                 "paths": (paths or {}).get(name, []),
+                "python": host.python if starts else None,
             }
             place = self.place(name)
             text = await python_output(place, old_source_of(look_program), json.dumps(request), seconds=LOOK_SECONDS, most=LOOK_BYTES_MAX)

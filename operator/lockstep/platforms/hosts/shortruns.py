@@ -151,7 +151,7 @@ async def pairs_on_hosts(fleet: Fleet, nodes: int | None, way: Way, say: Say) ->
 
 async def looked(fleet: Fleet, hosts: Sequence[str], job: str, paths: Mapping[str, list[list[str]]] | None = None) -> dict[str, HostFacts]:
     """Facts of these hosts, as `Fleet.look` asks for them. Raises Failed naming those that can't be reached."""
-    answers, problems = await fleet.look(hosts, job=job, paths=paths)
+    answers, problems = await fleet.look(hosts, job=job, paths=paths, starts=True)
     if problems:
         raise Failed("; ".join(problems.values()))
     return answers

@@ -20,7 +20,19 @@ from lockstep.api.hosts import Host
 from lockstep.api.job import TrainingJob
 from lockstep.plan.hosts.facts import HostFacts, unfit_words
 from lockstep.plan.hosts.leftovers import LeftAgent, leftovers
-from lockstep.plan.hosts.place import AGENT, KEY, RUN, Seat, chosen, inputs_of, path_of_job, seats
+from lockstep.plan.hosts.place import (
+    AGENT,
+    KEY,
+    OTHER_PYTHON,
+    RUN,
+    Seat,
+    chosen,
+    inputs_of,
+    oldest_python,
+    path_of_job,
+    seats,
+    stated_python_words,
+)
 from lockstep.plan.hosts.record import Coordinator, record_text
 from lockstep.plan.hosts.status import Seen, named_hosts, seen_jobs
 from lockstep.plan.hosts.volumes import refuse_apart
@@ -59,12 +71,12 @@ async def start(fleet: Fleet, job: TrainingJob, profile: TrainingCluster, option
     names = [host.name for host in hosts]
     name = job.metadata.name
     inputs = {host.name: inputs_of(job, profile, host) for host in hosts}
-    answers, problems = await fleet.look(names, job=name, paths=inputs)
+    answers, problems = await fleet.look(names, job=name, paths=inputs, starts=True)
     if problems:
         raise Failed("; ".join(problems.values()))
     answers = await end_leftovers(fleet, answers, leftovers(answers, fleet.cluster, fleet.name))
     refuse_running(name, answers, fleet.again)
-    _refuse_unfit(answers, fleet.typed)
+    _refuse_unfit(hosts, answers, fleet.typed, oldest_python(job))
     _refuse_bare(hosts, answers, fleet.typed)
     refuse_missing(name, answers, fleet.again)
     answers = await _lingering(fleet, answers)
@@ -88,9 +100,13 @@ def _refuse_bare(hosts: Sequence[Host], answers: Mapping[str, HostFacts], cluste
         )
 
 
-def _refuse_unfit(answers: Mapping[str, HostFacts], cluster: str) -> None:
-    """Raise ConfigError naming every host on which no agent could run or keep its records, with the reason."""
-    reasons = {host: words for host, facts in answers.items() if (words := unfit_words(facts))}
+def _refuse_unfit(hosts: Sequence[Host], answers: Mapping[str, HostFacts], cluster: str, oldest: tuple[int, int]) -> None:
+    """Raise ConfigError naming every host on which no agent could run or keep its records, with the reason. `oldest`: Python that the job runs on."""
+    reasons = {}
+    for host in hosts:
+        python = stated_python_words(host, answers[host.name], oldest)
+        if words := f"{python}: {OTHER_PYTHON.format(f' {cluster}')}" if python else unfit_words(answers[host.name]):
+            reasons[host.name] = words
     if reasons:
         raise ConfigError(
             *(f"host {host}: {words}; lockstep hosts check {cluster} says what else is wrong" for host, words in reasons.items())

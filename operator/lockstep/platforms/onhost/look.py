@@ -1,7 +1,7 @@
 """Facts of a host, in one answer: for a start, for `hosts check`, and for whoever asks where a job is. It changes nothing.
 
-Its argument is `{"job": name or "" for all, "workspace": …, "datasets": …, "peers": [address, …], "ports": [first, last], "paths": [[field, path, kind], …]}`
-with folders that may begin with ~; it prints one line of JSON. Pythons that are too old for everything else (3.6 or newer) read it, too, so that there
+Its argument is `{"job": name or "" for all, "workspace": …, "datasets": …, "peers": [address, …], "ports": [first, last], "paths": [[field, path, kind], …],
+"python": path or null}` with folders that may begin with ~; it prints one line of JSON. Pythons that are too old for everything else (3.6 or newer) read it, too, so that there
 is a sentence for them.
 """
 
@@ -32,6 +32,8 @@ GPU_SECONDS = 10.0
 WORDS_MAX = 300
 LINES_MAX = 4000
 JOBS_MAX = 256
+VERSION = "import sys;print('%d.%d'%sys.version_info[:2])"
+VERSION_SECONDS = 15.0
 LOG_BYTES, LOG_LINES = 1 << 14, 20
 _ATTEMPT_OF_COMMIT = re.compile(r"step-(\d{1,12})\.a(\d{1,9})")
 CLAIM = "\0lockstep-gpu-"
@@ -329,6 +331,23 @@ def environment_python() -> str:
     return str(path) if path.exists() else ""
 
 
+def version_of(python: str) -> Json:
+    """Version of a Python that a job is to run with, whatever its age, or why it has none; {} if it has not said it in time."""
+    command = [str(Path(python).expanduser()), "-E", "-S", "-c", VERSION]
+    try:
+        done = subprocess.run(  # noqa: UP022 (Python 3.6)
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=VERSION_SECONDS, check=False, errors="replace"
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return {}
+    except OSError as error:
+        return {"problem": error.strerror}
+    if done.returncode == 0 and re.fullmatch(r"\d+\.\d+\s*", done.stdout):
+        return {"version": done.stdout.strip()}
+    words = (done.stderr + done.stdout).strip().splitlines()[-1:] or ["it ended with {}".format(done.returncode)]  # noqa: UP032
+    return {"problem": words[0][:WORDS_MAX]}
+
+
 def retry_of(path: Path) -> int:
     """Return how often `lockstep retry` has started the job again."""
     restart = object_in(path).get("restart")
@@ -420,6 +439,7 @@ def look(request: Json) -> Json:
         "jobs": jobs(request["workspace"], request.get("job") or ""),
         "state": str(state_folder()),
         "environmentPython": environment_python(),
+        "statedPython": version_of(request["python"]) if request.get("python") else {},
         "promisedPorts": promised_ports(),
         "missing": missing(request.get("paths", [])),
         "shm": shutil.disk_usage(SHM).free if SHM.is_dir() else None,

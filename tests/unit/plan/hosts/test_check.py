@@ -61,6 +61,8 @@ def test_healthy_hosts_have_no_finding() -> None:
         ({"seen": {"seconds": 9.0}}, "warning", "only after 9.0 s", "UseDNS"),
         ({"seen": {"clock_seconds": -5.0}}, "warning", "5 s behind this machine's", "as root on lab1: timedatectl set-ntp true"),
         ({"python": (3, 9)}, "failed", "Python 3.9 is too old", "lockstep hosts setup lab"),
+        ({"stated_python": (3, 9)}, "failed", "/env/bin/python is Python 3.9, and 3.10 or newer is needed", "lockstep hosts setup lab makes"),
+        ({"stated_problem": "Permission denied"}, "failed", "/env/bin/python can't be run: Permission denied", "state another one"),
         ({"system": "Darwin"}, "failed", "runs Darwin", "leave it out"),
         ({"condition": {"libraries": Libraries(problem="can't be run")}}, "failed", "can't be run", "hosts[].python"),
         ({"workspace": Folder("/w", 1 << 40, problem="/w is on a read-only file system")}, "failed", "read-only", "hosts[].workspace"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -173,6 +174,36 @@ def test_a_word_of_a_unit_keeps_its_characters() -> None:
 def test_a_dollar_is_doubled_where_systemd_reads_variables_and_there_alone() -> None:
     lines = unit_text("x", 0, ("/bin/a", "--dollar", "$5"), {"PRICE": "$5"}, "/f", "/f/log", 30).splitlines()
     assert 'ExecStart="/bin/a" "--dollar" "$$5"' in lines and 'Environment="PRICE=$5"' in lines
+
+
+TRAINING = """
+apiVersion: lockstep.dev/v1alpha1
+kind: TrainingJob
+metadata: {name: x}
+spec: {nodes: 1, training: {model: {name: /workspace/m}, data: {path: /datasets/d.jsonl}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("version", "job", "expected"),
+    [
+        ((3, 9), JOB, "host lab0: its hosts[].python ~/env/bin/python is Python 3.9, and 3.10 or newer is needed: state another one"),
+        ((3, 10), JOB, ""),
+        (
+            (3, 10),
+            TRAINING,
+            "host lab0: its hosts[].python ~/env/bin/python is Python 3.10, and 3.11 or newer is needed: state another one",
+        ),
+        ((3, 11), TRAINING, ""),
+    ],
+)
+def test_a_stated_python_that_is_too_old_for_the_job_is_refused(version: tuple[int, int], job: str, expected: str) -> None:
+    hosts = [facts("lab0", "10.0.0.1", stated_python=version), *([facts("lab1", "10.0.0.2")] if job == JOB else [])]
+    if expected:
+        with pytest.raises(ConfigError, match=re.escape(expected)):
+            placed(*hosts, job=job)
+    else:
+        placed(*hosts, job=job)
 
 
 @pytest.mark.parametrize("answer", [{}, {"python": "x"}, {"python": "3.11.2", "keeping": [], "jobs": 3}])

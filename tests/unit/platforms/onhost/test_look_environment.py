@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from lockstep.platforms.onhost.look import environment_python
+from lockstep.platforms.onhost.look import environment_python, version_of
 
 
 def test_the_python_is_named_by_the_environment_s_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,3 +22,24 @@ def test_the_python_is_named_by_the_environment_s_own_folder(tmp_path: Path, mon
 def test_a_host_without_an_environment_names_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert environment_python() == ""
+
+
+@pytest.mark.parametrize(
+    ("script", "answer"),
+    [
+        ("#!/bin/sh\necho 2.7\n", {"version": "2.7"}),
+        ("#!/bin/sh\necho hello\n", {"problem": "hello"}),
+        ("#!/bin/sh\necho no library >&2; exit 127\n", {"problem": "no library"}),
+        ("#!/bin/sh\nexit 3\n", {"problem": "it ended with 3"}),
+        ("#!/nonesuch\n", {"problem": "No such file or directory"}),
+    ],
+)
+def test_a_stated_python_tells_its_version_or_why_it_has_none(script: str, answer: dict[str, str], tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(script)
+    python.chmod(0o755)
+    assert version_of(str(python)) == answer
+
+
+def test_this_python_tells_its_version() -> None:
+    assert version_of(sys.executable) == {"version": f"{sys.version_info[0]}.{sys.version_info[1]}"}
