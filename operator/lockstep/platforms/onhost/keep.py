@@ -114,7 +114,9 @@ def begun(request: Json, name: str, draft: Path, record: Json, files: dict[str, 
     unit_path(name).parent.mkdir(parents=True, exist_ok=True)
     write(unit_path(name), record["unit"].encode())
     unit = unit_path(name).name
-    problem = systemctl("daemon-reload") or systemctl("enable", "--quiet", unit) or systemctl("restart", "--no-block", unit)
+    problem = systemctl("enable", "--quiet", unit) or systemctl(
+        "restart", "--no-block", unit
+    )  # (to enable one makes systemd read all anew)
     if problem and request["fresh"]:
         systemctl("disable", "--quiet", unit)
         unit_path(name).unlink(missing_ok=True)

@@ -24,11 +24,12 @@ JOBS = "lockstep/jobs"
 class Keeper:
     """A start that has its files, and waits for the word."""
 
-    def __init__(self, home: Path, command: str = "sleep", **request: Any) -> None:
+    def __init__(self, home: Path, command: str = "sleep", *, supervised: bool = True, unit: str = "", **request: Any) -> None:
         record = {
             "workspace": str(home / "workspace"),
             "datasets": str(home / "datasets"),
-            "supervised": True,
+            "supervised": supervised,
+            "unit": unit,
             "command": [command, "60"],
             "environment": {},
             "job": {"metadata": {"uid": "u1"}},
@@ -123,6 +124,25 @@ def start_and_stop(home: Path) -> None:
     assert keeper.answer() == {"started": True}
     keeper.leave()
     assert keep.stop({"job": "x", "now": True, "wait": True}) == {"stopped": True}
+
+
+def test_a_unit_that_is_new_or_has_changed_is_read_when_it_is_enabled_and_needs_no_word_of_its_own(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = home / "told"
+    systemctl = home / "bin/systemctl"
+    systemctl.parent.mkdir()
+    systemctl.write_text(f'#!/bin/sh\necho "$@" >> {told}\n')
+    systemctl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{systemctl.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
+    keeper = Keeper(home, supervised=False, unit="[Service]\n")
+    assert keeper.answer() == {"placed": True}
+    assert not told.exists() and not keep.unit_path("x").exists(), "nothing is to be seen before the word"
+    keeper.write(b"go\n")
+    assert keeper.answer() == {"started": True}
+    keeper.leave()
+    assert told.read_text().splitlines() == ["--user enable --quiet lockstep-x.service", "--user restart --no-block lockstep-x.service"]
 
 
 def test_of_two_resumes_at_once_the_later_one_leaves_the_agent_of_the_first_alone(home: Path) -> None:
