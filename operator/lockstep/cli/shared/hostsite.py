@@ -49,13 +49,15 @@ class HostSite(Site):
         self.have = "they have"
         self._problems: dict[str, str] = {}
         self._unread: list[str] = []
+        self._fleet: Fleet | None = None
 
     def fleet(self) -> Fleet:
-        """Return connections to the hosts."""
+        """Return connections to the hosts, always the same."""
         from lockstep.cli.shared.terminal import say
         from lockstep.platforms.hosts.fleet import Fleet
 
-        return Fleet(self.hosts, self.name, self.given, tell=say)
+        self._fleet = self._fleet or Fleet(self.hosts, self.name, self.given, tell=say)
+        return self._fleet
 
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[SiteJob]:
         if selector is not None:
@@ -157,8 +159,7 @@ class HostJob(SiteJob):
         """Read its status again, and return it; empty if the job was deleted."""
         from lockstep.plan.hosts.status import seen_jobs
 
-        fleet = self.site.fleet()
-        answers, problems = await fleet.look(self.seen.hosts, job=self.name)
+        answers, problems = await self.site.fleet().look(self.seen.hosts, job=self.name)
         seen = seen_jobs(answers, problems).get(self.name)
         if seen is None and problems:  # no host of it answers: what was seen last still tells which hosts it has
             seen = replace(self.seen, jobs={}, problems=problems)

@@ -76,7 +76,7 @@ class HostPlace:
             HostUnreachable: the host doesn't answer or doesn't let you in.
             NotStarted: its login shell runs no program, or there is no such program.
         """
-        await self.shared.open()
+        await self.shared.be_open()
         words = [*self.python, "-I", "-c", _text_of(relay).decode(), *command] if tty else command
         kind = TerminalProgram if tty else HostProgram
         program = await self.shared.patiently(lambda: kind.begun(self, beginning(words, self.environment, self.newer)))

@@ -18,6 +18,7 @@ import signal
 import socket
 import stat
 import tempfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ SHARED_SECONDS, LOGIN_SECONDS = 60, 8 * 3600
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Longest seconds between tries of a connection that is turned away; the shortest are half of them, so that many don't come back at once."""
 POLL_SECONDS = 0.05
+SURE_SECONDS = 10.0
+"""Seconds for which a connection that was open is taken to be open: should it end before, ssh connects for the next program alone."""
 AT_ONCE = 32
 """Hosts that are asked at the same time."""
 SOCKET_BYTES_MAX = 107
@@ -186,6 +189,7 @@ class Shared:
         """`shares`: False makes a connection for each program, where ssh can't share them. `tell`: hears that a login may wait for you."""
         self.login, self.folder, self.shares, self._tell = login, folder, shares, tell
         self._host_name: str | None = None
+        self._open_at = -SURE_SECONDS
         self._jumps = False
         """True once it is known that the way leads through jump hosts."""
 
@@ -197,6 +201,11 @@ class Shared:
             options += ["-o", f"HostName={self._host_name}"]
         return ["ssh", *options, *([] if forwards else ["-o", "ClearAllForwardings=yes"]), *words]
 
+    async def be_open(self) -> None:
+        """Open it, unless it was open a moment ago. Raises as `open`."""
+        if time.monotonic() - self._open_at > SURE_SECONDS:
+            await self.open()
+
     async def open(self) -> None:
         """Open it, if it isn't open. Raises HostUnreachable, and Failed when there is no ssh on this machine."""
         await self.prepare()
@@ -204,7 +213,12 @@ class Shared:
             return
         async with self._alone():
             if not await self._is_open():
-                await self.patiently(self._connect)
+                try:
+                    await self.patiently(self._connect)
+                except HostUnreachable:
+                    self._host_name = None  # (the network may be another one by now: the next try asks anew)
+                    raise
+        self._open_at = time.monotonic()
 
     async def patiently(self, connect: Callable[[], Awaitable[T]]) -> T:
         """Connect, and again after a pause where the host turns the connection away. Raises HostUnreachable."""
@@ -243,6 +257,7 @@ class Shared:
 
     async def close(self) -> None:
         """End it and all that runs over it."""
+        self._open_at = -SURE_SECONDS
         await self.control("exit")
 
     async def _is_open(self) -> bool:

@@ -400,3 +400,8 @@ def test_what_hosts_can_not_be_is_refused(lab: Path) -> None:
     }.items():
         code, output = run("run", *words)
         assert (code, output.startswith(message)) == (2, True), output
+
+
+def test_all_that_one_command_asks_the_hosts_goes_over_the_same_connections(lab: Path) -> None:
+    site = HostSite(parse_cluster_file(LAB, str(lab)), str(lab))
+    assert site.fleet() is site.fleet()

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +19,7 @@ from lockstep.platforms.hosts import ssh
 from lockstep.platforms.hosts.ssh import (
     NAME_BYTES,
     SOCKET_BYTES_MAX,
+    HostUnreachable,
     Login,
     Shared,
     TurnedAway,
@@ -239,3 +241,53 @@ def test_nothing_in_the_repository_switches_host_keys_off() -> None:
             wrong[name] = switches
     # A person's own configuration in a test, which Lockstep must overrule.
     assert wrong == {}
+
+
+class Stub:
+    """An ssh that notes what it is for: -G, -O or a connection, and whose connections fail if it is told so."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._log, self._fails = folder / "asked", folder / "fails"
+        path = folder / "ssh"
+        path.write_text(
+            f'#!/bin/sh\nfor word; do case $word in -G|-O|-N) echo "$word" >> {self._log}; break;; esac; done\n'
+            f"case $word in -O) [ ! -e {self._fails} ];; -N) echo Connection refused >&2; [ ! -e {self._fails} ];; esac\n"
+        )
+        path.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def asked(self) -> list[str]:
+        """Words since the last time."""
+        words = self._log.read_text().split() if self._log.exists() else []
+        self._log.write_text("")
+        return words
+
+    def fail(self) -> None:
+        self._fails.touch()
+
+
+def test_a_connection_that_was_open_a_moment_ago_is_not_asked_whether_it_still_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = Stub(tmp_path, monkeypatch)
+    now = [1000.0]
+    monkeypatch.setattr(ssh, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    shared = Shared(Login("lab0"), tmp_path)
+    asyncio.run(shared.be_open())
+    assert stub.asked() == ["-G", "-O"]
+    now[0] += ssh.SURE_SECONDS
+    asyncio.run(shared.be_open())
+    assert stub.asked() == []
+    now[0] += 0.1
+    asyncio.run(shared.be_open())
+    assert stub.asked() == ["-O"]
+    asyncio.run(shared.open())
+    assert stub.asked() == ["-O"], "who needs to know is told"
+
+
+def test_after_a_connection_that_failed_the_way_to_the_host_is_asked_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = Stub(tmp_path, monkeypatch)
+    stub.fail()
+    shared = Shared(Login("lab0"), tmp_path)
+    for _ in range(2):
+        with pytest.raises(HostUnreachable, match="nothing listens on its ssh port"):
+            asyncio.run(shared.be_open())
+        assert stub.asked() == ["-G", "-O", "-N"]
