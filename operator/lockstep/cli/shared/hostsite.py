@@ -155,11 +155,11 @@ class HostJob(SiteJob):
     def look_again(self) -> Object:
         return asyncio.run(self.current())
 
-    async def current(self) -> Object:
-        """Read its status again, and return it; empty if the job was deleted."""
+    async def current(self, patience: float = 0.0) -> Object:
+        """Read its status again, and return it; empty if the job was deleted. `patience`: seconds to wait until all of its ranks run."""
         from lockstep.plan.hosts.status import seen_jobs
 
-        answers, problems = await self.site.fleet().look(self.seen.hosts, job=self.name)
+        answers, problems = await self.site.fleet().look_for(self.name, self.seen.hosts, patience)
         seen = seen_jobs(answers, problems).get(self.name)
         if seen is None and problems:  # no host of it answers: what was seen last still tells which hosts it has
             seen = replace(self.seen, jobs={}, problems=problems)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from lockstep.cli.shared.inputs import Inputs
     from lockstep.platforms.hosts.start import HostOptions
 
-POLL_SECONDS = 0.3
+POLL_SECONDS, PATIENCE_SECONDS = 0.3, 1.0
+"""Least seconds between two looks at a job that starts, and those for which node 0's host waits with its answer for the job's ranks."""
 EXIT_FAILED = 1
 
 
@@ -31,7 +32,8 @@ def run_on_hosts(inputs: Inputs, named: str, options: HostOptions, *, detach: bo
 
     site = HostSite(inputs.cluster, named)
     fleet = site.fleet()
-    job = HostJob(site, asyncio.run(start(fleet, inputs.job, inputs.cluster.profile, options)))
+    patience = PATIENCE_SECONDS if detach else 0.0
+    job = HostJob(site, asyncio.run(start(fleet, inputs.job, inputs.cluster.profile, options, patience=patience)))
     say(f"job {job.name} is started on {', '.join(job.seen.hosts)}; it runs on without this terminal: lockstep logs {job.at} -f")
     job.warn_unkept()
     if detach:
@@ -40,7 +42,7 @@ def run_on_hosts(inputs: Inputs, named: str, options: HostOptions, *, detach: bo
 
 
 def _until_running(job: HostJob) -> int:
-    shown, status = "", job.status
+    shown, status, looked = "", job.status, 0.0
     while True:
         progress = condition(status, "Progressing")
         line = f"{progress.get('reason', 'Unknown')}: {progress.get('message', '')}"
@@ -51,8 +53,9 @@ def _until_running(job: HostJob) -> int:
             return 0
         if has_ended(status) or progress.get("status") == "False":
             raise Failed(f"job {job.name} does not run: {progress.get('message', '')}: lockstep why {job.at}")
-        time.sleep(POLL_SECONDS)
-        status = job.look_again()
+        time.sleep(max(0.0, looked + POLL_SECONDS - time.monotonic()))
+        looked = time.monotonic()
+        status = asyncio.run(job.current(PATIENCE_SECONDS))
 
 
 async def _follow(job: HostJob) -> int:

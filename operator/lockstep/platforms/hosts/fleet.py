@@ -6,7 +6,7 @@ import ast
 import asyncio
 import json
 import shlex
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from types import ModuleType
@@ -82,25 +82,32 @@ class Fleet:
 
         `starts`: for something that is to start there with the Python that the file states, whose version counts.
         """
-        names = self.cluster.names if hosts is None else hosts
         peers = [host.address for host in self.cluster.hosts if host.address is not None]
 
         async def one(name: str) -> HostFacts:
             host = self.cluster.host(name)
-            request: dict[str, Any] = {
-                "job": job,
-                "workspace": host.workspace,
-                "datasets": host.datasets,
-                "peers": [peer for peer in peers if peer != host.address],
-                "ports": list(self.cluster.port_range),
-                "paths": (paths or {}).get(name, []),
-                "python": host.python if starts else None,
-            }
-            place = self.place(name)
-            text = await python_output(place, old_source_of(look_program), json.dumps(request), seconds=LOOK_SECONDS, most=LOOK_BYTES_MAX)
-            return read_host(name, answer_of(text, place.name))
+            others = [peer for peer in peers if peer != host.address]
+            python = host.python if starts else None
+            return await self._look_at(name, {"job": job, "peers": others, "paths": (paths or {}).get(name, []), "python": python})
 
-        return await self.all(names, one)
+        return await self.all(self.cluster.names if hosts is None else hosts, one)
+
+    async def look_for(self, job: str, hosts: Sequence[str], patience: float = 0.0) -> tuple[dict[str, HostFacts], dict[str, str]]:
+        """Ask these hosts of a job for its state alone: it tells nothing of their GPUs and their units, which takes them longer.
+
+        `patience`: seconds for which the first host, node 0's, waits with its answer until all ranks run or the job has ended.
+        """
+
+        async def one(name: str) -> HostFacts:
+            return await self._look_at(name, {"job": job, "patience": patience if name == hosts[0] else 0.0})
+
+        return await self.all(hosts, one)
+
+    async def _look_at(self, name: str, request: dict[str, Any]) -> HostFacts:
+        host, place = self.cluster.host(name), self.place(name)
+        request |= {"workspace": host.workspace, "datasets": host.datasets, "ports": list(self.cluster.port_range)}
+        text = await python_output(place, old_source_of(look_program), json.dumps(request), seconds=LOOK_SECONDS, most=LOOK_BYTES_MAX)
+        return read_host(name, answer_of(text, place.name))
 
 
 @asynccontextmanager

@@ -60,8 +60,8 @@ class HostOptions:
     without: tuple[str, ...] = ()
 
 
-async def start(fleet: Fleet, job: TrainingJob, profile: TrainingCluster, options: HostOptions) -> Seen:
-    """Start the job's agents on its hosts, and return it as it was started.
+async def start(fleet: Fleet, job: TrainingJob, profile: TrainingCluster, options: HostOptions, *, patience: float = 0.0) -> Seen:
+    """Start the job's agents on its hosts, and return it as it was started. `patience`: seconds to wait until all of its ranks run.
 
     Raises:
         ConfigError: the job can't run on these hosts as written, or runs there already.
@@ -88,7 +88,7 @@ async def start(fleet: Fleet, job: TrainingJob, profile: TrainingCluster, option
     )
     files = {seat.host.name: _files(seat, key, agent) for seat in placed}
     await _place_and_go(fleet, {"do": "start", "job": name, "fresh": True}, files, placed[0].record.coordinator)
-    return seen_jobs((await fleet.look(names, job=name))[0], {})[name]
+    return seen_jobs((await fleet.look_for(name, names, patience))[0], {})[name]
 
 
 def _refuse_bare(hosts: Sequence[Host], answers: Mapping[str, HostFacts], cluster: str) -> None:

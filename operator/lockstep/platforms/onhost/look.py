@@ -1,7 +1,8 @@
 """Facts of a host, in one answer: for a start, for `hosts check`, and for whoever asks where a job is. It changes nothing.
 
 Its argument is `{"job": name or "" for all, "workspace": …, "datasets": …, "peers": [address, …], "ports": [first, last], "paths": [[field, path, kind], …],
-"python": path or null}` with folders that may begin with ~; it prints one line of JSON. Pythons that are too old for everything else (3.6 or newer) read it, too, so that there
+"python": path or null}` with folders that may begin with ~; it prints one line of JSON. With `"patience": seconds` it is about the job alone: nothing is told of
+GPUs, ways and what keeps units, and the answer waits so long for the job's ranks. Pythons that are too old for everything else (3.6 or newer) read it, too, so that there
 is a sentence for them.
 """
 
@@ -29,6 +30,7 @@ from lockstep.platforms.onhost.readings import object_in, output, state_folder, 
 Json = Any
 GPU_SECONDS = 10.0
 """Limit of nvidia-smi: without its persistence mode, the driver looks at each GPU anew."""
+PATIENCE_POLL_SECONDS = 0.02
 WORDS_MAX = 300
 LINES_MAX = 4000
 JOBS_MAX = 256
@@ -302,6 +304,25 @@ def job(name: str, workspace: str, unit: dict[str, str]) -> Json:
     }
 
 
+def await_ranks(name: str, workspace: str, seconds: float) -> None:
+    """Wait until the coordinator reports that all ranks of the job's newest start run, or that it has ended, but no longer than this."""
+    end = time.monotonic() + seconds
+    with contextlib.suppress(OSError, TypeError, ValueError, RuntimeError):  # (`jobs` tells what can't be read)
+        record = object_in(state_folder() / name / "job.json")
+        run = Path(record.get("workspace") or workspace).expanduser() / "runs" / name
+        while not tells_of_ranks(record, (report(run) or {}).get("report")) and time.monotonic() < end:
+            time.sleep(PATIENCE_POLL_SECONDS)
+
+
+def tells_of_ranks(record: Json, newest: Json) -> bool:
+    """Return True if this report is about the start with this record, and its ranks all run, or it has ended."""
+    try:
+        ranks, is_of_it = newest["ranks"], newest["job"]["uid"] == record["job"]["metadata"]["uid"]
+        return is_of_it and (ranks["ready"] == ranks["desired"] or newest["state"] in ("Complete", "Failed"))
+    except (KeyError, TypeError):
+        return False
+
+
 def time_of(path: Path) -> float | None:
     """Time at which a file was written last; None if it has just been removed."""
     try:
@@ -407,9 +428,12 @@ def glibc() -> str:
 
 
 def look(request: Json) -> Json:
-    """The whole answer."""
+    """The whole answer; with `patience` what is told of one job, once it is."""
     first, last = request["ports"]
-    cards, gpu_problem = gpus()
+    patience = request.get("patience")
+    cards, gpu_problem = ([], "") if patience is not None else gpus()
+    if patience:
+        await_ranks(request["job"], request["workspace"], patience)
     return {
         "host": socket.gethostname(),
         "user": user_name(),
@@ -435,7 +459,7 @@ def look(request: Json) -> Json:
         "gpus": cards,
         "gpuProblem": gpu_problem,
         "takenPorts": taken_ports(first, last),
-        "keeping": keeping(),
+        "keeping": {"units": False, "linger": False, "killsProcesses": False} if patience is not None else keeping(),
         "jobs": jobs(request["workspace"], request.get("job") or ""),
         "state": str(state_folder()),
         "environmentPython": environment_python(),

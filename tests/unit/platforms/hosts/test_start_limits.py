@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -14,10 +15,11 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.hosts import Host, HostsCluster
 from lockstep.plan.hosts.facts import HostFacts
 from lockstep.plan.hosts.record import Coordinator
+from lockstep.platforms.hosts import fleet as fleets
 from lockstep.platforms.hosts import shortruns, start
 from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.platforms.hosts.shortruns import Brief, _Running
-from lockstep.programs import STDOUT, Program
+from lockstep.programs import STDOUT, Place, Program
 
 NAMES = ["lab0", "lab1"]
 
@@ -110,6 +112,18 @@ def test_a_short_run_whose_files_a_host_never_takes_says_which(fleet: Fleet, mon
     briefs = [cast(Brief, SimpleNamespace(host=name, run=None, request=lambda _: {})) for name in NAMES]
     with pytest.raises(Failed, match=r"^nothing was started: host lab1 has not taken the agent's files for 0 s$"):
         asyncio.run(shortruns._run(fleet, briefs, lambda _: False, 1.0))
+
+
+def test_for_the_ranks_of_a_job_the_host_of_node_0_alone_waits(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, float] = {}
+
+    async def answer(place: Place, _: bytes, request: str, **__: object) -> bytes:
+        asked[place.name] = json.loads(request)["patience"]
+        raise Failed("no answer")
+
+    monkeypatch.setattr(fleets, "python_output", answer)
+    answers, problems = asyncio.run(fleet.look_for("x", NAMES, 1.0))
+    assert (asked, answers, list(problems)) == ({"host lab0": 1.0, "host lab1": 0.0}, {}, NAMES)
 
 
 def test_at_most_32_hosts_are_asked_at_once_and_all_are_asked() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from lockstep.plan.hosts.facts import read_host
 from lockstep.platforms.onhost import look
 
 ROW = "0, GPU-0, RTX 4090, 24564, 0, 0, 30, 20, 550.54, 8.9, 0"
+Json = Any
 REQUEST = {"workspace": "~/ws", "datasets": "~/ds", "ports": [29400, 29499]}
 
 
@@ -84,6 +87,46 @@ def test_a_job_whose_files_cannot_be_read_hides_no_other_one(home: Path) -> None
     assert "job.json" in told.jobs["other"].problem
     torn = told.jobs["torn"]
     assert (torn.problem, torn.highest_attempt, torn.retry, torn.report) == ("", 1, 0, None)
+
+
+def report_of(home: Path, uid: str, state: str, ready: int) -> None:
+    """Put a report of the job x in place, as its coordinator does."""
+    report = {"job": {"uid": uid}, "state": state, "ranks": {"desired": 2, "ready": ready}}
+    path = home / "ws/runs/x/gang/report.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".draft").write_text(json.dumps({"report": report}))
+    path.with_suffix(".draft").replace(path)
+
+
+@pytest.mark.parametrize(("state", "ready"), [("Running", 2), ("Failed", 0)])
+def test_an_answer_about_one_job_waits_until_its_own_ranks_run_or_it_has_ended(
+    home: Path, monkeypatch: pytest.MonkeyPatch, state: str, ready: int
+) -> None:
+    smi(home, monkeypatch, "exit 9")
+    record = home / ".local/state/lockstep/jobs/x/job.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps({"workspace": str(home / "ws"), "job": {"metadata": {"uid": "u2"}}}))
+    report_of(home, "u1", "Running", 2)  # (of an earlier start)
+    answers: list[Json] = []
+    asking = threading.Thread(target=lambda: answers.append(look.look({**REQUEST, "job": "x", "patience": 60.0})))
+    asking.start()
+    for tells_nothing in (("u2", "Waiting", 0), ("u2", "Starting", 1)):
+        asking.join(0.1)
+        report_of(home, *tells_nothing)
+    asking.join(0.1)
+    assert asking.is_alive()
+    report_of(home, "u2", state, ready)
+    asking.join(30)
+    assert answers[0]["jobs"]["x"]["report"]["report"]["state"] == state
+    assert answers[0]["gpuProblem"] == "", "nobody asked the driver"
+
+
+def test_an_answer_about_one_job_waits_no_longer_than_it_may(home: Path) -> None:
+    for damaged in ('{"workspace": 5}', "{"):
+        path = home / ".local/state/lockstep/jobs/x/job.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(damaged)
+        read_host("lab0", json.loads(json.dumps(look.look({**REQUEST, "job": "x", "patience": 0.05}))))
 
 
 def test_a_commit_that_is_removed_while_one_looks_at_it_has_no_time(tmp_path: Path) -> None:
