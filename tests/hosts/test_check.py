@@ -248,6 +248,16 @@ def shared_workspace(lab: Lab) -> Undo:
     return lambda: [lab.root(number, "umount /home/ada/lockstep/workspace") for number in (0, 1)]
 
 
+def one_that_is_full(lab: Lab) -> Undo:
+    """One file system for all, as the file states, and on bed1 one that has bytes but no room for a file."""
+    undos = [lab.edited("defaults:\n", "storage: {mode: rwx}\ndefaults:\n")]
+    workspace = "/home/ada/lockstep/workspace"
+    mounts = ["mount --bind /shared/w {}", "mount -t tmpfs -o size=20g,nr_inodes=1,uid=2001,gid=2001 tmpfs {}"]
+    for number in range(3):
+        lab.root(number, f"install -d -o ada -g ada /shared/w /home/ada/lockstep {workspace}; {mounts[number == 1].format(workspace)}")
+    return lambda: [undo() for undo in undos] + [lab.root(number, f"umount {workspace}") for number in range(3)]
+
+
 def noisy_shell(lab: Lab) -> Undo:
     lab.root(2, "cp /home/ada/.bashrc /home/ada/.bashrc.before; sed -i '1i echo welcome' /home/ada/.bashrc")
     return lambda: lab.root(2, "mv /home/ada/.bashrc.before /home/ada/.bashrc")
@@ -315,9 +325,19 @@ def slow_cable(lab: Lab) -> Undo:
                 ("bed2", r"^its login shell prints 'welcome' before any program runs$", "print nothing"),
             ],
         ),
+        (
+            [one_that_is_full],
+            [
+                (
+                    "bed1",
+                    "^nothing can be written to its workspace: /home/ada/lockstep/workspace: No space left on device$",
+                    "hosts\\[\\].workspace$",
+                )
+            ],
+        ),
         ([slow_cable], [("bed1 ↔ bed0, bed2", r"^0\.\d+ Gb/s(, and up to .* between others)?$", "tc qdisc show dev eth0 on bed1")]),
     ],
-    ids=["keeping", "packages", "old", "key", "public", "shared", "slow"],
+    ids=["keeping", "packages", "old", "key", "public", "shared", "unwritable", "slow"],
 )
 def test_each_fault_is_named_with_its_host_and_a_fix(
     plants: list[Plant], expected: list[tuple[str, str, str]], lab: Lab, planted: Callable[[Plant], None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from posixpath import dirname
 
@@ -46,13 +46,13 @@ async def copy_on_hosts(copy: Copy, site: HostSite, node: int | None, origin: st
         meter.transfers = {f"host {host}": one for host, one in progress.items()}
         if not copy.up:
             results |= {host: await _fetch(copy, fleet, host, facts, progress[host]) for host, facts in there.items()}
-            groups = [[host] for host in there]
+            groups: Sequence[Sequence[str]] = [[host] for host in there]
         elif origin is not None and origin not in there:
             results |= {host: Failed(f"its files were to come from host {origin}") for host in there}
             groups = [[host] for host in there]
         else:
             paths = {host: _path(copy, facts) for host, facts in there.items()}
-            groups = await sharing(fleet, {host: _folder(path, there[host]) for host, path in paths.items()})
+            groups = (await sharing(fleet, {host: _folder(path, there[host]) for host, path in paths.items()})).groups
             firsts = {group[0]: there[group[0]] for group in groups}
             results |= await _send(copy, fleet, firsts, paths, progress, origin)
     leader = {host: group[0] for group in groups for host in group[1:]}

@@ -90,7 +90,7 @@ async def _run_on_hosts(site: HostSite, job: str, folder: Path, to: str, *, forc
     if away:
         raise Failed(f"{'; '.join(away)}; nothing was sent, so that no host is left behind")
     every = {host: answers[host].workspace.path + to.removeprefix(WORKSPACE) for host in hosts}
-    groups = await sharing(fleet, {host: answers[host].workspace.path for host in hosts})
+    groups = (await sharing(fleet, {host: answers[host].workspace.path for host in hosts})).groups
     folders_of = {group[0]: every[group[0]] for group in groups}
     for group in groups:
         if len(group) > 1:

@@ -158,16 +158,15 @@ async def _environments(fleet: Fleet, site: HostSite) -> list[Finding]:
 
 
 async def _sharing(fleet: Fleet, looks: Sequence[HostLook], site: HostSite) -> list[Finding]:
-    """Judge which hosts see the same workspace, by a mark that each writes there for a moment."""
-    from lockstep.plan.hosts.volumes import sharing_finding
+    """Judge who can write to its workspace, and which hosts see the same one, by a mark that each writes there for a moment."""
+    from lockstep.plan.hosts.volumes import sharing_findings
     from lockstep.platforms.hosts.volumes import sharing
     from lockstep_spec.choices import StorageMode
 
     mode = site.profile.spec.storage.mode
     folders = {look.name: look.facts.workspace.path for look in looks if look.facts is not None and not look.facts.workspace.problem}
-    groups = await sharing(fleet, folders, stated=mode is StorageMode.SHARED)
-    finding = sharing_finding(groups, mode, next(iter(folders.values()), ""))
-    return [] if finding is None else [finding]
+    found = await sharing(fleet, folders, stated=mode is StorageMode.SHARED)
+    return list(sharing_findings(found, mode, next(iter(folders.values()), "")))
 
 
 def _inputs(inputs: Inputs) -> JobInputs:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.hosts import HostsCluster
-from lockstep.plan.cluster.finding import Finding, Outcome, failed, warning
+from lockstep.plan.cluster.finding import Finding, Outcome, failed, unknown, warning
 from lockstep.plan.hosts.facts import HostFacts
 from lockstep.plan.hosts.place import BLOCK
 from lockstep_spec.choices import StorageMode
@@ -33,6 +34,34 @@ def groups_of(marks: Mapping[str, str], seen: Mapping[str, Iterable[str]]) -> li
     return found
 
 
+@dataclass(frozen=True)
+class Sharing:
+    """Hosts by the folder that they share, and those of which that may not be known."""
+
+    groups: Sequence[Sequence[str]]
+    """Each host once. In a group, those come first that can write there."""
+    unwritable: Mapping[str, str] = field(default_factory=dict)
+    """By host, the path and why nothing can be written there. It may see what others write."""
+    unasked: Mapping[str, str] = field(default_factory=dict)
+    """By host, why it gave no answer."""
+
+    @property
+    def known(self) -> list[Sequence[str]]:
+        """The groups without hosts that stand alone because nothing of theirs could be seen, or they couldn't look."""
+        return [group for group in self.groups if len(group) > 1 or group[0] not in {**self.unwritable, **self.unasked}]
+
+
+def sharing_findings(sharing: Sharing, mode: StorageMode, folder: str) -> Iterator[Finding]:
+    """Judge who can write to a folder and who sees whose files there, against what the cluster file states."""
+    for host, problem in sharing.unwritable.items():
+        yield failed(host, f"nothing can be written to its workspace: {problem}", "mend that, or state another hosts[].workspace")
+    if mode is StorageMode.SHARED:
+        for host, problem in sharing.unasked.items():
+            yield unknown("storage", f"whether host {host} sees what the others write to {folder}: {problem}")
+    if (finding := sharing_finding(sharing.known, mode, folder)) is not None:
+        yield finding
+
+
 def sharing_finding(groups: Sequence[Sequence[str]], mode: StorageMode, folder: str) -> Finding | None:
     """Judge who sees whose files in a folder against what the cluster file states; None: it is as stated."""
     if mode is StorageMode.SHARED and len(groups) > 1:
@@ -53,18 +82,23 @@ def sharing_finding(groups: Sequence[Sequence[str]], mode: StorageMode, folder: 
     )
 
 
-def refuse_apart(groups: Sequence[Sequence[str]], mode: StorageMode, folder: str) -> str:
+def refuse_apart(sharing: Sharing, mode: StorageMode, folder: str) -> str:
     """Return what to say where hosts with folders of their own see the same one; '' for nothing.
 
-    Raises ConfigError naming the hosts, where one file system was stated and they don't see it.
+    Raises ConfigError naming the hosts, where nothing can be written, or one file system was stated and they don't see it, or nobody knows.
     """
-    finding = sharing_finding(groups, mode, folder)
-    if finding is None:
-        return ""
-    line = f"{finding.message}: {finding.fix}"
-    if finding.outcome is Outcome.FAILED:
-        raise ConfigError(line)
-    return line
+    findings = list(sharing_findings(sharing, mode, folder))
+    refusals = [one for one in findings if one.outcome in (Outcome.FAILED, Outcome.UNKNOWN)]
+    if refusals:
+        raise ConfigError(*map(_line, refusals))
+    return "; ".join(map(_line, findings))
+
+
+def _line(finding: Finding) -> str:
+    if finding.outcome is Outcome.UNKNOWN:
+        return f"it is not known {finding.message}: type the command again"
+    host = "" if finding.subject == "storage" else f"host {finding.subject}: "
+    return f"{host}{finding.message}: {finding.fix}"
 
 
 def listening_ports(cluster: HostsCluster, facts: Iterable[HostFacts]) -> list[int]:

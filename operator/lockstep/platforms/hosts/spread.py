@@ -53,7 +53,7 @@ async def _chained(fleet: Fleet, setups: Sequence[HostSetup], files_of: FilesOf,
     if len(able) < 2 or not _common(able.values(), files_of):
         return []
     facts, _ = await fleet.look(able)
-    groups = await sharing(fleet, {name: able[name].parts.data for name in facts})
+    groups = (await sharing(fleet, {name: able[name].parts.data for name in facts})).groups
     firsts = {group[0]: facts[group[0]] for group in groups}
     files = _common((able[name] for name in firsts), files_of)
     if len(firsts) < 2 or not files:

@@ -129,8 +129,8 @@ async def _lingering(fleet: Fleet, answers: Mapping[str, HostFacts]) -> dict[str
 async def _check_storage(fleet: Fleet, answers: Mapping[str, HostFacts], mode: StorageMode) -> None:
     """Find out who sees whose files. Say so where that is not what the cluster file says, or raise ConfigError where it can't work."""
     stated = mode is StorageMode.SHARED
-    groups = await sharing(fleet, {host: facts.workspace.path for host, facts in answers.items()}, stated=stated)
-    if line := refuse_apart(groups, mode, next(iter(answers.values())).workspace.path):
+    found = await sharing(fleet, {host: facts.workspace.path for host, facts in answers.items()}, stated=stated)
+    if line := refuse_apart(found, mode, next(iter(answers.values())).workspace.path):
         tell(line)
 
 

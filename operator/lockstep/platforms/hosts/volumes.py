@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
-from lockstep.plan.hosts.volumes import groups_of
+from lockstep.plan.hosts.volumes import Sharing, groups_of
 from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.platforms.inpod import source_of
 from lockstep.platforms.onhost import marks as marks_program
 from lockstep.programs import Program, ProgramFailed, answer_of, lines_in, python_program
+from lockstep_spec.words import printable_line
 
 GLANCE_SECONDS = 0.3
 """Seconds for which a host looks for marks that it may not see at all."""
@@ -21,13 +22,14 @@ SURE_SECONDS = 30.0
 ASK_SECONDS = 60.0
 
 
-async def sharing(fleet: Fleet, folders: Mapping[str, str], *, stated: bool = False) -> list[list[str]]:
+async def sharing(fleet: Fleet, folders: Mapping[str, str], *, stated: bool = False) -> Sharing:
     """Hosts by the file system that their folder is on, in the order of `folders`. A host that can't be asked stands alone.
 
     `stated`: the cluster file says that all share it.
     """
     if len(folders) < 2:
-        return [[host] for host in folders]
+        return Sharing([[host] for host in folders])
+    unwritable: dict[str, str] = {}
     async with AsyncExitStack() as stack:
         asked: dict[str, tuple[Program, AsyncIterator[bytes]]] = {}
 
@@ -35,6 +37,8 @@ async def sharing(fleet: Fleet, folders: Mapping[str, str], *, stated: bool = Fa
             program = await stack.enter_async_context(python_program(fleet.place(host), source_of(marks_program)))
             asked[host] = program, lines_in(program)
             answer = await _asked(*asked[host], {"folder": folders[host]})
+            if "problem" in answer:
+                unwritable[host] = printable_line(str(answer["problem"]))
             return str(answer.get("mark", ""))
 
         async def look(host: str) -> list[str]:
@@ -42,12 +46,13 @@ async def sharing(fleet: Fleet, folders: Mapping[str, str], *, stated: bool = Fa
             answer = await _asked(*asked[host], {"marks": [mark for mark in marks.values() if mark], "seconds": seconds})
             return [str(mark) for mark in answer.get("seen", [])]
 
-        marks, _ = await fleet.all(folders, write)
-        seen, _ = await fleet.all([host for host, mark in marks.items() if mark], look)
+        marks, silent = await fleet.all(folders, write)
+        seen, silent_later = await fleet.all(marks, look)
         # Each removes its mark only now, and in turn: all have looked.
         await asyncio.gather(*(program.close_stdin() for program, _ in asked.values()))
         await asyncio.gather(*(_ended(lines) for _, lines in asked.values()))
-    return groups_of({host: marks.get(host, "") for host in folders}, seen)
+    groups = groups_of({host: marks.get(host, "") for host in folders}, seen)
+    return Sharing([sorted(group, key=lambda host: host in unwritable) for group in groups], unwritable, {**silent, **silent_later})
 
 
 async def _asked(program: Program, lines: AsyncIterator[bytes], question: Mapping[str, object]) -> dict[str, Any]:

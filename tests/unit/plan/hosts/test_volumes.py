@@ -8,7 +8,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.hosts import Host, HostsCluster
 from lockstep.plan.cluster.finding import Outcome
 from lockstep.plan.hosts.facts import Folder, HostFacts
-from lockstep.plan.hosts.volumes import groups_of, listening_ports, refuse_apart, sharing_finding
+from lockstep.plan.hosts.volumes import Sharing, groups_of, listening_ports, refuse_apart, sharing_finding, sharing_findings
 from lockstep_spec.choices import StorageMode
 
 MARKS = {"a": "m-a", "b": "m-b", "c": "m-c", "d": ""}
@@ -29,14 +29,14 @@ def test_hosts_share_a_folder_if_either_sees_the_others_mark(seen: dict[str, lis
 
 
 def test_one_file_system_that_is_stated_must_be_seen_by_all() -> None:
-    assert refuse_apart([["a", "b"]], StorageMode.SHARED, "/w") == ""
+    assert refuse_apart(Sharing([["a", "b"]]), StorageMode.SHARED, "/w") == ""
     with pytest.raises(ConfigError, match=r"storage\.mode is rwx, but what a host writes to /w is seen by a/b and not by c"):
-        refuse_apart([["a", "b"], ["c"]], StorageMode.SHARED, "/w")
+        refuse_apart(Sharing([["a", "b"], ["c"]]), StorageMode.SHARED, "/w")
 
 
 def test_hosts_that_share_one_though_each_should_have_its_own_are_named() -> None:
-    assert refuse_apart([["a"], ["b"]], StorageMode.PER_POD, "/w") == ""
-    assert refuse_apart([["a", "c"], ["b"]], StorageMode.PER_POD, "/w").startswith("a, c see one and the same /w, though")
+    assert refuse_apart(Sharing([["a"], ["b"]]), StorageMode.PER_POD, "/w") == ""
+    assert refuse_apart(Sharing([["a", "c"], ["b"]]), StorageMode.PER_POD, "/w").startswith("a, c see one and the same /w, though")
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,37 @@ def test_a_check_fails_only_where_one_file_system_was_stated_and_is_not_there(
 ) -> None:
     finding = sharing_finding(groups, mode, "/w")
     assert (None if finding is None else finding.outcome) is outcome
+
+
+FULL = {"c": "/w: No space left on device"}
+
+
+@pytest.mark.parametrize(
+    ("sharing", "mode", "expected"),
+    [
+        (Sharing([["a", "b"], ["c"]], unwritable=FULL), StorageMode.SHARED, [("failed", "c", "nothing can be written to its workspace: /w: No space left on device")]),
+        (Sharing([["a", "b", "c"]], unwritable=FULL), StorageMode.SHARED, [("failed", "c", "nothing can be written to its workspace: /w: No space")]),
+        (Sharing([["a"], ["b"], ["c"]], unwritable=FULL), StorageMode.SHARED, [("failed", "c", "nothing"), ("failed", "storage", "is seen by a and not by b")]),
+        (Sharing([["a"], ["b"], ["c"]], unwritable=FULL), StorageMode.PER_POD, [("failed", "c", "nothing can be written")]),
+        (Sharing([["a", "b"], ["c"]], unasked={"c": "it fell silent"}), StorageMode.SHARED, [("unknown", "storage", "whether host c sees what the others write to /w: it fell silent")]),
+        (Sharing([["a"], ["b"], ["c"]], unasked={"c": "it fell silent"}), StorageMode.PER_POD, []),
+    ],
+)  # fmt: skip
+def test_a_host_that_can_t_write_or_be_asked_is_not_called_apart(
+    sharing: Sharing, mode: StorageMode, expected: list[tuple[str, str, str]]
+) -> None:
+    found = list(sharing_findings(sharing, mode, "/w"))
+    assert [(one.outcome.value, one.subject) for one in found] == [one[:2] for one in expected]
+    assert all(words in one.message for one, (_, _, words) in zip(found, expected, strict=True)), found
+
+
+def test_a_start_is_refused_with_the_reason_why_a_host_can_t_write_or_be_asked() -> None:
+    with pytest.raises(ConfigError, match=r"^host c: nothing can be written to its workspace: /w: No space left on device: mend that, or "):
+        refuse_apart(Sharing([["a"], ["c"]], unwritable=FULL), StorageMode.PER_POD, "/w")
+    with pytest.raises(
+        ConfigError, match=r"^it is not known whether host c sees what the others write to /w: it fell silent: type the command"
+    ):
+        refuse_apart(Sharing([["a"], ["c"]], unasked={"c": "it fell silent"}), StorageMode.SHARED, "/w")
 
 
 def facts(*, taken: tuple[int, ...] = (), promised: tuple[int, ...] = ()) -> HostFacts:
