@@ -4,38 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, SupportsIndex
 
+from lockstep_gang.contract.lines import PROOF_SECONDS, ProvingReader, Streams, next_line, send_at_once, send_plain
 from lockstep_gang.contract.proof import FORMAT, Handshake, Opener, ProofError, Sealer, new_nonce, read_object, require_proof
-from lockstep_spec.codec import ContractError
 
-LINE_BYTES_MAX = 4 * 1024 * 1024
-"""Length of a message: a Hello with many ranks and their last lines fits; nothing else comes near."""
-PROOF_BYTES_MAX = 8 * 1024
-"""Length of a line before the proof: anybody who reaches the port can send one."""
-PROOF_SECONDS = 10.0
 TCP_INFO_BYTES, UNACKED = 104, slice(24, 28)
 WAITING_MAX = 1024
 """Connections that the kernel holds until they are taken: all agents of a big gang may come in the same second."""
 
 
-class _Reader(asyncio.StreamReader):
-    """Reader that knows when anything came: a message that is not read yet, or not whole yet, is a sign of life too.
-
-    Nobody gets much room before `proved`: neither for a line nor for what waits to be read.
-    """
+class _Reader(ProvingReader):
+    """Reader that knows when anything came: a message that is not read yet, or not whole yet, is a sign of life too."""
 
     last_heard = 0.0
-
-    def __init__(self) -> None:
-        super().__init__(limit=PROOF_BYTES_MAX)
-
-    def proved(self) -> None:
-        self._limit = LINE_BYTES_MAX
 
     def feed_data(self, data: Iterable[SupportsIndex]) -> None:
         self.last_heard = time.monotonic()
@@ -53,7 +38,7 @@ async def listen(
     return await asyncio.get_running_loop().create_server(protocol, hosts, port, backlog=WAITING_MAX)
 
 
-async def _open(address: tuple[str, int]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _open(address: tuple[str, int]) -> Streams:
     loop = asyncio.get_running_loop()
     reader = _Reader()
     transport, protocol = await loop.create_connection(lambda: asyncio.StreamReaderProtocol(reader), *address)
@@ -63,7 +48,7 @@ async def _open(address: tuple[str, int]) -> tuple[asyncio.StreamReader, asyncio
 class Channel:
     """Messages to and from the other side, which has proved the job's key."""
 
-    def __init__(self, streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], sealer: Sealer, opener: Opener) -> None:
+    def __init__(self, streams: Streams, sealer: Sealer, opener: Opener) -> None:
         self._reader, self._writer = streams
         if isinstance(self._reader, _Reader):
             self._reader.proved()
@@ -107,7 +92,7 @@ class Channel:
 
     async def receive(self) -> dict[str, Any]:
         """The next message. EOFError when the other side closed, ContractError when it is not its next message, OSError."""
-        return self._opener.open(await _line(self._reader))
+        return self._opener.open(await next_line(self._reader))
 
     def close(self) -> None:
         self._writer.close()
@@ -117,19 +102,19 @@ class Channel:
             await self._writer.wait_closed()
 
 
-async def accept(streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], key: bytes, job_uid: str, nodes: int) -> tuple[int, Channel]:
+async def accept(streams: Streams, key: bytes, job_uid: str, nodes: int) -> tuple[int, Channel]:
     """Accept a connection as the coordinator. Returns the node that proved the key, and its channel. Raises ContractError, EOFError, OSError."""
     reader, writer = streams
-    _keep_alive(writer)
+    send_at_once(writer)
     challenge = new_nonce()
-    _send_plain(writer, {"format": FORMAT, "nonce": challenge})
-    answer = read_object(await _line(reader))
+    send_plain(writer, {"format": FORMAT, "nonce": challenge})
+    answer = read_object(await next_line(reader))
     node, nonce = answer.get("node"), answer.get("nonce")
     if type(node) is not int or not 0 <= node < nodes or not isinstance(nonce, str):
         raise ProofError(f"node is {repr(node)[:60]}, must be 0 to {nodes - 1}, with a nonce and a proof")
     handshake = Handshake(key, job_uid, node, challenge, nonce)
     require_proof(handshake.agent_proof(), answer.get("proof"))
-    _send_plain(writer, {"proof": handshake.coordinator_proof()})
+    send_plain(writer, {"proof": handshake.coordinator_proof()})
     return node, Channel(streams, Sealer(handshake.to_agent()), Opener(handshake.to_coordinator()))
 
 
@@ -143,32 +128,14 @@ async def connect(address: tuple[str, int], key: bytes, job_uid: str, node: int)
         raise
 
 
-async def _prove(streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], key: bytes, job_uid: str, node: int) -> Channel:
+async def _prove(streams: Streams, key: bytes, job_uid: str, node: int) -> Channel:
     reader, writer = streams
-    _keep_alive(writer)
-    challenge = read_object(await _line(reader))
+    send_at_once(writer)
+    challenge = read_object(await next_line(reader))
     if challenge.get("format") != FORMAT or not isinstance(challenge.get("nonce"), str):
         raise ProofError(f"the coordinator speaks {repr(challenge.get('format'))[:60]}, this agent {FORMAT}")
     nonce = new_nonce()
     handshake = Handshake(key, job_uid, node, challenge["nonce"], nonce)
-    _send_plain(writer, {"node": node, "nonce": nonce, "proof": handshake.agent_proof()})
-    require_proof(handshake.coordinator_proof(), read_object(await _line(reader)).get("proof"))
+    send_plain(writer, {"node": node, "nonce": nonce, "proof": handshake.agent_proof()})
+    require_proof(handshake.coordinator_proof(), read_object(await next_line(reader)).get("proof"))
     return Channel(streams, Sealer(handshake.to_coordinator()), Opener(handshake.to_agent()))
-
-
-async def _line(reader: asyncio.StreamReader) -> bytes:
-    try:
-        line = await reader.readline()
-    except ValueError:
-        raise ContractError("a line longer than any message was received") from None
-    if not line.endswith(b"\n"):
-        raise EOFError("the other side closed the connection")
-    return line
-
-
-def _send_plain(writer: asyncio.StreamWriter, value: dict[str, Any]) -> None:
-    writer.write(json.dumps(value).encode() + b"\n")
-
-
-def _keep_alive(writer: asyncio.StreamWriter) -> None:
-    writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -8,10 +8,11 @@ import gc
 import resource
 import time
 
+from lockstep_gang.contract.lines import PROOF_SECONDS, Refusals
 from lockstep_gang.contract.messages import Hello, agent_message
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import SILENCE_SECONDS, UNHEARD_SECONDS
-from lockstep_gang.coordinator.channel import PROOF_SECONDS, Channel, accept, listen
+from lockstep_gang.coordinator.channel import Channel, accept, listen
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.network import listening_addresses
 from lockstep_spec.codec import ContractError
@@ -23,8 +24,6 @@ MANY_RANKS, COLLECTED = 512, (50_000, 20, 50)
 third of the time."""
 STRANGERS_MAX = 128
 """Connections without a proof, beside one of every node. At more of them the oldest is closed: an agent's proof takes no time."""
-REFUSED_SECONDS = 1.0
-"""Time between two lines about refusals: strangers must not fill the job's log."""
 FILES = 512
 """Open files of the coordinator beside its connections."""
 
@@ -44,7 +43,7 @@ class Server:
         self._proved: dict[Channel, int] = {}
         """Proved connections, with the node of each."""
         self._unheard: set[Channel] = set()
-        self._refused, self._refused_told = 0, float("-inf")
+        self._refusals = Refusals(output.say)
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> tuple[str, int]:
@@ -108,7 +107,7 @@ class Server:
             node, channel = await asyncio.wait_for(accept(streams, self._key, self._run.job.uid, self._run.nodes), PROOF_SECONDS)
         except (ContractError, EOFError, OSError, asyncio.TimeoutError) as error:  # noqa: UP041 (another class in Python 3.10)
             if isinstance(error, ContractError):  # anything else may be a probe of the port
-                self._say_refused(f"refused a connection from {peer[0] if peer else 'nowhere'}: {error}")
+                self._refusals.add(f"refused a connection from {peer[0] if peer else 'nowhere'}: {error}")
         else:
             self._unproved.pop(writer, None)
             self._proved[channel] = node
@@ -119,14 +118,6 @@ class Server:
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
-
-    def _say_refused(self, text: str) -> None:
-        self._refused += 1
-        now = time.monotonic()
-        if now - self._refused_told >= REFUSED_SECONDS:
-            others = f" (and {self._refused - 1} others since the last such line)" if self._refused > 1 else ""
-            self._output.say(f"{text}{others}")
-            self._refused, self._refused_told = 0, now
 
     async def _listen(self, node: int, channel: Channel) -> None:
         try:

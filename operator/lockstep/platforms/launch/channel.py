@@ -4,40 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import socket
 from collections.abc import Callable
 from typing import Any
 
 from lockstep.api.errors import ConfigError
 from lockstep.platforms.launch.token import LaunchToken
+from lockstep_gang.contract.lines import PROOF_SECONDS, ProvingReader, Streams, next_line, send_at_once, send_plain
 from lockstep_gang.contract.proof import Handshake, Opener, ProofError, Sealer, new_nonce, read_object, require_proof
-from lockstep_spec.codec import ContractError
 
 FORMAT = "lockstep-launch/1"
-LINE_BYTES_MAX = 4 * 1024 * 1024
-PROOF_BYTES_MAX = 4 * 1024
-"""Length of a line before the proof: anybody who reaches the port can send one."""
-PROOF_SECONDS = 10.0
 WRONG_TOKEN = "token"  # noqa: S105 (the word for it)
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3), (socket.TCP_USER_TIMEOUT, 30_000))
 """A machine that is gone says nothing: its connection ends after half a minute."""
 
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
 
 class WrongToken(ConfigError):
     """The other side has another token."""
-
-
-class _Reader(asyncio.StreamReader):
-    """Reader that has little room before the proof."""
-
-    def __init__(self) -> None:
-        super().__init__(limit=PROOF_BYTES_MAX)
-
-    def proved(self) -> None:
-        self._limit = LINE_BYTES_MAX
 
 
 class TokenChannel:
@@ -45,7 +28,7 @@ class TokenChannel:
 
     def __init__(self, streams: Streams, sealer: Sealer, opener: Opener) -> None:
         self._reader, self._writer = streams
-        if isinstance(self._reader, _Reader):
+        if isinstance(self._reader, ProvingReader):
             self._reader.proved()
         self._sealer, self._opener = sealer, opener
 
@@ -65,7 +48,7 @@ class TokenChannel:
 
     async def receive(self) -> dict[str, Any]:
         """The next message. EOFError when the other side closed, ContractError for what is not its next message, OSError."""
-        return self._opener.open(await _line(self._reader))
+        return self._opener.open(await next_line(self._reader))
 
     def abort(self) -> None:
         """Give the connection up, with what was not sent yet."""
@@ -86,7 +69,7 @@ async def listen(taken: Callable[[asyncio.StreamReader, asyncio.StreamWriter], A
     """A server on this address alone, whose connections `taken` gets from `start_serving` on. Raises OSError."""
 
     def protocol() -> asyncio.StreamReaderProtocol:
-        return asyncio.StreamReaderProtocol(_Reader(), taken)
+        return asyncio.StreamReaderProtocol(ProvingReader(), taken)
 
     return await asyncio.get_running_loop().create_server(protocol, address, port, start_serving=False)
 
@@ -97,24 +80,24 @@ async def accept(streams: Streams, token: LaunchToken) -> TokenChannel:
         reader, writer = streams
         _keep_alive(writer)
         challenge = new_nonce()
-        _send_plain(writer, {"format": FORMAT, "nonce": challenge})
-        answer = read_object(await _line(reader))
+        send_plain(writer, {"format": FORMAT, "nonce": challenge})
+        answer = read_object(await next_line(reader))
         nonce = answer.get("nonce")
         handshake = _handshake(token, challenge, nonce if isinstance(nonce, str) else "")
         try:
             require_proof(handshake.agent_proof(), answer.get("proof"))
         except ProofError:
-            _send_plain(writer, {"refused": WRONG_TOKEN})
+            send_plain(writer, {"refused": WRONG_TOKEN})
             await writer.drain()
             raise ProofError("it has another token") from None
-        _send_plain(writer, {"proof": handshake.coordinator_proof()})
+        send_plain(writer, {"proof": handshake.coordinator_proof()})
         return TokenChannel(streams, Sealer(handshake.to_agent()), Opener(handshake.to_coordinator()))
 
 
 async def connect(address: tuple[str, int], token: LaunchToken) -> TokenChannel:
     """Connect as a joiner. Raises WrongToken, ContractError for something else than a launch, EOFError, OSError, TimeoutError."""
     async with asyncio.timeout(PROOF_SECONDS):
-        loop, reader = asyncio.get_running_loop(), _Reader()
+        loop, reader = asyncio.get_running_loop(), ProvingReader()
         transport, protocol = await loop.create_connection(lambda: asyncio.StreamReaderProtocol(reader), *address)
         streams = reader, asyncio.StreamWriter(transport, protocol, reader, loop)
         try:
@@ -127,38 +110,24 @@ async def connect(address: tuple[str, int], token: LaunchToken) -> TokenChannel:
 async def _prove(streams: Streams, token: LaunchToken, where: str) -> TokenChannel:
     reader, writer = streams
     _keep_alive(writer)
-    challenge = read_object(await _line(reader))
+    challenge = read_object(await next_line(reader))
     if challenge.get("format") != FORMAT or not isinstance(challenge.get("nonce"), str):
         raise ConfigError(
             f"{where} speaks {repr(challenge.get('format'))[:60]}, and this lockstep {FORMAT}: is it the port that lockstep launch printed, by the same version?"
         )
     nonce = new_nonce()
     handshake = _handshake(token, challenge["nonce"], nonce)
-    _send_plain(writer, {"nonce": nonce, "proof": handshake.agent_proof()})
-    answer = read_object(await _line(reader))
+    send_plain(writer, {"nonce": nonce, "proof": handshake.agent_proof()})
+    answer = read_object(await next_line(reader))
     if answer.get("refused") == WRONG_TOKEN:
         raise WrongToken(f"the launch at {where} has another token: give the one that it has shown, or its file by --token-file")
     require_proof(handshake.coordinator_proof(), answer.get("proof"))
     return TokenChannel(streams, Sealer(handshake.to_coordinator()), Opener(handshake.to_agent()))
 
 
-async def _line(reader: asyncio.StreamReader) -> bytes:
-    try:
-        line = await reader.readline()
-    except ValueError:
-        raise ContractError("a line longer than any message was received") from None
-    if not line.endswith(b"\n"):
-        raise EOFError("the other side closed the connection")
-    return line
-
-
-def _send_plain(writer: asyncio.StreamWriter, value: dict[str, Any]) -> None:
-    writer.write(json.dumps(value).encode() + b"\n")
-
-
 def _keep_alive(writer: asyncio.StreamWriter) -> None:
+    send_at_once(writer)
     connection = writer.get_extra_info("socket")
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in KEEPALIVE:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)

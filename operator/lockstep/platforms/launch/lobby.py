@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from dataclasses import dataclass
 from typing import Annotated
 
 from lockstep.api.errors import ConfigError
-from lockstep.platforms.launch.channel import PROOF_SECONDS, TokenChannel, accept, listen
+from lockstep.platforms.launch.channel import TokenChannel, accept, listen
 from lockstep.platforms.launch.machine import NodeMachine, place_text
 from lockstep.platforms.launch.seats import Launched, devices_there, refusal, rooms, run_there
 from lockstep.platforms.launch.token import LaunchToken
 from lockstep.platforms.local.run import FAILED
 from lockstep.platforms.output import tell
+from lockstep_gang.contract.lines import PROOF_SECONDS, Refusals
 from lockstep_gang.contract.run import Run
 from lockstep_spec.codec import ContractError, at_least, from_json, to_json
 from lockstep_spec.words import number_of
 
 STRANGERS_MAX = 64
 """Connections without a proof. At more of them the oldest is closed: a joiner's proof takes no time."""
-REFUSED_SECONDS = 1.0
-"""Time between two lines about strangers: they must not fill the log."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class Lobby:
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._strangers: dict[asyncio.StreamWriter, None] = {}
-        self._refused_at, self._refused = float("-inf"), 0
+        self._refusals = Refusals(tell)
         self._is_over = False
 
     async def open(self) -> None:
@@ -143,7 +141,7 @@ class Lobby:
             async with asyncio.timeout(PROOF_SECONDS):
                 joining = from_json(Joining, await channel.receive(), "a joiner's message")
         except ContractError as error:
-            self._say_refused(f"lockstep: refused a connection from {peer}: {error}")
+            self._refusals.add(f"lockstep: refused a connection from {peer}: {error}")
         except (EOFError, OSError):
             pass  # a probe of the port
         else:
@@ -153,14 +151,6 @@ class Lobby:
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
-
-    def _say_refused(self, text: str) -> None:
-        self._refused += 1
-        now = time.monotonic()
-        if now - self._refused_at >= REFUSED_SECONDS:
-            others = f" (and {self._refused - 1} others since the last such line)" if self._refused > 1 else ""
-            tell(f"{text}{others}")
-            self._refused, self._refused_at = 0, now
 
     async def _serve(self, channel: TokenChannel, joining: Joining) -> None:
         reason = refusal(self._launched, joining.machine, self._first, channel.other_address) or self._why_no_room(joining)
