@@ -16,11 +16,11 @@ from lockstep_gang.agent.log import Console
 from lockstep_gang.agent.outbox import WAITING_MAX, Outbox, json_bytes
 from lockstep_gang.agent.ranks.ranks import LocalNode, RankProcess
 from lockstep_gang.agent.ranks.stacks import FILE_BYTES, HANGS, STACKS_BYTES, ProcessState, remove_old, shortened, stack_path
+from lockstep_gang.contract.lines import LINE_BYTES_MAX
 from lockstep_gang.contract.messages import Pace, message_to_json
 from lockstep_gang.contract.report import HISTORY, Cause, CheckpointReport, Failure, Restart
 from lockstep_gang.contract.run import JobIdentity, RestartPolicy
 from lockstep_gang.coordinator import records
-from lockstep_gang.coordinator.channel import LINE_BYTES_MAX
 from lockstep_gang.coordinator.records import Records, Replaced
 from lockstep_gang.lifecycle.gang import Budget, Gang, new_gang
 from lockstep_gang.lifecycle.history import ATTEMPTS_MAX, AttemptRecord, begun_records, resume_gang, retained_records

@@ -18,6 +18,7 @@ import pytest
 
 from bench.gang_scale import measure
 from lockstep_gang.agent.outbox import MESSAGE_BYTES, Outbox, bounded, json_bytes
+from lockstep_gang.contract.lines import LINE_BYTES_MAX
 from lockstep_gang.contract.messages import (
     Activity,
     AgentMessage,
@@ -40,7 +41,7 @@ from lockstep_gang.contract.run import RestartPolicy, Run
 from lockstep_gang.contract.times import RECONNECT_SECONDS
 from lockstep_gang.coordinator import channels, coordinator, server
 from lockstep_gang.coordinator import reports as reports_module
-from lockstep_gang.coordinator.channel import LINE_BYTES_MAX, connect
+from lockstep_gang.coordinator.channel import connect
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.log_lines import WITH_LINES, log_lines
 from lockstep_gang.coordinator.reports import report_change

@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from lockstep_gang.agent.ranks.reports import parse_datagram
+from lockstep_gang.contract.lines import PROOF_BYTES_MAX
 from lockstep_gang.contract.messages import Hello, Ping, Start, agent_message, message_to_json
 from lockstep_gang.contract.proof import Sealer
 from lockstep_gang.contract.run import Run
-from lockstep_gang.coordinator.channel import PROOF_BYTES_MAX, Channel, accept, connect
+from lockstep_gang.coordinator.channel import Channel, accept, connect
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.server import Server
 from lockstep_spec.codec import ContractError

@@ -14,9 +14,9 @@ import pytest
 
 from lockstep_gang.agent.preflight import answers, network
 from lockstep_gang.agent.preflight.allreduce import AllReduceRanks
+from lockstep_gang.contract.lines import PROOF_BYTES_MAX
 from lockstep_gang.contract.preflight import PREFLIGHT_RESULT, Expected, ExpectedPath, Group, Kind, PreflightReport
 from lockstep_gang.contract.run import RestartPolicy, run_text
-from lockstep_gang.coordinator.channel import PROOF_BYTES_MAX
 from lockstep_spec.choices import StorageMode
 from lockstep_spec.codec import from_json
 from unit.gang.cases import KEY, Gang, gang, make_run
