@@ -41,9 +41,9 @@ class Sharing:
     groups: Sequence[Sequence[str]]
     """Each host once. In a group, those come first that can write there."""
     unwritable: Mapping[str, str] = field(default_factory=dict)
-    """By host, the path and why nothing can be written there. It may see what others write."""
+    """Path and reason of each host where nothing can be written, by host. It may see what others write."""
     unasked: Mapping[str, str] = field(default_factory=dict)
-    """By host, why it gave no answer."""
+    """Reason for which a host gave no answer, by host."""
 
     @property
     def known(self) -> list[Sequence[str]]:
