@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from ipaddress import ip_address
 from typing import Annotated, Any, Self
@@ -30,6 +31,12 @@ GPUS_MAX = 64
 PORTS_MIN = 16
 """Fewest ports of a range: the coordinator's, and one of each attempt's rendezvous, whose last one may still be closing."""
 WORKSPACE_FOLDER, DATASETS_FOLDER = "~/lockstep/workspace", "~/lockstep/datasets"
+
+
+def cluster_words(named: str) -> tuple[str, str]:
+    """Return a cluster, as it was given on a command line, as one word of another one, and the option that leads there again."""
+    typed = shlex.quote(named)
+    return typed, f"--cluster {typed}"
 
 
 def _numeric_address(text: str | None) -> str | None:

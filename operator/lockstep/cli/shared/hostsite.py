@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -40,10 +39,12 @@ class HostSite(Site):
 
     def __init__(self, cluster_file: ClusterFile, named: str) -> None:
         """`named`: the cluster as it was given: its name, or the path of its file."""
+        from lockstep.api.hosts import cluster_words
+
         assert cluster_file.hosts is not None  # noqa: S101 (the file says platform: hosts)
         self.hosts, self.profile, self.name = cluster_file.hosts, cluster_file.profile, cluster_file.cluster.name
-        self.given, self.typed = named, shlex.quote(named)
-        self.again = f"--cluster {self.typed}"
+        self.given = named
+        self.typed, self.again = cluster_words(named)
         self.anew = f"lockstep run -f FILE --fresh {self.again}"
         self.where = f"on the hosts of {self.name}"
         self.have = "they have"

@@ -12,7 +12,6 @@ import zipfile
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -21,7 +20,7 @@ from lockstep.api.errors import Failed
 from lockstep.plan.hosts.place import absolute
 from lockstep.plan.hosts.setup import HostParts, HostSetup, read_parts
 from lockstep.plan.hosts.wheels import Pin, is_of, is_source, only, without
-from lockstep.platforms.hosts.fleet import Fleet
+from lockstep.platforms.hosts.fleet import Fleet, old_source_of
 from lockstep.platforms.hosts.place import HostPlace
 from lockstep.platforms.hosts.wheelhouse import WheelFile, digest_of, fetch
 from lockstep.platforms.inpod import source_of
@@ -95,12 +94,6 @@ class Packages:
 def not_there(files: Iterable[WheelFile], there: Mapping[str, int]) -> list[WheelFile]:
     """Return the files that aren't there whole. `there`: sizes by name."""
     return [file for file in files if there.get(file.path.name) != file.size]
-
-
-@cache
-def _program() -> bytes:
-    """Text of the program without what only newer Pythons than a host's may know."""
-    return source_of(install).replace(b"from __future__ import annotations\n", b"")
 
 
 def trainer_archive(version: str) -> bytes:
@@ -240,7 +233,7 @@ async def _next(program: Program, answers: AsyncIterator[bytes], word: str) -> d
 
 @asynccontextmanager
 async def _started(place: HostPlace, request: Mapping[str, Any]) -> AsyncIterator[Program]:
-    async with python_program(place, _program()) as program:
+    async with python_program(place, old_source_of(install)) as program:
         await program.write(json.dumps(request).encode() + b"\n")
         yield program
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
-import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
@@ -13,7 +12,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from lockstep.api.errors import Failed
-from lockstep.api.hosts import Host, HostsCluster
+from lockstep.api.hosts import Host, HostsCluster, cluster_words
 from lockstep.plan.hosts.facts import BadAnswer, HostFacts, read_host
 from lockstep.plan.hosts.status import Seen
 from lockstep.plan.pages.stacks import RankAnswer, missing, read_ranks
@@ -42,10 +41,8 @@ class Fleet:
         """`name`: of the cluster file. `named`: the cluster as it was given, its name or the path of its file. `shares`: False opens a connection for
         each program. `tell`: hears that a login may wait for you."""
         self.cluster, self.name = cluster, name
-        self.typed = shlex.quote(named)
-        """The cluster as a word of a command line."""
-        self.again = f"--cluster {self.typed}"
-        """Words that lead here again on a command line."""
+        self.typed, self.again = cluster_words(named)
+        """The cluster as a word of a command line, and the words that lead here again on one."""
         folder = control_folder()
         self._shared = {host.name: Shared(login_of(host), folder, shares=shares, tell=tell) for host in cluster.hosts}
 

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lockstep.platforms.onhost.readings import output, text_of
+from lockstep.platforms.onhost.readings import nvidia_cards, output, text_of
 
 Json = Any
 LIBRARY_SECONDS, TORCH_SECONDS = 10.0, 40.0
@@ -143,15 +143,6 @@ def answer_from(process: Any, seconds: float) -> Json:
         return {"problem": words[0][:TEXT_MAX]}
 
 
-def has_nvidia() -> int:
-    """Number of NVIDIA's graphics cards on the PCI bus, whether a driver has them or not."""
-    count = 0
-    for vendor in paths("/sys/bus/pci/devices/*/vendor"):
-        if text_of(vendor).strip() == "0x10de" and text_of(vendor.with_name("class")).startswith("0x03"):
-            count += 1
-    return count
-
-
 def last_xid() -> str:
     """The driver's newest error of a GPU, where the kernel's log may be read."""
     lines = [line for line in output("dmesg").splitlines() if "NVRM: Xid" in line]
@@ -173,7 +164,7 @@ def condition(request: Json) -> Json:
     """The whole answer."""
     python = os.path.expanduser(request["python"])  # noqa: PTH111
     libraries = started(python, LIBRARIES, *PACKAGES) if python else None
-    cards = has_nvidia()
+    cards = nvidia_cards()
     torch = started(python, TORCH) if python and (cards or output("nvidia-smi", "-L")) else None
     shm = os.statvfs(SHM) if os.path.isdir(SHM) else None  # noqa: PTH112
     return {

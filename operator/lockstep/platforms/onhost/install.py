@@ -6,13 +6,11 @@ Python, 3.6 or newer, before there is any other.
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import hashlib
 import json
 import os
 import platform
-import pwd
 import re
 import shutil
 import signal
@@ -23,12 +21,14 @@ import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from lockstep.platforms.onhost.readings import alone, glibc, lingers, nvidia_cards, output, state_folder, text_of, user_name
+
 Json = Any
 ENVIRONMENT = re.compile(r"env-[0-9a-f]{16}")
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!%-]{0,250}")
 RELEASE = re.compile(r"[0-9]{8}")
 PIECE_BYTES = 1 << 20
-COMMAND_SECONDS = 10.0
+SLOW_SECONDS = 10.0
 LOCK_SECONDS = 10.0
 WORDS_MAX = 1500
 SPARE_BYTES = 1 << 28
@@ -46,51 +46,13 @@ def data_folder() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "lockstep"
 
 
-def jobs_root() -> Path:
-    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "lockstep" / "jobs"
-
-
-def words_of(*command: str) -> str:
-    """Output of a command; '' when it is missing, fails, or takes too long."""
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=COMMAND_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
-
-
-def login_name() -> str:
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
-
-
-def written_in(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def libc_version() -> str:
-    try:
-        version = ctypes.CDLL(None).gnu_get_libc_version
-    except (OSError, AttributeError):
-        return ""
-    version.restype = ctypes.c_char_p
-    return str(version().decode())
-
-
 def pythons() -> Json:
     """Pairs of version and path of each CPython that is no virtual environment; that of `python3` first."""
     found: Json = {}
     folders = os.environ.get("PATH", os.defpath) + ":/usr/local/bin:/usr/bin"
     for name in ["python3"] + [f"python3.{minor}" for minor in range(OLDEST, NEWEST + 1)]:
         path = shutil.which(name, path=folders)
-        words = words_of(path, "-I", "-S", "-c", ASKED).split() if path else []
+        words = output(path, "-I", "-S", "-c", ASKED, seconds=SLOW_SECONDS).split() if path else []
         if len(words) == 5 and words[:1] + words[2:] == PLAIN and words[1] not in found:
             found[words[1]] = path
     return list(found.items())
@@ -113,8 +75,8 @@ def used() -> Json:
     """Environments that the settings of a job here name."""
     names = set()
     units = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "systemd" / "user"
-    for path in [*jobs_root().glob("*/*.json"), *units.glob("lockstep-*.service")]:
-        names |= set(ENVIRONMENT.findall(written_in(path)))
+    for path in [*state_folder().glob("*/*.json"), *units.glob("lockstep-*.service")]:
+        names |= set(ENVIRONMENT.findall(text_of(path)))
     return sorted(names)
 
 
@@ -124,30 +86,15 @@ def files() -> Json:
     return {path.name: path.stat().st_size for path in folder.glob("*") if FILE_NAME.fullmatch(path.name)} if folder.is_dir() else {}
 
 
-def lingers() -> bool:
-    return (
-        words_of("loginctl", "show-user", login_name(), "--property=Linger", "--value").strip() == "yes"
-        or Path("/var/lib/systemd/linger", login_name()).exists()
-    )
-
-
-def nvidia_devices() -> int:
-    """Number of NVIDIA GPUs on the bus."""
-    count = 0
-    for path in Path("/sys/bus/pci/devices").glob("*"):
-        count += written_in(path / "vendor").strip() == "0x10de" and written_in(path / "class").startswith("0x03")
-    return count
-
-
 def facts(request: Json, stream: BinaryIO) -> Json:
     """Return what is there."""
     folders = [str(Path(path).expanduser()) for path in request["folders"]]
     return {
-        "user": login_name(),
+        "user": user_name(),
         "home": str(Path.home()),
         "system": platform.system(),
         "machine": platform.machine(),
-        "glibc": libc_version(),
+        "glibc": glibc(),
         "data": str(data_folder()),
         "pythons": pythons(),
         "environments": environments(),
@@ -155,10 +102,10 @@ def facts(request: Json, stream: BinaryIO) -> Json:
         "used": used(),
         "files": files(),
         "folders": [path for path in folders if Path(path).is_dir()],
-        "units": bool(words_of("systemctl", "--user", "show", "--property=Version")),
+        "units": bool(output("systemctl", "--user", "show", "--property=Version")),
         "linger": lingers(),
-        "gpus": len(words_of("nvidia-smi", "-L").splitlines()) if shutil.which("nvidia-smi") else 0,
-        "devices": nvidia_devices(),
+        "gpus": len(output("nvidia-smi", "-L", seconds=SLOW_SECONDS).splitlines()) if shutil.which("nvidia-smi") else 0,
+        "devices": nvidia_cards(),
         "done": True,
     }
 
@@ -332,7 +279,8 @@ def archive_of(request: Json, stream: BinaryIO) -> Json:
     with exclusive():
         uv = unpacked_uv(data_folder(), request["uv"])
     listing = json.loads(
-        words_of(uv, "python", "list", "--only-downloads", "--no-config", "--output-format", "json", request["version"]) or "[]"
+        output(uv, "python", "list", "--only-downloads", "--no-config", "--output-format", "json", request["version"], seconds=SLOW_SECONDS)
+        or "[]"
     )
     for entry in listing:
         if entry.get("implementation") == "cpython" and entry.get("variant") == "default" and entry.get("url"):
@@ -384,7 +332,7 @@ def point(link: Path, target: str) -> None:
 def may_linger() -> bool:
     """Ask to linger, which the host's rules allow or not."""
     if shutil.which("loginctl"):
-        words_of("loginctl", "enable-linger")
+        output("loginctl", "enable-linger", seconds=SLOW_SECONDS)
     return lingers()
 
 
@@ -394,9 +342,7 @@ def tidy(keep: Json, name: str) -> None:
     The lock is that of starts. One that is under way looks for its Python once its record is there: the record is seen here, or its Python has gone there.
     """
     data = data_folder()
-    jobs_root().mkdir(parents=True, exist_ok=True)
-    with jobs_root().with_suffix(".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with alone():
         names = {name, *used()}
         for path in data.glob("env-*"):
             if ENVIRONMENT.fullmatch(path.name) and path.name not in names:

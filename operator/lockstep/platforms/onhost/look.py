@@ -9,7 +9,6 @@ is a sentence for them.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import platform
@@ -25,7 +24,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from lockstep.platforms.onhost.readings import object_in, output, state_folder, supervisor, text_of
+from lockstep.platforms.onhost.readings import glibc, lingers, object_in, output, state_folder, supervisor, text_of, user_name
 
 Json = Any
 GPU_SECONDS = 10.0
@@ -71,13 +70,6 @@ def gpu_output(*options: str) -> tuple[str, str]:
         return (done.stdout, "") if done.returncode == 0 else ("", "")
     words = " ".join(done.stdout.split())[:WORDS_MAX]
     return "", f"nvidia-smi ends with {done.returncode}: {words or 'it says nothing'}"
-
-
-def user_name() -> str:
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
 
 
 def folder(path: str) -> Json:
@@ -242,13 +234,12 @@ def keeping() -> Json:
     manager = output("systemctl", "--user", "is-system-running") or (
         "running" if output("systemctl", "--user", "show", "--property=Version") else ""
     )
-    linger = output("loginctl", "show-user", user_name(), "--property=Linger", "--value").strip()
     kills = output(
         "busctl", "get-property", "org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager", "KillUserProcesses"
     ).strip()
     return {
         "units": bool(manager),
-        "linger": {"yes": True, "no": False}.get(linger, Path("/var/lib/systemd/linger", user_name()).exists()),
+        "linger": lingers(),
         "killsProcesses": kills.endswith("true"),
     }
 
@@ -417,14 +408,6 @@ def is_there(path: Path, kind: str) -> bool:
         return tests[kind](path)
     except OSError:
         return False
-
-
-def glibc() -> str:
-    with contextlib.suppress(OSError, AttributeError):
-        version = ctypes.CDLL(None).gnu_get_libc_version
-        version.restype = ctypes.c_char_p
-        return str(version().decode())
-    return ""
 
 
 def look(request: Json) -> Json:

@@ -1,4 +1,4 @@
-"""Readings of a host that several programs there take: files, output of commands, and the process that keeps an agent; and the lock of starts.
+"""Readings of a host that several programs there take: files, the user, libraries and cards, output of commands, and the process that keeps an agent; and the lock of starts.
 
 Python 3.6 reads it, too.
 """
@@ -6,9 +6,11 @@ Python 3.6 reads it, too.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import json
 import os
+import pwd
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,15 +41,44 @@ def object_in(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def output(*command: str) -> str:
+def output(*command: str, seconds: float = COMMAND_SECONDS) -> str:
     """Return the output of a command; '' when it is missing, fails, or takes too long."""
     try:
         done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=COMMAND_SECONDS, check=False, errors="replace"
-        )
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=seconds, check=False, errors="replace"
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""
+
+
+def user_name() -> str:
+    """Return the login name of the user; their number if they have none."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def lingers() -> bool:
+    """Return True if this user's units go on without a login."""
+    linger = output("loginctl", "show-user", user_name(), "--property=Linger", "--value").strip()
+    return {"yes": True, "no": False}.get(linger, Path("/var/lib/systemd/linger", user_name()).exists())
+
+
+def glibc() -> str:
+    """Return the version of the C library; '' where it is another one."""
+    with contextlib.suppress(OSError, AttributeError):
+        version = ctypes.CDLL(None).gnu_get_libc_version
+        version.restype = ctypes.c_char_p
+        return str(version().decode())
+    return ""
+
+
+def nvidia_cards() -> int:
+    """Return the number of NVIDIA's graphics cards on the PCI bus, whether a driver has them or not."""
+    vendors = Path("/sys/bus/pci/devices").glob("*/vendor")
+    return sum(text_of(vendor).strip() == "0x10de" and text_of(vendor.with_name("class")).startswith("0x03") for vendor in vendors)
 
 
 def start_ticks(pid: int) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import io
 import json
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from lockstep.platforms.hosts.environment import _program
 from lockstep.platforms.onhost import install
 
 
@@ -31,10 +29,6 @@ def sent(capsys: pytest.CaptureFixture[str], request: dict[str, Any], body: byte
 
 def head(name: str, content: bytes, digest: str = "") -> bytes:
     return json.dumps({"name": name, "bytes": len(content), "sha256": digest or hashlib.sha256(content).hexdigest()}).encode() + b"\n"
-
-
-def test_it_is_written_for_the_oldest_pythons_of_hosts() -> None:
-    ast.parse(_program(), feature_version=(3, 6))
 
 
 def test_a_file_comes_whole_or_its_rest_comes_later(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
