@@ -165,6 +165,20 @@ def test_a_key_behind_a_jump_host_is_told_pinned_and_checked_through_it(bed: Bed
     assert asyncio.run(output_of(ways.place(1, host_key=key, **through), ["hostname"])) == b"bed1\n"
 
 
+def test_behind_a_proxy_command_of_your_own_the_host_s_key_is_checked_all_the_same(bed: BedHosts, ways: Ways, tmp_path: Path) -> None:
+    bastion, target = bed.host(0), bed.host(1)
+    path = Path(config(tmp_path, bed, ""))
+    lax = "-F none -o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
+    proxy = f"ProxyCommand ssh {lax} -i {bed.layout.identity} -W %h:%p ada@{bastion.address}"
+    path.write_text(f"Host behind\n  HostName {target.address}\n  {proxy}\n{path.read_text()}")
+    through: dict[str, Any] = {"name": "behind", "address": None, "config": str(path)}
+    before = logins_of(bed, 0).count("Accepted publickey")
+    refused(ways, bed, UNKNOWN, 1, host_key=None, **through)
+    refused(ways, bed, OTHER, 1, host_key=running.host_key(bastion), **through)
+    assert asyncio.run(output_of(ways.place(1, host_key=running.host_key(target), **through), ["hostname"])) == b"bed1\n"
+    assert logins_of(bed, 0).count("Accepted publickey") > before, "they went through the command, whose own checks are yours"
+
+
 @pytest.fixture
 def agent(bed: BedHosts, monkeypatch: pytest.MonkeyPatch) -> Iterator[TouchedAgent]:
     folder = Path(tempfile.mkdtemp(prefix="ls-"))  # (short: sockets are in it)
