@@ -9,7 +9,7 @@ import secrets
 import shlex
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,7 +38,7 @@ from lockstep.plan.hosts.status import Seen, named_hosts, seen_jobs
 from lockstep.plan.hosts.volumes import refuse_apart
 from lockstep.platforms.agentfile import build_agent
 from lockstep.platforms.hosts.fleet import Fleet, within
-from lockstep.platforms.hosts.volumes import sharing
+from lockstep.platforms.hosts.volumes import looking_for_marks
 from lockstep.platforms.inpod import source_of
 from lockstep.platforms.onhost import keep
 from lockstep.platforms.output import tell
@@ -82,13 +82,19 @@ async def start(fleet: Fleet, job: TrainingJob, profile: TrainingCluster, option
     answers = await _lingering(fleet, answers)
     record_time = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     placed = [_dated(seat, record_time) for seat in seats(job, profile, fleet.cluster, fleet.name, answers, str(uuid.uuid4()))]
-    key = secrets.token_hex(32)
-    agent, _ = await asyncio.gather(
-        asyncio.to_thread(build_agent, compiled=True), _check_storage(fleet, answers, placed[0].resolved.storage_mode)
-    )
-    files = {seat.host.name: _files(seat, key, agent) for seat in placed}
-    await _place_and_go(fleet, {"do": "start", "job": name, "fresh": True}, files, placed[0].record.coordinator)
-    return seen_jobs((await fleet.look_for(name, names, patience))[0], {})[name]
+    key, building = secrets.token_hex(32), asyncio.create_task(asyncio.to_thread(build_agent, compiled=True))
+    mode, workspaces = placed[0].resolved.storage_mode, {host: facts.workspace.path for host, facts in answers.items()}
+    async with looking_for_marks(fleet, workspaces, stated=mode is StorageMode.SHARED) as sharing:
+
+        async def check_storage() -> None:
+            if line := refuse_apart(await sharing, mode, workspaces[names[0]]):
+                tell(line)
+
+        agent = await building
+        files = {seat.host.name: _files(seat, key, agent) for seat in placed}
+        await _place_and_go(fleet, {"do": "start", "job": name, "fresh": True}, files, placed[0].record.coordinator, check_storage)
+    answers, problems = await fleet.look_for(name, names, patience)
+    return seen_jobs(answers, problems).get(name) or Seen(placed[0].record, {}, problems)
 
 
 def _refuse_bare(hosts: Sequence[Host], answers: Mapping[str, HostFacts], cluster: str) -> None:
@@ -126,14 +132,6 @@ async def _lingering(fleet: Fleet, answers: Mapping[str, HostFacts]) -> dict[str
     return {name: replace(facts, lingers=facts.lingers or lingers.get(name, False)) for name, facts in answers.items()}
 
 
-async def _check_storage(fleet: Fleet, answers: Mapping[str, HostFacts], mode: StorageMode) -> None:
-    """Find out who sees whose files. Say so where that is not what the cluster file says, or raise ConfigError where it can't work."""
-    stated = mode is StorageMode.SHARED
-    found = await sharing(fleet, {host: facts.workspace.path for host, facts in answers.items()}, stated=stated)
-    if line := refuse_apart(found, mode, next(iter(answers.values())).workspace.path):
-        tell(line)
-
-
 def _dated(seat: Seat, when: str) -> Seat:
     metadata = {**seat.record.job["metadata"], "creationTimestamp": when}
     return replace(seat, record=replace(seat.record, job={**seat.record.job, "metadata": metadata}))
@@ -167,11 +165,17 @@ def refuse_missing(name: str, answers: Mapping[str, HostFacts], again: str) -> N
 
 
 async def _place_and_go(
-    fleet: Fleet, request: dict[str, Any], files: Mapping[str, Mapping[str, bytes]], witness: Coordinator, ran: Sequence[str] = ()
+    fleet: Fleet,
+    request: dict[str, Any],
+    files: Mapping[str, Mapping[str, bytes]],
+    witness: Coordinator,
+    check: Callable[[], Awaitable[None]] | None = None,
+    ran: Sequence[str] = (),
 ) -> None:
     """Put the files on every host; when all have them, let node 0 begin, then the others. `ran`: hosts whose agents are to be started anew.
 
-    Raises Failed naming every host that did not take them. Then, and when this process ends before, nothing stays on any host.
+    Raises Failed naming every host that did not take them, or what `check` raises before any begins. Then, and when this process ends before, nothing stays
+    on any host.
     """
     names = list(files)
     async with AsyncExitStack() as stack:
@@ -196,6 +200,8 @@ async def _place_and_go(
         _, problems = await fleet.all(names, place)
         if problems:
             raise Failed("nothing was started: " + "; ".join(problems.values()))
+        if check is not None:
+            await check()
         await go(names[0])
         _, problems = await fleet.all(names[1:], go)
     if problems:
@@ -230,7 +236,7 @@ async def start_again(fleet: Fleet, seen: Seen, *, retry: int | None = None) -> 
     request = {"do": "start", "job": seen.record.name, "fresh": False} | ({} if retry is None else {"retry": retry})
     # Where no agent ran, one that runs by then is somebody else's, and is left alone.
     ran = [name for name, job in seen.jobs.items() if job.runs]
-    await _place_and_go(fleet, request, {name: {KEY: key.encode()} for name in names}, seen.record.coordinator, ran)
+    await _place_and_go(fleet, request, {name: {KEY: key.encode()} for name in names}, seen.record.coordinator, ran=ran)
 
 
 def _refuse_partial(seen: Seen) -> None:

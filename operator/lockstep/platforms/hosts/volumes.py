@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from lockstep.plan.hosts.volumes import Sharing, groups_of
@@ -27,8 +27,16 @@ async def sharing(fleet: Fleet, folders: Mapping[str, str], *, stated: bool = Fa
 
     `stated`: the cluster file says that all share it.
     """
-    if len(folders) < 2:
-        return Sharing([[host] for host in folders])
+    async with looking_for_marks(fleet, folders, stated=stated) as looking:
+        return await looking
+
+
+@asynccontextmanager
+async def looking_for_marks(fleet: Fleet, folders: Mapping[str, str], *, stated: bool = False) -> AsyncIterator[asyncio.Task[Sharing]]:
+    """Let each host write its mark, and yield what then finds out the answer of `sharing` beside the block.
+
+    A block may make folders: each host has chosen by then where its own mark is.
+    """
     unwritable: dict[str, str] = {}
     async with AsyncExitStack() as stack:
         asked: dict[str, tuple[Program, AsyncIterator[bytes]]] = {}
@@ -46,13 +54,22 @@ async def sharing(fleet: Fleet, folders: Mapping[str, str], *, stated: bool = Fa
             answer = await _asked(*asked[host], {"marks": [mark for mark in marks.values() if mark], "seconds": seconds})
             return [str(mark) for mark in answer.get("seen", [])]
 
-        marks, silent = await fleet.all(folders, write)
-        seen, silent_later = await fleet.all(marks, look)
-        # Each removes its mark only now, and in turn: all have looked.
-        await asyncio.gather(*(program.close_stdin() for program, _ in asked.values()))
-        await asyncio.gather(*(_ended(lines) for _, lines in asked.values()))
-    groups = groups_of({host: marks.get(host, "") for host in folders}, seen)
-    return Sharing([sorted(group, key=lambda host: host in unwritable) for group in groups], unwritable, {**silent, **silent_later})
+        async def look_all() -> Sharing:
+            seen, silent_later = await fleet.all(marks, look)
+            # Each removes its mark only now, and in turn: all have looked.
+            await asyncio.gather(*(program.close_stdin() for program, _ in asked.values()))
+            await asyncio.gather(*(_ended(lines) for _, lines in asked.values()))
+            groups = groups_of({host: marks.get(host, "") for host in folders}, seen)
+            able_first = [sorted(group, key=lambda host: host in unwritable) for group in groups]
+            return Sharing(able_first, unwritable, {**silent, **silent_later})
+
+        marks, silent = await fleet.all(folders if len(folders) > 1 else (), write)
+        looking = asyncio.create_task(look_all())
+        try:
+            yield looking
+        finally:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
 
 
 async def _asked(program: Program, lines: AsyncIterator[bytes], question: Mapping[str, object]) -> dict[str, Any]:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.files.jobfile import parse_job_file
 from lockstep.api.hosts import Host, HostsCluster
-from lockstep.plan.hosts.facts import HostFacts
+from lockstep.plan.hosts.facts import Folder, HostFacts
 from lockstep.plan.hosts.record import Coordinator
+from lockstep.plan.hosts.volumes import Sharing
 from lockstep.platforms.hosts import fleet as fleets
 from lockstep.platforms.hosts import shortruns, start
 from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.platforms.hosts.shortruns import Brief, _Running
 from lockstep.programs import STDOUT, Place, Program
+from support.hosts_told import CLUSTER, JOB, facts
 
 NAMES = ["lab0", "lab1"]
 
@@ -30,9 +33,10 @@ class Fallen(Program):
     def __init__(self, fleet: Fleet, name: str, *answers: bytes) -> None:
         super().__init__(fleet.place(name))
         self._answers = iter(answers)
+        self.written = b""
 
     async def write(self, data: bytes | memoryview) -> None:
-        pass
+        self.written += bytes(data)
 
     async def close_stdin(self) -> bool:
         return True
@@ -59,10 +63,14 @@ def test_hosts_without_a_python_are_named_with_the_command_that_makes_one() -> N
         start._refuse_bare(hosts.hosts, bare, fleet.typed)
 
 
-def fall(monkeypatch: pytest.MonkeyPatch, **answers: tuple[bytes, ...]) -> None:
+def fall(monkeypatch: pytest.MonkeyPatch, **answers: tuple[bytes, ...]) -> list[Fallen]:
+    """Let hosts give these answers and no more, and return the programs that keep jobs there, once they are begun."""
+    keepers: list[Fallen] = []
+
     @asynccontextmanager
     async def keeper(fleet: Fleet, name: str) -> AsyncIterator[Program]:
-        yield Fallen(fleet, name, *answers[name])
+        keepers.append(Fallen(fleet, name, *answers[name]))
+        yield keepers[-1]
 
     @asynccontextmanager
     async def running(fleet: Fleet, brief: Brief) -> AsyncIterator[_Running]:
@@ -73,6 +81,7 @@ def fall(monkeypatch: pytest.MonkeyPatch, **answers: tuple[bytes, ...]) -> None:
     monkeypatch.setattr(shortruns, "PLACE_SECONDS", 0.2)
     monkeypatch.setattr(start, "PLACE_SECONDS", 0.2)
     monkeypatch.setattr(start, "STOP_SECONDS", 0.2)
+    return keepers
 
 
 PLACED, STARTED = b'{"placed": true}', b'{"started": true}'
@@ -93,6 +102,46 @@ def test_a_start_that_takes_too_long_says_where(
     request = {"do": "start", "job": "x", "fresh": True}
     with pytest.raises(Failed, match=words):
         asyncio.run(start._place_and_go(fleet, request, {name: {"key": b"k"} for name in NAMES}, Coordinator("10.0.0.1", 29400)))
+
+
+def test_what_a_check_refuses_beside_the_files_way_begins_on_no_host(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    keepers = fall(monkeypatch, lab0=(PLACED, STARTED), lab1=(PLACED, STARTED))
+
+    async def refuse() -> None:
+        assert [keeper.written.endswith(b"secret") for keeper in keepers] == [True, True], "all hosts have the files"
+        raise ConfigError("lab1 does not see what lab0 writes")
+
+    files = {name: {"key": b"secret"} for name in NAMES}
+    with pytest.raises(ConfigError, match="does not see"):
+        asyncio.run(start._place_and_go(fleet, {"do": "start", "job": "x"}, files, Coordinator("10.0.0.1", 29400), refuse))
+    assert not any(b"go\n" in keeper.written for keeper in keepers)
+
+
+def test_a_job_whose_hosts_fall_silent_once_it_is_started_is_a_started_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert CLUSTER.hosts is not None
+    folder = Folder("/home/ada/lockstep/workspace", 1 << 40)
+    told = {name: facts(name, address, workspace=folder) for name, address in (("lab0", "10.0.0.1"), ("lab1", "10.0.0.2"))}
+    gone = {name: f"host {name} can't be reached" for name in told}
+
+    class Silent(Fleet):
+        async def look(self, *_: object, **__: object) -> tuple[dict[str, HostFacts], dict[str, str]]:
+            return told, {}
+
+        async def look_for(self, *_: object) -> tuple[dict[str, HostFacts], dict[str, str]]:
+            return {}, gone
+
+    @asynccontextmanager
+    async def apart(*_: object, **__: object) -> AsyncIterator[Awaitable[Sharing]]:
+        yield asyncio.sleep(0, Sharing([[name] for name in told]))
+
+    async def placed(*arguments: Any) -> None:
+        await arguments[-1]()
+
+    monkeypatch.setattr(start, "looking_for_marks", apart)
+    monkeypatch.setattr(start, "_place_and_go", placed)
+    job = parse_job_file(JOB, "job.yaml")
+    seen = asyncio.run(start.start(Silent(CLUSTER.hosts, "lab", "lab"), job, CLUSTER.profile, start.HostOptions()))
+    assert (seen.hosts, seen.problems) == (("lab0", "lab1"), gone)
 
 
 def test_a_stop_that_takes_too_long_says_where_and_what_ends_it(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
