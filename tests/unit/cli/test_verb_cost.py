@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from lockstep.cli.main import app
 from lockstep.cli.shared.terminal import waiting
 from support.api_stub import ApiStub, served
+from support.checkout import ROOT
 
 Object = dict[str, Any]
 JOBS = "/apis/lockstep.dev/v1alpha1/namespaces/team/trainingjobs"
@@ -62,6 +63,15 @@ def loaded(folder: Path, stub: ApiStub, *words: str) -> set[str]:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.count("\n") > 1, done.stderr
     return set(done.stdout.splitlines()[-1].split()[1:])
+
+
+def test_a_verb_that_reads_models_hardly_looks_for_garbage() -> None:
+    count = "sum(one['collections'] for one in gc.get_stats())"
+    code = SHOWING.format(words=["validate", "-f", "manifests/samples/trainingjob.yaml"], heavy=["lockstep.api.job"])
+    code = code.replace("sys.argv[1:]", f"import gc; before = {count}; sys.argv[1:]") + f"; print({count} - before)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    *_, imported, collections = done.stdout.splitlines()
+    assert imported == "LOADED lockstep.api.job" and int(collections) < 20, "with Python's own threshold it is some 80 times"
 
 
 def test_a_help_page_and_a_version_import_nothing_of_what_verbs_need(tmp_path: Path, stub: ApiStub) -> None:
