@@ -168,8 +168,9 @@ def test_a_key_behind_a_jump_host_is_told_pinned_and_checked_through_it(bed: Bed
 def test_behind_a_proxy_command_of_your_own_the_host_s_key_is_checked_all_the_same(bed: BedHosts, ways: Ways, tmp_path: Path) -> None:
     bastion, target = bed.host(0), bed.host(1)
     path = Path(config(tmp_path, bed, ""))
-    lax = f"-F none -o BatchMode=yes -o StrictHostKeyChecking=accept-new -o UserKnownHostsFile={tmp_path}/taken"
-    proxy = f"ProxyCommand ssh {lax} -i {bed.layout.identity} -W %h:%p ada@{bastion.address}"
+    (tmp_path / "lax").mkdir()
+    lax = config(tmp_path / "lax", bed, "")
+    proxy = f"ProxyCommand ssh -F {lax} -o BatchMode=yes -i {bed.layout.identity} -W %h:%p ada@{bastion.address}"
     path.write_text(f"Host behind\n  HostName {target.address}\n  {proxy}\n{path.read_text()}")
     through: dict[str, Any] = {"name": "behind", "address": None, "config": str(path)}
     before = logins_of(bed, 0).count("Accepted publickey")
