@@ -120,7 +120,7 @@ test-unit: setup ## seconds, no root
 	@$(PYTEST) -n 3 --dist loadfile tests/unit
 
 test-train: setup ## real ranks over gloo, no root
-	@$(PYTEST) -n 2 tests/train tests/corpus
+	@$(PYTEST) -n 3 tests/train tests/corpus
 
 test-faults: cluster-programs ## power cut at every step of a save, on a disk in a file; the operator killed at every write; root
 	@$(PYTEST) -n 2 tests/faults
