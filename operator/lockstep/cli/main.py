@@ -25,7 +25,7 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.shared.onhosts import Typed
 from lockstep.cli.shared.signals import ending_like_ctrl_c
 from lockstep.cli.shared.terminal import is_plain
-from lockstep.platforms.output import put, put_text, tell
+from lockstep.platforms.output import flush_output, open_streams, put, put_text, tell
 
 VERBS = {
     "Start": {
@@ -154,6 +154,7 @@ class Verbs(TyperGroup):
             else:
                 tell(f"lockstep: {mistake(error)}")
             sys.exit(EXIT_USAGE)
+        flush_output()
         sys.exit(code if isinstance(code, int) else 0)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -292,8 +293,19 @@ def _message(error: Any) -> str:
         return str(error)
 
 
+def _of_output(error: Exception) -> Exception:
+    """The error of standard output, where it takes no more and others than `platforms.output` wrote to it: a help page, a table."""
+    if isinstance(error, OSError):
+        try:
+            flush_output()
+        except Failed as failure:
+            return failure
+    return error
+
+
 def main() -> int:
     gc.set_threshold(GARBAGE_OBJECTS)
+    open_streams()
     if is_plain():
         os.environ.setdefault("_TYPER_FORCE_DISABLE_TERMINAL", "1")  # (help pages, too: typer has no other way)
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
@@ -305,7 +317,7 @@ def main() -> int:
                 return BY_SIGNAL + received[0]
             raise
         except Exception as error:
-            explained = explanation(error)
+            explained = explanation(_of_output(error))
             if explained is None:
                 sys.excepthook = show_traceback
                 raise

@@ -11,11 +11,14 @@ import json
 import os
 import stat
 import sys
+from pathlib import Path
 from typing import TextIO
+
+from lockstep.api.errors import Failed
 
 
 def put(*lines: object, flush: bool = False) -> None:
-    """Lines to standard output, each as one line whatever it quotes."""
+    """Lines to standard output, each as one line whatever it quotes. Raises Failed where it takes no more, as all functions here do."""
     _write(sys.stdout, lines, flush)
 
 
@@ -28,9 +31,7 @@ def put_text(text: str, *, error: bool = False) -> None:
     """Text whose line ends are Lockstep's own: YAML, a page. Values of others are in it as lines."""
     from lockstep_spec.words import printable
 
-    stream = sys.stderr if error else sys.stdout
-    stream.write(printable(text))
-    stream.flush()
+    _send(sys.stderr if error else sys.stdout, printable(text), True)
 
 
 def put_json(value: object, *, indent: int = 2, ascii_only: bool = True) -> None:
@@ -41,16 +42,32 @@ def put_json(value: object, *, indent: int = 2, ascii_only: bool = True) -> None
 def put_json_text(text: str) -> None:
     from lockstep_spec.words import json_escaped
 
-    sys.stdout.write(f"{json_escaped(text)}\n")
-    sys.stdout.flush()
+    _send(sys.stdout, f"{json_escaped(text)}\n", True)
 
 
 def put_over(line: str, width: int) -> None:
     """Write it in place of what was put so before, `width` characters of it: on a terminal's standard error."""
     from lockstep_spec.words import printable_line
 
-    sys.stderr.write("\r" + printable_line(line).ljust(width) + ("" if line else "\r"))
-    sys.stderr.flush()
+    _send(sys.stderr, "\r" + printable_line(line).ljust(width) + ("" if line else "\r"), True)
+
+
+def open_streams() -> None:
+    """Prepare the standard streams: one that is closed leads nowhere, and no character is an error where the locale has none for it."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 (for as long as this process lives)
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def flush_output() -> None:
+    """Write what standard output holds. Raises Failed where it takes no more."""
+    _send(sys.stdout, "", True)
 
 
 def leave_terminal() -> None:
@@ -82,7 +99,25 @@ class ProgramOutput:
 def _write(stream: TextIO, lines: tuple[object, ...], flush: bool) -> None:
     from lockstep_spec.words import printable_line
 
-    for line in lines or ("",):
-        stream.write(f"{printable_line(str(line))}\n")
-    if flush:
-        stream.flush()
+    _send(stream, "".join(f"{printable_line(str(line))}\n" for line in lines or ("",)), flush)
+
+
+def _send(stream: TextIO, text: str, flush: bool) -> None:
+    """Write the text. Raises Failed when standard output takes no more; a reader that has gone is typer's to hear of."""
+    try:
+        stream.write(text)
+        if flush:
+            stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _leave(stream)
+        if stream is sys.stdout:
+            raise Failed(f"standard output can't be written: {error.strerror}") from None
+
+
+def _leave(stream: TextIO) -> None:
+    """Let the stream lead nowhere: what it holds would be an error once more when Python ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

@@ -7,6 +7,8 @@ import os
 import pty
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,3 +59,33 @@ def test_verbs_are_completed(shell: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **asked}, capture_output=True, text=True, check=True)
     assert "suspend" in done.stdout
     assert "resume" not in done.stdout
+
+
+def ended(command: list[str], **options: Any) -> tuple[int, str]:
+    done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60, check=False, **options)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    "verb", [["clusters"], ["render", "-f", "manifests/samples/trainingjob.yaml", "-o", "json"]], ids=["lines", "json"]
+)
+def test_an_output_that_takes_no_more_is_an_error_in_one_sentence(verb: list[str]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        code, errors = ended([sys.executable, "-m", "lockstep.cli.main", *verb], stdout=full)
+    assert (code, errors) == (1, "lockstep: standard output can't be written: No space left on device\n")
+
+
+@pytest.mark.parametrize("closed", ["1>&-", "1>&- 2>&-", "0<&- 1>&- 2>&-"])
+def test_an_output_that_is_closed_leads_nowhere(closed: str) -> None:
+    assert ended(["sh", "-c", f'exec "$0" -m lockstep.cli.main clusters {closed}', sys.executable]) == (0, "")
+
+
+def test_a_character_that_the_locale_does_not_have_comes_out_as_an_escape() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    program = (
+        "import sys; from lockstep.cli.main import open_streams; from lockstep.platforms.output import put; open_streams(); put('1 → 2')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1 \\u2192 2\n", "")

@@ -72,7 +72,14 @@ async def _copy(site: HostSite, demo: Path) -> None:
             *((path, facts.datasets.path) for path in (demo / "datasets").iterdir()),
         ):
             target = folder if source.is_dir() else f"{folder}/{source.name}"
-            await send(fleet.place(name), source, target, [facts.workspace.path, facts.datasets.path], TransferProgress(lambda: None))
+            await send(
+                fleet.place(name),
+                source,
+                target,
+                [facts.workspace.path, facts.datasets.path],
+                TransferProgress(lambda: None),
+                own_umask=True,
+            )
 
     _, problems = await fleet.all(site.hosts.names, one)
     if problems:

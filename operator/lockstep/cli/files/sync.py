@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -96,20 +96,27 @@ async def _run_on_hosts(site: HostSite, job: str, folder: Path, to: str, *, forc
         if len(group) > 1:
             tell(f"{', '.join(group)} see the same folder: it is sent to {group[0]}")
     folders = set(folders_of.values())
-    report, sent = SyncReporter(), Stamps()
-    async with Receivers() as receivers:
+    report = SyncReporter()
+    is_begun, sent = False, cast("Stamps | None", None)  # (`sent`: what every host has; an empty folder is sent once, too)
+    async with Receivers(own_umask=True) as receivers:
         while True:
             now = await asyncio.to_thread(stamps, folder)
             if now != sent or not receivers.are_there:
                 results: list[Synced] = []
-                for target in sorted(folders):
-                    places = {f"host {host}": fleet.place(host) for host, own in folders_of.items() if own == target}
-                    results += await receivers.send(places, folder, target, force=force)
-                complete = report.all_have_everything(results)
+                try:
+                    for target in sorted(folders):
+                        places = {f"host {host}": fleet.place(host) for host, own in folders_of.items() if own == target}
+                        results += await receivers.send(places, folder, target, force=force)
+                    complete = report.all_have_everything(results)
+                except (LockstepError, OSError) as error:  # (a folder that is being replaced)
+                    if not is_begun:
+                        raise
+                    report.problem(str(error))
+                    complete = False
                 if not watch:
                     return complete
-                sent = now if complete else Stamps()
-            await asyncio.sleep(WATCH_SECONDS)
+                is_begun, sent = True, now if complete else None
+            await asyncio.sleep(AGAIN_SECONDS if sent is None else WATCH_SECONDS)
 
 
 async def _run(one: Sync, context: str | None, *, watch: bool) -> bool:

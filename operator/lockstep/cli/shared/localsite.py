@@ -106,7 +106,7 @@ class LocalJob(SiteJob):
             raise ConfigError(f"--bundle collects Kubernetes objects: all that is known of {self.name} is in {self._folder}")
         answer = why(self.observed, (), time.time())
         failure = self.observed.status_part("failure")
-        help_ = f"; {advice(failure, self.name, self.site.again)}" if answer.state is Where.FAILED and failure else ""
+        help_ = f"; {advice(failure, self.name, self.site.again, in_pods=False)}" if answer.state is Where.FAILED and failure else ""
         again = Step(f"lockstep run -f {self.name}.yaml {self.site.again}", f"again, from the last commit{help_}")
         steps = {
             Where.RUNNING: Step(f"lockstep logs {self.at} -f", "follow it"),

@@ -11,7 +11,7 @@ from lockstep.api.hosts import HostsCluster
 from lockstep.plan.cluster.finding import Finding, failed, note, warning
 from lockstep.plan.hosts.condition import HostCondition, HostLook
 from lockstep.plan.hosts.facts import OLDEST_PYTHON, HostFacts, HostGpu
-from lockstep.plan.hosts.place import OTHER_PYTHON, free_block, python_of, stated_python_words
+from lockstep.plan.hosts.place import LOOPBACK_INTERFACE, OTHER_PYTHON, free_block, python_of, stated_python_words
 from lockstep_spec.words import binary_size, decimal_size, listed
 
 GIB = 1 << 30
@@ -202,7 +202,7 @@ def _address(look: HostLook, facts: HostFacts, condition: HostCondition, address
             )
     name = _interface(facts, look)
     link = facts.links.get(name)
-    if look.host.interface and link is None and look.host.interface != "lo":
+    if look.host.interface and link is None and look.host.interface != LOOPBACK_INTERFACE:
         has = ", ".join(facts.links) or "none"
         yield failed(look.name, f"the file names the interface {look.host.interface}, and the host has {has}", "correct hosts[].interface")
     elif link is not None and not link.get("up"):

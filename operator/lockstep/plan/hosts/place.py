@@ -26,7 +26,7 @@ NAMESPACE = "hosts"
 """Stands for the namespace that jobs on hosts don't have."""
 BLOCK = 16
 """Ports of one job: the coordinator's, and those of the rendezvous of its attempts."""
-LOOPBACK = "127.0.0.1"
+LOOPBACK, LOOPBACK_INTERFACE = "127.0.0.1", "lo"
 _HOME = "/.home"
 """Stands in for a host's home, so that a path below it is one from the root, as a model's folder must be."""
 AGENT, RUN, KEY = "agent.pyz", "run.json", "key"
@@ -76,6 +76,7 @@ def seats(
     """
     hosts = [cluster.host(host) for host in facts]
     _refuse_unread(job.metadata.name, facts)
+    _refuse_interfaces(hosts, facts)
     counts, profile = _gpu_counts(job, profile, hosts, facts)
     taken = [gpus_for(host, facts[host.name], count) for host, count in zip(hosts, counts, strict=True)]
     job = _balanced(job.model_copy(update={"spec": job.spec.model_copy(update={"nodes": len(hosts)})}), taken)
@@ -154,6 +155,16 @@ def _refuse_unread(name: str, facts: Mapping[str, HostFacts]) -> None:
         if (there := own.jobs.get(name)) is not None and there.problem:
             raise ConfigError(
                 f"{unread_words(host, name, there)}. Mend or move away what it names, under {join(own.state, name)}, or give the job another name"
+            )
+
+
+def _refuse_interfaces(hosts: Sequence[Host], facts: Mapping[str, HostFacts]) -> None:
+    """Raise ConfigError where the file names an interface that a host doesn't have: its ranks would end, or wait, when they first connect."""
+    for host in hosts:
+        links = facts[host.name].links
+        if host.interface and links and host.interface not in links and host.interface != LOOPBACK_INTERFACE:
+            raise ConfigError(
+                f"host {host.name}: the file names the interface {host.interface}, and the host has {', '.join(links)}: correct hosts[].interface"
             )
 
 

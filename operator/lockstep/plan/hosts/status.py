@@ -357,7 +357,7 @@ def next_steps(observed: Observed, state: Where, again: str) -> tuple[Step, ...]
     """Return what helps in this state, the most likely first. `again`: words that name the cluster."""
     at = f"{observed.name} {again}"
     failure = observed.status_part("failure")
-    help_ = f"; {advice(failure, observed.name, again)}" if state is Where.FAILED and failure else ""
+    help_ = f"; {advice(failure, observed.name, again, in_pods=False)}" if state is Where.FAILED and failure else ""
     steps = {
         Where.FAILED: [
             Step(f"lockstep retry {at}", f"again, from the last checkpoint{help_}"),

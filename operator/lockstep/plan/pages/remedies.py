@@ -248,6 +248,17 @@ HELP_BY_CAUSE = {
     "Hardware": "a GPU of that node failed: kubectl cordon the Node, so that the job starts on another one",
     "Internal": "this is a defect of Lockstep: please report it with the bundle",
 }
+HELP_WITHOUT_PODS = {
+    **HELP_BY_CAUSE,
+    HOST_MEMORY: "that machine's own memory, not its GPU's: take fewer ranks on it, fewer data loader workers or a smaller offload",
+    "NodeLost": "a host was lost: bring it back, or leave it out with --without",
+    "Hang": "the stacks of all ranks: lockstep cp {job}:runs/{job}/logs stacks {place}",
+    "Setup": "the environment lacks what the message names",
+    "Killed": "no process of the job sent that signal: find out who did; on that machine, journalctl -k shows whether its memory ran out",
+    "Hardware": "a GPU of that host failed: leave the host out with --without until it is mended",
+    "Internal": "this is a defect of Lockstep: please report it with the job's log",
+}
+"""The same on hosts and on this machine, which have no pods, no limits of a cluster and no Kubernetes."""
 
 _HOST_WORDS = (
     "host memory",
@@ -341,12 +352,17 @@ def _after_failure(observed: Observed, place: str, bundle: Step, *, held: bool) 
     return (*((look,) if held else ()), again, bundle)
 
 
-def advice(failure: Object, job: str, place: str) -> str:
+def advice(failure: Object, job: str, place: str, *, in_pods: bool = True) -> str:
     """Advice for what to do before the job is started again."""
     kind = str(failure.get("cause", ""))
     if kind == "OutOfMemory" and is_of_the_host(failure):
         kind = HOST_MEMORY
-    return HELP_BY_CAUSE.get(kind, "remove the cause first").replace("{job}", job).replace("{place}", place)
+    return (
+        (HELP_BY_CAUSE if in_pods else HELP_WITHOUT_PODS)
+        .get(kind, "remove the cause first")
+        .replace("{job}", job)
+        .replace("{place}", place)
+    )
 
 
 def is_of_the_host(failure: Object) -> bool:

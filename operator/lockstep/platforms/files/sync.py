@@ -54,8 +54,19 @@ def scan(folder: Path) -> dict[str, dict[str, Any]]:
         content = receiver.digest(entry.path)
         if content is not None:
             link = entry.is_symlink()
+            if link:
+                _refuse_outside(folder, name, Path(entry.path).readlink())
             files[name] = {"sha256": content, "link": link, "executable": not link and os.access(entry.path, os.X_OK)}
     return files
+
+
+def _refuse_outside(folder: Path, name: str, target: Path) -> None:
+    """Raise ConfigError for a link that leads out of the folder: there, it would lead to something else."""
+    if Path(os.path.normpath(Path(name).parent / target)).parts[:1] in ((os.sep,), (os.pardir,)):
+        own = next((file for file in IGNORE_FILES if (folder / file).is_file()), IGNORE_FILES[0])
+        raise ConfigError(
+            f"{folder / name} is a link to {target}, out of the folder that is sent: put a copy in its place, or name it in {folder / own}, and it stays here"
+        )
 
 
 def stamps(folder: Path) -> dict[str, tuple[int, int]]:
@@ -95,7 +106,9 @@ def _walk(folder: str, below: str, ignored: pathspec.GitIgnoreSpec) -> Iterator[
 class Receivers:
     """One receiving program on each node, for as long as this is open, so that the next sync costs no new connection. Use `async with`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, own_umask: bool = False) -> None:
+        """`own_umask`: who else may read and write what is sent is up to the umask there; else it is the group's, as in pods."""
+        self._own_umask = own_umask
         self._open: dict[str, _Receiver] = {}
 
     async def __aenter__(self) -> Receivers:
@@ -132,7 +145,7 @@ class Receivers:
         if node in self._open and self._open[node].has_ended:
             await self._drop(node)
         if node not in self._open:
-            self._open[node] = await _Receiver.start(place)
+            self._open[node] = await _Receiver.start(place, own_umask=self._own_umask)
         return self._open[node]
 
     async def _drop(self, node: str) -> None:
@@ -161,9 +174,10 @@ class _Receiver:
         self._hearing = asyncio.create_task(self._hear())
 
     @classmethod
-    async def start(cls, place: Place) -> _Receiver:
+    async def start(cls, place: Place, *, own_umask: bool) -> _Receiver:
+        arguments = [receiver.OWN_UMASK] if own_umask else []
         stack, options = AsyncExitStack(), ("-I", "-S")  # (an image's site-packages would be looked through for nothing)
-        program = python_program(place, source_of(receiver), options=options, pings=True)
+        program = python_program(place, source_of(receiver), *arguments, options=options, pings=True)
         return cls(await stack.enter_async_context(program), stack)
 
     @property

@@ -52,13 +52,14 @@ class Carried:
     resumed: int
 
 
-async def put(place: Place, source: Path, target: str, roots: list[str], progress: TransferProgress) -> Carried:
-    """Copy a file or folder of this machine into the volumes that `place` sees. Raises Failed."""
+async def put(place: Place, source: Path, target: str, roots: list[str], progress: TransferProgress, *, own_umask: bool = False) -> Carried:
+    """Copy a file or folder of this machine into the volumes that `place` sees. `own_umask`: who may write to it is up to the umask there; else its
+    group may, as in pods. Raises Failed."""
 
     def give(wire: Wire) -> dict[str, Any]:
         return carry.give(wire, source, passed=progress.passing, expected=progress.expect)
 
-    return await _carried(place, {"take": target, "roots": roots}, give, progress)
+    return await _carried(place, {"take": target, "roots": roots, "ownUmask": own_umask}, give, progress)
 
 
 async def get(place: Place, source: str, target: str, roots: list[str], progress: TransferProgress, name: str | None = None) -> Carried:

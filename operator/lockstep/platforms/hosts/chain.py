@@ -73,7 +73,7 @@ class Chain:
     ) -> None:
         """`is_there`: the source is a path of the first host, and this machine sends nothing. `say` gets each way around as one line.
 
-        `private`: only the user of each host may write to the files; else their group may, too.
+        `private`: only the user of each host may write to the files; else that user's own umask counts there.
         """
         self._stops, self._source, self._ports = {stop.host: stop for stop in stops}, source, list(ports)
         self._progress, self._say, self._is_there, self._private = progress, say, is_there, private

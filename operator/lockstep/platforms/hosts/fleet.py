@@ -69,7 +69,10 @@ class Fleet:
                     problems[host] = str(error)
 
         names = list(hosts)
-        await asyncio.gather(*map(one, names))
+        # Ctrl-C reaches every host's work, and this ends when all of it has cleaned up: a plain gather ends with the first, and cuts the others short.
+        for done in await asyncio.gather(*map(one, names), return_exceptions=True):
+            if done is not None:
+                raise done
         return {name: results[name] for name in names if name in results}, {name: problems[name] for name in names if name in problems}
 
     async def look(

@@ -215,11 +215,13 @@ class HostProgram(Program):
 
     async def end(self) -> None:
         """End ssh, and with it the program, if it hasn't ended. Nothing waits for a host that doesn't answer any more."""
-        for reader in self._readers:
-            reader.cancel()
-        await asyncio.gather(*self._readers, return_exceptions=True)
-        await ended(self._process)
-        self._transport.close()
+        try:
+            for reader in self._readers:
+                reader.cancel()
+            await asyncio.gather(*self._readers, return_exceptions=True)
+            await ended(self._process)
+        finally:  # (a second Ctrl-C comes in between)
+            self._transport.close()
 
 
 class TerminalProgram(HostProgram):

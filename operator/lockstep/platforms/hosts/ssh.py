@@ -289,12 +289,17 @@ class Shared:
         return ""
 
     async def _run(self, command: Sequence[str], *, in_terminal: bool = False) -> tuple[int, str]:
-        # Its standard error is a file: a connection stays in the background, and would hold a pipe open.
-        with tempfile.TemporaryFile() as errors:
+        code, _, errors = await self._output(command, in_terminal=in_terminal)
+        return code, errors
+
+    async def _output(self, command: Sequence[str], *, in_terminal: bool = False) -> tuple[int, str, str]:
+        """Exit code, output and errors of ssh, which has ended even where this is interrupted."""
+        # They are files: a connection stays in the background and would hold a pipe open, and a pipe that Ctrl-C leaves open outlives its loop.
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
+                stdout=output,
                 stderr=errors,
                 start_new_session=not in_terminal,
             )
@@ -302,8 +307,11 @@ class Shared:
                 code = await process.wait()
             finally:
                 await ended(process)
-            errors.seek(0)
-            return code, errors.read().decode(errors="replace")
+            texts = []
+            for file in (output, errors):
+                file.seek(0)
+                texts.append(file.read().decode(errors="replace"))
+            return code, texts[0], texts[1]
 
     async def prepare(self) -> None:
         """Write the key that the host must have, find out once whether its name is known, and write what counts for jump hosts."""
@@ -327,18 +335,12 @@ class Shared:
         """Address to connect to in place of the name; "" where ssh is to find the way by itself."""
         login = self.login
         try:
-            process = await asyncio.create_subprocess_exec(
-                *self.command("-G", "--", login.name),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )
+            code, output, errors = await self._output(self.command("-G", "--", login.name))
         except FileNotFoundError:
             raise Failed("there is no `ssh` on this machine: install OpenSSH's client (openssh-client)") from None
-        output, errors = await process.communicate()
-        if process.returncode != 0:
-            raise HostUnreachable(explained(login.name, errors.decode(errors="replace")))
-        settings = dict(line.split(" ", 1) for line in output.decode(errors="replace").splitlines() if " " in line)
+        if code != 0:
+            raise HostUnreachable(explained(login.name, errors))
+        settings = dict(line.split(" ", 1) for line in output.splitlines() if " " in line)
         jumps = settings.get("proxyjump", "none") != "none"
         if login.address is None or jumps or settings.get("proxycommand", "none") != "none":
             self._jumps = jumps

@@ -56,6 +56,8 @@ def listed(source: Path, allowed: Callable[[Path], bool] = lambda path: True) ->
     real = Path(os.path.realpath(source))
     if not real.exists():
         raise CarryError(f"{source} does not exist")
+    if not (real.is_dir() or real.is_file()):
+        raise CarryError(f"{source} is neither a file nor a folder")
     return list(_listed(real, real, "", allowed, (str(real),)))
 
 
@@ -429,23 +431,31 @@ def _link(target: Destination, name: str, link: str, allowed: Callable[[Path], b
 # ---- in the pod --------------------------------------------------------------------------------------------------------------------
 
 
+def _words(error: Exception) -> str:
+    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename and error.strerror else str(error)
+
+
 def serve(request: Entry, wire: Wire) -> None:
-    """Run the pod's end: {"give": path} or {"take": path}, with the roots that paths must be below."""
+    """Run the pod's end: {"give": path} or {"take": path}, with the roots that paths must be below.
+
+    What comes to a pod is its group's, too, since a pod of another transport has another user. "ownUmask": this is a person's own machine, whose umask counts.
+    """
     roots = [Path(os.path.realpath(root)) for root in request["roots"]]
 
     def allowed(path: Path) -> bool:
         return any(_is_below(root, path) for root in roots)
 
-    os.umask(0o002)
+    if not (own := request.get("ownUmask", False)):
+        os.umask(0o002)
     try:
         if "give" in request:
             give(wire, Path(request["give"]), allowed)
         else:
-            take(wire, request["take"], allowed, widen=0o660)
+            take(wire, request["take"], allowed, widen=0o600 if own else 0o660)
     except (CarryError, OSError) as error:
         with contextlib.suppress(Gone):
-            wire.say({"failed": str(error)})
-        sys.exit(str(error))
+            wire.say({"failed": _words(error)})
+        sys.exit(_words(error))
     except Gone as error:
         sys.exit(str(error))
 

@@ -210,8 +210,9 @@ def main() -> None:
         serve_tensorboard(sys.argv[2])
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the server ends with it where a connection is lost
-    os.umask(0o002)  # what is written by a notebook is the group's, as what ranks write is
     request = json.loads(first_line())
+    if not request.get("onHost"):
+        os.umask(0o002)  # what is written by a notebook is the group's, as what ranks write in a pod is
     kind = request["kind"]
     module = module_of(kind)
     if module is None:

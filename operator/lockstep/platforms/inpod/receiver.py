@@ -18,6 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+OWN_UMASK = "own-umask"
+"""Argument on a person's own machine, where their umask says who else may read and write."""
 RECORD = ".lockstep/sync.json"
 SOURCES = ".lockstep/sync-sources.json"
 """File that tells from which folder each file was sent: the sync of one folder removes nothing that another one sent."""
@@ -90,6 +92,8 @@ def unpack(target: Path, archive: bytes) -> None:
     """Unpack each file under another name first: a reader sees the old or the new one, never half."""
     import tarfile  # (its import takes as long as all the rest where nothing has changed)
 
+    mask = os.umask(0o077)
+    os.umask(mask)
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         for member in tar:
             place = inside(target, member.name)
@@ -101,7 +105,7 @@ def unpack(target: Path, archive: bytes) -> None:
             else:
                 content = tar.extractfile(member)
                 draft.write_bytes(content.read() if content is not None else b"")
-                draft.chmod(0o775 if member.mode & 0o100 else 0o664)
+                draft.chmod((0o777 if member.mode & 0o100 else 0o666) & ~mask)
             draft.replace(place)
 
 
@@ -179,8 +183,11 @@ def tell(say: BinaryIO, value: object) -> None:
 
 
 if __name__ == "__main__":
-    os.umask(0o002)  # pods of another transport have another user, and the same group
+    if sys.argv[1:] != [OWN_UMASK]:
+        os.umask(0o002)  # pods of another transport have another user, and the same group
     try:
         receive_all(sys.stdin.buffer, sys.stdout.buffer)
-    except (OSError, ValueError, EOFError) as error:
+    except OSError as error:
+        sys.exit(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error))
+    except (ValueError, EOFError) as error:
         sys.exit(f"{type(error).__name__}: {error}")

@@ -271,7 +271,8 @@ class Station:
         wire, keep = self._upstream(key)
         self.is_fed_from_home = wire is self._home
         roots = [Path(os.path.realpath(root)) for root in request["roots"]]
-        os.umask(0o022 if request["private"] else 0o002)
+        if request["private"]:
+            os.umask(0o022)
         if not self.is_fed_from_home:
             threading.Thread(target=self._leash, daemon=True).start()
         try:
@@ -281,7 +282,6 @@ class Station:
                 lambda path: any(root == path or root in path.parents for root in roots),
                 passed=(lambda size: None) if self.is_fed_from_home else self._passing,
                 expected=(lambda size: None) if self.is_fed_from_home else lambda size: self.say(expected=size),
-                widen=0o600 if request["private"] else 0o660,
                 watch=self._arrivals,
             )
         except (CarryError, OSError, Gone) as error:

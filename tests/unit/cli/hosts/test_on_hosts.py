@@ -20,7 +20,10 @@ from lockstep.cli.shared.jobargs import known_names
 from lockstep.cli.shared.onhosts import REFUSED, WITHOUT_CLUSTER, WORKING
 from lockstep.cli.shared.target import namespace_of, one_verb
 from lockstep.kube.aim import Connections
+from lockstep.plan.hosts.facts import Folder
+from lockstep.platforms.local.place import LocalPlace
 from support.api_stub import ApiStub, served
+from support.hosts_told import facts
 
 LAB = "cluster: {name: lab, platform: hosts, description: Two machines}\nhosts: [{name: lab0, address: 10.0.0.1, gpus: 2}, {name: lab1}]\n"
 JOB = "apiVersion: lockstep.dev/v1alpha1\nkind: TrainingJob\nmetadata: {name: x}\nspec: {cluster: lab, script: {path: a.py}}\n"
@@ -159,6 +162,34 @@ def test_a_verb_about_a_job_asks_its_hosts_and_no_api_server(verb: str, lab: Pat
 
 def _file_of(verb: str, lab: Path) -> tuple[str, ...]:
     return ("-f", str(lab.parent / "job.yaml")) if verb in OF_A_FILE and not verb.startswith("cluster") else ()
+
+
+@pytest.mark.parametrize("folder", ["missing", "job.yaml", "empty"])
+def test_a_sync_of_no_folder_is_refused_and_one_of_an_empty_folder_ends(folder: str, lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here each host is this machine, with a workspace of its own."""
+    told = {
+        name: facts(name, address, workspace=Folder(str(lab.parent / name), 1))
+        for name, address in (("lab0", "10.0.0.1"), ("lab1", "10.0.0.2"))
+    }
+
+    async def look(*_: Any, **__: Any) -> tuple[dict[str, Any], dict[str, str]]:
+        return told, {}
+
+    async def apart(*_: Any, **__: Any) -> list[list[str]]:
+        return [[name] for name in told]
+
+    monkeypatch.setattr("lockstep.platforms.hosts.fleet.Fleet.look", look)
+    monkeypatch.setattr("lockstep.platforms.hosts.fleet.Fleet.place", lambda *_: LocalPlace())
+    monkeypatch.setattr("lockstep.platforms.hosts.volumes.sharing", apart)
+    (lab.parent / "empty").mkdir()
+    path = lab.parent / folder
+    code, words = run("sync", "new", str(path), "--cluster", str(lab))
+    expected = (
+        (0, "host lab0: nothing to do\nhost lab1: nothing to do\n")
+        if folder == "empty"
+        else (2, f"{path} is not a folder: name the folder to send")
+    )
+    assert (code, words) == expected
 
 
 def test_the_aim_ends_with_the_verb(lab: Path) -> None:

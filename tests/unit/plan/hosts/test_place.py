@@ -121,6 +121,17 @@ def test_whoever_states_an_interface_wins_over_what_is_found_and_the_job_over_al
     assert seat.record.environment["NCCL_SOCKET_IFNAME"] == expected
 
 
+def test_an_interface_that_a_host_does_not_have_is_refused_with_those_that_it_has() -> None:
+    text = "cluster: {name: lab, platform: hosts}\ndefaults: {python: /py}\nhosts: [{name: lab0, address: 10.0.0.1, interface: enp0}, {name: lab1}]\n"
+    links = {"eth0": {"up": True}, "wlan0": {"up": True}}
+    hosts = (facts("lab0", "10.0.0.1", gpu(0), links=links), facts("lab1", "10.0.0.2", gpu(0), links=links))
+    with pytest.raises(
+        ConfigError, match=r"^host lab0: the file names the interface enp0, and the host has eth0, wlan0: correct hosts\[\].interface$"
+    ):
+        placed(*hosts, file=parse_cluster_file(text, "lab.yaml"))
+    assert placed(*hosts, file=parse_cluster_file(text.replace("enp0", "lo"), "lab.yaml"))
+
+
 def test_the_ranks_of_a_host_share_its_cores_and_not_those_of_the_host_with_the_most_ranks() -> None:
     seated = placed(facts("lab0", "10.0.0.1", gpu(0), gpu(1), gpu(2), gpu(3), cpus=16), facts("lab1", "10.0.0.2", gpu(0), cpus=16))
     assert [seat.record.environment["OMP_NUM_THREADS"] for seat in seated] == ["4", "16"]

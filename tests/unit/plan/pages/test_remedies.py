@@ -11,7 +11,7 @@ import pytest
 from lockstep.api.objects import Object
 from lockstep.cli.main import app
 from lockstep.plan.observed import Observed
-from lockstep.plan.pages.remedies import NEEDS_NONE, REMEDIES, Remedy, remedy
+from lockstep.plan.pages.remedies import HELP_WITHOUT_PODS, NEEDS_NONE, REMEDIES, Remedy, advice, remedy
 from lockstep.plan.pages.why import why
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.reconcile import reconcile
@@ -183,3 +183,14 @@ def test_why_of_a_lost_node_begins_with_what_frees_its_pod() -> None:
     observed = lost_node()
     answer = why(after(observed, reconcile(observed, None, CONTEXT, NOW)), (), NOW)
     assert answer.next[0].command == "kubectl delete pod x-1 -n ns --force --grace-period=0"
+
+
+@pytest.mark.parametrize("cause", HELP_WITHOUT_PODS)
+def test_advice_on_hosts_and_on_this_machine_names_nothing_of_kubernetes(cause: str) -> None:
+    words = advice({"cause": cause}, "x", "--cluster lab", in_pods=False)
+    assert cause == "Preempted" or not re.search(r"\bpods?\b|kubectl|TrainingCluster|\bimage\b|bundle", words), words
+
+
+def test_advice_for_a_killed_rank_names_the_limit_of_pods_and_the_kernel_s_log_of_hosts() -> None:
+    assert "the pods' memory limit" in advice({"cause": "Killed"}, "x", "-n ml")
+    assert "journalctl -k" in advice({"cause": "Killed"}, "x", "--cluster lab", in_pods=False)

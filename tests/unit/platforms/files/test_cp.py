@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -287,3 +288,16 @@ def test_how_far_it_is_is_told_in_the_units_of_disks() -> None:
         "node 1": TransferProgress(expected=2_000_000_000, passed=500_000_000),
     }
     assert meter.line(5) == "node 0 50%  node 1 25%  of 2.0 GB, 100.0 MB/s, 15s left"
+
+
+@pytest.mark.parametrize(("own", "mode"), [(True, 0o600), (False, 0o664)])
+def test_what_is_copied_is_the_group_s_in_pods_and_as_the_umask_says_on_a_person_s_own_machine(
+    model: Path, tmp_path: Path, connections: list[int], own: bool, mode: int
+) -> None:
+    (model / "weights").chmod(0o664)
+    previous = os.umask(0o077)
+    try:
+        asyncio.run(put(PLACE, model, f"{tmp_path}/volume/", [str(tmp_path / "volume")], TransferProgress(), own_umask=own))
+    finally:
+        os.umask(previous)
+    assert (tmp_path / "volume/model/weights").stat().st_mode & 0o777 == mode

@@ -28,13 +28,14 @@ def write(root: Path, **files: str) -> Path:
     return root
 
 
-def sync(source: Path, target: Path, force: bool = False) -> dict[str, list[str]]:
+def sync(source: Path, target: Path, force: bool = False, *, umask: int = 0o022, own_umask: bool = False) -> dict[str, list[str]]:
     """One sync, both ends. The receiver is a process of its own that has only its text."""
-    files = scan(source)
-    command = [sys.executable, "-I", "-c", source_of(receiver).decode()]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, umask=0o022) as process:
+    request = {"target": str(target), "source": str(source), "files": scan(source), "force": force}
+    files: dict[str, Any] = request["files"]  # type: ignore[assignment]
+    command = [sys.executable, "-I", "-c", source_of(receiver).decode(), *([receiver.OWN_UMASK] if own_umask else [])]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, umask=umask) as process:
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(json.dumps({"target": str(target), "source": str(source), "files": files, "force": force}).encode() + b"\n")
+        process.stdin.write(json.dumps(request).encode() + b"\n")
         process.stdin.flush()
         answer: dict[str, Any] = json.loads(process.stdout.readline())
         if not answer.pop("done"):
@@ -163,6 +164,29 @@ def test_what_was_sent_is_the_group_s_with_all_folders_and_records(tmp_path: Pat
     assert {"code", ".lockstep", "sync.json", "src", "a.py"} <= {path.name for path in found}
     wanted = {True: "0o775", False: "0o664"}
     assert [(path, oct(path.stat().st_mode & 0o777)) for path in found] == [(path, wanted[path.is_dir()]) for path in found]
+
+
+@pytest.mark.parametrize(("umask", "file", "program"), [(0o022, 0o644, 0o755), (0o077, 0o600, 0o700), (0o002, 0o664, 0o775)])
+def test_on_a_person_s_own_machine_their_umask_says_who_may_write(tmp_path: Path, umask: int, file: int, program: int) -> None:
+    source = write(tmp_path / "here", src__a_py="a", run="b")
+    (source / "run").chmod(0o755)
+    sync(source, tmp_path / "host", umask=umask, own_umask=True)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "host").rglob("*")}
+    assert (modes["a.py"], modes["run"], modes["src"], modes["sync.json"]) == (file, program, program, file)
+
+
+@pytest.mark.parametrize(("link", "ignored"), [("/etc/passwd", False), ("../out", False), ("sub/../../out", False), ("../out", True)])
+def test_a_link_out_of_the_folder_is_named_before_anything_is_sent(tmp_path: Path, link: str, ignored: bool) -> None:
+    source = write(tmp_path / "here", a_py="1")
+    (source / "l").symlink_to(link)
+    if ignored:
+        (source / ".gitignore").write_text("/l\n")
+        assert sorted(scan(source)) == [".gitignore", "a.py"]
+        return
+    with pytest.raises(
+        ConfigError, match=f"{source}/l is a link to {link}, out of the folder that is sent: .* name it in {source}/.lockstepignore"
+    ):
+        scan(source)
 
 
 def test_ignored_files_stay_here(tmp_path: Path) -> None:

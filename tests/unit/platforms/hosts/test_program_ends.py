@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from lockstep.api.hosts import Host, HostsCluster
+from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.platforms.hosts.place import HostPlace
+from lockstep.platforms.hosts.ssh import Login, Shared
 from lockstep.programs import STDERR, Broken
 
 SAYS = "cat > /dev/null & printf '\\036lockstep 1\\n'; {script}"
@@ -53,3 +59,53 @@ def test_255_is_a_program_s_own_only_where_its_mark_ends_what_it_says_in_one_pie
     script: str, errors: bytes, code: int | None
 ) -> None:
     assert asyncio.run(ended(script)) == (errors, code)
+
+
+def test_work_on_hosts_that_is_interrupted_has_cleaned_up_on_all_of_them_when_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.platforms.hosts.fleet.control_folder", lambda: tmp_path)
+    fleet = Fleet(HostsCluster(hosts=[Host(name=name) for name in ("a", "b", "c")]), "lab", "lab")
+    begun, cleaned = asyncio.Queue[str](), list[str]()
+
+    async def work(host: str) -> None:
+        try:
+            begun.put_nowait(host)
+            await asyncio.Event().wait()
+        finally:
+            for _ in range({"a": 0, "b": 5, "c": 50}[host]):  # (turns of the loop: each host's cleaning takes another while)
+                await asyncio.sleep(0)
+            cleaned.append(host)
+
+    async def interrupted() -> list[str]:
+        task = asyncio.create_task(fleet.all(["a", "b", "c"], work))
+        for _ in "abc":
+            await begun.get()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return list(cleaned)
+
+    assert asyncio.run(interrupted()) == ["a", "b", "c"]
+
+
+def test_an_ssh_that_is_interrupted_while_it_tells_its_settings_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    os.mkfifo(tmp_path / "begun")
+    (tmp_path / "ssh").write_text(f"#!/bin/sh\necho > {tmp_path}/begun\nexec sleep 60\n")
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    unraisable: list[Any] = []
+    monkeypatch.setattr("sys.unraisablehook", unraisable.append)
+
+    async def interrupted() -> None:
+        task = asyncio.create_task(Shared(Login("lab0"), tmp_path).prepare())
+        await asyncio.to_thread((tmp_path / "begun").read_bytes)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(interrupted())
+    gc.collect()
+    assert unraisable == [] and not recwarn.list
