@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -175,8 +176,8 @@ def test_a_sync_of_no_folder_is_refused_and_one_of_an_empty_folder_ends(folder: 
     async def look(*_: Any, **__: Any) -> tuple[dict[str, Any], dict[str, str]]:
         return told, {}
 
-    async def apart(*_: Any, **__: Any) -> list[list[str]]:
-        return [[name] for name in told]
+    async def apart(*_: Any, **__: Any) -> Any:
+        return SimpleNamespace(groups=[[name] for name in told])
 
     monkeypatch.setattr("lockstep.platforms.hosts.fleet.Fleet.look", look)
     monkeypatch.setattr("lockstep.platforms.hosts.fleet.Fleet.place", lambda *_: LocalPlace())
