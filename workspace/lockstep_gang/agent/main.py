@@ -91,8 +91,13 @@ def _agent_of(options: argparse.Namespace, run: Run, key: bytes, index: int) -> 
     console = Console(sys.stdout.fileno())
     if not ends_with_it(run):  # a preflight alone leaves the job's folder as it is
         console.journal = Journal(run, index, console.say)
-    folder = make_folder(_temporary())
-    node = LocalNode(run, index, options.run, folder / "report.sock", folder, start=place_start(folder))
+    try:
+        folder, start = _own_folder(_temporary())
+    except OSError as error:  # a full disk: whoever keeps the agent starts it again, until there is room
+        console.say(f"this agent can't start: {error.filename or _temporary()}: {error.strerror}")
+        console.close(2.0)
+        return INTERNAL
+    node = LocalNode(run, index, options.run, folder / "report.sock", folder, start=start)
     try:
         code, has_ended = asyncio.run(_serve(run, key, node, (console, options.parent)))
         if has_ended and run.host is not None:
@@ -109,6 +114,16 @@ def _agent_of(options: argparse.Namespace, run: Run, key: bytes, index: int) -> 
         if options.parent not in (None, os.getppid()):
             remove_inputs(Path(options.run), Path(run.key_file))
         console.close(2.0)
+
+
+def _own_folder(parent: Path) -> tuple[Path, str]:
+    """This agent's folder, and the one in it that ranks import from first. Raises OSError, and leaves neither then."""
+    folder = make_folder(parent)
+    try:
+        return folder, place_start(folder)
+    except OSError:
+        remove_folder(folder)
+        raise
 
 
 def name_the_prompt(home: Path, last_words: Path = LAST_WORDS) -> None:

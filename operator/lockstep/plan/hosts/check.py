@@ -10,7 +10,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.hosts import HostsCluster
 from lockstep.plan.cluster.finding import Finding, failed, note, warning
 from lockstep.plan.hosts.condition import HostCondition, HostLook
-from lockstep.plan.hosts.facts import OLDEST_PYTHON, HostFacts, HostGpu
+from lockstep.plan.hosts.facts import OLDEST_PYTHON, HostFacts, HostGpu, temporary_words
 from lockstep.plan.hosts.place import LOOPBACK_INTERFACE, OTHER_PYTHON, free_block, python_of, stated_python_words
 from lockstep_spec.words import binary_size, decimal_size, listed
 
@@ -123,6 +123,9 @@ def _disk(look: HostLook, facts: HostFacts) -> Iterator[Finding]:
     elif folder.free < LITTLE_FREE:
         fix = "free some, or state a hosts[].workspace on another disk; -f job.yaml compares it with the job's checkpoints"
         yield warning(look.name, f"{decimal_size(folder.free)} are free in {folder.path}", fix)
+    problem, fix = temporary_words(facts)
+    if problem:
+        yield failed(look.name, problem, fix)
 
 
 def _gpus(look: HostLook, facts: HostFacts, condition: HostCondition) -> Iterator[Finding]:

@@ -110,6 +110,8 @@ class HostFacts:
     python: tuple[int, int]
     workspace: Folder
     datasets: Folder
+    temporary: Folder | None = None
+    """Folder of temporary files, in which an agent has one of its own."""
     routes: Mapping[str, Route] = field(default_factory=dict)
     """Ways, by the other host's address."""
     links: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -154,6 +156,8 @@ OLDEST_PYTHON = (3, 10)
 PYTHON_MIN = (3, 11)
 """Oldest Python that the trainer runs on."""
 
+LEAST_TEMPORARY = 1 << 20
+"""Free bytes for temporary files below which no agent starts."""
 LEAST_RECORDS = 16 << 20
 """Free bytes of a workspace below which a job's records and logs have no room."""
 
@@ -168,7 +172,21 @@ def unfit_words(facts: HostFacts) -> str:
         return f"its workspace {folder.path}: {folder.problem}: state another hosts[].workspace, or let {facts.user} write there"
     if folder.free < LEAST_RECORDS:
         return f"its workspace {folder.path} has {decimal_size(folder.free)} free: free some, or state a hosts[].workspace on another disk"
-    return ""
+    problem, remedy = temporary_words(facts)
+    return f"{problem}: {remedy}" if problem else ""
+
+
+def temporary_words(facts: HostFacts) -> tuple[str, str]:
+    """Reason why an agent could write no temporary files on this host, and what to do; '' and '' if it can."""
+    folder = facts.temporary
+    if folder is None or (not folder.problem and folder.free >= LEAST_TEMPORARY):
+        return "", ""
+    if folder.problem:
+        return (
+            f"its folder of temporary files {folder.path}: {folder.problem}",
+            f"let {facts.user} write there (as root: chmod 1777 {folder.path})",
+        )
+    return f"its folder of temporary files {folder.path} has {decimal_size(folder.free)} free", "remove what is not needed there"
 
 
 class BadAnswer(ValueError):
@@ -197,6 +215,7 @@ def _read(name: str, answer: dict[str, Any]) -> HostFacts:
         python=_version(answer["python"]),
         workspace=_folder(answer["workspace"]),
         datasets=_folder(answer["datasets"]),
+        temporary=_folder(answer["temporary"]),
         routes={str(peer): Route(str(way["address"]), str(way["interface"])) for peer, way in answer["routes"].items() if "address" in way},
         links={str(link): dict(values) for link, values in answer["links"].items()},
         gpus=gpus,

@@ -29,8 +29,10 @@ TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionSta
 HOSTS_NAMED = 8
 UNWRITTEN_SECONDS = 20.0
 """Seconds without a report, which is written every 5, after which that is said."""
-UNHEARD = re.compile(r"^\[lockstep\] (waiting for the coordinator on node 0.*|nobody hears this node.*)")
-"""Lines in which an agent says whom it can't reach."""
+UNHEARD = re.compile(
+    r"^\[lockstep\] (waiting for the coordinator on node 0.*|nobody hears this node.*|this agent can't start.*)|^\[lockstep\] attempt \d+ starts"
+)
+"""Lines in which an agent says whom it can't reach or why it doesn't run, and the one by which that is over."""
 
 
 @dataclass(frozen=True)
@@ -326,10 +328,10 @@ def named_hosts(names: Iterable[str]) -> str:
 
 
 def complaints(seen: Seen) -> tuple[str, ...]:
-    """Last words of agents about whom they can't reach, by host: node 0's report can't have what it doesn't hear."""
+    """Last words of agents about whom they can't reach or why they don't run, by host: node 0's report can't have what it doesn't hear."""
     words = []
     for host, job in seen.jobs.items():
-        line = next((match[1] for line in reversed(job.log) if (match := UNHEARD.match(line))), "")
+        line = next((match[1] for line in reversed(job.log) if (match := UNHEARD.match(line))), None)
         if line and job.runs and (job.report is None or job.report.get("state") != State.RUNNING.value):
             words.append(f"host {host}: {line}")
     return (*words, *_unwritten(seen))

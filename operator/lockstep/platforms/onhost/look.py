@@ -436,6 +436,7 @@ def look(request: Json) -> Json:
         },
         "workspace": folder(request["workspace"]),
         "datasets": folder(request["datasets"]),
+        "temporary": folder(os.environ.get("TMPDIR") or "/tmp"),  # noqa: S108 (only looked at)
         "routes": {peer: route(peer) for peer in request.get("peers", [])},
         "ownName": own_name(),
         "links": links(),

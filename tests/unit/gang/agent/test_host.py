@@ -1,9 +1,11 @@
-"""Agents on machines without Kubernetes: where they listen, and what is left when the job has ended."""
+"""Agents on machines without Kubernetes: where they listen, and what is left when the job has ended, or never began."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from lockstep_gang.agent import main
 from lockstep_gang.agent.host import listen_on
 from lockstep_gang.contract.preflight import Expected
 from lockstep_gang.contract.run import POD_IPS, HostPlace
-from lockstep_spec.exits import SAVED
+from lockstep_spec.exits import INTERNAL, SAVED
 from unit.gang.cases import WORKSPACE, Gang, gang
 
 UNIT = "lockstep-x.service"
@@ -141,3 +144,22 @@ def test_nothing_of_a_gang_listens_on_an_address_that_was_not_stated(agents: Gan
     codes, addresses = json.loads(result.read_text()) if result.exists() else (None, done.stdout + done.stderr)
     assert codes == [0, 0], done.stdout + done.stderr
     assert addresses == ["10.9.0.1", "10.9.0.2", "127.0.0.1"]
+
+
+def test_an_agent_that_can_make_no_folder_of_its_own_says_why_in_one_line(agents: Gang) -> None:
+    Path(agents.private.name).rmdir()
+    agents.write("", nodes=1, host=HostPlace(UNIT))
+    agents.start(0)
+    assert agents.codes() == [INTERNAL]
+    (line,) = agents.log().splitlines()
+    assert re.fullmatch(rf"\[lockstep\] this agent can't start: {agents.private.name}/lockstep-\d+-\w+: No such file or directory", line)
+
+
+def test_an_agent_that_does_not_start_leaves_no_folder_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: Path) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(main, "place_start", full)
+    with pytest.raises(OSError, match="No space left"):
+        main._own_folder(tmp_path)
+    assert list(tmp_path.iterdir()) == []

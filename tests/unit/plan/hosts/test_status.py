@@ -152,3 +152,17 @@ def test_a_folder_that_takes_no_writes_is_told_of_a_job_that_runs(first: JobOnHo
     )
     assert len(said) == words
     assert not words or said[0].startswith("host lab0: nothing has been written to /ws/runs/x for 38 s: its file system takes no writes")
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (["[lockstep] this agent can't start: /tmp: No space left on device"], ["host lab1: this agent can't start: /tmp: No space left on device"]),
+        (["[lockstep] this agent can't start: /tmp: No space left on device", "[lockstep] attempt 2 starts; this log has …", "[rank 1] hello"], []),
+        (["[lockstep] attempt 2 starts; this log has …", "[lockstep] nobody hears this node"], ["host lab1: nobody hears this node"]),
+    ],
+)  # fmt: skip
+def test_an_agent_that_does_not_start_says_why_until_it_takes_part(log: list[str], said: list[str]) -> None:
+    waiting = replace(LEADING, report=report(State.WAITING, ready=0))
+    facts = {"lab0": host("lab0", waiting), "lab1": host("lab1", replace(ACTIVE, log=tuple(log)))}
+    assert list(complaints(seen_jobs(facts, {})["x"])) == said
