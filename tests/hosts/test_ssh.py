@@ -88,7 +88,7 @@ def test_an_account_that_may_not_log_in_says_so(bed: BedHosts, ways: Ways) -> No
         login_shell(bed, "/usr/sbin/nologin"),
         pytest.raises(
             NotStarted,
-            match=r"its login shell says: This account is currently not available\. \(ssh bed0 python3 --version must print a version\)$",
+            match=r"its login shell says: This account is currently not available\. \(ssh -i \S+ bob@bed0 python3 --version must print a version\)$",
         ),
     ):
         run(output_of(ways.place(user="bob"), ["true"]))
@@ -444,7 +444,7 @@ REFUSED = {
 }
 MORE_REFUSED = {
     rc_that_fails: r"host bed1: its login shell says: ls: cannot access '/nonesuch'",
-    rc_that_becomes_another: r"host bed1: its login shell says: zsh: .* \(ssh bed1 python3 --version must print a version\)$",
+    rc_that_becomes_another: r"host bed1: its login shell says: zsh: .* \(ssh -i \S+ ada@bed1 python3 --version must print a version\)$",
     home_read_only: r"host bed1: /home/ada/\.local/state.*: Read-only file system: its file system must be mounted writable",
     workspace_full: rf"host bed1: its workspace {WORKSPACE} has 0 B free: free some",
 }

@@ -101,6 +101,17 @@ class HostDefaults(Model):
     """Folder that stands for /datasets."""
 
 
+def login_words(name: str, *, user: str | None, port: int | None, jump: str | None = None, identity: str | None = None) -> str:
+    """Words after `ssh` that lead to a host as its file states it, for a person to type: `-p 2222 ada@lab0`."""
+    stated = (("-p", port), ("-J", jump), ("-i", identity))
+    options = [
+        f"{flag} {value if str(value).startswith('~/') and ' ' not in str(value) else shlex.quote(str(value))}"
+        for flag, value in stated
+        if value is not None
+    ]
+    return " ".join([*options, f"{user}@{name}" if user else name])
+
+
 class Host(HostDefaults):
     """One machine: a node of every job that runs there."""
 

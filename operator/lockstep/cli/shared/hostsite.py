@@ -215,6 +215,7 @@ class HostJob(SiteJob):
         return True
 
     def resume(self) -> bool:
+        from lockstep.cli.shared.terminal import say
         from lockstep.platforms.hosts.start import start_again
 
         if (
@@ -225,6 +226,7 @@ class HostJob(SiteJob):
         ):
             return False
         if self.seen.stopped and self.seen.runs:
+            say(f"job {self.name} still saves and stops; then it goes on")
             asyncio.run(self._until_ended())
         asyncio.run(start_again(self.site.fleet(), self.seen))
         self.warn_unkept()
@@ -259,8 +261,11 @@ class HostJob(SiteJob):
         return number
 
     def delete(self) -> str:
+        from lockstep.cli.shared.terminal import say
         from lockstep.platforms.hosts.start import remove
 
+        if self.seen.runs:
+            say(f"job {self.name} saves and stops first; lockstep stop {self.at} --now ends it without a save")
         asyncio.run(remove(self.site.fleet(), self.seen))
         return "what it left in the workspaces of its hosts stays"
 

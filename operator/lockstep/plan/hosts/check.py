@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ipaddress import ip_address
 
 from lockstep.api.errors import ConfigError
-from lockstep.api.hosts import HostsCluster
+from lockstep.api.hosts import HostsCluster, login_words
 from lockstep.plan.cluster.finding import Finding, failed, note, warning
 from lockstep.plan.hosts.condition import HostCondition, HostLook
 from lockstep.plan.hosts.facts import OLDEST_PYTHON, HostFacts, HostGpu, temporary_words
@@ -59,9 +59,12 @@ def _unreachable(look: HostLook, name: str) -> Finding:
         )
     if "doesn't let you in" in message:
         return failed(
-            look.name, message, f"ssh-copy-id {look.name}, or lockstep hosts login {name} where it asks for a code or a passphrase"
+            look.name,
+            message,
+            f"ssh-copy-id {login_words(look.name, user=look.host.user, port=look.host.port)}, or lockstep hosts login {name} where it asks for a code or a passphrase",
         )
-    return failed(look.name, message, f"ssh {look.name} must work in your terminal")
+    words = login_words(look.name, user=look.host.user, port=look.host.port, jump=look.host.jump, identity=look.host.identity)
+    return failed(look.name, message, f"ssh {words} must work in your terminal")
 
 
 def _way(look: HostLook) -> Iterator[Finding]:

@@ -73,12 +73,12 @@ async def _by_itself(shared: Shared, rule: str, number: int, stack: contextlib.A
                     return ""
                 await asyncio.sleep(POLL_SECONDS)
     if process.returncode is None:
-        raise HostUnreachable(explained(shared.login.name, f"no login in {OPEN_SECONDS:.0f} s"))
+        raise HostUnreachable(explained(shared.login, f"no login in {OPEN_SECONDS:.0f} s"))
     assert process.stderr is not None  # noqa: S101 (it is a pipe)
     errors = (await process.stderr.read()).decode(errors="replace")
     if "forward" in errors or "in use" in errors:
         return errors.strip()
-    raise HostUnreachable(explained(shared.login.name, errors))
+    raise HostUnreachable(explained(shared.login, errors))
 
 
 def _free_port() -> int:

@@ -93,7 +93,7 @@ class HostProgram(Program):
 
     def __init__(self, place: HostPlace, transport: asyncio.SubprocessTransport, process: asyncio.subprocess.Process) -> None:
         super().__init__(place)
-        self._host = place.shared.login.name
+        self._login = place.shared.login
         self._transport, self._process = transport, process
         self._pieces: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue(PIECES_AHEAD)
         self._noise = b""
@@ -157,12 +157,12 @@ class HostProgram(Program):
             raise NotStarted(f"no program could be started on {self.place.name}: there is no {program.decode(errors='replace').strip()}")
         code = await self._process.wait() if not self._open else None
         if code == OWN_FAILURE:
-            raise unreachable(self._host, errors)
+            raise unreachable(self._login, errors)
         lines = [line.strip() for line in (*self.noise.split("\n")[-3:], *errors.split("\n")[-3:])]
         words = " | ".join(filter(None, lines))[-_WORDS_MAX:]
         raise NotStarted(
             f"no program could be started on {self.place.name}: its login shell says: {words or f'nothing, and ended with {code}'} "
-            f"(ssh {self._host} python3 --version must print a version)"
+            f"(ssh {self._login.words} python3 --version must print a version)"
         )
 
     async def write(self, data: bytes | memoryview) -> None:

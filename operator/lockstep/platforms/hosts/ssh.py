@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from lockstep.api.errors import Failed
+from lockstep.api.hosts import login_words
 from lockstep.programs import NotStarted
 
 CONNECT_SECONDS = 10
@@ -77,6 +78,11 @@ class Login:
     """Address to take when neither ssh's configuration nor this machine's resolver knows the name."""
     config: str | None = None
     """File to read in place of ~/.ssh/config."""
+
+    @property
+    def words(self) -> str:
+        """Words after `ssh` by which a person logs in the same way."""
+        return login_words(self.name, user=self.user, port=self.port, jump=self.jump, identity=self.identity)
 
     @property
     def key(self) -> str:
@@ -249,7 +255,7 @@ class Shared:
             if not await self._is_open():
                 code, errors = await self._run(self.command("-N", "-f", "--", self.login.name, opens=True, asks=True), in_terminal=True)
                 if code != 0:
-                    raise HostUnreachable(explained(self.login.name, errors))
+                    raise HostUnreachable(explained(self.login, errors))
 
     async def control(self, word: str, *words: str) -> tuple[int, str]:
         """Exit code and errors of a request to the shared connection, as `ssh -O WORD` makes it."""
@@ -271,13 +277,13 @@ class Shared:
             async with asyncio.timeout(OPEN_SECONDS):
                 code, errors = await self._run(self.command("-N", "-f", "--", name, opens=True))
         except TimeoutError:
-            raise HostUnreachable(explained(name, f"no login in {OPEN_SECONDS:.0f} s")) from None
+            raise HostUnreachable(explained(self.login, f"no login in {OPEN_SECONDS:.0f} s")) from None
         finally:
             told.cancel()
         if code != 0:
             if self._jumps and _JUMP_CLOSED.search(errors):
                 errors = await self._jump_errors() or errors
-            raise unreachable(self.login.name, errors)
+            raise unreachable(self.login, errors)
 
     async def _jump_errors(self) -> str:
         """Return the errors of one more try, which shares nothing: for a shared connection ssh prints nothing of what a jump host's says."""
@@ -339,7 +345,7 @@ class Shared:
         except FileNotFoundError:
             raise Failed("there is no `ssh` on this machine: install OpenSSH's client (openssh-client)") from None
         if code != 0:
-            raise HostUnreachable(explained(login.name, errors))
+            raise HostUnreachable(explained(login, errors))
         settings = dict(line.split(" ", 1) for line in output.splitlines() if " " in line)
         jumps = settings.get("proxyjump", "none") != "none"
         if login.address is None or jumps or settings.get("proxycommand", "none") != "none":
@@ -383,7 +389,7 @@ _ADVICE = (
         r"No .* host key is known|Host key verification failed",
         "its host key is not known, and nothing was sent. `lockstep hosts trust` shows its fingerprint, and pins the key once you have compared it",
     ),
-    (r"Permission denied", "it doesn't let you in. `ssh {name}` must work in your terminal without a question; where it asks for a code or a passphrase, "
+    (r"Permission denied", "it doesn't let you in. `ssh {words}` must work in your terminal without a question; where it asks for a code or a passphrase, "
     "`lockstep hosts login` answers once for all later commands"),
     (r"no login in", "it answers, but the login does not end: your key may want a touch, or your agent a confirmation. "
     "`lockstep hosts login` shows what it asks for, and answers once for all later commands; else the host is stuck: look at its load"),
@@ -396,19 +402,20 @@ _ADVICE = (
 )  # fmt: skip
 
 
-def unreachable(name: str, errors: str) -> HostUnreachable:
+def unreachable(login: Login, errors: str) -> HostUnreachable:
     """Return the error for ssh's words when it could not connect."""
     reason = next((pattern for pattern, _ in _ADVICE if re.search(pattern, errors)), "")
-    return (TurnedAway if reason == _TURNED_AWAY else HostUnreachable)(explained(name, errors))
+    return (TurnedAway if reason == _TURNED_AWAY else HostUnreachable)(explained(login, errors))
 
 
-def explained(name: str, errors: str) -> str:
+def explained(login: Login, errors: str) -> str:
     """Sentence for ssh's errors when it could not connect: what to do, and ssh's own words."""
+    name = login.name
     plain = re.sub(rf"{_ALIAS}[0-9a-f]{{{NAME_BYTES}}}", name, errors)
     lines = [line.strip() for line in plain.splitlines() if line.strip() and not line.startswith("@")]
     words = " | ".join(lines[-2:])[-_WORDS_MAX:] or "ssh gave no reason"
     if refusal := _JUMP_REFUSED.search(plain):
         words = " | ".join(line for line in lines if line in plain[: refusal.end()])[-_WORDS_MAX:]
         return f"host {name} can't be reached: {_JUMP_ADVICE} (ssh: {words})"
-    advice = next((text.format(name=name) for pattern, text in _ADVICE if re.search(pattern, errors)), "")
+    advice = next((text.format(words=login.words) for pattern, text in _ADVICE if re.search(pattern, errors)), "")
     return f"host {name} can't be reached: {advice} (ssh: {words})" if advice else f"host {name} can't be reached (ssh: {words})"

@@ -46,7 +46,7 @@ async def offered_key(login: Login, folder: Path) -> str:
         async with asyncio.timeout(OPEN_SECONDS):
             _, data = await process.communicate()
     except TimeoutError:
-        raise HostUnreachable(explained(login.name, f"no login in {OPEN_SECONDS:.0f} s")) from None
+        raise HostUnreachable(explained(login, f"no login in {OPEN_SECONDS:.0f} s")) from None
     finally:
         await ended(process)
     errors = data.decode(errors="replace")
@@ -57,7 +57,7 @@ async def offered_key(login: Login, folder: Path) -> str:
         raise Failed(
             f"host {login.name}: this machine's ssh is too old to tell its key (OpenSSH 8.5 or newer can): write the line of ssh-keyscan {login.name} into host_key"
         )
-    raise HostUnreachable(explained(login.name, errors))
+    raise HostUnreachable(explained(login, errors))
 
 
 def _quoted(word: str) -> str:

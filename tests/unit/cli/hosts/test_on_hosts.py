@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,15 +17,17 @@ from lockstep.api.files.jobfile import parse_job_file
 from lockstep.cli import main as entry
 from lockstep.cli.clusters.clusters import print_clusters
 from lockstep.cli.shared.clusterfiles import Peeked, load_cluster, peek
-from lockstep.cli.shared.hostsite import HostSite
+from lockstep.cli.shared.hostsite import HostJob, HostSite
 from lockstep.cli.shared.jobargs import known_names
 from lockstep.cli.shared.onhosts import REFUSED, WITHOUT_CLUSTER, WORKING
 from lockstep.cli.shared.target import namespace_of, one_verb
 from lockstep.kube.aim import Connections
 from lockstep.plan.hosts.facts import Folder
+from lockstep.plan.hosts.status import seen_jobs
 from lockstep.platforms.local.place import LocalPlace
 from support.api_stub import ApiStub, served
 from support.hosts_told import facts
+from unit.plan.hosts.test_status import ACTIVE, host
 
 LAB = "cluster: {name: lab, platform: hosts, description: Two machines}\nhosts: [{name: lab0, address: 10.0.0.1, gpus: 2}, {name: lab1}]\n"
 JOB = "apiVersion: lockstep.dev/v1alpha1\nkind: TrainingJob\nmetadata: {name: x}\nspec: {cluster: lab, script: {path: a.py}}\n"
@@ -191,6 +194,28 @@ def test_a_sync_of_no_folder_is_refused_and_one_of_an_empty_folder_ends(folder: 
         else (2, f"{path} is not a folder: name the folder to send")
     )
     assert (code, words) == expected
+
+
+@pytest.mark.parametrize(
+    ("verb", "stopped", "says"),
+    [
+        ("delete", False, "job x saves and stops first; lockstep stop x --cluster {lab} --now ends it without a save"),
+        ("resume", True, "job x still saves and stops; then it goes on"),
+    ],
+)
+def test_a_verb_that_waits_for_a_save_says_so(
+    verb: str, stopped: bool, says: str, lab: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def done(*_: Any, **__: Any) -> None:
+        """Do nothing."""
+
+    monkeypatch.setattr("lockstep.platforms.hosts.start.remove", done)
+    monkeypatch.setattr("lockstep.platforms.hosts.start.start_again", done)
+    monkeypatch.setattr("lockstep.cli.shared.hostsite.HostJob._until_ended", done)
+    job = replace(ACTIVE, stopped=stopped)
+    seen = seen_jobs({name: host(name, job) for name in ("lab0", "lab1")}, {})["x"]
+    getattr(HostJob(HostSite(load_cluster(str(lab)), str(lab)), seen), verb)()
+    assert says.format(lab=lab) in capsys.readouterr().err
 
 
 def test_the_aim_ends_with_the_verb(lab: Path) -> None:

@@ -31,7 +31,10 @@ def place(script: str) -> HostPlace:
         return await connect()
 
     shared: Any = SimpleNamespace(
-        login=SimpleNamespace(name="lab0"), be_open=opened, patiently=once, command=lambda *_: ("sh", "-c", SAYS.format(script=script))
+        login=SimpleNamespace(name="lab0", words="lab0"),
+        be_open=opened,
+        patiently=once,
+        command=lambda *_: ("sh", "-c", SAYS.format(script=script)),
     )
     return HostPlace(shared)
 

@@ -169,7 +169,7 @@ def test_a_runtime_folder_that_is_too_long_open_to_others_or_not_there_is_not_ta
     ],
 )  # fmt: skip
 def test_what_ssh_says_becomes_a_sentence_with_what_to_do(errors: str, sentence: str) -> None:
-    message = explained("lab0", errors)
+    message = explained(Login("lab0"), errors)
     assert message.startswith("host lab0 can't be reached") and sentence in message
     assert "lockstep-0" not in message and "@" not in message
 
@@ -190,7 +190,7 @@ def test_what_ssh_says_becomes_a_sentence_with_what_to_do(errors: str, sentence:
     ],
 )
 def test_only_a_host_that_turns_away_before_any_login_is_asked_again(errors: str, again: bool) -> None:
-    assert isinstance(unreachable("lab0", errors), TurnedAway) == again
+    assert isinstance(unreachable(Login("lab0"), errors), TurnedAway) == again
 
 
 def test_a_host_that_always_turns_away_is_asked_a_few_times_and_that_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,3 +291,15 @@ def test_after_a_connection_that_failed_the_way_to_the_host_is_asked_anew(tmp_pa
         with pytest.raises(HostUnreachable, match="nothing listens on its ssh port"):
             asyncio.run(shared.be_open())
         assert stub.asked() == ["-G", "-O", "-N"]
+
+
+@pytest.mark.parametrize(
+    ("login", "words"),
+    [
+        (Login("lab0", user="ada"), "`ssh ada@lab0` must work"),
+        (Login("lab0", port=2222, jump="bastion", identity="~/.ssh/lab"), "`ssh -p 2222 -J bastion -i ~/.ssh/lab lab0` must work"),
+        (Login("lab0", user="ada", identity="/my keys/lab"), "`ssh -i '/my keys/lab' ada@lab0` must work"),
+    ],
+)
+def test_the_login_to_try_is_the_one_that_the_file_states(login: Login, words: str) -> None:
+    assert words in explained(login, "lab0: Permission denied (publickey).")
