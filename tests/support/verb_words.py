@@ -12,11 +12,23 @@ from pathlib import Path
 from support.clusters.cluster_jobs import SCRIPTS
 from support.in_process import Told, lockstep
 
+CHECKED = """\
+apiVersion: lockstep.dev/v1alpha1
+kind: TrainingJob
+metadata: {{name: {name}}}
+spec:
+  nodes: 2
+  ranksPerNode: 1
+  gpusPerNode: 0
+  script: {{path: {path}}}
+"""
 JOBS = {"runs": "wait.py", "done": "ok.py", "broke": "fail.py"}
 PODS, HOSTS, HERE = "pods", "hosts", "here"
 REMOTE = (PODS, HOSTS)
 HEADS = r"NAME +NODES +RANKS +STEP +PROGRESS +RESTARTS +STATE +AGE\n"
 FAILED = "rank 1 on node 1 exited with 1: ValueError: the data is not there"
+EARLY = r"(\[lockstep\] (node 1 is here \(1 of 2\)|waiting for [^\n]*|the coordinator did not run for \d+ s[^\n]*)\n)*"
+"""Lines that may stand before node 0's own: its coordinator listens for all nodes at once, and on a busy machine another one is the first to come."""
 NO_JOB = "lockstep: there is no {noun} nosuch {where}: {have} broke, done, runs{elsewhere}\n"
 NOTHING_TO_STOP = "lockstep: job done is complete: there is nothing to stop and nothing to go on with (lockstep describe done {again})\n"
 HAS_FAILED = "lockstep: job broke has failed: lockstep why broke {again} explains why, lockstep retry broke {again} starts it again\n"
@@ -24,6 +36,7 @@ NO_ADAPTER = (
     "lockstep: {folder}/runs/runs in {node} has no adapter and no commit: lockstep why runs {again} tells how far the job has come\n"
 )
 NO_RANK = "lockstep: there is no rank 9: the job has 2 ranks, 0 to 1\n"
+NO_SCRIPT = r"spec\.script\.path: there is no file \S*nothing\.py on node 0( \(\S+\))? +put it there, or correct the path"
 NO_NODE = "lockstep: job runs has no node 9: its 2 nodes are 0 to 1\n"
 
 
@@ -52,6 +65,10 @@ class Where:
     elsewhere: str = ""
     folder: str = "/workspace"
     node: str = "pod [a-z0-9-]+"
+    scripts: str = ""
+    """Beginning of the paths of its scripts."""
+    spec: str = ""
+    """More of a job file's spec."""
 
     def pattern(self, text: str) -> str:
         """Pattern of a text of the table, as this place says it."""
@@ -64,6 +81,14 @@ class Where:
     def lockstep(self, typed: str, folder: Path) -> Told:
         """Type the verb about a job of this place. `folder` stands for {tmp}."""
         return lockstep(*typed.format(tmp=folder).split(), *self.again)
+
+    def bring(self, folder: Path) -> None:
+        """Write what the rows name below {tmp}: folders to send, and job files to check."""
+        (folder / "empty").mkdir(exist_ok=True)
+        (folder / "code").mkdir(exist_ok=True)
+        (folder / "code" / "sent.py").write_text("print(1)\n")
+        for name, path in (("checked", JOBS["runs"]), ("lacks", "nothing.py")):
+            (folder / f"{name}.yaml").write_text(CHECKED.format(name=name, path=f"{self.scripts}{path}") + self.spec)
 
 
 def _no_job(typed: str, places: tuple[str, ...] = (PODS, HOSTS, HERE)) -> Row:
@@ -93,7 +118,7 @@ UNDISTURBED = [
     Row("logs runs --node 9", 2, NO_NODE),
     Row("logs runs --previous", 2, "lockstep: job runs has had 1 attempt: there is no previous one\n"),
     Row("logs runs --errors", 0, shows="no rank of job runs has failed\n$"),
-    Row("logs done -f", 0, shows=r"(?s)(.*\n)?\[lockstep\] node 0 is here.*\[lockstep\] Complete: all ranks are done\n$"),
+    Row("logs done -f", 0, shows=rf"{EARLY}\[lockstep\] node 0 is here \([12] of 2\)\n(?s:.*)\[lockstep\] Complete: all ranks are done\n$"),
     Row("logs broke -f", 1, shows=rf"(?s).*\[lockstep\] Failed: {FAILED}\n$"),
     Row("logs broke --errors", 0, shows=r"first: rank 1 on node 1 \(UserCode\): exited with 1: ValueError: the data is not there\n  \| rank 1 begins\n"),
     Row("top runs --once", 0, shows=r"(?s)runs  Running  no step yet, 2 of 2 ranks\n.*\nNODE +(HOST|POD) .*RANKS +CPU +MEMORY +NIC +IN Gb/s +OUT Gb/s\n.*\nRANK +NODE +CPU +MEMORY\n0 +0 .*\n1 +"),
@@ -111,6 +136,16 @@ UNDISTURBED = [
     Row("delete runs", 2, "lockstep: job runs has not ended: use --yes to delete it anyway\n", places=REMOTE),
     Row("cp runs:/workspace/nothing {tmp}/a", 1, "not copied: {folder}/nothing does not exist\n", places=REMOTE),
     Row("cp {tmp} runs:/etc/x", 2, "lockstep: /etc/x is not on a volume of the job: choose a path below /datasets, /workspace\n", places=REMOTE),
+    Row("sync runs {tmp}/nothing", 2, " is not a folder: name the folder to send\n", places=REMOTE),
+    Row("sync runs {tmp}/empty", 0, shows=r"(\S.*: nothing to do\n)+$", places=REMOTE),
+    Row("sync runs {tmp}/code", 0, shows=r"(\S.*: 1 sent \(\d+ bytes\), 0 removed\n)+$", places=REMOTE),
+    Row("sync runs {tmp}/code", 0, shows=r"(\S.*: nothing to do\n)+$", places=REMOTE),
+    _no_job("sync nosuch {tmp}/code", (PODS,)),
+    Row("cp {tmp}/code nosuch:/workspace/code", 2, f"{NO_JOB[:-1]}; before its first start: lockstep cp -f FILE SRC nosuch:\n", places=(PODS,)),
+    Row("sync nosuch {tmp}/code", 0, shows=r"(host bed\d: (nothing to do|1 sent \(\d+ bytes\), 0 removed)\n){3}$", places=(HOSTS,)),  # (before its first start)
+    Row("cp {tmp}/code nosuch:/workspace/code", 0, shows=r"(host bed\d: 1 of 1 file copied \(9 B\), to /workspace/code\n){3}$", places=(HOSTS,)),
+    Row("preflight -f {tmp}/checked.yaml", 0, shows=r"(?s).*\n paths +ok +\n.*\n\d+ checks on 2 nodes passed \(\d+\.\d s\)\n$"),
+    Row("preflight -f {tmp}/lacks.yaml", 1, shows=rf"(?s).*\n paths +0 +Error +{NO_SCRIPT}.*\n\d+ checks on 2 nodes found errors: the job would not start \(\d+\.\d s\)\n$"),
     Row("checkpoint list runs", 0, shows="no commit is there; what a script saves by itself isn't listed\n", places=REMOTE),
     Row("checkpoint inspect runs", 2, " holds no commit that a start would choose\n", places=REMOTE),
     Row("adapter get runs {tmp}/adapter", 1, NO_ADAPTER, places=REMOTE),
@@ -145,6 +180,7 @@ STOPPED = [
 def differences(where: Where, rows: list[Row], folder: Path) -> list[str]:
     """Type every row of this place, and return what it answered otherwise."""
     wrong = []
+    where.bring(folder)
     for row in rows:
         if where.kind not in row.places:
             continue

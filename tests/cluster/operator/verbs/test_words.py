@@ -7,6 +7,11 @@ from pathlib import Path
 from support.clusters.cluster_jobs import Jobs, until
 from support.verb_words import JOBS, PODS, STOPPED, UNDISTURBED, Where, differences
 
+SPEC = """\
+  cluster: local
+  podTemplate: {volumes: [{name: scripts, mountPath: /scripts, configMap: {name: scripts}}]}
+"""
+
 
 def test_verbs_about_jobs_in_pods_say_what_they_say_elsewhere(jobs: Jobs, tmp_path: Path) -> None:
     for name, script in JOBS.items():
@@ -16,7 +21,8 @@ def test_verbs_about_jobs_in_pods_say_what_they_say_elsewhere(jobs: Jobs, tmp_pa
     jobs.until_condition("broke", "Failed", "True", "RanksFailed")
     until("the pods of what has ended are gone", lambda: not jobs.pods("done") and not jobs.pods("broke"))
     where = Where(
-        PODS, ("-n", jobs.namespace), f"in namespace {jobs.namespace}", noun="TrainingJob", elsewhere="; -n names another namespace"
-    )
+        PODS, ("-n", jobs.namespace), f"in namespace {jobs.namespace}", noun="TrainingJob", elsewhere="; -n names another namespace",
+        scripts="/scripts/", spec=SPEC,
+    )  # fmt: skip
     assert differences(where, UNDISTURBED, tmp_path) == []
     assert differences(where, STOPPED, tmp_path) == []
