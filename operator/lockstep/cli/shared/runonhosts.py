@@ -33,7 +33,12 @@ def run_on_hosts(inputs: Inputs, named: str, options: HostOptions, *, detach: bo
     site = HostSite(inputs.cluster, named)
     fleet = site.fleet()
     patience = PATIENCE_SECONDS if detach else 0.0
-    job = HostJob(site, asyncio.run(start(fleet, inputs.job, inputs.cluster.profile, options, patience=patience)))
+    try:
+        seen = asyncio.run(start(fleet, inputs.job, inputs.cluster.profile, options, patience=patience))
+    except (KeyboardInterrupt, SystemExit):  # SystemExit: by SIGTERM, or a terminal that was closed
+        say(f"interrupted while job {inputs.job.metadata.name} was being started: lockstep get {site.again} shows whether it runs")
+        raise
+    job = HostJob(site, seen)
     say(f"job {job.name} is started on {', '.join(job.seen.hosts)}; it runs on without this terminal: lockstep logs {job.at} -f")
     job.warn_unkept()
     if detach:

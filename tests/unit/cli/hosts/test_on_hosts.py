@@ -18,12 +18,15 @@ from lockstep.cli import main as entry
 from lockstep.cli.clusters.clusters import print_clusters
 from lockstep.cli.shared.clusterfiles import Peeked, load_cluster, peek
 from lockstep.cli.shared.hostsite import HostJob, HostSite
+from lockstep.cli.shared.inputs import read_inputs
 from lockstep.cli.shared.jobargs import known_names
 from lockstep.cli.shared.onhosts import REFUSED, WITHOUT_CLUSTER, WORKING
+from lockstep.cli.shared.runonhosts import run_on_hosts
 from lockstep.cli.shared.target import namespace_of, one_verb
 from lockstep.kube.aim import Connections
 from lockstep.plan.hosts.facts import Folder
 from lockstep.plan.hosts.status import seen_jobs
+from lockstep.platforms.hosts.start import HostOptions
 from lockstep.platforms.local.place import LocalPlace
 from support.api_stub import ApiStub, served
 from support.hosts_told import facts
@@ -216,6 +219,19 @@ def test_a_verb_that_waits_for_a_save_says_so(
     seen = seen_jobs({name: host(name, job) for name in ("lab0", "lab1")}, {})["x"]
     getattr(HostJob(HostSite(load_cluster(str(lab)), str(lab)), seen), verb)()
     assert says.format(lab=lab) in capsys.readouterr().err
+
+
+def test_a_start_that_is_interrupted_says_how_to_see_whether_the_job_runs(
+    lab: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lockstep.platforms.hosts.start.start", interrupted)
+    inputs = read_inputs(lab.parent / "job.yaml", str(lab), None)
+    with pytest.raises(KeyboardInterrupt):
+        run_on_hosts(inputs, str(lab), HostOptions(), detach=True)
+    assert f"interrupted while job x was being started: lockstep get --cluster {lab} shows whether it runs" in capsys.readouterr().err
 
 
 def test_the_aim_ends_with_the_verb(lab: Path) -> None:
