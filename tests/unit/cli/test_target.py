@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -17,8 +18,9 @@ from lockstep.cli.main import main
 from lockstep.cli.shared import checkout
 from lockstep.cli.shared.clusterfiles import cluster_names, peek
 from lockstep.cli.shared.jobargs import ListForm, known_names
-from lockstep.cli.shared.kubesite import no_such_job
-from lockstep.cli.shared.target import namespace_of, target_of, unnamed_cluster
+from lockstep.cli.shared.kubesite import KubeSite, no_such_job
+from lockstep.cli.shared.target import namespace_of, one_verb, target_of, unnamed_cluster
+from lockstep.kube.cluster import ApiError
 from support.api_stub import ApiStub, served
 from support.checkout import ROOT
 
@@ -160,3 +162,17 @@ def test_a_shell_completes_the_names_of_jobs_and_nothing_where_there_is_no_clust
     monkeypatch.undo()
     monkeypatch.setenv("KUBECONFIG", "/nonexistent")
     assert known_names(typed, "de") == []
+
+
+def test_a_run_without_an_operator_is_found_where_nobody_may_read_training_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without CRDs no role names TrainingJobs, and the API server refuses before it finds that there are none."""
+    maps = "/api/v1/namespaces/team/configmaps"
+    run = {"metadata": {"name": "x-run-0123"}, "data": {"run.json": json.dumps({"job": {"uid": "u1"}})}}
+    stub = ApiStub({maps: {"metadata": {}, "items": [run]}, f"{maps}/x-run-0123": run}, forbidden={"trainingjobs"})
+    with served(stub, tmp_path) as kubeconfig, one_verb():
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        site = KubeSite(target_of("local", "team", None))
+        assert site.job_or_run("x").uid == "u1"
+        stub.objects.clear()
+        with pytest.raises(ApiError, match="cannot get resource"):
+            site.job_or_run("x")

@@ -57,14 +57,21 @@ class KubeSite(Site):
 
     def job_or_run(self, name: str) -> ClusterJob:
         """Return the job as `job` does; what `lockstep run --in-namespace` started is found, too, as a job without spec whose status names its frozen run."""
+        from lockstep.kube.cluster import FORBIDDEN, ApiError
         from lockstep.kube.jobs import get_job, run_as_job, run_without_operator
 
         client, namespace = self.target.client, self.target.namespace
-        job = get_job(client, namespace, name)
+        job, refusal = None, None
+        try:
+            job = get_job(client, namespace, name)
+        except ApiError as error:
+            if error.status != FORBIDDEN:
+                raise
+            refusal = error  # (as where there are no CRDs, so that no role names TrainingJobs)
         if job is None and (run := run_without_operator(client, namespace, name)) is not None:
             job = run_as_job(client, namespace, name, run)
         if job is None:
-            raise ConfigError(no_such_job(self.target, name))
+            raise refusal or ConfigError(no_such_job(self.target, name))
         return ClusterJob(self.target, job)
 
     def current(self, jobs: Sequence[SiteJob]) -> tuple[list[Object], Stale | None]:
