@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockstep.cli.shared.jobargs import TargetOptions, on_cluster
+from lockstep.cli.shared.jobargs import TargetOptions, find_job_or_run, on_cluster
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.platforms.output import ProgramOutput, tell
 
 if TYPE_CHECKING:
-    from lockstep.cli.shared.hostsite import HostJob
+    from lockstep.cli.shared.site import SiteJob
     from lockstep.platforms.files.results import Adapter
     from lockstep.programs import Place
 
@@ -47,13 +46,8 @@ def generate(
 
         run_trainer("generate", ["--adapter", _adapter_in(Path(job)), *arguments])
         return
-    site = where.hosts()
     with exiting_on_ctrl_c():
-        if site is None:
-            writing = _on_cluster(job, arguments, gpus, where, named=model is not None)
-        else:
-            writing = _on_host(site.job(job), arguments, gpus, named=model is not None)
-        code = asyncio.run(writing)
+        code = asyncio.run(_generate(find_job_or_run(job, where), arguments, gpus, named=model is not None))
     if code:
         raise typer.Exit(1)
 
@@ -73,34 +67,18 @@ def _adapter_in(folder: Path) -> Path:
     return Path(adapter)
 
 
-async def _on_cluster(job: str, arguments: list[str], gpus: int, where: TargetOptions, *, named: bool) -> int:
-    from lockstep.cli.files.cp import known_job
-    from lockstep.kube.cluster import Cluster
-    from lockstep.platforms.files.results import base_model, idle_or_own_pod, newest_adapter
-
-    namespace = where.chosen_namespace()
-    async with await Cluster.connect(where.context) as cluster:
-        await known_job(cluster, namespace, job)
-        async with idle_or_own_pod(cluster, namespace, job, gpus, tell) as place:
-            adapter = await newest_adapter(place, job)
-            model = None if named else await base_model(cluster, namespace, job)
-            return await _write(place, adapter, [*arguments, *([] if model is None else ["--model", model])])
-
-
-async def _on_host(job: HostJob, arguments: list[str], gpus: int, *, named: bool) -> int:
-    """Generate on the host of node 0, which has the adapter: on its CPUs, or on GPUs that nobody uses."""
+async def _generate(job: SiteJob, arguments: list[str], gpus: int, *, named: bool) -> int:
+    """Generate beside the adapter. `named`: the model's folder is among the arguments; else it is the one that the job names, or the adapter."""
     from lockstep.platforms.files.results import forget, newest_adapter
 
-    async with job.trainer(0, tell) as volume:
+    async with job.beside_ranks(gpus, tell) as volume:
         adapter = await newest_adapter(volume.place, job.name, volume.run_folder(job.name), job.site.again)
         stated = job.job["spec"].get("training", {}).get("model", {}).get("name", "")
         model = ["--model", volume.path(stated)] if stated.startswith("/") and not named else []
-        visible = {"CUDA_VISIBLE_DEVICES": await job.free_gpus(0, gpus) if gpus else ""}
-        place = replace(volume.place, environment=tuple({**dict(volume.place.environment), **visible}.items()))
         try:
-            return await _write(place, adapter, [*arguments, *model])
+            return await _write(volume.place, adapter, [*arguments, *model])
         finally:
-            await forget(place, adapter)
+            await forget(volume.place, adapter)
 
 
 async def _write(place: Place, adapter: Adapter, arguments: list[str]) -> int:

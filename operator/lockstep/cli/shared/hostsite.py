@@ -331,3 +331,10 @@ class HostJob(SiteJob):
             fleet = self.site.fleet()
             place = replace(fleet.place(self.seen.hosts[node]), python=record.command[:1], environment=tuple(record.environment.items()))
             yield HostVolume(place, volume.workspace, volume.datasets)
+
+    @asynccontextmanager
+    async def beside_ranks(self, gpus: int, say: Callable[[str], None]) -> AsyncIterator[Volume]:
+        async with self.trainer(0, say) as volume:
+            visible = {"CUDA_VISIBLE_DEVICES": await self.free_gpus(0, gpus) if gpus else ""}
+            environment = {**dict(volume.place.environment), **visible}
+            yield volume._replace(place=replace(volume.place, environment=tuple(environment.items())))

@@ -215,6 +215,16 @@ class ClusterJob(SiteJob):
             yield Volume(self.node(cluster, node), WORKSPACE, DATASETS)
 
     @asynccontextmanager
+    async def beside_ranks(self, gpus: int, say: Callable[[str], None]) -> AsyncIterator[Volume]:
+        from lockstep.platforms.files.results import idle_or_own_pod
+
+        async with (
+            self.target.client.connected() as cluster,
+            idle_or_own_pod(cluster, self.namespace, self.name, gpus, say) as place,
+        ):
+            yield Volume(place, WORKSPACE, DATASETS)
+
+    @asynccontextmanager
     async def volume(self, node: int, say: Callable[[str], None]) -> AsyncIterator[Volume]:
         from lockstep.platforms.files.reader import beside
 

@@ -167,6 +167,10 @@ class SiteJob(ABC):
         """Open the files of a node as `volume` does, where Python has the trainer's packages."""
         return self.volume(node, say)
 
+    def beside_ranks(self, gpus: int, say: Callable[[str], None]) -> AbstractAsyncContextManager[Volume]:
+        """Open the files of node 0 as `trainer` does, where a model may be loaded beside what trains: on so many GPUs that nobody uses, or on CPUs."""
+        return self.trainer(0, say)
+
     def ranks(self, node: int) -> AbstractAsyncContextManager[Volume]:
         """Open the files of a node where its ranks run, and no other place that has them. Raises Failed when they can't be reached."""
         return self.volume(node, lambda _: None)

@@ -172,16 +172,6 @@ def resources_of(stateful_set: Object, gpus: int) -> Object:
     }
 
 
-async def base_model(cluster: Cluster, namespace: str, job: str) -> str | None:
-    """Folder of the base model, as the job names it; None: as the adapter does."""
-    try:
-        training_job = await cluster.get("TrainingJob", namespace, job)
-    except ApiError:
-        return None
-    name = (((training_job or {}).get("spec") or {}).get("training") or {}).get("model", {}).get("name")
-    return str(name) if name is not None and str(name).startswith("/") else None
-
-
 async def write_on(place: Place, arguments: Sequence[str], show: Callable[[bytes], Any]) -> int:
     """Run the trainer's program, and show what it writes as it comes. Raises ProgramFailed with its message."""
     async with place.program([*place.python, "-m", GENERATE_MODULE, *arguments], stdin=False, pings=True) as running:
