@@ -34,6 +34,13 @@ def test_a_job_file_is_valid_as_it_is_written(tmp_path: Path, script: bool) -> N
     assert resolve(job, profile, PlatformDefaults(namespace="x")).warnings == ()
 
 
+def test_a_job_for_a_cluster_that_is_given_by_its_file_names_that_cluster(tmp_path: Path) -> None:
+    lab = tmp_path / "my lab.yaml"
+    lab.write_text("cluster: {name: lab, platform: hosts}\nhosts: [{name: a}, {name: b}]\n")
+    init.job("x", str(lab), output=tmp_path / "x.yaml")
+    assert parse_job_file((tmp_path / "x.yaml").read_text(), "x.yaml").spec.cluster == "lab"
+
+
 def test_a_script_comes_with_its_settings(tmp_path: Path) -> None:
     init.script(tmp_path / "workspace")
     assert sorted(path.name for path in (tmp_path / "workspace").iterdir()) == ["ds_config.json", "train_multi_node.py"]

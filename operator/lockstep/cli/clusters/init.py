@@ -164,6 +164,7 @@ def job(
     """
     from lockstep.api.files.jobfile import parse_job_file
     from lockstep.cli.shared.checkout import deployed_last
+    from lockstep.cli.shared.clusterfiles import is_path, load_cluster
     from lockstep.cli.shared.target import EMBEDDED
 
     cluster = cluster or deployed_last() or EMBEDDED
@@ -174,6 +175,7 @@ def job(
         return _from_config(origin, name, cluster, (nodes, gpus), path)
     if nodes is not None or gpus is not None:
         raise ConfigError("--nodes and --gpus-per-node go with --from: edit the file that is written without them")
+    cluster = load_cluster(cluster).cluster.name if is_path(cluster) else cluster
     text = (SCAFFOLDS / ("script-job.yaml" if script else "job.yaml")).read_text(encoding="utf-8")
     for word, value in (("NAME", name), ("CLUSTER", cluster), ("FILE", str(path))):
         text = re.sub(rf"\b{word}\b", value.replace("\\", r"\\"), text)

@@ -25,8 +25,11 @@ CALIBRATED_PART = 0.98
 _MULTUS = re.compile(r"=?net[1-9][0-9]*")
 
 
-def lint_alone(file: ClusterFile, operator_image: str) -> Iterator[Finding]:
-    """Findings that need no cluster, in the order of the file. `operator_image`: the operator's, as it is deployed or will be."""
+def lint_alone(file: ClusterFile, operator_image: str, typed: str = "") -> Iterator[Finding]:
+    """Findings that need no cluster, in the order of the file.
+
+    `operator_image`: the operator's, as it is deployed or will be. `typed`: the file as a word of a command line, if that isn't the cluster's name.
+    """
     spec = file.profile.spec
     if file.hosts is not None:
         yield from _hosts(file.hosts)
@@ -39,7 +42,7 @@ def lint_alone(file: ClusterFile, operator_image: str) -> Iterator[Finding]:
     if file.hosts is None:
         yield from _pods(spec, operator_image)
     yield from _threshold(file)
-    yield from _calibration(file)
+    yield from _calibration(file, typed or file.cluster.name)
 
 
 def findings_for_mode(findings: Iterable[Finding], mode: FabricMode) -> list[Finding]:
@@ -172,13 +175,12 @@ def _threshold(file: ClusterFile) -> Iterator[Finding]:
         yield failed("network.minimum_busbw", message, f"about {best * 0.8:.3g}: what a healthy fabric always reaches")
 
 
-def _calibration(file: ClusterFile) -> Iterator[Finding]:
+def _calibration(file: ClusterFile, typed: str) -> Iterator[Finding]:
     """A finding if nobody has measured the network between the nodes; a single node needs none."""
-    name, nodes = file.cluster.name, file.profile.spec.gpus.default_nodes
-    if nodes > 1 and _measured(file) is None:
+    if file.profile.spec.gpus.default_nodes > 1 and _measured(file) is None:
         over = "RDMA" if file.profile.spec.network.rdma.enabled else "TCP"
         message = f"never calibrated over {over}: what the network between the nodes gives is not known"
-        yield Finding("calibration", Outcome.UNKNOWN, message, f"lockstep cluster calibrate {name} --save")
+        yield Finding("calibration", Outcome.UNKNOWN, message, f"lockstep cluster calibrate {typed} --save")
 
 
 def _measured(file: ClusterFile) -> Calibration | None:

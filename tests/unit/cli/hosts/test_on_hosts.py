@@ -314,7 +314,7 @@ def test_a_file_of_hosts_is_checked_alone(text: str, lab: Path, stub: ApiStub) -
     assert any(line.startswith(expected) for line in output.splitlines()), output
     assert code == expected.startswith("failed")
     assert "rails" not in output and "image" not in output and stub.asked == []
-    assert f"lockstep preflight -f job.yaml --cluster {lab} checks the hosts" in output
+    assert f"lockstep hosts check {lab} looks at the hosts" in output
 
 
 def test_the_template_of_hosts_has_every_key_and_nothing_to_mend() -> None:

@@ -349,3 +349,9 @@ def test_a_file_without_an_image_says_what_runs_then(operator_image: str, verdic
     (found,) = [one for one in lint_alone(cluster_file(), operator_image) if one.subject == "image"]
     assert found.outcome is verdict and said in found.message
     assert [one for one in lint_alone(cluster_file(image="registry.example.com/a:1"), operator_image) if one.subject == "image"] == []
+
+
+def test_a_calibration_that_is_missing_is_advised_for_the_file_as_it_was_given() -> None:
+    file = cluster_file(gpus={"default_nodes": 2})
+    advised = [one.fix for one in lint_alone(file, OPERATOR, "'my files/a.yaml'") if one.subject == "calibration"]
+    assert advised == ["lockstep cluster calibrate 'my files/a.yaml' --save"]
