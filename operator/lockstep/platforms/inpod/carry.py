@@ -431,8 +431,11 @@ def _link(target: Destination, name: str, link: str, allowed: Callable[[Path], b
 # ---- in the pod --------------------------------------------------------------------------------------------------------------------
 
 
-def _words(error: Exception) -> str:
-    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename and error.strerror else str(error)
+def words_of(error: Exception) -> str:
+    """Return an error as people read it, with the file that it is about and without its number."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
 
 
 def serve(request: Entry, wire: Wire) -> None:
@@ -454,8 +457,8 @@ def serve(request: Entry, wire: Wire) -> None:
             take(wire, request["take"], allowed, widen=0o600 if own else 0o660)
     except (CarryError, OSError) as error:
         with contextlib.suppress(Gone):
-            wire.say({"failed": _words(error)})
-        sys.exit(_words(error))
+            wire.say({"failed": words_of(error)})
+        sys.exit(words_of(error))
     except Gone as error:
         sys.exit(str(error))
 

@@ -213,11 +213,11 @@ class DrillWatch:
     def since_the_fault(self) -> float:
         return time.monotonic() - self._hit
 
-    def last_heard_seconds(self, key: str) -> float | None:
-        """Seconds from the fault until the last node that stayed answered with `key`."""
-        moments = [stream.heard_at(key) for stream in self._streams.values()]
-        times = [when - self._hit for when in moments if when is not None]
-        return max(times) if times else None
+    def stopped_seconds(self) -> float | None:
+        """Seconds from the fault until the last node that stayed had no rank any more; never later than the next attempt began, which waits for that."""
+        times = [when - self._hit for stream in self._streams.values() if (when := stream.heard_at("stopped")) is not None]
+        started = self.first_heard_seconds("started")
+        return min(max(times), *([] if started is None else [started])) if times else None
 
     def first_heard_seconds(self, key: str) -> float | None:
         times = [when - self._hit for stream in self._streams.values() if (when := stream.heard_at(key)) is not None]

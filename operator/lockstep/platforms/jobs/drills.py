@@ -81,7 +81,7 @@ def _recovery(drilled: DrilledJob, outcome: DrillOutcome, watch: DrillWatch) -> 
     well, cost = watch.since_the_fault(), cost_of(status, attempt) or {}
     return replace(
         outcome,
-        stopped_seconds=watch.last_heard_seconds("stopped"),
+        stopped_seconds=watch.stopped_seconds(),
         started_seconds=watch.first_heard_seconds("started"),
         named_seconds=named,
         named=f"{cost['cause']}: {cost['message']}" if cost else "",

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lockstep.platforms.inpod.carry import Stored, TakeListener, draft_name, give_all, listed, take
+from lockstep.platforms.inpod.carry import Stored, TakeListener, draft_name, give_all, listed, take, words_of
 from lockstep.platforms.inpod.destination import Destination
 from lockstep.platforms.inpod.wire import CHUNK, CarryError, Entry, Gone, Wire
 from lockstep_gang.contract.proof import Handshake, Opener, Sealer, new_nonce, require_proof
@@ -323,7 +323,7 @@ class Station:
                 connection = socket.create_connection((address, int(port)), CONNECT_SECONDS)
                 wire = proved(connection, key, gives=False)
             except (ContractError, CarryError, Gone, OSError) as error:
-                self.say(unreachable=f"no answer in {CONNECT_SECONDS:.0f} s" if isinstance(error, TimeoutError) else _words(error))
+                self.say(unreachable=f"no answer in {CONNECT_SECONDS:.0f} s" if isinstance(error, TimeoutError) else words_of(error))
                 continue
             self.say(connected=True)
             return wire, connection
@@ -364,7 +364,7 @@ class Station:
             try:
                 listener = socket.create_server((request["address"], port), family=family, backlog=4)
             except OSError as error:
-                problem = f"{request['address']} port {port}: {_words(error)}"
+                problem = f"{request['address']} port {port}: {words_of(error)}"
                 continue
             self._arrivals.is_passed_on(True)
             threading.Thread(target=self._give, args=(listener, key), daemon=True).start()
@@ -410,10 +410,6 @@ class Station:
         connection, wire = first.get()
         with connection:
             yield wire
-
-
-def _words(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def main() -> None:
