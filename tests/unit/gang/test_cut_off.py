@@ -18,6 +18,7 @@ from lockstep.plan.observed import Observed
 from lockstep.plan.pages.why import Where, why
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.reconcile import reconcile
+from lockstep.plan.times import timestamp
 from lockstep.plan.waiting.containers import CUT_OFF_HINTS
 from lockstep_gang.agent.link import CutOff, Handlers, Link
 from lockstep_gang.contract.report import NodeReport, State
@@ -152,6 +153,17 @@ def test_it_is_over_once_they_are_heard() -> None:
     assert condition(plan, "RanksReady")[:2] == ("False", "NetworkBlocked")
     assert "pod x-1: node 0 at x-0:29400 can't be reached" in condition(plan, "RanksReady")[2]
     assert "DNS" not in why(after(unheard(), reconcile(unheard(), said, CONTEXT, NOW)), (), NOW + 1).summary
+
+
+@pytest.mark.parametrize(("seconds_later", "reason"), [(-20, "AllRanksReady"), (20, "DNSUnavailable")])
+def test_an_operator_that_has_just_started_takes_words_for_over_that_are_older_than_the_ranks(seconds_later: int, reason: str) -> None:
+    seen = unheard()
+    seen = after(seen, reconcile(seen, report(), CONTEXT, NOW))
+    for cut_off in seen.pods:
+        cut_off["status"]["containerStatuses"][0]["lastState"]["terminated"]["finishedAt"] = timestamp(NOW + seconds_later)
+    plan = reconcile(seen, None, CONTEXT, NOW + 30)
+    assert condition(after(seen, plan), "RanksReady")[1] == reason
+    assert (plan.status is None and plan.events == ()) == (seconds_later < 0)
 
 
 @pytest.mark.parametrize("words", ["DNSUnavailable: x", "Other: x", ""])

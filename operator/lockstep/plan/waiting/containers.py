@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lockstep.api.names import key_secret_name, node_index, run_name
-from lockstep.api.objects import Object, condition, is_running, last_end
+from lockstep.api.objects import Object, condition, is_running, is_true, last_end
+from lockstep.api.status import ConditionType
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, event_time, is_terminating, start_anew
 from lockstep.plan.ship.openshift import REGISTRY, pull_command
@@ -144,10 +145,11 @@ def why_not_started(observed: Observed) -> Notice | None:
 
 
 def why_cut_off(observed: Observed, report: Report | None) -> Notice | None:
-    """Return what pods said before their agents ended because nobody heard them; those that are heard by now are left out."""
+    """Return what pods said before their agents ended because nobody heard them; those that are heard by now, or were when all ranks ran, are left out."""
     groups: dict[str, list[tuple[str, str]]] = {}
+    ready_since = _ready_since(observed) if report is None else None
     for pod in observed.pods:
-        words = _last_words(pod)
+        words = _last_words(pod, ready_since)
         if words is not None and not is_heard(pod, report):
             groups.setdefault(words[0], []).append((str(pod["metadata"]["name"]), words[1]))
     if not groups:
@@ -158,12 +160,19 @@ def why_cut_off(observed: Observed, report: Report | None) -> Notice | None:
     return Notice(kind, f"{_named(pods)}: {groups[kind][0][1]}; {hint}")
 
 
-def _last_words(pod: Object) -> tuple[str, str] | None:
-    """(kind, sentence) of an agent that ended since nobody heard it."""
+def _ready_since(observed: Observed) -> str | None:
+    """Time since which all ranks run, as status tells an operator that has just started and has no report yet."""
+    stored = condition(observed.status, ConditionType.RANKS_READY)
+    return stored["lastTransitionTime"] if is_true(observed.status, ConditionType.RANKS_READY) else None
+
+
+def _last_words(pod: Object, ready_since: str | None) -> tuple[str, str] | None:
+    """(kind, sentence) of an agent that ended since nobody heard it, unless that was before all ranks ran."""
     for container in pod.get("status", {}).get("containerStatuses") or []:
         end = last_end(container)
         kind, _, text = str(end.get("message") or "").strip().partition(": ")
-        if end.get("exitCode") == UNREACHABLE and kind in CUT_OFF_HINTS:
+        is_over = ready_since is not None and str(end.get("finishedAt") or "") <= ready_since
+        if end.get("exitCode") == UNREACHABLE and kind in CUT_OFF_HINTS and not is_over:
             return kind, printable_line(text)
     return None
 
