@@ -95,12 +95,12 @@ class OutOfMemoryError(RuntimeError): pass
     RankFault("io-error", "the volume gives I/O errors", _of("Storage", "Input/output error", "volume"), _raises("OSError(5, 'Input/output error', '/workspace/out')")),
     RankFault("read-only", "the volume became read-only", _of("Storage", "Read-only", "volume"), _raises("OSError(30, 'Read-only file system', '/workspace/out')")),
     RankFault("stale-handle", "an NFS server forgot a file", _of("Storage", "Stale file handle", "volume"), _raises("OSError(116, 'Stale file handle', '/workspace/out')")),
-    RankFault("no-module", "a package is missing in the image", _of("Setup", "No module named 'flash_attn_9'", "image or the environment lacks"), "if RANK == 1: import flash_attn_9\nwait()"),
-    RankFault("no-library", "a shared library is missing", _of("Setup", "libcudnn", "image or the environment lacks"), _raises("OSError('libcudnn.so.9: cannot open shared object file: No such file or directory')")),
-    RankFault("no-program", "a program is missing", _of("Setup", "ninja", "image or the environment lacks"), "if RANK == 1: subprocess.run(['ninja-9', '--version'])\nwait()"),
-    RankFault("old-driver", "the driver is too old for this CUDA", _of("Setup", "driver version is insufficient", "image or the environment lacks|driver"), _raises("RuntimeError('CUDA error: CUDA driver version is insufficient for CUDA runtime version')")),
-    RankFault("no-kernel", "torch has no code for this GPU", _of("Setup", "no kernel image", "image or the environment lacks|GPU"), _raises("RuntimeError('CUDA error: no kernel image is available for execution on the device')")),
-    RankFault("open-files", "too many open files", _of("Setup", "Too many open files", "image or the environment lacks|limit"), _raises("OSError(24, 'Too many open files', '/workspace/x')")),
+    RankFault("no-module", "a package is missing in the image", _of("Setup", "No module named 'flash_attn_9'", "the environment lacks"), "if RANK == 1: import flash_attn_9\nwait()"),
+    RankFault("no-library", "a shared library is missing", _of("Setup", "libcudnn", "the environment lacks"), _raises("OSError('libcudnn.so.9: cannot open shared object file: No such file or directory')")),
+    RankFault("no-program", "a program is missing", _of("Setup", "ninja", "the environment lacks"), "if RANK == 1: subprocess.run(['ninja-9', '--version'])\nwait()"),
+    RankFault("old-driver", "the driver is too old for this CUDA", _of("Setup", "driver version is insufficient", "the environment lacks|driver"), _raises("RuntimeError('CUDA error: CUDA driver version is insufficient for CUDA runtime version')")),
+    RankFault("no-kernel", "torch has no code for this GPU", _of("Setup", "no kernel image", "the environment lacks|GPU"), _raises("RuntimeError('CUDA error: no kernel image is available for execution on the device')")),
+    RankFault("open-files", "too many open files", _of("Setup", "Too many open files", "the environment lacks|limit"), _raises("OSError(24, 'Too many open files', '/workspace/x')")),
     RankFault("ecc", "a GPU has an uncorrectable memory error", _of("Hardware", "uncorrectable ECC", "node"), _raises("RuntimeError('CUDA error: uncorrectable ECC error encountered')")),
     RankFault("gpu-lost", "a GPU fell off the bus", _of("Hardware", "fallen off the bus|unknown error|GPU is lost", "node"), _raises("RuntimeError('CUDA error: GPU is lost. Reboot the system to recover this GPU')")),
     RankFault("nccl-peer", "NCCL lost its peer, and nobody says why", _of("Fabric", "NCCL error", "fabric", rank=1), """\
@@ -180,16 +180,16 @@ time.sleep(0.7); os._exit(3)
 """),
     RankFault("shell-code", "a script's program is killed, and the script exits with its code", _of("Killed", "137, .*SIGKILL", "find out who did"), "if RANK == 1: sys.exit(subprocess.run(['bash', '-c', 'sleep 9 & kill -9 $!; wait $!']).returncode)\nwait()"),
     RankFault("child-killed", "a script's program is killed, and the script raises", _of("Killed", "SIGKILL", "find out who did"), "if RANK == 1: subprocess.run(['bash', '-c', 'kill -9 $$'], check=True)\nwait()"),
-    RankFault("no-command", "a shell finds no such program", _of("Setup", "127", "image or the environment lacks"), "if RANK == 1: sys.exit(subprocess.run(['sh', '-c', 'accelerate-9 launch']).returncode)\nwait()"),
-    RankFault("native-memory", "C++ gets no memory", _of("OutOfMemory", "bad_alloc", "limits.memory"), """\
+    RankFault("no-command", "a shell finds no such program", _of("Setup", "127", "the environment lacks"), "if RANK == 1: sys.exit(subprocess.run(['sh', '-c', 'accelerate-9 launch']).returncode)\nwait()"),
+    RankFault("native-memory", "C++ gets no memory", _of("OutOfMemory", "bad_alloc", "fewer ranks on it"), """\
 if RANK == 1:
     sys.stderr.write("terminate called after throwing an instance of 'std::bad_alloc'\\n  what():  std::bad_alloc\\n"); sys.stderr.flush()
     os.abort()
 wait()
 """),
-    RankFault("array-memory", "numpy gets no memory", _of("OutOfMemory", "Unable to allocate", "limits.memory"), "if RANK == 1:\n    import numpy\n    numpy.ones(1 << 58)\nwait()"),
+    RankFault("array-memory", "numpy gets no memory", _of("OutOfMemory", "Unable to allocate", "fewer ranks on it"), "if RANK == 1:\n    import numpy\n    numpy.ones(1 << 58)\nwait()"),
     RankFault("full-shm", "a file of shared memory has no room", _of("OutOfMemory", "psm_4711", "shm"), _raises("OSError(28, 'No space left on device', '/dev/shm/psm_4711')")),
-    RankFault("cpu-limit", "a limit of CPU time (ulimit -t)", _of("Setup", "SIGXCPU .*ulimit -t", "image or the environment lacks"), """\
+    RankFault("cpu-limit", "a limit of CPU time (ulimit -t)", _of("Setup", "SIGXCPU .*ulimit -t", "the environment lacks"), """\
 import resource
 if RANK == 1:
     resource.setrlimit(resource.RLIMIT_CPU, (1, 9))
@@ -200,7 +200,7 @@ wait()
     RankFault("no-home", "the pod's user has no home", _of("Setup", "Permission denied", "set HOME"), _raises("PermissionError(13, 'Permission denied', '/.triton')")),
     RankFault("server-away", "a volume's server doesn't answer", _of("Storage", "timed out", "volume"), _raises("TimeoutError(110, 'Connection timed out', '/datasets/shard-3.arrow')")),
     RankFault("evicted-client", "a Lustre server has evicted the node", _of("Storage", "transport endpoint shutdown", "volume"), _raises("BrokenPipeError(108, 'Cannot send after transport endpoint shutdown', '/lustre/x')")),
-    RankFault("service-away", "a service outside the job refuses the connection", _of("Setup", "Connection refused", "image or the environment lacks"), "import urllib.request\nif RANK == 1: urllib.request.urlopen('http://127.0.0.1:9/')\nwait()"),
+    RankFault("service-away", "a service outside the job refuses the connection", _of("Setup", "Connection refused", "the environment lacks"), "import urllib.request\nif RANK == 1: urllib.request.urlopen('http://127.0.0.1:9/')\nwait()"),
     RankFault("nccl-misuse", "NCCL is asked for what can't be", _of("UserCode", "invalid usage", CORRECT), """\
 class DistBackendError(RuntimeError): pass
 """ + _raises("DistBackendError('NCCL error in: ProcessGroupNCCL.cpp:3690, invalid usage, NCCL version 2.29.3\\nncclInvalidUsage: This usually reflects invalid usage of NCCL library.\\nLast error:\\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 3b000')")),
