@@ -126,10 +126,10 @@ test-faults: cluster-programs ## power cut at every step of a save, on a disk in
 	@$(PYTEST) -n 2 tests/faults
 
 test-hosts: setup ## three hosts with a systemd and an sshd each, reached over ssh; root
-	@$(PYTEST) -n 2 --dist loadfile -m "not corpus and not soak" tests/hosts
+	@$(PYTEST) -n 3 --dist loadfile -m "not corpus and not soak" tests/hosts
 
 test-hosts-quick: setup ## those of test-hosts that take seconds; root
-	@$(PYTEST) -n 2 --dist loadfile tests/hosts
+	@$(PYTEST) -n 3 --dist loadfile tests/hosts
 
 test-long: cluster-programs ## the tests that make test leaves out, as each takes long: half an hour and 30 GB of disk; root
 	@$(PYTEST) -m long tests/train tests/hosts tests/cluster
