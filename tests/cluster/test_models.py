@@ -86,6 +86,7 @@ def test_a_pod_of_a_minute_fills_the_volume_and_the_job_asks_nobody(jobs: Jobs, 
     jobs.end("ahead")
 
 
+@pytest.mark.long
 def test_where_each_pod_has_its_volume_each_fetches_and_no_access_is_one_sentence(jobs: Jobs, hub: Hub) -> None:
     commit = hub.repositories["models", NAME].revisions["main"]
     jobs.create(job("apart", hub, {}, storage={"mode": "PerPod"}))

@@ -160,6 +160,7 @@ def test_every_verb_that_looks_tells_the_same_of_a_job_that_has_trained(jobs: Jo
     assert [step for step, _ in json.loads(shown.stdout)["loss"]] == list(range(1, steps + 1)), shown.stderr
 
 
+@pytest.mark.long
 def test_scaling_is_measured_in_pods_and_nothing_of_it_stays(jobs: Jobs, files: PodPlace, tmp_path: Path) -> None:
     job = {
         "apiVersion": "lockstep.dev/v1alpha1",

@@ -77,6 +77,7 @@ def test_the_plan_of_a_mixture_of_experts_is_what_its_tensors_take(of_experts: O
     assert abs(off(of_experts[variant])) < TOLERANCE, of_experts[variant]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variant", OTHERS)
 def test_the_plan_of_another_architecture_is_what_its_tensors_take(others: Outcomes, variant: str) -> None:
     assert abs(off(others[variant])) < TOLERANCE, others[variant]

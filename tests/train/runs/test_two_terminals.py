@@ -7,6 +7,8 @@ import shutil
 import signal
 from pathlib import Path
 
+import pytest
+
 from support.launched import machines_on_loopback, own_and_descendants, wait_until, write_job
 
 PORT = 17600
@@ -21,6 +23,7 @@ TRAINING = {
 }
 
 
+@pytest.mark.long
 def test_a_training_on_two_machines_is_complete_though_one_was_lost_with_its_disk(model: Path, data: Path, tmp_path: Path) -> None:
     with machines_on_loopback(tmp_path) as machines:
         for machine in machines:

@@ -15,7 +15,6 @@ from lockstep.api.files.patterns import PATTERN_WORDS
 from lockstep.api.generate.crd import training_cluster_crd, training_job_crd
 from support.checkout import ROOT
 
-GENERATE = [sys.executable, str(ROOT / "scripts/generate.py")]
 CRDS = {"TrainingJob": training_job_crd(), "TrainingCluster": training_cluster_crd()}
 BOTH = pytest.mark.parametrize("kind", CRDS)
 
@@ -38,11 +37,6 @@ def schemas(kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
 def ours(kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The same without what is Kubernetes' own."""
     return ((path, schema) for path, schema in schemas(kind) if path.startswith((".spec", ".status")))
-
-
-def test_the_generated_files_are_up_to_date() -> None:
-    done = subprocess.run([*GENERATE, "all", "--check"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_the_check_fails_and_shows_the_difference_when_a_file_has_drifted(tmp_path: Path) -> None:

@@ -164,6 +164,7 @@ def test_a_killed_rank_stops_all_within_2_seconds_and_all_train_again_within_20(
     assert "rank 1 on node 1 was ended by SIGKILL" in outcome["named"]
 
 
+@pytest.mark.long
 def test_a_frozen_rank_is_named_within_twice_the_step_limit(drilled: Jobs) -> None:
     outcome = drill(drilled, "freeze-rank", "--rank", "0")
     assert outcome["named"].startswith("Hang: rank 0 on node 0 ")
@@ -171,6 +172,7 @@ def test_a_frozen_rank_is_named_within_twice_the_step_limit(drilled: Jobs) -> No
     assert outcome["downtime_seconds"] <= 2 * STEP_LIMIT_SECONDS + DOWNTIME_SECONDS  # it begins with the last step before the freeze
 
 
+@pytest.mark.long
 def test_a_damaged_checkpoint_costs_the_way_to_the_one_before(drilled: Jobs) -> None:
     outcome = drill(drilled, "corrupt-checkpoint")
     assert outcome["lost_steps"] >= 10
