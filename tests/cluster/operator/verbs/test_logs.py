@@ -77,8 +77,12 @@ def test_a_rank_s_lines_are_found_wherever_it_is_and_of_every_attempt(jobs: Jobs
 
 
 def test_the_attempt_before_is_read_from_the_volume(jobs: Jobs, again: str) -> None:
-    lines = lockstep(jobs, "logs", again, "--previous", "--rank", "3").stdout.splitlines()
-    assert lines[0] == "[rank 3] rank 3 of attempt 1" and lines[-1] == "[rank 3] ValueError: the data is not there"
+    def lines() -> list[str]:
+        return lockstep(jobs, "logs", again, "--previous", "--rank", "3").stdout.splitlines()
+
+    until("the end of attempt 1 on the volume, which an agent writes from time to time", lambda: "ValueError" in "".join(lines()[-1:]), 60)
+    first, *_, last = lines()
+    assert (first, last) == ("[rank 3] rank 3 of attempt 1", "[rank 3] ValueError: the data is not there")
     told = lockstep(jobs, "logs", again, "--errors").stdout
     assert told.startswith("first: rank 3 on node 1 (UserCode): exited with 1: ValueError: the data is not there\n  | ")
     assert not readers(jobs)
