@@ -18,7 +18,7 @@ from rank_harness import ForkServer, RunFile
 from support.side_by_side import Parts, file_of, longest_first
 
 LONGEST = (
-    "test_corpus_processes", "test_gpu_suite", "test_resume", "test_shares", "test_memory_plan", "test_fetch", "test_run_local", "test_freeze", "test_engine", "test_data_by_name",
+    "test_corpus_processes", "test_resume", "test_shares", "test_memory_plan", "test_fetch", "test_run_local", "test_freeze", "test_engine", "test_data_by_name",
     "test_own_scripts", "test_two_terminals", "test_volumes", "test_save", "test_stop", "test_quickstart_local", "test_preflight", "test_models", "test_data", "test_checkpoint", "test_training",
     "test_ends", "test_instruction_sets", "test_hugging_face_script", "test_model_runs",
 )  # fmt: skip

@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from gpu_carry import COMPILED, COPIED
 
+pytestmark = pytest.mark.long
 HOLDING = [
     "the_self_test_of_preflight_finds_every_device_right",
     "one_rank_trains_as_one_process_on_a_cpu",
@@ -61,7 +62,6 @@ def test_what_needs_nccl_says_so(checked: dict[str, Any]) -> None:
     assert (checked[other]["outcome"], checked[other]["message"]) == ("not here", "NCCL needs a GPU")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("part", PARTS)
 def test_every_shape_is_measured_beside_hugging_face_with_equal_losses(measured: dict[str, Any], part: str) -> None:
     result = measured[part]
@@ -72,7 +72,6 @@ def test_every_shape_is_measured_beside_hugging_face_with_equal_losses(measured:
     assert result["plan_over_peak"] > 0
 
 
-@pytest.mark.long
 def test_a_checkpoint_is_measured_beside_other_savers(measured: dict[str, Any]) -> None:
     result = measured["checkpoint"]
     assert set(result["ways"]) == {"lockstep", "deepspeed", "dcp-sync", "dcp-async"}
