@@ -25,8 +25,8 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class ProvingReader(asyncio.StreamReader):
     """Reader that gives nobody much room before `proved`: neither for a line nor for what waits to be read."""
 
-    def __init__(self) -> None:
-        super().__init__(limit=PROOF_BYTES_MAX)
+    def __init__(self, limit: int = PROOF_BYTES_MAX) -> None:
+        super().__init__(limit=limit)
 
     def proved(self) -> None:
         self._limit = LINE_BYTES_MAX

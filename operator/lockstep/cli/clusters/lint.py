@@ -41,7 +41,7 @@ def lint(
     from lockstep.plan.cluster.finding import Outcome
     from lockstep.plan.cluster.scope import image_of
 
-    file = load(cluster)
+    file, typed = load(cluster), shlex.quote(cluster)
     against: list[Finding] = []
     unanswered: Failed | ConfigError | None = None
     operator_image = ""
@@ -49,7 +49,7 @@ def lint(
         operator_image = default_image(file.profile)
     elif not offline:
         tell(
-            f"note: the file alone was checked; lockstep hosts check {shlex.quote(cluster)} looks at the hosts, and lockstep hosts setup {shlex.quote(cluster)} --dry-run shows what they lack"
+            f"note: the file alone was checked; lockstep hosts check {typed} looks at the hosts, and lockstep hosts setup {typed} --dry-run shows what they lack"
         )
     if file.hosts is None and not offline:
         try:
@@ -59,7 +59,7 @@ def lint(
             operator_image = operator_image if deployment is None else image_of(deployment)
         except (Failed, ConfigError) as error:  # findings about the file alone are shown all the same
             unanswered = error
-    findings = [*lint_alone(file, operator_image, shlex.quote(cluster)), *against]
+    findings = [*lint_alone(file, operator_image, typed), *against]
     _show(findings, file_of(cluster), file, as_json=output is Form.JSON)
     if unanswered is not None:
         raise unanswered

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -96,8 +96,8 @@ async def _run_on_hosts(site: HostSite, job: str, folder: Path, to: str, *, forc
         if len(group) > 1:
             tell(f"{', '.join(group)} see the same folder: it is sent to {group[0]}")
     folders = set(folders_of.values())
-    report = SyncReporter()
-    is_begun, sent = False, cast("Stamps | None", None)  # (`sent`: what every host has; an empty folder is sent once, too)
+    report, is_begun = SyncReporter(), False
+    sent: Stamps | None = None  # (what every host has; an empty folder is sent once, too)
     async with Receivers(own_umask=True) as receivers:
         while True:
             now = await asyncio.to_thread(stamps, folder)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lockstep.api.names import key_secret_name, node_index, run_name
-from lockstep.api.objects import Object, condition, is_running, is_true, last_end
+from lockstep.api.objects import Object, condition, is_running, last_end
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, event_time, is_terminating, start_anew
 from lockstep.plan.ship.openshift import REGISTRY, pull_command
@@ -71,10 +71,6 @@ _STUCK_HINTS = (
     (re.compile(r"runAsNonRoot", re.IGNORECASE), "the image names no user but root: OpenShift assigns one, plain Kubernetes doesn't; is the cluster file's platform right?"),
     (_MISSING, "create it in that namespace"),
 )  # fmt: skip
-
-
-RANKS_READY = "RanksReady"
-"""`ConditionType.RANKS_READY`, without the import of the status' models, which would slow `lockstep logs`."""
 
 
 def is_scheduled(pod: Object) -> bool:
@@ -165,8 +161,8 @@ def why_cut_off(observed: Observed, report: Report | None) -> Notice | None:
 
 def _ready_since(observed: Observed) -> str | None:
     """Time since which all ranks run, as status tells an operator that has just started and has no report yet."""
-    stored = condition(observed.status, RANKS_READY)
-    return stored["lastTransitionTime"] if is_true(observed.status, RANKS_READY) else None
+    ready = condition(observed.status, "RanksReady")
+    return ready["lastTransitionTime"] if ready.get("status") == "True" else None
 
 
 def _last_words(pod: Object, ready_since: str | None) -> tuple[str, str] | None:

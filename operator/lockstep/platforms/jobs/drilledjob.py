@@ -217,7 +217,9 @@ class DrillWatch:
         """Seconds from the fault until the last node that stayed had no rank any more; never later than the next attempt began, which waits for that."""
         times = [when - self._hit for stream in self._streams.values() if (when := stream.heard_at("stopped")) is not None]
         started = self.first_heard_seconds("started")
-        return min([max(times), *([] if started is None else [started])]) if times else None
+        if not times:
+            return None
+        return max(times) if started is None else min(max(times), started)
 
     def first_heard_seconds(self, key: str) -> float | None:
         times = [when - self._hit for stream in self._streams.values() if (when := stream.heard_at(key)) is not None]

@@ -14,6 +14,8 @@ from lockstep_gang.contract.lines import PROOF_SECONDS, ProvingReader, Streams, 
 from lockstep_gang.contract.proof import Handshake, Opener, ProofError, Sealer, new_nonce, read_object, require_proof
 
 FORMAT = "lockstep-launch/1"
+PROOF_BYTES_MAX = 4 * 1024
+"""Length of a line before the proof: anybody who reaches the port can send one."""
 WRONG_TOKEN = "token"  # noqa: S105 (the word for it)
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3), (socket.TCP_USER_TIMEOUT, 30_000))
 """A machine that is gone says nothing: its connection ends after half a minute."""
@@ -69,7 +71,7 @@ async def listen(taken: Callable[[asyncio.StreamReader, asyncio.StreamWriter], A
     """A server on this address alone, whose connections `taken` gets from `start_serving` on. Raises OSError."""
 
     def protocol() -> asyncio.StreamReaderProtocol:
-        return asyncio.StreamReaderProtocol(ProvingReader(), taken)
+        return asyncio.StreamReaderProtocol(ProvingReader(PROOF_BYTES_MAX), taken)
 
     return await asyncio.get_running_loop().create_server(protocol, address, port, start_serving=False)
 
@@ -97,7 +99,7 @@ async def accept(streams: Streams, token: LaunchToken) -> TokenChannel:
 async def connect(address: tuple[str, int], token: LaunchToken) -> TokenChannel:
     """Connect as a joiner. Raises WrongToken, ContractError for something else than a launch, EOFError, OSError, TimeoutError."""
     async with asyncio.timeout(PROOF_SECONDS):
-        loop, reader = asyncio.get_running_loop(), ProvingReader()
+        loop, reader = asyncio.get_running_loop(), ProvingReader(PROOF_BYTES_MAX)
         transport, protocol = await loop.create_connection(lambda: asyncio.StreamReaderProtocol(reader), *address)
         streams = reader, asyncio.StreamWriter(transport, protocol, reader, loop)
         try:

@@ -1,8 +1,8 @@
 """Facts of a host, in one answer: for a start, for `hosts check`, and for whoever asks where a job is. It changes nothing.
 
 Its argument is `{"job": name or "" for all, "workspace": …, "datasets": …, "peers": [address, …], "ports": [first, last], "paths": [[field, path, kind], …],
-"python": path or null}` with folders that may begin with ~; it prints one line of JSON. With `"patience": seconds` it is about the job alone: nothing is told of
-GPUs, ways and what keeps units, and the answer waits so long for the job's ranks. Pythons that are too old for everything else (3.6 or newer) read it, too, so that there
+"python": path or null}` with folders that may begin with ~; it prints one line of JSON. With `"patience": seconds` the answer is
+about that job alone, without GPUs, routes and units, and it waits up to so many seconds for the job's ranks. Pythons that are too old for everything else (3.6 or newer) read it, too, so that there
 is a sentence for them.
 """
 
@@ -411,7 +411,7 @@ def is_there(path: Path, kind: str) -> bool:
 
 
 def look(request: Json) -> Json:
-    """The whole answer; with `patience` what is told of one job, once it is."""
+    """Return the whole answer; with `patience`, the part about one job, after the wait for its ranks."""
     first, last = request["ports"]
     patience = request.get("patience")
     cards, gpu_problem = ([], "") if patience is not None else gpus()

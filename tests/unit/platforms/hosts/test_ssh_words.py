@@ -244,7 +244,7 @@ def test_nothing_in_the_repository_switches_host_keys_off() -> None:
 
 
 class Stub:
-    """An ssh that notes what it is for: -G, -O or a connection, and whose connections fail if it is told so."""
+    """Stub of ssh: it records whether it was called with -G, with -O or to connect, and its connections fail if a test asks for that."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._log, self._fails = folder / "asked", folder / "fails"
@@ -280,7 +280,7 @@ def test_a_connection_that_was_open_a_moment_ago_is_not_asked_whether_it_still_i
     asyncio.run(shared.be_open())
     assert stub.asked() == ["-O"]
     asyncio.run(shared.open())
-    assert stub.asked() == ["-O"], "who needs to know is told"
+    assert stub.asked() == ["-O"], "`open` asks ssh itself"
 
 
 def test_after_a_connection_that_failed_the_way_to_the_host_is_asked_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,12 +211,13 @@ def test_something_else_on_the_port_is_named() -> None:
     asyncio.run(talk())
 
 
-def test_a_stranger_gets_little_room() -> None:
+@pytest.mark.parametrize("size", [6_000, 100_000])
+def test_a_stranger_gets_little_room(size: int) -> None:
     async def talk() -> None:
         door = Door(new_token())
         async with door as address:
             _, writer = await asyncio.open_connection(*address)
-            writer.write(b"x" * 100_000)
+            writer.write(b"x" * size)
             error = await door.channels.get()
             assert "longer than any message" in str(error)
             writer.close()

@@ -11,7 +11,7 @@ from lockstep.platforms.onhost import marks
 
 
 def answers(folder: str, seen: list[str]) -> list[dict[str, object]]:
-    """What the program says of a folder, and which of these names it sees there."""
+    """Answer of the program for a folder, and those of these names that it sees there."""
     found = []
     with subprocess.Popen([sys.executable, str(marks.__file__)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdin is not None and program.stdout is not None
