@@ -40,7 +40,7 @@ def test_a_killed_and_resumed_run_is_one_run_without_a_step_twice_everywhere(
     offline = {"WANDB_MODE": "offline", "WANDB_API_KEY": "not-to-be-written"}
     folder = tmp_path / "run"
     first = ranks.run("die_after", [file] * 2, arguments={"step": 3}, kill_rest_after_first=True, **offline)
-    assert first.codes == [-9, -9], first.output
+    assert first.codes[0] == -9, first.output
     assert [record["step"] for record in records(folder, "train_log")] == [1, 2, 3]
     with (folder / "logs/train_log.jsonl").open("a") as file_:
         file_.write('{"schema": 1, "step": 4, "lo')
