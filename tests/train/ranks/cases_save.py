@@ -104,7 +104,7 @@ def copy_beside_a_step() -> None:
     """Hold the copy back until the next update is about to begin: what is written is the state of the save's step all the same."""
     run = assembled()
     train_a_step(run, 1)
-    before = {item.name: item.tensors["fp32"].clone() for item in zero_access.fragments(run.engine)}
+    before = {item.name: item.tensors["fp32"].to("cpu", copy=True) for item in zero_access.fragments(run.engine)}
     near_update, updated = threading.Event(), threading.Event()
     copy, wait, update = snapshot.Snapshot.copy, run.saver.before_update, run.engine.step
 
@@ -134,7 +134,7 @@ def copy_beside_a_step() -> None:
     for item in record.fragments:
         assert torch.equal(values[offset : offset + item.numel], before[item.name]), item.name
         offset += item.numel
-    now = {item.name: item.tensors["fp32"] for item in zero_access.fragments(run.engine)}
+    now = {item.name: item.tensors["fp32"].cpu() for item in zero_access.fragments(run.engine)}
     assert not any(torch.equal(now[name], value) for name, value in before.items() if value.numel()), "no update came after the save"
     engine_ranks.leave()
 
