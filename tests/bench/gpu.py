@@ -103,7 +103,8 @@ def lines_of(result: dict[str, Any]) -> list[str]:
             f"  {way}: stall {row['stall_seconds']:.4f} s, durable after {row['commit_seconds']:.2f} s"
             for way, row in result["ways"].items()
         ]
-        return [f"{result['name']}: {result['state_bytes'] / 1e6:.0f} MB, tokens lost {result['tokens_lost_share']:.2%}", *ways]
+        failed = [f"  {way}: failed: {error}" for way, error in result["failed"].items()]
+        return [f"{result['name']}: {result['state_bytes'] / 1e6:.0f} MB, tokens lost {result['tokens_lost_share']:.2%}", *ways, *failed]
     head = f"{result['name']}: {result['parameters'] / 1e9:.2f}B parameters, {result['sequence']} tokens × {result['micro_batch']}"
     head += f", plan / peak {result['plan_over_peak']}, equal first losses: {result['losses_equal']}"
     rows = [

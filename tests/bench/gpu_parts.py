@@ -168,8 +168,15 @@ def checkpoint(name: str, ranks: Ranks, folder: Path, tiny: bool, rounds: int, b
     trainer = Lockstep(shape, training, random_model(shape.config, precision, device), ranks)
     ways: list[Way] = [way(trainer.engine, ranks, folder) for way in (LockstepSaver, DeepSpeed, DcpSync, DcpAsync)]
     trainer.steps(1, WARM_STEPS)
-    for way in ways:  # warms buffers and page cache up
-        one_save(trainer, way, 1, 1)
+    failures = {}
+    for way in tuple(ways):  # warms buffers and page cache up
+        try:
+            one_save(trainer, way, 1, 1)
+        except Exception as error:
+            if way.name == LockstepSaver.name:
+                raise
+            failures[way.name] = f"{type(error).__name__}: {first_line(error)}"
+            ways.remove(way)
     samples: dict[str, list[dict[str, float]]] = {way.name: [] for way in ways}
     for number in range(rounds):
         for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
@@ -180,6 +187,7 @@ def checkpoint(name: str, ranks: Ranks, folder: Path, tiny: bool, rounds: int, b
         "name": name,
         "state_bytes": sum(path.stat().st_size for path in ways[0].folder(1).rglob("*") if path.is_file()),
         "ways": rows,
+        "failed": failures,
         "tokens_lost_share": rows[LockstepSaver.name]["tokens_lost_share"],
         "stall_of_best_other": round(rows[LockstepSaver.name]["stall_seconds"] / min(others), 5),
     }

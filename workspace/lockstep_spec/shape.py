@@ -16,6 +16,8 @@ GATES = frozenset({"gate_proj", "gate_up_proj"})
 """Linear layers, or stacks of experts, whose output an activation function turns into a factor."""
 PLAIN = frozenset({"fc1", "c_fc", "dense_h_to_4h", "up_proj"})
 """First layers of a feed-forward part without a gate."""
+WEIGHED_IN_FP32 = frozenset({"deepseek_v2", "deepseek_v3", "glm4_moe", "mixtral"})
+"""model_type of mixtures of experts whose routers give weights in FP32, with which transformers multiplies what experts give back."""
 HEAD_NORMS = ("q_norm", "k_norm")
 LATENT_NORMS = ("q_a_layernorm", "kv_a_layernorm")
 _LAYER = re.compile(r"^(.*?\.\d+)\.")
@@ -60,6 +62,8 @@ class ModelShape:
     vocabulary: int
     routed: int = 0
     """Part of `intermediate` that lies in stacks of experts, which no linear layer computes."""
+    weighs_in_fp32: bool = False
+    """What experts give back becomes FP32 as it is weighed."""
     caps_logits: bool = False
     """The model does more to its logits after its last layer, so that the loss needs them whole."""
     score_heads: int = 0
@@ -203,6 +207,7 @@ def shape_of(
         experts_per_token=experts,
         vocabulary=number("vocab_size"),
         routed=routed,
+        weighs_in_fp32=getattr(config, "model_type", "") in WEIGHED_IN_FP32,
         caps_logits=caps_logits,
         score_heads=heads if eager else 0,
         tied=tied,

@@ -27,6 +27,7 @@ OF_EXPERTS: dict[str, dict[str, Any]] = {
     "adapters of experts, sharded": {"family": "qwen3_moe", "stage": "Stage3", "lora": {"targetParameters": EXPERTS}},
     "adapters of experts, recomputed": {"family": "qwen3_moe", "stage": "Stage2", "gc": True, "lora": {"targetParameters": EXPERTS}},
     "all weights, sharded": {"family": "qwen3_moe", "stage": "Stage3", "method": "Full"},
+    "adapter, experts weighed in FP32, recomputed": {"family": "glm4_moe", "stage": "Stage2", "gc": True},
 }
 LATENT = ["q_b_proj", "kv_b_proj", "o_proj"]
 OTHERS: dict[str, dict[str, Any]] = {

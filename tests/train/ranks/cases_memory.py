@@ -58,6 +58,15 @@ LATENT = {
 }
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 MOE = {"moe_intermediate_size": 256, "num_experts_per_tok": 2, "num_experts": 16}
+NARROW_EXPERTS = {
+    "n_routed_experts": 16,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 0,
+    "moe_intermediate_size": 64,
+    "num_experts_per_tok": 8,
+}
+"""As GLM-4.5-Air's: what a token's experts give back is wider than they are."""
 
 
 def configuration(family: str) -> Any:
@@ -67,6 +76,7 @@ def configuration(family: str) -> Any:
     narrow = {name: SHARED[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")}
     families = {
         "deepseek_v3": lambda: transformers.DeepseekV3Config(**{**SHARED, **LATENT}),
+        "glm4_moe": lambda: transformers.Glm4MoeConfig(**SHARED, **NARROW_EXPERTS),
         "gpt2": lambda: transformers.GPT2Config(**narrow, n_inner=768, bos_token_id=0, eos_token_id=0, **NO_DROPOUT),
         "opt": lambda: transformers.OPTConfig(**narrow, ffn_dim=1024, word_embed_proj_dim=256, dropout=0.0),
         "llama": lambda: transformers.LlamaConfig(**SHARED),

@@ -135,10 +135,11 @@ def test_the_recorder_is_switched_on_and_what_the_user_set_stays(
     "functions",
     [
         {"_dump_nccl_trace_json": lambda: RECORD},
+        {"_dump_nccl_trace_json": lambda: RECORD, "_dump_fr_trace_json": lambda includeCollectives=None, onlyActive=None: EMPTY},
         {"_dump_nccl_trace_json": lambda: EMPTY, "_dump_fr_trace_json": lambda backend: RECORD if backend == "nccl2" else EMPTY},
         {"_dump_nccl_trace_json": lambda: RECORD, "_dump_fr_trace_json": lambda backend: EMPTY},
     ],
-    ids=["older torch", "nccl2", "TORCH_DIST_USE_NCCL2=0"],
+    ids=["older torch", "torch 2.11", "nccl2", "TORCH_DIST_USE_NCCL2=0"],
 )
 def test_a_rank_on_a_gpu_writes_the_record_of_the_backend_that_ran(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, functions: dict[str, object]

@@ -100,10 +100,11 @@ def write_flight_record(path: Path) -> None:
 
 def _records(c10d: Any) -> list[bytes]:
     """Records of each of torch's two NCCL backends, of which ranks use one: in torch 2.15 `nccl` is nccl2 unless TORCH_DIST_USE_NCCL2=0,
-    and records where the older one's function doesn't look."""
+    and records where the older one's function doesn't look. torch 2.11 has no nccl2, and the new function knows no backend."""
     records = []
     if hasattr(c10d, "_dump_fr_trace_json"):
-        records.append(c10d._dump_fr_trace_json(backend="nccl2"))
+        with contextlib.suppress(TypeError):
+            records.append(c10d._dump_fr_trace_json(backend="nccl2"))
     if hasattr(c10d, "_dump_nccl_trace_json"):
         records.append(c10d._dump_nccl_trace_json())
     return records

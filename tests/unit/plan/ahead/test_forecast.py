@@ -66,13 +66,13 @@ def test_everything_is_counted_when_everything_is_known() -> None:
 
 def test_with_measured_balance_a_gpu_is_not_at_risk_for_a_micro_batch_that_it_need_not_take() -> None:
     stated = {"microBatchSize": 4096, "globalBatchSize": 1048576}
-    small = RunFacts(**{**vars(KNOWN), "capacity_bytes": 1_345_000_000})
+    small = RunFacts(**{**vars(KNOWN), "capacity_bytes": 2_340_000_000})
     equal, measured = (forecast(resolved(optimization={**stated, "balance": balance}), small) for balance in ("Equal", "Measured"))
 
     def outcomes(estimate: Forecast) -> list[Outcome]:
         return [line.outcome for line in estimate.findings if line.subject == "memory"]
 
-    assert equal.figures["memoryBytes"] > 1_345_000_000 >= measured.figures["memoryBytes"]
+    assert equal.figures["memoryBytes"] > 2_340_000_000 >= measured.figures["memoryBytes"]
     assert [outcomes(found)[0] for found in (equal, measured)] == [Outcome.RISK, Outcome.OK]
     assert "with balance Measured the start chooses what each GPU computes" in told(measured, "memory")
     assert "balance" not in told(equal, "memory")
@@ -96,14 +96,14 @@ def test_what_nobody_says_is_unknown_in_every_section_and_names_what_would_say_i
 
 def test_a_run_that_can_not_fit_is_refused_in_the_trainers_words() -> None:
     found = forecast(resolved(), RunFacts(**{**vars(KNOWN), "capacity_bytes": 10**6}))
-    assert told(found, "memory").startswith("refused: training needs about 1.3 GB on each GPU, which has 1.0 MB")
+    assert told(found, "memory").startswith("refused: training needs about 2.3 GB on each GPU, which has 1.0 MB")
 
 
 def test_a_run_that_may_run_out_is_a_risk_with_settings_that_fit() -> None:
     """Between what shapes alone need and what all estimates add up to: it isn't refused, and doesn't fit either."""
-    found = forecast(resolved(), RunFacts(**{**vars(KNOWN), "capacity_bytes": 10**9}))
+    found = forecast(resolved(), RunFacts(**{**vars(KNOWN), "capacity_bytes": 2 * 10**9}))
     line = next(line for line in found.findings if line.subject == "memory")
-    assert (line.outcome, line.message) == (Outcome.RISK, "a GPU needs about 1.3 GB of 1.0 GB (by type): it may run out")
+    assert (line.outcome, line.message) == (Outcome.RISK, "a GPU needs about 2.3 GB of 2.0 GB (by type): it may run out")
     assert line.fix.startswith("what fits: ")
     assert (verdict(found.findings), EXIT_CODES[verdict(found.findings)]) == (PlanVerdict.MAY_FAIL, 4)
     assert sentence(found.findings) == f"may fail once it runs: {line.message}"
