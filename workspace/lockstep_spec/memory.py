@@ -34,7 +34,7 @@ UPDATE_BYTES = 8
 BUCKET = "bucket of gradients that are reduced"
 """An item. Under Stage3 it is there all the time, else in backward passes."""
 RUNTIME_BYTES = {True: 1_800_000_000, False: 9 * GIB // 10}
-"""What a GPU gives a process beside its tensors: 1.80 GB on an H200 with CUDA 13.0 (docs/benchmarks.md); on CPUs a process that has torch, DeepSpeed and transformers imported."""
+"""Bytes that a GPU gives a process beside its tensors: 1.80 GB on an H200 with CUDA 13.0 (docs/benchmarks.md); on CPUs a process that has torch, DeepSpeed and transformers imported."""
 NCCL_BYTES = 2 * 32 * (4 << 20)
 """Bytes of one communicator: buffers of 4 MiB (NCCL_BUFFSIZE), to send and to receive, for each of at most 32 channels (NCCL_MAX_CTAS)."""
 FRAGMENTED_SHARE = 0.05

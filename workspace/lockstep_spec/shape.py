@@ -63,7 +63,7 @@ class ModelShape:
     routed: int = 0
     """Part of `intermediate` that lies in stacks of experts, which no linear layer computes."""
     weighs_in_fp32: bool = False
-    """What experts give back becomes FP32 as it is weighed."""
+    """True if what experts give back becomes FP32 as it is weighed."""
     caps_logits: bool = False
     """The model does more to its logits after its last layer, so that the loss needs them whole."""
     score_heads: int = 0
