@@ -21,7 +21,32 @@ from lockstep.platforms.onhost import install, keep, readings, sweep
 JOBS = "lockstep/jobs"
 
 
-class Keeper:
+class Keeping:
+    """The program that keeps jobs, begun with a line of a request."""
+
+    def __init__(self, request: dict[str, Any], home: Path | None = None) -> None:
+        """`home`: the folder of its state, where it isn't that of the test's own environment."""
+        environment = os.environ if home is None else {**os.environ, "XDG_STATE_HOME": str(home)}
+        self.process = subprocess.Popen(
+            [sys.executable, str(keep.__file__)], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self.write(json.dumps(request).encode() + b"\n")
+
+    def write(self, data: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(data)
+        self.process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return answer
+
+    def leave(self) -> None:
+        self.process.communicate(timeout=30)
+
+
+class Keeper(Keeping):
     """A start that has its files, and waits for the word."""
 
     def __init__(self, home: Path, command: str = "sleep", *, supervised: bool = True, unit: str = "", **request: Any) -> None:
@@ -36,24 +61,8 @@ class Keeper:
         }
         data = json.dumps(record).encode()
         head = {"name": "job.json", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        self._process = subprocess.Popen(
-            [sys.executable, str(keep.__file__)], env={**os.environ, "XDG_STATE_HOME": str(home)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
-        asked = {"do": "start", "job": "x", "fresh": True, "files": 1, "witness": None, "ran": False, **request}
-        self.write(json.dumps(asked).encode() + b"\n" + json.dumps(head).encode() + b"\n" + data)
-
-    def write(self, data: bytes) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(data)
-        self._process.stdin.flush()
-
-    def answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return answer
-
-    def leave(self) -> None:
-        self._process.communicate(timeout=30)
+        super().__init__({"do": "start", "job": "x", "fresh": True, "files": 1, "witness": None, "ran": False, **request}, home)
+        self.write(json.dumps(head).encode() + b"\n" + data)
 
 
 def environment(home: Path, digit: str) -> Path:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lockstep.platforms.onhost import keep, readings, sweep
+from unit.platforms.onhost.test_keep_starts import Keeping
 
 NAME = ".x.0123456789ab"
 
@@ -28,26 +26,14 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield jobs
 
 
-class Short:
+class Short(Keeping):
     """A short run whose agent sleeps."""
 
     def __init__(self, folder: Path) -> None:
-        request = {"do": "brief", "files": 0, "folder": str(folder), "command": ["sh", "-c", "echo $$; exec sleep 600"], "environment": {}, "folders": [], "forget": None}  # fmt: skip
-        self.process = subprocess.Popen([sys.executable, str(keep.__file__)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.say(json.dumps(request).encode() + b"\n")
-
-    def say(self, line: bytes) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(line)
-        self.process.stdin.flush()
-
-    def answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
-        return answer
-
-    def end(self) -> None:
-        self.process.communicate(timeout=30)
+        command = ["sh", "-c", "echo $$; exec sleep 600"]
+        super().__init__(
+            {"do": "brief", "files": 0, "folder": str(folder), "command": command, "environment": {}, "folders": [], "forget": None}
+        )
 
 
 def plant(jobs: Path, name: str = NAME, run_dir: Path | None = None) -> Path:
@@ -77,7 +63,7 @@ def test_a_short_run_and_a_deletion_remove_what_a_power_cut_left_of_short_runs(j
     short = Short(jobs / ".y.0123456789ab")
     assert short.answer() == {"placed": True}
     assert not left.exists()
-    short.end()
+    short.leave()
     left = plant(jobs)
     keep.remove({"job": "x", "now": True})
     assert not left.exists() and list(jobs.iterdir()) == []
@@ -90,7 +76,7 @@ def test_a_short_run_under_way_keeps_its_folder_until_its_agent_has_ended_howeve
     make_old(folder, 10 * sweep.UNHELD_SECONDS)
     swept()
     assert folder.exists()
-    short.say(b"go\n")
+    short.write(b"go\n")
     agent = int(short.answer()["line"])
     try:
         short.process.send_signal(signal.SIGKILL)
@@ -102,7 +88,7 @@ def test_a_short_run_under_way_keeps_its_folder_until_its_agent_has_ended_howeve
         descriptor = os.pidfd_open(agent)
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
     assert eventually_gone(folder)
-    short.end()
+    short.leave()
 
 
 def eventually_gone(folder: Path) -> bool:
