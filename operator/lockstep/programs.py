@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import json
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from lockstep.api.errors import Failed
 
+T = TypeVar("T")
 STDOUT, STDERR = 1, 2
 _REMEMBERED_BYTES = 1 << 16
 _WORDS_MAX = 2000
@@ -184,6 +185,17 @@ def boot_command(source: bytes, *arguments: str, python: Sequence[str] = ("pytho
 
 
 @asynccontextmanager
+async def meanwhile(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
+    """Do the work beside the block. At the block's end it has ended: what isn't done by then is given up, and what it raises is left to the task."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
 async def kept_alive(running: Program, message: bytes, seconds: float) -> AsyncIterator[None]:
     """Write `message` every so many seconds meanwhile: the program ends when it has heard nothing for long, and proxies cut silent connections."""
 
@@ -193,12 +205,8 @@ async def kept_alive(running: Program, message: bytes, seconds: float) -> AsyncI
                 await asyncio.sleep(seconds)
                 await running.write(message)
 
-    beating = asyncio.create_task(beat())
-    try:
+    async with meanwhile(beat()):
         yield
-    finally:
-        beating.cancel()
-        await asyncio.gather(beating, return_exceptions=True)
 
 
 @asynccontextmanager

@@ -21,6 +21,7 @@ from lockstep.api import names
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import MERGE, ApiError, Cluster
 from lockstep.kube.kinds import path_of
+from lockstep.programs import meanwhile
 
 LEFT_SECONDS = 120
 """Time until all is gone after the command was killed. The job of a proxy or an API server that is away for a minute must not end by that."""
@@ -49,12 +50,10 @@ async def expiring(cluster: Cluster, namespace: str, name: str, image: str, owne
         yield None
         return
     name, uid = created["metadata"]["name"], created["metadata"]["uid"]
-    beating = asyncio.create_task(_beat(cluster, namespace, name))
     try:
-        yield {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid}
+        async with meanwhile(_beat(cluster, namespace, name)):
+            yield {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid}
     finally:
-        beating.cancel()
-        await asyncio.gather(beating, return_exceptions=True)
         with contextlib.suppress(ApiError, OSError):  # it expires by itself
             async with asyncio.timeout(REMOVAL_SECONDS):
                 await cluster.delete("Job", namespace, name, uid)

@@ -38,6 +38,7 @@ from lockstep.plan.render.readerpod import (
 )
 from lockstep.plan.waiting.containers import is_scheduled, why_not_started
 from lockstep.plan.waiting.unscheduled import why_unscheduled
+from lockstep.programs import meanwhile
 
 if TYPE_CHECKING:
     from lockstep.plan.render.resolved import Resolved
@@ -237,12 +238,8 @@ async def _changes(place: PodPlace) -> AsyncIterator[asyncio.Event]:
             async for _ in place.cluster.watch("Pod", place.namespace, {"fieldSelector": f"metadata.name={place.pod}"}):
                 changed.set()
 
-    hearing = asyncio.create_task(hear())
-    try:
+    async with meanwhile(hear()):
         yield changed
-    finally:
-        hearing.cancel()
-        await asyncio.gather(hearing, return_exceptions=True)
 
 
 async def _until_running(place: PodPlace, say: Say, changed: asyncio.Event) -> None:

@@ -12,7 +12,7 @@ from lockstep.plan.hosts.volumes import Sharing, groups_of
 from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.platforms.inpod import source_of
 from lockstep.platforms.onhost import marks as marks_program
-from lockstep.programs import Program, ProgramFailed, answer_of, lines_in, python_program
+from lockstep.programs import Program, ProgramFailed, answer_of, lines_in, meanwhile, python_program
 from lockstep_spec.words import printable_line
 
 GLANCE_SECONDS = 0.3
@@ -64,12 +64,8 @@ async def looking_for_marks(fleet: Fleet, folders: Mapping[str, str], *, stated:
             return Sharing(able_first, unwritable, {**silent, **silent_later})
 
         marks, silent = await fleet.all(folders if len(folders) > 1 else (), write)
-        looking = asyncio.create_task(look_all())
-        try:
+        async with meanwhile(look_all()) as looking:
             yield looking
-        finally:
-            looking.cancel()
-            await asyncio.gather(looking, return_exceptions=True)
 
 
 async def _asked(program: Program, lines: AsyncIterator[bytes], question: Mapping[str, object]) -> dict[str, Any]:

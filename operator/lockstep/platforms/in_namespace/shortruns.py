@@ -32,7 +32,7 @@ from lockstep.platforms.in_namespace.run import OWN, Leave, Say, TimeLimit, run_
 from lockstep.platforms.inpod import forget, source_of
 from lockstep.platforms.jobs.netrates import measure_pairs
 from lockstep.platforms.jobs.runs import summary
-from lockstep.programs import python_output
+from lockstep.programs import meanwhile, python_output
 from lockstep_gang.contract.preflight import PreflightReport
 from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import WhenDone, parse_run, run_text
@@ -217,12 +217,8 @@ async def _pairs(
             finally:
                 done.set()
 
-        measuring = asyncio.create_task(measure())
-        try:
+        async with meanwhile(measure()) as measuring:
             await _run_until(cluster, run, say, done, limit, "measurement")
-        finally:
-            measuring.cancel()
-            await asyncio.gather(measuring, return_exceptions=True)
     if measuring.cancelled():
         raise Failed("the pods ended before all pairs were measured")
     return measuring.result()
