@@ -118,8 +118,9 @@ class Machine:
     def lose_power(self) -> None:
         """Nothing of it says a last word; its network is there again afterwards, its processes are not."""
         _ip("-n", self.namespace, "link", "set", self.interface, "down")
-        for pid in self.processes():
-            os.kill(pid, signal.SIGKILL)
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # none is to see another one die, and say so once the network is there again
+            for pid in self.processes():
+                os.kill(pid, number)
         for one in self.typed:
             if one.process.poll() is None:
                 one.process.wait()
