@@ -99,6 +99,8 @@ def down(bed: BedLayout, say: Say, *, purge: bool = False) -> None:
 def power_off(host: HostLayout) -> None:
     """Take its power: nothing in it is told, its disk stays as it is, and no packet leaves it."""
     plug(host, plugged=False)
+    if first_process(host) is not None:
+        freeze(host, frozen=True)  # else one would see another one die first, and the kernel would send what it says of that once it is plugged in
     _end(host)
 
 
