@@ -100,7 +100,9 @@ def power_off(host: HostLayout) -> None:
     """Take its power: nothing in it is told, its disk stays as it is, and no packet leaves it."""
     plug(host, plugged=False)
     if first_process(host) is not None:
-        freeze(host, frozen=True)  # else one would see another one die first, and the kernel would send what it says of that once it is plugged in
+        freeze(
+            host, frozen=True
+        )  # else one would see another one die first, and the kernel would send what it says of that once it is plugged in
     _end(host)
 
 
