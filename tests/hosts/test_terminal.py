@@ -20,11 +20,14 @@ class Screen:
         self.program, self.shown = program, b""
 
     async def until(self, pattern: bytes) -> re.Match[bytes]:
-        async with asyncio.timeout(SECONDS):
-            while not (match := re.search(pattern, self.shown)):
-                data = await self.program.read()
-                assert data, self.shown
-                self.shown += data
+        try:
+            async with asyncio.timeout(SECONDS):
+                while not (match := re.search(pattern, self.shown)):
+                    data = await self.program.read()
+                    assert data, self.shown
+                    self.shown += data
+        except TimeoutError:
+            raise AssertionError(f"{pattern!r} is not shown: {self.shown!r}") from None
         return match
 
 
