@@ -84,6 +84,7 @@ async def shown_by(base: str, token: str, cell: str) -> str:
             content = {"code": cell, "silent": False, "store_history": False, "user_expressions": {}, "allow_stdin": False}
             await channels.send_json({"channel": "shell", "header": header, "parent_header": {}, "metadata": {}, "content": content})
             text = ""
+            waits_for = {"execute_reply", "idle"}  # by two sockets of the kernel: either may come first, and the output is whole at idle
             async for message in channels:
                 said: dict[str, Any] = json.loads(message.data)
                 if said["parent_header"].get("msg_id") != "cell":
@@ -92,6 +93,8 @@ async def shown_by(base: str, token: str, cell: str) -> str:
                     text += said["content"]["text"]
                 elif said["msg_type"] == "execute_reply":
                     assert said["content"]["status"] == "ok", said["content"]
+                waits_for -= {said["msg_type"], said["content"].get("execution_state")}
+                if not waits_for:
                     return text
     raise AssertionError(f"the kernel's connection ended after {text!r}")
 
