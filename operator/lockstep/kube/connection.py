@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Sequence
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -97,12 +99,33 @@ def session_to(server: Server, **options: Any) -> Any:
     from aiohttp import ClientSession, TCPConnector
     from aiohttp.connector import NEEDS_CLEANUP_CLOSED
 
+    mend_abort(sys.version_info[:3])
     # Python before 3.12.8 leaves the socket open when TLS over it ended in disorder: at the end of such a session they are aborted.
     connector = TCPConnector(
         ssl=True if server.tls is None else server.tls, enable_cleanup_closed=NEEDS_CLEANUP_CLOSED, limit=options.pop("limit", 100)
     )
     # Without trust_env: aiohttp knows no CIDR in NO_PROXY, so `server` says which proxy it is.
     return ClientSession(connector=connector, read_bufsize=READ_BYTES, **options)
+
+
+@cache
+def mend_abort(python: tuple[int, ...]) -> None:
+    """Let aborting a TLS connection that is closed already do nothing, as from Python 3.11.4 on (cpython pull request 104485).
+
+    It raises AttributeError from 3.11.1 to 3.11.3, which Debian 12 has; these releases don't change any more.
+    """
+    if not (3, 11, 1) <= python < (3, 11, 4):
+        return
+    from asyncio import sslproto
+
+    transport: Any = sslproto._SSLProtocolTransport
+    raises = transport.abort
+
+    def abort(self: Any) -> None:
+        if self._ssl_protocol is not None:
+            raises(self)
+
+    transport.abort = abort
 
 
 async def headers_of(server: Server) -> Any:

@@ -10,12 +10,15 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from lockstep.kube.connection import ApiConnection
+from lockstep.kube.connection import ApiConnection, mend_abort
 from lockstep.kube.kubeconfig import Server
 from lockstep.platforms.operator.certificate import make_certificates
 
@@ -70,3 +73,36 @@ def test_a_websocket_whose_server_never_ends_tls_is_closed_with_the_session(sile
 
     asyncio.run(asyncio.wait_for(used(), 30))
     gc.collect()  # an open socket would be told of here, which is an error
+
+
+class Transport:
+    """A TLS connection that was closed twice, as Python 3.11.2 has it."""
+
+    _ssl_protocol: Any = None
+
+    def abort(self) -> None:
+        self._ssl_protocol._abort()
+
+
+@pytest.mark.parametrize(("python", "raises"), [((3, 11, 0), True), ((3, 11, 1), False), ((3, 11, 3), False), ((3, 11, 4), True)])
+def test_a_closed_connection_may_be_aborted_also_where_python_forbids_it(
+    python: tuple[int, ...], raises: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport: Any = type("Transport", (Transport,), {"abort": Transport.abort})
+    monkeypatch.setattr("asyncio.sslproto._SSLProtocolTransport", transport)
+    mend_abort.cache_clear()
+    mend_abort(python)
+    with pytest.raises(AttributeError) if raises else nullcontext():
+        transport().abort()
+
+
+def test_a_mended_connection_that_is_open_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    aborted: list[str] = []
+    transport: Any = type(
+        "Transport", (Transport,), {"abort": Transport.abort, "_ssl_protocol": SimpleNamespace(_abort=lambda: aborted.append("x"))}
+    )
+    monkeypatch.setattr("asyncio.sslproto._SSLProtocolTransport", transport)
+    mend_abort.cache_clear()
+    mend_abort((3, 11, 2))
+    transport().abort()
+    assert aborted == ["x"]
