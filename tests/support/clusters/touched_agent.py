@@ -16,6 +16,12 @@ SIGN = 13
 """Message by which an agent is asked for a signature (SSH_AGENTC_SIGN_REQUEST)."""
 
 
+def answers(path: Path) -> bool:
+    """Return True if an agent listens there; its socket is there a moment before it does."""
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
+
+
 class TouchedAgent:
     """A real ssh-agent behind a door that passes no signature before its key is touched."""
 
@@ -23,7 +29,7 @@ class TouchedAgent:
         self.path, self.touched, self.asked = folder / "agent", threading.Event(), threading.Event()
         behind = folder / "real"
         self._agent = subprocess.Popen(["ssh-agent", "-D", "-a", behind], stdout=subprocess.DEVNULL)
-        assert eventually(behind.exists)
+        assert eventually(lambda: answers(behind))
         subprocess.run(["ssh-add", "-q", identity], env={**os.environ, "SSH_AUTH_SOCK": str(behind)}, check=True)
         self._behind = behind
         self._door = socket.socket(socket.AF_UNIX)
