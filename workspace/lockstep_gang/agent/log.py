@@ -74,6 +74,9 @@ class Journal:
         while True:
             with self._news:
                 self._news.wait_for(lambda: self._waiting or self._closed.is_set())
+            if self._describes:  # at once: whoever asks about the job reads it, and lines may wait for each other
+                with contextlib.suppress(OSError):  # told with the lines, which the volume doesn't take either
+                    self._describe()
             self._closed.wait(TOGETHER_SECONDS)
             with self._news:
                 lines, dropped = list(self._waiting), self._dropped

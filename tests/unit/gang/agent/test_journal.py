@@ -7,8 +7,11 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from lockstep_gang.agent.log import BEGINS, Journal
 from lockstep_gang.contract.run import ReportTarget, Run
+from support.clusters.bed_hosts import eventually
 from unit.gang.cases import make_run
 
 
@@ -54,6 +57,16 @@ def test_what_the_run_was_told_is_beside_it_without_variables(tmp_path: Path) ->
     Journal(run, 0, lambda line: None).close(5)
     text = (tmp_path / "logs/output/run.json").read_text()
     assert "very-secret" not in text and json.loads(text)["job"]["name"] == run.job.name
+
+
+def test_what_the_run_was_told_is_there_before_lines_have_come_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep_gang.agent.log.TOGETHER_SECONDS", 600.0)
+    journal, folder = Journal(run_in(tmp_path), 0, lambda line: None), tmp_path / "logs/output"
+    journal.write("[lockstep] waiting")
+    assert eventually((folder / "run.json").exists)
+    assert not (folder / "node-0.log").exists()
+    journal.close(5)
+    assert "waiting" in (folder / "node-0.log").read_text()
 
 
 def test_a_volume_that_cannot_be_written_is_told_once_and_holds_nobody_up(tmp_path: Path) -> None:
