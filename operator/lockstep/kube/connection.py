@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -108,7 +107,6 @@ def session_to(server: Server, **options: Any) -> Any:
     return ClientSession(connector=connector, read_bufsize=READ_BYTES, **options)
 
 
-@cache
 def mend_abort(python: tuple[int, ...]) -> None:
     """Let aborting a TLS connection that is closed already do nothing, as from Python 3.11.4 on (cpython pull request 104485).
 
@@ -119,13 +117,13 @@ def mend_abort(python: tuple[int, ...]) -> None:
     from asyncio import sslproto
 
     transport: Any = sslproto._SSLProtocolTransport
-    raises = transport.abort
+    transport.abort = _abort
 
-    def abort(self: Any) -> None:
-        if self._ssl_protocol is not None:
-            raises(self)
 
-    transport.abort = abort
+def _abort(transport: Any) -> None:
+    transport._closed = True
+    if transport._ssl_protocol is not None:
+        transport._ssl_protocol._abort()
 
 
 async def headers_of(server: Server) -> Any:

@@ -40,9 +40,8 @@ for epoch in range(args.epochs):
         engine.step()
     if torch.distributed.get_rank() == 0:
         print(f"Epoch {{epoch}} complete, loss {{float(loss):.3f}}", flush=True)
-{end}
 """
-FSDP = f"""
+FSDP = """
 import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
@@ -65,19 +64,18 @@ for step in range(20):
     optimizer.zero_grad()
     losses.append(float(loss))
 weights, moments = get_state_dict(model, optimizer)
-dcp.save(dict(model=weights, optimizer=moments), checkpoint_id="dcp")
+dcp.save({"model": weights, "optimizer": moments}, checkpoint_id="dcp")
 again, fresh = make()
 weights, moments = get_state_dict(again, fresh)
-dcp.load(dict(model=weights, optimizer=moments), checkpoint_id="dcp")
+dcp.load({"model": weights, "optimizer": moments}, checkpoint_id="dcp")
 set_state_dict(again, fresh, model_state_dict=weights, optim_state_dict=moments)
 with torch.no_grad():
     same = torch.equal(again(x), model(x))
-print("rank", dist.get_rank(), "of", dist.get_world_size(), "learned", losses[-1] < losses[0] / 2, "loaded", same, flush=True)
+print(f"rank {dist.get_rank()} of {dist.get_world_size()}: learned {losses[-1] < losses[0] / 2}, loaded {same}", flush=True)
 dist.barrier()
 dist.destroy_process_group()
-{ENDS}
 """
-DDP = f"""
+DDP = """
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
@@ -89,10 +87,9 @@ optimizer.step()
 mine = model.module.weight.detach().clone()
 first = mine.clone()
 dist.broadcast(first, 0)
-print("rank", dist.get_rank(), "of", dist.get_world_size(), "same weights", torch.equal(mine, first), flush=True)
+print(f"rank {dist.get_rank()} of {dist.get_world_size()}: same weights {torch.equal(mine, first)}", flush=True)
 dist.barrier()
 dist.destroy_process_group()
-{ENDS}
 """
 ABORTS = """
 import ctypes
@@ -112,7 +109,7 @@ def guide(tmp_path: Path, *, changed: bool) -> Folder:
         "zero_optimization": {"stage": 2},
     }
     (folder.root / "workspace/ds_config.json").write_text(json.dumps(configuration))
-    folder.job(WITHOUT_COMPILER + GUIDE.format(line=line, end=ENDS))
+    folder.job(WITHOUT_COMPILER + GUIDE.format(line=line) + ENDS)
     job = (folder.root / "job.yaml").read_text()
     (folder.root / "job.yaml").write_text(job.replace("path: script.py", "path: script.py\n    args: [--deepspeed_config, ds_config.json]"))
     return folder
@@ -136,11 +133,11 @@ def test_a_deepspeed_script_without_a_compiler_is_told_the_two_lines_and_runs_wi
 
 def test_fsdp2_with_a_distributed_checkpoint_runs_as_it_is(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
-    folder.job(FSDP)
+    folder.job(FSDP + ENDS)
     done = folder.run()
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "rank 0 of 2 learned True loaded True" in done.stdout
-    assert "rank 1 of 2 learned True loaded True" in (tmp_path / "workspace/runs/x/logs/node-1.log").read_text()
+    assert "rank 0 of 2: learned True, loaded True" in done.stdout
+    assert "rank 1 of 2: learned True, loaded True" in (tmp_path / "workspace/runs/x/logs/node-1.log").read_text()
     assert len(list((tmp_path / "workspace/dcp").glob("*.distcp"))) == 2
 
 
@@ -162,8 +159,8 @@ def test_a_script_that_pytorch_aborts_behind_its_last_line_is_told_how_to_end(tm
 
 def test_ddp_runs_as_it_is(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
-    folder.job(DDP)
+    folder.job(DDP + ENDS)
     done = folder.run()
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "rank 0 of 2 same weights True" in done.stdout
-    assert "rank 1 of 2 same weights True" in (tmp_path / "workspace/runs/x/logs/node-1.log").read_text()
+    assert "rank 0 of 2: same weights True" in done.stdout
+    assert "rank 1 of 2: same weights True" in (tmp_path / "workspace/runs/x/logs/node-1.log").read_text()

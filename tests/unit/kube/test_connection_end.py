@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.kube.connection import ApiConnection, mend_abort
+from lockstep.kube.connection import ApiConnection, mend_abort, session_to
 from lockstep.kube.kubeconfig import Server
 from lockstep.platforms.operator.certificate import make_certificates
 
@@ -75,34 +75,43 @@ def test_a_websocket_whose_server_never_ends_tls_is_closed_with_the_session(sile
     gc.collect()  # an open socket would be told of here, which is an error
 
 
-class Transport:
-    """A TLS connection that was closed twice, as Python 3.11.2 has it."""
+@pytest.fixture
+def transport(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The class of TLS connections, as Python 3.11.2 has it; one that was closed twice has no protocol any more."""
 
-    _ssl_protocol: Any = None
+    class Transport:
+        _ssl_protocol: Any = None
 
-    def abort(self) -> None:
-        self._ssl_protocol._abort()
+        def abort(self) -> None:
+            self._ssl_protocol._abort()
+
+    monkeypatch.setattr("asyncio.sslproto._SSLProtocolTransport", Transport)
+    return Transport
 
 
 @pytest.mark.parametrize(("python", "raises"), [((3, 11, 0), True), ((3, 11, 1), False), ((3, 11, 3), False), ((3, 11, 4), True)])
-def test_a_closed_connection_may_be_aborted_also_where_python_forbids_it(
-    python: tuple[int, ...], raises: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    transport: Any = type("Transport", (Transport,), {"abort": Transport.abort})
-    monkeypatch.setattr("asyncio.sslproto._SSLProtocolTransport", transport)
-    mend_abort.cache_clear()
+def test_a_closed_connection_may_be_aborted_also_where_python_forbids_it(python: tuple[int, ...], raises: bool, transport: Any) -> None:
     mend_abort(python)
     with pytest.raises(AttributeError) if raises else nullcontext():
         transport().abort()
 
 
-def test_a_mended_connection_that_is_open_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_mends_the_python_that_it_runs_in(transport: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.kube.connection.sys", SimpleNamespace(version_info=(3, 11, 2, "final", 0)))
+
+    async def opened() -> None:
+        await session_to(Server("https://127.0.0.1:1", None, None, unasked)).close()
+
+    async def unasked() -> str | None:
+        return None
+
+    asyncio.run(opened())
+    transport().abort()
+
+
+def test_a_mended_connection_that_is_open_is_aborted(transport: Any) -> None:
     aborted: list[str] = []
-    transport: Any = type(
-        "Transport", (Transport,), {"abort": Transport.abort, "_ssl_protocol": SimpleNamespace(_abort=lambda: aborted.append("x"))}
-    )
-    monkeypatch.setattr("asyncio.sslproto._SSLProtocolTransport", transport)
-    mend_abort.cache_clear()
+    transport._ssl_protocol = SimpleNamespace(_abort=lambda: aborted.append("x"))
     mend_abort((3, 11, 2))
     transport().abort()
     assert aborted == ["x"]
