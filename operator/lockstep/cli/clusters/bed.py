@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lockstep.devcluster.hosts.layout import BedLayout
 
 app = typer.Typer(
-    help="Hosts to reach over ssh, on this machine: each with its own systemd, sshd and disk. Needs root on Linux.", no_args_is_help=True
+    help="Run hosts to reach over ssh on this machine.", no_args_is_help=True
 )
 
 
@@ -34,7 +34,9 @@ def _say(text: str) -> None:
 
 @app.command("up")
 def hosts_up(hosts: Annotated[int, typer.Option(min=1, max=99, help="How many hosts.")] = 3) -> None:
-    """Bring the hosts up, or those of them that have no power, and print the cluster file that describes them.
+    """Bring the hosts up and print their cluster file.
+
+    Hosts that have power are left alone.
 
     Example: lockstep devcluster hosts up --hosts 2
     """
@@ -52,7 +54,9 @@ def bring_hosts_up(hosts: int) -> Path:
 
 @app.command("down")
 def hosts_down(purge: Annotated[bool, typer.Option(help="Remove the hosts' disks and keys, too.")] = False) -> None:
-    """Take the hosts' power and remove their network. Their disks are kept for the next `up`.
+    """Take the hosts' power and remove their network.
+
+    Their disks are kept for the next `up`.
 
     Example: lockstep devcluster hosts down --purge
     """
@@ -67,7 +71,9 @@ def hosts_down(purge: Annotated[bool, typer.Option(help="Remove the hosts' disks
 
 @app.command("status")
 def hosts_status(output: FormOption = Form.TEXT) -> None:
-    """Say which hosts have power. Exit code 1 when one has none, or there is none.
+    """Say which hosts have power.
+
+    Exit code 1 when one has none, or there is none.
 
     Example: lockstep devcluster hosts status -o json
     """

@@ -61,7 +61,9 @@ def build(
     context: ContextOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands (with --openshift the objects) and run nothing.")] = False,
 ) -> None:
-    """Build the operator's or the trainer's image from this checkout.
+    """Build the operator's or the trainer's image.
+
+    It builds from this checkout.
 
     The build uses this machine's pip settings and certificates. No layer of the image has them.
 

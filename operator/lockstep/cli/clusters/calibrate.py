@@ -74,7 +74,9 @@ def calibrate(
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Run an all-reduce sweep on the cluster's nodes: NCCL on GPUs, gloo on the CPU. Replaces mpirun and nccl-tests.
+    """Measure all-reduce between a cluster's nodes.
+
+    NCCL runs on GPUs, gloo on CPUs. It replaces mpirun and nccl-tests.
 
     It takes the GPUs of its nodes for about a minute, in pods like a job's; the role admin in one namespace is enough. With --save the bus
     bandwidths are written into the file's section `calibration`, in decimal GB/s.

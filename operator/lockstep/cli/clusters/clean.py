@@ -32,7 +32,9 @@ def clean(
     force: ForceOption = False,
     context: ContextOption = None,
 ) -> None:
-    """Remove the dev environment, and the jobs' service account where no job is left. Claims stay, and so do the operator and other jobs.
+    """Remove the dev environment.
+
+    The jobs' service account goes where no job is left. Claims stay, and so do the operator and other jobs.
 
     With --pvcs it also deletes the cluster's claims and those of the dev environment's pods, after it has asked you, and nobody else's.
 
@@ -53,7 +55,9 @@ def uninstall(
     force: ForceOption = False,
     context: ContextOption = None,
 ) -> None:
-    """Remove the operator, the TrainingClusters and the CRDs. Refused while there are TrainingJobs, unless --jobs deletes them, too. Claims stay.
+    """Remove the operator, the TrainingClusters and the CRDs.
+
+    It is refused while there are TrainingJobs, unless --jobs deletes them, too. Claims stay.
 
     For an operator of one namespace, the CRDs and stopped jobs stay. --cluster-only removes one TrainingCluster of several, and is refused while jobs use it.
 
@@ -72,7 +76,9 @@ def uninstall(
 
 
 def rollback(cluster: ClusterArgument, yes: YesOption = False, force: ForceOption = False, context: ContextOption = None) -> None:
-    """Restore the operator and TrainingCluster that the last deployment replaced. A second rollback undoes the first. CRDs stay as they are.
+    """Restore what the last deployment replaced.
+
+    That is the operator and the TrainingCluster. A second rollback undoes the first. CRDs stay as they are.
 
     Example: lockstep rollback barcelona
     """

@@ -6,7 +6,7 @@ import typer
 
 from lockstep.cli.clusters import calibrate, discover, gpus, init, lint, network
 
-app = typer.Typer(help="Know a cluster: write its file, check it, measure its network.", no_args_is_help=True)
+app = typer.Typer(help="Describe a cluster, check its file, measure its network.", no_args_is_help=True)
 app.command("discover")(discover.discover)
 app.command("import")(init.import_hosts)
 app.command("lint")(lint.lint)

@@ -71,7 +71,9 @@ def deploy(
     force: ForceOption = False,
     context: ContextOption = None,
 ) -> None:
-    """Install the CRDs, the operator, the TrainingCluster, the jobs' service account and the dev environment. May be repeated.
+    """Install Lockstep on a cluster.
+
+    It installs the CRDs, the operator, the TrainingCluster, the jobs' service account and the dev environment. You may repeat it.
 
     It checks your rights first and tries nothing that they don't allow. It installs the rest, and prints what an administrator must
     do. Exit code 0: everything is there, 1: something is missing or did not become ready.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lockstep.devcluster.host.layout import Layout
 
 app = typer.Typer(
-    help="A real Kubernetes on this machine, for laptops and CI: two nodes, no Docker. Needs root on Linux.", no_args_is_help=True
+    help="Run a real Kubernetes on this machine, without Docker.", no_args_is_help=True
 )
 
 app.add_typer(hosts_app, name="hosts")
@@ -79,7 +79,9 @@ def up(
 
 @app.command("prepare")
 def prepare() -> None:
-    """Install and build what the first `up` would wait minutes for, and start nothing: for the image of a CI machine, say.
+    """Build what the first `up` waits for, and start nothing.
+
+    That is for the image of a CI machine, say.
 
     Example: lockstep devcluster prepare
     """
@@ -93,7 +95,9 @@ def prepare() -> None:
 
 @app.command("down")
 def down(purge: Annotated[bool, typer.Option(help="Remove images in the nodes and the data of claims, too.")] = False) -> None:
-    """Remove the cluster. Its images and the data of claims are kept for the next `up`.
+    """Remove the cluster.
+
+    Its images and the data of claims are kept for the next `up`.
 
     Example: lockstep devcluster down --purge
     """
@@ -142,7 +146,9 @@ def kubeconfig() -> None:
 
 @app.command("publish")
 def publish() -> None:
-    """Give pods the code of this checkout as it is now; what a running pod has imported already stays as it was.
+    """Give pods the code of this checkout as it is now.
+
+    What a running pod has imported already stays as it was.
 
     Example: lockstep devcluster publish
     """

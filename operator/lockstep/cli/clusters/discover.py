@@ -40,7 +40,9 @@ def discover(
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Write a commented cluster file: nodes, GPUs, RDMA rails, storage, rights. Without --probe it only reads, with your rights.
+    """Write a cluster file by looking at the cluster.
+
+    It finds nodes, GPUs, RDMA rails, storage and rights. Without --probe it only reads, with your rights.
 
     Every value has its source beside it, and what you may not see is marked unknown. Exit code 2: the file already exists.
 

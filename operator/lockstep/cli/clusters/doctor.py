@@ -24,7 +24,9 @@ def doctor(
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Check tools, context, rights, CRDs, operator, TrainingCluster, DNS, nodes, storage and fabric; each with what to do.
+    """Check a cluster from your tools to its network.
+
+    It checks tools, context, rights, CRDs, operator, TrainingCluster, DNS, nodes, storage and fabric, and says what to do about each.
 
     It only reads, with your rights. What your account may not read is unknown, which is not a failure. Exit code 0: nothing that you may see fails; 1: something does.
 

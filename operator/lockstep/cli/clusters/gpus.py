@@ -31,7 +31,9 @@ def gpus(
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Show the GPUs of every pod of a job: name, memory, load, temperature, driver. Exit code 1: a pod has none, or can't say.
+    """Show the GPUs of every pod of a job, by nvidia-smi.
+
+    It shows name, memory, load, temperature and driver. Exit code 1: a pod has none, or can't say.
 
     If no pod runs, it shows the nodes by their labels, which needs the right to list nodes.
 

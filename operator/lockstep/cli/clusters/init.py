@@ -14,7 +14,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.jobargs import UNNAMED
 from lockstep.platforms.output import put
 
-app = typer.Typer(help="Write a commented file to start from: a cluster, a list of hosts, a job, a script.", no_args_is_help=True)
+app = typer.Typer(help="Write a cluster, hosts, job or script file to start from.", no_args_is_help=True)
 SCAFFOLDS = Path(__file__).with_name("scaffolds")
 SCRIPT_FILES = ("train_multi_node.py", "ds_config.json")
 
@@ -23,7 +23,9 @@ FileOption = Annotated[Path | None, typer.Option("-o", "--output", help="Where t
 
 @app.command("cluster")
 def cluster(name: Annotated[str, typer.Argument(help="The cluster's name.")], output: FileOption = None) -> None:
-    """Write a cluster file with every key and what it means. Default: clusters/NAME.yaml.
+    """Write a cluster file with every key explained.
+
+    Default: clusters/NAME.yaml.
 
     Example: lockstep init cluster mine
     """
@@ -56,7 +58,9 @@ def hosts(
     shared: Annotated[bool, typer.Option("--shared", help="All hosts see one file system there. Default: each has its own.")] = False,
     output: FileOption = None,
 ) -> None:
-    """Write a cluster file of machines that you reach over ssh, without Kubernetes. Without hosts: a file with every key and what it means.
+    """Write a cluster file of machines that you reach over ssh.
+
+    They need no Kubernetes. Without hosts it writes a file with every key and what it means.
 
     Example: lockstep init hosts lab lab0 ada@192.168.1.101 lab2:2222 --workspace /data/lockstep
     """
@@ -101,7 +105,9 @@ def import_hosts(
     ] = None,
     output: FileOption = None,
 ) -> None:
-    """Write a cluster file of the machines in a hostfile of DeepSpeed or MPI, in ssh's configuration or in a config.yaml.
+    """Write a cluster file from a hostfile or ssh configuration.
+
+    It reads a hostfile of DeepSpeed or MPI, ssh's configuration, or a config.yaml.
 
     What the cluster file has nothing like is listed, with the place where it belongs.
 
@@ -205,7 +211,9 @@ def _from_config(origin: Path, name: str, cluster: str, wanted: tuple[int | None
 
 @app.command("script")
 def script(folder: Annotated[Path, typer.Argument(help="Where to write them.")] = Path()) -> None:
-    """Write train_multi_node.py and ds_config.json: a DeepSpeed script that runs on any number of nodes, stops and goes on as asked.
+    """Write a DeepSpeed script that runs on any number of nodes.
+
+    It writes train_multi_node.py and ds_config.json. The script stops and goes on as asked.
 
     Example: lockstep init script workspace
     """

@@ -28,7 +28,9 @@ def lint(
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Check a cluster file: rails, storage classes, HCAs, GID, MTU, SCC, quota, nodes; each finding with its line and what to do.
+    """Check a cluster file, also against its cluster.
+
+    It checks rails, storage classes, HCAs, GID, MTU, SCC, quota and nodes. Each finding has its line and what to do.
 
     It changes nothing: it reads with your rights, and tries out one pod by a dry run. What you may not see is unknown. Exit code 1: something fails, or the cluster doesn't answer.
 

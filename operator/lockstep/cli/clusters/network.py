@@ -127,7 +127,9 @@ def topology(
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Show which nodes, rails, switches, GPUs and NICs are near each other, and which links between them are slow.
+    """Show which nodes, GPUs and NICs are near each other.
+
+    It shows the switches between them, too, and which links are slow.
 
     It reads each node's PCI bus, NUMA nodes and nvidia-smi topo -m in pods like a job's, the nodes' labels where you may list nodes, and measures
     all pairs as calibrate --pairs does. Exit code 0: shown, 1: it failed, 2: it can't run as asked, 130: interrupted.

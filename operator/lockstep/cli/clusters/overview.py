@@ -37,7 +37,9 @@ class Overview:
 
 
 def status(cluster: OptionalClusterArgument = "local", context: ContextOption = None) -> None:
-    """Show the operator, the TrainingCluster and the jobs of a cluster, the dev environment among them. Exit code 1 when the operator isn't ready.
+    """Show the operator, the TrainingCluster and the jobs.
+
+    The dev environment is among them. Exit code 1 when the operator isn't ready.
 
     Example: lockstep status local
     """

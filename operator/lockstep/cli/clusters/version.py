@@ -18,7 +18,9 @@ def version(
     context: ContextOption = None,
     output: FormOption = Form.TEXT,
 ) -> None:
-    """Print the versions of this command, of the operator's image and of Kubernetes.
+    """Print the versions of Lockstep and of Kubernetes.
+
+    It names this command's version, the operator's image and the API server's.
 
     Example: lockstep version --client
     """

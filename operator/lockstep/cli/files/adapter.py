@@ -35,7 +35,9 @@ def export(
     sources: SourceArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="The adapter's folder; made if it isn't there.")],
 ) -> None:
-    """Make a PEFT adapter folder from a checkpoint's shards, without a GPU and without the base model.
+    """Make a PEFT adapter folder from a checkpoint's shards.
+
+    It needs no GPU and no base model.
 
     Example: lockstep adapter export runs/demo -o adapter
     """
@@ -48,7 +50,9 @@ def merge(
     output: Annotated[Path, typer.Option("--output", "-o", help="The model's folder: a new or an empty one.")],
     base: Annotated[Path | None, typer.Option("--base", help="The base model's folder. Default: where the run had it.")] = None,
 ) -> None:
-    """Make a full model folder from a checkpoint's shards and the base model, without a GPU, tensor by tensor.
+    """Make a full model folder: base model and adapter merged.
+
+    It reads a checkpoint's shards and the base model tensor by tensor, without a GPU.
 
     Example: lockstep adapter merge runs/demo -o model --base models/tiny-base
     """
@@ -64,7 +68,9 @@ def get_adapter(
     output: Annotated[Path, typer.Argument(help="The adapter's folder on this machine; made if it isn't there.")] = Path("adapter"),
     node: Annotated[int, typer.Option("--node", min=0, help="The node whose volume is read, where every node has its own.")] = 0,
 ) -> None:
-    """Fetch a job's newest adapter from its volume, whether it runs or not. If only a commit's shards exist, it is exported from them there.
+    """Fetch a job's newest adapter from its volume.
+
+    The job may run or not. If only a commit's shards exist, it exports the adapter from them there.
 
     Example: lockstep adapter get demo ./demo-adapter
     """

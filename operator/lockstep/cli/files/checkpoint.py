@@ -73,7 +73,9 @@ def list_commits(
     output: FormOption = Form.TEXT,
     as_json: HiddenJsonOption = False,
 ) -> None:
-    """List every commit: its step, size and evaluation loss, whether its files exist, and why it is kept.
+    """List a run's checkpoints.
+
+    It shows each commit's step, size and evaluation loss, whether its files exist, and why it is kept.
 
     Example: lockstep checkpoint list demo
 
@@ -101,7 +103,9 @@ def verify(
     output: FormOption = Form.TEXT,
     as_json: HiddenJsonOption = False,
 ) -> None:
-    """Read every shard and compare its checksum with the manifest's; for a job, in a pod next to its volume or on its hosts. Exit code 1 if something is missing or damaged.
+    """Compare every shard with its checksum.
+
+    It reads every shard; for a job, in a pod next to its volume or on its hosts. Exit code 1 if something is missing or damaged.
 
     Example: lockstep checkpoint verify demo --all
     """
@@ -121,7 +125,7 @@ def inspect(
     output: FormOption = Form.TEXT,
     as_json: HiddenJsonOption = False,
 ) -> None:
-    """Describe the newest commit, or the one given: what it was trained from, and what it holds.
+    """Describe a checkpoint: what it holds, and what it came from.
 
     Example: lockstep checkpoint inspect runs/demo/checkpoints/step-40.a1
     """

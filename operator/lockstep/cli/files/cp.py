@@ -69,7 +69,9 @@ def cp(
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Copy files to or from a job's volumes: resumable, verified by SHA-256, each file whole or not at all.
+    """Copy files to or from a job's volumes.
+
+    A copy can be resumed, is verified by SHA-256, and each file arrives whole or not at all.
 
     Where every pod has its own volumes, files go to all of them at once. On hosts (--cluster names a file of hosts) they go to the first, and from host to host; also before the job's first start. If the job has no pods, a short-lived pod without GPUs mounts the
     volumes. The target is the new name; with a / at its end it is a folder to copy into, and `SRC/.` means the content of a folder. If a copy

@@ -40,7 +40,9 @@ PortOption = Annotated[
 
 @on_cluster
 def shell(where: TargetOptions, job: OptionalJobArgument = DEFAULT_JOB, node: NodeOption = 0) -> None:
-    """Open a shell in the pod of a node, or on its host, with the variables that every run there has. Its exit code is the shell's.
+    """Open a shell in a job's pod, or on its host.
+
+    It has the variables that every run there has. Its exit code is the shell's.
 
     Without a terminal it runs the commands on its standard input: echo 'nvidia-smi' | lockstep shell
 
@@ -63,7 +65,9 @@ def jupyter(
     folder: Annotated[str, typer.Option("--folder", help="Folder of the notebooks, in the pod.")] = WORKSPACE,
     port: PortOption = None,
 ) -> None:
-    """Run a notebook server in a job's pod, or on its host, until Ctrl-C, behind a token, and print the address on this machine that leads to it.
+    """Run a notebook server in a job's pod, or on its host.
+
+    It runs until Ctrl-C, behind a token, and prints the address on this machine that leads to it.
 
     It listens on the pod's loopback only. The image needs jupyterlab, notebook or jupyter_server.
 
@@ -80,7 +84,9 @@ def tensorboard(
     folder: Annotated[str, typer.Option("--folder", help="Folder that holds the events of runs, in the pod.")] = f"{WORKSPACE}/runs",
     port: PortOption = None,
 ) -> None:
-    """Run TensorBoard in a job's pod, or on its host, until Ctrl-C, behind a token, and print the address on this machine that leads to it.
+    """Run TensorBoard in a job's pod, or on its host.
+
+    It runs until Ctrl-C, behind a token, and prints the address on this machine that leads to it.
 
     Example: lockstep tensorboard ml-dev-env
     """
@@ -125,7 +131,9 @@ def debug(
     node: NodeOption = 0,
     port: PortOption = None,
 ) -> None:
-    """Start one script in one pod, or on one host, under debugpy; it waits until VS Code attaches. Ctrl-C ends it. The image needs debugpy.
+    """Start a script under debugpy and let VS Code attach.
+
+    It runs in one pod, or on one host, and waits until VS Code attaches. Ctrl-C ends it. The image needs debugpy.
 
     It is one process beside the job, not one of its ranks.
 

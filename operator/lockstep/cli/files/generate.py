@@ -33,7 +33,9 @@ def generate(
         int, typer.Option("--gpus", min=0, help="GPUs to ask for; 0: the CPUs and the memory of a pod of the job, or of the host.")
     ] = 0,
 ) -> None:
-    """Continue a prompt with a job's newest adapter on its base model, token by token.
+    """Continue a prompt with a job's newest adapter.
+
+    It loads the adapter on its base model, and prints token by token.
 
     It runs in a pod of the job if that is idle (an interactive job, or one held after a failure), else in a short-lived pod with the job's volumes and image; on hosts, on that of node 0.
 

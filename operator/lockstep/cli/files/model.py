@@ -69,7 +69,9 @@ def get_model(
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Fetch a base model by its name: verified, resumable, and once for all jobs of a volume.
+    """Fetch a base model by its name, once for all jobs.
+
+    The download is verified and can be resumed. All jobs of a volume share it.
 
     With -f, --job or --claim a short-lived pod without GPUs fills the volumes, or the job's own pods while they run; on hosts each fetches for itself. Without these options the
     model is fetched to this machine, for `lockstep run --local`. If a fetch breaks, run the same command again to continue.

@@ -44,7 +44,9 @@ def sync(
         ),
     ] = False,
 ) -> None:
-    """Send a folder to all pods of a job: only what differs. Files that an earlier sync sent and that are gone here are removed there; nothing else is.
+    """Send a folder to all pods of a job: only what differs.
+
+    Files that an earlier sync sent and that are gone here are removed there; nothing else is.
 
     A volume that all pods share gets it once. `.lockstepignore` in the folder, or else `.gitignore`, says what stays here.
 

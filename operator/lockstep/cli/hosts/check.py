@@ -34,7 +34,9 @@ def check(
     file: OptionalFileOption = None,
     output: FormOption = Form.TEXT,
 ) -> None:
-    """Check every host of a cluster file: ssh, Python and its packages, disk, GPUs, address, clock, what keeps jobs alive, and the network between them.
+    """Check every host of a cluster file.
+
+    It looks at ssh, Python and its packages, disk, GPUs, address, clock, what keeps jobs alive, and the network between them.
 
     Every host knocks at every other one on ports that a job uses, neighbors measure their bandwidth, and a file in each workspace shows for a moment who shares one. It leaves
     nothing behind; steps that only root can take are printed. With -f also: do nodes, GPUs, inputs, disk and network fit this job. Exit code 0: nothing fails, 1: something does.

@@ -6,7 +6,7 @@ import typer
 
 from lockstep.cli.hosts import check, setup, trust
 
-app = typer.Typer(help="Machines that you reach over ssh: check them, and ready them for jobs.", no_args_is_help=True)
+app = typer.Typer(help="Check machines that you reach over ssh, and set them up.", no_args_is_help=True)
 app.command("check")(check.check)
 app.command("setup")(setup.setup)
 app.command("trust")(trust.trust)

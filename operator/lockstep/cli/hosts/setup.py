@@ -40,7 +40,9 @@ def setup(
         ),
     ] = None,
 ) -> None:
-    """Make the Python environment of ranks on every host of a cluster file, from environment.lock with its hashes.
+    """Install the Python environment of ranks on every host.
+
+    It installs environment.lock with its hashes.
 
     Needs no root: steps that only root can take are printed. Jobs that run keep the environment that they started with. Type it again after it broke, or when the lock or
     Lockstep has changed; where nothing is lacking, it changes nothing.

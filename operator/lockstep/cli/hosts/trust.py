@@ -29,7 +29,9 @@ def trust(
         ),
     ] = None,
 ) -> None:
-    """Show the fingerprint of each host's key, ask, and pin the key in the cluster file: host_key. Every later login checks it.
+    """Pin each host's key after you have compared it.
+
+    It shows the fingerprint, asks, and writes host_key into the cluster file. Every later login checks it.
 
     Compare it with what the host itself says, at its own screen: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub. Whoever sits between you and the host can
     answer in its place, so no key is taken blindly. Nothing is sent to a host. Exit code 0: all hosts are pinned, 1: some are not.
@@ -129,7 +131,9 @@ def _pin(cluster: str, file: ClusterFile, keys: dict[str, str]) -> str:
 
 
 def login(cluster: OptionalClusterArgument = "local") -> None:
-    """Open the connection to each host in this terminal, where ssh may ask for a password, a one-time code, a passphrase or a touch.
+    """Log in to each host here, where ssh may ask you something.
+
+    That may be a password, a one-time code, a passphrase or a touch.
 
     All verbs use these connections for eight hours. Answers go to ssh itself: Lockstep sees none. Host keys are checked as ever. Exit code 0: all hosts are logged in,
     1: some are not.

@@ -61,7 +61,9 @@ def scaling(
     workspace: VolumesOption = WORKSPACE,
     output: FormOption = Form.TEXT,
 ) -> None:
-    """Train a few steps of a job on 1, 2, … n nodes, one run after the other, and show what each further node brings.
+    """Measure what each further node brings to a job.
+
+    It trains a few steps on 1, 2, … n nodes, one run after the other.
 
     TOKENS/S are those of all ranks together, EFFICIENCY is the speed of a node against that of a node of the smallest run, and WAITING is the share of a step in which
     ranks wait for each other. Runs have a name and a folder of their own, load the job's model and data, and are removed afterwards, also on Ctrl-C.

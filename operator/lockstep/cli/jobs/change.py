@@ -154,7 +154,9 @@ def scale(
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, max=NODES_MAX, help="The same.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask, also where the job would wait for nodes.")] = False,
 ) -> None:
-    """Change a job's number of nodes: it saves, stops and goes on from there, with the same global batch. Asks first where too few nodes have room.
+    """Change a job's number of nodes.
+
+    It saves, stops and goes on from there, with the same global batch. It asks first where too few nodes have room.
 
     Example: lockstep scale demo 4
     """
@@ -211,7 +213,9 @@ def retry(
     context: ContextOption = None,
     workspace: WorkspaceOption = WORKSPACE,
 ) -> None:
-    """Start a failed job again from its last checkpoint. What failed stays in its history.
+    """Start a failed job again from its last checkpoint.
+
+    What failed stays in its history.
 
     Example: lockstep retry demo
     """
@@ -279,7 +283,9 @@ def delete(
     local: LocalOption = False,
     workspace: WorkspaceOption = WORKSPACE,
 ) -> None:
-    """Delete jobs; a running job saves first. Claims and their checkpoints stay: a job created again under the same name goes on.
+    """Delete jobs; a running job saves first.
+
+    Claims and their checkpoints stay: a job created again under the same name goes on.
 
     If one of them doesn't exist, none is deleted.
 

@@ -23,7 +23,9 @@ def diff(
     context: ContextOption = None,
     changes: SetOption = None,
 ) -> None:
-    """Compare job files with the jobs that are on the cluster. Exit code 0: nothing would change, 1: something would.
+    """Compare job files with the jobs on the cluster.
+
+    Exit code 0: nothing would change, 1: something would.
 
     Differences take effect when a job next starts from zero pods.
 

@@ -43,7 +43,9 @@ def diff_runs(
         ComparisonForm, typer.Option("-o", "--output", help="table or json; json has every step that both have.")
     ] = ComparisonForm.TABLE,
 ) -> None:
-    """Compare two runs: where their configuration differs, and their loss at the same steps, evaluation, speed and goodput.
+    """Compare the settings and results of two runs.
+
+    It shows where their configuration differs, and their loss at the same steps, evaluation, speed and goodput.
 
     The measurements of a job come from its volume: by one of its pods, or by a short-lived one where none runs; of hosts, from that of node 0. Exit code 0, whether they differ or not.
 

@@ -35,7 +35,9 @@ def drill(
     ] = 1024,
     output: FormOption = Form.TEXT,
 ) -> None:
-    """Inject one fault into a running job, wait until it trains again, and report what that took: detection, downtime, lost steps.
+    """Inject a fault into a running job and time its recovery.
+
+    It waits until the job trains again, and reports detection, downtime and lost steps.
 
     On a cluster it says which rights it needs, and does nothing without them. However it ends, it undoes what it did to ranks, nodes and volumes. Exit code 0: recovered; 1: not; 2: nothing was done.
 

@@ -141,7 +141,9 @@ def _watch(look: Callable[[], tuple[list[dict[str, Any]], Stale | None]], *, wid
 
 @on_site
 def describe(where: SiteOptions, job: JobArgument) -> None:
-    """Show everything known about a job: work, place, step, checkpoint, failure, restarts, conditions, events.
+    """Show everything that is known about a job.
+
+    That is its work, place, step, checkpoint, failure, restarts, conditions and events.
 
     Example: lockstep describe demo
     """
@@ -159,7 +161,9 @@ def describe(where: SiteOptions, job: JobArgument) -> None:
 
 @on_cluster
 def events(where: TargetOptions, job: JobArgument) -> None:
-    """Print the events of a job that the cluster still keeps, oldest first.
+    """Print a job's Kubernetes events, oldest first.
+
+    The cluster keeps them for a while only.
 
     Example: lockstep events demo
     """
@@ -179,7 +183,9 @@ def wait(
     ] = Awaited.ENDED,
     timeout: Annotated[int, typer.Option(min=1, help="Seconds to wait at most.")] = 3600,
 ) -> None:
-    """Wait until a condition of a job holds. Exit code 0: it holds; 1: the job failed, the time is over, or it can't hold any more.
+    """Wait until a condition of a job holds.
+
+    Exit code 0: it holds; 1: the job failed, the time is over, or it can't hold any more.
 
     Example: lockstep wait demo --for Complete --timeout 7200
     """

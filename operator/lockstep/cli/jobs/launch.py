@@ -64,7 +64,9 @@ def launch(
         bool, typer.Option("--fresh", help="Train from step 0, as with resumeFrom: None. What an earlier run saved stays.")
     ] = False,
 ) -> None:
-    """Run a job file on several machines without Kubernetes and without ssh: this one is node 0, the others join.
+    """Run a job on several machines, without Kubernetes or ssh.
+
+    This machine is node 0, and the others join.
 
     Type the line that it prints on the other machines, before or after this one. Each machine may have its own --workspace.
     Ctrl-C saves on all machines and stops; the same command goes on from the last checkpoint. Exit codes: 0 complete, 1 failed,
@@ -96,7 +98,9 @@ def join(
     ] = None,
     workspace: FolderOption = WORKSPACE,
 ) -> None:
-    """Be a node of a job that another machine launches, to the job's end. It waits for the launch.
+    """Be a node of a job that another machine launches.
+
+    It waits for the launch, and ends with the job.
 
     The token comes from the terminal, from standard input or from --token-file: never as an argument, which others on this machine could read.
     If this machine restarts, type the same line again: it gets its node back. Exit codes: as of the launch.

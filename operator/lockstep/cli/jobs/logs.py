@@ -36,7 +36,9 @@ def logs(
     attempt: Annotated[int | None, typer.Option(min=1, help="Only lines of this attempt, from the job's volume.")] = None,
     previous: Annotated[bool, typer.Option("--previous", "-p", help="The attempt before the newest one.")] = False,
 ) -> None:
-    """Print a job's log: node 0's, another node's, or one rank's; from its pod while it runs, else from its volume.
+    """Print a job's log, while it runs and after its end.
+
+    It prints node 0's log, another node's, or one rank's. While the job runs it comes from the pod, later from the volume.
 
     Exit code with --follow: 0 the job is complete, 1 it failed. Without: 1 if there is nothing to print.
 

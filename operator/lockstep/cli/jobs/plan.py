@@ -46,7 +46,9 @@ def plan(
     ] = False,
     output: FormOption = Form.TEXT,
 ) -> None:
-    """Say what a job would do before it takes GPUs: objects, nodes that fit now, quota, claims, admission, memory, traffic, steps, time.
+    """Say whether a job would fit, before it takes GPUs.
+
+    It looks at objects, nodes that fit now, quota, claims, admission, memory, traffic, steps and time.
 
     It changes nothing: it sends only questions and dry runs. Exit code 0: it fits now, or as far as can be seen; 1: it would be refused; 2: the
     file can't be used; 3: it would wait; 4: it may fail once it runs, for memory or for room for checkpoints.

@@ -43,7 +43,9 @@ def preflight(
     output: FormOption = Form.TEXT,
     as_json: HiddenJsonOption = False,
 ) -> None:
-    """Check the nodes, volumes and network of a job without starting its ranks. Exit code 0: it may start, 1: an error was found.
+    """Check a job's nodes, volumes and network, without its ranks.
+
+    Exit code 0: it may start, 1: an error was found.
 
     On a cluster it runs in pods like the job's own, in the job's namespace; the operator isn't needed. They are removed however it ends: at once on
     Ctrl-C and SIGTERM, within two minutes when this command is killed. On hosts it runs over ssh and leaves nothing there, whatever else runs.

@@ -38,7 +38,9 @@ YAML_HEADER = """\
 
 
 def validate(file: FilesOption, cluster: ClusterOption = None, namespace: NamespaceOption = None, changes: SetOption = None) -> None:
-    """Check job files against a cluster file. Prints ok, or what is wrong and how to fix it (exit code 2).
+    """Check job files against a cluster file.
+
+    It prints ok, or what is wrong, in which line, and how to fix it (exit code 2).
 
     Example: lockstep validate -f job.yaml --cluster barcelona
 
@@ -74,7 +76,9 @@ def render(
     explain: ExplainOption = False,
     changes: SetOption = None,
 ) -> None:
-    """Print the objects that a job becomes on a cluster, or where each of its values comes from.
+    """Print the objects that a job becomes on a cluster.
+
+    With --explain it prints where each value comes from.
 
     Example: lockstep render -f job.yaml --cluster barcelona --explain
 

@@ -94,7 +94,9 @@ def run(
         bool, typer.Option("--anyway", help="On hosts: don't refuse a run that moves weights over a network that is too slow for it.")
     ] = False,
 ) -> None:
-    """Run a script on all nodes of a dev environment, or a job file without the operator: on hosts, in a namespace, or on this machine.
+    """Run a script on all nodes, or a job without the operator.
+
+    A script runs in a dev environment. A job file runs on hosts, in a namespace, or on this machine.
 
     A script's exit code is that of the rank that failed first; Ctrl-C stops all ranks, twice kills them, and so does a connection that is lost.
     A job's exit code: 0 complete, 1 failed, 2 it can't run as written, 130 interrupted.

@@ -21,7 +21,9 @@ def stacks(
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only this rank.")] = None,
     output: FormOption = Form.TEXT,
 ) -> None:
-    """Show the Python stacks of all threads of a running job's ranks; equal ones once. The ranks go on.
+    """Show what every thread of a job's ranks is doing.
+
+    It prints Python stacks, equal ones once. The ranks go on.
 
     It works whatever holds the interpreter, also for a script that reports no steps, whose hang nobody notices. It needs the right to run programs in pods.
 

@@ -48,7 +48,9 @@ def top(
     interval: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks.")] = 2.0,
     output: Annotated[Form, typer.Option("-o", "--output", help="text or json; json is one look.")] = Form.TEXT,
 ) -> None:
-    """Show the progress of a job until it has ended: loss curve, speed, fabric, goodput, each node's CPU, memory and NICs, and each rank's CPU, memory and GPU.
+    """Watch a job: loss, speed, network, and every rank's load.
+
+    It ends with the job. It shows the loss curve, speed, fabric, goodput, each node's CPU, memory and NICs, and each rank's CPU, memory and GPU.
 
     Exit code 1 after one look: the operator is not heard, so what is shown may be old. Nodes are asked through their pods while you look, which needs the right to run programs in them; without it the rest is shown. A narrow terminal shows fewer columns.
 

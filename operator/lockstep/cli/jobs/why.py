@@ -25,7 +25,9 @@ def why(
     ] = None,
     output: FormOption = Form.TEXT,
 ) -> None:
-    """Explain in a few lines why a job failed or doesn't run, or how it is doing: first cause, cost, next command.
+    """Explain why a job failed, doesn't run, or how it does.
+
+    A few lines name the first cause, what it cost, and the next command.
 
     Exit code 0: it is complete, runs, starts or is stopped as asked; 1: it failed, something keeps it from running, or the operator is not heard; 2: no
     such job.
