@@ -33,7 +33,7 @@ quickstart: setup ## install, build, bring up a two-node Kubernetes, fine-tune a
 
 ##@ Clusters (CLUSTER=name of a file in clusters/, else the one deployed last; MODE=rdma|tcp|auto, OPERATOR_IMAGE= and NAMESPACES=a,b or NAMESPACE_ONLY=1, else as deployed; FORCE=1: with any API host)
 list-clusters: setup ## the cluster files in clusters/; * is the one your kubeconfig talks to
-	@$(BIN)/lockstep clusters
+	@$(BIN)/lockstep cluster list
 
 deploy-cluster: setup ## install what your rights allow, and the dev environment ml-dev-env (DEV=0: without it)
 	@$(BIN)/lockstep deploy $(CLUSTER) $(DEPLOY)
@@ -45,16 +45,16 @@ diff: setup ## what deploy-cluster would change
 	@$(BIN)/lockstep deploy $(CLUSTER) --diff $(DEPLOY)
 
 status-cluster: setup ## operator, TrainingCluster and jobs of a cluster
-	@$(BIN)/lockstep status $(CLUSTER)
+	@$(BIN)/lockstep cluster status $(CLUSTER)
 
 clean-cluster: setup ## remove the dev environment; claims stay (PVCS=1: they go, too; YES=1: without asking)
-	@$(BIN)/lockstep clean $(CLUSTER) $(if $(PVCS),--pvcs) $(SURE)
+	@$(BIN)/lockstep cluster clean $(CLUSTER) $(if $(PVCS),--pvcs) $(SURE)
 
 uninstall: setup ## remove operator, TrainingClusters and CRDs (JOBS=1: with all jobs; CLUSTER_ONLY=1: this TrainingCluster alone; YES=1: without asking); claims stay
-	@$(BIN)/lockstep uninstall $(CLUSTER) $(if $(JOBS),--jobs) $(if $(CLUSTER_ONLY),--cluster-only) $(SURE)
+	@$(BIN)/lockstep cluster uninstall $(CLUSTER) $(if $(JOBS),--jobs) $(if $(CLUSTER_ONLY),--cluster-only) $(SURE)
 
 rollback: setup ## restore the operator and TrainingCluster that the last deployment replaced
-	@$(BIN)/lockstep rollback $(CLUSTER) $(SURE)
+	@$(BIN)/lockstep cluster rollback $(CLUSTER) $(SURE)
 
 discover-cluster: setup ## write clusters/NAME.yaml from what your kubeconfig's cluster shows: NAME=mine (FORCE=1: over an old one)
 	@$(BIN)/lockstep cluster discover $(NAME) $(if $(FORCE),--force)

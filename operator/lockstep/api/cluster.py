@@ -225,7 +225,7 @@ class Gpus(Model):
     per_node: Annotated[int, Field(ge=0, le=64)] = 0
     """GPUs that a pod takes when its job doesn't say; 0: ranks run on the CPU."""
     type: Annotated[str | None, Field(max_length=128)] = None
-    """Name that people know them by, for example NVIDIA H100 80GB HBM3; shown by `lockstep clusters`."""
+    """Name that people know them by, for example NVIDIA H100 80GB HBM3; shown by `lockstep cluster list`."""
     default_nodes: Annotated[int, Field(ge=1, le=1024)] = 2
     """Nodes of a job that doesn't say."""
 

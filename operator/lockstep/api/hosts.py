@@ -77,7 +77,7 @@ class HostsSection(Model):
     name: DnsName
     """Name of the file."""
     description: Annotated[str, Field(max_length=1024)] = ""
-    """One line for `lockstep clusters`."""
+    """One line for `lockstep cluster list`."""
 
 
 class HostDefaults(Model):

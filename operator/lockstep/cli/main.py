@@ -22,70 +22,13 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import Abort, TyperException
 
 from lockstep.api.errors import ConfigError, Failed
+from lockstep.cli.front import SENTENCE, front_page
 from lockstep.cli.shared.onhosts import Typed
 from lockstep.cli.shared.signals import ending_like_ctrl_c
 from lockstep.cli.shared.terminal import is_plain
+from lockstep.cli.verbs import DAY, HINTS, MODULES, RENAMED
 from lockstep.platforms.output import flush_output, open_streams, put, put_text, tell
 
-VERBS = {
-    "Start": {
-        "quickstart": "clusters.quickstart.quickstart",
-        "init": "clusters.init.app",
-    },
-    "A job": {
-        "validate": "jobs.render.validate",
-        "render": "jobs.render.render",
-        "plan": "jobs.plan.plan",
-        "preflight": "jobs.preflight.preflight",
-        "run": "jobs.run.run",
-        "launch": "jobs.launch.launch",
-        "join": "jobs.launch.join",
-        "bench": "jobs.bench.app",
-        "diff": "jobs.diff.diff",
-        "diff-runs": "jobs.diff_runs.diff_runs",
-        "logs": "jobs.logs.logs",
-        "top": "jobs.top.top",
-        "get": "jobs.get.get",
-        "describe": "jobs.get.describe",
-        "why": "jobs.why.why",
-        "stacks": "jobs.stacks.stacks",
-        "drill": "jobs.drill.drill",
-        "events": "jobs.get.events",
-        "wait": "jobs.get.wait",
-        "suspend": "jobs.change.suspend",
-        "resume": "jobs.change.resume",
-        "stop": "jobs.change.stop",
-        "retry": "jobs.change.retry",
-        "sync": "files.sync.sync",
-        "cp": "files.cp.cp",
-        "generate": "files.generate.generate",
-        "shell": "files.editor.shell",
-        "jupyter": "files.editor.jupyter",
-        "tensorboard": "files.editor.tensorboard",
-        "vscode": "files.editor.vscode",
-        "debug": "files.editor.debug",
-        "scale": "jobs.change.scale",
-        "delete": "jobs.change.delete",
-        "checkpoint": "files.checkpoint.app",
-        "adapter": "files.adapter.app",
-        "model": "files.model.app",
-    },
-    "Clusters": {
-        "clusters": "clusters.clusters.list_clusters",
-        "cluster": "clusters.cluster.app",
-        "hosts": "hosts.group.app",
-        "doctor": "clusters.doctor.doctor",
-        "deploy": "clusters.deploy.deploy",
-        "status": "clusters.overview.status",
-        "rollback": "clusters.clean.rollback",
-        "clean": "clusters.clean.clean",
-        "uninstall": "clusters.clean.uninstall",
-        "build": "clusters.build.build",
-        "version": "clusters.version.version",
-        "devcluster": "clusters.devcluster.app",
-    },
-}
-"""Panels of the help page: verb → module of this package, and the function or group of verbs in it."""
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 CLIENT_LIBRARIES = ("aiohttp", "kubernetes", "urllib3")
@@ -95,38 +38,10 @@ LOG_IN = "your login is not accepted: log in again (oc login, or your provider's
 LACKING = "an administrator of the namespace can grant it (the built-in roles view and edit), or use another namespace with -n"
 GARBAGE_OBJECTS = 50_000
 """New objects after which Python looks for unreachable ones. It looks after 700 by default, which is a seventh of a verb's start: imports leave none."""
+COMPLETING = "_LOCKSTEP_COMPLETE"
+"""Variable by which a shell asks for completions."""
 BY_SIGNAL = 128
 """An exit code above is the signal that ended the process, as shells say it."""
-ALL = tuple(verb for panel in VERBS.values() for verb in panel)
-
-
-_SEND = "lockstep validate job.yaml, then kubectl apply -f job.yaml"
-HINTS = {
-    "ls": "lockstep get shows jobs, lockstep clusters shows cluster files",
-    "list": "lockstep get shows jobs, lockstep clusters shows cluster files",
-    "ps": "lockstep get shows jobs",
-    "queue": "lockstep get shows jobs, and lockstep plan -f job.yaml says whether one would wait",
-    "submit": _SEND,
-    "apply": _SEND,
-    "create": f"lockstep init job NAME writes a job file; then {_SEND}",
-    "up": "lockstep deploy CLUSTER installs the operator; make cluster-up starts the embedded cluster",
-    "exec": "lockstep shell JOB opens a shell, lockstep run SCRIPT runs a script on all nodes of a dev environment",
-    "ssh": "lockstep shell JOB opens a shell",
-    "attach": "lockstep logs JOB -f follows a job, lockstep shell JOB opens a shell",
-    "cancel": "lockstep stop JOB saves and stops, lockstep delete JOB removes",
-    "kill": "lockstep stop JOB saves and stops, lockstep delete JOB removes",
-    "rm": "lockstep delete JOB removes a job",
-    "down": "lockstep delete JOB removes a job, lockstep uninstall CLUSTER the operator",
-    "start": "lockstep resume JOB goes on with a stopped job",
-    "help": "lockstep --help, or lockstep VERB --help",
-    "login": "log in as for kubectl (oc login, or your provider's command); --context chooses among logins; lockstep hosts login CLUSTER for hosts over ssh",
-    "cluster list": "lockstep clusters",
-    "cluster ls": "lockstep clusters",
-    "cluster status": "lockstep status CLUSTER",
-    "devcluster start": "lockstep devcluster up",
-    "devcluster stop": "lockstep devcluster down",
-}
-"""Other tools' words → what to type here."""
 
 
 class Verbs(TyperGroup):
@@ -191,33 +106,46 @@ def _without_types_of_flags(parameters: list[Any]) -> list[Any]:
     return parameters
 
 
+class Root(Verbs):
+    """The verb `lockstep` itself: its help is the front page, and names of before lead to those of today."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(front_page({verb: self.commands[verb].help or "" for verb in DAY if verb in self.commands}))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        today = RENAMED.get(args[0])
+        if today is not None:
+            tell(f"lockstep: `lockstep {args[0]}` is called `lockstep {' '.join(today)}` now; the old name goes with the next release")
+            args = [*today, *args[1:]]
+        return super().resolve_command(ctx, args)
+
+
 def app_of(verbs: Iterable[str]) -> typer.Typer:
     """The command with these verbs only. Others' modules are not imported: all of them take as long as a small verb does."""
     app = typer.Typer(
         name="lockstep",
-        cls=Verbs,
-        help="Multi-node DeepSpeed fine-tuning on your own Kubernetes or OpenShift GPU cluster.",
+        cls=Root,
+        help=SENTENCE,
         no_args_is_help=True,
         pretty_exceptions_enable=False,  # a traceback with local variables could show secrets
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(options)
     chosen = set(verbs)
-    for panel, modules in VERBS.items():
-        for verb in modules:
-            if verb in chosen:
-                _add(app, verb, panel, modules[verb])
+    for verb, where in MODULES.items():
+        if verb in chosen:
+            _add(app, verb, where)
     return app
 
 
-def _add(app: typer.Typer, verb: str, panel: str, where: str) -> None:
+def _add(app: typer.Typer, verb: str, where: str) -> None:
     module, _, name = where.rpartition(".")
     command = getattr(import_module(f"lockstep.cli.{module}"), name)
     if isinstance(command, typer.Typer):
-        app.add_typer(command, name=verb, rich_help_panel=panel, cls=Verbs)
+        app.add_typer(command, name=verb, cls=Verbs)
     else:
         words = {"allow_interspersed_args": False} if verb == "run" else None  # (what follows its script is the script's)
-        app.command(verb, rich_help_panel=panel, context_settings=words, cls=_kind_of(command))(command)
+        app.command(verb, context_settings=words, cls=_kind_of(command))(command)
 
 
 def _kind_of(verb: Callable[..., Any]) -> type[TyperCommand] | None:
@@ -233,7 +161,7 @@ def __getattr__(name: str) -> Any:
     """`app`: the command with every verb, made when it is asked for."""
     if name != "app":
         raise AttributeError(name)
-    globals()["app"] = app_of(ALL)
+    globals()["app"] = app_of(MODULES)
     return globals()["app"]
 
 
@@ -249,7 +177,6 @@ def options(
     context: typer.Context,
     show_version: Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
-    """Multi-node DeepSpeed fine-tuning on your own Kubernetes or OpenShift GPU cluster."""
     from lockstep.cli.shared.target import one_verb
 
     context.with_resource(one_verb())
@@ -303,15 +230,23 @@ def _of_output(error: Exception) -> Exception:
     return error
 
 
+def _needed(words: Sequence[str]) -> Iterable[str]:
+    """Verbs whose modules a command line needs: its own; for the front page those with a line of their own; for a word that is none, all."""
+    verb = words[0] if words else ""
+    if verb in ("", "-h", "--help") and COMPLETING not in os.environ:
+        return DAY
+    verb = RENAMED.get(verb, (verb,))[0]
+    return [verb] if verb in MODULES and verb != "help" else MODULES
+
+
 def main() -> int:
     gc.set_threshold(GARBAGE_OBJECTS)
     open_streams()
     if is_plain():
         os.environ.setdefault("_TYPER_FORCE_DISABLE_TERMINAL", "1")  # (help pages, too: typer has no other way)
-    verb = sys.argv[1] if len(sys.argv) > 1 else ""
     with ending_like_ctrl_c() as received:
         try:
-            app_of([verb] if verb in ALL else ALL)()
+            app_of(_needed(sys.argv[1:]))()
         except (SystemExit, KeyboardInterrupt):
             if received:
                 return BY_SIGNAL + received[0]

@@ -33,8 +33,8 @@ def test_a_verb_explains_itself_with_an_example_of_its_own(path: list[str], comm
         ("validate", "Missing option '-f' / '--file'; lockstep validate --help shows what it takes"),
         ("checkpoint nope x", "No such command 'nope'; lockstep checkpoint --help shows what it takes"),
         ("gett", "No such command 'gett'. Did you mean 'get'?"),
-        ("ls", "No such command 'ls': lockstep get shows jobs, lockstep clusters shows cluster files"),
-        ("cluster list", "No such command 'list': lockstep clusters"),
+        ("ls", "No such command 'ls': lockstep get shows jobs, lockstep cluster list shows cluster files"),
+        ("cluster list", "No such command 'list': lockstep cluster list"),
         ("help", "No such command 'help': lockstep --help, or lockstep VERB --help"),
     ],
 )  # fmt: skip

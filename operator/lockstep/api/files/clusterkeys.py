@@ -37,7 +37,7 @@ class ClusterSection(Model):
     namespace: DnsLabel
     """The namespace that jobs run in."""
     description: Annotated[str, Field(max_length=1024)] = ""
-    """One line for `lockstep clusters`."""
+    """One line for `lockstep cluster list`."""
 
 
 class MeasuredOver(StrEnum):

@@ -16,9 +16,7 @@ from lockstep.platforms.output import put, put_json
 if TYPE_CHECKING:
     from lockstep.devcluster.hosts.layout import BedLayout
 
-app = typer.Typer(
-    help="Run hosts to reach over ssh on this machine.", no_args_is_help=True
-)
+app = typer.Typer(help="Run hosts to reach over ssh on this machine.", no_args_is_help=True)
 
 
 def _bed() -> BedLayout:

@@ -1,4 +1,4 @@
-"""`lockstep clean|uninstall|rollback`: back from what `lockstep deploy` has done."""
+"""`lockstep cluster clean|uninstall|rollback`: back from what `lockstep deploy` has done."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def clean(
 
     With --pvcs it also deletes the cluster's claims and those of the dev environment's pods, after it has asked you, and nobody else's.
 
-    Example: lockstep clean barcelona
+    Example: lockstep cluster clean barcelona
     """
     plan = _plan(cluster, context, force)
     asyncio.run(_clean(plan, context, pvcs=pvcs, yes=yes))
@@ -61,9 +61,9 @@ def uninstall(
 
     For an operator of one namespace, the CRDs and stopped jobs stay. --cluster-only removes one TrainingCluster of several, and is refused while jobs use it.
 
-    Example: lockstep uninstall barcelona
+    Example: lockstep cluster uninstall barcelona
 
-    Example: lockstep uninstall deployed-by-mistake --cluster-only
+    Example: lockstep cluster uninstall deployed-by-mistake --cluster-only
     """
     if jobs and cluster_only:
         raise ConfigError("--jobs deletes the jobs of all clusters, and --cluster-only removes one: leave out one of them")
@@ -80,7 +80,7 @@ def rollback(cluster: ClusterArgument, yes: YesOption = False, force: ForceOptio
 
     That is the operator and the TrainingCluster. A second rollback undoes the first. CRDs stay as they are.
 
-    Example: lockstep rollback barcelona
+    Example: lockstep cluster rollback barcelona
     """
     plan = _plan(cluster, context, force)  # refuses the wrong cluster
     asyncio.run(_rollback(context, plan.scope.home, yes))
@@ -220,7 +220,7 @@ def _tell_rest(plan: DeploymentPlan, clusters: list[dict[str, Any]], *, was_ther
     put(
         f"{f'TrainingCluster {name} is removed' if was_there else f'There is nothing of TrainingCluster {name}'}; Lockstep stays, with {names}."
     )
-    put(f"The service account of namespace {plan.namespace}, where no job needs it: lockstep clean {name}")
+    put(f"The service account of namespace {plan.namespace}, where no job needs it: lockstep cluster clean {name}")
     if left and not any(map(is_default, left)):
         put("Jobs that name no cluster have none now: the next lockstep deploy makes its cluster their default")
     if sent_by_it:

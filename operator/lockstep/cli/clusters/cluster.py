@@ -1,15 +1,20 @@
-"""`lockstep cluster`: know a cluster before jobs run on it. One module a verb."""
+"""`lockstep cluster`: what is about a cluster, and no job."""
 
 from __future__ import annotations
 
 import typer
 
-from lockstep.cli.clusters import calibrate, discover, gpus, init, lint, network
+from lockstep.cli.clusters import calibrate, clean, clusters, discover, gpus, init, lint, network, overview
 
-app = typer.Typer(help="Describe a cluster, check its file, measure its network.", no_args_is_help=True)
+app = typer.Typer(help="Describe clusters, check, measure, and clean them up.", no_args_is_help=True)
+app.command("list")(clusters.list_clusters)
+app.command("status")(overview.status)
 app.command("discover")(discover.discover)
 app.command("import")(init.import_hosts)
 app.command("lint")(lint.lint)
 app.command("calibrate")(calibrate.calibrate)
 app.command("topology")(network.topology)
 app.command("gpus")(gpus.gpus)
+app.command("rollback")(clean.rollback)
+app.command("clean")(clean.clean)
+app.command("uninstall")(clean.uninstall)

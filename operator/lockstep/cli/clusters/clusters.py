@@ -1,4 +1,4 @@
-"""`lockstep clusters`: the cluster files of a checkout."""
+"""`lockstep cluster list`: the cluster files of a checkout."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ def list_clusters(
         str | None, typer.Option(help="The context of your kubeconfig whose cluster gets the *. Default: the current one.")
     ] = None,
 ) -> None:
-    """The cluster files in clusters/; * is the one that your kubeconfig's context talks to. No cluster is asked.
+    """List the cluster files in clusters/.
 
-    Example: lockstep clusters
+    * is the one that your kubeconfig's context talks to. No cluster is asked.
+
+    Example: lockstep cluster list
     """
     from lockstep.cli.shared.checkout import checkout
 

@@ -277,7 +277,7 @@ async def _refuse_place(connection: Cluster, plan: DeploymentPlan, place: str) -
         )
     if place == plan.scope.home or not await _has_own_operator(connection, place):
         return
-    remove = f"lockstep uninstall {plan.cluster.cluster.name}"
+    remove = f"lockstep cluster uninstall {plan.cluster.cluster.name}"
     if await is_missing("Deployment", place, OPERATOR_NAME):
         remove = f"kubectl delete serviceaccount {OPERATOR_NAME} -n {place}"
     raise Failed(

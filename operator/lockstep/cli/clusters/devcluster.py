@@ -18,9 +18,7 @@ from lockstep.platforms.output import put, put_json, tell
 if TYPE_CHECKING:
     from lockstep.devcluster.host.layout import Layout
 
-app = typer.Typer(
-    help="Run a real Kubernetes on this machine, without Docker.", no_args_is_help=True
-)
+app = typer.Typer(help="Run a real Kubernetes on this machine, without Docker.", no_args_is_help=True)
 
 app.add_typer(hosts_app, name="hosts")
 

@@ -35,7 +35,7 @@ def cluster(name: Annotated[str, typer.Argument(help="The cluster's name.")], ou
     folder = checkout() / "clusters"
     text = (folder / "template.yaml").read_text(encoding="utf-8")
     text = re.sub(
-        r"\A#.*\n", f"# The cluster {name}. Remove what you do not need: most keys have defaults. Check it: lockstep clusters\n", text
+        r"\A#.*\n", f"# The cluster {name}. Remove what you do not need: most keys have defaults. Check it: lockstep cluster list\n", text
     )
     text = re.sub(r"^  name: my-cluster\b", f"  name: {name}", text, count=1, flags=re.MULTILINE)
     path = output or folder / f"{name}.yaml"

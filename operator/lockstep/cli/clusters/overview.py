@@ -1,4 +1,4 @@
-"""`lockstep status`: the operator, the TrainingCluster, the dev environment and the jobs of a cluster."""
+"""`lockstep cluster status`: the operator, the TrainingCluster, the dev environment and the jobs of a cluster."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def status(cluster: OptionalClusterArgument = "local", context: ContextOption = 
 
     The dev environment is among them. Exit code 1 when the operator isn't ready.
 
-    Example: lockstep status local
+    Example: lockstep cluster status local
     """
     from lockstep.cli.shared.clusterfiles import UnknownCluster
     from lockstep.cli.shared.target import load

@@ -1,4 +1,4 @@
-"""Verbs that change a job: `lockstep suspend|resume|stop|scale|retry|delete`."""
+"""Verbs that change a job: `lockstep resume|stop|scale|retry|delete`."""
 
 from __future__ import annotations
 
@@ -44,19 +44,6 @@ POLL_SECONDS = 0.5
 
 
 @on_site
-def suspend(where: SiteOptions, jobs: JobsArgument) -> None:
-    """Ask jobs to save and stop, which frees their pods and GPUs. Returns at once; `lockstep stop` waits.
-
-    Example: lockstep suspend demo
-    """
-    for job in _not_ended(jobs, where):
-        if job.suspend():
-            put(f"{job.name}: asked to save and stop; go on with: lockstep resume {job.at}")
-        else:
-            put(f"{job.name} is suspended already")
-
-
-@on_site
 def resume(where: SiteOptions, jobs: JobsArgument) -> None:
     """Resume suspended jobs from their last checkpoint.
 
@@ -75,9 +62,12 @@ def stop(
     jobs: JobsArgument,
     run: Annotated[bool, typer.Option("--run", help="Stop the script that a dev environment runs, and keep its pods.")] = False,
     now: Annotated[bool, typer.Option("--now", help="On hosts and this machine: stop without a save.")] = False,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Ask jobs to save and stop, and return at once.")] = False,
     timeout: Annotated[int, typer.Option(min=1, help="Seconds to wait for the save and the end of the pods.")] = 600,
 ) -> None:
-    """Suspend jobs and wait until they have saved and their pods are gone. Exit code 1 when they are still there after --timeout.
+    """Save jobs, stop them, and free their nodes.
+
+    It waits until they have saved and their pods are gone. Exit code 1 when they are still there after --timeout.
 
     With --run, stop only the script that a dev environment runs, such as one of `lockstep run --detach`, as Ctrl-C would where it was started.
 
@@ -88,8 +78,11 @@ def stop(
     found = _not_ended(jobs, where)
     if run:
         raise typer.Exit(max(map(_stop_run, found)))
-    for job in found:
-        job.suspend(now=now)
+    asked = [job.suspend(now=now) for job in found]
+    if no_wait:
+        for job, is_new in zip(found, asked, strict=True):
+            put(f"{job.name}: asked to save and stop; go on with: lockstep resume {job.at}" if is_new else f"{job.name} is stopped already")
+        return
     end = time.monotonic() + timeout
     for job in found:
         _until_stopped(job, end, timeout)

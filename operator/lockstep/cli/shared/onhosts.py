@@ -11,14 +11,13 @@ from lockstep.kube.aim import Kubeconfig
 REFUSED: Mapping[str, str] = {
     "diff": "no cluster has an object to compare with; lockstep render -f job.yaml --cluster {name} --explain shows where each value comes from",
     "events": "lockstep why JOB --cluster {name} says what happened, and lockstep logs JOB --cluster {name} shows the output",
-    "suspend": "lockstep stop JOB --cluster {name} saves and stops",
     "scale": "lockstep stop JOB --cluster {name}, then lockstep run -f job.yaml --cluster {name} --set nodes=N goes on with N hosts",
     "doctor": "lockstep hosts check {name} checks its hosts, and lockstep cluster lint {name} its file",
     "deploy": "hosts run no operator; lockstep run -f job.yaml --cluster {name} starts a job there",
-    "status": "lockstep get --cluster {name} lists its jobs",
-    "rollback": "hosts run no operator; lockstep hosts setup {name} with the earlier environment.lock brings its packages back",
-    "clean": "lockstep delete JOB --cluster {name} removes a job",
-    "uninstall": "hosts run no operator; lockstep delete JOB --cluster {name} removes a job",
+    "cluster status": "lockstep get --cluster {name} lists its jobs",
+    "cluster rollback": "hosts run no operator; lockstep hosts setup {name} with the earlier environment.lock brings its packages back",
+    "cluster clean": "lockstep delete JOB --cluster {name} removes a job",
+    "cluster uninstall": "hosts run no operator; lockstep delete JOB --cluster {name} removes a job",
     "build": "hosts run no image; lockstep hosts setup {name} makes their packages of environment.lock",
     "version": "hosts run no operator; lockstep version --client prints this command's version",
     "cluster discover": "lockstep cluster import FILE and lockstep init hosts NAME write such files",
@@ -32,7 +31,7 @@ WORKING = frozenset({
 })  # fmt: skip
 """Verbs about a job, its files or its network, which work on hosts, too."""
 WITHOUT_CLUSTER = frozenset({
-    "quickstart", "init cluster", "init hosts", "init job", "init script", "join", "adapter export", "adapter merge", "clusters", "cluster import",
+    "quickstart", "init cluster", "init hosts", "init job", "init script", "join", "adapter export", "adapter merge", "cluster list", "cluster import", "help",
     "devcluster up", "devcluster prepare", "devcluster down", "devcluster status", "devcluster kubeconfig", "devcluster publish", "devcluster hosts up", "devcluster hosts down", "devcluster hosts status",
 })  # fmt: skip
 """Verbs that take no cluster, or make one of their own."""

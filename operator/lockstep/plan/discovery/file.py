@@ -50,7 +50,7 @@ def _entries(name: str, facts: ClusterFacts) -> Iterator[Entry]:
     else:
         yield stated("cluster.api", host, "the API server of your context; deploy refuses another one")
     yield stated("cluster.namespace", facts.namespace, facts.namespace_from)
-    yield left_out("cluster.description", "what people should know", "one line for `lockstep clusters`")
+    yield left_out("cluster.description", "what people should know", "one line for `lockstep cluster list`")
     yield stated("cluster.platform", *_platform(facts))
     yield from node_entries(facts, groups)
     yield from _storage_entries(facts)

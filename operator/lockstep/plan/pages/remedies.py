@@ -50,7 +50,7 @@ _MAKE_LOGIN = (
 )
 _MAKE_CONFIG_MAP = "kubectl create configmap {0} -n {namespace} --from-file=FILE"
 _IMAGE = """kubectl patch tj {job} -n {namespace} --type merge -p '{{"spec":{{"image":"IMAGE"}}}}'"""
-_CLUSTER_FILES = Remedy("lockstep clusters", "the cluster files; lockstep deploy NAME sends one")
+_CLUSTER_FILES = Remedy("lockstep cluster list", "the cluster files; lockstep deploy NAME sends one")
 _FREE_QUOTA = Remedy(
     "kubectl describe quota {0} -n {namespace}", "shows what is used: free some, or ask for more", r"exceeded quota: ([^,:\s]+)"
 )

@@ -57,7 +57,7 @@ def cluster_text(name: str, origin: str, machines: Machines, path: str | None = 
     entries = [
         stated("cluster.name", name, ""),
         stated("cluster.platform", HOSTS, ""),
-        left_out("cluster.description", "what people should know", "one line for `lockstep clusters`"),
+        left_out("cluster.description", "what people should know", "one line for `lockstep cluster list`"),
         stated("hosts", items, order),
         *machines.entries,
     ]

@@ -1,4 +1,4 @@
-"""Record on the cluster of what the last deployment and the one before it had sent: what `lockstep rollback` goes back to.
+"""Record on the cluster of what the last deployment and the one before it had sent: what `lockstep cluster rollback` goes back to.
 
 CRDs, namespaces and claims are not in it: those are never put back, since an older definition would drop fields of the jobs
 that are there.

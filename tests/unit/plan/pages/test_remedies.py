@@ -134,7 +134,7 @@ OPENSHIFT = "image-registry.openshift-image-registry.svc:5000/ml/i:1"
         (replace(fresh(), service_accounts=frozenset()), "kubectl create serviceaccount ml-dev-sa -n ns"),
         (replace(settled(report()), service_accounts=frozenset()), "kubectl create serviceaccount ml-dev-sa -n ns"),
         (fresh(cluster="barcelona"), "lockstep deploy barcelona"),
-        (replace(fresh(), profiles=()), "lockstep clusters"),
+        (replace(fresh(), profiles=()), "lockstep cluster list"),
         (replace(fresh(), profiles=(UNMARKED,)), "kubectl annotate tc p lockstep.dev/is-default-cluster=true"),
         (replace(fresh(), profiles=(PROFILE, Q)), "kubectl annotate tc q lockstep.dev/is-default-cluster-"),
         (replace(fresh(), profiles=({**PROFILE, "spec": {"shmSize": "much"}},)), "lockstep deploy p"),

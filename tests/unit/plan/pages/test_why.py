@@ -78,7 +78,7 @@ def test_a_job_that_runs_on_without_its_cluster_says_that_it_could_not_start_ane
     answer = why(after(observed, reconcile(observed, report(), CONTEXT, NOW)), (), NOW)
     assert answer.state == "Running"
     assert "refused      spec.cluster is not set and no TrainingCluster" in answer_page(answer)
-    assert answer.next[0].command == "lockstep clusters"
+    assert answer.next[0].command == "lockstep cluster list"
 
 
 def test_what_keeps_a_restart_from_its_pods_is_said_and_not_only_that_it_restarts() -> None:
@@ -150,7 +150,7 @@ def restarting() -> Observed:
     ("observed", "state", "well", "says", "command"),
     [
         (fresh(), "Unseen", False, "the operator has not looked at it yet", "lockstep doctor -n ns"),
-        (refused(), "Refused", False, "no TrainingCluster is annotated", "lockstep clusters"),
+        (refused(), "Refused", False, "no TrainingCluster is annotated", "lockstep cluster list"),
         (suspended(), "Suspended", True, "no pods", "lockstep resume x -n ns"),
         (settled(), "Starting", True, "all pods run", "lockstep logs x -n ns -f"),
         (gets_on(), "Running", True, "step 47 of 120, 2h1m to go, attempt 1; saved up to step 40", "lockstep logs x -n ns -f"),
