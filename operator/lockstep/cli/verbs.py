@@ -1,0 +1,110 @@
+"""The verbs: what the front page shows of them, the module of each, names that they had before, and other tools' words for them."""
+
+from __future__ import annotations
+
+DAY = ("init", "plan", "run", "get", "logs", "top", "why", "sync", "shell", "stop")
+"""Verbs of a day, with a line each on the front page."""
+GROUPS = {
+    "Begin": ("quickstart", "doctor", "deploy"),
+    "Before a job runs": ("validate", "render", "diff", "preflight"),
+    "A job": ("describe", "events", "wait", "resume", "retry", "scale", "delete"),
+    "What is wrong or slow": ("stacks", "drill", "bench", "diff-runs"),
+    "Files and models": ("cp", "checkpoint", "adapter", "model", "generate"),
+    "Inside a pod or host": ("vscode", "jupyter", "tensorboard", "debug"),
+    "Clusters and hosts": ("cluster", "hosts", "build", "devcluster", "version"),
+    "Without Kubernetes or ssh": ("launch", "join"),
+}
+"""The others, with a line a group."""
+MODULES = {
+    "init": "clusters.init.app",
+    "plan": "jobs.plan.plan",
+    "run": "jobs.run.run",
+    "get": "jobs.get.get",
+    "logs": "jobs.logs.logs",
+    "top": "jobs.top.top",
+    "why": "jobs.why.why",
+    "sync": "files.sync.sync",
+    "shell": "files.editor.shell",
+    "stop": "jobs.change.stop",
+    "quickstart": "clusters.quickstart.quickstart",
+    "doctor": "clusters.doctor.doctor",
+    "deploy": "clusters.deploy.deploy",
+    "validate": "jobs.render.validate",
+    "render": "jobs.render.render",
+    "diff": "jobs.diff.diff",
+    "preflight": "jobs.preflight.preflight",
+    "describe": "jobs.get.describe",
+    "events": "jobs.get.events",
+    "wait": "jobs.get.wait",
+    "resume": "jobs.change.resume",
+    "retry": "jobs.change.retry",
+    "scale": "jobs.change.scale",
+    "delete": "jobs.change.delete",
+    "stacks": "jobs.stacks.stacks",
+    "drill": "jobs.drill.drill",
+    "bench": "jobs.bench.app",
+    "diff-runs": "jobs.diff_runs.diff_runs",
+    "cp": "files.cp.cp",
+    "checkpoint": "files.checkpoint.app",
+    "adapter": "files.adapter.app",
+    "model": "files.model.app",
+    "generate": "files.generate.generate",
+    "vscode": "files.editor.vscode",
+    "jupyter": "files.editor.jupyter",
+    "tensorboard": "files.editor.tensorboard",
+    "debug": "files.editor.debug",
+    "cluster": "clusters.cluster.app",
+    "hosts": "hosts.group.app",
+    "build": "clusters.build.build",
+    "devcluster": "clusters.devcluster.app",
+    "version": "clusters.version.version",
+    "launch": "jobs.launch.launch",
+    "join": "jobs.launch.join",
+    "help": "topics.help_of",
+}
+"""Verb → module of this package, and the function or group of verbs in it."""
+RENAMED = {
+    "suspend": ("stop", "--no-wait"),
+    "clusters": ("cluster", "list"),
+    "status": ("cluster", "status"),
+    "rollback": ("cluster", "rollback"),
+    "clean": ("cluster", "clean"),
+    "uninstall": ("cluster", "uninstall"),
+}
+"""A name of before → what it is now. These names work until the next release."""
+
+_SEND = "lockstep validate job.yaml, then kubectl apply -f job.yaml"
+_STOP = "lockstep stop JOB saves and stops, lockstep delete JOB removes"
+_LIST = "lockstep get shows jobs, lockstep cluster list shows cluster files"
+HINTS = {
+    "ls": _LIST,
+    "list": _LIST,
+    "ps": "lockstep get shows jobs",
+    "jobs": "lockstep get shows jobs",
+    "queue": "lockstep get shows jobs, and lockstep plan -f job.yaml says whether one would wait",
+    "submit": _SEND,
+    "apply": _SEND,
+    "create": f"lockstep init job NAME writes a job file; then {_SEND}",
+    "train": f"lockstep init job NAME writes a job file; then {_SEND}",
+    "up": "lockstep deploy CLUSTER installs the operator; make cluster-up starts the embedded cluster",
+    "install": "lockstep deploy CLUSTER installs the operator",
+    "upgrade": "lockstep deploy CLUSTER replaces an older version",
+    "exec": "lockstep shell JOB opens a shell, lockstep run SCRIPT runs a script on all nodes of a dev environment",
+    "ssh": "lockstep shell JOB opens a shell",
+    "attach": "lockstep logs JOB -f follows a job, lockstep shell JOB opens a shell",
+    "metrics": "lockstep top JOB shows a job's speed and load",
+    "cancel": _STOP,
+    "kill": _STOP,
+    "rm": "lockstep delete JOB removes a job",
+    "down": "lockstep delete JOB removes a job, lockstep cluster uninstall CLUSTER the operator",
+    "start": "lockstep resume JOB goes on with a stopped job",
+    "check": "lockstep doctor CLUSTER checks a cluster, lockstep validate job.yaml a job file",
+    "fleet": "lockstep cluster list shows cluster files, lockstep hosts check CLUSTER checks hosts over ssh",
+    "offer": "lockstep plan -f job.yaml says which nodes would fit now",
+    "edit": "change the file, see lockstep diff -f job.yaml, then kubectl apply -f job.yaml",
+    "login": "log in as for kubectl (oc login, or your provider's command); --context chooses among logins; lockstep hosts login CLUSTER for hosts over ssh",
+    "cluster ls": "lockstep cluster list",
+    "devcluster start": "lockstep devcluster up",
+    "devcluster stop": "lockstep devcluster down",
+}
+"""Other tools' words (kubectl, SkyPilot, dstack, Slurm, Helm) → what to type here."""
