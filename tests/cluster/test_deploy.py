@@ -67,7 +67,7 @@ def cluster_file(own_file: Path, kubectl: Kubectl) -> Iterator[Path]:
 def test_who_may_only_use_a_namespace_gets_the_commands_by_which_an_administrator_completes_it(
     person: Path, cluster_file: Path, namespace: str, kubectl: Kubectl
 ) -> None:
-    assert lockstep("uninstall", "local", "--jobs", "--yes")[0] == 0
+    assert lockstep("cluster", "uninstall", "local", "--jobs", "--yes")[0] == 0
     code, said, _ = lockstep("deploy", str(cluster_file), "--no-dev", kubeconfig=person)
     assert code == 1
     assert "applied      1 PersistentVolumeClaim, 1 ServiceAccount\n" in said
@@ -81,9 +81,9 @@ def test_who_may_only_use_a_namespace_gets_the_commands_by_which_an_administrato
     code, said, errors = lockstep("deploy", str(cluster_file), "--no-dev", kubeconfig=person)
     assert code == 0, said + errors
     assert "so their state is unknown" in said and "\nReady. Next:\n" in said
-    code, _, errors = lockstep("uninstall", str(cluster_file), "--yes", kubeconfig=person)
+    code, _, errors = lockstep("cluster", "uninstall", str(cluster_file), "--yes", kubeconfig=person)
     assert code == 1 and "and nothing was removed" in errors
-    code, said, _ = lockstep("status", str(cluster_file), kubeconfig=person)
+    code, said, _ = lockstep("cluster", "status", str(cluster_file), kubeconfig=person)
     assert code == 0 and "operator   you may not look" in said
 
 
@@ -126,11 +126,13 @@ def test_an_admin_of_a_namespace_needs_no_other_right_to_run_an_operator_and_job
             }.items():
                 assert shown in mine(verb, "s", *here), verb
             mine("cp", "ml-dev-env:/workspace/train_multi_node.py", str(tmp_path / "copied.py"), *here)
-            assert "2 of 2 replicas ready" in mine("doctor", str(own_file)) and "--namespace-only" in mine("status", str(own_file))
+            assert "2 of 2 replicas ready" in mine("doctor", str(own_file)) and "--namespace-only" in mine(
+                "cluster", "status", str(own_file)
+            )
             assert BASE in mine("version", *here)
             mine("stop", "ml-dev-env", *here)
         finally:
-            mine("uninstall", str(own_file), "--jobs", "--yes")
+            mine("cluster", "uninstall", str(own_file), "--jobs", "--yes")
     left = kubectl("get", "deployment,role,secret,lease,tj", "-n", namespace, "-o", "name").stdout.split()
     assert left == [], "nothing is left but claims"
 
@@ -147,11 +149,11 @@ def test_a_diff_tells_what_a_deployment_would_change_and_a_rollback_takes_it_bac
     assert mode() == "Auto"
     assert lockstep("deploy", "local", "--no-dev", "--mode", "tcp")[0] == 0
     assert mode() == "TCP"
-    code, said, errors = lockstep("rollback", "local", "--yes")
+    code, said, errors = lockstep("cluster", "rollback", "local", "--yes")
     assert code == 0, errors
     assert said.startswith("Back to local, MODE=auto") or "\nBack to local, MODE=auto" in said
     assert mode() == "Auto"
-    assert lockstep("rollback", "local", "--yes")[0] == 0
+    assert lockstep("cluster", "rollback", "local", "--yes")[0] == 0
     assert mode() == "TCP"
 
 
@@ -174,11 +176,11 @@ def test_one_cluster_of_two_goes_with_its_rights_and_the_operator_stays(kubectl:
         return {name.rpartition("/")[2] for names in found for name in names}
 
     before = there()
-    code, _, errors = lockstep("uninstall", str(own_file), "--cluster-only", "--yes")
+    code, _, errors = lockstep("cluster", "uninstall", str(own_file), "--cluster-only", "--yes")
     assert code == 2 and f"jobs use TrainingCluster mine ({namespace}/user): delete them first" in errors
     assert there() == before and {"mine", "local", "lockstep-rdma"} <= before
     assert kubectl("delete", "tj", "user", "-n", namespace).returncode == 0
-    code, said, errors = lockstep("uninstall", str(own_file), "--cluster-only", "--yes")
+    code, said, errors = lockstep("cluster", "uninstall", str(own_file), "--cluster-only", "--yes")
     assert code == 0 and "TrainingCluster mine is removed; Lockstep stays, with local.\n" in said, errors
     assert before - there() == {"mine", "lockstep-rdma", f"lockstep-image-puller-{namespace}"}
     assert kubectl("rollout", "status", "deployment/lockstep-operator", "-n", "lockstep-system", "--timeout=60s").returncode == 0

@@ -101,20 +101,20 @@ def test_deploy_apply_logs_status_and_uninstall_read_well(lockstep: list[str], k
     kept = run([*lockstep, "logs", "demo"])
     assert "Eval Loss" in kept.stdout
 
-    shown = run([*lockstep, "status", "local"])
+    shown = run([*lockstep, "cluster", "status", "local"])
     assert shown.returncode == 0
     assert "of 2 ready" in shown.stdout
     assert "Complete" in shown.stdout
 
-    refused = run([*lockstep, "uninstall", "local", "--yes"])
+    refused = run([*lockstep, "cluster", "uninstall", "local", "--yes"])
     assert refused.returncode == 2 and "there are TrainingJobs (lockstep/demo)" in refused.stderr
-    removed = run([*lockstep, "uninstall", "local", "--jobs", "--yes"])
+    removed = run([*lockstep, "cluster", "uninstall", "local", "--jobs", "--yes"])
     assert removed.returncode == 0, removed.stderr
     assert kubectl("get", "crd", "trainingjobs.lockstep.dev").returncode != 0
     assert kubectl("get", "clusterrole", "lockstep-operator").returncode != 0
     left = yaml.safe_load(kubectl("get", "pvc", "-n", "lockstep", "-o", "yaml").stdout)["items"]
     assert {claim["metadata"]["name"] for claim in left} == CLAIMS
-    missing = run([*lockstep, "status", "local"])
+    missing = run([*lockstep, "cluster", "status", "local"])
     assert missing.returncode == 1
     assert "not installed" in missing.stdout
 

@@ -188,7 +188,7 @@ def test_two_trainings_are_compared_by_what_they_were_told_and_their_loss_at_the
 @pytest.mark.parametrize(
     ("verb", "said"),
     [
-        (["suspend"], "is complete: there is nothing to stop"),
+        (["stop", "--no-wait"], "is complete: there is nothing to stop"),
         (["stop"], "is complete: there is nothing to stop"),
         (["resume"], "is complete: there is nothing to stop"),
         (["retry"], "is complete: there is nothing to retry"),

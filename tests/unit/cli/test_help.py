@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import typer.main
 
+from lockstep.cli import verbs
 from lockstep.cli.main import app
 from lockstep.cli.reference import commands
+from lockstep.cli.topics import FOLDER, TOPICS
 from unit.cli.test_every_verb import run
 
 VERBS = list(commands(typer.main.get_command(app), ["lockstep"]))
@@ -34,8 +37,9 @@ def test_a_verb_explains_itself_with_an_example_of_its_own(path: list[str], comm
         ("checkpoint nope x", "No such command 'nope'; lockstep checkpoint --help shows what it takes"),
         ("gett", "No such command 'gett'. Did you mean 'get'?"),
         ("ls", "No such command 'ls': lockstep get shows jobs, lockstep cluster list shows cluster files"),
-        ("cluster list", "No such command 'list': lockstep cluster list"),
-        ("help", "No such command 'help': lockstep --help, or lockstep VERB --help"),
+        ("cluster ls", "No such command 'ls': lockstep cluster list"),
+        ("help gett", "No such command 'gett'. Did you mean 'get'?"),
+        ("help cluster nope", "No such command 'nope'; lockstep cluster --help shows what it takes"),
     ],
 )  # fmt: skip
 def test_what_can_t_be_understood_is_one_line_with_what_to_type(
@@ -51,5 +55,54 @@ def test_an_answer_that_is_no_is_told_in_a_word(monkeypatch: pytest.MonkeyPatch,
         raise typer.Abort
 
     monkeypatch.setattr("lockstep.cli.clusters.clusters.list_clusters", asks)
-    assert run(monkeypatch, ["clusters"]) == 1
+    assert run(monkeypatch, ["cluster", "list"]) == 1
     assert capsys.readouterr().err == "Aborted.\n"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["help"], []], ids=repr)
+def test_the_front_page_is_one_screen_that_names_every_verb(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, words) == (0 if words else 2)
+    told = capsys.readouterr()
+    page = (told.out or told.err).splitlines()
+    assert len(page) <= 45 and max(map(len, page)) <= 80
+    assert set(verbs.MODULES) - {"help"} == set(re.findall(r"[a-z-]+", "\n".join(page))) & set(verbs.MODULES) - {"help"}
+    assert len(verbs.DAY) == 10 and set(verbs.MODULES) - {"help"} == {
+        *verbs.DAY,
+        *(verb for group in verbs.GROUPS.values() for verb in group),
+    }
+
+
+def groups(command: Any, path: str) -> Iterator[tuple[str, Any]]:
+    yield path, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from groups(inner, f"{path} {name}")
+
+
+@pytest.mark.parametrize(("path", "command"), list(groups(typer.main.get_command(app), "lockstep"))[1:])
+def test_a_verb_s_first_line_is_short(path: str, command: Any) -> None:
+    first, _, rest = (command.help or "").partition("\n")
+    assert 10 < len(first) <= 60 and first.endswith(".") and (not rest or rest.startswith("\n")), path
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_a_topic_is_told_on_one_screen(topic: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, ["help", topic]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 45 and max(map(len, lines)) <= 80
+
+
+def test_there_is_no_topic_that_help_does_not_name() -> None:
+    assert sorted(path.stem for path in FOLDER.iterdir()) == sorted(TOPICS)
+
+
+@pytest.mark.parametrize(("before", "today"), verbs.RENAMED.items())
+def test_a_verb_s_name_of_before_works_and_says_what_it_is_now(
+    before: str, today: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, [before, "--help"]) == 0
+    old = capsys.readouterr()
+    assert run(monkeypatch, [*today, "--help"]) == 0
+    assert old.out == capsys.readouterr().out
+    assert old.err == f"lockstep: `lockstep {before}` is called `lockstep {' '.join(today)}` now; the old name goes with the next release\n"

@@ -58,16 +58,16 @@ def typed(stub: ApiStub, folder: Path, monkeypatch: pytest.MonkeyPatch, *words: 
         return CliRunner().invoke(app, [*words, "-n", "team", "--context", "c"])
 
 
-@pytest.mark.parametrize(("verb", "written"), [("suspend", {"suspend": True}), ("delete", "DELETE")])
+@pytest.mark.parametrize(("verb", "written"), [("stop --no-wait", {"suspend": True}), ("delete", "DELETE")])
 def test_several_jobs_are_named_at_once_and_one_that_is_not_there_keeps_all_as_they_are(
     verb: str, written: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more = ["--yes"] if verb == "delete" else []
     stub = Jobs()
-    assert typed(stub, tmp_path, monkeypatch, verb, "a", "b", "a", *more).exit_code == 0
+    assert typed(stub, tmp_path, monkeypatch, *verb.split(), "a", "b", "a", *more).exit_code == 0
     assert stub.patched == [("a", written), ("b", written)]
     stub = Jobs()
-    result = typed(stub, tmp_path, monkeypatch, verb, "a", "nope", *more)
+    result = typed(stub, tmp_path, monkeypatch, *verb.split(), "a", "nope", *more)
     assert "there is no TrainingJob nope" in str(result.exception) and stub.patched == []
 
 

@@ -154,13 +154,13 @@ def test_a_pod_s_own_cluster_must_be_the_one_that_was_told(
     assert "this pod's service account talks to https://192.0.2.1:443, but cluster other is at" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["delete", "x", "--yes"], ["get"], ["status"], ["suspend", "x"]])
+@pytest.mark.parametrize("words", [["delete", "x", "--yes"], ["get"], ["cluster", "status"], ["stop", "x", "--no-wait"]])
 def test_local_is_not_a_cluster_that_another_file_describes(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     host = load("barcelona").cluster.api
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, f"https://api.{host}:6443")))
-    named = ["local"] if words == ["status"] else ["--cluster", "local"]
+    named = ["local"] if words == ["cluster", "status"] else ["--cluster", "local"]
     assert run(monkeypatch, [*words, *named]) == USAGE
     assert "or name the cluster of this one: barcelona" in capsys.readouterr().err
 

@@ -14,7 +14,7 @@ import pytest
 
 from support.checkout import ROOT
 
-VERBS = [["clusters"], ["render", "-f", "manifests/samples/trainingjob.yaml", "--explain"], ["get", "--help"]]
+VERBS = [["cluster", "list"], ["render", "-f", "manifests/samples/trainingjob.yaml", "--explain"], ["get", "--help"]]
 
 
 def in_a_terminal(command: list[str], **variables: str) -> bytes:
@@ -57,7 +57,7 @@ def test_verbs_are_completed(shell: str) -> None:
     asked = {"_LOCKSTEP_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_FISH_ACTION": "get-args", **typed}
     code = "import sys; from lockstep.cli.main import main; sys.argv = ['lockstep']; sys.exit(main())"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **asked}, capture_output=True, text=True, check=True)
-    assert "suspend" in done.stdout
+    assert "stacks" in done.stdout
     assert "resume" not in done.stdout
 
 
@@ -67,7 +67,7 @@ def ended(command: list[str], **options: Any) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    "verb", [["clusters"], ["render", "-f", "manifests/samples/trainingjob.yaml", "-o", "json"]], ids=["lines", "json"]
+    "verb", [["cluster", "list"], ["render", "-f", "manifests/samples/trainingjob.yaml", "-o", "json"]], ids=["lines", "json"]
 )
 def test_an_output_that_takes_no_more_is_an_error_in_one_sentence(verb: list[str]) -> None:
     with Path("/dev/full").open("wb") as full:
@@ -77,7 +77,7 @@ def test_an_output_that_takes_no_more_is_an_error_in_one_sentence(verb: list[str
 
 @pytest.mark.parametrize("closed", ["1>&-", "1>&- 2>&-", "0<&- 1>&- 2>&-"])
 def test_an_output_that_is_closed_leads_nowhere(closed: str) -> None:
-    assert ended(["sh", "-c", f'exec "$0" -m lockstep.cli.main clusters {closed}', sys.executable]) == (0, "")
+    assert ended(["sh", "-c", f'exec "$0" -m lockstep.cli.main cluster list {closed}', sys.executable]) == (0, "")
 
 
 def test_a_character_that_the_locale_does_not_have_comes_out_as_an_escape() -> None:

@@ -41,7 +41,7 @@ def test_a_job_is_stopped_and_goes_on(jobs: Jobs, running: str) -> None:
     stopped = lockstep(jobs, "stop", running)
     assert stopped.returncode == 0, stopped.stderr
     assert jobs.pods(running) == []
-    assert "is suspended already" in lockstep(jobs, "suspend", running).stdout
+    assert "is stopped already" in lockstep(jobs, "stop", running, "--no-wait").stdout
     assert lockstep(jobs, "wait", running, "--for", "Running", "--timeout", "1").returncode == 1
     assert "goes on" in lockstep(jobs, "resume", running).stdout
     jobs.until_running(running)
@@ -71,7 +71,7 @@ def test_a_job_that_runs_is_deleted_only_when_that_is_meant(jobs: Jobs) -> None:
         ["describe"],
         ["events"],
         ["wait"],
-        ["suspend"],
+        ["stop", "--no-wait"],
         ["resume"],
         ["stop"],
         ["scale", "--nodes", "2"],

@@ -519,7 +519,17 @@ def test_clean_says_what_it_may_not_delete_and_removes_nothing_without_the_right
     assert set(api.objects) == {"ServiceAccount lockstep/ml-dev-sa"}
 
 
-@pytest.mark.parametrize("verb", ["deploy", "deploy --diff", "status", "clean", "uninstall", "rollback", "shell", "jupyter", "vscode"])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        "deploy",
+        "deploy --diff",
+        *(f"cluster {verb}" for verb in ("status", "clean", "uninstall", "rollback")),
+        "shell",
+        "jupyter",
+        "vscode",
+    ],
+)
 def test_a_cluster_that_does_not_answer_is_told_in_one_line(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
