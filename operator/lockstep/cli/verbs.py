@@ -12,7 +12,7 @@ GROUPS = {
     "Files and models": ("cp", "checkpoint", "adapter", "model", "generate"),
     "Inside a pod or host": ("vscode", "jupyter", "tensorboard", "debug"),
     "Clusters and hosts": ("cluster", "hosts", "build", "devcluster", "version"),
-    "Without Kubernetes or ssh": ("launch", "join"),
+    "Without Kubernetes": ("launch", "join"),
 }
 """The others, with a line a group."""
 MODULES = {

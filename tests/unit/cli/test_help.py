@@ -54,8 +54,8 @@ def test_an_answer_that_is_no_is_told_in_a_word(monkeypatch: pytest.MonkeyPatch,
     def asks() -> None:
         raise typer.Abort
 
-    monkeypatch.setattr("lockstep.cli.clusters.clusters.list_clusters", asks)
-    assert run(monkeypatch, ["cluster", "list"]) == 1
+    monkeypatch.setattr("lockstep.cli.clusters.doctor.doctor", asks)
+    assert run(monkeypatch, ["doctor"]) == 1
     assert capsys.readouterr().err == "Aborted.\n"
 
 

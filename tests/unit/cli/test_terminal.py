@@ -53,7 +53,7 @@ def test_every_table_is_written_to_the_console_that_knows_no_color() -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_verbs_are_completed(shell: str) -> None:
-    typed = {"bash": {"COMP_WORDS": "lockstep sus", "COMP_CWORD": "1"}}.get(shell, {"_TYPER_COMPLETE_ARGS": "lockstep sus"})
+    typed = {"bash": {"COMP_WORDS": "lockstep sta", "COMP_CWORD": "1"}}.get(shell, {"_TYPER_COMPLETE_ARGS": "lockstep sta"})
     asked = {"_LOCKSTEP_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_FISH_ACTION": "get-args", **typed}
     code = "import sys; from lockstep.cli.main import main; sys.argv = ['lockstep']; sys.exit(main())"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **asked}, capture_output=True, text=True, check=True)

@@ -103,7 +103,9 @@ def vscode(
     ] = DEBUG_PORT,
     port: PortOption = None,
 ) -> None:
-    """Forward a debugger's port until Ctrl-C, and print the entry for VS Code's launch.json that attaches to it.
+    """Connect VS Code to a script that waits for a debugger.
+
+    It forwards the debugger's port until Ctrl-C, and prints the entry for VS Code's launch.json that attaches to it.
 
     On a host of a cluster file it opens the workspace there in VS Code first (Remote - SSH), where this machine has `code`, and prints that command.
     The port is for a script that waits by itself: debugpy.listen(("127.0.0.1", 5678)); debugpy.wait_for_client(). `lockstep debug` starts one.
