@@ -14,7 +14,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-unit test-train test-faults test-operator-faults test-hosts test-long test-corpus test-gpu bench-gpu gpu-carry soak test-cluster drills bench-peers lint format manifests lock sbom audit
+.PHONY: help setup editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-unit test-train test-faults test-operator-faults test-hosts test-long test-corpus test-gpu bench-gpu gpu-carry soak test-cluster drills bench-peers lint docs format manifests lock sbom audit
 
 ##@ Start
 help: ## this list
@@ -162,9 +162,12 @@ drills: cluster-programs ## inject faults into a training job on the embedded cl
 bench-peers: cluster-programs ## Lockstep beside JobSet and Kubeflow Trainer, both built from their Go modules: figures and goals, 22 minutes (ARGS=--quick: six); root
 	@$(BIN)/python tests/bench/peers/run.py $(ARGS)
 
-lint: setup ## ruff, mypy, import rules, generated files unchanged
+lint: setup ## ruff, mypy, import rules, generated files unchanged, the site's links
 	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet --select I . || { echo 'Files are not formatted: run `make format`.' >&2; exit 1; }
-	@$(BIN)/ruff check --quiet . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo && $(BIN)/python scripts/generate.py all --check
+	@$(BIN)/ruff check --quiet . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo && $(BIN)/python scripts/generate.py all --check && $(BIN)/python scripts/docs.py
+
+docs: setup ## build the site of docs/ into dist/site; links that lead nowhere are errors (SERVE=8000: show it at 127.0.0.1:8000)
+	@$(BIN)/python scripts/docs.py $(if $(SERVE),--serve $(SERVE))
 
 format: setup ## let ruff format and sort
 	@$(BIN)/ruff format --quiet . && $(BIN)/ruff check --quiet --fix .

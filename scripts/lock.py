@@ -32,6 +32,7 @@ def main() -> int:
     for extra in EXTRAS:
         compile_lock("pyproject.toml", f"{extra}.lock", "--extra", extra)
     compile_lock("pyproject.toml", "audit.lock", "--extra", "audit")
+    compile_lock("pyproject.toml", "docs.lock", "--extra", "docs")
     compile_lock("pyproject.toml", "s3server.lock", "--extra", "s3server")
     # In the trainer's image beside the trainer's packages: where both have one, it is the same.
     compile_lock("pyproject.toml", "editors.lock", "--extra", "editors", "--constraint", "requirements/train.lock")
