@@ -18,13 +18,17 @@ INTERRUPTED = 130
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--serve", metavar="PORT", type=int, help="show the site at 127.0.0.1:PORT, anew at every change of a page, until Ctrl-C")
+    parser.add_argument(
+        "--serve", metavar="PORT", type=int, help="show the site at 127.0.0.1:PORT, anew at every change of a page, until Ctrl-C"
+    )
     options = parser.parse_args()
     program = [str(packages("docs", cache_root()) / "bin" / "python"), "-m", "mkdocs"]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     if options.serve:
         try:
-            return subprocess.run([*program, "serve", "-f", str(CONFIG), "-a", f"127.0.0.1:{options.serve}"], env=environment, check=False).returncode
+            return subprocess.run(
+                [*program, "serve", "-f", str(CONFIG), "-a", f"127.0.0.1:{options.serve}"], env=environment, check=False
+            ).returncode
         except KeyboardInterrupt:
             return INTERRUPTED
     ended = subprocess.run([*program, "build", "--strict", "-f", str(CONFIG)], env=environment, capture_output=True, text=True, check=False)

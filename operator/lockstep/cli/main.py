@@ -22,11 +22,10 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import Abort, TyperException
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.cli.front import SENTENCE, front_page
 from lockstep.cli.shared.onhosts import Typed
 from lockstep.cli.shared.signals import ending_like_ctrl_c
 from lockstep.cli.shared.terminal import is_plain
-from lockstep.cli.verbs import DAY, HINTS, MODULES, RENAMED
+from lockstep.cli.verbs import DAY, HINTS, MODULES, RENAMED, SENTENCE, front_page
 from lockstep.platforms.output import flush_output, open_streams, put, put_text, tell
 
 EXIT_FAILED = 1

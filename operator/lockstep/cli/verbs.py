@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 DAY = ("init", "plan", "run", "get", "logs", "top", "why", "sync", "shell", "stop")
 """Verbs of a day, with a line each on the front page."""
 GROUPS = {
@@ -108,3 +110,24 @@ HINTS = {
     "devcluster stop": "lockstep devcluster down",
 }
 """Other tools' words (kubectl, SkyPilot, dstack, Slurm, Helm) → what to type here."""
+SENTENCE = "Fine-tune with DeepSpeed on the nodes of your own cluster, or your own hosts."
+OPTIONS = {
+    "lockstep VERB --help": "what a verb takes, with an example",
+    "lockstep help TOPIC": "cluster-files, job-files, exit-codes, words",
+    "--version": "print the version",
+    "--install-completion": "complete verbs and names in this shell",
+}
+
+
+def front_page(day: Mapping[str, str]) -> str:
+    """`day`: help texts of the verbs that have a line of their own."""
+    lines = ["Usage: lockstep [OPTIONS] VERB [ARGS]...", "", SENTENCE, "", "Every day:"]
+    lines += _table({verb: text.strip().partition("\n")[0] for verb, text in day.items()})
+    lines += ["", "And also:", *_table({group: ", ".join(verbs) for group, verbs in GROUPS.items()})]
+    lines += ["", "More:", *_table(OPTIONS)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(rows: Mapping[str, str]) -> list[str]:
+    width = max(map(len, rows), default=0)
+    return [f"  {name:{width}}  {text}" for name, text in rows.items()]
