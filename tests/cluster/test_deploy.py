@@ -31,6 +31,7 @@ def lockstep(*arguments: str, kubeconfig: Path | None = None) -> tuple[int, str,
     out, errors = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         patch.setattr("sys.argv", ["lockstep", *arguments])
+        patch.setattr("sys.stdin", io.StringIO())
         if kubeconfig is not None:
             patch.setenv("KUBECONFIG", str(kubeconfig))
         try:
@@ -68,7 +69,20 @@ def test_who_may_only_use_a_namespace_gets_the_commands_by_which_an_administrato
     person: Path, cluster_file: Path, namespace: str, kubectl: Kubectl
 ) -> None:
     assert lockstep("cluster", "uninstall", "local", "--jobs", "--yes")[0] == 0
-    code, said, _ = lockstep("deploy", str(cluster_file), "--no-dev", kubeconfig=person)
+    once = definitions_command(local_profile(), namespace)
+    code, said, errors = lockstep("deploy", str(cluster_file), "--no-dev", kubeconfig=person)
+    assert (code, said) == (1, "") and f"  {once}" in errors.splitlines()
+    assert kubectl(*shlex.split(once)[1:]).returncode == 0
+    code, said, errors = lockstep("deploy", str(cluster_file), "--no-dev", kubeconfig=person)
+    assert (code, said) == (1, "") and errors.splitlines()[-1] == f"  lockstep deploy {cluster_file} --no-dev --namespace-only"
+    kubectl("delete", *(word for word in shlex.split(once) if word == "-f" or word.startswith("manifests/")))
+    assert kubectl("get", "serviceaccount,pvc", "-n", namespace, "-o", "name").stdout.split() == [
+        "serviceaccount/default",
+        "serviceaccount/person",
+    ]
+    code, said, _ = lockstep("cluster", "status", str(cluster_file), kubeconfig=person)
+    assert code == 0 and "jobs       this cluster doesn't know TrainingJobs: lockstep deploy mine" in said
+    code, said, _ = lockstep("deploy", str(cluster_file), "--no-dev", "--namespaces", "all", kubeconfig=person)
     assert code == 1
     assert "applied      1 PersistentVolumeClaim, 1 ServiceAccount\n" in said
     assert "CustomResourceDefinition trainingjobs.lockstep.dev: missing" in said
@@ -83,6 +97,8 @@ def test_who_may_only_use_a_namespace_gets_the_commands_by_which_an_administrato
     assert "so their state is unknown" in said and "\nReady. Next:\n" in said
     code, _, errors = lockstep("cluster", "uninstall", str(cluster_file), "--yes", kubeconfig=person)
     assert code == 1 and "and nothing was removed" in errors
+    code, _, errors = lockstep("cluster", "rollback", str(cluster_file), "--yes", kubeconfig=person)
+    assert code == 1 and "you may not look into namespace lockstep-system" in errors
     code, said, _ = lockstep("cluster", "status", str(cluster_file), kubeconfig=person)
     assert code == 0 and "operator   you may not look" in said
 

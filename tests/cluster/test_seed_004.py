@@ -1,7 +1,8 @@
 """The guide for multi-node training, followed command by command on the embedded cluster: docs/how-to/multi-node-guide.md.
 
 `oc` is kubectl, CLUSTER is `local`, and the namespace is the one that its file names. What needs a GPU, RDMA or an SCC
-ends here as the guide's table says.
+ends here as the guide's table says. Two people follow it: an administrator of the cluster, and somebody with the built-in role
+`admin` in that namespace and no other right, for whom an administrator has typed one command before.
 """
 
 from __future__ import annotations
@@ -15,17 +16,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from dataclasses import dataclass
 
 import pytest
 import yaml
 
 from lockstep.devcluster import binary
-from lockstep.devcluster.host.layout import cache_root
+from lockstep.devcluster.host.layout import cache_root, default_layout
+from lockstep.devcluster.python_volume import publish_code
+from lockstep.plan.cluster.scope import definitions_command
 from support.checkout import ROOT
+from support.clusters.cluster_jobs import Jobs, kubeconfig_of
+from support.clusters.installed_operator import local_profile
 
 GUIDE = ROOT / "docs/how-to/multi-node-guide.md"
 Page = Callable[..., subprocess.CompletedProcess[str]]
+DEPLOY = "make deploy-cluster CLUSTER=local MODE=tcp"
 DONE = r"\[rank 0\] Step (\d+)/\1 \|"
 
 
@@ -39,16 +45,45 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"{folder}:{os.environ['PATH']}"
 
 
+@dataclass(frozen=True)
+class Person:
+    """Somebody who follows the guide."""
+
+    environment: dict[str, str]
+    deploys: str
+    is_administrator: bool
+
+
+@pytest.fixture(scope="module", params=["administrator", "admin of a namespace"])
+def person(request: pytest.FixtureRequest, path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Person]:
+    environment = {**os.environ, "PATH": path}
+    if request.param == "administrator":
+        yield Person(environment, DEPLOY, True)
+        return
+    cluster, api = request.getfixturevalue("cluster"), request.getfixturevalue("api")
+    publish_code(default_layout().python_volume)
+    once = ["bash", "-c", f"kubectl create namespace lockstep; {definitions_command(local_profile(), 'lockstep')}"]
+    subprocess.run(once, cwd=ROOT, env=environment, check=True)
+    jobs = Jobs(api, "lockstep")
+    try:
+        environment |= {"KUBECONFIG": str(kubeconfig_of("admin", jobs, cluster, tmp_path_factory.mktemp("person")))}
+        yield Person(environment, f"{DEPLOY} NAMESPACE_ONLY=1", False)
+    finally:
+        done = subprocess.run(["make", "uninstall", "CLUSTER=local", "JOBS=1", "YES=1"], cwd=ROOT, env=environment, check=False)
+        jobs.delete("RoleBinding", "person", "rbac.authorization.k8s.io/v1")
+        jobs.delete("ServiceAccount", "person")
+        assert done.returncode == 0
+
+
 @pytest.fixture(scope="module")
-def page(cluster: Path, path: str) -> Page:
+def page(person: Person) -> Page:
     """Runs what the guide says, which must say so."""
     guide = GUIDE.read_text().replace("\\|", "|")  # as a table has it
 
-    def run(command: str, seconds: float = 300.0, **variables: str) -> subprocess.CompletedProcess[str]:
+    def run(command: str, seconds: float = 300.0) -> subprocess.CompletedProcess[str]:
         assert command in guide, f"the guide doesn't say: {command}"
-        environment = {**os.environ, "PATH": path, **variables}
         return subprocess.run(
-            ["bash", "-c", command], cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=seconds
+            ["bash", "-c", command], cwd=ROOT, env=person.environment, capture_output=True, text=True, check=False, timeout=seconds
         )
 
     return run
@@ -60,12 +95,12 @@ def well(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def deployed(page: Page) -> Iterator[str]:
+def deployed(page: Page, person: Person) -> Iterator[str]:
     """What the one deployment of these tests has said."""
     try:
-        yield well(page("make deploy-cluster CLUSTER=local MODE=tcp"))
+        yield well(page(person.deploys))
     finally:
-        subprocess.run(["make", "clean-cluster", "CLUSTER=local", "PVCS=1", "YES=1"], cwd=ROOT, check=False)
+        subprocess.run(["make", "clean-cluster", "CLUSTER=local", "PVCS=1", "YES=1"], cwd=ROOT, env=person.environment, check=False)
 
 
 def test_clusters_are_listed_and_rdma_is_refused_where_there_is_none(page: Page) -> None:
@@ -76,12 +111,12 @@ def test_clusters_are_listed_and_rdma_is_refused_where_there_is_none(page: Page)
     assert refused.returncode != 0 and "cluster local has no RDMA" in refused.stderr
 
 
-def test_a_deployment_ends_with_two_pods_that_run_and_the_next_commands(page: Page, deployed: str, path: str) -> None:
+def test_a_deployment_ends_with_two_pods_that_run_and_the_next_commands(person: Person, deployed: str) -> None:
     assert re.search(r"^ml-dev-env +ready: ml-dev-env-0 on .*, ml-dev-env-1 on ", deployed, re.MULTILINE)
     assert "make sync-multi-node CLUSTER=local" in deployed.partition("Ready. Next:")[2]
     watched = "oc get pods -n lockstep -l app=ml-dev-env-multi -w"
     assert watched in GUIDE.read_text()
-    watch = subprocess.Popen(watched.split(), env={**os.environ, "PATH": path}, stdout=subprocess.PIPE, text=True)
+    watch = subprocess.Popen(watched.split(), env=person.environment, stdout=subprocess.PIPE, text=True)
     try:
         assert watch.stdout is not None
         shown = [watch.stdout.readline() for _ in range(3)]
@@ -91,10 +126,9 @@ def test_a_deployment_ends_with_two_pods_that_run_and_the_next_commands(page: Pa
     assert [line.split()[:3] for line in shown[1:]] == [[f"ml-dev-env-{node}", "1/1", "Running"] for node in (0, 1)]
 
 
-def in_a_terminal(command: str, path: str, *lines: str) -> str:
+def in_a_terminal(command: str, environment: dict[str, str], *lines: str) -> str:
     """What a person sees who types the command, and then these lines into the shell that it opens."""
     here, there = pty.openpty()
-    environment = {**os.environ, "PATH": path}
     process = subprocess.Popen(command.split(), cwd=ROOT, env=environment, stdin=there, stdout=there, stderr=there, start_new_session=True)
     os.close(there)
     seen, end = "", time.monotonic() + 400
@@ -114,24 +148,26 @@ def in_a_terminal(command: str, path: str, *lines: str) -> str:
 
 
 @pytest.mark.usefixtures("deployed")
-def test_code_is_sent_and_trains_on_both_nodes_from_a_shell_of_either_kind(page: Page, path: str) -> None:
+def test_code_is_sent_and_trains_on_both_nodes_from_a_shell_of_either_kind(page: Page, person: Person) -> None:
     sent = well(page("make sync-multi-node"))
     assert re.search(r"^ml-dev-env-0: \d+ sent", sent, re.MULTILINE)
     guide = GUIDE.read_text()
     assert "oc exec -it ml-dev-env-0 -n lockstep -- bash" in guide and "make shell-multi-node" in guide
     assert "cd /workspace\n./launch_deepspeed.sh train_multi_node.py" in guide
     typed = ("cd /workspace", "./launch_deepspeed.sh train_multi_node.py")
-    seen = in_a_terminal("oc exec -it ml-dev-env-0 -n lockstep -- bash", path, *typed)
+    seen = in_a_terminal("oc exec -it ml-dev-env-0 -n lockstep -- bash", person.environment, *typed)
     assert re.search(DONE, seen) and "ended-42 with 0" in seen.rpartition("Step")[2], seen
     assert "2 ranks over gloo" in seen
     assert well(page("./scripts/sync-multi-node.sh")).startswith("ml-dev-env-0: ")
-    seen = in_a_terminal("make shell-multi-node", path, "cd /workspace", "./launch_deepspeed.sh train_multi_node.py --epochs 2")
+    seen = in_a_terminal(
+        "make shell-multi-node", person.environment, "cd /workspace", "./launch_deepspeed.sh train_multi_node.py --epochs 2"
+    )
     assert re.search(DONE, seen) and ", from step" in seen, seen
     logged = well(page("oc logs --tail=200 ml-dev-env-0 -n lockstep"))
     assert re.search(DONE, logged), "what runs is in the log of node 0, too"
     assert "oc logs -f ml-dev-env-0 -n lockstep" in guide
     following = subprocess.Popen(
-        ["oc", "logs", "-f", "ml-dev-env-0", "-n", "lockstep"], env={**os.environ, "PATH": path}, stdout=subprocess.PIPE, text=True
+        ["oc", "logs", "-f", "ml-dev-env-0", "-n", "lockstep"], env=person.environment, stdout=subprocess.PIPE, text=True
     )
     try:
         assert following.stdout is not None and any(re.search(DONE, line) for line in following.stdout)
@@ -144,7 +180,7 @@ def test_code_is_sent_and_trains_on_both_nodes_from_a_shell_of_either_kind(page:
 
 
 @pytest.mark.usefixtures("deployed")
-def test_state_names_and_storage_are_as_the_guide_says(page: Page) -> None:
+def test_state_names_and_storage_are_as_the_guide_says(page: Page, person: Person) -> None:
     status = well(page("make status-cluster CLUSTER=local"))
     assert "2 of 2 ready" in status and "ml-dev-env" in status
     assert len(well(page("oc get pods -n lockstep -l app=ml-dev-env-multi -o wide")).splitlines()) == 3
@@ -153,7 +189,9 @@ def test_state_names_and_storage_are_as_the_guide_says(page: Page) -> None:
     assert "ml-dev-env-1.ml-dev-env-headless" in well(
         page("oc exec ml-dev-env-0 -n lockstep -- getent hosts ml-dev-env-1.ml-dev-env-headless")
     )
-    assert "ml-dev-workspace" in well(page("oc get pvc -n lockstep")) and "local-rwx" in well(page("oc get storageclass"))
+    assert "ml-dev-workspace" in well(page("oc get pvc -n lockstep"))
+    classes = page("oc get storageclass")
+    assert "local-rwx" in well(classes) if person.is_administrator else "storageclasses.storage.k8s.io is forbidden" in classes.stderr
     well(page("oc exec ml-dev-env-0 -n lockstep -- touch /workspace/test"))
     assert "/workspace/test" in well(page("oc exec ml-dev-env-1 -n lockstep -- ls -la /workspace/test"))
     assert "ml-dev-env-1.ml-dev-env-headless" in well(page("oc exec ml-dev-env-0 -n lockstep -- cat /workspace/hostfile"))
@@ -200,9 +238,9 @@ def test_the_command_is_a_plugin_of_kubectl_and_of_oc(path: str, program: str) -
 
 @pytest.mark.usefixtures("deployed")
 def test_cleaning_up_leaves_claims_until_they_are_asked_for(page: Page) -> None:
-    assert "ready" in well(page("make deploy-cluster CLUSTER=local MODE=tcp")), "once more changes nothing"
+    assert "ready" in well(page(DEPLOY)), "once more changes nothing"
     well(page("oc delete tj ml-dev-env -n lockstep"))
-    assert re.search(r"^ml-dev-env +made$", well(page("make deploy-cluster CLUSTER=local MODE=tcp")), re.MULTILINE)
+    assert re.search(r"^ml-dev-env +made$", well(page(DEPLOY)), re.MULTILINE)
     well(page("make clean-cluster CLUSTER=local"))
     assert "No resources found" in page("oc get pods -n lockstep -l app=ml-dev-env-multi").stderr
     assert page("oc get statefulset ml-dev-env -n lockstep").returncode != 0

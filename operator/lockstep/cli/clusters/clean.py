@@ -264,11 +264,17 @@ async def _rollback(context: str | None, home: str, yes: bool) -> None:
     from lockstep.plan.cluster.scope import Scope, scope_of
     from lockstep.plan.ship.deploy import called
     from lockstep.platforms.clusters.install import until_ready
-    from lockstep.platforms.clusters.listings import forbidden
+    from lockstep.platforms.clusters.listings import forbidden, read_object
+    from lockstep.platforms.clusters.record import NAME as RECORD
     from lockstep.platforms.clusters.record import read_record, write_record
     from lockstep.platforms.clusters.send import APPLY, remove_outdated, send_permitted
 
     async with await Cluster.connect(context) as connection:
+        if not (await read_object(connection, "ConfigMap", home, RECORD)).seen:
+            raise Failed(
+                f"you may not look into namespace {home}, where the operator and its earlier deployments are, and nothing was changed: "
+                "an administrator of the cluster does this"
+            )
         record = await read_record(connection, home)
         if record.previous is None or record.current is None:
             raise ConfigError(

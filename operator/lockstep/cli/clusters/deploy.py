@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lockstep.api.errors import Failed
-from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME
+from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.cli.clusters.deploymentplan import OPERATOR_IMAGE, Chosen, DeploymentPlan, Mode, chosen_scope, planned
 from lockstep.cli.shared.checkout import remember, remember_forced, remember_server
 from lockstep.cli.shared.embedded import publish_checkout
 from lockstep.cli.shared.target import EMBEDDED, is_embedded, is_same_host, refuse_other_cluster
-from lockstep.cli.shared.terminal import Progress, waiting
+from lockstep.cli.shared.terminal import Progress, say, waiting
 from lockstep.platforms.output import put, put_text, tell
 
 if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster
+    from lockstep.plan.cluster.admission import TypedDeployment
     from lockstep.platforms.clusters.send import Sent
 
 SCC_GROUP = "security.openshift.io"
 FOLDER = "deploy"
+UNKNOWN_JOBS = "this cluster doesn't know TrainingJobs, and nothing was sent: an administrator of the cluster types this once, in a checkout; then repeat your command:"
 ClusterArgument = Annotated[str, typer.Argument(help="A cluster of clusters/, or a cluster file's path.")]
 ContextOption = Annotated[str | None, typer.Option(help="The context of your kubeconfig.")]
 ImageOption = Annotated[
@@ -57,7 +61,7 @@ def deploy(
         str | None,
         typer.Option(
             help="Give the operator rights in these namespaces only (commas between them), besides Nodes, TrainingClusters and reviews of tokens; all: "
-            "everywhere. Default: as it is deployed, at first all."
+            "everywhere. Default: as it is deployed, at first all, or --namespace-only where you lack the rights and agree."
         ),
     ] = None,
     namespace_only: Annotated[
@@ -75,8 +79,11 @@ def deploy(
 
     It installs the CRDs, the operator, the TrainingCluster, the jobs' service account and the dev environment. You may repeat it.
 
-    It checks your rights first and tries nothing that they don't allow. It installs the rest, and prints what an administrator must
-    do. Exit code 0: everything is there, 1: something is missing or did not become ready.
+    It checks your rights first and tries nothing that they don't allow. If you may not install an operator of the whole cluster, it asks
+    whether to install one of the cluster file's namespace alone; without a terminal, it prints the command for that. Otherwise it
+    installs what you may, and prints what an administrator must do.
+
+    Exit code 0: everything is there, 1: something is missing or did not become ready.
 
     Example: lockstep deploy barcelona --mode rdma
     """
@@ -88,9 +95,15 @@ def deploy(
             text = dump_all_yaml([*plan.objects, *([_dev_environment(plan)] if dev else [])])
         warn_of(plan)
         return put_text(text)
+    scope = chosen_scope(namespaces, namespace_only)
     with waiting(f"looking at what is deployed on {cluster}"):
-        plan = _checked(cluster, mode, context, image, force, monitoring, chosen_scope(namespaces, namespace_only))
+        plan = _checked(cluster, mode, context, image, force, monitoring, scope)
     warn_of(plan)
+    if scope is None and not plan.scope.namespaces and not monitoring and plan.namespace != OPERATOR_NAMESPACE:
+        from lockstep.plan.cluster.admission import TypedDeployment
+
+        if _is_for_one_namespace(plan, TypedDeployment(cluster, mode and mode.value, image, dev, force, context), only_looks=diff):
+            plan = _checked(cluster, mode, context, image, force, monitoring, "own")
     if diff:
         from lockstep.cli.shared.difference import diff_deployment
 
@@ -104,6 +117,38 @@ def deploy(
         raise
     if not complete:
         raise typer.Exit(1)
+
+
+def _is_for_one_namespace(plan: DeploymentPlan, typed: TypedDeployment, *, only_looks: bool) -> bool:
+    """Ask whether an operator of one namespace will do, where this account may not install one of the whole cluster. Nothing is sent.
+
+    Raises Failed where nobody can be asked or the answer is no, and where an administrator must do something first.
+    """
+    from lockstep.kube.cluster import Client
+    from lockstep.plan.cluster.admission import Admission, admission
+    from lockstep.plan.cluster.scope import definitions_command
+    from lockstep.platforms.clusters.send import standing_of
+
+    own = planned(typed.cluster, plan.mode, typed.image, scope="own")
+    standing = Client(typed.context).run(lambda connection: standing_of(connection, plan.objects, own.objects))
+    chosen = admission(standing)
+    if chosen is Admission.AS_PLANNED:
+        return False
+    place = f"namespace {plan.namespace} alone"
+    if only_looks:
+        tell(f"note: {standing.missing}; this is what an operator of {place} (--namespace-only) would change:")
+        return True
+    if chosen is Admission.NEED_DEFINITIONS:
+        raise Failed(UNKNOWN_JOBS, f"  {definitions_command(plan.profile, plan.namespace)}")
+    if not sys.stdin.isatty():
+        command = typed.for_one_namespace(by_make="MAKELEVEL" in os.environ)
+        raise Failed(f"{standing.missing}, and nothing was sent. For an operator of {place}, type:", f"  {command}")
+    say(f"{standing.missing}. One of {place} needs the role admin there; it sees no nodes and serves no metrics.")
+    if not typer.confirm(f"Install an operator for {place}?", default=True):
+        raise Failed(
+            f"nothing was sent; an administrator installs the operator of the whole cluster: lockstep deploy {shlex.quote(typed.cluster)}"
+        )
+    return True
 
 
 def warn_of(plan: DeploymentPlan) -> None:
@@ -232,10 +277,7 @@ async def _refuse_what_lacks(connection: Cluster, plan: DeploymentPlan) -> None:
             await _refuse_place(connection, plan, place)
         return
     if await sight_of_jobs(connection) is not Sight.SEEN:
-        raise Failed(
-            "this cluster doesn't know TrainingJobs, and nothing was sent: an administrator of the cluster types once, in a checkout:",
-            f"  {definitions_command(plan.profile, plan.namespace)}",
-        )
+        raise Failed(UNKNOWN_JOBS, f"  {definitions_command(plan.profile, plan.namespace)}")
     if await connection.exists("ServiceAccount", plan.namespace, OPERATOR_NAME):
         return
     alive = [job["metadata"]["name"] for job in await jobs_of(connection, plan.namespace) if (job.get("status") or {}).get("nodes")]
@@ -275,7 +317,7 @@ async def _refuse_place(connection: Cluster, plan: DeploymentPlan, place: str) -
         raise Failed(
             f"--namespaces: namespace {place} doesn't exist, and nothing was sent: kubectl create namespace {place}, or leave it out"
         )
-    if place == plan.scope.home or not await _has_own_operator(connection, place):
+    if place == plan.scope.home or (await read_object(connection, "ServiceAccount", place, OPERATOR_NAME)).first is None:
         return
     remove = f"lockstep cluster uninstall {plan.cluster.cluster.name}"
     if await is_missing("Deployment", place, OPERATOR_NAME):
@@ -284,12 +326,6 @@ async def _refuse_place(connection: Cluster, plan: DeploymentPlan, place: str) -
         f"namespace {place} has an operator of its own (--namespace-only), which that of {plan.scope.home} would leave alone, and nothing was sent: "
         f"remove it first ({remove}), or leave out --namespaces"
     )
-
-
-async def _has_own_operator(connection: Cluster, place: str) -> bool:
-    from lockstep.platforms.clusters.listings import read_object
-
-    return (await read_object(connection, "ServiceAccount", place, OPERATOR_NAME)).first is not None
 
 
 async def _narrowed(connection: Cluster, plan: DeploymentPlan, progress: Progress) -> bool:
@@ -379,6 +415,7 @@ async def _start_dev_environment(connection: Cluster, plan: DeploymentPlan, prog
 
 def tell_left(plan: DeploymentPlan, sent: Sent) -> None:
     """Print what is missing, differs or can't be seen, and the commands by which an administrator puts it right."""
+    from lockstep.plan.cluster.scope import definitions_command
     from lockstep.plan.ship.deploy import State, called, objects_for_administrator, unsent
 
     left = unsent(sent.left)
@@ -392,6 +429,9 @@ def tell_left(plan: DeploymentPlan, sent: Sent) -> None:
     )
     for part in left:
         put(f"  {called(part.item)}: {part.state.value}{f' ({part.reason})' if part.reason else ''}")
+    if plan.scope.own:
+        put("An administrator of the cluster types this once, in a checkout; then repeat your command:")
+        return put(f"  {definitions_command(plan.profile, plan.namespace)}")
     put("An administrator of the cluster types, in a checkout:")
     put(f"  make deploy-cluster CLUSTER={cluster} {plan.choices} DEV=0")
     put(f"or, with the files that were just written, in which the operator's image is {plan.sent_image} (OPERATOR_IMAGE= names another):")
@@ -439,7 +479,6 @@ def tell_end(plan: DeploymentPlan, *, dev: bool, complete: bool) -> None:
 
 
 def _next_with_pods(cluster: str, namespace: str) -> list[tuple[str, str]]:
-
     return [
         (f"kubectl get pods -n {namespace} -l app={DEV_ENVIRONMENT}-multi", "the pods"),
         (f"make sync-multi-node CLUSTER={cluster}", "workspace/ to all of them"),

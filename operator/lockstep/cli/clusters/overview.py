@@ -24,7 +24,6 @@ NOT_SEEN = "you may not look"
 class Overview:
     """The operator, the TrainingCluster on the cluster and the jobs of its namespace, as the API server has them."""
 
-    namespace: str
     home: str
     """The operator's namespace."""
     operator: str
@@ -34,6 +33,8 @@ class Overview:
     scope: str
     """Option that names where the operator works; '' for the whole cluster."""
     jobs: list[dict[str, Any]]
+    no_jobs: str
+    """Reason that none are shown."""
 
 
 def status(cluster: OptionalClusterArgument = "local", context: ContextOption = None) -> None:
@@ -64,19 +65,30 @@ def status(cluster: OptionalClusterArgument = "local", context: ContextOption = 
 
 async def overview(cluster: Cluster, file: ClusterFile) -> Overview:
     from lockstep.platforms.clusters.facts import read_operator
-    from lockstep.platforms.clusters.remove import jobs_of
+    from lockstep.platforms.clusters.listings import list_kind
 
+    jobs = await list_kind(cluster, "TrainingJob", file.cluster.namespace)
     operator = await read_operator(cluster, file.cluster.namespace)
     deployment = operator.first
     return Overview(
-        namespace=file.cluster.namespace,
         home=OPERATOR_NAMESPACE if deployment is None else str(deployment["metadata"]["namespace"]),
         operator=_operator_state(deployment) if operator.seen else NOT_SEEN,
         operator_ready=_replicas(deployment) > 0 if operator.seen else None,
         profile=f"{file.profile.metadata.name}: {await _profile(cluster, file)}",
         scope=_scope_words(deployment),
-        jobs=await jobs_of(cluster, file.cluster.namespace),
+        jobs=list(jobs.items),
+        no_jobs=f"none in namespace {file.cluster.namespace}" if jobs.seen else await _unseen_jobs(cluster, file),
     )
+
+
+async def _unseen_jobs(cluster: Cluster, file: ClusterFile) -> str:
+    """Return the reason that no job is seen. An account without rights on a kind is refused before the API server looks whether it exists."""
+    from lockstep.plan.cluster.facts import Sight
+    from lockstep.platforms.clusters.listings import sight_of_jobs
+
+    if await sight_of_jobs(cluster) is Sight.NO_SUCH_KIND:
+        return f"this cluster doesn't know TrainingJobs: lockstep deploy {shlex.quote(file.cluster.name)}"
+    return f"{NOT_SEEN} (namespace {file.cluster.namespace})"
 
 
 def _scope_words(deployment: dict[str, Any] | None) -> str:
@@ -115,7 +127,7 @@ def print_overview(view: Overview) -> None:
     terminal.print(f"operator   {view.operator} (namespace {view.home}{view.scope})", highlight=False)
     terminal.print(f"cluster    {view.profile}", highlight=False)
     if not view.jobs:
-        terminal.print(f"jobs       none in namespace {view.namespace}", highlight=False)
+        terminal.print(f"jobs       {view.no_jobs}", highlight=False)
         return
     table = Table("job", "nodes", "ranks", "step", "checkpoint", "state", "message", box=None, title=None)
     for job in view.jobs:

@@ -71,10 +71,11 @@ def objects_for_administrator(left: Iterable[Left]) -> tuple[list[Object], list[
 def counted(objects: Iterable[Object]) -> str:
     """Number of objects of each kind, for example `2 CustomResourceDefinitions, 1 Deployment`."""
     counts = Counter(item["kind"] for item in objects)
-    return ", ".join(f"{number} {_plural(kind) if number > 1 else kind}" for kind, number in counts.items())
+    return ", ".join(f"{number} {plural(kind) if number > 1 else kind}" for kind, number in counts.items())
 
 
-def _plural(kind: str) -> str:
+def plural(kind: str) -> str:
+    """Name of several objects of a kind."""
     return f"{kind[:-1]}ies" if kind.endswith("y") else kind if kind.endswith("s") else f"{kind}s"
 
 

@@ -6,11 +6,12 @@ from typing import Any
 
 from lockstep.api.names import APP, DEV_ENVIRONMENT, KEY_SECRET, LABEL_JOB, LABEL_MANAGED_BY, OPERATOR_NAMESPACE, TLS_SECRET
 from lockstep.api.objects import Object
-from lockstep.kube.cluster import NOT_FOUND, ApiError, Cluster
+from lockstep.kube.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster
+from lockstep.plan.cluster.facts import Sight
 from lockstep.plan.cluster.scope import EVERYWHERE, Scope
 from lockstep.plan.ship.deploy import CLAIM, CLUSTER, called
 from lockstep.platforms.clusters.install import InstallError, Say, polled
-from lockstep.platforms.clusters.listings import forbidden
+from lockstep.platforms.clusters.listings import forbidden, sight_of_jobs
 from lockstep.platforms.clusters.record import NAME as RECORD
 
 GONE_SECONDS = 120.0
@@ -27,7 +28,8 @@ async def jobs_of(cluster: Cluster, namespace: str | None = None) -> list[Object
     try:
         jobs: list[Object] = (await cluster.list(JOB, namespace))["items"]
     except ApiError as error:
-        if error.status == NOT_FOUND:
+        # Who has no right on a kind that isn't there is refused before the API server looks for it.
+        if error.status == NOT_FOUND or (error.status == FORBIDDEN and await sight_of_jobs(cluster) is Sight.NO_SUCH_KIND):
             return []
         raise
     return jobs

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lockstep.api.names import APP, GROUP, LABEL_NAME
+from lockstep.api.names import APP, GROUP, LABEL_NAME, OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.api.objects import Object
 from lockstep.kube.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster
+from lockstep.plan.cluster.admission import AccountStanding, needed_for_operator
 from lockstep.plan.cluster.facts import Sight
 from lockstep.plan.cluster.scope import Scope, is_outdated, outdated
 from lockstep.plan.diff import Change, changes
@@ -57,6 +58,19 @@ async def send_permitted(cluster: Cluster, objects: list[Object], say: Say) -> S
         if item["kind"] == DEFINITION:
             await until_established(cluster, item["metadata"]["name"])
     return Sent(tuple(sent), tuple(left))
+
+
+async def standing_of(cluster: Cluster, objects: list[Object], own: list[Object]) -> AccountStanding:
+    """Return the standing of this account: `objects` are those of an operator of the whole cluster, `own` those of one of a single namespace. Sends nothing."""
+    lacks = tuple(await forbidden(cluster, {}, APPLY, needed_for_operator(objects)))
+    if not lacks:
+        return AccountStanding()
+    return AccountStanding(
+        lacks,
+        may_have_own=not await forbidden(cluster, {CLAIM: CREATE}, APPLY, own),
+        has_operator=(await read_object(cluster, "Lease", OPERATOR_NAMESPACE, OPERATOR_NAME)).first is not None,  # which everybody may read
+        knows_jobs=await sight_of_jobs(cluster) is Sight.SEEN,
+    )
 
 
 async def remove_outdated(cluster: Cluster, scope: Scope) -> tuple[list[Object], list[Object]]:

@@ -75,6 +75,7 @@ def test_rdma_without_rails_is_warned_of_with_its_line_before_anything_is_sent(
     path = tmp_path / "bare.yaml"
     path.write_text(NO_RAILS)
     monkeypatch.setattr("lockstep.cli.clusters.deploy._checked", lambda cluster, mode, *_: planned(cluster, mode))
+    monkeypatch.setattr("lockstep.cli.clusters.deploy._is_for_one_namespace", lambda plan, typed, only_looks: False)
     monkeypatch.setattr("lockstep.cli.shared.difference.diff_deployment", lambda objects, context: None)
 
     async def carry_out(plan: Any, *_: Any) -> bool:

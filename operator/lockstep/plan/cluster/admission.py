@@ -1,0 +1,81 @@
+"""Admission of a deployment: what an account lacks for an operator of the whole cluster, and what it is offered instead (pure)."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from lockstep.api.names import OPERATOR_NAMESPACE
+from lockstep.api.objects import Object
+from lockstep.plan.ship.deploy import CLAIM, DEFINITION, plural
+
+
+class Admission(Enum):
+    """Way on for a deployment."""
+
+    AS_PLANNED = "send what the rights allow"
+    OFFER_OWN = "offer an operator of one namespace"
+    NEED_DEFINITIONS = "an administrator must define TrainingJobs first"
+
+
+@dataclass(frozen=True)
+class AccountStanding:
+    """Rights of an account on a cluster, and what is there already."""
+
+    lacks: tuple[Object, ...] = ()
+    """Objects of the operator of the whole cluster that the account may not send."""
+    may_have_own: bool = False
+    """It may send all objects of an operator of one namespace."""
+    has_operator: bool = False
+    """An operator of the whole cluster, or of named namespaces, is there."""
+    knows_jobs: bool = True
+    """The API server knows TrainingJobs."""
+
+    @property
+    def missing(self) -> str:
+        """Sentence that says what the account lacks, without its end."""
+        kinds = list(dict.fromkeys(plural(item["kind"]) for item in self.lacks if "namespace" not in item["metadata"]))
+        places = list(dict.fromkeys(item["metadata"]["namespace"] for item in self.lacks if "namespace" in item["metadata"]))
+        parts = [*([", ".join(kinds)] if kinds else []), *(f"objects of namespace {place}" for place in places)]
+        return f"your account may not install an operator of the whole cluster (it may not change {' and '.join(parts)})"
+
+
+def needed_for_operator(objects: Iterable[Object]) -> list[Object]:
+    """Objects without which there is no operator of the whole cluster. CRDs and namespaces may be there, and claims belong to whoever made them."""
+    return [item for item in objects if item["kind"] not in (DEFINITION, "Namespace", CLAIM) and _is_outside(item)]
+
+
+def _is_outside(item: Object) -> bool:
+    return bool(item["metadata"].get("namespace", OPERATOR_NAMESPACE) == OPERATOR_NAMESPACE)
+
+
+def admission(standing: AccountStanding) -> Admission:
+    """Way on where nobody has said where the operator is to work."""
+    if not standing.lacks or standing.has_operator or not standing.may_have_own:
+        return Admission.AS_PLANNED
+    return Admission.OFFER_OWN if standing.knows_jobs else Admission.NEED_DEFINITIONS
+
+
+@dataclass(frozen=True)
+class TypedDeployment:
+    """Options of a deployment, as they were typed."""
+
+    cluster: str
+    mode: str | None = None
+    image: str | None = None
+    dev: bool = True
+    force: bool = False
+    context: str | None = None
+
+    def for_one_namespace(self, *, by_make: bool) -> str:
+        """The same command for an operator of one namespace, by make for who types that."""
+        if by_make and self.context is None:
+            words = {"CLUSTER": self.cluster, "MODE": self.mode, "OPERATOR_IMAGE": self.image, "DEV": None if self.dev else "0"}
+            chosen = [f"{name}={shlex.quote(value)}" for name, value in words.items() if value]
+            return " ".join(["make deploy-cluster", *chosen, *(["FORCE=1"] if self.force else []), "NAMESPACE_ONLY=1"])
+        options = {"--mode": self.mode, "--image": self.image, "--context": self.context}
+        stated = [word for name, value in options.items() if value for word in (name, value)]
+        flags = [*([] if self.dev else ["--no-dev"]), *(["--force"] if self.force else []), "--namespace-only"]
+        return shlex.join(["lockstep", "deploy", self.cluster, *stated, *flags])

@@ -1,0 +1,63 @@
+"""Who may install which operator, and what they are offered."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.cli.clusters.deploymentplan import Mode, planned
+from lockstep.plan.cluster.admission import AccountStanding, Admission, TypedDeployment, admission, needed_for_operator
+
+LACKS = ({"kind": "ClusterRole", "metadata": {"name": "lockstep-operator"}},)
+
+
+@pytest.mark.parametrize(
+    ("standing", "expected"),
+    [
+        (AccountStanding(), Admission.AS_PLANNED),
+        (AccountStanding(LACKS, may_have_own=True), Admission.OFFER_OWN),
+        (AccountStanding(LACKS, may_have_own=True, knows_jobs=False), Admission.NEED_DEFINITIONS),
+        (AccountStanding(LACKS, may_have_own=True, has_operator=True), Admission.AS_PLANNED),
+        (AccountStanding(LACKS, may_have_own=False), Admission.AS_PLANNED),
+        (AccountStanding(LACKS, may_have_own=False, knows_jobs=False), Admission.AS_PLANNED),
+    ],
+    ids=["all rights", "rights of one namespace", "no TrainingJobs yet", "an operator is there", "neither", "neither, and no TrainingJobs"],
+)
+def test_one_namespace_s_operator_is_offered_to_who_may_install_that_one_alone(standing: AccountStanding, expected: Admission) -> None:
+    assert admission(standing) is expected
+
+
+def test_what_the_account_lacks_is_said_by_kind_and_by_namespace() -> None:
+    needed = needed_for_operator(planned("local", Mode.TCP).objects)
+    kinds = {item["kind"] for item in needed}
+    assert {"Deployment", "ClusterRole", "TrainingCluster"} <= kinds
+    assert kinds.isdisjoint({"CustomResourceDefinition", "Namespace", "PersistentVolumeClaim"})
+    assert {item["metadata"].get("namespace", "lockstep-system") for item in needed} == {"lockstep-system"}, (
+        "its own namespace is not asked for"
+    )
+    assert AccountStanding(tuple(needed)).missing == (
+        "your account may not install an operator of the whole cluster (it may not change TrainingClusters, ClusterRoles, ClusterRoleBindings "
+        "and objects of namespace lockstep-system)"
+    )
+    assert AccountStanding(LACKS).missing.endswith("(it may not change ClusterRoles)")
+
+
+@pytest.mark.parametrize(
+    ("typed", "by_make", "expected"),
+    [
+        (TypedDeployment("mine"), False, "lockstep deploy mine --namespace-only"),
+        (TypedDeployment("mine"), True, "make deploy-cluster CLUSTER=mine NAMESPACE_ONLY=1"),
+        (
+            TypedDeployment("my file.yaml", "rdma", "r/o:1", dev=False, force=True),
+            False,
+            "lockstep deploy 'my file.yaml' --mode rdma --image r/o:1 --no-dev --force --namespace-only",
+        ),
+        (
+            TypedDeployment("mine", "rdma", "r/o:1", dev=False, force=True),
+            True,
+            "make deploy-cluster CLUSTER=mine MODE=rdma OPERATOR_IMAGE=r/o:1 DEV=0 FORCE=1 NAMESPACE_ONLY=1",
+        ),
+        (TypedDeployment("mine", context="c"), True, "lockstep deploy mine --context c --namespace-only"),
+    ],
+)
+def test_the_command_is_the_one_that_was_typed_with_the_choice(typed: TypedDeployment, by_make: bool, expected: str) -> None:
+    assert typed.for_one_namespace(by_make=by_make) == expected
