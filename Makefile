@@ -78,11 +78,11 @@ run-multi-node: setup ## start a script on all nodes: SCRIPT=train_multi_node.py
 shell-multi-node: setup ## a shell in one of its pods
 	@$(BIN)/lockstep shell $(JOB) --node $(NODE) --cluster $(CLUSTER)
 
-vscode: setup ## forward the debugger's port of a script that listens for one, and print the entry for launch.json
+vscode: setup ## VS Code in your browser, in one of its pods, behind a token, on this machine's loopback
 	@$(BIN)/lockstep vscode $(JOB) --node $(NODE) --cluster $(CLUSTER)
 
-debug-remote: setup ## start a script in one pod under the debugger: FILE=train.py ARGS=…
-	@$(BIN)/lockstep debug $(JOB) $(FILE) --node $(NODE) --cluster $(CLUSTER) -- $(ARGS)
+debug-remote: setup ## start a script in one pod under the debugger: FILE=train.py ARGS=… (ATTACH=1: reach one that waits for a debugger already)
+	@$(BIN)/lockstep debug $(JOB) --node $(NODE) --cluster $(CLUSTER) $(if $(ATTACH),--attach,$(FILE) -- $(ARGS))
 
 jupyter: setup ## a notebook server in one of its pods, behind a token, on this machine's loopback
 	@$(BIN)/lockstep jupyter $(JOB) --node $(NODE) --cluster $(CLUSTER)

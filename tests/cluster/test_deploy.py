@@ -81,7 +81,7 @@ def test_who_may_only_use_a_namespace_gets_the_commands_by_which_an_administrato
         "serviceaccount/person",
     ]
     code, said, _ = lockstep("cluster", "status", str(cluster_file), kubeconfig=person)
-    assert code == 0 and "jobs       this cluster doesn't know TrainingJobs: lockstep deploy mine" in said
+    assert code == 1 and "jobs       this cluster doesn't know TrainingJobs: lockstep deploy mine" in said
     code, said, _ = lockstep("deploy", str(cluster_file), "--no-dev", "--namespaces", "all", kubeconfig=person)
     assert code == 1
     assert "applied      1 PersistentVolumeClaim, 1 ServiceAccount\n" in said

@@ -132,15 +132,16 @@ def test_an_editor_opens_the_folder_of_its_host_and_a_debugger_s_port_leads_ther
     code.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {opened}\n')
     code.chmod(0o755)
     monkeypatch.setenv("PATH", f"{code.parent}:{os.environ['PATH']}")
-    with typed(laptop, "vscode", "demo", "--node", "1") as process:
+    done = laptop.type("vscode", "demo", "--node", "1", "--cluster", str(laptop.cluster))
+    assert done.stdout.splitlines()[1] == "  code --remote ssh-remote+ada@bed1 /home/ada/lockstep/workspace"
+    assert opened.read_text().split() == ["--remote", "ssh-remote+ada@bed1", "/home/ada/lockstep/workspace"]
+    with typed(laptop, "debug", "demo", "--attach", "--node", "1") as process:
         assert process.stdout is not None
         lines = [process.stdout.readline()]
         while not lines[-1].endswith("Press Ctrl-C to end.\n"):
             lines.append(process.stdout.readline())
             assert lines[-1], "".join(lines)
         assert '"remoteRoot": "/home/ada/lockstep/workspace"' in "".join(lines)
-    assert lines[0] == "code --remote ssh-remote+ada@bed1 /home/ada/lockstep/workspace\n"
-    assert opened.read_text().split() == ["--remote", "ssh-remote+ada@bed1", "/home/ada/lockstep/workspace"]
     refused = laptop.about("debug", "demo", "a.py", check=False)
     assert refused.returncode == 1 and "/opt/env/bin/python -m pip install debugpy" in refused.stderr
 

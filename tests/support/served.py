@@ -11,6 +11,33 @@ from contextlib import contextmanager
 from support.clusters.cluster_jobs import Jobs
 
 LOCKSTEP = [sys.executable, "-m", "lockstep.cli.main"]
+CODE_SERVER = """#!/usr/bin/env python3
+import http.server, json, os, socketserver, sys
+options = dict(zip(sys.argv, sys.argv[1:]))
+path = options.get("--socket") or options["--socket-path"]
+told = {"argv": sys.argv[1:], "cwd": os.getcwd(), "pid": os.getpid(), "socket": path, "folder": oct(os.stat(os.path.dirname(path)).st_mode & 0o777)}
+class Page(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_GET(self):
+        if self.path == "/echo":
+            self.send_response(101)
+            self.end_headers()
+            self.wfile.write(self.rfile.read())
+            self.close_connection = True
+            return
+        body = json.dumps(told | {"path": self.path}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *_): pass
+class Server(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+    def get_request(self):
+        return self.socket.accept()[0], ("here", 0)
+Server(path, Page).serve_forever()
+"""
+"""Stand-in for code-server, openvscode-server and `code serve-web`, which show VS Code in a browser. It listens at the socket that it was told, and says how it was started. At /echo it sends back what it gets."""
 
 
 @contextmanager

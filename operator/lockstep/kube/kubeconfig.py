@@ -210,6 +210,14 @@ def namespace_of_context(paths: str, context: str | None) -> str | None:
     return chosen.get("namespace") or None
 
 
+def current_context(paths: str) -> str | None:
+    """The name of the current context; None where there is none, or nothing to read."""
+    try:
+        return _merged(paths)["current-context"] or None
+    except ConfigError:
+        return None
+
+
 def _merged(paths: str) -> Values:
     """The files' clusters, contexts and users by name; each knows its folder, for relative paths."""
     merged: Values = {"clusters": {}, "contexts": {}, "users": {}, "current-context": None}

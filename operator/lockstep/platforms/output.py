@@ -34,6 +34,20 @@ def put_text(text: str, *, error: bool = False) -> None:
     _send(sys.stderr if error else sys.stdout, printable(text), True)
 
 
+NO_LINKS = ("", "dumb", "linux")
+"""Terminals, by $TERM, that show the codes of a link or do nothing with them."""
+
+
+def put_link(address: str) -> None:
+    """A line that is an address; a terminal that knows links (OSC 8) makes all of it one."""
+    from lockstep_spec.words import printable_line
+
+    line = printable_line(address)
+    if sys.stdout.isatty() and os.environ.get("TERM", "") not in NO_LINKS and not os.environ.get("NO_COLOR"):
+        line = f"\x1b]8;;{line}\x1b\\{line}\x1b]8;;\x1b\\"
+    _send(sys.stdout, f"{line}\n", True)
+
+
 def put_json(value: object, *, indent: int = 2, ascii_only: bool = True) -> None:
     """JSON that every parser reads as `value`, and no terminal acts on."""
     put_json_text(json.dumps(value, indent=indent, ensure_ascii=ascii_only))

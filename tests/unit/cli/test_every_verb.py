@@ -46,7 +46,7 @@ GIVEN = {
 ANSWERS_WHATEVER_IS_HIDDEN = ("plan", "version", "cluster discover", "cluster lint")
 MORE = {
     "scale": ["2"], "run": ["--in-namespace", "-f", "job.yaml"], "retry": ["x"], "delete": ["x"], "cluster gpus": ["gpus.yaml"],
-    "model get": ["org/name", "--job", "x"],
+    "model get": ["org/name", "--job", "x"], "debug": ["a.py"],
 }  # fmt: skip
 """What some verbs want besides, though no option of theirs is required."""
 FILES = {"bench scaling": "training.yaml"}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from lockstep.cli.main import app
+from lockstep.cli.main import app, main
 from support.api_stub import ApiStub, served
 
 Object = dict[str, Any]
@@ -227,3 +227,14 @@ def test_a_retry_that_failed_itself_has_failed(tmp_path: Path, monkeypatch: pyte
     stub = Jobs()
     stub.objects[f"{JOBS}/a"] = {**failed, "status": {**failed["status"], "retry": 1}}
     assert typed(stub, tmp_path, monkeypatch, "wait", "a").exit_code == 1
+
+
+@pytest.mark.parametrize("words", [["debug", "x"], ["debug", "x", "train.py", "--attach"]])
+def test_a_debugger_gets_a_script_to_start_or_one_that_waits(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["lockstep", *words])
+    assert main() == 2
+    assert capsys.readouterr().err.startswith(
+        "lockstep: name a script to start, or use --attach for one that waits already, and not both: "
+    )

@@ -29,7 +29,7 @@ from lockstep.plan.reconcile.events import events_between
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.platforms.jobs.terminal import _show
 from lockstep.platforms.operator.replica import OneLine
-from lockstep.platforms.output import ProgramOutput, put, put_json, put_text, tell
+from lockstep.platforms.output import ProgramOutput, put, put_json, put_link, put_text, tell
 from lockstep.programs import STDERR, STDOUT, Program
 from lockstep_gang.agent.log import Console
 from lockstep_gang.agent.ranks.reports import parse_datagram, read_error_file
@@ -256,3 +256,22 @@ def test_a_shell_acts_only_on_the_terminal_that_is_its_own(
     asyncio.run(_show(cast(Program, Printing(data)), raw=raw))
     expected = data if raw or not terminals else rb"a\x1b[2J\xff" + b"\n"
     assert capfdbinary.readouterr() == (expected, expected)
+
+
+@pytest.mark.parametrize(
+    ("terminal", "kind", "variables", "links"),
+    [(True, "xterm-256color", {}, True), (True, "dumb", {}, False), (True, "xterm", {"NO_COLOR": "1"}, False), (False, "xterm", {}, False)],
+)
+def test_an_address_is_a_link_where_the_terminal_knows_links_and_a_line_elsewhere(
+    terminal: bool, kind: str, variables: dict[str, str], links: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in {"TERM": kind, **variables}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
+    address = "http://127.0.0.1:8888/?token=t"
+    put_link(address)
+    put_link(f"{address}\x1b\\")
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == (f"\x1b]8;;{address}\x1b\\{address}\x1b]8;;\x1b\\" if links else address)
+    assert second.count("\x1b") == (4 if links else 0), "what the address holds ends no link"

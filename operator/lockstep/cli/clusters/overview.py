@@ -33,6 +33,7 @@ class Overview:
     scope: str
     """Option that names where the operator works; '' for the whole cluster."""
     jobs: list[dict[str, Any]]
+    jobs_seen: bool
     no_jobs: str
     """Reason that none are shown."""
 
@@ -40,7 +41,7 @@ class Overview:
 def status(cluster: OptionalClusterArgument = "local", context: ContextOption = None) -> None:
     """Show the operator, the TrainingCluster and the jobs.
 
-    The dev environment is among them. Exit code 1 when the operator isn't ready.
+    The dev environment is among them. Exit code 1 when the operator isn't ready, or no job can be seen.
 
     Example: lockstep cluster status local
     """
@@ -59,7 +60,7 @@ def status(cluster: OptionalClusterArgument = "local", context: ContextOption = 
 
     view = asyncio.run(read())
     print_overview(view)
-    if view.operator_ready is False:
+    if view.operator_ready is False or not view.jobs_seen:
         raise typer.Exit(1)
 
 
@@ -77,6 +78,7 @@ async def overview(cluster: Cluster, file: ClusterFile) -> Overview:
         profile=f"{file.profile.metadata.name}: {await _profile(cluster, file)}",
         scope=_scope_words(deployment),
         jobs=list(jobs.items),
+        jobs_seen=jobs.seen,
         no_jobs=f"none in namespace {file.cluster.namespace}" if jobs.seen else await _unseen_jobs(cluster, file),
     )
 

@@ -1,19 +1,19 @@
-"""`lockstep shell|jupyter|tensorboard|vscode|debug`: a shell in a pod of a job or on its host, and editors and notebooks beside it, reached by port-forward."""
+"""`lockstep shell|jupyter|tensorboard|vscode|debug`: a shell in a pod of a job or on its host, and editors and notebooks there, reached by port-forward."""
 
 from __future__ import annotations
 
 import asyncio
 import shlex
 import shutil
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from lockstep.api.errors import Failed
-from lockstep.api.names import WORKSPACE
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.names import CONTAINER, WORKSPACE
 from lockstep.cli.shared.jobargs import (
     DEFAULT_JOB,
     NodeOption,
@@ -24,7 +24,7 @@ from lockstep.cli.shared.jobargs import (
     running_pod,
 )
 from lockstep.cli.shared.terminal import say
-from lockstep.platforms.output import put, put_json, put_text
+from lockstep.platforms.output import put, put_json, put_link, put_text
 
 if TYPE_CHECKING:
     from lockstep.api.hosts import Host
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster
     from lockstep.programs import Place
 
-JUPYTER_PORT, TENSORBOARD_PORT, DEBUG_PORT = 8888, 6006, 5678
+JUPYTER_PORT, TENSORBOARD_PORT, CODE_PORT, DEBUG_PORT = 8888, 6006, 8443, 5678
 PortOption = Annotated[
     int | None, typer.Option("--port", min=1, max=65535, help="Port of this machine. Default: the usual one, or a free one.")
 ]
@@ -98,50 +98,64 @@ def vscode(
     where: TargetOptions,
     job: OptionalJobArgument = DEFAULT_JOB,
     node: NodeOption = 0,
-    pod_port: Annotated[
-        int, typer.Option("--pod-port", min=1, max=65535, help="Port in the pod on which the script waits for a debugger.")
-    ] = DEBUG_PORT,
+    folder: Annotated[str, typer.Option("--folder", help="Folder to open, in the pod.")] = WORKSPACE,
     port: PortOption = None,
 ) -> None:
-    """Connect VS Code to a script that waits for a debugger.
+    """Open a job's files in VS Code.
 
-    It forwards the debugger's port until Ctrl-C, and prints the entry for VS Code's launch.json that attaches to it.
+    It serves VS Code to your browser until Ctrl-C, behind a token, and prints the address on this machine that leads to it.
 
-    On a host of a cluster file it opens the workspace there in VS Code first (Remote - SSH), where this machine has `code`, and prints that command.
-    The port is for a script that waits by itself: debugpy.listen(("127.0.0.1", 5678)); debugpy.wait_for_client(). `lockstep debug` starts one.
+    The image needs code-server, openvscode-server or code (`code serve-web`) on its PATH. It listens on the pod's loopback only.
+    It also prints the command by which the VS Code of this machine opens the folder. `lockstep debug` starts a script under a debugger.
 
     Example: lockstep vscode ml-dev-env --node 1
     """
-
-    async def forward(spot: Spot) -> None:
-        if spot.host is not None:
-            await _open_there(spot.host, spot.path(WORKSPACE))
-        async with spot.forwarded(pod_port, port or pod_port, port is not None) as local:
-            _print_launch(spot, local)
-            put(f"Port {local} of this machine leads to port {pod_port} of {spot.name}. Press Ctrl-C to end.", flush=True)
-            await asyncio.Event().wait()
-
-    _at(job, node, where, forward)
+    _serve("vscode", job, node, where, port, CODE_PORT, folder=folder)
 
 
 @on_cluster
 def debug(
     where: TargetOptions,
     job: Annotated[str, typer.Argument(help="The job's name.")],
-    script: Annotated[str, typer.Argument(help="The script's path in the pod; a relative one is below /workspace.")],
+    script: Annotated[
+        str | None,
+        typer.Argument(help="The script's path in the pod; a relative one is below /workspace. None with --attach.", show_default=False),
+    ] = None,
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Its arguments, after --.")] = None,
+    attach: Annotated[
+        bool, typer.Option("--attach", help="Start nothing: connect to a script there that waits for a debugger by itself.")
+    ] = False,
     node: NodeOption = 0,
+    pod_port: Annotated[
+        int, typer.Option("--pod-port", min=1, max=65535, help="With --attach: the port in the pod on which the script waits.")
+    ] = DEBUG_PORT,
     port: PortOption = None,
 ) -> None:
     """Start a script under debugpy and let VS Code attach.
 
     It runs in one pod, or on one host, and waits until VS Code attaches. Ctrl-C ends it. The image needs debugpy.
 
-    It is one process beside the job, not one of its ranks.
+    It is one process beside the job, not one of its ranks. For a rank, let that wait: debugpy.listen(("127.0.0.1", 5678)); debugpy.wait_for_client().
+    Then --attach forwards its port until Ctrl-C.
 
     Example: lockstep debug ml-dev-env train.py -- --epochs 1
+
+    Example: lockstep debug ml-dev-env --attach --node 1
     """
-    _serve("debug", job, node, where, port, DEBUG_PORT, command=(script, *(arguments or [])))
+    if attach == (script is not None):
+        raise ConfigError(
+            "name a script to start, or use --attach for one that waits already, and not both: lockstep debug JOB train.py, or lockstep debug JOB --attach"
+        )
+    if script is not None:
+        return _serve("debug", job, node, where, port, DEBUG_PORT, command=(script, *(arguments or [])))
+
+    async def forward(spot: Spot) -> None:
+        async with spot.forwarded(pod_port, port or pod_port, port is not None) as local:
+            _print_launch(spot, local)
+            put(f"Port {local} of this machine leads to port {pod_port} of {spot.name}. Press Ctrl-C to end.", flush=True)
+            await asyncio.Event().wait()
+
+    _at(job, node, where, forward)
 
 
 def _serve(
@@ -158,20 +172,28 @@ def _serve(
     """Serve and forward until either ends or Ctrl-C ends both."""
 
     async def serve(spot: Spot) -> None:
-        from lockstep.platforms.jobs.editor import EditorRequest, served
+        from lockstep.platforms.jobs.editor import EditorRequest, ProgramMissing, served
 
         request = EditorRequest(kind, spot.path(folder), tuple(command), cwd=spot.path(WORKSPACE), on_host=spot.host is not None)
-        async with (
-            served(spot.place, request, _echo) as server,
-            spot.forwarded(server.port, port or usual, port is not None) as local,
-        ):
-            if kind == "debug":
-                _print_launch(spot, local)
-                put(f"{command[0]} in {spot.name} waits for that. Ctrl-C ends it.", flush=True)
-            else:
-                put(f"http://127.0.0.1:{local}/?token={request.token}", flush=True)
-                put(f"{kind} in {spot.name}, {request.folder}. Ctrl-C ends it.", flush=True)
-            why = await server.until_end()
+        if kind == "vscode" and (words := await spot.desktop(request.folder)):
+            extension = "Dev Containers" if spot.host is None else "Remote - SSH"
+            put(f"With the VS Code of this machine and its extension {extension}:", f"  {words}", flush=True)
+        try:
+            async with (
+                served(spot.place, request, _echo) as server,
+                spot.forwarded(server.port, port or usual, port is not None) as local,
+            ):
+                if kind == "debug":
+                    _print_launch(spot, local)
+                    put(f"{command[0]} in {spot.name} waits for that. Ctrl-C ends it.", flush=True)
+                else:
+                    put_link(request.address(local))
+                    put(f"{kind} in {spot.name}, {request.folder}. Ctrl-C ends it.", flush=True)
+                why = await server.until_end()
+        except ProgramMissing:
+            if kind != "vscode" or spot.host is None or not await _opened_there(spot.host, request.folder):
+                raise
+            return
         if why:
             raise Failed(f"{kind} in {spot.place.name}: {why}")
 
@@ -188,6 +210,8 @@ class Spot(NamedTuple):
     """Path there of what a job has below /workspace."""
     forwarded: Callable[[int, int, bool], AbstractAsyncContextManager[int]]
     """Forward a port there to one of this machine, which may be another one unless the last word is True."""
+    desktop: Callable[[str], Awaitable[str]]
+    """Command that opens a folder there in the VS Code of this machine; "" where none is known."""
     host: Host | None
     """Host of the cluster file; None: it is a pod."""
 
@@ -200,14 +224,27 @@ def _at(job: str, node: int, where: TargetOptions, work: Callable[[Spot], Corout
     pod = running_pod(target, node)
 
     async def in_pod(connection: Cluster) -> None:
+        from lockstep.kube.aim import Connections, environment_kubeconfig
         from lockstep.kube.forward import forwarded
-        from lockstep.platforms.jobs.editor import refuse_without_rights
+        from lockstep.kube.kubeconfig import current_context
+        from lockstep.platforms.jobs.editor import attach_uri, refuse_without_rights
 
         def way(there: int, here: int, exactly: bool) -> AbstractAsyncContextManager[int]:
             return forwarded(connection, target.namespace, pod, there, here, say, exactly=exactly)
 
+        async def desktop(folder: str) -> str:
+            files = Connections.aim.kubeconfig(where.context)
+            context = where.context or current_context(files.paths)
+            found = await connection.get("Pod", target.namespace, pod)
+            if found is None or context is None:
+                return ""
+            image = next(one["image"] for one in found["spec"]["containers"] if one["name"] == CONTAINER)
+            command = shlex.join(["code", "--folder-uri", attach_uri(context, target.namespace, pod, CONTAINER, image, folder)])
+            usual = files.paths == environment_kubeconfig().paths
+            return command if usual else f"KUBECONFIG={shlex.quote(files.paths)} {command}"
+
         await refuse_without_rights(connection, target.namespace)
-        await work(Spot(pod, target.node(connection, node), str, way, None))
+        await work(Spot(pod, target.node(connection, node), str, way, desktop, None))
 
     target.run(in_pod)
 
@@ -221,7 +258,12 @@ async def _on_host(job: HostJob, node: int, work: Callable[[Spot], Coroutine[Any
             return forwarded(volume.place, there, here, exactly=exactly)
 
         name = job.seen.hosts[node]
-        await work(Spot(name, volume.place, volume.path, way, job.site.hosts.host(name)))
+        host = job.site.hosts.host(name)
+
+        async def desktop(folder: str) -> str:
+            return shlex.join(remote_command(host, folder))
+
+        await work(Spot(name, volume.place, volume.path, way, desktop, host))
 
 
 async def _shell_on_host(job: HostJob, node: int) -> int:
@@ -237,20 +279,19 @@ def remote_command(host: Host, folder: str) -> list[str]:
     return ["code", "--remote", f"ssh-remote+{user}{host.name}{port}", folder]
 
 
-async def _open_there(host: Host, folder: str) -> None:
-    """Print the command that opens the folder in VS Code, and run it where there is a `code`."""
+async def _opened_there(host: Host, folder: str) -> bool:
+    """Open the folder in the VS Code of this machine, where there is a `code`; whether there is."""
     command = remote_command(host, folder)
-    put(shlex.join(command), flush=True)
     unknown = [key for key in ("identity", "jump") if getattr(host, key)]
     if unknown:
         say(f"VS Code reads ~/.ssh/config alone: give {host.name} there the {' and the '.join(unknown)} that the cluster file states")
     program = shutil.which(command[0])
     if program is None:
-        say("there is no `code` on this machine: type that where VS Code is, with its extension Remote - SSH")
-        return
+        return False
     process = await asyncio.create_subprocess_exec(program, *command[1:], stdin=asyncio.subprocess.DEVNULL)
     if code := await process.wait():
-        say(f"warning: {program} ended with exit code {code}; the port below is forwarded all the same")
+        raise Failed(f"{program} ended with exit code {code}")
+    return True
 
 
 def _print_launch(spot: Spot, port: int) -> None:

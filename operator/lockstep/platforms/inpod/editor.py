@@ -20,12 +20,15 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable
+from http.client import parse_headers
 from http.cookies import SimpleCookie
+from io import BytesIO
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, parse_qsl, urlencode
 
 SILENCE_SECONDS = 60.0
 """Seconds without a message after which the laptop counts as gone, whatever its connection says."""
@@ -38,6 +41,11 @@ MODULES = {
     "debug": (("debugpy",), "pip install debugpy"),
 }
 """Modules of each kind, of which the first one that is installed counts, and the command that adds it to an image."""
+CODE_PROGRAMS = ("code-server", "openvscode-server", "code")
+"""Programs that serve VS Code to a browser, of which the first one on the PATH counts."""
+HEAD_BYTES_MAX = 1 << 16
+HEAD_SECONDS = 30.0
+PROGRAM_END_SECONDS = 4.0
 
 
 def announce(**fields: Any) -> None:
@@ -46,6 +54,20 @@ def announce(**fields: Any) -> None:
 
 def module_of(kind: str) -> str | None:
     return next((name for name in MODULES[kind][0] if importlib.util.find_spec(name) is not None), None)
+
+
+def lacking(kind: str, *, on_host: bool) -> str:
+    """Return what is missing for a server of this kind, and how to get it."""
+    if kind == "vscode":
+        remedy = (
+            "install code-server there" if on_host else
+            "one belongs into the job's image (lockstep build trainer --arg CODE_SERVER=ADDRESS), or onto the PATH of the job (spec.env)"
+        )  # fmt: skip
+        return f"{'this host' if on_host else 'this pod'} has no {' or '.join(CODE_PROGRAMS)} on its PATH: {remedy}"
+    names, remedy = MODULES[kind]
+    if on_host:
+        return f"{sys.executable} has no {' or '.join(names)}: {sys.executable} -m {remedy}"
+    return f"{sys.executable} of this pod has no {' or '.join(names)}: it belongs into the job's image ({remedy}); for pods of the embedded cluster: make editors"
 
 
 def free_port() -> int:
@@ -90,6 +112,24 @@ def tensorboard_command(request: dict[str, Any], module: str, port: int, folder:
     return [sys.executable, "-c", request["source"], "tensorboard-server", str(settings)]
 
 
+def code_command(request: dict[str, Any], program: str, port: int, folder: Path) -> list[str]:
+    """Command of the guard, which starts the program: that listens at a socket in this private folder only, and needs no token of its own."""
+    settings = {"token": request["token"], "port": port, "socket": str(folder / "code.sock")}
+    settings["command"] = code_server(program, settings["socket"], folder)
+    return [sys.executable, "-c", request["source"], "code-server", str(private_file(folder, "code.json", settings))]
+
+
+def code_server(program: str, at: str, folder: Path) -> list[str]:
+    """Command line of one of CODE_PROGRAMS that listens at the socket `at`."""
+    name = Path(program).name
+    if name == "code-server":  # (it writes a configuration with a password where it finds none)
+        config = private_file(folder, "code-server.yaml", {"auth": "none"})
+        options = ["--config", str(config), "--auth", "none", "--socket", at, "--socket-mode", "600"]
+        return [program, *options, "--disable-telemetry", "--disable-update-check"]
+    listening = ["--socket-path", at, "--without-connection-token"]
+    return [program, *listening] if name == "openvscode-server" else [program, "serve-web", *listening, "--accept-server-license-terms"]
+
+
 def debug_command(request: dict[str, Any], module: str, port: int, folder: Path) -> list[str]:
     return [sys.executable, "-m", module, "--listen", f"127.0.0.1:{port}", "--wait-for-client", *request["command"]]
 
@@ -97,30 +137,132 @@ def debug_command(request: dict[str, Any], module: str, port: int, folder: Path)
 COMMANDS: dict[str, Callable[[dict[str, Any], str, int, Path], list[str]]] = {
     "jupyter": jupyter_command,
     "tensorboard": tensorboard_command,
+    "vscode": code_command,
     "debug": debug_command,
 }
 
 
+class Gate:
+    """Judge of requests: one needs ?token=… once; from then on a cookie stands for it."""
+
+    def __init__(self, token: str, verb: str) -> None:
+        self._token = token
+        self._cookie = f"lockstep-{hashlib.sha256(token.encode()).hexdigest()[:8]}"
+        self.refusal = f"open the address that `lockstep {verb}` has printed: it holds the token\n".encode()
+
+    def has_token(self, query: str) -> bool:
+        return self._is_token(parse_qs(query).get("token", [""])[0])
+
+    def has_cookie(self, cookies: str) -> bool:
+        with contextlib.suppress(Exception):  # a cookie that can't be parsed is none
+            sent = SimpleCookie(cookies).get(self._cookie)
+            return sent is not None and self._is_token(sent.value)
+        return False
+
+    def _is_token(self, offered: str) -> bool:
+        return hmac.compare_digest(offered.encode(), self._token.encode())
+
+    def redirect(self, path: str, query: str = "") -> list[tuple[str, str]]:
+        """Headers that lead to the same page without the token, and leave the cookie."""
+        rest = urlencode([(key, value) for key, value in parse_qsl(query, keep_blank_values=True) if key != "token"])
+        location = f"/{path.strip('/')}" + (f"?{rest}" if rest else "")
+        return [("Location", location), ("Set-Cookie", f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Strict")]
+
+
 def guarded(application: Callable[..., Iterable[bytes]], token: str) -> Callable[..., Iterable[bytes]]:
-    """Guard a WSGI application: a request needs ?token=… once; from then on a cookie stands for it."""
-    cookie = f"lockstep-{hashlib.sha256(token.encode()).hexdigest()[:8]}"
+    """Guard a WSGI application with a token."""
+    gate = Gate(token, "tensorboard")
 
     def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        offered = parse_qs(environ.get("QUERY_STRING", "")).get("token", [""])[0]
-        if hmac.compare_digest(offered.encode(), token.encode()):
-            path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "/")
-            start(
-                "302 Found", [("Location", f"/{path.strip('/')}"), ("Set-Cookie", f"{cookie}={token}; Path=/; HttpOnly; SameSite=Strict")]
-            )
+        if gate.has_token(environ.get("QUERY_STRING", "")):
+            start("302 Found", gate.redirect(environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "/")))
             return []
-        with contextlib.suppress(Exception):  # a cookie that can't be parsed is none
-            kept_token = SimpleCookie(environ.get("HTTP_COOKIE", "")).get(cookie)
-            if kept_token is not None and hmac.compare_digest(kept_token.value.encode(), token.encode()):
-                return application(environ, start)
+        if gate.has_cookie(environ.get("HTTP_COOKIE", "")):
+            return application(environ, start)
         start("401 Unauthorized", [("Content-Type", "text/plain")])
-        return [b"open the address that `lockstep tensorboard` has printed: it holds the token\n"]
+        return [gate.refusal]
 
     return answer
+
+
+def serve_code(path: str) -> None:
+    """Serve VS Code behind a token: the program has a socket that only this user reaches, and what comes to the port is judged here first."""
+    settings = json.loads(Path(path).read_text())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which the program gets, too, and ends by it first
+    child = subprocess.Popen(settings["command"], stdin=subprocess.DEVNULL)
+    try:
+        while not connects(settings["socket"]):
+            if (code := child.poll()) is not None:
+                sys.exit(code or "it ended before it listened")
+            time.sleep(0.1)
+        gate = Gate(settings["token"], "vscode")
+        with socket.create_server(("127.0.0.1", settings["port"]), backlog=128) as listener:
+            threading.Thread(target=accept, args=(listener, gate, settings["socket"]), daemon=True).start()
+            sys.exit(child.wait())
+    finally:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=PROGRAM_END_SECONDS)
+
+
+def connects(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(path) == 0
+
+
+def accept(listener: socket.socket, gate: Gate, path: str) -> None:
+    while True:
+        browser = listener.accept()[0]
+        threading.Thread(target=attended, args=(browser, gate, path), daemon=True).start()
+
+
+def attended(browser: socket.socket, gate: Gate, path: str) -> None:
+    """Answer one connection. Its first request is judged, and those that follow are of the same browser."""
+    with browser, contextlib.suppress(OSError):
+        browser.settimeout(HEAD_SECONDS)
+        data = b""
+        while b"\r\n\r\n" not in data and len(data) < HEAD_BYTES_MAX:
+            more = browser.recv(1 << 16)
+            if not more:
+                return
+            data += more
+        browser.settimeout(None)
+        if (refused := answer_to(data, gate)) is not None:
+            browser.sendall(refused)
+            return
+        with socket.socket(socket.AF_UNIX) as server:
+            server.connect(path)
+            server.sendall(data)
+            back = threading.Thread(target=relay, args=(server, browser), daemon=True)
+            back.start()
+            relay(browser, server)
+            back.join()
+
+
+def answer_to(data: bytes, gate: Gate) -> bytes | None:
+    """Return the answer to a request that has no cookie yet; None: the program behind the gate answers it."""
+    try:
+        first, _, rest = data.partition(b"\r\n")
+        target = first.decode("ascii").split(" ")[1]
+        headers = parse_headers(BytesIO(rest))
+    except Exception:
+        return b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    where, _, query = target.partition("?")
+    if gate.has_token(query):
+        lines = "".join(f"{name}: {value}\r\n" for name, value in gate.redirect(where, query))
+        return f"HTTP/1.1 302 Found\r\n{lines}Content-Length: 0\r\nConnection: close\r\n\r\n".encode()
+    if gate.has_cookie("; ".join(headers.get_all("Cookie", []))):
+        return None
+    head = f"HTTP/1.1 401 Unauthorized\r\nContent-Type: text/plain\r\nContent-Length: {len(gate.refusal)}\r\nConnection: close\r\n\r\n"
+    return head.encode() + gate.refusal
+
+
+def relay(source: socket.socket, target: socket.socket) -> None:
+    """Pass bytes on until their end, and the end, too."""
+    with contextlib.suppress(OSError):
+        while data := source.recv(1 << 16):
+            target.sendall(data)
+    with contextlib.suppress(OSError):
+        target.shutdown(socket.SHUT_WR)
 
 
 def serve_tensorboard(path: str) -> None:
@@ -206,26 +348,22 @@ def first_line() -> bytes:
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["tensorboard-server"]:
-        serve_tensorboard(sys.argv[2])
-        return
+    if sys.argv[1:2] in (["tensorboard-server"], ["code-server"]):
+        serve = serve_code if sys.argv[1] == "code-server" else serve_tensorboard
+        return serve(sys.argv[2])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the server ends with it where a connection is lost
     request = json.loads(first_line())
     if not request.get("onHost"):
         os.umask(0o002)  # what is written by a notebook is the group's, as what ranks write in a pod is
     kind = request["kind"]
-    module = module_of(kind)
+    module = next(filter(None, map(shutil.which, CODE_PROGRAMS)), None) if kind == "vscode" else module_of(kind)
     if module is None:
-        names, remedy = MODULES[kind]
-        if request.get("onHost"):
-            announce(failed=f"{sys.executable} has no {' or '.join(names)}: {sys.executable} -m {remedy}")
-            return
-        announce(
-            failed=f"{sys.executable} of this pod has no {' or '.join(names)}: it belongs into the job's image ({remedy}); for pods of the embedded cluster: make editors"
-        )
+        announce(failed=lacking(kind, on_host=bool(request.get("onHost"))), lacks=True)
         return
     folder, port, tail = Path(tempfile.mkdtemp(prefix="lockstep-editor-")), free_port(), Tail(request["token"])
     environment = {**os.environ, "JUPYTER_RUNTIME_DIR": str(folder), "PYTHONUNBUFFERED": "1"}
+    if not os.access(os.environ.get("HOME", "/"), os.W_OK):  # settings and extensions of an editor have a place all the same
+        environment["HOME"] = str(folder)
     try:
         command = COMMANDS[kind](request, module, port, folder)
         child = subprocess.Popen(

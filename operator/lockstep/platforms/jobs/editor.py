@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import WORKSPACE
@@ -30,13 +31,29 @@ class EditorRequest:
     """Server to start, and its subject."""
 
     kind: str
-    """jupyter, tensorboard or debug."""
+    """jupyter, tensorboard, vscode or debug."""
     folder: str = WORKSPACE
     command: tuple[str, ...] = ()
     """Script and its arguments, with kind debug."""
     cwd: str = WORKSPACE
     on_host: bool = False
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
+
+    def address(self, port: int) -> str:
+        """Address on this machine of a server that is forwarded to `port`, with its token."""
+        opens = f"folder={quote(self.folder, safe='/')}&" if self.kind == "vscode" else ""
+        return f"http://127.0.0.1:{port}/?{opens}token={self.token}"
+
+
+class ProgramMissing(Failed):
+    """There is no program of this kind in the pod or on the host."""
+
+
+def attach_uri(context: str, namespace: str, pod: str, container: str, image: str, folder: str) -> str:
+    """Address of a folder in a pod, as the desktop's VS Code knows it with its extension Dev Containers (and shows it for an open window)."""
+    parts = {"context": context, "podname": pod, "namespace": namespace, "name": container, "image": image}
+    authority = "+".join(["k8s-container", *(f"{key}={quote(value, safe='')}" for key, value in parts.items())])
+    return f"vscode-remote://{authority}{quote(folder, safe='/')}"
 
 
 async def refuse_without_rights(cluster: Cluster, namespace: str) -> None:
@@ -63,7 +80,7 @@ class EditorServer:
 
 @asynccontextmanager
 async def served(place: Place, requested: EditorRequest, echo: Say) -> AsyncIterator[EditorServer]:
-    """Start the server and wait until it listens; leaving ends it, and all that it has started. Raises Failed with its last lines."""
+    """Start the server and wait until it listens; leaving ends it, and all that it has started. Raises ProgramMissing, or Failed with its last lines."""
     source = source_of(editor)
     request = {
         "kind": requested.kind,
@@ -80,18 +97,20 @@ async def served(place: Place, requested: EditorRequest, echo: Say) -> AsyncIter
     ):
         await session.write(json.dumps(request).encode() + b"\n")
         listens: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        ended = asyncio.create_task(_hear(session, listens, echo))
+        missing = asyncio.Event()
+        ended = asyncio.create_task(_hear(session, listens, missing, echo))
         try:
             waited: list[asyncio.Future[Any]] = [listens, ended]
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if not listens.done():
-                raise Failed(f"{requested.kind} in {place.name} did not start: {await ended or 'it ended at once'}")
+                why = f"{requested.kind} in {place.name} did not start: {await ended or 'it ended at once'}"
+                raise ProgramMissing(why) if missing.is_set() else Failed(why)
             yield EditorServer(session, listens.result(), ended)
         finally:
             await _end(session, ended)
 
 
-async def _hear(session: Program, listens: asyncio.Future[int], echo: Say) -> str:
+async def _hear(session: Program, listens: asyncio.Future[int], missing: asyncio.Event, echo: Say) -> str:
     """Read its answers to the end, and return why it ended."""
     buffered, why = bytearray(), ""
     async for channel, data in session.output():
@@ -108,6 +127,8 @@ async def _hear(session: Program, listens: asyncio.Future[int], echo: Say) -> st
             if isinstance(port, int) and 0 < port < 1 << 16 and not listens.done():
                 listens.set_result(port)
             elif "failed" in answer or answer.get("ended"):
+                if answer.get("lacks"):
+                    missing.set()
                 reason = str(answer.get("failed") or f"it ended with exit code {answer['ended']}")
                 words = answer.get("said")
                 why = " | ".join([reason, *map(str, words[:LINES_MAX] if isinstance(words, list) else ())])[:WORDS_MAX]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import pty
+import re
 import select
 import subprocess
 import time
@@ -16,7 +18,7 @@ import pytest
 import yaml
 
 from support.clusters.cluster_jobs import Jobs, cluster_like_local, kubeconfig_of, until
-from support.served import LOCKSTEP, all_processes, started
+from support.served import CODE_SERVER, LOCKSTEP, all_processes, started
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 LISTEN = """
@@ -32,7 +34,9 @@ server.serve_forever()
 
 @pytest.fixture(scope="module")
 def job(jobs: Jobs) -> Iterator[str]:
-    jobs.start("edit")
+    jobs.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "tools"}, "data": {"code-server": CODE_SERVER}})
+    mounts = [{"name": name, "mountPath": f"/{name}", "configMap": {"name": name}} for name in ("scripts", "tools")]
+    jobs.start("edit", podTemplate={"volumes": mounts}, env=[{"name": "PATH", "value": "/workspace/tools:/usr/local/bin:/usr/bin:/bin"}])
     jobs.until_running("edit")
     yield "edit"
     jobs.end("edit")
@@ -101,7 +105,7 @@ def test_tensorboard_is_reached_by_its_token_alone_and_ends_with_ctrl_c(jobs: Jo
         get(port, "/")
 
 
-def test_vscode_reaches_what_listens_on_the_pod_s_loopback(jobs: Jobs, job: str) -> None:
+def test_a_debugger_reaches_what_waits_on_the_pod_s_loopback(jobs: Jobs, job: str) -> None:
     command = [*LOCKSTEP, "shell", job, "--node", "1", "-n", jobs.namespace]
     server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
@@ -109,7 +113,7 @@ def test_vscode_reaches_what_listens_on_the_pod_s_loopback(jobs: Jobs, job: str)
         server.stdin.write(f"timeout 300 python3 - <<'X'\n{LISTEN}X\nexit\n")
         server.stdin.flush()
         assert server.stdout.readline() == "listening\n"
-        with started(jobs, "vscode", job, "--node", "1") as process:
+        with started(jobs, "debug", job, "--attach", "--node", "1") as process:
             assert process.stdout is not None
             text = ""
             while not text.endswith("Press Ctrl-C to end.\n"):
@@ -122,6 +126,34 @@ def test_vscode_reaches_what_listens_on_the_pod_s_loopback(jobs: Jobs, job: str)
     finally:
         server.kill()
         server.communicate()
+
+
+def test_vscode_is_opened_on_the_workspace_by_its_token_alone_and_ends_with_ctrl_c(jobs: Jobs, job: str, kubectl: Kubectl) -> None:
+    """With a stand-in for code-server, which no image of these tests has."""
+    placed = shell(jobs, job, "mkdir -p tools && cp /tools/code-server tools/ && chmod +x tools/code-server", "--node", "1")
+    assert placed.returncode == 0, placed.stderr
+    with started(jobs, "vscode", job, "--node", "1") as process:
+        assert process.stdout is not None
+        desktop, command, address = (process.stdout.readline() for _ in range(3))
+        assert desktop == "With the VS Code of this machine and its extension Dev Containers:\n", process.communicate()
+        uri = command.split()[-1]
+        assert re.search(
+            rf"^vscode-remote://k8s-container\+context=[^+]+\+podname={job}-1\+namespace={jobs.namespace}\+name=trainer\+image=[^+]+/workspace$",
+            uri,
+        )
+        found = re.search(r"^http://127\.0\.0\.1:(\d+)(/\?folder=/workspace&token=(.+))$", address)
+        assert found is not None, process.communicate()
+        port, path, token = int(found[1]), found[2], found[3]
+        assert get(port, "/?folder=/workspace")[0] == 401
+        status, _, cookie = get(port, path)
+        assert status == 302
+        status, body, _ = get(port, "/?folder=/workspace", cookie.partition(";")[0])
+        told = json.loads(body)
+        assert (status, told["cwd"], told["path"]) == (200, "/workspace", "/?folder=/workspace")
+        running = all_processes(jobs, kubectl, f"{job}-1")
+        assert "/workspace/tools/code-server" in running and token not in running
+        assert token not in kubectl("logs", "-n", jobs.namespace, f"{job}-1", "-c", "trainer").stdout
+    until("the server is gone from the pod", lambda: "code-server" not in all_processes(jobs, kubectl, f"{job}-1"))
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +177,13 @@ def test_what_the_image_lacks_is_said(jobs: Jobs, lean: str, verb: list[str], la
     done = subprocess.run([*LOCKSTEP, *verb, "-n", jobs.namespace], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert f"has no {lacks}" in done.stderr and "pip install" in done.stderr
+
+
+def test_without_a_program_for_it_vscode_says_how_to_get_one_and_how_else_to_open_the_folder(jobs: Jobs, lean: str) -> None:
+    done = subprocess.run([*LOCKSTEP, "vscode", lean, "-n", jobs.namespace], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+    assert "has no code-server or openvscode-server or code on its PATH: one belongs into the job's image" in done.stderr
+    assert " code --folder-uri vscode-remote://k8s-container+" in done.stdout
 
 
 def test_a_wrong_node_and_a_wrong_job_are_told_with_what_there_is(jobs: Jobs, job: str) -> None:

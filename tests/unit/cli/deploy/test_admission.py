@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer import Exit
 
 from lockstep.api.errors import Failed
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
@@ -187,7 +188,8 @@ def test_a_status_says_what_can_t_be_seen_and_shows_the_rest(mine: str, there: N
     shown = capsys.readouterr().out
     assert "operator   you may not look (namespace lockstep-system)" in shown and "jobs       none in namespace team" in shown
     del there.objects[JOBS]
-    status(mine)
+    with pytest.raises(Exit):
+        status(mine)
     assert "jobs       this cluster doesn't know TrainingJobs: lockstep deploy mine" in capsys.readouterr().out
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 
 from lockstep.platforms.inpod import editor
+from lockstep.platforms.jobs.editor import EditorRequest, attach_uri
+from support.served import CODE_SERVER
 
 SOURCE = Path(editor.__file__).read_text()
 TOKEN = "a-token-of-this-test"
@@ -35,7 +38,7 @@ http.server.HTTPServer((settings["ServerApp"]["ip"], settings["ServerApp"]["port
 @contextmanager
 def asked(folder: Path, kind: str, *command: str) -> Iterator[subprocess.Popen[str]]:
     """The program of the pod, with what it was asked for on its standard input."""
-    environment = {**os.environ, "PYTHONPATH": str(folder / "modules")}
+    environment = {**os.environ, "PYTHONPATH": str(folder / "modules"), "PATH": f"{folder / 'bin'}:/usr/bin:/bin"}
     process = subprocess.Popen(
         [sys.executable, "-c", SOURCE],
         stdin=subprocess.PIPE,
@@ -122,6 +125,90 @@ def test_tensorboard_shows_nothing_without_the_token(tmp_path: Path) -> None:
         assert code == 200 and json.loads(body)["data_location"] == str(tmp_path)
 
 
+def put_program(folder: Path, name: str) -> None:
+    (folder / "bin").mkdir()
+    (folder / "bin" / name).write_text(CODE_SERVER.replace("/usr/bin/env python3", sys.executable))
+    (folder / "bin" / name).chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("code-server", ["--auth", "none", "--disable-telemetry"]),
+        ("openvscode-server", ["--without-connection-token"]),
+        ("code", ["serve-web", "--without-connection-token", "--accept-server-license-terms"]),
+    ],
+)
+def test_vscode_is_shown_to_who_has_the_token_and_by_no_other_way(tmp_path: Path, name: str, words: list[str]) -> None:
+    put_program(tmp_path, name)
+    with asked(tmp_path, "vscode") as process:
+        port = heard(process)["port"]
+        code, body, _ = get(port, "/?folder=/workspace")
+        assert code == 401 and "lockstep vscode" in body
+        assert get(port, "/", Cookie="lockstep-0=x; other")[0] == 401 and get(port, "/?token=wrong")[0] == 401
+        code, _, headers = get(port, f"/?folder=/workspace&token={TOKEN}")
+        assert (code, headers["Location"]) == (302, "/?folder=%2Fworkspace")
+        assert "HttpOnly" in headers["Set-Cookie"] and "SameSite=Strict" in headers["Set-Cookie"]
+        cookie = headers["Set-Cookie"].partition(";")[0]
+        told = json.loads(get(port, "/", Cookie=cookie)[1])
+        assert set(words) <= set(told["argv"]) and told["cwd"] == str(tmp_path) and told["folder"] == "0o700"
+        parent = Path(f"/proc/{told['pid']}/stat").read_text().rpartition(")")[2].split()[1]
+        for pid in (told["pid"], parent):
+            assert TOKEN.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
+        private = Path(told["socket"]).parent
+        assert {oct(path.stat().st_mode & 0o777) for path in private.glob("*.json")} == {"0o600"}
+        assert echoed(port, cookie) == b"an editor's bytes"
+        assert process.stdin is not None
+        process.stdin.close()  # the laptop is gone
+        process.wait(timeout=60)
+        assert not is_alive(told["pid"]) and not is_alive(int(parent)) and not private.exists()
+
+
+def echoed(port: int, cookie: str) -> bytes:
+    """What comes back on a connection that was made one of messages, as an editor's is."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(f"GET /echo HTTP/1.1\r\nUpgrade: websocket\r\nCookie: {cookie}\r\n\r\n".encode())
+        answer = connection.makefile("rb")
+        assert answer.readline().split()[1] == b"101"
+        while answer.readline().strip():
+            pass
+        connection.sendall(b"an editor's bytes")
+        connection.shutdown(socket.SHUT_WR)
+        return answer.read()
+
+
+def test_a_request_that_is_none_is_answered_and_ends_nothing(tmp_path: Path) -> None:
+    put_program(tmp_path, "code-server")
+    with asked(tmp_path, "vscode") as process:
+        port = heard(process)["port"]
+        for data in (b"\r\n\r\n", b"GET\r\n\r\n", b"\xff\xff \xff\r\n\r\n"):
+            with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+                connection.sendall(data)
+                assert connection.makefile("rb").readline().split()[1] == b"400"
+        assert get(port, "/")[0] == 401
+
+
+def test_a_program_of_vscode_that_ends_at_once_is_told_with_its_last_words(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "code").write_text("#!/bin/sh\necho no such option: $1\nexit 4\n")
+    (tmp_path / "bin" / "code").chmod(0o755)
+    with asked(tmp_path, "vscode") as process:
+        assert heard(process) == {"ended": 4, "said": ["no such option: serve-web"]}
+
+
+def test_an_address_opens_the_folder_and_holds_the_token() -> None:
+    request = EditorRequest("vscode", "/workspace/my code", token="t")
+    assert request.address(8443) == "http://127.0.0.1:8443/?folder=/workspace/my%20code&token=t"
+    assert EditorRequest("jupyter", token="t").address(8888) == "http://127.0.0.1:8888/?token=t"
+
+
+def test_the_desktop_s_address_of_a_folder_takes_a_context_with_slashes() -> None:
+    """As those that `oc login` writes."""
+    assert attach_uri("team/api-x:6443/ada", "team", "x-0", "trainer", "r.example.com/t:1", "/workspace") == (
+        "vscode-remote://k8s-container+context=team%2Fapi-x%3A6443%2Fada+podname=x-0+namespace=team+name=trainer+image=r.example.com%2Ft%3A1/workspace"
+    )
+
+
 def test_a_script_under_the_debugger_is_heard_to_its_end(tmp_path: Path) -> None:
     put_module(tmp_path, "debugpy", "import sys; print('under the debugger:', sys.argv[1:]); sys.exit(3)")
     with asked(tmp_path, "debug", "train.py", "--epochs", "3") as process:
@@ -149,8 +236,18 @@ def test_a_server_that_ends_at_once_is_told_with_its_last_words_and_without_the_
         assert heard(process) == {"ended": 1, "said": ["… in the log", "no such option"]}
 
 
-@pytest.mark.parametrize(("kind", "lacks"), [("jupyter", "jupyterlab or notebook or jupyter_server"), ("debug", "debugpy")])
+@pytest.mark.parametrize(
+    ("kind", "lacks"),
+    [
+        ("jupyter", "jupyterlab or notebook or jupyter_server: it belongs into the job's image (pip install "),
+        ("debug", "debugpy: it belongs into the job's image (pip install "),
+        (
+            "vscode",
+            "code-server or openvscode-server or code on its PATH: one belongs into the job's image (lockstep build trainer --arg CODE_SERVER=",
+        ),
+    ],
+)
 def test_what_the_image_lacks_is_said_with_the_remedy(tmp_path: Path, kind: str, lacks: str) -> None:
     with asked(tmp_path, kind, "x.py") as process:
-        said = heard(process)["failed"]
-        assert f"has no {lacks}: it belongs into the job's image (pip install " in said
+        answer = heard(process)
+        assert f"has no {lacks}" in answer["failed"] and answer["lacks"] is True
