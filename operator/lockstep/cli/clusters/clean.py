@@ -12,7 +12,7 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME
 from lockstep.cli.clusters.deploy import ClusterArgument, ContextOption, ForceOption, as_deployed
 from lockstep.cli.clusters.deploymentplan import DeploymentPlan, Mode, planned
-from lockstep.cli.shared.checkout import forget
+from lockstep.cli.shared.checkout import forget, was_forced
 from lockstep.cli.shared.terminal import Progress, confirm
 from lockstep.platforms.output import put
 
@@ -69,7 +69,7 @@ def uninstall(
         raise ConfigError("--jobs deletes the jobs of all clusters, and --cluster-only removes one: leave out one of them")
     plan = _plan(cluster, context, force)
     if cluster_only:
-        asyncio.run(_uninstall_cluster(plan, context, yes=yes))
+        asyncio.run(_uninstall_cluster(plan, context, yes=yes, force=force))
     else:
         asyncio.run(_uninstall(plan, context, jobs=jobs, yes=yes))
     forget(plan.cluster.cluster.name)
@@ -181,7 +181,7 @@ async def _clusters_of(connection: Cluster) -> str:
     return f"TrainingClusters {', '.join(names)}" if len(names) > 1 else "TrainingCluster"
 
 
-async def _uninstall_cluster(plan: DeploymentPlan, context: str | None, *, yes: bool) -> None:
+async def _uninstall_cluster(plan: DeploymentPlan, context: str | None, *, yes: bool, force: bool) -> None:
     from lockstep.kube.cluster import Cluster
     from lockstep.plan.ship.deploy import called, jobs_using, objects_of_cluster
     from lockstep.platforms.clusters import remove
@@ -207,11 +207,12 @@ async def _uninstall_cluster(plan: DeploymentPlan, context: str | None, *, yes: 
         await remove.remove(connection, present, print)
         if (cleared := record.without(name)) != record:
             await write_record(connection, cleared, plan.scope.home)
-    _tell_rest(plan, clusters, was_there=bool(present), sent_by_it=record.current is not None and name in record.current.clusters)
+        option = " --force" if force or was_forced(plan.cluster.cluster.name, connection.server) else ""
+    _tell_rest(plan, clusters, option, was_there=bool(present), sent_by_it=record.current is not None and name in record.current.clusters)
 
 
-def _tell_rest(plan: DeploymentPlan, clusters: list[dict[str, Any]], *, was_there: bool, sent_by_it: bool) -> None:
-    """Print what stays, and the commands for it."""
+def _tell_rest(plan: DeploymentPlan, clusters: list[dict[str, Any]], option: str, *, was_there: bool, sent_by_it: bool) -> None:
+    """Print what stays, and the commands for it. `option`: " --force" where a file is not of this cluster, which is forgotten from now on."""
     from lockstep.plan.ship.deploy import is_default
 
     name = plan.cluster.cluster.name
@@ -220,7 +221,7 @@ def _tell_rest(plan: DeploymentPlan, clusters: list[dict[str, Any]], *, was_ther
     put(
         f"{f'TrainingCluster {name} is removed' if was_there else f'There is nothing of TrainingCluster {name}'}; Lockstep stays, with {names}."
     )
-    put(f"The service account of namespace {plan.namespace}, where no job needs it: lockstep cluster clean {name}")
+    put(f"The service account of namespace {plan.namespace}, where no job needs it: lockstep cluster clean {name}{option}")
     if left and not any(map(is_default, left)):
         put("Jobs that name no cluster have none now: the next lockstep deploy makes its cluster their default")
     if sent_by_it:

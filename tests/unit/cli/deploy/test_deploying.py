@@ -654,7 +654,9 @@ def test_rights_go_with_the_last_cluster_that_may_need_them(others: list[Object]
     assert [called(item) for item in found] == ["TrainingCluster mine", *goes]
 
 
-def test_one_cluster_of_two_is_removed_once_no_job_uses_it(api: Api, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_cluster_of_two_is_removed_once_no_job_uses_it(
+    api: Api, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     sent(api)
     other = a_cluster("other", default=True)
     put(api, other, job_of("x", "local"))
@@ -666,13 +668,17 @@ def test_one_cluster_of_two_is_removed_once_no_job_uses_it(api: Api, capsys: pyt
     assert set(api.objects) == before
     del api.objects["TrainingJob ml/x"]
     remembered.remember_forced("local", "https://elsewhere")
+    monkeypatch.setattr(Api, "server", "https://elsewhere")
     clean.uninstall("local", cluster_only=True, yes=True)
     assert before - set(api.objects) == {"TrainingCluster local", "TrainingJob ml/x"}
-    assert "TrainingCluster local is removed; Lockstep stays, with other.\n" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "TrainingCluster local is removed; Lockstep stays, with other.\n" in printed
+    assert "where no job needs it: lockstep cluster clean local --force\n" in printed, "the checkout forgets that it was forced there"
     assert asyncio.run(read_record(api)).previous is None, "a rollback would bring it back"
     assert not remembered.was_forced("local", "https://elsewhere")
     clean.uninstall("local", cluster_only=True, yes=True)
-    assert "There is nothing of TrainingCluster local; Lockstep stays" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "There is nothing of TrainingCluster local; Lockstep stays" in printed and "lockstep cluster clean local\n" in printed
     with pytest.raises(ConfigError, match="leave out one of them"):
         clean.uninstall("local", jobs=True, cluster_only=True, yes=True)
 
