@@ -63,7 +63,11 @@ def _definitions(facts: ClusterFacts, expected: Mapping[str, Object], cluster: s
     if not facts.list(CRD).seen:
         yield {
             Sight.FORBIDDEN: unknown("CRDs", f"whether this cluster knows TrainingJobs: {NOT_YOURS}"),
-            Sight.NO_SUCH_KIND: failed("CRDs", "this cluster doesn't know TrainingJobs", deploy),
+            Sight.NO_SUCH_KIND: failed(
+                "CRDs",
+                "this cluster doesn't know TrainingJobs",
+                f"lockstep deploy {cluster}; without the rights for that, it prints the one command that an administrator types",
+            ),
             Sight.SEEN: unknown("CRDs", "TrainingJobs are known here; of which version, you may not see"),
         }[facts.jobs]
         return
