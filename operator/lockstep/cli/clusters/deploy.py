@@ -261,6 +261,10 @@ async def carry_out(plan: DeploymentPlan, context: str | None, dev: bool, second
     if complete and not plan.cluster.cluster.api and plan.cluster.cluster.name != EMBEDDED:
         remember_server(plan.cluster.cluster.name, connection.server)
     tell_end(plan, dev=dev, complete=complete)
+    if sent.left and not (complete or plan.scope.own):
+        put(
+            f"Or an operator for namespace {plan.namespace} alone: lockstep deploy {shlex.quote(plan.cluster.cluster.name)} --namespace-only"
+        )
     return complete
 
 
