@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from lockstep.platforms.clusters.send import Sent
 
 SCC_GROUP = "security.openshift.io"
-FOLDER = "deploy"
-UNKNOWN_JOBS = "this cluster doesn't know TrainingJobs, and nothing was sent: an administrator of the cluster types this once, in a checkout; then repeat your command:"
 ClusterArgument = Annotated[str, typer.Argument(help="A cluster of clusters/, or a cluster file's path.")]
 ContextOption = Annotated[str | None, typer.Option(help="The context of your kubeconfig.")]
 ImageOption = Annotated[
@@ -126,7 +124,7 @@ def _is_for_one_namespace(plan: DeploymentPlan, typed: TypedDeployment, *, only_
     """
     from lockstep.kube.cluster import Client
     from lockstep.plan.cluster.admission import Admission, admission
-    from lockstep.plan.cluster.scope import definitions_command
+    from lockstep.plan.cluster.scope import UNKNOWN_JOBS, definitions_command
     from lockstep.platforms.clusters.send import standing_of
 
     own = planned(typed.cluster, plan.mode, typed.image, scope="own")
@@ -141,8 +139,8 @@ def _is_for_one_namespace(plan: DeploymentPlan, typed: TypedDeployment, *, only_
     if chosen is Admission.NEED_DEFINITIONS:
         raise Failed(UNKNOWN_JOBS, f"  {definitions_command(plan.profile, plan.namespace)}")
     if not sys.stdin.isatty():
-        command = typed.for_one_namespace(by_make="MAKELEVEL" in os.environ)
-        raise Failed(f"{standing.missing}, and nothing was sent. For an operator of {place}, type:", f"  {command}")
+        sentence = f"{standing.missing}, and nothing was sent. For an operator of {place}, type:"
+        raise Failed(sentence, f"  {typed.for_one_namespace(by_make='MAKELEVEL' in os.environ)}")
     say(f"{standing.missing}. One of {place} needs the role admin there; it sees no nodes and serves no metrics.")
     if not typer.confirm(f"Install an operator for {place}?", default=True):
         raise Failed(
@@ -204,8 +202,8 @@ def _remember_forced(plan: DeploymentPlan, context: str | None) -> None:
     """Let the verbs to come take this API server for the cluster's, as its deployment does."""
     from lockstep.kube.cluster import Client
 
-    stated, server = plan.cluster.cluster.api, Client(context).server
-    if stated and not is_same_host(stated, server):
+    api, server = plan.cluster.cluster.api, Client(context).server
+    if api and not is_same_host(api, server):
         remember_forced(plan.cluster.cluster.name, server)
 
 
@@ -271,7 +269,7 @@ async def carry_out(plan: DeploymentPlan, context: str | None, dev: bool, second
 async def _refuse_what_lacks(connection: Cluster, plan: DeploymentPlan) -> None:
     """Raise Failed, before anything is sent, if the cluster lacks what only an administrator can put there."""
     from lockstep.plan.cluster.facts import Sight
-    from lockstep.plan.cluster.scope import definitions_command
+    from lockstep.plan.cluster.scope import UNKNOWN_JOBS, definitions_command
     from lockstep.platforms.clusters.listings import sight_of_jobs
     from lockstep.platforms.clusters.remove import jobs_of
 
@@ -427,10 +425,7 @@ def tell_left(plan: DeploymentPlan, sent: Sent) -> None:
         return
     cluster = plan.cluster.cluster.name
     sure = any(part.state is not State.UNSEEN for part in left)
-    put(
-        "",
-        "NOT COMPLETE: you may not send these:" if sure else "You may neither send nor see these, so their state is unknown:",
-    )
+    put("", "NOT COMPLETE: you may not send these:" if sure else "You may neither send nor see these, so their state is unknown:")
     for part in left:
         put(f"  {called(part.item)}: {part.state.value}{f' ({part.reason})' if part.reason else ''}")
     if plan.scope.own:
@@ -452,7 +447,7 @@ def admin_commands(cluster: str, definitions: list[dict[str, Any]], others: list
     from lockstep.platforms.clusters.install import FIELD_MANAGER
 
     commands = []
-    folder = state_folder() / FOLDER / cluster
+    folder = state_folder() / "deploy" / cluster
     folder.mkdir(parents=True, exist_ok=True)
     for name, objects in (("definitions.yaml", definitions), ("cluster.yaml", others)):
         path = folder / name
@@ -469,7 +464,7 @@ def admin_commands(cluster: str, definitions: list[dict[str, Any]], others: list
 
 def tell_end(plan: DeploymentPlan, *, dev: bool, complete: bool) -> None:
     """The cluster's notes, what is ready, and the next commands."""
-    cluster, namespace = plan.cluster.cluster.name, plan.namespace
+    cluster = plan.cluster.cluster.name
     if plan.profile.spec.notes:
         put("", f"Notes of {plan.profile.metadata.name}:", *plan.profile.spec.notes.rstrip().splitlines())
     if not complete:
@@ -478,7 +473,7 @@ def tell_end(plan: DeploymentPlan, *, dev: bool, complete: bool) -> None:
     remember(cluster)
     warned = f", with {len(plan.findings)} of the cluster file's lines to mend (warnings above)" if plan.findings else ""
     put("", f"Ready{warned}. Next:")
-    for command, meaning in _next_with_pods(cluster, namespace) if dev else _next_without(plan):
+    for command, meaning in _next_with_pods(cluster, plan.namespace) if dev else _next_without(plan):
         put(f"  {command:<62} # {meaning}")
 
 
@@ -493,11 +488,11 @@ def _next_with_pods(cluster: str, namespace: str) -> list[tuple[str, str]]:
 
 def _next_without(plan: DeploymentPlan) -> list[tuple[str, str]]:
     """A job of this cluster: the samples are for others."""
-    cluster, namespace = plan.cluster.cluster.name, plan.namespace
+    cluster = plan.cluster.cluster.name
     return [
         (f"lockstep init job first --cluster {cluster} -o first.yaml", "a job: set its model and data"),
         (f"lockstep plan -f first.yaml --cluster {shlex.quote(str(plan.file))}", "does it fit? Nothing is started"),
-        (f"kubectl apply -n {namespace} -f first.yaml", "start it"),
-        (f"kubectl get tj -n {namespace} -w", "what becomes of it"),
+        (f"kubectl apply -n {plan.namespace} -f first.yaml", "start it"),
+        (f"kubectl get tj -n {plan.namespace} -w", "what becomes of it"),
         (f"make status-cluster CLUSTER={cluster}", "operator, TrainingCluster and jobs"),
     ]

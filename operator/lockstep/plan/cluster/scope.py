@@ -28,6 +28,8 @@ PROFILE_CONFIG = "lockstep-cluster"
 """ConfigMap of a namespace's own operator, in place of the TrainingCluster."""
 PROFILE_KEY = "cluster.json"
 PROFILE_FOLDER = "/etc/lockstep/cluster"
+UNKNOWN_JOBS = "this cluster doesn't know TrainingJobs, and nothing was sent: an administrator of the cluster types this once, in a checkout; then repeat your command:"
+"""First line of a refusal, before the command of `definitions_command`."""
 NOT_IN_A_NAMESPACE = (
     "CustomResourceDefinition", "Namespace", "ClusterRole", "ClusterRoleBinding", "TrainingCluster", "SecurityContextConstraints",
 )  # fmt: skip
