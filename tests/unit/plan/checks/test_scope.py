@@ -187,7 +187,7 @@ def refusal(api: Api, scope: Chosen = "own") -> str:
 
 def test_without_the_crds_the_administrator_s_command_is_told() -> None:
     said = refusal(Api(cluster_wide=False))
-    assert "an administrator of the cluster types once, in a checkout:" in said
+    assert "an administrator of the cluster types this once, in a checkout; then repeat your command:" in said
     assert "kubectl apply --server-side" in said and "-f manifests/crds -f manifests/operator/base/userroles.yaml" in said
 
 
