@@ -91,7 +91,8 @@ def _wait(layout: Layout, what: str, done: Callable[[], bool], *daemons: str) ->
     while not done():
         for name in daemons:
             if processes.running(layout.daemons, name) is None:
-                raise ClusterError(f"{name} has ended: {_last_line(layout.log(name))} (see {layout.log(name)})")
+                log = layout.log(name)
+                raise ClusterError(f"{name} has ended: {machine.too_few_instances(log) or _last_line(log)} (see {log})")
         if time.monotonic() > deadline:
             logs = " and ".join(str(layout.log(name)) for name in daemons) or str(layout.logs)
             raise ClusterError(f"{what} did not happen in {READY_TIMEOUT_SECONDS:.0f} s; see {logs}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from ipaddress import ip_network
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,9 @@ def test_missing_programs_are_installed_where_apt_is_and_named_elsewhere() -> No
 def test_beds_and_embedded_clusters_share_no_network_and_no_name() -> None:
     beds = [BedLayout(index, Path("/cache")) for index in range(NUMBERS_MAX + 1)]
     clusters = [Layout(f"lockstep{index or ''}", index, Path("/cache")) for index in range(NUMBERS_MAX + 1)]
-    own = [ip_network(bed.network) for bed in beds]
-    others = [ip_network(network) for each in clusters for network in (each.node_network, each.pod_network, each.service_network)]
-    assert not [(one, other) for one in own for other in (*own, *others) if one is not other and one.overlaps(other)]
+    of_clusters = [network for each in clusters for network in (each.node_network, each.pod_network, each.service_network)]
+    networks = [ip_network(network) for network in (*(bed.network for bed in beds), *of_clusters)]
+    assert not [(one, other) for one, other in combinations(networks, 2) if one.overlaps(other)]
     assert len({bed.name for bed in beds} | {each.name for each in clusters}) == len(beds) + len(clusters)
     assert all(len(bed.host(99).link) < 16 for bed in beds)  # (the kernel's limit of an interface's name)
 
@@ -83,7 +84,7 @@ def test_a_host_without_an_inotify_instance_is_told_apart_from_one_that_is_just_
     host = BedLayout(NUMBERS_MAX, tmp_path).host(0)
     host.log.parent.mkdir(parents=True)
     host.log.write_text("Failed to allocate manager object: Too many open files\n")
-    with pytest.raises(BedError, match=r"doesn't answer: its systemd got no inotify instance .* fs.inotify.max_user_instances"):
+    with pytest.raises(BedError, match=r"doesn't answer: it got no inotify instance .* fs.inotify.max_user_instances"):
         await_sshd(host)
     host.log.write_text("")
     with pytest.raises(BedError, match=r"doesn't answer \(see"):

@@ -25,7 +25,7 @@ from lockstep.cli.shared.target import embedded_kubeconfig
 from lockstep.devcluster import binary, python_volume
 from lockstep.devcluster.binary import SOURCE, build_options, kubernetes_version, source_key
 from lockstep.devcluster.certificates import Authority
-from lockstep.devcluster.cluster import ClusterGoal, parse_resources
+from lockstep.devcluster.cluster import ClusterError, ClusterGoal, _wait, parse_resources
 from lockstep.devcluster.controlplane import client_kubeconfig, commands
 from lockstep.devcluster.host import machine, processes
 from lockstep.devcluster.host.layout import Layout, default_layout
@@ -130,6 +130,19 @@ def addresses(layout: Layout) -> list[str]:
 def test_two_clusters_of_a_machine_share_no_name_and_no_address(tmp_path: Path) -> None:
     both = [*addresses(Layout("lockstep", 0, tmp_path)), *addresses(Layout("test", 1, tmp_path))]
     assert len(both) == len(set(both))
+
+
+def test_a_daemon_that_got_no_inotify_instance_comes_with_the_setting_and_any_other_with_its_last_line(tmp_path: Path) -> None:
+    layout = Layout("test", 1, tmp_path)
+    layout.logs.mkdir(parents=True)
+    layout.log("test-0-kubelet").write_text('E1127 kubelet.go:1687] "Failed to start cAdvisor" err="inotify_init: too many open files"\n')
+    layout.log("test-1-kubelet").write_text("the reason\n")
+    for name, reason in (
+        ("test-0-kubelet", r"it got no inotify instance of .*: sysctl fs.inotify.max_user_instances=1024"),
+        ("test-1-kubelet", "the reason"),
+    ):
+        with pytest.raises(ClusterError, match=rf"{name} has ended: {reason} \(see "):
+            _wait(layout, "it", lambda: False, name)
 
 
 def test_names_of_links_fit_the_kernel_s_limit(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ class Layout:
     """One embedded cluster. `index` shifts its networks, so that several can be up at once.
 
     Networks: nodes 10.<89+index>.0.0/24 with the control plane on .1 and node i on .10+i; pods of node i 10.<140+index>.i.0/24;
-    Services 10.<96>.<16·index>.0/20 as kube-proxy needs a range of its own in each cluster.
+    Services 10.99.<16·index>.0/20 as kube-proxy needs a range of its own in each cluster.
     """
 
     def __init__(self, name: str, index: int, root: Path) -> None:
@@ -48,8 +48,8 @@ class Layout:
         self.gateway = f"10.{89 + index}.0.1"
         self.node_network = f"10.{89 + index}.0.0/24"
         self.pod_network = f"10.{140 + index}.0.0/16"
-        self.service_network = f"10.96.{16 * index}.0/20"
-        self.service_address = f"10.96.{16 * index}.1"
+        self.service_network = f"10.99.{16 * index}.0/20"
+        self.service_address = f"10.99.{16 * index}.1"
         """The ClusterIP of the Service `kubernetes`: the first of the range."""
         self.server = f"https://{self.gateway}:6443"
 

@@ -1,4 +1,4 @@
-"""The machine as it was before: kernel settings that a kubelet changes, and folders of the host on which nodes mount one of their own.
+"""The machine as it was before: kernel settings that a kubelet changes, one that it has too little of, and folders on which nodes mount one of their own.
 
 `up` notes and makes them, `down` puts them back. And the lock on what all clusters of the machine share.
 """
@@ -19,6 +19,9 @@ KERNEL_SETTINGS = (
     "kernel/keys/root_maxkeys",
     "kernel/keys/root_maxbytes",
 )
+
+LOG_BYTES = 1 << 16
+INSTANCES = Path("/proc/sys/fs/inotify/max_user_instances")
 
 
 @contextmanager
@@ -46,6 +49,13 @@ def restore_settings(record: Path, root: Path = Path("/proc/sys")) -> None:
     for name, value in json.loads(record.read_text()).items():
         if (root / name).read_text().strip() != value:
             (root / name).write_text(value)
+
+
+def too_few_instances(log: Path) -> str:
+    """Reason why a daemon ended, where its log says that this machine gives root's processes no more inotify instances; else nothing."""
+    if not log.exists() or b"too many open files" not in log.read_bytes()[-LOG_BYTES:].lower():
+        return ""
+    return f"it got no inotify instance of this machine's {INSTANCES.read_text().strip()}: sysctl fs.inotify.max_user_instances=1024"
 
 
 def is_mounted_anywhere(folder: Path) -> bool:

@@ -29,8 +29,6 @@ KEPT = {"disks", "laptop", "lock", "logs", "shared", "starting"}
 """Entries of the state folder that `down` keeps."""
 CONSOLE_ENVIRONMENT = {"HOME": "/root", "LANG": "C.UTF-8", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 GROUP_SECONDS = 10.0
-LOG_BYTES = 1 << 16
-INSTANCES = Path("/proc/sys/fs/inotify/max_user_instances")
 
 
 class BedError(Failed):
@@ -173,15 +171,9 @@ def await_sshd(host: HostLayout) -> None:
             if connection.recv(8).startswith(b"SSH-"):
                 return
         if processes.running(host.bed.daemons, host.name) is None or time.monotonic() > deadline:
-            raise BedError(f"sshd of {host.name} at {host.address} doesn't answer{_reason(host)} (see {host.log})")
+            reason = machine.too_few_instances(host.log)
+            raise BedError(f"sshd of {host.name} at {host.address} doesn't answer{f': {reason}' if reason else ''} (see {host.log})")
         time.sleep(POLL_SECONDS)
-
-
-def _reason(host: HostLayout) -> str:
-    """Reason in its log that has nothing to do with the host: this machine gives root's processes no more inotify instances."""
-    if not host.log.exists() or b"Too many open files" not in host.log.read_bytes()[-LOG_BYTES:]:
-        return ""
-    return f": its systemd got no inotify instance of this machine's {INSTANCES.read_text().strip()}: sysctl fs.inotify.max_user_instances=1024"
 
 
 def host_key(host: HostLayout) -> str:
