@@ -35,6 +35,9 @@ CLIENT_LIBRARIES = ("aiohttp", "kubernetes", "urllib3")
 NO_ANSWER = "is the cluster up, and is --context, or KUBECONFIG, the right one? (kubectl cluster-info)"
 LOG_IN = "your login is not accepted: log in again (oc login, or your provider's command), or use another --context"
 LACKING = "an administrator of the namespace can grant it (the built-in roles view and edit), or use another namespace with -n"
+LACKING_EVERYWHERE = "an administrator of the cluster can grant it, by a ClusterRoleBinding; for the jobs of one namespace (-n NAMESPACE) the built-in role view there is enough"
+AT_CLUSTER_SCOPE = " at the cluster scope"
+"""The API server's words where a right is missing in all namespaces, or on a kind that is in none."""
 GARBAGE_OBJECTS = 50_000
 """New objects after which Python looks for unreachable ones. It looks after 700 by default, which is a seventh of a verb's start: imports leave none."""
 COMPLETING = "_LOCKSTEP_COMPLETE"
@@ -207,7 +210,8 @@ def _of_cluster(error: BaseException) -> str | None:
 
 
 def _with_advice(status: int | None, message: str) -> str:
-    advice = LOG_IN if status == 401 else LACKING if status == 403 and " cannot " in message else None
+    lacking = LACKING_EVERYWHERE if AT_CLUSTER_SCOPE in message else LACKING
+    advice = LOG_IN if status == 401 else lacking if status == 403 and " cannot " in message else None
     return f"{message}: {advice}" if advice else message
 
 

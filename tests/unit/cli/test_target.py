@@ -14,7 +14,7 @@ import yaml
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.jobs.get import get
-from lockstep.cli.main import main
+from lockstep.cli.main import explanation, main
 from lockstep.cli.shared import checkout
 from lockstep.cli.shared.clusterfiles import cluster_names, peek
 from lockstep.cli.shared.jobargs import ListForm, known_names
@@ -176,3 +176,16 @@ def test_a_run_without_an_operator_is_found_where_nobody_may_read_training_jobs(
         stub.objects.clear()
         with pytest.raises(ApiError, match="cannot get resource"):
             site.job_or_run("x")
+
+
+@pytest.mark.parametrize(
+    ("where", "who"),
+    [
+        ('in the namespace "ml"', "administrator of the namespace"),
+        ("at the cluster scope", "of the cluster can grant it, by a ClusterRoleBinding"),
+    ],
+)
+def test_a_missing_right_comes_with_who_can_grant_it(where: str, who: str) -> None:
+    refused = ApiError(403, "Forbidden", f'User "jane" cannot list resource "trainingjobs" in API group "lockstep.dev" {where}')
+    code, text = explanation(refused) or (0, "")
+    assert code == 1 and who in text
