@@ -39,8 +39,8 @@ NAMED_PODS = 4
 CRASHES = 2
 MOUNT_SECONDS = 15.0
 """A kubelet that hears late of what was made just before a pod has mounted it by then."""
-_CACHE = re.compile(r"failed to sync (configmap|secret) cache|object .* not registered", re.IGNORECASE)
-"""The kubelet's words for that."""
+_CACHE = re.compile(r"failed to sync (configmap|secret) cache|object .* not registered|no relationship found between node", re.IGNORECASE)
+"""The kubelet's words for that, and the API server's where it has not yet seen itself that the pod is on that node."""
 LINES, LINE_CHARACTERS = 3, 600
 """Lines and characters of the end of a container's log."""
 CUT_OFF_HINTS = {

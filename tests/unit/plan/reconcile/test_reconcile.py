@@ -468,6 +468,11 @@ def test_a_claim_is_blamed_only_when_the_pod_waits_for_it() -> None:
     [
         ("failed to sync configmap cache: timed out waiting for the condition", 60, False),
         ('object "ns"/"x-run-1" not registered', 60, False),
+        (
+            'configmaps "x-run-1" is forbidden: User "system:node:a" cannot get resource "configmaps": no relationship found between node \'a\' and this object',
+            60,
+            False,
+        ),
         ('configmap "{run}" not found', 60, False),
         ('secret "x-agents-1-2" not found', 3, False),
         ('secret "x-agents-1-2" not found', 30, True),
