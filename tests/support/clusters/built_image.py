@@ -1,4 +1,4 @@
-"""The operator's image, really built: by `lockstep build`, with buildah, on the base that the embedded cluster makes of the distribution's packages.
+"""Images, really built: by `lockstep build`, with buildah, on the base that the embedded cluster makes of the distribution's packages.
 
 No registry is asked. What is built is kept by a hash of all that goes into it, in the project's cache and never in the checkout.
 """
@@ -17,39 +17,41 @@ from lockstep.devcluster import images, needs
 from lockstep.devcluster.host.layout import cache_root
 from support.checkout import ROOT
 
-INPUTS = (
-    ".containerignore", "LICENSE", "pyproject.toml", "requirements/operator.lock",
-    "images/install.py", "images/operator", "operator/lockstep", "workspace/lockstep_gang", "workspace/lockstep_spec",
-)  # fmt: skip
-NAME = "localhost/lockstep/operator"
+INPUTS = {
+    "operator": (
+        ".containerignore", "LICENSE", "pyproject.toml", "requirements/operator.lock",
+        "images/install.py", "images/operator", "operator/lockstep", "workspace/lockstep_gang", "workspace/lockstep_spec",
+    ),
+    "docs": (".containerignore", "LICENSE", "images/docs", "dist/site"),
+}  # fmt: skip
 KEPT = 2
 # Apart from images that people have. The embedded cluster's nodes need overlay mounts, too.
 STORAGE = '[storage]\ndriver = "overlay"\ngraphroot = "{store}"\nrunroot = "{run}"\n'
 
 
-def built_operator() -> tuple[str, Path]:
-    """Its name and its archive, which containerd imports; built if anything in it has changed."""
+def built(image: str) -> tuple[str, Path]:
+    """Name and archive, which containerd imports, of an image of INPUTS; built if anything in it has changed."""
     folder = cache_root() / "images"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         base = images.base_archive(cache_root(), print)
-        key = _key(base)
-        reference, archive = f"{NAME}:{key}", folder / f"operator-{key}.tar"
+        key = _key(image, base)
+        reference, archive = f"localhost/lockstep/{image}:{key}", folder / f"{image}-{key}.tar"
         if not archive.exists():
-            _build(reference, archive, base)
+            _build(image, reference, archive, base)
         return reference, archive
 
 
-def _key(base: Path) -> str:
+def _key(image: str, base: Path) -> str:
     digest = hashlib.sha256(base.name.encode())
-    for name in INPUTS:
+    for name in INPUTS[image]:
         for path in sorted(p for p in [ROOT / name, *(ROOT / name).rglob("*")] if p.is_file() and "__pycache__" not in p.parts):
             digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
 
-def _build(reference: str, archive: Path, base: Path) -> None:
+def _build(image: str, reference: str, archive: Path, base: Path) -> None:
     """Layers of earlier builds are used again: with another code only that is new."""
     if shutil.which("buildah") is None:
         needs.install(["buildah"], print)
@@ -57,10 +59,10 @@ def _build(reference: str, archive: Path, base: Path) -> None:
     base_image = _run(["buildah", "pull", "--quiet", f"docker-archive:{base}"], environment).split()[-1]
     temporary = archive.with_suffix(".tmp")
     temporary.unlink(missing_ok=True)
-    arguments = ["operator", "--tool", "buildah", "--base", base_image, "--tag", reference, "--archive", str(temporary)]
+    arguments = [image, "--tool", "buildah", "--base", base_image, "--tag", reference, "--archive", str(temporary)]
     _run([sys.executable, "-m", "lockstep.cli.main", "build", *arguments], environment)
     temporary.replace(archive)
-    _forget_older(archive, environment)
+    _forget_older(image, archive, environment)
 
 
 def _run(command: list[str], environment: dict[str, str]) -> str:
@@ -75,9 +77,12 @@ def _storage(folder: Path) -> Path:
     return path
 
 
-def _forget_older(archive: Path, environment: dict[str, str]) -> None:
-    for old in sorted(archive.parent.glob("operator-*.tar"), key=lambda path: path.stat().st_mtime)[:-KEPT]:
+def _forget_older(image: str, archive: Path, environment: dict[str, str]) -> None:
+    for old in sorted(archive.parent.glob(f"{image}-*.tar"), key=lambda path: path.stat().st_mtime)[:-KEPT]:
         old.unlink()
         subprocess.run(
-            ["buildah", "rmi", f"{NAME}:{old.stem.removeprefix('operator-')}"], env=environment, capture_output=True, check=False
+            ["buildah", "rmi", f"localhost/lockstep/{image}:{old.stem.removeprefix(f'{image}-')}"],
+            env=environment,
+            capture_output=True,
+            check=False,
         )

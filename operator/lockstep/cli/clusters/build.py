@@ -1,4 +1,4 @@
-"""`lockstep build IMAGE`: the operator's or the trainer's image, by podman, buildah or docker, or by OpenShift."""
+"""`lockstep build IMAGE`: the operator's, the trainer's or the documentation's image, by podman, buildah or docker, or by OpenShift."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def build(
     context: ContextOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands (with --openshift the objects) and run nothing.")] = False,
 ) -> None:
-    """Build the operator's or the trainer's image.
+    """Build the operator's, the trainer's or the docs' image.
 
-    It builds from this checkout.
+    It builds from this checkout; docs from the site that `make docs` left there.
 
     The build uses this machine's pip settings and certificates. No layer of the image has them.
 
@@ -71,9 +71,11 @@ def build(
     """
     from lockstep.cli.shared.checkout import checkout
     from lockstep.cli.shared.target import load
-    from lockstep.plan.ship.imagebuild import PROXIES, Build
+    from lockstep.plan.ship.imagebuild import PROXIES, SITE, Build
 
     root = checkout()
+    if image is Image.DOCS and not (root / SITE / "index.html").is_file():
+        raise ConfigError(f"there is no site in {SITE}: make docs builds it (make build IMAGE=docs does both)")
     version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     recipe = Build(image, version, tag=tag, base=base, arguments=tuple(arg or ()), proxies=tuple(n for n in PROXIES if n in os.environ))
     if openshift:
@@ -149,12 +151,12 @@ def _run(command: list[str], root: Path) -> None:
 
 def _by_openshift(recipe: Build, root: Path, namespace: str, context: str | None, dry_run: bool) -> None:
     from lockstep.api.files.yamltext import dump_all_yaml
-    from lockstep.plan.ship.imagebuild import CONTEXT
+    from lockstep.plan.ship.imagebuild import CONTEXTS
     from lockstep.plan.ship.openshift import next_step, objects
     from lockstep.platforms.clusters.imagebuild import build, packed
 
     build_objects = objects(recipe)
-    files = packed(root, CONTEXT)
+    files = packed(root, CONTEXTS[recipe.image])
     if dry_run:
         put_text(dump_all_yaml(build_objects))
         put(f"# then {len(files) / 1e6:.1f} MB go to buildconfigs/{recipe.name}/instantiatebinary in namespace {namespace}")

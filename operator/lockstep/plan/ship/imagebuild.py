@@ -15,6 +15,7 @@ class Image(StrEnum):
 
     OPERATOR = "operator"
     TRAINER = "trainer"
+    DOCS = "docs"
 
 
 class Tool(StrEnum):
@@ -25,8 +26,13 @@ class Tool(StrEnum):
     DOCKER = "docker"
 
 
-CONTEXT = ("images", "operator", "workspace", "requirements", "pyproject.toml", "LICENSE")
-"""Parts of the checkout that an image is made from, as .containerignore has it."""
+SITE = "dist/site"
+CONTEXTS = {
+    Image.OPERATOR: ("images", "operator", "workspace", "requirements", "pyproject.toml", "LICENSE"),
+    Image.TRAINER: ("images", "operator", "workspace", "requirements", "pyproject.toml", "LICENSE"),
+    Image.DOCS: ("images", "LICENSE", SITE),
+}
+"""Parts of the checkout that each image is made from; .containerignore has them all."""
 
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 """docker doesn't hand these on by itself, as the others do. Arguments of these names are in no image's history."""

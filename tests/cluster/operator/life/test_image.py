@@ -1,11 +1,13 @@
-"""The operator from its image, built as for any other cluster: nothing comes from a volume, under a user id that no image knows."""
+"""Images, built as for any other cluster, under a user id that no image knows: the operator, with nothing from a volume, and the documentation."""
 
 from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from lockstep.devcluster.cluster import status
 from lockstep.devcluster.host.layout import default_layout
 from lockstep.devcluster.node import import_image, remove_image
 from support.checkout import ROOT
-from support.clusters.built_image import built_operator
+from support.clusters.built_image import built
 from support.clusters.cluster_jobs import Jobs, until
 from support.clusters.installed_operator import local_objects, local_profile, objects_of, send
 
@@ -42,16 +44,25 @@ print(json.dumps({
 @pytest.fixture(scope="module")
 def image(jobs: Jobs) -> Iterator[str]:
     """The built image, and the operator running from it; afterwards it is as all other tests want it, and the nodes forget the image."""
-    reference, archive = built_operator()
+    with _on_nodes("operator") as reference:
+        try:
+            send(_from_image(reference))
+            yield reference
+        finally:
+            send([item for item in local_objects() if item["kind"] == "Deployment"])
+            jobs.api.resources.get(api_version="lockstep.dev/v1alpha1", kind="TrainingCluster").delete(name=PROFILE)
+
+
+@contextmanager
+def _on_nodes(image: str) -> Iterator[str]:
+    """The built image's name; every node has it until the end of the block."""
+    reference, archive = built(image)
     nodes = [default_layout().node(number) for number in range(len(status(default_layout())["nodes"]))]
     for node in nodes:
         import_image(node, archive)
     try:
-        send(_from_image(reference))
         yield reference
     finally:
-        send([item for item in local_objects() if item["kind"] == "Deployment"])
-        jobs.api.resources.get(api_version="lockstep.dev/v1alpha1", kind="TrainingCluster").delete(name=PROFILE)
         for node in nodes:
             remove_image(node, reference)
 
@@ -91,3 +102,19 @@ def test_a_job_runs_with_the_agent_that_the_image_brings(image: str, jobs: Jobs)
     assert agent["image"] == image
     assert "PYTHONPATH" not in {variable["name"] for variable in agent["env"]}
     until("the pods are gone", lambda: not jobs.pods("from-image"))
+
+
+def test_the_documentation_s_image_serves_the_site_and_writes_nothing(jobs: Jobs, kubectl: Kubectl) -> None:
+    subprocess.run([sys.executable, str(ROOT / "scripts/docs.py")], check=True)
+    with _on_nodes("docs") as reference:
+        restricted = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+        container = {"name": "docs", "image": reference, "securityContext": restricted}
+        user = {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": 0, "seccompProfile": {"type": "RuntimeDefault"}}
+        jobs.create({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "docs"},
+            "spec": {"containers": [container], "securityContext": user, "automountServiceAccountToken": False, "terminationGracePeriodSeconds": 0},
+        })  # fmt: skip
+        page = f"/api/v1/namespaces/{jobs.namespace}/pods/docs:8080/proxy/how-to/quick-start.html"
+        until("the site answers", lambda: kubectl("get", "--raw", page).returncode == 0)
+        assert "<title>Quick start" in kubectl("get", "--raw", page).stdout
+        assert kubectl("delete", "pod", "docs", "-n", jobs.namespace).returncode == 0

@@ -234,3 +234,16 @@ def test_ctrl_c_ends_it_without_a_traceback(tmp_path: Path) -> None:
     started = time.monotonic()
     said = process.communicate(timeout=30)[1]
     assert process.returncode == 130 and "Traceback" not in said and time.monotonic() - started < 30
+
+
+def test_the_documentation_s_image_needs_its_site_first(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.cli.shared.checkout.checkout", lambda: tmp_path)
+    (tmp_path / "pyproject.toml").write_text('[project]\nversion = "0.1.0"\n')
+    bench.has("podman")
+    code, _, said = bench.run("docs")
+    assert code == 2 and said == "lockstep: there is no site in dist/site: make docs builds it (make build IMAGE=docs does both)\n"
+    assert bench.calls == []
+    (tmp_path / "dist/site").mkdir(parents=True)
+    (tmp_path / "dist/site/index.html").touch()
+    code, said, _ = bench.run("docs")
+    assert code == 0 and "Ready: lockstep-docs:0.1.0" in said

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from lockstep.cli.main import main
-from lockstep.plan.ship.imagebuild import CONTEXT, Build, Image
+from lockstep.plan.ship.imagebuild import CONTEXTS, Build, Image
 from lockstep.plan.ship.openshift import objects
 from support.api_stub import ApiStub, Object, served
 from support.checkout import ROOT
@@ -112,7 +112,7 @@ def test_the_archive_has_the_containerfile_and_the_code_of_nobody_and_nothing_co
         members = archive.getmembers()
     names = {member.name for member in members}
     assert {"images/operator/Containerfile", "operator/lockstep/cli/clusters/build.py", "requirements/operator.lock", "LICENSE"} <= names
-    assert {name.split("/")[0] for name in names} == set(CONTEXT)
+    assert {name.split("/")[0] for name in names} == set(CONTEXTS[Image.OPERATOR])
     assert not [name for name in names if "__pycache__" in name]
     assert {(member.uid, member.uname) for member in members} == {(0, "")}
 
