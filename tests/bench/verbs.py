@@ -44,6 +44,8 @@ SCRIPTS = {
 }
 LOCKSTEP = {
     "--help": "a page",
+    "get --help": "a page",
+    "cluster list": "no cluster",
     "get": "",
     f"get {RUNS}": "",
     f"describe {RUNS}": "",
@@ -57,7 +59,7 @@ LOCKSTEP = {
     f"top {ENDED} --once": "",
     f"cp {ENDED}:/workspace/runs/{ENDED}/logs {{folder}}/logs": "by a reader pod",
     f"adapter get {ENDED} {{folder}}/adapter": "by a reader pod",
-    "status local": "",
+    "cluster status local": "",
     "doctor local": "",
     "validate -f manifests/samples/trainingjob.yaml": "no cluster",
     "plan -f manifests/samples/trainingjob.yaml": "",
