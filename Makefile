@@ -14,7 +14,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-unit test-train test-faults test-operator-faults test-hosts test-long test-corpus test-gpu bench-gpu gpu-carry soak test-cluster drills bench-peers lint docs format manifests lock sbom audit
+.PHONY: help setup editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-unit test-train test-faults test-operator-faults test-hosts test-long test-corpus test-gpu bench-gpu gpu-carry soak test-cluster drills bench-peers lint docs pictures format manifests lock sbom audit
 
 ##@ Start
 help: ## this list
@@ -97,10 +97,10 @@ top: setup ## a job's progress, live: JOB=name
 	@$(BIN)/lockstep top $(JOB) --cluster $(CLUSTER)
 
 ##@ Images (IMAGE=operator|trainer, BASE=, TAG=, PUSH=1: also to the registry that TAG names)
-build: setup ## build an image with podman, buildah or docker, whichever there is
+build: setup $(if $(filter docs,$(IMAGE)),docs) ## build an image with podman, buildah or docker, whichever there is: IMAGE=operator, trainer or docs
 	@$(BIN)/lockstep build $(IMAGE) $(if $(BASE),--base $(BASE)) $(if $(TAG),--tag $(TAG)) $(if $(TOOL),--tool $(TOOL)) $(if $(PUSH),--push)
 
-build-openshift: setup ## let OpenShift build it into an ImageStream: NAMESPACE=, CLUSTER=
+build-openshift: setup $(if $(filter docs,$(IMAGE)),docs) ## let OpenShift build it into an ImageStream: NAMESPACE=, CLUSTER=
 	@$(BIN)/lockstep build $(IMAGE) --openshift $(if $(BASE),--base $(BASE)) $(if $(TAG),--tag $(TAG)) $(if $(NAMESPACE),-n $(NAMESPACE)) $(if $(filter command environment,$(origin CLUSTER)),--cluster $(CLUSTER))
 
 ##@ The embedded cluster (a real Kubernetes on this machine, without Docker; root)
@@ -168,6 +168,9 @@ lint: setup ## ruff, mypy, import rules, generated files unchanged, the site's l
 
 docs: setup ## build the site of docs/ into dist/site; links that lead nowhere are errors (SERVE=8000: show it at 127.0.0.1:8000)
 	@$(BIN)/python scripts/docs.py $(if $(SERVE),--serve $(SERVE))
+
+pictures: setup ## record docs/pictures anew from real runs, and fail if their words have changed (SCENE=help; ARGS=--check: write nothing); root, kubectl
+	@PYTHONPATH=scripts $(BIN)/python -m pictures $(ARGS) $(SCENE)
 
 format: setup ## let ruff format and sort
 	@$(BIN)/ruff format --quiet . && $(BIN)/ruff check --quiet --fix .

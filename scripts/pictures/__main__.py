@@ -1,0 +1,16 @@
+"""Record the pictures of docs/ anew: PYTHONPATH=scripts python3 -m pictures [--check] [--anew] [--draw] [SCENE...]
+
+play.py does it, in the environment of the site. Standard library only, because that environment may not be there yet.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from setup import ROOT, cache_root, packages
+
+if __name__ == "__main__":
+    command = [str(packages("docs", cache_root()) / "bin" / "python"), "-m", "pictures.play", *sys.argv[1:]]
+    sys.exit(subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")}, check=False).returncode)
