@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
+from enum import EnumType
 from typing import Any
 
 import typer.main
@@ -63,4 +65,12 @@ def _row(parameter: Any) -> str:
         if default in (None, False) or callable(default)
         else f"`{getattr(default, 'value', default)}`"
     )
-    return f"| {names} | {value} | {text} |\n".replace("||", "|  |")
+    return f"| {names} | {value} | {text}{_choices(parameter, text)} |\n".replace("||", "|  |")
+
+
+def _choices(parameter: Any, text: str) -> str:
+    """Values that a parameter takes, where its text doesn't name them all. `--help` shows them in the place of a type."""
+    kind = parameter.type_descriptor.annotation
+    choices: Iterable[Any] = kind if isinstance(kind, EnumType) else ()
+    values = [str(choice.value) for choice in choices]
+    return "" if all(re.search(rf"\b{re.escape(value)}\b", text) for value in values) else f" One of: {', '.join(values)}."

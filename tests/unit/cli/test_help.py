@@ -11,7 +11,7 @@ import typer.main
 
 from lockstep.cli import verbs
 from lockstep.cli.main import app
-from lockstep.cli.reference import commands
+from lockstep.cli.reference import cli_page, commands
 from lockstep.cli.topics import FOLDER, TOPICS
 from unit.cli.test_every_verb import run
 
@@ -25,6 +25,12 @@ def test_a_verb_explains_itself_with_an_example_of_its_own(path: list[str], comm
     assert " ".join(path) in example[1]
     untold = [parameter.name for parameter in command.params if not getattr(parameter, "help", None)]
     assert untold == []
+
+
+def test_the_page_of_all_verbs_names_the_values_that_a_parameter_takes() -> None:
+    page = cli_page()
+    assert "| `FAULT` | required | The fault to inject. One of: kill-rank, freeze-rank," in page
+    assert "| text or json. |" in page, "values that the text names are not repeated"
 
 
 @pytest.mark.parametrize(

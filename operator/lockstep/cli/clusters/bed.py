@@ -71,7 +71,7 @@ def hosts_down(purge: Annotated[bool, typer.Option(help="Remove the hosts' disks
 def hosts_status(output: FormOption = Form.TEXT) -> None:
     """Say which hosts have power.
 
-    Exit code 1 when one has none, or there is none.
+    Exit code 1: a host has no power, or there are no hosts.
 
     Example: lockstep devcluster hosts status -o json
     """

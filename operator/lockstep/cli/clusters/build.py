@@ -50,12 +50,14 @@ def build(
         bool, typer.Option("--openshift", help="Build on OpenShift from this checkout, into an ImageStream. Needs no registry account.")
     ] = False,
     namespace: Annotated[
-        str, typer.Option("--namespace", "-n", help="Namespace in which OpenShift builds it, and pods may use it.")
+        str, typer.Option("--namespace", "-n", help="With --openshift: the namespace that builds the image, and whose pods may use it.")
     ] = "lockstep-system",
     cluster: Annotated[
         str | None,
         typer.Option(
-            "--cluster", help="With --openshift: the cluster file whose API server must be the one that builds.", show_default=False
+            "--cluster",
+            help="With --openshift: the cluster file of the cluster that builds. Any other API server is refused.",
+            show_default=False,
         ),
     ] = None,
     context: ContextOption = None,

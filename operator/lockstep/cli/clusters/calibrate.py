@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 
 def calibrate(
     cluster: OptionalClusterArgument = "local",
-    nodes: Annotated[int | None, typer.Option("--nodes", min=2, max=1024, help="Default: gpus.default_nodes of the cluster file.")] = None,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", min=2, max=1024, help="Number of nodes. Default: gpus.default_nodes of the cluster file.")
+    ] = None,
     mode: Annotated[Mode, typer.Option("--mode", help="Transport between the ranks.")] = Mode.AUTO,
     most: Annotated[
         str | None,
@@ -78,14 +80,16 @@ def calibrate(
 
     NCCL runs on GPUs, gloo on CPUs. It replaces mpirun and nccl-tests.
 
-    It takes the GPUs of its nodes for about a minute, in pods like a job's; the role admin in one namespace is enough. With --save the bus
-    bandwidths are written into the file's section `calibration`, in decimal GB/s.
+    It takes the GPUs of its nodes for about a minute, in pods like a job's; the role admin in one namespace is enough. With --save it
+    writes the bus bandwidths into the file's section `calibration`, in decimal GB/s.
 
-    --pairs measures in rounds of disjoint pairs, so 64 nodes take minutes, and names the node, cable, rail or switch that is slow; --save then
-    writes the section `pairs`, by which `lockstep plan` counts seconds a step. Exit code 0:
-    measured, 1: it failed, or a pair is below --fail-below, 2: it can't run as asked, 130: interrupted.
+    --pairs names the node, cable, rail or switch that is slow. It measures many pairs at once, so 64 nodes take minutes. With --save it
+    writes the section `pairs`, from which `lockstep plan` estimates the seconds of a step.
+
+    Exit code 0: measured, 1: it failed, or a pair is below --fail-below, 2: it can't run as asked, 130: interrupted.
 
     Example: lockstep cluster calibrate barcelona --mode rdma
+
     Example: lockstep cluster calibrate barcelona --pairs --fail-below 0.8
     """
     from lockstep.cli.shared.checkout import from_here

@@ -34,9 +34,10 @@ def clean(
 ) -> None:
     """Remove the dev environment.
 
-    The jobs' service account goes where no job is left. Claims stay, and so do the operator and other jobs.
+    It also removes the jobs' service account if no job is left. Claims, the operator and other jobs stay.
 
-    With --pvcs it also deletes the cluster's claims and those of the dev environment's pods, after it has asked you, and nobody else's.
+    With --pvcs it asks you, and then also deletes the cluster's claims and those of the dev environment's pods. It deletes no other
+    claims.
 
     Example: lockstep cluster clean barcelona
     """
@@ -57,9 +58,10 @@ def uninstall(
 ) -> None:
     """Remove the operator, the TrainingClusters and the CRDs.
 
-    It is refused while there are TrainingJobs, unless --jobs deletes them, too. Claims stay.
+    It refuses while there are TrainingJobs; --jobs deletes them, too. Claims stay.
 
-    For an operator of one namespace, the CRDs and stopped jobs stay. --cluster-only removes one TrainingCluster of several, and is refused while jobs use it.
+    If the operator is one of a single namespace, the CRDs and stopped jobs stay. --cluster-only removes one TrainingCluster of several;
+    it refuses while jobs use it.
 
     Example: lockstep cluster uninstall barcelona
 
@@ -78,7 +80,7 @@ def uninstall(
 def rollback(cluster: ClusterArgument, yes: YesOption = False, force: ForceOption = False, context: ContextOption = None) -> None:
     """Restore what the last deployment replaced.
 
-    That is the operator and the TrainingCluster. A second rollback undoes the first. CRDs stay as they are.
+    It restores the operator and the TrainingCluster. A second rollback undoes the first. CRDs stay as they are.
 
     Example: lockstep cluster rollback barcelona
     """

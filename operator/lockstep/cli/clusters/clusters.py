@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 def list_clusters(
     context: Annotated[
-        str | None, typer.Option(help="The context of your kubeconfig whose cluster gets the *. Default: the current one.")
+        str | None, typer.Option(help="The context of your kubeconfig that decides which cluster gets the *. Default: the current one.")
     ] = None,
 ) -> None:
     """List the cluster files in clusters/.
 
-    * is the one that your kubeconfig's context talks to. No cluster is asked.
+    A * marks the one that your kubeconfig's context talks to. The verb asks no cluster.
 
     Example: lockstep cluster list
     """

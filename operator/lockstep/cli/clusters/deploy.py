@@ -31,8 +31,7 @@ ContextOption = Annotated[str | None, typer.Option(help="The context of your kub
 ImageOption = Annotated[
     str | None,
     typer.Option(
-        help=f"The operator's image. Default: the cluster's, where it mounts Lockstep's code into pods; else the one that is deployed, at first {OPERATOR_IMAGE}. "
-        "On OpenShift a name without a registry is that of an ImageStream in lockstep-system."
+        help=f"The operator's image. On OpenShift a name without a registry means an ImageStream in lockstep-system. Default: the image deployed now, at first {OPERATOR_IMAGE}; the cluster file's image, if that file mounts Lockstep's code into pods."
     ),
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Go on even if the kubeconfig's API host differs from the cluster file's.")]
@@ -42,9 +41,7 @@ def deploy(
     cluster: ClusterArgument,
     mode: Annotated[
         Mode | None,
-        typer.Option(
-            case_sensitive=False, help="Transport between nodes of jobs that don't state one. Default: as it is deployed, at first auto."
-        ),
+        typer.Option(case_sensitive=False, help="Transport of jobs that state none. Default: as deployed, at first auto."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print every object instead of sending it. Needs no cluster.")] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Show what would change on the cluster. Exit code 1: something would.")] = False,
@@ -58,15 +55,14 @@ def deploy(
     namespaces: Annotated[
         str | None,
         typer.Option(
-            help="Give the operator rights in these namespaces only (commas between them), besides Nodes, TrainingClusters and reviews of tokens; all: "
-            "everywhere. Default: as it is deployed, at first all, or --namespace-only where you lack the rights and agree."
+            help="Namespaces in which the operator gets rights, with commas between them; all: everywhere. It may read Nodes and TrainingClusters and review tokens in any case. Default: as deployed now, at first all."
         ),
     ] = None,
     namespace_only: Annotated[
         bool | None,
         typer.Option(
             "--namespace-only",
-            help="An operator in the cluster's own namespace, without any right outside it: Roles only, for an admin of that namespace. The CRDs must be there.",
+            help="Install an operator that has rights in the cluster file's namespace alone. You need the role admin there, and the CRDs must exist.",
         ),
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the operator, and then for the dev environment.")] = 600,
@@ -77,11 +73,11 @@ def deploy(
 
     It installs the CRDs, the operator, the TrainingCluster, the jobs' service account and the dev environment. You may repeat it.
 
-    It checks your rights first and tries nothing that they don't allow. If you may not install an operator of the whole cluster, it asks
-    whether to install one of the cluster file's namespace alone; without a terminal, it prints the command for that. Otherwise it
-    installs what you may, and prints what an administrator must do.
+    It checks your rights first. It installs what they allow, and prints what an administrator must do. If you may not install an operator
+    for the whole cluster, it asks whether to install one for the cluster file's namespace alone; without a terminal it prints the command
+    for that.
 
-    Exit code 0: everything is there, 1: something is missing or did not become ready.
+    Exit code 0: everything is there; 1: something is missing, or did not become ready.
 
     Example: lockstep deploy barcelona --mode rdma
     """

@@ -64,7 +64,11 @@ def up(
     ] = None,
     rails: Annotated[
         int | None,
-        typer.Option(min=0, max=8, help="Further networks of every node, with Multus and pretended RDMA devices. Default: as they are."),
+        typer.Option(
+            min=0,
+            max=8,
+            help="Number of further networks of every node, with Multus and pretended RDMA devices. Default: as many as it has.",
+        ),
     ] = None,
 ) -> None:
     """Bring the cluster up, or repair it: what runs is left alone.
@@ -79,7 +83,7 @@ def up(
 def prepare() -> None:
     """Build what the first `up` waits for, and start nothing.
 
-    That is for the image of a CI machine, say.
+    Use it for the image of a CI machine, for example.
 
     Example: lockstep devcluster prepare
     """
@@ -146,7 +150,7 @@ def kubeconfig() -> None:
 def publish() -> None:
     """Give pods the code of this checkout as it is now.
 
-    What a running pod has imported already stays as it was.
+    A running pod keeps what it has imported already.
 
     Example: lockstep devcluster publish
     """

@@ -33,7 +33,7 @@ def discover(
         typer.Option(
             "--probe",
             metavar="IMAGE",
-            help="Also look inside each node, from a short-lived pod of this image with Python.",
+            help="Also look inside each node, from a short-lived pod of this image. It needs Python.",
             show_default=False,
         ),
     ] = None,
@@ -42,7 +42,7 @@ def discover(
 ) -> None:
     """Write a cluster file by looking at the cluster.
 
-    It finds nodes, GPUs, RDMA rails, storage and rights. Without --probe it only reads, with your rights.
+    It looks for nodes, GPUs, RDMA rails, storage and rights. Without --probe it only reads, with your rights.
 
     Every value has its source beside it, and what you may not see is marked unknown. Exit code 2: the file already exists.
 

@@ -28,7 +28,8 @@ def doctor(
 
     It checks tools, context, rights, CRDs, operator, TrainingCluster, DNS, nodes, storage and fabric, and says what to do about each.
 
-    It only reads, with your rights. What your account may not read is unknown, which is not a failure. Exit code 0: nothing that you may see fails; 1: something does.
+    It only reads, with your rights. What your account may not read counts as unknown, not as failed. Exit code 0: nothing that you may
+    see fails; 1: something does.
 
     Example: lockstep doctor barcelona
     """

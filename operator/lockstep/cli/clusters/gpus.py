@@ -33,7 +33,7 @@ def gpus(
 ) -> None:
     """Show the GPUs of every pod of a job, by nvidia-smi.
 
-    It shows name, memory, load, temperature and driver. Exit code 1: a pod has none, or can't say.
+    It shows name, memory, load, temperature and driver. Exit code 1: a pod has none, or doesn't answer.
 
     If no pod runs, it shows the nodes by their labels, which needs the right to list nodes.
 

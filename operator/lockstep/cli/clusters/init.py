@@ -49,18 +49,20 @@ def hosts(
     name: Annotated[str, typer.Argument(help="The cluster's name.")],
     machines: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[HOST]...", help="Its hosts, as NAME, USER@NAME or NAME:PORT; the first has the coordinator."),
+        typer.Argument(metavar="[HOST]...", help="Its hosts, as NAME, USER@NAME or NAME:PORT. The first runs the coordinator."),
     ] = None,
-    user: Annotated[str | None, typer.Option("--user", help="The user of hosts that name none. Default: what ssh itself takes.")] = None,
+    user: Annotated[
+        str | None, typer.Option("--user", help="The user to log in as, on hosts that name none. Default: the one that ssh takes.")
+    ] = None,
     workspace: Annotated[
-        str | None, typer.Option("--workspace", help="Their folder that stands for /workspace. Default: ~/lockstep/workspace.")
+        str | None, typer.Option("--workspace", help="The folder of each host that stands for /workspace. Default: ~/lockstep/workspace.")
     ] = None,
     shared: Annotated[bool, typer.Option("--shared", help="All hosts see one file system there. Default: each has its own.")] = False,
     output: FileOption = None,
 ) -> None:
     """Write a cluster file of machines that you reach over ssh.
 
-    They need no Kubernetes. Without hosts it writes a file with every key and what it means.
+    They need no Kubernetes. If you name no hosts, it writes a file with every key and what it means.
 
     Example: lockstep init hosts lab lab0 ada@192.168.1.101 lab2:2222 --workspace /data/lockstep
     """
@@ -95,7 +97,7 @@ def import_hosts(
     file: Annotated[
         Path,
         typer.Argument(
-            help="A hostfile, an ~/.ssh/config or a config.yaml with cluster.nodes; - reads what is piped in.", show_default=False
+            help="A hostfile, an ~/.ssh/config or a config.yaml with cluster.nodes; - reads standard input.", show_default=False
         ),
     ],
     name: Annotated[str, typer.Option("--name", help="The cluster's name.")] = "hosts",
@@ -109,7 +111,7 @@ def import_hosts(
 
     It reads a hostfile of DeepSpeed or MPI, ssh's configuration, or a config.yaml.
 
-    What the cluster file has nothing like is listed, with the place where it belongs.
+    It lists the settings that a cluster file doesn't have, and says where each belongs.
 
     Example: lockstep cluster import hostfile --name lab
 
@@ -145,12 +147,12 @@ def job(
         str | None,
         typer.Option("--cluster", help=f"The cluster that it is for. {UNNAMED}"),
     ] = None,
-    script: Annotated[bool, typer.Option("--script", help="For a program of your own instead of Lockstep's trainer.")] = False,
+    script: Annotated[bool, typer.Option("--script", help="Write a job that runs your own program instead of Lockstep's trainer.")] = False,
     output: FileOption = None,
     origin: Annotated[
         Path | None,
         typer.Option(
-            "--from", metavar="FILE", help="The config.yaml of a training script, whose settings the job takes over.", show_default=False
+            "--from", metavar="FILE", help="The config.yaml of a training script; the job takes over its settings.", show_default=False
         ),
     ] = None,
     nodes: Annotated[
@@ -162,7 +164,7 @@ def job(
 ) -> None:
     """Write a job file. Default: NAME.yaml in this folder.
 
-    With --from, what the job has nothing like is listed, with the place where it belongs.
+    With --from, it lists the settings that a job doesn't have, and says where each belongs.
 
     Example: lockstep init job glm-lora --cluster barcelona
 
@@ -213,7 +215,7 @@ def _from_config(origin: Path, name: str, cluster: str, wanted: tuple[int | None
 def script(folder: Annotated[Path, typer.Argument(help="Where to write them.")] = Path()) -> None:
     """Write a DeepSpeed script that runs on any number of nodes.
 
-    It writes train_multi_node.py and ds_config.json. The script stops and goes on as asked.
+    It writes train_multi_node.py and ds_config.json. The script saves when it is asked to stop, and goes on from there later.
 
     Example: lockstep init script workspace
     """

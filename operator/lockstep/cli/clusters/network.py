@@ -22,11 +22,17 @@ if TYPE_CHECKING:
 
 LineRateOption = Annotated[
     float | None,
-    typer.Option("--line-rate", min=0.001, help="Line rate in Gb/s where ports state none, as those of a pod network.", show_default=False),
+    typer.Option(
+        "--line-rate", min=0.001, help="Line rate in Gb/s of ports that state none, such as those of a pod network.", show_default=False
+    ),
 ]
 RailOption = Annotated[list[str] | None, typer.Option("--rail", help="Measure this rail only. May be repeated.", show_default=False)]
 OverOption = Annotated[
-    PairTool, typer.Option("--over", help="Tool that measures. auto: ib_write_bw if every node has it and RDMA is used, else sockets.")
+    PairTool,
+    typer.Option(
+        "--over",
+        help="Tool that measures: sockets, or rdma, which is ib_write_bw. auto: rdma if it is used and every node has ib_write_bw.",
+    ),
 ]
 SecondsOption = Annotated[
     float | None,
@@ -111,8 +117,10 @@ def finding_values(findings: list[Finding]) -> list[dict[str, str]]:
 
 def topology(
     cluster: OptionalClusterArgument = "local",
-    nodes: Annotated[int | None, typer.Option("--nodes", min=2, max=1024, help="Default: gpus.default_nodes of the cluster file.")] = None,
-    mode: Annotated[Mode, typer.Option("--mode", help="Transport that the pods are built for.")] = Mode.AUTO,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", min=2, max=1024, help="Number of nodes. Default: gpus.default_nodes of the cluster file.")
+    ] = None,
+    mode: Annotated[Mode, typer.Option("--mode", help="Transport that the pods use.")] = Mode.AUTO,
     image: Annotated[
         str | None, typer.Option("--image", help="Image with python3. Default: the cluster file's image.", show_default=False)
     ] = None,
@@ -131,8 +139,8 @@ def topology(
 
     It shows the switches between them, too, and which links are slow.
 
-    It reads each node's PCI bus, NUMA nodes and nvidia-smi topo -m in pods like a job's, the nodes' labels where you may list nodes, and measures
-    all pairs as calibrate --pairs does. Exit code 0: shown, 1: it failed, 2: it can't run as asked, 130: interrupted.
+    In pods like a job's, it reads each node's PCI bus, NUMA nodes and nvidia-smi topo -m, and measures all pairs as calibrate --pairs
+    does. If you may list nodes, it reads their labels, too. Exit code 0: shown, 1: it failed, 2: it can't run as asked, 130: interrupted.
 
     Example: lockstep cluster topology barcelona --nodes 4
     """

@@ -41,7 +41,7 @@ def quickstart(
 ) -> None:
     """Fine-tune a small model on two nodes, from nothing.
 
-    It is the way to see Lockstep work.
+    This is the shortest way to see Lockstep work.
 
     As root on Linux it brings up a real Kubernetes with two nodes on this machine; elsewhere it runs the same job as processes.
     KUBECONFIG or --context names a cluster of your own to use instead. --hosts shows the same on machines without Kubernetes.

@@ -13,7 +13,7 @@ from lockstep.platforms.output import put, put_json
 
 
 def version(
-    client: Annotated[bool, typer.Option("--client", help="Only this command's: asks no cluster.")] = False,
+    client: Annotated[bool, typer.Option("--client", help="Print only this command's version, without asking a cluster.")] = False,
     cluster: ClusterNameOption = "local",
     context: ContextOption = None,
     output: FormOption = Form.TEXT,

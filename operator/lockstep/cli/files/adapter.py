@@ -21,7 +21,9 @@ app = typer.Typer(help="Work with trained adapters.", no_args_is_help=True)
 
 SourceArgument = Annotated[
     list[Path],
-    typer.Argument(help="A run's folder (runs/<job>), its checkpoints folder, or one step-N.aM folder; several if the shards are spread."),
+    typer.Argument(
+        help="A run's folder (runs/<job>), its checkpoints folder, or one step-N.aM folder. Name several if the shards are spread."
+    ),
 ]
 
 
@@ -66,7 +68,7 @@ def get_adapter(
     where: TargetOptions,
     job: JobArgument,
     output: Annotated[Path, typer.Argument(help="The adapter's folder on this machine; made if it isn't there.")] = Path("adapter"),
-    node: Annotated[int, typer.Option("--node", min=0, help="The node whose volume is read, where every node has its own.")] = 0,
+    node: Annotated[int, typer.Option("--node", min=0, help="The node whose volume to read, if every node has its own.")] = 0,
 ) -> None:
     """Fetch a job's newest adapter from its volume.
 

@@ -30,8 +30,7 @@ RunArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="JOB|FOLDER...",
-        help="A job of the cluster, read where its volume is; or a run's folder of this machine (runs/<job>), its checkpoints folder, or one "
-        "step-N.aM folder; several where shards are spread.",
+        help="A job's name; or, on this machine, a run's folder (runs/<job>), its checkpoints folder, or one step-N.aM folder. Name several if the shards are spread.",
     ),
 ]
 
@@ -99,13 +98,15 @@ def list_commits(
 def verify(
     where: TargetOptions,
     runs: RunArgument,
-    everything: Annotated[bool, typer.Option("--all", help="Every commit that a start might choose, not only the newest.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Verify every commit from which a start might go on, not only the newest.")
+    ] = False,
     output: FormOption = Form.TEXT,
     as_json: HiddenJsonOption = False,
 ) -> None:
     """Compare every shard with its checksum.
 
-    It reads every shard; for a job, in a pod next to its volume or on its hosts. Exit code 1 if something is missing or damaged.
+    It reads every shard. For a job it does so in a pod next to the volume, or on the hosts. Exit code 1: something is missing or damaged.
 
     Example: lockstep checkpoint verify demo --all
     """

@@ -41,7 +41,7 @@ def cp(
             "-f",
             "--file",
             metavar="FILE",
-            help="The job's file, for a job that has never started: it says which volumes the job will have.",
+            help="The job file of a job that has never started. It says which volumes the job will have.",
             show_default=False,
         ),
     ] = None,
@@ -58,24 +58,29 @@ def cp(
         typer.Option(
             "--from",
             metavar="HOST",
-            help="On hosts: SRC is a path of this host, and goes from there to all hosts. This machine sends nothing.",
+            help="On hosts: the host that has SRC, and sends it to all others. This machine sends nothing.",
             show_default=False,
         ),
     ] = None,
     cluster: Annotated[
         str | None,
-        typer.Option("--cluster", help=f"The cluster file that names the namespace, and the API server that must answer. {UNNAMED}"),
+        typer.Option(
+            "--cluster", help=f"A cluster of clusters/, or a cluster file's path: it states the namespace and the API server. {UNNAMED}"
+        ),
     ] = None,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
     """Copy files to or from a job's volumes.
 
-    A copy can be resumed, is verified by SHA-256, and each file arrives whole or not at all.
+    You can resume a copy. Every file is verified by SHA-256, and arrives whole or not at all.
 
-    Where every pod has its own volumes, files go to all of them at once. On hosts (--cluster names a file of hosts) they go to the first, and from host to host; also before the job's first start. If the job has no pods, a short-lived pod without GPUs mounts the
-    volumes. The target is the new name; with a / at its end it is a folder to copy into, and `SRC/.` means the content of a folder. If a copy
-    breaks, run the same command again to continue.
+    The target is the new name. With a / at its end it is a folder to copy into; `SRC/.` means the content of a folder. If a copy breaks,
+    run the same command again to continue.
+
+    If every pod has its own volumes, files go to all of them at once. If the job has no pods, a short-lived pod without GPUs mounts the
+    volumes. On hosts (--cluster names a file of hosts) files go to the first host, and from host to host; this works before the job's
+    first start, too.
 
     Example: lockstep cp models/llama demo:/datasets/models/
 

@@ -42,7 +42,7 @@ PortOption = Annotated[
 def shell(where: TargetOptions, job: OptionalJobArgument = DEFAULT_JOB, node: NodeOption = 0) -> None:
     """Open a shell in a job's pod, or on its host.
 
-    It has the variables that every run there has. Its exit code is the shell's.
+    The shell has the variables that every run there has. The exit code is the shell's.
 
     Without a terminal it runs the commands on its standard input: echo 'nvidia-smi' | lockstep shell
 
@@ -69,7 +69,7 @@ def jupyter(
 
     It runs until Ctrl-C, behind a token, and prints the address on this machine that leads to it.
 
-    It listens on the pod's loopback only. The image needs jupyterlab, notebook or jupyter_server.
+    The server listens on the pod's loopback only. The image needs jupyterlab, notebook or jupyter_server.
 
     Example: lockstep jupyter ml-dev-env
     """
@@ -105,8 +105,8 @@ def vscode(
 
     It serves VS Code to your browser until Ctrl-C, behind a token, and prints the address on this machine that leads to it.
 
-    The image needs code-server, openvscode-server or code (`code serve-web`) on its PATH. It listens on the pod's loopback only.
-    It also prints the command by which the VS Code of this machine opens the folder. `lockstep debug` starts a script under a debugger.
+    The image needs code-server, openvscode-server or code (`code serve-web`) on its PATH. VS Code listens on the pod's loopback only. The
+    verb also prints a command that opens the folder in this machine's own VS Code. `lockstep debug` starts a script under a debugger.
 
     Example: lockstep vscode ml-dev-env --node 1
     """
@@ -119,11 +119,13 @@ def debug(
     job: Annotated[str, typer.Argument(help="The job's name.")],
     script: Annotated[
         str | None,
-        typer.Argument(help="The script's path in the pod; a relative one is below /workspace. None with --attach.", show_default=False),
+        typer.Argument(
+            help="The script's path in the pod; a relative path begins at /workspace. Leave it out with --attach.", show_default=False
+        ),
     ] = None,
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Its arguments, after --.")] = None,
     attach: Annotated[
-        bool, typer.Option("--attach", help="Start nothing: connect to a script there that waits for a debugger by itself.")
+        bool, typer.Option("--attach", help="Start nothing. Connect to a script there that waits for a debugger already.")
     ] = False,
     node: NodeOption = 0,
     pod_port: Annotated[
@@ -135,8 +137,8 @@ def debug(
 
     It runs in one pod, or on one host, and waits until VS Code attaches. Ctrl-C ends it. The image needs debugpy.
 
-    It is one process beside the job, not one of its ranks. For a rank, let that wait: debugpy.listen(("127.0.0.1", 5678)); debugpy.wait_for_client().
-    Then --attach forwards its port until Ctrl-C.
+    The script is one process beside the job, not one of its ranks. To debug a rank, let your code wait for VS Code:
+    debugpy.listen(("127.0.0.1", 5678)); debugpy.wait_for_client(). Then --attach forwards that port until Ctrl-C.
 
     Example: lockstep debug ml-dev-env train.py -- --epochs 1
 

@@ -23,9 +23,9 @@ def generate(
     where: TargetOptions,
     job: Annotated[str, typer.Argument(help="The job's name; with --local a run's or an adapter's folder.", show_default=False)],
     prompt: Annotated[str, typer.Argument(help="The beginning of the text.", show_default=False)],
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="The most tokens to add.")] = 100,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Largest number of tokens to add.")] = 100,
     base: Annotated[bool, typer.Option("--base", help="First print what the base model writes without the adapter.")] = False,
-    local: Annotated[bool, typer.Option("--local", help="On this machine, from a folder.")] = False,
+    local: Annotated[bool, typer.Option("--local", help="Run on this machine, from a folder.")] = False,
     model: Annotated[
         str | None, typer.Option("--model", help="The base model's folder. Default: what the job or the adapter names.")
     ] = None,
@@ -37,7 +37,8 @@ def generate(
 
     It loads the adapter on its base model, and prints token by token.
 
-    It runs in a pod of the job if that is idle (an interactive job, or one held after a failure), else in a short-lived pod with the job's volumes and image; on hosts, on that of node 0.
+    It runs in a pod of the job if that pod is idle (an interactive job, or one held after a failure), else in a short-lived pod with the
+    job's volumes and image. On hosts it runs on node 0.
 
     Example: lockstep generate demo 'The value of' --max-tokens 60 --base
     """

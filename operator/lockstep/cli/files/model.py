@@ -51,9 +51,9 @@ def get_model(
         str | None, typer.Option("--revision", help="A branch, tag or commit of the hub. Default: its main branch.")
     ] = None,
     files: OptionalFileOption = None,
-    job: Annotated[str | None, typer.Option("--job", help="A job of the cluster, whose volumes are filled.")] = None,
+    job: Annotated[str | None, typer.Option("--job", help="The job of the cluster whose volumes to fill.")] = None,
     claim: Annotated[
-        str | None, typer.Option("--claim", help="A claim to fill, which jobs name in storage.workspaceClaimName; with --cluster.")
+        str | None, typer.Option("--claim", help="The claim to fill, with --cluster. Jobs name it in storage.workspaceClaimName.")
     ] = None,
     token_secret: Annotated[
         str | None, typer.Option("--token-secret", help="With --claim: the Secret whose key HF_TOKEN holds the hub's token.")
@@ -63,7 +63,7 @@ def get_model(
     ] = None,
     workspace: Annotated[
         Path | None,
-        typer.Option("--workspace", help=f"On this machine: the folder of `lockstep run --local`, whose cache is filled. Default: {HERE}."),
+        typer.Option("--workspace", help=f"On this machine: the folder of `lockstep run --local` whose cache to fill. Default: {HERE}."),
     ] = None,
     cluster: Annotated[str | None, typer.Option("--cluster", help=f"A cluster of clusters/, or a cluster file's path. {UNNAMED}")] = None,
     namespace: NamespaceOption = None,
@@ -73,8 +73,9 @@ def get_model(
 
     The download is verified and can be resumed. All jobs of a volume share it.
 
-    With -f, --job or --claim a short-lived pod without GPUs fills the volumes, or the job's own pods while they run; on hosts each fetches for itself. Without these options the
-    model is fetched to this machine, for `lockstep run --local`. If a fetch breaks, run the same command again to continue.
+    With -f, --job or --claim it fills volumes of the cluster. The job's own pods fetch the model if they run, else a short-lived pod
+    without GPUs does. On hosts, each host fetches for itself. Without these options, the model comes to this machine, for `lockstep run
+    --local`. If a fetch breaks, run the same command again to continue.
 
     Example: lockstep model get -f job.yaml
 

@@ -46,9 +46,9 @@ def sync(
 ) -> None:
     """Send a folder to all pods of a job: only what differs.
 
-    Files that an earlier sync sent and that are gone here are removed there; nothing else is.
+    It removes there what an earlier sync sent and you have deleted here, and nothing else.
 
-    A volume that all pods share gets it once. `.lockstepignore` in the folder, or else `.gitignore`, says what stays here.
+    A volume that all pods share gets each file once. `.lockstepignore` in the folder says what stays here, or else `.gitignore` does.
 
     Example: lockstep sync ml-dev-env workspace --watch
     """

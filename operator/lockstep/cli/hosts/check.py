@@ -38,8 +38,9 @@ def check(
 
     It looks at ssh, Python and its packages, disk, GPUs, address, clock, what keeps jobs alive, and the network between them.
 
-    Every host knocks at every other one on ports that a job uses, neighbors measure their bandwidth, and a file in each workspace shows for a moment who shares one. It leaves
-    nothing behind; steps that only root can take are printed. With -f also: do nodes, GPUs, inputs, disk and network fit this job. Exit code 0: nothing fails, 1: something does.
+    Every host connects to every other one on ports that a job uses, and neighbors measure their bandwidth. A file in each workspace shows
+    for a moment which hosts share one. It leaves nothing behind, and prints the steps that only root can take. With -f it also checks
+    that nodes, GPUs, inputs, disk and network fit this job. Exit code 0: nothing fails, 1: something does.
 
     Example: lockstep hosts check lab -f job.yaml
     """

@@ -36,7 +36,7 @@ def setup(
             "--wheelhouse",
             metavar="DIR",
             show_default=False,
-            help="Send the packages from this folder, for hosts that reach no package index; what it lacks is downloaded into it. Default: environment.wheelhouse.",
+            help="For hosts that reach no package index: send the packages from this folder, after downloading into it what is missing. Default: environment.wheelhouse.",
         ),
     ] = None,
 ) -> None:
@@ -44,8 +44,8 @@ def setup(
 
     It installs environment.lock with its hashes.
 
-    Needs no root: steps that only root can take are printed. Jobs that run keep the environment that they started with. Type it again after it broke, or when the lock or
-    Lockstep has changed; where nothing is lacking, it changes nothing.
+    It needs no root, and prints the steps that only root can take. Running jobs keep the environment that they started with. Run it again
+    if it broke off, or if the lock or Lockstep has changed. It changes nothing on a host that lacks nothing.
 
     Example: lockstep hosts setup lab --dry-run
     """

@@ -33,8 +33,9 @@ def trust(
 
     It shows the fingerprint, asks, and writes host_key into the cluster file. Every later login checks it.
 
-    Compare it with what the host itself says, at its own screen: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub. Whoever sits between you and the host can
-    answer in its place, so no key is taken blindly. Nothing is sent to a host. Exit code 0: all hosts are pinned, 1: some are not.
+    Compare it with what the host itself prints at its own screen: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub. An attacker between
+    you and the host could answer in its place, so Lockstep takes no key without your word. It sends nothing to a host. Exit code 0: all
+    hosts are pinned, 1: some are not.
 
     Example: lockstep hosts trust lab
     """  # fmt: skip
@@ -135,8 +136,8 @@ def login(cluster: OptionalClusterArgument = "local") -> None:
 
     That may be a password, a one-time code, a passphrase or a touch.
 
-    All verbs use these connections for eight hours. Answers go to ssh itself: Lockstep sees none. Host keys are checked as ever. Exit code 0: all hosts are logged in,
-    1: some are not.
+    All verbs use these connections for eight hours. Answers go to ssh itself: Lockstep sees none. ssh checks host keys as always. Exit
+    code 0: all hosts are logged in, 1: some are not.
 
     Example: lockstep hosts login lab
     """

@@ -44,7 +44,7 @@ def scaling(
         str | None,
         typer.Option("--nodes", help="Numbers of nodes, such as 1,2,4. Default: 1 up to the job's, doubled beyond 4.", show_default=False),
     ] = None,
-    steps: Annotated[int, typer.Option("--steps", min=2, max=10000, help="Steps to measure, after 3 that warm up.")] = 20,
+    steps: Annotated[int, typer.Option("--steps", min=2, max=10000, help="Number of steps to measure, after 3 steps that warm up.")] = 20,
     local: HereOption = False,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
@@ -55,7 +55,7 @@ def scaling(
         typer.Option(
             "--timeout",
             min=1,
-            help="Seconds for each number of nodes. Default: 900; nodes that the cluster doesn't have are not waited for.",
+            help="Seconds for each number of nodes. Default: 900, without waiting for nodes that the cluster doesn't have.",
         ),
     ] = None,
     workspace: VolumesOption = WORKSPACE,
@@ -65,9 +65,11 @@ def scaling(
 
     It trains a few steps on 1, 2, … n nodes, one run after the other.
 
-    TOKENS/S are those of all ranks together, EFFICIENCY is the speed of a node against that of a node of the smallest run, and WAITING is the share of a step in which
-    ranks wait for each other. Runs have a name and a folder of their own, load the job's model and data, and are removed afterwards, also on Ctrl-C.
-    Exit code 0: all were measured, 1: some failed, 2: the job can't run as written, 130: interrupted.
+    TOKENS/S is the speed of all ranks together. EFFICIENCY compares a node's speed with that of a node in the smallest run. WAITING is
+    the share of a step in which ranks wait for each other.
+
+    Each run loads the job's model and data, but has its own name and folder. It is removed afterwards, also on Ctrl-C. Exit code 0: all
+    were measured, 1: some failed, 2: the job can't run as written, 130: interrupted.
 
     Example: lockstep bench scaling -f job.yaml --nodes 1,2,4
 

@@ -69,7 +69,8 @@ def stop(
 
     It waits until they have saved and their pods are gone. Exit code 1 when they are still there after --timeout.
 
-    With --run, stop only the script that a dev environment runs, such as one of `lockstep run --detach`, as Ctrl-C would where it was started.
+    With --run it stops only the script that a dev environment runs, for example one that `lockstep run --detach` started. The effect is
+    that of Ctrl-C in the terminal of that run.
 
     Example: lockstep stop demo
 
@@ -143,13 +144,13 @@ def _refuse_ended(job: SiteJob) -> None:
 def scale(
     where: TargetOptions,
     job: JobArgument,
-    number: Annotated[int | None, typer.Argument(metavar="NODES", min=1, max=NODES_MAX, help="How many nodes it should have.")] = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", min=1, max=NODES_MAX, help="The same.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask, also where the job would wait for nodes.")] = False,
+    number: Annotated[int | None, typer.Argument(metavar="NODES", min=1, max=NODES_MAX, help="The new number of nodes.")] = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", min=1, max=NODES_MAX, help="The new number of nodes, as an option.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask, even if the job would wait for nodes.")] = False,
 ) -> None:
     """Change a job's number of nodes.
 
-    It saves, stops and goes on from there, with the same global batch. It asks first where too few nodes have room.
+    The job saves, stops, and goes on from there with the same global batch. If too few nodes have room, the verb asks you first.
 
     Example: lockstep scale demo 4
     """
@@ -200,7 +201,9 @@ def retry(
     in_namespace: Annotated[bool, typer.Option("--in-namespace", help="Retry a run of `lockstep run --in-namespace`.")] = False,
     cluster: Annotated[
         str | None,
-        typer.Option("--cluster", help=f"The cluster file that names the namespace, and the API server that must answer. {UNNAMED}"),
+        typer.Option(
+            "--cluster", help=f"A cluster of clusters/, or a cluster file's path: it states the namespace and the API server. {UNNAMED}"
+        ),
     ] = None,
     namespace: Annotated[str | None, typer.Option("-n", "--namespace", help="The namespace. Default: the cluster's.")] = None,
     context: ContextOption = None,
@@ -208,7 +211,7 @@ def retry(
 ) -> None:
     """Start a failed job again from its last checkpoint.
 
-    What failed stays in its history.
+    The failure stays in the job's history.
 
     Example: lockstep retry demo
     """
@@ -260,7 +263,7 @@ def delete(
             "--file",
             metavar="FILE",
             show_default=False,
-            help="The jobs of a job file, or of a folder of them, instead of names; - reads what is piped in. May be repeated.",
+            help="Delete the jobs of a job file or a folder of them, instead of names; - reads standard input. May be repeated.",
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
@@ -268,7 +271,7 @@ def delete(
         str | None,
         typer.Option(
             "--cluster",
-            help=f"The cluster file that names the namespace, and the API server that must answer. Default: with -f the job's cluster, else as follows. {UNNAMED}",
+            help="A cluster of clusters/, or a cluster file's path: it states the namespace and the API server. Default: with -f the job's cluster, else the one deployed last from this checkout, else local.",
         ),
     ] = None,
     namespace: NamespaceOption = None,
@@ -278,7 +281,7 @@ def delete(
 ) -> None:
     """Delete jobs; a running job saves first.
 
-    Claims and their checkpoints stay: a job created again under the same name goes on.
+    Claims and their checkpoints stay: a new job of the same name goes on from them.
 
     If one of them doesn't exist, none is deleted.
 

@@ -47,7 +47,8 @@ def diff_runs(
 
     It shows where their configuration differs, and their loss at the same steps, evaluation, speed and goodput.
 
-    The measurements of a job come from its volume: by one of its pods, or by a short-lived one where none runs; of hosts, from that of node 0. Exit code 0, whether they differ or not.
+    It reads a job's measurements from its volume, through one of its pods, or through a short-lived pod if none runs. On hosts it reads
+    them on node 0. Exit code 0, whether the runs differ or not.
 
     Example: lockstep diff-runs rank8 rank16
     """

@@ -26,7 +26,7 @@ def drill(
     fault: Annotated[Fault, typer.Argument(help="The fault to inject.", show_default=False)],
     job: Annotated[str, typer.Option("--job", help="The job's name.", show_default=False)],
     rank: Annotated[
-        int | None, typer.Option("--rank", min=0, help="The rank that is hit, or whose node is. Default: the last one.")
+        int | None, typer.Option("--rank", min=0, help="The rank to hit, or the rank whose node to hit. Default: the last rank.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
     timeout: Annotated[int, typer.Option("--timeout", min=10, help="Seconds to wait for the recovery.")] = 600,

@@ -53,7 +53,8 @@ def get(
 ) -> None:
     """List jobs: nodes, ranks, step, restarts and state.
 
-    Exit code 1: the operator is not heard, so what is shown of jobs that have not ended may be old; json and yaml then have the condition StatusCurrent.
+    Exit code 1: the operator is silent, so what you see of jobs that have not ended may be old. In json and yaml these jobs then have the
+    condition StatusCurrent.
 
     Example: lockstep get -o wide
 
@@ -143,7 +144,7 @@ def _watch(look: Callable[[], tuple[list[dict[str, Any]], Stale | None]], *, wid
 def describe(where: SiteOptions, job: JobArgument) -> None:
     """Show everything that is known about a job.
 
-    That is its work, place, step, checkpoint, failure, restarts, conditions and events.
+    It shows the job's work, place, step, checkpoint, failure, restarts, conditions and events.
 
     Example: lockstep describe demo
     """
@@ -163,7 +164,7 @@ def describe(where: SiteOptions, job: JobArgument) -> None:
 def events(where: TargetOptions, job: JobArgument) -> None:
     """Print a job's Kubernetes events, oldest first.
 
-    The cluster keeps them for a while only.
+    The cluster keeps events for a limited time only.
 
     Example: lockstep events demo
     """
@@ -181,7 +182,7 @@ def wait(
     until: Annotated[
         Awaited, typer.Option("--for", case_sensitive=False, help="The condition to wait for; Ended is Complete or Failed.")
     ] = Awaited.ENDED,
-    timeout: Annotated[int, typer.Option(min=1, help="Seconds to wait at most.")] = 3600,
+    timeout: Annotated[int, typer.Option(min=1, help="Longest wait in seconds.")] = 3600,
 ) -> None:
     """Wait until a condition of a job holds.
 

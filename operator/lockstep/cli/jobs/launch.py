@@ -21,14 +21,14 @@ TokenFileOption = Annotated[
     Path | None,
     typer.Option(
         "--token-file", metavar="FILE", show_default=False,
-        help="The file of the token, which only you may read. Of a launch: made if it is not there. Default of a launch: one in ~/.local/state.",
+        help="A file with the token, which only you may read. launch makes it if it doesn't exist; its default is in ~/.local/state.",
     ),
 ]  # fmt: skip
 
 FolderOption = Annotated[
     Path,
     typer.Option(
-        "--workspace", help="A folder of this machine: its workspace/ and datasets/ stand for /workspace and /datasets of the job."
+        "--workspace", help="A folder of this machine whose workspace/ and datasets/ stand for the job's /workspace and /datasets."
     ),
 ]
 
@@ -51,7 +51,7 @@ def launch(
             "--node",
             metavar="N|auto",
             show_default=False,
-            help="Where the same command is typed on all machines: this one's number. 0 launches, the others join. auto: as srun, mpirun, jsrun or blaunch says.",
+            help="This machine's number, if you type the same command on all machines: 0 launches, the others join. auto: take it from srun, mpirun, jsrun or blaunch.",
         ),
     ] = None,
     token_file: TokenFileOption = None,
@@ -91,7 +91,9 @@ def launch(
 
 
 def join(
-    at: Annotated[str, typer.Argument(metavar="ADDRESS:PORT", help="The place that lockstep launch has printed.", show_default=False)],
+    at: Annotated[
+        str, typer.Argument(metavar="ADDRESS:PORT", help="The address and port that lockstep launch has printed.", show_default=False)
+    ],
     token_file: TokenFileOption = None,
     node: Annotated[
         int | None, typer.Option("--node", min=1, max=63, help="This machine's number. Default: the next one in the order of joining.")
@@ -102,8 +104,8 @@ def join(
 
     It waits for the launch, and ends with the job.
 
-    The token comes from the terminal, from standard input or from --token-file: never as an argument, which others on this machine could read.
-    If this machine restarts, type the same line again: it gets its node back. Exit codes: as of the launch.
+    You give the token at the terminal, on standard input or by --token-file. It is never an argument, because others on this machine
+    could read that. If this machine restarts, type the same line again: it gets its node back. The exit code is that of the launch.
 
     Example: lockstep join 10.11.7.50:29600
 

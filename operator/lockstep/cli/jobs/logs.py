@@ -26,11 +26,11 @@ def logs(
     where: SiteOptions,
     job: JobArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job has ended.")] = False,
-    rank: Annotated[int | None, typer.Option(min=0, help="Only lines of this rank, on whichever node it is.")] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="Only lines of this rank. Lockstep finds its node.")] = None,
     node: Annotated[
-        int | None, typer.Option(min=0, help="The node whose log is read. Default: 0, whose log also tells what happens.")
+        int | None, typer.Option(min=0, help="The node whose log you read. Default: 0, whose log also says what happens to the job.")
     ] = None,
-    errors: Annotated[bool, typer.Option("--errors", help="The first failure with its last lines, then the others.")] = False,
+    errors: Annotated[bool, typer.Option("--errors", help="Print the first failure with its last lines, then the others.")] = False,
     tail: Annotated[int | None, typer.Option(min=0, help="Only this many last lines.")] = None,
     since: Annotated[str | None, typer.Option(help="Only lines newer than this: 90s, 10m, 2h.")] = None,
     attempt: Annotated[int | None, typer.Option(min=1, help="Only lines of this attempt, from the job's volume.")] = None,

@@ -33,16 +33,25 @@ def plan(
     changes: SetOption = None,
     offline: Annotated[bool, typer.Option("--offline", help="Use files only, without asking a cluster or a hub.")] = False,
     model_config: Annotated[
-        Path | None, typer.Option("--model-config", help="The base model's config.json, or its folder. Default: the job's, if it is here.")
+        Path | None,
+        typer.Option(
+            "--model-config", help="The base model's config.json, or its folder. Default: the job's model, if this machine has it."
+        ),
     ] = None,
-    samples: Annotated[int | None, typer.Option("--samples", min=1, help="Samples of the data; with packing, sequences.")] = None,
-    data: Annotated[Path | None, typer.Option("--data", help="Count the samples in this copy of the data, one JSON object a line.")] = None,
-    tokens_per_second: Annotated[float | None, typer.Option("--tokens-per-second", min=0.001, help="Speed of all ranks together.")] = None,
+    samples: Annotated[
+        int | None, typer.Option("--samples", min=1, help="Number of samples in the data; with packing, number of sequences.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="A copy of the data on this machine (one JSON object a line), to count its samples.")
+    ] = None,
+    tokens_per_second: Annotated[
+        float | None, typer.Option("--tokens-per-second", min=0.001, help="Speed of all ranks together, in tokens a second.")
+    ] = None,
     train_log: Annotated[
         Path | None, typer.Option("--train-log", help="Take the speed from an earlier run's logs/train_log.jsonl.")
     ] = None,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="On hosts: don't refuse a run that moves weights over a network that is too slow for it.")
+        bool, typer.Option("--anyway", help="On hosts: accept a network that is too slow for the weights that the job sends.")
     ] = False,
     output: FormOption = Form.TEXT,
 ) -> None:
@@ -50,10 +59,10 @@ def plan(
 
     It looks at objects, nodes that fit now, quota, claims, admission, memory, traffic, steps and time.
 
-    It changes nothing: it sends only questions and dry runs. Exit code 0: it fits now, or as far as can be seen; 1: it would be refused; 2: the
-    file can't be used; 3: it would wait; 4: it may fail once it runs, for memory or for room for checkpoints.
+    It changes nothing: it sends only questions and dry runs. Exit code 0: it fits now, as far as Lockstep can see; 1: it would be
+    refused; 2: the file can't be used; 3: it would wait; 4: it may fail once it runs, for memory or for room for checkpoints.
 
-    On hosts it says what a start would find there, and which host's GPU hasn't the memory.
+    On hosts it says what a start would find there, and which host's GPU has too little memory.
 
     Example: lockstep plan -f job.yaml --model-config models/Llama-3.1-8B --samples 48000
 

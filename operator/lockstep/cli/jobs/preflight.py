@@ -36,7 +36,7 @@ def preflight(
         typer.Option(
             "--timeout",
             min=1,
-            help="Seconds for the whole check. Default: 900; nodes that the cluster doesn't have are not waited for.",
+            help="Seconds for the whole check. Default: 900, without waiting for nodes that the cluster doesn't have.",
         ),
     ] = None,
     workspace: VolumesOption = WORKSPACE,
@@ -47,8 +47,9 @@ def preflight(
 
     Exit code 0: it may start, 1: an error was found.
 
-    On a cluster it runs in pods like the job's own, in the job's namespace; the operator isn't needed. They are removed however it ends: at once on
-    Ctrl-C and SIGTERM, within two minutes when this command is killed. On hosts it runs over ssh and leaves nothing there, whatever else runs.
+    On a cluster it runs in pods like the job's own, in the job's namespace; the operator isn't needed. It always removes these pods: at
+    once on Ctrl-C and SIGTERM, within two minutes if this command is killed. On hosts it runs over ssh, also beside other jobs, and
+    leaves nothing there.
 
     Example: lockstep preflight -f job.yaml
 

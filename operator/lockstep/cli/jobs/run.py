@@ -37,7 +37,7 @@ def run(
     ] = None,
     job: Annotated[str | None, typer.Option("--job", help=f"The dev environment. Default: {DEV_ENVIRONMENT}.", show_default=False)] = None,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Don't wait for the script's end: it goes on, and its output is in the log.")
+        bool, typer.Option("--detach", help="Don't wait for the end. The run goes on, and its output is in the log.")
     ] = False,
     files: OptionalFileOption = None,
     local: HereOption = False,
@@ -45,7 +45,7 @@ def run(
         bool, typer.Option("--in-namespace", help="Run on Kubernetes with the role admin in one namespace, without CRDs or the operator.")
     ] = False,
     attach: Annotated[
-        bool, typer.Option("--attach", help="With --in-namespace: follow the run that is there to its end, then release its nodes.")
+        bool, typer.Option("--attach", help="With --in-namespace: follow a run that you started before to its end, then release its nodes.")
     ] = False,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
@@ -61,7 +61,7 @@ def run(
     preview: Annotated[
         int | None,
         typer.Option(
-            "--preview", min=1, help="With --local: print this many samples of the data, with what is learned marked, and train nothing."
+            "--preview", min=1, help="With --local: train nothing. Print this many samples, and mark what the model would learn from them."
         ),
     ] = None,
     hosts: Annotated[
@@ -76,30 +76,35 @@ def run(
     processes: Annotated[
         int | None,
         typer.Option(
-            "--nproc-per-node", min=1, max=64, help="With --hosts: ranks of each host. Default: one for each GPU that the hosts state."
+            "--nproc-per-node", min=1, max=64, help="With --hosts: ranks on each host. Default: one for each GPU that the hosts state."
         ),
     ] = None,
     render: Annotated[
-        bool, typer.Option("--render", help="With --hosts: print the job file that these words stand for, and run nothing.")
+        bool, typer.Option("--render", help="With --hosts: run nothing. Print the job file that this command stands for.")
     ] = False,
     first: Annotated[
         str | None,
-        typer.Option("--first", metavar="HOST", help="On hosts: the one that is node 0. Default: the file's first.", show_default=False),
+        typer.Option(
+            "--first",
+            metavar="HOST",
+            help="On hosts: the host that becomes node 0. Default: the first host of the cluster file.",
+            show_default=False,
+        ),
     ] = None,
     without: Annotated[
         list[str] | None,
-        typer.Option("--without", metavar="HOST", help="On hosts: leave this one out. May be repeated.", show_default=False),
+        typer.Option("--without", metavar="HOST", help="On hosts: a host to leave out. May be repeated.", show_default=False),
     ] = None,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="On hosts: don't refuse a run that moves weights over a network that is too slow for it.")
+        bool, typer.Option("--anyway", help="On hosts: accept a network that is too slow for the weights that the job sends.")
     ] = False,
 ) -> None:
     """Run a script on all nodes, or a job without the operator.
 
     A script runs in a dev environment. A job file runs on hosts, in a namespace, or on this machine.
 
-    A script's exit code is that of the rank that failed first; Ctrl-C stops all ranks, twice kills them, and so does a connection that is lost.
-    A job's exit code: 0 complete, 1 failed, 2 it can't run as written, 130 interrupted.
+    Ctrl-C stops all ranks of a script; a second Ctrl-C kills them. A lost connection stops them, too. A script's exit code is that of the
+    rank that failed first. A job's exit code: 0 complete, 1 failed, 2 it can't run as written, 130 interrupted.
 
     Example: lockstep run --job ml-dev-env train_multi_node.py --epochs 3
 
@@ -107,7 +112,8 @@ def run(
 
     Example: lockstep run -f job.yaml --local --preview 3
 
-    On hosts (--cluster names a file with platform: hosts) the job runs on without this terminal: Ctrl-C only ends the output.
+    On hosts (--cluster names a file with platform: hosts) the job doesn't need this terminal: Ctrl-C ends the output, and the job goes
+    on.
 
     Example: lockstep run -f job.yaml --cluster lab --detach
 

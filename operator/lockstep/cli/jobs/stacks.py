@@ -25,7 +25,8 @@ def stacks(
 
     It prints Python stacks, equal ones once. The ranks go on.
 
-    It works whatever holds the interpreter, also for a script that reports no steps, whose hang nobody notices. It needs the right to run programs in pods.
+    It works even if a rank's Python is blocked. Use it for a script that reports no steps, because Lockstep can't notice when such a
+    script hangs. It needs the right to run programs in pods.
 
     Exit code 1: not all ranks answered, and the output says which and why; 2: no such job or rank, or none of its ranks runs.
 

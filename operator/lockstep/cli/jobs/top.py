@@ -44,7 +44,9 @@ def top(
             show_default=False,
         ),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Show one look and end; the default where the output is no terminal.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one look and end. This is the default where the output isn't a terminal.")
+    ] = False,
     interval: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks.")] = 2.0,
     output: Annotated[Form, typer.Option("-o", "--output", help="text or json; json is one look.")] = Form.TEXT,
 ) -> None:
@@ -52,7 +54,8 @@ def top(
 
     It ends with the job. It shows the loss curve, speed, fabric, goodput, each node's CPU, memory and NICs, and each rank's CPU, memory and GPU.
 
-    Exit code 1 after one look: the operator is not heard, so what is shown may be old. Nodes are asked through their pods while you look, which needs the right to run programs in them; without it the rest is shown. A narrow terminal shows fewer columns.
+    While you look, the pods report their load. This needs the right to run programs in pods; without it you see the rest. A narrow
+    terminal shows fewer columns. Exit code 1 with --once: the operator is silent, so what you see may be old.
 
     Example: lockstep top demo
     """

@@ -29,8 +29,8 @@ def why(
 
     A few lines name the first cause, what it cost, and the next command.
 
-    Exit code 0: it is complete, runs, starts or is stopped as asked; 1: it failed, something keeps it from running, or the operator is not heard; 2: no
-    such job.
+    Exit code 0: it is complete, runs, starts or is stopped as asked; 1: it failed, something keeps it from running, or the operator is
+    silent; 2: no such job.
 
     Example: lockstep why demo --bundle demo.tar.gz
     """

@@ -23,17 +23,17 @@ FilesOption = Annotated[
     list[Path],
     typer.Option(
         "-f", "--file", metavar="FILE", show_default=False,
-        help="A job file, or a folder of them; - reads what is piped in. May be repeated; -f itself may be left out.",
+        help="A job file or a folder of them; - reads standard input. You may repeat -f, or leave it out before the file.",
     ),
 ]  # fmt: skip
 FileOption = Annotated[
     list[Path],
     typer.Option(
-        "-f", "--file", metavar="FILE", show_default=False, help="The job file; - reads what is piped in. -f itself may be left out."
+        "-f", "--file", metavar="FILE", show_default=False, help="The job file; - reads standard input. You may leave out -f itself."
     ),
 ]
 OptionalFileOption = Annotated[
-    list[Path] | None, typer.Option("-f", "--file", metavar="FILE", show_default=False, help="The job file; - reads what is piped in.")
+    list[Path] | None, typer.Option("-f", "--file", metavar="FILE", show_default=False, help="The job file; - reads standard input.")
 ]
 FILE_ENDINGS = (".yaml", ".yml", ".json")
 

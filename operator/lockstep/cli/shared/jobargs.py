@@ -57,26 +57,26 @@ ClusterNameOption = Annotated[
         "--cluster",
         callback=unless_said,
         show_default=False,
-        help=f"The cluster file that names the namespace, and the API server that must answer. {UNNAMED}",
+        help=f"A cluster of clusters/, or a cluster file's path: it states the namespace and the API server. {UNNAMED}",
     ),
 ]
 OptionalClusterArgument = Annotated[
     str, typer.Argument(callback=unless_said, show_default=False, help=f"A cluster of clusters/, or a cluster file's path. {UNNAMED}")
 ]
 OptionalJobArgument = Annotated[str, typer.Argument(help="The job's name.", metavar="[JOB]", autocompletion=known_names)]
-NodeOption = Annotated[int, typer.Option("--node", min=0, help="The node, and so the pod, counted from 0.")]
+NodeOption = Annotated[int, typer.Option("--node", min=0, help="The node, and so the pod. The first is 0, the default.")]
 DEFAULT_JOB = DEV_ENVIRONMENT
 NamespaceOption = Annotated[
     str | None,
-    typer.Option(
-        "-n", "--namespace", help="The namespace. Default: that of the cluster's file, or the context's for a cluster without a file."
-    ),
+    typer.Option("-n", "--namespace", help="The namespace. Default: the cluster file's, or the context's if there is no file."),
 ]
 ContextOption = Annotated[str | None, typer.Option("--context", help="The context of your kubeconfig. Default: the current one.")]
 
 
 WORKSPACE = localsite.DEFAULT
-LocalOption = Annotated[bool, typer.Option("--local", help="A run of `lockstep run --local`, on this machine.")]
+LocalOption = Annotated[
+    bool, typer.Option("--local", help="Take a run of `lockstep run --local` on this machine instead of a job on a cluster.")
+]
 WorkspaceOption = Annotated[Path, typer.Option("--workspace", help="With --local: the same as for `lockstep run`.")]
 
 
@@ -165,7 +165,7 @@ def _with_bundle(verb: Callable[..., None], kind: type[TargetOptions]) -> Callab
 
 HereOption = Annotated[bool, typer.Option("--local", help="Run as processes on this machine, without a cluster or root.")]
 VolumesOption = Annotated[
-    Path, typer.Option("--workspace", help="With --local: its folders workspace/ and datasets/ stand for /workspace and /datasets.")
+    Path, typer.Option("--workspace", help="With --local: the folder whose workspace/ and datasets/ stand for /workspace and /datasets.")
 ]
 
 
