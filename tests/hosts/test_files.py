@@ -152,7 +152,7 @@ def test_a_copy_goes_on_where_the_laptop_was_killed_and_leaves_nothing_running(l
     there = min(kept(laptop, number, "killed") for number in range(3))
     before = sent_by(laptop)
     done = laptop.type(*words)
-    assert done.stdout.count("1 of them went on where they were") == 3
+    assert done.stdout.count("1 of them continued where they had stopped") == 3
     assert sent_by(laptop) - before < SIZE - there + (4 << 20)
     first, *others = (digests(laptop, number, "killed/llama") for number in range(3))
     assert hashlib.sha256((model / "weights").read_bytes()).hexdigest() in first and others == [first, first]

@@ -125,7 +125,7 @@ def test_a_host_that_was_off_when_its_job_was_stopped_does_not_train_when_it_com
     running.power_on(laptop.bed.host(1), wait=False)
     running.await_sshd(laptop.bed.host(1))
     before = laptop.count(1, 1)
-    assert eventually(lambda: "nobody has told host bed1 to stop" in laptop.about("describe", "quiet").stdout)
+    assert eventually(lambda: "the stop has not reached host bed1" in laptop.about("describe", "quiet").stdout)
     laptop.about("stop", "quiet")
     assert laptop.state("quiet") == "Suspended"
     assert laptop.count(1, 1) == before, "it waits for node 0"

@@ -157,7 +157,7 @@ UNDISTURBED = [
     Row("drill kill-rank --job runs", 2, "lockstep: kill-rank on job runs {where} ends one rank by SIGKILL: all ranks restart from the last commit. Use --yes to do it\n"),
     Row("drill kill-rank --job runs --rank 9 --yes", 2, NO_RANK),
     Row("drill kill-rank --job done --yes", 2, "lockstep: kill-rank on job done: the job is not running (Complete: the job is complete): drills are for jobs whose ranks all run\n"),
-    Row("drill fill-disk --job runs --yes", 2, "lockstep: fill-disk on job runs: this drill needs a job of Lockstep's trainer (spec.training): nobody knows how a script saves\n"),
+    Row("drill fill-disk --job runs --yes", 2, "lockstep: fill-disk on job runs: this drill needs a job of Lockstep's trainer (spec.training): Lockstep doesn't know how a script saves\n"),
     Row("drill kill-operator --job runs --yes", 2, "lockstep: kill-operator needs an operator, and a job {where} has none: choose another fault\n", places=(HOSTS, HERE)),
 ]  # fmt: skip
 """Rows that leave the jobs as they are."""

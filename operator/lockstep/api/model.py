@@ -136,7 +136,7 @@ def free_form_fits(settings: dict[str, Any] | None) -> dict[str, Any] | None:
         raise PydanticCustomError("too_deep", f"is nested deeper than {FREE_FORM_LEVELS_MAX} levels: make it flatter")
     size = utf8_bytes([json.dumps(settings, ensure_ascii=False, default=str)])
     if size > FREE_FORM_BYTES_MAX:
-        raise PydanticCustomError("too_large", f"has {size} bytes as JSON, at most {FREE_FORM_BYTES_MAX} are possible: shorten it")
+        raise PydanticCustomError("too_large", f"has {size} bytes as JSON, but at most {FREE_FORM_BYTES_MAX} are allowed: shorten it")
     return settings
 
 

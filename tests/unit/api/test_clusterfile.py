@@ -231,7 +231,7 @@ def test_all_mistakes_of_a_file_are_told_in_its_order() -> None:
             "c.yaml:1: YAML tags such as 'tag:yaml.org,2002:python/name:os.system' are not supported: write plain values",
         ),
         ("[" * 40, "c.yaml:1: is nested more than 32 levels deep"),
-        ("a: &a {b: *a}", "c.yaml:1: an alias stands inside of what it stands for"),
+        ("a: &a {b: *a}", "c.yaml:1: an alias refers to a value that contains it"),
         ("x" * 300_000, "c.yaml: is 300000 characters long; at most 262144 are read"),
     ],
 )

@@ -103,7 +103,7 @@ MISTAKES = [
     ("    zeroStage", "    optimization: {learningRate: yes}\n    zeroStage", "9: spec.training.optimization.learningRate: must be a number of 0 or more, such as 0.05 or 2e-4"),
     ("    zeroStage", "    optimization: {learningRate: -1e-4}\n    zeroStage", "9: spec.training.optimization.learningRate: -0.0001 is not valid: must be a number of 0 or more, such as 0.05 or 2e-4"),
     ("    zeroStage", "    evaluation: {holdout: 0.6}\n    zeroStage", "9: spec.training.evaluation.holdout: 0.6 is not valid: must be a number greater than 0 and at most 0.5"),
-    ("nodes: 2", "env:\n  - {name: A, value: .inf}", "6: spec.env[0].value: .inf is a number that JSON has not: write it in quotes"),
+    ("nodes: 2", "env:\n  - {name: A, value: .inf}", "6: spec.env[0].value: .inf is not a number in JSON: write it in quotes"),
     ("nodes: 2", "podTemplate: {labels: {y: c}}", "5: spec.podTemplate.labels.y: YAML does not read this key as text: write it in quotes"),
     ("    zeroStage", "    optimization: {microBatchSize: 4, globalBatchSize: 2}\n    zeroStage", "9: spec.training.optimization.globalBatchSize: globalBatchSize must be greater than or equal to microBatchSize"),
     ("nodes: 2", "script: {path: a.py}", "4: spec: must have exactly one of training and script, and neither when type is Interactive"),
@@ -196,7 +196,7 @@ def test_all_mistakes_of_a_file_are_told_in_its_order() -> None:
         (f"{JOB}---\n{JOB}", "j.yaml: holds 2 objects of kind TrainingJob (lines 1, 11); must hold exactly one"),
         ("- a", "j.yaml:1: must be a mapping with apiVersion, kind, metadata and spec"),
         ("a: {", "j.yaml:1: is not valid YAML: expected the node content, but found '<stream end>'"),
-        ("kind: TrainingJob\nspec: &a {x: *a}", "j.yaml:2: an alias stands inside of what it stands for"),
+        ("kind: TrainingJob\nspec: &a {x: *a}", "j.yaml:2: an alias refers to a value that contains it"),
     ],
 )
 def test_a_file_without_one_job_is_told_as_such(text: str, message: str) -> None:

@@ -157,7 +157,7 @@ def test_a_plan_reads_the_sizes_of_a_hubs_model_from_the_hub(hub: Hub, monkeypat
     repository.revisions["v1"] = repository.revisions["main"]
     refused = facts(GATED)
     assert refused.shape is None
-    assert "org/m is of the hub, and http" in refused.shape_source
+    assert "org/m is a model of the hub, and http" in refused.shape_source
     assert "answers 401 when asked for its config.json; a gated or private one needs HF_TOKEN in this shell" in refused.shape_source
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     known = facts(GATED)
@@ -165,7 +165,7 @@ def test_a_plan_reads_the_sizes_of_a_hubs_model_from_the_hub(hub: Hub, monkeypat
     hub.requests.clear()
     unasked = known_facts(resolved(GATED), None, None, None, None, None, offline=True)
     assert unasked.shape is None and hub.requests == []
-    assert "org/m is of the hub, which is not asked with --offline: --model-config FILE" in unasked.shape_source
+    assert "org/m is a model of the hub, which --offline doesn't ask: --model-config FILE" in unasked.shape_source
     assert known.shape_source == f"{hub.endpoint}/org/m/resolve/v1/config.json"
 
 
@@ -228,7 +228,7 @@ def test_a_mirrors_login_is_used_and_not_printed(hub: Hub, monkeypatch: pytest.M
 def test_a_wrong_address_of_a_hub_is_told_without_its_password(monkeypatch: pytest.MonkeyPatch, endpoint: str, message: str) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
-    assert f"org/m is of the hub, and {message}: --model-config FILE" in facts({"name": "org/m"}).shape_source
+    assert f"org/m is a model of the hub, and {message}: --model-config FILE" in facts({"name": "org/m"}).shape_source
 
 
 def test_a_plan_without_the_hub_says_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +238,7 @@ def test_a_plan_without_the_hub_says_what_helps(monkeypatch: pytest.MonkeyPatch)
         "can't be asked for its config.json ([Errno 111] Connection refused): --model-config FILE" in facts({"name": "org/m"}).shape_source
     )
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert "org/m is of the hub, and HF_HUB_OFFLINE is set: --model-config FILE" in facts({"name": "org/m"}).shape_source
+    assert "org/m is a model of the hub, and HF_HUB_OFFLINE is set: --model-config FILE" in facts({"name": "org/m"}).shape_source
 
 
 def test_a_verb_fetches_what_a_job_file_names_unless_it_is_told_otherwise() -> None:
@@ -259,11 +259,11 @@ def test_a_verb_fetches_what_a_job_file_names_unless_it_is_told_otherwise() -> N
     [
         (
             "org/m --token-secret hub",
-            "--token-secret is for --claim: a job names its own in training.model.tokenSecret, and here HF_TOKEN is used",
+            "--token-secret is for --claim: a job names its own Secret in training.model.tokenSecret, and this machine uses HF_TOKEN",
         ),
         ("org/m --job x --token-secret hub", "--token-secret is for --claim"),
         ("org/m --job x --workspace w", "--workspace is for a fetch on this machine"),
-        ("org/m --cluster local", "--cluster is for -f, --job or --claim, which say whose volumes are filled"),
+        ("org/m --cluster local", "--cluster is for -f, --job or --claim, which say whose volumes to fill"),
         ("org/m -n team --context c", "--namespace and --context are for -f, --job or --claim"),
         ("s3://bucket/m --revision v1", "revision needs the name of a model of the hub, such as org/name"),
         ("s3://key:hidden@bucket/m", "name must not contain a password or a port"),

@@ -35,7 +35,7 @@ def test_the_name_of_a_job_where_a_cluster_is_asked_for_is_answered_with_the_job
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
     done = CliRunner().invoke(app, ["cluster", "status", "demo"])
-    assert "there is no cluster demo in" in str(done.exception) and str(done.exception).endswith("; of a job: lockstep get demo")
+    assert "there is no cluster demo in" in str(done.exception) and str(done.exception).endswith("; for a job: lockstep get demo")
 
 
 def test_a_folder_without_clusters_says_how_to_begin(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_the_jobs_of_files_and_of_folders_are_deleted_and_nothing_where_one_is_n
     stub = Jobs()
     result = typed(stub, tmp_path, monkeypatch, "delete", "--yes", "-f", one, "-f", str(folder), "-f", one)
     assert (result.exit_code, stub.patched) == (0, [("a", "DELETE"), ("b", "DELETE")])
-    assert "claim.yaml holds no TrainingJob and is passed over" in result.stderr
+    assert "claim.yaml holds no TrainingJob and is skipped" in result.stderr
     other, stub = job_file(tmp_path / "other.json", "nope"), Jobs()
     result = typed(stub, tmp_path, monkeypatch, "delete", "--yes", "-f", one, "-f", other)
     assert f"{other}: there is no TrainingJob nope in namespace team" in str(result.exception) and stub.patched == []
@@ -235,6 +235,4 @@ def test_a_debugger_gets_a_script_to_start_or_one_that_waits(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["lockstep", *words])
     assert main() == 2
-    assert capsys.readouterr().err.startswith(
-        "lockstep: name a script to start, or use --attach for one that waits already, and not both: "
-    )
+    assert capsys.readouterr().err.startswith("lockstep: name either a script to start, or --attach for one that waits already: ")

@@ -110,13 +110,13 @@ def test_a_folder_stands_for_its_job_files(folder: Path, monkeypatch: pytest.Mon
     assert run(monkeypatch, ["validate", "-f", "jobs"]) == 0
     printed = capsys.readouterr()
     assert printed.out == "jobs/a.yml: ok\njobs/b.json: ok\n"
-    assert "note: jobs/c.yaml holds no TrainingJob and is passed over" in printed.err
+    assert "note: jobs/c.yaml holds no TrainingJob and is skipped" in printed.err
     assert run(monkeypatch, ["validate", "jobs/c.yaml"]) == USAGE, "a file that is named must hold a job"
     assert run(monkeypatch, ["run", "-f", "jobs", "--local"]) == USAGE
     assert "is a folder: name one of its files" in capsys.readouterr().err
     (folder / "empty").mkdir()
     assert run(monkeypatch, ["validate", "empty"]) == USAGE
-    assert "empty: no job file is there" in capsys.readouterr().err
+    assert "empty: there is no job file" in capsys.readouterr().err
 
 
 def test_several_jobs_of_one_file_are_told_apart(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -161,8 +161,7 @@ class Agent:
             return
         self._gave_up = True
         self._console.say(
-            f"nothing heard from node 0 for {duration(seconds)}, and hosts are waited for no longer (away_seconds, startTimeoutSeconds): "
-            f"this agent ends. If the job is to go on: lockstep resume {self._run.job.name}"
+            f"nothing heard from node 0 for {duration(seconds)}, longer than hosts wait for each other (away_seconds, startTimeoutSeconds): this agent ends. To go on with the job: lockstep resume {self._run.job.name}"
         )
         self._may_end()
 

@@ -64,7 +64,7 @@ def _check_size(node: yaml.Node, source: str) -> None:
         """Nodes below `one`, each alias counted as what it stands for."""
         count = sizes.get(id(one), -1)
         if count is None:
-            raise ConfigError(f"{source}:{line_of(one)}: an alias stands inside of what it stands for")
+            raise ConfigError(f"{source}:{line_of(one)}: an alias refers to a value that contains it")
         if count < 0:
             sizes[id(one)] = None
             count = 1 + sum(size(child) for child in _children(one))
@@ -120,7 +120,7 @@ def plain_value(text: str) -> str | int | float | bool | None:
     if text in _TRUE or text in _FALSE:
         return text in _TRUE
     if _ENDLESS.fullmatch(text):
-        raise ValueError(f"{text} is a number that JSON has not: write it in quotes")
+        raise ValueError(f"{text} is not a number in JSON: write it in quotes")
     digits = text.replace("_", "")
     if text[0] not in "+-.0123456789" or (text[0] == "." and _LOOSE.search(text)):
         return text

@@ -82,7 +82,7 @@ def build(
     recipe = Build(image, version, tag=tag, base=base, arguments=tuple(arg or ()), proxies=tuple(n for n in PROXIES if n in os.environ))
     if openshift:
         if push or archive or tool:
-            raise ConfigError("--openshift builds in the cluster, into its own registry: --push, --archive and --tool don't go with it")
+            raise ConfigError("--openshift builds in the cluster, into the cluster's registry: leave out --push, --archive and --tool")
         if cluster is not None:
             load(cluster)  # its API server, and no other
         _by_openshift(recipe, root, namespace, context, dry_run)

@@ -130,7 +130,7 @@ def _refuse_mixed(
 ) -> None:  # fmt: skip
     """Raise ConfigError for an option of the other measurement, which would change nothing."""
     if pairs and save and rail:
-        raise ConfigError("--save keeps what all rails give together: leave out --rail")
+        raise ConfigError("--save stores the figure of all rails together: leave out --rail")
     sweep_only = {"--max-size": most is not None}
     pairs_only = {
         "--over": over is not PairTool.AUTO, "--rail": rail, "--seconds": seconds is not None, "--line-rate": line_rate is not None,
@@ -138,7 +138,9 @@ def _refuse_mixed(
     }  # fmt: skip
     for option, is_given in (sweep_only if pairs else pairs_only).items():
         if is_given:
-            raise ConfigError(f"{option} is {'not for' if pairs else 'for'} --pairs")
+            raise ConfigError(
+                f"{option} {'has no effect with' if pairs else 'needs'} --pairs: {'leave it out' if pairs else 'add that, or leave it out'}"
+            )
 
 
 def _today() -> str:
@@ -259,7 +261,9 @@ def _write(path: Path, text: str, section: str, values: object, file: ClusterFil
 
     shown = from_here(path)
     if parse_cluster_file(text, str(shown)).profile != file.profile:
-        raise ConfigError(f"{shown} can't be changed in one place only: write this section `{section}` by hand: {values}")
+        raise ConfigError(
+            f"{shown} can't be changed without changing other keys, so nothing was stored: write its section `{section}` by hand: {values}"
+        )
     replace_file(path, text)
     if not quiet:
         put(f"Stored in {shown}, section {section}")

@@ -101,7 +101,7 @@ def _plan(cluster: str, context: str | None, force: bool) -> DeploymentPlan:
 def ask(question: str, *, yes: bool) -> None:
     """Ask, unless `yes`. Raises ConfigError where nobody can be asked; typer's Abort when the answer is no."""
     if not yes:
-        confirm(question, f"{question} Use --yes (make: YES=1) where nobody can be asked")
+        confirm(question, f"{question} Without a terminal, confirm with --yes (make: YES=1)")
 
 
 async def _clean(plan: DeploymentPlan, context: str | None, *, pvcs: bool, yes: bool) -> None:
@@ -221,14 +221,14 @@ def _tell_rest(plan: DeploymentPlan, clusters: list[dict[str, Any]], option: str
     left = [cluster for cluster in clusters if cluster["metadata"]["name"] != plan.profile.metadata.name]
     names = ", ".join(sorted(cluster["metadata"]["name"] for cluster in left)) or "no TrainingCluster"
     put(
-        f"{f'TrainingCluster {name} is removed' if was_there else f'There is nothing of TrainingCluster {name}'}; Lockstep stays, with {names}."
+        f"{f'TrainingCluster {name} is removed' if was_there else f'TrainingCluster {name} is not on the cluster'}; Lockstep stays, with {names}."
     )
-    put(f"The service account of namespace {plan.namespace}, where no job needs it: lockstep cluster clean {name}{option}")
+    put(f"To remove the service account of namespace {plan.namespace} if no job needs it: lockstep cluster clean {name}{option}")
     if left and not any(map(is_default, left)):
         put("Jobs that name no cluster have none now: the next lockstep deploy makes its cluster their default")
     if sent_by_it:
         put(
-            f"The operator is as the file of {name} says: lockstep deploy {names if len(left) == 1 else 'CLUSTER'} sends it as that cluster's does"
+            f"The operator still has the settings of {name}'s file. For those of the other cluster's file: lockstep deploy {names if len(left) == 1 else 'CLUSTER'}"
         )
 
 
@@ -302,7 +302,9 @@ async def _rollback(context: str | None, home: str, yes: bool) -> None:
     for item in left:
         metadata = item["metadata"]
         place = f" -n {metadata['namespace']}" if "namespace" in metadata else ""
-        put(f"{called(item)} was not part of it, and stays: kubectl delete {item['kind'].lower()} {metadata['name']}{place}")
+        put(
+            f"{called(item)} was not part of that deployment and stays. To remove it: kubectl delete {item['kind'].lower()} {metadata['name']}{place}"
+        )
 
 
 async def _is_there(connection: Cluster, item: dict[str, Any]) -> bool:

@@ -107,7 +107,7 @@ def deploy(
     try:
         complete = asyncio.run(carry_out(plan, context, dev, timeout))
     except KeyboardInterrupt:
-        put("", f"Stopped looking; the cluster goes on: make status-cluster CLUSTER={plan.cluster.cluster.name}")
+        put("", f"Stopped waiting; the deployment goes on in the cluster: make status-cluster CLUSTER={plan.cluster.cluster.name}")
         raise
     if not complete:
         raise typer.Exit(1)
@@ -298,8 +298,8 @@ async def _refuse_platform(connection: Cluster, plan: DeploymentPlan) -> None:
     except ApiError as error:
         if error.status == NOT_FOUND:
             raise Failed(
-                f"cluster {plan.cluster.cluster.name} is OpenShift by its file (platform, which is OpenShift where the file doesn't say), but the API server at "
-                f"{connection.server} has no {SCC_GROUP}, as plain Kubernetes; nothing was sent: write platform: Kubernetes into the file, or name the cluster that is meant"
+                f"cluster {plan.cluster.cluster.name} is OpenShift by its file (the default of platform), but the API server at "
+                f"{connection.server} has no {SCC_GROUP}, so it is plain Kubernetes; nothing was sent: write platform: Kubernetes into the file, or name another cluster"
             ) from None
 
 
@@ -321,8 +321,7 @@ async def _refuse_place(connection: Cluster, plan: DeploymentPlan, place: str) -
     if await is_missing("Deployment", place, OPERATOR_NAME):
         remove = f"kubectl delete serviceaccount {OPERATOR_NAME} -n {place}"
     raise Failed(
-        f"namespace {place} has an operator of its own (--namespace-only), which that of {plan.scope.home} would leave alone, and nothing was sent: "
-        f"remove it first ({remove}), or leave out --namespaces"
+        f"namespace {place} has an operator of its own (--namespace-only), so the operator of {plan.scope.home} would do nothing there, and nothing was sent: remove the one in {place} first ({remove}), or leave out --namespaces"
     )
 
 
@@ -339,7 +338,7 @@ async def _narrowed(connection: Cluster, plan: DeploymentPlan, progress: Progres
         place = f" -n {metadata['namespace']}" if "namespace" in metadata else ""
         progress.done(
             "rights",
-            f"NOT REMOVED: {called(item)}, if it is there; an administrator: kubectl delete {item['kind'].lower()} {metadata['name']}{place} --ignore-not-found",
+            f"NOT REMOVED: {called(item)}, if it is there; an administrator removes it: kubectl delete {item['kind'].lower()} {metadata['name']}{place} --ignore-not-found",
         )
     return not stays
 
@@ -354,7 +353,7 @@ def _tell_sent(sent: Sent, notes: list[str], progress: Progress) -> None:
         progress.done("applied", counted(sent.objects))
     unchanged = [part.item for part in sent.left if part.state is State.SAME]
     if unchanged:
-        progress.done("there", f"{counted(unchanged)}: as they should be, and not yours to change")
+        progress.done("there", f"{counted(unchanged)}: as they should be; you may not change them")
 
 
 async def _until_operator_is_ready(connection: Cluster, plan: DeploymentPlan, sent: Sent, progress: Progress, seconds: float) -> bool:

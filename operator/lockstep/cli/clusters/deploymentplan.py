@@ -116,7 +116,7 @@ def scope_in(chosen: Chosen, namespace: str) -> Scope:
     if chosen == "own":
         if namespace == OPERATOR_NAMESPACE:
             raise ConfigError(
-                f"--namespace-only: cluster.namespace is {OPERATOR_NAMESPACE}, the operator's of the whole cluster: name your own in the cluster file"
+                f"--namespace-only: cluster.namespace is {OPERATOR_NAMESPACE}, which belongs to the operator of the whole cluster: name your own namespace in the cluster file"
             )
         return Scope((namespace,), own=True)
     if not isinstance(chosen, tuple):
@@ -147,7 +147,7 @@ def planned(
     place = scope_in(scope, file.cluster.namespace)
     if place.own and monitoring:
         raise ConfigError(
-            "--monitoring: the operator of one namespace serves no metrics, for it has no right to ask who may read them: leave it out"
+            "--monitoring: the operator of one namespace serves no metrics, because it may not ask who may read them: leave out --monitoring"
         )
     chosen = short_name(image or default_image(profile), place.home)
     manifests = checkout() / "manifests"

@@ -182,7 +182,7 @@ def job(
             raise ConfigError("--script is for a program of your own, --from for Lockstep's trainer: use one of them")
         return _from_config(origin, name, cluster, (nodes, gpus), path)
     if nodes is not None or gpus is not None:
-        raise ConfigError("--nodes and --gpus-per-node go with --from: edit the file that is written without them")
+        raise ConfigError("--nodes and --gpus-per-node need --from: leave them out, and edit the file that is written")
     cluster = load_cluster(cluster).cluster.name if is_path(cluster) else cluster
     text = (SCAFFOLDS / ("script-job.yaml" if script else "job.yaml")).read_text(encoding="utf-8")
     for word, value in (("NAME", name), ("CLUSTER", cluster), ("FILE", str(path))):

@@ -52,7 +52,7 @@ def status(cluster: OptionalClusterArgument = "local", context: ContextOption = 
     try:
         file = load(cluster)
     except UnknownCluster as error:
-        raise ConfigError(f"{error}; of a job: lockstep get {shlex.quote(cluster)}") from None
+        raise ConfigError(f"{error}; for a job: lockstep get {shlex.quote(cluster)}") from None
 
     async def read() -> Overview:
         async with await Cluster.connect(context) as connection:

@@ -50,7 +50,7 @@ def quickstart(
     """
     started = time.monotonic()
     if hosts and (local or context):
-        raise ConfigError("--hosts, --local and --context are three places: use one of them")
+        raise ConfigError("--hosts, --local and --context each say where to run: use one of them")
     own_cluster = context is not None or bool(os.environ.get("KUBECONFIG"))
     why_local = None if own_cluster and not local else _why_local(local)
     if hosts:
@@ -179,7 +179,7 @@ def refuse_other_demo(existing: dict[str, Any]) -> None:
     name, namespace = existing["metadata"]["name"], existing["metadata"]["namespace"]
     if not is_demo(existing):
         raise ConfigError(
-            f"namespace {namespace} has a job {name} that isn't as {JOB_FILE} says, and nothing was changed: give yours another name, "
+            f"namespace {namespace} has a job {name} that differs from {JOB_FILE}, and nothing was changed: give yours another name, "
             f"or delete it (lockstep delete {name} -n {namespace})"
         )
 

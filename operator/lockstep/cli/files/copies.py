@@ -98,7 +98,7 @@ def tell_result(copy: Copy, where: str, result: Any) -> bool:
         if result.sent
         else f"{_files(result.files)} {'was' if result.files == 1 else 'were'} there already"
     )
-    resumed = f", {result.resumed} of them went on where they were" if result.resumed else ""
+    resumed = f", {result.resumed} of them continued where they had stopped" if result.resumed else ""
     put(f"{where}: {done}{resumed}, {'to' if result.sent else 'at'} {place_of(copy)}")
     return True
 

@@ -146,7 +146,7 @@ def debug(
     """
     if attach == (script is not None):
         raise ConfigError(
-            "name a script to start, or use --attach for one that waits already, and not both: lockstep debug JOB train.py, or lockstep debug JOB --attach"
+            "name either a script to start, or --attach for one that waits already: lockstep debug JOB train.py, or lockstep debug JOB --attach"
         )
     if script is not None:
         return _serve("debug", job, node, where, port, DEBUG_PORT, command=(script, *(arguments or [])))

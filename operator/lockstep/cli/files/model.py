@@ -87,13 +87,14 @@ def get_model(
         raise ConfigError("--file, --job and --claim each say which volumes are meant: give one of them")
     if claim is None:
         _refuse_unread(
-            {"--token-secret": token_secret}, "--claim: a job names its own in training.model.tokenSecret, and here HF_TOKEN is used"
+            {"--token-secret": token_secret},
+            "--claim: a job names its own Secret in training.model.tokenSecret, and this machine uses HF_TOKEN",
         )
     if files or job is not None or claim is not None:
         _refuse_unread({"--workspace": workspace}, "a fetch on this machine: pods have their own /workspace")
     else:
         places = {"--cluster": cluster, "--namespace": namespace, "--context": context}
-        _refuse_unread(places, "-f, --job or --claim, which say whose volumes are filled: without these it is fetched here")
+        _refuse_unread(places, "-f, --job or --claim, which say whose volumes to fill: without these, the model comes to this machine")
     if name is not None:
         _refuse_unusable(name, revision)
     hosts = _hosts(only(files, "model get") if files else None, job, cluster, namespace, context) if claim is None else None
@@ -107,7 +108,7 @@ def get_model(
         _refuse_unusable(name, revision)
         code = _run(_before_start(read, _arguments(name, revision, to), context))
     elif name is None:
-        raise ConfigError("NAME is missing: lockstep model get org/name, or -f FILE, whose model is fetched")
+        raise ConfigError("NAME is missing: name a model (lockstep model get org/name), or a job file that names one (-f FILE)")
     elif job is not None:
         place = TargetOptions.of(cluster, namespace, context).chosen_namespace()
         code = _run(_on_volumes(job, place, _arguments(name, revision, to), context))
@@ -157,7 +158,7 @@ def _named(name: str | None, revision: str | None, job: TrainingJob | None) -> t
     if name is not None:
         return name, revision
     if job is None:
-        raise ConfigError("NAME is missing: lockstep model get org/name, or -f FILE, whose model is fetched")
+        raise ConfigError("NAME is missing: name a model (lockstep model get org/name), or a job file that names one (-f FILE)")
     training = job.spec.training
     if training is None or training.model.name.startswith("/"):
         stated = "has no training" if training is None else f"names the folder {training.model.name}"

@@ -92,19 +92,19 @@ def _is_trusted(host: Host, key: str, stated: str | None) -> bool:
     put(f"{host.name}  {kind}  {own}")
     if stated is not None:
         if stated != own:
-            put(f"{'':{len(host.name)}}  NOT the one that --fingerprint states, {stated}: somebody may answer in its place")
+            put(f"{'':{len(host.name)}}  NOT the one that --fingerprint states, {stated}: another machine may answer in its place")
         return stated == own
     if host.host_key == key:
         put(f"{'':{len(host.name)}}  is pinned")
         return True
     if host.host_key is not None:
         put(
-            f"{'':{len(host.name)}}  NOT the pinned one, {fingerprint(host.host_key)}: was the host set up anew, or does somebody answer in its place?"
+            f"{'':{len(host.name)}}  NOT the pinned one, {fingerprint(host.host_key)}: was the host set up anew, or does another machine answer in its place?"
         )
     try:
         confirm(
             f"Does {host.name} itself show this fingerprint?",
-            f"nobody can be asked here: compare the fingerprint, then state it: --fingerprint {host.name}={own}",
+            f"there is no terminal to ask you at: compare the fingerprint, then state it: --fingerprint {host.name}={own}",
         )
     except typer.Abort:
         return False

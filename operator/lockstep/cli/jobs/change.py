@@ -104,7 +104,7 @@ def _until_stopped(job: SiteJob, end: float, timeout: int) -> None:
             return
         if time.monotonic() > end:
             raise Failed(
-                f"job {job.name} has not stopped within {timeout} s: {message or 'its status says nothing'}; it stays asked to stop"
+                f"job {job.name} has not stopped within {timeout} s: {message or 'its status says nothing'}; the request to stop stays"
             )
         time.sleep(POLL_SECONDS)
 

@@ -138,7 +138,7 @@ def _plan_on_hosts(inputs: Inputs, resolved: Resolved, options: PlanOptions, nam
         asked = asyncio.run(ask_ahead(fleet, inputs.job, profile))
         resolved = asked.seats[0].resolved if asked.seats else resolved
         shared = resolved.storage_mode.value == "Shared"
-        why = "no host says what it has, as the job can't start there"
+        why = "the hosts don't say, because the job can't start there"
         facts = replace(facts, capacity_source=why, cards=cards_of(asked), device=device_of(asked), room_bytes=room_of(asked, shared))
         if facts.shape is None and resolved.training is not None:
             there = asyncio.run(model_config(fleet, inputs.job, profile, HostOptions()))

@@ -227,7 +227,7 @@ def _script_on_hosts(hosts: str, words: Sequence[str], processes: int | None, ch
     from lockstep.plan.translate.adhoc import script_job
 
     if others:
-        raise ConfigError(f"{', '.join(others)} can't stand beside --hosts, which runs a script on the hosts that it names")
+        raise ConfigError(f"{', '.join(others)} can't be combined with --hosts, which runs a script on the hosts that it names")
     file, name = load_hosts(hosts)
     if file.hosts is None:
         raise AssertionError("load_hosts gives hosts")
@@ -273,7 +273,7 @@ def _refuse_slow_network(inputs: Inputs, named: str | None, choice: HostChoice) 
         facts = facts if there is None else with_config(facts, *there)
     reason, help_ = slow_network(resolved, facts)
     if reason:
-        raise ConfigError(f"{reason}: {help_}; --anyway starts it all the same")
+        raise ConfigError(f"{reason}: {help_}; --anyway starts it anyway")
 
 
 def _with_nodes(inputs: Inputs, nodes: int | None) -> Inputs:

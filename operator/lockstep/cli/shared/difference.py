@@ -67,7 +67,7 @@ async def _diff_deployment(objects: list[dict[str, Any]], context: str | None) -
 def print_comparison(comparison: Comparison) -> None:
     """Print one object and each field that would change."""
     if comparison.foreign:
-        put(f"! {comparison.name} is there and belongs to something else: the job can't start while it is")
+        put(f"! {comparison.name} is there and belongs to something else: the job can't start while it exists")
     elif not comparison.changes:
         put(f"+ {comparison.name}")
     else:

@@ -121,14 +121,14 @@ def read_all(
             from lockstep.api.files.jobfile import NoJob
 
             if in_folder and isinstance(error, NoJob):
-                tell(f"note: {file} holds no TrainingJob and is passed over")
+                tell(f"note: {file} holds no TrainingJob and is skipped")
             else:
                 mistakes += map(str, error.args)
     if mistakes:
         raise ConfigError(*mistakes)
     if not inputs:
         raise ConfigError(
-            f"{', '.join(map(str, [files] if isinstance(files, Path) else files))}: no job file is there (.yaml, .yml, .json)"
+            f"{', '.join(map(str, [files] if isinstance(files, Path) else files))}: there is no job file (.yaml, .yml, .json)"
         )
     return inputs
 
@@ -194,7 +194,7 @@ def _read_cluster(job: TrainingJob, file: Path, cluster: str | None) -> ClusterF
     if stated is not None and stated != cluster_file.cluster.name:
         warn(
             "OtherCluster",
-            f"{file} names the cluster {stated}: that one counts once the job is on a cluster, not {cluster_file.cluster.name}",
+            f"{file} names the cluster {stated}: on a cluster the job takes that one, not {cluster_file.cluster.name}",
         )
     return cluster_file
 

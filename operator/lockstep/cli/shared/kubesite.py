@@ -148,7 +148,7 @@ class ClusterJob(SiteJob):
     def suspend(self, *, now: bool = False) -> bool:
         if now:
             raise ConfigError(
-                f"--now is for hosts: a pod that is deleted with kubectl delete pod --grace-period=0 doesn't save ({self.at})"
+                f"--now is for hosts: on a cluster, kubectl delete pod --grace-period=0 ends a pod of {self.at} without a save"
             )
         return self._set_suspend(suspended=True)
 

@@ -87,11 +87,11 @@ def _config(model: BaseModelSource, named: Path | None, offline: bool) -> tuple[
     help_ = "--model-config FILE names the model's config.json"
     if named is None and is_hub_name(model.name):
         if offline:
-            raise UnknownSizes(f"{model.name} is of the hub, which is not asked with --offline: {help_}")
+            raise UnknownSizes(f"{model.name} is a model of the hub, which --offline doesn't ask: {help_}")
         try:
             return hub_config(model.name, model.revision)
         except ConfigError as error:
-            raise UnknownSizes(f"{model.name} is of the hub, and {error}: {help_}") from None
+            raise UnknownSizes(f"{model.name} is a model of the hub, and {error}: {help_}") from None
     path = named if named is not None else Path(model.name)
     path = path / "config.json" if path.is_dir() else path
     if path.is_file():
@@ -116,7 +116,7 @@ def _with_samples(facts: RunFacts, training: Training, named: Path | None) -> Ru
 
     data = training.data
     if data.packing or data.overlong == "Split":
-        why = "how many sequences samples make with packing, or with overlong: Split, follows from their tokens; --samples N says how many"
+        why = "with packing or overlong: Split, the number of sequences depends on the tokens; --samples N states it"
         if named is not None:
             raise ConfigError(f"--data counts lines, but {why}")
         return replace(facts, samples_source=why)
@@ -128,7 +128,7 @@ def _with_samples(facts: RunFacts, training: Training, named: Path | None) -> Ru
             raise ConfigError(f"--data {named}: there is no such file")
         return replace(facts, samples_source=f"{path} is not on this machine: --data FILE counts a copy, --samples N says how many")
     if path.suffix not in (".jsonl", ".json", ".ndjson") or data.format == "Text":
-        return replace(facts, samples_source="how many samples plain text makes follows from its tokens; --samples N says how many")
+        return replace(facts, samples_source="the number of samples in plain text depends on its tokens; --samples N states it")
     with path.open("rb") as file:
         if file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
             return replace(facts, samples_source=f"{path} is one JSON array, whose objects are not counted; --samples N says how many")

@@ -155,7 +155,7 @@ def _pods(spec: TrainingClusterSpec, operator_image: str) -> Iterator[Finding]:
         )
     memory = spec.resources.limits.memory
     if memory is not None and number(spec.shm_size) >= number(memory):
-        message = f"shared memory may take {spec.shm_size}, and counts against the limit of {memory}: whoever fills it is killed"
+        message = f"shared memory may take {spec.shm_size}, and counts against the limit of {memory}: a process that fills it is killed"
         yield failed("shm_size", message, "less than resources.limits.memory")
     if spec.security.requires_privileged_scc:
         yield warning("security.requires_privileged_scc", "it has no effect: no pod that Lockstep makes is privileged", "remove it")

@@ -100,7 +100,7 @@ def rdma_entries(facts: ClusterFacts, groups: Sequence[Group]) -> Iterator[Entry
     yield left_out("network.rdma.gid_index", 3, "NCCL finds the RoCEv2 entry itself (2.21 and newer)")
     yield from _memlock(facts.probes)
     yield left_out(
-        "network.rdma.dmabuf", True, "DMA-BUF is NCCL's default; say true where nvidia-peermem is not loaded and somebody switched it off"
+        "network.rdma.dmabuf", True, "DMA-BUF is NCCL's default; say true if nvidia-peermem is not loaded and DMA-BUF was switched off"
     )
 
 

@@ -157,7 +157,7 @@ def _gpus(look: HostLook, facts: HostFacts, condition: HostCondition) -> Iterato
             yield warning(look.name, f"GPU {gpu.index} ({gpu.name}) has {gpu.ecc_errors} memory errors that ECC could not correct", fix)
     if condition.xid:
         fix = "look its number up in NVIDIA's list of Xid errors: power, heat and seating of the card come first"
-        yield warning(look.name, f"the driver has told an error: {condition.xid}", fix)
+        yield warning(look.name, f"the driver has reported an error: {condition.xid}", fix)
     yield from _torch(look, facts.gpus, condition)
 
 
@@ -239,7 +239,7 @@ def _keeping(look: HostLook, facts: HostFacts, name: str) -> Iterator[Finding]:
     condition = look.condition or HostCondition()
     linger = f"lockstep hosts setup {name} asks for it; else as root on {look.name}: loginctl enable-linger {facts.user}"
     if not facts.lingers and facts.kills_processes:
-        message = f"a job would end with your last login: {facts.user} has no linger, and logind ends the processes of who logs out (KillUserProcesses)"
+        message = f"a job would end with your last login: {facts.user} has no linger, and logind ends a user's processes at logout (KillUserProcesses)"
         yield failed(look.name, message, linger)
     elif not facts.has_units:
         message = (

@@ -186,7 +186,7 @@ def _conditions(seen: Seen, view: View, again: str) -> dict[ConditionType, Fact]
     suspended = (
         Fact(TRUE, Reason.SUSPENDED, progress.message)
         if progress.reason == Reason.SUSPENDED
-        else Fact(FALSE, Reason.NOT_SUSPENDED, "nobody has asked for a stop")
+        else Fact(FALSE, Reason.NOT_SUSPENDED, "no stop was requested")
     )
     return {
         **{kind: fact for kind, fact in given.items() if kind is not ConditionType.HELD},
@@ -246,7 +246,7 @@ def _not_running(seen: Seen, view: View, again: str) -> Fact | None:  # noqa: PL
     if seen.stopped:
         running = [host for host, job in seen.jobs.items() if job.runs]
         if untold := [host for host in running if not seen.jobs[host].stopped]:
-            return Fact(FALSE, Reason.STOPPING, f"nobody has told {named_hosts(untold)} to stop: lockstep stop {name} {again}")
+            return Fact(FALSE, Reason.STOPPING, f"the stop has not reached {named_hosts(untold)}: lockstep stop {name} {again}")
         if running:
             return Fact(FALSE, Reason.STOPPING, f"ranks save and stop on {named_hosts(running)}")
         return Fact(FALSE, Reason.SUSPENDED, f"stopped as asked; to go on from the last checkpoint: lockstep resume {name} {again}")

@@ -28,8 +28,8 @@ RISKS = {
     Fault.KILL_RANK: "ends one rank by SIGKILL: all ranks restart from the last commit",
     Fault.FREEZE_RANK: "stops one rank by SIGSTOP: the job stands still until the hang is noticed, then all ranks restart",
     Fault.LOSE_NODE: "takes a node from the job: it is cordoned, its pod of this job is deleted at once; it is uncordoned in the end",
-    Fault.KILL_OPERATOR: "deletes the leading operator's pod: no job is looked after until another leads; ranks run on",
-    Fault.FILL_DISK: "leaves no room on the volume of the run's folder for a while: whoever else writes there fails, too",
+    Fault.KILL_OPERATOR: "deletes the leading operator's pod: no operator looks after jobs until another replica leads; ranks run on",
+    Fault.FILL_DISK: "leaves no room on the volume of the run's folder for a while: other writers there fail, too",
     Fault.CORRUPT_CHECKPOINT: "damages the newest commit for good and ends one rank: the job goes back to the commit before",
 }
 AFTER_INTERRUPT = {
@@ -99,7 +99,7 @@ def why_not_now(job: Object, fault: Fault) -> str:
     if fault in RESTARTS and spec.get("training") is not None and commit is None:
         return "nothing is committed yet, so that all steps would be lost: wait for the first checkpoint (lockstep wait JOB --for CheckpointCommitted)"
     if fault in (Fault.CORRUPT_CHECKPOINT, Fault.FILL_DISK) and spec.get("training") is None:
-        return "this drill needs a job of Lockstep's trainer (spec.training): nobody knows how a script saves"
+        return "this drill needs a job of Lockstep's trainer (spec.training): Lockstep doesn't know how a script saves"
     return ""
 
 

@@ -92,7 +92,7 @@ def node_of_rank(ranks: Object, nodes: int, rank: int) -> int:
     """The node that has a rank, by `status.ranks`. Raises ConfigError for a rank that the job hasn't got."""
     desired = int(ranks.get("desired") or 0)
     if not desired or not nodes:
-        raise ConfigError("the job has not started yet, so nobody knows where its ranks are: lockstep why says what it waits for")
+        raise ConfigError("the job has not started yet, so its ranks have no nodes yet: lockstep why says what it waits for")
     if rank >= desired:
         raise no_such_rank(rank, desired)
     return layout_of(ranks, nodes).node_of(rank)

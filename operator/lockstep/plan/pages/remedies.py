@@ -95,7 +95,7 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     Reason.WRITE_REFUSED: (
         _FREE_QUOTA,
         Remedy("lockstep deploy CLUSTER", "restores the operator's rights", "has lost this right"),
-        Remedy("kubectl describe tj {job} -n {namespace}", "shows the API server's words: ask whoever set the rule; Lockstep tries again by itself"),
+        Remedy("kubectl describe tj {job} -n {namespace}", "shows the API server's words: ask the person who set the rule; Lockstep tries again by itself"),
     ),
     "RDMAUnavailable": (Remedy(_EDIT, "another spec.fabric.mode; the job then starts by itself"),),
     "RailResourceInvalid": (Remedy("lockstep deploy CLUSTER", "once network.rdma.rails of its file is corrected; the job then starts by itself"),),
@@ -128,13 +128,13 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     Reason.SCHEDULING: (Remedy(_EVENTS, "shows what the scheduler says"),),
     Reason.QUEUED: (
         Remedy("{0}", "shows what the queue has, and what it waits for", r"\((kubectl get localqueue[^)]+)\)"),
-        Remedy(_DESCRIBE_POD, "shows its scheduling gates: whoever set them lifts them"),
+        Remedy(_DESCRIBE_POD, "shows its scheduling gates: the controller that set them lifts them"),
     ),
     Reason.NODES_RELEASED: (Remedy("lockstep get -n {namespace}", "shows which jobs want the same nodes; this one tries again by itself"),),
     Reason.UNSCHEDULABLE: (
         Remedy("lockstep scale {job} -n {namespace} --nodes N", "a job needs one node per pod: ask for as many as there are", r"needs one node per pod"),
         Remedy(_EDIT, "correct podTemplate.nodeSelector, or let an administrator label Nodes so: kubectl label node NODE KEY=VALUE; pods start by themselves", r"no node of the cluster matches"),
-        Remedy("kubectl uncordon {0}", "lets pods start there again, if whoever cordoned it is done with it", r"nodes? ([^\s,]+)[^;]* (?:is|are) cordoned"),
+        Remedy("kubectl uncordon {0}", "lets pods start there again, if the work for which it was cordoned is done", r"nodes? ([^\s,]+)[^;]* (?:is|are) cordoned"),
         # Never the command that frees what others hold: that is for whoever asks to decide, and the message has it.
         Remedy(_EVENTS, "shows what the scheduler says; the job starts by itself when enough nodes have room"),
     ),

@@ -121,6 +121,6 @@ def _unknown(observed: Observed, hashes: list[str]) -> Notice:
         return Notice(Reason.FROZEN_RUN_LOST, f"{text}: the pods are left alone; {start_anew(observed)}")
     name = run_name(observed.name, hashes[0])
     exists = ("ConfigMap", name) in observed.objects
-    what = "is not as the pods were started with: somebody else wrote it" if exists else "was deleted, or has lost its labels"
+    what = "was changed after the pods started, and not by Lockstep" if exists else "was deleted, or has lost its labels"
     text = f"ConfigMap {name}, which holds what the pods run, {what}. Lockstep leaves the pods alone, but a pod that is created again may not start"
     return Notice(Reason.FROZEN_RUN_LOST, f"{text}; {start_anew(observed)}")

@@ -105,7 +105,7 @@ def commands(build: Build, tool: Tool, *, push: bool = False, archive: str = "",
     result = [_build(build, tool, notes)]
     if push:
         if "/" not in build.reference:
-            raise ConfigError(f"--push needs to know where to: --tag registry.example.com/team/{build.reference}")
+            raise ConfigError(f"--push needs a registry: --tag registry.example.com/team/{build.reference}")
         noted = ["--digestfile", f"{notes}/pushed"] if notes and tool is not Tool.DOCKER else []
         result.append([tool, "push", *noted, build.reference])
     if archive:

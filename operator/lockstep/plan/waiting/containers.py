@@ -51,7 +51,7 @@ CUT_OFF_HINTS = {
 }
 """First word of what such an agent leaves → where to look; the most telling one first."""
 FROM_ANOTHER_NAMESPACE = (
-    f"whoever administers the image's namespace lets the job's namespace pull from it: {pull_command('JOBS_NAMESPACE', 'IMAGE_NAMESPACE')}"
+    f"an administrator of the image's namespace lets the job's namespace pull from it: {pull_command('JOBS_NAMESPACE', 'IMAGE_NAMESPACE')}"
 )
 _MISSING = re.compile(r'(secret|configmap) "([^"]+)" not found', re.IGNORECASE)
 _HINTS = (

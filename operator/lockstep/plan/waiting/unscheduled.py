@@ -87,4 +87,4 @@ def why_gated(observed: Observed, waiting: Sequence[Object]) -> Notice | None:
     if queue is not None and KUEUE_GATES.issuperset(gates):
         look = f"kubectl get localqueue,workloads -n {observed.namespace}"
         return Notice("Queued", f"the job waits in Kueue's queue {queue} until it fits the quota ({look})")
-    return Notice("Queued", f"the scheduling gates {', '.join(gates)} hold the pods back: whoever set them has to remove them")
+    return Notice("Queued", f"the scheduling gates {', '.join(gates)} hold the pods back: the controller that set them has to remove them")

@@ -41,7 +41,7 @@ async def ensure_dev_environment(cluster: Cluster, job: Object) -> tuple[str, bo
         return "made", True
     if existing["spec"].get("type") != "Interactive":
         raise InstallError(
-            f"TrainingJob {DEV_ENVIRONMENT} of namespace {namespace} is no dev environment but somebody's job: it stays as it is; DEV=0 leaves it out"
+            f"TrainingJob {DEV_ENVIRONMENT} of namespace {namespace} is not a dev environment but another job: it stays as it is; DEV=0 leaves out the dev environment"
         )
     status = existing.get("status") or {}
     if existing["spec"].get("suspend") or "released" in (status.get("interactive") or {}):

@@ -72,13 +72,13 @@ async def _put(cluster: Cluster, namespace: str, item: Object) -> None:
         if error.status == CONFLICT:
             await cluster.request("PATCH", f"{collection}/{quote(name)}", item, content_type=MERGE)
         elif error.status == NOT_FOUND:
-            raise Failed(f"{error}: create the namespace first (oc new-project {namespace}), or say another with -n") from None
+            raise Failed(f"{error}: create the namespace first (oc new-project {namespace}), or name another with -n") from None
         else:
             raise
 
 
 async def _followed(cluster: Cluster, namespace: str, name: str, say: Say) -> BuildOutcome:
-    say(f"build {name} has started; when this is interrupted it goes on (oc cancel-build -n {namespace} {name} ends it)")
+    say(f"build {name} has started; it goes on if you interrupt this command (oc cancel-build -n {namespace} {name} ends it)")
     last: deque[str] = deque(maxlen=LAST_LINES * 2)
     try:
         async for line in cluster.log_of(path_of("Build", namespace, name, "log"), {"follow": "true"}):

@@ -118,7 +118,9 @@ async def with_one_default(cluster: Cluster, objects: list[Object], say: Say) ->
     other = next((name for name in (item["metadata"]["name"] for item in clusters if is_default(item)) if name not in sent), None)
     if other is None:
         return objects
-    say(f"default: TrainingCluster {other} stays the one of jobs that name none; others say cluster: {', '.join(sorted(sent))}")
+    say(
+        f"default: TrainingCluster {other} stays the default of jobs that name none; jobs for another one say cluster: {', '.join(sorted(sent))}"
+    )
     return [_without_default(item) if item["kind"] == CLUSTER else item for item in objects]
 
 

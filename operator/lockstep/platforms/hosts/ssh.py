@@ -383,7 +383,7 @@ _ADVICE = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED|Host key for .* has changed",
         "its host key is not the expected one, and nothing was sent. If the host was set up anew, `lockstep hosts trust` pins its new key; "
-        "else somebody may answer in its place",
+        "else another machine may answer in its place",
     ),
     (
         r"No .* host key is known|Host key verification failed",

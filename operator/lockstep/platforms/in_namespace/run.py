@@ -320,7 +320,9 @@ async def _start_keeper(cluster: Cluster, stateful_set: Object, owner: Object, s
     except ApiError as error:
         if not error.is_refusal:
             raise
-        say(f"{OWN} nothing releases the nodes at the end unless this command runs then: the keeper was refused: {error.message}")
+        say(
+            f"{OWN} keep this command running to the end, or nothing releases the nodes then: the API server refused the keeper: {error.message}"
+        )
 
 
 def _ways_out(stateful_set: Object, run: Run, owner: str) -> str:

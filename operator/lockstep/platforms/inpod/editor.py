@@ -61,13 +61,13 @@ def lacking(kind: str, *, on_host: bool) -> str:
     if kind == "vscode":
         remedy = (
             "install code-server there" if on_host else
-            "one belongs into the job's image (lockstep build trainer --arg CODE_SERVER=ADDRESS), or onto the PATH of the job (spec.env)"
+            "install one in the job's image (lockstep build trainer --arg CODE_SERVER=ADDRESS), or put one on the PATH of the job (spec.env)"
         )  # fmt: skip
         return f"{'this host' if on_host else 'this pod'} has no {' or '.join(CODE_PROGRAMS)} on its PATH: {remedy}"
     names, remedy = MODULES[kind]
     if on_host:
         return f"{sys.executable} has no {' or '.join(names)}: {sys.executable} -m {remedy}"
-    return f"{sys.executable} of this pod has no {' or '.join(names)}: it belongs into the job's image ({remedy}); for pods of the embedded cluster: make editors"
+    return f"{sys.executable} of this pod has no {' or '.join(names)}: install it in the job's image ({remedy}); for pods of the embedded cluster: make editors"
 
 
 def free_port() -> int:

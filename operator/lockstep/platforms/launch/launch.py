@@ -145,5 +145,5 @@ class _Launch:
         tell(
             f"lockstep: listening on {address} alone: port {port} for joiners, {port + 1} for agents, one from {port + 2} to {port + PORTS - 1} for ranks; "
             "NCCL and gloo take any port between the machines",
-            "lockstep: whoever has the token can run programs as you on the machines that join",
+            "lockstep: anyone who has the token can run programs as you on the machines that join",
         )

@@ -249,5 +249,5 @@ class Lobby:
 
 def _described(machine: NodeMachine) -> str:
     gpus = number_of(len(machine.gpus), "GPU") if machine.gpus else "no GPU"
-    interface = f"over {machine.interface}" if machine.interface else "over an interface that nobody knows"
+    interface = f"over {machine.interface}" if machine.interface else "over an unknown interface"
     return f"{machine.title} {interface}, {gpus}, {machine.workspace}"

@@ -221,13 +221,13 @@ def _conditions(newest: Object, end: Object, again: str, *, runs: bool) -> list[
         summary = COMPLETE if state == State.COMPLETE.value else message
         return [_condition("Progressing", "False", state, summary), _condition(state, "True", state, message)]
     if runs:
-        not_stopped = _condition("Suspended", "False", Reason.NOT_SUSPENDED.value, "nobody has asked for a stop")
+        not_stopped = _condition("Suspended", "False", Reason.NOT_SUSPENDED.value, "no stop was requested")
         return [_condition("Progressing", "True", "Running", f"attempt {newest['attempt']} runs"), not_stopped]
     goes_on = f"to go on from the last checkpoint: lockstep run -f FILE {again}"
     if newest.get("outcome") == "Stopped":
         message = f"stopped as asked; {goes_on}"
         return [_condition("Progressing", "False", "Suspended", message), _condition("Suspended", "True", "Suspended", message)]
-    message = f"its process is gone without a word; {goes_on}"
+    message = f"its process ended without a report; {goes_on}"
     return [_condition("Progressing", "Unknown", "NoReport", message), _condition("Suspended", "True", "NoReport", message)]
 
 

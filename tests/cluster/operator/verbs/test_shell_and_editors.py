@@ -182,7 +182,7 @@ def test_what_the_image_lacks_is_said(jobs: Jobs, lean: str, verb: list[str], la
 def test_without_a_program_for_it_vscode_says_how_to_get_one_and_how_else_to_open_the_folder(jobs: Jobs, lean: str) -> None:
     done = subprocess.run([*LOCKSTEP, "vscode", lean, "-n", jobs.namespace], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
-    assert "has no code-server or openvscode-server or code on its PATH: one belongs into the job's image" in done.stderr
+    assert "has no code-server or openvscode-server or code on its PATH: install one in the job's image" in done.stderr
     assert " code --folder-uri vscode-remote://k8s-container+" in done.stdout
 
 

@@ -106,11 +106,11 @@ def test_an_rdma_cluster_states_tool_line_rate_and_gid(asked: Asked, tmp_path: P
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--pairs", "--max-size", "4Mi"], "--max-size is not for --pairs"),
-        (["--pairs", "--save", "--rail", "net1"], "--save keeps what all rails give together: leave out --rail"),
-        (["--fail-below", "0.8"], "--fail-below is for --pairs"),
-        (["--seconds", "1"], "--seconds is for --pairs"),
-        (["--over", "sockets"], "--over is for --pairs"),
+        (["--pairs", "--max-size", "4Mi"], "--max-size has no effect with --pairs: leave it out"),
+        (["--pairs", "--save", "--rail", "net1"], "--save stores the figure of all rails together: leave out --rail"),
+        (["--fail-below", "0.8"], "--fail-below needs --pairs"),
+        (["--seconds", "1"], "--seconds needs --pairs"),
+        (["--over", "sockets"], "--over needs --pairs"),
     ],
 )
 def test_options_of_the_other_measurement_are_refused(

@@ -384,7 +384,10 @@ def test_a_rollback_names_what_stays_with_its_command_and_nothing_that_never_was
     monkeypatch.setattr("lockstep.platforms.clusters.install.until_ready", _nothing)
     clean.rollback("local", yes=True)
     printed = capsys.readouterr().out
-    assert "ClusterRole lockstep-rdma was not part of it, and stays: kubectl delete clusterrole lockstep-rdma" in printed
+    assert (
+        "ClusterRole lockstep-rdma was not part of that deployment and stays. To remove it: kubectl delete clusterrole lockstep-rdma"
+        in printed
+    )
     assert "SecurityContextConstraints" not in printed
 
 
@@ -408,7 +411,7 @@ def test_a_dev_environment_that_is_there_stays_as_its_people_have_it() -> None:
     said, has_pods = asyncio.run(ensure_dev_environment(api, wanted))
     assert said.endswith("lockstep resume ml-dev-env -n lockstep") and not has_pods
     api.objects[called(wanted)] = a_job(DEV_ENVIRONMENT, script={"path": "x"})
-    with pytest.raises(InstallError, match="somebody's job"):
+    with pytest.raises(InstallError, match="not a dev environment but another job"):
         asyncio.run(ensure_dev_environment(api, wanted))
 
 
@@ -673,12 +676,12 @@ def test_one_cluster_of_two_is_removed_once_no_job_uses_it(
     assert before - set(api.objects) == {"TrainingCluster local", "TrainingJob ml/x"}
     printed = capsys.readouterr().out
     assert "TrainingCluster local is removed; Lockstep stays, with other.\n" in printed
-    assert "where no job needs it: lockstep cluster clean local --force\n" in printed, "the checkout forgets that it was forced there"
+    assert "if no job needs it: lockstep cluster clean local --force\n" in printed, "the checkout forgets that it was forced there"
     assert asyncio.run(read_record(api)).previous is None, "a rollback would bring it back"
     assert not remembered.was_forced("local", "https://elsewhere")
     clean.uninstall("local", cluster_only=True, yes=True)
     printed = capsys.readouterr().out
-    assert "There is nothing of TrainingCluster local; Lockstep stays" in printed and "lockstep cluster clean local\n" in printed
+    assert "TrainingCluster local is not on the cluster; Lockstep stays" in printed and "lockstep cluster clean local\n" in printed
     with pytest.raises(ConfigError, match="leave out one of them"):
         clean.uninstall("local", jobs=True, cluster_only=True, yes=True)
 

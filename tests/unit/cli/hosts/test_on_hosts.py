@@ -468,7 +468,7 @@ def test_what_hosts_can_not_be_is_refused(lab: Path) -> None:
             "--render",
             "a.py",
         ): f"{lab.parent / 'nothing.yaml'}: can't be read: No such file or directory",
-        ("--hosts", "a", "--job", "x", "--render", "a.py"): "--job can't stand beside --hosts",
+        ("--hosts", "a", "--job", "x", "--render", "a.py"): "--job can't be combined with --hosts",
         ("--render", "a.py"): "--nproc-per-node and --render are for a script on hosts",
     }.items():
         code, output = run("run", *words)

@@ -319,7 +319,7 @@ def test_an_agent_on_a_host_gives_up_once_node_0_is_away_for_longer_than_hosts_a
     agents.start(1)
     assert agents.codes() == [1]
     assert (
-        "nothing heard from node 0 for 1s, and hosts are waited for no longer (away_seconds, startTimeoutSeconds): this agent ends"
+        "nothing heard from node 0 for 1s, longer than hosts wait for each other (away_seconds, startTimeoutSeconds): this agent ends"
         in agents.log(1)
     )
     assert not (agents.folder / "key").exists()

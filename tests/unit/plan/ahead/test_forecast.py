@@ -207,7 +207,7 @@ def test_paths_of_the_job_count_where_they_are_on_this_machine_too(tmp_path: Pat
 @pytest.mark.parametrize("data", [{"packing": True}, {"overlong": "Split"}])
 def test_sequences_that_follow_from_tokens_are_not_counted_by_lines(tmp_path: Path, data: Object) -> None:
     given = resolved(data={"path": "/datasets/text.jsonl", **data})
-    assert "follows from their tokens" in facts(given).samples_source
+    assert "depends on the tokens" in facts(given).samples_source
     with pytest.raises(ConfigError, match="--data counts lines, but"):
         facts(given, data=tmp_path / "d.jsonl")
 

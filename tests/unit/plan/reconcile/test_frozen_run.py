@@ -157,7 +157,7 @@ def test_the_frozen_run_of_a_gang_that_somebody_swaps_is_replaced_by_whoever_kno
     unknown = reconcile(with_run(observed, other), report(), NEWER, NOW + 5)
     assert (unknown.create, unknown.apply, unknown.delete) == ((), (), ())
     assert condition(unknown, "Accepted")[1] == "FrozenRunLost"
-    assert "somebody else wrote it" in condition(unknown, "Accepted")[2]
+    assert "was changed after the pods started" in condition(unknown, "Accepted")[2]
 
 
 @pytest.mark.parametrize("data", [None, {}, {"run.json": "{"}, {"run.json": "[]", TEMPLATE_KEY: "no"}])

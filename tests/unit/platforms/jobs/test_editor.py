@@ -239,11 +239,11 @@ def test_a_server_that_ends_at_once_is_told_with_its_last_words_and_without_the_
 @pytest.mark.parametrize(
     ("kind", "lacks"),
     [
-        ("jupyter", "jupyterlab or notebook or jupyter_server: it belongs into the job's image (pip install "),
-        ("debug", "debugpy: it belongs into the job's image (pip install "),
+        ("jupyter", "jupyterlab or notebook or jupyter_server: install it in the job's image (pip install "),
+        ("debug", "debugpy: install it in the job's image (pip install "),
         (
             "vscode",
-            "code-server or openvscode-server or code on its PATH: one belongs into the job's image (lockstep build trainer --arg CODE_SERVER=",
+            "code-server or openvscode-server or code on its PATH: install one in the job's image (lockstep build trainer --arg CODE_SERVER=",
         ),
     ],
 )
