@@ -17,7 +17,7 @@ PYTEST := $(BIN)/pytest
 .PHONY: help setup editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-unit test-train test-faults test-operator-faults test-hosts test-long test-corpus test-gpu bench-gpu gpu-carry soak test-cluster drills bench-peers lint docs pictures format manifests lock sbom audit
 
 ##@ Start
-help: ## this list
+help: ## print this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-24s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/ready ## make .venv (packages are cached outside the checkout)
@@ -25,14 +25,14 @@ setup: .venv/ready ## make .venv (packages are cached outside the checkout)
 .venv/ready: scripts/setup.py requirements/dev.lock
 	@$(PYTHON) scripts/setup.py && touch $@
 
-editors: setup ## jupyterlab and debugpy for the pods of the embedded cluster (make jupyter, make debug-remote)
+editors: setup ## install jupyterlab and debugpy for the pods of the embedded cluster (make jupyter, make debug-remote)
 	@$(PYTHON) scripts/setup.py --extra editors
 
 quickstart: setup ## install, build, bring up a two-node Kubernetes, fine-tune a small model on two pods (HOSTS=1: on two hosts over ssh)
 	@$(BIN)/lockstep quickstart $(if $(HOSTS),--hosts)
 
 ##@ Clusters (CLUSTER=name of a file in clusters/, else the one deployed last; MODE=rdma|tcp|auto, OPERATOR_IMAGE= and NAMESPACES=a,b or NAMESPACE_ONLY=1, else as deployed; FORCE=1: with any API host)
-list-clusters: setup ## the cluster files in clusters/; * is the one your kubeconfig talks to
+list-clusters: setup ## list the cluster files in clusters/; * marks the one that your kubeconfig talks to
 	@$(BIN)/lockstep cluster list
 
 deploy-cluster: setup ## install what your rights allow, and the dev environment ml-dev-env (DEV=0: without it)
@@ -41,63 +41,63 @@ deploy-cluster: setup ## install what your rights allow, and the dev environment
 deploy-cluster-dry-run: setup ## print every object that deploy-cluster would send; needs no cluster
 	@$(BIN)/lockstep deploy $(CLUSTER) --dry-run $(DEPLOY)
 
-diff: setup ## what deploy-cluster would change
+diff: setup ## show what deploy-cluster would change
 	@$(BIN)/lockstep deploy $(CLUSTER) --diff $(DEPLOY)
 
-status-cluster: setup ## operator, TrainingCluster and jobs of a cluster
+status-cluster: setup ## show the operator, TrainingCluster and jobs of a cluster
 	@$(BIN)/lockstep cluster status $(CLUSTER)
 
-clean-cluster: setup ## remove the dev environment; claims stay (PVCS=1: they go, too; YES=1: without asking)
+clean-cluster: setup ## remove the dev environment; claims stay (PVCS=1: remove them, too; YES=1: don't ask)
 	@$(BIN)/lockstep cluster clean $(CLUSTER) $(if $(PVCS),--pvcs) $(SURE)
 
-uninstall: setup ## remove operator, TrainingClusters and CRDs (JOBS=1: with all jobs; CLUSTER_ONLY=1: this TrainingCluster alone; YES=1: without asking); claims stay
+uninstall: setup ## remove operator, TrainingClusters and CRDs (JOBS=1: all jobs, too; CLUSTER_ONLY=1: this TrainingCluster alone; YES=1: don't ask); claims stay
 	@$(BIN)/lockstep cluster uninstall $(CLUSTER) $(if $(JOBS),--jobs) $(if $(CLUSTER_ONLY),--cluster-only) $(SURE)
 
 rollback: setup ## restore the operator and TrainingCluster that the last deployment replaced
 	@$(BIN)/lockstep cluster rollback $(CLUSTER) $(SURE)
 
-discover-cluster: setup ## write clusters/NAME.yaml from what your kubeconfig's cluster shows: NAME=mine (FORCE=1: over an old one)
+discover-cluster: setup ## write clusters/NAME.yaml from what your kubeconfig's cluster shows: NAME=mine (FORCE=1: overwrite an old one)
 	@$(BIN)/lockstep cluster discover $(NAME) $(if $(FORCE),--force)
 
 lint-cluster: setup ## check the cluster file alone and against its cluster
 	@$(BIN)/lockstep cluster lint $(CLUSTER)
 
-gpu-info: setup ## the GPUs of every pod of the dev environment, by nvidia-smi (JOB=name: of another job)
+gpu-info: setup ## show the GPUs of every pod of the dev environment, by nvidia-smi (JOB=name: of another job)
 	@$(BIN)/lockstep cluster gpus $(CLUSTER) --job $(JOB)
 
-nccl-test: setup ## all-reduce sweep over the cluster's nodes, printed (SAVE=1: stored in the cluster file); replaces mpirun and nccl-tests
+nccl-test: setup ## measure all-reduce over the cluster's nodes (SAVE=1: store it in the cluster file); replaces mpirun and nccl-tests
 	@$(BIN)/lockstep cluster calibrate $(CLUSTER) $(CHOSEN) $(if $(SAVE),--save)
 
 ##@ The dev environment (JOB=ml-dev-env, NODE=0)
-sync-multi-node: setup ## send workspace/ to all of its pods (WATCH=1: and again whenever something changes)
+sync-multi-node: setup ## send workspace/ to all of its pods (WATCH=1: again whenever something changes)
 	@CLUSTER=$(CLUSTER) scripts/sync-multi-node.sh $(JOB) $(if $(WATCH),--watch) $(if $(FORCE),--force)
 
 run-multi-node: setup ## start a script on all nodes: SCRIPT=train_multi_node.py ARGS="--epochs 3"
 	@$(BIN)/lockstep run --job $(JOB) --cluster $(CLUSTER) $(SCRIPT) $(ARGS)
 
-shell-multi-node: setup ## a shell in one of its pods
+shell-multi-node: setup ## open a shell in one of its pods
 	@$(BIN)/lockstep shell $(JOB) --node $(NODE) --cluster $(CLUSTER)
 
-vscode: setup ## VS Code in your browser, in one of its pods, behind a token, on this machine's loopback
+vscode: setup ## open VS Code of one of its pods in your browser, behind a token, on this machine's loopback
 	@$(BIN)/lockstep vscode $(JOB) --node $(NODE) --cluster $(CLUSTER)
 
 debug-remote: setup ## start a script in one pod under the debugger: FILE=train.py ARGS=… (ATTACH=1: reach one that waits for a debugger already)
 	@$(BIN)/lockstep debug $(JOB) --node $(NODE) --cluster $(CLUSTER) $(if $(ATTACH),--attach,$(FILE) -- $(ARGS))
 
-jupyter: setup ## a notebook server in one of its pods, behind a token, on this machine's loopback
+jupyter: setup ## run a notebook server in one of its pods, behind a token, on this machine's loopback
 	@$(BIN)/lockstep jupyter $(JOB) --node $(NODE) --cluster $(CLUSTER)
 
-tensorboard: setup ## TensorBoard of its runs, behind a token, on this machine's loopback
+tensorboard: setup ## run TensorBoard for its runs, behind a token, on this machine's loopback
 	@$(BIN)/lockstep tensorboard $(JOB) --node $(NODE) --cluster $(CLUSTER)
 
 logs: setup ## follow a job's log: JOB=name, RANK=3 or NODE=1; ERRORS=1: how its ranks failed
 	@$(BIN)/lockstep logs $(JOB) --cluster $(CLUSTER) $(if $(RANK),--rank $(RANK),--node $(NODE)) $(if $(ERRORS),--errors,--follow)
 
-top: setup ## a job's progress, live: JOB=name
+top: setup ## watch a job's progress: JOB=name
 	@$(BIN)/lockstep top $(JOB) --cluster $(CLUSTER)
 
 ##@ Images (IMAGE=operator|trainer, BASE=, TAG=, PUSH=1: also to the registry that TAG names)
-build: setup $(if $(filter docs,$(IMAGE)),docs) ## build an image with podman, buildah or docker, whichever there is: IMAGE=operator, trainer or docs
+build: setup $(if $(filter docs,$(IMAGE)),docs) ## build an image with podman, buildah or docker, the first that is installed: IMAGE=operator, trainer or docs
 	@$(BIN)/lockstep build $(IMAGE) $(if $(BASE),--base $(BASE)) $(if $(TAG),--tag $(TAG)) $(if $(TOOL),--tool $(TOOL)) $(if $(PUSH),--push)
 
 build-openshift: setup $(if $(filter docs,$(IMAGE)),docs) ## let OpenShift build it into an ImageStream: NAMESPACE=, CLUSTER=
@@ -114,24 +114,24 @@ cluster-programs: setup ## install and build what it is made of, and start nothi
 	@$(BIN)/lockstep devcluster prepare
 
 ##@ Develop
-test: test-unit test-train cluster-programs test-faults test-hosts-quick test-cluster ## all tests but the longest (test-long)
+test: test-unit test-train cluster-programs test-faults test-hosts-quick test-cluster ## run all tests but the longest (test-long)
 
-test-unit: setup ## seconds, no root
+test-unit: setup ## run the unit tests: minutes, no root
 	@$(PYTEST) -n 3 --dist loadfile tests/unit
 
-test-train: setup ## real ranks over gloo, no root
+test-train: setup ## run the trainer's tests: real ranks over gloo, no root
 	@$(PYTEST) -n 3 tests/train tests/corpus
 
-test-faults: cluster-programs ## power cut at every step of a save, on a disk in a file; the operator killed at every write; root
+test-faults: cluster-programs ## cut the power at every step of a save, on a disk in a file; kill the operator at every write; root
 	@$(PYTEST) -n 2 tests/faults
 
-test-hosts: setup ## three hosts with a systemd and an sshd each, reached over ssh; root
+test-hosts: setup ## test jobs on three hosts over ssh, with a systemd and an sshd each; root
 	@$(PYTEST) -n 3 --dist loadfile -m "not corpus and not soak" tests/hosts
 
-test-hosts-quick: setup ## those of test-hosts that take seconds; root
+test-hosts-quick: setup ## run the tests of test-hosts that take seconds; root
 	@$(PYTEST) -n 3 --dist loadfile tests/hosts
 
-test-long: cluster-programs ## the tests that make test leaves out, as each takes long: half an hour and 30 GB of disk; root
+test-long: cluster-programs ## run the long tests that make test leaves out: half an hour and 30 GB of disk; root
 	@$(PYTEST) -m long tests/train tests/hosts tests/cluster
 
 test-corpus: cluster-programs ## inject known faults into real jobs and count how many `lockstep why` names; faults of ranks are part of test, the others take a quarter of an hour; root
@@ -140,29 +140,29 @@ test-corpus: cluster-programs ## inject known faults into real jobs and count ho
 test-gpu: ## test that Lockstep trains on this machine's GPU as on CPUs, without .venv: PYTHON with torch, transformers and peft; ARGS="--device cpu"
 	@$(PYTHON) tests/gpu/run.py $(ARGS)
 
-bench-gpu: ## figures of this machine's GPU beside Hugging Face and PEFT, without .venv: ARGS="--json --part 8b-lora-4k"
+bench-gpu: ## measure this machine's GPU beside Hugging Face and PEFT, without .venv: ARGS="--json --part 8b-lora-4k"
 	@$(PYTHON) tests/bench/gpu.py $(ARGS)
 
-gpu-carry: setup ## a folder of what a GPU machine without network lacks for these two: DeepSpeed and what it imports (PYTHON_THERE=3.12)
+gpu-carry: setup ## put into a folder what a GPU machine without network lacks for the two targets above: DeepSpeed and what it imports (PYTHON_THERE=3.12)
 	@$(BIN)/python scripts/gpu_carry.py --python $(or $(PYTHON_THERE),3.12)
 
-soak: cluster-programs ## hundreds of hostile objects on a real API server, and other tests that take minutes; by hand
+soak: cluster-programs ## send hundreds of hostile objects to a real API server, and run other tests that take minutes; by hand
 	@$(PYTEST) -s -m soak tests/faults
 
-test-operator-faults: cluster-programs ## the operator killed before and after every single write, each in a run of its own: half an hour
+test-operator-faults: cluster-programs ## kill the operator before and after every single write, each in a run of its own: half an hour
 	@LOCKSTEP_FAULTS=all $(PYTEST) tests/faults/test_operator_faults.py -s -k killed
 
-test-cluster: cluster-programs ## a real API server and real pods; root
+test-cluster: cluster-programs ## test a real API server and real pods; root
 	@$(PYTEST) -n auto -m "not alone and not corpus and not soak and not long" tests/cluster; shared=$$?; \
 	$(PYTEST) -m "alone and not corpus and not soak and not long" tests/cluster && exit $$shared
 
 drills: cluster-programs ## inject faults into a training job on the embedded cluster, into one node of three, and into the operator at every write; print what each costs; root
 	@$(PYTEST) -m "not corpus and not soak" tests/cluster/operator/life/test_drills.py tests/cluster/operator/life/test_lost_node.py tests/faults/test_operator_faults.py
 
-bench-peers: cluster-programs ## Lockstep beside JobSet and Kubeflow Trainer, both built from their Go modules: figures and goals, 22 minutes (ARGS=--quick: six); root
+bench-peers: cluster-programs ## compare Lockstep with JobSet and Kubeflow Trainer, both built from their Go modules: 22 minutes (ARGS=--quick: six); root
 	@$(BIN)/python tests/bench/peers/run.py $(ARGS)
 
-lint: setup ## ruff, mypy, import rules, generated files unchanged, the site's links
+lint: setup ## check: ruff, mypy, import rules, generated files, the site's links
 	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet --select I . || { echo 'Files are not formatted: run `make format`.' >&2; exit 1; }
 	@$(BIN)/ruff check --quiet . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo && $(BIN)/python scripts/generate.py all --check && $(BIN)/python scripts/docs.py
 
@@ -172,7 +172,7 @@ docs: setup ## build the site of docs/ into dist/site; links that lead nowhere a
 pictures: setup ## record docs/pictures anew from real runs, and fail if their words have changed (SCENE=help; ARGS=--check: write nothing); root, kubectl
 	@PYTHONPATH=scripts $(BIN)/python -m pictures $(ARGS) $(SCENE)
 
-format: setup ## let ruff format and sort
+format: setup ## format and sort the code with ruff
 	@$(BIN)/ruff format --quiet . && $(BIN)/ruff check --quiet --fix .
 
 manifests: setup ## generate the CRDs and the reference pages from the models

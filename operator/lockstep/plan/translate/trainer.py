@@ -230,7 +230,7 @@ def _written(name: str, cluster: str, source: str, size: Size, training: Sequenc
     entries = [
         stated("apiVersion", API_VERSION, ""),
         stated("kind", "TrainingJob", ""),
-        stated("metadata.name", name, "a job made again under its name goes on from its last checkpoint"),
+        stated("metadata.name", name, "a new job of the same name goes on from the last checkpoint"),
         stated("spec.cluster", cluster, "a file in clusters/"),
         *([stated("spec.nodes", size.nodes, ""), stated("spec.gpusPerNode", size.gpus_per_node, "")] if size.is_stated else ()),
         *training,

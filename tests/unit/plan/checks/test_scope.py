@@ -213,9 +213,9 @@ def test_a_named_namespace_that_is_not_there_is_refused_before_anything_is_sent(
 def test_a_namespace_s_own_operator_has_to_go_before_another_works_there(scope: Chosen) -> None:
     api = api_with("own")
     put(api, "Namespace", "team")
-    assert "remove it first (lockstep cluster uninstall local)" in refusal(api, scope)
+    assert "remove the one in lockstep first (lockstep cluster uninstall local)" in refusal(api, scope)
     del api.objects[f"Deployment lockstep/{OPERATOR_NAME}"]
-    assert f"remove it first (kubectl delete serviceaccount {OPERATOR_NAME} -n lockstep)" in refusal(api, scope)
+    assert f"remove the one in lockstep first (kubectl delete serviceaccount {OPERATOR_NAME} -n lockstep)" in refusal(api, scope)
 
 
 def put(api: Api, kind: str, name: str, **more: Any) -> None:

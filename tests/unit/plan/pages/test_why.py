@@ -253,7 +253,7 @@ def test_a_local_run_whose_process_is_gone_is_not_called_running(tmp_path: Path)
     done = CliRunner().invoke(app, ["why", "x", "--local", "--workspace", str(tmp_path), "-o", "json"])
     assert done.exit_code == 1
     assert json.loads(done.output)["state"] == "Silent"
-    assert "gone without a word" in json.loads(done.output)["summary"]
+    assert "ended without a report" in json.loads(done.output)["summary"]
 
 
 def test_a_run_that_is_not_there_is_said(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_an_archive_is_written_in_the_tool_s_own_way(tool: Tool, written: list[s
 def test_a_push_goes_to_the_registry_of_the_tag_and_to_no_other() -> None:
     pushed = commands(Build(Image.OPERATOR, "0.1.0", tag="r.example.com/t/op:2"), Tool.PODMAN, push=True)
     assert pushed[1:] == [["podman", "push", "r.example.com/t/op:2"]]
-    with pytest.raises(ConfigError, match=r"^--push needs to know where to: --tag registry\.example\.com/team/lockstep-operator:0\.1\.0$"):
+    with pytest.raises(ConfigError, match=r"^--push needs a registry: --tag registry\.example\.com/team/lockstep-operator:0\.1\.0$"):
         commands(OPERATOR, Tool.PODMAN, push=True)
 
 
