@@ -25,7 +25,7 @@ setup: .venv/ready ## make .venv (packages are cached outside the checkout)
 .venv/ready: scripts/setup.py requirements/dev.lock
 	@$(PYTHON) scripts/setup.py && touch $@
 
-editors: setup ## install jupyterlab and debugpy for the pods of the embedded cluster (make jupyter, make debug-remote)
+editors: setup ## install jupyterlab, debugpy and code-server for the pods of the embedded cluster (make jupyter, make debug-remote, make vscode)
 	@$(PYTHON) scripts/setup.py --extra editors
 
 quickstart: setup ## install, build, bring up a two-node Kubernetes, fine-tune a small model on two pods (HOSTS=1: on two hosts over ssh)

@@ -141,7 +141,14 @@ def main() -> int:
     with (cache / "setup.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two checkouts may be set up at once
         if extra == "editors":
-            print(f"setup: pods of the embedded cluster find jupyterlab and debugpy ({publish_editors(cache)})")
+            import codeserver
+
+            home = publish_editors(cache)
+            print(f"setup: pods of the embedded cluster find jupyterlab and debugpy ({home})", flush=True)
+            try:
+                print(f"setup: and code-server ({codeserver.publish(cache, home)})")
+            except codeserver.NoCodeServerError as error:
+                print(f"setup: but no code-server, which lockstep vscode would use there: {error}")
             return 0
         home = packages(extra, cache)
     thin_venv(ROOT / ".venv", home)

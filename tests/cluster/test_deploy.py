@@ -32,6 +32,7 @@ def lockstep(*arguments: str, kubeconfig: Path | None = None) -> tuple[int, str,
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         patch.setattr("sys.argv", ["lockstep", *arguments])
         patch.setattr("sys.stdin", io.StringIO())
+        patch.delenv("MAKELEVEL", raising=False)  # as who types it in a shell
         if kubeconfig is not None:
             patch.setenv("KUBECONFIG", str(kubeconfig))
         try:

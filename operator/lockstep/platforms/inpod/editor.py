@@ -42,7 +42,7 @@ MODULES = {
 }
 """Modules of each kind, of which the first one that is installed counts, and the command that adds it to an image."""
 CODE_PROGRAMS = ("code-server", "openvscode-server", "code")
-"""Programs that serve VS Code to a browser, of which the first one on the PATH counts."""
+"""Programs that serve VS Code to a browser, of which the first one that is found counts."""
 HEAD_BYTES_MAX = 1 << 16
 HEAD_SECONDS = 30.0
 PROGRAM_END_SECONDS = 4.0
@@ -56,12 +56,20 @@ def module_of(kind: str) -> str | None:
     return next((name for name in MODULES[kind][0] if importlib.util.find_spec(name) is not None), None)
 
 
+def code_program() -> str | None:
+    """Path of the first of CODE_PROGRAMS that is on the PATH, or in the bin/ of an environment that this Python imports from."""
+    beside = [str(Path(path).parents[2] / "bin") for path in sys.path if path.endswith("/site-packages")]
+    places = os.pathsep.join((os.environ.get("PATH", os.defpath), *beside))
+    return next((found for name in CODE_PROGRAMS if (found := shutil.which(name, path=places))), None)
+
+
 def lacking(kind: str, *, on_host: bool) -> str:
     """Return what is missing for a server of this kind, and how to get it."""
     if kind == "vscode":
         remedy = (
             "install code-server there" if on_host else
-            "install one in the job's image (lockstep build trainer --arg CODE_SERVER=ADDRESS), or put one on the PATH of the job (spec.env)"
+            "install one in the job's image (lockstep build trainer --arg CODE_SERVER=ADDRESS), or put one on the PATH of the job (spec.env); "
+            "for pods of the embedded cluster: make editors"
         )  # fmt: skip
         return f"{'this host' if on_host else 'this pod'} has no {' or '.join(CODE_PROGRAMS)} on its PATH: {remedy}"
     names, remedy = MODULES[kind]
@@ -356,7 +364,7 @@ def main() -> None:
     if not request.get("onHost"):
         os.umask(0o002)  # what is written by a notebook is the group's, as what ranks write in a pod is
     kind = request["kind"]
-    module = next(filter(None, map(shutil.which, CODE_PROGRAMS)), None) if kind == "vscode" else module_of(kind)
+    module = code_program() if kind == "vscode" else module_of(kind)
     if module is None:
         announce(failed=lacking(kind, on_host=bool(request.get("onHost"))), lacks=True)
         return

@@ -1,10 +1,11 @@
-"""A notebook of JupyterLab's and a debugger's session in a pod of a real job, as a browser and VS Code have them."""
+"""A notebook of JupyterLab's, a debugger's session and VS Code in a pod of a real job, as a browser and an editor have them."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib.util
 import json
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,15 +30,21 @@ sys.exit(3)
 LOSS_LINE = 4
 
 
+def script(name: str) -> Any:
+    """A module of scripts/."""
+    spec = importlib.util.spec_from_file_location(f"lockstep_{name}", ROOT / f"scripts/{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def python_path() -> str:
     """PYTHONPATH of the pods of cluster `local`, in which they find JupyterLab and debugpy then, as `make editors` installs them.
 
     The trainer's image installs the same lock file.
     """
-    spec = importlib.util.spec_from_file_location("lockstep_setup", ROOT / "scripts/setup.py")
-    assert spec is not None and spec.loader is not None
-    setup = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(setup)
+    setup = script("setup")
     setup.publish_editors(setup.cache_root())
     return next(variable.value for variable in load("local").profile.spec.pod.env if variable.name == "PYTHONPATH")
 
@@ -97,6 +104,39 @@ async def shown_by(base: str, token: str, cell: str) -> str:
                 if not waits_for:
                     return text
     raise AssertionError(f"the kernel's connection ended after {text!r}")
+
+
+@pytest.mark.long
+def test_code_server_from_npm_shows_the_workspace_to_whoever_has_the_token(jobs: Jobs, job: str, kubectl: Kubectl) -> None:
+    setup = script("setup")
+    script("codeserver").publish(setup.cache_root(), setup.publish_editors(setup.cache_root()))
+    with started(jobs, "vscode", job, "--node", "1") as process:
+        assert process.stdout is not None
+        address = [process.stdout.readline().strip() for _ in range(3)][-1]
+        assert address.startswith("http://127.0.0.1:"), process.communicate()
+        base, _, query = address.partition("?")
+        assert "code/didStartRenderer" in asyncio.run(opened(base, query))
+        assert "package/out/node/entry.js" in all_processes(jobs, kubectl, f"{job}-1")
+    until("the server is gone from the pod", lambda: "entry.js" not in all_processes(jobs, kubectl, f"{job}-1"))
+
+
+async def opened(base: str, query: str) -> str:
+    """The page that the address leads to, once one of its scripts and the editor's own connection have been answered, too."""
+    async with aiohttp.ClientSession(base, cookie_jar=aiohttp.CookieJar(unsafe=True), timeout=aiohttp.ClientTimeout(120)) as session:
+        async with session.get("") as refused:
+            assert refused.status == 401
+        async with session.get(f"?{query}") as answer:
+            assert (answer.status, answer.url.query) == (200, {"folder": "/workspace"})
+            page = await answer.text()
+        workbench = re.search(r'src="(\S+/workbench\.js)"', page)
+        assert workbench is not None, page
+        async with session.get(workbench[1]) as answer:
+            assert answer.status == 200 and len(await answer.read()) > 1_000_000
+        connection = re.search(r"(stable-\w+)", page)
+        assert connection is not None, page
+        asks = f"{connection[1]}?reconnectionToken=x&reconnection=false&skipWebSocketFrames=false"
+        async with session.ws_connect(asks, timeout=aiohttp.ClientWSTimeout(ws_close=1)):  # it doesn't say goodbye
+            return page
 
 
 def test_a_script_stops_at_a_line_shows_its_variables_and_goes_on_to_its_end(jobs: Jobs, job: str) -> None:

@@ -36,9 +36,9 @@ http.server.HTTPServer((settings["ServerApp"]["ip"], settings["ServerApp"]["port
 
 
 @contextmanager
-def asked(folder: Path, kind: str, *command: str) -> Iterator[subprocess.Popen[str]]:
+def asked(folder: Path, kind: str, *command: str, modules: str = "modules") -> Iterator[subprocess.Popen[str]]:
     """The program of the pod, with what it was asked for on its standard input."""
-    environment = {**os.environ, "PYTHONPATH": str(folder / "modules"), "PATH": f"{folder / 'bin'}:/usr/bin:/bin"}
+    environment = {**os.environ, "PYTHONPATH": str(folder / modules), "PATH": f"{folder / 'bin'}:/usr/bin:/bin"}
     process = subprocess.Popen(
         [sys.executable, "-c", SOURCE],
         stdin=subprocess.PIPE,
@@ -129,6 +129,14 @@ def put_program(folder: Path, name: str) -> None:
     (folder / "bin").mkdir()
     (folder / "bin" / name).write_text(CODE_SERVER.replace("/usr/bin/env python3", sys.executable))
     (folder / "bin" / name).chmod(0o755)
+
+
+def test_a_program_of_vscode_counts_beside_the_packages_that_python_finds(tmp_path: Path) -> None:
+    environment = tmp_path / "environment"
+    (environment / "lib/python/site-packages").mkdir(parents=True)
+    put_program(environment, "code-server")
+    with asked(tmp_path, "vscode", modules="environment/lib/python/site-packages") as process:
+        assert get(heard(process)["port"], "/")[0] == 401
 
 
 @pytest.mark.parametrize(
