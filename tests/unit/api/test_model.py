@@ -34,7 +34,7 @@ def test_raw_deepspeed_settings_within_their_bounds_are_taken_as_they_are(settin
         (nested(33), "nested deeper than 32 levels"),
         (nested(900), "nested deeper than 32 levels"),
         ({"a": [[[]] * 10]} | nested(40), "nested deeper than 32 levels"),
-        ({"z": "x" * 65536}, "has 65545 bytes as JSON, at most 65536 are possible"),
+        ({"z": "x" * 65536}, "has 65545 bytes as JSON, but at most 65536 are allowed"),
         ({"z": "\U0001f980" * 16384}, "at most 65536"),
         ({"z": [{}] * 300_000}, "at most 65536"),
     ],

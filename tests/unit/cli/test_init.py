@@ -81,7 +81,7 @@ def test_a_configuration_becomes_a_job_of_the_cluster_s_size(tmp_path: Path, cap
 
 
 def test_options_of_a_configuration_go_with_it_alone(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--nodes and --gpus-per-node go with --from"):
+    with pytest.raises(ConfigError, match="--nodes and --gpus-per-node need --from"):
         init.job("x", "local", output=tmp_path / "x.yaml", nodes=2)
     with pytest.raises(ConfigError, match="--script is for a program of your own"):
         init.job("x", "local", script=True, output=tmp_path / "x.yaml", origin=tmp_path / "c.yaml")

@@ -108,7 +108,7 @@ def test_one_that_still_runs_is_followed_and_not_replaced(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("changed", [{"nodes": 1}, {"suspend": True}, {"training": None, "script": {"path": "mine.py"}}])
 def test_a_demo_of_somebody_s_own_is_never_replaced(changed: Object) -> None:
     with pytest.raises(
-        ConfigError, match=r"has a job demo that isn't as .* says, and nothing was changed: .*lockstep delete demo -n lockstep"
+        ConfigError, match=r"has a job demo that differs from .*, and nothing was changed: .*lockstep delete demo -n lockstep"
     ):
         quickstart.refuse_other_demo(there(**changed))
 
