@@ -121,9 +121,16 @@ def check_cluster(cluster: Object, folder: Path, file: Path | None = None) -> No
         check_job(job, path, folder)
 
 
-def cluster_of(job: Object) -> Path | None:
-    """Whoever writes `my-cluster` means the template's; a name of clusters/ is found by the verbs themselves."""
-    return ROOT / "clusters/template.yaml" if job["spec"].get("cluster") == "my-cluster" else None
+def cluster_of(job: Object, folder: Path) -> Path | None:
+    """A page that writes `my-cluster` or `mine` means the template's; a name of clusters/ is found by the verbs themselves."""
+    name = job["spec"].get("cluster")
+    if name not in ("my-cluster", "mine"):
+        return None
+    path = folder / f"{name}.yaml"
+    path.write_text(
+        (ROOT / "clusters/template.yaml").read_text(encoding="utf-8").replace("name: my-cluster", f"name: {name}", 1), encoding="utf-8"
+    )
+    return path
 
 
 def merged(base: Object, part: Object) -> Object:
@@ -166,17 +173,17 @@ def check_document(example: Example, document: Object, folder: Path) -> None:
         check_cluster(document, folder)
     elif not example.note:
         assert document.get("kind") == "TrainingJob", f"{example}: say what it is part of: <!-- example: part of FILE -->"
-        check_job(document, cluster_of(document), folder)
+        check_job(document, cluster_of(document, folder), folder)
     elif "cluster" in (whole := completed(example, document)):
         check_cluster(whole, folder)
     else:
-        check_job(whole, cluster_of(whole), folder)
+        check_job(whole, cluster_of(whole, folder), folder)
 
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
 def test_a_sample_is_valid_can_be_rendered_and_fits_its_cluster(path: Path, tmp_path: Path) -> None:
     job = yaml.safe_load(path.read_text(encoding="utf-8"))
-    check_job(job, cluster_of(job), tmp_path, path)
+    check_job(job, cluster_of(job, tmp_path), tmp_path, path)
 
 
 @pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)

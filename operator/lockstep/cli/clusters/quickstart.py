@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.clusters.demo import AGAIN, JOB_FILE, demo_folder, generate_command, print_result, step
+from lockstep.cli.clusters.demo import AGAIN, JOB_FILE, SAMPLE, demo_folder, generate_command, print_result, step
 from lockstep.platforms.output import put, put_text, tell
 
 if TYPE_CHECKING:
@@ -96,15 +97,16 @@ def _run_local() -> int:
     if code != 0:
         return code
     end = json.loads((root / "workspace" / "runs" / job.metadata.name / "gang" / "end.json").read_text())
-    with step("One sample without and with the adapter"):
+    with step(SAMPLE):
         command = generate_command(str(demo / "models" / "tiny-base"), end["result"]["adapter"])
         subprocess.run([sys.executable, *command[1:]], check=True)
     print_result(end["result"])
     put_text(f"""
 Next:
+  export PATH={Path(sys.executable).parent}:$PATH
+  lockstep logs demo --local --workspace {root}        # the log, also after the end
   lockstep run -f manifests/samples/trainingjob-zero3.yaml --local --workspace {root}
-  lockstep render -f {JOB_FILE} --explain
-  sudo make quickstart
+  sudo make quickstart                                 # the same on a real Kubernetes
 """)
     return 0
 
@@ -134,7 +136,7 @@ def _run_on_cluster(context: str | None, embedded: bool) -> int:
     if embedded:
         remember(CLUSTER)
     resolved = resolve(inputs.job, inputs.cluster.profile, PlatformDefaults(namespace=namespace))
-    return asyncio.run(_train_and_show(context, resolved, demo))
+    return asyncio.run(_train_and_show(context, resolved, demo, embedded=embedded))
 
 
 def _demo_inputs(again: bool) -> Inputs:
@@ -194,7 +196,7 @@ async def send_demo(place: PodPlace, demo: Path) -> None:
     await put(place, demo / "datasets", "/datasets", roots, TransferProgress())
 
 
-async def _train_and_show(context: str | None, resolved: Resolved, demo: Path) -> int:
+async def _train_and_show(context: str | None, resolved: Resolved, demo: Path, *, embedded: bool) -> int:
     from lockstep.api.objects import is_true
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.files.reader import reader, stateful_set_before_start
@@ -211,12 +213,12 @@ async def _train_and_show(context: str | None, resolved: Resolved, demo: Path) -
             if not is_true(status, "Complete"):
                 _print_failure(status, namespace, job.metadata.name)
                 return 1
-            with step("One sample without and with the adapter"):
+            with step(SAMPLE):
                 command = generate_command(job.spec.training.model.name if job.spec.training else "", result["adapter"])
                 sample = await output_of(pod, command, seconds=GENERATE_TIMEOUT_SECONDS)
                 put(*sample.decode(errors="replace").splitlines())
     print_result(result, f" (on claim {resolved.profile.spec.storage.workspace_claim} of namespace {namespace})")
-    _print_next(context, namespace, job.metadata.name)
+    _print_next(context, namespace, job.metadata.name, embedded=embedded)
     return 0
 
 
@@ -281,15 +283,18 @@ def _print_failure(status: dict[str, Any], namespace: str, name: str) -> None:
     tell(f"See: kubectl describe tj {name} -n {namespace}")
 
 
-def _print_next(context: str | None, namespace: str, name: str) -> None:
+def _print_next(context: str | None, namespace: str, name: str, *, embedded: bool) -> None:
     from lockstep.kube.aim import Connections
 
+    place = f"-n {namespace}" + (f" --context {shlex.quote(context)}" if context else "")
     put_text(f"""
 Next:
+  export PATH={Path(sys.executable).parent}:$PATH
+  lockstep get {place}                   # your jobs
+  lockstep logs {name} {place}             # its log, also after the end
+  lockstep adapter get {name} ./adapter {place}
   export KUBECONFIG={Connections.aim.kubeconfig(context).paths}
-  kubectl get tj -n {namespace} -w
-  kubectl describe tj {name} -n {namespace}
   kubectl apply -n {namespace} -f manifests/samples/trainingjob-zero3.yaml
-  make logs JOB={name}
-  make cluster-down
 """)
+    if embedded:
+        put("  make cluster-down                            # remove the cluster")

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from lockstep.api.errors import Failed
-from lockstep.cli.clusters.demo import AGAIN, JOB_FILE, demo_folder, generate_command, print_result, step
+from lockstep.cli.clusters.demo import AGAIN, JOB_FILE, SAMPLE, demo_folder, generate_command, print_result, step
 from lockstep.cli.shared.hostsite import HostJob, HostSite
 from lockstep.platforms.output import put_text
 
@@ -41,7 +41,7 @@ def run_on_bed() -> int:
         code = run_on_hosts(inputs, named, HostOptions(), detach=False)
     if code != 0:
         return code
-    with step("One sample without and with the adapter"):
+    with step(SAMPLE):
         job = site.job(inputs.job.metadata.name)
         put_text(asyncio.run(_sample(job)))
     print_result(job.status["result"], f" on host {job.seen.first}")
