@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +61,22 @@ def on_post_build(config: Any) -> None:
     for section in config["nav"]:
         ((title, pages),) = section.items()
         lines += [f"## {title}", ""]
-        for name in pages:
+        for name in _flat(pages):
             shutil.copyfile(DOCS / name, site / name)
             heading, about = (DOCS / name).read_text().split("\n", 2)[0], _first_paragraph((DOCS / name).read_text())
             lines.append(f"- [{heading.removeprefix('# ')}]({name}): {about}")
         lines.append("")
     (site / "llms.txt").write_text("\n".join(lines))
+
+
+def _flat(pages: list[Any]) -> Iterator[str]:
+    """Pages of a section and of its groups."""
+    for page in pages:
+        if isinstance(page, str):
+            yield page
+        else:
+            for group in page.values():
+                yield from _flat(group)
 
 
 def _first_paragraph(text: str) -> str:
