@@ -14,7 +14,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-unit test-train test-faults test-operator-faults test-hosts test-long test-corpus test-gpu bench-gpu gpu-carry soak test-cluster drills bench-peers lint docs pictures format manifests lock sbom audit
+.PHONY: help setup client editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-unit test-train test-faults test-operator-faults test-hosts test-long test-corpus test-gpu bench-gpu gpu-carry soak test-cluster drills bench-peers lint docs pictures format manifests lock sbom audit
 
 ##@ Start
 help: ## print this list
@@ -24,6 +24,9 @@ setup: .venv/ready ## make .venv (packages are cached outside the checkout)
 
 .venv/ready: scripts/setup.py requirements/dev.lock
 	@$(PYTHON) scripts/setup.py && touch $@
+
+client: ## make .venv with the command line alone (0.2 GB, no torch), for a cluster or hosts that you reach from here; make setup makes the whole
+	@$(PYTHON) scripts/setup.py --extra cli && rm -f .venv/ready
 
 editors: setup ## install jupyterlab, debugpy and code-server for the pods of the embedded cluster (make jupyter, make debug-remote, make vscode)
 	@$(PYTHON) scripts/setup.py --extra editors

@@ -133,7 +133,8 @@ def prepare(layout: Layout, say: Say) -> tuple[Path, list[Path]]:
 
     Raises:
         BuildError: the Go command failed.
-        RuntimeError: the base image could not be made, or pods could not see the packages.
+        RuntimeError: the base image could not be made.
+        ConfigError: pods could not see the packages.
     """
     with machine.shared_things(layout.root):
         programs = binary.build(layout.root, say)

@@ -12,6 +12,7 @@ import sysconfig
 from pathlib import Path
 
 import lockstep
+from lockstep.api.errors import ConfigError
 
 CODE = "code"
 SITE = "site"
@@ -69,11 +70,11 @@ def publish_packages(volume: Path) -> Path:
     """Let `site` point at the packages this interpreter runs with; they are part of the volume when scripts/setup.py made them.
 
     Raises:
-        RuntimeError: the packages lie elsewhere, so pods could not see them.
+        ConfigError: the packages lie elsewhere, so pods could not see them.
     """
     site = Path(_packages_of_torch())
     if not site.is_relative_to(volume.resolve()):
-        raise RuntimeError(
+        raise ConfigError(
             f"the Python packages are in {site}, outside {volume}, where pods can't see them: use the .venv that `make setup` makes"
         )
     _point(volume / SITE, str(site.relative_to(volume.resolve())))
@@ -85,7 +86,7 @@ def _packages_of_torch() -> Path:
 
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        raise RuntimeError(f"{sys.executable} has no torch: run `make setup`")
+        raise ConfigError(f"{sys.executable} has no torch, which pods of the embedded cluster take from here: make setup installs it")
     return Path(spec.origin).resolve().parent.parent
 
 

@@ -295,6 +295,12 @@ def test_two_clusters_that_come_up_at_once_publish_the_code_once(tmp_path: Path)
     assert [path for path in tmp_path.iterdir() if path.is_dir() and not path.is_symlink()] == list(targets)
 
 
+def test_an_environment_of_the_command_line_alone_is_told_what_pods_lack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"has no torch, which pods of the embedded cluster take from here: make setup installs it"):
+        python_volume.publish_packages(tmp_path)
+
+
 def test_a_build_that_fails_says_why_and_where_its_log_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go = tmp_path / "go"
     go.write_text("#!/bin/sh\necho 'go: downloading much'\necho 'no space left on device' >&2\nexit 1\n")
