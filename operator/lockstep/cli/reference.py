@@ -15,9 +15,11 @@ from lockstep.cli.main import app
 
 HEADER = """# Command line
 
-Generated from the verbs: `lockstep VERB --help` says the same. `kubectl lockstep VERB` and `oc lockstep VERB` work, too, where the command is on the PATH.
+Generated from the verbs: `lockstep VERB --help` says the same. `kubectl lockstep VERB` and `oc lockstep VERB` work, too, if the command
+is on the PATH.
 
-Exit codes: 0 done; 1 it failed (the job, the cluster, a check); 2 the input can't be used, and nothing was changed; 130 interrupted (143 by SIGTERM, 129 by a terminal that was closed: they clean up as Ctrl-C does).
+Exit codes: 0 done; 1 it failed (the job, the cluster, a check); 2 the input can't be used, and nothing was changed; 130 you pressed
+Ctrl-C; 143 the verb got SIGTERM; 129 the terminal was closed. An interrupted verb cleans up first.
 """
 
 

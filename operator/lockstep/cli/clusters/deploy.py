@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SCC_GROUP = "security.openshift.io"
 ClusterArgument = Annotated[str, typer.Argument(help="A cluster of clusters/, or a cluster file's path.")]
-ContextOption = Annotated[str | None, typer.Option(help="The context of your kubeconfig.")]
+ContextOption = Annotated[str | None, typer.Option(help="The context of your kubeconfig. Default: the current one.")]
 ImageOption = Annotated[
     str | None,
     typer.Option(

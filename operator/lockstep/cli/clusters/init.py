@@ -18,14 +18,17 @@ app = typer.Typer(help="Write a cluster, hosts, job or script file to start from
 SCAFFOLDS = Path(__file__).with_name("scaffolds")
 SCRIPT_FILES = ("train_multi_node.py", "ds_config.json")
 
-FileOption = Annotated[Path | None, typer.Option("-o", "--output", help="Where to write it.", show_default=False)]
+FileOption = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", help="The file to write. Default: clusters/NAME.yaml; for a job NAME.yaml.", show_default=False),
+]
 
 
 @app.command("cluster")
 def cluster(name: Annotated[str, typer.Argument(help="The cluster's name.")], output: FileOption = None) -> None:
     """Write a cluster file with every key explained.
 
-    Default: clusters/NAME.yaml.
+    It writes clusters/NAME.yaml, or the file that -o names.
 
     Example: lockstep init cluster mine
     """

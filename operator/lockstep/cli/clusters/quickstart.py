@@ -36,7 +36,7 @@ POD_RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}}
 def quickstart(
     local: Annotated[bool, typer.Option("--local", help="Run the two nodes as processes here, without a cluster.")] = False,
     hosts: Annotated[
-        bool, typer.Option("--hosts", help="Run it over ssh on two hosts that are brought up on this machine, without Kubernetes.")
+        bool, typer.Option("--hosts", help="Run it over ssh on two hosts that the verb starts on this machine, without Kubernetes.")
     ] = False,
     context: Annotated[str | None, typer.Option(help="Use this context of your kubeconfig instead of the embedded cluster.")] = None,
 ) -> None:

@@ -30,7 +30,12 @@ def generate(
         str | None, typer.Option("--model", help="The base model's folder. Default: what the job or the adapter names.")
     ] = None,
     gpus: Annotated[
-        int, typer.Option("--gpus", min=0, help="GPUs to ask for; 0: the CPUs and the memory of a pod of the job, or of the host.")
+        int,
+        typer.Option(
+            "--gpus",
+            min=0,
+            help="GPUs to ask for. 0, the default: run on CPUs, with as much memory as a pod of the job, or on hosts the host, has.",
+        ),
     ] = 0,
 ) -> None:
     """Continue a prompt with a job's newest adapter.

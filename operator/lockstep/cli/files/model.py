@@ -59,7 +59,8 @@ def get_model(
         str | None, typer.Option("--token-secret", help="With --claim: the Secret whose key HF_TOKEN holds the hub's token.")
     ] = None,
     to: Annotated[
-        Path | None, typer.Option("--to", help="The model's folder, in a pod below /workspace. Default: the cache in which jobs look.")
+        Path | None,
+        typer.Option("--to", help="The folder for the model; in pods it must be below /workspace. Default: the cache in which jobs look."),
     ] = None,
     workspace: Annotated[
         Path | None,

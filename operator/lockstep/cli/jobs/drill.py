@@ -31,7 +31,8 @@ def drill(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
     timeout: Annotated[int, typer.Option("--timeout", min=10, help="Seconds to wait for the recovery.")] = 600,
     fill_at_most: Annotated[
-        int, typer.Option("--fill-at-most", min=1, metavar="MIB", help="For fill-disk: refuse a volume with more MiB free.")
+        int,
+        typer.Option("--fill-at-most", min=1, metavar="MIB", help="For fill-disk: refuse a volume that has more than this many MiB free."),
     ] = 1024,
     output: FormOption = Form.TEXT,
 ) -> None:

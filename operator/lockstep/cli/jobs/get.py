@@ -47,7 +47,9 @@ def get(
     where: SiteOptions,
     jobs: Annotated[list[str] | None, typer.Argument(help="The jobs' names. Default: all.", show_default=False)] = None,
     output: ListFormOption = ListForm.TABLE,
-    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of every namespace that you may read.")] = False,
+    all_namespaces: Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="List the jobs of every namespace that you may read.")
+    ] = False,
     selector: Annotated[str | None, typer.Option("--selector", "-l", help="Only jobs with these labels: team=nlp,tier!=test.")] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep printing a line for each job that changes, until Ctrl-C.")] = False,
 ) -> None:

@@ -31,10 +31,10 @@ def logs(
         int | None, typer.Option(min=0, help="The node whose log you read. Default: 0, whose log also says what happens to the job.")
     ] = None,
     errors: Annotated[bool, typer.Option("--errors", help="Print the first failure with its last lines, then the others.")] = False,
-    tail: Annotated[int | None, typer.Option(min=0, help="Only this many last lines.")] = None,
+    tail: Annotated[int | None, typer.Option(min=0, help="Print only this many last lines.")] = None,
     since: Annotated[str | None, typer.Option(help="Only lines newer than this: 90s, 10m, 2h.")] = None,
     attempt: Annotated[int | None, typer.Option(min=1, help="Only lines of this attempt, from the job's volume.")] = None,
-    previous: Annotated[bool, typer.Option("--previous", "-p", help="The attempt before the newest one.")] = False,
+    previous: Annotated[bool, typer.Option("--previous", "-p", help="Print the attempt before the newest one.")] = False,
 ) -> None:
     """Print a job's log, while it runs and after its end.
 

@@ -23,7 +23,7 @@ def stacks(
 ) -> None:
     """Show what every thread of a job's ranks is doing.
 
-    It prints Python stacks, equal ones once. The ranks go on.
+    It prints Python stacks; equal stacks appear once. The ranks go on.
 
     It works even if a rank's Python is blocked. Use it for a script that reports no steps, because Lockstep can't notice when such a
     script hangs. It needs the right to run programs in pods.

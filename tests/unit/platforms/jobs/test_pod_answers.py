@@ -127,7 +127,7 @@ def test_a_line_without_an_end_is_given_up() -> None:
 
 async def heard(running: Program) -> tuple[str, int | None]:
     listens: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    why = await _hear(running, listens, lambda text: None)
+    why = await _hear(running, listens, asyncio.Event(), lambda text: None)
     return why, listens.result() if listens.done() else None
 
 
