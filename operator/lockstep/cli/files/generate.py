@@ -34,7 +34,7 @@ def generate(
         typer.Option(
             "--gpus",
             min=0,
-            help="GPUs to ask for. 0, the default: run on CPUs, with as much memory as a pod of the job, or on hosts the host, has.",
+            help="GPUs to ask for. With 0, the default, it runs on CPUs and gets the memory of one of the job's pods, or of the host.",
         ),
     ] = 0,
 ) -> None:
