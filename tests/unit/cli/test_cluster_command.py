@@ -161,6 +161,23 @@ def test_lint_writes_nothing_but_a_dry_run_of_one_pod(
     assert writes == [("/api/v1/namespaces/team/pods", dry) for dry in tried]
 
 
+def test_lint_warns_of_an_operator_s_image_that_can_not_be_pulled_until_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "c.yaml").write_text("cluster: {name: c, namespace: team, platform: kubernetes}\n")
+    operator = {
+        "metadata": {"name": "lockstep-operator"},
+        "spec": {"template": {"spec": {"containers": [{"image": "lockstep-operator:0.1.0"}]}}},
+    }
+    warnings = []
+    for objects in ({}, {"/apis/apps/v1/namespaces/lockstep-system/deployments/lockstep-operator": operator}):
+        with served(ApiStub({"/api/v1/namespaces/team": {"metadata": {"name": "team"}}, **objects}), tmp_path) as path:
+            monkeypatch.setenv("KUBECONFIG", str(path))
+            lockstep(monkeypatch, "lint", str(tmp_path / "c.yaml"))
+        warnings.append("a first deployment needs OPERATOR_IMAGE" in capsys.readouterr().out)
+    assert warnings == [True, False]
+
+
 def test_an_unknown_cluster_is_answered_with_the_known_ones(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert lockstep(monkeypatch, "lint", "barcelonna", "--offline") == 2
     assert "did you mean barcelona?" in capsys.readouterr().err

@@ -165,6 +165,20 @@ def test_local_is_not_a_cluster_that_another_file_describes(
     assert "or name the cluster of this one: barcelona" in capsys.readouterr().err
 
 
+def test_a_second_file_of_one_cluster_is_told_the_line_that_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = load("barcelona").cluster.api
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, f"https://api.{host}:6443")))
+    write_cluster_file(tmp_path, "team")
+    assert run(monkeypatch, ["get", "--cluster", "team.yaml"]) == USAGE
+    line = f"if both files describe this one, write `api: {host}` below `cluster:` in that of team"
+    assert (
+        f"you named cluster team, whose file states no cluster.api: choose its context with --context, or name the cluster of this one: barcelona; {line}"
+        in (capsys.readouterr().err.replace("\n", " "))
+    )
+
+
 def test_local_is_the_embedded_cluster_while_that_is_up(
     wrong: ApiStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

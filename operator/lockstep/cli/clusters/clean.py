@@ -18,7 +18,6 @@ from lockstep.platforms.output import put
 
 if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster
-    from lockstep.plan.cluster.scope import Scope
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
 
@@ -162,7 +161,7 @@ async def _uninstall(plan: DeploymentPlan, context: str | None, *, jobs: bool, y
         objects = await without_unknown_kinds(connection, plan.objects, lambda line: None)
         jobs_there = await remove.jobs_of(connection, place)
         if not jobs:
-            _refuse_while_jobs(jobs_there, plan.scope)
+            _refuse_while_jobs(jobs_there, plan)
         names = ", ".join(sorted(map(_place_of, jobs_there)))
         doomed = f", and of the jobs {names}," if jobs_there and jobs else ""
         what = (
@@ -232,18 +231,27 @@ def _tell_rest(plan: DeploymentPlan, clusters: list[dict[str, Any]], option: str
         )
 
 
-def _refuse_while_jobs(jobs: list[dict[str, Any]], scope: Scope) -> None:
+def _refuse_while_jobs(jobs: list[dict[str, Any]], plan: DeploymentPlan) -> None:
     """Without their definition no job stays; without its operator one whose pods are gone. Raises ConfigError."""
-    in_the_way = sorted(_place_of(job) for job in jobs if not scope.own or (job.get("status") or {}).get("nodes"))
-    if in_the_way and scope.own:
-        raise ConfigError(
-            f"jobs have pods that report to this operator ({', '.join(in_the_way)}): stop them first (lockstep stop NAME -n {scope.home}), or use --jobs "
-            "(make: JOBS=1), which deletes all jobs of the namespace"
-        )
-    if in_the_way:
-        raise ConfigError(
-            f"there are TrainingJobs ({', '.join(in_the_way)}), which would go with their definition: delete them first, or use --jobs (make: JOBS=1)"
-        )
+    scope, cluster = plan.scope, plan.cluster.cluster.name
+    in_the_way = [job for job in jobs if not scope.own or (job.get("status") or {}).get("nodes")]
+    if not in_the_way:
+        return
+    names = ", ".join(sorted(map(_place_of, in_the_way)))
+    others = [job for job in in_the_way if not _is_dev(job) or job["metadata"]["namespace"] != plan.namespace]
+    state = f"jobs have pods that report to this operator ({names})"
+    removal = f"stop them first (lockstep stop NAME -n {scope.home})"
+    everything = "or use --jobs (make: JOBS=1), which deletes all jobs of the namespace"
+    if not scope.own:
+        state = f"there are TrainingJobs ({names}), which would go with their definition"
+        removal = "delete them first (lockstep delete NAME -n NAMESPACE)"
+        everything = "or use --jobs (make: JOBS=1), which deletes all jobs"
+    if len(others) == len(in_the_way):
+        raise ConfigError(f"{state}: {removal}, {everything}")
+    clean = f"remove the dev environment first: make clean-cluster CLUSTER={cluster} (or lockstep cluster clean {cluster})"
+    if not others:
+        raise ConfigError(f"{state}: {clean}")
+    raise ConfigError(f"{state}: {clean}; of the others, {removal}, {everything}")
 
 
 def _place_of(job: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ import typer
 
 from lockstep.api.errors import Failed
 from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME, OPERATOR_NAMESPACE
-from lockstep.cli.clusters.deploymentplan import OPERATOR_IMAGE, Chosen, DeploymentPlan, Mode, chosen_scope, planned
+from lockstep.cli.clusters.deploymentplan import OPERATOR_IMAGE, PUSHED, Chosen, DeploymentPlan, Mode, chosen_scope, planned, unpullable
 from lockstep.cli.shared.checkout import remember, remember_forced, remember_server
 from lockstep.cli.shared.embedded import publish_checkout
 from lockstep.cli.shared.target import EMBEDDED, is_embedded, is_same_host, refuse_other_cluster
@@ -87,7 +87,7 @@ def deploy(
         with waiting("rendering every object"):
             plan = planned(cluster, mode or Mode.AUTO, image, monitoring=monitoring, scope=chosen_scope(namespaces, namespace_only))
             text = dump_all_yaml([*plan.objects, *([_dev_environment(plan)] if dev else [])])
-        warn_of(plan)
+        warn_of(plan, image_is_stated=image is not None)
         return put_text(text)
     scope = chosen_scope(namespaces, namespace_only)
     with waiting(f"looking at what is deployed on {cluster}"):
@@ -102,6 +102,8 @@ def deploy(
         from lockstep.cli.shared.difference import diff_deployment
 
         return diff_deployment([*plan.objects, *([_dev_environment(plan)] if dev else [])], context)
+    if image is None:
+        _refuse_unpullable(plan, context)
     if force:
         _remember_forced(plan, context)
     try:
@@ -145,14 +147,34 @@ def _is_for_one_namespace(plan: DeploymentPlan, typed: TypedDeployment, *, only_
     return True
 
 
-def warn_of(plan: DeploymentPlan) -> None:
+def _refuse_unpullable(plan: DeploymentPlan, context: str | None) -> None:
+    """Raise Failed, before anything is sent, if a first operator's image has a name that no node of plain Kubernetes can pull."""
+    from lockstep.kube.cluster import Client
+    from lockstep.platforms.clusters.listings import read_object
+
+    async def is_first(connection: Cluster) -> bool:
+        listing = await read_object(connection, "Deployment", plan.scope.home, OPERATOR_NAME)
+        return listing.seen and listing.first is None
+
+    if unpullable(plan.cluster) is None or not Client(context).run(is_first):
+        return
+    raise Failed(
+        f"the operator's image would be {plan.image}, which names no registry that the cluster could pull it from, and nothing was sent. Push one, then name it:",
+        f"  make build TAG={PUSHED} PUSH=1",
+        f"  make deploy-cluster CLUSTER={plan.cluster.cluster.name} {plan.choices} OPERATOR_IMAGE={PUSHED}",
+        f"If every node has the image already: OPERATOR_IMAGE={plan.image}",
+    )
+
+
+def warn_of(plan: DeploymentPlan, *, image_is_stated: bool = True) -> None:
     """Say the findings on standard error, each with its line: a dry run's standard output is YAML."""
     from lockstep.plan.cluster.finding import line_of
 
     note = plan.default_image
     if note is not None:
         tell(f"note: {plan.file}:{line_of(note.subject, plan.cluster.lines)}: {note.subject}: {note.message}")
-    for one in plan.findings:
+    image = None if image_is_stated else unpullable(plan.cluster)
+    for one in (*([image] if image else []), *plan.findings):
         tell(f"warning: {plan.file}:{line_of(one.subject, plan.cluster.lines)}: {one.subject}: {one.message}", f"  → {one.fix}")
 
 
@@ -281,7 +303,7 @@ async def _refuse_what_lacks(connection: Cluster, plan: DeploymentPlan) -> None:
     alive = [job["metadata"]["name"] for job in await jobs_of(connection, plan.namespace) if (job.get("status") or {}).get("nodes")]
     if alive:
         raise Failed(
-            f"the pods of {', '.join(sorted(alive))} report to the operator of the whole cluster, and nothing was sent: suspend or delete these jobs first "
+            f"the pods of {', '.join(sorted(alive))} report to the operator of the whole cluster, and nothing was sent: stop or delete these jobs first "
             f"(lockstep stop NAME -n {plan.namespace})"
         )
 
@@ -468,26 +490,5 @@ def tell_end(plan: DeploymentPlan, *, dev: bool, complete: bool) -> None:
     remember(cluster)
     warned = f", with {len(plan.findings)} of the cluster file's lines to mend (warnings above)" if plan.findings else ""
     put("", f"Ready{warned}. Next:")
-    for command, meaning in _next_with_pods(cluster, plan.namespace) if dev else _next_without(plan):
+    for command, meaning in plan.next_commands(dev=dev):
         put(f"  {command:<62} # {meaning}")
-
-
-def _next_with_pods(cluster: str, namespace: str) -> list[tuple[str, str]]:
-    return [
-        (f"kubectl get pods -n {namespace} -l app={DEV_ENVIRONMENT}-multi", "the pods"),
-        (f"make sync-multi-node CLUSTER={cluster}", "workspace/ to all of them"),
-        (f"make run-multi-node CLUSTER={cluster} SCRIPT=train_multi_node.py", "on all nodes; Ctrl-C stops it"),
-        (f"make shell-multi-node CLUSTER={cluster}", "a shell in node 0"),
-    ]
-
-
-def _next_without(plan: DeploymentPlan) -> list[tuple[str, str]]:
-    """A job of this cluster: the samples are for others."""
-    cluster = plan.cluster.cluster.name
-    return [
-        (f"lockstep init job first --cluster {cluster} -o first.yaml", "a job: set its model and data"),
-        (f"lockstep plan -f first.yaml --cluster {shlex.quote(str(plan.file))}", "does it fit? Nothing is started"),
-        (f"kubectl apply -n {plan.namespace} -f first.yaml", "start it"),
-        (f"kubectl get tj -n {plan.namespace} -w", "what becomes of it"),
-        (f"make status-cluster CLUSTER={cluster}", "operator, TrainingCluster and jobs"),
-    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from lockstep.plan.cluster.scope import Scope
 
 OPERATOR_IMAGE = "lockstep-operator:0.1.0"  # as images/operator/Containerfile is built; a cluster may know it under another name
+
+PUSHED = f"REGISTRY/{OPERATOR_IMAGE}"
+"""The same, as people name it in a registry of theirs."""
 
 
 class Mode(StrEnum):
@@ -75,6 +79,27 @@ class DeploymentPlan:
         from lockstep.plan.cluster.finding import Outcome
 
         return next((one for one in lint_alone(self.cluster, self.sent_image) if one.subject == IMAGE and one.outcome is Outcome.OK), None)
+
+    def next_commands(self, *, dev: bool) -> list[tuple[str, str]]:
+        """Return what to type after the deployment, each with its meaning: a job of this cluster, then what the dev environment is for."""
+        from lockstep.cli.shared.clusterfiles import file_of
+
+        name = self.cluster.cluster.name
+        named = name if self.file == file_of(name) else shlex.quote(self.file)
+        commands = [
+            (f"lockstep init job first --cluster {named} -o first.yaml", "a job: set its model and data"),
+            (f"lockstep plan -f first.yaml --cluster {named}", "does it fit? Nothing is started"),
+            (f"kubectl apply -n {self.namespace} -f first.yaml", "start it"),
+            (f"lockstep top first --cluster {named}", "follow it"),
+            (f"make status-cluster CLUSTER={named}", "operator, TrainingCluster and jobs"),
+        ]
+        if dev:
+            commands += [
+                (f"make sync-multi-node CLUSTER={named}", "dev environment: workspace/ to all of its pods"),
+                (f"make run-multi-node CLUSTER={named} SCRIPT=train_multi_node.py", "on all nodes; Ctrl-C stops it"),
+                (f"make shell-multi-node CLUSTER={named}", "a shell in node 0"),
+            ]
+        return commands
 
     @property
     def title(self) -> str:
@@ -161,6 +186,20 @@ def default_image(profile: TrainingCluster) -> str:
     from lockstep.platforms.clusters.install import code_volumes
 
     return (profile.spec.image if code_volumes(profile) else None) or OPERATOR_IMAGE
+
+
+def unpullable(cluster: ClusterFile) -> Finding | None:
+    """Finding about an operator's image that nobody names: plain Kubernetes has no registry of its own to pull the default from."""
+    from lockstep.api.cluster import Platform
+    from lockstep.plan.cluster.finding import warning
+
+    if cluster.profile.spec.platform is not Platform.KUBERNETES or default_image(cluster.profile) != OPERATOR_IMAGE:
+        return None
+    return warning(
+        "cluster.platform",
+        f"a first deployment needs OPERATOR_IMAGE: the default, {OPERATOR_IMAGE}, names no registry that the cluster could pull from",
+        f"make build TAG={PUSHED} PUSH=1, then make deploy-cluster CLUSTER={cluster.cluster.name} OPERATOR_IMAGE={PUSHED}",
+    )
 
 
 def _with_mode(file: ClusterFile, mode: Mode) -> TrainingCluster:

@@ -65,14 +65,16 @@ def hosts(
 ) -> None:
     """Write a cluster file of machines that you reach over ssh.
 
-    They need no Kubernetes. If you name no hosts, it writes a file with every key and what it means.
+    They need no Kubernetes. If you name no hosts, it writes a file to fill in, with every optional key in a comment.
+
+    Example: lockstep init hosts lab ada@192.168.1.100 ada@192.168.1.101
 
     Example: lockstep init hosts lab lab0 ada@192.168.1.101 lab2:2222 --workspace /data/lockstep
     """
     from lockstep.api.hosts import DATASETS_FOLDER, WORKSPACE_FOLDER
     from lockstep.cli.shared.checkout import checkout
     from lockstep.plan.discovery.draft import left_out, stated
-    from lockstep.plan.translate.hosts import cluster_text, from_words
+    from lockstep.plan.translate.hosts import cluster_text, from_words, text_to_fill_in
 
     if machines:
         entries = [
@@ -90,10 +92,8 @@ def hosts(
     elif user or workspace or shared:
         raise ConfigError("--user, --workspace and --shared are for the hosts that you name: lockstep init hosts NAME HOST HOST")
     else:
-        text = (checkout() / "clusters" / "template-hosts.yaml").read_text(encoding="utf-8")
-        text = re.sub(r"\A#.*\n", f"# The hosts {name}. Check it: lockstep cluster lint {name}\n", text)
-        text = re.sub(r"^  name: my-hosts\b", f"  name: {name}", text, count=1, flags=re.MULTILINE)
-    _write_hosts(name, text, output, "what you typed")
+        text = text_to_fill_in(name, (checkout() / "clusters" / "template-hosts.yaml").read_text(encoding="utf-8"))
+    _write_hosts(name, text, output, "what you typed", "read" if machines else "edit")
 
 
 def import_hosts(
@@ -133,14 +133,15 @@ def import_hosts(
         put("It doesn't have:", *(f"  {line}" for line in leftover_lines(str(file), machines.leftovers)))
 
 
-def _write_hosts(name: str, text: str, output: Path | None, origin: str) -> None:
+def _write_hosts(name: str, text: str, output: Path | None, origin: str, verb: str = "read") -> None:
     from lockstep.api.files.clusterfile import parse_cluster_file
     from lockstep.cli.shared.checkout import checkout, from_here
 
     path = output or from_here(checkout() / "clusters" / f"{name}.yaml")
     parse_cluster_file(text, f"{origin} as a cluster file")  # a name that can't be is refused before anything is written
     _write(path, text)
-    put(f"Next: read it, then lockstep cluster lint {name if output is None else shlex.quote(str(path))}")
+    named = name if output is None else shlex.quote(str(path))
+    put(f"Next: {verb} it, then lockstep hosts trust {named}, and lockstep hosts setup {named}")
 
 
 @app.command("job")

@@ -36,7 +36,7 @@ def lint(
 
     Example: lockstep cluster lint barcelona --offline
     """
-    from lockstep.cli.clusters.deploymentplan import default_image
+    from lockstep.cli.clusters.deploymentplan import default_image, unpullable
     from lockstep.cli.shared.target import load
     from lockstep.plan.checks.alone import lint_alone
     from lockstep.plan.checks.lint import lint_against
@@ -59,6 +59,7 @@ def lint(
             against = list(lint_against(file, facts))
             deployment = facts.object("Deployment", OPERATOR_NAME).first
             operator_image = operator_image if deployment is None else image_of(deployment)
+            against += [one for one in [unpullable(file)] if one and deployment is None and facts.object("Deployment", OPERATOR_NAME).seen]
         except (Failed, ConfigError) as error:  # findings about the file alone are shown all the same
             unanswered = error
     findings = [*lint_alone(file, operator_image, typed), *against]

@@ -128,20 +128,26 @@ class ClusterAim:
         if deployed_to is not None and deployed_to != server:
             place = f"your kubeconfig talks to {server}, but cluster {self.name} was deployed to {deployed_to} from this checkout, and its file states no cluster.api"
             raise self._refusal(place, server, context)
-        if cluster_at(server, self.name):
-            place = f"your kubeconfig talks to {server}, but you named cluster {self.name}"
-            raise self._refusal(place, server, context)
+        other = cluster_at(server, self.name)
+        if other is not None:
+            place = f"your kubeconfig talks to {server}, but you named cluster {self.name}, whose file states no cluster.api"
+            refusal = self._refusal(place, server, context)
+            if self.name == EMBEDDED:
+                raise refusal
+            raise OtherCluster(
+                f"{refusal}; if both files describe this one, write `api: {other.api}` below `cluster:` in that of {self.name}"
+            )
 
     def _refusal(self, place: str, server: str, context: str | None) -> OtherCluster:
         other = cluster_at(server, self.name)
         is_in_pod = not self.kubeconfig(context).exists
         who = f"context {context} of your kubeconfig" if context else "this pod's service account" if is_in_pod else "your kubeconfig"
-        hint = f", or name the cluster of this one: {other}" if other else ""
+        hint = f", or name the cluster of this one: {other.name}" if other else ""
         return OtherCluster(f"{place.replace('your kubeconfig', who, 1)}: choose its context with --context{hint}")
 
 
-def cluster_at(server: str, but: str) -> str | None:
-    """Return the cluster of clusters/, other than `but`, whose file states this API server."""
+def cluster_at(server: str, but: str) -> Peeked | None:
+    """Return the name and statements of the file of clusters/, other than `but`, that states this API server."""
     try:
         folder = checkout() / "clusters"
     except ConfigError:
@@ -149,7 +155,7 @@ def cluster_at(server: str, but: str) -> str | None:
     for name in cluster_names(folder):
         stated = None if name == but else peek(name, folder)
         if stated is not None and stated.api and is_same_host(stated.api, server):
-            return name
+            return stated._replace(name=name)
     return None
 
 

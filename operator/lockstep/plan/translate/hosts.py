@@ -63,9 +63,32 @@ def cluster_text(name: str, origin: str, machines: Machines, path: str | None = 
     ]
     header = [
         f"The hosts {name}, {origin}.",
-        f"Every key is explained in docs/reference/hosts.md. Next: read it, then `lockstep cluster lint {shlex.quote(path or name)}`.",
+        f"Every key is explained in docs/reference/hosts.md. Next: read it, then `lockstep hosts trust {shlex.quote(path or name)}`.",
     ]
     return write(header, entries)
+
+
+REQUIRED = ("  name", "  platform", "  - name", "    address")
+"""Keys of the template that stay in a file to fill in, with their place in the line; all other keys of it are optional."""
+
+
+def text_to_fill_in(name: str, template: str) -> str:
+    """Return the template of hosts with its optional keys commented out: whoever reads it fills in names and addresses."""
+    lines = [
+        f"# The hosts {name}. Write your hosts' names below, and the address of at least one.",
+        "# All other keys are optional and commented out: remove the # of those that you need.",
+    ]
+    column: int | None = None  # of the key that is commented out, as all lines below it that are further to the right
+    for line in template.splitlines()[len(lines) :]:
+        indent = len(line) - len(line.lstrip())
+        if not line or (line[indent] == "#" and (column is None or indent <= column)):
+            lines.append(line)
+            continue
+        if column is None or indent <= column:
+            is_kept = line.startswith(("cluster:", "hosts:", *(f"{key}:" for key in REQUIRED)))
+            column = None if is_kept else indent
+        lines.append(line if column is None else f"{line[:column]}# " + re.sub(r" {2}(?=  # )", "", line[column:], count=1))
+    return re.sub(r"^  name: my-hosts\b", f"  name: {name}", "\n".join(lines) + "\n", count=1, flags=re.MULTILINE)
 
 
 def read_machines(text: str, source: str) -> Machines:

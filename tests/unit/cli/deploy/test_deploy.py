@@ -10,7 +10,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from lockstep.api.errors import ConfigError
+from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import ANNOTATION_DEFAULT_CLUSTER, OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.cli.clusters.deploy import _checked, deploy, tell_end
 from lockstep.cli.clusters.deploymentplan import OPERATOR_IMAGE, Mode, planned
@@ -82,24 +82,78 @@ def test_rdma_without_rails_is_warned_of_with_its_line_before_anything_is_sent(
         return True
 
     monkeypatch.setattr("lockstep.cli.clusters.deploy.carry_out", carry_out)
-    deploy(str(path), Mode.RDMA, **option)
+    deploy(str(path), Mode.RDMA, image="r.example.com/lockstep-operator:1", **option)
     warned = capsys.readouterr().err
     assert warned.startswith(
         f"warning: {path}:3: network.rdma.rails: RDMA without rails: nothing puts an RDMA NIC into the pods\n  → one entry a NIC"
     )
-    deploy(str(path), Mode.TCP, **option)
+    deploy(str(path), Mode.TCP, image="r.example.com/lockstep-operator:1", **option)
     assert capsys.readouterr().err == "", "jobs that use TCP need no rails"
 
 
+PLAIN = "cluster: {name: bare, namespace: n, platform: kubernetes}\nimage: trainer:1\n"
+
+
+def test_a_first_operator_whose_image_names_no_registry_is_refused_before_anything_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "bare.yaml"
+    path.write_text(PLAIN)
+    monkeypatch.setenv("LOCKSTEP_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr("lockstep.cli.clusters.deploy._is_for_one_namespace", lambda plan, typed, only_looks: False)
+    sent: list[str] = []
+
+    async def carry_out(plan: Any, *_: Any) -> bool:
+        sent.append(plan.image)
+        return True
+
+    monkeypatch.setattr("lockstep.cli.clusters.deploy.carry_out", carry_out)
+    there = {"metadata": {"name": "lockstep-operator"}, "spec": {"template": {"spec": {"containers": [{"image": OPERATOR_IMAGE}]}}}}
+    with served(ApiStub(), tmp_path) as config:
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        with pytest.raises(Failed, match="names no registry that the cluster could pull it from, and nothing was sent") as refusal:
+            deploy(str(path), Mode.TCP)
+        assert refusal.value.args[1:3] == (
+            "  make build TAG=REGISTRY/lockstep-operator:0.1.0 PUSH=1",
+            "  make deploy-cluster CLUSTER=bare MODE=tcp OPERATOR_IMAGE=REGISTRY/lockstep-operator:0.1.0",
+        )
+        assert sent == []
+        deploy(str(path), Mode.TCP, image=OPERATOR_IMAGE)
+        assert sent == [OPERATOR_IMAGE], "who names it has put it on the nodes"
+    with served(ApiStub({"/apis/apps/v1/namespaces/lockstep-system/deployments/lockstep-operator": there}), tmp_path) as config:
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        deploy(str(path), Mode.TCP)
+    assert len(sent) == 2, "an operator that is there goes on with its image"
+
+
+def test_a_dry_run_warns_of_an_image_that_plain_kubernetes_can_not_pull(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bare.yaml"
+    path.write_text(PLAIN)
+    deploy(str(path), Mode.TCP, dry_run=True)
+    warned = f"warning: {path}:1: cluster.platform: a first deployment needs OPERATOR_IMAGE: the default, lockstep-operator:0.1.0, names no registry"
+    assert capsys.readouterr().err.startswith(warned)
+    path.write_text(PLAIN.replace("kubernetes", "openshift"))
+    deploy(str(path), Mode.TCP, dry_run=True)
+    assert "OPERATOR_IMAGE" not in capsys.readouterr().err, "there it is an ImageStream"
+
+
+@pytest.mark.parametrize("dev", [False, True], ids=["without dev environment", "with it"])
 @pytest.mark.parametrize("name", ["barcelona", "local", "nerc-production"])
-def test_the_commands_after_a_deployment_without_dev_environment_are_for_that_cluster(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_commands_after_a_deployment_are_a_job_of_that_cluster(
+    name: str, dev: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("LOCKSTEP_STATE", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
-    tell_end(planned(name, Mode.AUTO), dev=False, complete=True)
-    typed = [line.partition("#")[0].split() for line in capsys.readouterr().out.splitlines() if line.startswith("  lockstep ")]
-    assert [words[1] for words in typed] == ["init", "plan"]
+    tell_end(planned(name, Mode.AUTO), dev=dev, complete=True)
+    printed = capsys.readouterr().out
+    assert ("make run-multi-node" in printed) is dev
+    typed = [line.partition("#")[0].split() for line in printed.splitlines() if line.startswith("  lockstep ")]
+    assert [words[1:] for words in typed] == [
+        ["init", "job", "first", "--cluster", name, "-o", "first.yaml"],
+        ["plan", "-f", "first.yaml", "--cluster", name],
+        ["top", "first", "--cluster", name],
+    ]
+    typed = [words for words in typed if words[1] != "top"]
     for words in typed:
         done = CliRunner().invoke(
             app,

@@ -339,6 +339,25 @@ def test_uninstall_refuses_while_there_are_jobs_unless_they_are_to_go(api: Api) 
     assert {called(item).split()[0] for item in api.objects.values()} == {"PersistentVolumeClaim", "Namespace"}
 
 
+def test_uninstall_names_the_way_to_remove_the_dev_environment_that_a_deployment_made(api: Api) -> None:
+    sent(api)
+    put(api, a_job(DEV_ENVIRONMENT))
+    with pytest.raises(
+        ConfigError, match=r"\(lockstep/ml-dev-env\).*: make clean-cluster CLUSTER=local \(or lockstep cluster clean local\)$"
+    ):
+        clean.uninstall("local", yes=True)
+    put(api, a_job("other"))
+    with pytest.raises(
+        ConfigError,
+        match=r"lockstep cluster clean local\); of the others, delete them first \(lockstep delete NAME -n NAMESPACE\), or use --jobs",
+    ):
+        clean.uninstall("local", yes=True)
+    clean.clean("local")
+    del api.objects["TrainingJob lockstep/other"]
+    clean.uninstall("local", yes=True)
+    assert {called(item).split()[0] for item in api.objects.values()} == {"PersistentVolumeClaim", "Namespace"}
+
+
 def test_a_namespace_s_own_operator_goes_without_jobs_that_are_stopped(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clean, "_plan", lambda cluster, context, force: planned(cluster, Mode.TCP, scope="own"))
     for item in planned("local", Mode.TCP, scope="own").objects:

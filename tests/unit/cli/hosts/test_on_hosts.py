@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -330,7 +331,10 @@ def test_the_template_of_hosts_has_every_key_and_nothing_to_mend() -> None:
 def test_init_writes_hosts_as_they_are_typed(tmp_path: Path) -> None:
     path = tmp_path / "lab.yaml"
     words = ("lab0", "bob@10.0.0.2:2222", "--user", "ada", "--workspace", "/data/w", "--shared", "-o", str(path))
-    assert run("init", "hosts", "lab", *words) == (0, f"Wrote {path}\nNext: read it, then lockstep cluster lint {path}\n")
+    assert run("init", "hosts", "lab", *words) == (
+        0,
+        f"Wrote {path}\nNext: read it, then lockstep hosts trust {path}, and lockstep hosts setup {path}\n",
+    )
     hosts = load_cluster(str(path)).hosts
     assert hosts is not None
     assert [(one.name, one.user, one.port, one.workspace) for one in hosts.hosts] == [
@@ -340,12 +344,26 @@ def test_init_writes_hosts_as_they_are_typed(tmp_path: Path) -> None:
     assert run("init", "hosts", "lab", "lab0", "-o", str(path)) == (2, f"{path} already exists: name another file with -o")
 
 
-def test_init_writes_every_key_where_no_host_is_named(tmp_path: Path) -> None:
+def test_init_comments_out_all_but_names_and_an_address_where_no_host_is_named(tmp_path: Path) -> None:
+    import yaml
+
+    from lockstep.api.files.clusterkeys import ON_HOSTS
+    from support.checkout import ROOT
+
     path = tmp_path / "home.yaml"
-    assert run("init", "hosts", "home", "-o", str(path))[0] == 0
-    file = load_cluster(str(path))
-    assert (file.cluster.name, file.hosts is not None and len(file.hosts.hosts)) == ("home", 3)
-    assert "my-hosts" not in path.read_text()
+    code, output = run("init", "hosts", "home", "-o", str(path))
+    assert (code, output.splitlines()[1:]) == (0, [f"Next: edit it, then lockstep hosts trust {path}, and lockstep hosts setup {path}"])
+    text = path.read_text()
+    assert yaml.safe_load(text) == {
+        "cluster": {"name": "home", "platform": "hosts"},
+        "hosts": [{"name": "lab0", "address": "192.168.1.100"}, {"name": "lab1"}, {"name": "lab2"}],
+    }
+    assert load_cluster(str(path)).cluster.name == "home"
+    names = {part.removesuffix("[]") for key in ON_HOSTS.keys for part in key.split(".")}
+    assert [name for name in sorted(names) if f"{name}:" not in text] == []
+    without_marks = "\n".join(line.replace("# ", "", 1) if re.match(r" {4}# [a-z_ -]", line) else line for line in text.splitlines())
+    template = yaml.safe_load((ROOT / "clusters/template-hosts.yaml").read_text())["hosts"][0]
+    assert yaml.safe_load(without_marks)["hosts"][0] == {**template, "host_key": "ssh-ed25519 AAAA…"}
     assert run("init", "hosts", "home", "--shared", "-o", str(tmp_path / "x.yaml"))[0] == 2
 
 
@@ -424,7 +442,7 @@ def test_hosts_as_they_are_typed_have_a_cluster_file_by_which_later_verbs_find_t
         [("10.0.0.7", "10.0.0.7", None, None), ("10.0.0.8", "10.0.0.8", "bob", None)],
     ]
     assert started[1][0].cluster.hosts.names == ["10.0.0.7", "10.0.0.8"]
-    assert f"`lockstep cluster lint {started[0][1]}`" in Path(started[0][1]).read_text().replace("\n# ", " ")
+    assert f"`lockstep hosts trust {started[0][1]}`" in Path(started[0][1]).read_text().replace("\n# ", " ")
     assert load_cluster(started[0][1]).cluster.name != load_cluster(started[1][1]).cluster.name, "what is remembered of them is kept apart"
 
 
