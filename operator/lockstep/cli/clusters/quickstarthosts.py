@@ -21,6 +21,7 @@ def run_on_bed() -> int:
     from lockstep.cli.shared.checkout import checkout, from_here, state_folder
     from lockstep.cli.shared.inputs import FRESH, read_inputs
     from lockstep.cli.shared.runonhosts import run_on_hosts
+    from lockstep.cli.shared.target import load
     from lockstep.platforms.hosts.start import HostOptions
 
     with step("Bring up two hosts on this machine, each with a systemd, an sshd and a disk"):
@@ -30,13 +31,14 @@ def run_on_bed() -> int:
     shutil.copyfile(file, cluster)
     named = str(from_here(cluster))
     demo = demo_folder()
-    inputs = read_inputs(checkout() / JOB_FILE, named, None)
+    here = f"cluster={load(named).cluster.name}"
+    inputs = read_inputs(checkout() / JOB_FILE, named, None, [here])
     site = HostSite(inputs.cluster, named)
     with step("Copy the base model and the texts to both hosts"):
         asyncio.run(_copy(site, demo))
     again = any(job.name == inputs.job.metadata.name for job in site.jobs())
     if again:
-        inputs = read_inputs(checkout() / JOB_FILE, named, None, [FRESH])
+        inputs = read_inputs(checkout() / JOB_FILE, named, None, [here, FRESH])
     with step(f"Train{AGAIN if again else ''}: lockstep run -f {JOB_FILE} {site.again}{' --fresh' if again else ''}"):
         code = run_on_hosts(inputs, named, HostOptions(), detach=False)
     if code != 0:
