@@ -25,7 +25,7 @@ def why(
     ] = None,
     output: FormOption = Form.TEXT,
 ) -> None:
-    """Explain why a job failed, doesn't run, or how it does.
+    """Explain why a job failed, waits or goes on badly.
 
     A few lines name the first cause, what it cost, and the next command.
 

@@ -305,7 +305,7 @@ def _remedy(observed: Observed, fact: Mapping[str, Any], message: str) -> Iterat
 
 def _steps(observed: Observed, state: str, *, held: bool) -> tuple[Step, ...]:
     job, place = observed.name, f"-n {observed.namespace}"
-    bundle = Step(f"lockstep why {job} {place} --bundle {job}.tar.gz", "everything for whoever helps, without secrets")
+    bundle = Step(f"lockstep why {job} {place} --bundle {job}.tar.gz", "all that a helper needs, without secrets")
     if state == "Failed":
         return _after_failure(observed, place, bundle, held=held)
     steps = {
