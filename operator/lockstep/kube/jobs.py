@@ -50,6 +50,21 @@ def run_without_operator(client: Client, namespace: str, name: str) -> str | Non
     return next((run for run in runs if run.startswith(run_name(name, ""))), None)
 
 
+def runs_without_operator(client: Client, namespace: str | None) -> list[tuple[str, str]]:
+    """Namespaces and names of the runs of `lockstep run --in-namespace`, as far as one may see them. `namespace` None: of all."""
+    try:
+        config_maps = _read(client, "ConfigMap", namespace, None, {"labelSelector": LABEL_JOB})
+    except ApiError:
+        return []
+    runs = set()
+    for item in (config_maps or {"items": []})["items"]:
+        metadata = item["metadata"]
+        job = str((metadata.get("labels") or {}).get(LABEL_JOB, ""))
+        if job and metadata["name"].startswith(run_name(job, "")) and not metadata.get("ownerReferences"):
+            runs.add((str(metadata["namespace"]), job))
+    return sorted(runs)
+
+
 def run_as_job(client: Client, namespace: str, name: str, run: str) -> dict[str, Any] | None:
     """A run without operator in the shape of a TrainingJob, for what reads a job's files; None where its ConfigMap has just gone."""
     config_map = _read(client, "ConfigMap", namespace, run)

@@ -222,6 +222,76 @@ def test_a_wait_right_after_a_retry_does_not_end_with_the_failure_before_it(tmp_
     assert result.exit_code == 0 and "a: Retried: restart.retry was raised" in result.output
 
 
+COMMITTED = {"type": "CheckpointCommitted", "status": "True", "reason": "Committed", "message": ""}
+SUSPENDED = {"type": "Progressing", "status": "False", "reason": "Suspended", "message": "saved at step 7"}
+OLD_COMMIT = {"checkpoint": {"lastCommittedStep": 7, "lastCommitTime": "2026-11-22T21:00:00Z"}, "startTime": "2026-11-22T20:00:00Z"}
+STOP = {"stop": {"time": "2026-11-22T21:00:01Z", "attempt": 1, "save": "Saved"}}
+
+
+@pytest.mark.parametrize(
+    "old",
+    [
+        a_job("a", conditions=[SUSPENDED, COMMITTED], **OLD_COMMIT, **STOP),
+        a_job(
+            "a",
+            **OLD_COMMIT | {"conditions": [a_job("a")["status"]["conditions"][0], COMMITTED], "active": {"since": "2026-11-22T22:00:00Z"}},
+        ),
+        a_job("a", **OLD_COMMIT | {"conditions": [COMMITTED], "restartHistory": [{"attempt": 1, "time": "2026-11-22T21:30:00Z"}]}),
+    ],
+    ids=["stopped", "started again", "restarted"],
+)
+def test_a_wait_for_a_commit_is_not_over_with_one_of_an_earlier_start(old: Object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Resumed(Jobs):
+        looks = 0
+
+        def answer(self, method: str, path: str, body: Object | bytes | None) -> tuple[int, Object | str]:
+            if path != f"{JOBS}/a":
+                return super().answer(method, path, body)
+            self.looks += 1
+            commit = {"lastCommittedStep": 9, "lastCommitTime": "2026-11-22T23:00:00Z"}
+            return 200, old if self.looks < 4 else {**old, "status": {**old["status"], "checkpoint": commit}}
+
+    monkeypatch.setattr("lockstep.cli.jobs.get.POLL_SECONDS", 0.01)
+    stub = Resumed()
+    assert typed(stub, tmp_path, monkeypatch, "wait", "a", "--for", "CheckpointCommitted").exit_code == 0
+    assert stub.looks == 4
+
+
+def test_a_commit_of_this_start_or_of_a_job_that_has_ended_needs_no_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    complete = {"type": "Complete", "status": "True", "reason": "Complete", "message": ""}
+    for job in (a_job("a", conditions=[COMMITTED], **OLD_COMMIT), a_job("a", conditions=[COMMITTED, complete], **OLD_COMMIT, **STOP)):
+        stub = Jobs()
+        stub.objects[f"{JOBS}/a"] = job
+        assert typed(stub, tmp_path, monkeypatch, "wait", "a", "--for", "checkpointcommitted").exit_code == 0
+
+
+def test_help_of_wait_names_the_conditions_as_one_types_them() -> None:
+    page = CliRunner().invoke(app, ["wait", "--help"], env={"NO_COLOR": "1", "COLUMNS": "200"}).output
+    assert "Running, CheckpointCommitted, Suspended, Complete or Ended (Complete or Failed)." in page
+
+
+def test_get_names_the_runs_of_in_namespace_where_there_is_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def config_map(job: str, **more: Any) -> Object:
+        return {"metadata": {"name": f"{job}-run-12ab", "namespace": "team", "labels": {"lockstep.dev/job": job}, **more}}
+
+    stub = Jobs()
+    maps = [config_map("own"), config_map("of-a-job", ownerReferences=[{"kind": "TrainingJob", "name": "of-a-job"}])]
+    stub.objects = {JOBS: {"metadata": {}, "items": []}, "/api/v1/namespaces/team/configmaps": {"metadata": {}, "items": maps}}
+    printed = typed(stub, tmp_path, monkeypatch, "get").output
+    assert printed == "there is no TrainingJob in namespace team; a run of --in-namespace is here: lockstep logs own -n team\n"
+    maps.pop(0)
+    assert typed(stub, tmp_path, monkeypatch, "get").output == "there is no TrainingJob in namespace team\n"
+
+
+def test_get_shows_the_cluster_s_nodes_for_a_job_that_states_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = Jobs()
+    stub.objects[f"{JOBS}/a"] = {**a_job("a", runningNodes=1), "spec": {"cluster": "local"}}
+    with served(stub, tmp_path) as kubeconfig:
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        printed = CliRunner().invoke(app, ["get", "a", "-n", "team", "--cluster", "local"]).output
+    assert printed.splitlines()[1].split()[:2] == ["a", "1/2"]
+
+
 def test_a_retry_that_failed_itself_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = retried(taken_back=False)
     stub = Jobs()

@@ -76,24 +76,25 @@ def get(
         return [job for job in every if job.name in jobs] if jobs else every
 
     if watch:
-        return _watch(lambda: site.current(listed()), wide=output is ListForm.WIDE, spaces=all_namespaces)
+        return _watch(site, lambda: site.current(listed()), wide=output is ListForm.WIDE, spaces=all_namespaces)
     listed_jobs = listed()
     if not listed_jobs and output in (ListForm.TABLE, ListForm.WIDE) and site.current([])[1] is None:
         of = f" with labels {selector}" if selector else ""
-        return put(f"there is no {site.noun}{of} {'in any namespace' if all_namespaces else site.where}")
+        instead = "" if selector else site.instead(everywhere=all_namespaces)
+        return put(f"there is no {site.noun}{of} {'in any namespace' if all_namespaces else site.where}{instead}")
     return _show(site, listed_jobs, output, single=False, spaces=all_namespaces)
 
 
 def _show(site: Site, jobs: list[SiteJob], output: ListForm, *, single: bool, spaces: bool = False) -> None:
     """Print them; what nobody keeps up to date any more is said, and ends with exit code 1. `spaces`: name the namespace of each."""
     current, stale = site.current(jobs)
-    _print(current, output, single=single, spaces=spaces)
+    _print(site, current, output, single=single, spaces=spaces)
     if stale is not None:
         tell(f"lockstep: {stale.text}")
         raise typer.Exit(EXIT_STALE)
 
 
-def _print(jobs: list[dict[str, Any]], output: ListForm, *, single: bool, spaces: bool) -> None:
+def _print(site: Site, jobs: list[dict[str, Any]], output: ListForm, *, single: bool, spaces: bool) -> None:
     from lockstep.api.files.yamltext import dump_all_yaml
 
     if output is ListForm.JSON:
@@ -104,22 +105,23 @@ def _print(jobs: list[dict[str, Any]], output: ListForm, *, single: bool, spaces
         for job in jobs:
             put(f"trainingjob.lockstep.dev/{job['metadata']['name']}")
     else:
-        for line in aligned(_rows(jobs, wide=output is ListForm.WIDE, spaces=spaces)):
+        for line in aligned(_rows(site, jobs, wide=output is ListForm.WIDE, spaces=spaces)):
             put(line)
 
 
-def _rows(jobs: list[dict[str, Any]], *, wide: bool, spaces: bool) -> list[tuple[str, ...]]:
+def _rows(site: Site, jobs: list[dict[str, Any]], *, wide: bool, spaces: bool) -> list[tuple[str, ...]]:
     """The heads first."""
     from lockstep.plan.pages.table import COLUMNS, WIDE, row
 
     heads = COLUMNS + WIDE if wide else COLUMNS
-    cells = [row(job, time.time(), wide=wide) for job in jobs]
+    defaults = [None if job["spec"].get("nodes") else site.default_nodes(job) for job in jobs]
+    cells = [row(job, time.time(), wide=wide, default_nodes=nodes) for job, nodes in zip(jobs, defaults, strict=True)]
     if not spaces:
         return [heads, *cells]
     return [("NAMESPACE", *heads), *((str(job["metadata"]["namespace"]), *one) for job, one in zip(jobs, cells, strict=True))]
 
 
-def _watch(look: Callable[[], tuple[list[dict[str, Any]], Stale | None]], *, wide: bool, spaces: bool) -> None:
+def _watch(site: Site, look: Callable[[], tuple[list[dict[str, Any]], Stale | None]], *, wide: bool, spaces: bool) -> None:
     """Print the table, then, for ever, the line of each job that has changed."""
     from lockstep.plan.pages.table import COLUMNS
 
@@ -127,7 +129,7 @@ def _watch(look: Callable[[], tuple[list[dict[str, Any]], Stale | None]], *, wid
     age, stale = COLUMNS.index("AGE") + spaces, ""
     while True:
         jobs, silence = look()
-        rows = _rows(jobs, wide=wide, spaces=spaces)
+        rows = _rows(site, jobs, wide=wide, spaces=spaces)
         heads, *lines = aligned(rows)
         if shown is None:
             put(heads, flush=True)
@@ -182,11 +184,19 @@ def wait(
     where: SiteOptions,
     job: JobArgument,
     until: Annotated[
-        Awaited, typer.Option("--for", case_sensitive=False, help="The condition to wait for; Ended is Complete or Failed.")
+        Awaited,
+        typer.Option(
+            "--for",
+            metavar="CONDITION",
+            case_sensitive=False,
+            help="Running, CheckpointCommitted, Suspended, Complete or Ended (Complete or Failed).",
+        ),
     ] = Awaited.ENDED,
     timeout: Annotated[int, typer.Option(min=1, help="Longest wait in seconds.")] = 3600,
 ) -> None:
     """Wait until a condition of a job holds.
+
+    CheckpointCommitted is a commit that is newer than the job's last start, restart or stop.
 
     Exit code 0: it holds; 1: the job failed, the time is over, or it can't hold any more.
 
@@ -223,4 +233,16 @@ def _is_so(status: dict[str, Any], until: Awaited) -> bool:
         return has_ended(status)
     if until is Awaited.RUNNING:
         return bool(condition(status, "Progressing").get("reason") == "Running")
-    return bool(condition(status, until.value).get("status") == "True")
+    holds = bool(condition(status, until.value).get("status") == "True")
+    return holds and (until is not Awaited.CHECKPOINT or has_ended(status) or _is_of_this_start(status))
+
+
+def _is_of_this_start(status: dict[str, Any]) -> bool:
+    """Return True if the newest commit is newer than the last start, restart and stop, as far as anybody knows of them."""
+    from lockstep.plan.times import seconds_of
+
+    committed = (status.get("checkpoint") or {}).get("lastCommitTime")
+    restarts = status.get("restartHistory") or []
+    starts = [status.get("startTime"), (status.get("active") or {}).get("since"), (status.get("stop") or {}).get("time")]
+    starts += [one.get("time") for one in restarts[-1:]]
+    return committed is None or all(seconds_of(committed) > seconds_of(start) for start in starts if start)

@@ -74,6 +74,27 @@ class KubeSite(Site):
             raise refusal or ConfigError(no_such_job(self.target, name))
         return ClusterJob(self.target, job)
 
+    def default_nodes(self, job: Object) -> int | None:
+        """Return the cluster file's number, if the job is of that cluster."""
+        from lockstep.cli.shared.target import load
+
+        try:
+            profile = load(self.target.cluster).profile
+        except ConfigError:
+            return None
+        status = job.get("status") or {}
+        name = (status.get("cluster") or {}).get("name") or job["spec"].get("cluster") or profile.metadata.name
+        return profile.spec.gpus.default_nodes if name == profile.metadata.name else None
+
+    def instead(self, *, everywhere: bool = False) -> str:
+        from lockstep.kube.jobs import runs_without_operator
+
+        runs = runs_without_operator(self.target.client, None if everywhere else self.target.namespace)
+        if not runs:
+            return ""
+        logs = ", ".join(f"lockstep logs {name} -n {namespace}" for namespace, name in runs)
+        return f"; {'a run' if len(runs) == 1 else 'runs'} of --in-namespace {'is' if len(runs) == 1 else 'are'} here: {logs}"
+
     def current(self, jobs: Sequence[SiteJob]) -> tuple[list[Object], Stale | None]:
         from lockstep.plan.pages.table import is_open, marked
         from lockstep.platforms.jobs.observe import operator_unheard

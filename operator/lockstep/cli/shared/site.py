@@ -87,6 +87,14 @@ class Site(ABC):
         """Explain a job that isn't here, where these are."""
         return f"there is no {self.noun} {name} {self.where}: {instead_of(name, names, self.have, self.elsewhere)}"
 
+    def default_nodes(self, job: Object) -> int | None:
+        """Return the number of nodes of a job that states none; None where nobody knows."""
+        return (job.get("status") or {}).get("nodes") or None
+
+    def instead(self, *, everywhere: bool = False) -> str:
+        """Return what to type instead where there is no job, as the end of a sentence; '' where there is nothing to say."""
+        return ""
+
     def current(self, jobs: Sequence[SiteJob]) -> tuple[list[Object], Stale | None]:
         """Return the jobs as objects, those marked whose status nobody keeps up to date, and why nobody does."""
         return [job.job for job in jobs], None

@@ -14,6 +14,7 @@ from lockstep.api.job import TrainingJob
 from lockstep.api.names import DATASETS, WORKSPACE
 from lockstep.plan.hosts.facts import OLDEST_PYTHON, PYTHON_MIN, HostFacts, HostGpu, unread_words
 from lockstep.plan.hosts.record import Coordinator, JobRecord
+from lockstep.plan.hosts.status import named_hosts
 from lockstep.plan.hosts.unit import unit_name, unit_text
 from lockstep.plan.layers import Layer
 from lockstep.plan.render.resolve import resolve
@@ -78,6 +79,7 @@ def seats(
     _refuse_unread(job.metadata.name, facts)
     _refuse_interfaces(hosts, facts)
     counts, profile = _gpu_counts(job, profile, hosts, facts)
+    _refuse_without_any_gpu(hosts, facts, counts)
     taken = [gpus_for(host, facts[host.name], count) for host, count in zip(hosts, counts, strict=True)]
     job = _balanced(job.model_copy(update={"spec": job.spec.model_copy(update={"nodes": len(hosts)})}), taken)
     resolved = [resolve(job, profile, _platform(host, facts[host.name], uid)) for host in hosts]
@@ -147,6 +149,16 @@ def _gpu_counts(
         )
     gpus = profile.spec.gpus.model_copy(update={"per_node": max(counts)})
     return counts, profile.model_copy(update={"spec": profile.spec.model_copy(update={"gpus": gpus})})
+
+
+def _refuse_without_any_gpu(hosts: Sequence[Host], facts: Mapping[str, HostFacts], counts: Sequence[int]) -> None:
+    """Raise ConfigError with the way to train on CPUs, where the job takes GPUs and no host has one."""
+    if max(counts) and not any(facts[host.name].gpus or facts[host.name].gpu_problem for host in hosts):
+        names = named_hosts(host.name for host in hosts)
+        raise ConfigError(
+            f"{names} {'has' if len(hosts) == 1 else 'have'} no GPU, and the job takes {max(counts)} on each: to train on CPUs, add "
+            f"--set gpusPerNode=0 --set ranksPerNode={max(counts)}"
+        )
 
 
 def _refuse_unread(name: str, facts: Mapping[str, HostFacts]) -> None:

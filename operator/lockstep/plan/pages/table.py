@@ -21,14 +21,19 @@ VERDICTS = {"True": ", verified", "False": ", NOT as asked"}
 WIDE = ("CLUSTER", "TRANSPORT", "CHECKPOINT", "LEFT", "LOSS", "MESSAGE")
 
 
-def row(job: Object, now: float, *, wide: bool = False) -> tuple[str, ...]:
-    """One job's cells, in the order of COLUMNS and, if wide, of WIDE."""
+def row(job: Object, now: float, *, wide: bool = False, default_nodes: int | None = None) -> tuple[str, ...]:
+    """One job's cells, in the order of COLUMNS and, if wide, of WIDE. A job that has ended has the number of nodes and ranks that it had.
+
+    `default_nodes`: those of a job that states none; None: nobody knows.
+    """
     status = job.get("status", {})
     trainer, ranks, summary = status.get("trainer", {}), status.get("ranks", {}), condition(status, "Progressing")
+    ended, desired = has_ended(status), ranks.get("desired")
+    nodes = job["spec"].get("nodes") or len(ranks.get("order") or []) or default_nodes
     cells = (
         job["metadata"]["name"],
-        f"{running_nodes(status)}/{job['spec'].get('nodes', '?')}",
-        f"{ranks.get('ready', 0)}/{ranks.get('desired', '?')}",
+        str(nodes or "-") if ended else f"{running_nodes(status)}/{nodes or '?'}",
+        str(desired or "-") if ended else f"{ranks.get('ready', 0)}/{'?' if desired is None else desired}",
         of_total(trainer.get("step"), trainer.get("totalSteps")),
         f"{trainer['progressPercentage']}%" if "progressPercentage" in trainer else "-",
         str(status.get("restarts", 0)),

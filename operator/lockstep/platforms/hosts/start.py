@@ -12,6 +12,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from lockstep.api.cluster import TrainingCluster
@@ -158,10 +159,17 @@ def refuse_missing(name: str, answers: Mapping[str, HostFacts], again: str) -> N
     if lacks:
         raise ConfigError(
             *(
-                f"{field}: there is no {'file or folder' if kind == 'any' else kind} {path} on {named_hosts(hosts)}: lockstep cp PATH {shlex.quote(f'{name}:{path_of_job(path, answers[hosts[0]])}')} {again}"
+                f"{field}: there is no {'file or folder' if kind == 'any' else kind} {path} on {named_hosts(hosts)}: "
+                f"lockstep cp {_local_path(path)} {shlex.quote(f'{name}:{path_of_job(path, answers[hosts[0]])}')} {again}"
                 for (field, path, kind), hosts in lacks.items()
             )
         )
+
+
+def _local_path(path: str) -> str:
+    """Return the file or folder of this name in the working directory, as a word of a command line; PATH where there is none."""
+    own = Path(path).name
+    return shlex.quote(own) if own and Path(own).exists() else "PATH"
 
 
 async def _place_and_go(

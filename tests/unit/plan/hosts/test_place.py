@@ -70,6 +70,17 @@ def test_unlike_numbers_of_gpus_are_all_taken_and_one_that_is_used_is_named() ->
         placed(facts("lab0", "10.0.0.1", gpu(0)), facts("lab2", "10.0.0.2", taken), job=JOB.replace("nodes: 2", "nodes: 2, gpusPerNode: 1"))
 
 
+def test_where_no_host_has_a_gpu_the_refusal_has_the_options_to_train_on_cpus() -> None:
+    one_each = JOB.replace("nodes: 2", "nodes: 2, gpusPerNode: 1")
+    options = "--set gpusPerNode=0 --set ranksPerNode=1"
+    with pytest.raises(ConfigError, match=rf"^hosts lab0, lab1 have no GPU, and the job takes 1 on each: to train on CPUs, add {options}$"):
+        placed(facts("lab0", "10.0.0.1"), facts("lab1", "10.0.0.2"), job=one_each)
+    with pytest.raises(ConfigError, match="host lab0 has 0 free GPUs, and the job takes 1 there: it has 0 in all"):
+        placed(facts("lab0", "10.0.0.1"), facts("lab1", "10.0.0.2", gpu(0)), job=one_each)
+    on_cpus = JOB.replace("nodes: 2", "nodes: 2, gpusPerNode: 0, ranksPerNode: 1")
+    assert len(placed(facts("lab0", "10.0.0.1"), facts("lab1", "10.0.0.2"), job=on_cpus)) == 2
+
+
 def test_a_job_that_takes_all_gpus_of_a_host_is_refused_where_not_all_are_known() -> None:
     lost = {"gpu_problem": "nvidia-smi ends with 15: lost"}
     refusal = "host lab1: its GPUs are not all known: nvidia-smi ends with 15: lost. Mend its driver, or leave the host out"

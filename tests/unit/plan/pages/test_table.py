@@ -46,6 +46,20 @@ def test_a_job_that_nobody_has_looked_at_yet_has_a_row_too() -> None:
     assert row(bare, NOW, wide=True) == ("x", "0/?", "0/?", "-", "-", "0", "Unknown", "-", "-", "-", "-", "-", "-", "")
 
 
+def test_a_job_that_has_ended_has_the_nodes_and_ranks_that_it_had() -> None:
+    over = {"conditions": [{"type": "Complete", "status": "True", "reason": "Complete", "message": ""}]}
+    ended = {"metadata": {"name": "x"}, "spec": {"nodes": 2}, "status": {**over, "nodes": 0, "ranks": {"ready": 0, "desired": 16}}}
+    assert row(ended, NOW)[1:3] == ("2", "16")
+    unstated = {"metadata": {"name": "x"}, "spec": {}, "status": over}
+    assert row(unstated, NOW)[1:3] == ("-", "-")
+    assert row(unstated, NOW, default_nodes=2)[1:3] == ("2", "-")
+
+
+def test_a_job_that_states_no_nodes_has_those_of_its_cluster() -> None:
+    job = {"metadata": {"name": "x"}, "spec": {}, "status": {"runningNodes": 1, "ranks": {"ready": 1, "desired": 2}}}
+    assert row(job, NOW, default_nodes=2)[1:3] == ("1/2", "1/2")
+
+
 def test_the_page_of_a_running_job_says_what_it_does_and_what_restarts_cost() -> None:
     page = "\n".join(describe(RUNNING, [], NOW, "in namespace ns"))
     for part in (

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -53,6 +54,16 @@ class Fallen(Program):
 @pytest.fixture
 def fleet() -> Fleet:
     return Fleet(HostsCluster(hosts=[Host(name=name) for name in NAMES], ports="29400-29449"), "lab", "lab")
+
+
+def test_a_file_that_a_host_lacks_is_named_as_it_lies_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lacks = {"lab0": facts("lab0", "10.0.0.1", missing=(("spec.script.path", "/home/lab0/lockstep/workspace/my train.py", "file"),))}
+    with pytest.raises(ConfigError, match=r"lockstep cp PATH 'x:/workspace/my train\.py' --cluster lab$"):
+        start.refuse_missing("x", lacks, "--cluster lab")
+    (tmp_path / "my train.py").touch()
+    with pytest.raises(ConfigError, match=r"lockstep cp 'my train\.py' 'x:/workspace/my train\.py' --cluster lab$"):
+        start.refuse_missing("x", lacks, "--cluster lab")
 
 
 def test_hosts_without_a_python_are_named_with_the_command_that_makes_one() -> None:
