@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from lockstep.cli.main import app, main
+from lockstep.cli.shared.kubesite import ClusterJob
+from lockstep.cli.shared.site import Volume
+from lockstep.platforms.local.place import LocalPlace
 from support.api_stub import ApiStub, served
 
 Object = dict[str, Any]
@@ -75,6 +80,46 @@ def test_running_jobs_are_named_before_they_are_deleted(tmp_path: Path, monkeypa
     stub = Jobs()
     result = typed(stub, tmp_path, monkeypatch, "delete", "a", "b")
     assert str(result.exception) == "jobs a, b have not ended: use --yes to delete them anyway" and stub.patched == []
+
+
+@pytest.fixture
+def volumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Volumes of two nodes, on this machine, with the files of two jobs."""
+    folders = [tmp_path / f"node-{node}" for node in (0, 1)]
+    for folder in folders:
+        for job in ("a", "b"):
+            (folder / "runs" / job / "checkpoints").mkdir(parents=True)
+            (folder / "runs" / job / "checkpoints" / "step-7").write_text("x")
+
+    @asynccontextmanager
+    async def volume(self: ClusterJob, node: int, say: Any) -> AsyncIterator[Volume]:
+        yield Volume(LocalPlace(), str(folders[node]), "")
+
+    monkeypatch.setattr(ClusterJob, "volume", volume)
+    monkeypatch.setattr(ClusterJob, "nodes_with_volumes", lambda self: [0, 1])
+    return folders
+
+
+def test_files_of_a_deleted_job_go_on_every_volume_and_those_of_others_stay(
+    volumes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = Jobs()
+    stub.objects[f"{JOBS}/a"] = a_job("a", conditions=[{**STOPPED}])
+    result = typed(stub, tmp_path, monkeypatch, "delete", "a", "--files", "--yes")
+    assert result.output == "/workspace/runs/a is removed\na is deleted; its claims stay\n"
+    assert [sorted(path.name for path in (folder / "runs").iterdir()) for folder in volumes] == [["b"], ["b"]]
+
+
+def test_files_are_removed_only_after_a_question_and_of_no_job_that_may_still_write(
+    volumes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = Jobs()
+    result = typed(stub, tmp_path, monkeypatch, "delete", "a", "--files", "--yes")
+    assert str(result.exception) == "job a may still write its files, so --files removes none: first lockstep stop a -n team"
+    stub.objects[f"{JOBS}/a"] = a_job("a", conditions=[{**STOPPED}])
+    result = typed(stub, tmp_path, monkeypatch, "delete", "a", "--files")
+    assert str(result.exception) == "--files removes /workspace/runs/a for good: use --yes to confirm it"
+    assert stub.patched == [] and all((folder / "runs/a/checkpoints/step-7").exists() for folder in volumes)
 
 
 def job_file(path: Path, name: str, **metadata: str) -> str:

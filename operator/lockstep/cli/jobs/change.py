@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.names import WORKSPACE as WORKSPACE_FOLDER
 from lockstep.cli.shared.inputs import OptionalFileOption, only, read_all, read_inputs
 from lockstep.cli.shared.jobargs import (
     UNNAMED,
@@ -30,7 +32,7 @@ from lockstep.cli.shared.jobargs import (
     on_site,
 )
 from lockstep.cli.shared.localsite import LocalSite
-from lockstep.cli.shared.terminal import confirm
+from lockstep.cli.shared.terminal import confirm, say
 from lockstep.platforms.output import put
 from lockstep_spec.words import number_of
 
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster
 
 NODES_MAX = 1024
+REMOVE = "import os, shutil, sys; os.path.isdir(sys.argv[1]) and shutil.rmtree(sys.argv[1])"
+REMOVE_SECONDS = 1800.0
+"""A run of thousands of files on a slow volume."""
 POLL_SECONDS = 0.5
 
 
@@ -266,6 +271,12 @@ def delete(
             help="Delete the jobs of a job file or a folder of them, instead of names; - reads standard input. May be repeated.",
         ),
     ] = None,
+    with_files: Annotated[
+        bool,
+        typer.Option(
+            "--files", help="Also remove each job's folder /workspace/runs/JOB: its checkpoints, logs and adapter. The job must not run."
+        ),
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
     cluster: Annotated[
         str | None,
@@ -281,11 +292,14 @@ def delete(
 ) -> None:
     """Delete jobs; a running job saves first.
 
-    Claims and their checkpoints stay: a new job of the same name goes on from them.
+    Claims and their checkpoints stay: a new job of the same name goes on from them. With --files the checkpoints go, too; you are asked
+    first.
 
     If one of them doesn't exist, none is deleted.
 
     Example: lockstep delete demo
+
+    Example: lockstep delete demo --files
 
     Example: lockstep delete -f jobs/
     """
@@ -298,6 +312,8 @@ def delete(
             one.delete()
         raise ConfigError("--local is about runs of this machine, which have names: lockstep delete JOB --local")
     found = _of_files(files, cluster, namespace, context) if files else find_jobs(jobs or [], TargetOptions.of(cluster, namespace, context))
+    if with_files:
+        _refuse_files_in_use(found)
     running = [one for one in found if not has_ended(one.status) and not _is_stopped(one)]
     if running and not yes:
         names, them = ", ".join(one.name for one in running), "it" if len(running) == 1 else "them"
@@ -305,8 +321,39 @@ def delete(
         where = ", ".join(sorted({one.site.where for one in found}))
         question = f"{have[0].upper()}{have[1:]} not ended ({where}). Save, stop and delete {them}?"
         confirm(question, f"{have} not ended: use --yes to delete {them} anyway")
+    if with_files:
+        _remove_files(found, yes=yes)
     for one in found:
         put(f"{one.name} is deleted; {one.delete()}", flush=True)
+
+
+def _remove_files(jobs: list[SiteJob], *, yes: bool) -> None:
+    """Remove the jobs' folders on all volumes, after a question. Raises ConfigError where nobody can be asked."""
+    folders = {one.name: f"{WORKSPACE_FOLDER}/runs/{one.name}" for one in jobs}
+    names = ", ".join(folders.values())
+    question = f"Remove {names} with all checkpoints, logs and adapters, {jobs[0].site.where}? Nothing brings them back."
+    if not yes:
+        confirm(question, f"--files removes {names} for good: use --yes to confirm it")
+    for one in jobs:
+        nodes = one.nodes_with_volumes()
+        asyncio.run(_remove_run(one, nodes))
+        put(f"{folders[one.name]} is removed", flush=True)
+
+
+async def _remove_run(job: SiteJob, nodes: list[int]) -> None:
+    from lockstep.programs import output_of
+
+    for node in nodes:
+        async with job.volume(node, say) as volume:
+            await output_of(volume.place, [*volume.place.python, "-I", "-c", REMOVE, volume.run_folder(job.name)], seconds=REMOVE_SECONDS)
+
+
+def _refuse_files_in_use(jobs: list[SiteJob]) -> None:
+    from lockstep.api.objects import has_ended, is_true
+
+    for one in jobs:
+        if not (has_ended(one.status) or is_true(one.status, "Suspended")):
+            raise ConfigError(f"job {one.name} may still write its files, so --files removes none: first lockstep stop {one.at}")
 
 
 def _is_stopped(job: SiteJob) -> bool:

@@ -298,6 +298,9 @@ class HostJob(SiteJob):
             raise Failed(f"job {self.name} was deleted")
         return has_ended(status)
 
+    def nodes_with_volumes(self) -> list[int]:
+        return list(range(len(self.seen.hosts)))
+
     @asynccontextmanager
     async def volume(self, node: int, say: Callable[[str], None]) -> AsyncIterator[Volume]:
         from lockstep.plan.pages.logs import no_such_node

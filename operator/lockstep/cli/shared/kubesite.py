@@ -245,6 +245,11 @@ class ClusterJob(SiteJob):
         ):
             yield Volume(place, WORKSPACE, DATASETS)
 
+    def nodes_with_volumes(self) -> list[int]:
+        from lockstep.platforms.files.reader import nodes_with_volumes
+
+        return self.run(lambda cluster: nodes_with_volumes(cluster, self.namespace, self.name))
+
     @asynccontextmanager
     async def volume(self, node: int, say: Callable[[str], None]) -> AsyncIterator[Volume]:
         from lockstep.platforms.files.reader import beside

@@ -183,6 +183,10 @@ class SiteJob(ABC):
         """Open the files of a node where its ranks run, and no other place that has them. Raises Failed when they can't be reached."""
         return self.volume(node, lambda _: None)
 
+    def nodes_with_volumes(self) -> list[int]:
+        """Return the nodes that have files of their own."""
+        return [0]
+
     @abstractmethod
     def volume(self, node: int, say: Callable[[str], None]) -> AbstractAsyncContextManager[Volume]:
         """Open the files of a node, also when nothing of the job runs. Raises Failed when they can't be reached."""
