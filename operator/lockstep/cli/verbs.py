@@ -75,7 +75,7 @@ RENAMED = {
 }
 """A name of before → what it is now. These names work until the next release."""
 
-_SEND = "lockstep validate job.yaml, then kubectl apply -f job.yaml"
+_SEND = "lockstep run -f job.yaml runs a job and follows it"
 _STOP = "lockstep stop JOB saves and stops, lockstep delete JOB removes"
 _LIST = "lockstep get shows jobs, lockstep cluster list shows cluster files"
 HINTS = {
@@ -86,8 +86,8 @@ HINTS = {
     "queue": "lockstep get shows jobs, and lockstep plan -f job.yaml says whether one would wait",
     "submit": _SEND,
     "apply": _SEND,
-    "create": f"lockstep init job NAME writes a job file; then {_SEND}",
-    "train": f"lockstep init job NAME writes a job file; then {_SEND}",
+    "create": f"lockstep init job NAME writes a job file; {_SEND}",
+    "train": f"lockstep init job NAME writes a job file; {_SEND}",
     "up": "lockstep deploy CLUSTER installs the operator; make cluster-up starts the embedded cluster",
     "install": "lockstep deploy CLUSTER installs the operator",
     "upgrade": "lockstep deploy CLUSTER replaces an older version",

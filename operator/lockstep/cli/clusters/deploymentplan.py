@@ -89,8 +89,8 @@ class DeploymentPlan:
         commands = [
             (f"lockstep init job first --cluster {named} -o first.yaml", "a job: set its model and data"),
             (f"lockstep plan -f first.yaml --cluster {named}", "does it fit? Nothing is started"),
-            (f"kubectl apply -n {self.namespace} -f first.yaml", "start it"),
-            (f"lockstep top first --cluster {named}", "follow it"),
+            (f"lockstep run -f first.yaml --cluster {named}", "start it and follow its log"),
+            (f"lockstep top first --cluster {named}", "watch its speed and its loss"),
             (f"make status-cluster CLUSTER={named}", "operator, TrainingCluster and jobs"),
         ]
         if dev:

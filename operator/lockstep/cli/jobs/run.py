@@ -1,4 +1,4 @@
-"""`lockstep run`: a job file without the operator (-f), or a script on all nodes of a dev environment."""
+"""`lockstep run`: a job file (-f) on a cluster, on hosts, in a namespace or here, or a script on all nodes of a dev environment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.names import DEV_ENVIRONMENT
 from lockstep.cli.shared.clusterfiles import cluster_of_hosts, load_hosts, read_text
 from lockstep.cli.shared.inputs import FRESH, NamespaceOption, OptionalFileOption, SetOption, only, read_inputs
-from lockstep.cli.shared.jobargs import WORKSPACE, ContextOption, HereOption, TargetOptions, VolumesOption, find_cluster_job
+from lockstep.cli.shared.jobargs import WORKSPACE, ContextOption, TargetOptions, find_cluster_job
 from lockstep.platforms.output import put_text, tell
 
 if TYPE_CHECKING:
@@ -27,6 +27,15 @@ if TYPE_CHECKING:
 LOCAL_CLUSTER = "local"
 
 
+ON_HOSTS, HERE, IN_NAMESPACE, IN_ENVIRONMENT = (
+    "On hosts",
+    "On this machine",
+    "In one namespace, without the operator",
+    "A script in a dev environment",
+)
+"""Groups of options on the help page."""
+
+
 def run(
     script: Annotated[
         list[str] | None,
@@ -35,35 +44,29 @@ def run(
             show_default=False,
         ),
     ] = None,
-    job: Annotated[str | None, typer.Option("--job", help=f"The dev environment. Default: {DEV_ENVIRONMENT}.", show_default=False)] = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Don't wait for the end. The run goes on, and its output is in the log.")
-    ] = False,
     files: OptionalFileOption = None,
-    local: HereOption = False,
-    in_namespace: Annotated[
-        bool, typer.Option("--in-namespace", help="Run on Kubernetes with the role admin in one namespace, without CRDs or the operator.")
-    ] = False,
-    attach: Annotated[
-        bool, typer.Option("--attach", help="With --in-namespace: follow a run that you started before to its end, then release its nodes.")
-    ] = False,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            help="A cluster of clusters/, or a cluster file's path; its file may be one of hosts. Default: the job's cluster, else the one deployed last from this checkout, else local.",
+            show_default=False,
+        ),
+    ] = None,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
-    cluster: Annotated[
-        str | None, typer.Option("--cluster", help="A cluster of clusters/, or a cluster file's path. Default with --local: local.")
-    ] = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", min=1, max=64, help="Number of nodes, instead of the job's.")] = None,
     changes: SetOption = None,
-    workspace: VolumesOption = WORKSPACE,
+    nodes: Annotated[int | None, typer.Option("--nodes", min=1, max=1024, help="Number of nodes, instead of the job's.")] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Train from step 0, as with resumeFrom: None. What an earlier run saved stays.")
     ] = False,
-    preview: Annotated[
-        int | None,
+    detach: Annotated[
+        bool,
         typer.Option(
-            "--preview", min=1, help="With --local: train nothing. Print this many samples, and mark what the model would learn from them."
+            "--detach",
+            help="Don't wait for the end. Return once the operator has accepted the job, or its ranks run on hosts, or the script has begun.",
         ),
-    ] = None,
+    ] = False,
     hosts: Annotated[
         str | None,
         typer.Option(
@@ -71,53 +74,112 @@ def run(
             metavar="HOST,HOST|FILE",
             help="Hosts with commas between them, a hostfile, or a cluster file with platform: hosts.",
             show_default=False,
+            rich_help_panel=ON_HOSTS,
         ),
     ] = None,
     processes: Annotated[
         int | None,
         typer.Option(
-            "--nproc-per-node", min=1, max=64, help="With --hosts: ranks on each host. Default: one for each GPU that the hosts state."
+            "--nproc-per-node",
+            min=1,
+            max=64,
+            help="With --hosts: ranks on each host. Default: one for each GPU that the hosts state.",
+            rich_help_panel=ON_HOSTS,
         ),
     ] = None,
     render: Annotated[
-        bool, typer.Option("--render", help="With --hosts: run nothing. Print the job file that this command stands for.")
+        bool,
+        typer.Option(
+            "--render",
+            help="With --hosts: run nothing. Print the job file that this command stands for.",
+            rich_help_panel=ON_HOSTS,
+        ),
     ] = False,
     first: Annotated[
         str | None,
         typer.Option(
             "--first",
             metavar="HOST",
-            help="On hosts: the host that becomes node 0. Default: the first host of the cluster file.",
+            help="The host that becomes node 0. Default: the first host of the cluster file.",
             show_default=False,
+            rich_help_panel=ON_HOSTS,
         ),
     ] = None,
     without: Annotated[
         list[str] | None,
-        typer.Option("--without", metavar="HOST", help="On hosts: a host to leave out. May be repeated.", show_default=False),
+        typer.Option(
+            "--without", metavar="HOST", help="A host to leave out. May be repeated.", show_default=False, rich_help_panel=ON_HOSTS
+        ),
     ] = None,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="On hosts: accept a network that is too slow for the weights that the job sends.")
+        bool,
+        typer.Option("--anyway", help="Accept a network that is too slow for the weights that the job sends.", rich_help_panel=ON_HOSTS),
     ] = False,
+    local: Annotated[
+        bool,
+        typer.Option("--local", help="Run as processes on this machine, without a cluster or root.", rich_help_panel=HERE),
+    ] = False,
+    workspace: Annotated[
+        Path,
+        typer.Option(
+            "--workspace",
+            help="With --local: the folder whose workspace/ and datasets/ stand for /workspace and /datasets.",
+            rich_help_panel=HERE,
+        ),
+    ] = WORKSPACE,
+    preview: Annotated[
+        int | None,
+        typer.Option(
+            "--preview",
+            min=1,
+            help="With --local: train nothing. Print this many samples, and mark what the model would learn from them.",
+            rich_help_panel=HERE,
+        ),
+    ] = None,
+    in_namespace: Annotated[
+        bool,
+        typer.Option(
+            "--in-namespace",
+            help="Run on Kubernetes with the role admin in one namespace, without CRDs or the operator.",
+            rich_help_panel=IN_NAMESPACE,
+        ),
+    ] = False,
+    attach: Annotated[
+        bool,
+        typer.Option(
+            "--attach",
+            help="With --in-namespace: follow a run that you started before to its end, then release its nodes.",
+            rich_help_panel=IN_NAMESPACE,
+        ),
+    ] = False,
+    job: Annotated[
+        str | None,
+        typer.Option("--job", help=f"The dev environment. Default: {DEV_ENVIRONMENT}.", show_default=False, rich_help_panel=IN_ENVIRONMENT),
+    ] = None,
 ) -> None:
-    """Run a script on all nodes, or a job without the operator.
+    """Run a job and follow it, or a script in a dev environment.
 
-    A script runs in a dev environment. A job file runs on hosts, in a namespace, or on this machine.
+    A job file (-f) runs on a cluster: its operator gets the job, and you see the log until the end. It also runs on hosts (--cluster or
+    --hosts), in one namespace without the operator (--in-namespace), and on this machine (--local). Exit code: 0 complete, 1 failed, 2 it
+    can't run as written.
 
-    Ctrl-C stops all ranks of a script; a second Ctrl-C kills them. A lost connection stops them, too. A script's exit code is that of the
-    rank that failed first. A job's exit code: 0 complete, 1 failed, 2 it can't run as written, 130 interrupted.
+    On a cluster and on hosts the job doesn't need this terminal: Ctrl-C ends the output only, with exit code 130. If the same job runs
+    already, you follow it. If another one has the name, nothing happens to it, and you read what you can do.
 
-    Example: lockstep run --job ml-dev-env train_multi_node.py --epochs 3
+    Example: lockstep run -f job.yaml
 
-    Example: lockstep run -f job.yaml --local --set training.lora.rank=8 --set nodes=1
+    Example: lockstep run -f job.yaml --cluster barcelona -n team --set training.lora.rank=8 --detach
+
+    Example: lockstep run -f job.yaml --cluster lab --nodes 2
 
     Example: lockstep run -f job.yaml --local --preview 3
 
-    On hosts (--cluster names a file with platform: hosts) the job doesn't need this terminal: Ctrl-C ends the output, and the job goes
-    on.
-
-    Example: lockstep run -f job.yaml --cluster lab --detach
-
     Example: lockstep run --hosts lab0,lab1 --nproc-per-node 2 -- train.py --epochs 3
+
+    A script runs on all nodes of a dev environment. Ctrl-C stops its ranks, a second Ctrl-C kills them, and a lost connection stops them,
+    too. The exit code is that of the rank that failed first.
+
+    Example: lockstep run --job ml-dev-env train_multi_node.py --epochs 3
     """
     file = only(files, "run") if files else None
     choice = HostChoice(first, tuple(without or ()))
@@ -148,35 +210,39 @@ def run(
     )
     changes = [*(changes or ()), *(fresh_changes(file) if fresh else ())]
     named = cluster_of_hosts(hosts, _job_name(file, changes)) if hosts else cluster
-    if not (local or in_namespace or named or _names_cluster(file)):
-        raise _no_place(file, changes)
-    inputs = inputs_without_operator(file, named or LOCAL_CLUSTER if local else named, None if local else namespace, changes)
-    inputs = _with_nodes(inputs, nodes)
-    if local:
-        raise typer.Exit(_run_here(inputs, workspace, preview))
-    if inputs.cluster.hosts is not None:
-        _refuse_kubernetes(namespace, context)
-        if not anyway:
-            _refuse_slow_network(inputs, named, choice)
-        raise typer.Exit(_run_on_hosts(inputs, named or inputs.cluster.cluster.name, choice, detach=detach))
-    if in_namespace:
-        raise typer.Exit(_run_in_namespace(inputs, context, attach=attach))
-    raise _no_place(file, changes)
+    if local or in_namespace:
+        inputs = inputs_without_operator(file, named or LOCAL_CLUSTER if local else named, None if local else namespace, changes)
+        inputs = _with_nodes(inputs, nodes)
+        raise typer.Exit(_run_here(inputs, workspace, preview) if local else _run_in_namespace(inputs, context, attach=attach))
+    inputs = _with_nodes(_read_anywhere(file, named, namespace, context, changes), nodes)
+    if inputs.cluster.hosts is None:
+        if first or without or anyway:
+            raise ConfigError("--first, --without and --anyway are for a job on hosts: name their cluster file with --cluster")
+        from lockstep.cli.jobs.submit import Options, run_on_cluster
+
+        options = Options(str(file), cluster, namespace, context, (*changes, *([f"nodes={nodes}"] if nodes else [])))
+        raise typer.Exit(run_on_cluster(inputs, options, detach=detach))
+    _refuse_kubernetes(namespace, context)
+    inputs = without_operator(inputs)
+    if not anyway:
+        _refuse_slow_network(inputs, named, choice)
+    raise typer.Exit(_run_on_hosts(inputs, named or inputs.cluster.cluster.name, choice, detach=detach))
 
 
-def _names_cluster(file: Path) -> bool:
-    """Return True if the job file names a cluster, or is piped in, so that it can be read once only."""
-    from lockstep.api.files.jobfile import parse_job_file
+def _read_anywhere(file: Path, cluster: str | None, namespace: str | None, context: str | None, changes: Sequence[str]) -> Inputs:
+    """Return the job and its cluster, or hosts; where none is named, the cluster that verbs about jobs ask. Raises ConfigError, with the ways to run it, where that is not up."""
+    from lockstep.cli.shared.target import is_embedded, unnamed_cluster
 
-    return str(file) == "-" or parse_job_file(read_text(file), str(file)).spec.cluster is not None
-
-
-def _no_place(file: Path, changes: Sequence[str]) -> ConfigError:
-    options = "".join(f" --set {shlex.quote(change)}" for change in changes)
-    return ConfigError(
-        "choose where the job runs: --local (processes of this machine), --in-namespace (Kubernetes, role admin), or --cluster with a file of hosts; "
-        f"with the operator: lockstep render -f {shlex.quote(str(file))}{options} -o job | kubectl apply -f -"
-    )
+    inputs = read_inputs(file, cluster, namespace, changes, unnamed=lambda: unnamed_cluster(context))
+    try:
+        is_embedded(inputs.cluster.cluster.name, context)
+    except ConfigError as error:
+        options = "".join(f" --set {shlex.quote(change)}" for change in changes)
+        raise ConfigError(
+            f"{error}; or choose where else the job runs: --local (processes of this machine), --in-namespace (Kubernetes, role admin), or --cluster with a file of hosts; "
+            f"with an operator elsewhere: lockstep render -f {shlex.quote(str(file))}{options} -o job | kubectl apply -f -"
+        ) from None
+    return inputs
 
 
 def _refuse_mixed(*, local: bool, in_namespace: bool, of_hosts: bool, preview: bool, attach: bool) -> None:
@@ -185,7 +251,7 @@ def _refuse_mixed(*, local: bool, in_namespace: bool, of_hosts: bool, preview: b
         raise ConfigError("a job runs either on this machine (--local) or in a namespace (--in-namespace): use one of them")
     if (local or in_namespace) and of_hosts:
         raise ConfigError(
-            "--detach, --hosts, --first, --without and --anyway are for a job on hosts: name their cluster file with --cluster"
+            "--detach, --hosts, --first, --without and --anyway are for a job on a cluster or on hosts: leave out --local and --in-namespace"
         )
     if not local and preview:
         raise ConfigError("--preview reads the data on this machine: add --local")
@@ -308,12 +374,16 @@ def refuse_interactive(job: TrainingJob) -> None:
 
 
 def inputs_without_operator(file: Path, cluster: str | None, namespace: str | None, changes: Sequence[str]) -> Inputs:
-    """Return the job that runs without the operator, and its cluster. What only the operator does is warned of."""
-    from lockstep.plan.reconcile.clocks import without_operator
+    """Return the job that runs without the operator, and its cluster, as `without_operator` judges it."""
+    return without_operator(read_inputs(file, cluster, namespace, changes))
 
-    inputs = read_inputs(file, cluster, namespace, changes)
+
+def without_operator(inputs: Inputs) -> Inputs:
+    """Return the same inputs. What only the operator does is warned of. Raises ConfigError for a dev environment."""
+    from lockstep.plan.reconcile.clocks import without_operator as fields_of_operator
+
     refuse_interactive(inputs.job)
-    ignored = without_operator(inputs.job.spec)
+    ignored = fields_of_operator(inputs.job.spec)
     if ignored:
         tell(f"warning: {', '.join(ignored)} has no effect without the operator")
     return inputs
@@ -342,7 +412,7 @@ def run_in_session(words: Sequence[str], job: str, where: TargetOptions, *, deta
     """Run a script on all nodes of a dev environment. Return the exit code of the rank that failed first."""
     if not words:
         raise ConfigError(
-            "name what to run: a job file (-f job.yaml --local), or a script on all nodes of a dev environment (lockstep run train.py)"
+            "name what to run: a job file (lockstep run -f job.yaml), or a script on all nodes of a dev environment (lockstep run train.py)"
         )
     from lockstep.platforms.jobs.terminal import agent_command, run_on_all_nodes
 

@@ -160,11 +160,23 @@ FRESH = "training.checkpoint.resumeFrom=None"
 """The --set that trains anew."""
 
 
-def read_inputs(file: Path, cluster: str | None, namespace: str | None, changes: Sequence[str] | None = None) -> Inputs:
-    """Return the job and its cluster. Raises ConfigError with every mistake of the job file, of `changes` (--set), or of the cluster file, or when they name no cluster."""
+def read_inputs(
+    file: Path,
+    cluster: str | None,
+    namespace: str | None,
+    changes: Sequence[str] | None = None,
+    *,
+    unnamed: Callable[[], str] | None = None,
+) -> Inputs:
+    """Return the job and its cluster. `unnamed`: which cluster is meant where neither `cluster` nor the job names one.
+
+    Raises ConfigError with every mistake of the job file, of `changes` (--set), or of the cluster file, or when they name no cluster.
+    """
     from lockstep.api.files.jobfile import parse_job_file
 
-    return _inputs(parse_job_file(read_text(file), str(file), changes or ()), file, cluster, namespace, str(file))
+    job = parse_job_file(read_text(file), str(file), changes or ())
+    named = cluster or job.spec.cluster
+    return _inputs(job, file, unnamed() if named is None and unnamed is not None else cluster, namespace, str(file))
 
 
 def _inputs(job: TrainingJob, file: Path, cluster: str | None, namespace: str | None, source: str) -> Inputs:

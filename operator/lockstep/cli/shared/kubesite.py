@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import CONTAINER, DATASETS, WORKSPACE, pod_name
 from lockstep.api.objects import Object, condition, current_status, has_ended
-from lockstep.cli.shared.inputs import FRESH
 from lockstep.cli.shared.site import Site, SiteJob, Stale, Volume, instead_of
 from lockstep.platforms.output import tell
 
@@ -35,7 +34,7 @@ class KubeSite(Site):
     def __init__(self, target: Target) -> None:
         self.target = target
         self.again = f"-n {target.namespace}"
-        self.anew = f"lockstep render -f FILE --set {FRESH} -o job | kubectl apply -f -"
+        self.anew = f"lockstep run -f FILE --fresh {self.again}"
         self.where = f"in namespace {target.namespace}"
         self.noun = "TrainingJob"
 
@@ -217,12 +216,15 @@ class ClusterJob(SiteJob):
             async for line in output:
                 yield line
 
-    async def follow(self, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
+    async def follow(
+        self, selection: LogSelection, say: Callable[[str], None], watch: Callable[[Object], object] = has_ended
+    ) -> AsyncGenerator[str, None]:
+        """Yield the lines as `SiteJob.follow` does. `watch` gets the status whenever there is no log to read."""
         from lockstep.platforms.jobs.logs import follow, lines
 
         printed = False
         async with self.target.client.connected() as cluster:
-            async for line in follow(cluster, self.namespace, self.name, selection, _Over(cluster, self, say)):
+            async for line in follow(cluster, self.namespace, self.name, selection, _Over(cluster, self, say, watch)):
                 printed = True
                 yield line
             if not printed:
@@ -261,8 +263,8 @@ class ClusterJob(SiteJob):
 class _Over:
     """Answers whether a job that is followed has ended."""
 
-    def __init__(self, cluster: Cluster, job: ClusterJob, say: Callable[[str], None]) -> None:
-        self._cluster, self._job, self._say = cluster, job, say
+    def __init__(self, cluster: Cluster, job: ClusterJob, say: Callable[[str], None], watch: Callable[[Object], object]) -> None:
+        self._cluster, self._job, self._say, self._watch = cluster, job, say, watch
         self._reason = ""
 
     async def __call__(self) -> bool:
@@ -274,6 +276,7 @@ class _Over:
         if current is None:
             raise Failed(f"job {self._job.name} was deleted")
         status = current_status(current)
+        self._watch(status)
         reason = str(condition(status, "Progressing").get("reason"))
         if reason == "Suspended" and self._reason != reason:
             self._say(f"{self._job.name} is suspended; this goes on when it does (lockstep resume {self._job.at}), Ctrl-C ends it")

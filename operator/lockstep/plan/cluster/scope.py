@@ -90,6 +90,9 @@ def image_of(deployment: Object) -> str:
     return str(deployment["spec"]["template"]["spec"]["containers"][0]["image"])
 
 
+NO_OPERATOR = "no operator is installed: lockstep deploy CLUSTER, or run the job without one (lockstep run --in-namespace)"
+
+
 def unserved(facts: ClusterFacts) -> str:
     """Reason that no operator works in the namespace, as far as this person may see, and who changes that; "" where one does.
 
@@ -98,8 +101,7 @@ def unserved(facts: ClusterFacts) -> str:
     operator, binding = facts.object("Deployment", OPERATOR_NAME), facts.object("RoleBinding", NAMED_BINDING)
     namespace, deployment = facts.namespace, operator.first
     if deployment is None:
-        none = "no operator is installed: lockstep deploy CLUSTER, or run the job without one (lockstep run --in-namespace)"
-        return none if operator.seen else ""
+        return NO_OPERATOR if operator.seen else ""
     is_elsewhere = deployment["metadata"]["namespace"] != namespace
     scope = scope_of(deployment)
     if scope.own and namespace in scope.namespaces:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import yaml
 
-from support.clusters.cluster_jobs import Jobs, until
+from support.clusters.cluster_jobs import API, Jobs, until
 from support.in_process import Told
 from support.in_process import lockstep as typed
+from support.served import started
 
 
 def lockstep(jobs: Jobs, *arguments: str, namespaced: bool = True) -> Told:
@@ -62,6 +64,50 @@ def test_a_job_that_runs_is_deleted_only_when_that_is_meant(jobs: Jobs) -> None:
     assert done.returncode == 0 and "its claims stay" in done.stdout, done.stderr
     assert jobs.job("doomed") == {}
     until("the pods are gone", lambda: not jobs.pods("doomed"))
+
+
+def job_file(folder: Path, name: str, script: str) -> str:
+    """A file of a job on two nodes of the `local` cluster, which states no namespace."""
+    volume = {"name": "scripts", "mountPath": "/scripts", "configMap": {"name": "scripts"}}
+    spec = {"nodes": 2, "script": {"path": f"/scripts/{script}"}, "podTemplate": {"volumes": [volume]}, "restart": {"maxRestarts": 0}}
+    file = folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec}))
+    return str(file)
+
+
+def test_a_job_file_runs_to_its_end_with_its_log_and_its_exit_code(jobs: Jobs, tmp_path: Path) -> None:
+    file = job_file(tmp_path, "typed", "ok.py")
+    done = lockstep(jobs, "run", "-f", file, "--cluster", "local")
+    assert done.returncode == 0, done.stderr
+    assert "hello from 0" in done.stdout and "Complete: all ranks are done" in done.stdout
+    assert f"job typed (2 nodes) is created in namespace {jobs.namespace} of cluster local" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("lockstep: job typed is complete: ")
+    assert jobs.job("typed")["spec"]["cluster"] == "local"
+    again = lockstep(jobs, "run", "-f", file, "--cluster", "local")
+    assert again.returncode == 2 and f"lockstep delete typed -n {jobs.namespace}" in again.stderr
+    failed = lockstep(jobs, "run", "-f", job_file(tmp_path, "broken", "fail.py"), "--cluster", "local")
+    assert failed.returncode == 1 and f"lockstep why broken -n {jobs.namespace}" in failed.stderr.splitlines()[-1]
+    for name in ("typed", "broken"):
+        jobs.end(name)
+
+
+def test_ctrl_c_leaves_a_job_running_that_the_same_file_follows_and_another_one_leaves_alone(jobs: Jobs, tmp_path: Path) -> None:
+    file = job_file(tmp_path, "goes-on", "wait.py")
+    with started(jobs, "run", "-f", file, "--cluster", "local") as process:
+        assert process.stdout is not None
+        next(line for line in process.stdout if "all 2 ranks run" in line)
+    uid = jobs.job("goes-on")["metadata"]["uid"]
+    same = lockstep(jobs, "run", "-f", file, "--cluster", "local", "--detach")
+    assert same.returncode == 0 and "has not ended: this follows it" in same.stderr, same.stderr
+    other = lockstep(jobs, "run", "-f", file, "--cluster", "local", "--nodes", "1")
+    assert other.returncode == 2 and f"lockstep scale goes-on 1 -n {jobs.namespace}" in other.stderr
+    assert jobs.job("goes-on")["metadata"]["uid"] == uid and jobs.job("goes-on")["spec"]["nodes"] == 2
+    jobs.end("goes-on")
+
+
+def test_what_a_cluster_would_refuse_is_refused_before_anything_is_created(jobs: Jobs, tmp_path: Path) -> None:
+    refused = lockstep(jobs, "run", "-f", job_file(tmp_path, "greedy", "ok.py"), "--cluster", "local", "--set", "gpusPerNode=8")
+    assert refused.returncode == 2 and jobs.job("greedy") == {}, refused.stderr
 
 
 @pytest.mark.parametrize(

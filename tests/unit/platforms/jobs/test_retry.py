@@ -123,6 +123,7 @@ def test_fresh_is_resume_from_none_and_no_matter_of_scripts(tmp_path: Path, monk
     assert CliRunner().invoke(app, ["run", "-f", sample, "--local"]).exit_code == 0
     assert CliRunner().invoke(app, ["run", "-f", sample, "--local", "--fresh"]).exit_code == 0
     assert asked == ["Auto", "None"]
+    monkeypatch.setenv("HOME", str(tmp_path))
     nowhere = CliRunner().invoke(app, ["run", "-f", sample, "--fresh"])
     assert "--set training.checkpoint.resumeFrom=None -o job | kubectl apply -f -" in nowhere.output + str(nowhere.exception)
     script = tmp_path / "job.yaml"

@@ -1,0 +1,229 @@
+"""`lockstep run -f` on a cluster: create the TrainingJob, and follow it or leave it to the operator."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.objects import Object, condition, has_ended, is_true
+from lockstep.cli.shared.inputs import FRESH, resolve_inputs
+from lockstep.cli.shared.kubesite import ClusterJob
+from lockstep.cli.shared.terminal import say
+from lockstep.platforms.output import put
+from lockstep_spec.words import number_of
+
+if TYPE_CHECKING:
+    from lockstep.cli.shared.inputs import Inputs
+    from lockstep.cli.shared.target import Target
+    from lockstep.kube.cluster import ApiError, Cluster
+    from lockstep.plan.ahead.submission import SubmittedAs, SubmittedState
+
+EXIT_FAILED = 1
+CONFLICT, INVALID = 409, 422
+POLL_SECONDS = 0.5
+UNSEEN_SECONDS = 20.0
+"""Time after which you should know that no operator has looked at the job."""
+ANNOTATION_CHARACTERS_MAX = 200 << 10
+"""The API server takes 256 KiB of annotations in all."""
+
+
+class Options(NamedTuple):
+    """Options of `lockstep run -f`, as they were typed."""
+
+    file: str
+    cluster: str | None
+    namespace: str | None
+    context: str | None
+    changes: tuple[str, ...]
+    """Values of --set, with those that other options stand for."""
+
+    def to_same_place(self) -> tuple[str, ...]:
+        """Return the options that lead to the same job again, without --fresh."""
+        named = [*(("--cluster", self.cluster) if self.cluster else ()), *(("-n", self.namespace) if self.namespace else ())]
+        return (*named, *(word for change in self.changes if change != FRESH for word in ("--set", change)))
+
+
+def run_on_cluster(inputs: Inputs, options: Options, *, detach: bool) -> int:
+    """Hand the job to the operator of its cluster, and return its exit code. Raises as `submit` does, and ConfigError for a job that names another cluster, or can't run on this one."""
+    from lockstep.cli.shared.target import Verb, is_embedded, target_of
+    from lockstep.plan.ahead.submission import SubmittedAs
+    from lockstep.plan.render.resolve import refuse_missing_gpus
+
+    job, cluster = inputs.job, inputs.cluster.cluster.name
+    if options.cluster and job.spec.cluster not in (None, cluster):
+        raise ConfigError(
+            f"{options.file}: spec.cluster is {job.spec.cluster}, but --cluster is {cluster}: leave out --cluster, or say --set cluster={cluster}"
+        )
+    if options.cluster:
+        inputs = replace(inputs, job=job.model_copy(update={"spec": job.spec.model_copy(update={"cluster": cluster})}))
+    is_known = Verb.unnamed is None or is_embedded(cluster, options.context)
+    target = target_of(options.cluster or cluster, options.namespace or job.metadata.namespace, options.context)
+    inputs = replace(inputs, namespace=target.namespace)
+    if is_known:  # (a cluster file that stands in for the kubeconfig's cluster says nothing about that one)
+        refuse_missing_gpus(resolve_inputs(inputs))
+    place = f"cluster {cluster}" if is_known else f"the cluster at {target.client.server}"
+    return submit(inputs, target, SubmittedAs(options.file, cluster, target.namespace, place, options.to_same_place()), detach=detach)
+
+
+def submit(inputs: Inputs, target: Target, typed: SubmittedAs, *, detach: bool) -> int:
+    """Create the job, or find the same one that runs, and return its exit code: 0 complete, 1 failed. Ctrl-C ends the output only.
+
+    With `detach` return once the operator has accepted it. A dev environment is not followed: it has no end.
+
+    Raises:
+        ConfigError: the API server or the operator refuses the job as it is written, or another job has its name.
+        Failed: no operator works there, or the job is not accepted for another reason.
+    """
+    job = target.client.run(lambda cluster: _find_or_create(cluster, inputs, target, typed))
+    watch = StartWatch(job, typed)
+    try:
+        if detach:
+            _until(job, watch, lambda now: now.accepted)
+            say(f"the operator has accepted job {job.name}")
+            return 0
+        if inputs.job.spec.type == "Interactive":
+            _until(job, watch, lambda now: now.is_ready)
+            say(f"{job.name} is ready: lockstep run --job {job.name} -n {job.namespace} SCRIPT runs a script on all its nodes")
+            return 0
+        return asyncio.run(_follow(job, watch))
+    except (KeyboardInterrupt, SystemExit):  # SystemExit: by SIGTERM, or a terminal that was closed
+        say(f"job {job.name} goes on: lockstep logs {job.at} -f shows it again, lockstep stop {job.at} saves and stops it")
+        raise
+
+
+async def _find_or_create(cluster: Cluster, inputs: Inputs, target: Target, typed: SubmittedAs) -> ClusterJob:
+    """Return the job on the cluster. Raises ConfigError, Failed."""
+    from lockstep.kube.cluster import ApiError
+    from lockstep.plan.ahead.submission import name_taken
+
+    name, namespace = inputs.job.metadata.name, target.namespace
+    existing = await cluster.get("TrainingJob", namespace, name)
+    if existing is None:
+        await _look_for_operator(cluster, namespace)
+        try:
+            job = ClusterJob(target, await cluster.create(_document(inputs, namespace)))
+        except ApiError as error:
+            if error.status != CONFLICT:
+                raise _explained(error, inputs, namespace) from error
+            existing = await cluster.get("TrainingJob", namespace, name)
+        else:
+            nodes = f" ({number_of(inputs.job.spec.nodes, 'node')})" if inputs.job.spec.nodes else ""
+            say(
+                f"job {name}{nodes} is created in namespace {namespace} of {typed.place}; it goes on without this terminal: lockstep logs {job.at} -f"
+            )
+            return job
+    if existing is None:
+        raise Failed(f"job {name} of namespace {namespace} was deleted meanwhile: repeat {typed.again()}")
+    taken = name_taken(inputs.job, existing, typed)
+    if taken:
+        raise ConfigError(*taken)
+    job = ClusterJob(target, existing)
+    say(f"job {name} is in namespace {namespace} already, as {typed.file} describes it, and has not ended: this follows it")
+    return job
+
+
+def _document(inputs: Inputs, namespace: str) -> Object:
+    """Return the TrainingJob as `kubectl apply` would create it."""
+    from lockstep.kube.jobs import with_last_applied
+
+    written = inputs.job.written()
+    document = {**written, "metadata": {**written["metadata"], "namespace": namespace}}
+    return with_last_applied(document) if len(json.dumps(document)) < ANNOTATION_CHARACTERS_MAX else document
+
+
+async def _look_for_operator(cluster: Cluster, namespace: str) -> None:
+    """Raise Failed where no operator would start a job of this namespace. Say so where the one that does is silent."""
+    from lockstep.platforms.clusters.facts import unserved
+    from lockstep.platforms.jobs.observe import operator_unheard
+
+    reason, unheard = await asyncio.gather(unserved(cluster, namespace), operator_unheard(cluster, namespace))
+    if reason:
+        raise Failed(f"nothing was created: {reason}")
+    if unheard is not None:
+        say(f"warning: {unheard.why} since {unheard.since}: the job waits for it (lockstep doctor -n {namespace})")
+
+
+def _explained(error: ApiError, inputs: Inputs, namespace: str) -> Exception:
+    """Return the API server's refusal of the job as a person can use it."""
+    from lockstep.kube.cluster import NOT_FOUND
+    from lockstep.plan.cluster.scope import NO_OPERATOR
+
+    if error.status == INVALID:
+        return ConfigError(f"{inputs.source}: the API server refuses it: {error.message}")
+    if error.status != NOT_FOUND:
+        return error
+    if "namespaces" in error.message:
+        return Failed(f"there is no namespace {namespace}: name another one with -n, or create it (kubectl create namespace {namespace})")
+    return Failed(f"this cluster doesn't know TrainingJobs: {NO_OPERATOR}")
+
+
+class StartWatch:
+    """Says what a job waits for, each time that changes, and ends the wait where it can't start."""
+
+    def __init__(self, job: ClusterJob, typed: SubmittedAs) -> None:
+        self._job, self._typed = job, typed
+        self._line, self._since = "", time.monotonic()
+        self._is_unseen = False
+
+    def __call__(self, status: Object) -> SubmittedState:
+        """Raises ConfigError where the operator refuses the job as it is written."""
+        from lockstep.plan.ahead.submission import standing
+
+        now, job = standing(status), self._job
+        if now.refused and now.is_final:
+            raise ConfigError(
+                f"the operator refuses job {job.name}: {now.refused}; it stays there: correct {self._typed.file}, then {self._typed.apply()}, "
+                f"or lockstep delete {job.at} and run it again"
+            )
+        if now.line not in ("", self._line) and not has_ended(status):
+            self._line = now.line
+            say(f"{job.name}: {now.line}")
+        if not (now.line or self._is_unseen) and time.monotonic() - self._since > UNSEEN_SECONDS:
+            self._is_unseen = True
+            say(f"no operator has looked at job {job.name} for {UNSEEN_SECONDS:.0f} s: lockstep doctor -n {job.namespace}")
+        return now
+
+
+def _until(job: ClusterJob, watch: StartWatch, reached: Callable[[SubmittedState], bool]) -> None:
+    """Wait until the job has come so far, or has ended. Raises ConfigError as `watch` does, Failed where the job can't start until somebody helps."""
+    status = job.job.get("status") or {}
+    while True:
+        now = watch(status)
+        if reached(now) or is_true(status, "Complete"):
+            return
+        if is_true(status, "Failed"):
+            raise Failed(_failed(job, status))
+        if now.refused and not now.passes:
+            raise Failed(f"job {job.name} is not accepted yet: {now.refused}; it starts by itself then: lockstep why {job.at}")
+        time.sleep(POLL_SECONDS)
+        status = job.look_again()
+
+
+async def _follow(job: ClusterJob, watch: StartWatch) -> int:
+    from lockstep.plan.pages.logs import LogSelection
+
+    trouble: Failed | ConfigError | None = None
+    try:
+        async with aclosing(job.follow(LogSelection(), say, watch)) as lines:
+            async for line in lines:
+                put(line, flush=True)
+    except (Failed, ConfigError) as error:  # (also of a job that has ended before it had a log)
+        trouble = error
+    status = await asyncio.to_thread(job.look_again)
+    if trouble is not None and not has_ended(status):
+        raise trouble
+    if is_true(status, "Failed"):
+        say(_failed(job, status))
+        return EXIT_FAILED
+    say(f"job {job.name} is complete: lockstep describe {job.at} shows where its results are")
+    return 0
+
+
+def _failed(job: ClusterJob, status: Object) -> str:
+    return f"job {job.name} has failed: {condition(status, 'Failed').get('message', '')}: lockstep why {job.at}"

@@ -1,0 +1,154 @@
+"""Decisions of `lockstep run -f` on a cluster: what to do about a job that has the name, and what a new job's status says so far (pure)."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from lockstep.api.job import TrainingJob, TrainingJobSpec
+from lockstep.api.names import FIXED_FIELDS
+from lockstep.api.objects import Object, condition, is_true
+from lockstep.plan.reasons import Reason
+from lockstep_spec.words import listed
+
+OF_VERBS = ("suspend", "restart.retry", "interactive.resume")
+"""Fields that verbs set in a job that is there: no job file means something else by leaving them out."""
+SHOWN_FIELDS = 5
+MENDED_BY_OTHERS = frozenset(
+    {
+        Reason.PREVIOUS_JOB_REMAINS, Reason.CLAIM_DELETED, Reason.SERVICE_ACCOUNT_NOT_FOUND, Reason.WRITE_REFUSED, Reason.FROZEN_RUN_LOST,
+        Reason.NAME_TAKEN, Reason.INVALID_CLUSTER,
+    }
+)  # fmt: skip
+"""Refusals of the operator that pass without a change of the job: it starts by itself then."""
+UNREADABLE = "fields of another version"
+
+
+@dataclass(frozen=True)
+class SubmittedAs:
+    """A job as it was submitted: its file, and the options that lead to the same place again."""
+
+    file: str
+    cluster: str
+    """Cluster whose file counts, though it may not have been typed."""
+    namespace: str
+    place: str
+    """The cluster in a sentence."""
+    options: tuple[str, ...] = ()
+    """Options as they were typed: --cluster, -n, --set; not --fresh."""
+
+    def again(self, *more: str) -> str:
+        """Command that submits it once more."""
+        return " ".join(["lockstep run -f", shlex.quote(self.file), *map(shlex.quote, (*self.options, *more))])
+
+    def apply(self) -> str:
+        """Command that changes the job which is there."""
+        if "--set" not in self.options:
+            return f"kubectl apply -n {self.namespace} -f {shlex.quote(self.file)}"
+        more = () if "--cluster" in self.options else ("--cluster", self.cluster)
+        return f"{self.again(*more).replace('lockstep run', 'lockstep render', 1)} -o job | kubectl apply -f -"
+
+
+def differences(wanted: TrainingJob, existing: Object) -> tuple[str, ...]:
+    """Fields of spec in which the job on the cluster is another one, sorted. A cluster that only one of them names is none: it may be the default."""
+    try:
+        there = TrainingJobSpec.model_validate(existing["spec"])
+    except ValidationError:
+        return (UNREADABLE,)
+    ours, theirs = (dict(_leaves("", spec.model_dump(mode="json", by_alias=True, exclude_none=True))) for spec in (wanted.spec, there))
+    fields = {field for field in ours.keys() | theirs.keys() if ours.get(field) != theirs.get(field)} - set(OF_VERBS)
+    return tuple(sorted(fields - ({"cluster"} if wanted.spec.cluster is None or there.cluster is None else set())))
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """(path, value) of each field that is no mapping; an empty mapping is as good as none."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(f"{path}.{key}" if path else key, inner)
+    else:
+        yield path, value
+
+
+def name_taken(wanted: TrainingJob, existing: Object, typed: SubmittedAs) -> tuple[str, ...]:
+    """Return why a job that is there can't be followed as the one that was submitted: a sentence, then commands. () if it can: it is the same, and has not ended."""
+    name, namespace, status = wanted.metadata.name, typed.namespace, existing.get("status") or {}
+    fields = differences(wanted, existing)
+    is_stopped = bool(existing["spec"].get("suspend")) and not wanted.spec.suspend
+    if "deletionTimestamp" in existing["metadata"]:
+        return (f"job {name} of namespace {namespace} is being deleted: run yours once it is gone (lockstep get -n {namespace})",)
+    state = _state(status, is_stopped=is_stopped)
+    if not fields and not state:
+        return ()
+    differs = f" and differs from {typed.file} in {listed(fields, SHOWN_FIELDS)}" if fields else ""
+    sentence = f"namespace {namespace} has a job {name}, which {state or 'has not ended'}{differs}; nothing was changed:"
+    return (sentence, *(f"  {command}   # {what}" for command, what in _steps(wanted, state, fields, typed)))
+
+
+COMPLETE, FAILED, STOPPED = "is complete", "has failed", "is stopped"
+
+
+def _state(status: Object, *, is_stopped: bool) -> str:
+    """State of a job that is not to be followed; '' of one that runs or is about to."""
+    if is_true(status, "Complete"):
+        return COMPLETE
+    if is_true(status, "Failed"):
+        return FAILED
+    return STOPPED if is_stopped else ""
+
+
+def _steps(wanted: TrainingJob, state: str, fields: Sequence[str], typed: SubmittedAs) -> Iterator[tuple[str, str]]:
+    """(command, what it is for), the gentlest first."""
+    name, is_training = wanted.metadata.name, wanted.spec.training is not None
+    place = f"{name} -n {typed.namespace}"
+    yield {
+        COMPLETE: (f"lockstep describe {place}", "shows where its results are"),
+        FAILED: (f"lockstep why {place}", "explains why"),
+        STOPPED: (f"lockstep resume {place}", "lets it go on as it is, from its last checkpoint"),
+    }.get(state, (f"lockstep logs {place} -f", "follows it as it is"))
+    if state == FAILED and not fields:
+        yield f"lockstep retry {place}", "starts it again from its last checkpoint"
+    if fields == ("nodes",) and wanted.spec.nodes is not None and state in ("", STOPPED):
+        yield f"lockstep scale {name} {wanted.spec.nodes} -n {typed.namespace}", "gives it your number of nodes"
+    elif fields and state in ("", STOPPED) and not _is_fixed(fields):
+        yield typed.apply(), "changes it; it takes that at its next start"
+    anew = typed.again("--fresh") if is_training and state == COMPLETE else typed.again()
+    goes_on = " goes on from its checkpoints" if is_training and state != COMPLETE else " starts yours"
+    yield f"lockstep delete {place}", f"removes it, its checkpoints stay; then {anew}{goes_on}"
+    yield typed.again("--set", f"metadata.name={name}-2"), "runs yours under another name"
+
+
+def _is_fixed(fields: Sequence[str]) -> bool:
+    """Return True if the API server refuses a change of one of these."""
+    return UNREADABLE in fields or any(field == fixed or field.startswith(f"{fixed}.") for field in fields for fixed in FIXED_FIELDS)
+
+
+class SubmittedState(NamedTuple):
+    """State of a job that was submitted."""
+
+    line: str
+    """Reason and sentence; '' before the operator has looked at it."""
+    accepted: bool = False
+    refused: str = ""
+    """Message of the operator that refuses it."""
+    is_final: bool = False
+    """The refusal stands until somebody changes the job."""
+    passes: bool = False
+    """The refusal passes by itself."""
+    is_ready: bool = False
+    """A dev environment can be used."""
+
+
+def standing(status: Object) -> SubmittedState:
+    """Read the conditions of a job that was submitted, from its first look on."""
+    progress, accepted = condition(status, "Progressing"), condition(status, "Accepted")
+    line = f"{progress['reason']}: {progress['message']}" if progress else ""
+    if accepted.get("status") != "False" or progress.get("reason") != accepted.get("reason"):  # (one with pods runs on as it was)
+        return SubmittedState(line, accepted=accepted.get("status") == "True", is_ready=progress.get("reason") == Reason.READY)
+    reason = accepted["reason"]
+    return SubmittedState(
+        line, refused=str(accepted["message"]), is_final=reason not in MENDED_BY_OTHERS, passes=reason == Reason.PREVIOUS_JOB_REMAINS
+    )
