@@ -139,11 +139,12 @@ def test_names_of_no_jobs_are_no_line(tmp_path: Path, monkeypatch: pytest.Monkey
 class Asked:
     """What `Client.request` answers, by the end of the path."""
 
-    def __init__(self, **lists: list[str]) -> None:
-        self.lists = lists
+    def __init__(self, elsewhere: list[str] | None = None, **lists: list[str]) -> None:
+        self.lists, self.elsewhere = lists, elsewhere or []
 
     def request(self, method: str, path: str, body: object = None, query: object = None) -> dict[str, object]:
-        return {"items": [{"metadata": {"name": name}} for name in self.lists.get(path.rpartition("/")[2], [])]}
+        names = self.lists.get(path.rpartition("/")[2], []) if "/namespaces/" in path else self.elsewhere
+        return {"items": [{"metadata": {"name": name, "namespace": "other"}} for name in names]}
 
 
 def test_a_job_without_the_operator_is_no_unknown_one() -> None:
@@ -152,6 +153,8 @@ def test_a_job_without_the_operator_is_no_unknown_one() -> None:
     assert "kubectl delete configmap x-run-1a2b -n ns removes it" in said
     other: Any = SimpleNamespace(client=Asked(trainingjobs=["y"]), namespace="ns")
     assert no_such_job(other, "x").startswith("there is no TrainingJob x in namespace ns: it has y; -n names another namespace")
+    there: Any = SimpleNamespace(client=Asked(trainingjobs=["y"], elsewhere=["x"]), namespace="ns")
+    assert no_such_job(there, "x") == "there is no TrainingJob x in namespace ns, but namespace other has one: add -n other"
 
 
 def test_a_shell_completes_the_names_of_jobs_and_nothing_where_there_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from lockstep.api.names import CONTAINER, DATASETS, WORKSPACE, pod_name
 from lockstep.api.objects import Object, condition, current_status, has_ended
 from lockstep.cli.shared.site import Site, SiteJob, Stale, Volume, instead_of
 from lockstep.platforms.output import tell
+from lockstep_spec.words import listed
 
 if TYPE_CHECKING:
     from lockstep.cli.shared.target import Target
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
     from lockstep.plan.observed import Observed
     from lockstep.plan.pages.logs import LogSelection
     from lockstep.plan.pages.stacks import RankAnswer
-    from lockstep.plan.pages.why import Answer
+    from lockstep.plan.pages.why import Answer, ClusterHome
 
 T = TypeVar("T")
+SHOWN_NAMESPACES = 5
 
 
 class KubeSite(Site):
@@ -295,12 +297,27 @@ async def _answer(connection: Cluster, job: ClusterJob, bundle: Path | None) -> 
     observed, unheard, lacks = await asyncio.gather(
         look.at(job.job), operator_unheard(connection, job.namespace), unserved(connection, job.namespace)
     )
-    answer = answer_of(observed, tuple(look.not_seen), time.time(), lacks, unheard)
+    answer = answer_of(observed, tuple(look.not_seen), time.time(), lacks, unheard, _home(job))
     if is_awaited(observed) or answer.stale:
         answer = replace(answer, says=tuple(await unheard_lines(connection, job.namespace, observed.pods)))
     if bundle is not None:
         await _write(bundle, connection, observed, answer_page(answer))
     return answer
+
+
+def _home(job: ClusterJob) -> ClusterHome | None:
+    """Namespace of the jobs of the job's cluster, as its file in clusters/ states it; None where no file does."""
+    from lockstep.cli.shared.checkout import checkout
+    from lockstep.cli.shared.clusterfiles import peek
+    from lockstep.cli.shared.target import Verb
+    from lockstep.plan.pages.why import ClusterHome
+
+    named = job.job["spec"].get("cluster") or (None if job.target.cluster == Verb.unnamed else job.target.cluster)
+    try:
+        stated = peek(named, checkout() / "clusters") if named else None
+    except ConfigError:
+        return None
+    return None if stated is None or stated.is_of_hosts else ClusterHome(stated.name, stated.namespace)
 
 
 async def _write(path: Path, connection: Cluster, observed: Observed, answer: str) -> None:
@@ -314,13 +331,28 @@ async def _write(path: Path, connection: Cluster, observed: Observed, answer: st
 
 
 def no_such_job(target: Target, name: str) -> str:
-    """Explain a job that isn't there."""
+    """Explain a job that isn't there. A namespace that has one of this name is named, as far as you may look."""
+    from lockstep.kube.cluster import ApiError
     from lockstep.kube.jobs import list_jobs, run_without_operator
 
     run = run_without_operator(target.client, target.namespace, name)
     if run is not None:
         return no_operator(name, target.namespace, run)
-    return unknown_job(name, target.namespace, [str(job["metadata"]["name"]) for job in list_jobs(target.client, target.namespace)])
+    here = [str(job["metadata"]["name"]) for job in list_jobs(target.client, target.namespace)]
+    try:
+        every = list_jobs(target.client, None)
+    except ApiError:  # (few may list the jobs of all namespaces)
+        every = []
+    places = sorted(
+        {str(job["metadata"].get("namespace", "")) for job in every if job["metadata"]["name"] == name} - {"", target.namespace}
+    )
+    return elsewhere(name, target.namespace, places) if places else unknown_job(name, target.namespace, here)
+
+
+def elsewhere(name: str, namespace: str, places: list[str]) -> str:
+    """Explain a job that is in these namespaces, and not in the one that was looked at."""
+    has = f"namespace {places[0]} has one" if len(places) == 1 else f"namespaces {listed(places, SHOWN_NAMESPACES)} have one"
+    return f"there is no TrainingJob {name} in namespace {namespace}, but {has}: add -n {places[0]}"
 
 
 def no_operator(name: str, namespace: str, run: str) -> str:

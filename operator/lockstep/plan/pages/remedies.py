@@ -274,6 +274,14 @@ _HOST_WORDS = (
 )
 
 
+def leave_namespace(observed: Observed, home: str) -> tuple[Step, ...]:
+    """Steps for a job that was created in another namespace than it was meant for."""
+    return (
+        Step(f"lockstep delete {observed.name} -n {observed.namespace}", "removes it from there"),
+        Step(f"lockstep run -f FILE -n {home}", f"creates it in namespace {home}"),
+    )
+
+
 def next_steps(observed: Observed, state: str, *, held: bool, message: str = "", stale: bool = False) -> tuple[Step, ...]:
     """The most useful one first. `message`: what is said of where the job stands, if more is seen than its status says. `stale`: nobody keeps the
     status up to date."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from lockstep.api.objects import Object, condition, is_true
 from lockstep.api.status import PlacementStatus
 from lockstep.plan.observed import Observed
-from lockstep.plan.pages.remedies import Step, next_steps
+from lockstep.plan.pages.remedies import Step, leave_namespace, next_steps
 from lockstep.plan.pages.table import Unheard
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.conditions import View, waits_for
@@ -42,6 +42,13 @@ class Where(StrEnum):
 
 ENDED_OR_UNSEEN = frozenset({Where.UNSEEN, Where.COMPLETE, Where.FAILED})
 IN_ITS_WAY = frozenset({Where.UNSEEN, Where.REFUSED, Where.WAITING, Where.NODE_NOT_HEARD, Where.UNREACHABLE, Where.SILENT, Where.FAILED})
+
+
+class ClusterHome(NamedTuple):
+    """Namespace of a cluster's jobs, as its file states it."""
+
+    cluster: str
+    namespace: str
 
 
 @dataclass(frozen=True)
@@ -84,20 +91,28 @@ class Answer:
         return {key: value for key, value in asdict(self).items() if value}
 
 
-def why(observed: Observed, not_seen: tuple[str, ...], now: float, unserved: str = "", unheard: Unheard | None = None) -> Answer:
+def why(
+    observed: Observed,
+    not_seen: tuple[str, ...],
+    now: float,
+    unserved: str = "",
+    unheard: Unheard | None = None,
+    home: ClusterHome | None = None,
+) -> Answer:
     """`observed`: the job with what its asker may see around it. `not_seen`: what they may not, one sentence each. `unserved`: why no operator works
-    in its namespace."""
+    in its namespace. `home`: where the cluster's jobs are, if that is known."""
     status = observed.status
     state = where(observed)
     failure = status.get("failure") or {}
     summary = _summary(state, observed, now)
+    strayed = _strayed(observed, home) if state is Where.REFUSED else ""
     has_failed = state is Where.FAILED or state is Where.RESTARTING
     stale = unheard is not None and state not in ENDED_OR_UNSEEN
     return Answer(
         job=observed.name,
         namespace=observed.namespace,
         state=state,
-        summary=(unserved or summary) if state is Where.UNSEEN else summary,
+        summary=(unserved or summary) if state is Where.UNSEEN else f"{strayed}{summary}",
         first_cause=first_cause(failure, summary, "host" if observed.hosts else "Node") if has_failed else "",
         last_lines=tuple(failure.get("lastLines", [])[-SHOWN_LINES:]) if has_failed else (),
         cost=cost(status),
@@ -106,12 +121,24 @@ def why(observed: Observed, not_seen: tuple[str, ...], now: float, unserved: str
         saves=_failing_saves(status),
         changed=str((status.get("interference") or {}).get("message", "")),
         nodes=_message(status, "NodesHealthy", "False"),
-        next=next_steps(observed, state, held=is_true(status, "Held"), message=summary, stale=stale),
+        next=(
+            *(leave_namespace(observed, home.namespace) if home is not None and strayed else ()),
+            *next_steps(observed, state, held=is_true(status, "Held"), message=summary, stale=stale),
+        ),
         stale=unheard.text(now) if unheard is not None and stale else "",
         refused=_message(status, "Accepted", "False") if observed.pods and state not in ENDED_OR_UNSEEN else "",
         restarted=_last_restart(status) if state in (Where.RUNNING, Where.STARTING, Where.WAITING) else "",
         not_seen=(*not_seen, f"what became of it since: {unserved}") if unserved and state not in ENDED_OR_UNSEEN else not_seen,
     )
+
+
+def _strayed(observed: Observed, home: ClusterHome | None) -> str:
+    """Question to put before the refusal of a job that lacks its service account, and is in another namespace than its cluster's jobs; '' for any other."""
+    if home is None or home.namespace == observed.namespace:
+        return ""
+    if condition(observed.status, "Accepted").get("reason") != Reason.SERVICE_ACCOUNT_NOT_FOUND:
+        return ""
+    return f"cluster {home.cluster}'s jobs run in namespace {home.namespace}: was -n {home.namespace} forgotten? "
 
 
 def is_awaited(observed: Observed) -> bool:

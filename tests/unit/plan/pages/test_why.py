@@ -18,7 +18,7 @@ from lockstep.cli.main import app
 from lockstep.cli.shared.localsite import LocalSite
 from lockstep.plan.observed import Observed
 from lockstep.plan.pages.table import Unheard
-from lockstep.plan.pages.why import Answer, answer_page, cost, why
+from lockstep.plan.pages.why import Answer, ClusterHome, answer_page, cost, why
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep_gang.contract.report import Cause, CheckpointReport, Failure, Restart, State, TrainerReport
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, fresh, pod, report, running, settled
@@ -71,6 +71,18 @@ def test_a_job_that_runs_again_says_why_it_was_started_again() -> None:
     assert (answer.state, answer.restarted) == ("Running", line)
     assert f"restarted    {line}\nlost         1 failure (1 NodeLost): 7 steps done again" in answer_page(answer)
     assert not asked(failed()).restarted
+
+
+@pytest.mark.parametrize("home", [None, ClusterHome("local", "ns"), ClusterHome("local", "lockstep")])
+def test_a_job_in_another_namespace_than_its_cluster_s_is_moved_before_an_account_is_made_for_it(home: ClusterHome | None) -> None:
+    observed = replace(fresh(), service_accounts=frozenset())
+    answer = why(after(observed, reconcile(observed, None, CONTEXT, NOW)), (), NOW, home=home)
+    account = "kubectl create serviceaccount ml-dev-sa -n ns"
+    if home is None or home.namespace == "ns":
+        assert answer.next[0].command == account and answer.summary.startswith("service account ml-dev-sa does not exist")
+        return
+    assert answer.summary.startswith("cluster local's jobs run in namespace lockstep: was -n lockstep forgotten? service account ml-dev-sa")
+    assert [step.command for step in answer.next[:3]] == ["lockstep delete x -n ns", "lockstep run -f FILE -n lockstep", account]
 
 
 def test_a_job_that_runs_on_without_its_cluster_says_that_it_could_not_start_anew() -> None:
