@@ -31,7 +31,8 @@ def test_a_job_file_is_valid_as_it_is_written(tmp_path: Path, script: bool) -> N
     assert (job.metadata.name, job.spec.cluster, job.spec.script is not None) == ("lora", "barcelona", script)
     assert f"-f {path}" in text and "NAME" not in text and "CLUSTER" not in text
     profile = TrainingCluster.model_validate({"metadata": {"name": "barcelona"}, "spec": {"image": "i"}})
-    assert resolve(job, profile, PlatformDefaults(namespace="x")).warnings == ()
+    warned = [one.reason for one in resolve(job, profile, PlatformDefaults(namespace="x")).warnings]
+    assert warned == ([] if script else ["Placeholder"]), "of the model, which nobody can know"
 
 
 def test_a_job_for_a_cluster_that_is_given_by_its_file_names_that_cluster(tmp_path: Path) -> None:

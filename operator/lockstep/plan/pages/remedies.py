@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.api.names import AGENT_CONTAINER, ANNOTATION_DEFAULT_CLUSTER, LABEL_JOB, pod_name
+from lockstep.api.names import AGENT_CONTAINER, ANNOTATION_DEFAULT_CLUSTER, FIXED_FIELDS, LABEL_JOB, pod_name
 from lockstep.api.objects import Object, condition
 from lockstep.plan.observed import Observed
 from lockstep.plan.reasons import Reason
@@ -357,7 +357,23 @@ def _after_failure(observed: Observed, place: str, bundle: Step, *, held: bool) 
     if reason in (Reason.START_TIMEOUT, Reason.DEADLINE_EXCEEDED):
         again = remedy(reason, str(failed.get("message", "")), job, observed.namespace) or again
     look = Step(f"kubectl exec -it {pod_name(job, failure.get('node', 0))} {place} -- sh", "look into the pod while it is held")
-    return (*((look,) if held else ()), again, bundle)
+    fixed = _fixed_field(failure, str(failed.get("message", "")))
+    anew = (
+        Step(f"lockstep delete {job} {place}", f"spec.{fixed} can't be changed in this job: correct the file, and delete the job"),
+        Step(f"lockstep run -f FILE {place}", "creates it again from the corrected file"),
+        Step(f"lockstep retry {job} {place}", "only if the file is right, and what the message names is there now"),
+    )
+    return (*((look,) if held else ()), *(anew if fixed else (again,)), bundle)
+
+
+def _fixed_field(failure: Object, message: str) -> str:
+    """Field that the failure names, as one whose value is wrong, where nobody may change it after creation; '' if it names none."""
+    if failure.get("cause") != "Configuration":
+        return ""
+    words = f"{message} {failure.get('message', '')}"
+    return next(
+        (field for field in FIXED_FIELDS if re.search(rf"(?:spec|training)\.{re.escape(field.removeprefix('training.'))}\b", words)), ""
+    )
 
 
 def advice(failure: Object, job: str, place: str, *, in_pods: bool = True) -> str:

@@ -31,6 +31,8 @@ UNNAMED_IMAGE = (
     "called lockstep-operator:TAG"
 )
 """Description of the image for those who haven't seen the operator."""
+PLACEHOLDER_MODEL, PLACEHOLDER_DATA = "/workspace/models/MODEL", "/datasets/train.jsonl"
+"""Paths that `lockstep init job` writes."""
 MORE_GPUS = "MoreGPUsThanNodesHave"
 _OPERATOR_IMAGE = re.compile(r"((?:[^/@]+/)*)lockstep-operator:([\w.-]+)(?:@.+)?")
 _PROFILE_SECTIONS = ("platform", "nodes", "storage", "security", "resources", "shm_size", "pod")
@@ -91,6 +93,7 @@ def resolve(job: TrainingJob, profile: TrainingCluster, platform: PlatformDefaul
             *fabric_warnings(transport.value, cluster.network, name, gpus.value),
             *gpu_warnings(job, profile),
             *variable_warnings(job, profile),
+            *_placeholder_warnings(job),
         ),
         settings=explain_settings(job, profile, decided, nccl),
     )
@@ -128,6 +131,16 @@ def gpu_warnings(job: TrainingJob, profile: TrainingCluster) -> list[Notice]:
         return []
     message = f"spec.gpusPerNode is {requested}, but nodes of cluster {profile.metadata.name} have {gpus.per_node} (gpus.per_node): pods wait until a node has {requested}"
     return [Notice(MORE_GPUS, message)]
+
+
+def _placeholder_warnings(job: TrainingJob) -> list[Notice]:
+    """Warn of a job file that is as `lockstep init job` wrote it. Its data's path may well be somebody's own."""
+    training = job.spec.training
+    if training is None or training.model.name != PLACEHOLDER_MODEL:
+        return []
+    also = "" if training.data.path != PLACEHOLDER_DATA else f", and look whether spec.training.data.path is {PLACEHOLDER_DATA}"
+    message = f"spec.training.model.name is {PLACEHOLDER_MODEL}, as `lockstep init job` writes it: name your model's folder or one of the hub{also}"
+    return [Notice("Placeholder", message)]
 
 
 def _image(job: TrainingJob, profile: TrainingCluster, platform: PlatformDefaults) -> Layered[str | None]:

@@ -21,7 +21,7 @@ from support.checkout import ROOT
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, PROFILE, after, fresh, pod, report, running, settled
 
 PLAN = ROOT / "operator" / "lockstep" / "plan"
-WARNINGS = {"MoreGPUsThanNodesHave", "NoRails", "RDMAWithoutGPUs", "VariableIgnored"}
+WARNINGS = {"MoreGPUsThanNodesHave", "NoRails", "Placeholder", "RDMAWithoutGPUs", "VariableIgnored"}
 """Notices of what is allowed and probably not meant: they keep nothing from starting."""
 
 

@@ -53,6 +53,22 @@ def test_a_failed_job_says_who_failed_first_what_it_cost_and_what_to_type() -> N
     assert "lockstep why x -n ns --bundle x.tar.gz" in said
 
 
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ("preflight: spec.training.model.name: there is no folder /workspace/models/MODEL on node 0 (x-0): put it there, or correct the path", "training.model.name"),
+        ("rank 0 on node 0 failed: ConfigError: training.model.name /workspace/models/m holds no config.json", "training.model.name"),
+        ("preflight: spec.training.data.path: there is no file /datasets/train.jsonl on node 0 (x-0): put it there, or correct the path", ""),
+    ],
+)  # fmt: skip
+def test_a_field_that_nobody_may_change_is_corrected_in_the_file_of_a_new_job(message: str, field: str) -> None:
+    failure = replace(FAILURE, message=message, cause=Cause.CONFIGURATION)
+    said = report(State.FAILED, ready=0, failure=failure)
+    commands = [step.command for step in asked(after(settled(report()), reconcile(settled(report()), said, CONTEXT, NOW))).next]
+    anew = ["lockstep delete x -n ns", "lockstep run -f FILE -n ns"] if field else []
+    assert commands == [*anew, "lockstep retry x -n ns", "lockstep why x -n ns --bundle x.tar.gz"]
+
+
 def test_steps_that_nothing_did_again_are_lost_or_still_to_be_done() -> None:
     open_entry = {"attempt": 2, "cause": "Hang", "lostSteps": 6}
     before = {"attempt": 1, "cause": "Fabric", "lostSteps": 7, "downtimeSeconds": 13}

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from golden.plan_cases import TRAINING, cluster, job, profile, rdma_profile
+from lockstep.api.files.jobfile import parse_job_file
 from lockstep.plan.layers import Layer
 from lockstep.plan.render.fabric import Transport
 from lockstep.plan.render.resolve import describe_default_image, resolve, trainer_image
 from lockstep.plan.render.resolved import MADE_BY_OPERATOR, PlatformDefaults, Refused, Resolved
+from support.checkout import ROOT
 
 
 def layer_of(resolved: Resolved, field: str) -> tuple[object, Layer]:
@@ -195,6 +197,16 @@ def test_the_transport_is_the_jobs_else_the_profiles_else_rdma_for_gpus(
 )
 def test_what_is_probably_not_meant_is_warned_of(spec: dict[str, Any], rdma: dict[str, Any], expected: list[str]) -> None:
     assert [warning.reason for warning in resolve(job(**spec), rdma_profile(**rdma)).warnings] == expected
+
+
+def test_a_job_that_is_as_init_writes_it_is_warned_of() -> None:
+    written = parse_job_file(
+        (ROOT / "operator/lockstep/cli/clusters/scaffolds/job.yaml").read_text().replace("NAME", "x").replace("CLUSTER", "c"), "job.yaml"
+    )
+    (warning,) = resolve(written, profile(), PlatformDefaults(namespace="x")).warnings
+    assert warning.reason == "Placeholder" and "/workspace/models/MODEL" in warning.message and "/datasets/train.jsonl" in warning.message
+    training = TRAINING | {"model": {"name": "/workspace/models/mine"}, "data": {"path": "/datasets/train.jsonl"}}
+    assert not resolve(job(training=training), profile(), PlatformDefaults(namespace="x")).warnings
 
 
 def test_paths_move_with_the_folders_of_the_platform() -> None:
