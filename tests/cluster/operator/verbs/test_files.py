@@ -12,6 +12,7 @@ from lockstep.kube.cluster import Cluster
 from lockstep.platforms.files.reader import beside
 from lockstep.programs import output_of
 from support.clusters.cluster_jobs import Jobs, until
+from support.in_process import lockstep
 
 SEEN = "import os, socket, sys; print(socket.gethostname(), *sorted(os.listdir(sys.argv[1])))"
 
@@ -59,3 +60,19 @@ def test_files_go_to_every_volume_and_come_back_while_pods_run_and_when_there_ar
     pods = jobs.kind("Pod").get(namespace=jobs.namespace).to_dict()["items"]
     assert [pod["metadata"]["name"] for pod in pods if not pod["metadata"].get("deletionTimestamp")] == []
     jobs.end("files")
+
+
+def test_the_files_of_a_stopped_job_go_with_it_and_those_of_others_on_the_volume_stay(jobs: Jobs) -> None:
+    for name in ("leaves", "stays"):
+        jobs.start(name, nodes=1)
+        jobs.until_running(name)
+    assert {"leaves", "stays"} <= set(hostname_and_files(jobs, "stays", 0, "/workspace/runs"))
+    refused = lockstep("delete", "leaves", "--files", "--yes", "-n", jobs.namespace)
+    assert refused.returncode == 2 and "first lockstep stop leaves" in refused.stderr
+    assert lockstep("stop", "leaves", "-n", jobs.namespace).returncode == 0
+    done = lockstep("delete", "leaves", "--files", "--yes", "-n", jobs.namespace)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "/workspace/runs/leaves is removed\nleaves is deleted; its claims stay\n"
+    there = hostname_and_files(jobs, "stays", 0, "/workspace/runs")
+    assert "stays" in there and "leaves" not in there
+    jobs.end("stays")
