@@ -43,7 +43,7 @@ def laptop(bed: BedHosts, tmp_path: Path) -> BedJobs:
     return laptop
 
 
-def test_a_job_runs_to_its_end_and_leaves_only_its_records(laptop: BedJobs) -> None:
+def test_a_job_runs_to_its_end_leaves_only_its_records_and_is_deleted_with_its_files(laptop: BedJobs) -> None:
     done = laptop.run(laptop.job("short", steps=10))
     assert "short: Running: all ranks run" in done.stdout
     assert laptop.type("wait", "short", "--cluster", str(laptop.cluster), "--for", "Complete").returncode == 0
@@ -58,8 +58,14 @@ def test_a_job_runs_to_its_end_and_leaves_only_its_records(laptop: BedJobs) -> N
             "job.json",
             "run.json",
         ], "the key is gone"
-    assert "is deleted" in laptop.about("delete", "short").stdout
+    runs = [laptop.bed.console(number, "ls", "/home/ada/lockstep/workspace/runs").split() for number in (0, 1)]
+    assert all("short" in names for names in runs)
+    deleted = laptop.about("delete", "short", "--files", "--yes").stdout
+    assert "/workspace/runs/short is removed" in deleted and "short is deleted with its files" in deleted
     assert laptop.traces(0, "short") == laptop.traces(1, "short") == ""
+    for number, names in enumerate(runs):
+        left = laptop.bed.console(number, "ls", "/home/ada/lockstep/workspace/runs").split()
+        assert sorted(left) == sorted(set(names) - {"short"}), "what other jobs left stays"
 
 
 def test_a_job_whose_files_cannot_be_read_hides_no_other_and_is_not_started_over(laptop: BedJobs) -> None:

@@ -106,7 +106,7 @@ def test_files_of_a_deleted_job_go_on_every_volume_and_those_of_others_stay(
     stub = Jobs()
     stub.objects[f"{JOBS}/a"] = a_job("a", conditions=[{**STOPPED}])
     result = typed(stub, tmp_path, monkeypatch, "delete", "a", "--files", "--yes")
-    assert result.output == "/workspace/runs/a is removed\na is deleted; its claims stay\n"
+    assert result.output == "/workspace/runs/a is removed\na is deleted with its files\n"
     assert [sorted(path.name for path in (folder / "runs").iterdir()) for folder in volumes] == [["b"], ["b"]]
 
 

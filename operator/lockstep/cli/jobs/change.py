@@ -324,7 +324,8 @@ def delete(
     if with_files:
         _remove_files(found, yes=yes)
     for one in found:
-        put(f"{one.name} is deleted; {one.delete()}", flush=True)
+        stays = one.delete()
+        put(f"{one.name} is deleted{' with its files' if with_files else f'; {stays}'}", flush=True)
 
 
 def _remove_files(jobs: list[SiteJob], *, yes: bool) -> None:

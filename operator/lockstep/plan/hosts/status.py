@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from lockstep.api.objects import Object, condition
-from lockstep.api.status import ClusterInUse, ConditionStatus, ConditionType, Ranks
-from lockstep.api.statuspart import unchecked
+from lockstep.api.status import ClusterInUse, ConditionStatus, ConditionType, Ranks, StopStatus
+from lockstep.api.statuspart import taken_from, unchecked
 from lockstep.plan.hosts.facts import HostFacts, JobOnHost, unread_words
 from lockstep.plan.hosts.record import JobRecord
 from lockstep.plan.observed import Observed, ReceivedReport
@@ -141,6 +141,7 @@ def host_job(seen: Seen, again: str, now: float) -> Observed:
         ready = 0 if end.finished or not seen.runs else report.ranks.ready
         order = list(report.order) or None
         own["ranks"] = unchecked(Ranks, desired=report.ranks.desired, ready=ready, order=order).to_dict()
+        own |= {} if report.stop is None else {"stop": taken_from(report.stop, StopStatus).to_dict()}
     elif (commit := _newest_commit(seen)) is not None:
         own["checkpoint"] = {"lastCommittedStep": commit[0], "lastCommitTime": timestamp(commit[1])}
     status = fitted({**reported, **own})

@@ -72,7 +72,7 @@ def test_the_files_of_a_stopped_job_go_with_it_and_those_of_others_on_the_volume
     assert lockstep("stop", "leaves", "-n", jobs.namespace).returncode == 0
     done = lockstep("delete", "leaves", "--files", "--yes", "-n", jobs.namespace)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "/workspace/runs/leaves is removed\nleaves is deleted; its claims stay\n"
+    assert done.stdout == "/workspace/runs/leaves is removed\nleaves is deleted with its files\n"
     there = hostname_and_files(jobs, "stays", 0, "/workspace/runs")
     assert "stays" in there and "leaves" not in there
     jobs.end("stays")

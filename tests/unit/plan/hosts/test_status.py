@@ -13,7 +13,7 @@ from lockstep.plan.hosts.facts import Folder, HostFacts, JobOnHost
 from lockstep.plan.hosts.record import Coordinator, JobRecord
 from lockstep.plan.hosts.status import complaints, host_job, next_steps, progress_known, seen_jobs, unkept_words, unread_jobs
 from lockstep.plan.pages.why import Where, why
-from lockstep_gang.contract.report import NodeReport, RankCount, Report, State, TrainerReport, report_body
+from lockstep_gang.contract.report import NodeReport, RankCount, Report, Save, State, StopReport, TrainerReport, report_body
 from lockstep_gang.contract.run import JobIdentity
 
 NOW = 1_700_000_000.0
@@ -51,6 +51,13 @@ def told(first: JobOnHost | None, second: JobOnHost | None, problems: dict[str, 
     observed = host_job(seen_jobs(answers, problems)["x"], AGAIN, NOW)
     one = condition(observed.status, "Progressing")
     return one["reason"], one["status"], one["message"]
+
+
+def test_the_newest_stop_is_told_with_its_time() -> None:
+    stop = StopReport(attempt=1, time="2026-01-02T01:00:00Z", save=Save.SAVED, message="saved at step 7", step=7)
+    stopped = replace(ENDED, report=report(stop=stop), report_seconds=1.0)
+    observed = host_job(seen_jobs({"lab0": host("lab0", stopped), "lab1": host("lab1", ENDED)}, {})["x"], AGAIN, NOW)
+    assert (observed.status["stop"]["time"], observed.status["stop"]["save"]) == ("2026-01-02T01:00:00Z", "Saved")
 
 
 @pytest.mark.parametrize(
