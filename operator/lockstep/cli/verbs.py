@@ -110,6 +110,12 @@ HINTS = {
     "devcluster stop": "lockstep devcluster down",
 }
 """Other tools' words (kubectl, SkyPilot, dstack, Slurm, Helm) → what to type here."""
+FIRST = {
+    "lockstep quickstart": "train a small model on this machine, from nothing",
+    "lockstep init job NAME": "write NAME.yaml, to edit",
+    "lockstep run -f NAME.yaml": "train, and follow the log",
+}
+"""Commands of somebody who has never used it."""
 SENTENCE = "Fine-tune with DeepSpeed on the nodes of your own cluster, or your own hosts."
 OPTIONS = {
     "lockstep VERB --help": "what a verb takes, with an example",
@@ -121,7 +127,7 @@ OPTIONS = {
 
 def front_page(day: Mapping[str, str]) -> str:
     """`day`: help texts of the verbs that have a line of their own."""
-    lines = ["Usage: lockstep [OPTIONS] VERB [ARGS]...", "", SENTENCE, "", "Every day:"]
+    lines = ["Usage: lockstep [OPTIONS] VERB [ARGS]...", "", SENTENCE, "", "The first time:", *_table(FIRST), "", "Every day:"]
     lines += _table({verb: text.strip().partition("\n")[0] for verb, text in day.items()})
     lines += ["", "And also:", *_table({group: ", ".join(verbs) for group, verbs in GROUPS.items()})]
     lines += ["", "More:", *_table(OPTIONS)]
