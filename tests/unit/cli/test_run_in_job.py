@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,7 @@ from lockstep.cli.jobs.run import refuse
 from lockstep.cli.main import main
 from lockstep.platforms.jobs import terminal
 from lockstep.programs import STDERR, STDOUT, Broken
+from support.process_place import ProcessPlace
 
 
 def job(kind: str = "Interactive", **conditions: tuple[str, str, str]) -> Any:
@@ -47,6 +50,36 @@ def test_the_script_s_words_are_no_options_of_ours_and_no_shell_reads_them() -> 
     command = terminal.agent_command(words, "ada@laptop", detach=False)
     assert command == ["python3", "-I", "/lockstep/agent.pyz", "run", "--by", "ada@laptop", "--until-eof", "--", *words]
     assert "--until-eof" not in terminal.agent_command(words, "ada@laptop", detach=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["train.py", "--epochs", "3"], "train.py"),
+        (["./sub/train.py"], "sub/train.py"),
+        (["gone.py"], None),
+        (["sub"], None),
+        (["-m", "train"], None),
+        (["/workspace/train.py"], None),
+        ([], None),
+    ],
+)
+def test_only_a_file_of_that_relative_path_is_taken_for_the_script(words: list[str], name: str | None, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for file in ("train.py", "sub/train.py"):
+        (tmp_path / file).write_text("print(1)\n")
+    digest = "" if name is None else hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
+    assert terminal.digest_here(words, tmp_path) == digest
+
+
+@pytest.mark.parametrize(("there", "differs"), [("print(1)\n", False), ("print(2)\n", True), (None, False)])
+def test_a_copy_that_differs_is_found_and_one_that_is_missing_is_left_to_the_run(there: str | None, differs: bool, tmp_path: Path) -> None:
+    here, copy = tmp_path / "train.py", tmp_path / "copy.py"
+    here.write_text("print(1)\n")
+    if there is not None:
+        copy.write_text(there)
+    digest = terminal.digest_here(["train.py"], tmp_path)
+    assert asyncio.run(terminal.differs_there(ProcessPlace(), digest, str(copy))) is differs
 
 
 class Played:

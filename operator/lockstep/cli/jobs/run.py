@@ -14,6 +14,7 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import DEV_ENVIRONMENT
+from lockstep.api.names import WORKSPACE as JOB_WORKSPACE
 from lockstep.cli.shared.clusterfiles import cluster_of_hosts, load_hosts, read_text
 from lockstep.cli.shared.inputs import FRESH, NamespaceOption, OptionalFileOption, SetOption, only, read_inputs
 from lockstep.cli.shared.jobargs import WORKSPACE, ContextOption, TargetOptions, find_cluster_job
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
     from lockstep.cli.shared.inputs import Inputs
     from lockstep.cli.shared.kubesite import ClusterJob
+    from lockstep.kube.cluster import Cluster
 
 LOCAL_CLUSTER = "local"
 
@@ -409,17 +411,28 @@ def _run_here(inputs: Inputs, workspace: Path, samples: int | None) -> int:
 
 
 def run_in_session(words: Sequence[str], job: str, where: TargetOptions, *, detach: bool) -> int:
-    """Run a script on all nodes of a dev environment. Return the exit code of the rank that failed first."""
+    """Run a script on all nodes of a dev environment. Return the exit code of the rank that failed first.
+
+    The pods' copy runs: a warning says so where the file of this machine is another one.
+    """
     if not words:
         raise ConfigError(
             "name what to run: a job file (lockstep run -f job.yaml), or a script on all nodes of a dev environment (lockstep run train.py)"
         )
-    from lockstep.platforms.jobs.terminal import agent_command, run_on_all_nodes
+    from lockstep.platforms.jobs.terminal import agent_command, differs_there, digest_here, run_on_all_nodes
 
     cluster_job = find_cluster_job(job, where)
     refuse(cluster_job)
     command = agent_command(words, _who(), detach=detach)
-    return cluster_job.run(lambda cluster: run_on_all_nodes(cluster_job.node(cluster, 0), command))
+    digest = digest_here(words, Path.cwd())
+
+    async def started(cluster: Cluster) -> int:
+        place, there = cluster_job.node(cluster, 0), f"{JOB_WORKSPACE}/{words[0]}"
+        if digest and await differs_there(place, digest, there):
+            tell(f"warning: {words[0]} here differs from {there} of the pods, which runs: lockstep sync {job} . -n {cluster_job.namespace}")
+        return await run_on_all_nodes(place, command)
+
+    return cluster_job.run(started)
 
 
 def refuse(cluster_job: ClusterJob) -> None:

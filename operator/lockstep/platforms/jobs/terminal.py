@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import re
 import shutil
@@ -16,11 +17,12 @@ import termios
 import threading
 import tty
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from lockstep.api.errors import Failed
 from lockstep.api.names import AGENT_PATH
 from lockstep.platforms.output import ProgramOutput
-from lockstep.programs import STDERR, STDOUT, Broken, Place, Program, ProgramFailed, kept_alive
+from lockstep.programs import STDERR, STDOUT, Broken, Place, Program, ProgramFailed, kept_alive, output_of
 
 SHELL = "umask 002; if command -v bash >/dev/null; then exec bash; else exec sh; fi"
 PLAIN_TERMINAL = "xterm"
@@ -28,6 +30,9 @@ INTERRUPTED = 130
 CTRL_C, ALIVE = b"c", b"."
 ALIVE_SECONDS = 30.0
 """Seconds between signs of life: load balancers cut connections that are silent for minutes, and that would end the run."""
+DIGEST_BYTES_MAX = 16 << 20
+DIGEST_PROGRAM = "import hashlib, sys; print(hashlib.sha256(open(sys.argv[1], 'rb').read()).hexdigest())"
+DIGEST_SECONDS = 10.0
 _TERM = re.compile(r"[A-Za-z0-9][-+.A-Za-z0-9]*")
 
 
@@ -126,6 +131,27 @@ def agent_command(words: Sequence[str], by: str, *, detach: bool) -> list[str]:
     """Command in the pod. `by`: who runs it on which machine."""
     options = ["--by", by, *(["--detach"] if detach else ["--until-eof"])]
     return ["python3", "-I", AGENT_PATH, "run", *options, "--", *words]
+
+
+def digest_here(words: Sequence[str], folder: Path) -> str:
+    """Return the SHA-256 of the file that a person may take for the script that runs: the one at its path below `folder`, their current one. '': there is none."""
+    path = Path(words[0]) if words else Path()
+    if path.is_absolute() or not path.parts:
+        return ""
+    file = folder / path
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() and file.stat().st_size <= DIGEST_BYTES_MAX else ""
+    except OSError:
+        return ""
+
+
+async def differs_there(place: Place, digest: str, there: str) -> bool:
+    """Return True if the file at `there` of the pod has another SHA-256. False also where nobody can say."""
+    try:
+        answer = await output_of(place, ["python3", "-I", "-c", DIGEST_PROGRAM, there], seconds=DIGEST_SECONDS)
+    except (Failed, OSError):
+        return False  # the run itself tells what is wrong
+    return answer.decode(errors="replace").strip() != digest
 
 
 async def run_on_all_nodes(place: Place, command: Sequence[str]) -> int:

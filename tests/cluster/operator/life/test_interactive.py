@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -74,6 +75,19 @@ def test_a_script_runs_on_both_nodes_from_either_pod_and_from_a_laptop(jobs: Job
     assert both <= set(output.splitlines())
     log = kubectl("logs", "-n", jobs.namespace, f"{ENV}-0", "-c", "trainer").stdout
     assert log.count("[rank 1] I am 1 of 2") == 3
+
+
+def test_a_script_beside_the_person_that_is_another_than_the_pods_is_warned_of(
+    jobs: Jobs, environment: str, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    assert in_pod(kubectl, jobs, 0, "cp", "/scripts/who.py", "/workspace/own.py").returncode == 0
+    command = [sys.executable, "-m", "lockstep.cli.main", "run", "--job", ENV, "-n", jobs.namespace, "own.py"]
+    for text, warned in ((SCRIPTS["who.py"], False), ("print('mine')\n", True)):
+        (tmp_path / "own.py").write_text(text)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0 and "I am 1 of 2" in done.stdout, done.stderr
+        sync = f"own.py here differs from /workspace/own.py of the pods, which runs: lockstep sync {ENV} . -n {jobs.namespace}"
+        assert (f"warning: {sync}" in done.stderr) is warned, done.stderr
 
 
 def test_shells_pods_and_files_are_as_the_page_says(jobs: Jobs, environment: str, kubectl: Kubectl) -> None:
