@@ -193,7 +193,7 @@ def job(
         text = re.sub(rf"\b{word}\b", value.replace("\\", r"\\"), text)
     parse_job_file(text, str(path))
     _write(path, text)
-    put(f"Next: edit it, then lockstep validate -f {shlex.quote(str(path))}")
+    put(f"Next: edit it, then lockstep validate -f {shlex.quote(str(path))}, and lockstep run -f {shlex.quote(str(path))}")
     return None
 
 

@@ -371,7 +371,7 @@ def refuse_interactive(job: TrainingJob) -> None:
     """Raise ConfigError for an interactive job: its nodes wait for what people ask for, and the operator alone releases its GPUs."""
     if job.spec.type == "Interactive":
         raise ConfigError(
-            "a job of type Interactive needs the operator: apply it with kubectl apply -f; for one run without it, name the script in spec.script"
+            "a job of type Interactive needs the operator of a cluster: lockstep run -f FILE --cluster CLUSTER; for one run without it, name the script in spec.script"
         )
 
 

@@ -80,8 +80,8 @@ def submit(inputs: Inputs, target: Target, typed: SubmittedAs, *, detach: bool) 
         ConfigError: the API server or the operator refuses the job as it is written, or another job has its name.
         Failed: no operator works there, or the job is not accepted for another reason.
     """
-    job = target.client.run(lambda cluster: _find_or_create(cluster, inputs, target, typed))
-    watch = StartWatch(job, typed)
+    job, is_new = target.client.run(lambda cluster: _find_or_create(cluster, inputs, target, typed))
+    watch = StartWatch(job, typed, is_new=is_new)
     try:
         if detach:
             _until(job, watch, lambda now: now.accepted)
@@ -97,8 +97,8 @@ def submit(inputs: Inputs, target: Target, typed: SubmittedAs, *, detach: bool) 
         raise
 
 
-async def _find_or_create(cluster: Cluster, inputs: Inputs, target: Target, typed: SubmittedAs) -> ClusterJob:
-    """Return the job on the cluster. Raises ConfigError, Failed."""
+async def _find_or_create(cluster: Cluster, inputs: Inputs, target: Target, typed: SubmittedAs) -> tuple[ClusterJob, bool]:
+    """Return the job on the cluster, and whether it was created. Raises ConfigError, Failed."""
     from lockstep.kube.cluster import ApiError
     from lockstep.plan.ahead.submission import name_taken
 
@@ -117,7 +117,7 @@ async def _find_or_create(cluster: Cluster, inputs: Inputs, target: Target, type
             say(
                 f"job {name}{nodes} is created in namespace {namespace} of {typed.place}; it goes on without this terminal: lockstep logs {job.at} -f"
             )
-            return job
+            return job, True
     if existing is None:
         raise Failed(f"job {name} of namespace {namespace} was deleted meanwhile: repeat {typed.again()}")
     taken = name_taken(inputs.job, existing, typed)
@@ -125,7 +125,7 @@ async def _find_or_create(cluster: Cluster, inputs: Inputs, target: Target, type
         raise ConfigError(*taken)
     job = ClusterJob(target, existing)
     say(f"job {name} is in namespace {namespace} already, as {typed.file} describes it, and has not ended: this follows it")
-    return job
+    return job, False
 
 
 def _document(inputs: Inputs, namespace: str) -> Object:
@@ -166,8 +166,9 @@ def _explained(error: ApiError, inputs: Inputs, namespace: str) -> Exception:
 class StartWatch:
     """Says what a job waits for, each time that changes, and ends the wait where it can't start."""
 
-    def __init__(self, job: ClusterJob, typed: SubmittedAs) -> None:
-        self._job, self._typed = job, typed
+    def __init__(self, job: ClusterJob, typed: SubmittedAs, *, is_new: bool) -> None:
+        """`is_new`: the job was created for this, so that one which is refused is removed again."""
+        self._job, self._typed, self._is_new = job, typed, is_new
         self._line, self._since = "", time.monotonic()
         self._is_unseen = False
 
@@ -177,17 +178,26 @@ class StartWatch:
 
         now, job = standing(status), self._job
         if now.refused and now.is_final:
-            raise ConfigError(
-                f"the operator refuses job {job.name}: {now.refused}; it stays there: correct {self._typed.file}, then {self._typed.apply()}, "
-                f"or lockstep delete {job.at} and run it again"
-            )
-        if now.line not in ("", self._line) and not has_ended(status):
+            raise ConfigError(f"the operator refuses job {job.name}: {now.refused}; {self._after_refusal()}")
+        if now.line not in ("", self._line) and not (has_ended(status) or is_true(status, "Suspended")):
             self._line = now.line
             say(f"{job.name}: {now.line}")
         if not (now.line or self._is_unseen) and time.monotonic() - self._since > UNSEEN_SECONDS:
             self._is_unseen = True
             say(f"no operator has looked at job {job.name} for {UNSEEN_SECONDS:.0f} s: lockstep doctor -n {job.namespace}")
         return now
+
+    def _after_refusal(self) -> str:
+        """Remove a new job that is refused: it has no pods, and would be in the way of the corrected one. Return what became of it, and what to do."""
+        job, file = self._job, self._typed.file
+        if self._is_new:
+            try:
+                job.run(lambda cluster: cluster.delete("TrainingJob", job.namespace, job.name, job.uid))
+            except Failed:  # (not everybody who may create jobs may delete them)
+                pass
+            else:
+                return f"it was removed again: correct {file}, then {self._typed.again()}"
+        return f"it stays there: correct {file}, then {self._typed.apply()}, or lockstep delete {job.at} and run it again"
 
 
 def _until(job: ClusterJob, watch: StartWatch, reached: Callable[[SubmittedState], bool]) -> None:

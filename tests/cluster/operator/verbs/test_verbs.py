@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from support.checkout import ROOT
 from support.clusters.cluster_jobs import API, Jobs, until
 from support.in_process import Told
 from support.in_process import lockstep as typed
@@ -108,6 +109,19 @@ def test_ctrl_c_leaves_a_job_running_that_the_same_file_follows_and_another_one_
 def test_what_a_cluster_would_refuse_is_refused_before_anything_is_created(jobs: Jobs, tmp_path: Path) -> None:
     refused = lockstep(jobs, "run", "-f", job_file(tmp_path, "greedy", "ok.py"), "--cluster", "local", "--set", "gpusPerNode=8")
     assert refused.returncode == 2 and jobs.job("greedy") == {}, refused.stderr
+
+
+def test_a_job_that_the_operator_refuses_leaves_nothing_in_the_way_of_the_corrected_one(jobs: Jobs, tmp_path: Path) -> None:
+    away = tmp_path / "away.yaml"
+    away.write_text((ROOT / "clusters/local.yaml").read_text().replace("name: local", "name: away", 1))
+    file = job_file(tmp_path, "lost", "ok.py")
+    refused = lockstep(jobs, "run", "-f", file, "--cluster", str(away))
+    assert refused.returncode == 2, refused.stderr
+    assert "spec.cluster is away, but there is no such TrainingCluster" in refused.stderr and "it was removed again" in refused.stderr
+    assert jobs.job("lost") == {}
+    corrected = lockstep(jobs, "run", "-f", file, "--cluster", "local", "--detach")
+    assert corrected.returncode == 0, corrected.stderr
+    jobs.end("lost")
 
 
 @pytest.mark.parametrize(

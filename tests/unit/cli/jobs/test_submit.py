@@ -141,24 +141,28 @@ def test_a_job_is_left_to_the_operator_once_that_has_accepted_it(folder: Path) -
 @pytest.mark.parametrize(
     ("reason", "more", "code", "says"),
     [
-        (
-            "ClusterNotFound",
-            [],
-            2,
-            f"the operator refuses job demo: {REFUSED}; it stays there: correct job.json, then kubectl apply -n team",
-        ),
-        ("ClusterNotFound", ["--detach"], 2, "lockstep delete demo -n team"),
-        (
-            "ServiceAccountNotFound",
-            ["--detach"],
-            1,
-            f"job demo is not accepted yet: {REFUSED}; it starts by itself then: lockstep why demo",
-        ),
+        ("ClusterNotFound", [], 2, f"refuses job demo: {REFUSED}; it was removed again: correct job.json, then lockstep run -f job.json -n team"),
+        ("ClusterNotFound", ["--detach"], 2, "it was removed again"),
+        ("ServiceAccountNotFound", ["--detach"], 1, f"job demo is not accepted yet: {REFUSED}; it starts by itself then: lockstep why demo"),
     ],
-)
+)  # fmt: skip
 def test_a_job_that_the_operator_refuses_ends_with_what_to_do(reason: str, more: list[str], code: int, says: str, folder: Path) -> None:
-    ended = typed(Cluster(statuses=[{}, refused(reason)]), folder, *more)
+    stub = Cluster(statuses=[{}, refused(reason)])
+    ended = typed(stub, folder, *more)
     assert ended.returncode == code and says in ended.stderr
+    assert [path for method, path, _ in stub.asked if method == "DELETE"] == ([f"{JOBS}/demo"] if code == 2 else [])
+
+
+def test_a_refused_job_that_was_there_before_or_cannot_be_removed_stays(folder: Path) -> None:
+    class Kept(Cluster):
+        def answer(self, method: str, path: str, body: Object | bytes | None) -> tuple[int, Object | str]:
+            return (403, {"message": "no"}) if method == "DELETE" else super().answer(method, path, body)
+
+    before = [JOB | {"metadata": {"name": "demo", "namespace": "team"}}]
+    for stub in (Kept(statuses=[refused("InvalidSpec")]), Cluster(created=before, statuses=[refused("InvalidSpec")])):
+        ended = typed(stub, folder)
+        assert ended.returncode == 2 and "it stays there: correct job.json, then kubectl apply -n team -f job.json, or" in ended.stderr
+    assert [method for method, _, _ in stub.asked if method == "DELETE"] == []
 
 
 @pytest.mark.parametrize(
