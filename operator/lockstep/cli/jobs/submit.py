@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 CONFLICT, INVALID = 409, 422
 POLL_SECONDS = 0.5
+LASTS_SECONDS = 2.0
+"""Time for which a job must be in one state before that is said: a start passes through several."""
 UNSEEN_SECONDS = 20.0
 """Time after which you should know that no operator has looked at the job."""
 ANNOTATION_CHARACTERS_MAX = 200 << 10
@@ -164,13 +166,13 @@ def _explained(error: ApiError, inputs: Inputs, namespace: str) -> Exception:
 
 
 class StartWatch:
-    """Says what a job waits for, each time that changes, and ends the wait where it can't start."""
+    """Says what a job waits for, where that lasts, and ends the wait where it can't start."""
 
     def __init__(self, job: ClusterJob, typed: SubmittedAs, *, is_new: bool) -> None:
         """`is_new`: the job was created for this, so that one which is refused is removed again."""
         self._job, self._typed, self._is_new = job, typed, is_new
-        self._line, self._since = "", time.monotonic()
-        self._is_unseen = False
+        self._since = self._line_since = time.monotonic()
+        self._line, self._is_said, self._is_unseen = "", False, False
 
     def __call__(self, status: Object) -> SubmittedState:
         """Raises ConfigError where the operator refuses the job as it is written."""
@@ -179,8 +181,11 @@ class StartWatch:
         now, job = standing(status), self._job
         if now.refused and now.is_final:
             raise ConfigError(f"the operator refuses job {job.name}: {now.refused}; {self._after_refusal()}")
-        if now.line not in ("", self._line) and not (has_ended(status) or is_true(status, "Suspended")):
-            self._line = now.line
+        if now.line != self._line:
+            self._line, self._line_since, self._is_said = now.line, time.monotonic(), False
+        lasts = time.monotonic() - self._line_since >= LASTS_SECONDS
+        if now.line and lasts and not (self._is_said or has_ended(status) or is_true(status, "Suspended")):
+            self._is_said = True
             say(f"{job.name}: {now.line}")
         if not (now.line or self._is_unseen) and time.monotonic() - self._since > UNSEEN_SECONDS:
             self._is_unseen = True

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from support.checkout import ROOT
-from support.clusters.cluster_jobs import API, Jobs, until
+from support.clusters.cluster_jobs import API, Jobs, kubeconfig_of, until
 from support.in_process import Told
 from support.in_process import lockstep as typed
 from support.served import started
@@ -90,6 +90,14 @@ def test_a_job_file_runs_to_its_end_with_its_log_and_its_exit_code(jobs: Jobs, t
     assert failed.returncode == 1 and f"lockstep why broken -n {jobs.namespace}" in failed.stderr.splitlines()[-1]
     for name in ("typed", "broken"):
         jobs.end(name)
+
+
+def test_a_person_with_the_role_edit_runs_a_job(jobs: Jobs, cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = job_file(tmp_path, "by-edit", "ok.py")
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig_of("edit", jobs, cluster, tmp_path)))
+    done = lockstep(jobs, "run", "-f", file, "--cluster", "local")
+    assert done.returncode == 0 and "hello from 0" in done.stdout, done.stderr
+    jobs.end("by-edit")
 
 
 def test_ctrl_c_leaves_a_job_running_that_the_same_file_follows_and_another_one_leaves_alone(jobs: Jobs, tmp_path: Path) -> None:

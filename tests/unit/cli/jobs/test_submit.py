@@ -79,6 +79,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("job.json").write_text(json.dumps(JOB))
     monkeypatch.setattr("lockstep.cli.jobs.submit.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("lockstep.cli.jobs.submit.LASTS_SECONDS", 0.0)
     return tmp_path
 
 
@@ -111,14 +112,20 @@ def test_a_job_that_fails_ends_with_1_and_its_reason(folder: Path) -> None:
     assert failed.stderr.splitlines()[-1] == "lockstep: job demo has failed: rank 1 failed: lockstep why demo -n team"
 
 
-def test_what_a_job_waits_for_is_said_until_there_is_a_log(folder: Path) -> None:
+@pytest.mark.parametrize("lasts", [True, False])
+def test_what_a_job_waits_for_is_said_until_there_is_a_log_where_it_lasts(
+    lasts: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.cli.jobs.submit.LASTS_SECONDS", 0.0 if lasts else 600.0)
+
     class Slow(Cluster):
         def answer(self, method: str, path: str, body: Object | bytes | None) -> tuple[int, Object | str]:
             return (404, {}) if path == LOG and next(looks) < 1 else super().answer(method, path, body)
 
     looks = itertools.count()
     done = typed(Slow(statuses=[QUEUED, DONE]), folder)
-    assert done.returncode == 0 and "lockstep: demo: Unschedulable: 0 of 2 pods scheduled" in done.stderr.splitlines()
+    assert done.returncode == 0
+    assert ("lockstep: demo: Unschedulable: 0 of 2 pods scheduled" in done.stderr.splitlines()) is lasts
     assert done.stdout.splitlines() == ["[0] step 1", "[0] step 2"]
 
 
