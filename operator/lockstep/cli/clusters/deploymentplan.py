@@ -82,10 +82,11 @@ class DeploymentPlan:
 
     def next_commands(self, *, dev: bool) -> list[tuple[str, str]]:
         """Return what to type after the deployment, each with its meaning: a job of this cluster, then what the dev environment is for."""
-        from lockstep.cli.shared.clusterfiles import file_of
+        from lockstep.cli.shared.clusterfiles import file_of, path_of
 
         name = self.cluster.cluster.name
-        named = name if self.file == file_of(name) else shlex.quote(self.file)
+        is_of_checkout = self.file == file_of(name) or path_of(self.file).resolve() == path_of(name).resolve()
+        named = name if is_of_checkout else shlex.quote(self.file)
         commands = [
             (f"lockstep init job first --cluster {named} -o first.yaml", "a job: set its model and data"),
             (f"lockstep plan -f first.yaml --cluster {named}", "does it fit? Nothing is started"),

@@ -165,6 +165,24 @@ def test_the_commands_after_a_deployment_are_a_job_of_that_cluster(
     assert yaml.safe_load((tmp_path / "first.yaml").read_text())["spec"]["cluster"] == name
 
 
+@pytest.mark.parametrize(
+    "typed", ["barcelona", "clusters/barcelona.yaml", "./clusters/barcelona.yaml", str(CHECKOUT / "clusters/barcelona.yaml")]
+)
+def test_the_commands_after_a_deployment_name_a_cluster_of_the_checkout_however_it_was_typed(
+    typed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(CHECKOUT)
+    commands = [command for command, _ in planned(typed, Mode.AUTO).next_commands(dev=True)]
+    assert [command for command in commands if "barcelona.yaml" in command] == []
+
+
+def test_the_commands_after_a_deployment_have_the_path_of_a_file_elsewhere(tmp_path: Path) -> None:
+    path = tmp_path / "my own.yaml"
+    path.write_text(PLAIN)
+    commands = [command for command, _ in planned(str(path), Mode.AUTO).next_commands(dev=False)]
+    assert commands[1] == f"lockstep plan -f first.yaml --cluster '{path}'"
+
+
 def test_rdma_is_refused_where_the_profile_has_none() -> None:
     with pytest.raises(ConfigError, match=r"^MODE=rdma: cluster nerc-production has no RDMA .*: use MODE=tcp$"):
         planned("nerc-production", Mode.RDMA)
