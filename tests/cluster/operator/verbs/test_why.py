@@ -139,6 +139,40 @@ def test_pods_that_pod_security_refuses_are_told_with_what_helps(other: Jobs) ->
         kind.delete(name=name)
 
 
+def test_a_job_in_another_namespace_than_it_was_meant_for_is_found_and_moved(jobs: Jobs, other: Jobs) -> None:
+    other.start("astray", cluster="local")
+    other.until_condition("astray", "Accepted", "False", "ServiceAccountNotFound")
+    code, answer = why(other, "astray")
+    assert (code, answer["state"]) == (1, "Refused")
+    assert answer["summary"].startswith("cluster local's jobs run in namespace lockstep: was -n lockstep forgotten? service account")
+    assert answer["next"][0]["command"] == f"lockstep delete astray -n {other.namespace}"
+    for verb in ("get", "why", "logs"):
+        missed = lockstep(verb, "astray", "-n", jobs.namespace)
+        assert missed.returncode == 2, missed.stdout
+        assert f"but namespace {other.namespace} has one: add -n {other.namespace}" in missed.stderr
+    other.end("astray")
+
+
+def test_a_model_that_nobody_has_named_is_corrected_in_a_new_job(jobs: Jobs) -> None:
+    training = {"model": {"name": "/workspace/models/MODEL"}, "data": {"path": "/datasets/train.jsonl"}}
+    jobs.create(
+        {
+            "apiVersion": API,
+            "kind": "TrainingJob",
+            "metadata": {"name": "unnamed"},
+            "spec": {"cluster": "local", "nodes": 1, "training": training},
+        }
+    )
+    assert lockstep("wait", "unnamed", "-n", jobs.namespace, "--timeout", "110").returncode == 1
+    code, answer = why(jobs, "unnamed")
+    assert (code, answer["state"]) == (1, "Failed") and "/workspace/models/MODEL" in answer["summary"]
+    place = f"-n {jobs.namespace}"
+    assert [step["command"] for step in answer["next"]][:3] == [
+        f"lockstep delete unnamed {place}", f"lockstep run -f FILE {place}", f"lockstep retry unnamed {place}",
+    ]  # fmt: skip
+    jobs.end("unnamed")
+
+
 def test_a_held_failure_is_explained_bundled_without_its_secret_and_let_go(jobs: Jobs, tmp_path: Path) -> None:
     jobs.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "fails"}, "data": {"fails.py": FAILS}})
     spec = {
