@@ -138,7 +138,7 @@ def _placeholder_warnings(job: TrainingJob) -> list[Notice]:
     training = job.spec.training
     if training is None or training.model.name != PLACEHOLDER_MODEL:
         return []
-    also = "" if training.data.path != PLACEHOLDER_DATA else f", and look whether spec.training.data.path is {PLACEHOLDER_DATA}"
+    also = "" if training.data.path != PLACEHOLDER_DATA else f", and see that your data is at {PLACEHOLDER_DATA} (spec.training.data.path)"
     message = f"spec.training.model.name is {PLACEHOLDER_MODEL}, as `lockstep init job` writes it: name your model's folder or one of the hub{also}"
     return [Notice("Placeholder", message)]
 
