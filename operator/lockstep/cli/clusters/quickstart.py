@@ -293,8 +293,8 @@ Next:
   lockstep get {place}                   # your jobs
   lockstep logs {name} {place}             # its log, also after the end
   lockstep adapter get {name} ./adapter {place}
-  export KUBECONFIG={Connections.aim.kubeconfig(context).paths}
-  kubectl apply -n {namespace} -f manifests/samples/trainingjob-zero3.yaml
+  lockstep run -f manifests/samples/trainingjob-zero3.yaml {place}
+  export KUBECONFIG={Connections.aim.kubeconfig(context).paths}   # for kubectl
 """)
     if embedded:
         put("  make cluster-down                            # remove the cluster")
