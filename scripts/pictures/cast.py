@@ -143,6 +143,9 @@ class Terminal:
             if time.monotonic() > limit:
                 raise SceneError(f"waited {seconds:.0f} s for {what}; the terminal shows:\n" + "\n".join(shown(self._screen)))
 
+    def lines(self) -> Lines:
+        return shown(self._screen)
+
     def mark(self, name: str) -> None:
         self.cast.events.append(Event(self._now(), "m", name))
 

@@ -23,6 +23,7 @@ NUMBER = "1"
 LOCKSTEP = ROOT / ".venv/bin/lockstep"
 SAMPLE = ROOT / "manifests/samples/trainingjob.yaml"
 NAMESPACE = "lockstep"
+STEPS = 800
 SCRIPT = """\
 rows = [{"prompt": "Two and two?", "answer": "Four."}]
 
@@ -98,8 +99,8 @@ def top(stage: Stage) -> Cast:
     job = (
         SAMPLE.read_text()
         .replace("name: demo", "name: tiny-lora")
-        .replace("maxSteps: 60", "maxSteps: 400")
-        .replace("epochs: 2", "epochs: 20")
+        .replace("maxSteps: 60", f"maxSteps: {STEPS}")
+        .replace("epochs: 2", "epochs: 30")
     )
     (stage.folder / "tiny-lora.yaml").write_text(job)
     stage.call("kubectl", "apply", "-n", NAMESPACE, "-f", "tiny-lora.yaml")
@@ -109,19 +110,24 @@ def top(stage: Stage) -> Cast:
         terminal.mark("first attempt")
         drill = [str(LOCKSTEP), "drill", "kill-rank", "--job", "tiny-lora", "--yes", "-n", NAMESPACE]
         with subprocess.Popen(drill, cwd=stage.folder, env=dict(stage.environment), stdout=subprocess.DEVNULL):
-            terminal.until(lambda lines: any("attempt 2, 1 restart" in line for line in lines), "the second attempt", seconds=300)
-            terminal.until(at_step(120), "step 120", seconds=600)
+            terminal.until(trains_again, "ranks that train again", seconds=300)
+            terminal.until(at_step(step_of(terminal.lines()) + 40), "40 steps more", seconds=600)
         terminal.mark("second attempt")
         terminal.press(b"\x03")
     return terminal.cast
 
 
-def at_step(least: int) -> Callable[[Lines], bool]:
-    def there(lines: Lines) -> bool:
-        found = re.search(r"\b(\d+)/400\b", "\n".join(lines))
-        return found is not None and int(found[1]) >= least
+def trains_again(lines: Lines) -> bool:
+    return " Running " in "\n".join(lines[:2]) and any("attempt 2, 1 restart" in line for line in lines)
 
-    return there
+
+def at_step(least: int) -> Callable[[Lines], bool]:
+    return lambda lines: step_of(lines) >= least
+
+
+def step_of(lines: Lines) -> int:
+    found = re.search(rf"\b(\d+)/{STEPS}\b", "\n".join(lines))
+    return int(found[1]) if found else 0
 
 
 SCENES: dict[str, Callable[[Stage], Cast]] = {"help": help_page, "quickstart": quickstart, "why": why, "top": top}
