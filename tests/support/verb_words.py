@@ -101,7 +101,7 @@ UNDISTURBED = [
     )),
     _no_job("top nosuch --once", REMOTE), _no_job("adapter get nosuch {tmp}/adapter", REMOTE), _no_job("shell nosuch", REMOTE),
     Row("get runs", 0, shows=HEADS + r"runs +2/2 +2/2 +- +- +0 +Running +\d"),
-    Row("get", 0, shows=HEADS + r"broke +0/2 +0/2 +- +- +0 +Failed .*\ndone +0/2 +0/2 +- +- +0 +Complete .*\nruns +2/2 +2/2 .* Running "),
+    Row("get", 0, shows=HEADS + r"broke +2 +2 +- +- +0 +Failed .*\ndone +2 +2 +- +- +0 +Complete .*\nruns +2/2 +2/2 .* Running "),
     Row("get -o name", 0, shows=r"trainingjob\.lockstep\.dev/broke\n"),
     Row("get -o wide", 0, shows=HEADS[:-2] + r" +CLUSTER +TRANSPORT +CHECKPOINT +LEFT +LOSS +MESSAGE\n"),
     Row("describe runs", 0, shows=r"Name        runs \({where}, \w+ old\)\nWork        script \S*wait\.py.*\n(Cluster .*\n)?Ranks       2 of 2 ready, on 2 of 2 nodes\n"),
