@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -98,8 +98,16 @@ def on_host(laptop: BedJobs, number: int, *words: str, stdin: bytes = b"") -> st
     return laptop.bed.console(number, *ada, "/opt/env/bin/python", "-m", "lockstep.cli.main", *words, stdin=stdin)
 
 
-def fingerprints(laptop: BedJobs, count: int = 3) -> list[str]:
-    digests = {host.name: hashlib.sha256(base64.b64decode(host_key(host).split()[1])).digest() for host in laptop.bed.hosts[:count]}
+def by_address(laptop: BedJobs, words: list[str], count: int = 3) -> list[str]:
+    """Names of the bed's hosts as the page's line names its own: the first by its address, the others by name."""
+    assert len(words) == count and re.fullmatch(r"[\d.]+", words[0]) and not any(word[0].isdigit() for word in words[1:])
+    first, *others = laptop.bed.hosts[:count]
+    return [first.address, *(host.name for host in others)]
+
+
+def fingerprints(laptop: BedJobs, names: Sequence[str]) -> list[str]:
+    keys = [host_key(host).split()[1] for host in laptop.bed.hosts[: len(names)]]
+    digests = {name: hashlib.sha256(base64.b64decode(key)).digest() for name, key in zip(names, keys, strict=True)}
     return [
         word
         for name, digest in digests.items()
@@ -110,10 +118,10 @@ def fingerprints(laptop: BedJobs, count: int = 3) -> list[str]:
 @pytest.mark.long
 def test_a_script_of_unlike_machines_at_home_trains_after_six_commands(laptop: BedJobs) -> None:
     init, trust, setup, check, sync, run = commands("Unlike desktops")
-    file, names = laptop.folder / "home.yaml", [host.name for host in laptop.bed.hosts]
+    file, names = laptop.folder / "home.yaml", by_address(laptop, init[3:])
     laptop.type(*init[:3], *names, "--output", str(file))
     as_on_the_bed(laptop, file)
-    laptop.type(*trust[:2], str(file), *fingerprints(laptop))
+    laptop.type(*trust[:2], str(file), *fingerprints(laptop, names))
     laptop.type(*setup[:2], str(file), seconds=300)
     laptop.type(*check[:2], str(file), check=False)
     assert (sync[2], run[:3]) == ("./scripts", ["run", "--hosts", "home"])
@@ -125,11 +133,11 @@ def test_a_script_of_unlike_machines_at_home_trains_after_six_commands(laptop: B
 @pytest.mark.long
 def test_two_servers_with_a_configuration_train_after_six_commands(laptop: BedJobs) -> None:
     init, job, setup, model, data, run = commands("Two servers")
-    file, names, demo = laptop.folder / "pair.yaml", [host.name for host in laptop.bed.hosts[:2]], demo_folder()
+    file, names, demo = laptop.folder / "pair.yaml", by_address(laptop, init[3:], 2), demo_folder()
     (laptop.folder / "config.yaml").write_text(CONFIG)
     laptop.type(*init[:3], *names, "--output", str(file))
     as_on_the_bed(laptop, file)
-    laptop.type("hosts", "trust", str(file), *fingerprints(laptop, 2))
+    laptop.type("hosts", "trust", str(file), *fingerprints(laptop, names))
     job_file = laptop.folder / "glm.yaml"
     laptop.type(*job[:4], str(laptop.folder / "config.yaml"), "--cluster", str(file), "--output", str(job_file))
     laptop.type(*setup[:2], str(file), seconds=300)
@@ -169,7 +177,7 @@ def test_a_hostfile_trains_after_six_commands(laptop: BedJobs) -> None:
     hostfile.write_text("".join(f"{host.name} slots=1\n" for host in laptop.bed.hosts))
     laptop.type(*imported[:2], str(hostfile), "--name", "lab", "--output", str(file))
     as_on_the_bed(laptop, file)
-    laptop.type(*trust[:2], str(file), *fingerprints(laptop))
+    laptop.type(*trust[:2], str(file), *fingerprints(laptop, [host.name for host in laptop.bed.hosts]))
     laptop.type(*setup[:2], str(file), seconds=300)
     laptop.type(*check[:2], str(file), check=False)
     laptop.type(*sync[:2], str(laptop.folder / "scripts"), "--cluster", str(file))

@@ -118,7 +118,7 @@ class Host(HostDefaults):
     name: Annotated[str, Field(pattern=HOST_NAME_PATTERN, max_length=64)]
     """Name of the host, as `ssh NAME` takes it."""
     address: Annotated[str | None, Field(max_length=64), AfterValidator(_numeric_address)] = None
-    """Numeric address at which the other hosts reach it. Left out: found by the route, and shown."""
+    """Numeric address at which the other hosts reach it. State at least one, if there are several hosts: the others' are found by their route to it."""
     host_key: Annotated[str | None, Field(pattern=HOST_KEY_PATTERN, max_length=2048)] = None
     """The one key that it may have: type and base64, as known_hosts has it. `lockstep hosts trust` writes it. Left out: your known_hosts counts."""
     gpus: Annotated[Annotated[int, Field(ge=0, le=GPUS_MAX)] | list[GpuName] | None, BeforeValidator(_count_or_gpus)] = None

@@ -45,6 +45,10 @@ def test_the_documents_have_the_table() -> None:
     assert there == table()
 
 
+def test_the_readme_has_the_number_of_the_faults() -> None:
+    assert f"names the cause of all {len(FAULTS)} injected faults" in (ROOT / "README.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("given", "score"),
     [

@@ -15,6 +15,8 @@ import pytest
 import typer.main
 
 from lockstep.cli.main import app
+from lockstep.cli.topics import FOLDER, TOPICS
+from lockstep.plan.render.resolve import trainer_image
 from support.checkout import ROOT
 
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *(ROOT / "docs").rglob("*.md")])
@@ -168,6 +170,42 @@ def _lacking(command: str) -> str | None:
             next(left, None)
     wanted = [parameter.name for parameter in group.params if parameter.required and not parameter.opts[0].startswith("-")]
     return f"lockstep {command} lacks {wanted[given]}" if given < len(wanted) else None
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name == "how-to" or page.parent == ROOT], ids=_id)
+def test_a_command_with_an_option_has_its_arguments_too(page: Path) -> None:
+    """Prose may name a verb alone."""
+    typed = [word for command in _commands(page) for word in command.split("|") if re.search(r"(?:^| )--?[a-z]", word)]
+    assert [text for command in typed if (text := _lacking(command)) is not None] == []
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_a_command_of_a_help_topic_can_be_typed_as_it_stands(topic: str) -> None:
+    lines = re.findall(r"^  lockstep (.*?)(?:  .*)?$", (FOLDER / f"{topic}.txt").read_text(), re.MULTILINE)
+    assert [text for command in lines if (text := _wrong(command) or _lacking(command)) is not None] == []
+
+
+DEPLOYING = ("README.md", "docs/how-to/quick-start.md", "docs/how-to/deploy.md", "docs/how-to/images.md")
+
+
+@pytest.mark.parametrize("page", DEPLOYING)
+def test_a_page_that_pushes_the_operator_s_image_pushes_the_one_that_ranks_run_in_beside_it(page: str) -> None:
+    text = (ROOT / page).read_text()
+    operators = set(re.findall(r"(?:--tag |TAG=)(\S*lockstep-operator:\S+)", text))
+    trainers = set(re.findall(r"(?:--tag |TAG=)(\S*lockstep-trainer:\S+)", text))
+    assert operators and {trainer_image(image) for image in operators} == trainers
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_id)
+def test_no_make_target_follows_make_client_whose_environment_it_would_replace(page: Path) -> None:
+    blocks = re.findall(r"^```[a-z]*\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert [block for block in blocks if re.search(r"^make client\b(?s:.*)^make ", block, re.MULTILINE)] == []
+
+
+def test_a_platform_that_a_page_or_a_help_topic_names_is_one_that_a_cluster_file_takes() -> None:
+    files = [*PAGES, *FOLDER.iterdir()]
+    named = {(_id(file), value) for file in files for value in re.findall(r"\bplatform: (\w+)", file.read_text())}
+    assert named and {value for _, value in named} <= {"kubernetes", "openshift", "hosts"}, named
 
 
 def test_a_command_that_a_message_advises_can_be_typed_as_it_stands() -> None:
