@@ -188,7 +188,7 @@ LARGEST: dict[str, dict[str, Any]] = {
 TOO_LARGE: dict[str, tuple[dict[str, Any], str, str]] = {
     "html-all": (training_job("html-all", script={"path": "/x.py"}, env=variables("<" * 8192, 26)), "RunTooLarge", "at most 1000000 are allowed"),
     "control-args": (training_job("control-args", script={"path": "/x.py", "args": ["\x01" * 4096] * 32}, env=variables("\x01" * 8192, 10)), "InvalidSpec", "at most 393216 can be read"),
-    "settings": (trained("settings", {"z": "x" * 66_000}), "InvalidSpec", "at most 65536 are possible"),
+    "settings": (trained("settings", {"z": "x" * 66_000}), "InvalidSpec", "at most 65536 are allowed"),
     "levels": (json.loads(deep_job("levels", 40)), "InvalidSpec", "nested deeper than 32 levels"),
     "all": (
         training_job("all", script={"path": "/x.py", "args": ["x" * 4096] * 32}, env=variables("x" * 8192, 32)), "InvalidSpec", "at most 393216 can be read"

@@ -117,7 +117,8 @@ class Root(Verbs):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         today = RENAMED.get(args[0])
         if today is not None:
-            tell(f"lockstep: `lockstep {args[0]}` is called `lockstep {' '.join(today)}` now; the old name goes with the next release")
+            if not ctx.resilient_parsing:  # (as where the shell completes the words)
+                tell(f"lockstep: `lockstep {args[0]}` is called `lockstep {' '.join(today)}` now; the old name goes with the next release")
             args = [*today, *args[1:]]
         return super().resolve_command(ctx, args)
 

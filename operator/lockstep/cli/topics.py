@@ -36,6 +36,8 @@ def _page(root: Any, words: list[str]) -> str:
     """Help page of the verb that these words name. Raises a usage error where there is none."""
     command, context = root.command, root
     for word in words:
+        if not hasattr(command, "resolve_command"):
+            context.fail(f"{context.info_name} has no verb {word}")
         name, command, _ = command.resolve_command(context, [word])
         context = typer.Context(command, info_name=name, parent=context)
     return str(command.get_help(context)).rstrip("\n")

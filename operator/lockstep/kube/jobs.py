@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from lockstep.api.names import LABEL_JOB, RUN_KEY, run_name
-from lockstep.api.objects import current_status
 from lockstep.kube.cluster import MERGE, NOT_FOUND, ApiError, Client
 from lockstep.kube.kinds import path_of
 
@@ -86,11 +85,6 @@ def job_events(client: Client, job: dict[str, Any]) -> list[dict[str, Any]]:
     namespace, selector = job["metadata"]["namespace"], f"involvedObject.uid={job['metadata']['uid']}"
     events = (_read(client, "Event", namespace, None, {"fieldSelector": selector}) or {"items": []})["items"]
     return sorted(events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
-
-
-def job_status(client: Client, namespace: str, name: str) -> dict[str, Any]:
-    """The job's status as of its newest start or retry; empty when there is no job or no status yet."""
-    return current_status(get_job(client, namespace, name) or {})
 
 
 def delete_job(client: Client, namespace: str, name: str) -> None:

@@ -45,6 +45,7 @@ def test_the_page_of_all_verbs_names_the_values_that_a_parameter_takes() -> None
         ("ls", "No such command 'ls': lockstep get shows jobs, lockstep cluster list shows cluster files"),
         ("cluster ls", "No such command 'ls': lockstep cluster list"),
         ("help gett", "No such command 'gett'. Did you mean 'get'?"),
+        ("help get foo", "get has no verb foo; lockstep get --help shows what it takes"),
         ("help cluster nope", "No such command 'nope'; lockstep cluster --help shows what it takes"),
     ],
 )  # fmt: skip
@@ -112,3 +113,13 @@ def test_a_verb_s_name_of_before_works_and_says_what_it_is_now(
     assert run(monkeypatch, [*today, "--help"]) == 0
     assert old.out == capsys.readouterr().out
     assert old.err == f"lockstep: `lockstep {before}` is called `lockstep {' '.join(today)}` now; the old name goes with the next release\n"
+
+
+def test_the_shell_completes_the_words_of_a_name_of_before_without_a_word_of_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"_LOCKSTEP_COMPLETE": "complete_bash", "COMP_WORDS": "lockstep status --no", "COMP_CWORD": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert run(monkeypatch, []) == 0
+    told = capsys.readouterr()
+    assert told.err == ""

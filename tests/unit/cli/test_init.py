@@ -42,6 +42,19 @@ def test_a_job_for_a_cluster_that_is_given_by_its_file_names_that_cluster(tmp_pa
     assert parse_job_file((tmp_path / "x.yaml").read_text(), "x.yaml").spec.cluster == "lab"
 
 
+def test_a_file_is_printed_alone_if_it_is_to_go_to_standard_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    init.job("x", "local", output=Path("-"))
+    told = capsys.readouterr()
+    assert parse_job_file(told.out, "printed").metadata.name == "x" and "-f x.yaml" in told.out
+    assert told.err == "Next: edit it, then lockstep validate -f x.yaml, and lockstep run -f x.yaml\n"
+    init.cluster("mine", Path("-"))
+    assert parse_cluster_file(capsys.readouterr().out, "printed").cluster.name == "mine"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_script_comes_with_its_settings(tmp_path: Path) -> None:
     init.script(tmp_path / "workspace")
     assert sorted(path.name for path in (tmp_path / "workspace").iterdir()) == ["ds_config.json", "train_multi_node.py"]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from lockstep.api.errors import ConfigError
 from lockstep.cli.main import app, main
 from lockstep.cli.shared.kubesite import ClusterJob
 from lockstep.cli.shared.site import Volume
@@ -115,11 +116,46 @@ def test_files_are_removed_only_after_a_question_and_of_no_job_that_may_still_wr
 ) -> None:
     stub = Jobs()
     result = typed(stub, tmp_path, monkeypatch, "delete", "a", "--files", "--yes")
-    assert str(result.exception) == "job a may still write its files, so --files removes none: first lockstep stop a -n team"
+    assert str(result.exception) == "job a may still write its files, so --files removes none: first lockstep stop a -n team --context c"
     stub.objects[f"{JOBS}/a"] = a_job("a", conditions=[{**STOPPED}])
     result = typed(stub, tmp_path, monkeypatch, "delete", "a", "--files")
-    assert str(result.exception) == "--files removes /workspace/runs/a for good: use --yes to confirm it"
+    assert str(result.exception) == "--files removes /workspace/runs/a in namespace team for good: use --yes to confirm it"
     assert stub.patched == [] and all((folder / "runs/a/checkpoints/step-7").exists() for folder in volumes)
+
+
+def test_files_stay_if_a_volume_cannot_be_reached_or_a_job_goes_on_meanwhile(
+    volumes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def all_are_there() -> bool:
+        return all((folder / "runs" / job / "checkpoints/step-7").exists() for folder in volumes for job in ("a", "b"))
+
+    def both_stopped() -> Jobs:
+        stub = Jobs()
+        stub.objects |= {f"{JOBS}/{name}": a_job(name, conditions=[{**STOPPED}]) for name in ("a", "b")}
+        return stub
+
+    def never_started(self: ClusterJob) -> list[int]:
+        if self.name == "b":
+            raise ConfigError("job b has never started")
+        return [0, 1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ClusterJob, "nodes_with_volumes", never_started)
+        stub = both_stopped()
+        result = typed(stub, tmp_path, monkeypatch, "delete", "a", "b", "--files", "--yes")
+        assert str(result.exception) == "job b has never started" and stub.patched == [] and all_are_there()
+    opened = ClusterJob.volume
+
+    @asynccontextmanager
+    async def resumed(self: ClusterJob, node: int, say: Any) -> AsyncIterator[Volume]:
+        stub.objects[f"{JOBS}/b"] = {**a_job("b", conditions=[{**STOPPED}]), "spec": {"nodes": 2, "suspend": False}}
+        async with opened(self, node, say) as volume:
+            yield volume
+
+    monkeypatch.setattr(ClusterJob, "volume", resumed)
+    stub = both_stopped()
+    result = typed(stub, tmp_path, monkeypatch, "delete", "a", "b", "--files", "--yes")
+    assert "job b may still write its files" in str(result.exception) and stub.patched == [] and all_are_there()
 
 
 def job_file(path: Path, name: str, **metadata: str) -> str:
@@ -218,7 +254,7 @@ def test_the_number_of_nodes_is_said_once_with_or_without_its_option(tmp_path: P
 
 
 def test_of_a_job_without_pods_there_are_no_stacks_and_it_is_said_where_to_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert str(typed(Jobs(), tmp_path, monkeypatch, "stacks", "a").exception) == "no rank of a runs now: lockstep why a -n team"
+    assert str(typed(Jobs(), tmp_path, monkeypatch, "stacks", "a").exception) == "no rank of a runs now: lockstep why a -n team --context c"
     assert str(typed(Jobs(), tmp_path, monkeypatch, "stacks", "a", "--rank", "3").exception).startswith("no rank 3 of a runs now: ")
 
 

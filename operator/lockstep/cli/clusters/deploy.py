@@ -277,10 +277,6 @@ async def carry_out(plan: DeploymentPlan, context: str | None, dev: bool, second
     if complete and not plan.cluster.cluster.api and plan.cluster.cluster.name != EMBEDDED:
         remember_server(plan.cluster.cluster.name, connection.server)
     tell_end(plan, dev=dev, complete=complete)
-    if sent.left and not (complete or plan.scope.own):
-        put(
-            f"Or an operator for namespace {plan.namespace} alone: lockstep deploy {shlex.quote(plan.cluster.cluster.name)} --namespace-only"
-        )
     return complete
 
 
@@ -321,7 +317,7 @@ async def _refuse_platform(connection: Cluster, plan: DeploymentPlan) -> None:
         if error.status == NOT_FOUND:
             raise Failed(
                 f"cluster {plan.cluster.cluster.name} is OpenShift by its file (the default of platform), but the API server at "
-                f"{connection.server} has no {SCC_GROUP}, so it is plain Kubernetes; nothing was sent: write platform: Kubernetes into the file, or name another cluster"
+                f"{connection.server} has no {SCC_GROUP}, so it is plain Kubernetes; nothing was sent: write platform: kubernetes into the file, or name another cluster"
             ) from None
 
 

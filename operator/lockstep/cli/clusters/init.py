@@ -12,15 +12,21 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.jobargs import UNNAMED
-from lockstep.platforms.output import put
+from lockstep.platforms.output import put, put_text, tell
 
 app = typer.Typer(help="Write a cluster, hosts, job or script file to start from.", no_args_is_help=True)
 SCAFFOLDS = Path(__file__).with_name("scaffolds")
+STDOUT = "-"
 SCRIPT_FILES = ("train_multi_node.py", "ds_config.json")
 
 FileOption = Annotated[
     Path | None,
-    typer.Option("-o", "--output", help="The file to write. Default: clusters/NAME.yaml; for a job NAME.yaml.", show_default=False),
+    typer.Option(
+        "-o",
+        "--output",
+        help="The file to write; - is standard output. Default: clusters/NAME.yaml; for a job NAME.yaml.",
+        show_default=False,
+    ),
 ]
 
 
@@ -43,8 +49,7 @@ def cluster(name: Annotated[str, typer.Argument(help="The cluster's name.")], ou
     text = re.sub(r"^  name: my-cluster\b", f"  name: {name}", text, count=1, flags=re.MULTILINE)
     path = output or folder / f"{name}.yaml"
     parse_cluster_file(text, str(path))  # a name that can't be is refused before anything is written
-    _write(path, text)
-    put(f"Next: edit it, then lockstep deploy {name if output is None else path} --dry-run")
+    _write(path, text, f"Next: edit it, then lockstep deploy {_stated(output) or name} --dry-run")
 
 
 @app.command("hosts")
@@ -88,7 +93,7 @@ def hosts(
             ),
         ]
         typed = replace(from_words(machines), entries=tuple(entries))
-        text = cluster_text(name, "as they were typed", typed, None if output is None else str(output))
+        text = cluster_text(name, "as they were typed", typed, _stated(output))
     elif user or workspace or shared:
         raise ConfigError("--user, --workspace and --shared are for the hosts that you name: lockstep init hosts NAME HOST HOST")
     else:
@@ -127,21 +132,19 @@ def import_hosts(
     machines = read_machines(read_text(file), str(file))
     if only is not None:
         machines = machines.only([word.strip() for word in only.split(",") if word.strip()])
-    text = cluster_text(name, f"as {file} lists them", machines, None if output is None else str(output))
-    _write_hosts(name, text, output, str(file))
-    if machines.leftovers:
-        put("It doesn't have:", *(f"  {line}" for line in leftover_lines(str(file), machines.leftovers)))
+    text = cluster_text(name, f"as {file} lists them", machines, _stated(output))
+    leftovers = [f"  {line}" for line in leftover_lines(str(file), machines.leftovers)]
+    _write_hosts(name, text, output, str(file), "read", *(["It doesn't have:"] if leftovers else []), *leftovers)
 
 
-def _write_hosts(name: str, text: str, output: Path | None, origin: str, verb: str = "read") -> None:
+def _write_hosts(name: str, text: str, output: Path | None, origin: str, verb: str, *leftovers: str) -> None:
     from lockstep.api.files.clusterfile import parse_cluster_file
     from lockstep.cli.shared.checkout import checkout, from_here
 
     path = output or from_here(checkout() / "clusters" / f"{name}.yaml")
     parse_cluster_file(text, f"{origin} as a cluster file")  # a name that can't be is refused before anything is written
-    _write(path, text)
-    named = name if output is None else shlex.quote(str(path))
-    put(f"Next: {verb} it, then lockstep hosts trust {named}, and lockstep hosts setup {named}")
+    named = shlex.quote(_stated(output) or name)
+    _write(path, text, f"Next: {verb} it, then lockstep hosts trust {named}, and lockstep hosts setup {named}", *leftovers)
 
 
 @app.command("job")
@@ -189,11 +192,11 @@ def job(
         raise ConfigError("--nodes and --gpus-per-node need --from: leave them out, and edit the file that is written")
     cluster = load_cluster(cluster).cluster.name if is_path(cluster) else cluster
     text = (SCAFFOLDS / ("script-job.yaml" if script else "job.yaml")).read_text(encoding="utf-8")
-    for word, value in (("NAME", name), ("CLUSTER", cluster), ("FILE", str(path))):
+    for word, value in (("NAME", name), ("CLUSTER", cluster), ("FILE", _stated(path) or f"{name}.yaml")):
         text = re.sub(rf"\b{word}\b", value.replace("\\", r"\\"), text)
     parse_job_file(text, str(path))
-    _write(path, text)
-    put(f"Next: edit it, then lockstep validate -f {shlex.quote(str(path))}, and lockstep run -f {shlex.quote(str(path))}")
+    file = shlex.quote(_stated(path) or f"{name}.yaml")
+    _write(path, text, f"Next: edit it, then lockstep validate -f {file}, and lockstep run -f {file}")
     return None
 
 
@@ -209,10 +212,9 @@ def _from_config(origin: Path, name: str, cluster: str, wanted: tuple[int | None
     size = Size(nodes or own.default_nodes, own.per_node if gpus is None else gpus, is_stated)
     translation = job_text(read_text(origin), str(origin), name, file.cluster.name, size)
     parse_job_file(translation.text, f"{origin} as a job file")
-    _write(path, translation.text)
-    if translation.leftovers:
-        put("It doesn't have:", *(f"  {line}" for line in leftover_lines(str(origin), translation.leftovers)))
-    put(f"Next: read it, then lockstep validate -f {shlex.quote(str(path))}")
+    leftovers = [f"  {line}" for line in leftover_lines(str(origin), translation.leftovers)]
+    then = f"Next: read it, then lockstep validate -f {shlex.quote(_stated(path) or f'{name}.yaml')}"
+    _write(path, translation.text, *(["It doesn't have:"] if leftovers else []), *leftovers, then)
 
 
 @app.command("script")
@@ -233,7 +235,18 @@ def script(folder: Annotated[Path, typer.Argument(help="Where to write them.")] 
     put("Next: put your model and your data where its two comments say; a job for it: lockstep init job NAME --script")
 
 
-def _write(path: Path, text: str) -> None:
+def _stated(output: Path | None) -> str | None:
+    """Return the path of the file that is written, as it was typed; None where its usual one counts, or standard output gets it."""
+    return None if output is None or str(output) == STDOUT else str(output)
+
+
+def _write(path: Path, text: str, *following: str) -> None:
+    """Write a new file, and tell what follows. `-` is standard output. Raises ConfigError for a file that exists, or can't be written."""
+    if str(path) == STDOUT:
+        put_text(text)
+        for line in following:
+            tell(line)
+        return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
@@ -242,4 +255,4 @@ def _write(path: Path, text: str) -> None:
         raise ConfigError(f"{path} already exists: name another file with -o") from None
     except OSError as error:
         raise ConfigError(f"{path} can't be written: {error.strerror}") from error
-    put(f"Wrote {path}")
+    put(f"Wrote {path}", *following)

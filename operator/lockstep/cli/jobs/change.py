@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.api.names import WORKSPACE as WORKSPACE_FOLDER
 from lockstep.cli.shared.inputs import OptionalFileOption, only, read_all, read_inputs
 from lockstep.cli.shared.jobargs import (
     UNNAMED,
@@ -33,6 +31,7 @@ from lockstep.cli.shared.jobargs import (
 )
 from lockstep.cli.shared.localsite import LocalSite
 from lockstep.cli.shared.terminal import confirm, say
+from lockstep.kube.outage import Outage
 from lockstep.platforms.output import put
 from lockstep_spec.words import number_of
 
@@ -42,9 +41,6 @@ if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster
 
 NODES_MAX = 1024
-REMOVE = "import os, shutil, sys; os.path.isdir(sys.argv[1]) and shutil.rmtree(sys.argv[1])"
-REMOVE_SECONDS = 1800.0
-"""A run of thousands of files on a slow volume."""
 POLL_SECONDS = 0.5
 
 
@@ -99,9 +95,10 @@ def _until_stopped(job: SiteJob, end: float, timeout: int) -> None:
     from lockstep.api.objects import condition as condition_of
     from lockstep.plan.reasons import Reason
 
-    message = ""
+    message, status, outage = "", job.status, Outage(say)
     while True:
-        condition = condition_of(job.look_again(), "Suspended")
+        status = outage.ask(job.look_again, status)
+        condition = condition_of(status, "Suspended")
         if condition.get("reason", Reason.NOT_SUSPENDED) != Reason.NOT_SUSPENDED and condition.get("message", message) != message:
             message = condition["message"]
             put(f"{job.name}: {message}", flush=True)
@@ -304,6 +301,7 @@ def delete(
     Example: lockstep delete -f jobs/
     """
     from lockstep.api.objects import has_ended
+    from lockstep.cli.jobs.removal import refuse_files_in_use, remove_files
 
     if bool(jobs) == bool(files):
         raise ConfigError(f"name the jobs, or use -f FILE{', not both' if jobs else ''}")
@@ -313,7 +311,7 @@ def delete(
         raise ConfigError("--local is about runs of this machine, which have names: lockstep delete JOB --local")
     found = _of_files(files, cluster, namespace, context) if files else find_jobs(jobs or [], TargetOptions.of(cluster, namespace, context))
     if with_files:
-        _refuse_files_in_use(found)
+        refuse_files_in_use(found)
     running = [one for one in found if not has_ended(one.status) and not _is_stopped(one)]
     if running and not yes:
         names, them = ", ".join(one.name for one in running), "it" if len(running) == 1 else "them"
@@ -322,39 +320,10 @@ def delete(
         question = f"{have[0].upper()}{have[1:]} not ended ({where}). Save, stop and delete {them}?"
         confirm(question, f"{have} not ended: use --yes to delete {them} anyway")
     if with_files:
-        _remove_files(found, yes=yes)
+        remove_files(found, yes=yes)
     for one in found:
         stays = one.delete()
         put(f"{one.name} is deleted{' with its files' if with_files else f'; {stays}'}", flush=True)
-
-
-def _remove_files(jobs: list[SiteJob], *, yes: bool) -> None:
-    """Remove the jobs' folders on all volumes, after a question. Raises ConfigError where nobody can be asked."""
-    folders = {one.name: f"{WORKSPACE_FOLDER}/runs/{one.name}" for one in jobs}
-    names = ", ".join(folders.values())
-    question = f"Remove {names} with all checkpoints, logs and adapters, {jobs[0].site.where}? Nothing brings them back."
-    if not yes:
-        confirm(question, f"--files removes {names} for good: use --yes to confirm it")
-    for one in jobs:
-        nodes = one.nodes_with_volumes()
-        asyncio.run(_remove_run(one, nodes))
-        put(f"{folders[one.name]} is removed", flush=True)
-
-
-async def _remove_run(job: SiteJob, nodes: list[int]) -> None:
-    from lockstep.programs import output_of
-
-    for node in nodes:
-        async with job.volume(node, say) as volume:
-            await output_of(volume.place, [*volume.place.python, "-I", "-c", REMOVE, volume.run_folder(job.name)], seconds=REMOVE_SECONDS)
-
-
-def _refuse_files_in_use(jobs: list[SiteJob]) -> None:
-    from lockstep.api.objects import has_ended, is_true
-
-    for one in jobs:
-        if not (has_ended(one.status) or is_true(one.status, "Suspended")):
-            raise ConfigError(f"job {one.name} may still write its files, so --files removes none: first lockstep stop {one.at}")
 
 
 def _is_stopped(job: SiteJob) -> bool:

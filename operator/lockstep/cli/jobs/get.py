@@ -21,6 +21,8 @@ from lockstep.cli.shared.jobargs import (
     on_cluster,
     on_site,
 )
+from lockstep.cli.shared.terminal import say
+from lockstep.kube.outage import Outage
 from lockstep.plan.pages.table import aligned
 from lockstep.platforms.output import put, put_json, put_text, tell
 
@@ -206,8 +208,9 @@ def wait(
 
     waited = find_job(job, where)
     end, shown = time.monotonic() + timeout, ""
+    status, outage = waited.status, Outage(say)
     while True:
-        status = waited.look_again()
+        status = outage.ask(waited.look_again, status)
         summary = condition(status, "Progressing")
         line = (
             f"{summary.get('reason', 'Unknown')}: {summary.get('message', 'no status yet: does an operator work here? (lockstep doctor)')}"

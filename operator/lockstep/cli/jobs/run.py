@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import shlex
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -239,10 +238,8 @@ def _read_anywhere(file: Path, cluster: str | None, namespace: str | None, conte
     try:
         is_embedded(inputs.cluster.cluster.name, context)
     except ConfigError as error:
-        options = "".join(f" --set {shlex.quote(change)}" for change in changes)
         raise ConfigError(
-            f"{error}; or choose where else the job runs: --local (processes of this machine), --in-namespace (Kubernetes, role admin), or --cluster with a file of hosts; "
-            f"with an operator elsewhere: lockstep render -f {shlex.quote(str(file))}{options} -o job | kubectl apply -f -"
+            f"{error}; or choose where else the job runs: --local (processes of this machine), --in-namespace (Kubernetes, role admin), or --cluster with a file of hosts"
         ) from None
     return inputs
 

@@ -14,7 +14,9 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.objects import Object, condition, has_ended, is_true
 from lockstep.cli.shared.inputs import FRESH, resolve_inputs
 from lockstep.cli.shared.kubesite import ClusterJob
+from lockstep.cli.shared.site import JobGone
 from lockstep.cli.shared.terminal import say
+from lockstep.kube.outage import Outage
 from lockstep.platforms.output import put
 from lockstep_spec.words import number_of
 
@@ -47,7 +49,8 @@ class Options(NamedTuple):
 
     def to_same_place(self) -> tuple[str, ...]:
         """Return the options that lead to the same job again, without --fresh."""
-        named = [*(("--cluster", self.cluster) if self.cluster else ()), *(("-n", self.namespace) if self.namespace else ())]
+        stated = {"--cluster": self.cluster, "-n": self.namespace, "--context": self.context}
+        named = [word for option, value in stated.items() if value for word in (option, value)]
         return (*named, *(word for change in self.changes if change != FRESH for word in ("--set", change)))
 
 
@@ -70,7 +73,9 @@ def run_on_cluster(inputs: Inputs, options: Options, *, detach: bool) -> int:
     if is_known:  # (a cluster file that stands in for the kubeconfig's cluster says nothing about that one)
         refuse_missing_gpus(resolve_inputs(inputs))
     place = f"cluster {cluster}" if is_known else f"the cluster at {target.client.server}"
-    return submit(inputs, target, SubmittedAs(options.file, cluster, target.namespace, place, options.to_same_place()), detach=detach)
+    fresh = (FRESH,) if FRESH in options.changes else ()
+    typed = SubmittedAs(options.file, cluster, target.namespace, place, options.to_same_place(), target.options, options.context, fresh)
+    return submit(inputs, target, typed, detach=detach)
 
 
 def submit(inputs: Inputs, target: Target, typed: SubmittedAs, *, detach: bool) -> int:
@@ -83,6 +88,9 @@ def submit(inputs: Inputs, target: Target, typed: SubmittedAs, *, detach: bool) 
         Failed: no operator works there, or the job is not accepted for another reason.
     """
     job, is_new = target.client.run(lambda cluster: _find_or_create(cluster, inputs, target, typed))
+    if not is_new:
+        follows = "" if detach else ": this follows it"
+        say(f"job {job.name} is in namespace {job.namespace} already, as {typed.file} describes it, and has not ended{follows}")
     watch = StartWatch(job, typed, is_new=is_new)
     try:
         if detach:
@@ -125,9 +133,7 @@ async def _find_or_create(cluster: Cluster, inputs: Inputs, target: Target, type
     taken = name_taken(inputs.job, existing, typed)
     if taken:
         raise ConfigError(*taken)
-    job = ClusterJob(target, existing)
-    say(f"job {name} is in namespace {namespace} already, as {typed.file} describes it, and has not ended: this follows it")
-    return job, False
+    return ClusterJob(target, existing), False
 
 
 def _document(inputs: Inputs, namespace: str) -> Object:
@@ -169,7 +175,7 @@ class StartWatch:
     """Says what a job waits for, where that lasts, and ends the wait where it can't start."""
 
     def __init__(self, job: ClusterJob, typed: SubmittedAs, *, is_new: bool) -> None:
-        """`is_new`: the job was created for this, so that one which is refused is removed again."""
+        """`is_new`: the job was created for this, so that it is removed again if it is refused before it was ever accepted."""
         self._job, self._typed, self._is_new = job, typed, is_new
         self._since = self._line_since = time.monotonic()
         self._line, self._is_said, self._is_unseen = "", False, False
@@ -179,6 +185,8 @@ class StartWatch:
         from lockstep.plan.ahead.submission import standing
 
         now, job = standing(status), self._job
+        if now.accepted or status.get("startTime"):
+            self._is_new = False
         if now.refused and now.is_final:
             raise ConfigError(f"the operator refuses job {job.name}: {now.refused}; {self._after_refusal()}")
         if now.line != self._line:
@@ -186,7 +194,7 @@ class StartWatch:
         lasts = time.monotonic() - self._line_since >= LASTS_SECONDS
         if now.line and lasts and not (self._is_said or has_ended(status) or is_true(status, "Suspended")):
             self._is_said = True
-            say(f"{job.name}: {now.line}")
+            say(f"{job.name}: {now.line}{f': lockstep why {job.at}' if now.refused else ''}")
         if not (now.line or self._is_unseen) and time.monotonic() - self._since > UNSEEN_SECONDS:
             self._is_unseen = True
             say(f"no operator has looked at job {job.name} for {UNSEEN_SECONDS:.0f} s: lockstep doctor -n {job.namespace}")
@@ -202,12 +210,13 @@ class StartWatch:
                 pass
             else:
                 return f"it was removed again: correct {file}, then {self._typed.again()}"
-        return f"it stays there: correct {file}, then {self._typed.apply()}, or lockstep delete {job.at} and run it again"
+        there = job.job["spec"].get("cluster")
+        return f"it stays there: correct {file}, then {self._typed.apply(there, there)}, or lockstep delete {job.at} and run it again"
 
 
 def _until(job: ClusterJob, watch: StartWatch, reached: Callable[[SubmittedState], bool]) -> None:
     """Wait until the job has come so far, or has ended. Raises ConfigError as `watch` does, Failed where the job can't start until somebody helps."""
-    status = job.job.get("status") or {}
+    status, outage = job.job.get("status") or {}, Outage(say)
     while True:
         now = watch(status)
         if reached(now) or is_true(status, "Complete"):
@@ -217,7 +226,7 @@ def _until(job: ClusterJob, watch: StartWatch, reached: Callable[[SubmittedState
         if now.refused and not now.passes:
             raise Failed(f"job {job.name} is not accepted yet: {now.refused}; it starts by itself then: lockstep why {job.at}")
         time.sleep(POLL_SECONDS)
-        status = job.look_again()
+        status = outage.ask(job.look_again, status)
 
 
 async def _follow(job: ClusterJob, watch: StartWatch) -> int:
@@ -228,11 +237,15 @@ async def _follow(job: ClusterJob, watch: StartWatch) -> int:
         async with aclosing(job.follow(LogSelection(), say, watch)) as lines:
             async for line in lines:
                 put(line, flush=True)
+    except JobGone:
+        raise
     except (Failed, ConfigError) as error:  # (also of a job that has ended before it had a log)
         trouble = error
     status = await asyncio.to_thread(job.look_again)
     if trouble is not None and not has_ended(status):
-        raise trouble
+        if isinstance(trouble, ConfigError):
+            raise trouble
+        raise Failed(f"{trouble}; job {job.name} goes on: lockstep logs {job.at} -f") from trouble
     if is_true(status, "Failed"):
         say(_failed(job, status))
         return EXIT_FAILED

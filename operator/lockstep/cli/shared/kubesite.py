@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import CONTAINER, DATASETS, WORKSPACE, pod_name
 from lockstep.api.objects import Object, condition, current_status, has_ended
-from lockstep.cli.shared.site import Site, SiteJob, Stale, Volume, instead_of
+from lockstep.cli.shared.site import JobGone, Site, SiteJob, Stale, Volume, instead_of
+from lockstep.kube.outage import Outage
 from lockstep.platforms.output import tell
 from lockstep_spec.words import listed
 
@@ -35,7 +36,7 @@ class KubeSite(Site):
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        self.again = f"-n {target.namespace}"
+        self.again = f"-n {target.namespace}{target.options}"
         self.anew = f"lockstep run -f FILE --fresh {self.again}"
         self.where = f"in namespace {target.namespace}"
         self.noun = "TrainingJob"
@@ -124,7 +125,7 @@ class ClusterJob(SiteJob):
 
     @property
     def at(self) -> str:
-        return f"{self.name} -n {self.namespace}"
+        return f"{self.name} -n {self.namespace}{self.target.options}"
 
     def run(self, work: Callable[[Cluster], Coroutine[Any, Any, T]]) -> T:
         """Return the result of `work`, done on a connection to the job's cluster that ends with it."""
@@ -155,9 +156,19 @@ class ClusterJob(SiteJob):
         return self.run(lambda cluster: ask_ranks(cluster, self.job, rank))
 
     def look_again(self) -> Object:
-        from lockstep.kube.jobs import job_status
+        from lockstep.kube.jobs import get_job
+        from lockstep.platforms.jobs.logs import is_run
 
-        return job_status(self.target.client, self.namespace, self.name)
+        if is_run(self.job):
+            return {}
+        return current_status(self.same(get_job(self.target.client, self.namespace, self.name)))
+
+    def same(self, found: Object | None) -> Object:
+        """Return what the API server has under its name. Raises JobGone where that is nothing, or a job that was created since."""
+        uid = self.job["metadata"].get("uid")
+        if found is None or (uid and found["metadata"].get("uid") != uid):
+            raise JobGone(f"job {self.name} was deleted{' and created again' if found else ''}")
+        return found
 
     def events(self) -> list[Object]:
         from lockstep.kube.jobs import job_events
@@ -267,17 +278,21 @@ class _Over:
 
     def __init__(self, cluster: Cluster, job: ClusterJob, say: Callable[[str], None], watch: Callable[[Object], object]) -> None:
         self._cluster, self._job, self._say, self._watch = cluster, job, say, watch
-        self._reason = ""
+        self._reason, self._outage = "", Outage(say)
 
     async def __call__(self) -> bool:
         from lockstep.platforms.jobs.logs import has_run_ended, is_run
 
-        if is_run(self._job.job):
-            return await has_run_ended(self._cluster, self._job.job)
-        current = await self._cluster.get("TrainingJob", self._job.namespace, self._job.name)
-        if current is None:
-            raise Failed(f"job {self._job.name} was deleted")
-        status = current_status(current)
+        try:
+            if is_run(self._job.job):
+                return await has_run_ended(self._cluster, self._job.job)
+            found = await self._cluster.get("TrainingJob", self._job.namespace, self._job.name)
+        except Failed as error:
+            if not self._outage.passes(error):
+                raise
+            return False
+        self._outage.over()
+        status = current_status(self._job.same(found))
         self._watch(status)
         reason = str(condition(status, "Progressing").get("reason"))
         if reason == "Suspended" and self._reason != reason:

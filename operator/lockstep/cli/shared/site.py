@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from lockstep.api.errors import Failed
 from lockstep.api.names import DATASETS, WORKSPACE
 from lockstep.api.objects import Object
 
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from lockstep.plan.pages.stacks import RankAnswer
     from lockstep.plan.pages.why import Answer
     from lockstep.programs import Place
+
+
+class JobGone(Failed):
+    """A job that was watched was deleted."""
 
 
 class Stale(NamedTuple):
@@ -137,7 +142,7 @@ class SiteJob(ABC):
 
     @abstractmethod
     def look_again(self) -> Object:
-        """Read its status again, and return it; empty if the job was deleted."""
+        """Read its status again, and return it. Raises JobGone, or returns nothing, if the job was deleted."""
 
     @abstractmethod
     def events(self) -> list[Object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ class Target:
     namespace: str
     cluster: str
     """Name that was given: a cluster of clusters/, or the path of a file."""
+    options: str = ""
+    """Options that lead to the same API server again, with a space in front; "" where verbs ask it by themselves."""
 
 
 def load(cluster: str) -> ClusterFile:
@@ -191,7 +194,9 @@ def target_of(cluster: str, namespace: str | None, context: str | None) -> Targe
     from lockstep.kube.cluster import Client
 
     chosen = namespace_of(cluster, namespace, context)
-    return Target(Client(context), chosen, cluster)
+    is_usual = Verb.unnamed is not None or cluster == (deployed_last() or EMBEDDED)
+    words = [*(() if is_usual else ("--cluster", cluster)), *(("--context", context) if context else ())]
+    return Target(Client(context), chosen, cluster, "".join(f" {shlex.quote(word)}" for word in words))
 
 
 def hosts_of(cluster: str) -> ClusterFile | None:

@@ -21,7 +21,8 @@ SHOWN_FIELDS = 5
 MENDED_BY_OTHERS = frozenset(
     {
         Reason.PREVIOUS_JOB_REMAINS, Reason.CLAIM_DELETED, Reason.SERVICE_ACCOUNT_NOT_FOUND, Reason.WRITE_REFUSED, Reason.FROZEN_RUN_LOST,
-        Reason.NAME_TAKEN, Reason.INVALID_CLUSTER,
+        Reason.NAME_TAKEN, Reason.INVALID_CLUSTER, Reason.CLUSTER_NOT_FOUND, Reason.NO_DEFAULT_CLUSTER, Reason.SEVERAL_DEFAULT_CLUSTERS,
+        "RailResourceInvalid", "ClaimSizeInvalid",
     }
 )  # fmt: skip
 """Refusals of the operator that pass without a change of the job: it starts by itself then."""
@@ -39,18 +40,37 @@ class SubmittedAs:
     place: str
     """The cluster in a sentence."""
     options: tuple[str, ...] = ()
-    """Options as they were typed: --cluster, -n, --set; not --fresh."""
+    """Options as they were typed: --cluster, -n, --context, --set; not --fresh."""
+    elsewhere: str = ""
+    """Options by which other verbs reach the same API server, with a space in front; "" where they ask it by themselves."""
+    context: str | None = None
+    """Value of --context, which kubectl takes, too."""
+    fresh: tuple[str, ...] = ()
+    """Change that --fresh stands for, if it was typed."""
 
-    def again(self, *more: str) -> str:
-        """Command that submits it once more."""
-        return " ".join(["lockstep run -f", shlex.quote(self.file), *map(shlex.quote, (*self.options, *more))])
+    def again(self, *more: str, anew: bool = False) -> str:
+        """Command that submits it once more; with --fresh if that was typed, or with `anew`."""
+        fresh = ("--fresh",) if anew or self.fresh else ()
+        return shlex.join(["lockstep", "run", "-f", self.file, *self.options, *more, *fresh])
 
-    def apply(self) -> str:
-        """Command that changes the job which is there."""
-        if "--set" not in self.options:
-            return f"kubectl apply -n {self.namespace} -f {shlex.quote(self.file)}"
+    def apply(self, states: str | None, there: str | None) -> str:
+        """Command that changes the job which is there. `states`: spec.cluster of the file or of --cluster; `there`: that of the job, which can't change."""
+        kubectl = shlex.join(["kubectl", "apply", *(("--context", self.context) if self.context else ())])
+        if not (self.fresh or {"--set", "--cluster"} & set(self.options) or states != there):
+            return f"{kubectl} -n {self.namespace} -f {shlex.quote(self.file)}"
         more = () if "--cluster" in self.options else ("--cluster", self.cluster)
-        return f"{self.again(*more).replace('lockstep run', 'lockstep render', 1)} -o job | kubectl apply -f -"
+        changes = (*self.fresh, *((f"cluster={there}",) if there else ()))
+        stated = [word for change in changes for word in ("--set", change)]
+        options = _without("--context", self.options)
+        return f"{shlex.join(['lockstep', 'render', '-f', self.file, *options, *more, *stated, '-o', 'job'])} | {kubectl} -f -"
+
+
+def _without(option: str, words: tuple[str, ...]) -> tuple[str, ...]:
+    """Leave out an option and its value."""
+    if option not in words:
+        return words
+    at = words.index(option)
+    return (*words[:at], *words[at + 2 :])
 
 
 def differences(wanted: TrainingJob, existing: Object) -> tuple[str, ...]:
@@ -79,13 +99,16 @@ def name_taken(wanted: TrainingJob, existing: Object, typed: SubmittedAs) -> tup
     fields = differences(wanted, existing)
     is_stopped = bool(existing["spec"].get("suspend")) and not wanted.spec.suspend
     if "deletionTimestamp" in existing["metadata"]:
-        return (f"job {name} of namespace {namespace} is being deleted: run yours once it is gone (lockstep get -n {namespace})",)
+        return (
+            f"job {name} of namespace {namespace} is being deleted: run yours once it is gone (lockstep get -n {namespace}{typed.elsewhere})",
+        )
     state = _state(status, is_stopped=is_stopped)
     if not fields and not state:
         return ()
     differs = f" and differs from {typed.file} in {listed(fields, SHOWN_FIELDS)}" if fields else ""
     sentence = f"namespace {namespace} has a job {name}, which {state or 'has not ended'}{differs}; nothing was changed:"
-    return (sentence, *(f"  {command}   # {what}" for command, what in _steps(wanted, state, fields, typed)))
+    there = existing["spec"].get("cluster")
+    return (sentence, *(f"  {command}   # {what}" for command, what in _steps(wanted, state, fields, typed, there)))
 
 
 COMPLETE, FAILED, STOPPED = "is complete", "has failed", "is stopped"
@@ -100,10 +123,10 @@ def _state(status: Object, *, is_stopped: bool) -> str:
     return STOPPED if is_stopped else ""
 
 
-def _steps(wanted: TrainingJob, state: str, fields: Sequence[str], typed: SubmittedAs) -> Iterator[tuple[str, str]]:
-    """(command, what it is for), the gentlest first."""
-    name, is_training = wanted.metadata.name, wanted.spec.training is not None
-    place = f"{name} -n {typed.namespace}"
+def _steps(wanted: TrainingJob, state: str, fields: Sequence[str], typed: SubmittedAs, there: str | None) -> Iterator[tuple[str, str]]:
+    """(command, what it is for), the gentlest first. `there`: spec.cluster of the job on the cluster."""
+    name, is_training, states = wanted.metadata.name, wanted.spec.training is not None, wanted.spec.cluster
+    place = f"{name} -n {typed.namespace}{typed.elsewhere}"
     yield {
         COMPLETE: (f"lockstep describe {place}", "shows where its results are"),
         FAILED: (f"lockstep why {place}", "explains why"),
@@ -112,12 +135,12 @@ def _steps(wanted: TrainingJob, state: str, fields: Sequence[str], typed: Submit
     if state == FAILED and not fields:
         yield f"lockstep retry {place}", "starts it again from its last checkpoint"
     if fields == ("nodes",) and wanted.spec.nodes is not None and state in ("", STOPPED):
-        yield f"lockstep scale {name} {wanted.spec.nodes} -n {typed.namespace}", "gives it your number of nodes"
-    elif fields and state in ("", STOPPED) and not _is_fixed(fields):
-        yield typed.apply(), "changes it; it takes that at its next start"
-    anew = typed.again("--fresh") if is_training and state == COMPLETE else typed.again()
-    goes_on = " goes on from its checkpoints" if is_training and state != COMPLETE else " starts yours"
-    yield f"lockstep delete {place}", f"removes it, its checkpoints stay; then {anew}{goes_on}"
+        yield f"lockstep scale {place} --nodes {wanted.spec.nodes}", "gives it your number of nodes"
+    elif fields and state in ("", STOPPED) and not _is_fixed(fields) and (there or not states):
+        yield typed.apply(states, there), "changes it; it takes that at its next start"
+    anew = is_training and (state == COMPLETE or bool(typed.fresh))
+    goes_on = " goes on from its checkpoints" if is_training and not anew else " starts yours"
+    yield f"lockstep delete {place}", f"removes it, its checkpoints stay; then {typed.again(anew=anew)}{goes_on}"
     yield typed.again("--set", f"metadata.name={name}-2"), "runs yours under another name"
 
 

@@ -24,7 +24,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from http.client import parse_headers
-from http.cookies import SimpleCookie
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -162,10 +161,9 @@ class Gate:
         return self._is_token(parse_qs(query).get("token", [""])[0])
 
     def has_cookie(self, cookies: str) -> bool:
-        with contextlib.suppress(Exception):  # a cookie that can't be parsed is none
-            sent = SimpleCookie(cookies).get(self._cookie)
-            return sent is not None and self._is_token(sent.value)
-        return False
+        """Cookies of other servers of this address come, too, and may be of any form."""
+        pairs = (pair.partition("=") for pair in cookies.split(";"))
+        return any(name.strip() == self._cookie and self._is_token(value.strip()) for name, _, value in pairs)
 
     def _is_token(self, offered: str) -> bool:
         return hmac.compare_digest(offered.encode(), self._token.encode())
@@ -197,19 +195,21 @@ def serve_code(path: str) -> None:
     """Serve VS Code behind a token: the program has a socket that only this user reaches, and what comes to the port is judged here first."""
     settings = json.loads(Path(path).read_text())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which the program gets, too, and ends by it first
-    child = subprocess.Popen(settings["command"], stdin=subprocess.DEVNULL)
-    try:
-        while not connects(settings["socket"]):
-            if (code := child.poll()) is not None:
-                sys.exit(code or "it ended before it listened")
-            time.sleep(0.1)
-        gate = Gate(settings["token"], "vscode")
-        with socket.create_server(("127.0.0.1", settings["port"]), backlog=128) as listener:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", settings["port"]))  # nobody else can listen there while the program starts
+        child = subprocess.Popen(settings["command"], stdin=subprocess.DEVNULL)
+        try:
+            while not connects(settings["socket"]):
+                if (code := child.poll()) is not None:
+                    sys.exit(code or "it ended before it listened")
+                time.sleep(0.1)
+            listener.listen(128)
+            gate = Gate(settings["token"], "vscode")
             threading.Thread(target=accept, args=(listener, gate, settings["socket"]), daemon=True).start()
             sys.exit(child.wait())
-    finally:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(timeout=PROGRAM_END_SECONDS)
+        finally:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=PROGRAM_END_SECONDS)
 
 
 def connects(path: str) -> bool:
@@ -219,8 +219,15 @@ def connects(path: str) -> bool:
 
 def accept(listener: socket.socket, gate: Gate, path: str) -> None:
     while True:
-        browser = listener.accept()[0]
-        threading.Thread(target=attended, args=(browser, gate, path), daemon=True).start()
+        with contextlib.ExitStack() as stack:
+            try:
+                browser = stack.enter_context(listener.accept()[0])
+                threading.Thread(target=attended, args=(browser, gate, path), daemon=True).start()
+            except (OSError, RuntimeError) as error:  # too many files or threads for now
+                print(f"a connection was refused: {error}", file=sys.stderr, flush=True)
+                time.sleep(0.1)
+                continue
+            stack.pop_all()  # the thread closes it
 
 
 def attended(browser: socket.socket, gate: Gate, path: str) -> None:

@@ -186,7 +186,10 @@ class _Reader:
 
     async def was_restarted(self) -> bool:
         """Return True if another container of the pod runs than before: the last lines of the one before it are still to be read."""
-        pod = await self._cluster.get("Pod", self._namespace, self._pod)
+        try:
+            pod = await self._cluster.get("Pod", self._namespace, self._pod)
+        except (ApiError, OSError):  # seen at the next look: `over` says what is the matter
+            return False
         before, self._restarts = self._restarts, restarts_of(pod or {})
         return bool(self._last_stamp) and before is not None and self._restarts > before
 

@@ -102,14 +102,14 @@ def test_a_job_is_created_and_followed_to_its_end(folder: Path) -> None:
     assert done.stdout.splitlines() == ["[0] step 1", "[0] step 2"]
     says = done.stderr.splitlines()
     assert says[0].startswith("lockstep: job demo (3 nodes) is created in namespace team of the cluster at http://")
-    assert says[0].endswith("it goes on without this terminal: lockstep logs demo -n team -f")
-    assert says[-1] == "lockstep: job demo is complete: lockstep describe demo -n team shows where its results are"
+    assert says[0].endswith("it goes on without this terminal: lockstep logs demo -n team --context c -f")
+    assert says[-1] == "lockstep: job demo is complete: lockstep describe demo -n team --context c shows where its results are"
 
 
 def test_a_job_that_fails_ends_with_1_and_its_reason(folder: Path) -> None:
     failed = typed(Cluster(statuses=[BROKEN]), folder)
     assert failed.returncode == 1
-    assert failed.stderr.splitlines()[-1] == "lockstep: job demo has failed: rank 1 failed: lockstep why demo -n team"
+    assert failed.stderr.splitlines()[-1] == "lockstep: job demo has failed: rank 1 failed: lockstep why demo -n team --context c"
 
 
 @pytest.mark.parametrize("lasts", [True, False])
@@ -136,7 +136,7 @@ def test_a_job_that_fails_before_it_has_a_log_ends_with_its_reason_alone(folder:
 
     failed = typed(Mute(statuses=[BROKEN]), folder)
     assert failed.returncode == 1 and failed.stdout == ""
-    assert failed.stderr.splitlines()[1:] == ["lockstep: job demo has failed: rank 1 failed: lockstep why demo -n team"]
+    assert failed.stderr.splitlines()[1:] == ["lockstep: job demo has failed: rank 1 failed: lockstep why demo -n team --context c"]
 
 
 def test_a_job_is_left_to_the_operator_once_that_has_accepted_it(folder: Path) -> None:
@@ -148,8 +148,9 @@ def test_a_job_is_left_to_the_operator_once_that_has_accepted_it(folder: Path) -
 @pytest.mark.parametrize(
     ("reason", "more", "code", "says"),
     [
-        ("ClusterNotFound", [], 2, f"refuses job demo: {REFUSED}; it was removed again: correct job.json, then lockstep run -f job.json -n team"),
-        ("ClusterNotFound", ["--detach"], 2, "it was removed again"),
+        ("NoGPUs", [], 2, f"refuses job demo: {REFUSED}; it was removed again: correct job.json, then lockstep run -f job.json -n team --context c"),
+        ("NoGPUs", ["--detach"], 2, "it was removed again"),
+        ("ClusterNotFound", ["--detach"], 1, f"job demo is not accepted yet: {REFUSED}; it starts by itself then: lockstep why demo"),
         ("ServiceAccountNotFound", ["--detach"], 1, f"job demo is not accepted yet: {REFUSED}; it starts by itself then: lockstep why demo"),
     ],
 )  # fmt: skip
@@ -160,6 +161,51 @@ def test_a_job_that_the_operator_refuses_ends_with_what_to_do(reason: str, more:
     assert [path for method, path, _ in stub.asked if method == "DELETE"] == ([f"{JOBS}/demo"] if code == 2 else [])
 
 
+@pytest.mark.parametrize("before", [[QUEUED], [{"startTime": "2026-11-27T12:00:00Z"}]])
+def test_a_job_that_was_accepted_once_stays_though_the_operator_refuses_it_later(before: list[Object], folder: Path) -> None:
+    stub = Cluster(statuses=[*before, {**refused("NoGPUs"), "startTime": "2026-11-27T12:00:00Z"}])
+    ended = typed(stub, folder)
+    assert ended.returncode == 2 and "it stays there: correct job.json" in ended.stderr
+    assert [method for method, _, _ in stub.asked if method == "DELETE"] == []
+
+
+@pytest.mark.parametrize("more", [[], ["--detach"]])
+def test_a_job_that_is_deleted_while_it_is_watched_ends_the_verb(more: list[str], folder: Path) -> None:
+    class Taken(Cluster):
+        def answer(self, method: str, path: str, body: Object | bytes | None) -> tuple[int, Object | str]:
+            if path == f"{JOBS}/demo" and self.created and next(looks) > 1:
+                return 404, {}
+            return super().answer(method, path, body)
+
+    looks = itertools.count()
+    ended = typed(Taken(statuses=[{}]), folder, *more)
+    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (1, "lockstep: job demo was deleted")
+
+
+@pytest.mark.parametrize("more", [[], ["--detach"]])
+def test_an_api_server_that_is_away_for_a_while_does_not_end_the_verb(more: list[str], folder: Path) -> None:
+    class Away(Cluster):
+        def answer(self, method: str, path: str, body: Object | bytes | None) -> tuple[int, Object | str]:
+            if path == f"{JOBS}/demo" and self.created and next(looks) in range(1, 4):
+                return 503, {"message": "the server is currently unable to handle the request"}
+            return super().answer(method, path, body)
+
+    looks = itertools.count()
+    ended = typed(Away(statuses=[{}, QUEUED, DONE]), folder, *more)
+    assert ended.returncode == 0
+    (line,) = [line for line in ended.stderr.splitlines() if line.endswith("this goes on when it answers again")]
+    assert "currently unable to handle the request (503" in line
+
+
+def test_a_job_whose_log_may_not_be_read_goes_on(folder: Path) -> None:
+    class Closed(Cluster):
+        def answer(self, method: str, path: str, body: Object | bytes | None) -> tuple[int, Object | str]:
+            return (403, {"message": "pods/log is forbidden"}) if path == LOG else super().answer(method, path, body)
+
+    ended = typed(Closed(statuses=[QUEUED]), folder)
+    assert ended.returncode == 1 and ended.stderr.splitlines()[-1].endswith("; job demo goes on: lockstep logs demo -n team --context c -f")
+
+
 def test_a_refused_job_that_was_there_before_or_cannot_be_removed_stays(folder: Path) -> None:
     class Kept(Cluster):
         def answer(self, method: str, path: str, body: Object | bytes | None) -> tuple[int, Object | str]:
@@ -168,7 +214,10 @@ def test_a_refused_job_that_was_there_before_or_cannot_be_removed_stays(folder: 
     before = [JOB | {"metadata": {"name": "demo", "namespace": "team"}}]
     for stub in (Kept(statuses=[refused("InvalidSpec")]), Cluster(created=before, statuses=[refused("InvalidSpec")])):
         ended = typed(stub, folder)
-        assert ended.returncode == 2 and "it stays there: correct job.json, then kubectl apply -n team -f job.json, or" in ended.stderr
+        assert (
+            ended.returncode == 2
+            and "it stays there: correct job.json, then kubectl apply --context c -n team -f job.json, or" in ended.stderr
+        )
     assert [method for method, _, _ in stub.asked if method == "DELETE"] == []
 
 
@@ -200,11 +249,14 @@ def test_the_same_job_is_followed_and_another_one_is_left_alone(folder: Path) ->
     assert again.returncode == 0 and len(stub.created) == 1
     assert "job demo is in namespace team already, as job.json describes it, and has not ended: this follows it" in again.stderr
     stub = Cluster(created=[JOB | {"metadata": {"name": "demo", "namespace": "team"}}], statuses=[QUEUED])
+    left = typed(stub, folder, "--detach")
+    assert left.returncode == 0 and "as job.json describes it, and has not ended\n" in left.stderr
+    stub = Cluster(created=[JOB | {"metadata": {"name": "demo", "namespace": "team"}}], statuses=[QUEUED])
     other = typed(stub, folder, "--set", "nodes=5")
     assert other.returncode == 2 and [method for method, _, _ in stub.asked if method != "GET"] == []
     sentence, *steps = other.stderr.splitlines()
     assert sentence.endswith("which has not ended and differs from job.json in nodes; nothing was changed:")
-    assert steps[1].strip().startswith("lockstep scale demo 5 -n team   #")
+    assert steps[1].strip().startswith("lockstep scale demo -n team --context c --nodes 5   #")
     stub = Cluster(created=[JOB | {"metadata": {"name": "demo", "namespace": "team"}}], statuses=[DONE])
     assert typed(stub, folder).returncode == 2
 
@@ -253,6 +305,6 @@ def test_ctrl_c_ends_the_output_and_says_how_to_look_again_and_how_to_stop(folde
     ended = typed(stub, folder)
     assert ended.returncode == 130
     assert ended.stderr.splitlines()[-1].endswith(
-        "job demo goes on: lockstep logs demo -n team -f shows it again, lockstep stop demo -n team saves and stops it"
+        "job demo goes on: lockstep logs demo -n team --context c -f shows it again, lockstep stop demo -n team --context c saves and stops it"
     )
     assert len(stub.created) == 1 and [method for method, _, _ in stub.asked if method not in ("GET", "POST")] == []

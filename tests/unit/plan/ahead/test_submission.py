@@ -74,7 +74,7 @@ def test_a_job_of_a_later_version_is_not_taken_for_the_same() -> None:
         ),
         (
             a_job(nodes=4), on_cluster(RUNNING), "has not ended and differs from job.yaml in nodes; nothing was changed:",
-            ["lockstep logs demo -n team -f", "lockstep scale demo 4 -n team", "lockstep delete demo -n team", "lockstep run -f job.yaml -n team --set metadata.name=demo-2"],
+            ["lockstep logs demo -n team -f", "lockstep scale demo -n team --nodes 4", "lockstep delete demo -n team", "lockstep run -f job.yaml -n team --set metadata.name=demo-2"],
         ),
         (
             a_job(startTimeoutSeconds=77, nodes=3), on_cluster(RUNNING), "differs from job.yaml in nodes, startTimeoutSeconds; nothing",
@@ -112,6 +112,41 @@ def test_what_changes_a_job_goes_through_render_where_the_file_alone_does_not_sa
     assert any(line.strip().startswith(expected) for line in name_taken(a_job(startTimeoutSeconds=77), on_cluster(RUNNING), typed))
 
 
+@pytest.mark.parametrize(
+    ("wanted", "there", "options", "expected"),
+    [
+        (
+            "mine",
+            "mine",
+            ("--cluster", "mine"),
+            "lockstep render -f job.yaml --cluster mine --set cluster=mine -o job | kubectl apply -f -",
+        ),
+        (None, "mine", (), "lockstep render -f job.yaml --cluster local --set cluster=mine -o job | kubectl apply -f -"),
+        ("mine", "mine", (), "kubectl apply -n team -f job.yaml"),
+        ("mine", None, (), None),
+    ],
+)
+def test_a_change_leaves_the_job_the_cluster_that_it_may_not_change(
+    wanted: str | None, there: str | None, options: tuple[str, ...], expected: str | None
+) -> None:
+    typed = SubmittedAs("job.yaml", "local", "team", "cluster local", options)
+    ours = a_job(startTimeoutSeconds=77, **({"cluster": wanted} if wanted else {}))
+    lines = name_taken(ours, on_cluster(RUNNING, **({"cluster": there} if there else {})), typed)
+    assert [line.strip().partition("   #")[0] for line in lines if "apply" in line] == ([expected] if expected else [])
+
+
+def test_what_was_typed_with_fresh_is_repeated_with_it() -> None:
+    change = "training.checkpoint.resumeFrom=None"
+    typed = SubmittedAs("job.yaml", "local", "team", "cluster local", ("-n", "team", "--context", "c"), " --context c", "c", (change,))
+    training = {**SPEC["training"], "checkpoint": {"resumeFrom": "None"}}
+    running = name_taken(a_job(training=training), on_cluster(RUNNING), typed)
+    expected = f"lockstep render -f job.yaml -n team --cluster local --set {change} -o job | kubectl apply --context c -f -"
+    assert any(line.strip().startswith(expected) for line in running)
+    (delete,) = [line for line in name_taken(a_job(training=training), on_cluster(BROKEN), typed) if "lockstep delete" in line]
+    assert delete.startswith("  lockstep delete demo -n team --context c   #")
+    assert "then lockstep run -f job.yaml -n team --context c --fresh starts yours" in delete
+
+
 def test_a_job_that_is_being_deleted_is_waited_for() -> None:
     going = on_cluster(RUNNING)
     going["metadata"]["deletionTimestamp"] = "2026-11-27T12:00:00Z"
@@ -129,7 +164,8 @@ def conditions(**of: tuple[str, str]) -> Object:
         ({}, False, "", False),
         (conditions(Accepted=("True", "Accepted"), Progressing=("False", "Scheduling")), True, "", False),
         (conditions(Accepted=("False", "InvalidSpec"), Progressing=("False", "InvalidSpec")), False, "m", True),
-        (conditions(Accepted=("False", "ClusterNotFound"), Progressing=("False", "ClusterNotFound")), False, "m", True),
+        (conditions(Accepted=("False", "ClusterNotFound"), Progressing=("False", "ClusterNotFound")), False, "m", False),
+        (conditions(Accepted=("False", "ClaimSizeInvalid"), Progressing=("False", "ClaimSizeInvalid")), False, "m", False),
         (conditions(Accepted=("False", "ServiceAccountNotFound"), Progressing=("False", "ServiceAccountNotFound")), False, "m", False),
         (conditions(Accepted=("False", "PreviousJobRemains"), Progressing=("False", "PreviousJobRemains")), False, "m", False),
         (conditions(Accepted=("False", "InvalidSpec"), Progressing=("True", "Running")), False, "", False),

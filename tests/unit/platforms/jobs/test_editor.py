@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import os
+import queue
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -121,8 +124,35 @@ def test_tensorboard_shows_nothing_without_the_token(tmp_path: Path) -> None:
         code, _, headers = get(port, f"/?token={TOKEN}")
         assert (code, headers["Location"]) == (302, "/")
         assert "HttpOnly" in headers["Set-Cookie"] and "SameSite=Strict" in headers["Set-Cookie"]
-        code, body, _ = get(port, "/data/environment", Cookie=headers["Set-Cookie"].partition(";")[0])
-        assert code == 200 and json.loads(body)["data_location"] == str(tmp_path)
+        ours = headers["Set-Cookie"].partition(";")[0]
+        for others in ("", 'prefs={"a":1}; ', "flag; ", "a b=c; "):
+            code, body, _ = get(port, "/data/environment", Cookie=others + ours)
+            assert code == 200 and json.loads(body)["data_location"] == str(tmp_path), others
+
+
+def test_connections_are_taken_again_after_a_moment_without_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: queue.Queue[int] = queue.Queue()
+    browser, _ = pair = socket.socketpair()
+
+    class Listener:
+        answers = iter([OSError(errno.EMFILE, "Too many open files"), (browser, "")])
+
+        def accept(self) -> Any:
+            answer = next(self.answers, None)
+            if answer is None:
+                threading.Event().wait()
+            if isinstance(answer, OSError):
+                raise answer
+            return answer
+
+    def attended(browser: socket.socket, *_: Any) -> None:
+        taken.put(browser.fileno())
+
+    monkeypatch.setattr(editor, "attended", attended)
+    threading.Thread(target=editor.accept, args=(Listener(), None, ""), daemon=True).start()
+    assert taken.get(timeout=30) == browser.fileno() != -1
+    for end in pair:
+        end.close()
 
 
 def put_program(folder: Path, name: str) -> None:
