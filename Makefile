@@ -32,7 +32,7 @@ editors: setup ## install jupyterlab, debugpy and code-server for the pods of th
 	@$(PYTHON) scripts/setup.py --extra editors
 
 quickstart: setup ## install, build, bring up a two-node Kubernetes, fine-tune a small model on two pods (HOSTS=1: on two hosts over ssh)
-	@$(BIN)/lockstep quickstart $(if $(HOSTS),--hosts)
+	@$(BIN)/lockstep quickstart $(if $(HOSTS),--hosts) $(if $(YES),--yes)
 
 ##@ Clusters (CLUSTER=name of a file in clusters/, else the one deployed last; MODE=rdma|tcp|auto, OPERATOR_IMAGE= and NAMESPACES=a,b or NAMESPACE_ONLY=1, else as deployed; FORCE=1: with any API host)
 list-clusters: setup ## list the cluster files in clusters/; * marks the one that your kubeconfig talks to

@@ -190,7 +190,7 @@ def test_the_files_of_this_checkout_have_nothing_to_mend(
     assert lockstep(monkeypatch, "lint", name, "--offline") == 0
     (finding, fix, end) = capsys.readouterr().out.splitlines()
     assert re.match(rf"unknown  clusters/{name}.yaml:\d+: calibration: never calibrated over (RDMA|TCP)", finding)
-    assert (fix.strip(), end) == (f"→ lockstep cluster calibrate {name} --save", "nothing to mend")
+    assert (fix.strip(), end) == (f"→ lockstep cluster calibrate {name} --save", "nothing to fix")
 
 
 def test_without_a_kubeconfig_the_file_is_still_looked_at(

@@ -158,6 +158,30 @@ def test_files_stay_if_a_volume_cannot_be_reached_or_a_job_goes_on_meanwhile(
     assert "job b may still write its files" in str(result.exception) and stub.patched == [] and all_are_there()
 
 
+@pytest.mark.parametrize("words", ["wait a --for Suspended --timeout 60", "stop a --timeout 60"])
+def test_an_api_server_that_is_away_for_a_while_ends_no_wait_and_a_deleted_job_does(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Away(Jobs):
+        code = 503
+
+        def answer(self, method: str, path: str, body: Object | bytes | None) -> tuple[int, Object | str]:
+            if method == "GET" and path == f"{JOBS}/a" and 1 <= next(looks) <= self.code - 500:
+                return (503, {"message": "away"}) if self.code < 600 else (404, {})
+            return super().answer(method, path, body)
+
+    for module in ("get", "change"):
+        monkeypatch.setattr(f"lockstep.cli.jobs.{module}.POLL_SECONDS", 0.01)
+    looks, stub = itertools.count(), Away()
+    if words.startswith("wait"):
+        stub.objects[f"{JOBS}/a"] = a_job("a", conditions=[STOPPED])
+    result = typed(stub, tmp_path, monkeypatch, *words.split())
+    assert result.exit_code == 0 and result.stderr.count("this goes on when it answers again") == 1, result.output
+    looks, stub = itertools.count(), Away()
+    stub.code = 10_000
+    assert str(typed(stub, tmp_path, monkeypatch, *words.split()).exception) == "job a was deleted"
+
+
 def job_file(path: Path, name: str, **metadata: str) -> str:
     document = {"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": name, **metadata}}
     path.write_text(json.dumps({**document, "spec": {"script": {"path": "/a.py"}}}))

@@ -23,6 +23,7 @@ from lockstep.cli.shared.target import namespace_of, one_verb, target_of, unname
 from lockstep.kube.cluster import ApiError
 from support.api_stub import ApiStub, served
 from support.checkout import ROOT
+from support.in_process import lockstep
 
 CLUSTERS = ROOT / "clusters"
 
@@ -97,6 +98,29 @@ def test_where_no_cluster_is_named_the_one_deployed_last_is_meant_while_its_file
     assert unnamed_cluster("another-context") == "local"
     checkout.remember("of-a-file-elsewhere")
     assert unnamed_cluster(None) == "local"
+
+
+@pytest.mark.parametrize("verb", ["validate", "render", "cp -f job.yaml model demo:/workspace/models/"])
+def test_a_job_file_that_names_no_cluster_is_about_the_one_deployed_last_and_you_read_so_once(
+    verb: str, nothing_said: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(nothing_said)
+    Path("job.yaml").write_text(
+        "kind: TrainingJob\napiVersion: lockstep.dev/v1alpha1\nmetadata: {name: demo}\nspec: {script: {path: /a.py}}\n"
+    )
+    Path("model").touch()
+    words = [*verb.split(), *([] if "-f" in verb else ["-f", "job.yaml"])]
+    nowhere = lockstep(*words)
+    assert nowhere.returncode == 2
+    assert nowhere.stderr.startswith(
+        "lockstep: job.yaml: spec.cluster is not set, and no cluster was deployed from this checkout: set it or use --cluster; "
+    )
+    checkout.remember("barcelona")
+    told = lockstep(*words).stderr
+    note = (
+        "note: job.yaml names no cluster: this is about barcelona, which was deployed last from this checkout (--cluster names another)\n"
+    )
+    assert told.count("note: ") == 1 and told.startswith(note)
 
 
 def test_a_cluster_that_was_removed_is_meant_no_more(nothing_said: Path) -> None:

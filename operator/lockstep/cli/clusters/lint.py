@@ -110,4 +110,4 @@ def _show(findings: list[Finding], path: str, file: ClusterFile, *, as_json: boo
         if row["fix"]:
             put(f"{'':8} → {row['fix']}")
     bad = sum(row["verdict"] in ("failed", "warning") for row in rows)
-    put(f"{number_of(len(rows), 'finding')}, {bad} to mend" if bad else "nothing to mend")
+    put(f"{number_of(len(rows), 'finding')}, {bad} to fix" if bad else "nothing to fix")

@@ -17,6 +17,7 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.clusters.demo import AGAIN, JOB_FILE, SAMPLE, demo_folder, generate_command, print_result, step
+from lockstep.cli.shared.terminal import confirm
 from lockstep.platforms.output import put, put_text, tell
 
 if TYPE_CHECKING:
@@ -39,20 +40,26 @@ def quickstart(
         bool, typer.Option("--hosts", help="Run it over ssh on two hosts that the verb starts on this machine, without Kubernetes.")
     ] = False,
     context: Annotated[str | None, typer.Option(help="Use this context of your kubeconfig instead of the embedded cluster.")] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Don't ask before it installs Lockstep on the cluster that KUBECONFIG names.")
+    ] = False,
 ) -> None:
     """Fine-tune a small model on two nodes, from nothing.
 
     This is the shortest way to see Lockstep work.
 
     As root on Linux it brings up a real Kubernetes with two nodes on this machine; elsewhere it runs the same job as processes.
-    KUBECONFIG or --context names a cluster of your own to use instead. --hosts shows the same on machines without Kubernetes.
+    --context names a cluster of your own to use instead; if KUBECONFIG names one, you are asked. --hosts shows the same on machines
+    without Kubernetes.
 
     Example: lockstep quickstart
     """
     started = time.monotonic()
     if hosts and (local or context):
         raise ConfigError("--hosts, --local and --context each say where to run: use one of them")
-    own_cluster = context is not None or bool(os.environ.get("KUBECONFIG"))
+    own_cluster = context is not None or _is_cluster_of_kubeconfig()
+    if own_cluster and not (context or hosts or local or yes):
+        _ask_about_kubeconfig()
     why_local = None if own_cluster and not local else _why_local(local)
     if hosts:
         from lockstep.cli.clusters.quickstarthosts import run_on_bed
@@ -65,6 +72,27 @@ def quickstart(
         code = _run_on_cluster(context, embedded=not own_cluster)
     put(f"quickstart took {time.monotonic() - started:.0f} s", flush=True)
     raise typer.Exit(code)
+
+
+def _is_cluster_of_kubeconfig() -> bool:
+    """Return True if KUBECONFIG names another cluster than the embedded one."""
+    from lockstep.cli.shared.embedded import embedded_layout
+    from lockstep.kube.aim import environment_kubeconfig
+
+    layout, files = embedded_layout(), environment_kubeconfig()
+    return files.is_stated and not (layout is not None and Path(files.paths) == layout.kubeconfig)
+
+
+def _ask_about_kubeconfig() -> None:
+    """Ask before anything is installed on a cluster that was named for other commands. Raises ConfigError where nobody can be asked."""
+    from lockstep.kube.cluster import Client
+
+    place = f"the cluster at {Client(None).server}, which KUBECONFIG names"
+    ways = "unset KUBECONFIG to use a Kubernetes of this machine's own"
+    confirm(
+        f"This installs Lockstep's operator and a demo on {place} ({ways}). Go on?",
+        f"quickstart would install Lockstep's operator and a demo on {place}, and nothing was done: {ways}, or confirm with --yes (make: YES=1)",
+    )
 
 
 def _why_local(is_asked: bool) -> str | None:

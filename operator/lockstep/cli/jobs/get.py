@@ -200,7 +200,7 @@ def wait(
 
     CheckpointCommitted is a commit that is newer than the job's last start, restart or stop.
 
-    Exit code 0: it holds; 1: the job failed, the time is over, or it can't hold any more.
+    Exit code 0: it holds; 1: the job failed, the timeout passed, or the condition can no longer hold.
 
     Example: lockstep wait demo --for Complete --timeout 7200
     """

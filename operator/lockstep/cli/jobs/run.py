@@ -50,7 +50,7 @@ def run(
         str | None,
         typer.Option(
             "--cluster",
-            help="A cluster of clusters/, or a cluster file's path; its file may be one of hosts. Default: the job's cluster, else the one deployed last from this checkout, else local.",
+            help="A cluster of clusters/, or a cluster file's path; its file may be one of hosts. Default: the job's cluster, else the one deployed last from this checkout, else local; with --local always local.",
             show_default=False,
         ),
     ] = None,
@@ -175,7 +175,7 @@ def run(
 
     Example: lockstep run -f job.yaml --local --preview 3
 
-    Example: lockstep run --hosts lab0,lab1 --nproc-per-node 2 -- train.py --epochs 3
+    Example: lockstep run --hosts 192.168.1.100,lab1 --nproc-per-node 2 -- train.py --epochs 3
 
     A script runs on all nodes of a dev environment. Ctrl-C stops its ranks, a second Ctrl-C kills them, and a lost connection stops them,
     too. The exit code is that of the rank that failed first.

@@ -59,7 +59,11 @@ class TakesFiles(TyperCommand):
 
 
 ClusterOption = Annotated[
-    str | None, typer.Option("--cluster", help="A cluster of clusters/, or a cluster file's path. Default: the job's cluster.")
+    str | None,
+    typer.Option(
+        "--cluster",
+        help="A cluster of clusters/, or a cluster file's path. Default: the job's cluster, else the one deployed last from this checkout.",
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -188,14 +192,10 @@ def _inputs(job: TrainingJob, file: Path, cluster: str | None, namespace: str | 
 
 
 def _read_cluster(job: TrainingJob, file: Path, cluster: str | None) -> ClusterFile:
-    from lockstep.cli.shared.checkout import checkout
     from lockstep.cli.shared.target import aim_at_file
 
     stated = job.spec.cluster
-    if cluster is None and stated is None:
-        names = ", ".join(cluster_names(checkout() / "clusters"))
-        raise ConfigError(f"{file}: spec.cluster is not set: set it or use --cluster; clusters/ has {names}")
-    name = cluster or stated or ""
+    name = cluster or stated or _deployed_last(file)
     try:
         cluster_file = load_cluster(name)
     except ConfigError as error:
@@ -209,6 +209,23 @@ def _read_cluster(job: TrainingJob, file: Path, cluster: str | None) -> ClusterF
             f"{file} names the cluster {stated}: on a cluster the job takes that one, not {cluster_file.cluster.name}",
         )
     return cluster_file
+
+
+def _deployed_last(file: Path) -> str:
+    """Return the cluster that counts where neither the job nor --cluster names one, and say so once a verb. Raises ConfigError where none was deployed."""
+    from lockstep.cli.shared.checkout import checkout, deployed_last
+    from lockstep.cli.shared.target import Verb
+
+    last = deployed_last()
+    if last is None:
+        names = ", ".join(cluster_names(checkout() / "clusters"))
+        raise ConfigError(
+            f"{file}: spec.cluster is not set, and no cluster was deployed from this checkout: set it or use --cluster; clusters/ has {names}"
+        )
+    if last != Verb.told:
+        tell(f"note: {file} names no cluster: this is about {last}, which was deployed last from this checkout (--cluster names another)")
+        Verb.told = last
+    return last
 
 
 def resolve_inputs(inputs: Inputs, *, quiet: bool = False) -> Resolved:

@@ -63,6 +63,8 @@ class Verb:
     """The cluster that stands in where none was named and none was deployed from here; its name promises nothing."""
     forced = False
     """The person has said that the kubeconfig's cluster is the one that is meant."""
+    told = ""
+    """The cluster that counts though nothing names it, once the person has read so."""
 
 
 @contextmanager
@@ -73,7 +75,7 @@ def one_verb() -> Iterator[None]:
         yield
     finally:
         Connections.servers, Connections.aim = None, ANYWHERE
-        Verb.unnamed, Verb.forced, Typed.verb = None, False, ""
+        Verb.unnamed, Verb.forced, Verb.told, Typed.verb = None, False, "", ""
 
 
 def aim_at(name: str, api: str | None, *, checked: bool = True, is_of_hosts: bool = False, named: str | None = None) -> None:

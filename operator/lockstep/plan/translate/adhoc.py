@@ -49,7 +49,7 @@ def _indented(fields: dict[str, Any]) -> list[str]:
 
 def _script(words: Sequence[str]) -> str:
     if not words:
-        raise ConfigError("name what to run on the hosts: lockstep run --hosts lab0,lab1 -- train.py --epochs 3")
+        raise ConfigError("name what to run on the hosts: lockstep run --hosts 192.168.1.100,lab1 -- train.py --epochs 3")
     if not words[0].endswith(".py") or words[0].startswith("-"):
         raise ConfigError(
             f"{words[0]!r} is no Python file: a job on hosts runs one; write a module or another program into a file such as train.py"

@@ -199,7 +199,7 @@ def _detached(run: Run) -> str:
     return (
         f"\nlockstep: job {run.name} runs on; half a minute after its end its pods go and its nodes are free (Job {keeper_name(run.name)} sees to that)\n"
         f"Follow it: lockstep run -f FILE --in-namespace --attach {where}\n"
-        f"Its log, also after its end: lockstep logs {run.name} {where}\n"
+        f"Its log, even after it has ended: lockstep logs {run.name} {where}\n"
         f"Stop it: kubectl delete configmap {run.frozen.name} {where} (checkpoints and claims stay)"
     )
 

@@ -18,7 +18,9 @@ from lockstep.api.errors import ConfigError
 from lockstep.cli.clusters import quickstart
 from lockstep.kube import jobs
 from lockstep.kube.exec import PodPlace
+from support.api_stub import ApiStub, served
 from support.fake_cluster import FakeCluster
+from support.in_process import lockstep
 
 
 @pytest.mark.parametrize(
@@ -139,3 +141,28 @@ def test_without_a_cluster_the_command_that_is_shown_is_the_run_s(
     assert [line.partition("--workspace ")[2] for line in lines] == [
         f"{tmp_path}/quickstart", f"{tmp_path}/quickstart --fresh",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "asks"), [([], True), (["--yes"], False), (["--context", "c"], False)])
+def test_a_cluster_that_kubeconfig_names_gets_nothing_before_a_question(
+    words: list[str], asks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[bool] = []
+    monkeypatch.setattr(quickstart, "_run_on_cluster", lambda context, embedded: ran.append(embedded) or 0)
+    with served(ApiStub(), tmp_path) as kubeconfig:
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        done = lockstep("quickstart", *words)
+    assert (done.returncode, ran) == ((2, []) if asks else (0, [False]))
+    assert (
+        "and nothing was done: unset KUBECONFIG to use a Kubernetes of this machine's own, or confirm with --yes" in done.stderr
+    ) is asks
+
+
+def test_the_embedded_cluster_s_own_kubeconfig_is_no_other_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lockstep.cli.shared.embedded import require_layout
+
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", str(require_layout().kubeconfig))
+    assert not quickstart._is_cluster_of_kubeconfig()
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "other"))
+    assert quickstart._is_cluster_of_kubeconfig()
