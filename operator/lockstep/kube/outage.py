@@ -10,7 +10,7 @@ TOO_MANY_REQUESTS = 429
 
 
 class Outage:
-    """What a verb knows of the API server's being away. `say` gets a line at each beginning."""
+    """Knowledge of a verb about an API server that is away. `say` gets a line each time that it begins."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say, self._is_away = say, False

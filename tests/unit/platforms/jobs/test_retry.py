@@ -40,7 +40,7 @@ def patched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 def with_status(monkeypatch: pytest.MonkeyPatch, conditions: list[dict[str, str]], **spec: Any) -> None:
     job = {"metadata": {"name": "x", "namespace": "ns"}, "spec": spec, "status": {"conditions": conditions}}
-    target = cast(Any, SimpleNamespace(client=None, namespace="ns"))
+    target = cast(Any, SimpleNamespace(client=None, namespace="ns", options=""))
     monkeypatch.setattr(change, "find_job", lambda *_: ClusterJob(target, job))
 
 
@@ -123,9 +123,6 @@ def test_fresh_is_resume_from_none_and_no_matter_of_scripts(tmp_path: Path, monk
     assert CliRunner().invoke(app, ["run", "-f", sample, "--local"]).exit_code == 0
     assert CliRunner().invoke(app, ["run", "-f", sample, "--local", "--fresh"]).exit_code == 0
     assert asked == ["Auto", "None"]
-    monkeypatch.setenv("HOME", str(tmp_path))
-    nowhere = CliRunner().invoke(app, ["run", "-f", sample, "--fresh"])
-    assert "--set training.checkpoint.resumeFrom=None -o job | kubectl apply -f -" in nowhere.output + str(nowhere.exception)
     script = tmp_path / "job.yaml"
     script.write_text("apiVersion: lockstep.dev/v1alpha1\nkind: TrainingJob\nmetadata: {name: x}\nspec: {nodes: 1, script: {path: a.py}}\n")
     refused = CliRunner().invoke(app, ["run", "-f", str(script), "--local", "--fresh"])
