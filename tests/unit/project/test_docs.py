@@ -196,10 +196,22 @@ def test_a_page_that_pushes_the_operator_s_image_pushes_the_one_that_ranks_run_i
     assert operators and {trainer_image(image) for image in operators} == trainers
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_id)
-def test_no_make_target_follows_make_client_whose_environment_it_would_replace(page: Path) -> None:
-    blocks = re.findall(r"^```[a-z]*\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
-    assert [block for block in blocks if re.search(r"^make client\b(?s:.*)^make ", block, re.MULTILINE)] == []
+@pytest.mark.parametrize(("marker", "installs"), [("client", []), ("ready", []), (None, ["scripts/setup.py"])])
+def test_a_target_that_types_a_verb_installs_nothing_more_after_make_client(
+    marker: str | None, installs: list[str], tmp_path: Path
+) -> None:
+    for name in ("Makefile", "requirements", "scripts"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / ".venv").mkdir()
+    if marker is not None:
+        (tmp_path / ".venv" / marker).touch()
+    text = (ROOT / "Makefile").read_text()
+    targets = re.findall(r"^([a-z-]+): \$\(COMMAND\)", text, re.MULTILINE)
+    assert {"deploy-cluster", "sync-multi-node", "logs"} <= set(targets)
+    done = subprocess.run(["make", "-n", *targets], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert sorted(set(re.findall(r"scripts/setup\.py", done.stdout))) == installs
+    whole = subprocess.run(["make", "-n", "quickstart"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ("scripts/setup.py" in whole.stdout) is (marker != "ready")
 
 
 def test_a_platform_that_a_page_or_a_help_topic_names_is_one_that_a_cluster_file_takes() -> None:
