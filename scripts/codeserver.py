@@ -21,6 +21,8 @@ NODE_MAJOR = 20
 """The release of Node.js that this version is made for."""
 COMPILED = ("@vscode/spdlog", "native-watchdog", "@parcel/watcher", "node-pty")
 """Addons that it doesn't run without. Two more stay uncompiled: kerberos, which is for proxies, and @vscode/deviceid, which is for telemetry."""
+SECONDS = 1800.0
+"""Longest time of one of its commands."""
 LAUNCHER = """\
 #!/bin/sh
 home=$(dirname "$(readlink -f "$0")")/../../{folder}
@@ -88,7 +90,10 @@ def _headers(node: str) -> list[str]:
 
 
 def _said(command: list[str], folder: str | Path | None = None) -> str:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        raise NoCodeServerError(f"code-server can't be made here: {' '.join(command[:3])} … took longer than {SECONDS:.0f} s") from None
     if done.returncode:
         last = "\n".join((done.stdout + done.stderr).strip().splitlines()[-5:])
         raise NoCodeServerError(

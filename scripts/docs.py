@@ -24,7 +24,7 @@ def main() -> int:
     options = parser.parse_args()
     program = [str(packages("docs", cache_root()) / "bin" / "python"), "-m", "mkdocs"]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    if options.serve:
+    if options.serve is not None:
         try:
             return subprocess.run(
                 [*program, "serve", "-f", str(CONFIG), "-a", f"127.0.0.1:{options.serve}"], env=environment, check=False

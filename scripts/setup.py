@@ -67,6 +67,15 @@ def packages(extra: str, cache: Path) -> Path:
     home = cache / "python" / environment_key(lock)
     if (home / "done").exists():
         return home
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "packages.lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)  # two checkouts may be set up at once
+        if not (home / "done").exists():
+            _install(lock, home, cache)
+    return home
+
+
+def _install(lock: Path, home: Path, cache: Path) -> None:
     print(f"setup: installing the packages of {lock.relative_to(ROOT)} into {home}", flush=True)
     uv = str(installer(cache))
     shutil.rmtree(home, ignore_errors=True)
@@ -77,7 +86,6 @@ def packages(extra: str, cache: Path) -> Path:
         UV_HTTP_TIMEOUT="300",
     )  # fmt: skip
     (home / "done").touch()
-    return home
 
 
 def site_packages(home: Path) -> Path:
@@ -127,6 +135,21 @@ def missing() -> str | None:
     return None
 
 
+def editors(cache: Path) -> int:
+    """Install them for the pods of the embedded cluster; without a code-server where none can be made."""
+    import codeserver
+
+    with (cache / "editors.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        home = publish_editors(cache)
+        print(f"setup: pods of the embedded cluster find jupyterlab and debugpy ({home})", flush=True)
+        try:
+            print(f"setup: and code-server ({codeserver.publish(cache, home)})")
+        except codeserver.NoCodeServerError as error:
+            print(f"setup: but no code-server, which lockstep vscode would use there: {error}")
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -138,19 +161,9 @@ def main() -> int:
         return 2
     cache = cache_root()
     cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "setup.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two checkouts may be set up at once
-        if extra == "editors":
-            import codeserver
-
-            home = publish_editors(cache)
-            print(f"setup: pods of the embedded cluster find jupyterlab and debugpy ({home})", flush=True)
-            try:
-                print(f"setup: and code-server ({codeserver.publish(cache, home)})")
-            except codeserver.NoCodeServerError as error:
-                print(f"setup: but no code-server, which lockstep vscode would use there: {error}")
-            return 0
-        home = packages(extra, cache)
+    if extra == "editors":
+        return editors(cache)
+    home = packages(extra, cache)
     thin_venv(ROOT / ".venv", home)
     for root in SOURCE_ROOTS:
         compileall.compile_dir(ROOT / root, quiet=1)

@@ -102,13 +102,20 @@ class Terminal:
         self._began = time.monotonic()
         self._pid, self._terminal = pty.fork()
         if self._pid == 0:
-            os.chdir(folder)
-            told = {"PS1": PROMPT, "PROMPT_COMMAND": f"echo $? >> {self._codes}", "TERM": "xterm-256color", "COLORTERM": "truecolor"}
-            os.execve(SHELL[0], SHELL, {**environment, **told})
+            try:
+                os.chdir(folder)
+                told = {"PS1": PROMPT, "PROMPT_COMMAND": f"echo $? >> {self._codes}", "TERM": "xterm-256color", "COLORTERM": "truecolor"}
+                os.execve(SHELL[0], SHELL, {**environment, **told})
+            finally:  # where there is no shell: what the other process has to clean up is not this one's
+                os._exit(127)
         fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def __enter__(self) -> Terminal:
-        self.until(lambda lines: lines[-1:] == [PROMPT.rstrip()], "the shell's prompt", seconds=10)
+        try:
+            self.until(lambda lines: lines[-1:] == [PROMPT.rstrip()], "the shell's prompt", seconds=60)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -154,8 +161,12 @@ class Terminal:
         if not select.select([self._terminal], [], [], seconds)[0]:
             return False
         data = b""
-        while select.select([self._terminal], [], [], TOGETHER_SECONDS)[0] and (part := os.read(self._terminal, READ_BYTES)):
-            data += part
+        try:
+            while select.select([self._terminal], [], [], TOGETHER_SECONDS)[0] and (part := os.read(self._terminal, READ_BYTES)):
+                data += part
+        except OSError:  # which is how Linux tells that nobody has the other end any more
+            if not data:
+                raise SceneError("the shell has ended; the terminal shows:\n" + "\n".join(shown(self._screen))) from None
         text = self._decoder.decode(data)
         for secret, stands_for in self._hidden.items():
             text = text.replace(secret, stands_for)

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -109,9 +110,13 @@ def top(stage: Stage) -> Cast:
         terminal.until(at_step(60), "step 60", seconds=600)
         terminal.mark("first attempt")
         drill = [str(LOCKSTEP), "drill", "kill-rank", "--job", "tiny-lora", "--yes", "-n", NAMESPACE]
-        with subprocess.Popen(drill, cwd=stage.folder, env=dict(stage.environment), stdout=subprocess.DEVNULL):
-            terminal.until(trains_again, "ranks that train again", seconds=300)
-            terminal.until(at_step(step_of(terminal.lines()) + 40), "40 steps more", seconds=600)
+        with subprocess.Popen(drill, cwd=stage.folder, env=dict(stage.environment), stdout=subprocess.DEVNULL) as killer:
+            try:
+                terminal.until(trains_again, "ranks that train again", seconds=300)
+                terminal.until(at_step(step_of(terminal.lines()) + 40), "40 steps more", seconds=600)
+            except BaseException:
+                killer.terminate()
+                raise
         terminal.mark("second attempt")
         terminal.press(b"\x03")
     return terminal.cast
@@ -161,5 +166,10 @@ def cluster(place: Stage) -> Iterator[None]:
         )
     try:
         yield
-    finally:
-        place.call(str(LOCKSTEP), "devcluster", "down", "--purge")
+    except BaseException:
+        try:
+            place.call(str(LOCKSTEP), "devcluster", "down", "--purge")
+        except SceneError as error:  # the scene's own failure is the one to read
+            print(f"pictures: {error}", file=sys.stderr)
+        raise
+    place.call(str(LOCKSTEP), "devcluster", "down", "--purge")

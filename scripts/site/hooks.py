@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import posixpath
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,14 +41,17 @@ def shown_as(target: Path) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    return with_links_inside(markdown, page.file.src_uri)
+
+
+def with_links_inside(markdown: str, page: str) -> str:
     """Lead links that leave docs/ to the copies in the site."""
 
     def moved(found: re.Match[str]) -> str:
-        target = outside(page.file.src_uri, found[2])
+        target = outside(page, found[2])
         if target is None:
             return found[0]
-        place = posixpath.relpath(f"{OUTSIDE}/{shown_as(target)}", posixpath.dirname(page.file.src_uri) or ".")
-        return f"{found[1]}{place})"
+        return f"{found[1]}{posixpath.relpath(f'{OUTSIDE}/{shown_as(target)}', posixpath.dirname(page) or '.')})"
 
     return LINK.sub(moved, markdown)
 
@@ -62,8 +64,9 @@ def on_post_build(config: Any) -> None:
         ((title, pages),) = section.items()
         lines += [f"## {title}", ""]
         for name in _flat(pages):
-            shutil.copyfile(DOCS / name, site / name)
-            heading, about = (DOCS / name).read_text().split("\n", 2)[0], _first_paragraph((DOCS / name).read_text())
+            text = (DOCS / name).read_text()
+            (site / name).write_text(with_links_inside(text, name))
+            heading, about = text.split("\n", 2)[0], _first_paragraph(text)
             lines.append(f"- [{heading.removeprefix('# ')}]({name}): {about}")
         lines.append("")
     (site / "llms.txt").write_text("\n".join(lines))

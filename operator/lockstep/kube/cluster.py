@@ -74,6 +74,13 @@ _LACK_OF = re.compile(r"(?<=/namespaces/)[^/]+|(?<=trainingjobs/)[^/]+")
 class Unreachable(Failed, OSError):
     """The API server doesn't answer, or the connection to it broke."""
 
+    @property
+    def is_untrusted(self) -> bool:
+        """Nobody that we trust has signed its certificate."""
+        from aiohttp import ClientConnectorCertificateError
+
+        return isinstance(self.__cause__, ClientConnectorCertificateError)
+
 
 class Answers:
     """Answers to the newest requests, for a health check. Times are time.monotonic."""
@@ -123,12 +130,6 @@ class Answers:
 def _is_needed_for_statuses(method: str, path: str) -> bool:
     """Lists of the whole cluster, reviews of reports, and the statuses themselves. What a namespace refuses is that namespace's."""
     return "/namespaces/" not in path or (method != "GET" and "/trainingjobs/" in path)
-
-
-def _is_untrusted(error: Unreachable) -> bool:
-    from aiohttp import ClientConnectorCertificateError
-
-    return isinstance(error.__cause__, ClientConnectorCertificateError)
 
 
 def _object_path(item: Object, *, collection: bool = False, subresource: str = "") -> str:
@@ -199,7 +200,7 @@ class Cluster:
             code = response.status
             self.clock.heard(response.headers.get("Date"), sent_at)
         except Unreachable as error:
-            self.answers.heard(0, is_untrusted=_is_untrusted(error))
+            self.answers.heard(0, is_untrusted=error.is_untrusted)
             raise
         finally:
             self.requested(method, path, code)

@@ -19,7 +19,7 @@ class Outage:
         """Return True if the request is worth repeating after this error."""
         from lockstep.kube.cluster import ApiError, Unreachable
 
-        is_away = isinstance(error, Unreachable) or (
+        is_away = (isinstance(error, Unreachable) and not error.is_untrusted) or (
             isinstance(error, ApiError) and not error.is_refusal and (error.status >= 500 or error.status == TOO_MANY_REQUESTS)
         )
         if is_away and not self._is_away:

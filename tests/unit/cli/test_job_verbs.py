@@ -144,18 +144,31 @@ def test_files_stay_if_a_volume_cannot_be_reached_or_a_job_goes_on_meanwhile(
         stub = both_stopped()
         result = typed(stub, tmp_path, monkeypatch, "delete", "a", "b", "--files", "--yes")
         assert str(result.exception) == "job b has never started" and stub.patched == [] and all_are_there()
-    opened = ClusterJob.volume
 
-    @asynccontextmanager
-    async def resumed(self: ClusterJob, node: int, say: Any) -> AsyncIterator[Volume]:
+    def resumed(self: ClusterJob) -> list[int]:
         stub.objects[f"{JOBS}/b"] = {**a_job("b", conditions=[{**STOPPED}]), "spec": {"nodes": 2, "suspend": False}}
-        async with opened(self, node, say) as volume:
-            yield volume
+        return [0, 1]
 
-    monkeypatch.setattr(ClusterJob, "volume", resumed)
+    monkeypatch.setattr(ClusterJob, "nodes_with_volumes", resumed)
     stub = both_stopped()
-    result = typed(stub, tmp_path, monkeypatch, "delete", "a", "b", "--files", "--yes")
+    result = typed(stub, tmp_path, monkeypatch, "delete", "b", "a", "--files", "--yes")
     assert "job b may still write its files" in str(result.exception) and stub.patched == [] and all_are_there()
+
+
+def test_a_dev_environment_that_nobody_used_has_files_that_can_go_until_it_is_asked_for(
+    volumes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle = {"type": "Suspended", "status": "True", "reason": "Idle", "message": "nobody used it"}
+    spec = {"type": "Interactive", "suspend": False, "nodes": 2}
+    stub = Jobs()
+    stub.objects[f"{JOBS}/a"] = {
+        **a_job("a", conditions=[idle], interactive={"released": "x"}),
+        "spec": {**spec, "interactive": {"resume": 1}},
+    }
+    result = typed(stub, tmp_path, monkeypatch, "delete", "a", "--files", "--yes")
+    assert "job a may still write its files" in str(result.exception)
+    stub.objects[f"{JOBS}/a"] = {**a_job("a", conditions=[idle], interactive={"released": "x"}), "spec": spec}
+    assert typed(stub, tmp_path, monkeypatch, "delete", "a", "--files", "--yes").exit_code == 0
 
 
 @pytest.mark.parametrize("words", ["wait a --for Suspended --timeout 60", "stop a --timeout 60"])
@@ -383,7 +396,7 @@ def test_get_names_the_runs_of_in_namespace_where_there_is_no_job(tmp_path: Path
     maps = [config_map("own"), config_map("of-a-job", ownerReferences=[{"kind": "TrainingJob", "name": "of-a-job"}])]
     stub.objects = {JOBS: {"metadata": {}, "items": []}, "/api/v1/namespaces/team/configmaps": {"metadata": {}, "items": maps}}
     printed = typed(stub, tmp_path, monkeypatch, "get").output
-    assert printed == "there is no TrainingJob in namespace team; a run of --in-namespace is here: lockstep logs own -n team\n"
+    assert printed == "there is no TrainingJob in namespace team; a run of --in-namespace is here: lockstep logs own -n team --context c\n"
     maps.pop(0)
     assert typed(stub, tmp_path, monkeypatch, "get").output == "there is no TrainingJob in namespace team\n"
 

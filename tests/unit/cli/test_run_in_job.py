@@ -22,7 +22,7 @@ from support.process_place import ProcessPlace
 
 def job(kind: str = "Interactive", **conditions: tuple[str, str, str]) -> Any:
     listed = [{"type": name, "status": s, "reason": r, "message": m} for name, (s, r, m) in conditions.items()]
-    return SimpleNamespace(name="dev", namespace="ns", job={"spec": {"type": kind}, "status": {"conditions": listed}})
+    return SimpleNamespace(name="dev", namespace="ns", at="dev -n ns", job={"spec": {"type": kind}, "status": {"conditions": listed}})
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,11 @@ def test_a_job_file_that_names_no_cluster_is_about_the_one_deployed_last_and_you
         "lockstep: job.yaml: spec.cluster is not set, and no cluster was deployed from this checkout: set it or use --cluster; "
     )
     checkout.remember("barcelona")
+    if verb.startswith("cp"):
+        named = lockstep(*words, "--context", "other").stderr
+        assert named.startswith(
+            "lockstep: job.yaml: spec.cluster is not set, and --context names no cluster file: set it or use --cluster; "
+        )
     told = lockstep(*words).stderr
     note = (
         "note: job.yaml names no cluster: this is about barcelona, which was deployed last from this checkout (--cluster names another)\n"

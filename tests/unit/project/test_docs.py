@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -160,6 +162,13 @@ TYPED = re.compile(r"(?<![\w./`-])lockstep (?!agent:|in a checkout)([a-z][a-z-]*
 
 def _lacking(command: str) -> str | None:
     """Which argument isn't there that the verb demands."""
+    verb, given = _arguments_of(command)
+    wanted = [parameter.name for parameter in verb.params if parameter.required and not parameter.opts[0].startswith("-")]
+    return f"lockstep {command} lacks {wanted[given]}" if given < len(wanted) else None
+
+
+def _arguments_of(command: str) -> tuple[Any, int]:
+    """The verb, and how many arguments it is given."""
     group, words = VERBS, command.partition(" -- ")[0].split()
     while words and hasattr(group, "commands") and words[0] in group.commands:
         group = group.commands[words.pop(0)]
@@ -168,8 +177,17 @@ def _lacking(command: str) -> str | None:
         given += not word.startswith("-")
         if takes_value.get(word):
             next(left, None)
-    wanted = [parameter.name for parameter in group.params if parameter.required and not parameter.opts[0].startswith("-")]
-    return f"lockstep {command} lacks {wanted[given]}" if given < len(wanted) else None
+    return group, given
+
+
+def _unlike(command: str) -> str | None:
+    """What else keeps a command without any prose from being typed as it stands."""
+    verb, given = _arguments_of(command)
+    arguments = [parameter for parameter in verb.params if not parameter.opts[0].startswith("-")]
+    if given > len(arguments) and all(parameter.nargs == 1 for parameter in arguments):
+        return f"lockstep {command} has {given - len(arguments)} words too many"
+    options = [parameter.opts for parameter in verb.params if parameter.required and parameter not in arguments]
+    return next((f"lockstep {command} lacks {opts[0]}" for opts in options if not set(opts) & set(command.split())), None)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name == "how-to" or page.parent == ROOT], ids=_id)
@@ -182,7 +200,7 @@ def test_a_command_with_an_option_has_its_arguments_too(page: Path) -> None:
 @pytest.mark.parametrize("topic", TOPICS)
 def test_a_command_of_a_help_topic_can_be_typed_as_it_stands(topic: str) -> None:
     lines = re.findall(r"^  lockstep (.*?)(?:  .*)?$", (FOLDER / f"{topic}.txt").read_text(), re.MULTILINE)
-    assert [text for command in lines if (text := _wrong(command) or _lacking(command)) is not None] == []
+    assert [text for command in lines if (text := _wrong(command) or _lacking(command) or _unlike(command)) is not None] == []
 
 
 DEPLOYING = ("README.md", "docs/how-to/quick-start.md", "docs/how-to/deploy.md", "docs/how-to/images.md")
@@ -323,3 +341,15 @@ def test_every_function_of_the_walks_is_in_its_file() -> None:
     texts = {(path, name): "".join(file.read_text() for root in roots if (file := root / path).is_file()) for path, name in rows}
     assert len(texts) > 20
     assert [place for place, text in texts.items() if not re.search(rf"\b(def|class) {place[1]}\b", text)] == []
+
+
+def test_links_of_a_page_s_markdown_that_leave_docs_lead_to_the_site_s_copies() -> None:
+    code = "from hooks import with_links_inside as w; print(w('[m](../../Makefile) [d](deploy.md#deploy) [r](../../README.md)', 'how-to/x.md'))"
+    python = subprocess.run(
+        [sys.executable, "-c", "from setup import cache_root, packages; print(packages('docs', cache_root()) / 'bin/python')"],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")}, capture_output=True, text=True, check=True,
+    ).stdout.split()[-1]  # fmt: skip
+    done = subprocess.run(
+        [python, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT / "scripts/site")}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[m](../files/Makefile.txt) [d](deploy.md#deploy) [r](../files/README.md.txt)"

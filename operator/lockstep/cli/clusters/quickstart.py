@@ -57,9 +57,10 @@ def quickstart(
     started = time.monotonic()
     if hosts and (local or context):
         raise ConfigError("--hosts, --local and --context each say where to run: use one of them")
-    own_cluster = context is not None or _is_cluster_of_kubeconfig()
-    if own_cluster and not (context or hosts or local or yes):
+    is_other = _is_cluster_of_kubeconfig()
+    if is_other and not (context or hosts or local or yes):
         _ask_about_kubeconfig()
+    own_cluster = context is not None or is_other or (bool(os.environ.get("KUBECONFIG")) and os.geteuid() != 0)
     why_local = None if own_cluster and not local else _why_local(local)
     if hosts:
         from lockstep.cli.clusters.quickstarthosts import run_on_bed

@@ -116,7 +116,7 @@ def _hosts(file: Path | None, cluster: str | None, namespace: str | None, contex
         return site if isinstance(site, HostSite) else None
     from lockstep.cli.shared.inputs import read_inputs
 
-    inputs = read_inputs(file, cluster, namespace)
+    inputs = read_inputs(file, cluster, namespace, context=context)
     return None if inputs.cluster.hosts is None else HostSite(inputs.cluster, cluster or inputs.cluster.cluster.name)
 
 

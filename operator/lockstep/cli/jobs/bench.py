@@ -79,7 +79,7 @@ def scaling(
     """
     from lockstep.plan.ahead.scaling import as_json, batch_line, closing, scaling_job, sizes
 
-    inputs = read_inputs(only(file, "bench scaling"), (cluster or LOCAL_CLUSTER) if local else cluster, namespace, changes)
+    inputs = read_inputs(only(file, "bench scaling"), (cluster or LOCAL_CLUSTER) if local else cluster, namespace, changes, context=context)
     numbers = sizes(nodes, _nodes_of(inputs))
     jobs = [scaling_job(inputs.job, number, steps) for number in numbers]
     run = _runner(inputs, workspace if local else None, cluster, namespace, context, timeout)

@@ -171,7 +171,7 @@ def scale(
     _ask_to_wait(cluster_job, goal, yes=yes)
     cluster_job.patch({"nodes": goal})
     was = "the cluster's number of nodes" if before is None else before
-    put(f"{job}: {was} → {number_of(goal, 'node')}; see it with: lockstep get {job} -n {cluster_job.namespace}")
+    put(f"{job}: {was} → {number_of(goal, 'node')}; see it with: lockstep get {cluster_job.at}")
 
 
 def _ask_to_wait(cluster_job: ClusterJob, goal: int, *, yes: bool) -> None:
@@ -249,7 +249,8 @@ def _run_again(file: Path, cluster: str | None, namespace: str | None, context: 
     from lockstep.platforms.local.records import failed_run
     from lockstep.platforms.local.run import run_local
 
-    inputs = read_inputs(file, cluster or (LOCAL_CLUSTER if workspace is not None else None), None if workspace is not None else namespace)
+    named = cluster or (LOCAL_CLUSTER if workspace is not None else None)
+    inputs = read_inputs(file, named, None if workspace is not None else namespace, context=context)
     refuse_interactive(inputs.job)
     if workspace is None:
         return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, context, StartMode.RETRY)
@@ -301,7 +302,7 @@ def delete(
     Example: lockstep delete -f jobs/
     """
     from lockstep.api.objects import has_ended
-    from lockstep.cli.jobs.removal import refuse_files_in_use, remove_files
+    from lockstep.cli.jobs.removal import places_of_files, remove_files
 
     if bool(jobs) == bool(files):
         raise ConfigError(f"name the jobs, or use -f FILE{', not both' if jobs else ''}")
@@ -310,8 +311,7 @@ def delete(
             one.delete()
         raise ConfigError("--local is about runs of this machine, which have names: lockstep delete JOB --local")
     found = _of_files(files, cluster, namespace, context) if files else find_jobs(jobs or [], TargetOptions.of(cluster, namespace, context))
-    if with_files:
-        refuse_files_in_use(found)
+    places = places_of_files(found, yes=yes) if with_files else [[]] * len(found)
     running = [one for one in found if not has_ended(one.status) and not _is_stopped(one)]
     if running and not yes:
         names, them = ", ".join(one.name for one in running), "it" if len(running) == 1 else "them"
@@ -319,9 +319,9 @@ def delete(
         where = ", ".join(sorted({one.site.where for one in found}))
         question = f"{have[0].upper()}{have[1:]} not ended ({where}). Save, stop and delete {them}?"
         confirm(question, f"{have} not ended: use --yes to delete {them} anyway")
-    if with_files:
-        remove_files(found, yes=yes)
-    for one in found:
+    for one, nodes in zip(found, places, strict=True):
+        if with_files:
+            remove_files(one, nodes)
         stays = one.delete()
         put(f"{one.name} is deleted{' with its files' if with_files else f'; {stays}'}", flush=True)
 
@@ -336,7 +336,7 @@ def _of_files(files: list[Path], cluster: str | None, namespace: str | None, con
     """Return each job of the files once. Raises ConfigError for a mistake in any file, for the wrong cluster, and for a job that isn't there."""
     from lockstep.cli.shared.hostsite import HostSite
     from lockstep.cli.shared.kubesite import KubeSite
-    from lockstep.cli.shared.target import Target, unnamed_cluster
+    from lockstep.cli.shared.target import Target, options_to, unnamed_cluster
     from lockstep.kube.cluster import Client
 
     jobs: dict[tuple[str, str], SiteJob] = {}
@@ -345,7 +345,7 @@ def _of_files(files: list[Path], cluster: str | None, namespace: str | None, con
         if of_file.hosts is None:
             inputs.aim()
         site = (
-            KubeSite(Target(Client(context), inputs.namespace, of_file.cluster.name))
+            KubeSite(Target(Client(context), inputs.namespace, of_file.cluster.name, options_to(cluster or of_file.cluster.name, context)))
             if of_file.hosts is None
             else HostSite(of_file, cluster or of_file.cluster.name)
         )

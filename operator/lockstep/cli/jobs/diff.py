@@ -33,7 +33,7 @@ def diff(
     """
     from lockstep.plan.ahead.live import compare
 
-    jobs = [(inputs, resolve_inputs(inputs)) for inputs in read_all(file, cluster, namespace, changes)]
+    jobs = [(inputs, resolve_inputs(inputs)) for inputs in read_all(file, cluster, namespace, changes, context=context)]
     differs = False
     for inputs, resolved in jobs:
         objects = asyncio.run(_observe(inputs.aim(), context))

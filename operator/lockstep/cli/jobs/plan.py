@@ -71,7 +71,7 @@ def plan(
     from lockstep.plan.ahead.planned import EXIT_CODES, PlanVerdict, verdict
 
     options = PlanOptions(context, model_config, samples, data, tokens_per_second, train_log, offline=offline, anyway=anyway)
-    jobs = [(inputs, resolve_inputs(inputs)) for inputs in read_all(file, cluster, namespace, changes)]
+    jobs = [(inputs, resolve_inputs(inputs)) for inputs in read_all(file, cluster, namespace, changes, context=context)]
     with waiting("reading the job's inputs" if offline else "asking the cluster what it would make of this"):
         plans = [
             _plan(inputs.aim(), resolved, options) if inputs.cluster.hosts is None else _plan_on_hosts(inputs, resolved, options, cluster)

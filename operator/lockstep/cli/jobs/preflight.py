@@ -55,7 +55,7 @@ def preflight(
 
     Example: lockstep preflight -f job.yaml --cluster lab
     """
-    inputs = read_inputs(only(file, "preflight"), (cluster or LOCAL_CLUSTER) if local else cluster, namespace)
+    inputs = read_inputs(only(file, "preflight"), (cluster or LOCAL_CLUSTER) if local else cluster, namespace, context=context)
     job = _with_nodes(inputs.job, nodes)
     if local:
         from lockstep.platforms.local.run import preflight_local

@@ -212,7 +212,7 @@ def run(
     changes = [*(changes or ()), *(fresh_changes(file) if fresh else ())]
     named = cluster_of_hosts(hosts, _job_name(file, changes)) if hosts else cluster
     if local or in_namespace:
-        inputs = inputs_without_operator(file, named or LOCAL_CLUSTER if local else named, None if local else namespace, changes)
+        inputs = inputs_without_operator(file, named or LOCAL_CLUSTER if local else named, None if local else namespace, changes, context)
         inputs = _with_nodes(inputs, nodes)
         raise typer.Exit(_run_here(inputs, workspace, preview) if local else _run_in_namespace(inputs, context, attach=attach))
     inputs = _with_nodes(_read_anywhere(file, named, namespace, context, changes), nodes)
@@ -372,9 +372,11 @@ def refuse_interactive(job: TrainingJob) -> None:
         )
 
 
-def inputs_without_operator(file: Path, cluster: str | None, namespace: str | None, changes: Sequence[str]) -> Inputs:
+def inputs_without_operator(
+    file: Path, cluster: str | None, namespace: str | None, changes: Sequence[str], context: str | None = None
+) -> Inputs:
     """Return the job that runs without the operator, and its cluster, as `without_operator` judges it."""
-    return without_operator(read_inputs(file, cluster, namespace, changes))
+    return without_operator(read_inputs(file, cluster, namespace, changes, context=context))
 
 
 def without_operator(inputs: Inputs) -> Inputs:
@@ -426,7 +428,7 @@ def run_in_session(words: Sequence[str], job: str, where: TargetOptions, *, deta
     async def started(cluster: Cluster) -> int:
         place, there = cluster_job.node(cluster, 0), f"{JOB_WORKSPACE}/{words[0]}"
         if digest and await differs_there(place, digest, there):
-            tell(f"warning: {words[0]} here differs from {there} of the pods, which runs: lockstep sync {job} . -n {cluster_job.namespace}")
+            tell(f"warning: {words[0]} here differs from {there} of the pods, which runs: lockstep sync {job} . {cluster_job.site.again}")
         return await run_on_all_nodes(place, command)
 
     return cluster_job.run(started)
@@ -440,13 +442,13 @@ def refuse(cluster_job: ClusterJob) -> None:
     if cluster_job.job["spec"].get("type") != "Interactive":
         raise ConfigError(f"job {name} is a Batch job: scripts run only in jobs of type Interactive")
     if is_true(status, "Failed"):
-        raise ConfigError(f"{name} has failed: {condition(status, 'Failed')['message']}: lockstep retry {name} -n {cluster_job.namespace}")
+        raise ConfigError(f"{name} has failed: {condition(status, 'Failed')['message']}: lockstep retry {cluster_job.at}")
     stopped: dict[str, Any] = condition(status, "Suspended")
     if stopped.get("status") == "True" or stopped.get("reason") == "Stopping":
-        raise ConfigError(f"{name} has no pods now: bring it back with lockstep resume {name} -n {cluster_job.namespace}")
+        raise ConfigError(f"{name} has no pods now: bring it back with lockstep resume {cluster_job.at}")
     progress: dict[str, Any] = condition(status, "Progressing")
     if progress.get("status") == "False":
-        raise ConfigError(f"{name} can't run anything now: {progress['message']}: lockstep why {name} -n {cluster_job.namespace}")
+        raise ConfigError(f"{name} can't run anything now: {progress['message']}: lockstep why {cluster_job.at}")
 
 
 def _who() -> str:

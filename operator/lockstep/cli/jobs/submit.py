@@ -65,7 +65,7 @@ def run_on_cluster(inputs: Inputs, options: Options, *, detach: bool) -> int:
         raise ConfigError(
             f"{options.file}: spec.cluster is {job.spec.cluster}, but --cluster is {cluster}: leave out --cluster, or say --set cluster={cluster}"
         )
-    if options.cluster:
+    if job.spec.cluster is None and Verb.unnamed is None:  # what is looked at here is what the operator is to take
         inputs = replace(inputs, job=job.model_copy(update={"spec": job.spec.model_copy(update={"cluster": cluster})}))
     is_known = Verb.unnamed is None or is_embedded(cluster, options.context)
     target = target_of(options.cluster or cluster, options.namespace or job.metadata.namespace, options.context)
@@ -99,7 +99,7 @@ def submit(inputs: Inputs, target: Target, typed: SubmittedAs, *, detach: bool) 
             return 0
         if inputs.job.spec.type == "Interactive":
             _until(job, watch, lambda now: now.is_ready)
-            say(f"{job.name} is ready: lockstep run --job {job.name} -n {job.namespace} SCRIPT runs a script on all its nodes")
+            say(f"{job.name} is ready: lockstep run --job {job.at} SCRIPT runs a script on all its nodes")
             return 0
         return asyncio.run(_follow(job, watch))
     except (KeyboardInterrupt, SystemExit):  # SystemExit: by SIGTERM, or a terminal that was closed
@@ -171,6 +171,10 @@ def _explained(error: ApiError, inputs: Inputs, namespace: str) -> Exception:
     return Failed(f"this cluster doesn't know TrainingJobs: {NO_OPERATOR}")
 
 
+class NotAccepted(Failed):
+    """The job waits until somebody mends something else than the job."""
+
+
 class StartWatch:
     """Says what a job waits for, where that lasts, and ends the wait where it can't start."""
 
@@ -178,15 +182,20 @@ class StartWatch:
         """`is_new`: the job was created for this, so that it is removed again if it is refused before it was ever accepted."""
         self._job, self._typed, self._is_new = job, typed, is_new
         self._since = self._line_since = time.monotonic()
-        self._line, self._is_said, self._is_unseen = "", False, False
+        self._line, self._is_said, self._is_unseen, self._was_accepted = "", False, False, False
+        self.status: Object = {}
+        """Newest status that was seen."""
 
     def __call__(self, status: Object) -> SubmittedState:
-        """Raises ConfigError where the operator refuses the job as it is written."""
+        """Raises ConfigError where the operator refuses the job as it is written, NotAccepted where it can't start until somebody helps."""
         from lockstep.plan.ahead.submission import standing
 
         now, job = standing(status), self._job
+        self.status = status
         if now.accepted or status.get("startTime"):
-            self._is_new = False
+            self._is_new, self._was_accepted = False, True
+        if now.refused and not (now.is_final or now.passes or self._was_accepted):
+            raise NotAccepted(f"job {job.name} is not accepted yet: {now.refused}; it starts by itself then: lockstep why {job.at}")
         if now.refused and now.is_final:
             raise ConfigError(f"the operator refuses job {job.name}: {now.refused}; {self._after_refusal()}")
         if now.line != self._line:
@@ -215,7 +224,7 @@ class StartWatch:
 
 
 def _until(job: ClusterJob, watch: StartWatch, reached: Callable[[SubmittedState], bool]) -> None:
-    """Wait until the job has come so far, or has ended. Raises ConfigError as `watch` does, Failed where the job can't start until somebody helps."""
+    """Wait until the job has come so far, or has ended. Raises as `watch` does, and Failed where the job has failed."""
     status, outage = job.job.get("status") or {}, Outage(say)
     while True:
         now = watch(status)
@@ -223,8 +232,6 @@ def _until(job: ClusterJob, watch: StartWatch, reached: Callable[[SubmittedState
             return
         if is_true(status, "Failed"):
             raise Failed(_failed(job, status))
-        if now.refused and not now.passes:
-            raise Failed(f"job {job.name} is not accepted yet: {now.refused}; it starts by itself then: lockstep why {job.at}")
         time.sleep(POLL_SECONDS)
         status = outage.ask(job.look_again, status)
 
@@ -237,13 +244,11 @@ async def _follow(job: ClusterJob, watch: StartWatch) -> int:
         async with aclosing(job.follow(LogSelection(), say, watch)) as lines:
             async for line in lines:
                 put(line, flush=True)
-    except JobGone:
-        raise
     except (Failed, ConfigError) as error:  # (also of a job that has ended before it had a log)
         trouble = error
-    status = await asyncio.to_thread(job.look_again)
+    status = watch.status
     if trouble is not None and not has_ended(status):
-        if isinstance(trouble, ConfigError):
+        if isinstance(trouble, (ConfigError, JobGone, NotAccepted)):
             raise trouble
         raise Failed(f"{trouble}; job {job.name} goes on: lockstep logs {job.at} -f") from trouble
     if is_true(status, "Failed"):

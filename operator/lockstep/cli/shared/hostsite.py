@@ -299,10 +299,17 @@ class HostJob(SiteJob):
         return has_ended(status)
 
     def nodes_with_volumes(self) -> list[int]:
-        return list(range(len(self.seen.hosts)))
+        """Return all nodes. Raises Failed for a host that doesn't answer, or has no files."""
+        nodes = list(range(len(self.seen.hosts)))
+        for node in nodes:
+            self._files_of(node)
+        return nodes
 
     @asynccontextmanager
     async def volume(self, node: int, say: Callable[[str], None]) -> AsyncIterator[Volume]:
+        yield self._files_of(node)
+
+    def _files_of(self, node: int) -> Volume:
         from lockstep.plan.pages.logs import no_such_node
 
         if node >= len(self.seen.hosts):
@@ -313,7 +320,7 @@ class HostJob(SiteJob):
         job = self.seen.jobs.get(host)
         if job is None or job.record is None:
             raise Failed(f"host {host} has no files of job {self.name}")
-        yield Volume(self.site.fleet().place(host), job.record.workspace, job.record.datasets)
+        return Volume(self.site.fleet().place(host), job.record.workspace, job.record.datasets)
 
     async def free_gpus(self, node: int, count: int) -> str:
         """Return so many GPUs of a node that nobody uses, as CUDA_VISIBLE_DEVICES takes them. Raises ConfigError saying who has the others."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -109,10 +110,11 @@ def read_all(
     changes: Sequence[str] | None = None,
     *,
     unnamed: Callable[[], str] | None = None,
+    context: str | None = None,
 ) -> list[Inputs]:
     """Return every job of all files, in their order; of a folder its .yaml, .yml and .json files, sorted, without those that hold no job.
 
-    `unnamed`: which cluster is meant where neither `cluster` nor the job names one.
+    `unnamed`: which cluster is meant where neither `cluster` nor the job names one; without it the one deployed last, but with a `context` none.
 
     Raises ConfigError with every mistake of all of them.
     """
@@ -120,7 +122,7 @@ def read_all(
     mistakes: list[str] = []
     for file, in_folder in _expanded([files] if isinstance(files, Path) else files):
         try:
-            inputs += _read_jobs(file, cluster, namespace, changes, unnamed)
+            inputs += _read_jobs(file, cluster, namespace, changes, unnamed or partial(_deployed_last, file, context))
         except ConfigError as error:
             from lockstep.api.files.jobfile import NoJob
 
@@ -147,13 +149,13 @@ def _expanded(files: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
 
 
 def _read_jobs(
-    file: Path, cluster: str | None, namespace: str | None, changes: Sequence[str] | None, unnamed: Callable[[], str] | None
+    file: Path, cluster: str | None, namespace: str | None, changes: Sequence[str] | None, unnamed: Callable[[], str]
 ) -> list[Inputs]:
     from lockstep.api.files.jobfile import job_nodes, read_job
 
     jobs = [read_job(node, str(file), changes or ()) for node in job_nodes(read_text(file), str(file))]
     several = len(jobs) > 1
-    default = unnamed() if cluster is None and unnamed is not None and any(job.spec.cluster is None for job in jobs) else None
+    default = unnamed() if cluster is None and any(job.spec.cluster is None for job in jobs) else ""
     return [
         _inputs(job, file, cluster or job.spec.cluster or default, namespace, f"{file}: {job.metadata.name}" if several else str(file))
         for job in jobs
@@ -171,19 +173,20 @@ def read_inputs(
     changes: Sequence[str] | None = None,
     *,
     unnamed: Callable[[], str] | None = None,
+    context: str | None = None,
 ) -> Inputs:
-    """Return the job and its cluster. `unnamed`: which cluster is meant where neither `cluster` nor the job names one.
+    """Return the job and its cluster. `unnamed` and `context`: as in `read_all`.
 
     Raises ConfigError with every mistake of the job file, of `changes` (--set), or of the cluster file, or when they name no cluster.
     """
     from lockstep.api.files.jobfile import parse_job_file
 
     job = parse_job_file(read_text(file), str(file), changes or ())
-    named = cluster or job.spec.cluster
-    return _inputs(job, file, unnamed() if named is None and unnamed is not None else cluster, namespace, str(file))
+    named = cluster or job.spec.cluster or (unnamed() if unnamed is not None else _deployed_last(file, context))
+    return _inputs(job, file, named, namespace, str(file))
 
 
-def _inputs(job: TrainingJob, file: Path, cluster: str | None, namespace: str | None, source: str) -> Inputs:
+def _inputs(job: TrainingJob, file: Path, cluster: str, namespace: str | None, source: str) -> Inputs:
     cluster_file = _read_cluster(job, file, cluster)
     stated = job.metadata.namespace
     if namespace and stated and namespace != stated:
@@ -191,11 +194,10 @@ def _inputs(job: TrainingJob, file: Path, cluster: str | None, namespace: str | 
     return Inputs(job, cluster_file, namespace or stated or cluster_file.cluster.namespace, source)
 
 
-def _read_cluster(job: TrainingJob, file: Path, cluster: str | None) -> ClusterFile:
+def _read_cluster(job: TrainingJob, file: Path, name: str) -> ClusterFile:
     from lockstep.cli.shared.target import aim_at_file
 
     stated = job.spec.cluster
-    name = cluster or stated or _deployed_last(file)
     try:
         cluster_file = load_cluster(name)
     except ConfigError as error:
@@ -211,17 +213,16 @@ def _read_cluster(job: TrainingJob, file: Path, cluster: str | None) -> ClusterF
     return cluster_file
 
 
-def _deployed_last(file: Path) -> str:
-    """Return the cluster that counts where neither the job nor --cluster names one, and say so once a verb. Raises ConfigError where none was deployed."""
+def _deployed_last(file: Path, context: str | None) -> str:
+    """Return the cluster that counts where neither the job nor --cluster names one, and say so once a verb. Raises ConfigError where none was deployed, or a context was typed."""
     from lockstep.cli.shared.checkout import checkout, deployed_last
     from lockstep.cli.shared.target import Verb
 
     last = deployed_last()
-    if last is None:
+    if last is None or context is not None:
         names = ", ".join(cluster_names(checkout() / "clusters"))
-        raise ConfigError(
-            f"{file}: spec.cluster is not set, and no cluster was deployed from this checkout: set it or use --cluster; clusters/ has {names}"
-        )
+        why = "no cluster was deployed from this checkout" if last is None else "--context names no cluster file"
+        raise ConfigError(f"{file}: spec.cluster is not set, and {why}: set it or use --cluster; clusters/ has {names}")
     if last != Verb.told:
         tell(f"note: {file} names no cluster: this is about {last}, which was deployed last from this checkout (--cluster names another)")
         Verb.told = last

@@ -237,14 +237,14 @@ def running_pod(cluster_job: ClusterJob, node: int) -> str:
         raise Failed(_no_pod(cluster_job, name)) from None
     if not is_running(pod) or "deletionTimestamp" in pod["metadata"]:
         state = "ends" if "deletionTimestamp" in pod["metadata"] else f"is {pod['status'].get('phase', 'unknown')} and doesn't run yet"
-        raise Failed(f"pod {name} {state}: lockstep why {cluster_job.name} -n {cluster_job.namespace}")
+        raise Failed(f"pod {name} {state}: lockstep why {cluster_job.at}")
     return name
 
 
 def _no_pod(cluster_job: ClusterJob, pod: str) -> str:
     from lockstep.api.objects import has_ended
 
-    place = f"{cluster_job.name} -n {cluster_job.namespace}"
+    place = cluster_job.at
     if has_ended(cluster_job.job.get("status", {})):
         return f"job {cluster_job.name} has ended and pod {pod} is gone: lockstep logs {place} and lockstep cp read what it has left"
     return f"pod {pod} is not there: lockstep why {place}"

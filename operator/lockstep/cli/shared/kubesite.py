@@ -94,7 +94,7 @@ class KubeSite(Site):
         runs = runs_without_operator(self.target.client, None if everywhere else self.target.namespace)
         if not runs:
             return ""
-        logs = ", ".join(f"lockstep logs {name} -n {namespace}" for namespace, name in runs)
+        logs = ", ".join(f"lockstep logs {name} -n {namespace}{self.target.options}" for namespace, name in runs)
         return f"; {'a run' if len(runs) == 1 else 'runs'} of --in-namespace {'is' if len(runs) == 1 else 'are'} here: {logs}"
 
     def current(self, jobs: Sequence[SiteJob]) -> tuple[list[Object], Stale | None]:

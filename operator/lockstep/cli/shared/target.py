@@ -196,9 +196,14 @@ def target_of(cluster: str, namespace: str | None, context: str | None) -> Targe
     from lockstep.kube.cluster import Client
 
     chosen = namespace_of(cluster, namespace, context)
+    return Target(Client(context), chosen, cluster, options_to(cluster, context))
+
+
+def options_to(cluster: str, context: str | None) -> str:
+    """Return the options of `Target.options` for a cluster, as it was given."""
     is_usual = Verb.unnamed is not None or cluster == (deployed_last() or EMBEDDED)
     words = [*(() if is_usual else ("--cluster", cluster)), *(("--context", context) if context else ())]
-    return Target(Client(context), chosen, cluster, "".join(f" {shlex.quote(word)}" for word in words))
+    return "".join(f" {shlex.quote(word)}" for word in words)
 
 
 def hosts_of(cluster: str) -> ClusterFile | None:

@@ -58,7 +58,10 @@ class SubmittedAs:
         kubectl = shlex.join(["kubectl", "apply", *(("--context", self.context) if self.context else ())])
         if not (self.fresh or {"--set", "--cluster"} & set(self.options) or states != there):
             return f"{kubectl} -n {self.namespace} -f {shlex.quote(self.file)}"
-        more = () if "--cluster" in self.options else ("--cluster", self.cluster)
+        more = [
+            *(() if "--cluster" in self.options else ("--cluster", self.cluster)),
+            *(() if "-n" in self.options else ("-n", self.namespace)),
+        ]
         changes = (*self.fresh, *((f"cluster={there}",) if there else ()))
         stated = [word for change in changes for word in ("--set", change)]
         options = _without("--context", self.options)

@@ -67,7 +67,7 @@ def lacking(kind: str, *, on_host: bool) -> str:
     if kind == "vscode":
         remedy = (
             "install code-server there" if on_host else
-            "install one in the job's image (lockstep build trainer --arg CODE_SERVER=ADDRESS), or put one on the PATH of the job (spec.env); "
+            "install one in the job's image (lockstep build trainer --arg CODE_SERVER=ADDRESS --arg CODE_SERVER_SHA256=CHECKSUM), or put one on the PATH of the job (spec.env); "
             "for pods of the embedded cluster: make editors"
         )  # fmt: skip
         return f"{'this host' if on_host else 'this pod'} has no {' or '.join(CODE_PROGRAMS)} on its PATH: {remedy}"

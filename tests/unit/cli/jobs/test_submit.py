@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from lockstep.cli.shared import checkout
 from support.api_stub import ApiStub, served
 from support.in_process import Told, lockstep
 
@@ -150,6 +151,7 @@ def test_a_job_is_left_to_the_operator_once_that_has_accepted_it(folder: Path) -
     [
         ("NoGPUs", [], 2, f"refuses job demo: {REFUSED}; it was removed again: correct job.json, then lockstep run -f job.json -n team --context c"),
         ("NoGPUs", ["--detach"], 2, "it was removed again"),
+        ("ClusterNotFound", [], 1, f"job demo is not accepted yet: {REFUSED}; it starts by itself then: lockstep why demo -n team --context c\n"),
         ("ClusterNotFound", ["--detach"], 1, f"job demo is not accepted yet: {REFUSED}; it starts by itself then: lockstep why demo"),
         ("ServiceAccountNotFound", ["--detach"], 1, f"job demo is not accepted yet: {REFUSED}; it starts by itself then: lockstep why demo"),
     ],
@@ -281,6 +283,17 @@ def test_the_namespace_is_the_file_s_before_the_cluster_s(folder: Path) -> None:
         patch.setenv("KUBECONFIG", str(kubeconfig))
         assert lockstep("run", "-f", "job.json", "--context", "c").returncode == 0
     assert stub.created[0]["metadata"]["namespace"] == "team"
+
+
+def test_the_cluster_deployed_last_goes_into_a_job_that_names_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_STATE", str(folder / "state"))
+    checkout.remember("local")
+    stub = Cluster()
+    with served(stub, folder) as kubeconfig, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", str(kubeconfig))
+        done = lockstep("run", "-f", "job.json", "-n", "team")
+    assert done.returncode == 0, done.stderr
+    assert stub.created[0]["spec"]["cluster"] == "local"
 
 
 def test_a_cluster_that_was_named_goes_into_the_job(folder: Path) -> None:

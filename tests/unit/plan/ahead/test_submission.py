@@ -108,7 +108,7 @@ def test_a_job_that_is_complete_is_trained_anew_only_from_step_0() -> None:
 
 def test_what_changes_a_job_goes_through_render_where_the_file_alone_does_not_say_it() -> None:
     typed = SubmittedAs("job.yaml", "local", "team", "cluster local", ("--set", "startTimeoutSeconds=77"))
-    expected = "lockstep render -f job.yaml --set startTimeoutSeconds=77 --cluster local -o job | kubectl apply -f -"
+    expected = "lockstep render -f job.yaml --set startTimeoutSeconds=77 --cluster local -n team -o job | kubectl apply -f -"
     assert any(line.strip().startswith(expected) for line in name_taken(a_job(startTimeoutSeconds=77), on_cluster(RUNNING), typed))
 
 
@@ -119,9 +119,9 @@ def test_what_changes_a_job_goes_through_render_where_the_file_alone_does_not_sa
             "mine",
             "mine",
             ("--cluster", "mine"),
-            "lockstep render -f job.yaml --cluster mine --set cluster=mine -o job | kubectl apply -f -",
+            "lockstep render -f job.yaml --cluster mine -n team --set cluster=mine -o job | kubectl apply -f -",
         ),
-        (None, "mine", (), "lockstep render -f job.yaml --cluster local --set cluster=mine -o job | kubectl apply -f -"),
+        (None, "mine", (), "lockstep render -f job.yaml --cluster local -n team --set cluster=mine -o job | kubectl apply -f -"),
         ("mine", "mine", (), "kubectl apply -n team -f job.yaml"),
         ("mine", None, (), None),
     ],

@@ -281,7 +281,7 @@ def test_a_server_that_ends_at_once_is_told_with_its_last_words_and_without_the_
         ("debug", "debugpy: install it in the job's image (pip install "),
         (
             "vscode",
-            "code-server or openvscode-server or code on its PATH: install one in the job's image (lockstep build trainer --arg CODE_SERVER=",
+            "code-server or openvscode-server or code on its PATH: install one in the job's image (lockstep build trainer --arg CODE_SERVER=ADDRESS --arg CODE_SERVER_SHA256=",
         ),
     ],
 )
