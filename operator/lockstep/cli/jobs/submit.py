@@ -194,10 +194,11 @@ class StartWatch:
         self.status = status
         if now.accepted or status.get("startTime"):
             self._is_new, self._was_accepted = False, True
-        if now.refused and not (now.is_final or now.passes or self._was_accepted):
+        starts_by_itself = not now.is_final or (now.is_of_cluster and not self._is_new)
+        if now.refused and starts_by_itself and not (now.passes or self._was_accepted):
             raise NotAccepted(f"job {job.name} is not accepted yet: {now.refused}; it starts by itself then: lockstep why {job.at}")
-        if now.refused and now.is_final:
-            raise ConfigError(f"the operator refuses job {job.name}: {now.refused}; {self._after_refusal()}")
+        if now.refused and not starts_by_itself:
+            raise ConfigError(f"the operator refuses job {job.name}: {now.refused}; {self._after_refusal(now)}")
         if now.line != self._line:
             self._line, self._line_since, self._is_said = now.line, time.monotonic(), False
         lasts = time.monotonic() - self._line_since >= LASTS_SECONDS
@@ -209,7 +210,7 @@ class StartWatch:
             say(f"no operator has looked at job {job.name} for {UNSEEN_SECONDS:.0f} s: lockstep doctor -n {job.namespace}")
         return now
 
-    def _after_refusal(self) -> str:
+    def _after_refusal(self, now: SubmittedState) -> str:
         """Remove a new job that is refused: it has no pods, and would be in the way of the corrected one. Return what became of it, and what to do."""
         job, file = self._job, self._typed.file
         if self._is_new:
@@ -218,7 +219,10 @@ class StartWatch:
             except Failed:  # (not everybody who may create jobs may delete them)
                 pass
             else:
-                return f"it was removed again: correct {file}, then {self._typed.again()}"
+                mend = "once the cluster is right:" if now.is_of_cluster else f"correct {file}, then"
+                return f"it was removed again: {mend} {self._typed.again()}"
+        if now.is_of_cluster:
+            return f"it stays there, and starts by itself once the cluster is right, or lockstep delete {job.at}"
         there = job.job["spec"].get("cluster")
         return f"it stays there: correct {file}, then {self._typed.apply(there, there)}, or lockstep delete {job.at} and run it again"
 

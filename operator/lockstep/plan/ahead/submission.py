@@ -21,11 +21,14 @@ SHOWN_FIELDS = 5
 MENDED_BY_OTHERS = frozenset(
     {
         Reason.PREVIOUS_JOB_REMAINS, Reason.CLAIM_DELETED, Reason.SERVICE_ACCOUNT_NOT_FOUND, Reason.WRITE_REFUSED, Reason.FROZEN_RUN_LOST,
-        Reason.NAME_TAKEN, Reason.INVALID_CLUSTER, Reason.CLUSTER_NOT_FOUND, Reason.NO_DEFAULT_CLUSTER, Reason.SEVERAL_DEFAULT_CLUSTERS,
-        "RailResourceInvalid", "ClaimSizeInvalid",
+        Reason.NAME_TAKEN, Reason.INVALID_CLUSTER,
     }
 )  # fmt: skip
 """Refusals of the operator that pass without a change of the job: it starts by itself then."""
+OF_CLUSTER = frozenset(
+    {Reason.CLUSTER_NOT_FOUND, Reason.NO_DEFAULT_CLUSTER, Reason.SEVERAL_DEFAULT_CLUSTERS, "RailResourceInvalid", "ClaimSizeInvalid"}
+)
+"""Refusals that a deployment ends, or another cluster: a new job needn't wait for either."""
 UNREADABLE = "fields of another version"
 
 
@@ -161,7 +164,9 @@ class SubmittedState(NamedTuple):
     refused: str = ""
     """Message of the operator that refuses it."""
     is_final: bool = False
-    """The refusal stands until somebody changes the job."""
+    """The refusal stands until somebody changes the job, or its cluster."""
+    is_of_cluster: bool = False
+    """It is its cluster's file that isn't right, or isn't there."""
     passes: bool = False
     """The refusal passes by itself."""
     is_ready: bool = False
@@ -176,5 +181,9 @@ def standing(status: Object) -> SubmittedState:
         return SubmittedState(line, accepted=accepted.get("status") == "True", is_ready=progress.get("reason") == Reason.READY)
     reason = accepted["reason"]
     return SubmittedState(
-        line, refused=str(accepted["message"]), is_final=reason not in MENDED_BY_OTHERS, passes=reason == Reason.PREVIOUS_JOB_REMAINS
+        line,
+        refused=str(accepted["message"]),
+        is_final=reason not in MENDED_BY_OTHERS,
+        is_of_cluster=reason in OF_CLUSTER,
+        passes=reason == Reason.PREVIOUS_JOB_REMAINS,
     )

@@ -107,9 +107,9 @@ def test_ctrl_c_leaves_a_job_running_that_the_same_file_follows_and_another_one_
         next(line for line in process.stdout if "all 2 ranks run" in line)
     uid = jobs.job("goes-on")["metadata"]["uid"]
     same = lockstep(jobs, "run", "-f", file, "--cluster", "local", "--detach")
-    assert same.returncode == 0 and "has not ended: this follows it" in same.stderr, same.stderr
+    assert same.returncode == 0 and "is in namespace" in same.stderr and "has not ended\n" in same.stderr, same.stderr
     other = lockstep(jobs, "run", "-f", file, "--cluster", "local", "--nodes", "1")
-    assert other.returncode == 2 and f"lockstep scale goes-on 1 -n {jobs.namespace}" in other.stderr
+    assert other.returncode == 2 and f"lockstep scale goes-on -n {jobs.namespace} --nodes 1" in other.stderr
     assert jobs.job("goes-on")["metadata"]["uid"] == uid and jobs.job("goes-on")["spec"]["nodes"] == 2
     jobs.end("goes-on")
 

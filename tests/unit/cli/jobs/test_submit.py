@@ -151,8 +151,9 @@ def test_a_job_is_left_to_the_operator_once_that_has_accepted_it(folder: Path) -
     [
         ("NoGPUs", [], 2, f"refuses job demo: {REFUSED}; it was removed again: correct job.json, then lockstep run -f job.json -n team --context c"),
         ("NoGPUs", ["--detach"], 2, "it was removed again"),
-        ("ClusterNotFound", [], 1, f"job demo is not accepted yet: {REFUSED}; it starts by itself then: lockstep why demo -n team --context c\n"),
-        ("ClusterNotFound", ["--detach"], 1, f"job demo is not accepted yet: {REFUSED}; it starts by itself then: lockstep why demo"),
+        ("ClusterNotFound", [], 2, f"refuses job demo: {REFUSED}; it was removed again: once the cluster is right: lockstep run -f job.json -n team --context c"),
+        ("ClusterNotFound", ["--detach"], 2, "it was removed again"),
+        ("ServiceAccountNotFound", [], 1, f"job demo is not accepted yet: {REFUSED}; it starts by itself then: lockstep why demo -n team --context c\n"),
         ("ServiceAccountNotFound", ["--detach"], 1, f"job demo is not accepted yet: {REFUSED}; it starts by itself then: lockstep why demo"),
     ],
 )  # fmt: skip
@@ -161,6 +162,18 @@ def test_a_job_that_the_operator_refuses_ends_with_what_to_do(reason: str, more:
     ended = typed(stub, folder, *more)
     assert ended.returncode == code and says in ended.stderr
     assert [path for method, path, _ in stub.asked if method == "DELETE"] == ([f"{JOBS}/demo"] if code == 2 else [])
+
+
+def test_a_job_that_was_there_before_waits_for_its_cluster_and_so_does_one_that_cannot_be_removed(folder: Path) -> None:
+    class Kept(Cluster):
+        def answer(self, method: str, path: str, body: Object | bytes | None) -> tuple[int, Object | str]:
+            return (403, {"message": "no"}) if method == "DELETE" else super().answer(method, path, body)
+
+    before = [JOB | {"metadata": {"name": "demo", "namespace": "team"}}]
+    there = typed(Cluster(created=before, statuses=[refused("ClaimSizeInvalid")]), folder)
+    assert there.returncode == 1 and "is not accepted yet" in there.stderr and "it starts by itself then" in there.stderr
+    kept = typed(Kept(statuses=[refused("ClusterNotFound")]), folder)
+    assert kept.returncode == 2 and "it stays there, and starts by itself once the cluster is right, or lockstep delete demo" in kept.stderr
 
 
 @pytest.mark.parametrize("before", [[QUEUED], [{"startTime": "2026-11-27T12:00:00Z"}]])
