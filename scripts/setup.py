@@ -47,7 +47,13 @@ def environment_key(lock: Path) -> str:
 
 
 def run(*command: str, **environment: str) -> None:
-    subprocess.run(command, check=True, env={**os.environ, **environment})
+    """Run a program, whose words are shown as they come. Ends this one if it fails."""
+    code = subprocess.run(command, check=False, env={**os.environ, **environment}).returncode
+    if code:
+        name = " ".join([Path(command[0]).name, *command[1:3]])
+        sys.exit(
+            f"setup: `{name} …` ended with exit code {code}; what it lacked is above. Behind a proxy with certificates of its own: SSL_CERT_FILE=/path/to/ca.pem make …"
+        )
 
 
 def installer(cache: Path) -> Path:

@@ -49,3 +49,11 @@ def test_what_tests_start_heeds_a_signal_that_pytest_was_started_to_ignore(numbe
     done = subprocess.run(ignoring, env=os.environ | {"PYTHONPATH": str(TESTS)}, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert signal.getsignal(number) is not signal.SIG_IGN
+
+
+def test_a_download_that_fails_ends_the_setup_with_a_sentence() -> None:
+    code = "from setup import run; run('/bin/sh', '-c', 'echo why >&2; exit 3')"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0] == "why" and "SSL_CERT_FILE=" in done.stderr and "Traceback" not in done.stderr
