@@ -33,7 +33,7 @@ DRY_RUN = {"dryRun": "All"}
 _WARNING = re.compile(r'^\d{3} \S+ "(.*)"$')
 RETRY_AFTER_MAX_SECONDS = 60.0
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, INVALID = 401, 403, 404, 409, 422
-TOO_LARGE, INTERNAL_ERROR = 413, 500
+TOO_LARGE, TOO_MANY_REQUESTS, INTERNAL_ERROR = 413, 429, 500
 OUTAGE_SECONDS = 15.0
 """Seconds without an answer that are an outage. The replicas ask for their Lease every few seconds, and a kubelet that is heard again after that is not late yet."""
 _REFUSALS = frozenset({400, FORBIDDEN, TOO_LARGE, INVALID})
@@ -63,6 +63,11 @@ class ApiError(Failed):
     def is_refusal(self) -> bool:
         """The request is at fault, or a quota or an admission rule: asking again won't help before something changes."""
         return self.status in _REFUSALS or self.is_too_large
+
+    @property
+    def is_overload(self) -> bool:
+        """The API server can't answer now: asking again may help."""
+        return not self.is_refusal and (self.status >= INTERNAL_ERROR or self.status == TOO_MANY_REQUESTS)
 
 
 _RIGHT = re.compile(r'cannot \w+ resource "[^"]+"( in API group "[^"]*")?')

@@ -41,27 +41,27 @@ def list_jobs(client: Client, namespace: str | None, selector: str | None = None
 
 def run_without_operator(client: Client, namespace: str, name: str) -> str | None:
     """The ConfigMap that everything of a run of `lockstep run --in-namespace` belongs to; None: there is none, or none to be seen."""
-    try:
-        config_maps = _read(client, "ConfigMap", namespace, None, {"labelSelector": f"{LABEL_JOB}={name}"})
-    except ApiError:
-        return None
-    runs = [item["metadata"]["name"] for item in (config_maps or {"items": []})["items"]]
-    return next((run for run in runs if run.startswith(run_name(name, ""))), None)
+    found = _config_maps_of_jobs(client, namespace, f"{LABEL_JOB}={name}")
+    return next((one["name"] for one in found if one["name"].startswith(run_name(name, ""))), None)
 
 
 def runs_without_operator(client: Client, namespace: str | None) -> list[tuple[str, str]]:
     """Namespaces and names of the runs of `lockstep run --in-namespace`, as far as one may see them. `namespace` None: of all."""
-    try:
-        config_maps = _read(client, "ConfigMap", namespace, None, {"labelSelector": LABEL_JOB})
-    except ApiError:
-        return []
     runs = set()
-    for item in (config_maps or {"items": []})["items"]:
-        metadata = item["metadata"]
+    for metadata in _config_maps_of_jobs(client, namespace, LABEL_JOB):
         job = str((metadata.get("labels") or {}).get(LABEL_JOB, ""))
         if job and metadata["name"].startswith(run_name(job, "")) and not metadata.get("ownerReferences"):
             runs.add((str(metadata["namespace"]), job))
     return sorted(runs)
+
+
+def _config_maps_of_jobs(client: Client, namespace: str | None, selector: str) -> list[dict[str, Any]]:
+    """Metadata of the ConfigMaps with these labels; none where one may not see them."""
+    try:
+        found = _read(client, "ConfigMap", namespace, None, {"labelSelector": selector})
+    except ApiError:
+        return []
+    return [item["metadata"] for item in (found or {"items": []})["items"]]
 
 
 def run_as_job(client: Client, namespace: str, name: str, run: str) -> dict[str, Any] | None:

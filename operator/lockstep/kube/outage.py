@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-TOO_MANY_REQUESTS = 429
 
 
 class Outage:
@@ -19,9 +18,7 @@ class Outage:
         """Return True if the request is worth repeating after this error."""
         from lockstep.kube.cluster import ApiError, Unreachable
 
-        is_away = (isinstance(error, Unreachable) and not error.is_untrusted) or (
-            isinstance(error, ApiError) and not error.is_refusal and (error.status >= 500 or error.status == TOO_MANY_REQUESTS)
-        )
+        is_away = (isinstance(error, Unreachable) and not error.is_untrusted) or (isinstance(error, ApiError) and error.is_overload)
         if is_away and not self._is_away:
             self._say(f"{error}: this goes on when it answers again")
         self._is_away = is_away

@@ -59,11 +59,13 @@ def _refuse_in_use(job: SiteJob) -> None:
 
 def _has_stopped(job: SiteJob, status: dict[str, object]) -> bool:
     """Return True if it has no pods, and nobody has asked for new ones since."""
+    from lockstep.plan.reconcile.interactive import resumes
+
     suspended, session = condition(status, "Suspended"), status.get("interactive")
     if suspended.get("status") != "True":
         return False
     if suspended.get("reason") == Reason.IDLE and isinstance(session, dict):
-        return int((job.job["spec"].get("interactive") or {}).get("resume", 0)) <= int(session.get("resume", 0))
+        return resumes(job.job) <= int(session.get("resume", 0))
     return bool(job.job["spec"].get("suspend", True))
 
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from lockstep.plan.ahead.submission import SubmittedAs, SubmittedState
 
 EXIT_FAILED = 1
-CONFLICT, INVALID = 409, 422
 POLL_SECONDS = 0.5
 LASTS_SECONDS = 2.0
 """Time for which a job must be in one state before that is said: a start passes through several."""
@@ -48,8 +47,8 @@ class Options(NamedTuple):
     """Values of --set, with those that other options stand for."""
 
     def to_same_place(self) -> tuple[str, ...]:
-        """Return the options that lead to the same job again, without --fresh."""
-        stated = {"--cluster": self.cluster, "-n": self.namespace, "--context": self.context}
+        """Return the options that lead to the same job again, without --context and --fresh."""
+        stated = {"--cluster": self.cluster, "-n": self.namespace}
         named = [word for option, value in stated.items() if value for word in (option, value)]
         return (*named, *(word for change in self.changes if change != FRESH for word in ("--set", change)))
 
@@ -109,7 +108,7 @@ def submit(inputs: Inputs, target: Target, typed: SubmittedAs, *, detach: bool) 
 
 async def _find_or_create(cluster: Cluster, inputs: Inputs, target: Target, typed: SubmittedAs) -> tuple[ClusterJob, bool]:
     """Return the job on the cluster, and whether it was created. Raises ConfigError, Failed."""
-    from lockstep.kube.cluster import ApiError
+    from lockstep.kube.cluster import CONFLICT, ApiError
     from lockstep.plan.ahead.submission import name_taken
 
     name, namespace = inputs.job.metadata.name, target.namespace
@@ -159,7 +158,7 @@ async def _look_for_operator(cluster: Cluster, namespace: str) -> None:
 
 def _explained(error: ApiError, inputs: Inputs, namespace: str) -> Exception:
     """Return the API server's refusal of the job as a person can use it."""
-    from lockstep.kube.cluster import NOT_FOUND
+    from lockstep.kube.cluster import INVALID, NOT_FOUND
     from lockstep.plan.cluster.scope import NO_OPERATOR
 
     if error.status == INVALID:

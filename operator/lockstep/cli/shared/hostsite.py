@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.objects import Object, condition, has_ended
-from lockstep.cli.shared.site import Site, SiteJob, Stale, Volume
+from lockstep.cli.shared.site import JobGone, Site, SiteJob, Stale, Volume
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
@@ -295,7 +295,7 @@ class HostJob(SiteJob):
     async def _over(self) -> bool:
         status = await self.current()
         if not status:
-            raise Failed(f"job {self.name} was deleted")
+            raise JobGone(f"job {self.name} was deleted")
         return has_ended(status)
 
     def nodes_with_volumes(self) -> list[int]:

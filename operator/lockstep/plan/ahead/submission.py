@@ -43,7 +43,7 @@ class SubmittedAs:
     place: str
     """The cluster in a sentence."""
     options: tuple[str, ...] = ()
-    """Options as they were typed: --cluster, -n, --context, --set; not --fresh."""
+    """Options as they were typed: --cluster, -n, --set."""
     elsewhere: str = ""
     """Options by which other verbs reach the same API server, with a space in front; "" where they ask it by themselves."""
     context: str | None = None
@@ -54,11 +54,15 @@ class SubmittedAs:
     def again(self, *more: str, anew: bool = False) -> str:
         """Command that submits it once more; with --fresh if that was typed, or with `anew`."""
         fresh = ("--fresh",) if anew or self.fresh else ()
-        return shlex.join(["lockstep", "run", "-f", self.file, *self.options, *more, *fresh])
+        return shlex.join(["lockstep", "run", "-f", self.file, *self.options, *self._context, *more, *fresh])
+
+    @property
+    def _context(self) -> tuple[str, ...]:
+        return ("--context", self.context) if self.context else ()
 
     def apply(self, states: str | None, there: str | None) -> str:
         """Command that changes the job which is there. `states`: spec.cluster of the file or of --cluster; `there`: that of the job, which can't change."""
-        kubectl = shlex.join(["kubectl", "apply", *(("--context", self.context) if self.context else ())])
+        kubectl = shlex.join(["kubectl", "apply", *self._context])
         if not (self.fresh or {"--set", "--cluster"} & set(self.options) or states != there):
             return f"{kubectl} -n {self.namespace} -f {shlex.quote(self.file)}"
         more = [
@@ -67,16 +71,7 @@ class SubmittedAs:
         ]
         changes = (*self.fresh, *((f"cluster={there}",) if there else ()))
         stated = [word for change in changes for word in ("--set", change)]
-        options = _without("--context", self.options)
-        return f"{shlex.join(['lockstep', 'render', '-f', self.file, *options, *more, *stated, '-o', 'job'])} | {kubectl} -f -"
-
-
-def _without(option: str, words: tuple[str, ...]) -> tuple[str, ...]:
-    """Leave out an option and its value."""
-    if option not in words:
-        return words
-    at = words.index(option)
-    return (*words[:at], *words[at + 2 :])
+        return f"{shlex.join(['lockstep', 'render', '-f', self.file, *self.options, *more, *stated, '-o', 'job'])} | {kubectl} -f -"
 
 
 def differences(wanted: TrainingJob, existing: Object) -> tuple[str, ...]:

@@ -27,11 +27,8 @@ class Tool(StrEnum):
 
 
 SITE = "dist/site"
-CONTEXTS = {
-    Image.OPERATOR: ("images", "operator", "workspace", "requirements", "pyproject.toml", "LICENSE"),
-    Image.TRAINER: ("images", "operator", "workspace", "requirements", "pyproject.toml", "LICENSE"),
-    Image.DOCS: ("images", "LICENSE", SITE),
-}
+_CODE = ("images", "operator", "workspace", "requirements", "pyproject.toml", "LICENSE")
+CONTEXTS = {Image.OPERATOR: _CODE, Image.TRAINER: _CODE, Image.DOCS: ("images", "LICENSE", SITE)}
 """Parts of the checkout that each image is made from; .containerignore has them all."""
 
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")

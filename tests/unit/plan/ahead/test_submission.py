@@ -137,7 +137,7 @@ def test_a_change_leaves_the_job_the_cluster_that_it_may_not_change(
 
 def test_what_was_typed_with_fresh_is_repeated_with_it() -> None:
     change = "training.checkpoint.resumeFrom=None"
-    typed = SubmittedAs("job.yaml", "local", "team", "cluster local", ("-n", "team", "--context", "c"), " --context c", "c", (change,))
+    typed = SubmittedAs("job.yaml", "local", "team", "cluster local", ("-n", "team"), " --context c", "c", (change,))
     training = {**SPEC["training"], "checkpoint": {"resumeFrom": "None"}}
     running = name_taken(a_job(training=training), on_cluster(RUNNING), typed)
     expected = f"lockstep render -f job.yaml -n team --cluster local --set {change} -o job | kubectl apply --context c -f -"
