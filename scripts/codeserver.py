@@ -1,6 +1,6 @@
-"""code-server for the pods of the embedded cluster: VS Code in a browser, from npm, with what it must have compiled compiled here.
+"""Install code-server (VS Code in a browser) for the pods of the embedded cluster: it comes from npm, and its addons are compiled here.
 
-It lies in the volume that the pods mount, with this machine's node. Standard library only.
+It goes into the volume that the pods mount, with this machine's node. Standard library only.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 
 VERSION = "4.100.3"
 INTEGRITY = "sha512-q/Fh2DOxCRNhC/WiG/6sAhSKnj7ZACTVBaeeZ+rWjol//0FCbl/qg1ln5ecZ99jYcfqMxZZAyWcN+YBIo0DgpA=="
-"""Of the package, as npm states it. Its own shrinkwrap pins all that it brings."""
+"""Checksum of the package, as npm states it. The package's shrinkwrap pins its dependencies."""
 NODE_MAJOR = 20
 """The release of Node.js that this version is made for."""
 COMPILED = ("@vscode/spdlog", "native-watchdog", "@parcel/watcher", "node-pty")
-"""Addons that it doesn't run without. Two more stay uncompiled: kerberos, which is for proxies, and @vscode/deviceid, which is for telemetry."""
+"""Addons that it needs. Two more are not compiled: kerberos, which is for proxies, and @vscode/deviceid, which is for telemetry."""
 SECONDS = 1800.0
 """Longest time of one of its commands."""
 LAUNCHER = """\
@@ -31,7 +31,7 @@ exec "$home/node" "$home/package/out/node/entry.js" "$@"
 
 
 class NoCodeServerError(Exception):
-    """It can't be made on this machine; the message says why."""
+    """code-server can't be installed on this machine; the message says why."""
 
 
 def publish(cache: Path, environment: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Record what happens in a terminal as an asciicast, and tell what the terminal showed at any moment of it.
+"""Record a terminal session as an asciicast, and show the terminal's screen at any moment of it.
 
 The recording is a real shell in a real terminal: commands are typed, and what they print is kept with its times (asciicast v2, docs.asciinema.org).
 A mark is a moment that a picture shows.
@@ -28,16 +28,16 @@ import pyte
 PROMPT = "$ "
 KEY_SECONDS = 0.05
 QUIET_SECONDS = 0.4
-"""What is on the screen is whole when nothing has been written for so long."""
+"""The screen is complete when nothing has been written for this long."""
 TOGETHER_SECONDS = 0.02
-"""What is written within so long is one event."""
+"""Output that is written within this time is one event."""
 READ_BYTES = 65536
 SHELL = ("/bin/bash", "--norc", "--noprofile", "--noediting")
 Lines = list[str]
 
 
 class SceneError(Exception):
-    """What a scene was to show didn't happen."""
+    """A scene could not show what it should."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def shown(screen: pyte.Screen) -> Lines:
 
 
 class Terminal:
-    """A shell that somebody types into. `hidden` texts never get into the recording: each is replaced by what stands for it."""
+    """A shell to type into. `hidden` texts never get into the recording: each is replaced by its value there."""
 
     def __init__(
         self, title: str, *, columns: int, rows: int, folder: Path, environment: Mapping[str, str], hidden: Mapping[str, str]
@@ -106,7 +106,7 @@ class Terminal:
                 os.chdir(folder)
                 told = {"PS1": PROMPT, "PROMPT_COMMAND": f"echo $? >> {self._codes}", "TERM": "xterm-256color", "COLORTERM": "truecolor"}
                 os.execve(SHELL[0], SHELL, {**environment, **told})
-            finally:  # where there is no shell: what the other process has to clean up is not this one's
+            finally:  # if there is no shell, this process must not run the other one's cleanup
                 os._exit(127)
         fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
@@ -144,7 +144,7 @@ class Terminal:
         os.write(self._terminal, key)
 
     def until(self, there: Callable[[Lines], bool], what: str, *, seconds: float) -> None:
-        """Wait until the screen has it. Raises SceneError with what it shows."""
+        """Wait until the screen shows it. If it doesn't in time, raise SceneError with the screen's lines."""
         limit = time.monotonic() + seconds
         while self._read(QUIET_SECONDS) or not there(shown(self._screen)):
             if time.monotonic() > limit:
@@ -157,14 +157,14 @@ class Terminal:
         self.cast.events.append(Event(self._now(), "m", name))
 
     def _read(self, seconds: float) -> bool:
-        """Read what comes within some seconds; return False if nothing did."""
+        """Read the output of the next seconds; return False if there was none."""
         if not select.select([self._terminal], [], [], seconds)[0]:
             return False
         data = b""
         try:
             while select.select([self._terminal], [], [], TOGETHER_SECONDS)[0] and (part := os.read(self._terminal, READ_BYTES)):
                 data += part
-        except OSError:  # which is how Linux tells that nobody has the other end any more
+        except OSError:  # Linux reports a closed other end like this
             if not data:
                 raise SceneError("the shell has ended; the terminal shows:\n" + "\n".join(shown(self._screen))) from None
         text = self._decoder.decode(data)

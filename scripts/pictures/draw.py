@@ -28,13 +28,13 @@ COLORS = {
 @dataclass(frozen=True)
 class Frame:
     seconds: float
-    """How long it is shown."""
+    """Time for which it is shown."""
     lines: tuple[str, ...]
     """Every line of the screen, drawn."""
 
 
 def frame(screen: pyte.Screen, seconds: float = 0) -> Frame:
-    """What the screen shows now."""
+    """Return the screen as it is now."""
     return Frame(seconds, tuple(_line([screen.buffer[row][column] for column in range(screen.columns)]) for row in range(screen.lines)))
 
 
@@ -106,7 +106,7 @@ def _line(cells: list[Char]) -> str:
 
 
 def _words(text: str) -> Iterator[tuple[int, str]]:
-    """What stands between two or more blanks, with its column: a renderer that drops blanks, or has another font, can't move it."""
+    """Yield each part between two or more blanks, with its column. So a renderer that drops blanks, or uses another font, can't move it."""
     start = 0
     for part in text.split("  "):
         word = part.strip()

@@ -32,12 +32,12 @@ GENERATED = re.compile(r"(With(?:out)? adapter:).*")
 
 
 def words(lines: Lines) -> Lines:
-    """Lines without what differs from run to run: figures, curves and bars, what a model writes, and the blanks that align them."""
+    """Return the lines without the parts that differ from run to run: figures, curves and bars, a model's output, and the blanks that align them."""
     return [" ".join(GENERATED.sub(r"\1", CURVE.sub("|", FIGURE.sub("0", line))).split()) for line in lines]
 
 
 def difference(old: Cast | None, new: Cast) -> Lines:
-    """How the words of the marked screens differ."""
+    """Return a diff of the words on the marked screens."""
     before, after = ({} if cast is None else cast.marked() for cast in (old, new))
     found: Lines = []
     for mark in dict.fromkeys((*before, *after)):
@@ -88,7 +88,7 @@ def main() -> int:
     if asked.draw:
         changed = [draw(name, Cast.read(CASTS / f"{name}.cast"), is_check=asked.check) for name in names]
         return int(any(changed))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # what a scene began is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # so that a scene ends what it has started
     try:
         return record(names, is_check=asked.check, is_anew=asked.anew)
     except SceneError as error:

@@ -1,4 +1,4 @@
-"""What the pictures of docs/pictures show: each is a recording of commands that are typed in a terminal while real jobs run.
+"""The scenes of docs/pictures: each is a recording of commands that are typed in a terminal while real jobs run.
 
 `help` needs nothing. The others run on an embedded cluster of their own, which they bring up and remove: they need root and kubectl.
 """
@@ -51,7 +51,7 @@ class Stage:
 
     @property
     def hidden(self) -> dict[str, str]:
-        """This machine's folders, and what is shown instead."""
+        """This machine's folders, and the words that replace them."""
         return {str(ROOT): "~/lockstep", self.environment["LOCKSTEP_CACHE"]: "~/.cache/lockstep", str(self.folder): "~"}
 
     def with_kubectl(self) -> Stage:
@@ -60,7 +60,7 @@ class Stage:
         return Stage(self.folder, {**self.environment, "KUBECONFIG": path})
 
     def call(self, *command: str) -> str:
-        """Run a command that nobody sees. Raises SceneError with what it said."""
+        """Run a command off screen. If it fails, raise SceneError with its output."""
         done = subprocess.run(command, cwd=self.folder, env=dict(self.environment), capture_output=True, text=True, check=False)
         if done.returncode:
             raise SceneError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 LINK = re.compile(r"(\]\()((?:\.\./)+[^)\s#]+)((?:#[^)\s]*)?\))")
 OUTSIDE = "files"
-"""Folder of the site for what lies outside docs/."""
+"""Folder of the site for files from outside docs/."""
 
 
 def outside(page: str, link: str) -> Path | None:

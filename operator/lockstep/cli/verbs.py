@@ -73,7 +73,7 @@ RENAMED = {
     "clean": ("cluster", "clean"),
     "uninstall": ("cluster", "uninstall"),
 }
-"""A name of before → what it is now. These names work until the next release."""
+"""Old name → its new words. Old names work until the next release."""
 
 _SEND = "lockstep run -f job.yaml runs a job and follows it"
 _STOP = "lockstep stop JOB saves and stops, lockstep delete JOB removes"
@@ -115,7 +115,7 @@ FIRST = {
     "lockstep init job NAME": "write NAME.yaml, to edit",
     "lockstep run -f NAME.yaml": "train, and follow the log",
 }
-"""Commands of somebody who has never used it."""
+"""Commands for a new user."""
 SENTENCE = "Fine-tune with DeepSpeed on the nodes of your own cluster, or your own hosts."
 OPTIONS = {
     "lockstep VERB --help": "what a verb takes, with an example",

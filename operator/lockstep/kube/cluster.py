@@ -81,7 +81,7 @@ class Unreachable(Failed, OSError):
 
     @property
     def is_untrusted(self) -> bool:
-        """Nobody that we trust has signed its certificate."""
+        """The API server's certificate is not signed by an authority that this machine trusts."""
         from aiohttp import ClientConnectorCertificateError
 
         return isinstance(self.__cause__, ClientConnectorCertificateError)

@@ -190,7 +190,7 @@ def default_image(profile: TrainingCluster) -> str:
 
 
 def unpullable(cluster: ClusterFile) -> Finding | None:
-    """Finding about an operator's image that nobody names: plain Kubernetes has no registry of its own to pull the default from."""
+    """Return a finding if the operator's image is the default: plain Kubernetes has no registry of its own to pull that from."""
     from lockstep.api.cluster import Platform
     from lockstep.plan.cluster.finding import warning
 

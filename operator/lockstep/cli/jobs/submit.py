@@ -64,7 +64,7 @@ def run_on_cluster(inputs: Inputs, options: Options, *, detach: bool) -> int:
         raise ConfigError(
             f"{options.file}: spec.cluster is {job.spec.cluster}, but --cluster is {cluster}: leave out --cluster, or say --set cluster={cluster}"
         )
-    if job.spec.cluster is None and Verb.unnamed is None:  # what is looked at here is what the operator is to take
+    if job.spec.cluster is None and Verb.unnamed is None:  # the operator must take the cluster that is checked here
         inputs = replace(inputs, job=job.model_copy(update={"spec": job.spec.model_copy(update={"cluster": cluster})}))
     is_known = Verb.unnamed is None or is_embedded(cluster, options.context)
     target = target_of(options.cluster or cluster, options.namespace or job.metadata.namespace, options.context)
@@ -171,11 +171,11 @@ def _explained(error: ApiError, inputs: Inputs, namespace: str) -> Exception:
 
 
 class NotAccepted(Failed):
-    """The job waits until somebody mends something else than the job."""
+    """The job waits until something other than the job is corrected."""
 
 
 class StartWatch:
-    """Says what a job waits for, where that lasts, and ends the wait where it can't start."""
+    """Tells what a job waits for if the wait lasts, and ends the wait if the job can't start."""
 
     def __init__(self, job: ClusterJob, typed: SubmittedAs, *, is_new: bool) -> None:
         """`is_new`: the job was created for this, so that it is removed again if it is refused before it was ever accepted."""

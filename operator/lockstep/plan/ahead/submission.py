@@ -16,7 +16,7 @@ from lockstep.plan.reasons import Reason
 from lockstep_spec.words import listed
 
 OF_VERBS = ("suspend", "restart.retry", "interactive.resume")
-"""Fields that verbs set in a job that is there: no job file means something else by leaving them out."""
+"""Fields that verbs set in an existing job. A job file that leaves them out doesn't ask for another value."""
 SHOWN_FIELDS = 5
 MENDED_BY_OTHERS = frozenset(
     {
@@ -28,7 +28,7 @@ MENDED_BY_OTHERS = frozenset(
 OF_CLUSTER = frozenset(
     {Reason.CLUSTER_NOT_FOUND, Reason.NO_DEFAULT_CLUSTER, Reason.SEVERAL_DEFAULT_CLUSTERS, "RailResourceInvalid", "ClaimSizeInvalid"}
 )
-"""Refusals that a deployment ends, or another cluster: a new job needn't wait for either."""
+"""Refusals that only a deployment, or another cluster, can end. A new job doesn't wait for them."""
 UNREADABLE = "fields of another version"
 
 
@@ -161,7 +161,7 @@ class SubmittedState(NamedTuple):
     is_final: bool = False
     """The refusal stands until somebody changes the job, or its cluster."""
     is_of_cluster: bool = False
-    """It is its cluster's file that isn't right, or isn't there."""
+    """The cluster's file is wrong, or was never deployed."""
     passes: bool = False
     """The refusal passes by itself."""
     is_ready: bool = False

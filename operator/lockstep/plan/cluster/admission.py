@@ -13,7 +13,7 @@ from lockstep.plan.ship.deploy import CLAIM, DEFINITION, plural
 
 
 class Admission(Enum):
-    """Way on for a deployment."""
+    """How a deployment goes on."""
 
     AS_PLANNED = "send what the rights allow"
     OFFER_OWN = "offer an operator of one namespace"
@@ -43,7 +43,7 @@ class AccountStanding:
 
 
 def needed_for_operator(objects: Iterable[Object]) -> list[Object]:
-    """Objects without which there is no operator of the whole cluster. CRDs and namespaces may be there, and claims belong to whoever made them."""
+    """Return the objects that an operator of the whole cluster needs. CRDs and namespaces may exist already, and claims belong to the account that made them."""
     return [item for item in objects if item["kind"] not in (DEFINITION, "Namespace", CLAIM) and _is_outside(item)]
 
 
@@ -52,7 +52,7 @@ def _is_outside(item: Object) -> bool:
 
 
 def admission(standing: AccountStanding) -> Admission:
-    """Way on where nobody has said where the operator is to work."""
+    """Return how a deployment goes on if no option states the operator's namespaces."""
     if not standing.lacks or standing.has_operator or not standing.may_have_own:
         return Admission.AS_PLANNED
     return Admission.OFFER_OWN if standing.knows_jobs else Admission.NEED_DEFINITIONS
@@ -70,7 +70,7 @@ class TypedDeployment:
     context: str | None = None
 
     def for_one_namespace(self, *, by_make: bool) -> str:
-        """The same command for an operator of one namespace, by make for who types that."""
+        """The same command for an operator of one namespace, by make if that was typed."""
         if by_make and self.context is None:
             words = {"CLUSTER": self.cluster, "MODE": self.mode, "OPERATOR_IMAGE": self.image, "DEV": None if self.dev else "0"}
             chosen = [f"{name}={shlex.quote(value)}" for name, value in words.items() if value]

@@ -73,7 +73,7 @@ REQUIRED = ("  name", "  platform", "  - name", "    address")
 
 
 def text_to_fill_in(name: str, template: str) -> str:
-    """Return the template of hosts with its optional keys commented out: whoever reads it fills in names and addresses."""
+    """Return the template of hosts with its optional keys commented out, so that only names and addresses are left to fill in."""
     lines = [
         f"# The hosts {name}. Write your hosts' names below, and the address of at least one.",
         "# All other keys are optional and commented out: remove the # of those that you need.",

@@ -28,7 +28,7 @@ async def jobs_of(cluster: Cluster, namespace: str | None = None) -> list[Object
     try:
         jobs: list[Object] = (await cluster.list(JOB, namespace))["items"]
     except ApiError as error:
-        # Who has no right on a kind that isn't there is refused before the API server looks for it.
+        # The API server refuses an account without rights on a kind before it looks whether the kind exists.
         if error.status == NOT_FOUND or (error.status == FORBIDDEN and await sight_of_jobs(cluster) is Sight.NO_SUCH_KIND):
             return []
         raise

@@ -120,7 +120,7 @@ def tensorboard_command(request: dict[str, Any], module: str, port: int, folder:
 
 
 def code_command(request: dict[str, Any], program: str, port: int, folder: Path) -> list[str]:
-    """Command of the guard, which starts the program: that listens at a socket in this private folder only, and needs no token of its own."""
+    """Return the command of the guard, which starts the program. The program listens only at a socket in this private folder, so it needs no token."""
     settings = {"token": request["token"], "port": port, "socket": str(folder / "code.sock")}
     settings["command"] = code_server(program, settings["socket"], folder)
     return [sys.executable, "-c", request["source"], "code-server", str(private_file(folder, "code.json", settings))]
@@ -150,7 +150,7 @@ COMMANDS: dict[str, Callable[[dict[str, Any], str, int, Path], list[str]]] = {
 
 
 class Gate:
-    """Judge of requests: one needs ?token=… once; from then on a cookie stands for it."""
+    """Checks requests. The first one needs ?token=…; after that, a cookie replaces the token."""
 
     def __init__(self, token: str, verb: str) -> None:
         self._token = token
@@ -192,11 +192,11 @@ def guarded(application: Callable[..., Iterable[bytes]], token: str) -> Callable
 
 
 def serve_code(path: str) -> None:
-    """Serve VS Code behind a token: the program has a socket that only this user reaches, and what comes to the port is judged here first."""
+    """Serve VS Code behind a token. Only this user reaches the program's socket; this process checks every connection to the port first."""
     settings = json.loads(Path(path).read_text())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which the program gets, too, and ends by it first
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", settings["port"]))  # nobody else can listen there while the program starts
+        listener.bind(("127.0.0.1", settings["port"]))  # so that no other process listens there while the program starts
         child = subprocess.Popen(settings["command"], stdin=subprocess.DEVNULL)
         try:
             while not connects(settings["socket"]):
@@ -231,7 +231,7 @@ def accept(listener: socket.socket, gate: Gate, path: str) -> None:
 
 
 def attended(browser: socket.socket, gate: Gate, path: str) -> None:
-    """Answer one connection. Its first request is judged, and those that follow are of the same browser."""
+    """Answer one connection. Only its first request is checked: the later ones come from the same browser."""
     with browser, contextlib.suppress(OSError):
         browser.settimeout(HEAD_SECONDS)
         data = b""
@@ -272,7 +272,7 @@ def answer_to(data: bytes, gate: Gate) -> bytes | None:
 
 
 def relay(source: socket.socket, target: socket.socket) -> None:
-    """Pass bytes on until their end, and the end, too."""
+    """Pass bytes on until the source ends, then end the target's input."""
     with contextlib.suppress(OSError):
         while data := source.recv(1 << 16):
             target.sendall(data)
@@ -377,7 +377,7 @@ def main() -> None:
         return
     folder, port, tail = Path(tempfile.mkdtemp(prefix="lockstep-editor-")), free_port(), Tail(request["token"])
     environment = {**os.environ, "JUPYTER_RUNTIME_DIR": str(folder), "PYTHONUNBUFFERED": "1"}
-    if not os.access(os.environ.get("HOME", "/"), os.W_OK):  # settings and extensions of an editor have a place all the same
+    if not os.access(os.environ.get("HOME", "/"), os.W_OK):  # so that the editor has a place for settings and extensions
         environment["HOME"] = str(folder)
     try:
         command = COMMANDS[kind](request, module, port, folder)
