@@ -13,7 +13,7 @@ from lockstep.plan.ship.deploy import CLAIM, DEFINITION, plural
 
 
 class Admission(Enum):
-    """How a deployment goes on."""
+    """Next step of a deployment."""
 
     AS_PLANNED = "send what the rights allow"
     OFFER_OWN = "offer an operator of one namespace"
