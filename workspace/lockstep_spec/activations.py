@@ -48,7 +48,7 @@ def kept_bytes(shape: ModelShape, settings: Settings) -> int:
 def gradient_bytes(shape: ModelShape, settings: Settings) -> int:
     """Gradients of the widest tensors of one layer, those of its feed-forward part, at the same time."""
     weighed = FP32_BYTES if shape.weighs_in_fp32 else settings.element_bytes
-    routed = 2 * weighed * shape.experts_per_token * shape.hidden
+    routed = 3 * weighed * shape.experts_per_token * shape.hidden
     per_token = settings.element_bytes * 3 * shape.intermediate + routed + 2 * FP32_BYTES * shape.hidden
     return tokens_of(settings) * per_token
 

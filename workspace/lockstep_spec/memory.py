@@ -37,8 +37,8 @@ RUNTIME_BYTES = {True: 1_800_000_000, False: 9 * GIB // 10}
 """Bytes that a GPU gives a process beside its tensors: 1.80 GB on an H200 with CUDA 13.0 (docs/benchmarks.md); on CPUs a process that has torch, DeepSpeed and transformers imported."""
 NCCL_BYTES = 2 * 32 * (4 << 20)
 """Bytes of one communicator: buffers of 4 MiB (NCCL_BUFFSIZE), to send and to receive, for each of at most 32 channels (NCCL_MAX_CTAS)."""
-FRAGMENTED_SHARE = 0.05
-"""Share of what tensors take on a GPU that the allocator holds between them."""
+FRAGMENTED_SHARE = 0.06
+"""Share of what tensors take on a GPU that the allocator holds between them: 5.3 % at most of three models on an H200, rounded up."""
 
 
 @dataclass(frozen=True)

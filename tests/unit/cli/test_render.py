@@ -32,7 +32,7 @@ def job_file(folder: Path, **spec: Any) -> Path:
 
 @pytest.mark.parametrize("sample", sorted(SAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_sample_is_valid_on_the_cluster_that_it_names(sample: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    validate(sample, str(CHECKOUT / "clusters/template.yaml") if "cluster: my-cluster" in sample.read_text() else None)
+    validate([sample])
     assert capsys.readouterr().out == "ok\n"
 
 
@@ -140,3 +140,25 @@ def test_completion_is_there_for_every_shell(shell: str) -> None:
 def test_gpus_on_a_cluster_without_any_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="gpusPerNode is 4, but the cluster local has no GPUs"):
         validate(job_file(tmp_path, gpusPerNode=4), "local")
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"image": "ml-dev-env:pytorch-2.9-numpy2"}, "note: job.yaml: image: nothing says that ml-dev-env:pytorch-2.9-numpy2 has Lockstep's trainer"),
+        ({"image": "ml-dev-env:1", "training": None, "script": {"path": "a.py"}}, ""),
+        ({"image": "team/lockstep-trainer:1"}, ""),
+    ],
+    ids=["a training job", "a script", "the trainer"],
+)  # fmt: skip
+def test_validate_says_of_a_training_job_that_its_image_may_lack_the_trainer(
+    spec: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    training = {"model": {"name": "/workspace/m"}, "data": {"path": "/datasets/d.jsonl"}}
+    job = {"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x"}}
+    Path("job.yaml").write_text(json.dumps(job | {"spec": {"cluster": "barcelona", "nodes": 2, "training": training} | spec}))
+    validate([Path("job.yaml")])
+    printed = capsys.readouterr()
+    assert printed.out == "ok\n"
+    assert printed.err.startswith(said) if said else printed.err == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from typing import Any
@@ -12,11 +13,13 @@ from lockstep.api.training import Data, Training
 from lockstep.plan.render.run import trainer_config, training_json
 from lockstep_spec.choices import Method, Precision, Quantization, ZeroStage
 from lockstep_spec.families import FAMILIES, UnknownModel, shape_from_config
+from lockstep_spec.fit import plan_memory
 from lockstep_spec.length import plan
 from lockstep_spec.memory import Place, trained_elements
 from lockstep_spec.settings import Adapter, Settings, size_settings
 from lockstep_spec.traffic import commit_bytes, gigabits_per_second, saves, step_traffic, total_bytes
 from lockstep_train.base.runfile import parse_training
+from support.checkout import ROOT
 
 LLAMA_8B: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
@@ -158,3 +161,31 @@ def test_total_and_needed_bandwidth() -> None:
     found = step_traffic(shape_from_config(TINY), SETTINGS, PLACE, 1)
     assert total_bytes(found) == 144
     assert gigabits_per_second(125e6, 1.0) == 1.0  # 125 MB a second are 1,000,000,000 bits
+
+
+ATTENTION = Adapter(16, ("q_proj", "k_proj", "v_proj", "o_proj"))
+MEASURED = {
+    "8b-lora-4k": (LLAMA_8B, Settings(4096, 2, ATTENTION, ZeroStage.STAGE2), 57.9),
+    "qwen3-30b-a3b": (
+        {
+            "model_type": "qwen3_moe", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768,
+            "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128,
+            "num_experts_per_tok": 8,
+        },
+        Settings(4096, 2, ATTENTION, ZeroStage.STAGE2, gradient_checkpointing=True), 67.0,
+    ),
+    "glm-air-4-layers-16k": (
+        json.loads((ROOT / "manifests/samples/models/GLM-4.5-Air/config.json").read_text()) | {"num_hidden_layers": 4},
+        Settings(16384, 1, ATTENTION, ZeroStage.STAGE2, gradient_checkpointing=True), 33.5,
+    ),
+}  # fmt: skip
+"""Rows of docs/benchmarks.md, and the GB that an H200 gave each."""
+
+
+@pytest.mark.parametrize("row", MEASURED)
+def test_the_plan_is_not_below_what_a_gpu_gave_and_at_most_a_tenth_above(row: str) -> None:
+    config, settings, gigabytes = MEASURED[row]
+    planned = plan_memory(shape_from_config(config), settings, Place(1, 1, gpu=True), 141 * 10**9).total_bytes / 1e9
+    assert gigabytes <= planned <= 1.1 * gigabytes
+    figures = (ROOT / "docs/benchmarks.md").read_text()
+    assert f"{planned:.1f}" in figures and f"{gigabytes}" in figures

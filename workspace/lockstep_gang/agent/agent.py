@@ -169,7 +169,17 @@ class Agent:
         states = bounded(self._ranks.states()) if self._ranks is not None else ()
         self._fabric.forget_sent(self._ranks)
         running = self._known_attempt if self._running else 0
-        return Hello(self._node.index, self._instance, self._known_attempt, running, states, self._leaving, boot_id(), slept_seconds())
+        return Hello(
+            self._node.index,
+            self._instance,
+            self._known_attempt,
+            running,
+            states,
+            self._leaving,
+            boot_id(),
+            slept_seconds(),
+            self._preflight.unable,
+        )
 
     def _connected(self) -> None:
         self._dev.connected()

@@ -190,6 +190,15 @@ class Hello:
     """Start of its machine: another one means that the machine was off in between. Empty: not known."""
     slept_seconds: float = 0.0
     """Time that its machine has slept since that start."""
+    unable: str = ""
+    """Why its ranks can't run at all, as by `Unable`, which may have been sent while nobody heard it."""
+
+
+@dataclass(frozen=True)
+class Unable:
+    """This node's ranks can't run at all: their Python doesn't have Lockstep's trainer."""
+
+    why: str
 
 
 @dataclass(frozen=True)
@@ -308,12 +317,14 @@ class Ping:
 
 Wish = Asked | Interrupted | Found | InUse
 """Messages about what people want, which only agents of a dev environment send."""
-AgentMessage = Hello | Checked | Started | Reported | Progressed | Dumped | FabricSeen | Exited | Stopped | Leaving | Pong | Wish | Printed
+AgentMessage = (
+    Hello | Unable | Checked | Started | Reported | Progressed | Dumped | FabricSeen | Exited | Stopped | Leaving | Pong | Wish | Printed
+)
 Order = Check | Start | Stop | Finish | Ping | Find | Show | Ended
 _AGENT_MESSAGES: dict[str, type[AgentMessage]] = {
     k.__name__: k
     for k in (
-        *(Hello, Checked, Started, Reported, Progressed, Dumped, FabricSeen, Exited, Stopped, Leaving, Pong),
+        *(Hello, Unable, Checked, Started, Reported, Progressed, Dumped, FabricSeen, Exited, Stopped, Leaving, Pong),
         *(Asked, Interrupted, Found, InUse, Printed),
     )
 }

@@ -36,6 +36,8 @@ class PlaceWords:
     mtu: str
     python: str
     libraries: str
+    trainer: str
+    """How ranks get the trainer of this version."""
     torch: str
     """Beginning of advice: how to get torch."""
     torch_build: str
@@ -67,6 +69,7 @@ IN_PODS = PlaceWords(
     mtu="set it in the network attachment: one that is too small costs most of the speed",
     python="use one image on all nodes",
     libraries="use one image on all nodes, and install nothing in pods",
+    trainer="name the image that lockstep build trainer makes in spec.image or in the cluster file's image, or neither: then it is lockstep-trainer from the operator's registry",
     torch="install torch in the image",
     torch_build="use an image whose torch is built for that GPU, or nodes with other GPUs",
     software="the job's image",
@@ -95,6 +98,7 @@ ON_HOSTS = PlaceWords(
     mtu="set it on that interface: one that is too small costs most of the speed",
     python="use one environment on all hosts",
     libraries="use one environment on all hosts, and install nothing else in it",
+    trainer="lockstep hosts setup installs it; or correct python in the file of hosts",
     torch="install torch in the environment",
     torch_build="use an environment whose torch is built for that GPU, or hosts with other GPUs",
     software="the job's environment there",

@@ -94,9 +94,12 @@ def _waiting(gang: Gang, run: Run, now: float) -> Decision:
     if is_late(gang, run, now):
         failure = late_nodes_failure(gang, run)
         return _ended(replace(gang, failure=failure, final=True), State.FAILED, failure.message)
-    if now < gang.not_before - rounds.BEFORE_SECONDS or not here:
+    if gang.unable is not None and run.preflight is not None:
+        gang = replace(gang, preflight=rounds.refused(gang.preflight, run, *gang.unable, now))
+    elif now < gang.not_before - rounds.BEFORE_SECONDS or not here:
         return Decision(replace(gang, preflight=rounds.interrupted(gang.preflight)))
-    gang = replace(gang, preflight=rounds.advance(gang.preflight, run, gang.failure.cause if gang.failure else None, now))
+    else:
+        gang = replace(gang, preflight=rounds.advance(gang.preflight, run, gang.failure.cause if gang.failure else None, now))
     if not gang.preflight.passed or rounds.ends_with_it(run):
         return _before_the_attempt(gang, run)
     return _start(replace(gang, placement=with_racks_awaited(gang.placement, run, now)), run, now)

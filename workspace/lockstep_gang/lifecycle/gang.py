@@ -309,6 +309,8 @@ class Gang:
     """Order that tells every node of the job's final state."""
     trouble: str | None = None
     """Reason why an attempt can't be recorded, so not started."""
+    unable: tuple[int, str] | None = None
+    """(a node that is here and whose ranks can't run at all, why)"""
     trainer: TrainerReport | None = None
     checkpoint: CheckpointReport | None = None
     failed_saves: FailedSaves | None = None

@@ -27,6 +27,7 @@ from lockstep_gang.contract.messages import (
     Started,
     Step,
     Stopped,
+    Unable,
     Wish,
     rank_report_from_json,
 )
@@ -52,6 +53,8 @@ def observe(gang: Gang, run: Run, node: int, message: AgentMessage, now: float) 
     gang = accounted_now_and_then(gang, run, now)
     if isinstance(message, Hello):
         return _hello(gang, run, node, message, now)
+    if isinstance(message, Unable):
+        return replace(gang, unable=(node, message.why))
     if isinstance(message, Checked):
         return replace(gang, preflight=with_answer(gang.preflight, node, message, now))
     if isinstance(message, Wish):
@@ -107,6 +110,8 @@ def _hello(gang: Gang, run: Run, node: int, hello: Hello, now: float) -> Gang:
     here = replace(here, boot_id=hello.boot_id, slept_seconds=hello.slept_seconds)
     gang = replace(gang.with_node(node, here), known_attempt=max(gang.known_attempt, hello.known_attempt))
     gang = node_heard_again(gang, node, now)
+    if hello.unable or (gang.unable is not None and gang.unable[0] == node):
+        gang = replace(gang, unable=(node, hello.unable) if hello.unable else None)
     if gang.phase is Phase.WAITING:
         return with_step_reached(gang, hello, now)
     if gang.phase not in (Phase.ACTIVE, Phase.STOPPING):

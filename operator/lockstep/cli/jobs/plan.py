@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.hostsite import fleet_of
 from lockstep.cli.shared.inputs import ClusterOption, FilesOption, NamespaceOption, SetOption, read_all, resolve_inputs
 from lockstep.cli.shared.jobargs import ContextOption, Form, FormOption
@@ -59,8 +60,9 @@ def plan(
 
     It looks at objects, nodes that fit now, quota, claims, admission, memory, traffic, steps and time.
 
-    It changes nothing: it sends only questions and dry runs. Exit code 0: it fits now, as far as Lockstep can see; 1: it would be
-    refused; 2: the file can't be used; 3: it would wait; 4: it may fail once it runs, for memory or for room for checkpoints.
+    It changes nothing: it sends only questions and dry runs. Exit code 0: it fits now, or, with --offline, by what the files say;
+    1: it would be refused; 2: the file can't be used; 3: it would wait, or the cluster doesn't say that it wouldn't; 4: it may fail
+    once it runs, for memory or for room for checkpoints, or these aren't known. The last line says what to type then.
 
     On hosts it says what a start would find there, and which host's GPU has too little memory.
 
@@ -78,14 +80,14 @@ def plan(
             for inputs, resolved in jobs
         ]
     if output is Form.JSON:
-        values = [_as_json(*one) for one in plans]
+        values = [_as_json(*one, offline=offline) for one in plans]
         put_json(values[0] if len(values) == 1 else values, indent=1)
     else:
         for (inputs, _), (findings, _) in zip(jobs, plans, strict=True):
             if len(jobs) > 1:
                 put(f"{inputs.source}:")
-            _show(findings)
-    raise typer.Exit(EXIT_CODES[max((verdict(findings) for findings, _ in plans), key=list(PlanVerdict).index)])
+            _show(findings, offline=offline)
+    raise typer.Exit(EXIT_CODES[max((verdict(findings, offline=offline) for findings, _ in plans), key=list(PlanVerdict).index)])
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,10 @@ def _plan(inputs: Inputs, resolved: Resolved, options: PlanOptions) -> tuple[lis
     samples = planned.samples(resolved, inputs.job)
     compared, facts = None, None
     if not options.offline:
-        compared, facts = asyncio.run(_look(resolved, samples, options.context))
+        try:
+            compared, facts = asyncio.run(_look(resolved, samples, options.context))
+        except ConfigError as error:
+            raise ConfigError(f"{error}; or --offline, which plans by the files alone") from error
     size, source = capacity(resolved, () if facts is None else facts.list("Node").items)
     speed = measured_speed(inputs.cluster.calibration, inputs.cluster.pairs, resolved.transport.value)
     estimate = forecast(resolved, replace(stated, capacity_bytes=size, capacity_source=source, speed=speed))
@@ -123,7 +128,7 @@ def _plan(inputs: Inputs, resolved: Resolved, options: PlanOptions) -> tuple[lis
 def _plan_on_hosts(inputs: Inputs, resolved: Resolved, options: PlanOptions, named: str | None) -> tuple[list[Finding], Forecast]:
     """The plan without Kubernetes' part of it, by what the hosts say of themselves."""
     from lockstep.cli.shared.planfacts import known_facts, with_config
-    from lockstep.plan.ahead.forecast import forecast
+    from lockstep.plan.ahead.forecast import NOT_OFFLINE, forecast
     from lockstep.plan.ahead.slownetwork import measured_speed
     from lockstep.plan.hosts.place import chosen
     from lockstep.plan.hosts.planned import NOT_ASKED, cards_of, device_of, hosts_plan, room_of
@@ -133,7 +138,7 @@ def _plan_on_hosts(inputs: Inputs, resolved: Resolved, options: PlanOptions, nam
     assert inputs.cluster.hosts is not None  # noqa: S101 (the caller looks)
     fleet, profile, asked = fleet_of(inputs.cluster, named, context=options.context), inputs.cluster.profile, None
     sources = (options.model_config, options.samples, options.data, options.tokens_per_second, options.train_log)
-    facts = replace(known_facts(resolved, *sources, offline=options.offline), capacity_source=NOT_ASKED)
+    facts = replace(known_facts(resolved, *sources, offline=options.offline), capacity_source=NOT_ASKED, capacity_fix=NOT_OFFLINE)
     if not options.offline:
         asked = asyncio.run(ask_ahead(fleet, inputs.job, profile))
         resolved = asked.seats[0].resolved if asked.seats else resolved
@@ -159,21 +164,27 @@ async def _look(resolved: Resolved, samples: list[Object], context: str | None) 
         return None if objects is None else compare(resolved, objects), await plan_facts(connection, resolved, samples)
 
 
-def _show(findings: list[Finding]) -> None:
+def _show(findings: list[Finding], *, offline: bool) -> None:
     from lockstep.plan.ahead.planned import sentence
+    from lockstep.plan.cluster.finding import Outcome
 
     for one in findings:
         put(f"{one.outcome.value:8} {one.subject:10} {one.message}")
-        if one.fix:
+        if one.fix and one.outcome is not Outcome.UNKNOWN:  # (the last line says what to type)
             put(f"{'':19} → {one.fix}")
-    put(sentence(findings))
+    put(sentence(findings, offline=offline))
 
 
-def _as_json(findings: list[Finding], estimate: Forecast) -> dict[str, Any]:
+def _as_json(findings: list[Finding], estimate: Forecast, *, offline: bool) -> dict[str, Any]:
     from lockstep.plan.ahead.planned import sentence, verdict
 
     lines = [
         {"section": one.subject, "outcome": one.outcome.value, "message": one.message} | ({"fix": one.fix} if one.fix else {})
         for one in findings
     ]
-    return {"verdict": verdict(findings).value, "message": sentence(findings), "lines": lines, "figures": estimate.figures}
+    return {
+        "verdict": verdict(findings, offline=offline).value,
+        "message": sentence(findings, offline=offline),
+        "lines": lines,
+        "figures": estimate.figures,
+    }

@@ -47,8 +47,7 @@ def validate(file: FilesOption, cluster: ClusterOption = None, namespace: Namesp
     Example: lockstep validate jobs/*.yaml
     """
     from lockstep.plan.render.objects import render
-    from lockstep.plan.render.resolve import UNNAMED_IMAGE, refuse_missing_gpus
-    from lockstep.plan.render.resolved import MADE_BY_OPERATOR
+    from lockstep.plan.render.resolve import image_doubt, refuse_missing_gpus
 
     jobs = read_all(file, cluster, namespace, changes)
     mistakes: list[str] = []
@@ -61,8 +60,8 @@ def validate(file: FilesOption, cluster: ClusterOption = None, namespace: Namesp
         except ConfigError as error:
             mistakes += [f"{inputs.source}: {line}" if len(jobs) > 1 else str(line) for line in error.args]
         else:
-            if resolved.image == MADE_BY_OPERATOR and inputs.cluster.hosts is None:
-                tell(f"note: {inputs.source}: image: {UNNAMED_IMAGE} (lockstep plan asks it)")
+            if inputs.cluster.hosts is None and (doubt := image_doubt(resolved)):
+                tell(f"note: {inputs.source}: image: {doubt}")
             put(f"{inputs.source}: ok" if len(jobs) > 1 else "ok")
     if mistakes:
         raise ConfigError(*mistakes)

@@ -25,7 +25,8 @@ def with_config(facts: RunFacts, config: Mapping[str, Any], source: str) -> RunF
     try:
         return replace(facts, shape=shape_from_config(dict(config)), shape_source=source)
     except UnknownModel as error:
-        return replace(facts, shape_source=f"{source} can't be used: {error}. The trainer prints its memory plan before it loads the model")
+        why = f"{source} can't be used: {error}. The trainer prints its memory plan before it loads the model"
+        return replace(facts, shape_source=why, shape_fix="lockstep run, whose start plans it and refuses what can't fit")
 
 
 FIRST_STEPS = 2

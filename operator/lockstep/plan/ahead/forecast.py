@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from lockstep.api.objects import Object
 from lockstep.api.quantity import amount, number
 from lockstep.api.training import Training
-from lockstep.plan.ahead.slownetwork import NetworkSpeed, large_share, remedy, too_slow
+from lockstep.plan.ahead.slownetwork import NetworkSpeed, large_share, lighter, remedy, stated_speed, too_slow
 from lockstep.plan.cluster.finding import Finding, Outcome
 from lockstep.plan.render.fabric import GPU_RESOURCE
 from lockstep.plan.render.resolved import Resolved
@@ -32,6 +32,8 @@ GPU_MEMORY_LABEL = "nvidia.com/gpu.memory"
 _TYPE = re.compile(r"(\d+)\s*GB\b", re.IGNORECASE)
 _NAMED_GB = {"H200": 141}
 """Memory of GPUs whose name does not state it: they come in one size."""
+NOT_OFFLINE = "leave out --offline"
+"""What to type for facts that a plan by files alone can't have."""
 SPEEDS = (10, 100, 400)
 """Gb/s of a node that times are given for where the network's speed isn't known."""
 
@@ -64,11 +66,15 @@ class RunFacts:
     shape: ModelShape | None = None
     shape_source: str = "--model-config FILE names its config.json"
     """Source of the shape; where there is none, what to do."""
+    shape_fix: str = "--model-config FILE"
+    """What to type where there is none."""
     samples: int | None = None
     samples_source: str = "--samples N says how many, --data FILE counts them"
     capacity_bytes: int | None = None
     """Memory of a GPU, or what a CPU rank may use."""
     capacity_source: str = ""
+    capacity_fix: str = "gpus.type, or resources.limits.memory for ranks on CPUs, in the cluster file"
+    """What to write or type where the memory isn't known."""
     device: str = ""
     """Name of the slowest GPU; '': the cluster's gpus.type."""
     cards: tuple[Card, ...] = ()
@@ -123,7 +129,7 @@ def forecast(resolved: Resolved, facts: RunFacts) -> Forecast:
     run = _length(resolved, facts)
     place = _memory(estimate, resolved, settings, facts)
     seconds = _step_seconds(resolved, settings, facts)
-    _network(estimate, resolved, settings, facts, place, seconds)
+    _network(estimate, resolved, settings, facts, place, seconds, run)
     _steps(estimate, resolved, facts, run)
     _saves(estimate, resolved, settings, facts, run)
     _time(estimate, facts, run, seconds)
@@ -135,7 +141,8 @@ def _memory(estimate: Forecast, resolved: Resolved, settings: Settings, facts: R
     place = Place(resolved.world_size, resolved.ranks_per_node, gpu)
     each = "GPU" if gpu else "rank"
     if facts.shape is None:
-        estimate.add("memory", Outcome.UNKNOWN, f"what a {each} holds: the model's parameters are not known; {facts.shape_source}")
+        message = f"what a {each} holds: the model's parameters are not known; {facts.shape_source}"
+        estimate.add("memory", Outcome.UNKNOWN, message, facts.shape_fix)
         return place
     shape, size = facts.shape, min((card.bytes for card in facts.cards), default=facts.capacity_bytes)
     partition = (asked_partition(settings, place) or 1) if size is None else choose_partition(shape, settings, place, size)
@@ -156,6 +163,7 @@ def _memory(estimate: Forecast, resolved: Resolved, settings: Settings, facts: R
             "memory",
             Outcome.UNKNOWN,
             f"a {each} needs about {decimal_size(plan.total_bytes)}; whether it has that: {facts.capacity_source}",
+            facts.capacity_fix,
         )
     elif refusal is not None:
         estimate.add("memory", Outcome.REFUSED, refusal)
@@ -212,7 +220,15 @@ def _manner(settings: Settings, place: Place) -> str:
     return f"{settings.zero_stage.value} in {settings.precision.value}, with{checkpointed} gradient checkpointing{copy}"
 
 
-def _network(estimate: Forecast, resolved: Resolved, settings: Settings, facts: RunFacts, place: Place, seconds: float | None) -> None:
+def _network(
+    estimate: Forecast,
+    resolved: Resolved,
+    settings: Settings,
+    facts: RunFacts,
+    place: Place,
+    seconds: float | None,
+    run: length.Plan | None,
+) -> None:
     if resolved.nodes == 1:
         estimate.add("network", Outcome.OK, "one node: nothing is sent between nodes")
         return
@@ -225,26 +241,26 @@ def _network(estimate: Forecast, resolved: Resolved, settings: Settings, facts: 
     most = "at most " if settings.zero_stage.number == 3 else ""
     parts = "; ".join(f"{decimal_size(flow.node_bytes)} {flow.name}" for flow in flows)
     estimate.add("network", Outcome.NOTE, f"a step sends {most}{decimal_size(total)} from each node, and as much to it: {parts}")
-    speed = resolved.profile.spec.network.minimum_busbw
+    stated = resolved.profile.spec.network.minimum_busbw
+    speed = facts.speed or stated_speed(resolved.profile.spec.network, resolved.transport)
     if facts.speed is not None:
         estimate.figures |= {
             "networkStepSeconds": round(facts.speed.seconds(total), 3), "measuredGigabitsPerSecond": round(facts.speed.gigabits, 4),
         }  # fmt: skip
         message = f"that takes {step_duration(facts.speed.seconds(total))} a step at {facts.speed.gigabits:.3g} Gb/s, {facts.speed.source}"
         estimate.add("network", Outcome.NOTE, message)
-    elif speed is not None:
-        estimate.add(
-            "network",
-            Outcome.NOTE,
-            f"that takes {step_duration(total / (float(speed) * 1e9))} at the cluster's network.minimum_busbw, {speed} GB/s",
-        )
+    elif stated is not None:
+        message = f"that takes {step_duration(speed.seconds(total))} at the cluster's network.minimum_busbw, {stated} GB/s"
+        estimate.add("network", Outcome.NOTE, message)
     else:
         times = ", ".join(f"{step_duration(total * 8 / (gigabits * 1e9))} at {gigabits} Gb/s" for gigabits in SPEEDS)
         estimate.add("network", Outcome.NOTE, f"that takes {times} a node")
-    reason = too_slow(flows, settings, _accumulation(resolved), facts.speed)
+    reason = too_slow(flows, settings, _accumulation(resolved), speed)
     if reason:
-        outcome = Outcome.REFUSED if facts.refuses_slow_network else Outcome.NOTE
-        estimate.add("network", outcome, reason, remedy(settings))
+        refused = facts.refuses_slow_network and facts.speed is not None
+        in_all = f"; {run.total_steps} steps take {duration(round(speed.seconds(total) * run.total_steps))}" if run is not None else ""
+        fix = _less_traffic(facts, settings, place)
+        estimate.add("network", Outcome.REFUSED if refused else Outcome.WARNING, f"{reason}{in_all}", fix)
     elif facts.speed is not None:
         samples = -(-_global_batch(resolved) // resolved.world_size)
         share = large_share(flows, facts.shape, settings, samples, facts.speed, facts.device or resolved.profile.spec.gpus.type or "")
@@ -264,6 +280,17 @@ def _network(estimate: Forecast, resolved: Resolved, settings: Settings, facts: 
             Outcome.NOTE,
             f"a step of {step_duration(seconds)} needs {_speed(needed)} Gb/s a node and direction, if it is sent evenly over the step",
         )
+
+
+def _less_traffic(facts: RunFacts, settings: Settings, place: Place) -> str:
+    """Return settings that send less, those alone for which a device has the memory where that is known; else another place."""
+    size = min((card.bytes for card in facts.cards), default=facts.capacity_bytes)
+    if facts.shape is None or size is None:
+        return remedy(settings)
+    fitting = [text for text, less, there in lighter(settings, place) if not plan_memory(facts.shape, less, there, size).tight]
+    return (
+        "; or ".join(fitting) or "no setting that sends less fits into this memory: take a faster network (RDMA), or nodes with more memory"
+    )
 
 
 def slow_network(resolved: Resolved, facts: RunFacts) -> tuple[str, str]:
@@ -294,13 +321,14 @@ def _accumulation(resolved: Resolved) -> int:
 
 
 def _length(resolved: Resolved, facts: RunFacts) -> length.Plan | None:
-    """None: the number of samples isn't known. Those held out for evaluation are no part of it."""
+    """None: the number of samples isn't known, nor a most by maxSteps. Those held out for evaluation are no part of it."""
     training = _training(resolved)
-    if facts.samples is None:
-        return None
     optimization = training.optimization
+    if facts.samples is None and optimization.max_steps is None:
+        return None
+    most = (optimization.max_steps or 0) * _global_batch(resolved)
     return length.plan(
-        count=max(1, facts.samples - _held_out(training, facts.samples)),
+        count=most if facts.samples is None else max(1, facts.samples - _held_out(training, facts.samples)),
         epochs=optimization.epochs,
         max_steps=optimization.max_steps,
         global_batch_size=_global_batch(resolved),
@@ -321,8 +349,12 @@ def _steps(estimate: Forecast, resolved: Resolved, facts: RunFacts, run: length.
     of_batch = f"a step takes {batch} {'sequences' if training.data.packing else 'samples'}, {_accumulation(resolved)} micro-batches a rank"
     estimate.figures |= {"globalBatchSize": batch, "accumulation": _accumulation(resolved)}
     if run is None:
-        most = f"; no more than maxSteps, {optimization.max_steps}" if optimization.max_steps else ""
-        estimate.add("steps", Outcome.UNKNOWN, f"how many: {facts.samples_source}{most}; {of_batch}")
+        fix = "--samples N" if training.data.packing else "--samples N or --data FILE"
+        estimate.add("steps", Outcome.UNKNOWN, f"how many: {facts.samples_source}; {of_batch}", fix)
+        return
+    if facts.samples is None:
+        estimate.figures["steps"] = run.total_steps
+        estimate.add("steps", Outcome.NOTE, f"at most {run.total_steps} steps (maxSteps); {of_batch}")
         return
     held_out = _held_out(training, facts.samples or 0)
     about, without = ("about ", f" less {held_out} held out") if held_out else ("", "")

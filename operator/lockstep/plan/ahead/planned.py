@@ -10,7 +10,7 @@ from lockstep.api import names
 from lockstep.api.cluster import Platform
 from lockstep.api.job import TrainingJob
 from lockstep.api.objects import Object
-from lockstep.plan.ahead.forecast import Forecast
+from lockstep.plan.ahead.forecast import NOT_OFFLINE, Forecast
 from lockstep.plan.ahead.live import Comparison
 from lockstep.plan.ahead.needs import claim_findings, reference_findings
 from lockstep.plan.checks.doctor import differing_keys
@@ -19,15 +19,19 @@ from lockstep.plan.cluster.finding import Finding, Outcome, fine, note, refused,
 from lockstep.plan.cluster.fitting import BEYOND, EXCEEDED, limits_given, quota_findings, room
 from lockstep.plan.cluster.scope import image_of
 from lockstep.plan.render.objects import claims, render
-from lockstep.plan.render.resolve import UNNAMED_IMAGE, refuse_missing_gpus, trainer_image
+from lockstep.plan.render.resolve import UNNAMED_IMAGE, image_doubt, refuse_missing_gpus, trainer_image
 from lockstep.plan.render.resolved import MADE_BY_OPERATOR, Refused, Resolved
 from lockstep.plan.render.storage import pod_claims
 from lockstep_spec.words import number_of
 
 SHOWN = 60
 """Characters of a value that a change shows."""
-CONCERNS_START = ("image", "cluster", "objects", "nodes", "quota", "claims", "admission", "needs", "memory", "hosts")
-"""Sections that say whether the job can start; the others tell what it will do then."""
+CONCERNS_START = ("image", "cluster", "objects", "nodes", "quota", "claims", "admission", "needs", "hosts")
+"""Sections that say whether the job can start."""
+CONCERNS_RUN = ("memory", "steps")
+"""Sections that say whether it then has the memory and the room that it needs; the others tell what it will do."""
+MORE_RIGHTS = "--context NAME, of an account with more rights"
+"""What to type for facts that an account may not see."""
 
 
 class PlanVerdict(StrEnum):
@@ -35,43 +39,62 @@ class PlanVerdict(StrEnum):
 
     FITS = "fits now"
     FITS_AS_SEEN = "fits as far as can be seen"
+    MAY_WAIT = "may wait"
     WAITS = "would wait"
     MAY_FAIL = "may fail once it runs"
     REFUSED = "refused"
 
 
 EXIT_CODES = {
-    PlanVerdict.FITS: 0, PlanVerdict.FITS_AS_SEEN: 0, PlanVerdict.REFUSED: 1, PlanVerdict.WAITS: 3, PlanVerdict.MAY_FAIL: 4,
+    PlanVerdict.FITS: 0, PlanVerdict.FITS_AS_SEEN: 0, PlanVerdict.REFUSED: 1, PlanVerdict.MAY_WAIT: 3, PlanVerdict.WAITS: 3, PlanVerdict.MAY_FAIL: 4,
 }  # fmt: skip
 
 
-def verdict(findings: Iterable[Finding]) -> PlanVerdict:
-    """The gravest of what the findings say. A risk is graver than waiting, which ends by itself."""
+def verdict(findings: Iterable[Finding], *, offline: bool = False) -> PlanVerdict:
+    """Return the gravest of what the findings say. A risk is graver than waiting, which ends by itself.
+
+    What isn't known counts as what it may hide: an unknown memory or number of steps as a risk, an unknown cluster as a wait. `offline`: whoever asks
+    for files alone knows that the cluster isn't asked, so that of the unknowns only memory counts.
+    """
     findings = list(findings)
-    outcomes = {one.outcome for one in findings if one.subject in CONCERNS_START}
-    if any(one.outcome is Outcome.REFUSED for one in findings):
+    outcomes = {one.outcome for one in findings}
+    unseen = {one.subject for one in _unseen(findings)}
+    if Outcome.REFUSED in outcomes:
         return PlanVerdict.REFUSED
-    if any(one.outcome is Outcome.RISK for one in findings):
+    if Outcome.RISK in outcomes or "memory" in unseen or (unseen.intersection(CONCERNS_RUN) and not offline):
         return PlanVerdict.MAY_FAIL
     if Outcome.WAITS in outcomes:
         return PlanVerdict.WAITS
-    return PlanVerdict.FITS_AS_SEEN if Outcome.UNKNOWN in outcomes else PlanVerdict.FITS
+    if not unseen:
+        return PlanVerdict.FITS
+    return PlanVerdict.FITS_AS_SEEN if offline else PlanVerdict.MAY_WAIT
 
 
-def sentence(findings: Sequence[Finding]) -> str:
-    """The last line of the plan."""
-    result = verdict(findings)
+def _unseen(findings: Iterable[Finding]) -> list[Finding]:
+    return [one for one in findings if one.outcome is Outcome.UNKNOWN and one.subject in (*CONCERNS_START, *CONCERNS_RUN)]
+
+
+def _not_known(findings: Iterable[Finding]) -> str:
+    """Return the sections that aren't known, each with what to type to know it; '' if all are."""
+    sections: dict[str, list[str]] = {}
+    for one in _unseen(findings):
+        subjects = sections.setdefault(one.fix or MORE_RIGHTS, [])
+        subjects += [one.subject] if one.subject not in subjects else []
+    return ", ".join(f"{' and '.join(subjects)} ({fix})" for fix, subjects in sections.items())
+
+
+def sentence(findings: Sequence[Finding], *, offline: bool = False) -> str:
+    """Return the last line of the plan."""
+    result = verdict(findings, offline=offline)
     if result is PlanVerdict.REFUSED:
         return f"refused: {'; '.join(one.message for one in findings if one.outcome is Outcome.REFUSED)}"
     awaited = ", and for ".join(dict.fromkeys(one.awaited for one in findings if one.outcome is Outcome.WAITS))
-    unseen = list(dict.fromkeys(one.subject for one in findings if one.outcome is Outcome.UNKNOWN and one.subject in CONCERNS_START))
-    not_known = f"; not known: {', '.join(unseen)}" if unseen else ""
+    unseen = _not_known(findings)
+    not_known = f"; not known: {unseen}" if unseen else ""
     if result is PlanVerdict.MAY_FAIL:
         risks = "; ".join(one.message for one in findings if one.outcome is Outcome.RISK)
-        return f"may fail once it runs: {risks}{f'; would wait for {awaited}' if awaited else ''}{not_known}"
-    if result is PlanVerdict.WAITS:
-        return f"would wait for {awaited}{not_known}"
-    return f"fits as far as can be seen{not_known}" if result is PlanVerdict.FITS_AS_SEEN else "fits now"
+        return f"{result.value}{f': {risks}' if risks else ''}{f'; would wait for {awaited}' if awaited else ''}{not_known}"
+    return f"{f'would wait for {awaited}' if result is PlanVerdict.WAITS else result.value}{not_known}"
 
 
 def _job(resolved: Resolved) -> Finding:
@@ -106,10 +129,12 @@ def pod_of(stateful_set: Object, resolved: Resolved) -> Object:
 def _image(resolved: Resolved, facts: ClusterFacts | None) -> Iterator[Finding]:
     """The image of a job to which neither it nor its cluster gives one: as the operator will decide."""
     if resolved.image != MADE_BY_OPERATOR:
+        if doubt := image_doubt(resolved):
+            yield Finding("image", Outcome.WARNING, doubt, "name that image, or none; preflight asks the ranks' Python")
         return
     deployment = None if facts is None else facts.object("Deployment", names.OPERATOR_NAME).first
     if deployment is None:
-        yield unknown("image", UNNAMED_IMAGE)
+        yield unknown("image", UNNAMED_IMAGE, "spec.image in the job, or image in the cluster file")
         return
     image = trainer_image(image_of(deployment))
     if image is not None:
@@ -203,7 +228,7 @@ def _admission(resolved: Resolved, facts: ClusterFacts) -> Iterator[Finding]:
         if tried is None:
             continue
         if tried.accepted is None:
-            yield unknown("admission", f"whether a {kind} would be admitted: {tried.message}")
+            yield unknown("admission", f"whether a {kind} would be admitted: {tried.message}", tried.fix)
         elif tried.accepted:
             yield fine("admission", f"a dry run of the {kind} was admitted")
         elif EXCEEDED in tried.message:  # by what others use now: what all pods need of it is counted, where quotas may be listed
@@ -281,7 +306,7 @@ def all_findings(
     if facts is not None:
         findings += cluster_findings(resolved, pod, compared, facts)
     else:
-        findings.append(unknown("cluster", "nodes, quota, claims, admission: the cluster was not asked (--offline)"))
+        findings.append(unknown("cluster", "nodes, quota, claims, admission: the cluster was not asked (--offline)", NOT_OFFLINE))
     if resolved.suspend:
         findings.append(note("job", "spec.suspend is true: it starts when it is resumed"))
     return findings + estimate.findings

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
+from lockstep.api.cluster import Network
 from lockstep.api.files.clusterkeys import Calibration, PairsFigure
-from lockstep_spec.choices import Method, ZeroStage
+from lockstep.plan.render.fabric import Transport
+from lockstep_spec.choices import Method, Quantization, ZeroStage
+from lockstep_spec.memory import Place
 from lockstep_spec.peaks import known_peak
 from lockstep_spec.settings import Settings
 from lockstep_spec.shape import ModelShape
@@ -19,6 +22,8 @@ MOST_SHARE = 0.3
 """Share of a step above which a plan warns of the network."""
 USUAL_SHARE = 0.4
 """Share of its peak at which a GPU is taken to compute."""
+LEAST_GIGABITS = {Transport.TCP: 10, Transport.RDMA: 100}
+"""Gb/s of a node's sockets, and of one of its rails, that are assumed where they were not measured."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,14 @@ def measured_speed(calibration: Sequence[Calibration], pairs: Sequence[PairsFigu
     if figure is not None and float(figure.least_gigabits) > 0:
         return NetworkSpeed(float(figure.least_gigabits), f"the slowest pair of nodes on {figure.day} (section pairs of the cluster file)")
     return None
+
+
+def stated_speed(network: Network, transport: Transport) -> NetworkSpeed:
+    """Return the speed by the cluster file where it was not measured: network.minimum_busbw, else what the transport has at least."""
+    if network.minimum_busbw is not None:
+        return NetworkSpeed(float(network.minimum_busbw) * 8, "the cluster's network.minimum_busbw")
+    rails = max(1, len(network.rdma.rails)) if transport is Transport.RDMA else 1
+    return NetworkSpeed(LEAST_GIGABITS[transport] * rails, "assumed, not measured (lockstep cluster calibrate --save)")
 
 
 def moves_weights(settings: Settings) -> bool:
@@ -95,6 +108,23 @@ def large_share(flows: Sequence[Flow], shape: ModelShape, settings: Settings, sa
 def slowest(devices: Iterable[str]) -> str:
     """Name of the GPU with the lowest peak; one that nobody knows counts as the lowest. '' without any."""
     return min(devices, key=lambda device: known_peak(device) or 0.0, default="")
+
+
+def lighter(settings: Settings, place: Place) -> Iterator[tuple[str, Settings, Place]]:
+    """Yield changes that send less of the weights, each with the settings after it; the frozen ones of an adapter need not be sent at all."""
+    if settings.method is Method.FULL:
+        return
+    if place.world_size > place.ranks_per_node > 1:
+        text = "hierarchicalPartition: Node keeps the gathers inside of a node"
+        yield text, settings, replace(place, partition=place.ranks_per_node)
+    once = replace(settings, zero_stage=ZeroStage.STAGE1)
+    yield "zeroStage: Stage1 sends only the adapter's gradients, once a step", once, replace(place, partition=1)
+    packed = replace(once, quantization=Quantization.NF4)
+    yield (
+        "zeroStage: Stage1 with model.quantization: NF4 sends only the adapter's gradients, once a step",
+        packed,
+        replace(place, partition=1),
+    )
 
 
 def remedy(settings: Settings) -> str:

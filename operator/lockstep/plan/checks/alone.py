@@ -12,9 +12,9 @@ from lockstep.api.files.clusterkeys import Calibration
 from lockstep.api.hosts import HostsCluster
 from lockstep.api.quantity import number
 from lockstep.api.shared import FabricMode
-from lockstep.plan.cluster.finding import Finding, Outcome, failed, fine, warning
+from lockstep.plan.cluster.finding import Finding, Outcome, failed, fine, note, warning
 from lockstep.plan.render.fabric import RDMA_VARIABLES
-from lockstep.plan.render.resolve import describe_default_image
+from lockstep.plan.render.resolve import describe_default_image, why_unknown
 from lockstep_gang.contract.fabric import are_whole_names
 
 IMAGE = "image"
@@ -153,6 +153,9 @@ def _pods(spec: TrainingClusterSpec, operator_image: str) -> Iterator[Finding]:
         yield (
             fine(IMAGE, f"{message} (lockstep build trainer makes it)") if is_known else warning(IMAGE, message, "name the trainer's image")
         )
+    elif why := why_unknown(spec.image, *spec.pod.env):
+        fix = "name that image, or none, and the image of a script in its own spec.image"
+        yield note(IMAGE, f"{why}; jobs with spec.training need it", fix)
     memory = spec.resources.limits.memory
     if memory is not None and number(spec.shm_size) >= number(memory):
         message = f"shared memory may take {spec.shm_size}, and counts against the limit of {memory}: a process that fills it is killed"

@@ -42,8 +42,8 @@ def warning(subject: str, message: str, fix: str) -> Finding:
     return Finding(subject, Outcome.WARNING, message, fix)
 
 
-def unknown(subject: str, message: str) -> Finding:
-    return Finding(subject, Outcome.UNKNOWN, message)
+def unknown(subject: str, message: str, fix: str = "") -> Finding:
+    return Finding(subject, Outcome.UNKNOWN, message, fix)
 
 
 def fine(subject: str, message: str) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lockstep.plan.ahead.forecast import Card, Forecast
+from lockstep.plan.ahead.forecast import NOT_OFFLINE, Card, Forecast
 from lockstep.plan.ahead.slownetwork import slowest
 from lockstep.plan.cluster.finding import Finding, fine, note, refused, unknown
 from lockstep.plan.hosts.facts import HostFacts
@@ -63,7 +63,7 @@ def hosts_plan(resolved: Resolved, hosts: Sequence[str], asked: HostsAsked | Non
     message = f"{resolved.name} on {listed(hosts, HOSTS_NAMED)} of {name}: {number_of(resolved.nodes, 'node')}, {resolved.transport} between them, storage {resolved.storage_mode.value}"
     findings = [note("job", message)]
     if asked is None:
-        findings.append(unknown("hosts", f"whether they can be reached, have the inputs and free GPUs: {NOT_ASKED}"))
+        findings.append(unknown("hosts", f"whether they can be reached, have the inputs and free GPUs: {NOT_ASKED}", NOT_OFFLINE))
     else:
         findings += [refused("hosts", reason) for reason in asked.refusals]
         findings += [fine("hosts", _seat(seat, asked.facts[seat.host.name])) for seat in asked.seats]

@@ -14,11 +14,12 @@ from lockstep.api.job import RANKS_MAX, JobType, TrainingJob, ranks_a_node
 from lockstep.api.model import Model
 from lockstep.api.names import ANNOTATION_NETWORKS, ANNOTATION_RUN_HASH, DATASETS, WORKSPACE
 from lockstep.api.podtemplate import PodTemplate
+from lockstep.api.shared import PlainVariable, Variable
 from lockstep.api.training import ON_VOLUMES
 from lockstep.plan.layers import Layer, Layered, Notice, Setting, written
 from lockstep.plan.render.fabric import Transport, Variables, choose_transport, fabric_refusals, fabric_warnings, nccl_environment
 from lockstep.plan.render.pod import variable_warnings
-from lockstep.plan.render.resolved import PlatformDefaults, Refused, Resolved
+from lockstep.plan.render.resolved import MADE_BY_OPERATOR, PlatformDefaults, Refused, Resolved
 from lockstep.plan.render.scheduling import scheduling_refusals
 from lockstep.plan.render.storage import claim_refusals, volume_refusals
 from lockstep_spec.choices import StorageMode
@@ -35,6 +36,7 @@ PLACEHOLDER_MODEL, PLACEHOLDER_DATA = "/workspace/models/MODEL", "/datasets/trai
 """Paths that `lockstep init job` writes."""
 MORE_GPUS = "MoreGPUsThanNodesHave"
 _OPERATOR_IMAGE = re.compile(r"((?:[^/@]+/)*)lockstep-operator:([\w.-]+)(?:@.+)?")
+_TRAINER_IMAGE = re.compile(r"(?:[^/@]+/)*lockstep-trainer(?:[:@].+)?")
 _PROFILE_SECTIONS = ("platform", "nodes", "storage", "security", "resources", "shm_size", "pod")
 _JOB_SECTIONS = (
     "type", "interactive", "restart", "start_timeout_seconds", "hang_timeouts", "preflight", "suspend", "active_deadline_seconds", "ttl_seconds_after_finished", "queue_name", "training", "script", "env", "env_from", "image_pull_secrets", "pod_template",
@@ -110,6 +112,22 @@ def trainer_image(operator_image: str) -> str | None:
     """The image of Lockstep's trainer beside the operator's: in its registry, with its tag. None: the operator's isn't called lockstep-operator:TAG."""
     match = _OPERATOR_IMAGE.fullmatch(operator_image)
     return None if match is None else f"{match[1]}lockstep-trainer:{match[2]}"
+
+
+def why_unknown(image: str, *variables: PlainVariable | Variable) -> str:
+    """Return why it isn't known that ranks find the trainer in this image; '' if its name says so, or a PYTHONPATH among the pods' variables."""
+    if _TRAINER_IMAGE.fullmatch(image) or any(variable.name == "PYTHONPATH" for variable in variables):
+        return ""
+    return f"nothing says that {image} has Lockstep's trainer: it isn't called lockstep-trainer, as `lockstep build trainer` calls it"
+
+
+def image_doubt(resolved: Resolved) -> str:
+    """Return what isn't known of a job's image: which one it is, or that of a training job has the trainer; '' where both are."""
+    if resolved.image == MADE_BY_OPERATOR:
+        return f"{UNNAMED_IMAGE} (lockstep plan asks it)"
+    if resolved.training is None:
+        return ""
+    return why_unknown(resolved.image, *resolved.profile.spec.pod.env, *resolved.job.spec.env)
 
 
 def describe_default_image(operator_image: str) -> tuple[str, bool]:

@@ -295,9 +295,10 @@ def _refused(kind: str, error: ApiError) -> Try:
     if error.status == FORBIDDEN and " cannot " in error.message and " resource " in error.message:
         return Try(None, f"your account may not {'patch' if kind == 'TrainingJob' else 'create'} one: {error.message}")
     if "does not support dry run" in error.message:  # a webhook that has side effects: what it would say is not known
-        return Try(None, f"the API server can't try one out: {error.message}")
+        return Try(None, f"the API server can't try one out: {error.message}", fix="lockstep run, whose start shows it")
     if error.status == NOT_FOUND and "could not find the requested resource" in error.message:
-        return Try(None, f"the cluster knows no {kind}: lockstep deploy installs it; lockstep run --in-namespace does without")
+        message = f"the cluster knows no {kind}: lockstep deploy installs it; lockstep run --in-namespace does without"
+        return Try(None, message, fix="lockstep deploy CLUSTER")
     return Try(False, error.message)
 
 

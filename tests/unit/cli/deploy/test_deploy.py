@@ -161,7 +161,7 @@ def test_the_commands_after_a_deployment_are_a_job_of_that_cluster(
             [str(CHECKOUT / word) if word.startswith("clusters/") else word for word in words[1:]]
             + (["--offline"] if words[1] == "plan" else []),
         )
-        assert done.exit_code == 0, done.output
+        assert done.exit_code == (4 if words[1] == "plan" else 0), done.output  # its model is a placeholder, so memory isn't known
     assert yaml.safe_load((tmp_path / "first.yaml").read_text())["spec"]["cluster"] == name
 
 

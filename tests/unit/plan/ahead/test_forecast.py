@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,23 @@ def test_the_steps_of_the_warm_up_are_counted_however_they_are_stated(warmup: Ob
 def test_max_steps_end_a_run_earlier() -> None:
     limited = resolved(optimization={"microBatchSize": 2, "globalBatchSize": 32, "epochs": 3, "maxSteps": 5})
     assert forecast(limited, KNOWN).figures["steps"] == 5
-    assert "no more than maxSteps, 5" in told(forecast(limited, RunFacts(shape=SHAPE)), "steps")
+    unread = forecast(limited, RunFacts(shape=SHAPE, capacity_bytes=80 * 10**9))
+    assert told(unread, "steps").startswith("note: at most 5 steps (maxSteps); a step takes 32 samples")
+    assert (unread.figures["checkpoints"], verdict(unread.findings)) == (forecast(limited, KNOWN).figures["checkpoints"], PlanVerdict.FITS)
+
+
+def test_memory_that_is_not_known_is_a_risk_and_the_last_line_says_what_to_type() -> None:
+    """Of the model or of the card; --offline changes nothing about that. A number of samples that only the data tells may be left out then."""
+    no_model = forecast(resolved(), replace(KNOWN, shape=None))
+    no_card = forecast(resolved(), replace(KNOWN, capacity_bytes=None, capacity_source="no label"))
+    no_data = forecast(resolved(), replace(KNOWN, samples=None))
+    said = "may fail once it runs; not known: "
+    assert sentence(no_model.findings) == sentence(no_model.findings, offline=True) == f"{said}memory (--model-config FILE)"
+    assert sentence(no_card.findings, offline=True).startswith(f"{said}memory (gpus.type, or resources.limits.memory")
+    assert sentence(no_data.findings) == f"{said}steps (--samples N or --data FILE)"
+    assert [verdict(found.findings, offline=True) for found in (no_model, no_card, no_data)] == [
+        PlanVerdict.MAY_FAIL, PlanVerdict.MAY_FAIL, PlanVerdict.FITS_AS_SEEN,
+    ]  # fmt: skip
 
 
 def test_a_checkpoint_that_is_larger_than_the_workspace_is_said() -> None:

@@ -13,7 +13,7 @@ from golden.plan_cases import CHECKOUT, job, profile
 from lockstep.plan.ahead import planned
 from lockstep.plan.ahead.forecast import Forecast
 from lockstep.plan.ahead.live import Comparison
-from lockstep.plan.ahead.planned import EXIT_CODES, PlanVerdict, sentence, verdict
+from lockstep.plan.ahead.planned import EXIT_CODES, MORE_RIGHTS, PlanVerdict, sentence, verdict
 from lockstep.plan.cluster.facts import NETWORK, SCC_REVIEW, ClusterFacts, Listing, Sight, Try
 from lockstep.plan.cluster.finding import Finding, Outcome
 from lockstep.plan.render.resolve import resolve
@@ -136,7 +136,7 @@ def test_nodes_that_the_profile_does_not_name_are_left_out() -> None:
 
 def test_what_may_not_be_seen_of_nodes_is_said_and_not_guessed() -> None:
     blind = lines(around(nodes=None, pods=None))
-    assert sentence(blind) == "fits as far as can be seen; not known: nodes"
+    assert (sentence(blind), EXIT_CODES[verdict(blind)]) == (f"may wait; not known: nodes ({MORE_RIGHTS})", 3)
     half = lines(around(pods=None))
     assert "your account may not list pods of all namespaces" in told(half, Outcome.UNKNOWN)
     assert verdict(lines(around(nodes=(node("a"),), pods=None))) is PlanVerdict.WAITS
@@ -292,7 +292,7 @@ def test_without_the_right_to_try_pods_their_admission_is_unknown() -> None:
     no_right = ADMITTED | {"Pod": Try(None, "your account may not create one")}
     found = lines(around(tries=no_right))
     assert "whether a Pod would be admitted: your account may not create one" in told(found, Outcome.UNKNOWN)
-    assert sentence(found) == "fits as far as can be seen; not known: admission"
+    assert sentence(found) == f"may wait; not known: admission ({MORE_RIGHTS})"
 
 
 FULL = 'pods "x-0" is forbidden: exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2'
@@ -304,7 +304,10 @@ def test_a_quota_that_is_used_up_now_is_waited_for_and_no_refusal() -> None:
     assert sentence(counted) == "would wait for quota q to have 2 pods free"
     assert f"the API server has no room for the Pod now: {FULL}" in told(counted, Outcome.NOTE)
     unseen = lines(around(tries=tries, quotas=None))
-    assert sentence(unseen) == "would wait for the namespace's quota to have room; not known: quota"
+    assert (
+        sentence(unseen)
+        == "would wait for the namespace's quota to have room; not known: quota (--context NAME, of an account with more rights)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -422,7 +425,8 @@ def test_objects_of_others_are_in_the_way_and_new_ones_are_listed() -> None:
 
 def test_offline_only_the_files_are_told() -> None:
     found = lines(None)
-    assert sentence(found) == "fits as far as can be seen; not known: cluster"
+    assert sentence(found, offline=True) == "fits as far as can be seen; not known: cluster (leave out --offline)"
+    assert EXIT_CODES[verdict(found, offline=True)] == 0
     assert "StatefulSet/x" in told(found, Outcome.NOTE)
 
 
@@ -432,11 +436,11 @@ def test_a_refusal_weighs_more_than_a_risk_a_risk_more_than_a_wait_and_a_wait_mo
     )
     cases = ([unknown, waits, risk, refused], [unknown, waits, risk], [unknown, waits], [unknown], [])
     assert [verdict(found) for found in cases] == [
-        PlanVerdict.REFUSED, PlanVerdict.MAY_FAIL, PlanVerdict.WAITS, PlanVerdict.FITS_AS_SEEN, PlanVerdict.FITS,
+        PlanVerdict.REFUSED, PlanVerdict.MAY_FAIL, PlanVerdict.WAITS, PlanVerdict.MAY_WAIT, PlanVerdict.FITS,
     ]  # fmt: skip
-    assert sentence(cases[1]) == "may fail once it runs: risk; would wait for w; not known: quota"
-    assert sentence(cases[2]) == "would wait for w; not known: quota"
-    assert [EXIT_CODES[found] for found in PlanVerdict] == [0, 0, 3, 4, 1]
+    assert sentence(cases[1]) == f"may fail once it runs: risk; would wait for w; not known: quota ({MORE_RIGHTS})"
+    assert sentence(cases[2]) == f"would wait for w; not known: quota ({MORE_RIGHTS})"
+    assert [EXIT_CODES[found] for found in PlanVerdict] == [0, 0, 3, 3, 4, 1]
 
 
 def test_the_page_lists_every_verdict_with_its_exit_code() -> None:

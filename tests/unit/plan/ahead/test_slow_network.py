@@ -71,9 +71,9 @@ def test_stage3_over_a_slow_lan_is_refused_with_the_seconds_and_what_to_change()
     assert EXIT_CODES[verdict(found.findings)] == 1 and sentence(found.findings).startswith("refused: this network is too slow")
 
 
-def test_where_a_start_does_not_refuse_it_is_a_note() -> None:
+def test_where_a_start_does_not_refuse_it_is_a_warning() -> None:
     found = planned(LAN, refuses=False, zeroStage="Stage3")
-    assert network(found, Outcome.REFUSED) == [] and any("too slow for Stage3" in message for message in network(found, Outcome.NOTE))
+    assert network(found, Outcome.REFUSED) == [] and any("too slow for Stage3" in message for message in network(found, Outcome.WARNING))
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,8 @@ def test_json_holds_the_lines_the_figures_and_the_verdict(stub: ApiStub, tmp_pat
     spec = {"script": None, "training": {"model": {"name": "/workspace/m"}, "data": {"path": "/d.jsonl"}}}
     done = plan(job_file(tmp_path, **spec), "-o", "json", "--model-config", str(tmp_path), "--samples", "10")
     found = json.loads(done.output)
-    assert (found["verdict"], found["figures"]["parameters"], found["figures"]["steps"]) == ("fits as far as can be seen", 212, 5)
+    assert (found["verdict"], found["figures"]["parameters"], found["figures"]["steps"]) == ("may fail once it runs", 212, 5)
+    assert found["message"].startswith("may fail once it runs; not known: memory (gpus.type, or resources.limits.memory")
     assert {"section": "quota", "outcome": "ok", "message": "the namespace has no ResourceQuota"} in found["lines"]
 
 
@@ -108,7 +109,7 @@ def test_without_any_right_everything_is_unknown_and_nothing_fails(stub: ApiStub
     stub.forbidden.add("*")
     done = plan(job_file(tmp_path))
     assert (done.exit_code, done.output.splitlines()[-1]) == (
-        0, "fits as far as can be seen; not known: cluster, nodes, quota, claims, admission, needs",
+        3, "may wait; not known: cluster and nodes and quota and claims and admission and needs (--context NAME, of an account with more rights)",
     ), done.output  # fmt: skip
     assert 'your account may not create one: pods is forbidden: User "someone" cannot create resource "pods"' in done.output
 
@@ -136,7 +137,7 @@ def test_a_webhook_that_takes_no_dry_runs_refuses_nothing(stub: ApiStub, tmp_pat
 
     stub.answer = refuse  # type: ignore[method-assign]
     done = plan(job_file(tmp_path))
-    assert (done.exit_code, done.output.splitlines()[-1]) == (0, "fits as far as can be seen; not known: admission")
+    assert (done.exit_code, done.output.splitlines()[-1]) == (3, "may wait; not known: admission (lockstep run, whose start shows it)")
     assert f"whether a Pod would be admitted: the API server can't try one out: {said}" in done.output
 
 
@@ -149,7 +150,7 @@ def test_a_cluster_without_the_crds_is_told_with_what_does_without(stub: ApiStub
 
     stub.answer = without  # type: ignore[method-assign]
     done = plan(job_file(tmp_path))
-    assert (done.exit_code, "lockstep run --in-namespace does without" in done.output) == (0, True), done.output
+    assert (done.exit_code, "lockstep run --in-namespace does without" in done.output) == (3, True), done.output
 
 
 @pytest.mark.parametrize(
@@ -182,7 +183,13 @@ def test_openshift_is_asked_which_sccs_the_service_account_has(stub: ApiStub, tm
 def test_offline_asks_nobody(stub: ApiStub, tmp_path: Path) -> None:
     done = plan(job_file(tmp_path), "--offline")
     assert (done.exit_code, stub.asked) == (0, [])
-    assert done.output.splitlines()[-1] == "fits as far as can be seen; not known: cluster"
+    assert done.output.splitlines()[-1] == "fits as far as can be seen; not known: cluster (leave out --offline)"
+
+
+def test_without_a_kubeconfig_the_way_without_a_cluster_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    done = CliRunner().invoke(app, ["plan", "-f", str(job_file(tmp_path)), "--cluster", "nerc-production"])
+    assert "is not there; set KUBECONFIG" in str(done.exception) and "--offline, which plans by the files alone" in str(done.exception)
 
 
 def test_the_wrong_cluster_is_refused(stub: ApiStub, tmp_path: Path) -> None:

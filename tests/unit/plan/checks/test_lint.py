@@ -348,7 +348,22 @@ def test_a_finding_is_at_the_line_of_its_key_or_of_the_section_around_it() -> No
 def test_a_file_without_an_image_says_what_runs_then(operator_image: str, verdict: Outcome, said: str) -> None:
     (found,) = [one for one in lint_alone(cluster_file(), operator_image) if one.subject == "image"]
     assert found.outcome is verdict and said in found.message
-    assert [one for one in lint_alone(cluster_file(image="registry.example.com/a:1"), operator_image) if one.subject == "image"] == []
+
+
+@pytest.mark.parametrize(
+    ("image", "env", "said"),
+    [
+        ("registry.example.com/team/ml-dev-env:pytorch-2.9", [], "nothing says that registry.example.com/team/ml-dev-env:pytorch-2.9 has"),
+        ("lockstep-trainer-old:1", [], "nothing says"),
+        ("registry.example.com:5000/a/lockstep-trainer:0.1.0", [], ""),
+        ("lockstep-trainer@sha256:" + "0" * 64, [], ""),
+        ("lockstep-trainer", [], ""),
+        ("base:1", [{"name": "PYTHONPATH", "value": "/opt/lockstep/code"}], ""),
+    ],
+)
+def test_an_image_that_may_lack_the_trainer_is_noted(image: str, env: list[dict[str, str]], said: str) -> None:
+    found = [one for one in lint_alone(cluster_file(image=image, pod={"env": env}), OPERATOR) if one.subject == "image"]
+    assert [(one.outcome, said in one.message) for one in found] == ([(Outcome.NOTE, True)] if said else [])
 
 
 def test_a_calibration_that_is_missing_is_advised_for_the_file_as_it_was_given() -> None:

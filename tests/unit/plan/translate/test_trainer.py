@@ -67,8 +67,9 @@ def training(text: str, size: Size = Size(2, 8)) -> Training:  # noqa: B008 (fro
 
 
 def test_the_configuration_of_the_guide_becomes_the_sample() -> None:
-    text = (ROOT / "manifests/samples/glm-4.5-air.yaml").read_text()
-    sample = parse_job_file(text, "s.yaml", ["training.checkpoint.content=Lite"]).spec.training
+    text = (ROOT / "manifests/samples/trainingjob-glm-air.yaml").read_text()
+    own = ["training.checkpoint.content=Lite", "training.model.name=/workspace/models/GLM-4.5-Air"]
+    sample = parse_job_file(text, "s.yaml", own).spec.training
     assert sample is not None
     expected = sample.to_dict()
     for path, value in CODE_ALONE.items():

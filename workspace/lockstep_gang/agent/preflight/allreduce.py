@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from lockstep_gang.agent.preflight.programs import KILLED_SECONDS, TorchPrograms, json_objects, program_environment, why_ended
+from lockstep_gang.agent.preflight.programs import KILLED_SECONDS, json_objects, of_module, program_environment, why_ended
 from lockstep_gang.contract.layout import RankLayout
 from lockstep_gang.contract.preflight import Group, Measured
 from lockstep_gang.contract.run import Run
@@ -18,7 +18,7 @@ class AllReduceRanks:
 
     def __init__(self, run: Run, node: int, group: Group) -> None:
         self._run, self._node, self._group = run, node, group
-        self._programs = TorchPrograms(RANK_MODULE)
+        self._programs = of_module(RANK_MODULE)
 
     async def measure(self) -> Measured:
         """The figure of this node's first process, or why there is none; at the latest when the group's time is over."""

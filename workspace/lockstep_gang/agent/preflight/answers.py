@@ -13,8 +13,10 @@ from typing import Any, TypeVar
 from lockstep_gang.agent.preflight import facts, files, network
 from lockstep_gang.agent.preflight.allreduce import AllReduceRanks
 from lockstep_gang.agent.preflight.selftest import NodeSelfTest
+from lockstep_gang.agent.preflight.trainer import NodeTrainer
 from lockstep_gang.agent.ranks.environment import inherited
-from lockstep_gang.contract.preflight import Check, Checked, Expected, Looked, Met, Stage
+from lockstep_gang.contract.messages import Unable
+from lockstep_gang.contract.preflight import LOCKSTEP, Check, Checked, Expected, Looked, Met, Stage
 from lockstep_gang.contract.run import Run
 from lockstep_gang.coordinator.waits import in_thread
 from lockstep_gang.lifecycle.preflight.rounds import GROUP_SECONDS, neighbors
@@ -29,7 +31,7 @@ TIDY_SECONDS = 1.0
 class NodePreflight:
     """This node's part of a preflight. `take` a check and the answer is sent; `end` when something else is asked for."""
 
-    def __init__(self, run: Run, key: bytes, node: int, send: Callable[[Checked], None]) -> None:
+    def __init__(self, run: Run, key: bytes, node: int, send: Callable[[Checked | Unable], None]) -> None:
         self._run, self._key, self._node = run, key, node
         self._send = send
         self._expected = run.preflight or Expected()
@@ -39,10 +41,18 @@ class NodePreflight:
         self._door: network.ProbePort | None = None
         self._ranks: AllReduceRanks | None = None
         self._self_test = NodeSelfTest(run, node)
+        self._trainer = NodeTrainer(run, self._cannot_run)
+        self.unable = ""
+        """Why the ranks of this node can't run at all, as soon as that is known."""
 
     def begin(self) -> None:
-        """Begin what takes seconds and needs no other node."""
+        """Begin what takes seconds, or decides, and needs no other node."""
+        self._trainer.begin()
         self._self_test.begin()
+
+    def _cannot_run(self, why: str) -> None:
+        self.unable = why
+        self._send(Unable(why))
 
     def take(self, check: Check) -> None:
         """Answer a check. The same question again means that the answer was lost with a connection."""
@@ -57,6 +67,7 @@ class NodePreflight:
     def end(self) -> None:
         """Close the port, end the processes, remove the marker."""
         self._self_test.end()
+        self._trainer.end()
         if self._round:
             self._stop()
             self._shut()
@@ -112,7 +123,9 @@ class NodePreflight:
             rdma = expected.rdma
             parts["rdma"] = lambda: facts.rdma_facts(rdma)
         port = await self._open_door()
-        results = await _all_in_time(parts)
+        results, trainer = await asyncio.gather(_all_in_time(parts), self._trainer.version(LOOK_SECONDS))
+        if trainer is not None and "versions" in results:
+            results["versions"][LOCKSTEP] = trainer
         unfinished = tuple(sorted(set(parts) - set(results)))
         return Looked(port=port, unfinished=unfinished, received_ms=received_ms, sent_ms=_now_ms(), **results)
 

@@ -25,11 +25,11 @@ KILLED_SECONDS = 5.0
 """Time within which the output of killed processes ends."""
 
 
-class TorchPrograms:
-    """Processes that run one module of Lockstep's."""
+class Programs:
+    """Processes of one command. `folder`: where they run; not the run's folder with `-m`, which would look for modules there first."""
 
-    def __init__(self, module: str) -> None:
-        self._module = module
+    def __init__(self, command: Sequence[str], folder: str = "") -> None:
+        self._command, self._folder = command, folder or tempfile.gettempdir()
         self._pids: dict[int, int] = {}
         """Process by pipe. One whose pipe has ended is gone from here: its number may be another process's."""
 
@@ -40,12 +40,10 @@ class TorchPrograms:
         """
         read_end, write_end = os.pipe()
         try:
-            # Not in the run's folder: `-m` would look for modules there first.
-            command = [sys.executable, "-m", self._module, *arguments]
-            self._pids[read_end] = start_process(command, tempfile.gettempdir(), environment, write_end)
+            self._pids[read_end] = start_process([*self._command, *arguments], self._folder, environment, write_end)
         except OSError as error:
             os.close(read_end)
-            text += json.dumps({"error": f"{error.strerror}: {sys.executable}"}).encode()
+            text += json.dumps({"error": f"{error.strerror}: {self._command[0]}"}).encode()
             return
         finally:
             os.close(write_end)
@@ -64,6 +62,11 @@ class TorchPrograms:
     def kill(self) -> None:
         for pid in self._pids.values():
             send_to_group(pid, signal.SIGKILL)
+
+
+def of_module(module: str) -> Programs:
+    """Processes that run one module of Lockstep's, in the agent's own Python."""
+    return Programs([sys.executable, "-m", module])
 
 
 def program_environment(run: Run, place: Mapping[str, object]) -> dict[str, str]:

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from lockstep_gang.agent.preflight.programs import KILLED_SECONDS, TorchPrograms, json_objects, program_environment, why_ended
+from lockstep_gang.agent.preflight.programs import KILLED_SECONDS, json_objects, of_module, program_environment, why_ended
 from lockstep_gang.contract.preflight import DeviceResult, SelfTestResult
 from lockstep_gang.contract.run import Run
 from lockstep_spec.codec import ContractError, from_json
@@ -19,7 +19,7 @@ class NodeSelfTest:
 
     def __init__(self, run: Run, node: int) -> None:
         self._run, self._node = run, node
-        self._programs = TorchPrograms(PROGRAM_MODULE)
+        self._programs = of_module(PROGRAM_MODULE)
         self._running: asyncio.Future[None] | None = None
         self._text = bytearray()
         """Output of the process."""

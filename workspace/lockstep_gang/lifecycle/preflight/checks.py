@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 
 from lockstep_gang.contract.fabric import are_whole_names
 from lockstep_gang.contract.placewords import PlaceWords, words_of
-from lockstep_gang.contract.preflight import ExpectedRdma, Finding, Kind, Looked, Met, PathFact, VolumeFacts
+from lockstep_gang.contract.preflight import LOCKSTEP, ExpectedRdma, Finding, Kind, Looked, Met, PathFact, VolumeFacts
 from lockstep_gang.contract.report import Cause
 from lockstep_gang.contract.run import Run
+from lockstep_spec import VERSION
 from lockstep_spec.choices import Severity, StorageMode
 from lockstep_spec.words import binary_size
 
@@ -303,6 +304,22 @@ def python(nodes: NodeAnswers) -> Iterator[Finding]:
         yield warning("python", node, message, nodes.words.python)
 
 
+def trainer(nodes: NodeAnswers) -> Iterator[Finding]:
+    """Compare with this agent's version, which is the operator's; nodes among each other are compared as libraries are."""
+    versions = ((node, looked.versions[LOCKSTEP]) for node, looked in nodes.looked.items() if LOCKSTEP in looked.versions)
+    other = next(((node, version) for node, version in versions if version != VERSION), None)
+    if other is not None:
+        node, version = other
+        message = f"the trainer of {nodes.name(node)} is of version {version or 'unknown'}, and this job's agent of {VERSION}"
+        yield warning("trainer", node, message, nodes.words.trainer)
+
+
+def without_trainer(run: Run, node: int, why: str) -> Finding:
+    """Return the error of a node whose ranks would end at once."""
+    message = f"the Python of {run.node_name(node)} has no trainer ({why})"
+    return replace(error("trainer", node, message, words_of(run).trainer), final=True)
+
+
 def libraries(nodes: NodeAnswers) -> Iterator[Finding]:
     names = sorted({name for looked in nodes.looked.values() for name in looked.versions if name != "python"})
     for name in names:
@@ -380,6 +397,11 @@ def _unfinished(nodes: NodeAnswers) -> Iterator[Finding]:
             yield error(check, node, f"{nodes.name(node)} could not finish the check of {check} in time", fix)
 
 
+def runs_trainer(run: Run) -> bool:
+    """Return True if ranks run Lockstep's trainer."""
+    return run.command[1:3] == ("-m", "lockstep_train")
+
+
 def _has_gpus(run: Run) -> bool:
     return run.gpus_per_node > 0
 
@@ -404,6 +426,7 @@ _CHECKS = (
     _Check("gpus", Cause.SETUP, gpus, _has_gpus),
     _Check("driver", Cause.SETUP, drivers, _has_gpus),
     _Check("python", Cause.SETUP, python, _has_peers),
+    _Check("trainer", Cause.SETUP, trainer, runs_trainer),
     _Check("libraries", Cause.SETUP, libraries, _has_peers),
     _Check("environment", Cause.SETUP, environment, _has_peers),
     _Check("clock", Cause.SETUP, clocks, _has_peers),

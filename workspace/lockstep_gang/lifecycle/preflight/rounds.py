@@ -28,7 +28,7 @@ from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import stamp
 from lockstep_gang.lifecycle.preflight.all_reduce import Measurement, busbw, judge_pairs, next_pairs, why_not_measured
-from lockstep_gang.lifecycle.preflight.checks import cause_of, checks_of, judge_all, silent
+from lockstep_gang.lifecycle.preflight.checks import cause_of, checks_of, judge_all, silent, without_trainer
 from lockstep_gang.lifecycle.preflight.self_test import SELF_TEST, TORCH_BUILD, judge_self_test, speed_of, without_torch
 from lockstep_spec.choices import Severity
 from lockstep_spec.words import number_of
@@ -311,13 +311,19 @@ def _bandwidth(measured: Measured | None) -> Bandwidth | None:
     return Bandwidth(measured.ranks, measured.bytes, busbw(measured))
 
 
-def _ended(preflight: Preflight, run: Run, findings: list[Finding], now: float) -> Preflight:
+def refused(preflight: Preflight, run: Run, node: int, why: str, now: float) -> Preflight:
+    """The state after a node said that its ranks can't run at all, however many nodes are here yet."""
+    return _ended(replace(preflight, began_at=now), run, [without_trainer(run, node, why)], now, ("trainer",))
+
+
+def _ended(preflight: Preflight, run: Run, findings: list[Finding], now: float, checks: tuple[str, ...] = ()) -> Preflight:
     ordered = sorted(findings, key=lambda finding: (finding.severity is not Severity.ERROR, finding.node is None, finding.node or 0))
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     report = PreflightReport(
         time=stamp(now),
         ok=not errors,
-        checks=(
+        checks=checks
+        or (
             *checks_of(run),
             *_tests_made(preflight, run),
             *(() if preflight.whole is None else ("allReduce",)),
