@@ -11,7 +11,7 @@ import argparse
 import difflib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from importlib.metadata import PackageMetadata
@@ -62,6 +62,37 @@ def licenses() -> dict[Path, str]:
     return {Path("docs/reference/third-party.md"): head + middle + table + "\n".join(rows) + "\n"}
 
 
+STATES = {"real": "for real", "partly": "on CPUs or a stand-in only", "never": "never run"}
+
+
+def tested() -> dict[Path, str]:
+    """Path below the repository's root → text, of the table of what ran for real."""
+    import yaml
+
+    rows = yaml.safe_load((ROOT / "docs/tested.yaml").read_text())["rows"]
+    head = (
+        "# What ran for real\n\nYou see what Lockstep has run on, and what it never has. `make manifests` writes this page from `docs/tested.yaml`. "
+        "*Each change*: `make test` runs it.\n\n| what | ran | when | versions | how |\n| --- | --- | --- | --- | --- |\n"
+    )
+    return {DOCS / "tested.md": head + "".join(_row(row, versions()) for row in rows)}
+
+
+def _row(row: dict[str, Any], locked: dict[str, str]) -> str:
+    how = f"`{row['how']}`" if "how" in row else ""
+    cells = [row["what"], f"**{STATES[row['state']]}**", str(row.get("when", "")), row.get("versions", "").format_map(locked), how]
+    return f"| {' | '.join(cells)} |\n"
+
+
+def versions() -> dict[str, str]:
+    """Version of each package that tests run with, and of the embedded Kubernetes."""
+    import re
+
+    from lockstep.devcluster.binary import kubernetes_version
+
+    locks = "".join((ROOT / f"requirements/{lock}.lock").read_text() for lock in ("s3server", "dev"))
+    return {**dict(re.findall(r"^([\w.-]+)==(\S+)", locks, re.MULTILINE)), "kubernetes": kubernetes_version()}
+
+
 def license_of(metadata: PackageMetadata) -> str:
     """SPDX where the package says it so, else its classifiers, else the first line of its own words."""
     stated = {name: (metadata.get_all(name) or [""])[0] for name in ("License-Expression", "License")}
@@ -93,7 +124,7 @@ def main() -> int:
     parser.add_argument("what", choices=["crds", "docs", "all"])
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
-    files = (crds() if arguments.what != "docs" else {}) | (docs() | licenses() if arguments.what != "crds" else {})
+    files = (crds() if arguments.what != "docs" else {}) | (docs() | licenses() | tested() if arguments.what != "crds" else {})
     if not arguments.check:
         write(files)
         return 0
