@@ -248,7 +248,7 @@ class Optimization(Model):
     beta2: Fraction = "0.999"
     """Decay rate of Adam's running mean of squared gradients."""
     epsilon: Decimal = "1e-8"
-    """Number that Adam adds to its denominator, so that it never divides by 0."""
+    """Number that Adam adds to its denominator."""
 
     RULES = (
         Rule(

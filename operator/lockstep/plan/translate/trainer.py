@@ -187,6 +187,11 @@ NOTHING = {
     "chat_template": "data.chatTemplate names a file with it",
     "chat_template_jinja": "data.chatTemplate names a file with it",
     "chat_template_path": "data.chatTemplate names a file on the volumes",
+    "gradient_accumulation_steps": "optimization.globalBatchSize counts the one before it",
+    "finetuning_type": "method is LoRA by default; Full trains every weight",
+    "train_on_inputs": "data.trainOn is Assistant by default; All learns prompts, too",
+    "val_set_size": "evaluation.holdout is the part that is held out",
+    "quantization_bit": "model.quantization is NF4 or Int8",
     "min_lr": "optimization.minLearningRateRatio is min_lr / learning_rate",
     "dataloader_num_workers": "tokens are made once and kept on disk",
     "dataloader_pin_memory": "tokens are made once and kept on disk",
@@ -265,7 +270,7 @@ class _Reader:
             self._volume_path(leaf, "data.path", DATASETS)
         elif key in MODEL_KEYS or path == "model.name":
             self._model(leaf)
-        elif key == "gradient_accumulation_steps":
+        elif key == "gradient_accumulation_steps" and self.accumulation is None:
             self.accumulation = leaf
         else:
             self._field(leaf, path, ALIASES.get(key, key))

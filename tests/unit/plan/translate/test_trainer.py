@@ -145,6 +145,8 @@ def test_names_of_other_trainers_reach_their_field(line: str, field: str, value:
         ("bf16: false", "precision says the number format: BF16 by default"),
         ("deepspeed: ds.json", "zeroStage says how to cut the model, and deepspeed takes single settings"),
         ("gradient_accumulation_steps: 0", "must be 1 or more"),
+        ("gradient_accumulation_steps: 4\nlate: {gradient_accumulation_steps: 8}", "optimization.globalBatchSize counts the one before it"),
+        ("finetuning_type: full", "method is LoRA by default; Full trains every weight"),
         ("neftune_noise_alpha: 5", UNKNOWN),
         ("resume_from_checkpoint: true", "checkpoint.resumeFrom is Auto by default: a job goes on from its newest checkpoint"),
         ("learning_rate: fast", "must be a number"),
