@@ -20,7 +20,9 @@ def why(
     bundle: Annotated[
         Path | None,
         typer.Option(
-            "--bundle", metavar="FILE.tar.gz", help="Also write logs, stacks, events and objects to this archive, without secrets."
+            "--bundle",
+            metavar="FILE.tar.gz",
+            help="Also write logs, stacks, events and objects to this archive, without secrets that it knows.",
         ),
     ] = None,
     output: FormOption = Form.TEXT,
