@@ -18,14 +18,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.checkpoint.format.identity import Identity
-from lockstep_train.checkpoint.format.layout import FULL, LITE, MASTER, MOMENTS, CommitName
+from lockstep_train.checkpoint.format.layout import CommitName
 from lockstep_train.checkpoint.format.manifest import Manifest
 from lockstep_train.checkpoint.save.replicas import local_only
 from lockstep_train.checkpoint.save.save import Saved, Saver
 from lockstep_train.checkpoint.save.upkeep import Upkeep
-from lockstep_train.checkpoint.zero import zero_access
-from lockstep_train.checkpoint.zero.self_test import self_test
-from lockstep_train.engine.build import prepare_deepspeed
+from lockstep_train.zero import zero_access
+from lockstep_train.zero.kinds import FULL, LITE, MASTER, MOMENTS
+from lockstep_train.zero.self_test import self_test
+from lockstep_train.zero.start import prepare_deepspeed
 
 STEPS = 2
 TOKENS = 64

@@ -73,8 +73,8 @@ def measure_part(part: str, options: argparse.Namespace) -> None:
     from lockstep_train.base.errors import leave_process
     from lockstep_train.base.ranks import join
     from lockstep_train.base.runfile import rank_environment
-    from lockstep_train.engine.build import prepare_deepspeed
     from lockstep_train.model.load import quiet_transformers
+    from lockstep_train.zero.start import prepare_deepspeed
 
     ranks = join(rank_environment())
     if ranks.device.type != options.device:

@@ -54,8 +54,8 @@ def load_once(way: str, folder: str) -> None:
     from lockstep_spec.choices import Precision
     from lockstep_train.base import ranks as engine_ranks
     from lockstep_train.base.runfile import rank_environment
-    from lockstep_train.engine.build import prepare_deepspeed
     from lockstep_train.model.load import SliceLoad, from_pretrained, reading_slices
+    from lockstep_train.zero.start import prepare_deepspeed
 
     ranks = engine_ranks.join(rank_environment())
     prepare_deepspeed()

@@ -21,7 +21,7 @@ from lockstep_train import inspect
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.checkpoint.commits import collect, newest_whole
-from lockstep_train.checkpoint.format.layout import MANIFEST, MASTER, parse_commit
+from lockstep_train.checkpoint.format.layout import MANIFEST, parse_commit
 from lockstep_train.checkpoint.format.manifest import Manifest, decode
 from lockstep_train.checkpoint.format.shards import ShardReader
 from lockstep_train.checkpoint.format.volume import Claim
@@ -29,8 +29,9 @@ from lockstep_train.checkpoint.resume import choose_start, record_start
 from lockstep_train.checkpoint.save.replicas import connect, local_only
 from lockstep_train.checkpoint.save.save import Saver
 from lockstep_train.checkpoint.save.upkeep import Exporter, Upkeep
-from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.export import export_shards
+from lockstep_train.zero import zero_access
+from lockstep_train.zero.kinds import MASTER
 
 OLD, NEW = 4, 6
 """Steps of the two newest commits; one of step 2 is there too, and rotated away by the save of step 6."""

@@ -40,13 +40,13 @@ class DeepSpeedSession:
 
     def __init__(self, rank: int, folder: Path) -> None:
         join(rank, folder)
-        from lockstep_train.engine.build import prepare_deepspeed
+        from lockstep_train.zero.start import prepare_deepspeed
 
         model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH, bias=False), torch.nn.Linear(WIDTH, WIDTH, bias=False))
         settings = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}
         optimizer = torch.optim.AdamW(model.parameters())
         self._engine = prepare_deepspeed().initialize(model=model, optimizer=optimizer, config=settings)[0]
-        from lockstep_train.checkpoint.zero.zero_access import create_optimizer_state
+        from lockstep_train.zero.zero_access import create_optimizer_state
 
         create_optimizer_state(self._engine, 1)
 

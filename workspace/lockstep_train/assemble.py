@@ -24,8 +24,6 @@ from lockstep_train.checkpoint.format.volume import Claim
 from lockstep_train.checkpoint.resume import restore_commit
 from lockstep_train.checkpoint.save.save import Saver
 from lockstep_train.checkpoint.save.upkeep import start_upkeep
-from lockstep_train.checkpoint.zero import zero_access
-from lockstep_train.checkpoint.zero.zero_access import set_counters
 from lockstep_train.data.dataset import Dataset, load_dataset, template_choice
 from lockstep_train.data.isolation import check_isolation
 from lockstep_train.data.sequences.batches import global_batch
@@ -42,6 +40,8 @@ from lockstep_train.model.fetched import with_hub_name
 from lockstep_train.model.load import base_digest, model_folder
 from lockstep_train.report import Reporter
 from lockstep_train.run import Description, Run, SaveReport, changed_settings, manifest_template, run_identity
+from lockstep_train.zero import zero_access
+from lockstep_train.zero.zero_access import set_counters
 
 
 def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, reporter: Reporter, watch: Watch = UNWATCHED) -> Run:

@@ -28,7 +28,6 @@ from lockstep_spec.files import sync_directory
 from lockstep_train.base.durable import make_directory, write_durably
 from lockstep_train.base.errors import ConfigError, TrainerError, print_problem, reason_of, refusal
 from lockstep_train.checkpoint.commits import newest_whole
-from lockstep_train.checkpoint.format.layout import MASTER
 from lockstep_train.checkpoint.format.manifest import Manifest
 from lockstep_train.checkpoint.format.shards import ShardReader
 from lockstep_train.model.base_files import RECORD
@@ -44,6 +43,7 @@ from lockstep_train.model.weight_files import (
     weight_paths,
     write_tensors,
 )
+from lockstep_train.zero.kinds import MASTER
 
 SHARD_BYTES = 5 * 10**9
 TEMPORARY = ".model.{}.tmp"

@@ -11,7 +11,6 @@ from lockstep_train.balance import renew
 from lockstep_train.base import limits
 from lockstep_train.base.errors import Stopped, TrainerError
 from lockstep_train.base.ranks import vote
-from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.engine.experts import usage_fields
 from lockstep_train.evaluate import Leaving, evaluate
 from lockstep_train.export import write_adapter, write_model
@@ -19,6 +18,7 @@ from lockstep_train.model.weight_files import PRECISIONS
 from lockstep_train.run import Run
 from lockstep_train.steps import Steps
 from lockstep_train.watch.watchdog import StopSignal
+from lockstep_train.zero import zero_access
 
 NOTHING_TO_SAVE = "asked to stop before the first step: the state is the one it started from"
 

@@ -24,9 +24,8 @@ from lockstep_train.base.durable import make_directory, write_durably
 from lockstep_train.base.errors import ConfigError, TrainerError, print_problem
 from lockstep_train.base.limits import Say
 from lockstep_train.checkpoint.commits import newest_whole
-from lockstep_train.checkpoint.format.layout import MASTER
 from lockstep_train.checkpoint.format.manifest import Manifest
-from lockstep_train.checkpoint.format.shards import RangeNeed, ShardReader, local_fetch
+from lockstep_train.checkpoint.format.shards import ShardReader, local_fetch
 from lockstep_train.model.base_files import refuse_other_base
 from lockstep_train.model.layouts import TensorLayout
 from lockstep_train.model.load import base_digest
@@ -44,6 +43,8 @@ from lockstep_train.model.weight_files import (
     weight_paths,
     write_tensors,
 )
+from lockstep_train.zero.kinds import MASTER
+from lockstep_train.zero.zero_access import RangeNeed
 
 BLOCK_ELEMENTS = 8 << 20
 KEPT_FACTORS = 8

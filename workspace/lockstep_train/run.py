@@ -17,13 +17,13 @@ from lockstep_train.checkpoint import resume
 from lockstep_train.checkpoint.format.identity import Identity, parameters_digest, training_settings
 from lockstep_train.checkpoint.format.manifest import Manifest
 from lockstep_train.checkpoint.save.save import Saved, Saver
-from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.data.dataset import Dataset, data_settings
 from lockstep_train.data.tokens.tokenizer import Tokenizer
 from lockstep_train.engine.experts import ExpertUsage
 from lockstep_train.engine.loss import TokenLoss
 from lockstep_train.model.base_files import BaseHash
 from lockstep_train.report import Reporter
+from lockstep_train.zero import zero_access
 
 
 @dataclass

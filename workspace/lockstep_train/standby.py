@@ -53,7 +53,8 @@ def import_all(config: RunConfig) -> None:
 
     import lockstep_train.assemble
     import lockstep_train.loop  # noqa: F401
-    from lockstep_train.base.imports import import_engine, import_method
+    from lockstep_train.base.imports import import_method
+    from lockstep_train.zero.start import import_engine
 
     import_engine()
     import_method(config.training)

@@ -15,7 +15,6 @@ from torch.distributed import DistError
 from lockstep_spec.choices import Method
 from lockstep_train.base import limits
 from lockstep_train.base.errors import ConfigError, NonFinite, TrainerError
-from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.data.sequences.batches import Batch, collate, global_batch, rank_micro_batches
 from lockstep_train.engine.clock import Clock, Waits
 from lockstep_train.engine.optimizer import learning_rate
@@ -24,6 +23,8 @@ from lockstep_train.report.agent import PaceTeller
 from lockstep_train.report.speed import across_ranks, measure_speed, peak_memory_bytes, peak_reserved_bytes
 from lockstep_train.run import Run
 from lockstep_train.watch.watchdog import StopSignal
+from lockstep_train.zero import zero_access
+from lockstep_train.zero.parameters import own_values
 
 MEASURED_STEPS = 50
 
@@ -173,7 +174,7 @@ def _weight_at_fault(run: Run, step: int) -> str | None:
     """Name a weight of the base model that is NaN or infinite, as far as this rank has it. Of weights that are trained only the first step can tell."""
     trained = run.config.training.method is Method.FULL and step == 1
     for name, parameter in run.engine.module.named_parameters():
-        values = getattr(parameter, "ds_tensor", parameter)
+        values = own_values(parameter)
         if (trained or not parameter.requires_grad) and values.is_floating_point() and not bool(torch.isfinite(values).all()):
             return f"its weight {name} holds NaN or infinite values"
     return None

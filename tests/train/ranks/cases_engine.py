@@ -18,17 +18,17 @@ from lockstep_train.assemble import assemble
 from lockstep_train.base import ranks as engine_ranks
 from lockstep_train.base.errors import TrainerError
 from lockstep_train.base.runfile import rank_environment, read_run
-from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.data.sequences.batches import Batch
 from lockstep_train.data.tokens.encode import IGNORED
 from lockstep_train.engine import loss as loss_module
-from lockstep_train.engine.build import prepare_deepspeed
 from lockstep_train.engine.loss import TokenLoss, tile_head, whole_loss
 from lockstep_train.evaluate import evaluate
 from lockstep_train.loop import train
 from lockstep_train.report import Reporter
 from lockstep_train.run import Run
 from lockstep_train.watch.watchdog import StopSignal
+from lockstep_train.zero import zero_access
+from lockstep_train.zero.start import prepare_deepspeed
 from support.rounding import SAME_LOSS, gradient_roundings, tolerance
 
 

@@ -19,9 +19,9 @@ from lockstep_train import generate
 from lockstep_train.base import ranks as engine_ranks
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.runfile import rank_environment
-from lockstep_train.engine.build import prepare_deepspeed
 from lockstep_train.model import load as loading
 from lockstep_train.model.load import SliceLoad, reading_slices
+from lockstep_train.zero.start import prepare_deepspeed
 
 ODD = {"vocab_size": 131, "hidden_size": 34, "intermediate_size": 66, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16}
 ODD |= {"num_key_value_heads": 1, "initializer_range": 0.3}
@@ -283,9 +283,9 @@ def compare_a_run_with_secondary_shards() -> None:
     from rank_cases import assembled
 
     from lockstep_train.base.errors import TrainerError
-    from lockstep_train.engine.secondary import check_secondary_shards
+    from lockstep_train.zero.secondary import check_secondary_shards
 
-    set_constants({"engine.secondary.CHUNK": 1000})
+    set_constants({"zero.secondary.CHUNK": 1000})
     keep_nothing_resident()
     run = assembled()
     frozen: Any = next(

@@ -19,7 +19,6 @@ from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.imports import import_bitsandbytes
 from lockstep_train.base.limits import UNWATCHED
 from lockstep_train.base.runfile import parse_training, rank_environment
-from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.data.sequences.batches import Batch
 from lockstep_train.data.tokens.encode import IGNORED
 from lockstep_train.engine.build import start_model
@@ -29,6 +28,7 @@ from lockstep_train.engine.step import Stepper
 from lockstep_train.export import write_adapter
 from lockstep_train.model.load import quiet_transformers
 from lockstep_train.report import Reporter
+from lockstep_train.zero import zero_access
 
 STEPS = 3
 VOCABULARY = 96

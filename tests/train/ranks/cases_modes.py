@@ -16,15 +16,16 @@ from rank_cases import CountCollectives, add_result, set_constants
 from lockstep_train.base import ranks as engine_ranks
 from lockstep_train.base.runfile import rank_environment
 from lockstep_train.checkpoint.format.identity import Identity
-from lockstep_train.checkpoint.format.layout import FULL, LITE, WEIGHTS, kinds_of
+from lockstep_train.checkpoint.format.layout import kinds_of
 from lockstep_train.checkpoint.format.manifest import Manifest, ShardRecord, decode, shapes
 from lockstep_train.checkpoint.format.shards import ShardReader, local_fetch
 from lockstep_train.checkpoint.save.replicas import local_only
 from lockstep_train.checkpoint.save.save import Job, Saved, Saver
 from lockstep_train.checkpoint.save.upkeep import Upkeep
-from lockstep_train.checkpoint.zero import zero_access
-from lockstep_train.checkpoint.zero.self_test import self_test
-from lockstep_train.engine.build import prepare_deepspeed
+from lockstep_train.zero import zero_access
+from lockstep_train.zero.kinds import FULL, LITE, WEIGHTS
+from lockstep_train.zero.self_test import self_test
+from lockstep_train.zero.start import prepare_deepspeed
 
 STEPS = {"Full": 1, "Lite": 2}
 """Each is committed as a step of its own: the keys in the store are named by it."""

@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from lockstep_train.base import ranks as engine_ranks
 from lockstep_train.base.runfile import rank_environment
-from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.data.tokens.encode import IGNORED
 from lockstep_train.model.load import quiet_transformers
+from lockstep_train.zero import zero_access
 
 OPTIMIZATION = {"weightDecay": "0.5", "beta1": "0.7", "beta2": "0.9", "epsilon": "0.01"}
 """An epsilon as large as gradients are: an update then depends on each of them smoothly, and roundings stay roundings."""

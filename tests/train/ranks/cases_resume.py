@@ -16,7 +16,7 @@ from lockstep_train import steps
 from lockstep_train.base import ranks as engine_ranks
 from lockstep_train.checkpoint.format.manifest import decode
 from lockstep_train.checkpoint.format.shards import ShardReader
-from lockstep_train.checkpoint.zero import zero_access
+from lockstep_train.zero import zero_access
 
 
 def record_samples(output: str, kill: int | None) -> int:

@@ -22,16 +22,16 @@ from lockstep_train import __main__ as trainer
 from lockstep_train.base import durable
 from lockstep_train.base import ranks as engine_ranks
 from lockstep_train.base.runfile import rank_environment
-from lockstep_train.checkpoint.format.layout import FULL
 from lockstep_train.checkpoint.format.manifest import decode
 from lockstep_train.checkpoint.format.volume import Record, write_record
 from lockstep_train.checkpoint.save import commit, save, snapshot
 from lockstep_train.checkpoint.save.replicas import local_only
 from lockstep_train.checkpoint.save.upkeep import Upkeep
-from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.engine import step as engine_step
 from lockstep_train.steps import Steps
 from lockstep_train.watch.watchdog import StopSignal
+from lockstep_train.zero import zero_access
+from lockstep_train.zero.kinds import FULL
 
 
 def count_collectives_of_a_save() -> None:

@@ -16,12 +16,12 @@ from lockstep_spec.shares import split_by
 from lockstep_train import __main__ as trainer
 from lockstep_train import balance, steps
 from lockstep_train.base import ranks as engine_ranks
-from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.engine.loss import TokenLoss
 from lockstep_train.memory import agree
 from lockstep_train.report import agent
 from lockstep_train.steps import Steps
 from lockstep_train.watch.watchdog import StopSignal
+from lockstep_train.zero import zero_access
 
 RANK = "RANK"
 

@@ -23,7 +23,6 @@ from lockstep_train import assemble as assembling
 from lockstep_train.base import ranks as engine_ranks
 from lockstep_train.base.runfile import rank_environment, read_run
 from lockstep_train.checkpoint.save.save import Saver
-from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.engine import step as engine_step
 from lockstep_train.engine.loss import TokenLoss
 from lockstep_train.loop import train
@@ -31,6 +30,7 @@ from lockstep_train.report import Reporter
 from lockstep_train.run import Run
 from lockstep_train.steps import Steps
 from lockstep_train.watch.watchdog import StopSignal
+from lockstep_train.zero import zero_access
 
 SKIPPING = ("slow_volume", "copy_beside_a_step", "fail_unexpectedly")
 """Cases about ranks that go on beside a save, as they really do."""

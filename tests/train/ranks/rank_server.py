@@ -22,7 +22,7 @@ def preload() -> None:
     from torch.utils.tensorboard import SummaryWriter  # noqa: F401
     from transformers import AutoModelForCausalLM, LlamaForCausalLM  # noqa: F401
 
-    from lockstep_train.base.imports import import_muon
+    from lockstep_train.zero.start import import_muon
 
     import_muon()
     rank_cases.case_modules()  # the tests' own functions, and with them the trainer

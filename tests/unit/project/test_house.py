@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Set
@@ -24,10 +25,15 @@ SMALL_FOR_A_REASON: Mapping[str, str] = {
     "lockstep.platforms.onhost.gputest": "is sent to hosts as text, for the Python of their environments",
     "lockstep.platforms.inpod.forget": "is sent into pods as text, in one file as every such program",
     "lockstep.platforms.inpod.runfiles": "is sent into pods as text, in one file as every such program",
-    "lockstep_train.standby": "imports nothing that costs time: it runs before the trainer's packages are there",
     "lockstep_train.watch.beats": "is pure; its importer has the threads and the clock",
 }
 """Modules below SMALL_LINES that only one other module imports → why each stands by itself."""
+DEEPSPEED_ROOM = "lockstep_train.zero"
+ENGINE_PUBLIC = {"module", "training", "train", "eval", "backward", "step"}
+"""Attributes of DeepSpeed's engine that it documents, or that any torch module has."""
+DEEPSPEED_MODULE = re.compile(r"deepspeed(\.\w+)*")
+DEEPSPEED_INTERNAL = re.compile(r"ds_\w+|_hp_mapping|_zero_init_param|_convert_to_deepspeed_param|all_gather_coalesced|__compatible_ops__")
+"""Attributes that DeepSpeed gives parameters, and those of its own that Lockstep replaces."""
 FIRST_WORDS = {"What", "Of", "How", "Whether", "Where", "As", "By", "Who", "When", "Which", "Why"}
 """A docstring begins with a verb, or with the noun that is returned or held."""
 
@@ -176,3 +182,51 @@ def test_programs_that_run_in_pods_need_nothing_but_python() -> None:
             }
             others = {module for module in imported if module.partition(".")[0] not in sys.stdlib_module_names}
             assert others <= {"lockstep.platforms.inpod"} | {one for one in others if one.startswith("lockstep.platforms.inpod.")}, name
+
+
+def deepspeed_uses(tree: ast.AST) -> Iterator[str]:
+    """Yield line and name of all that only the room of DeepSpeed may use: its modules, what it adds to parameters, and its engine's own state."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=aliases):
+                yield from (f"{node.lineno}: {alias.name}" for alias in aliases if DEEPSPEED_MODULE.fullmatch(alias.name))
+            case ast.ImportFrom(module=str(module), level=0) if DEEPSPEED_MODULE.fullmatch(module):
+                yield f"{node.lineno}: {module}"
+            case ast.Attribute(value=ast.Name(id=owner) | ast.Attribute(attr=owner), attr=name) if owner in {"engine", "_engine"}:
+                if name not in ENGINE_PUBLIC:
+                    yield f"{node.lineno}: engine.{name}"
+            case ast.Attribute(attr=str(name)) | ast.Constant(value=str(name)) if DEEPSPEED_INTERNAL.fullmatch(name):
+                yield f"{node.lineno}: {name}"
+            case ast.Constant(value=str(name)) if DEEPSPEED_MODULE.fullmatch(name):
+                yield f"{node.lineno}: {name}"
+
+
+def test_only_one_room_knows_deepspeed() -> None:
+    uses = {
+        name: found
+        for name, path in sources().items()
+        if name.startswith("lockstep_train.") and not f"{name}.".startswith(f"{DEEPSPEED_ROOM}.")
+        if (found := list(deepspeed_uses(tree_of(path))))
+    }
+    assert uses == {}, f"call a function of {DEEPSPEED_ROOM}, whose internals tests/unit/train/test_deepspeed.py lists"
+
+
+@pytest.mark.parametrize(
+    ("line", "use"),
+    [
+        ("import deepspeed.ops", "deepspeed.ops"),
+        ("from deepspeed.utils import groups", "deepspeed.utils"),
+        ("import_module('deepspeed.ops')", "deepspeed.ops"),
+        ("parameter.ds_id", "ds_id"),
+        ("getattr(parameter, 'ds_shape', parameter.shape)", "ds_shape"),
+        ("parameter._hp_mapping", "_hp_mapping"),
+        ("replaced(Init, '_zero_init_param', other)", "_zero_init_param"),
+        ("run.engine.optimizer.overflow", "engine.optimizer"),
+        ("self._engine.get_global_grad_norm()", "engine.get_global_grad_norm"),
+        ("engine.global_steps = 3", "engine.global_steps"),
+        ("engine.backward(loss)", None),
+        ("training.deepspeed['fp16']", None),
+    ],
+)
+def test_a_use_of_deepspeed_is_seen(line: str, use: str | None) -> None:
+    assert list(deepspeed_uses(ast.parse(line))) == ([] if use is None else [f"1: {use}"])

@@ -18,7 +18,7 @@ def test_only_the_rank_that_writes_holds_the_adapter(tmp_path: Path, monkeypatch
     import torch
 
     from lockstep_train import loop
-    from lockstep_train.checkpoint.zero import zero_access
+    from lockstep_train.zero import zero_access
 
     gathered: list[weakref.ref[torch.Tensor]] = []
     alive: list[int] = []

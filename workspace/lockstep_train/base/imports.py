@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import logging
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,16 +24,6 @@ def hidden_packages(*names: str) -> Iterator[None]:
     finally:
         for name in absent:
             sys.modules.pop(name, None)
-
-
-def import_engine() -> Any:
-    """Import DeepSpeed with what its `initialize` imports. Its deprecations are for its authors."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        deepspeed = import_deepspeed()
-        importlib.import_module("deepspeed.ops")
-    import_muon()
-    return deepspeed
 
 
 def import_method(training: TrainingConfig) -> None:
@@ -65,23 +54,6 @@ def import_bitsandbytes() -> Any:
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # it would advise to install `kernels`
     with replaced(torch, "compile", uncompiled), hidden_packages("kernels"):
         return importlib.import_module("bitsandbytes")
-
-
-def import_deepspeed() -> Any:
-    """Import DeepSpeed without mlflow, which its auto-tuner imports where it is there."""
-    with hidden_packages("mlflow"):
-        return importlib.import_module("deepspeed")
-
-
-def import_muon() -> None:
-    """Import DeepSpeed's Muon optimizer, which `initialize` looks up and we never use, without torch's compiler.
-
-    Its functions are decorated with torch.compile, and that decorator alone imports inductor: 2 s of every start and restart.
-    """
-    from deepspeed.runtime import compiler
-
-    with replaced(compiler, "compile", uncompiled):
-        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
 
 
 def uncompiled(function: Callable[..., Any] | None = None, **_: Any) -> Any:

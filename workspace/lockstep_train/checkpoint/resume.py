@@ -35,7 +35,7 @@ from lockstep_train.checkpoint.format.volume import (
     sweep,
     write_record,
 )
-from lockstep_train.checkpoint.zero import zero_access
+from lockstep_train.zero import zero_access
 
 
 @dataclass(frozen=True)

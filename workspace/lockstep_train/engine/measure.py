@@ -8,11 +8,11 @@ from typing import Any
 
 from lockstep_spec.shares import RankTime, StepTimes
 from lockstep_train.base.ranks import Ranks
-from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.data.sequences.batches import Batch, collate
 from lockstep_train.data.tokens.encode import Example
 from lockstep_train.engine.clock import Clock, Waits
 from lockstep_train.engine.loss import TokenLoss, targets
+from lockstep_train.zero import zero_access
 
 TIMED_PASSES = 3
 """Passes of each size, of which the least time counts: whatever else the machine does only makes one longer."""

@@ -12,6 +12,7 @@ from lockstep_spec import length
 from lockstep_spec.choices import Offload, Schedule
 from lockstep_spec.choices import Optimizer as OptimizerName
 from lockstep_spec.training import OptimizationConfig
+from lockstep_train.zero.parameters import full_shape
 
 Named = tuple[str, torch.nn.Parameter]
 
@@ -47,7 +48,7 @@ def decay_groups(parameters: Iterable[Named], weight_decay: float) -> list[dict[
 
 def decays(name: str, parameter: torch.nn.Parameter) -> bool:
     """Return True if weight decay applies. Stacks of experts have their biases as a matrix, so the name counts, too."""
-    dimensions = len(getattr(parameter, "ds_shape", parameter.shape))
+    dimensions = len(full_shape(parameter))
     return dimensions > 1 and not name.rsplit(".", 1)[-1].endswith("bias")
 
 

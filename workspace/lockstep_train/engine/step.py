@@ -14,10 +14,10 @@ import torch.distributed as dist
 from lockstep_spec.choices import NonFinitePolicy
 from lockstep_train.base.errors import NonFinite
 from lockstep_train.base.ranks import Ranks
-from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.data.sequences.batches import Batch
 from lockstep_train.engine.clock import Clock, Waits
 from lockstep_train.engine.loss import TokenLoss, targets
+from lockstep_train.zero import zero_access
 
 MOST_SKIPPED = 20
 """Steps left out in a row after which the run ends: it isn't learning any more."""
@@ -112,7 +112,7 @@ class Stepper:
         self._saving.before_update()
         clock.lap("saveWait")
         self._progress.at("optimizer")
-        norm = self._update(step)
+        norm = zero_access.apply_gradients(self._engine, step)
         clock.lap("optimizer")
         if not math.isfinite(norm):
             skipped = skipped or self._left_out(step)
@@ -146,25 +146,12 @@ class Stepper:
             clock.lap("backward")
         return total
 
-    def _update(self, step: int) -> float:
-        """Apply the gradients and return their norm: infinite when DeepSpeed left the update out, which it does for a gradient that
-        isn't finite, before anything has changed."""
-        try:
-            self._engine.step()
-        except Exception as error:
-            if "loss scale already at minimum" not in str(error):
-                raise
-            raise NonFinite(f"gradients of step {step} overflow FP16 even at the smallest loss scale; train in BF16") from error
-        norm = self._engine.get_global_grad_norm()
-        if self._engine.optimizer.overflow:
-            return math.inf
-        return float(norm) if norm is not None else 0.0
-
     def _left_out(self, step: int) -> str:
+        scale = zero_access.loss_scale(self._engine)
         if zero_access.seeks_loss_scale(self._engine):  # a part of training in FP16, whatever the policy
-            return f"the gradients of step {step} overflow FP16; the loss scale is lowered to {self._engine.optimizer.loss_scale:.0f}"
-        if self._engine.fp16_enabled():
-            fixed = f"{self._engine.optimizer.loss_scale:.0f}, which training.deepspeed.fp16.loss_scale fixes"
+            return f"the gradients of step {step} overflow FP16; the loss scale is lowered to {scale:.0f}"
+        if scale is not None:
+            fixed = f"{scale:.0f}, which training.deepspeed.fp16.loss_scale fixes"
             return self._skip(f"the gradients of step {step} are not finite in FP16 at the loss scale {fixed}")
         return self._skip(f"the gradient norm of step {step} is not finite")
 

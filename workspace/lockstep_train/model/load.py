@@ -28,6 +28,7 @@ from lockstep_train.model.layouts import TensorLayout, Unfitting, model_layouts
 from lockstep_train.model.moe import check_experts
 from lockstep_train.model.quantize import keep_trainable, loading_options
 from lockstep_train.model.weight_files import INDEX, PRECISIONS, SINGLE, WeightReader, read_headers, weight_paths
+from lockstep_train.zero.parameters import full_shape, is_plain, is_sharded, sharding_empty, shards
 
 SAMPLED_BYTES = 1 << 16
 SHOWN = 3
@@ -193,7 +194,6 @@ class SliceLoad:
 @contextlib.contextmanager
 def reading_slices(load: SliceLoad) -> Iterator[None]:
     """Let `from_pretrained` under Stage3 make every rank read its own slices, within this; `load` says how it went."""
-    from deepspeed.runtime.zero.partition_parameters import Init
     from transformers import PreTrainedModel
 
     transformers_load = PreTrainedModel._load_pretrained_model
@@ -205,14 +205,8 @@ def reading_slices(load: SliceLoad) -> Iterator[None]:
             load.fallback = str(reason)
             return transformers_load(model, state_dict, checkpoint_files, load_config, expected_keys)
 
-    with replaced(PreTrainedModel, "_load_pretrained_model", staticmethod(load_slices)), replaced(Init, "_zero_init_param", _shard_empty):
+    with replaced(PreTrainedModel, "_load_pretrained_model", staticmethod(load_slices)), sharding_empty():
         yield
-
-
-def _shard_empty(init: Any, parameter: Any) -> None:
-    """Shard a new parameter as zero.Init does, without the broadcast: what would be sent is uninitialized memory."""
-    init._convert_to_deepspeed_param(parameter)
-    parameter.partition()
 
 
 def _load_slices(model: Any, checkpoint_files: list[str] | None, load_config: Any, load: SliceLoad) -> Any:
@@ -245,17 +239,13 @@ def _load_slices(model: Any, checkpoint_files: list[str] | None, load_config: An
 
 def refuse_wrong_shapes(layouts: dict[str, TensorLayout], places: dict[str, torch.Tensor], folder: object) -> None:
     """Raise ConfigError, on every rank alike, where the files hold another shape than config.json asks for."""
-    wrong = [(name, layout.shape) for name, layout in layouts.items() if layout.shape != tuple(_shape(places[name]))]
+    wrong = [(name, layout.shape) for name, layout in layouts.items() if layout.shape != full_shape(places[name])]
     if wrong:
         name, shape = wrong[0]
         raise ConfigError(
             f"training.model.name {folder}: {name} has the shape {list(shape)} in the weight files, but config.json asks for "
-            f"{list(_shape(places[name]))} ({len(wrong)} tensors differ); its weights and its config.json must be of one model"
+            f"{list(full_shape(places[name]))} ({len(wrong)} tensors differ); its weights and its config.json must be of one model"
         )
-
-
-def _shape(place: Any) -> Any:
-    return place.ds_shape if hasattr(place, "ds_id") else place.shape
 
 
 Job = tuple[torch.Tensor, TensorLayout, int, int]
@@ -264,19 +254,13 @@ Job = tuple[torch.Tensor, TensorLayout, int, int]
 
 def _jobs(place: Any, layout: TensorLayout) -> Iterator[Job]:
     """Yield the jobs of this rank's shard, with hpZ also its node's, or of a whole buffer."""
-    if not hasattr(place, "ds_id"):
+    if not is_sharded(place):
         yield place.data.view(-1), layout, 0, place.numel()
         return
-    shards = [(place.ds_tensor, place.ds_zero_partition_rank)]
-    if place.ds_secondary_tensor is not None:
-        from deepspeed.utils import groups
-
-        shards.append((place.ds_secondary_tensor, groups._get_zero_param_intra_parallel_rank_in_mygroup()))
-    for shard, index in shards:
-        if getattr(shard, "final_location", None) is not None or hasattr(shard, "ds_quant_scale"):
+    for shard, start, numel in shards(place):
+        if not is_plain(shard):
             raise Unfitting("its shards are kept on disk or quantized by DeepSpeed")
-        start = min(shard.ds_numel * index, place.ds_numel)
-        yield shard, layout, start, min(shard.ds_numel, place.ds_numel - start)
+        yield shard, layout, start, numel
 
 
 @torch.no_grad()

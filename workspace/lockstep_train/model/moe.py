@@ -10,6 +10,7 @@ of a layer and has hooks of its own here, which these would hide; so they are fo
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from lockstep_spec.choices import Quantization, ZeroStage
 from lockstep_train.base.errors import ConfigError
+from lockstep_train.zero.parameters import full_shape, is_sharded
 
 ROW_BYTES = 16
 STATIC = frozenset({"grouped_mm", "batched_mm"})
@@ -66,7 +68,7 @@ def check_experts(model: torch.nn.Module, stage: ZeroStage, quantization: Quanti
 def check_rows(name: str, experts: torch.nn.Module) -> None:
     """Raise ConfigError when grouped_mm can't take a stack of weights: its rows must be whole blocks of 16 bytes."""
     for parameter_name, parameter in experts.named_parameters(recurse=False):
-        shape = getattr(parameter, "ds_shape", parameter.shape)
+        shape = full_shape(parameter)
         row_bytes = shape[-1] * parameter.element_size()
         if len(shape) == 3 and row_bytes % ROW_BYTES:
             raise ConfigError(
@@ -89,7 +91,7 @@ class ParameterView:
 def save_sharded(model: torch.nn.Module) -> None:
     """Let each module that holds stacks of experts keep its weights as parameters. Before DeepSpeed adds its hooks, which must stay outside."""
     for _, module in experts_modules(model):
-        if any(hasattr(parameter, "ds_id") for parameter in module.parameters(recurse=False)):
+        if any(is_sharded(parameter) for parameter in module.parameters(recurse=False)):
             module.forward = _keeping_views(module.forward)
 
 
@@ -105,7 +107,7 @@ def _keeping_views(forward: Callable[..., Any]) -> Callable[..., Any]:
 def as_view(tensor: torch.Tensor) -> torch.Tensor | ParameterView:
     """Return what to keep of `tensor`: itself, unless it is a view of a sharded parameter."""
     base = tensor._base
-    if not isinstance(base, torch.nn.Parameter) or not hasattr(base, "ds_id"):
+    if not isinstance(base, torch.nn.Parameter) or not is_sharded(base):
         return tensor
     return ParameterView(base, tensor.size(), tensor.stride(), tensor.storage_offset() - base.storage_offset())
 
@@ -115,8 +117,8 @@ def from_view(saved: torch.Tensor | ParameterView) -> torch.Tensor:
     if isinstance(saved, torch.Tensor):
         return saved
     whole = saved.parameter.detach()
-    if whole.numel() != saved.parameter.ds_numel:  # type: ignore[attr-defined]
-        shape = tuple(saved.parameter.ds_shape)  # type: ignore[attr-defined]
+    shape = full_shape(saved.parameter)
+    if whole.numel() != math.prod(shape):
         raise RuntimeError(
             f"a weight of shape {shape} is not gathered in the backward pass; set training.optimization.gradientCheckpointing to true"
         )

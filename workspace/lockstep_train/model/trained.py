@@ -15,6 +15,7 @@ from lockstep_spec.modelnames import model_title
 from lockstep_spec.training import LoraConfig, TrainingConfig
 from lockstep_train.base.errors import ConfigError, refusal
 from lockstep_train.base.imports import import_peft
+from lockstep_train.zero.parameters import full_shape, gather_as_one, is_sharded, set_values
 
 SHOWN = 24
 
@@ -49,7 +50,7 @@ def linear_modules(model: torch.nn.Module) -> list[str]:
 
 def stacked_parameters(model: torch.nn.Module) -> list[str]:
     """Parameters of three dimensions: the fused experts. Under Stage3 the true shape stands beside the empty tensor."""
-    return [name for name, parameter in model.named_parameters() if len(getattr(parameter, "ds_shape", parameter.shape)) == 3]
+    return [name for name, parameter in model.named_parameters() if len(full_shape(parameter)) == 3]
 
 
 def weighted_modules(model: torch.nn.Module) -> list[str]:
@@ -137,10 +138,8 @@ def gather_whole_experts(model: torch.nn.Module) -> None:
     wrappers = [(name, module) for name, module in model.named_modules() if isinstance(module, ParamWrapper)]
     for name, wrapper in wrappers:
         nested = any(name.startswith(f"{other}.") for other, _ in wrappers)
-        if not nested and any(hasattr(parameter, "ds_id") for parameter in wrapper.parameters()):
-            from deepspeed.utils import set_z3_leaf_module
-
-            set_z3_leaf_module(wrapper, True)
+        if not nested and any(is_sharded(parameter) for parameter in wrapper.parameters()):
+            gather_as_one(wrapper)
 
 
 def peft_config(model: torch.nn.Module, config: LoraConfig) -> Any:
@@ -194,14 +193,14 @@ def start_from_adapter(model: torch.nn.Module, folder: Path) -> None:
     names = adapter_names(model)
     tensors = _read_tensors(folder)
     if not differences:
-        shapes = {names[name]: tuple(getattr(item, "ds_shape", item.shape)) for name, item in parameters.items()}
+        shapes = {names[name]: full_shape(item) for name, item in parameters.items()}
         differences = tensor_differences({name: tuple(tensor.shape) for name, tensor in tensors.items()}, shapes)
     if differences:
         raise ConfigError(
             f"training.lora.initFrom {folder} doesn't fit this run: {'; '.join(differences)}; set training.lora to what it was trained with, or leave initFrom out"
         )
     for name, parameter in parameters.items():
-        _copy(parameter, tensors[names[name]])
+        set_values(parameter, tensors[names[name]])
 
 
 def read_description(folder: Path) -> dict[str, Any]:
@@ -263,18 +262,6 @@ def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
         raise refusal(
             f"training.lora.initFrom {folder} has no readable {WEIGHTS} ({error}); save the adapter with safetensors", error
         ) from error
-
-
-@torch.no_grad()
-def _copy(parameter: torch.nn.Parameter, value: torch.Tensor) -> None:
-    if not hasattr(parameter, "ds_id"):
-        parameter.copy_(value)
-        return
-    from deepspeed.runtime.zero import GatheredParameters
-
-    with GatheredParameters(parameter, modifier_rank=0):
-        if torch.distributed.get_rank() == 0:
-            parameter.copy_(value)
 
 
 def make_trainable(model: torch.nn.Module, training: TrainingConfig, *, fresh: bool) -> torch.nn.Module:

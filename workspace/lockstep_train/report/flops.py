@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lockstep_spec.peaks import is_part, known_peak
+from lockstep_train.zero.parameters import full_shape
 
 if TYPE_CHECKING:
     import torch
@@ -94,19 +95,17 @@ def matrices(model: torch.nn.Module, visited_share: float) -> Iterator[Matrix]:
 
     embeddings = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, torch.nn.Embedding))
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        shape = full_shape(parameter)
+        shape = _unpacked_shape(parameter)
         if len(shape) < 2 or name.startswith(embeddings) or ".original_module." in name:
             continue  # PEFT keeps the original of a layer that is trained whole, and doesn't call it
         share = visited_share if ".experts." in name else 1.0
         yield Matrix(round(math.prod(shape) * share), parameter.requires_grad, _LAYER.search(name) is not None)
 
 
-def full_shape(parameter: Any) -> tuple[int, ...]:
+def _unpacked_shape(parameter: Any) -> tuple[int, ...]:
     """The weight's own shape, where Stage3 or a quantized format stores another."""
     packed = getattr(parameter, "quant_state", None)
-    if packed is not None:
-        return tuple(packed.shape)
-    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+    return full_shape(parameter) if packed is None else tuple(packed.shape)
 
 
 def _visited_share(config: Any) -> float:

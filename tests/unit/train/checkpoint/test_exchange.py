@@ -9,8 +9,9 @@ import pytest
 
 from lockstep_train.checkpoint.format.layout import shard_file
 from lockstep_train.checkpoint.format.manifest import FragmentRecord, ShardRecord
-from lockstep_train.checkpoint.format.shards import RangeNeed, ShardPiece, ShardReader, nearest_holder, planned_pieces
+from lockstep_train.checkpoint.format.shards import ShardPiece, ShardReader, nearest_holder, planned_pieces
 from lockstep_train.checkpoint.resume import _verdict
+from lockstep_train.zero.zero_access import RangeNeed
 from support.checkpoint_cases import manifest
 
 NUMEL = 103

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lockstep_train.base import durable
-from lockstep_train.checkpoint.zero.zero_access import even_share
+from lockstep_train.zero.zero_access import even_share
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7, 40])
@@ -135,8 +135,8 @@ def lose_a_moment(optimizer: Any) -> None:
     ],
 )  # fmt: skip
 def test_a_state_that_has_moved_in_memory_is_noticed(change: Callable[[Any], None]) -> None:
-    from lockstep_train.checkpoint.format.layout import FULL
-    from lockstep_train.checkpoint.zero.zero_access import Places
+    from lockstep_train.zero.kinds import FULL
+    from lockstep_train.zero.zero_access import Places
 
     engine = engine_with_state()
     places = Places(engine, FULL, [])
@@ -150,8 +150,8 @@ def test_a_state_that_has_moved_in_memory_is_noticed(change: Callable[[Any], Non
 def test_weights_that_have_moved_are_noticed_where_a_save_reads_them() -> None:
     import torch
 
-    from lockstep_train.checkpoint.format.layout import LITE
-    from lockstep_train.checkpoint.zero.zero_access import Places
+    from lockstep_train.zero.kinds import LITE
+    from lockstep_train.zero.zero_access import Places
 
     whole, cut = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(0))
     cut.ds_id, cut.ds_tensor = 1, torch.zeros(2)  # type: ignore[attr-defined]

@@ -19,8 +19,8 @@ class Engine:
     def __init__(self) -> None:
         import torch
 
-        from lockstep_train.checkpoint.format.layout import FULL, MASTER, WEIGHTS
-        from lockstep_train.checkpoint.zero.zero_access import Fragment
+        from lockstep_train.zero.kinds import FULL, MASTER, WEIGHTS
+        from lockstep_train.zero.zero_access import Fragment
 
         self.optimizer = SimpleNamespace()
         self.parameters = {name: torch.nn.Parameter(torch.zeros(ELEMENTS)) for name in "abc"}
@@ -42,8 +42,8 @@ def tensor_bytes() -> int:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    from lockstep_train.checkpoint.format.layout import LITE
-    from lockstep_train.checkpoint.zero import self_test, zero_access
+    from lockstep_train.zero import self_test, zero_access
+    from lockstep_train.zero.kinds import LITE
 
     gc.collect()
     gc.freeze()  # what earlier tests left is walked through no more
@@ -58,8 +58,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
 def test_a_parameter_costs_its_own_part_once_and_blocks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from lockstep_train.checkpoint.format.layout import FULL, MASTER
-    from lockstep_train.checkpoint.zero import self_test
+    from lockstep_train.zero import self_test
+    from lockstep_train.zero.kinds import FULL, MASTER
 
     held: list[tuple[str, int]] = []
     made: list[int] = []
@@ -93,8 +93,8 @@ def test_a_parameter_costs_its_own_part_once_and_blocks(engine: Engine, monkeypa
 def test_values_are_as_before_whatever_they_were(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from lockstep_train.checkpoint.zero import self_test
-    from lockstep_train.checkpoint.zero.zero_access import UnknownDeepSpeed
+    from lockstep_train.zero import self_test
+    from lockstep_train.zero.zero_access import UnknownDeepSpeed
 
     engine.state["b"]["exp_avg"].fill_(2.5)
     expected = {name: {kind: value.clone() for kind, value in item.items()} for name, item in engine.state.items()}
@@ -116,7 +116,7 @@ def test_values_are_as_before_whatever_they_were(engine: Engine, monkeypatch: py
 def test_the_pattern_goes_on_where_32_bits_end() -> None:
     import torch
 
-    from lockstep_train.checkpoint.zero.self_test import _pattern
+    from lockstep_train.zero.self_test import _pattern
 
     start = 2**33 - 5
     assert torch.equal(_pattern(start, 10, torch.device("cpu")).long(), torch.arange(start, start + 10) % 65_521)

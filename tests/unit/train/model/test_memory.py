@@ -162,7 +162,7 @@ def test_the_memory_of_saves_is_taken_whole_and_once() -> None:
     import torch
 
     from lockstep_train.checkpoint.save.snapshot import HostMemory, lay_out
-    from lockstep_train.checkpoint.zero.zero_access import Fragment
+    from lockstep_train.zero.zero_access import Fragment
 
     def taken() -> int:
         lines = Path("/proc/self/status").read_text().splitlines()

@@ -11,8 +11,8 @@ from lockstep_spec.shape import ModelShape, Weight, shape_of
 from lockstep_spec.training import TrainingConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.runfile import parse_training
-from lockstep_train.engine.build import refuse_invalid
 from lockstep_train.engine.settings import IDLE_ZERO, NEVER_STAGE3, ONLY_STAGE3, SECTIONS, deepspeed_settings
+from lockstep_train.zero.start import refuse_invalid
 
 
 def training(optimization: dict[str, Any] | None = None, **change: Any) -> TrainingConfig:

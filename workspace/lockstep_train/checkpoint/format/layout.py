@@ -12,6 +12,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from lockstep_train.zero.kinds import FULL, LITE
+
 MANIFEST = "manifest.json"
 CHAIN = "chain"
 READERS = "readers"
@@ -59,17 +61,6 @@ def is_shard(name: object) -> bool:
 def parse_reader(name: str) -> CommitName | None:
     match = _READER.fullmatch(name)
     return parse_commit(match[1]) if match else None
-
-
-MASTER = "fp32"
-"""FP32 masters. Each tensor of a shard is flat: the fragments' elements in the order of the manifest's records."""
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""Adam's, in FP32."""
-WEIGHTS = "weights"
-"""The trained weights as the model computes with them: in the run's precision."""
-
-FULL = (MASTER, *MOMENTS)
-LITE = (WEIGHTS,)
 
 
 def kinds_of(content: str) -> tuple[str, ...]:

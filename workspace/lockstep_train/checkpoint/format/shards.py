@@ -11,21 +11,9 @@ import torch
 import torch.distributed as dist
 
 from lockstep_train.base.ranks import Ranks
-from lockstep_train.checkpoint.format.layout import MASTER, MOMENTS, WEIGHTS
 from lockstep_train.checkpoint.format.manifest import Manifest, shapes
-
-Values = dict[str, torch.Tensor]
-"""FP32 elements of the range that was asked for, by kind."""
-
-
-@dataclass(frozen=True)
-class RangeNeed:
-    """Range of one parameter that a rank needs: masters and moments of [start, start + numel), and with `whole` all masters, because
-    the weights that it computes with are all here."""
-
-    start: int
-    numel: int
-    whole: bool
+from lockstep_train.zero.kinds import MASTER, MOMENTS, WEIGHTS
+from lockstep_train.zero.zero_access import RangeNeed, Values
 
 
 @dataclass(frozen=True)

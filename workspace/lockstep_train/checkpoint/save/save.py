@@ -18,13 +18,14 @@ from typing import Any
 import torch.distributed as dist
 
 from lockstep_train.base.ranks import Ranks
-from lockstep_train.checkpoint.format.layout import FULL, MANIFEST, WEIGHTS, CommitName
+from lockstep_train.checkpoint.format.layout import MANIFEST, CommitName
 from lockstep_train.checkpoint.format.manifest import Manifest, ShardRecord, encode
 from lockstep_train.checkpoint.format.volume import discard
 from lockstep_train.checkpoint.save import commit
 from lockstep_train.checkpoint.save.snapshot import FileImage, HostMemory, Snapshot, lay_out, write_shard
 from lockstep_train.checkpoint.save.upkeep import Upkeep
-from lockstep_train.checkpoint.zero import zero_access
+from lockstep_train.zero import zero_access
+from lockstep_train.zero.kinds import FULL, WEIGHTS
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from lockstep_spec.files import sync_directory
 from lockstep_train.base.durable import create_directories, write_pages_durably
 from lockstep_train.checkpoint.format.layout import shard_file
 from lockstep_train.checkpoint.format.manifest import FragmentRecord, ShardRecord
-from lockstep_train.checkpoint.zero.zero_access import Fragment
+from lockstep_train.zero.zero_access import Fragment
 
 PAGE_BYTES = 4096
 CHUNK_ELEMENTS = 1 << 20

@@ -1,4 +1,4 @@
-"""The only module that knows DeepSpeed's internals (deepspeed 0.19.8, pinned): its state is read here, and a commit's put back.
+"""State of DeepSpeed's engine, read for a commit and put back from one.
 
 Stage3 cuts every trainable parameter, flattened, into equal chunks, one a rank; the last rank's chunk ends in uninitialized
 padding. Stage1 and Stage2 cut one flat buffer of all parameters; a rank owns whole parameters and up to two cut ones.
@@ -7,17 +7,33 @@ Either way a rank's part of a parameter is one range of its elements, and readin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from lockstep_train.checkpoint.format.layout import FULL, LITE, MASTER, MOMENTS, WEIGHTS
-from lockstep_train.checkpoint.format.shards import RangeNeed, Values
+from lockstep_train.base.errors import NonFinite
+from lockstep_train.zero.kinds import FULL, LITE, MASTER, MOMENTS, WEIGHTS
+from lockstep_train.zero.parameters import full_shape, is_sharded, own_values
 
 KINDS = FULL
 _LOSS_SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+
+
+Values = dict[str, torch.Tensor]
+"""FP32 elements of the range that was asked for, by kind."""
+
+
+@dataclass(frozen=True)
+class RangeNeed:
+    """Range of one parameter that a rank needs: masters and moments of [start, start + numel), and with `whole` all masters, because
+    the weights that it computes with are all here."""
+
+    start: int
+    numel: int
+    whole: bool
 
 
 class UnknownDeepSpeed(RuntimeError):
@@ -36,27 +52,23 @@ class Fragment:
     """Tensors by kind: `fp32` and, once the optimizer has state, the two moments."""
 
 
-def is_stage3(parameter: torch.nn.Parameter) -> bool:
-    return hasattr(parameter, "ds_id")
-
-
 def trainable(engine: Any) -> list[tuple[str, torch.nn.Parameter]]:
     return [(name, parameter) for name, parameter in engine.module.named_parameters() if parameter.requires_grad]
 
 
 def parameter_shapes(engine: Any) -> dict[str, tuple[int, ...]]:
     """True shape of every trainable parameter (under Stage3 the tensor itself may be empty)."""
-    return {name: tuple(getattr(parameter, "ds_shape", parameter.shape)) for name, parameter in trainable(engine)}
+    return {name: full_shape(parameter) for name, parameter in trainable(engine)}
 
 
 def fragments(engine: Any, kinds: tuple[str, ...] = KINDS) -> Iterator[Fragment]:
     """Fragments that this rank owns. No collective. Not during a forward pass: looking at a module's parameters may gather them then."""
-    if kinds == LITE and not any(is_stage3(parameter) for _, parameter in trainable(engine)):
+    if kinds == LITE and not any(is_sharded(parameter) for _, parameter in trainable(engine)):
         yield from _even_weights(engine)
         return
     create_optimizer_state(engine)
     for name, parameter in trainable(engine):
-        if is_stage3(parameter):
+        if is_sharded(parameter):
             yield _stage3_fragment(engine.optimizer, name, parameter, kinds)
         elif parameter._hp_mapping is not None:  # type: ignore[attr-defined]
             yield _flat_fragment(name, parameter, kinds)
@@ -87,7 +99,7 @@ class Places:
         if MASTER in kinds:
             self._find_masters(engine.optimizer)
         for parameter in weights_of:
-            container, key = (vars(parameter), "ds_tensor") if is_stage3(parameter) else ((parameter,), 0)
+            container, key = (vars(parameter), "ds_tensor") if is_sharded(parameter) else ((parameter,), 0)
             self._add(container, key)
 
     def _find_masters(self, optimizer: Any) -> None:
@@ -125,8 +137,7 @@ def _stage3_range(optimizer: Any, parameter: Any) -> tuple[int, int]:
 def _stage3_tensor(optimizer: Any, parameter: Any, kind: str) -> torch.Tensor:
     """The whole chunk, padding included."""
     if kind == WEIGHTS:
-        weights: torch.Tensor = parameter.ds_tensor.detach()
-        return weights
+        return own_values(parameter).detach()
     key = None if kind == MASTER else kind
     tensor: torch.Tensor = optimizer._get_fp32_opt_state_partition(parameter, True, optim_state_key=key)[0]
     return tensor
@@ -135,7 +146,7 @@ def _stage3_tensor(optimizer: Any, parameter: Any, kind: str) -> torch.Tensor:
 def _stage3_fragment(optimizer: Any, name: str, parameter: Any, kinds: tuple[str, ...]) -> Fragment:
     start, numel = _stage3_range(optimizer, parameter)
     tensors = {kind: _stage3_tensor(optimizer, parameter, kind)[:numel] for kind in kinds}
-    return Fragment(name, tuple(parameter.ds_shape), start, numel, tensors)
+    return Fragment(name, full_shape(parameter), start, numel, tensors)
 
 
 def _flat_fragment(name: str, parameter: Any, kinds: tuple[str, ...]) -> Fragment:
@@ -163,6 +174,26 @@ def optimizer_step(engine: Any) -> int:
 def seeks_loss_scale(engine: Any) -> bool:
     """Return True if an overflow lowers the loss scale: in FP16, unless the raw settings fix one."""
     return bool(getattr(getattr(engine.optimizer, "loss_scaler", None), "dynamic", False))
+
+
+def loss_scale(engine: Any) -> float | None:
+    """Return what a loss is multiplied with in FP16; None in another precision."""
+    return float(engine.optimizer.loss_scale) if engine.fp16_enabled() else None
+
+
+def apply_gradients(engine: Any, step: int) -> float:
+    """Apply the gradients and return their norm: infinite when DeepSpeed left the update out, which it does for a gradient that
+    isn't finite, before anything has changed."""
+    try:
+        engine.step()
+    except Exception as error:
+        if "loss scale already at minimum" not in str(error):
+            raise
+        raise NonFinite(f"gradients of step {step} overflow FP16 even at the smallest loss scale; train in BF16") from error
+    norm = engine.get_global_grad_norm()
+    if engine.optimizer.overflow:
+        return math.inf
+    return float(norm) if norm is not None else 0.0
 
 
 def loss_scaler_state(engine: Any) -> dict[str, Any] | None:
@@ -279,7 +310,7 @@ def _copy_fragment(fragment: Fragment, values: Values, need: RangeNeed) -> None:
 
 def _set_weights(optimizer: Any, parameter: Any, master: torch.Tensor, need: RangeNeed) -> None:
     """The low-precision copy that the forward pass uses; under Stage3 the shard, and the whole one if it stays resident."""
-    if is_stage3(parameter):
+    if is_sharded(parameter):
         _, numel = _stage3_range(optimizer, parameter)
         _stage3_tensor(optimizer, parameter, MASTER)[numel:].zero_()
         parameter.ds_tensor[:numel].copy_(_own(master, need))

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from lockstep_train.base.errors import TrainerError
+from lockstep_train.zero.parameters import own_range
 
 CHUNK = 1 << 22
 """Elements fingerprinted at a time: they are widened to 64 bits."""
@@ -66,9 +67,8 @@ def _copied(parameter: Any) -> bool:
 
 
 def _fingerprint_of_shard(parameter: Any) -> torch.Tensor:
-    part = parameter.ds_tensor.ds_numel
-    start = min(part * parameter.ds_zero_partition_rank, parameter.ds_numel)
-    return fingerprint(parameter.ds_tensor[: min(part, parameter.ds_numel - start)], start)
+    start, numel = own_range(parameter)
+    return fingerprint(parameter.ds_tensor[:numel], start)
 
 
 def _modules(model: torch.nn.Module) -> Iterator[list[Any]]:

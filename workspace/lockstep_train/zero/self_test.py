@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from lockstep_train.checkpoint.format.layout import FULL, LITE, MASTER, WEIGHTS
-from lockstep_train.checkpoint.zero import zero_access
-from lockstep_train.checkpoint.zero.zero_access import UnknownDeepSpeed
+from lockstep_train.zero import zero_access
+from lockstep_train.zero.kinds import FULL, LITE, MASTER, WEIGHTS
+from lockstep_train.zero.zero_access import UnknownDeepSpeed
 
 BLOCK_ELEMENTS = 1 << 22
 """Elements written or compared at once: beside one parameter, gathered by DeepSpeed, the test takes 36 MB of the device, however large a

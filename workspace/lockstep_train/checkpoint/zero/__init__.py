@@ -1,1 +1,0 @@
-"""DeepSpeed's own state, read and written."""
