@@ -31,6 +31,7 @@ from lockstep_train.run import Run
 from lockstep_train.steps import Steps
 from lockstep_train.watch.watchdog import StopSignal
 from lockstep_train.zero import zero_access
+from lockstep_train.zero.parameters import shards
 
 SKIPPING = ("slow_volume", "copy_beside_a_step", "fail_unexpectedly")
 """Cases about ranks that go on beside a save, as they really do."""
@@ -208,7 +209,7 @@ def poisoned_padding() -> None:
     Steps(run, StopSignal()).take(1)
     padded = 0
     for _, parameter in zero_access.trainable(run.engine):
-        _, numel = zero_access._stage3_range(run.engine.optimizer, parameter)
+        _, _, numel = next(shards(parameter))
         for kind in zero_access.KINDS:
             tail = zero_access._stage3_tensor(run.engine.optimizer, parameter, kind).detach()[numel:]
             padded += tail.numel()

@@ -100,21 +100,21 @@ def tiny_model() -> Any:
 def engines() -> Iterator[Engines]:
     import torch.distributed as dist
 
-    from lockstep_train.zero.start import prepare_deepspeed
+    from lockstep_train.zero.start import import_engine, prepare_deepspeed
 
+    deepspeed = import_engine()
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, value in {"DS_ACCELERATOR": "cpu", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
             patch.setenv(name, value)
+        patch.setattr(deepspeed.comm.comm, "cdb", None)
+        # DeepSpeed's check of the CPU is older than torch's support.
+        patch.setattr(deepspeed.accelerator.get_accelerator(), "is_fp16_supported", lambda: True, raising=False)
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        deepspeed = prepare_deepspeed()
-        deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: (
-            True
-        )  # DeepSpeed's check of the CPU is older than torch's support
-        yield Engines(deepspeed)
-        del deepspeed.accelerator.get_accelerator().is_fp16_supported
-        dist.destroy_process_group()
-        deepspeed.comm.comm.cdb = None
+        try:
+            yield Engines(prepare_deepspeed())
+        finally:
+            dist.destroy_process_group()
 
 
 def train(engine: Any) -> float:
@@ -261,7 +261,7 @@ def stage3_state_is_in_flat_groups(engines: Engines) -> bool:
     flat = optimizer.fp32_partitioned_groups_flat[0]
     moment = optimizer._get_fp32_opt_state_partition(parameter, True, optim_state_key="exp_avg")[0]
     same = moment.data_ptr() == optimizer.optimizer.state[flat]["exp_avg"].data_ptr()
-    return same and optimizer._get_param_partition_rank(parameter) == 0 and fragment.tensors["fp32"].data_ptr() == flat.data_ptr()
+    return same and fragment.tensors["fp32"].data_ptr() == flat.data_ptr()
 
 
 def stage2_state_is_in_flat_groups(engines: Engines) -> bool:
@@ -409,7 +409,7 @@ NEEDS = (
     ),
     Need(
         "commits under Stage3",
-        "optimizer.fp32_partitioned_groups_flat, _get_param_partition_rank, _get_fp32_opt_state_partition(parameter, True, optim_state_key)[0]",
+        "optimizer.fp32_partitioned_groups_flat, _get_fp32_opt_state_partition(parameter, True, optim_state_key)[0]",
         stage3_state_is_in_flat_groups,
     ),
     Need(
@@ -449,7 +449,7 @@ def test_deepspeed_has_what_a_feature_stands_on(engines: Engines, need: Need) ->
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             holds = need.holds(engines)
-    except Exception as error:  # whatever another version of DeepSpeed does
+    except (Exception, pytest.fail.Exception) as error:  # whatever another version of DeepSpeed does
         holds, problem = False, error
     assert holds, f"DeepSpeed {version('deepspeed')} breaks {need.feature}, which uses {need.internals}: {problem!r}"
 
@@ -470,5 +470,5 @@ def internals_of(trees: Mapping[str, ast.Module]) -> Iterator[str]:
 def test_every_internal_that_the_room_uses_has_a_feature() -> None:
     used = set(internals_of({path.name: ast.parse(path.read_text(encoding="utf-8")) for path in ROOM.glob("*.py")}))
     named = {word for need in NEEDS for word in re.findall(r"\w+", need.internals)}
-    assert {"ds_tensor", "_config", "Init", "_get_param_partition_rank"} <= used
+    assert {"ds_tensor", "_config", "Init", "_hp_mapping"} <= used
     assert used - named == set()

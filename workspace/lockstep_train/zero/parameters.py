@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lockstep_train.base.imports import replaced
 
@@ -23,28 +23,19 @@ def full_shape(parameter: Any) -> tuple[int, ...]:
 
 def own_values(parameter: Any) -> torch.Tensor:
     """Return the values that this rank has of a parameter, whole or sharded."""
-    values: torch.Tensor = getattr(parameter, "ds_tensor", parameter)
-    return values
-
-
-def own_range(parameter: Any) -> tuple[int, int]:
-    """Return the first of this rank's elements of a sharded parameter, and their number without padding."""
-    return _range(parameter, parameter.ds_tensor, parameter.ds_zero_partition_rank)
-
-
-def _range(parameter: Any, shard: Any, index: int) -> tuple[int, int]:
-    start = min(shard.ds_numel * index, parameter.ds_numel)
-    return start, min(shard.ds_numel, parameter.ds_numel - start)
+    return cast("torch.Tensor", getattr(parameter, "ds_tensor", parameter))
 
 
 def shards(parameter: Any) -> Iterator[tuple[torch.Tensor, int, int]]:
-    """Yield this rank's shard, with hpZ also its node's: padding included, its first element, and how many are no padding."""
-    yield parameter.ds_tensor, *own_range(parameter)
+    """Yield this rank's shard of a sharded parameter, with hpZ also its node's: flat, with padding; its first element; how many are no padding."""
+    parts = [(parameter.ds_tensor, parameter.ds_zero_partition_rank)]
     if parameter.ds_secondary_tensor is not None:
         from deepspeed.utils import groups
 
-        second = parameter.ds_secondary_tensor
-        yield second, *_range(parameter, second, groups._get_zero_param_intra_parallel_rank_in_mygroup())
+        parts.append((parameter.ds_secondary_tensor, groups._get_zero_param_intra_parallel_rank_in_mygroup()))
+    for shard, index in parts:
+        start = min(shard.ds_numel * index, parameter.ds_numel)
+        yield shard, start, min(shard.ds_numel, parameter.ds_numel - start)
 
 
 def is_plain(shard: Any) -> bool:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from lockstep_train.base.errors import TrainerError
-from lockstep_train.zero.parameters import own_range
+from lockstep_train.zero.parameters import own_values, shards
 
 CHUNK = 1 << 22
 """Elements fingerprinted at a time: they are widened to 64 bits."""
@@ -30,10 +30,11 @@ def check_secondary_shards(model: torch.nn.Module) -> None:
     if not names:
         return
     order = {parameter: index for index, parameter in enumerate(names)}
-    device = next(iter(names)).ds_tensor.device  # type: ignore[attr-defined]
+    device = own_values(next(iter(names))).device
     expected = torch.zeros(len(names), dtype=torch.int64, device=device)
     for parameter, index in order.items():
-        expected[index] = _fingerprint_of_shard(parameter)
+        shard, start, numel = next(shards(parameter))
+        expected[index] = fingerprint(shard[:numel], start)
     dist.all_reduce(expected)
     wrong = torch.zeros_like(expected)
     for parameters in _modules(model):
@@ -64,11 +65,6 @@ def fingerprint(values: torch.Tensor, start: int) -> torch.Tensor:
 def _copied(parameter: Any) -> bool:
     """Return True for a weight that is frozen, sharded, and has a copy: copies of trained weights are dropped before each update."""
     return not parameter.requires_grad and getattr(parameter, "ds_secondary_tensor", None) is not None
-
-
-def _fingerprint_of_shard(parameter: Any) -> torch.Tensor:
-    start, numel = own_range(parameter)
-    return fingerprint(parameter.ds_tensor[:numel], start)
 
 
 def _modules(model: torch.nn.Module) -> Iterator[list[Any]]:

@@ -20,18 +20,12 @@ QUANTIZED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights")
 
 def import_engine() -> Any:
     """Import DeepSpeed with what its `initialize` imports. Its deprecations are for its authors."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), hidden_packages("mlflow"):  # which its auto-tuner imports where it is there
         warnings.simplefilter("ignore")
-        deepspeed = import_deepspeed()
+        deepspeed = importlib.import_module("deepspeed")
         importlib.import_module("deepspeed.ops")
     import_muon()
     return deepspeed
-
-
-def import_deepspeed() -> Any:
-    """Import DeepSpeed without mlflow, which its auto-tuner imports where it is there."""
-    with hidden_packages("mlflow"):
-        return importlib.import_module("deepspeed")
 
 
 def import_muon() -> None:
@@ -89,9 +83,7 @@ def _refuse_quantized_bf16(settings: dict[str, Any]) -> None:
         )
 
 
-def initialize(
-    model: torch.nn.Module, trainable: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer, settings: dict[str, Any]
-) -> Any:
+def initialize(model: torch.nn.Module, trainable: list[torch.nn.Parameter], optimizer: Any, settings: dict[str, Any]) -> Any:
     """Start DeepSpeed's engine, with ZeRO in every stage.
 
     For Stage1 in BF16 with gradients summed in FP32 DeepSpeed would take its BF16_Optimizer in place of ZeRO's, whose state lies where

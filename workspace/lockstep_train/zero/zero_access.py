@@ -16,7 +16,7 @@ import torch
 
 from lockstep_train.base.errors import NonFinite
 from lockstep_train.zero.kinds import FULL, LITE, MASTER, MOMENTS, WEIGHTS
-from lockstep_train.zero.parameters import full_shape, is_sharded, own_values
+from lockstep_train.zero.parameters import full_shape, is_sharded, own_values, shards
 
 KINDS = FULL
 _LOSS_SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
@@ -117,21 +117,10 @@ class Places:
 
     def moved(self) -> bool:
         try:
-            for container, key, value in self._held:
-                if container[key] is not value:
-                    return True
-            for container, key, tensor, address in self._tensors:
-                if container[key] is not tensor or tensor.data_ptr() != address:
-                    return True
+            replaced = any(container[key] is not value for container, key, value in self._held)
+            return replaced or any(container[key] is not tensor or tensor.data_ptr() != at for container, key, tensor, at in self._tensors)
         except LookupError:
             return True
-        return False
-
-
-def _stage3_range(optimizer: Any, parameter: Any) -> tuple[int, int]:
-    part = parameter.ds_tensor.ds_numel
-    start = min(part * optimizer._get_param_partition_rank(parameter), parameter.ds_numel)
-    return start, min(part, parameter.ds_numel - start)
 
 
 def _stage3_tensor(optimizer: Any, parameter: Any, kind: str) -> torch.Tensor:
@@ -144,7 +133,7 @@ def _stage3_tensor(optimizer: Any, parameter: Any, kind: str) -> torch.Tensor:
 
 
 def _stage3_fragment(optimizer: Any, name: str, parameter: Any, kinds: tuple[str, ...]) -> Fragment:
-    start, numel = _stage3_range(optimizer, parameter)
+    _, start, numel = next(shards(parameter))
     tensors = {kind: _stage3_tensor(optimizer, parameter, kind)[:numel] for kind in kinds}
     return Fragment(name, full_shape(parameter), start, numel, tensors)
 
@@ -191,9 +180,7 @@ def apply_gradients(engine: Any, step: int) -> float:
             raise
         raise NonFinite(f"gradients of step {step} overflow FP16 even at the smallest loss scale; train in BF16") from error
     norm = engine.get_global_grad_norm()
-    if engine.optimizer.overflow:
-        return math.inf
-    return float(norm) if norm is not None else 0.0
+    return math.inf if engine.optimizer.overflow else float(norm or 0.0)
 
 
 def loss_scaler_state(engine: Any) -> dict[str, Any] | None:
@@ -227,13 +214,6 @@ def create_optimizer_state(engine: Any, step: int = 0) -> None:
         optimizer._lazy_init_hp_params_optimizer_state()
 
 
-def set_optimizer_step(engine: Any, step: int) -> None:
-    """Create the optimizer's state if need be, and let it have applied `step` updates."""
-    create_optimizer_state(engine, step)
-    for flat in _flat_masters(engine.optimizer):
-        engine.optimizer.optimizer.state[flat]["step"].fill_(step)
-
-
 def gather_masters(engine: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Every trainable parameter whole, in FP32, on every rank. A collective."""
     from deepspeed.utils import safe_get_full_fp32_param
@@ -262,13 +242,9 @@ def even_share(numbers: Sequence[int], rank: int, world_size: int) -> Iterator[t
 
 def needs(engine: Any) -> dict[str, RangeNeed]:
     """Ranges of each parameter that this rank needs to restore it."""
-    owned = {fragment.name: fragment for fragment in fragments(engine, kinds=(MASTER,))}
-    return {name: _need(owned.get(name), whole=parameter.numel() > 0) for name, parameter in trainable(engine)}
-
-
-def _need(fragment: Fragment | None, whole: bool) -> RangeNeed:
-    """`whole`: the parameter is resident, as under Stage1 and Stage2, and under Stage3 where it is small."""
-    return RangeNeed(fragment.start, fragment.numel, whole) if fragment is not None else RangeNeed(0, 0, whole)
+    owned = {fragment.name: (fragment.start, fragment.numel) for fragment in fragments(engine, kinds=(MASTER,))}
+    # A parameter with elements is resident, as under Stage1 and Stage2, and under Stage3 where it is small.
+    return {name: RangeNeed(*owned.get(name, (0, 0)), whole=parameter.numel() > 0) for name, parameter in trainable(engine)}
 
 
 @torch.no_grad()
@@ -277,14 +253,17 @@ def restore(engine: Any, fetch: Callable[[str, RangeNeed], Values], optimizer_st
 
     Moments that it doesn't give are zero, as before the first update.
     """
-    set_optimizer_step(engine, optimizer_step)
+    create_optimizer_state(engine, optimizer_step)
+    for flat in _flat_masters(engine.optimizer):
+        engine.optimizer.optimizer.state[flat]["step"].fill_(optimizer_step)
     owned = {fragment.name: fragment for fragment in fragments(engine)}
     ranges = needs(engine)
     for name, parameter in trainable(engine):
         need = ranges[name]
         values = fetch(name, need)
-        if name in owned:
-            _copy_fragment(owned[name], values, need)
+        for kind, tensor in owned[name].tensors.items() if name in owned else ():
+            if kind in values:
+                tensor.copy_(_own(values[kind], need) if kind == MASTER else values[kind])
         _set_weights(engine.optimizer, parameter, values[MASTER], need)
     if hasattr(engine.optimizer, "invalidate_secondary_tensor"):
         engine.optimizer.invalidate_secondary_tensor()  # else the first forward uses the weights from before the load
@@ -302,18 +281,12 @@ def _own(master: torch.Tensor, need: RangeNeed) -> torch.Tensor:
     return master[need.start : need.start + need.numel] if need.whole else master
 
 
-def _copy_fragment(fragment: Fragment, values: Values, need: RangeNeed) -> None:
-    for kind, tensor in fragment.tensors.items():
-        if kind in values:
-            tensor.copy_(_own(values[kind], need) if kind == MASTER else values[kind])
-
-
 def _set_weights(optimizer: Any, parameter: Any, master: torch.Tensor, need: RangeNeed) -> None:
     """The low-precision copy that the forward pass uses; under Stage3 the shard, and the whole one if it stays resident."""
     if is_sharded(parameter):
-        _, numel = _stage3_range(optimizer, parameter)
+        shard, _, numel = next(shards(parameter))
         _stage3_tensor(optimizer, parameter, MASTER)[numel:].zero_()
-        parameter.ds_tensor[:numel].copy_(_own(master, need))
-        parameter.ds_tensor[numel:].zero_()
+        shard[:numel].copy_(_own(master, need))
+        shard[numel:].zero_()
     if need.whole:
         parameter.data.copy_(master.view(parameter.shape))
