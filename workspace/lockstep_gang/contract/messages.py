@@ -191,7 +191,7 @@ class Hello:
     slept_seconds: float = 0.0
     """Time that its machine has slept since that start."""
     unable: str = ""
-    """Why its ranks can't run at all, as by `Unable`, which may have been sent while nobody heard it."""
+    """Reason why its ranks can't run at all, as by `Unable`, which may have been sent while nobody heard it."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class PlaceWords:
     python: str
     libraries: str
     trainer: str
-    """How ranks get the trainer of this version."""
+    """Advice: where ranks get the trainer of this version."""
     torch: str
     """Beginning of advice: how to get torch."""
     torch_build: str

@@ -33,7 +33,7 @@ _TYPE = re.compile(r"(\d+)\s*GB\b", re.IGNORECASE)
 _NAMED_GB = {"H200": 141}
 """Memory of GPUs whose name does not state it: they come in one size."""
 NOT_OFFLINE = "leave out --offline"
-"""What to type for facts that a plan by files alone can't have."""
+"""Remedy for facts that a plan by files alone can't have."""
 SPEEDS = (10, 100, 400)
 """Gb/s of a node that times are given for where the network's speed isn't known."""
 
@@ -67,14 +67,14 @@ class RunFacts:
     shape_source: str = "--model-config FILE names its config.json"
     """Source of the shape; where there is none, what to do."""
     shape_fix: str = "--model-config FILE"
-    """What to type where there is none."""
+    """Option that names it."""
     samples: int | None = None
     samples_source: str = "--samples N says how many, --data FILE counts them"
     capacity_bytes: int | None = None
     """Memory of a GPU, or what a CPU rank may use."""
     capacity_source: str = ""
     capacity_fix: str = "gpus.type, or resources.limits.memory for ranks on CPUs, in the cluster file"
-    """What to write or type where the memory isn't known."""
+    """Remedy where the memory isn't known."""
     device: str = ""
     """Name of the slowest GPU; '': the cluster's gpus.type."""
     cards: tuple[Card, ...] = ()

@@ -31,7 +31,7 @@ CONCERNS_START = ("image", "cluster", "objects", "nodes", "quota", "claims", "ad
 CONCERNS_RUN = ("memory", "steps")
 """Sections that say whether it then has the memory and the room that it needs; the others tell what it will do."""
 MORE_RIGHTS = "--context NAME, of an account with more rights"
-"""What to type for facts that an account may not see."""
+"""Remedy for facts that an account may not see."""
 
 
 class PlanVerdict(StrEnum):

@@ -88,7 +88,7 @@ class Try:
     admitted: Object | None = None
     """The object as the API server would store it, with what LimitRanges and webhooks have written into it."""
     fix: str = ""
-    """What to type to know it, where it could not be asked; '': an account with more rights can ask."""
+    """Remedy where it could not be asked; '': an account with more rights can ask."""
 
 
 @dataclass(frozen=True)

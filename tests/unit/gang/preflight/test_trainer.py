@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import lockstep_spec
-from lockstep_gang.agent.preflight.trainer import NodeTrainer
+from lockstep_gang.agent.preflight.answers import NodeTrainer
 from lockstep_gang.contract.messages import Unable
 from lockstep_gang.contract.placewords import IN_PODS
 from lockstep_gang.contract.preflight import LOCKSTEP, Checked, Expected, Looked, Met

@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 
 from lockstep_gang.agent.preflight import facts, files, network
 from lockstep_gang.agent.preflight.allreduce import AllReduceRanks
+from lockstep_gang.agent.preflight.programs import Programs, json_objects
 from lockstep_gang.agent.preflight.selftest import NodeSelfTest
-from lockstep_gang.agent.preflight.trainer import NodeTrainer
 from lockstep_gang.agent.ranks.environment import inherited
 from lockstep_gang.contract.messages import Unable
 from lockstep_gang.contract.preflight import LOCKSTEP, Check, Checked, Expected, Looked, Met, Stage
 from lockstep_gang.contract.run import Run
 from lockstep_gang.coordinator.waits import in_thread
+from lockstep_gang.lifecycle.preflight.checks import runs_trainer
 from lockstep_gang.lifecycle.preflight.rounds import GROUP_SECONDS, neighbors
 from lockstep_spec.choices import StorageMode
 
@@ -26,6 +27,15 @@ T = TypeVar("T")
 LOOK_SECONDS = 8.0
 """Limit of a check, after which it is reported as not finished: a volume whose server is gone blocks for ever."""
 TIDY_SECONDS = 1.0
+TRAINER_QUESTION = """import json
+try:
+    import lockstep_spec, lockstep_train
+except ImportError as error:
+    print(json.dumps({"lacks": str(error)}))
+else:
+    print(json.dumps({"version": getattr(lockstep_spec, "VERSION", "")}))
+"""
+REASON_CHARACTERS = 300
 
 
 class NodePreflight:
@@ -43,7 +53,7 @@ class NodePreflight:
         self._self_test = NodeSelfTest(run, node)
         self._trainer = NodeTrainer(run, self._cannot_run)
         self.unable = ""
-        """Why the ranks of this node can't run at all, as soon as that is known."""
+        """Reason why the ranks of this node can't run at all, as soon as it is known."""
 
     def begin(self) -> None:
         """Begin what takes seconds, or decides, and needs no other node."""
@@ -156,6 +166,42 @@ class NodePreflight:
         self._ranks = AllReduceRanks(self._run, self._node, check.group)
         measured = await self._ranks.measure()
         return Checked(check.round, measured=measured)
+
+
+class NodeTrainer:
+    """Question to the Python of this node's ranks: does it have the trainer, and of which version?
+
+    It is asked as the agent starts, so that an image without the trainer ends the job before other nodes, and their GPUs, are waited for. `unable` is
+    called if ranks would end in an ImportError; a Python that can't be asked says nothing.
+    """
+
+    def __init__(self, run: Run, unable: Callable[[str], None]) -> None:
+        self._run, self._unable = run, unable
+        self._programs = Programs([*run.command[:1], "-c", TRAINER_QUESTION], run.working_directory)
+        self._asking: asyncio.Future[str | None] | None = None
+
+    def begin(self) -> None:
+        """Ask, unless ranks run something else, or nodes are not looked at."""
+        if self._run.preflight is not None and runs_trainer(self._run):
+            self._asking = asyncio.ensure_future(self._ask())
+
+    async def _ask(self) -> str | None:
+        text = bytearray()
+        await self._programs.run(text, {**inherited(), **self._run.environment})
+        answer = json_objects(bytes(text))[-1]
+        if "lacks" in answer:
+            self._unable(str(answer["lacks"])[:REASON_CHARACTERS])
+        return answer.get("version")
+
+    async def version(self, seconds: float) -> str | None:
+        """Return the trainer's version, '' of one that states none; None: it isn't asked for, or there is no answer in time."""
+        if self._asking is None:
+            return None
+        done, _ = await asyncio.wait([self._asking], timeout=seconds)
+        return self._asking.result() if done else None
+
+    def end(self) -> None:
+        self._programs.kill()
 
 
 async def _all_in_time(parts: dict[str, Callable[[], Any]]) -> dict[str, Any]:
