@@ -15,7 +15,7 @@ from lockstep_gang.agent.interactive import DevNode
 from lockstep_gang.agent.link import CutOff, Handlers, Link, watch
 from lockstep_gang.agent.log import Console
 from lockstep_gang.agent.outbox import Outbox, bounded
-from lockstep_gang.agent.preflight.answers import NodePreflight
+from lockstep_gang.agent.preflight.answers import NodePreflight, ask_trainer
 from lockstep_gang.agent.ranks.fabric import FabricReporter
 from lockstep_gang.agent.ranks.processes import become_subreaper, ended_children
 from lockstep_gang.agent.ranks.progress_server import ProgressServer
@@ -73,6 +73,7 @@ class Agent:
         self._survivors = Survivors(self.link.send)
         self._outbox = Outbox(node.index, run.world_size, self.link.send)
         self._instance = os.urandom(8).hex()
+        self._unable = ""
         self._known_attempt = 0
         self._ranks: LocalRanks | None = None
         self._standby = Standby()
@@ -104,6 +105,7 @@ class Agent:
         if self._run.training is None:  # a script; rank 0 may be on any node
             self._node = replace(self._node, reporting=await self._progress.start())
         self._preflight.begin()
+        self._preflight.trainer, self._unable = await ask_trainer(self._run)
         own = (
             self.link.run(),
             watch(self.link, self._silence_seconds, self._unheard),
@@ -169,17 +171,8 @@ class Agent:
         states = bounded(self._ranks.states()) if self._ranks is not None else ()
         self._fabric.forget_sent(self._ranks)
         running = self._known_attempt if self._running else 0
-        return Hello(
-            self._node.index,
-            self._instance,
-            self._known_attempt,
-            running,
-            states,
-            self._leaving,
-            boot_id(),
-            slept_seconds(),
-            self._preflight.unable,
-        )
+        told = (boot_id(), slept_seconds(), self._unable)
+        return Hello(self._node.index, self._instance, self._known_attempt, running, states, self._leaving, *told)
 
     def _connected(self) -> None:
         self._dev.connected()

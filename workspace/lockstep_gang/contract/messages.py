@@ -191,14 +191,7 @@ class Hello:
     slept_seconds: float = 0.0
     """Time that its machine has slept since that start."""
     unable: str = ""
-    """Reason why its ranks can't run at all, as by `Unable`, which may have been sent while nobody heard it."""
-
-
-@dataclass(frozen=True)
-class Unable:
-    """This node's ranks can't run at all: their Python doesn't have Lockstep's trainer."""
-
-    why: str
+    """Reason why its ranks can't run at all: their Python doesn't have Lockstep's trainer."""
 
 
 @dataclass(frozen=True)
@@ -317,14 +310,12 @@ class Ping:
 
 Wish = Asked | Interrupted | Found | InUse
 """Messages about what people want, which only agents of a dev environment send."""
-AgentMessage = (
-    Hello | Unable | Checked | Started | Reported | Progressed | Dumped | FabricSeen | Exited | Stopped | Leaving | Pong | Wish | Printed
-)
+AgentMessage = Hello | Checked | Started | Reported | Progressed | Dumped | FabricSeen | Exited | Stopped | Leaving | Pong | Wish | Printed
 Order = Check | Start | Stop | Finish | Ping | Find | Show | Ended
 _AGENT_MESSAGES: dict[str, type[AgentMessage]] = {
     k.__name__: k
     for k in (
-        *(Hello, Unable, Checked, Started, Reported, Progressed, Dumped, FabricSeen, Exited, Stopped, Leaving, Pong),
+        *(Hello, Checked, Started, Reported, Progressed, Dumped, FabricSeen, Exited, Stopped, Leaving, Pong),
         *(Asked, Interrupted, Found, InUse, Printed),
     )
 }

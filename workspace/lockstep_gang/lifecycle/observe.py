@@ -27,7 +27,6 @@ from lockstep_gang.contract.messages import (
     Started,
     Step,
     Stopped,
-    Unable,
     Wish,
     rank_report_from_json,
 )
@@ -53,8 +52,6 @@ def observe(gang: Gang, run: Run, node: int, message: AgentMessage, now: float) 
     gang = accounted_now_and_then(gang, run, now)
     if isinstance(message, Hello):
         return _hello(gang, run, node, message, now)
-    if isinstance(message, Unable):
-        return replace(gang, unable=(node, message.why))
     if isinstance(message, Checked):
         return replace(gang, preflight=with_answer(gang.preflight, node, message, now))
     if isinstance(message, Wish):

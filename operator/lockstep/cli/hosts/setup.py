@@ -14,6 +14,7 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.shared.jobargs import OptionalClusterArgument
 from lockstep.cli.shared.terminal import say
 from lockstep.platforms.output import put
+from lockstep_spec import VERSION
 
 if TYPE_CHECKING:
     from lockstep.api.hosts import HostEnvironment
@@ -170,7 +171,6 @@ async def _wheels(wanted: Wanted, targets: Mapping[str, HostTarget], folder: Pat
 def wanted_of(stated: HostEnvironment) -> Wanted:
     """Read the locks, and pack the trainer. Raises ConfigError for a lock that isn't there, or pins without hashes."""
     from lockstep.cli.shared.clusterfiles import read_text
-    from lockstep.cli.shared.ownversion import own_number
     from lockstep.plan.hosts.wheels import read_lock
     from lockstep.platforms.hosts.environment import trainer_file
     from lockstep.platforms.hosts.wheelhouse import cache_folder
@@ -181,7 +181,7 @@ def wanted_of(stated: HostEnvironment) -> Wanted:
     uv = next((pin for pin in read_lock(read_text(bootstrap), str(bootstrap)) if pin.name == "uv"), None)
     if uv is None:
         raise ConfigError(f"{bootstrap} pins no uv, which makes the environments")
-    return Wanted(text, pins, uv, trainer_file(cache_folder(), own_number()))
+    return Wanted(text, pins, uv, trainer_file(cache_folder(), VERSION))
 
 
 def _local(stated: str) -> Path:

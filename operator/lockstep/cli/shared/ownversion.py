@@ -4,39 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lockstep_spec import VERSION
+
 ROOT = Path(__file__).resolve().parents[4]
 
 
 def own_version() -> str:
-    """Version of the installed package; of a checkout the one that it becomes, with its commit where git knows it."""
-    number, is_installed = _number()
-    if is_installed:
-        return number
-    if not number:
-        return "from a checkout"
-    commit = _commit(ROOT)
-    return f"{number} from a checkout{f' ({commit})' if commit else ''}"
-
-
-def own_number() -> str:
-    """Version alone, without asking git."""
-    return _number()[0] or "0"
-
-
-def _number() -> tuple[str, bool]:
-    """Return the version, and whether it is installed; of a checkout without one: ''."""
-    import tomllib
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
+    """Return the version of the installed package; of a checkout the one that it becomes, with its commit where git knows it."""
+    from importlib.metadata import PackageNotFoundError, distribution
 
     try:
-        return installed("lockstep"), True
+        distribution("lockstep")
     except PackageNotFoundError:
-        pass
-    try:
-        return str(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]), False
-    except (OSError, KeyError, ValueError):
-        return "", False
+        commit = _commit(ROOT)
+        return f"{VERSION} from a checkout{f' ({commit})' if commit else ''}"
+    return VERSION
 
 
 def _commit(root: Path) -> str:

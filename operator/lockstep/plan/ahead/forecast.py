@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from lockstep.api.objects import Object
 from lockstep.api.quantity import amount, number
 from lockstep.api.training import Training
-from lockstep.plan.ahead.slownetwork import NetworkSpeed, large_share, lighter, remedy, stated_speed, too_slow
+from lockstep.plan.ahead.slownetwork import NetworkSpeed, large_share, remedy, stated_speed, too_slow
 from lockstep.plan.cluster.finding import Finding, Outcome
 from lockstep.plan.render.fabric import GPU_RESOURCE
 from lockstep.plan.render.resolved import Resolved
@@ -259,13 +259,13 @@ def _network(
     if reason:
         refused = facts.refuses_slow_network and facts.speed is not None
         in_all = f"; {run.total_steps} steps take {duration(round(speed.seconds(total) * run.total_steps))}" if run is not None else ""
-        fix = _less_traffic(facts, settings, place)
-        estimate.add("network", Outcome.REFUSED if refused else Outcome.WARNING, f"{reason}{in_all}", fix)
+        outcome = Outcome.REFUSED if refused else Outcome.WARNING
+        estimate.add("network", outcome, f"{reason}{in_all}", _less_traffic(facts, settings, place))
     elif facts.speed is not None:
         samples = -(-_global_batch(resolved) // resolved.world_size)
         share = large_share(flows, facts.shape, settings, samples, facts.speed, facts.device or resolved.profile.spec.gpus.type or "")
         if share:
-            estimate.add("network", Outcome.NOTE, share, remedy(settings))
+            estimate.add("network", Outcome.NOTE, share, _less_traffic(facts, settings, place))
     if seconds is None:
         estimate.add(
             "network",
@@ -283,14 +283,9 @@ def _network(
 
 
 def _less_traffic(facts: RunFacts, settings: Settings, place: Place) -> str:
-    """Return settings that send less, those alone for which a device has the memory where that is known; else another place."""
-    size = min((card.bytes for card in facts.cards), default=facts.capacity_bytes)
-    if facts.shape is None or size is None:
-        return remedy(settings)
-    fitting = [text for text, less, there in lighter(settings, place) if not plan_memory(facts.shape, less, there, size).tight]
-    return (
-        "; or ".join(fitting) or "no setting that sends less fits into this memory: take a faster network (RDMA), or nodes with more memory"
-    )
+    """Return what sends less. Where a device's memory isn't known, every setting counts as one that fits."""
+    size, shape = min((card.bytes for card in facts.cards), default=facts.capacity_bytes), facts.shape
+    return remedy(settings, place, lambda less, there: shape is None or size is None or not plan_memory(shape, less, there, size).tight)
 
 
 def slow_network(resolved: Resolved, facts: RunFacts) -> tuple[str, str]:
@@ -302,7 +297,7 @@ def slow_network(resolved: Resolved, facts: RunFacts) -> tuple[str, str]:
     place = replace(place, partition=asked_partition(settings, place) or 1)
     flows = step_traffic(facts.shape, settings, place, _accumulation(resolved))
     reason = too_slow(flows, settings, _accumulation(resolved), facts.speed)
-    return reason, remedy(settings) if reason else ""
+    return reason, _less_traffic(facts, settings, place) if reason else ""
 
 
 def _training(resolved: Resolved) -> Training:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from lockstep.api.cluster import Network
@@ -110,25 +110,8 @@ def slowest(devices: Iterable[str]) -> str:
     return min(devices, key=lambda device: known_peak(device) or 0.0, default="")
 
 
-def lighter(settings: Settings, place: Place) -> Iterator[tuple[str, Settings, Place]]:
-    """Yield changes that send less of the weights, each with the settings after it; the frozen ones of an adapter need not be sent at all."""
-    if settings.method is Method.FULL:
-        return
-    if place.world_size > place.ranks_per_node > 1:
-        text = "hierarchicalPartition: Node keeps the gathers inside of a node"
-        yield text, settings, replace(place, partition=place.ranks_per_node)
-    once = replace(settings, zero_stage=ZeroStage.STAGE1)
-    yield "zeroStage: Stage1 sends only the adapter's gradients, once a step", once, replace(place, partition=1)
-    packed = replace(once, quantization=Quantization.NF4)
-    yield (
-        "zeroStage: Stage1 with model.quantization: NF4 sends only the adapter's gradients, once a step",
-        packed,
-        replace(place, partition=1),
-    )
-
-
-def remedy(settings: Settings) -> str:
-    """Settings that send less."""
+def remedy(settings: Settings, place: Place, fits: Callable[[Settings, Place], bool]) -> str:
+    """Return the settings that send less, of an adapter those alone that still fit into memory."""
     if not moves_weights(settings):
         at_once = settings.zero_stage is ZeroStage.STAGE1
         return (
@@ -140,7 +123,15 @@ def remedy(settings: Settings) -> str:
         return (
             "method: LoRA sends only the adapter's gradients; else a larger globalBatchSize with zeroStage: Stage1, which sends once a step"
         )
-    return (
-        "zeroStage: Stage1 sends only the adapter's gradients, once a step; model.quantization makes the frozen weights fit on each GPU; "
-        "hierarchicalPartition: Auto keeps the gathers inside of a node"
-    )
+    once, alone = replace(settings, zero_stage=ZeroStage.STAGE1), replace(place, partition=1)
+    changes = {
+        "zeroStage: Stage1 sends only the adapter's gradients, once a step": (once, alone),
+        "zeroStage: Stage1 with model.quantization: NF4 sends as little": (replace(once, quantization=Quantization.NF4), alone),
+    }
+    if place.world_size > place.ranks_per_node > 1:
+        changes["hierarchicalPartition: Node keeps the gathers inside of a node"] = (
+            settings,
+            replace(place, partition=place.ranks_per_node),
+        )
+    fitting = [text for text, change in changes.items() if fits(*change)]
+    return "; ".join(fitting) or "no setting that sends less fits into this memory: take a faster network (RDMA), or nodes with more memory"

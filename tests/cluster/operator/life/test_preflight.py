@@ -53,3 +53,16 @@ def test_the_command_looks_at_a_job_s_nodes_and_leaves_no_pod(jobs: Jobs, tmp_pa
     assert {"names", "peers", "shared"} <= set(result["checks"])
     assert {finding["check"] for finding in result["findings"]} == (set() if code == 0 else {"paths"})
     until("the pods go", lambda: all("deletionTimestamp" in pod["metadata"] for pod in jobs.pods("looks-preflight")))
+
+
+def test_an_image_without_the_trainer_fails_the_job_while_other_nodes_are_waited_for(jobs: Jobs) -> None:
+    """Three nodes of which the cluster has two; the ranks' Python finds no packages, as in an image that Lockstep didn't build."""
+    training = {"model": {"name": "/workspace"}, "data": {"path": "/datasets"}}
+    spec = {"nodes": 3, "training": training, "env": [{"name": "PYTHONPATH", "value": "/nowhere"}]}
+    jobs.create({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": "foreign"}, "spec": spec})
+    failed = jobs.until_condition("foreign", "Failed", "True", "PreflightFailed", 60)
+    assert "has no trainer (No module named 'lockstep_" in failed["message"] and "lockstep build trainer" in failed["message"]
+    status = jobs.job("foreign")["status"]
+    assert (status["attempts"], status["failure"]["cause"], status["preflight"]["ok"]) == (0, "Setup", False)
+    assert {finding["check"] for finding in status["preflight"]["findings"]} == {"trainer"}
+    jobs.end("foreign")

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 import lockstep_spec
-from lockstep_gang.agent.preflight.answers import NodeTrainer
-from lockstep_gang.contract.messages import Unable
+from lockstep_gang.agent.preflight.answers import ask_trainer
 from lockstep_gang.contract.placewords import IN_PODS
 from lockstep_gang.contract.preflight import LOCKSTEP, Checked, Expected, Looked, Met
 from lockstep_gang.contract.report import Cause, State
@@ -37,43 +36,35 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "bin/python")
 
 
-def asked(folder: Path, command: Sequence[str], **changes: Any) -> tuple[str | None, list[str]]:
-    """The version that the node answers, and why its ranks can't run."""
-    run = make_run(command=tuple(command), working_directory=str(folder), preflight=Expected(), **changes)
-    return asyncio.run(_ask(run))
-
-
-async def _ask(run: Run) -> tuple[str | None, list[str]]:
-    reasons: list[str] = []
-    trainer = NodeTrainer(run, reasons.append)
-    trainer.begin()
-    return await trainer.version(60.0), reasons
+def asked(folder: Path, command: Sequence[str], **changes: Any) -> tuple[str | None, str]:
+    """The version of the node's trainer, and why its ranks can't run."""
+    return asyncio.run(ask_trainer(make_run(command=tuple(command), working_directory=str(folder), preflight=Expected(), **changes)))
 
 
 def test_a_python_without_the_trainer_is_found_by_its_own_words(bare: str, tmp_path: Path) -> None:
-    assert asked(tmp_path, (bare, *TRAINER)) == (None, ["No module named 'lockstep_spec'"])
+    assert asked(tmp_path, (bare, *TRAINER)) == (None, "No module named 'lockstep_spec'")
 
 
 def test_a_python_with_it_tells_its_version(tmp_path: Path) -> None:
     path = os.pathsep.join([str(ROOT / "workspace"), os.environ.get("PYTHONPATH", "")])
-    assert asked(tmp_path, (sys.executable, *TRAINER), environment={"PYTHONPATH": path}) == (VERSION, [])
+    assert asked(tmp_path, (sys.executable, *TRAINER), environment={"PYTHONPATH": path}) == (VERSION, "")
 
 
 def test_a_trainer_in_the_folder_that_ranks_work_in_counts_and_one_of_an_old_version_states_none(bare: str, tmp_path: Path) -> None:
     for name in ("lockstep_spec", "lockstep_train"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").touch()
-    assert asked(tmp_path, (bare, *TRAINER)) == ("", [])
+    assert asked(tmp_path, (bare, *TRAINER)) == ("", "")
 
 
 @pytest.mark.parametrize("program", ["nothing-of-that-name", "/bin/false"])
 def test_a_python_that_can_not_be_asked_stops_nothing(program: str, tmp_path: Path) -> None:
-    assert asked(tmp_path, (program, *TRAINER)) == (None, [])
+    assert asked(tmp_path, (program, *TRAINER)) == (None, "")
 
 
 def test_a_script_and_a_job_without_preflight_are_not_asked(bare: str, tmp_path: Path) -> None:
-    assert asked(tmp_path, (bare, "train.py")) == (None, [])
-    assert asyncio.run(_ask(make_run(command=(bare, *TRAINER), working_directory=str(tmp_path)))) == (None, [])
+    assert asked(tmp_path, (bare, "train.py")) == (None, "")
+    assert asyncio.run(ask_trainer(make_run(command=(bare, *TRAINER), working_directory=str(tmp_path)))) == (None, "")
 
 
 def job(nodes: int = 2, **changes: Any) -> Run:
@@ -82,9 +73,9 @@ def job(nodes: int = 2, **changes: Any) -> Run:
 
 def test_a_node_whose_ranks_can_not_run_ends_the_job_before_the_others_are_there() -> None:
     story = Story(job(nodes=3))
-    story.hears(1, hello(1))
+    story.hears(0, hello(0))
     assert story.gang.phase is Phase.WAITING
-    story.hears(1, Unable("No module named 'lockstep_train'"))
+    story.hears(1, replace(hello(1), unable="No module named 'lockstep_train'"))
     assert (story.report.state, story.report.attempt, story.records) == (State.FAILED, 0, ["end"])
     assert story.report.failure.cause is Cause.SETUP
     (finding,) = story.report.preflight.findings
@@ -93,15 +84,12 @@ def test_a_node_whose_ranks_can_not_run_ends_the_job_before_the_others_are_there
     assert (story.report.preflight.ok, story.report.preflight.checks) == (False, ("trainer",))
 
 
-def test_what_was_said_while_nobody_heard_it_comes_with_the_next_hello_and_a_mended_node_takes_it_back() -> None:
-    story = Story(job())
-    story.hears(0, replace(hello(0), unable="No module named 'lockstep_train'"))
-    assert story.report.state is State.FAILED
-    mended = Story(replace(job(), preflight=None))  # nothing is judged without a preflight
-    mended.hears(0, replace(hello(0), unable="x"))
-    assert (mended.gang.unable, mended.report.state is State.FAILED) == ((0, "x"), False)
-    mended.hears(0, replace(hello(0), instance="another"))
-    assert mended.gang.unable is None
+def test_a_node_that_comes_back_mended_takes_it_back_and_without_a_preflight_nothing_is_judged() -> None:
+    story = Story(replace(job(), preflight=None))
+    story.hears(0, replace(hello(0), unable="x"))
+    assert (story.gang.unable, story.report.state is State.FAILED) == ((0, "x"), False)
+    story.hears(0, replace(hello(0), instance="another"))
+    assert story.gang.unable is None
 
 
 @pytest.mark.parametrize(("version", "said"), [("0.0.9", "is of version 0.0.9"), ("", "is of version unknown"), (VERSION, ""), (None, "")])

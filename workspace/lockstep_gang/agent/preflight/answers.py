@@ -15,7 +15,6 @@ from lockstep_gang.agent.preflight.allreduce import AllReduceRanks
 from lockstep_gang.agent.preflight.programs import Programs, json_objects
 from lockstep_gang.agent.preflight.selftest import NodeSelfTest
 from lockstep_gang.agent.ranks.environment import inherited
-from lockstep_gang.contract.messages import Unable
 from lockstep_gang.contract.preflight import LOCKSTEP, Check, Checked, Expected, Looked, Met, Stage
 from lockstep_gang.contract.run import Run
 from lockstep_gang.coordinator.waits import in_thread
@@ -41,7 +40,7 @@ REASON_CHARACTERS = 300
 class NodePreflight:
     """This node's part of a preflight. `take` a check and the answer is sent; `end` when something else is asked for."""
 
-    def __init__(self, run: Run, key: bytes, node: int, send: Callable[[Checked | Unable], None]) -> None:
+    def __init__(self, run: Run, key: bytes, node: int, send: Callable[[Checked], None]) -> None:
         self._run, self._key, self._node = run, key, node
         self._send = send
         self._expected = run.preflight or Expected()
@@ -51,18 +50,12 @@ class NodePreflight:
         self._door: network.ProbePort | None = None
         self._ranks: AllReduceRanks | None = None
         self._self_test = NodeSelfTest(run, node)
-        self._trainer = NodeTrainer(run, self._cannot_run)
-        self.unable = ""
-        """Reason why the ranks of this node can't run at all, as soon as it is known."""
+        self.trainer: str | None = None
+        """Version of the ranks' trainer, where it is known."""
 
     def begin(self) -> None:
-        """Begin what takes seconds, or decides, and needs no other node."""
-        self._trainer.begin()
+        """Begin what takes seconds and needs no other node."""
         self._self_test.begin()
-
-    def _cannot_run(self, why: str) -> None:
-        self.unable = why
-        self._send(Unable(why))
 
     def take(self, check: Check) -> None:
         """Answer a check. The same question again means that the answer was lost with a connection."""
@@ -77,7 +70,6 @@ class NodePreflight:
     def end(self) -> None:
         """Close the port, end the processes, remove the marker."""
         self._self_test.end()
-        self._trainer.end()
         if self._round:
             self._stop()
             self._shut()
@@ -133,9 +125,9 @@ class NodePreflight:
             rdma = expected.rdma
             parts["rdma"] = lambda: facts.rdma_facts(rdma)
         port = await self._open_door()
-        results, trainer = await asyncio.gather(_all_in_time(parts), self._trainer.version(LOOK_SECONDS))
-        if trainer is not None and "versions" in results:
-            results["versions"][LOCKSTEP] = trainer
+        results = await _all_in_time(parts)
+        if self.trainer is not None and "versions" in results:
+            results["versions"][LOCKSTEP] = self.trainer
         unfinished = tuple(sorted(set(parts) - set(results)))
         return Looked(port=port, unfinished=unfinished, received_ms=received_ms, sent_ms=_now_ms(), **results)
 
@@ -168,40 +160,20 @@ class NodePreflight:
         return Checked(check.round, measured=measured)
 
 
-class NodeTrainer:
-    """Question to the Python of this node's ranks: does it have the trainer, and of which version?
+async def ask_trainer(run: Run) -> tuple[str | None, str]:
+    """Ask the Python of this node's ranks for Lockstep's trainer: its version ('' if it states none, None if nothing is known), and why it can't run.
 
-    It is asked as the agent starts, so that an image without the trainer ends the job before other nodes, and their GPUs, are waited for. `unable` is
-    called if ranks would end in an ImportError; a Python that can't be asked says nothing.
+    It is asked before the node says hello, so that an image without the trainer ends the job before other nodes, and their GPUs, are waited for. Only an
+    ImportError stops a start; a Python that can't be asked, or gives no answer in time, says nothing.
     """
-
-    def __init__(self, run: Run, unable: Callable[[str], None]) -> None:
-        self._run, self._unable = run, unable
-        self._programs = Programs([*run.command[:1], "-c", TRAINER_QUESTION], run.working_directory)
-        self._asking: asyncio.Future[str | None] | None = None
-
-    def begin(self) -> None:
-        """Ask, unless ranks run something else, or nodes are not looked at."""
-        if self._run.preflight is not None and runs_trainer(self._run):
-            self._asking = asyncio.ensure_future(self._ask())
-
-    async def _ask(self) -> str | None:
-        text = bytearray()
-        await self._programs.run(text, {**inherited(), **self._run.environment})
-        answer = json_objects(bytes(text))[-1]
-        if "lacks" in answer:
-            self._unable(str(answer["lacks"])[:REASON_CHARACTERS])
-        return answer.get("version")
-
-    async def version(self, seconds: float) -> str | None:
-        """Return the trainer's version, '' of one that states none; None: it isn't asked for, or there is no answer in time."""
-        if self._asking is None:
-            return None
-        done, _ = await asyncio.wait([self._asking], timeout=seconds)
-        return self._asking.result() if done else None
-
-    def end(self) -> None:
-        self._programs.kill()
+    if run.preflight is None or not runs_trainer(run):
+        return None, ""
+    programs, text = Programs([*run.command[:1], "-c", TRAINER_QUESTION], run.working_directory), bytearray()
+    asking = asyncio.ensure_future(programs.run(text, {**inherited(), **run.environment}))
+    await asyncio.wait([asking], timeout=LOOK_SECONDS)
+    programs.kill()
+    answer = json_objects(bytes(text))[-1]
+    return answer.get("version"), str(answer.get("lacks", ""))[:REASON_CHARACTERS]
 
 
 async def _all_in_time(parts: dict[str, Callable[[], Any]]) -> dict[str, Any]:
