@@ -13,7 +13,7 @@ import json
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,8 @@ class PlayedJob:
     """The kubelets can pull no other; empty: all."""
     lost: int | None = None
     """A node that node 0 hears nothing of."""
+    more: dict[str, Any] = field(default_factory=dict)
+    """More of the report's fields."""
     _reported: float = 0.0
     _key: bytes | None = None
     _uid: str = ""
@@ -206,6 +208,7 @@ class PlayedJob:
             restarts=len(self.history), state=self.state, message="all ranks run" if runs else "stopped", stop=self.stop,
             nodes=tuple(NodeReport(n, n != self.lost, 1) for n in range(self.nodes)), ranks=RankCount(self.nodes, self.nodes if runs else 0),
             restarts_counted=len(self.history), history=self.history, preflight=self.preflight, log=("[rank 0] done",) if self._told != self._news else (),
+            **self.more,
         )  # fmt: skip
 
     def until(self, what: str, look: Callable[[], Any], seconds: float = 180.0) -> Any:

@@ -100,10 +100,14 @@ def gauges(status: Object, now: float, report_age: float | None) -> dict[str, fl
     trainer, checkpoint, preflight = (status.get(name) or {} for name in ("trainer", "checkpoint", "preflight"))
     values: dict[str, float | None] = {
         "running": float(state(status) == "Running"),
-        "restarts": status.get("restarts"),
+        "restarts": status.get("restarts", 0),
         "step": trainer.get("step"),
         "total_steps": trainer.get("totalSteps"),
         "estimated_remaining_seconds": trainer.get("estimatedRemainingSeconds"),
+        "loss": _metric(trainer, "loss"),
+        "tokens_per_second": _metric(trainer, "tokensPerSecond"),
+        "mfu": _metric(trainer, "mfu"),
+        "peak_memory_bytes": _metric(trainer, "peakMemoryBytes"),
         "checkpoint_age_seconds": None if not checkpoint else max(0.0, now - seconds_of(checkpoint["lastCommitTime"])),
         "checkpoint_step": checkpoint.get("lastCommittedStep"),
         "checkpoint_commit_seconds": _metric(trainer, "saveSeconds"),

@@ -61,6 +61,10 @@ JOB_GAUGES = {
     "step": "The optimizer step reached.",
     "total_steps": "Optimizer steps of the whole run.",
     "estimated_remaining_seconds": "Time to the end at the present speed.",
+    "loss": "Loss of the newest step.",
+    "tokens_per_second": "Tokens per second of the newest step, all ranks together.",
+    "mfu": "Model FLOPs utilization of the newest step, as a share of 1.",
+    "peak_memory_bytes": "The most memory that any rank has held so far, of its GPU where it has one.",
     "checkpoint_age_seconds": "Since the newest commit.",
     "checkpoint_step": "Step of the newest commit.",
     "checkpoint_commit_seconds": "How long the last save took, beside the steps.",
@@ -78,7 +82,7 @@ _COUNTERS = {
     RESTARTS: ("restarts", "Failed attempts, by cause.", "cause", CAUSES),
     FINISHED: ("jobs_finished", "Ends of jobs, by outcome.", "outcome", OUTCOMES),
 }
-"""Counters of `measures`: name, help, the label of its own and all its values, which begin at 0 so that a first increase is seen as one."""
+"""Counters of `measures`: name, help, the label of its own and all its values, which begin at 0."""
 
 
 class Metrics:
@@ -92,6 +96,8 @@ class Metrics:
         """Group of each job that is counted, by its uid."""
         self._seen: dict[tuple[str, str], float] = {}
         """Times at which a job of each group was last counted, the most recent at the end."""
+        self._unseen: dict[tuple[str, str], dict[tuple[str, str], int]] = {}
+        """Growth by counter and label, of groups that no scrape has shown yet: Prometheus sees an increase only where it has seen the 0 before it."""
         self._counters = {
             key: Counter(f"{PREFIX}_{name}", text, (*_GROUP_LABELS, label), registry=self.registry)
             for key, (name, text, label, _) in _COUNTERS.items()
@@ -123,13 +129,24 @@ class Metrics:
             return
         self._known[observed.uid], grown = growth(previous, status)
         for more in grown:
-            self._counters[more.counter].labels(*group, more.label).inc(more.amount)
+            if (unseen := self._unseen.get(group)) is not None:
+                unseen[more.counter, more.label] = unseen.get((more.counter, more.label), 0) + more.amount
+            else:
+                self._counters[more.counter].labels(*group, more.label).inc(more.amount)
+
+    def scraped(self) -> None:
+        """Count the growth that waited for its group's zeros to be scraped."""
+        for group, growths in self._unseen.items():
+            for (counter, label), amount in growths.items():
+                self._counters[counter].labels(*group, label).inc(amount)
+        self._unseen.clear()
 
     def _begin(self, group: tuple[str, str]) -> None:
         is_new = self._seen.pop(group, None) is None
         self._seen[group] = time.monotonic()
         if not is_new:
             return
+        self._unseen[group] = {}
         for key, (_, _, _, values) in _COUNTERS.items():
             for value in values:
                 self._counters[key].labels(*group, value)
@@ -146,6 +163,7 @@ class Metrics:
 
     def _drop(self, group: tuple[str, str]) -> None:
         del self._seen[group]
+        self._unseen.pop(group, None)
         for key, (_, _, _, values) in _COUNTERS.items():
             for value in values:
                 self._counters[key].remove(*group, value)
@@ -231,7 +249,7 @@ class MetricsServer:
     """`cluster` isn't fenced: every replica is scraped."""
 
     cluster: Cluster
-    registry: CollectorRegistry
+    metrics: Metrics
     _until: dict[str, float] = field(default_factory=dict)
 
     def application(self) -> web.Application:
@@ -247,7 +265,9 @@ class MetricsServer:
         except (ApiError, OSError) as error:
             return web.Response(text=f"the token can't be checked now: {error}\n", status=503)
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return web.Response(body=encode(self.registry), headers={"Content-Type": content_type})
+        body = encode(self.metrics.registry)
+        self.metrics.scraped()
+        return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _check(self, authorization: str) -> None:
         """Raises Refusal."""

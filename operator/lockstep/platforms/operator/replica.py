@@ -43,7 +43,7 @@ class Replica:
         self._lease = Lease(cluster, settings.namespace, settings.pod, settings.address, lack=lambda: cluster.answers.lack)
         metrics = Metrics()
         cluster.requested = metrics.requested
-        self._metrics = MetricsServer(cluster, metrics.registry)
+        self._metrics = MetricsServer(cluster, metrics)
         self._operator = Operator(cluster.fenced(self._lease.check), settings, master, tls, standing=self._standing, metrics=metrics)
         self._master = master
         self._tls_context = tls_context(tls)

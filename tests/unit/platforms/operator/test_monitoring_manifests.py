@@ -1,6 +1,6 @@
-"""Alert rules and dashboard ask for metrics that exist, under labels that they have, in expressions that are well formed.
+"""Objects of `deploy --monitoring`: who may read what, and that alert rules and dashboard ask for metrics that exist.
 
-Well formed, not right: Prometheus' own checker is not at hand. Brackets, strings, durations and names of functions are looked at.
+tests/faults/test_alerts.py and test_dashboard.py run their expressions in Prometheus.
 """
 
 from __future__ import annotations
@@ -22,14 +22,11 @@ from lockstep.platforms.operator.certificate import make_certificates
 from lockstep.platforms.operator.metrics import Jobs, Metrics
 from lockstep.platforms.operator.secrets import AUTHORITY, publish_authority
 from support.checkout import ROOT
-from unit.plan.reconcile.status.test_metrics import job, status
+from unit.plan.reconcile.status.test_metrics import MEASURED, job, status
 
 MONITORING = ROOT / "manifests" / "monitoring"
 BASE = kustomized(MONITORING.parent / "operator" / "base")
 OBJECTS = {item["kind"]: item for item in kustomized(MONITORING)}
-FUNCTIONS = {"absent", "changes", "delta", "histogram_quantile", "increase", "label_values", "rate", "sum"}
-WORDS = {"and", "by", "on", "or", "unless"}
-TOKEN = re.compile(r'"[^"]*"|\[(\$__rate_interval|\$__range|\d+[smhd])\]|[A-Za-z_:][\w:]*|\d+(\.\d+)?|[(){},]|=~|!~|!=|[<>=]=?|[-+*/]|\s+')
 
 
 def rules() -> list[dict[str, object]]:
@@ -53,7 +50,7 @@ def labels_by_metric() -> dict[str, set[str]]:
     """Every sample name that the operator can show, with its labels."""
     metrics = Metrics()
     full = status(
-        trainer={"step": 1, "totalSteps": 2, "estimatedRemainingSeconds": 3, "metrics": [{"name": "saveSeconds", "value": "1"}]}, restarts=[],
+        trainer={"step": 1, "totalSteps": 2, "estimatedRemainingSeconds": 3, "metrics": [{"name": name, "value": "1"} for name in MEASURED]}, restarts=[],
         checkpoint={"lastCommittedStep": 1, "lastCommitTime": "2027-01-01T00:00:00Z"}, preflight={"ok": True},
     )  # fmt: skip
     reasons = {"FabricVerified": "FabricVerified", "Straggling": "SlowRank", "Progressing": "Running"}
@@ -69,28 +66,12 @@ KNOWN = labels_by_metric()
 
 
 @pytest.mark.parametrize("expression", list(expressions()))
-def test_an_expression_is_well_formed_and_asks_for_what_there_is(expression: str) -> None:
-    tokens, position = list[str](), 0
-    while position < len(expression):
-        match = TOKEN.match(expression, position)
-        assert match is not None, f"what is {expression[position:]!r}?"
-        tokens += [match[0]] if match[0].strip() else []
-        position = match.end()
-    depth = list[str]()
-    for token in tokens:
-        if token in "({":
-            depth.append(token)
-        elif token in ")}":
-            assert depth
-            assert depth.pop() + token in ("()", "{}")
-    assert depth == []
-    metrics = re.findall(r"\blockstep_\w+", expression)
-    assert metrics, "no metric of ours"
-    assert set(metrics) <= set(KNOWN), set(metrics) - set(KNOWN)
+def test_an_expression_asks_for_metrics_and_labels_that_there_are(expression: str) -> None:
+    metrics = set(re.findall(r"\blockstep_\w+", expression))
+    assert metrics
+    assert metrics <= KNOWN.keys()
     for name, selector in re.findall(r"\b(lockstep_\w+)\{([^}]*)\}", expression):
         assert set(re.findall(r"(\w+)\s*(?:=~|!=|!~|=)", selector)) <= KNOWN[name], f"{name} has {KNOWN[name]}"
-    words = {token for token in tokens if re.fullmatch(r"[a-z_]+", token) and not token.startswith("lockstep_")}
-    assert words <= FUNCTIONS | WORDS | {label for labels in KNOWN.values() for label in labels}
 
 
 def test_every_gauge_and_counter_is_looked_at_or_documented() -> None:
@@ -105,15 +86,6 @@ def test_every_alert_says_who_and_what_to_do() -> None:
     for rule in rules():
         assert set(rule["annotations"]) == {"summary", "description"}  # type: ignore[call-overload]
         assert rule["labels"]["severity"] in ("warning", "critical")  # type: ignore[index]
-
-
-@pytest.mark.parametrize(
-    ("alert", "expression"),
-    [("LockstepOperatorClockOff", "lockstep_clock_offset_seconds != 0"), ("LockstepNodeClockOff", "lockstep_job_preflight_clocks_off > 0")],
-)
-def test_a_clock_that_is_off_is_an_alert(alert: str, expression: str) -> None:
-    [rule] = [rule for rule in rules() if rule["alert"] == alert]
-    assert rule["expr"] == expression
 
 
 def test_the_scraper_s_account_may_read_metrics_and_nothing_else() -> None:

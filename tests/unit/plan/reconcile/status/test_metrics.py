@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from lockstep.api.objects import Object
@@ -23,6 +23,14 @@ from lockstep.platforms.operator import metrics as module
 from lockstep.platforms.operator.metrics import Jobs, Metrics, MetricsServer
 from unit.plan.reconcile.test_reconcile import NOW, fresh
 
+MEASURED = {
+    "saveSeconds": "1.5",
+    "loss": "2.2500",
+    "tokensPerSecond": "41250",
+    "mfu": "0.2790",
+    "peakMemoryBytes": "97000000000",
+    "other": "4",
+}
 RESTART = {"attempt": 1, "cause": "Hang", "message": "m", "lostSteps": 1}
 
 
@@ -40,6 +48,15 @@ def job(name: str = "x", found: Object | None = None, uid: str = "u") -> Observe
     observed = fresh()
     metadata = {**observed.job["metadata"], "name": name, "uid": uid, "creationTimestamp": f"2027-01-01T00:00:{len(name):02}Z"}
     return replace(observed, job={**observed.job, "metadata": metadata, "status": found or status()})
+
+
+def scraped() -> Metrics:
+    """Metrics of an operator whose counters of the job's namespace Prometheus has seen at 0."""
+    metrics = Metrics()
+    metrics.count(job(found={}), {})
+    metrics.count(job(uid="before"), status())
+    metrics.scraped()
+    return metrics
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -84,28 +101,36 @@ def test_a_second_end_after_a_retry_is_another_end() -> None:
 
 
 def test_nothing_is_lost_or_counted_twice_when_another_replica_takes_over() -> None:
-    first, second = Metrics(), Metrics()
-    first.count(job(found={}), {})
+    first, second = scraped(), Metrics()
     for train in (10, 40, 40):
         first.count(job(), status(train=train))
     second.count(job(), status(train=40))  # what is stored when it takes over
     second.count(job(), status(train=55, restarts=[RESTART]))
+    second.scraped()
     second.count(job(), status(train=55, restarts=[RESTART]))
     name, labels = "lockstep_goodput_seconds_total", {"kind": "train"}
     assert (value(first, name, **labels), value(second, name, **labels)) == (40, 15)
     assert (value(first, "lockstep_restarts_total", cause="Hang"), value(second, "lockstep_restarts_total", cause="Hang")) == (0, 1)
 
 
-def test_counters_begin_at_zero_so_that_the_first_failure_is_an_increase() -> None:
+def test_the_first_scrape_shows_zeros_so_that_a_failure_before_it_is_an_increase_too() -> None:
     metrics = Metrics()
     metrics.count(job(), status())
-    assert value(metrics, "lockstep_restarts_total", cause="OutOfMemory") == 0
-    assert value(metrics, "lockstep_jobs_finished_total", outcome="Failed") == 0
+    metrics.count(job(), status(end="Failed", restarts=[{**RESTART, "cause": "OutOfMemory"}]))
+    shown = []
+    for _ in range(3):
+        shown.append(
+            (
+                value(metrics, "lockstep_restarts_total", cause="OutOfMemory"),
+                value(metrics, "lockstep_jobs_finished_total", outcome="Failed"),
+            )
+        )
+        metrics.scraped()
+    assert shown == [(0, 0), (1, 1), (1, 1)]
 
 
 def test_a_deleted_job_takes_nothing_back() -> None:
-    metrics = Metrics()
-    metrics.count(job(found={}), {})
+    metrics = scraped()
     metrics.count(job(), status(train=30))
     metrics.forget(set())
     assert value(metrics, "lockstep_goodput_seconds_total", kind="train") == 30
@@ -186,7 +211,7 @@ def shown(jobs: list[Observed], *, leads: bool = True, heard: float | None = Non
 
 def test_a_running_job_has_series_of_its_own_and_a_finished_one_none() -> None:
     found = status(
-        trainer={"step": 7, "totalSteps": 70, "metrics": [{"name": "saveSeconds", "value": "1.5"}, {"name": "loss", "value": "2"}]},
+        trainer={"step": 7, "totalSteps": 70, "metrics": [{"name": name, "value": text} for name, text in MEASURED.items()]},
         checkpoint={"lastCommittedStep": 5, "lastCommitTime": "2020-01-01T00:00:00Z"}, preflight={"ok": True},
     )  # fmt: skip
     found["conditions"] = [
@@ -201,6 +226,10 @@ def test_a_running_job_has_series_of_its_own_and_a_finished_one_none() -> None:
         "total_steps": 70,
         "checkpoint_step": 5,
         "checkpoint_commit_seconds": 1.5,
+        "loss": 2.25,
+        "tokens_per_second": 41250,
+        "mfu": 0.279,
+        "peak_memory_bytes": 97e9,
         "fabric_verified": 0,
         "preflight_ok": 1,
     }
@@ -252,9 +281,10 @@ class Reviewer:
 
 def scrape(*headers: dict[str, str]) -> tuple[list[int], list[str], list[str]]:
     async def run() -> tuple[list[int], list[str], list[str]]:
-        registry, reviewer = CollectorRegistry(), Reviewer()
-        Gauge("lockstep_test", "A test's.", registry=registry).set(4)
-        server = MetricsServer(reviewer, registry)  # type: ignore[arg-type]
+        metrics, reviewer = Metrics(), Reviewer()
+        metrics.count(job(), status())
+        metrics.count(job(), status(end="Failed"))
+        server = MetricsServer(reviewer, metrics)  # type: ignore[arg-type]
         codes, texts = list[int](), list[str]()
         async with TestClient(TestServer(server.application())) as client:
             for each in headers:
@@ -271,8 +301,15 @@ def test_only_who_may_get_metrics_sees_them() -> None:
     basic = {"Authorization": "Basic " + b64encode(b"a:b").decode()}
     codes, texts, _ = scrape({}, basic, *({"Authorization": f"Bearer {token}"} for token in tokens))
     assert codes == [401, 401, 200, 403, 401, 503]
-    assert [family.name for family in text_string_to_metric_families(texts[2])] == ["lockstep_test"]
-    assert not any("lockstep_test" in text for text in (*texts[:2], *texts[3:]))
+    assert "lockstep_jobs_finished" in [family.name for family in text_string_to_metric_families(texts[2])]
+    assert not any("lockstep_" in text for text in (*texts[:2], *texts[3:]))
+
+
+def test_a_scrape_lets_what_happened_before_it_be_counted() -> None:
+    reader = {"Authorization": "Bearer reader"}
+    _, (refused, first, second), _ = scrape({}, reader, reader)
+    line = 'lockstep_jobs_finished_total{{job_namespace="ns",outcome="Failed",training_cluster="p"}} {}.0'
+    assert (line.format(0) in first, line.format(1) in second) == (True, True), refused
 
 
 def test_a_token_is_asked_about_once_a_minute() -> None:
