@@ -129,7 +129,7 @@ test-unit: setup ## run the unit tests: minutes, no root
 test-train: setup ## run the trainer's tests: real ranks over gloo, no root
 	@$(PYTEST) -n 3 tests/train tests/corpus
 
-test-faults: cluster-programs ## cut the power at every step of a save, on a disk in a file; kill the operator at every write; root
+test-faults: cluster-programs ## cut the power at every step of a save, on a disk in a file; kill the operator at every write; run alerts and dashboard in Prometheus; root
 	@$(PYTEST) -n 2 tests/faults
 
 test-hosts: setup ## test jobs on three hosts over ssh, with a systemd and an sshd each; root
