@@ -13,7 +13,7 @@ import json
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ class PlayedJob:
     lost: int | None = None
     """A node that node 0 hears nothing of."""
     more: dict[str, Any] = field(default_factory=dict)
-    """More of the report's fields."""
+    """Fields of the report that are as the test says."""
     _reported: float = 0.0
     _key: bytes | None = None
     _uid: str = ""
@@ -203,13 +203,13 @@ class PlayedJob:
 
     def report(self) -> Report:
         runs = self.state is State.RUNNING
-        return Report(
+        report = Report(
             job=JobIdentity(JOB, self.jobs.namespace, self._uid), pod=f"{JOB}-0", sequence=time.time_ns(), attempt=self.attempt,
             restarts=len(self.history), state=self.state, message="all ranks run" if runs else "stopped", stop=self.stop,
             nodes=tuple(NodeReport(n, n != self.lost, 1) for n in range(self.nodes)), ranks=RankCount(self.nodes, self.nodes if runs else 0),
             restarts_counted=len(self.history), history=self.history, preflight=self.preflight, log=("[rank 0] done",) if self._told != self._news else (),
-            **self.more,
         )  # fmt: skip
+        return replace(report, **self.more)
 
     def until(self, what: str, look: Callable[[], Any], seconds: float = 180.0) -> Any:
         """The first result that is true, while the job is played."""
