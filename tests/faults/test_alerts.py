@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from faults.prometheus import promtool
 from lockstep.platforms.clusters.install import kustomized
 from support.checkout import ROOT
-from support.clusters.prometheus import promtool
 
 INTERVAL = "30s"
 GROUPS = next(item for item in kustomized(ROOT / "manifests" / "monitoring") if item["kind"] == "PrometheusRule")["spec"]["groups"]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
+from faults.prometheus import Prometheus, running_prometheus
 from lockstep.platforms.clusters.install import kustomized
 from lockstep_gang.contract.fabric import FabricReason, FabricReport, Verified
 from lockstep_gang.contract.preflight import PreflightReport
@@ -22,7 +23,6 @@ from support.clusters.cluster_jobs import until
 from support.clusters.control_plane import default_objects
 from support.clusters.operator_faults import SYSTEM, Rig, free_port, is_failed, rig_in, running
 from support.clusters.played_job import JOB
-from support.clusters.prometheus import Prometheus, running_prometheus
 
 OBJECTS = {item["kind"]: item for item in kustomized(ROOT / "manifests" / "monitoring")}
 DASHBOARD = json.loads(OBJECTS["ConfigMap"]["data"]["lockstep.json"])
