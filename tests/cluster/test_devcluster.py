@@ -15,12 +15,11 @@ from pathlib import Path
 import pytest
 
 from lockstep.devcluster import cluster, node
-from lockstep.devcluster.controlplane import client_kubeconfig
 from lockstep.devcluster.host import cgroups, processes
 from lockstep.devcluster.host.layout import Layout, cache_root
 from lockstep.devcluster.host.machine import remove_unused
 from lockstep.devcluster.images import BASE
-from support.clusters.own_cluster import NOBODYS
+from support.clusters.own_cluster import NOBODYS, client_kubeconfig
 
 LAYOUT = Layout(name="test", index=NOBODYS, root=cache_root())
 WANTED = cluster.ClusterGoal(nodes=2)

@@ -145,7 +145,7 @@ def proxy_command(node: NodeLayout, kube: Path) -> list[str]:
 
 def image_names(node: NodeLayout) -> set[str]:
     """Images that this node's containerd holds; empty while it doesn't answer."""
-    done = subprocess.run([*_ctr(node), "images", "list", "--quiet"], capture_output=True, text=True, check=False)
+    done = subprocess.run([*ctr(node), "images", "list", "--quiet"], capture_output=True, text=True, check=False)
     return set(done.stdout.split())
 
 
@@ -156,15 +156,10 @@ def answers(node: NodeLayout) -> bool:
 
 
 def import_image(node: NodeLayout, archive: Path) -> None:
-    done = subprocess.run([*_ctr(node), "images", "import", str(archive)], capture_output=True, text=True, check=False)
+    done = subprocess.run([*ctr(node), "images", "import", str(archive)], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"node {node.name} can't import {archive}: {done.stderr.strip()}")
 
 
-def remove_image(node: NodeLayout, reference: str) -> None:
-    """Its layers go with it, unless another image has them. None of this name: nothing to do."""
-    subprocess.run([*_ctr(node), "images", "remove", "--sync", reference], capture_output=True, check=False)
-
-
-def _ctr(node: NodeLayout) -> list[str]:
+def ctr(node: NodeLayout) -> list[str]:
     return [*TIED, "ctr", "--address", str(node.containerd_socket), "--namespace", "k8s.io"]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from kubernetes import client
 
 from lockstep.devcluster import cluster
-from lockstep.devcluster.host import cgroups, network, processes
+from lockstep.devcluster.host import cgroups, processes
 from lockstep.devcluster.host.layout import NodeLayout, default_layout
 
 
@@ -50,7 +50,8 @@ def _remove(core: client.CoreV1Api, node: NodeLayout) -> None:
     cgroups.remove(*_groups(node))
     for name in _daemons(node):
         processes.record(node.cluster.daemons, name).unlink(missing_ok=True)
-    network.remove_node(node)
+    for words in (["ip", "link", "delete", node.link], ["ip", "netns", "delete", node.namespace]):
+        subprocess.run(words, capture_output=True, check=False)  # the kernel may have taken a dead namespace's link away
     try:
         core.delete_node(node.name)
     except client.ApiException as error:

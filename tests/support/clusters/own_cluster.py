@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.devcluster.host.layout import NUMBER, cache_root, default_layout
+from lockstep.devcluster.certificates import Authority
+from lockstep.devcluster.host.layout import NUMBER, Layout, cache_root, default_layout
 from lockstep.devcluster.hosts.layout import BedLayout
 
 GIVEN = "LOCKSTEP_TEST_KUBECONFIG"
@@ -85,3 +87,19 @@ def _remove() -> None:
     from lockstep.devcluster.cluster import down
 
     down(default_layout(), lambda text: None, purge=True)
+
+
+def client_kubeconfig(user: str, groups: Sequence[str] = (), layout: Layout | None = None) -> Path:
+    """A kubeconfig for `user` as a member of `groups`, by a certificate of the cluster's authority. RBAC says what that user may do.
+
+    Made again each time, so a user's groups can change. The file holds a key: only its owner can read it, and `down` removes it.
+
+    Raises:
+        FileNotFoundError: the cluster is not up, so there is no authority.
+    """
+    layout = layout or default_layout()
+    if not (layout.pki / "ca.crt").exists():
+        raise FileNotFoundError(f"{layout.pki / 'ca.crt'}: the cluster {layout.name} is not up (lockstep devcluster up)")
+    file = layout.state / "kubeconfigs" / f"client-{re.sub(r'[^A-Za-z0-9.-]', '-', user)}"
+    Authority(layout.pki).kubeconfig(file, layout.server, user, *groups, context=layout.name, renew=True)
+    return file

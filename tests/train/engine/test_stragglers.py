@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rank_harness import ForkServer, RunFile
 from lockstep_gang.contract.messages import Pace
 from lockstep_gang.contract.run import JobIdentity, RestartPolicy, Run, WhenDone
 from lockstep_gang.lifecycle.gang import new_gang
-from lockstep_gang.lifecycle.stragglers import with_pace, with_stragglers
+from lockstep_gang.lifecycle.stragglers import with_sample, with_stragglers
 
 STEPS = 22
 RUN = Run(
@@ -53,7 +54,8 @@ def test_a_slow_rank_is_known_by_its_own_time(ranks: ForkServer, run_file: RunFi
     gang = new_gang(RUN)
     for event in sorted(told, key=lambda event: (event["step"], -event["rank"])):
         pace = Pace(event["rank"], event["step"], event["steps"], event["microseconds"])
-        gang = gang.with_rank(pace.rank, with_pace(gang.ranks[pace.rank], pace))
+        before = gang.ranks[pace.rank]
+        gang = gang.with_rank(pace.rank, replace(before, paces=with_sample(before.paces, pace)))
     assert [straggler.rank for straggler in with_stragglers(gang, RUN).stragglers] == [1]
 
 

@@ -26,13 +26,14 @@ from lockstep.devcluster import binary, python_volume
 from lockstep.devcluster.binary import SOURCE, build_options, kubernetes_version, source_key
 from lockstep.devcluster.certificates import Authority
 from lockstep.devcluster.cluster import ClusterError, ClusterGoal, _wait, parse_resources
-from lockstep.devcluster.controlplane import client_kubeconfig, commands
+from lockstep.devcluster.controlplane import commands
 from lockstep.devcluster.host import machine, processes
 from lockstep.devcluster.host.layout import Layout, default_layout
 from lockstep.devcluster.needs import PACKAGES, MachineFacts, judge
 from lockstep.devcluster.provisioner import to_provision, to_release, volume_for
 from lockstep.devcluster.server import node_readiness
 from support.checkout import ROOT
+from support.clusters.own_cluster import client_kubeconfig
 
 READY = MachineFacts(
     system="Linux", is_root=True, distribution="debian", commands=frozenset(PACKAGES), has_cni=True, go=(1, 26), is_built=False,

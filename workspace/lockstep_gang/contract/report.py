@@ -299,26 +299,9 @@ def _report(value: object) -> Report:
     return report
 
 
-@dataclass(frozen=True)
-class WrittenReport:
-    """A report that was written to a file, whose writer may have ended since then."""
-
-    written: str
-    """Time at which it was written, by the clock of node 0's machine, RFC 3339."""
-    report: Report
-
-
 def report_file_text(report: Report, written: str) -> str:
     """Text of the file `gang/report.json` in a run's folder, of the same bounded size as a report to an operator."""
     return f'{{"written": {json.dumps(written)}, "report": {report_body(report).decode("utf-8")}}}\n'
-
-
-def parse_report_file(text: bytes) -> WrittenReport:
-    """The content of `gang/report.json`, its texts as lines that can be printed. Raises ContractError."""
-    value = _value(text)
-    if not isinstance(value, dict) or not isinstance(value.get("written"), str):
-        raise ContractError('report.json must be an object with "written" (RFC 3339) and "report"')
-    return WrittenReport(value["written"], _report(value.get("report")))
 
 
 def report_bytes_max(nodes: int) -> int:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from lockstep_gang.contract.messages import Pace
 from lockstep_gang.contract.report import Straggler
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle.gang import Gang, Rank
+from lockstep_gang.lifecycle.gang import Gang
 
 JUDGED_AT_ONCE = 64
 """Ranks of a gang that is judged whenever rank 0 tells its pace; a larger one is judged once in a millisecond for each further rank."""
@@ -32,10 +32,6 @@ ABOVE = 1.1
 SAID_ANEW = 1.15
 """Factor by which a slowdown changes until it is reported anew: status isn't written for a digit."""
 LISTED = 8
-
-
-def with_pace(rank: Rank, pace: Pace) -> Rank:
-    return replace(rank, paces=with_sample(rank.paces, pace))
 
 
 def with_sample(paces: tuple[Pace, ...], pace: Pace) -> tuple[Pace, ...]:

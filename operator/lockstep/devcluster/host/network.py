@@ -68,12 +68,6 @@ def create_node(node: NodeLayout, nodes: list[NodeLayout]) -> None:
     run("ip", "route", "replace", node.pod_network, "via", node.address)
 
 
-def remove_node(node: NodeLayout) -> None:
-    """Remove the node's cable and namespace; its processes must have ended."""
-    _delete_link(node.link)
-    subprocess.run(["ip", "netns", "delete", node.namespace], capture_output=True, check=False)
-
-
 def remove_all(layout: Layout) -> None:
     """Remove everything of this cluster: cables, the bridge and its routes, namespaces, filter rules."""
     for path in sorted(Path("/sys/class/net").glob(f"lk{layout.index}v*")):

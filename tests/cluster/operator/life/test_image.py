@@ -15,7 +15,7 @@ import pytest
 from lockstep.api.cluster import TrainingCluster
 from lockstep.devcluster.cluster import status
 from lockstep.devcluster.host.layout import default_layout
-from lockstep.devcluster.node import import_image, remove_image
+from lockstep.devcluster.node import ctr, import_image
 from support.checkout import ROOT
 from support.clusters.built_image import built
 from support.clusters.cluster_jobs import Jobs, until
@@ -64,7 +64,7 @@ def _on_nodes(image: str) -> Iterator[str]:
         yield reference
     finally:
         for node in nodes:
-            remove_image(node, reference)
+            subprocess.run([*ctr(node), "images", "remove", "--sync", reference], capture_output=True, check=False)
 
 
 def _from_image(reference: str) -> list[dict[str, Any]]:

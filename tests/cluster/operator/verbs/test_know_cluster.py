@@ -11,8 +11,8 @@ from kubernetes import client
 
 from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.cli.main import main
-from lockstep.devcluster.controlplane import client_kubeconfig
 from support.clusters.cluster_jobs import Jobs, until
+from support.clusters.own_cluster import client_kubeconfig
 
 
 def lockstep(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

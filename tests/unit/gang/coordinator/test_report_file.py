@@ -8,12 +8,13 @@ import shutil
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from lockstep_gang.contract.preflight import Expected
-from lockstep_gang.contract.report import Report, State, WrittenReport, parse_report_file, report_file_text
+from lockstep_gang.contract.report import Report, State, parse_report, report_file_text
 from lockstep_gang.contract.run import RestartPolicy, Run
 from lockstep_gang.contract.times import seconds_of
 from lockstep_gang.coordinator import report_file
@@ -23,7 +24,6 @@ from lockstep_gang.coordinator.reports import reports_of
 from lockstep_gang.lifecycle.gang import new_gang
 from lockstep_gang.lifecycle.history import AttemptRecord, EndRecord
 from lockstep_gang.lifecycle.summary import summarize
-from lockstep_spec.codec import ContractError
 from unit.gang.cases import KEY, Gang, gang, make_run
 
 STEPS = """
@@ -43,6 +43,17 @@ if go.read_text() == "fail" and rank == 1:
 def agents(tmp_path: Path) -> Iterator[Gang]:
     with gang(tmp_path) as made:
         yield made
+
+
+@dataclass(frozen=True)
+class WrittenReport:
+    written: str
+    report: Report
+
+
+def parse_report_file(text: bytes) -> WrittenReport:
+    value = json.loads(text)
+    return WrittenReport(value["written"], parse_report(json.dumps(value["report"]).encode()))
 
 
 def of_run(agents: Gang) -> WrittenReport | None:
@@ -178,12 +189,6 @@ def test_the_last_flush_writes_what_is_newest(tmp_path: Path, monkeypatch: pytes
 
     asyncio.run(asyncio.wait_for(write(), 60))
     assert len(parse_report_file((tmp_path / "gang/report.json").read_bytes()).report.nodes) == 3
-
-
-@pytest.mark.parametrize("text", [b"", b"[]", b'{"report": {}}', b'{"written": 1, "report": {}}', b'{"written": "x"}', b"[" * 100_000])
-def test_what_is_no_report_is_refused(text: bytes) -> None:
-    with pytest.raises(ContractError):
-        parse_report_file(text)
 
 
 def test_the_file_s_texts_are_lines_that_can_be_printed() -> None:

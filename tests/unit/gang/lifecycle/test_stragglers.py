@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from lockstep_gang.contract.messages import Pace, Progressed, rank_report_to_jso
 from lockstep_gang.contract.report import Straggler
 from lockstep_gang.coordinator.log_lines import log_lines
 from lockstep_gang.lifecycle.gang import Gang
-from lockstep_gang.lifecycle.stragglers import ENOUGH, WINDOW, with_pace, with_stragglers
+from lockstep_gang.lifecycle.stragglers import ENOUGH, WINDOW, with_sample, with_stragglers
 from unit.gang.story import Story, started
 
 SECOND = 1_000_000
@@ -28,7 +29,8 @@ def steps(story: Story, count: int, time_of: Callable[[int, int], float]) -> Ite
     gang = story.gang
     for step in range(1, count + 1):
         for rank in range(story.run.world_size - 1, -1, -1):
-            gang = gang.with_rank(rank, with_pace(gang.ranks[rank], Pace(rank, step, 1, round(time_of(rank, step)))))
+            before = gang.ranks[rank]
+            gang = gang.with_rank(rank, replace(before, paces=with_sample(before.paces, Pace(rank, step, 1, round(time_of(rank, step))))))
         gang = with_stragglers(gang, story.run)
         yield gang
 
