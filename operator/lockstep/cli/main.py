@@ -25,7 +25,7 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.shared.onhosts import Typed
 from lockstep.cli.shared.signals import ending_like_ctrl_c
 from lockstep.cli.shared.terminal import is_plain
-from lockstep.cli.verbs import DAY, HINTS, MODULES, RENAMED, SENTENCE, front_page
+from lockstep.cli.verbs import DAY, HINTS, MODULES, SENTENCE, front_page
 from lockstep.platforms.output import flush_output, open_streams, put, put_text, tell
 
 EXIT_FAILED = 1
@@ -109,18 +109,10 @@ def _without_types_of_flags(parameters: list[Any]) -> list[Any]:
 
 
 class Root(Verbs):
-    """The verb `lockstep` itself: its help is the front page, and names of before lead to those of today."""
+    """The verb `lockstep` itself: its help is the front page."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         formatter.write(front_page({verb: self.commands[verb].help or "" for verb in DAY if verb in self.commands}))
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        today = RENAMED.get(args[0])
-        if today is not None:
-            if not ctx.resilient_parsing:  # (as where the shell completes the words)
-                tell(f"lockstep: `lockstep {args[0]}` is called `lockstep {' '.join(today)}` now; the old name goes with the next release")
-            args = [*today, *args[1:]]
-        return super().resolve_command(ctx, args)
 
 
 def app_of(verbs: Iterable[str]) -> typer.Typer:
@@ -239,7 +231,6 @@ def _needed(words: Sequence[str]) -> Iterable[str]:
     verb = words[0] if words else ""
     if verb in ("", "-h", "--help") and COMPLETING not in os.environ:
         return DAY
-    verb = RENAMED.get(verb, (verb,))[0]
     return [verb] if verb in MODULES and verb != "help" else MODULES
 
 

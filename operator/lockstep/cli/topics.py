@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from lockstep.cli.verbs import RENAMED
 from lockstep.platforms.output import put_text
 
 FOLDER = Path(__file__).resolve().parent / "topics"
@@ -28,7 +27,6 @@ def help_of(
     if len(words) == 1 and words[0] in TOPICS:
         put_text((FOLDER / f"{words[0]}.txt").read_text())
         return
-    words = [*RENAMED.get(words[0], (words[0],)), *words[1:]] if words else []
     put_text(_page(context.parent, [word for word in words if not word.startswith("-")]) + "\n")
 
 

@@ -65,15 +65,6 @@ MODULES = {
     "help": "topics.help_of",
 }
 """Verb → module of this package, and the function or group of verbs in it."""
-RENAMED = {
-    "suspend": ("stop", "--no-wait"),
-    "clusters": ("cluster", "list"),
-    "status": ("cluster", "status"),
-    "rollback": ("cluster", "rollback"),
-    "clean": ("cluster", "clean"),
-    "uninstall": ("cluster", "uninstall"),
-}
-"""Old name → its new words. Old names work until the next release."""
 
 _SEND = "lockstep run -f job.yaml runs a job and follows it"
 _STOP = "lockstep stop JOB saves and stops, lockstep delete JOB removes"
@@ -95,6 +86,9 @@ HINTS = {
     "ssh": "lockstep shell JOB opens a shell",
     "attach": "lockstep logs JOB -f follows a job, lockstep shell JOB opens a shell",
     "metrics": "lockstep top JOB shows a job's speed and load",
+    "status": f"{_LIST}, lockstep cluster status CLUSTER looks at one",
+    "uninstall": "lockstep cluster uninstall CLUSTER removes the operator, lockstep cluster clean the dev environment",
+    "suspend": _STOP,
     "cancel": _STOP,
     "kill": _STOP,
     "rm": "lockstep delete JOB removes a job",

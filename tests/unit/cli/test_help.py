@@ -102,24 +102,3 @@ def test_a_topic_is_told_on_one_screen(topic: str, monkeypatch: pytest.MonkeyPat
 
 def test_there_is_no_topic_that_help_does_not_name() -> None:
     assert sorted(path.stem for path in FOLDER.iterdir()) == sorted(TOPICS)
-
-
-@pytest.mark.parametrize(("before", "today"), verbs.RENAMED.items())
-def test_a_verb_s_name_of_before_works_and_says_what_it_is_now(
-    before: str, today: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, [before, "--help"]) == 0
-    old = capsys.readouterr()
-    assert run(monkeypatch, [*today, "--help"]) == 0
-    assert old.out == capsys.readouterr().out
-    assert old.err == f"lockstep: `lockstep {before}` is called `lockstep {' '.join(today)}` now; the old name goes with the next release\n"
-
-
-def test_the_shell_completes_the_words_of_a_name_of_before_without_a_word_of_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, value in {"_LOCKSTEP_COMPLETE": "complete_bash", "COMP_WORDS": "lockstep status --no", "COMP_CWORD": "2"}.items():
-        monkeypatch.setenv(name, value)
-    assert run(monkeypatch, []) == 0
-    told = capsys.readouterr()
-    assert told.err == ""

@@ -241,20 +241,13 @@ def _network(
     most = "at most " if settings.zero_stage.number == 3 else ""
     parts = "; ".join(f"{decimal_size(flow.node_bytes)} {flow.name}" for flow in flows)
     estimate.add("network", Outcome.NOTE, f"a step sends {most}{decimal_size(total)} from each node, and as much to it: {parts}")
-    stated = resolved.profile.spec.network.minimum_busbw
     speed = facts.speed or stated_speed(resolved.profile.spec.network, resolved.transport)
+    times = f"{step_duration(speed.seconds(total))} a step at {speed.gigabits:.3g} Gb/s, {speed.source}"
     if facts.speed is not None:
-        estimate.figures |= {
-            "networkStepSeconds": round(facts.speed.seconds(total), 3), "measuredGigabitsPerSecond": round(facts.speed.gigabits, 4),
-        }  # fmt: skip
-        message = f"that takes {step_duration(facts.speed.seconds(total))} a step at {facts.speed.gigabits:.3g} Gb/s, {facts.speed.source}"
-        estimate.add("network", Outcome.NOTE, message)
-    elif stated is not None:
-        message = f"that takes {step_duration(speed.seconds(total))} at the cluster's network.minimum_busbw, {stated} GB/s"
-        estimate.add("network", Outcome.NOTE, message)
-    else:
-        times = ", ".join(f"{step_duration(total * 8 / (gigabits * 1e9))} at {gigabits} Gb/s" for gigabits in SPEEDS)
-        estimate.add("network", Outcome.NOTE, f"that takes {times} a node")
+        estimate.figures |= {"networkStepSeconds": round(speed.seconds(total), 3), "measuredGigabitsPerSecond": round(speed.gigabits, 4)}
+    elif resolved.profile.spec.network.minimum_busbw is None:
+        times = ", ".join(f"{step_duration(total * 8 / (gigabits * 1e9))} at {gigabits} Gb/s" for gigabits in SPEEDS) + " a node"
+    estimate.add("network", Outcome.NOTE, f"that takes {times}")
     reason = too_slow(flows, settings, _accumulation(resolved), speed)
     if reason:
         refused = facts.refuses_slow_network and facts.speed is not None
@@ -267,19 +260,13 @@ def _network(
         if share:
             estimate.add("network", Outcome.NOTE, share, _less_traffic(facts, settings, place))
     if seconds is None:
-        estimate.add(
-            "network",
-            Outcome.UNKNOWN,
-            "the bandwidth that a step needs: how long one takes is not known; --tokens-per-second or --train-log says it",
-        )
-    else:
-        needed = gigabits_per_second(total, seconds)
-        estimate.figures["neededGigabitsPerSecond"] = round(needed, 3)
-        estimate.add(
-            "network",
-            Outcome.NOTE,
-            f"a step of {step_duration(seconds)} needs {_speed(needed)} Gb/s a node and direction, if it is sent evenly over the step",
-        )
+        message = "the bandwidth that a step needs: how long one takes is not known; --tokens-per-second or --train-log says it"
+        estimate.add("network", Outcome.UNKNOWN, message)
+        return
+    needed = gigabits_per_second(total, seconds)
+    estimate.figures["neededGigabitsPerSecond"] = round(needed, 3)
+    message = f"a step of {step_duration(seconds)} needs {_speed(needed)} Gb/s a node and direction, if it is sent evenly over the step"
+    estimate.add("network", Outcome.NOTE, message)
 
 
 def _less_traffic(facts: RunFacts, settings: Settings, place: Place) -> str:

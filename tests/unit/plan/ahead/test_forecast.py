@@ -164,7 +164,7 @@ def test_shards_with_a_copy_on_another_pods_volume_count_twice() -> None:
 def test_times_are_given_at_the_profiles_own_speed_where_it_has_one() -> None:
     assert "at 10 Gb/s" in told(forecast(resolved(), KNOWN), "network")
     measured = resolved({"network": {"minimumBusbw": "180"}})
-    assert "at the cluster's network.minimum_busbw, 180 GB/s" in told(forecast(measured, KNOWN), "network")
+    assert "a step at 1.44e+03 Gb/s, the cluster's network.minimum_busbw" in told(forecast(measured, KNOWN), "network")
     assert told(forecast(resolved(nodes=1), KNOWN), "network") == "ok: one node: nothing is sent between nodes"
 
 
