@@ -224,7 +224,7 @@ class TrainingJobSpec(Model):
     ranks_per_node: Annotated[int | None, Field(ge=1, le=64)] = None
     """Ranks a node when gpusPerNode is 0. Default: 1."""
     image: Image | None = None
-    """The image of every pod: Python 3.10 or newer is all it must have. Default: the cluster's."""
+    """The image of every pod: with Python 3.10 or newer and, for training, with Lockstep's trainer. Default: the cluster's."""
     image_pull_secrets: ImagePullSecrets = []
     """Secrets of the namespace that hold registry logins."""
     fabric: Fabric = Fabric()
