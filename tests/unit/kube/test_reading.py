@@ -66,7 +66,7 @@ class Reply:
     status = 200
 
     def __init__(self, body: bytes) -> None:
-        self.body, self.headers, self.closed = body, {}, False
+        self.body, self.headers, self.closed, self.sent_bytes = body, {}, False, 0
 
     @property
     def content(self) -> Reply:
@@ -82,6 +82,7 @@ class Reply:
         for begin in range(0, len(self.body), size):
             if self.closed:
                 return
+            self.sent_bytes += len(self.body[begin : begin + size])
             yield self.body[begin : begin + size]
 
     async def read(self) -> bytes:
@@ -144,6 +145,23 @@ def test_pages_of_large_objects_are_small_and_those_of_small_ones_large_again() 
     assert min(server.limits) <= 2
     assert server.limits[-1] == 100
     assert all(reply.closed for reply in server.replies if len(reply.body) > 2 * PAGE_BYTES_MAX)
+
+
+@pytest.mark.parametrize("reader", ["cluster", "kopf"])
+def test_several_objects_come_in_pages_of_at_most_a_mebibyte_and_of_a_larger_page_little_more_is_read(reader: str) -> None:
+    mebibyte = 1 << 20
+    server = Listing([text_of(f"large-{number}", 400 << 10) for number in range(8)])
+
+    async def read() -> None:
+        if reader == "cluster":
+            await listed(Cluster(server), limit=100, bounded=True)
+        else:
+            await session(server).request("get", "https://cluster/apis/x/trainingjobs?limit=100")
+
+    asyncio.run(read())
+    refused = [reply for reply in server.replies if reply.closed]
+    assert len(refused) == 3 and max(len(reply.body) for reply in server.replies if not reply.closed) <= mebibyte
+    assert all(mebibyte < reply.sent_bytes <= mebibyte + mebibyte // 4 for reply in refused)
 
 
 def test_one_object_is_read_however_large_it_is() -> None:

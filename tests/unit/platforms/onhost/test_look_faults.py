@@ -121,12 +121,36 @@ def test_an_answer_about_one_job_waits_until_its_own_ranks_run_or_it_has_ended(
     assert answers[0]["gpuProblem"] == "", "nobody asked the driver"
 
 
-def test_an_answer_about_one_job_waits_no_longer_than_it_may(home: Path) -> None:
-    for damaged in ('{"workspace": 5}', "{"):
-        path = home / ".local/state/lockstep/jobs/x/job.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(damaged)
-        read_host("lab0", json.loads(json.dumps(look.look({**REQUEST, "job": "x", "patience": 0.05}))))
+class Clock:
+    """A clock that goes on only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.slept = 0.0
+
+    def monotonic(self) -> float:
+        return self.slept
+
+    time = monotonic
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+
+
+@pytest.mark.parametrize(
+    ("record", "least", "most"),
+    [('{"job": {"metadata": {"uid": "u"}}}', 9.9, 10.1), ("{", 9.9, 10.1), ('{"workspace": 5}', 0.0, 0.0)],
+    ids=["silent", "torn", "damaged"],
+)
+def test_an_answer_about_one_job_waits_no_longer_than_it_may(
+    home: Path, monkeypatch: pytest.MonkeyPatch, record: str, least: float, most: float
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(look, "time", clock)
+    path = home / ".local/state/lockstep/jobs/x/job.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(record)
+    read_host("lab0", json.loads(json.dumps(look.look({**REQUEST, "job": "x", "patience": 10.0}))))
+    assert least <= clock.slept <= most
 
 
 def test_a_commit_that_is_removed_while_one_looks_at_it_has_no_time(tmp_path: Path) -> None:
