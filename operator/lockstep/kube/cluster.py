@@ -22,7 +22,6 @@ from lockstep.kube.reading import METADATA_EACH, METADATA_LIST, PageSize, conten
 
 T = TypeVar("T")
 FIELD_MANAGER = "lockstep-operator"
-LOG_SECONDS = 30 * 24 * 3600.0  # a followed log ends with its container
 LOG_LINE_BYTES_MAX = 1 << 18
 EVENT_BYTES_MAX = 16 << 20
 PING_SECONDS = 30.0  # proxies in front of API servers cut connections that are silent for a minute
@@ -191,7 +190,7 @@ class Cluster:
         query: Mapping[str, str],
         content_type: str = JSON,
         accept: str = JSON,
-        seconds: float = 30,
+        seconds: float | None = 30,
     ) -> Any:
         if method != "GET":
             self._check()
@@ -376,7 +375,7 @@ class Cluster:
 
     async def log_of(self, path: str, query: Mapping[str, str]) -> AsyncIterator[str]:
         """Lines of whatever log stands at `path`."""
-        response = await self._send("GET", path, None, query=query, seconds=LOG_SECONDS)
+        response = await self._send("GET", path, None, query=query, seconds=None)  # a followed log ends with its container
         async for line in _lines(response, LOG_LINE_BYTES_MAX):
             yield line.decode(errors="replace")
 

@@ -56,7 +56,7 @@ class ApiConnection:
             self._session = None
         return True
 
-    async def request(self, method: str, path: str, body: str | BytesIO | None, headers: dict[str, str], seconds: float) -> Any:
+    async def request(self, method: str, path: str, body: str | BytesIO | None, headers: dict[str, str], seconds: float | None) -> Any:
         """aiohttp's response, whatever its status."""
         from aiohttp import ClientTimeout
 

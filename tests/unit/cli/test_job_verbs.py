@@ -8,17 +8,20 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from lockstep.api.errors import ConfigError
+from lockstep.cli.jobs import change
 from lockstep.cli.main import app, main
 from lockstep.cli.shared.kubesite import ClusterJob
 from lockstep.cli.shared.site import Volume
 from lockstep.platforms.local.place import LocalPlace
 from support.api_stub import ApiStub, served
+from support.virtual_time import VirtualClock
 
 Object = dict[str, Any]
 JOBS = "/apis/lockstep.dev/v1alpha1/namespaces/team/trainingjobs"
@@ -424,3 +427,23 @@ def test_a_debugger_gets_a_script_to_start_or_one_that_waits(
     monkeypatch.setattr("sys.argv", ["lockstep", *words])
     assert main() == 2
     assert capsys.readouterr().err.startswith("lockstep: name either a script to start, or --attach for one that waits already: ")
+
+
+def test_a_stop_is_looked_at_twice_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, looks = VirtualClock(), list[float]()
+    monkeypatch.setattr(change, "time", clock)
+
+    def look_again() -> Object:
+        looks.append(clock.now - 1000.0)
+        return {
+            "conditions": [{"type": "Suspended", "status": "True" if len(looks) == 4 else "False", "reason": "Suspending", "message": ""}]
+        }
+
+    change._until_stopped(cast(Any, SimpleNamespace(name="x", status={}, look_again=look_again)), clock.now + 600, 600)
+    assert looks == [0, 0.5, 1.0, 1.5]
+
+
+@pytest.mark.parametrize("words", [["1025"], ["--nodes", "1025"]])
+def test_a_job_has_at_most_1024_nodes(words: list[str]) -> None:
+    result = CliRunner().invoke(app, ["scale", "x", *words])
+    assert result.exit_code == 2 and "less than or equal to 1024" in result.output

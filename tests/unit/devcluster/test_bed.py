@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import suppress
 from ipaddress import ip_network
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from lockstep.devcluster.host import cgroups
-from lockstep.devcluster.host.layout import NUMBERS_MAX, Layout
+from lockstep.devcluster.host.layout import Layout
+from lockstep.devcluster.hosts import bed
 from lockstep.devcluster.hosts.bed import BedError, await_sshd
 from lockstep.devcluster.hosts.layout import BedLayout
 from lockstep.devcluster.hosts.needs import PACKAGES, BedFacts, judge_bed
+from support.virtual_time import VirtualClock
+
+NUMBERS_MAX = 9
 
 READY = BedFacts(
     system="Linux", is_root=True, distribution="debian", commands=frozenset(PACKAGES), lacks=frozenset(), groups=Path("/sys/fs/cgroup/unified"),
@@ -89,3 +95,22 @@ def test_a_host_without_an_inotify_instance_is_told_apart_from_one_that_is_just_
     host.log.write_text("")
     with pytest.raises(BedError, match=r"doesn't answer \(see"):
         await_sshd(host)
+
+
+@pytest.mark.parametrize(("after", "seconds"), [(3, 0.15), (10_000, 10.0)])
+def test_a_host_that_is_frozen_is_looked_at_often_and_for_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: int, seconds: float
+) -> None:
+    clock, looks = VirtualClock(), [0]
+
+    def sleep(nap: float) -> None:
+        clock.now += nap
+        looks[0] += 1
+        (tmp_path / "cgroup.events").write_text(f"frozen {int(looks[0] >= after)}")
+
+    (tmp_path / "cgroup.events").write_text("frozen 0")
+    monkeypatch.setattr(bed, "time", SimpleNamespace(monotonic=clock.monotonic, sleep=sleep))
+    monkeypatch.setattr(bed, "_group", lambda host: tmp_path)
+    with suppress(bed.BedError):
+        bed.freeze(cast(Any, SimpleNamespace(name="lab0")), frozen=True)
+    assert clock.now - 1000.0 == pytest.approx(seconds, abs=0.1)

@@ -27,13 +27,14 @@ from lockstep.devcluster.binary import SOURCE, build_options, kubernetes_version
 from lockstep.devcluster.certificates import Authority
 from lockstep.devcluster.cluster import ClusterError, ClusterGoal, _wait, parse_resources
 from lockstep.devcluster.controlplane import commands
-from lockstep.devcluster.host import machine, processes
+from lockstep.devcluster.host import cgroups, machine, processes
 from lockstep.devcluster.host.layout import Layout, default_layout
 from lockstep.devcluster.needs import PACKAGES, MachineFacts, judge
 from lockstep.devcluster.provisioner import to_provision, to_release, volume_for
 from lockstep.devcluster.server import node_readiness
 from support.checkout import ROOT
 from support.clusters.own_cluster import client_kubeconfig
+from support.virtual_time import VirtualClock
 
 READY = MachineFacts(
     system="Linux", is_root=True, distribution="debian", commands=frozenset(PACKAGES), has_cni=True, go=(1, 26), is_built=False,
@@ -345,3 +346,13 @@ def test_an_installation_without_the_embedded_cluster_says_where_it_is() -> None
 def test_a_wheel_has_no_embedded_cluster() -> None:
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert "operator/lockstep/devcluster" in wheel["exclude"]
+
+
+def test_processes_that_cannot_be_killed_are_named_after_twenty_seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clock = VirtualClock()
+    monkeypatch.setattr(cgroups, "time", clock)
+    monkeypatch.setattr(cgroups, "processes", lambda *names: {7})
+    monkeypatch.setattr(cgroups.os, "kill", lambda pid, number: None)
+    with pytest.raises(TimeoutError, match=r"\[7\] don't end"):
+        cgroups.kill("x")
+    assert clock.now - 1000.0 == pytest.approx(20, abs=0.1)

@@ -28,8 +28,8 @@ def test_rails_are_named_and_counted_as_on_a_real_cluster() -> None:
 
 
 def test_each_rail_is_a_subnet_of_its_own() -> None:
-    networks = [read_network(rails.attachment(LAYOUT, rail, "n")) for rail in range(1, rails.RAILS_MAX + 1)]
-    assert [network.problem for network in networks] == [""] * rails.RAILS_MAX
+    networks = [read_network(rails.attachment(LAYOUT, rail, "n")) for rail in range(1, 9)]
+    assert [network.problem for network in networks] == [""] * 8
     assert are_isolated(networks) and {network.mtu for network in networks} == {9000}
 
 

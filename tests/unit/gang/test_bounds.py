@@ -7,26 +7,32 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from lockstep.platforms.jobs.keeper import VERDICTS
 from lockstep_gang.agent.agent import Agent
 from lockstep_gang.agent.log import Console
-from lockstep_gang.agent.outbox import WAITING_MAX, Outbox, json_bytes
+from lockstep_gang.agent.outbox import Outbox, json_bytes
 from lockstep_gang.agent.ranks.ranks import LocalNode, RankProcess
-from lockstep_gang.agent.ranks.stacks import FILE_BYTES, HANGS, STACKS_BYTES, ProcessState, remove_old, shortened, stack_path
-from lockstep_gang.contract.lines import LINE_BYTES_MAX
+from lockstep_gang.agent.ranks.stacks import HANGS, ProcessState, remove_old, shortened, stack_path
 from lockstep_gang.contract.messages import Pace, message_to_json
 from lockstep_gang.contract.report import HISTORY, Cause, CheckpointReport, Failure, Restart
 from lockstep_gang.contract.run import JobIdentity, RestartPolicy
 from lockstep_gang.coordinator import records
 from lockstep_gang.coordinator.records import Records, Replaced
 from lockstep_gang.lifecycle.gang import Budget, Gang, new_gang
-from lockstep_gang.lifecycle.history import ATTEMPTS_MAX, AttemptRecord, begun_records, resume_gang, retained_records
+from lockstep_gang.lifecycle.history import AttemptRecord, begun_records, resume_gang, retained_records
 from lockstep_spec.exits import INTERNAL
 from unit.gang.cases import KEY, gang, make_run
 from unit.gang.test_scale import endings
+
+WAITING_MAX = 1000
+FILE_BYTES = 1024 * 1024
+STACKS_BYTES = 512 * 1024 * 1024
+LINE_BYTES_MAX = 4 * 1024 * 1024
+ATTEMPTS_MAX = 200
 
 RUN = make_run(restart=RestartPolicy(1000, 1))
 
@@ -191,3 +197,31 @@ def test_a_fault_before_the_agent_has_begun_is_no_verdict_either(tmp_path: Path)
         agents.write("", nodes=1)
         agents.start(0)
         assert agents.codes() == [INTERNAL]
+
+
+def test_of_a_long_file_of_attempts_only_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    path = tmp_path / "attempts.jsonl"
+    path.write_text("".join(f'{{"attempt": {number}}}\n' for number in range(100_000)))
+    opened = records.os.fdopen
+
+    class Counting:
+        def __init__(self, *how: Any) -> None:
+            self._file = opened(*how)
+
+        def __enter__(self) -> Counting:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self._file.close()
+
+        def seek(self, *where: int) -> int:
+            return int(self._file.seek(*where))
+
+        def read(self) -> bytes:
+            read.append(len(data := self._file.read()))
+            return bytes(data)
+
+    monkeypatch.setattr(records.os, "fdopen", Counting)
+    assert records._last_line(path) == '{"attempt": 99999}'
+    assert read == [16 << 10]

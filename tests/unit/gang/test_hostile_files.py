@@ -17,10 +17,10 @@ import pytest
 from lockstep_gang.agent.interactive import write_hostfile
 from lockstep_gang.agent.log import Journal
 from lockstep_gang.agent.preflight.files import path_facts, sees
-from lockstep_gang.agent.ranks.nccl_log import FILES_MAX, NcclLogs, log_choice
+from lockstep_gang.agent.ranks.nccl_log import NcclLogs, log_choice
 from lockstep_gang.agent.ranks.progress_server import METRICS, RemainingTime, parse_status
-from lockstep_gang.agent.ranks.reports import ERROR_FILE_BYTES_MAX, read_error_file
-from lockstep_gang.agent.ranks.stacks import SOURCE_BYTES_MAX, dumped, process_state, write_stacks
+from lockstep_gang.agent.ranks.reports import read_error_file
+from lockstep_gang.agent.ranks.stacks import dumped, process_state, write_stacks
 from lockstep_gang.agent.session.client import _print_answer
 from lockstep_gang.contract.fabric import FabricAsked
 from lockstep_gang.contract.messages import COUNT_MAX
@@ -30,6 +30,10 @@ from lockstep_gang.coordinator.records import GoodputRecord, Records
 from lockstep_spec.codec import ContractError
 from unit.gang.cases import make_run
 from unit.gang.test_bounds import attempt
+
+FILES_MAX = 64
+ERROR_FILE_BYTES_MAX = 1024 * 1024
+SOURCE_BYTES_MAX = 4 * 1024 * 1024
 
 SECRET = "not for anybody else\n"
 

@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from bench.gang_scale import measure
-from lockstep_gang.agent.outbox import MESSAGE_BYTES, Outbox, bounded, json_bytes
-from lockstep_gang.contract.lines import LINE_BYTES_MAX
+from lockstep_gang.agent.outbox import Outbox, bounded, json_bytes
 from lockstep_gang.contract.messages import (
     Activity,
     AgentMessage,
@@ -38,12 +37,11 @@ from lockstep_gang.contract.messages import (
 )
 from lockstep_gang.contract.report import CheckpointReport
 from lockstep_gang.contract.run import RestartPolicy, Run
-from lockstep_gang.contract.times import RECONNECT_SECONDS
 from lockstep_gang.coordinator import channels, coordinator, server
 from lockstep_gang.coordinator import reports as reports_module
 from lockstep_gang.coordinator.channel import connect
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
-from lockstep_gang.coordinator.log_lines import WITH_LINES, log_lines
+from lockstep_gang.coordinator.log_lines import log_lines
 from lockstep_gang.coordinator.reports import report_change
 from lockstep_gang.coordinator.server import Server
 from lockstep_gang.lifecycle.decide import decide
@@ -52,6 +50,11 @@ from lockstep_gang.lifecycle.hang import deadlines
 from lockstep_gang.lifecycle.observe import connection_closed, ended_as_ordered, observe
 from unit.gang.cases import KEY, free_port, make_run
 from unit.gang.test_simulation import Day
+
+MESSAGE_BYTES = 256 * 1024
+LINE_BYTES_MAX = 4 * 1024 * 1024
+RECONNECT_SECONDS = 5.0
+WITH_LINES = 128
 
 
 async def until(holds: Callable[[], bool]) -> None:

@@ -23,11 +23,12 @@ from lockstep_gang.contract.messages import (
 )
 from lockstep_gang.contract.preflight import Check, Checked, Expected, Looked, Met, Stage
 from lockstep_gang.contract.run import RestartPolicy
-from lockstep_gang.contract.times import RECONNECT_SECONDS
 from lockstep_gang.lifecycle.decide import decide
 from lockstep_gang.lifecycle.gang import Phase, new_gang
 from lockstep_gang.lifecycle.observe import connection_closed, observe
 from unit.gang.cases import make_run
+
+RECONNECT_SECONDS = 5.0
 
 NODES = 3
 

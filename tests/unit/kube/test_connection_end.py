@@ -115,3 +115,21 @@ def test_a_mended_connection_that_is_open_is_aborted(transport: Any) -> None:
     mend_abort((3, 11, 2))
     transport().abort()
     assert aborted == ["x"]
+
+
+def test_a_stream_s_message_and_what_is_not_read_yet_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: dict[str, int] = {}
+
+    class Session:
+        def __init__(self, read_bufsize: int, **_: Any) -> None:
+            limits["waiting"] = read_bufsize
+
+        async def ws_connect(self, url: str, max_msg_size: int, **_: Any) -> None:
+            limits["message"] = max_msg_size
+
+    async def story() -> None:
+        await ApiConnection(Server("https://cluster")).websocket("/x", (), None)
+
+    monkeypatch.setattr("aiohttp.ClientSession", Session)
+    asyncio.run(story())
+    assert limits == {"waiting": 2 << 20, "message": 16 << 20}

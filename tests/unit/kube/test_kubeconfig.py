@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from lockstep.api.errors import ConfigError
-from lockstep.kube import kubeconfig, loginprogram
+from lockstep.kube import kubeconfig
 from lockstep.kube.kubeconfig import Server, read_server
 
 V1 = "client.authentication.k8s.io/v1"
@@ -123,7 +123,7 @@ def test_a_login_program_is_asked_once_while_its_token_lasts(tmp_path: Path) -> 
 
 
 def test_a_login_program_is_asked_again_when_its_token_ends(tmp_path: Path) -> None:
-    ends = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=loginprogram.RENEWED_SECONDS / 2)
+    ends = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=60.0 / 2)
     server = found(write(tmp_path / "k", plugin(tmp_path, {"token": "t", "expirationTimestamp": ends.isoformat().replace("+00:00", "Z")})))
     assert header(server) == "Bearer t"
     assert runs(tmp_path) == 2

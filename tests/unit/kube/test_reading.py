@@ -11,16 +11,25 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from lockstep.api.names import APP, LABEL_JOB
-from lockstep.api.objects import DEPTH_MAX, TOO_DEEP, Object
+from lockstep.api.objects import TOO_DEEP, Object
 from lockstep.kube.cluster import Cluster, Unreachable
 from lockstep.kube.kubeconfig import Server
-from lockstep.kube.reading import PAGE_BYTES_MAX, SLIM_BYTES, BoundedSession, cut_depths, loads
+from lockstep.kube.reading import BoundedSession, cut_depths, loads
 from lockstep.plan.observed import UNREADABLE, Observed
 from lockstep.plan.reconcile.accept import accept
 from lockstep.plan.render.objects import RenderContext
-from lockstep.platforms.operator.memory.inventory import CONTENTS_MAX, EVENTS_MAX, Inventory
-from lockstep.platforms.operator.memory.objects import LABELS_MAX, OTHER_BYTES_MAX, PACKED_BYTES_MAX, StoredObject, slim
+from lockstep.platforms.operator.memory.inventory import Inventory
+from lockstep.platforms.operator.memory.objects import StoredObject, slim
 from lockstep.platforms.operator.watching import slimmed
+
+DEPTH_MAX = 64
+PAGE_BYTES_MAX = 1 << 20
+SLIM_BYTES = 128 << 10
+CONTENTS_MAX = 4
+EVENTS_MAX = 500
+LABELS_MAX = 64
+OTHER_BYTES_MAX = 64 << 10
+PACKED_BYTES_MAX = 32 << 10
 
 KEY = ("ns", "x")
 
@@ -406,11 +415,12 @@ def test_what_others_write_into_metadata_is_not_kept() -> None:
     item["metadata"] |= {
         "managedFields": [{"fieldsV1": "x" * 10**6}], "finalizers": ["x"] * 1000, "labels": {f"l{number}": "x" for number in range(LABELS_MAX + 1)},
         "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "x" * 200_000, "lockstep.dev/is-default-cluster": "true"},
-        "ownerReferences": [{"uid": str(number), "kind": "Pod", "name": "x"} for number in range(1000)],
+        "ownerReferences": [{"uid": str(number), "kind": "Pod", "name": "x"} for number in range(1000)], "deletionTimestamp": "t",
     }  # fmt: skip
     item["metadata"]["labels"]["lockstep.dev/job"] = "x"
     metadata = StoredObject("TrainingJob", item).item["metadata"]
     assert metadata["annotations"] == {"lockstep.dev/is-default-cluster": "true"} and metadata["labels"] == {"lockstep.dev/job": "x"}
+    assert len(metadata["finalizers"]) == 4 and len(metadata["ownerReferences"]) == 8
     assert len(json.dumps(metadata)) < 4096
 
 
@@ -485,3 +495,24 @@ def test_a_frozen_run_that_is_too_large_to_keep_is_read_each_time() -> None:
     noise = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=4 * PACKED_BYTES_MAX))  # noqa: S311
     kept = StoredObject("ConfigMap", owned("ConfigMap", "x-run-abc", data={"run.json": noise}))
     assert kept.is_cut and "data" not in kept.item
+
+
+def test_an_event_of_a_watch_without_an_end_is_read_no_further_than_sixteen_mebibytes() -> None:
+    taken: list[int] = []
+
+    class Endless(Reply):
+        async def iter_any(self) -> AsyncIterator[bytes]:
+            while len(taken) < 40:
+                taken.append(1)
+                yield b"x" * (1 << 20)
+
+    server = Listing([])
+    server._reply = lambda body: Endless(b"")  # type: ignore[method-assign]
+
+    async def watch() -> None:
+        async for _ in Cluster(server).watch("Pod", "ns", {}):
+            pass
+
+    with pytest.raises(Unreachable, match="not JSON"):
+        asyncio.run(watch())
+    assert len(taken) == 17

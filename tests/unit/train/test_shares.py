@@ -10,8 +10,10 @@ from lockstep_spec.choices import Balance
 from lockstep_spec.shares import Bounds, RankTime, Split, StepTimes, split_by
 from lockstep_train.balance import WATCHED_STEPS, Shares, SplitDecision, first_shares, measured_shares, renew
 from lockstep_train.base.errors import ConfigError
-from lockstep_train.engine.measure import SHORTEST_SECONDS, MeasuredRank, rank_time, step_times
+from lockstep_train.engine.measure import MeasuredRank, rank_time, step_times
 from lockstep_train.memory.agree import Agreed, Asked
+
+SHORTEST_SECONDS = 1e-6
 
 TIMES = StepTimes((RankTime(0.1, 1), RankTime(0.1, 1)))
 

@@ -15,10 +15,12 @@ from types import SimpleNamespace
 import pytest
 
 from lockstep_train.base.errors import exit_code_of
-from lockstep_train.base.limits import FIRST_STEP_SECONDS, step_seconds
+from lockstep_train.base.limits import step_seconds
 from lockstep_train.base.runfile import ignored_variables
 from lockstep_train.watch.beats import Beat, explain
 from lockstep_train.watch.watchdog import StopSignal, _records, switch_on_recorder, write_flight_record
+
+FIRST_STEP_SECONDS = 1800.0
 
 FORWARD = Beat(40, "Step 12", "forward of micro-batch 1 of 2", 130.0, 7)
 WAITING = Beat(43, "Step 12", "waiting for the other ranks' losses", 130.0, 7)

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,6 +23,7 @@ from lockstep_gang.agent.claims import PREFIX, Claims, GpuTaken, holder_of
 from lockstep_gang.contract.run import HostPlace, parse_run, run_text
 from lockstep_spec.codec import ContractError
 from lockstep_spec.exits import CONFIGURATION
+from support.virtual_time import VirtualClock
 from unit.gang.cases import WORKSPACE, Gang, gang, make_run
 
 NOBODY = 65534
@@ -167,12 +169,15 @@ def test_a_holder_that_says_nothing_is_named_by_its_user(gpu: str, monkeypatch: 
 
 
 def test_a_holder_whom_too_many_ask_is_no_free_gpu(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "ANSWER_SECONDS", 0.05)
+    clock = VirtualClock()
+    monkeypatch.setattr(claims, "time", SimpleNamespace(**{**vars(time), "monotonic": clock.monotonic, "sleep": clock.sleep}))
+    begun = clock.now
     with held_by_a_stranger(gpu), ExitStack() as waiting:
         for _ in range(2):  # and nobody takes them
             waiting.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)).connect(f"{PREFIX}{gpu}")
         with pytest.raises(GpuTaken, match="its holder does not answer"):
             Claims([gpu], "demo")
+    assert 2.0 <= clock.now - begun <= 5.0
 
 
 def test_what_a_stranger_says_is_one_short_line_that_can_be_printed(gpu: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -9,15 +10,20 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from lockstep_gang.agent.interactive import BUNDLE_CHARACTERS, WAITING_CHARACTERS, PrintedLines
+from lockstep_gang.agent.interactive import DevNode, PrintedLines
 from lockstep_gang.agent.ranks.script import argv, look
 from lockstep_gang.agent.session import client
 from lockstep_gang.agent.session.activity import ShellActivity
 from lockstep_gang.contract.interactive import Asked, Find
+from support.virtual_time import VirtualClock
+
+BUNDLE_CHARACTERS = 128 * 1024
+WAITING_CHARACTERS = 2 * 1024 * 1024
 
 PTS_3 = 136 << 8 | 3
 
@@ -169,3 +175,16 @@ def test_whoever_waits_for_a_script_hears_of_the_silence_until_a_rank_has_printe
     assert printed.out.splitlines() == lines[:2]
     assert printed.err.startswith("[lockstep] no rank has printed anything for 0 s: importing torch")
     assert (patience[0], patience[-1]) == (0.05, None), "not once a rank has printed"
+
+
+def test_what_scripts_print_goes_on_ten_times_a_second() -> None:
+    clock, flushed = VirtualClock(), list[float]()
+    made = DevNode.__new__(DevNode)
+    made.printed = cast(Any, SimpleNamespace(flush=lambda: flushed.append(clock.now)))
+
+    async def story() -> None:
+        async with asyncio.timeout(1.05):
+            await made._flush_often()
+
+    clock.seconds_of(story())
+    assert len(flushed) == 10

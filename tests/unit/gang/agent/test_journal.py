@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,3 +77,27 @@ def test_a_volume_that_cannot_be_written_is_told_once_and_holds_nobody_up(tmp_pa
     journal.write("lost")
     journal.close(5)
     assert len(told) == 1 and "node-1.log" in told[0] and "Not a directory" in told[0]
+
+
+@pytest.mark.parametrize(("is_full", "waits"), [(False, [0.3, 0.3]), (True, [0.3, 10.0])])
+def test_lines_come_together_for_a_moment_and_a_volume_that_does_not_take_them_has_ten_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_full: bool, waits: list[float]
+) -> None:
+    asked: list[float] = []
+    over = threading.Event()
+
+    class Event(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            asked.append(timeout or 0.0)
+            over.set()
+            return super().wait(20 if timeout == 10.0 else 0)
+
+    if is_full:
+        (tmp_path / "logs").write_text("in the way")
+    journal = Journal.__new__(Journal)
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: None)
+    journal.__init__(run_in(tmp_path), 1, lambda line: None)  # type: ignore[misc]
+    journal._closed = Event()
+    journal._closed.set()
+    journal._write_all()
+    assert asked == waits[: len(asked)] and len(asked) == 2

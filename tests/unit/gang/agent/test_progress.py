@@ -11,18 +11,11 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.agent.ranks.progress_server import (
-    BODY_BYTES,
-    TOKEN,
-    URL,
-    ProgressServer,
-    RemainingTime,
-    offered,
-    parse_status,
-    step_line,
-)
+from lockstep_gang.agent.ranks.progress_server import TOKEN, URL, ProgressServer, RemainingTime, offered, parse_status, step_line
 from lockstep_gang.contract.messages import Step
 from lockstep_spec.codec import ContractError
+
+BODY_BYTES = 64 * 1024
 
 OFFER = {URL: "http://127.0.0.1:1/", TOKEN: "/t"}
 

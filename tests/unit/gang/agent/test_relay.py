@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from lockstep_gang.agent.log import LINES_WAITING_MAX, Console
+from lockstep_gang.agent.log import Console
 from lockstep_gang.agent.ranks import relay as relay_module
-from lockstep_gang.agent.ranks.relay import LAST_LINE_CHARACTERS, LAST_LINES, Relay, printable_bytes
+from lockstep_gang.agent.ranks.relay import Relay, printable_bytes
 from lockstep_gang.agent.ranks.reports import read_error_file
+
+LINES_WAITING_MAX = 20_000
+LAST_LINE_CHARACTERS = 1000
+LAST_LINES = 20
 
 
 @pytest.mark.parametrize(
@@ -128,3 +132,14 @@ def test_an_error_file_that_says_nothing_is_left_alone(tmp_path: Path, content: 
 
 def test_a_rank_without_an_error_file_said_nothing(tmp_path: Path) -> None:
     assert read_error_file(tmp_path / "none.json", 0) is None
+
+
+def test_a_report_has_the_last_hundred_lines() -> None:
+    read_end, write_end = os.pipe()
+    console = Console(write_end)
+    for number in range(150):
+        console.write(f"line {number}")
+    console.close(5)
+    assert console.tail() == tuple(f"line {number}" for number in range(50, 150))
+    os.close(read_end)
+    os.close(write_end)

@@ -11,12 +11,14 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from lockstep_gang.agent.ranks.reports import parse_datagram
-from lockstep_gang.contract.lines import PROOF_BYTES_MAX
 from lockstep_gang.contract.messages import Hello, Ping, Start, agent_message, message_to_json
 from lockstep_gang.contract.proof import Sealer
 from lockstep_gang.contract.run import Run
@@ -25,6 +27,8 @@ from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.server import Server
 from lockstep_spec.codec import ContractError
 from unit.gang.cases import KEY, WORKSPACE, Gang, free_port, gang, make_run
+
+PROOF_BYTES_MAX = 8 * 1024
 
 PATIENCE_SECONDS = 60.0
 """Nothing here takes a second, but the machine may have more to do."""
@@ -353,3 +357,29 @@ def test_an_agent_that_was_frozen_waits_for_the_coordinator_anew_before_it_stops
         with agent_1(FROZEN, agents) as agent:
             said = asyncio.run(asyncio.wait_for(scene(run, agent), PATIENCE_SECONDS))
     assert said == ["Started", "Pong", "Exited"]
+
+
+def test_of_connections_without_a_proof_the_oldest_is_closed_once_there_are_128_beside_one_of_each_node() -> None:
+    async def story() -> list[int]:
+        async def connection(*_: object) -> None:
+            await asyncio.Event().wait()
+
+        aborted: list[int] = []
+        made = Server.__new__(Server)
+        made._run, made._connections, made._unproved = make_run(nodes=2), set(), {}
+        made._connection = connection  # type: ignore[method-assign]
+        for number in range(135):
+            transport = SimpleNamespace(abort=partial(aborted.append, number))
+            made._accepted(cast(Any, None), cast(Any, Writer(transport)))
+        for task in made._connections:
+            task.cancel()
+        return aborted
+
+    assert asyncio.run(story()) == [0, 1, 2, 3, 4]
+
+
+class Writer:
+    """An end of a connection."""
+
+    def __init__(self, transport: object) -> None:
+        self.transport = transport

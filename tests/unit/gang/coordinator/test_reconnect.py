@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,17 +15,21 @@ from lockstep_gang.agent import link, outbox
 from lockstep_gang.agent.outbox import Outbox
 from lockstep_gang.contract.messages import Hello, message_to_json
 from lockstep_gang.contract.run import Run
-from lockstep_gang.contract.times import RECONNECT_SECONDS, progress_seconds, reconnect_seconds, spread_seconds
+from lockstep_gang.contract.times import progress_seconds, reconnect_seconds, spread_seconds
 from lockstep_gang.coordinator import coordinator, server
 from lockstep_gang.coordinator.channel import connect
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.lifecycle.decide import decide
 from lockstep_gang.lifecycle.gang import Node, Phase, Rank, new_gang
-from lockstep_gang.lifecycle.hang import SILENT_SECONDS, deadlines, suspects
+from lockstep_gang.lifecycle.hang import deadlines, suspects
 from lockstep_gang.lifecycle.observe import connection_closed
 from lockstep_gang.lifecycle.progress import Progress
+from support.virtual_time import VirtualClock
 from unit.gang.cases import KEY
 from unit.gang.test_scale import Untold, run_of, training, until, with_server
+
+RECONNECT_SECONDS = 5.0
+SILENT_SECONDS = 12.0
 
 
 def test_a_closed_connection_of_a_big_gang_has_longer_to_come_back() -> None:
@@ -184,6 +188,58 @@ def test_agents_that_nobody_answers_try_again_at_moments_of_their_own(monkeypatc
 
 def test_an_agent_of_a_small_gang_tries_again_soon_for_some_seconds_and_then_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     least, most = link.RETRY_SECONDS
-    waits = naps(run_of(2), monkeypatch, answers=False, count=link.EAGER_TRIES + 20)
-    assert max(waits[: link.EAGER_TRIES]) <= least
+    waits = naps(run_of(2), monkeypatch, answers=False, count=80)
+    assert max(waits[:60]) <= least
     assert least < max(waits) <= most
+
+
+def test_an_agent_tells_every_second_that_it_hears_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, told = VirtualClock(), list[float]()
+    monkeypatch.setattr(link, "time", clock)
+    begun = clock.now
+
+    async def story() -> None:
+        async with asyncio.timeout(20):
+            await link.watch(cast(Any, SimpleNamespace(last_heard=begun)), 15.0, lambda: told.append(clock.now - begun))
+
+    clock.seconds_of(story())
+    assert told == pytest.approx([15, 16, 17, 18, 19], abs=0.01)
+
+
+def test_an_agent_makes_a_silent_connection_anew_after_three_pings_that_did_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, aborted = VirtualClock(), asyncio.Event()
+    monkeypatch.setattr(link, "time", clock)
+
+    class SilentChannel(ClosedChannel):
+        last_heard = clock.now
+
+        async def receive(self) -> dict[str, Any]:
+            await aborted.wait()
+            raise EOFError
+
+        def abort(self) -> None:
+            aborted.set()
+
+    made = link.Link(run_of(2), KEY, 3, link.Handlers(lambda: Hello(3, "agent", 0, 0), lambda: None, lambda _: None, lambda _: None))
+    assert clock.seconds_of(made._listen(cast(Any, SilentChannel()))) == pytest.approx(15.0, abs=0.01)
+
+
+def test_a_coordinator_that_came_more_than_two_seconds_late_judges_no_connection_by_that_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fifth look comes a second and a half too late, which is no pause, and its tenth three seconds."""
+    clock, seen, late = VirtualClock(), list[float](), {4: 1.5, 9: 3.0}
+    channel = ClosedChannel()
+    channel.last_heard = clock.now
+
+    async def sleep(seconds: float) -> None:
+        clock.sleep(seconds + late.get(len(seen), 0.0))
+        if len(seen) == 10:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(server, "time", clock)
+    monkeypatch.setattr(server, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    made = server.Server.__new__(server.Server)
+    made._proved = {cast(Any, channel): 0}
+    made._look_at = lambda node, channel, silent_seconds: seen.append(silent_seconds)  # type: ignore[method-assign]
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(made._give_up_the_silent())
+    assert seen == pytest.approx([1, 2, 3, 4, 6.5, 7.5, 8.5, 9.5, 10.5, 0])

@@ -25,10 +25,12 @@ from lockstep_gang.contract.proof import is_report_signature
 from lockstep_gang.contract.reply import Fact, FactType
 from lockstep_gang.contract.report import Report, Save, State, parse_report
 from lockstep_gang.contract.run import ReportTarget, RestartPolicy, WhenDone
+from lockstep_gang.coordinator import reporter
 from lockstep_gang.coordinator.reporter import Reporter
 from lockstep_gang.lifecycle.gang import new_gang
 from lockstep_gang.lifecycle.summary import summarize
 from lockstep_spec.codec import to_json
+from support.virtual_time import VirtualClock
 from unit.gang.cases import KEY, Gang, free_port, gang, make_run
 
 
@@ -347,3 +349,15 @@ def test_a_server_whose_certificate_the_run_does_not_know_gets_no_report(agents:
     agents.start(0)
     agents.until("certificate verify failed")
     assert operator.reports == []
+
+
+def test_the_same_trouble_is_told_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, told = VirtualClock(), list[float]()
+    monkeypatch.setattr(reporter, "time", clock)
+    made = Reporter.__new__(Reporter)
+    made._trouble_text, made._complained_at, made._say = "", 0.0, lambda line: told.append(clock.now - 1000.0)
+    for _ in range(130):
+        made._complain("HTTP 503")
+        clock.sleep(1.0)
+    made._complain("HTTP 401")
+    assert told == [0, 60, 120, 130]

@@ -12,11 +12,14 @@ from lockstep_gang.contract.messages import Error, FabricSeen, Step, Stop, StopM
 from lockstep_gang.contract.report import Cause, Failure, State
 from lockstep_gang.contract.run import RestartPolicy
 from lockstep_gang.coordinator.log_lines import log_lines
-from lockstep_gang.lifecycle.fabric.state import SETTLE_SECONDS, STEPS_SECONDS, hang_explained_by_nccl
+from lockstep_gang.lifecycle.fabric.state import hang_explained_by_nccl
 from lockstep_gang.lifecycle.gang import Phase
 from lockstep_spec.choices import DegradedPolicy
 from unit.gang.fabric.cases import read
 from unit.gang.story import Story, all_stopped, started
+
+SETTLE_SECONDS = 10.0
+STEPS_SECONDS = 15.0
 
 RDMA = FabricAsked("RDMA")
 FAIL = FabricAsked("RDMA", degraded_policy=DegradedPolicy.FAIL)

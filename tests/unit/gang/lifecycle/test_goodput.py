@@ -29,13 +29,15 @@ from lockstep_gang.contract.report import Cause, CheckpointReport, Failure, Good
 from lockstep_gang.contract.run import RestartPolicy, Run
 from lockstep_gang.coordinator import coordinator
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
-from lockstep_gang.coordinator.ledger import ACCOUNT_SECONDS, GoodputAccount
+from lockstep_gang.coordinator.ledger import GoodputAccount
 from lockstep_gang.coordinator.records import GoodputRecord, Records
 from lockstep_gang.lifecycle.gang import Facts, new_gang
 from lockstep_gang.lifecycle.goodput import accounted, with_absence
 from lockstep_gang.lifecycle.history import begun_records
 from unit.gang.cases import KEY, make_run
 from unit.gang.story import Story, all_stopped, hello, started
+
+ACCOUNT_SECONDS = 15.0
 
 TRAINER = {"training": {}, "restart": RestartPolicy(3, 10), "gpus_per_node": 4}
 

@@ -10,11 +10,12 @@ import pytest
 from lockstep_gang.contract.messages import Activity, Beat, Checkpoint, Dumped, Error, RankReport, RankState, Start, Step, Stop, StopMode
 from lockstep_gang.contract.report import Cause, State
 from lockstep_gang.contract.run import RestartPolicy
-from lockstep_gang.lifecycle.failures import SEEK_SECONDS
 from lockstep_gang.lifecycle.gang import Phase
 from lockstep_gang.lifecycle.hang import with_pause
 from lockstep_spec.timeouts import Timeouts
 from unit.gang.story import Story, all_stopped, hello, started
+
+SEEK_SECONDS = 3.0
 
 LIMITS = Timeouts(step_seconds=60, evaluate_seconds=600, save_seconds=300)
 

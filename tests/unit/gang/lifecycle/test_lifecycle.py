@@ -28,14 +28,15 @@ from lockstep_gang.contract.messages import (
 )
 from lockstep_gang.contract.report import Cause, State
 from lockstep_gang.contract.run import RestartPolicy
-from lockstep_gang.contract.times import RECONNECT_SECONDS
 from lockstep_gang.lifecycle.budget import backoff_seconds
-from lockstep_gang.lifecycle.failures import SEEK_SECONDS
 from lockstep_gang.lifecycle.gang import Budget, Phase
 from lockstep_gang.lifecycle.history import AttemptRecord, end_record, resume_gang
 from lockstep_gang.lifecycle.tracebacks import raised_in
 from unit.gang.cases import make_run
 from unit.gang.story import Story, all_stopped, failed_before, hello, started
+
+RECONNECT_SECONDS = 5.0
+SEEK_SECONDS = 3.0
 
 
 def killed(rank: int) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from lockstep_gang.lifecycle.losses import with_own_sleep
 from lockstep_gang.lifecycle.observe import connection_closed
 from lockstep_gang.lifecycle.silences import with_silence
 from lockstep_spec.timeouts import Timeouts
+from support.virtual_time import VirtualClock
 from unit.gang.cases import KEY, make_run
 from unit.gang.story import Story, hello
 
@@ -202,3 +203,17 @@ def test_a_hello_of_an_older_version_says_nothing_of_its_machine() -> None:
     message = agent_message({"type": "Hello", "node": 1, "instance": "a", "knownAttempt": 0, "attempt": 0})
     assert message == Hello(1, "a", 0, 0)
     assert (Hello(1, "a", 0, 0).boot_id, Hello(1, "a", 0, 0).slept_seconds) == ("", 0.0)
+
+
+def test_a_coordinator_looks_every_second_whether_it_runs() -> None:
+    clock, looks = VirtualClock(), list[float]()
+    made = Coordinator.__new__(Coordinator)
+    made._pulse_due, made._now = clock.now + 1.0, clock.monotonic  # type: ignore[method-assign]
+    made._excuse = lambda: looks.append(clock.now - 1000.0)  # type: ignore[method-assign]
+
+    async def story() -> None:
+        async with asyncio.timeout(5.5):
+            await made._pulse()
+
+    clock.seconds_of(story())
+    assert looks == pytest.approx([1, 2, 3, 4, 5], abs=0.01)

@@ -14,11 +14,13 @@ from lockstep_gang.contract.messages import Error, Exited, RankExit, Start, Star
 from lockstep_gang.contract.reply import Reply, parse_reply, reply_json
 from lockstep_gang.contract.run import ReportTarget
 from lockstep_gang.coordinator.log_lines import log_lines
-from lockstep_gang.lifecycle.placement import WAIT_SECONDS, rank_order, with_racks
+from lockstep_gang.lifecycle.placement import rank_order, with_racks
 from lockstep_gang.lifecycle.summary import summarize
 from lockstep_spec.codec import ContractError
 from unit.gang.cases import make_run
 from unit.gang.story import Story, all_stopped, hello
+
+WAIT_SECONDS = 3.0
 
 TARGET = ReportTarget("https://operator/v1/report", "PEM", "/token")
 RACKS = st.lists(st.sampled_from(["", "a", "b", "c"]), min_size=1, max_size=64)

@@ -66,13 +66,14 @@ def test_what_the_last_commit_doesnt_have_is_counted_and_the_rank_that_failed_is
     )
 
 
-def test_ranks_that_were_killed_when_their_time_was_over_are_named() -> None:
-    story = stopping(training(step=43, commit=42, save_grace_seconds=150))
-    story.now += 150
+@pytest.mark.parametrize(("stated", "seconds"), [({"save_grace_seconds": 150}, 150), ({}, 120)], ids=["stated", "not stated"])
+def test_ranks_that_were_killed_when_their_time_was_over_are_named(stated: dict[str, Any], seconds: int) -> None:
+    story = stopping(training(step=43, commit=42, **stated))
+    story.now += seconds
     stop = ended(story, None, None, signal="SIGKILL")
     assert stop.message == (
         "stopped without a save: 1 step since the commit of step 42 is lost:"
-        " ranks 0, 1 still ran after the 150 s that a save may take, and were killed"
+        f" ranks 0, 1 still ran after the {seconds} s that a save may take, and were killed"
     )
 
 

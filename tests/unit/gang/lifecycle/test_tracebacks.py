@@ -8,8 +8,10 @@ import sys
 import pytest
 
 from lockstep_gang.agent.ranks import relay as relay_module
-from lockstep_gang.agent.ranks.relay import LAST_LINES, Relay
+from lockstep_gang.agent.ranks.relay import Relay
 from lockstep_gang.lifecycle.tracebacks import LEFT_OUT, Raised, raised_in
+
+LAST_LINES = 20
 
 FULL = "OSError(28, 'No space left on device', '/w/x')"
 FULL_WORDS = "[Errno 28] No space left on device: '/w/x'"

@@ -14,12 +14,14 @@ import pytest
 
 from lockstep_gang.agent.preflight import answers, network
 from lockstep_gang.agent.preflight.allreduce import AllReduceRanks
-from lockstep_gang.contract.lines import PROOF_BYTES_MAX
 from lockstep_gang.contract.preflight import PREFLIGHT_RESULT, Expected, ExpectedPath, Group, Kind, PreflightReport
 from lockstep_gang.contract.run import RestartPolicy, run_text
 from lockstep_spec.choices import StorageMode
 from lockstep_spec.codec import from_json
+from support.virtual_time import VirtualClock
 from unit.gang.cases import KEY, Gang, gang, make_run
+
+PROOF_BYTES_MAX = 8 * 1024
 
 SAY = 'import os\nprint("rank", os.environ["RANK"], "runs", flush=True)\n'
 
@@ -124,12 +126,19 @@ def test_preflight_alone_fails_at_once_and_leaves_the_records_of_the_job_as_they
     assert (agents.folder / "run").read_text() == "no folder"
 
 
-def test_a_check_that_hangs_is_given_up_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "LOOK_SECONDS", 0.2)
+def test_a_check_that_hangs_is_given_up_and_named() -> None:
     never = threading.Event()
-    found = asyncio.run(answers._all_in_time({"good": lambda: 1, "hangs": never.wait}))
+    clock, good = VirtualClock(), threading.Event()
+
+    async def story() -> dict[str, Any]:
+        looking = asyncio.ensure_future(answers._all_in_time({"good": good.set, "hangs": never.wait}))
+        await asyncio.sleep(0)
+        good.wait(20)
+        return await looking
+
+    found = clock.run(story())
     never.set()
-    assert found == {"good": 1}
+    assert found == {"good": None} and clock.now == 1000.0 + 8.0
 
 
 def knocking(key: bytes) -> str:

@@ -23,10 +23,12 @@ from lockstep_gang.contract.preflight import (
     VolumeFacts,
 )
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle.preflight.all_reduce import ROUNDS_MAX, Measurement, busbw, judge, judge_pairs, next_pairs
+from lockstep_gang.lifecycle.preflight.all_reduce import Measurement, busbw, judge, judge_pairs, next_pairs
 from lockstep_gang.lifecycle.preflight.checks import cause_of, judge_all, skews
 from lockstep_spec.choices import Severity, StorageMode
 from unit.gang.cases import make_run
+
+ROUNDS_MAX = 4
 
 GIB = 1024**3
 MODEL = ExpectedPath("spec.training.model.name", "/m", Kind.FOLDER)

@@ -28,9 +28,11 @@ from lockstep_gang.contract.preflight import (
 from lockstep_gang.contract.report import Cause, State
 from lockstep_gang.contract.run import RestartPolicy
 from lockstep_gang.lifecycle.gang import Phase
-from lockstep_gang.lifecycle.preflight.rounds import PATIENCE_SECONDS, neighbors
+from lockstep_gang.lifecycle.preflight.rounds import neighbors
 from unit.gang.cases import make_run
 from unit.gang.story import Story, all_stopped, failed_before, hello
+
+PATIENCE_SECONDS = 120.0
 
 LOOKED = Looked(port=4000, versions={"python": "3", "torch": "2"})
 FAST = AllReduce(10**9)

@@ -10,20 +10,10 @@ import pytest
 
 from lockstep.plan.cluster.finding import Finding, Outcome
 from lockstep.plan.cluster.hardware import MeasuredRail, NodeHardware, RailEnd
-from lockstep.plan.cluster.pairs import (
-    BUDGET_SECONDS,
-    LEAST_SECONDS,
-    Blame,
-    Pair,
-    PairRate,
-    PairsMeasured,
-    below,
-    blamed,
-    judge_pairs,
-    rounds,
-    seconds_each,
-    usual_gbs,
-)
+from lockstep.plan.cluster.pairs import Blame, Pair, PairRate, PairsMeasured, below, blamed, judge_pairs, rounds, seconds_each, usual_gbs
+
+BUDGET_SECONDS = 240.0
+LEAST_SECONDS = 0.25
 
 
 @pytest.mark.parametrize("count", range(2, 18))

@@ -8,9 +8,11 @@ import pytest
 
 from lockstep.api.hosts import Host, HostsCluster
 from lockstep.plan.hosts.facts import Folder, HostFacts, JobOnHost, Route
-from lockstep.plan.hosts.leftovers import LISTED_MAX, LeftAgent, leftovers
+from lockstep.plan.hosts.leftovers import LeftAgent, leftovers
 from lockstep.plan.hosts.record import Coordinator, JobRecord
 from lockstep.platforms.onhost import look
+
+LISTED_MAX = 256
 
 FIRST = JobRecord(
     job={"metadata": {"name": "x", "uid": "u1"}}, cluster="lab", hosts=("lab0", "lab1"), ranks=(1, 1), node=0, workspace="/ws", datasets="/d", supervised=False,

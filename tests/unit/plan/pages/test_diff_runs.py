@@ -160,3 +160,9 @@ def test_a_job_is_compared_by_its_frozen_run_and_its_status(tmp_path: Path, monk
 def test_what_is_no_run_is_told(given: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert words in str(CliRunner().invoke(app, ["diff-runs", given, given]).exception)
+
+
+def test_a_long_value_is_shown_by_its_first_forty_characters() -> None:
+    sides = [replace(side, settings={"command": letter * 200}) for side, letter in ((ONE, "a"), (OTHER, "b"))]
+    page = "\n".join(comparison_page(compare(*sides)))
+    assert f"{'a' * 39}…" in page and "a" * 40 not in page and f"{'b' * 39}…" in page

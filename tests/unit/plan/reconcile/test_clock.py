@@ -13,18 +13,22 @@ import pytest
 
 from lockstep.api.objects import Object
 from lockstep.api.status import ActiveTime
-from lockstep.kube.clock import OFF_SECONDS, SLOW_SECONDS, ServerClock
+from lockstep.kube.clock import ServerClock
 from lockstep.kube.cluster import Cluster
 from lockstep.kube.kubeconfig import Server
 from lockstep.plan.observed import Observed
 from lockstep.plan.reconcile.clocks import active_seconds, active_time, held_until, until_expired, until_start_overdue
 from lockstep.plan.reconcile.events import JobEvent
 from lockstep.plan.reconcile.reconcile import reconcile
-from lockstep.plan.reconcile.status import PROGRESS_SECONDS, due
+from lockstep.plan.reconcile.status import due
 from lockstep.plan.times import timestamp
 from lockstep.platforms.operator import operator
 from lockstep.platforms.operator.certificate import make_certificates
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, fresh, report, settled
+
+OFF_SECONDS = 30.0
+SLOW_SECONDS = 5.0
+PROGRESS_SECONDS = 15.0
 
 YEAR = 366 * 86400.0
 
@@ -129,7 +133,7 @@ def test_what_waits_for_clocks_to_agree_is_looked_at_again_soon_and_said(ahead: 
         led.inventory.observe("TrainingJob", {**job, "metadata": metadata, "spec": {**job["spec"], **spec}}, deleted=False)
         waits.append(asyncio.run(led.work(key)))
     assert told.count("ClocksDiffer") == (1 if ahead else 0)  # nothing would be done to the second
-    assert all((wait or 1e9) <= operator.CLOCK_SECONDS for wait in waits) == bool(ahead)
+    assert all((wait or 1e9) <= 60.0 for wait in waits) == bool(ahead)
 
 
 def test_no_time_has_passed_since_a_moment_that_lies_ahead() -> None:

@@ -8,11 +8,12 @@ import pytest
 
 from lockstep.plan.observed import Observed
 from lockstep.plan.reconcile.reconcile import Plan, reconcile
-from lockstep.plan.reconcile.status import SETTLE_SECONDS
 from lockstep.platforms.operator.memory.queue import DelayedWrites
 from lockstep.platforms.operator.watching import kopf_settings
 from lockstep_gang.contract.report import State
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, fresh, pod, report, running, settled, waiting
+
+SETTLE_SECONDS = 2.0
 
 QUEUED = {"spec": {"containers": []}, "status": {"phase": "Pending"}}
 

@@ -12,11 +12,13 @@ from lockstep.plan.observed import Observed, ReceivedReport
 from lockstep.plan.pages.why import answer_page, why
 from lockstep.plan.reconcile.podfacts import facts_of, loss_of, losses, lost_nodes
 from lockstep.plan.reconcile.reconcile import reconcile
-from lockstep.platforms.operator.memory.history import KEPT_SECONDS, RememberedLosses
+from lockstep.platforms.operator.memory.history import RememberedLosses
 from lockstep_gang.contract.reply import FactType
 from lockstep_gang.contract.report import NodeReport, State
 from unit.plan.reconcile import test_reconcile
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, report, running, settled
+
+KEPT_SECONDS = 3600.0
 
 SINCE = "2027-01-15T07:59:00Z"  # a minute before NOW
 

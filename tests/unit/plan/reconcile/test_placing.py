@@ -14,13 +14,17 @@ from lockstep.api.objects import Object
 from lockstep.plan.observed import Observed
 from lockstep.plan.pages.why import answer_page, why
 from lockstep.plan.reconcile.events import events_between
-from lockstep.plan.reconcile.placing import AWAY_SECONDS, HOLD_ALONE_SECONDS, HOLD_SECONDS, TURN_SECONDS, Placing, placing
+from lockstep.plan.reconcile.placing import AWAY_SECONDS, Placing, placing
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.plan.times import seconds_of, timestamp
 from lockstep.platforms.operator.memory.inventory import Inventory
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, UID, after, condition, pod, running
 from unit.plan.reconcile.test_start import NO_ROOM
 from unit.plan.reconcile.test_stop import replicas, status
+
+HOLD_ALONE_SECONDS = 600.0
+HOLD_SECONDS = 60.0
+TURN_SECONDS = 180.0
 
 CREATED = "2027-01-01T00:00:00Z"
 JITTER = HOLD_SECONDS / 4

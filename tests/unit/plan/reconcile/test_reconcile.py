@@ -14,15 +14,17 @@ from lockstep.api.objects import Object
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, ReceivedReport
 from lockstep.plan.reasons import Reason
-from lockstep.plan.reconcile.accept import REMEMBERED_CHARACTERS
+from lockstep.plan.reconcile import writes
 from lockstep.plan.reconcile.reconcile import Plan, reconcile
-from lockstep.plan.render.objects import RenderContext, children, freeze
+from lockstep.plan.render.objects import Frozen, RenderContext, children, freeze
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.run import report_target
 from lockstep.plan.times import timestamp
 from lockstep_gang.contract.report import Cause, CheckpointReport, Failure, NodeReport, RankCount, Report, Restart, State, TrainerReport
 from lockstep_gang.contract.run import JobIdentity
 from support.checkout import ROOT
+
+REMEMBERED_CHARACTERS = 16 << 10
 
 NOW = 1_800_000_000.0
 KEY = "ab" * 32
@@ -530,3 +532,12 @@ def test_gpus_that_the_cluster_says_it_hasn_t_are_refused_and_not_waited_for() -
     status, reason, message = condition(reconcile(replace(seen, profiles=(without,), pods=(), objects={}), None, CONTEXT, NOW), "Accepted")
     assert (status, reason) == ("False", "NoGPUs")
     assert "gpusPerNode is 4, but the cluster p has no GPUs" in message
+
+
+@pytest.mark.parametrize(("characters", "remembered"), [(64 << 10, True), ((64 << 10) + 1, False)])
+def test_rendered_objects_are_remembered_of_runs_of_usual_size(monkeypatch: pytest.MonkeyPatch, characters: int, remembered: bool) -> None:
+    monkeypatch.setattr(writes, "children", lambda running, **_: [])
+    writes._made.cache_clear()
+    writes._children(Frozen("x", "ns", 1, "r" * (characters - 1), "t"), "uid", "key", 1, "proof")
+    assert writes._made.cache_info().currsize == int(remembered)
+    writes._made.cache_clear()

@@ -9,7 +9,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from lockstep.plan.observed import Observed
-from lockstep.plan.reconcile.conditions import SILENT_SECONDS
 from lockstep.plan.reconcile.measures import gauges
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.plan.times import timestamp
@@ -17,6 +16,8 @@ from lockstep.platforms.operator.metrics import Jobs
 from lockstep.platforms.operator.report_server import Reports
 from lockstep_gang.contract.report import State
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, pod, report, running, settled
+
+SILENT_SECONDS = 60.0
 
 NEW_LEADER = replace(CONTEXT, listening_since=NOW)
 DAY = 86_400.0

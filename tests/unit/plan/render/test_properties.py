@@ -15,12 +15,13 @@ from golden.plan_strategies import jobs, profiles
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.files.yamltext import dump_all_yaml
 from lockstep.api.job import TrainingJob
-from lockstep.api.names import JOB_NAME_MAX
 from lockstep.plan.diff import changes
 from lockstep.plan.render.objects import render
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults, Refused
 from lockstep_gang.contract.run import parse_run
+
+JOB_NAME_MAX = 52
 
 SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")

@@ -9,9 +9,10 @@ from lockstep.api.objects import Object
 from lockstep.plan.observed import Observed
 from lockstep.plan.pages.why import why
 from lockstep.plan.reconcile.reconcile import Plan, reconcile
-from lockstep.plan.waiting.notcreated import OVERDUE_SECONDS
 from lockstep.platforms.operator.memory.objects import StoredObject
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, condition, pod, running, settled
+
+OVERDUE_SECONDS = 15.0
 
 ENDED = "2027-01-15T08:00:00Z"  # NOW
 

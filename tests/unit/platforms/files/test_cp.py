@@ -136,7 +136,7 @@ def test_a_pod_has_no_say_in_what_a_file_is_called(connections: list[int], tmp_p
 
 
 def test_a_connection_that_gets_nowhere_is_given_up_with_what_to_do(connections: list[int], model: Path, tmp_path: Path) -> None:
-    connections += [10_000] * transfer.TRIES
+    connections += [10_000] * 6
     with pytest.raises(Failed, match="run the same command again to continue"):
         up(model, tmp_path / "volume")
 

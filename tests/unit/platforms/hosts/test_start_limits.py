@@ -24,6 +24,7 @@ from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.platforms.hosts.shortruns import Brief, _Running
 from lockstep.programs import STDOUT, Place, Program
 from support.hosts_told import CLUSTER, JOB, facts
+from support.virtual_time import VirtualClock
 
 NAMES = ["lab0", "lab1"]
 
@@ -89,9 +90,6 @@ def fall(monkeypatch: pytest.MonkeyPatch, **answers: tuple[bytes, ...]) -> list[
 
     monkeypatch.setattr(start, "_keeper", keeper)
     monkeypatch.setattr(shortruns, "_running", running)
-    monkeypatch.setattr(shortruns, "PLACE_SECONDS", 0.2)
-    monkeypatch.setattr(start, "PLACE_SECONDS", 0.2)
-    monkeypatch.setattr(start, "STOP_SECONDS", 0.2)
     return keepers
 
 
@@ -101,9 +99,9 @@ PLACED, STARTED = b'{"placed": true}', b'{"started": true}'
 @pytest.mark.parametrize(
     ("first", "second", "words"),
     [
-        ((PLACED,), (), "nothing was started: host lab1 has not taken the job's files for 0 s"),
-        ((PLACED,), (PLACED,), "host lab0 has not said that its agent runs for 0 s"),
-        ((PLACED, STARTED), (PLACED,), "started only in part: host lab1 has not said that its agent runs for 0 s: lockstep delete x --cluster lab removes it"),
+        ((PLACED,), (), "nothing was started: host lab1 has not taken the job's files for 120 s"),
+        ((PLACED,), (PLACED,), "host lab0 has not said that its agent runs for 120 s"),
+        ((PLACED, STARTED), (PLACED,), "started only in part: host lab1 has not said that its agent runs for 120 s: lockstep delete x --cluster lab removes it"),
     ],
 )  # fmt: skip
 def test_a_start_that_takes_too_long_says_where(
@@ -112,7 +110,7 @@ def test_a_start_that_takes_too_long_says_where(
     fall(monkeypatch, lab0=first, lab1=second)
     request = {"do": "start", "job": "x", "fresh": True}
     with pytest.raises(Failed, match=words):
-        asyncio.run(start._place_and_go(fleet, request, {name: {"key": b"k"} for name in NAMES}, Coordinator("10.0.0.1", 29400)))
+        VirtualClock().run(start._place_and_go(fleet, request, {name: {"key": b"k"} for name in NAMES}, Coordinator("10.0.0.1", 29400)))
 
 
 def test_what_a_check_refuses_beside_the_files_way_begins_on_no_host(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,9 +157,9 @@ def test_a_stop_that_takes_too_long_says_where_and_what_ends_it(fleet: Fleet, mo
     fall(monkeypatch, lab0=(b'{"stopped": true}',), lab1=())
     request = {"do": "stop", "job": "x", "wait": True, "now": False}
     with pytest.raises(Failed) as raised:
-        asyncio.run(start._told(fleet, dict.fromkeys(NAMES), request, {}))
+        VirtualClock().run(start._told(fleet, dict.fromkeys(NAMES), request, {}))
     assert str(raised.value) == (
-        "host lab1: job x was told to stop, and has not saved and ended for 0 s: lockstep stop x --cluster lab --now ends it without a save"
+        "host lab1: job x was told to stop, and has not saved and ended for 600 s: lockstep stop x --cluster lab --now ends it without a save"
     )
 
 
@@ -170,8 +168,8 @@ def test_a_short_run_whose_files_a_host_never_takes_says_which(fleet: Fleet, mon
     monkeypatch.setattr(shortruns, "build_agent", lambda **_: b"")
     monkeypatch.setattr(shortruns, "run_text", lambda _: "")
     briefs = [cast(Brief, SimpleNamespace(host=name, run=None, request=lambda _: {})) for name in NAMES]
-    with pytest.raises(Failed, match=r"^nothing was started: host lab1 has not taken the agent's files for 0 s$"):
-        asyncio.run(shortruns._run(fleet, briefs, lambda _: False, 1.0))
+    with pytest.raises(Failed, match=r"^nothing was started: host lab1 has not taken the agent's files for 120 s$"):
+        VirtualClock().run(shortruns._run(fleet, briefs, lambda _: False, 1.0))
 
 
 def test_for_the_ranks_of_a_job_the_host_of_node_0_alone_waits(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,3 +200,13 @@ def test_at_most_32_hosts_are_asked_at_once_and_all_are_asked() -> None:
 
     results, problems = asyncio.run(fleet.all(names, work))
     assert (list(results), problems, most) == (names, {}, 32)
+
+
+def test_of_an_agent_that_fails_the_last_six_lines_are_told(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [json.dumps({"line": f"line {number}"}).encode() for number in range(20)]
+    fall(monkeypatch, lab0=(PLACED, *lines, b'{"ended": 99}'), lab1=(PLACED,))
+    monkeypatch.setattr(shortruns, "build_agent", lambda **_: b"")
+    monkeypatch.setattr(shortruns, "run_text", lambda _: "")
+    briefs = [cast(Brief, SimpleNamespace(host=name, run=None, request=lambda _: {})) for name in NAMES]
+    with pytest.raises(Failed, match=r"host lab0 ended with 99: line 14 \| line 15 \| line 16 \| line 17 \| line 18 \| line 19$"):
+        VirtualClock().run(shortruns._run(fleet, briefs, lambda _: False, 100.0))

@@ -20,7 +20,9 @@ import pytest
 
 from lockstep.platforms.inpod import carry, source_of
 from lockstep.platforms.inpod.carry import draft_name
-from lockstep.platforms.inpod.wire import CHUNK, CarryError, Entry, Gone, Wire
+from lockstep.platforms.inpod.wire import CarryError, Entry, Gone, Wire
+
+CHUNK = 1 << 20
 
 BYTES = bytes(range(256)) * 4096 * 3  # three chunks
 
@@ -285,3 +287,41 @@ def test_an_end_that_hears_nothing_gives_up() -> None:
     here, there = socket.socketpair()
     with here, there, pytest.raises(Gone, match="nothing heard"):
         Wire(here.fileno(), here.fileno(), 0.05).hear()
+
+
+def test_a_large_file_is_on_the_disk_every_256_mebibytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait for the disk at its end is short then, whatever its size. Here nothing is written, and nothing hashed."""
+    chunk, synced, taken = bytes(64 << 20), list[int](), [0]
+
+    class File:
+        def __enter__(self) -> File:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def fileno(self) -> int:
+            return 0
+
+        def truncate(self, size: int) -> None:
+            pass
+
+        seek = truncate
+
+        def write(self, view: memoryview) -> int:
+            taken[0] += len(view)
+            return len(view)
+
+    digest = SimpleNamespace(update=lambda data: None, hexdigest=lambda: "d")
+    wire = SimpleNamespace(frames=lambda: iter([chunk] * 16), hear=lambda: {"sha256": "d"})
+    target = SimpleNamespace(path=lambda name: tmp_path / name, holder=lambda name: (os.open(tmp_path, os.O_RDONLY), name))
+    monkeypatch.setattr(carry, "_opened_draft", lambda *_: 0)
+    monkeypatch.setattr(carry, "_lock", lambda *_: None)
+    for name, action in {
+        "fdopen": lambda *_, **__: File(), "fsync": lambda _: synced.append(taken[0]), "fchmod": lambda *_: None, "replace": lambda *_, **__: None,
+        "fstat": lambda _: SimpleNamespace(st_size=0),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(carry.os, name, action)
+    entry: Any = {"name": "x", "size": 1 << 30}
+    carry._take_file(wire, target, entry, 0, digest, 0o644, lambda size, total: None)  # type: ignore[arg-type]
+    assert synced == [256 << 20, 512 << 20, 768 << 20, 1 << 30, 1 << 30]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from lockstep.plan.render.resolved import PlatformDefaults
 from lockstep.platforms.inpod import keeper as keeper_program
 from lockstep.platforms.jobs.keeper import VERDICTS, keeper
 from support.api_stub import ApiStub, served
+from support.virtual_time import VirtualClock
 
 Object = dict[str, Any]
 OWNER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "x-run-1", "uid": "u"}
@@ -97,3 +99,26 @@ def test_it_scales_its_own_run_to_zero_at_the_end_and_leaves_a_later_one_alone(u
     asked = run_keeper(stub, tmp_path)
     assert sum(method == "PATCH" for method, _, _ in asked) == patches
     assert {path for _, path, _ in asked} == {POD, SCALE}
+
+
+def test_it_looks_every_five_seconds_gives_each_request_twenty_and_lets_whoever_reads_the_log_have_twenty_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, limits = VirtualClock(), list[float]()
+    over = {"metadata": {"uid": "another"}, "status": {"containerStatuses": [{"state": {"terminated": {"exitCode": 0}}}]}}
+
+    class Opener:
+        def open(self, message: object, timeout: float) -> io.BytesIO:
+            limits.append(timeout)
+            if len(limits) <= 3:
+                raise OSError("the API server is away")
+            return io.BytesIO(json.dumps(over).encode())
+
+    (tmp_path / "token").write_text("t")
+    monkeypatch.setattr(keeper_program, "ACCOUNT", tmp_path)
+    monkeypatch.setattr(keeper_program, "time", clock)
+    monkeypatch.setattr("urllib.request.build_opener", lambda *_: Opener())
+    begun = clock.now
+    keeper_program.main("http://cluster", "/pod", "/scale", "uid", list(VERDICTS), 75)
+    assert clock.now - begun == 3 * 5 + 20
+    assert set(limits) == {20.0}

@@ -22,10 +22,9 @@ from hypothesis import strategies as st
 
 from lockstep import programs
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.cli.files.sync import NAMES_MAX
 from lockstep.cli.files.sync import _lines as _sync_lines
 from lockstep.cli.jobs.diff_runs import _of_folder
-from lockstep.kube.cluster import LOG_LINE_BYTES_MAX, _lines
+from lockstep.kube.cluster import _lines
 from lockstep.kube.exec import PodPlace, ending_of
 from lockstep.kube.kinds import path_of
 from lockstep.plan.cluster.calibration import point_in
@@ -40,9 +39,13 @@ from lockstep.platforms.files.sync import Synced, _checked
 from lockstep.platforms.jobs import bundle
 from lockstep.platforms.jobs.editor import _hear
 from lockstep.platforms.jobs.runs import frozen_run
-from lockstep.programs import LINE_BYTES_MAX, STDOUT, Program, ProgramFailed, answer_of, lines_in
+from lockstep.programs import STDOUT, Program, ProgramFailed, answer_of, lines_in
 from lockstep_gang.contract.preflight import PREFLIGHT_RESULT, PROBED, SWEEP_POINT
 from support.fake_cluster import FakeCluster
+
+NAMES_MAX = 50
+LOG_LINE_BYTES_MAX = 1 << 18
+LINE_BYTES_MAX = 4 << 20
 
 NAMES = st.sampled_from(
     ["gigabits", "memory", "gpus", "curve", "ranks", "bytes", "limitBytes", "index", "percentage", "cpu", "cores", "limitCores", "rankLoads", "rank", "gpu", "gpuProblem", "uuid", "celsius", "steps", "medians", "end", "result", "state", "run", "loss", "1", "-1", "1e9", "9" * 40, "evaluations", "evalLoss", "x"]

@@ -26,21 +26,13 @@ from lockstep.kube.exec import PodPlace
 from lockstep.plan.pages.top import overview, snapshot, sparkline, top_page
 from lockstep.platforms.files.reader import NoReader
 from lockstep.platforms.jobs import top as module
-from lockstep.platforms.jobs.top import (
-    OPEN_MAX,
-    NodesWatch,
-    Question,
-    curve_on_volume,
-    nodes_at,
-    nodes_in_pods,
-    of_hosts,
-    of_job,
-    window_of,
-)
+from lockstep.platforms.jobs.top import NodesWatch, Question, curve_on_volume, nodes_at, nodes_in_pods, of_hosts, of_job, window_of
 from lockstep.programs import NotStarted
 from support.fake_cluster import FakeCluster
 from support.process_place import ProcessPlace
 from unit.platforms.jobs.test_logs import local  # noqa: F401 (a fixture)
+
+OPEN_MAX = 64
 
 Object = dict[str, Any]
 NOW = datetime.fromisoformat("2026-11-21T12:00:00+00:00").timestamp()

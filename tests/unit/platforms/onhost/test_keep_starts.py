@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.platforms.onhost import install, keep, readings, sweep
+from lockstep.platforms.onhost import install, keep, readings
 
 JOBS = "lockstep/jobs"
 
@@ -114,7 +114,7 @@ def test_a_start_that_has_waited_for_long_makes_room_and_begins_nothing(home: Pa
     first = Keeper(home)
     assert first.answer() == {"placed": True}
     (draft,) = (home / JOBS).glob(".x.start.*")
-    long_ago = draft.stat().st_mtime - keep.START_SECONDS
+    long_ago = draft.stat().st_mtime - 40.0
     os.utime(draft, (long_ago, long_ago))
     second = Keeper(home)
     assert second.answer() == {"placed": True}
@@ -190,7 +190,7 @@ def test_a_start_and_a_deletion_remove_what_a_power_cut_left_of_starts(home: Pat
         for folder in left:
             folder.mkdir(parents=True)
             (folder / "key").write_text("secret")
-        long_ago = left[-1].stat().st_mtime - 2 * sweep.OLD_SECONDS
+        long_ago = left[-1].stat().st_mtime - 2 * 3600.0
         os.utime(left[-1], (long_ago, long_ago))
         return left
 

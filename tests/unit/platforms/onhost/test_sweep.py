@@ -73,7 +73,7 @@ def test_a_short_run_under_way_keeps_its_folder_until_its_agent_has_ended_howeve
     folder = jobs / NAME
     short = Short(folder)
     assert short.answer() == {"placed": True}
-    make_old(folder, 10 * sweep.UNHELD_SECONDS)
+    make_old(folder, 10 * 86400.0)
     swept()
     assert folder.exists()
     short.write(b"go\n")
@@ -81,7 +81,7 @@ def test_a_short_run_under_way_keeps_its_folder_until_its_agent_has_ended_howeve
     try:
         short.process.send_signal(signal.SIGKILL)
         short.process.wait(timeout=30)
-        make_old(folder, 10 * sweep.UNHELD_SECONDS)
+        make_old(folder, 10 * 86400.0)
         swept()
         assert folder.exists(), "its agent is about to end by itself"
     finally:
@@ -105,7 +105,7 @@ def test_a_folder_without_a_lock_goes_after_a_day(jobs: Path) -> None:
     (folder / sweep.ALIVE).unlink()
     swept()
     assert folder.exists()
-    make_old(folder, sweep.UNHELD_SECONDS + 60)
+    make_old(folder, 86400.0 + 60)
     swept()
     assert not folder.exists()
 

@@ -23,15 +23,17 @@ from lockstep.plan.reconcile.events import JobEvent
 from lockstep.plan.reconcile.reconcile import Plan
 from lockstep.platforms.clusters.install import operator_objects
 from lockstep.platforms.clusters.remove import uninstall
-from lockstep.platforms.operator import operator
+from lockstep.platforms.operator import execute, operator
 from lockstep.platforms.operator.certificate import Certificates, make_certificates
-from lockstep.platforms.operator.execute import CREATES_AT_ONCE, Executor
+from lockstep.platforms.operator.execute import Executor
 from lockstep.platforms.operator.memory import queue
 from lockstep.platforms.operator.memory.inventory import WATCHED, Inventory
 from lockstep.platforms.operator.memory.queue import Key, WorkQueue, jittered
 from lockstep.platforms.operator.watching import taker
 from support.api_stub import kubeconfig
 from support.checkout import ROOT
+
+CREATES_AT_ONCE = 10
 
 MANIFESTS = ROOT / "manifests"
 KEY = ("ns", "x")
@@ -1030,3 +1032,11 @@ def test_what_a_policy_changes_back_is_sent_again_ever_less_often_and_another_wi
         wish(2)
     written = [at for at, replicas in sent if replicas == 2 and at > 2950]
     assert len(written) > 40  # and what is taken as it was sent is never held back
+
+
+def test_of_a_policy_s_long_words_a_kibibyte_is_repeated() -> None:
+    for text in (
+        execute._refused(ApiError(403, "Forbidden", "x" * 5000)).message,
+        execute.status_refused(ApiError(403, "Forbidden", "x" * 5000)).message,
+    ):
+        assert text.count("x" * 1024) == 1 and len(text) < 1200

@@ -15,9 +15,11 @@ import yaml
 from lockstep.api.names import ANNOTATION_TROUBLE
 from lockstep.cli import main as entry
 from lockstep.kube.cluster import Answers
-from lockstep.plan.pages.table import STALE_SECONDS, unheard_of
+from lockstep.plan.pages.table import unheard_of
 from lockstep.plan.times import timestamp
 from support.api_stub import ApiStub, served
+
+STALE_SECONDS = 30.0
 
 NOW = 1_800_000_000.0
 Object = dict[str, Any]

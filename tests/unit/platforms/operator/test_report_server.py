@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from lockstep.api.names import NODES_MAX, REPORT_AUDIENCE
+from lockstep.api.names import REPORT_AUDIENCE
 from lockstep.kube.cluster import ApiError
 from lockstep.platforms.operator import authenticate, report_server
 from lockstep.platforms.operator.authenticate import POD_NAME_CLAIM, POD_UID_CLAIM, Refusal
@@ -26,18 +26,13 @@ from lockstep.platforms.operator.secrets import job_key
 from lockstep.platforms.operator.tls_port import serving
 from lockstep_gang.contract.proof import parse_key, report_signature
 from lockstep_gang.contract.reply import FactType, parse_reply
-from lockstep_gang.contract.report import (
-    CLAIM_BYTES_MAX,
-    REPORT_BYTES_MAX,
-    RankCount,
-    Report,
-    State,
-    claimed_job,
-    report_body,
-    report_bytes_max,
-)
+from lockstep_gang.contract.report import RankCount, Report, State, claimed_job, report_body, report_bytes_max
 from lockstep_gang.contract.run import JobIdentity
 from lockstep_spec.codec import to_json
+
+NODES_MAX = 1024
+CLAIM_BYTES_MAX = 700
+REPORT_BYTES_MAX = 1024 * 1024
 
 MASTER = b"m" * 32
 LABELS = {"lockstep.dev/job": "x"}

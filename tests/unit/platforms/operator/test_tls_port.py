@@ -451,15 +451,15 @@ def test_connections_that_failed_are_gone_without_the_garbage_collector() -> Non
 
 
 def test_strangers_fill_no_log() -> None:
-    clock, seldom = [0.0], Seldom(2, lambda: clock[0])
+    clock, seldom = [0.0], Seldom(clock=lambda: clock[0])
 
     def written(text: str) -> str | None:
         record = logging.LogRecord("x", logging.INFO, "", 0, text, (), None)
         return record.getMessage() if seldom.filter(record) else None
 
-    assert [written(text) for text in "abcd"] == ["a", "b", None, None]
+    assert [written(text) for text in "abcdefg"] == [*"abcde", None, None]
     clock[0] = 1.0
-    assert [written(text) for text in "ef"] == ["e (2 lines before this one were left out)", "f"]
+    assert [written(text) for text in "hi"] == ["h (2 lines before this one were left out)", "i"]
 
 
 @pytest.mark.parametrize("limits", [REPORTS, METRICS])

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from lockstep_train.checkpoint.format import readers, volume
-from lockstep_train.checkpoint.format.readers import DEAD_SECONDS, ReaderWatch, reading
+from lockstep_train.checkpoint.format.readers import ReaderWatch, reading
 from lockstep_train.checkpoint.save.rotation import Quality, Rotation, best_commit, doomed_commits
 from support.checkpoint_cases import commits, make_commit, names, record
+
+DEAD_SECONDS = 600.0
 
 CHAIN = commits("step-60.a2", "step-50.a2", "step-40.a1", "step-30.a1", "step-20.a1", "step-10.a1")
 
@@ -141,6 +143,8 @@ def test_a_living_reader_holds_for_as_long_as_it_counts(tmp_path: Path, monkeypa
         for _ in range(3):
             assert names(sorted(watch.held())) == ["step-2.a1"]
             now[0] += DEAD_SECONDS
+            while beats.acquire(blocking=False):  # those of before
+                pass
             for _ in range(2):  # the second one surely began after the look
                 beats.acquire()
 
@@ -150,3 +154,21 @@ def test_a_reader_that_cannot_write_reads_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "readers").write_text("in the way")  # as a volume that is mounted read-only would be
     with reading(tmp_path / "step-2.a1", "a test") as held:
         assert not held
+
+
+def test_a_reader_beats_every_thirty_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    beaten = threading.Event()
+
+    class Event(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            if timeout is not None:  # (a thread's own start waits, too)
+                waits.append(timeout)
+                beaten.set()
+            return super().wait()
+
+    (commit := tmp_path / "step-10.a1").mkdir()
+    monkeypatch.setattr(readers.threading, "Event", Event)
+    with reading(commit, "a test") as held:
+        assert held and beaten.wait(20)
+    assert waits == [30.0]

@@ -145,3 +145,17 @@ def test_a_signature_counts_on_one_connection_only(server: Server, path: Path, t
         line.write(heard[0])
         with pytest.raises(OSError, match=r"closed|reset|broken pipe"):
             line.receive("server")
+
+
+def test_a_stranger_s_frame_is_refused_before_more_than_its_length_is_read() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        line = Line(ours, TOKEN, 10.0)
+        for size, told in ((64 << 10, "signature"), ((64 << 10) + 1, "too long")):
+            thread = threading.Thread(
+                target=theirs.sendall, args=(size.to_bytes(4, "big") + b"x" * (size + 32 if told == "signature" else 0),)
+            )
+            thread.start()
+            with pytest.raises(TransferError, match=told):
+                line.receive("asks")
+            thread.join()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -153,12 +154,17 @@ def test_a_folder_that_appears_after_a_failed_look_is_not_removed(tmp_path: Path
     assert (tmp_path / "key").is_dir()
 
 
-def test_what_a_killed_builder_left_is_removed_when_nobody_writes_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_killed_builder_left_is_removed_when_nobody_writes_to_it(tmp_path: Path) -> None:
     abandoned = ArrayWriter(tmp_path / "key", {"a": "<i4"})
     abandoned.append("a", numpy.arange(3))
     ArrayWriter(tmp_path / "key", {"a": "<i4"}).discard()
     assert len(list(tmp_path.iterdir())) == 1
-    monkeypatch.setattr(arrays, "ABANDONED_SECONDS", -1)
+    for path in [*tmp_path.rglob("*")]:
+        os.utime(path, (0, time.time() - 3590))
+    ArrayWriter(tmp_path / "key", {"a": "<i4"}).discard()
+    assert len(list(tmp_path.iterdir())) == 1, "somebody may write to it again within the hour"
+    for path in [*tmp_path.rglob("*")]:
+        os.utime(path, (0, time.time() - 3610))
     ArrayWriter(tmp_path / "key", {"a": "<i4"}).discard()
     assert list(tmp_path.iterdir()) == []
     abandoned.discard()

@@ -553,7 +553,7 @@ def test_a_server_that_sends_more_than_was_published_is_not_asked_for_ever(
     ) as refused:
         get(tmp_path)
     assert refused.value.exit_code == 1
-    assert sum(request.endswith("/config.json") for request in hub.requests) == fetching.ATTEMPTS
+    assert sum(request.endswith("/config.json") for request in hub.requests) == 6
     del hub.faults.pages["config.json"]
     assert get(tmp_path).folder.is_dir()
 
@@ -627,7 +627,7 @@ def test_a_volume_that_does_not_say_what_is_free_is_not_full(hub: Hub, tmp_path:
     assert names(get(tmp_path).folder) == {*NEEDED, FETCHED}
 
 
-@pytest.mark.parametrize(("asked", "waited"), [("7", 7.0), ("100000", fetching.LONGEST_WAIT_SECONDS), ("", hubs.THROTTLED_SECONDS)])
+@pytest.mark.parametrize(("asked", "waited"), [("7", 7.0), ("100000", 300.0), ("", 30.0)])
 @pytest.mark.parametrize("where", ["/api/models/org/tiny", "/tree/", "config.json"])
 def test_a_hub_that_is_asked_too_often_is_left_alone_for_as_long_as_it_says(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, asked: str, waited: float
@@ -650,7 +650,7 @@ def test_a_hub_that_is_asked_too_often_holds_up_no_model_that_is_there(hub: Hub,
     hub.faults.retry_after = "100000"
     hub.faults.statuses["/api/"] = [429] * 2
     assert get(tmp_path).folder == folder
-    assert waits == [fetching.SHORT_WAIT_SECONDS]
+    assert waits == [10.0]
 
 
 def test_how_a_dataset_gets_its_token_is_said_without_a_model(hub: Hub, tmp_path: Path) -> None:

@@ -22,7 +22,9 @@ from lockstep_train.base.ranks import Ranks
 from lockstep_train.checkpoint.format.identity import Identity
 from lockstep_train.model import base_files
 from lockstep_train.model.base_files import BaseHash, adapter_record, hash_base, refuse_other_base
-from lockstep_train.model.load import SAMPLED_BYTES, base_digest
+from lockstep_train.model.load import base_digest
+
+SAMPLED_BYTES = 1 << 16
 
 COMMIT = "runs/x/checkpoints/step-4.a1"
 REMEDY = "put the recorded files back, or set training.checkpoint.resumeFrom to None to train anew on these"

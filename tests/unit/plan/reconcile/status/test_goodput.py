@@ -9,10 +9,12 @@ import pytest
 
 from lockstep.api.status import GoodputStatus
 from lockstep.plan.observed import Observed, ReceivedReport
-from lockstep.plan.reconcile.measures import ALONE_SECONDS, goodput_status
+from lockstep.plan.reconcile.measures import goodput_status
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep_gang.contract.report import Goodput, Loss, State, TrainerReport
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, report, running, settled
+
+ALONE_SECONDS = 300
 
 BEGAN = int(NOW) * 1000
 

@@ -172,7 +172,7 @@ def test_counters_of_a_namespace_go_an_hour_after_its_last_job(monkeypatch: pyte
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     metrics = Metrics()
     metrics.count(job(), status(train=30))
-    now[0] += module.IDLE_SECONDS + 1
+    now[0] += 3600.0 + 1
     metrics.forget({"u"})
     assert value(metrics, "lockstep_goodput_seconds_total", kind="train") == 0
     metrics.forget(set())

@@ -19,12 +19,14 @@ from lockstep.api.status import NotificationStatus
 from lockstep.kube.cluster import ApiError
 from lockstep.plan.observed import Delivery, Observed
 from lockstep.plan.reconcile.clocks import without_operator
-from lockstep.plan.reconcile.notify import BOUND_SECONDS, Message, due_message, next_try, url_problem
+from lockstep.plan.reconcile.notify import Message, due_message, next_try, url_problem
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.platforms.operator import notify
 from lockstep.platforms.operator.notify import Notifier, SafeResolver
 from unit.gang.test_scale import until
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, UID, after, fresh
+
+BOUND_SECONDS = 1800.0
 
 NOTIFY = {"webhookSecretRef": {"name": "hook", "key": "url"}}
 TIMES = {"startTime": "2027-01-15T07:00:00Z", "completionTime": "2027-01-15T08:02:00Z"}
@@ -325,3 +327,11 @@ def test_a_try_ends_though_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> No
             return delivery
 
     assert "not delivered in 3 tries: no answer within" in asyncio.run(run()).message
+
+
+def test_a_job_whose_end_lies_in_the_future_is_told_of_in_sixteen_tries() -> None:
+    """The clock that wrote the end was wrong."""
+    attempts = 1
+    while next_try(attempts, NOW + 1e9, NOW) is not None:
+        attempts += 1
+    assert attempts - 1 == 16

@@ -16,18 +16,21 @@ import jsonschema
 import pytest
 
 from lockstep.api.generate.crd import training_job_crd
-from lockstep.api.job import RANKS_MAX
 from lockstep.api.objects import Object
 from lockstep.plan.observed import Observed, ReceivedReport
 from lockstep.plan.reconcile import status as statuses
-from lockstep.plan.reconcile.events import MESSAGE_BYTES, JobEvent, SentEvents, events_between, worth_sending
+from lockstep.plan.reconcile.events import JobEvent, SentEvents, events_between, worth_sending
 from lockstep.plan.reconcile.reconcile import reconcile
-from lockstep.plan.reconcile.status import STATUS_BYTES_MAX, fitted, stored_bytes
+from lockstep.plan.reconcile.status import fitted, stored_bytes
 from lockstep.platforms.operator.memory.objects import BYTES_MAX, StoredObject
 from lockstep_gang.contract.report import NodeReport, RankCount, Report, State, parse_report
 from lockstep_spec.codec import to_json
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, fresh, pod
 from unit.plan.reconcile.test_reconcile import report as a_report
+
+RANKS_MAX = 8192
+MESSAGE_BYTES = 1024
+STATUS_BYTES_MAX = 256 << 10
 
 NODES = 1024
 STATUS_SCHEMA = training_job_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]

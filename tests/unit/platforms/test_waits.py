@@ -1,0 +1,335 @@
+"""Hosts, pods and API servers that never answer: each wait ends, after the time that is promised."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Callable, Coroutine
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from lockstep.api.hosts import Host, HostsCluster
+from lockstep.platforms.clusters import imagebuild, install, remove
+from lockstep.platforms.files import results
+from lockstep.platforms.hosts import chain, checkup, environment, volumes, wheelhouse
+from lockstep.platforms.hosts.fleet import Fleet
+from lockstep.platforms.in_namespace import probe
+from lockstep.platforms.in_namespace import run as runs_here
+from lockstep.platforms.inpod import editor as editor_there
+from lockstep.platforms.inpod import forget, netrate, rankload, wire
+from lockstep.platforms.inpod.wire import Gone
+from lockstep.platforms.jobs import bundle, editor, netrates, runs, terminal, top
+from lockstep.platforms.onhost import brief, condition, look, marks, readings, station
+from lockstep.platforms.onhost import install as install_there
+from lockstep.programs import output_of, python_output
+from lockstep_gang.agent import host as agent_host
+from lockstep_gang.agent.preflight import selftest_program
+from support.fake_cluster import FakeCluster
+from support.silent_place import SilentPlace, SilentProgram
+from support.virtual_time import VirtualClock
+
+PLACE = SilentPlace()
+JOB = {"kind": "TrainingJob", "metadata": {"name": "x", "namespace": "ns", "uid": "u"}}
+CLUSTER = FakeCluster().as_cluster
+MINUTE, HOUR = 60.0, 3600.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
+    """The clock of every module here, too."""
+    clock = VirtualClock()
+    for module in (probe, runs_here):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+@pytest.fixture(autouse=True)
+def silent_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs_here, "_observe", pods_of)
+    monkeypatch.setattr(Fleet, "place", lambda fleet, host: SilentPlace(f"host {host}"))
+
+
+async def pods_of(*_: Any) -> Any:
+    return SimpleNamespace(pods=[{"metadata": {"name": "x-0", "deletionTimestamp": "t"}}])
+
+
+def fleet() -> Fleet:
+    return Fleet(HostsCluster(hosts=[Host(name="lab0"), Host(name="lab1")], ports="29400-29449"), "lab", "lab")
+
+
+async def forever(*_: Any, **__: Any) -> Any:
+    await asyncio.Event().wait()
+
+
+async def end_of_an_editor() -> None:
+    await editor._end(SilentProgram(PLACE), asyncio.create_task(forever()))
+
+
+async def node_that_is_watched() -> None:
+    async def find() -> Any:
+        return {0: SilentPlace()}
+
+    async with top.NodesWatch(find, cast(Any, SimpleNamespace(subject="x", source=b"", request=lambda node: {}))) as watch:
+        await watch.ask(1)
+
+
+class Terminating(FakeCluster):
+    """A namespace whose pods never go."""
+
+    async def list(self, kind: str, namespace: str | None = None, query: Any = None) -> Any:
+        return {"items": [{"kind": "Pod", "metadata": {"name": "x-0", "namespace": "ns", "deletionTimestamp": "t"}, "status": {}}]}
+
+
+@pytest.mark.parametrize(
+    ("work", "seconds"),
+    [
+        (lambda: output_of(PLACE, ["python3"]), MINUTE),
+        (lambda: python_output(PLACE, b""), MINUTE),
+        (lambda: checkup._condition(fleet(), Host(name="lab0"), ""), MINUTE),
+        (lambda: fleet().look(["lab0"]), 30.0),
+        (lambda: volumes.sharing(fleet(), {"lab0": "~/ws", "lab1": "~/ws"}), MINUTE),
+        (lambda: environment.look(fleet(), ["lab0"]), 30.0),
+        (lambda: chain._of(cast(Any, None), forever()), MINUTE),
+        (lambda: runs._ask_node(PLACE, None), 15.0),
+        (lambda: terminal.differs_there(PLACE, "", "/x"), 10.0),
+        (lambda: netrates.NodeProgram("pod x-0", SilentProgram(PLACE)).ask("facts"), MINUTE),
+        (lambda: bundle._add_from(PLACE, "/x", "run", cast(Any, None), [], []), 5 * MINUTE),
+        (lambda: results._exported(PLACE, "x", "/c", ""), 30 * MINUTE),
+        (end_of_an_editor, 15.0),
+        (lambda: runs_here._left(forever, lambda _: None), MINUTE),
+    ],
+)  # fmt: skip
+def test_what_never_answers_is_waited_for_so_long(
+    clock: VirtualClock, work: Callable[[], Coroutine[Any, Any, Any]], seconds: float
+) -> None:
+    assert clock.seconds_of(work()) == pytest.approx(seconds, abs=1.0)
+
+
+@pytest.mark.parametrize(
+    ("work", "seconds"),
+    [
+        (lambda: install.until_established(CLUSTER, "x"), 2 * MINUTE),
+        (lambda: install.until_ready(CLUSTER, "ns", "x"), 2 * MINUTE),
+        (lambda: remove._remove_jobs(Terminating(JOB).as_cluster, [JOB], lambda _: None), 2 * MINUTE),
+        (lambda: runs_here._until_pods_are_gone(Terminating().as_cluster, cast(Any, SimpleNamespace(name="x", namespace="ns"))), 4 * MINUTE),
+        (node_that_is_watched, 11.0),
+        (lambda: probe._ended(CLUSTER, "ns", "t", 1), 2 * MINUTE),
+    ],
+)  # fmt: skip
+def test_what_never_comes_about_is_waited_for_so_long(
+    clock: VirtualClock, work: Callable[[], Coroutine[Any, Any, Any]], seconds: float
+) -> None:
+    assert clock.seconds_of(work()) == pytest.approx(seconds, abs=1.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "seconds"),
+    [
+        (lambda: look.gpu_output("-L"), 10.0),
+        (lambda: look.version_of("python3"), 15.0),
+        (lambda: readings.output("systemctl"), 5.0),
+        (install_there.may_linger, 10.0),
+        (install_there.pythons, 10.0),
+        (rankload.gpus, 5.0),
+        (selftest_program.ecc_errors, 10.0),
+        (lambda: agent_host._disable("x.service"), 10.0),
+    ],
+    ids=["gpus", "version", "units", "linger", "pythons", "rank loads", "self-test", "unit"],
+)  # fmt: skip
+def test_a_command_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object], seconds: float) -> None:
+    limits: list[float] = []
+
+    def hang(command: object, timeout: float, **_: object) -> None:
+        limits.append(timeout)
+        raise subprocess.TimeoutExpired("x", timeout)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    monkeypatch.setattr(shutil, "which", lambda name, **_: f"/bin/{name}")
+    call()
+    assert limits and limits[0] == seconds
+
+
+def test_a_folder_that_always_comes_back_is_removed_for_twenty_seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clock, removed = VirtualClock(), list[object]()
+    monkeypatch.setattr(forget, "time", clock)
+    monkeypatch.setattr(forget, "rank_processes", lambda: [])
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **_: removed.append(path))
+    (tmp_path / "gang").mkdir()
+    begun = clock.now
+    forget.forget(tmp_path)
+    assert len(removed) > 100 and clock.now - begun == pytest.approx(5 + 20, abs=0.2)  # it waits for the ranks' end first
+    clock.now = begun
+    forget.forget(tmp_path / "none")
+    assert clock.now - begun == pytest.approx(2, abs=0.2)
+
+
+@pytest.mark.parametrize(("ask", "seconds"), [(marks.heard, MINUTE), (netrate.main, 5 * MINUTE)], ids=["marks", "network"])
+def test_a_program_that_is_asked_nothing_ends(monkeypatch: pytest.MonkeyPatch, ask: Callable[[], object], seconds: float) -> None:
+    limits: list[float] = []
+
+    def nothing_comes(reads: object, writes: object, errors: object, timeout: float) -> tuple[list[object], list[object], list[object]]:
+        limits.append(timeout)
+        return [], [], []
+
+    monkeypatch.setattr("select.select", nothing_comes)
+    with contextlib.suppress(SystemExit):
+        ask()
+    assert limits == [seconds]
+
+
+def test_a_question_without_an_end_is_read_no_further_than_a_mebibyte(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def read(_: int, size: int) -> bytes:
+        sizes.append(size)
+        return b"x" * size
+
+    monkeypatch.setattr("select.select", lambda *_: ([0], [], []))
+    monkeypatch.setattr("os.read", read)
+    with pytest.raises(SystemExit):
+        marks.heard()
+    assert 1 << 20 <= sum(sizes) <= (1 << 20) + (1 << 17)
+
+
+async def ask_ranks_of(place: SilentPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def running(*_: object) -> dict[int, SilentPlace]:
+        return dict.fromkeys(range(100), place)
+
+    monkeypatch.setattr(runs, "running_pods", running)
+    await runs.ask_ranks(CLUSTER, JOB, None)
+
+
+async def watch_nodes_of(place: SilentPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def find() -> Any:
+        return dict.fromkeys(range(60), place)
+
+    async def start(cls: object, place: SilentPlace, *_: object) -> Any:
+        async with place.program([]):
+            await asyncio.sleep(1)
+        raise OSError
+
+    monkeypatch.setattr(top._NodeProgram, "start", classmethod(start))
+    async with top.NodesWatch(find, cast(Any, SimpleNamespace(subject="x"))) as watch:
+        await watch.ask(1)
+
+
+async def work_for(place: SilentPlace, all_of: Callable[[Callable[[object], Any]], Any]) -> None:
+    async def work(_: object) -> None:
+        async with place.program([]):
+            await asyncio.sleep(1)
+
+    await all_of(work)
+
+
+@pytest.mark.parametrize(
+    ("work", "most"),
+    [
+        (ask_ranks_of, 32),
+        (watch_nodes_of, 32),
+        (lambda place, _: work_for(place, lambda work: fleet().all(map(str, range(100)), work)), 32),
+        (lambda place, _: work_for(place, lambda work: wheelhouse._all(list(range(100)), work)), 6),
+    ],
+    ids=["ranks", "nodes", "hosts", "downloads"],
+)  # fmt: skip
+def test_so_many_are_asked_at_once(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, work: Callable[[SilentPlace, pytest.MonkeyPatch], Any], most: int
+) -> None:
+    place = SilentPlace()
+    clock.seconds_of(work(place, monkeypatch))
+    assert place.most == most
+
+
+def test_the_last_words_of_a_library_that_fails_are_one_short_line() -> None:
+    process = SimpleNamespace(communicate=lambda timeout: ("", "first\n" + "x" * 5000), returncode=1)
+    assert condition.answer_from(process, 1.0) == {"problem": "x" * 300}
+
+
+def test_whoever_connects_has_ten_seconds_for_a_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+    monkeypatch.setattr(wire, "_ready", lambda descriptor, event, seconds: limits.append(seconds))
+    monkeypatch.setattr(station, "STREAM", ())
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with ours, theirs, pytest.raises(Gone):
+        station.proved(ours, bytes(32), gives=True)
+    assert limits == [10.0]
+
+
+@pytest.mark.parametrize(("comes_back", "seconds"), [(False, 1.0), (True, 10.0)])
+def test_what_a_rank_brings_back_is_removed_once_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, comes_back: bool, seconds: float
+) -> None:
+    clock = VirtualClock()
+    monkeypatch.setattr(brief, "time", clock)
+    monkeypatch.setattr(os, "fork", lambda: 0)
+    monkeypatch.setattr(os, "setsid", lambda: None)
+    monkeypatch.setattr(os, "_exit", lambda code: None)
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    begun = clock.now
+    brief.clear_away(None, None, [tmp_path if comes_back else tmp_path / "none"], None)
+    assert clock.now - begun == pytest.approx(seconds, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("is_heard", "seconds", "said"), [(True, 120.0, [{"failed": "it doesn't listen after 120 s", "said": []}]), (False, 60.0, [])]
+)
+def test_a_server_that_never_listens_and_a_laptop_that_is_gone_are_given_up(
+    monkeypatch: pytest.MonkeyPatch, is_heard: bool, seconds: float, said: list[object]
+) -> None:
+    clock, told = VirtualClock(), list[object]()
+    output, orders = SimpleNamespace(fileno=lambda: 3), SimpleNamespace(fileno=lambda: 4)
+
+    def select(reads: object, writes: object, errors: object, timeout: float) -> tuple[list[int], list[int], list[int]]:
+        clock.sleep(timeout)
+        return [4] if is_heard else [], [], []
+
+    monkeypatch.setattr(editor_there, "time", clock)
+    monkeypatch.setattr(editor_there, "is_listening", lambda port: False)
+    monkeypatch.setattr(editor_there, "announce", lambda **words: told.append(words))
+    monkeypatch.setattr("sys.stdin", orders)
+    monkeypatch.setattr("select.select", select)
+    monkeypatch.setattr("os.read", lambda source, size: b"still here\n")
+    begun = clock.now
+    editor_there.attend(cast(Any, SimpleNamespace(stdout=output)), 8888, editor_there.Tail("t"), echo=False)
+    assert clock.now - begun == pytest.approx(seconds, abs=0.5) and told == said
+
+
+def test_a_bundle_of_more_than_512_mebibytes_is_full() -> None:
+    sizes = [cast(Any, SimpleNamespace(data=range(256 << 20)))] * 2
+    assert not bundle._is_full(sizes)
+    assert bundle._is_full([*sizes, cast(Any, SimpleNamespace(data=b"x"))]) and "512 MiB" in bundle.FULL
+
+
+def test_a_knock_at_another_host_has_three_seconds() -> None:
+    asked: list[Any] = []
+
+    async def ask(what: str, **request: Any) -> dict[str, Any]:
+        asked.append(request["seconds"])
+        return {"reasons": [""] * len(request["targets"])}
+
+    programs = cast(Any, {0: SimpleNamespace(ask=ask), 1: SimpleNamespace(ask=ask)})
+    asyncio.run(checkup._knock(programs, "t", {0: "a", 1: "b"}, {0: ["1"] * len(checkup.PURPOSES), 1: ["1"] * len(checkup.PURPOSES)}, {}))
+    assert asked == [3.0, 3.0]
+
+
+def test_a_build_is_looked_at_every_two_seconds(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[float] = []
+
+    class Building(FakeCluster):
+        async def log_of(self, path: str, query: object) -> AsyncIterator[str]:
+            for line in ():
+                yield line
+
+        async def request(self, method: str, path: str) -> Any:
+            looks.append(clock.now)
+            return {"status": {"phase": "Running" if len(looks) < 4 else "Complete"}}
+
+    clock.seconds_of(imagebuild._followed(Building().as_cluster, "ns", "b", lambda _: None))
+    assert [later - first for first, later in pairwise(looks)] == pytest.approx([2.0] * 3)
