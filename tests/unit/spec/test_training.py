@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import MISSING, fields
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from lockstep.api import training
 from lockstep.api.model import Model
 from lockstep.api.training import Training
 from lockstep.plan.render.run import trainer_config
+from lockstep_spec.training import LimitsConfig, OptimizationConfig
 
 EVERYTHING = Training.model_validate(
     {
@@ -63,3 +66,12 @@ def test_a_setting_has_the_same_name_and_default_on_both_sides(model: Model, con
 def test_what_the_trainer_would_refuse_is_refused_when_it_is_written(dropout: object) -> None:
     with pytest.raises(ValidationError, match=r"lora\.dropout"):
         Training.model_validate({"model": {"name": "/m"}, "data": {"path": "/d"}, "lora": {"dropout": dropout}})
+
+
+@pytest.mark.parametrize(
+    ("stated", "read"), [(training.TrainingLimits(), LimitsConfig()), (training.Optimization(), OptimizationConfig(1, 2e-4, 1))]
+)
+def test_what_a_job_does_not_state_is_what_the_trainer_takes(stated: Any, read: Any) -> None:
+    for field in fields(read):
+        if field.default is not MISSING and isinstance(field.default, int | float):
+            assert float(getattr(stated, field.name)) == field.default, field.name

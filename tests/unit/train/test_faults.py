@@ -7,6 +7,7 @@ import errno
 import os
 import ssl
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +15,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import DistError
 
 from lockstep_spec.choices import Precision
+from lockstep_train import steps
 from lockstep_train.base.errors import (
     ConfigError,
     OutOfMemoryError,
@@ -39,6 +42,7 @@ from lockstep_train.data.tokens import tokenizer
 from lockstep_train.model import fetched as model_share
 from lockstep_train.model import load
 from lockstep_train.model.base_files import hash_base
+from support.virtual_time import VirtualClock
 
 
 def raised_from(error: Exception, cause: BaseException, *, explicit: bool = True) -> Exception:
@@ -414,3 +418,19 @@ def test_a_model_that_one_volume_can_not_hold_at_all_goes_before_the_passing_fau
 def test_a_wrong_setting_of_one_volume_goes_before_the_fault_of_another() -> None:
     with pytest.raises(ConfigError, match="wrong"):
         results([{"problem": Problem("full", final=False)}, {"result": None}, {"problem": Problem("wrong")}])
+
+
+def test_ranks_that_do_not_come_to_tell_of_a_fault_are_waited_for_for_ten_seconds_altogether(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, told = VirtualClock(), dict[str, str]()
+
+    class Store:
+        set = staticmethod(told.__setitem__)
+
+        def wait(self, keys: list[str], limit: timedelta) -> None:
+            clock.sleep(limit.total_seconds())
+            raise DistError
+
+    monkeypatch.setattr(steps, "time", clock)
+    run: Any = SimpleNamespace(ranks=SimpleNamespace(rank=0, world_size=4, store=Store()))
+    assert steps._first(run, "a weight is NaN") == "a weight is NaN"
+    assert clock.now - 1000.0 == pytest.approx(10, abs=0.1)

@@ -14,9 +14,11 @@ from typing import Any
 
 import jsonschema
 import pytest
+from pydantic import ValidationError
 
 from lockstep.api.generate.crd import training_job_crd
 from lockstep.api.objects import Object
+from lockstep.api.preflightstatus import PreflightFinding, PreflightStatus
 from lockstep.plan.observed import Observed, ReceivedReport
 from lockstep.plan.reconcile import status as statuses
 from lockstep.plan.reconcile.events import JobEvent, SentEvents, events_between, worth_sending
@@ -175,3 +177,16 @@ def test_a_status_is_fitted_without_reading_sources(monkeypatch: pytest.MonkeyPa
     statuses._schema.cache_clear()
     monkeypatch.setattr("inspect.getsource", lambda _: pytest.fail("sources were read"))
     assert fitted({"conditions": []}) == {"conditions": []}
+
+
+def test_a_preflight_s_status_has_as_many_findings_as_a_report() -> None:
+    finding = {"check": "space", "severity": "Warning", "message": "m", "fix": "f", "node": 0}
+
+    def status(count: int) -> object:
+        return PreflightStatus(
+            time="2026-01-01T00:00:00Z", ok=True, checks=1, nodes=1, milliseconds=1, findings=[PreflightFinding(**finding)] * count
+        )
+
+    assert status(20)
+    with pytest.raises(ValidationError):
+        status(21)

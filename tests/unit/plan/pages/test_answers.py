@@ -1,0 +1,73 @@
+"""Answers of nodes, hosts and ranks, whose owner decides what they say: of each part so much is read, and no more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lockstep.plan.cluster.hardware import read_hardware
+from lockstep.plan.discovery.probe import read_probe
+from lockstep.plan.hosts.condition import _libraries, _torch
+from lockstep.plan.pages.answers import read_node, read_summary
+from lockstep.plan.pages.hosts import read_host
+from lockstep.plan.pages.stacks import read_ranks
+
+FEW, MANY = range(100), range(30_000)
+BUS: dict[str, Any] = {"bus": [], "numa": None}
+
+
+def steps_of(answer: dict[str, Any]) -> int:
+    return len(read_summary(answer)["steps"])
+
+
+def levels_of(value: Any) -> int:
+    return 1 + levels_of(value["a"]) if isinstance(value, dict) and "a" in value else 0
+
+
+def nested(levels: int) -> Any:
+    return {"a": nested(levels - 1)} if levels else 1
+
+
+RANK = {"node": 0, "attempt": 1}
+HOST = {"host": "a", "ports": [], "hcas": [], "gpus": [], "links": [], "tools": []}
+HCA = {"device": "mlx5_0", "port": 1, "gbs": 400, "layer": "IB", **BUS}
+POD = {"spec": {"nodeName": "n"}, "status": {}}
+
+
+def probed(**answer: Any) -> Any:
+    import json
+
+    from lockstep.plan.discovery.probe import PROBED
+
+    return read_probe(POD, [f"{PROBED}{json.dumps(answer)}"])
+
+
+@pytest.mark.parametrize(
+    ("read", "most"),
+    [
+        (lambda: len(read_node({"gigabits": {f"eth{number}": [1, 1] for number in FEW}})["gigabits"]), 64),
+        (lambda: len(read_node({"gpus": [{"index": number} for number in FEW]})["gpus"]), 64),
+        (lambda: len(read_node({"rankLoads": [{"rank": number} for number in MANY]})["rankLoads"]), 4096),
+        (lambda: len(read_node({"ranks": list(MANY)})["ranks"]), 4096),
+        (lambda: len(read_node({"gpuProblem": "x" * 5000})["gpuProblem"]), 200),
+        (lambda: steps_of({"steps": {str(number): {"loss": 1.0} for number in MANY}}), 20_000),
+        (lambda: len(read_summary({"attempts": [{}] * 30_000})["attempts"]), 20_000),
+        (lambda: levels_of(read_summary({"run": nested(30)})["run"]), 16),
+        (lambda: len(read_host({"disks": [{"path": "/", "freeBytes": 1, "limitBytes": 2}] * 100})["disks"]), 8),
+        (lambda: len(read_host({"jobs": [{"name": "x"}] * 100})["jobs"]), 64),
+        (lambda: len(read_host({"gpus": [{"index": 0, "processes": [{"pid": 1}] * 100}]})["gpus"][0]["processes"]), 64),
+        (lambda: len(read_ranks({"ranks": [{**RANK, "rank": number} for number in MANY]})), 4096),
+        (lambda: len(read_ranks({"ranks": [{**RANK, "rank": 0, "problem": "x" * 5000}]})[0].problem), 500),
+        (lambda: len(read_ranks({"ranks": [{**RANK, "rank": 0, "lines": ["Thread 0x1 (most recent call first):", *["x"] * 30_000]}]})[0].threads[0].frames), 19_999),
+        (lambda: len(read_hardware({**HOST, "hcas": [HCA] * 100}).hcas), 64),
+        (lambda: len(read_hardware({**HOST, "host": "x" * 5000}).host), 200),
+        (lambda: len(probed(interfaces={f"eth{number}": 1500 for number in range(1000)}).interfaces), 256),
+        (lambda: len(probed(driver="x" * 5000).driver), 200),
+        (lambda: len(_libraries({"python": "3", "packages": {f"p{number}": "1" for number in FEW}}).packages), 64),
+        (lambda: len(_torch({"cuda": "13", "architectures": ["sm_90"] * 100}).architectures), 64),
+        (lambda: len(_torch({"problem": "x" * 5000}).problem), 300),
+    ],
+)  # fmt: skip
+def test_of_what_a_machine_says_so_much_is_read(read: Any, most: int) -> None:
+    assert read() == most
