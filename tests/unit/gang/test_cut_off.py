@@ -208,3 +208,9 @@ def test_a_shell_in_a_pod_whose_user_has_no_name_has_a_prompt(
         (tmp_path / ".bashrc").write_text("mine")
         main.name_the_prompt(tmp_path, last_words)
         assert (tmp_path / ".bashrc").read_text() == "mine"
+
+
+def test_last_words_have_a_thousand_characters(tmp_path: Path) -> None:
+    (tmp_path / "last").touch()
+    assert CutOff(lambda: None, tmp_path / "last", tmp_path)._leave(Trouble(TroubleKind.DNS, "x" * 5000))
+    assert len((tmp_path / "last").read_text()) == 1000

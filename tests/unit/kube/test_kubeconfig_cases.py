@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -711,3 +712,10 @@ def test_a_ca_without_key_identifiers_is_trusted_by_newer_pythons_too(
     cluster = {"server": f"https://127.0.0.1:{api.server_port}", "certificate-authority": "ca.crt"}
     monkeypatch.setenv("KUBECONFIG", config(tmp_path, {"token": "t"}, cluster))
     assert Client().request("GET", "/version")["gitVersion"] == "v1.36.0"
+
+
+@pytest.mark.parametrize(("count", "is_refused"), [(190, False), (201, True)])
+def test_a_kubeconfig_has_at_most_200_000_values_with_its_aliases_written_out(tmp_path: Path, count: int, is_refused: bool) -> None:
+    text = f"a: &a [{', '.join(['1'] * 1000)}]\nb: [{', '.join(['*a'] * count)}]\n"
+    with pytest.raises(ConfigError, match="more than 200000 values") if is_refused else nullcontext():
+        kubeconfig._check_size(text, tmp_path)

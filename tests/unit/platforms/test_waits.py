@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import pytest
 
+from lockstep.api.errors import ConfigError
 from lockstep.api.hosts import Host, HostsCluster
 from lockstep.platforms.clusters import imagebuild, install, remove
 from lockstep.platforms.files import results
@@ -29,7 +30,7 @@ from lockstep.platforms.inpod.wire import Gone
 from lockstep.platforms.jobs import bundle, editor, netrates, runs, terminal, top
 from lockstep.platforms.onhost import brief, condition, look, marks, readings, station
 from lockstep.platforms.onhost import install as install_there
-from lockstep.programs import output_of, python_output
+from lockstep.programs import Program, output_of, python_output
 from lockstep_gang.agent import host as agent_host
 from lockstep_gang.agent.preflight import selftest_program
 from support.fake_cluster import FakeCluster
@@ -333,3 +334,57 @@ def test_a_build_is_looked_at_every_two_seconds(clock: VirtualClock, monkeypatch
 
     clock.seconds_of(imagebuild._followed(Building().as_cluster, "ns", "b", lambda _: None))
     assert [later - first for first, later in pairwise(looks)] == pytest.approx([2.0] * 3)
+
+
+def test_libraries_have_ten_seconds_to_say_their_versions_and_torch_forty(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+    monkeypatch.setattr(condition, "started", lambda *_: "a process")
+    monkeypatch.setattr(condition, "answer_from", lambda process, seconds: limits.append(seconds))
+    monkeypatch.setattr(condition, "nvidia_cards", lambda: 1)
+    monkeypatch.setattr(condition, "output", lambda *_: "")
+    condition.condition({"python": "python3", "config": ""})
+    assert limits == [10.0, 40.0]
+
+
+def test_another_node_has_five_seconds_to_take_a_connection_and_ten_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+
+    class Socket:
+        def __init__(self, *_: object) -> None:
+            self.is_slow = not limits
+
+        def settimeout(self, seconds: float) -> None:
+            limits.append(seconds)
+
+        def connect(self, address: object) -> None:
+            if self.is_slow:
+                raise TimeoutError
+
+        def setsockopt(self, *_: object) -> None:
+            pass
+
+        bind = close = setsockopt
+
+    monkeypatch.setattr(netrate.socket, "socket", Socket)
+    with pytest.raises(OSError, match=r"no answer in 5 s from 10\.0\.0\.2"):
+        netrate._connected("10.0.0.1", "eth0", "10.0.0.2", 1)
+    netrate._connected("10.0.0.1", "eth0", "10.0.0.2", 1)
+    assert limits == [5.0, 5.0, 10.0]
+
+
+def test_what_a_trainer_prints_of_a_folder_is_read_no_further_than_64_mebibytes() -> None:
+    reads: list[int] = []
+
+    class Talking(SilentProgram):
+        async def read(self) -> bytes:
+            reads.append(1)
+            return bytes(1 << 20) if len(reads) < 100 else b""
+
+    class TalkingPlace(SilentPlace):
+        @contextlib.asynccontextmanager
+        async def program(self, *_: object, **__: object) -> AsyncIterator[Program]:
+            yield Talking(self)
+
+    with pytest.raises(ConfigError, match="prints more than 67108864 bytes"):
+        asyncio.run(results.inspected(TalkingPlace(), "commits", "/x", []))
+    assert len(reads) == 65

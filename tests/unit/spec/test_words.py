@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lockstep_spec.modelnames import folder_name
 from lockstep_spec.words import binary_size, decimal_size, duration, listed, named, number_of, step_duration
 
 
@@ -39,3 +40,9 @@ def test_lists_say_how_many_more_there_are() -> None:
     assert [listed("abc", most) for most in (2, 3)] == ["a, b and 1 more", "a, b, c"]
     assert listed(["one fails", "two fails", "three fails"], 2, "; ") == "one fails; two fails; and 1 more"
     assert [named("pod", names, 2) for names in (["a"], ["a", "b", "c"])] == ["pod a", "pods a, b and 1 more"]
+
+
+def test_a_folder_of_a_long_model_s_name_has_200_characters() -> None:
+    names = [f"org/{'a' * 500}{number}" for number in range(2)]
+    assert [len(folder_name(name)) for name in names] == [200, 200] and len(set(map(folder_name, names))) == 2
+    assert folder_name("org/model") == "org--model"

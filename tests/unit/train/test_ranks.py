@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 import torch
 
+from lockstep_train.base import volumes
 from lockstep_train.base.errors import ConfigError, TrainerError
 from lockstep_train.base.ranks import join
 from lockstep_train.base.runfile import rank_environment
+from support.virtual_time import VirtualClock
 
 DRIVER = "The NVIDIA driver on your system is too old (found version 12080). Please update your GPU driver"
 
@@ -78,3 +81,11 @@ def test_the_store_of_rank_zero_is_met_at_its_own_address_only(monkeypatch: pyte
             socket.create_connection(("127.0.0.3", port), 5)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_marks_on_a_volume_are_looked_for_ten_times_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, looks = VirtualClock(), list[float]()
+    monkeypatch.setattr(volumes, "time", clock)
+    monkeypatch.setattr(volumes, "_present", lambda *_: looks.append(clock.now) or [])
+    assert volumes._lowest_seen(tmp_path, ["a"], 1.0, 3) == 3
+    assert len(looks) in (11, 12)

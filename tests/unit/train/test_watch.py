@@ -9,8 +9,10 @@ import signal
 import sys
 import threading
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -18,7 +20,7 @@ from lockstep_train.base.errors import exit_code_of
 from lockstep_train.base.limits import step_seconds
 from lockstep_train.base.runfile import ignored_variables
 from lockstep_train.watch.beats import Beat, explain
-from lockstep_train.watch.watchdog import StopSignal, _records, switch_on_recorder, write_flight_record
+from lockstep_train.watch.watchdog import StopSignal, Watchdog, _records, switch_on_recorder, write_flight_record
 
 FIRST_STEP_SECONDS = 1800.0
 
@@ -165,3 +167,10 @@ def test_where_there_is_no_record_no_file_is_written(
     monkeypatch.setitem(sys.modules, "torch", torch)  # type: ignore[arg-type]  # stands for it
     write_flight_record(tmp_path / "nccl.json")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_that_does_not_answer_holds_a_rank_s_watchdog_up_for_five_seconds() -> None:
+    limits: list[timedelta] = []
+    made = Watchdog.__new__(Watchdog)
+    made.joined(cast(Any, SimpleNamespace(set_timeout=limits.append)), 2)
+    assert limits == [timedelta(seconds=5)]

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from lockstep_gang.agent.ranks import stacks as rank_stacks
+from lockstep_gang.agent.ranks.ranks import Survivors
 from lockstep_gang.agent.ranks.stacks import ProcessState, dumped, main_thread
 from lockstep_gang.contract.run import RestartPolicy
 from lockstep_spec.timeouts import Timeouts
+from support.virtual_time import VirtualClock
 from unit.gang.cases import Gang, gang, gone
 
 START = """
@@ -154,3 +160,36 @@ def test_every_pace_of_a_rank_reaches_the_verdict(agents: Gang) -> None:
     agents.write(START + tell, nodes=1, ranks_per_node=2)
     agents.start(0)
     assert "rank 1 on node 0 is slow: its own work takes 2.00 times as long" in agents.until("is slow")
+
+
+def test_a_volume_that_hangs_has_a_second_for_a_rank_s_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+
+    class Event(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            limits.append(timeout or 0.0)
+            return False
+
+    class Thread(threading.Thread):
+        def start(self) -> None:
+            pass
+
+        def join(self, timeout: float | None = None) -> None:
+            limits.append(timeout or 0.0)
+
+    monkeypatch.setattr(rank_stacks, "threading", SimpleNamespace(Event=Event, Thread=Thread))
+    assert rank_stacks.write_stacks(tmp_path / "x", "head", []) is None
+    assert rank_stacks._source_line(str(tmp_path / "x"), 1) == ""
+    assert limits == [1.0, 1.0]
+
+
+def test_ranks_that_outlive_a_kill_are_reported_every_five_seconds() -> None:
+    clock, sent = VirtualClock(), list[float]()
+    ranks: Any = SimpleNamespace(attempt=1, left=lambda: [0], survivors=lambda: ["dump"])
+
+    async def story() -> None:
+        Survivors(lambda dump: sent.append(clock.now - 1000.0)).killed(ranks)
+        await asyncio.sleep(16)
+
+    clock.run(story())
+    assert sent == pytest.approx([5, 10, 15], abs=0.01)

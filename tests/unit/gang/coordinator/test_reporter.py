@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from cryptography import x509
@@ -25,7 +26,7 @@ from lockstep_gang.contract.proof import is_report_signature
 from lockstep_gang.contract.reply import Fact, FactType
 from lockstep_gang.contract.report import Report, Save, State, parse_report
 from lockstep_gang.contract.run import ReportTarget, RestartPolicy, WhenDone
-from lockstep_gang.coordinator import reporter
+from lockstep_gang.coordinator import https_post, reporter
 from lockstep_gang.coordinator.reporter import Reporter
 from lockstep_gang.lifecycle.gang import new_gang
 from lockstep_gang.lifecycle.summary import summarize
@@ -361,3 +362,17 @@ def test_the_same_trouble_is_told_once_a_minute(monkeypatch: pytest.MonkeyPatch)
         clock.sleep(1.0)
     made._complain("HTTP 401")
     assert told == [0, 60, 120, 130]
+
+
+def test_a_replica_of_the_operator_that_is_gone_is_given_up_after_three_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+
+    def connect(address: object, seconds: float) -> None:
+        limits.append(seconds)
+        raise TimeoutError
+
+    monkeypatch.setattr(https_post.socket, "create_connection", connect)
+    connection = https_post._ConnectionTo("10.0.0.1:8443", urlsplit("https://operator:8443"), ssl.create_default_context())
+    with pytest.raises(TimeoutError):
+        connection.connect()
+    assert (limits, connection.timeout) == ([3.0], 10.0)

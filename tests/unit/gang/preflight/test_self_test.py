@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.agent.preflight import selftest, selftest_program
+from lockstep_gang.agent.preflight import allreduce_rank, selftest, selftest_program
 from lockstep_gang.agent.preflight.selftest import NodeSelfTest, read_result
 from lockstep_gang.contract.preflight import DeviceResult, Expected, Finding, SelfTest, SelfTestResult, Speed
 from lockstep_gang.contract.report import Cause
@@ -330,3 +330,11 @@ def test_the_speed_is_that_of_the_slowest_and_the_fastest_that_passed() -> None:
     assert speed.words == "2 GPUs compute right, 600 to 641 TFLOP/s in BF16"
     assert Speed(1, False, "FP32", 45 * 10**9, 45 * 10**9).words == "1 CPU computes right, 0.045 TFLOP/s in FP32"
     assert speed_of(run, {0: SelfTestResult(error="no")}) is None
+
+
+@pytest.mark.parametrize(("first", "count"), [(0.39, 5), (0.41, 1)])
+def test_an_all_reduce_that_takes_long_is_measured_once(monkeypatch: pytest.MonkeyPatch, first: float, count: int) -> None:
+    monkeypatch.setattr(allreduce_rank, "all_reduce_seconds", lambda *_: first)
+    agreed = SimpleNamespace(item=lambda: first)
+    dist: Any = SimpleNamespace(all_reduce=lambda *_, **__: None, ReduceOp=SimpleNamespace(MAX=0))
+    assert len(allreduce_rank.times(SimpleNamespace(tensor=lambda *_, **__: agreed), dist, SimpleNamespace(device="cpu"))) == count

@@ -10,6 +10,7 @@ import pytest
 from lockstep.api.objects import Object
 from lockstep.plan.observed import Observed, ReceivedReport
 from lockstep.plan.pages.why import answer_page, why
+from lockstep.plan.reconcile import podfacts
 from lockstep.plan.reconcile.podfacts import facts_of, loss_of, losses, lost_nodes
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.platforms.operator.memory.history import RememberedLosses
@@ -406,3 +407,8 @@ def test_a_container_that_was_killed_says_how(
 @pytest.mark.parametrize("code", [0, 1, 69, 70, 75, 78])
 def test_an_end_of_the_agent_s_own_is_no_loss(code: int) -> None:
     assert loss_of(killed("Error", code), by_name(node("node-1"))) is None
+
+
+def test_a_fact_about_a_pod_has_256_characters() -> None:
+    pod = {"metadata": {"name": "x-1", "uid": "u"}, "spec": {}}
+    assert len(podfacts._fact(FactType.PREEMPTED, pod, "r", "x" * 5000).message) == 256

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.api.errors import ConfigError
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.cli.clusters import build
 from lockstep.cli.main import main
 from lockstep.plan.ship.imagebuild import Build, Image, Tool, choose_tool, commands, tool_failure
 from support.checkout import ROOT
@@ -247,3 +248,11 @@ def test_the_documentation_s_image_needs_its_site_first(bench: Bench, tmp_path: 
     (tmp_path / "dist/site/index.html").touch()
     code, said, _ = bench.run("docs")
     assert code == 0 and "Ready: lockstep-docs:0.1.0" in said
+
+
+def test_of_a_tool_that_fails_the_last_sixty_lines_are_looked_at_for_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr("lockstep.plan.ship.imagebuild.tool_failure", lambda command, code, last: seen.extend(last) or "it failed")
+    with pytest.raises(Failed, match="it failed"):
+        build._run([sys.executable, "-c", "import sys; [print(n, file=sys.stderr) for n in range(100)]; sys.exit(1)"], Path("/"))
+    assert seen == [f"{number}\n" for number in range(40, 100)]

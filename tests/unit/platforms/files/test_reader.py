@@ -19,9 +19,11 @@ from lockstep.plan.render.objects import render
 from lockstep.plan.render.readerpod import claims_of, is_shared, reader_pod
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults
+from lockstep.platforms.files import reader as file_reader
 from lockstep.platforms.files import reader as module
 from lockstep.platforms.files.reader import NoReader, beside
 from support.fake_cluster import FakeCluster
+from support.virtual_time import VirtualClock
 
 Object = dict[str, Any]
 RUNNING = {"phase": "Running", "containerStatuses": [{"name": "x", "state": {"running": {}}}]}
@@ -245,3 +247,21 @@ def test_a_reader_whose_node_is_not_there_says_so_in_the_schedulers_words(monkey
 def test_a_job_that_never_started_has_no_files() -> None:
     with pytest.raises(ConfigError, match="job x in namespace ns has never started"):
         shown(FakeCluster())
+
+
+@pytest.mark.parametrize(("trouble", "seconds"), [("no node has room", 24.0), (None, 300.0)])
+def test_a_pod_that_does_not_start_is_waited_for_so_long(monkeypatch: pytest.MonkeyPatch, trouble: str | None, seconds: float) -> None:
+    clock = VirtualClock()
+    monkeypatch.setattr(file_reader, "time", clock)
+
+    async def why(*_: object) -> str | None:
+        return trouble
+
+    monkeypatch.setattr(file_reader, "_trouble", why)
+    pod = {"kind": "Pod", "metadata": {"name": "p", "namespace": "ns"}, "status": {}}
+    place = PodPlace(FakeCluster(pod).as_cluster, "ns", "p", "c")
+
+    async def story() -> None:
+        await file_reader._until_running(place, lambda line: None, asyncio.Event())
+
+    assert clock.seconds_of(story()) == pytest.approx(seconds, abs=2.0)

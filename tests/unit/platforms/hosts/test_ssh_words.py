@@ -18,6 +18,7 @@ from lockstep.api.errors import Failed
 from lockstep.platforms.hosts import ssh
 from lockstep.platforms.hosts.ssh import HostUnreachable, Login, Shared, TurnedAway, control_folder, explained, ssh_options, unreachable
 from support.checkout import ROOT
+from support.virtual_time import VirtualClock
 
 NAME_BYTES = 16
 SOCKET_BYTES_MAX = 107
@@ -302,3 +303,19 @@ def test_a_host_that_is_off_has_ten_seconds_and_a_connection_that_nobody_uses_a_
     assert stated["ConnectTimeout"] == "10" and int(stated["ServerAliveInterval"]) * int(stated["ServerAliveCountMax"]) == 15
     asked = ssh_options(Login("lab0"), Path("/run/x"), shares=True, opens=True, asks=True)
     assert (options(Login("lab0"), opens=True)["ControlPersist"], "ControlPersist=28800" in asked) == ("60", True)
+
+
+def test_a_connection_that_was_open_is_looked_at_again_after_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, opened = VirtualClock(), list[float]()
+    monkeypatch.setattr(ssh, "time", clock)
+
+    class Open(Shared):
+        async def open(self) -> None:
+            opened.append(clock.now - 1000.0)
+            self._open_at = clock.now
+
+    shared = Open(Login("lab0"), Path("/run/x"))
+    for _ in range(25):
+        asyncio.run(shared.be_open())
+        clock.sleep(1.0)
+    assert opened == [0, 11, 22]

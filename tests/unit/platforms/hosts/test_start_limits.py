@@ -210,3 +210,21 @@ def test_of_an_agent_that_fails_the_last_six_lines_are_told(fleet: Fleet, monkey
     briefs = [cast(Brief, SimpleNamespace(host=name, run=None, request=lambda _: {})) for name in NAMES]
     with pytest.raises(Failed, match=r"host lab0 ended with 99: line 14 \| line 15 \| line 16 \| line 17 \| line 18 \| line 19$"):
         VirtualClock().run(shortruns._run(fleet, briefs, lambda _: False, 100.0))
+
+
+def test_a_short_run_that_states_no_limit_has_a_quarter_of_an_hour(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+
+    async def run(fleet: Fleet, briefs: object, hear: object, seconds: float, *_: object) -> str:
+        limits.append(seconds)
+        return ""
+
+    async def seats(*_: object) -> list[object]:
+        return []
+
+    monkeypatch.setattr(shortruns, "_run", run)
+    monkeypatch.setattr(shortruns, "_seats", seats)
+    monkeypatch.setattr(shortruns, "with_preflight", lambda job: job)
+    with pytest.raises(Failed, match="without a result"):
+        asyncio.run(shortruns.preflight_on_hosts(fleet, cast(Any, None), cast(Any, None)))
+    assert limits == [900.0]

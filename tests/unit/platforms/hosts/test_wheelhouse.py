@@ -7,8 +7,10 @@ import hashlib
 import http.server
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from lockstep.platforms.hosts import wheelhouse
 from lockstep.platforms.hosts.environment import Downloads, address_of_python
 from lockstep.platforms.hosts.wheelhouse import Offer, WheelFile, from_html, from_json, gather, index_here
 from lockstep.programs import ProgramFailed
+from support.virtual_time import VirtualClock
 
 HOST = HostTarget((3, 11), "x86_64", (2, 36))
 CONTENT = b"a wheel's bytes" * 1000
@@ -217,3 +220,39 @@ def test_an_answer_of_a_host_that_is_no_address_of_a_python_is_not_downloaded(ur
 def test_the_address_of_a_python_has_its_release_and_its_name() -> None:
     url = "https://host/releases/download/20260101/cpython-3.13.1%2B20260101-x86_64-unknown-linux-gnu-install_only_stripped.tar.gz"
     assert address_of_python("lab0", url) == ("20260101", "cpython-3.13.1+20260101-x86_64-unknown-linux-gnu-install_only_stripped.tar.gz")
+
+
+def test_a_download_that_the_network_breaks_is_tried_four_times_ever_later() -> None:
+    clock, tries = VirtualClock(), list[float]()
+
+    async def broken() -> None:
+        tries.append(clock.now - 1000.0)
+        raise OSError("reset")
+
+    with pytest.raises(Failed, match="can't be downloaded: reset"):
+        clock.run(wheelhouse._again(broken, "x"))
+    assert tries == [0, 2, 6, 12]
+
+
+def test_a_download_is_written_by_pieces_of_a_mebibyte(tmp_path: Path) -> None:
+    sizes: list[int] = []
+
+    class Response:
+        status, content = 200, property(lambda self: self)
+
+        async def __aenter__(self) -> Response:
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            pass
+
+        def raise_for_status(self) -> None:
+            pass
+
+        async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
+            sizes.append(size)
+            yield CONTENT
+
+    session: Any = SimpleNamespace(get=lambda *_, **__: Response())
+    asyncio.run(wheelhouse.download(session, "https://index/x.whl", tmp_path / "x.whl", digest(CONTENT)))
+    assert sizes == [1 << 20] and (tmp_path / "x.whl").read_bytes() == CONTENT

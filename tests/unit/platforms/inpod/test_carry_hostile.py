@@ -368,3 +368,21 @@ def test_counts_are_the_givers_own(tmp_path: Path) -> None:
     answers = line({"have": []}) + line({"ready": True}) + line({"done": 0}) + line({"ended": {"files": 10**9, "sent": "\x1b[2J"}})
     with said([answers]) as wire:
         assert carry.give(wire, tmp_path / "y") == {"files": 1, "sent": 1, "bytes": len(CONTENT), "resumed": 0}
+
+
+@pytest.mark.parametrize(("line_bytes", "items", "lines"), [(1 << 20, 1, 65), (1, 10_000, 51)])
+def test_a_listing_takes_at_most_64_mebibytes_and_half_a_million_names(line_bytes: int, items: int, lines: int) -> None:
+    heard: list[int] = []
+    made = Wire.__new__(Wire)
+    made._heard = 0
+
+    def hear() -> dict[str, Any]:
+        heard.append(1)
+        made._heard += line_bytes
+        return {"x": [None] * items, "more": True}
+
+    made.hear = hear  # type: ignore[method-assign]
+    with pytest.raises(CarryError, match="more than 500000 files and folders, or their names take more than 64 MiB"):
+        for _ in made.hear_all("x"):
+            pass
+    assert len(heard) == lines

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from lockstep.platforms.jobs import drilledjob
 from lockstep.platforms.jobs.drilledjob import DrilledJob, DrillWatch, Job
+from support.silent_place import SilentPlace, SilentProgram
+from support.virtual_time import VirtualClock
 
 HIT = 100.0
 
@@ -30,3 +36,37 @@ def test_all_have_stopped_no_later_than_the_next_attempt_starts(
     for node, heard in enumerate((node_0, node_1)):
         watch._streams[node]._heard += [(when, {word: 1}) for word, when in heard.items()]
     assert (watch.stopped_seconds(), watch.first_heard_seconds("started")) == (stopped, started)
+
+
+def test_what_a_drill_waits_for_is_looked_at_five_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, looks = VirtualClock(), list[float]()
+    monkeypatch.setattr(drilledjob, "time", clock)
+    drilled = DrilledJob(cast(Job, None), None, cast(Any, {"attempts": 1, "nodes": 2}), 10.0, lambda text: None)
+
+    def look() -> bool:
+        looks.append(clock.now - 1000.0)
+        return len(looks) == 4
+
+    assert drilled.until("x", look)
+    assert looks == pytest.approx([0, 0.2, 0.4, 0.6])
+
+
+def test_a_verb_that_answers_without_an_end_is_given_up_after_a_thousand_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    @asynccontextmanager
+    async def program(*_: object, **__: object) -> AsyncIterator[object]:
+        yield SilentProgram(SilentPlace())
+
+    async def lines(_: object) -> AsyncIterator[str]:
+        for number in range(5000):
+            yield f'{{"answer": {number}}}'
+
+    @asynccontextmanager
+    async def ranks(_: int) -> AsyncIterator[object]:
+        yield SimpleNamespace(place=SilentPlace(), run_folder=lambda name: "/x")
+
+    monkeypatch.setattr(drilledjob, "python_program", program)
+    monkeypatch.setattr(drilledjob, "lines_of", lines)
+    job: Any = SimpleNamespace(ranks=ranks, name="x")
+    stream = drilledjob.VerbStream(DrilledJob(job, None, cast(Any, {"attempts": 1, "nodes": 2}), 10.0, lambda text: None), 0, "watch")
+    stream._listen()
+    assert "prints more than 1000 answers" in stream.problem and len(stream._heard) == 1000

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from lockstep.platforms.launch import machine as this_machine
 from lockstep.platforms.launch.channel import TokenChannel, connect
 from lockstep.platforms.launch.lobby import Joining, Lobby
 from lockstep.platforms.launch.machine import NodeMachine
@@ -158,3 +161,20 @@ async def test_attempts_begin_above_those_that_the_launch_s_machine_had_as_anoth
 async def test_a_job_of_one_node_waits_for_nobody() -> None:
     async with site(1) as one:
         assert [run.nodes for run in await one.lobby.gather()] == [1]
+
+
+def test_every_interface_with_an_address_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries of 40 bytes each, as 64-bit Linux writes them."""
+    entries = b"".join(
+        name.ljust(16, b"\0") + b"\2\0\0\0" + bytes([10, 0, 0, last]) + bytes(16)
+        for name, last in ((b"lo", 1), (b"eth0", 2), (b"eth0:1", 3))
+    )
+
+    def ioctl(_: int, __: int, asked: bytes) -> bytes:
+        room, address = struct.unpack("iP", asked)
+        assert room <= 1024 * 40
+        ctypes.memmove(address, entries, len(entries))
+        return struct.pack("iP", len(entries), address)
+
+    monkeypatch.setattr(this_machine.fcntl, "ioctl", ioctl)
+    assert list(this_machine._ipv4()) == [("10.0.0.1", "lo"), ("10.0.0.2", "eth0"), ("10.0.0.3", "eth0")]

@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 
 from lockstep.api.errors import ConfigError
+from lockstep.platforms.launch import token
 from lockstep.platforms.launch.channel import FORMAT, TokenChannel, WrongToken, accept, connect, listen
 from lockstep.platforms.launch.token import LaunchToken, default_file, new_token, read_file, token_of_launch, token_to_join
 from lockstep_gang.contract.proof import parse_key
 from lockstep_spec.codec import ContractError
+from support.virtual_time import VirtualClock
 
 
 def test_tokens_differ_and_are_not_shown_where_objects_are() -> None:
@@ -223,3 +225,18 @@ def test_a_stranger_gets_little_room(size: int) -> None:
             writer.close()
 
     asyncio.run(talk())
+
+
+def test_a_file_that_comes_later_is_looked_for_twice_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, looks = VirtualClock(), list[float]()
+
+    def read(path: Path) -> str:
+        looks.append(clock.now - 1000.0)
+        if len(looks) < 4:
+            raise FileNotFoundError
+        return "the token"
+
+    monkeypatch.setattr(token, "time", clock)
+    monkeypatch.setattr(token, "read_file", read)
+    assert token._waited_for(tmp_path, 10.0, lambda line: None) == "the token"
+    assert looks == [0, 0.5, 1.0, 1.5]

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from lockstep.api.generate.crd import training_job_crd
 from lockstep.api.objects import Object
 from lockstep.api.preflightstatus import PreflightFinding, PreflightStatus
+from lockstep.api.status import ExcludedNode, TrainingJobStatus
 from lockstep.plan.observed import Observed, ReceivedReport
 from lockstep.plan.reconcile import status as statuses
 from lockstep.plan.reconcile.events import JobEvent, SentEvents, events_between, worth_sending
@@ -190,3 +191,10 @@ def test_a_preflight_s_status_has_as_many_findings_as_a_report() -> None:
     assert status(20)
     with pytest.raises(ValidationError):
         status(21)
+
+
+def test_a_status_names_at_most_sixteen_nodes_that_are_bad_for_the_job() -> None:
+    node = ExcludedNode(name="n", message="m", time="2026-01-01T00:00:00Z")
+    assert TrainingJobStatus(excluded_nodes=[node] * 16)
+    with pytest.raises(ValidationError):
+        TrainingJobStatus(excluded_nodes=[node] * 17)
