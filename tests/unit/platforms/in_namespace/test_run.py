@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -396,3 +398,33 @@ def test_a_measured_run_is_read_and_forgotten_in_its_pods_before_they_go(
     monkeypatch.setattr(shortruns, "prepared_to_measure", lambda *_: there)
     measured = shortruns.measured_on_cluster(job(), profile(), "ns", None, said.append, TimeLimit(), ["tokens"])
     assert measured == (values, why) and said == ["lockstep: x on 1 node"] and not folder.exists()
+
+
+@pytest.mark.parametrize(("ask", "count"), [("_preflight", 5), ("_sweep", 6), ("_measured", 6)])
+def test_of_a_short_run_without_a_result_the_last_lines_are_told(monkeypatch: pytest.MonkeyPatch, ask: str, count: int) -> None:
+    made = SimpleNamespace(frozen=SimpleNamespace(run=""), resolved=None, run_dir="/x")
+
+    @asynccontextmanager
+    async def cluster() -> AsyncIterator[None]:
+        yield None
+
+    async def connect(context: object) -> object:
+        return cluster()
+
+    async def run_until(cluster: object, run: object, listen: Callable[[str], None], *_: object) -> None:
+        for number in range(20):
+            listen(f"line {number}")
+
+    async def as_it_is(cluster: object, job: object, *_: object) -> object:
+        return job
+
+    monkeypatch.setattr(shortruns, "Cluster", SimpleNamespace(connect=connect))
+    monkeypatch.setattr(shortruns, "with_image", as_it_is)
+    monkeypatch.setattr(shortruns, "_run_until", run_until)
+    monkeypatch.setattr(shortruns, "result_in", lambda line: None)
+    for name in ("prepare", "prepared", "prepared_to_measure", "without_claims", "parse_run"):
+        monkeypatch.setattr(shortruns, name, lambda *_: made)
+    more = {"_measured": [lambda line: None, None, []], "_sweep": [lambda point: None, None], "_preflight": [lambda line: None, None]}[ask]
+    with pytest.raises(Failed) as raised:
+        asyncio.run(getattr(shortruns, ask)(None, None, "ns", None, *more))
+    assert str(raised.value).endswith(": " + " | ".join(f"line {number}" for number in range(20 - count, 20)))
