@@ -21,6 +21,9 @@ class VirtualClock:
 
     time = perf_counter = monotonic
 
+    def time_ns(self) -> int:
+        return int(self.now * 1e9)
+
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 

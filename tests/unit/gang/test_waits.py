@@ -1,0 +1,221 @@
+"""A gang's ends that wait for each other, for a name server or for a volume: each goes on after the time that is promised."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from lockstep_gang.agent import link
+from lockstep_gang.agent.outbox import Outbox
+from lockstep_gang.agent.preflight import files, network, selftest
+from lockstep_gang.agent.ranks import fabric, relay
+from lockstep_gang.contract.messages import Activity, Step
+from lockstep_gang.contract.trouble import Trouble, TroubleKind
+from lockstep_gang.coordinator import channel, channels, coordinator, report_file, reporter, server
+from lockstep_gang.coordinator import network as names
+from lockstep_gang.coordinator.coordinator import Coordinator
+from lockstep_gang.coordinator.reporter import Reporter
+from support.virtual_time import VirtualClock
+from unit.gang.cases import KEY, make_run
+
+RUN = make_run(nodes=2)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
+    clock = VirtualClock()
+    for module in (link, files, network, relay, channels, report_file, reporter, server):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+async def forever(*_: Any, **__: Any) -> Any:
+    await asyncio.Event().wait()
+
+
+async def unresolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", forever, raising=False)
+    await names.resolved("node-0", 1)
+
+
+async def refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "connect", forever)
+    assert await network.why_unreachable(RUN, KEY, 0, 1, 1) == "no answer in 5 s"
+
+
+async def unopened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "_open", forever)
+    await channel.connect(("node-0", 1), KEY, "uid-1", 0)
+
+
+async def unproved(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def opened(_: object) -> Any:
+        return None, SimpleNamespace(close=lambda: None)
+
+    monkeypatch.setattr(channel, "_open", opened)
+    monkeypatch.setattr(channel, "_prove", forever)
+    await channel.connect(("node-0", 1), KEY, "uid-1", 0)
+
+
+async def unheard(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = server.Server.__new__(server.Server)
+    made._run, made._key, made._refusals = RUN, KEY, cast(Any, None)
+    monkeypatch.setattr(server, "accept", forever)
+    await made._connection(cast(Any, None), cast(Any, SimpleNamespace(get_extra_info=lambda _: None, close=lambda: None)))
+
+
+async def untested(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = selftest.NodeSelfTest.__new__(selftest.NodeSelfTest)
+    made._run, made._node, made._programs = RUN, 0, cast(Any, SimpleNamespace(kill=lambda: None))
+    made._running, made._result, made._text = asyncio.ensure_future(forever()), None, bytearray()
+    monkeypatch.setattr(made, "begin", lambda: None)
+    monkeypatch.setattr(selftest, "read_result", lambda *_: None)
+    monkeypatch.setattr(selftest, "is_clean", lambda _: False)
+    await made.result(60, anew=False)
+
+
+async def cut_off(tmp: Path) -> None:
+    (tmp / "last").touch()
+    await link.CutOff(lambda: Trouble(TroubleKind.DNS, "x"), tmp / "last", tmp).wait()
+
+
+@pytest.mark.parametrize(
+    ("work", "seconds"),
+    [(unresolved, 4.0), (refused, 5.0), (unopened, 10.0), (unproved, 10.0), (unheard, 10.0), (untested, 65.0)],
+)  # fmt: skip
+def test_what_never_answers_is_waited_for_so_long(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, work: Callable[[pytest.MonkeyPatch], Coroutine[Any, Any, None]], seconds: float
+) -> None:
+    assert clock.seconds_of(work(monkeypatch)) == pytest.approx(seconds, abs=0.3)
+
+
+def test_trouble_that_lasts_for_six_seconds_leaves_last_words(clock: VirtualClock, tmp_path: Path) -> None:
+    assert clock.seconds_of(cut_off(tmp_path)) == pytest.approx(6.5, abs=0.6)
+
+
+@pytest.mark.parametrize(
+    ("wait", "seconds", "looks"),
+    [(lambda count: network.unresolved(["node-0"]), 5.0, 27), (lambda count: files.sees(Path("/nowhere"), "t", 3.0), 3.0, 32)],
+)  # fmt: skip
+def test_names_and_marks_that_never_come_are_looked_for_often_and_given_up(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, wait: Callable[[list[int]], object], seconds: float, looks: int
+) -> None:
+    count: list[int] = []
+    monkeypatch.setattr(network, "_why_unresolved", lambda address: count.append(1) or "no such name")
+    monkeypatch.setattr(files, "read_regular", lambda *_: count.append(1) or b"")
+    begun = clock.now
+    wait(count)
+    assert clock.now - begun == pytest.approx(seconds, abs=0.25) and looks - 3 <= len(count) <= looks
+
+
+async def fabric_watched(told: Callable[[], None]) -> None:
+    made = fabric.FabricReporter.__new__(fabric.FabricReporter)
+    made.tell = lambda ranks: told()  # type: ignore[method-assign]
+    await made.watch(lambda: None)
+
+
+async def missing_said(told: Callable[[], None]) -> None:
+    made = Coordinator.__new__(Coordinator)
+    made._run, made._now, made.gang = RUN, lambda: 0.0, cast(Any, None)  # type: ignore[method-assign]
+    made._say = lambda text: told()  # type: ignore[method-assign, assignment]
+    await made._say_what_is_missing()
+
+
+async def pinged(told: Callable[[], None]) -> None:
+    made = channels.Channels(RUN, lambda text: None)
+    made.of_node = {0: cast(Any, SimpleNamespace(send=lambda message: told()))}
+    await made.ping()
+
+
+async def outboxed(told: Callable[[], None]) -> None:
+    box = Outbox(0, 2, lambda message: told())
+    async with asyncio.TaskGroup() as both:
+        both.create_task(box.run())
+        while True:
+            box.put(Step(0, 1))
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("work", "often"),
+    [(fabric_watched, (19, 21)), (missing_said, (1, 2)), (pinged, (3, 5)), (outboxed, (35, 41))],
+)  # fmt: skip
+def test_so_often_is_it_done_within_twenty_seconds(
+    clock: VirtualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    work: Callable[[Callable[[], None]], Coroutine[Any, Any, None]],
+    often: tuple[int, int],
+) -> None:
+    told: list[float] = []
+    monkeypatch.setattr(coordinator, "waits_for", lambda *_: True)
+    monkeypatch.setattr(coordinator, "message_of", lambda *_: "waiting")
+
+    async def story() -> None:
+        async with asyncio.timeout(20.05):
+            await work(lambda: told.append(clock.now))
+
+    clock.seconds_of(story())
+    assert often[0] <= len(told) <= often[1]
+
+
+def test_what_a_rank_is_at_is_sent_within_a_fifth_of_a_second(clock: VirtualClock) -> None:
+    sent: list[float] = []
+
+    async def story() -> None:
+        Outbox(1, 2, lambda message: sent.append(clock.now - 1000.0)).put(Activity(1, "load"))
+        await asyncio.sleep(1)
+
+    clock.run(story())
+    assert sent == pytest.approx([0.2], abs=0.01)
+
+
+@pytest.mark.parametrize(("offer", "seconds"), [("", 15.0), ("ask", 5.0), ("news", 1.0)])
+def test_the_next_report_is_due_after_so_long(clock: VirtualClock, offer: str, seconds: float) -> None:
+    async def story() -> float:
+        made = Reporter(cast(Any, SimpleNamespace(url="https://x")), KEY, lambda reply: None, lambda line: None)
+        made._told_at = clock.now
+        if offer:
+            {"ask": partial(made.ask, True), "news": partial(made.news, lambda: cast(Any, None))}[offer]()
+        return made._due() - clock.now
+
+    assert clock.run(story()) == seconds
+
+
+@pytest.mark.parametrize(("is_news", "seconds"), [(True, 1.0), (False, 5.0)])
+def test_the_file_of_a_report_is_written_again_after_so_long(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, is_news: bool, seconds: float
+) -> None:
+    written: list[float] = []
+
+    async def in_thread(*_: object) -> None:
+        written.append(clock.now)
+
+    async def story() -> None:
+        made = report_file.ReportFile(cast(Any, SimpleNamespace(write_report=lambda text: None)), lambda line: None)
+        running = asyncio.ensure_future(made.run())
+        made.transition(cast(Any, None))
+        await asyncio.sleep(0.01)
+        (made.news if is_news else made.refresh)(lambda: cast(Any, None))
+        await asyncio.sleep(8)
+        running.cancel()
+
+    monkeypatch.setattr(report_file, "in_thread", in_thread)
+    monkeypatch.setattr(report_file, "report_file_text", lambda *_: "")
+    monkeypatch.setattr(report_file, "replace", lambda report, **_: report)
+    clock.run(story())
+    assert written[1] - written[0] == pytest.approx(seconds, abs=0.1)
+
+
+def test_a_line_that_a_script_writes_over_is_passed_on_every_ten_seconds(clock: VirtualClock) -> None:
+    lines: list[str] = []
+    made = relay.Relay(0, lines.append)
+    for number in range(25):
+        made.feed(b"step %d\r" % number)
+        clock.sleep(1.0)
+    assert len(lines) == 3

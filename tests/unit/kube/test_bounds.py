@@ -1,0 +1,211 @@
+"""What Lockstep asks of an API server and of login programs is bounded, and so is what it reads of them."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from lockstep.api.errors import ConfigError
+from lockstep.kube import expiry, issuer, kubeconfig, loginprogram, reading
+from lockstep.kube.cluster import Answers, ApiError, Cluster, _error
+from lockstep.kube.exec import PodProgram
+from lockstep.kube.kubeconfig import Server
+from lockstep.kube.loginprogram import LoginProgram
+from support.fake_cluster import FakeCluster
+from support.virtual_time import VirtualClock
+from unit.kube.test_reading import Listing, Reply, text_of
+
+
+class Ended(Reply):
+    """A response whose stream is over."""
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        for piece in ():
+            yield piece
+
+
+class Recording:
+    """A connection that notes how long each request may take, and how a stream is kept open."""
+
+    def __init__(self) -> None:
+        self.server = Server("https://cluster")
+        self.limits: list[float | None] = []
+        self.urls: list[str] = []
+
+    async def request(self, method: str, url: str, body: object, headers: object, seconds: float | None) -> Reply:
+        self.limits.append(seconds)
+        self.urls.append(url)
+        return Ended(b'{"metadata":{},"items":[]}')
+
+    async def websocket(self, url: str, protocols: object, heartbeat: float | None) -> None:
+        self.limits.append(heartbeat)
+
+
+async def drained(lines: Any) -> None:
+    async for _ in lines:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("ask", "seconds"),
+    [
+        (lambda cluster: cluster.request("GET", "/x"), 30),
+        (lambda cluster: cluster.stream("/x", (), ()), 30.0),
+        (lambda cluster: drained(cluster.watch("Pod", "ns", {})), 3600),
+        (lambda cluster: drained(cluster.log_of("/x", {})), None),
+    ],
+    ids=["request", "ping", "watch", "log"],
+)  # fmt: skip
+def test_a_request_may_take_so_long(ask: Any, seconds: float | None) -> None:
+    asyncio.run(ask(Cluster(connection := Recording())))  # type: ignore[arg-type]
+    assert connection.limits == [seconds]
+
+
+def test_lists_are_asked_for_by_pages_of_500() -> None:
+    asyncio.run(drained(Cluster(connection := Recording()).pages("Pod")))  # type: ignore[arg-type]
+    assert "limit=500" in connection.urls[0]
+
+
+@pytest.mark.parametrize(("said", "seconds"), [("7", 7.0), ("86400", 60.0), ("soon", 0.0)])
+def test_an_api_server_s_wish_for_patience_is_obeyed_for_a_minute(said: str, seconds: float) -> None:
+    assert _error(429, b"{}", said).retry_after_seconds == seconds
+
+
+@pytest.mark.parametrize(("silent", "is_outage"), [(14.0, False), (16.0, True)])
+def test_fifteen_seconds_without_an_answer_are_an_outage(silent: float, is_outage: bool) -> None:
+    now = [100.0]
+    answers = Answers(lambda: now[0])
+    answers.heard(200)
+    now[0] += silent
+    answers.heard(200)
+    assert (answers.back_since == now[0]) == is_outage
+
+
+def test_what_is_forbidden_is_asked_for_every_half_minute_and_a_watch_that_failed_begins_after_five_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, server, asked = VirtualClock(), Listing([text_of("a")]), list[float]()
+    allowed = server.request
+
+    async def forbids_twice(**how: Any) -> Any:
+        asked.append(clock.now - 1000.0)
+        if len(asked) > 2:
+            return await allowed(**how)
+        reply = Reply(b"{}")
+        reply.status = 403
+        return reply
+
+    monkeypatch.setattr(server, "request", forbids_twice)
+    session = reading.BoundedSession(server, frozenset(), frozenset())
+    clock.run(session.request("get", "https://cluster/api/v1/configmaps?limit=100"))
+    assert asked == [0, 30, 60]
+    assert clock.seconds_of(drained(reading._Gone("x").iter_chunked(1))) == 5.0
+
+
+@pytest.mark.parametrize(("brackets", "is_parsed"), [(256, False), (257, True)])
+def test_a_line_of_a_watch_with_few_brackets_is_passed_on_as_it_is(brackets: int, is_parsed: bool) -> None:
+    line = b'{"type": "ADDED",  "object": [' + b",".join([b"[]"] * (brackets - 2)) + b"]}"
+    watched = reading._Watched(None, False, lambda: None, lambda item: item)
+    assert (asyncio.run(watched._checked(line)) != line) == is_parsed
+
+
+@pytest.mark.parametrize(("size", "is_refused"), [(16 << 10, False), ((16 << 10) + 1, True)])
+def test_a_token_that_is_longer_than_any_is_not_looked_at(size: int, is_refused: bool) -> None:
+    with pytest.raises(ValueError) as raised:
+        issuer._parts("x" * size)
+    assert (str(raised.value) == "too long") == is_refused
+
+
+def test_made_up_tokens_cost_one_look_at_the_keys_a_minute_and_a_clock_may_be_a_minute_ahead() -> None:
+    now, looks = [1000.0], list[float]()
+    made = issuer.IssuedTokens.__new__(issuer.IssuedTokens)
+    made._keys, made._looked, made._clock, made._issuer = {}, 0.0, lambda: now[0], "i"
+
+    async def look() -> None:
+        looks.append(now[0])
+
+    made._look = look  # type: ignore[method-assign]
+    for _ in range(130):
+        asyncio.run(made._key("made up"))
+        now[0] += 1.0
+    assert looks == [1000, 1060, 1120]
+    claims = [{"iss": "i", "exp": now[0] + 1000, "nbf": now[0] + ahead} for ahead in (59, 61)]
+    assert [made._holds(claim) for claim in claims] == [True, False]
+
+
+@pytest.mark.parametrize(("size", "is_refused"), [(8 << 20, False), ((8 << 20) + 1, True)])
+def test_a_kubeconfig_has_at_most_eight_mebibytes(tmp_path: Path, size: int, is_refused: bool) -> None:
+    (path := tmp_path / "config").write_bytes(b"a: b\n".ljust(size, b"\n"))
+    with pytest.raises(ConfigError, match="more than 8 MiB") if is_refused else nullcontext():
+        kubeconfig._loaded(path)
+
+
+@pytest.mark.parametrize(("levels", "is_refused"), [(64, False), (65, True)])
+def test_a_kubeconfig_is_nested_at_most_64_deep(tmp_path: Path, levels: int, is_refused: bool) -> None:
+    with pytest.raises(ConfigError, match="more than 64 deep") if is_refused else nullcontext():
+        kubeconfig._check_size("[" * levels + "]" * levels, tmp_path)
+
+
+def test_a_login_program_that_opens_a_browser_has_five_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+
+    def run(command: object, timeout: float, **_: object) -> None:
+        limits.append(timeout)
+        raise subprocess.TimeoutExpired("x", timeout)
+
+    made = LoginProgram.__new__(LoginProgram)
+    made.stated, made._program, made._spec = {"apiVersion": "v1"}, lambda: "/bin/login", dict  # type: ignore[method-assign]
+    monkeypatch.setattr(loginprogram.subprocess, "run", run)
+    with pytest.raises(ConfigError, match="can't be run"):
+        made._fetch()
+    assert limits == [300.0]
+
+
+def test_what_a_command_made_goes_two_minutes_after_it_was_killed_and_it_says_so_every_half_minute() -> None:
+    clock, said, removed = VirtualClock(), list[int](), list[float]()
+
+    class Kept(FakeCluster):
+        async def request(self, method: str, path: str, body: Any, *_: object) -> None:
+            said.append(body["spec"]["activeDeadlineSeconds"])
+
+        async def delete(self, *_: object, **__: object) -> None:
+            removed.append(clock.now)
+            await asyncio.Event().wait()
+
+    async def story() -> str:
+        async with expiry.expiring(Kept().as_cluster, "ns", "n" * 100, "image") as owner:
+            await asyncio.sleep(95)
+        return str(cast(Any, owner)["name"])
+
+    before = expiry.time
+    expiry.time = cast(Any, clock)
+    try:
+        name = clock.run(story())
+    finally:
+        expiry.time = before
+    assert said == [150, 180, 210] and clock.now - removed[0] == 10.0
+    assert name.startswith("n" * 40 + "-expiry-")
+    assert expiry.expiry_job("ns", "n", "i")["spec"]["activeDeadlineSeconds"] == 120
+
+
+def test_what_is_written_to_a_pod_goes_in_frames_of_256_kibibytes() -> None:
+    frames: list[int] = []
+
+    async def send(data: bytes) -> None:
+        frames.append(len(data) - 1)
+
+    made = PodProgram.__new__(PodProgram)
+    made._socket = SimpleNamespace(send_bytes=send)
+    asyncio.run(made.write(bytes(600 << 10)))
+    assert frames == [256 << 10, 256 << 10, 88 << 10]
+
+
+def test_an_api_error_is_told_apart() -> None:
+    assert isinstance(_error(500, b"x" * 5000, ""), ApiError) and len(_error(500, b"x" * 5000, "").message) == 500
