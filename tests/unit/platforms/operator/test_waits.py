@@ -1,0 +1,177 @@
+"""The operator's waits: how soon it works, tries again and gives up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from lockstep.plan.observed import Observed
+from lockstep.plan.reconcile.events import SentEvents
+from lockstep.platforms.clusters import install
+from lockstep.platforms.files import transfer
+from lockstep.platforms.inpod.wire import Gone
+from lockstep.platforms.operator import execute, notify, replica
+from lockstep.platforms.operator.execute import Executor
+from lockstep.platforms.operator.memory import queue
+from lockstep.platforms.operator.memory.queue import WorkQueue
+from support.fake_cluster import FakeCluster
+from support.virtual_time import VirtualClock
+
+KEY = ("ns", "x")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
+    clock = VirtualClock()
+    monkeypatch.setattr(queue, "time", clock)
+    monkeypatch.setattr(queue, "jittered", lambda seconds: seconds)
+    return clock
+
+
+async def forever(*_: Any, **__: Any) -> Any:
+    await asyncio.Event().wait()
+
+
+def test_work_that_fails_is_done_again_after_a_quarter_of_a_second_and_ever_later_to_a_minute(clock: VirtualClock) -> None:
+    times: list[float] = []
+
+    async def work(key: object) -> None:
+        times.append(clock.now)
+        if len(times) < 13:
+            raise OSError("the API server is away")
+
+    async def story() -> None:
+        made = WorkQueue(work)
+        running = asyncio.ensure_future(made.run())
+        made.mark(KEY)
+        await asyncio.sleep(1000)
+        running.cancel()
+
+    clock.run(story())
+    waits = [later - first for first, later in pairwise(times)]
+    assert waits == pytest.approx([0.25, 0.5, 1, 2, 4, 8, 16, 32, 60, 60, 60, 60], rel=0.05)
+
+
+def test_events_within_a_twentieth_of_a_second_are_one_piece_of_work(clock: VirtualClock) -> None:
+    times: list[float] = []
+
+    async def work(key: object) -> None:
+        times.append(clock.now - 1000.0)
+
+    async def story() -> None:
+        made = WorkQueue(work)
+        running = asyncio.ensure_future(made.run())
+        for _ in range(4):
+            made.mark_soon(KEY)
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(5)
+        running.cancel()
+
+    clock.run(story())
+    assert times == pytest.approx([0.05], abs=0.01)
+
+
+async def patient(did: Callable[[], None]) -> None:
+    async def call() -> None:
+        did()
+        raise OSError
+
+    await queue.patiently("x", call)
+
+
+async def authority(did: Callable[[], None]) -> None:
+    made = replica.Replica.__new__(replica.Replica)
+    made._cluster, made._settings = cast(Any, None), cast(Any, SimpleNamespace(namespace="ns"))
+    made._operator = cast(Any, SimpleNamespace(tls=SimpleNamespace(ca_cert="")))
+    await made._publish_authority()
+
+
+async def secrets(did: Callable[[], None]) -> None:
+    async def keep(now: object) -> None:
+        did()
+
+    made = replica.Replica.__new__(replica.Replica)
+    made._cluster, made.keep_secrets = cast(Any, None), keep  # type: ignore[method-assign, assignment]
+    await made._keep_secrets_forever()
+
+
+@pytest.mark.parametrize(("work", "seconds"), [(patient, 2.0), (authority, 600.0), (secrets, 60.0)])
+def test_what_goes_on_for_ever_is_done_so_often(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, work: Callable[[Callable[[], None]], Coroutine[Any, Any, None]], seconds: float
+) -> None:
+    times: list[float] = []
+
+    async def publish(*_: object) -> None:
+        times.append(clock.now)
+
+    monkeypatch.setattr(replica, "publish_authority", publish)
+    monkeypatch.setattr(replica, "_now", lambda cluster: clock.now)
+
+    async def story() -> None:
+        async with asyncio.timeout(4.5 * seconds):
+            await work(lambda: times.append(clock.now))
+
+    clock.seconds_of(story())
+    assert [later - first for first, later in pairwise(times)] == pytest.approx([seconds] * (len(times) - 1))
+    assert len(times) in (4, 5)
+
+
+def test_events_hold_up_a_status_for_fifteen_seconds(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(FakeCluster):
+        create = forever  # type: ignore[assignment]
+
+    event = execute.JobEvent("Normal", "Running", "m")
+    monkeypatch.setattr(execute, "worth_sending", lambda sent, events, now: (SentEvents(), events))
+    job: Any = {"metadata": {"name": "x", "namespace": "ns", "uid": "u", "resourceVersion": "1"}}
+    assert clock.seconds_of(Executor(Slow().as_cluster, lambda kind, item: None).send_events(Observed(job), (event,), 1.0)) == 15.0
+
+
+def test_a_receiver_of_notifications_has_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+
+    class Session:
+        def __init__(self, timeout: Any, **_: object) -> None:
+            limits.append(timeout.total)
+            raise OSError
+
+    monkeypatch.setattr(notify.aiohttp, "ClientSession", Session)
+    with pytest.raises(OSError):
+        asyncio.run(notify._post("https://x", cast(Any, None)))
+    assert limits == [10.0]
+
+
+def test_an_operator_that_cannot_start_is_given_up_after_eight_seconds_of_the_same_reason(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def why(*_: object) -> str:
+        return "no node has room"
+
+    async def pulled(*_: object) -> str:
+        return ""
+
+    monkeypatch.setattr(install, "stuck", why)
+    monkeypatch.setattr(install, "unpulled_image", pulled)
+    deployment = {
+        "kind": "Deployment",
+        "metadata": {"name": "x", "generation": 1},
+        "spec": {"replicas": 2},
+        "status": {"observedGeneration": 1},
+    }
+    assert clock.seconds_of(install.until_ready(FakeCluster(deployment).as_cluster, "ns", "x")) == pytest.approx(8, abs=0.5)
+
+
+def test_a_transfer_that_breaks_six_times_without_progress_is_given_up(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    times: list[float] = []
+
+    async def broken(*_: object) -> Any:
+        times.append(clock.now - 1000.0)
+        raise Gone("the connection broke")
+
+    monkeypatch.setattr(transfer, "_once", broken)
+    clock.seconds_of(transfer._carried(cast(Any, None), {}, cast(Any, None), transfer.TransferProgress()))
+    assert times == [0, 2, 6, 14, 29, 44]
