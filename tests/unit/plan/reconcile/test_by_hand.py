@@ -11,7 +11,10 @@ from lockstep.api.objects import Object
 from lockstep.kube.cluster import ApiError
 from lockstep.plan.observed import REPLICAS_BY, Observed
 from lockstep.plan.pages.why import answer_page, why
+from lockstep.plan.reconcile import writes
+from lockstep.plan.reconcile.events import JobEvent
 from lockstep.plan.reconcile.reconcile import Plan, reconcile
+from lockstep.plan.times import seconds_of
 from lockstep.platforms.operator.execute import _refused
 from lockstep.platforms.operator.memory.inventory import Inventory
 from lockstep.platforms.operator.memory.objects import StoredObject
@@ -286,3 +289,14 @@ def test_an_operator_that_has_lost_a_right_says_what_gives_it_again() -> None:
     said = 'services is forbidden: User "system:serviceaccount:lockstep-system:lockstep-operator" cannot create resource "services"'
     assert "`lockstep deploy CLUSTER` gives it again" in _refused(ApiError(403, "Forbidden", said)).message
     assert "lockstep deploy" not in _refused(ApiError(403, "Forbidden", 'admission webhook "x" denied the request')).message
+
+
+@pytest.mark.parametrize(("age", "stays"), [(599, True), (601, False)])
+def test_an_interference_is_told_for_ten_minutes(age: int, stays: bool) -> None:
+    job = {
+        "metadata": {"name": "x", "namespace": "ns", "uid": "u"},
+        "status": {"interference": {"time": "2026-01-01T00:00:00Z", "message": "m"}},
+    }
+    told, left = writes.interference(Observed(job), (), seconds_of("2026-01-01T00:00:00Z") + age)
+    assert (told is not None, left) == (stays, 600 - age if stays else None)
+    assert writes.interference(Observed(job), (JobEvent("Warning", "Scaled", "m"),), 1.0)[1] == 600

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from lockstep.cli.main import main
-from lockstep.plan.ship.imagebuild import CONTEXTS, Build, Image
-from lockstep.plan.ship.openshift import objects
+from lockstep.plan.ship.imagebuild import CONTEXTS, Build, Image, tool_failure
+from lockstep.plan.ship.openshift import objects, openshift_failure
 from support.api_stub import ApiStub, Object, served
 from support.checkout import ROOT
 
@@ -190,3 +190,10 @@ def test_what_only_a_tool_of_this_machine_does_is_refused(openshift: OpenShift, 
     code, _, err = typed(*option)
     assert code == 2 and "leave out --push, --archive and --tool" in err
     assert openshift.asked == []
+
+
+def test_of_a_build_that_failed_eight_lines_are_told_and_of_a_tool_s_line_300_characters() -> None:
+    lines = openshift_failure({"metadata": {"name": "b"}, "status": {"phase": "Failed"}}, "ns", [f"line {number}" for number in range(50)])
+    assert lines[1:] == tuple(f"    line {number}" for number in range(42, 50))
+    short = tool_failure(["podman", "build"], 1, ["x" * 5000])
+    assert "x" * 300 in short and "x" * 301 not in short

@@ -13,6 +13,7 @@ from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.interactive import unused
 from lockstep.plan.reconcile.podfacts import facts_of
 from lockstep.plan.reconcile.reconcile import reconcile
+from lockstep.plan.waiting import containers
 from lockstep.plan.waiting.notcreated import explained
 from lockstep.plan.waiting.unscheduled import why_unscheduled
 from lockstep.platforms.operator.memory.objects import StoredObject
@@ -238,3 +239,8 @@ def test_a_node_that_is_too_small_for_an_init_container_or_the_overhead_is_named
     item = stuck(0, gpus=1)
     item = {**item, "spec": {**item["spec"], **more}}
     assert "node a has only 2 of the" in told(item, nodes=(node("a", gpus=2),))
+
+
+def test_of_a_container_that_failed_the_last_three_lines_are_told() -> None:
+    assert containers._end_of("\n".join(f"line {number}" for number in range(50))) == "line 47; line 48; line 49"
+    assert len(containers._end_of("x" * 5000)) == 600

@@ -428,3 +428,22 @@ def test_of_a_short_run_without_a_result_the_last_lines_are_told(monkeypatch: py
     with pytest.raises(Failed) as raised:
         asyncio.run(getattr(shortruns, ask)(None, None, "ns", None, *more))
     assert str(raised.value).endswith(": " + " | ".join(f"line {number}" for number in range(20 - count, 20)))
+
+
+def test_a_log_that_does_not_end_with_its_container_has_five_seconds(quick: pytest.MonkeyPatch) -> None:
+    class Endless:
+        ended = False
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+        async def follow(self) -> None:
+            await asyncio.Event().wait()
+
+        async def rest(self, *, previous: bool) -> None:
+            pass
+
+    quick.setattr(module, "_Log", Endless)
+    server, clock = Namespace(ran(), (node(0, ended(0)), node(1, ended(0)))), VirtualClock()
+    assert clock.run(_follow(cast(Cluster, server), ran(), lambda line: None)) == 0
+    assert clock.now - 1000.0 == pytest.approx(5, abs=0.1)
