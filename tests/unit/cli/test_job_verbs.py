@@ -21,7 +21,7 @@ from lockstep.cli.shared.kubesite import ClusterJob
 from lockstep.cli.shared.site import Volume
 from lockstep.platforms.local.place import LocalPlace
 from support.api_stub import ApiStub, served
-from support.virtual_time import VirtualClock
+from unit.virtual_time import VirtualClock
 
 Object = dict[str, Any]
 JOBS = "/apis/lockstep.dev/v1alpha1/namespaces/team/trainingjobs"

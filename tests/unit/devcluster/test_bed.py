@@ -18,7 +18,7 @@ from lockstep.devcluster.hosts import bed
 from lockstep.devcluster.hosts.bed import BedError, await_sshd
 from lockstep.devcluster.hosts.layout import BedLayout
 from lockstep.devcluster.hosts.needs import PACKAGES, BedFacts, judge_bed
-from support.virtual_time import VirtualClock
+from unit.virtual_time import VirtualClock
 
 NUMBERS_MAX = 9
 

@@ -34,7 +34,7 @@ from lockstep.devcluster.provisioner import to_provision, to_release, volume_for
 from lockstep.devcluster.server import node_readiness
 from support.checkout import ROOT
 from support.clusters.own_cluster import client_kubeconfig
-from support.virtual_time import VirtualClock
+from unit.virtual_time import VirtualClock
 
 READY = MachineFacts(
     system="Linux", is_root=True, distribution="debian", commands=frozenset(PACKAGES), has_cni=True, go=(1, 26), is_built=False,

@@ -21,8 +21,8 @@ from lockstep_gang.coordinator import channel, channels, coordinator, report_fil
 from lockstep_gang.coordinator import network as names
 from lockstep_gang.coordinator.coordinator import Coordinator
 from lockstep_gang.coordinator.reporter import Reporter
-from support.virtual_time import VirtualClock
 from unit.gang.cases import KEY, make_run
+from unit.virtual_time import VirtualClock
 
 RUN = make_run(nodes=2)
 

@@ -19,8 +19,8 @@ from lockstep.kube.exec import PodProgram
 from lockstep.kube.kubeconfig import Server
 from lockstep.kube.loginprogram import LoginProgram
 from support.fake_cluster import FakeCluster
-from support.virtual_time import VirtualClock
 from unit.kube.test_reading import Listing, Reply, text_of
+from unit.virtual_time import VirtualClock
 
 
 class Ended(Reply):

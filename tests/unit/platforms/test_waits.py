@@ -34,8 +34,8 @@ from lockstep.programs import Program, output_of, python_output
 from lockstep_gang.agent import host as agent_host
 from lockstep_gang.agent.preflight import selftest_program
 from support.fake_cluster import FakeCluster
-from support.silent_place import SilentPlace, SilentProgram
-from support.virtual_time import VirtualClock
+from unit.silent_place import SilentPlace, SilentProgram
+from unit.virtual_time import VirtualClock
 
 PLACE = SilentPlace()
 JOB = {"kind": "TrainingJob", "metadata": {"name": "x", "namespace": "ns", "uid": "u"}}

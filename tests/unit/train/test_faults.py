@@ -42,7 +42,7 @@ from lockstep_train.data.tokens import tokenizer
 from lockstep_train.model import fetched as model_share
 from lockstep_train.model import load
 from lockstep_train.model.base_files import hash_base
-from support.virtual_time import VirtualClock
+from unit.virtual_time import VirtualClock
 
 
 def raised_from(error: Exception, cause: BaseException, *, explicit: bool = True) -> Exception:

@@ -12,7 +12,7 @@ from lockstep_train.base import volumes
 from lockstep_train.base.errors import ConfigError, TrainerError
 from lockstep_train.base.ranks import join
 from lockstep_train.base.runfile import rank_environment
-from support.virtual_time import VirtualClock
+from unit.virtual_time import VirtualClock
 
 DRIVER = "The NVIDIA driver on your system is too old (found version 12080). Please update your GPU driver"
 

@@ -23,8 +23,8 @@ from lockstep_gang.agent.claims import PREFIX, Claims, GpuTaken, holder_of
 from lockstep_gang.contract.run import HostPlace, parse_run, run_text
 from lockstep_spec.codec import ContractError
 from lockstep_spec.exits import CONFIGURATION
-from support.virtual_time import VirtualClock
 from unit.gang.cases import WORKSPACE, Gang, gang, make_run
+from unit.virtual_time import VirtualClock
 
 NOBODY = 65534
 RACER = """

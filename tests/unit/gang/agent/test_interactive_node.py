@@ -20,7 +20,7 @@ from lockstep_gang.agent.ranks.script import argv, look
 from lockstep_gang.agent.session import client
 from lockstep_gang.agent.session.activity import ShellActivity
 from lockstep_gang.contract.interactive import Asked, Find
-from support.virtual_time import VirtualClock
+from unit.virtual_time import VirtualClock
 
 BUNDLE_CHARACTERS = 128 * 1024
 WAITING_CHARACTERS = 2 * 1024 * 1024

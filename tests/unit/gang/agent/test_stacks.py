@@ -19,8 +19,8 @@ from lockstep_gang.agent.ranks.ranks import Survivors
 from lockstep_gang.agent.ranks.stacks import ProcessState, dumped, main_thread
 from lockstep_gang.contract.run import RestartPolicy
 from lockstep_spec.timeouts import Timeouts
-from support.virtual_time import VirtualClock
 from unit.gang.cases import Gang, gang, gone
+from unit.virtual_time import VirtualClock
 
 START = """
 import json, os, signal, socket, sys, time

@@ -24,9 +24,9 @@ from lockstep_gang.lifecycle.gang import Node, Phase, Rank, new_gang
 from lockstep_gang.lifecycle.hang import deadlines, suspects
 from lockstep_gang.lifecycle.observe import connection_closed
 from lockstep_gang.lifecycle.progress import Progress
-from support.virtual_time import VirtualClock
 from unit.gang.cases import KEY
 from unit.gang.test_scale import Untold, run_of, training, until, with_server
+from unit.virtual_time import VirtualClock
 
 RECONNECT_SECONDS = 5.0
 SILENT_SECONDS = 12.0

@@ -31,8 +31,8 @@ from lockstep_gang.coordinator.reporter import Reporter
 from lockstep_gang.lifecycle.gang import new_gang
 from lockstep_gang.lifecycle.summary import summarize
 from lockstep_spec.codec import to_json
-from support.virtual_time import VirtualClock
 from unit.gang.cases import KEY, Gang, free_port, gang, make_run
+from unit.virtual_time import VirtualClock
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from lockstep_gang.lifecycle.losses import with_own_sleep
 from lockstep_gang.lifecycle.observe import connection_closed
 from lockstep_gang.lifecycle.silences import with_silence
 from lockstep_spec.timeouts import Timeouts
-from support.virtual_time import VirtualClock
 from unit.gang.cases import KEY, make_run
 from unit.gang.story import Story, hello
+from unit.virtual_time import VirtualClock
 
 HOSTS = {"restart": RestartPolicy(0, 0), "timeouts": Timeouts(return_seconds=86400)}
 """Nothing spare, and a day for a host that is away."""

@@ -18,8 +18,8 @@ from lockstep_gang.contract.preflight import PREFLIGHT_RESULT, Expected, Expecte
 from lockstep_gang.contract.run import RestartPolicy, run_text
 from lockstep_spec.choices import StorageMode
 from lockstep_spec.codec import from_json
-from support.virtual_time import VirtualClock
 from unit.gang.cases import KEY, Gang, gang, make_run
+from unit.virtual_time import VirtualClock
 
 PROOF_BYTES_MAX = 8 * 1024
 

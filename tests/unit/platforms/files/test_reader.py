@@ -23,7 +23,7 @@ from lockstep.platforms.files import reader as file_reader
 from lockstep.platforms.files import reader as module
 from lockstep.platforms.files.reader import NoReader, beside
 from support.fake_cluster import FakeCluster
-from support.virtual_time import VirtualClock
+from unit.virtual_time import VirtualClock
 
 Object = dict[str, Any]
 RUNNING = {"phase": "Running", "containerStatuses": [{"name": "x", "state": {"running": {}}}]}

@@ -18,7 +18,7 @@ from lockstep.api.errors import Failed
 from lockstep.platforms.hosts import ssh
 from lockstep.platforms.hosts.ssh import HostUnreachable, Login, Shared, TurnedAway, control_folder, explained, ssh_options, unreachable
 from support.checkout import ROOT
-from support.virtual_time import VirtualClock
+from unit.virtual_time import VirtualClock
 
 NAME_BYTES = 16
 SOCKET_BYTES_MAX = 107

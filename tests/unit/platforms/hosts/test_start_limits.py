@@ -24,7 +24,7 @@ from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.platforms.hosts.shortruns import Brief, _Running
 from lockstep.programs import STDOUT, Place, Program
 from support.hosts_told import CLUSTER, JOB, facts
-from support.virtual_time import VirtualClock
+from unit.virtual_time import VirtualClock
 
 NAMES = ["lab0", "lab1"]
 

@@ -20,7 +20,7 @@ from lockstep.platforms.hosts import wheelhouse
 from lockstep.platforms.hosts.environment import Downloads, address_of_python
 from lockstep.platforms.hosts.wheelhouse import Offer, WheelFile, from_html, from_json, gather, index_here
 from lockstep.programs import ProgramFailed
-from support.virtual_time import VirtualClock
+from unit.virtual_time import VirtualClock
 
 HOST = HostTarget((3, 11), "x86_64", (2, 36))
 CONTENT = b"a wheel's bytes" * 1000

@@ -26,7 +26,7 @@ from lockstep.platforms.in_namespace.run import TimeLimit, _follow, _Log, _remov
 from lockstep_gang.contract.run import parse_run, run_text
 from support.fake_cluster import FakeCluster
 from support.process_place import ProcessPlace
-from support.virtual_time import VirtualClock
+from unit.virtual_time import VirtualClock
 
 Object = dict[str, Any]
 DAY = "2026-11-21T09:00:0"

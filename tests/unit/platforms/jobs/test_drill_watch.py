@@ -11,8 +11,8 @@ import pytest
 
 from lockstep.platforms.jobs import drilledjob
 from lockstep.platforms.jobs.drilledjob import DrilledJob, DrillWatch, Job
-from support.silent_place import SilentPlace, SilentProgram
-from support.virtual_time import VirtualClock
+from unit.silent_place import SilentPlace, SilentProgram
+from unit.virtual_time import VirtualClock
 
 HIT = 100.0
 

@@ -18,7 +18,7 @@ from lockstep.plan.render.resolved import PlatformDefaults
 from lockstep.platforms.inpod import keeper as keeper_program
 from lockstep.platforms.jobs.keeper import VERDICTS, keeper
 from support.api_stub import ApiStub, served
-from support.virtual_time import VirtualClock
+from unit.virtual_time import VirtualClock
 
 Object = dict[str, Any]
 OWNER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "x-run-1", "uid": "u"}

@@ -19,7 +19,7 @@ from lockstep.platforms.launch.channel import FORMAT, TokenChannel, WrongToken, 
 from lockstep.platforms.launch.token import LaunchToken, default_file, new_token, read_file, token_of_launch, token_to_join
 from lockstep_gang.contract.proof import parse_key
 from lockstep_spec.codec import ContractError
-from support.virtual_time import VirtualClock
+from unit.virtual_time import VirtualClock
 
 
 def test_tokens_differ_and_are_not_shown_where_objects_are() -> None:

@@ -12,7 +12,7 @@ import pytest
 from lockstep.kube.cluster import ApiError
 from lockstep.platforms.operator import lease as module
 from lockstep.platforms.operator.lease import Lease, LeaseLost
-from support.virtual_time import VirtualClock
+from unit.virtual_time import VirtualClock
 
 LEASE_SECONDS = 15
 RENEW_SECONDS = 10.0

@@ -20,7 +20,7 @@ from lockstep.platforms.operator.execute import Executor
 from lockstep.platforms.operator.memory import queue
 from lockstep.platforms.operator.memory.queue import WorkQueue
 from support.fake_cluster import FakeCluster
-from support.virtual_time import VirtualClock
+from unit.virtual_time import VirtualClock
 
 KEY = ("ns", "x")
 
