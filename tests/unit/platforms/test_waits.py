@@ -255,7 +255,7 @@ def test_the_last_words_of_a_library_that_fails_are_one_short_line() -> None:
     assert condition.answer_from(process, 1.0) == {"problem": "x" * 300}
 
 
-def test_whoever_connects_has_ten_seconds_for_a_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_has_ten_seconds_for_its_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[float] = []
     monkeypatch.setattr(wire, "_ready", lambda descriptor, event, seconds: limits.append(seconds))
     monkeypatch.setattr(station, "STREAM", ())
@@ -400,7 +400,7 @@ def test_marks_of_other_hosts_are_looked_for_ten_times_a_second(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("asker", [brief.Asker, drill.Tether], ids=["host", "pod"])
-def test_whoever_says_nothing_for_a_minute_is_gone(monkeypatch: pytest.MonkeyPatch, asker: Any) -> None:
+def test_a_command_that_says_nothing_for_a_minute_is_gone(monkeypatch: pytest.MonkeyPatch, asker: Any) -> None:
     clock = VirtualClock()
     for program in (brief, drill):
         monkeypatch.setattr(program, "time", clock)

@@ -298,7 +298,7 @@ def test_the_login_to_try_is_the_one_that_the_file_states(login: Login, words: s
     assert words in explained(login, "lab0: Permission denied (publickey).")
 
 
-def test_a_host_that_is_off_has_ten_seconds_and_a_connection_that_nobody_uses_a_minute_or_after_a_question_a_working_day() -> None:
+def test_a_host_that_is_off_has_ten_seconds_and_an_idle_connection_a_minute_or_after_a_question_a_working_day() -> None:
     stated = options(Login("lab0"))
     assert stated["ConnectTimeout"] == "10" and int(stated["ServerAliveInterval"]) * int(stated["ServerAliveCountMax"]) == 15
     asked = ssh_options(Login("lab0"), Path("/run/x"), shares=True, opens=True, asks=True)

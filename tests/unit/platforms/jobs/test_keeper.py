@@ -101,7 +101,7 @@ def test_it_scales_its_own_run_to_zero_at_the_end_and_leaves_a_later_one_alone(u
     assert {path for _, path, _ in asked} == {POD, SCALE}
 
 
-def test_it_looks_every_five_seconds_gives_each_request_twenty_and_lets_whoever_reads_the_log_have_twenty_more(
+def test_it_looks_every_five_seconds_and_gives_each_request_and_the_readers_of_its_log_twenty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, limits = VirtualClock(), list[float]()

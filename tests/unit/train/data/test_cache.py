@@ -162,7 +162,7 @@ def test_what_a_killed_builder_left_is_removed_when_nobody_writes_to_it(tmp_path
     for path in [*tmp_path.rglob("*")]:
         os.utime(path, (0, time.time() - 3590))
     ArrayWriter(tmp_path / "key", {"a": "<i4"}).discard()
-    assert len(list(tmp_path.iterdir())) == 1, "somebody may write to it again within the hour"
+    assert len(list(tmp_path.iterdir())) == 1, "its builder may write to it again within the hour"
     for path in [*tmp_path.rglob("*")]:
         os.utime(path, (0, time.time() - 3610))
     ArrayWriter(tmp_path / "key", {"a": "<i4"}).discard()
