@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.api.errors import ConfigError
+from lockstep.api.files import yamlnodes
 from lockstep.api.files.yamltext import dump_all_yaml, dump_yaml
 
 AWKWARD = st.text(st.sampled_from("ab \n\t\r\x85\u2028\ufeff:#-|>{}[]'\"0e.é\x00😀"), max_size=12)
@@ -43,3 +46,10 @@ def test_a_value_that_is_there_twice_is_written_twice() -> None:
 
 def test_documents_are_divided() -> None:
     assert dump_all_yaml([{"a": 1}, {"b": 2}]) == "a: 1\n---\nb: 2\n"
+
+
+@pytest.mark.parametrize(("count", "is_refused"), [(18, False), (20, True)])
+def test_a_file_has_at_most_20_000_values_with_its_aliases_written_out(count: int, is_refused: bool) -> None:
+    text = f"a: &a [{', '.join(['1'] * 1000)}]\nb: [{', '.join(['*a'] * count)}]\n"
+    with pytest.raises(ConfigError, match="more than 20000 values with its aliases") if is_refused else nullcontext():
+        yamlnodes._check_size(yaml.compose(text), "job.yaml")

@@ -14,7 +14,7 @@ import pytest
 from lockstep_gang.agent import link
 from lockstep_gang.agent.outbox import Outbox
 from lockstep_gang.agent.preflight import files, network, selftest
-from lockstep_gang.agent.ranks import fabric, relay
+from lockstep_gang.agent.ranks import fabric, progress_server, relay
 from lockstep_gang.contract.messages import Activity, Step
 from lockstep_gang.contract.trouble import Trouble, TroubleKind
 from lockstep_gang.coordinator import channel, channels, coordinator, report_file, reporter, server
@@ -219,3 +219,10 @@ def test_a_line_that_a_script_writes_over_is_passed_on_every_ten_seconds(clock: 
         made.feed(b"step %d\r" % number)
         clock.sleep(1.0)
     assert len(lines) == 3
+
+
+def test_a_script_that_does_not_end_its_report_has_five_seconds(clock: VirtualClock) -> None:
+    made = progress_server.ProgressServer.__new__(progress_server.ProgressServer)
+    made._request = forever  # type: ignore[method-assign]
+    writer: Any = SimpleNamespace(close=lambda: None, wait_closed=partial(asyncio.sleep, 0))
+    assert clock.seconds_of(made._serve(cast(Any, None), writer)) == 5.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import socket
@@ -28,7 +29,7 @@ from lockstep.platforms.inpod import drill, forget, netrate, rankload, wire
 from lockstep.platforms.inpod import editor as editor_there
 from lockstep.platforms.inpod.wire import Gone
 from lockstep.platforms.jobs import bundle, editor, netrates, runs, terminal, top
-from lockstep.platforms.onhost import brief, condition, keep, look, marks, readings, station
+from lockstep.platforms.onhost import brief, condition, exchange, keep, look, marks, readings, station
 from lockstep.platforms.onhost import install as install_there
 from lockstep.programs import Program, output_of, python_output
 from lockstep_gang.agent import host as agent_host
@@ -416,3 +417,20 @@ def test_of_a_server_that_ended_the_last_twenty_lines_are_told() -> None:
     tail = editor_there.Tail("secret")
     tail.add("\n".join(f"line {number}" for number in range(100)).encode())
     assert tail.lines() == [f"line {number}" for number in range(80, 100)]
+
+
+@pytest.mark.parametrize(("size", "is_taken"), [(64 << 20, True), ((64 << 20) + 1, False)])
+def test_a_file_of_a_job_has_at_most_64_mebibytes(size: int, is_taken: bool) -> None:
+    asked: list[int] = []
+
+    class Stream:
+        def readline(self) -> bytes:
+            return json.dumps({"name": next(iter(exchange.FILES)), "bytes": size, "sha256": ""}).encode()
+
+        def read(self, size: int) -> bytes:
+            asked.append(size)
+            return b""
+
+    with pytest.raises(exchange.Declined):
+        exchange.received(cast(Any, Stream()))
+    assert bool(asked) == is_taken

@@ -6,11 +6,12 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from lockstep_spec.choices import Precision
+from lockstep_train.report.jsonl import JsonLog
 
 
 @pytest.mark.parametrize("writes", [False, True])
@@ -60,3 +61,17 @@ def test_weights_in_another_librarys_files_do_not_get_into_a_trained_model(tmp_p
     save_file({"model.norm": torch.ones(2), "model.buffer": torch.zeros(2)}, tmp_path / "model.safetensors")
     save_file({"norm": torch.ones(2)}, tmp_path / "consolidated.safetensors")
     assert [name for name, _ in untrained_tensors(tmp_path, {"model.norm"})] == ["model.buffer"]
+
+
+def test_of_records_that_a_full_disk_does_not_take_64_mebibytes_are_kept(tmp_path: Path) -> None:
+    log = JsonLog(tmp_path / "steps.jsonl", 0, 1)
+    log._file.close()
+    log._file = cast(Any, SimpleNamespace(write=full_disk))
+    log._unwritten = bytes((64 << 20) - 500)
+    for step in range(1, 12):
+        log.write({"step": step, "loss": 1.0})
+    assert (64 << 20) - 500 < len(log._unwritten) <= 64 << 20
+
+
+def full_disk(data: bytes) -> int:
+    raise OSError("No space left on device")

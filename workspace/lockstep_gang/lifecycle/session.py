@@ -40,7 +40,6 @@ SIGNALS = {
     "SIGSEGV": 11,
     "SIGTERM": 15,
 }
-LISTED = 5
 
 
 def with_wish(gang: Gang, run: Run, node: int, message: Wish, now: float) -> Gang:

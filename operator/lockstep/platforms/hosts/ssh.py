@@ -41,8 +41,6 @@ PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
 POLL_SECONDS = 0.05
 SURE_SECONDS = 10.0
 """Seconds for which a connection that was open is taken to be open: should it end before, ssh connects for the next program alone."""
-AT_ONCE = 32
-"""Hosts that are asked at the same time."""
 SOCKET_BYTES_MAX = 107
 NAME_BYTES = 16
 """Length of the name of a shared connection's socket; while it connects, ssh adds 17 bytes to it."""

@@ -19,6 +19,7 @@ from typing import Any, cast
 import pytest
 
 from lockstep_gang.agent.ranks.reports import parse_datagram
+from lockstep_gang.contract.lines import ProvingReader, next_line
 from lockstep_gang.contract.messages import Hello, Ping, Start, agent_message, message_to_json
 from lockstep_gang.contract.proof import Sealer
 from lockstep_gang.contract.run import Run
@@ -383,3 +384,17 @@ class Writer:
 
     def __init__(self, transport: object) -> None:
         self.transport = transport
+
+
+@pytest.mark.parametrize(("is_proved", "most"), [(False, 8 << 10), (True, 4 << 20)])
+def test_a_line_has_eight_kibibytes_before_the_proof_and_four_mebibytes_after_it(is_proved: bool, most: int) -> None:
+    async def read(size: int) -> int:
+        reader = ProvingReader()
+        if is_proved:
+            reader.proved()
+        reader.feed_data(b"x" * size + b"\n")
+        return len(await next_line(reader))
+
+    assert asyncio.run(read(most)) == most + 1
+    with pytest.raises(ContractError, match="longer than any message"):
+        asyncio.run(read(most + 1))

@@ -13,7 +13,8 @@ import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from aiohttp import web
@@ -467,3 +468,12 @@ def test_the_operator_s_ports_have_room_for_others_than_the_worst_address(limits
     assert limits.peer_connections * 4 <= limits.connections
     assert limits.peer_rate * 2 < limits.rate
     assert limits.handshakes < limits.connections
+
+
+def test_an_address_is_known_for_two_minutes_after_its_job_was_heard() -> None:
+    made = tls_port.Listener.__new__(tls_port.Listener)
+    protocol: Any = object()
+    made._by_protocol = {protocol: cast(Any, SimpleNamespace(is_proven=False, peer="10.0.0.1"))}
+    made._known, made._loop = {}, cast(Any, SimpleNamespace(time=lambda: 1000.0))
+    made.prove(protocol)
+    assert made._known == {"10.0.0.1": 1120.0}
