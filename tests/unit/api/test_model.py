@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from decimal import Decimal
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from lockstep.api.job import TrainingJob
 from lockstep.api.quantity import amount, number
 from lockstep.api.training import Training
 
@@ -87,3 +89,15 @@ def test_a_quantity_is_the_number_that_kubernetes_takes_it_for(text: str, value:
 def test_what_is_no_quantity_is_no_amount_and_counts_for_nothing(text: object) -> None:
     assert amount(text) is None
     assert number(text) == 0
+
+
+@pytest.mark.parametrize(("characters", "is_refused"), [(52, False), (53, True)])
+def test_a_job_s_name_leaves_room_for_what_kubernetes_adds(characters: int, is_refused: bool) -> None:
+    job = {
+        "apiVersion": "lockstep.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": "a" * characters},
+        "spec": {"script": {"path": "x.py"}},
+    }
+    with pytest.raises(ValidationError, match="52") if is_refused else nullcontext():
+        TrainingJob.model_validate(job)

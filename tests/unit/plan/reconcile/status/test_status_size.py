@@ -21,6 +21,7 @@ from lockstep.api.objects import Object
 from lockstep.api.preflightstatus import PreflightFinding, PreflightStatus
 from lockstep.api.status import ExcludedNode, TrainingJobStatus
 from lockstep.plan.observed import Observed, ReceivedReport
+from lockstep.plan.reconcile import status as status_module
 from lockstep.plan.reconcile import status as statuses
 from lockstep.plan.reconcile.events import JobEvent, SentEvents, events_between, worth_sending
 from lockstep.plan.reconcile.reconcile import reconcile
@@ -198,3 +199,8 @@ def test_a_status_names_at_most_sixteen_nodes_that_are_bad_for_the_job() -> None
     assert TrainingJobStatus(excluded_nodes=[node] * 16)
     with pytest.raises(ValidationError):
         TrainingJobStatus(excluded_nodes=[node] * 17)
+
+
+@pytest.mark.parametrize(("number", "told"), [(2**63 - 1, 2**63 - 1), (2**63, None), (-1, None)])
+def test_a_count_that_the_api_server_does_not_take_is_left_out(number: int, told: int | None) -> None:
+    assert status_module._count(number) == told
