@@ -53,8 +53,8 @@ EXIT_CODES = {
 def verdict(findings: Iterable[Finding], *, offline: bool = False) -> PlanVerdict:
     """Return the gravest of what the findings say. A risk is graver than waiting, which ends by itself.
 
-    What isn't known counts as what it may hide: an unknown memory or number of steps as a risk, an unknown cluster as a wait. `offline`: whoever asks
-    for files alone knows that the cluster isn't asked, so that of the unknowns only memory counts.
+    What isn't known counts as what it may hide: an unknown memory or number of steps as a risk, an unknown cluster as a wait. `offline`: the cluster
+    was not meant to be asked, so of the unknowns only memory counts.
     """
     findings = list(findings)
     outcomes = {one.outcome for one in findings}

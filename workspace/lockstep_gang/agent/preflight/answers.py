@@ -173,7 +173,8 @@ async def ask_trainer(run: Run) -> tuple[str | None, str]:
     await asyncio.wait([asking], timeout=LOOK_SECONDS)
     programs.kill()
     answer = json_objects(bytes(text))[-1]
-    return answer.get("version"), str(answer.get("lacks", ""))[:REASON_CHARACTERS]
+    version = answer.get("version")
+    return version if isinstance(version, str) else None, str(answer.get("lacks", ""))[:REASON_CHARACTERS]
 
 
 async def _all_in_time(parts: dict[str, Callable[[], Any]]) -> dict[str, Any]:
