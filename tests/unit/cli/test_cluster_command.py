@@ -188,7 +188,10 @@ def test_the_files_of_this_checkout_have_nothing_to_mend(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert lockstep(monkeypatch, "lint", name, "--offline") == 0
-    (finding, fix, end) = capsys.readouterr().out.splitlines()
+    (*image, finding, fix, end) = capsys.readouterr().out.splitlines()
+    assert ["image: the cluster sets none: jobs without an image run lockstep-trainer:" in line for line in image] == [True] * (
+        name != "local"
+    )
     assert re.match(rf"unknown  clusters/{name}.yaml:\d+: calibration: never calibrated over (RDMA|TCP)", finding)
     assert (fix.strip(), end) == (f"→ lockstep cluster calibrate {name} --save", "nothing to fix")
 

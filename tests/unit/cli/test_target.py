@@ -125,7 +125,7 @@ def test_a_job_file_that_names_no_cluster_is_about_the_one_deployed_last_and_you
     note = (
         "note: job.yaml names no cluster: this is about barcelona, which was deployed last from this checkout (--cluster names another)\n"
     )
-    assert told.count("note: ") == 1 and told.startswith(note)
+    assert told.count("names no cluster") == 1 and told.startswith(note)
 
 
 def test_a_cluster_that_was_removed_is_meant_no_more(nothing_said: Path) -> None:

@@ -87,7 +87,7 @@ def test_a_verb_about_kubernetes_is_refused_in_one_sentence(verb: str, lab: Path
 
 def test_a_path_with_a_space_is_one_word_of_each_command_to_type(lab: Path) -> None:
     spaced = lab.rename(lab.with_name("my lab.yaml"))
-    code, words = run("status", str(spaced))
+    code, words = run("cluster", "status", str(spaced))
     assert code == 2 and words.endswith(f"lockstep get --cluster '{spaced}' lists its jobs")
     site = HostSite(load_cluster(str(spaced)), str(spaced))
     assert site.again == site.fleet().again == f"--cluster '{spaced}'" and site.anew.endswith(f" --cluster '{spaced}'")

@@ -227,7 +227,7 @@ def test_a_gpu_holds_more_than_tensors() -> None:
     tensors = sum(
         size for name, size in found.items() if name not in ("CUDA", "NCCL's buffers of 2 communicators", "reserve for fragmentation")
     )
-    assert found["reserve for fragmentation"] == pytest.approx(tensors / 20, abs=1)
+    assert found["reserve for fragmentation"] == pytest.approx(tensors * 0.06, abs=1)
     hierarchical = sizes(changed(zero_stage=ZeroStage.STAGE3), replace(GPU, partition=8))
     assert "NCCL's buffers of 3 communicators" in hierarchical
     alone = sizes(TRAINING, Place(1, 1, gpu=True))
@@ -243,7 +243,7 @@ def test_the_update_is_the_worst_moment_where_activations_are_few() -> None:
 def test_a_run_is_refused_with_the_single_settings_that_would_fit() -> None:
     refused = plan(31.0).refusal()
     assert refused is not None
-    assert "60.9 GB on each GPU, which has 31.0 GB" in refused
+    assert "61.5 GB on each GPU, which has 31.0 GB" in refused
     assert refused.endswith("what would fit: optimization.gradientCheckpointing: true; or data.maxLength: 1024")
     assert not plan(31.0, training=changed(optimization={"gradient_checkpointing": True})).tight
 
@@ -252,7 +252,7 @@ def test_settings_are_joined_when_none_is_enough_alone() -> None:
     refused = plan(8.0, training=changed(data={"max_length": 16384})).refusal()
     assert refused is not None
     assert refused.endswith(
-        "optimization.gradientCheckpointing: true with optimization.microBatchSize: 1 with zeroStage: Stage3 with data.maxLength: 4096"
+        "optimization.gradientCheckpointing: true with optimization.microBatchSize: 1 with zeroStage: Stage3 with data.maxLength: 2048"
     )
 
 
@@ -448,7 +448,7 @@ def test_a_stated_overlap_decides_how_many_buckets_there_are(method: Method, ove
     assert bucket_bytes(size_settings(stated)) == 2 * buckets
 
 
-@pytest.mark.parametrize(("capacity", "expected"), [(9.0, 1), (60.8, 1), (61.0, 2), (241.0, 8)])
+@pytest.mark.parametrize(("capacity", "expected"), [(9.0, 1), (61.4, 1), (61.6, 2), (241.0, 8)])
 def test_a_rank_may_compute_what_its_own_device_holds_and_more_than_stated_only_with_room(capacity: float, expected: int) -> None:
     shape, settings = llama_8b(), size_settings(TRAINING)
     most = most_samples(shape, settings, GPU, round(capacity * GB))
