@@ -182,9 +182,5 @@ def _as_json(findings: list[Finding], estimate: Forecast, *, offline: bool) -> d
         {"section": one.subject, "outcome": one.outcome.value, "message": one.message} | ({"fix": one.fix} if one.fix else {})
         for one in findings
     ]
-    return {
-        "verdict": verdict(findings, offline=offline).value,
-        "message": sentence(findings, offline=offline),
-        "lines": lines,
-        "figures": estimate.figures,
-    }
+    result, message = verdict(findings, offline=offline), sentence(findings, offline=offline)
+    return {"verdict": result.value, "message": message, "lines": lines, "figures": estimate.figures}

@@ -128,11 +128,10 @@ def forecast(resolved: Resolved, facts: RunFacts) -> Forecast:
     settings = size_settings(trainer_config(resolved.training))
     run = _length(resolved, facts)
     place = _memory(estimate, resolved, settings, facts)
-    seconds = _step_seconds(resolved, settings, facts)
-    _network(estimate, resolved, settings, facts, place, seconds, run)
+    _network(estimate, resolved, settings, facts, place, run)
     _steps(estimate, resolved, facts, run)
     _saves(estimate, resolved, settings, facts, run)
-    _time(estimate, facts, run, seconds)
+    _time(estimate, facts, run, _step_seconds(resolved, settings, facts))
     return estimate
 
 
@@ -220,15 +219,7 @@ def _manner(settings: Settings, place: Place) -> str:
     return f"{settings.zero_stage.value} in {settings.precision.value}, with{checkpointed} gradient checkpointing{copy}"
 
 
-def _network(
-    estimate: Forecast,
-    resolved: Resolved,
-    settings: Settings,
-    facts: RunFacts,
-    place: Place,
-    seconds: float | None,
-    run: length.Plan | None,
-) -> None:
+def _network(estimate: Forecast, resolved: Resolved, settings: Settings, facts: RunFacts, place: Place, run: length.Plan | None) -> None:
     if resolved.nodes == 1:
         estimate.add("network", Outcome.OK, "one node: nothing is sent between nodes")
         return
@@ -259,6 +250,7 @@ def _network(
         share = large_share(flows, facts.shape, settings, samples, facts.speed, facts.device or resolved.profile.spec.gpus.type or "")
         if share:
             estimate.add("network", Outcome.NOTE, share, _less_traffic(facts, settings, place))
+    seconds = _step_seconds(resolved, settings, facts)
     if seconds is None:
         message = "the bandwidth that a step needs: how long one takes is not known; --tokens-per-second or --train-log says it"
         estimate.add("network", Outcome.UNKNOWN, message)

@@ -124,14 +124,11 @@ def remedy(settings: Settings, place: Place, fits: Callable[[Settings, Place], b
             "method: LoRA sends only the adapter's gradients; else a larger globalBatchSize with zeroStage: Stage1, which sends once a step"
         )
     once, alone = replace(settings, zero_stage=ZeroStage.STAGE1), replace(place, partition=1)
+    node = (settings, replace(place, partition=place.ranks_per_node))
     changes = {
         "zeroStage: Stage1 sends only the adapter's gradients, once a step": (once, alone),
         "zeroStage: Stage1 with model.quantization: NF4 sends as little": (replace(once, quantization=Quantization.NF4), alone),
+        **({"hierarchicalPartition: Node keeps the gathers inside of a node": node} if place.world_size > place.ranks_per_node > 1 else {}),
     }
-    if place.world_size > place.ranks_per_node > 1:
-        changes["hierarchicalPartition: Node keeps the gathers inside of a node"] = (
-            settings,
-            replace(place, partition=place.ranks_per_node),
-        )
     fitting = [text for text, change in changes.items() if fits(*change)]
     return "; ".join(fitting) or "no setting that sends less fits into this memory: take a faster network (RDMA), or nodes with more memory"
