@@ -101,3 +101,10 @@ def test_a_job_s_name_leaves_room_for_what_kubernetes_adds(characters: int, is_r
     }
     with pytest.raises(ValidationError, match="52") if is_refused else nullcontext():
         TrainingJob.model_validate(job)
+
+
+@pytest.mark.parametrize(("number", "is_refused"), [(10**15, False), (10**15 + 1, True), (1.1e15, True)])
+def test_a_number_is_at_most_ten_to_the_fifteenth(number: float, is_refused: bool) -> None:
+    stated = {"model": {"name": "/m"}, "data": {"path": "/d"}, "optimization": {"learningRate": number}}
+    with pytest.raises(ValidationError, match="is not valid: must be a number") if is_refused else nullcontext():
+        Training.model_validate(stated)

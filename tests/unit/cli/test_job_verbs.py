@@ -247,12 +247,15 @@ def test_names_and_ways_of_choosing_do_not_go_together(tmp_path: Path, monkeypat
     ]  # fmt: skip
 
 
-def test_watching_prints_a_job_again_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watching_looks_every_two_seconds_and_prints_a_job_again_when_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from lockstep.cli.jobs import get
 
-    stub, looks = Jobs(), itertools.count(1)
+    stub, looks, pauses = Jobs(), itertools.count(1), list[float]()
 
     def next_look(seconds: float) -> None:
+        pauses.append(seconds)
         look = next(looks)
         if look == 2:
             stub.objects[JOBS]["items"][1]["status"]["restarts"] = 1
@@ -263,6 +266,7 @@ def test_watching_prints_a_job_again_when_it_has_changed(tmp_path: Path, monkeyp
     result = typed(stub, tmp_path, monkeypatch, "get", "-w")
     assert result.exit_code == 130
     assert [line.split()[0] for line in result.output.splitlines()] == ["NAME", "a", "b", "b"]
+    assert pauses == [2.0] * 3
 
 
 def with_two_nodes() -> Jobs:

@@ -207,6 +207,14 @@ def test_facts_come_back_as_they_were_told_and_unknown_ones_are_left_out() -> No
     assert parse_reply(json.dumps(sent).encode()) == Reply((fact, fact))
 
 
+def test_of_each_text_of_a_reply_256_characters_are_read() -> None:
+    long, texts = "x" * 257, ("pod", "reason", "message", "podUid", "nodeName")
+    sent = {"facts": [{"type": "Evicted", "node": 0, **dict.fromkeys(texts, long)}], "racks": [long]}
+    reply = parse_reply(json.dumps(sent).encode())
+    (fact,) = reply.facts
+    assert {fact.pod, fact.reason, fact.message, fact.pod_uid, fact.node_name, *reply.racks} == {"x" * 256}
+
+
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"facts": 1}', b'{"racks": 1}'])
 def test_what_is_no_reply_is_refused(body: bytes) -> None:
     with pytest.raises(ContractError):

@@ -31,7 +31,7 @@ from lockstep.platforms.hosts.start import HostOptions
 from lockstep.platforms.local.place import LocalPlace
 from support.api_stub import ApiStub, served
 from support.hosts_told import facts
-from unit.plan.hosts.test_status import ACTIVE, host
+from unit.plan.hosts.test_status import ACTIVE, LEADING, host
 
 LAB = "cluster: {name: lab, platform: hosts, description: Two machines}\nhosts: [{name: lab0, address: 10.0.0.1, gpus: 2}, {name: lab1}]\n"
 JOB = "apiVersion: lockstep.dev/v1alpha1\nkind: TrainingJob\nmetadata: {name: x}\nspec: {cluster: lab, script: {path: a.py}}\n"
@@ -233,6 +233,23 @@ def test_a_start_that_is_interrupted_says_how_to_see_whether_the_job_runs(
     with pytest.raises(KeyboardInterrupt):
         run_on_hosts(inputs, str(lab), HostOptions(), detach=True)
     assert f"interrupted while job x was being started: lockstep get --cluster {lab} shows whether it runs" in capsys.readouterr().err
+
+
+def test_node_zero_s_host_waits_a_second_for_the_ranks_of_a_start_each_time_it_is_asked(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    async def start(*_: Any, patience: float) -> Any:
+        waits.append(patience)
+        return seen_jobs({name: host(name, ACTIVE) for name in ("lab0", "lab1")}, {})["x"]
+
+    async def look_for(fleet: Any, job: str, hosts: Any, patience: float) -> Any:
+        waits.append(patience)
+        return {"lab0": host("lab0", LEADING), "lab1": host("lab1", ACTIVE)}, {}
+
+    monkeypatch.setattr("lockstep.platforms.hosts.start.start", start)
+    monkeypatch.setattr("lockstep.platforms.hosts.fleet.Fleet.look_for", look_for)
+    assert run_on_hosts(read_inputs(lab.parent / "job.yaml", str(lab), None), str(lab), HostOptions(), detach=True) == 0
+    assert waits == [1.0, 1.0]
 
 
 def test_the_aim_ends_with_the_verb(lab: Path) -> None:

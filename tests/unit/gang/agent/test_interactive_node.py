@@ -19,6 +19,7 @@ from lockstep_gang.agent.interactive import DevNode, PrintedLines
 from lockstep_gang.agent.ranks.script import argv, look
 from lockstep_gang.agent.session import client
 from lockstep_gang.agent.session.activity import ShellActivity
+from lockstep_gang.agent.session.requests import RequestSocket
 from lockstep_gang.contract.interactive import Asked, Find
 from unit.virtual_time import VirtualClock
 
@@ -188,3 +189,25 @@ def test_what_scripts_print_goes_on_ten_times_a_second() -> None:
 
     clock.seconds_of(story())
     assert len(flushed) == 10
+
+
+@pytest.mark.parametrize(("size", "code"), [(1 << 20, 0), ((1 << 20) + 1, 2)])
+def test_a_request_is_a_line_of_at_most_a_mebibyte(tmp_path: Path, size: int, code: int) -> None:
+    path = tmp_path / "agent.sock"
+
+    def ask() -> Any:
+        with socket.socket(socket.AF_UNIX) as here:
+            here.connect(str(path))
+            here.sendall(b'{"verb": "env"}'.ljust(size) + b"\n")
+            with here.makefile() as answer:
+                return json.loads(answer.readline())
+
+    async def story() -> Any:
+        requests = RequestSocket(path, "node 0", lambda _: None, dict)
+        await requests.start()
+        try:
+            return await asyncio.to_thread(ask)
+        finally:
+            requests.close()
+
+    assert asyncio.run(story())["exitCode"] == code

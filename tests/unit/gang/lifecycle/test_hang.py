@@ -78,9 +78,9 @@ def test_a_step_ends_an_evaluation_that_nobody_said_the_end_of() -> None:
     assert story.waits(60).gang.phase is Phase.STOPPING
 
 
-def test_what_follows_the_last_step_has_the_time_of_an_export() -> None:
+def test_what_follows_the_last_step_has_the_four_hours_of_an_export() -> None:
     story = started(timeouts=LIMITS, nodes=1).reports(0, Step(0, 9, total_steps=9))
-    assert story.waits(LIMITS.export_seconds - 1).gang.phase is Phase.ACTIVE
+    assert story.waits(14399).gang.phase is Phase.ACTIVE
     assert story.waits(1).gang.phase is Phase.STOPPING
 
 

@@ -109,13 +109,13 @@ def test_a_pod_that_somebody_deletes_is_told_with_the_time_at_which_they_did() -
     assert "deleted by hand" in fact.message
 
 
-def test_a_pod_that_went_with_a_stateful_set_that_somebody_scaled_says_so() -> None:
+def test_a_pod_that_went_within_five_seconds_of_a_scaled_stateful_set_says_so() -> None:
     seen = running()
-    scaled = {"time": "2027-01-15T07:58:31Z", "message": "StatefulSet x was scaled to 1 by kubectl"}
+    scaled = {"time": "2027-01-15T07:58:35Z", "message": "StatefulSet x was scaled to 1 by kubectl"}
     told = replace(seen, pods=(pod(0), ending()), job={**seen.job, "status": {"interference": scaled}})
     assert [fact.message for fact in losses(told).values()] == ["StatefulSet x was scaled to 1 by kubectl"]
-    long_ago = {**scaled, "time": "2027-01-15T07:50:00Z"}
-    (fact,) = losses(replace(told, job={**seen.job, "status": {"interference": long_ago}})).values()
+    later = {**scaled, "time": "2027-01-15T07:58:36Z"}
+    (fact,) = losses(replace(told, job={**seen.job, "status": {"interference": later}})).values()
     assert "deleted by hand" in fact.message
 
 

@@ -341,6 +341,7 @@ def test_a_report_of_a_pod_that_is_gone_says_nothing() -> None:
     [
         (replace(fresh(), profiles=()), "NoDefaultCluster", "there is none at all"),
         (fresh(cluster="q"), "ClusterNotFound", "the cluster has p"),
+        (replace(fresh(cluster="q"), profiles=tuple({**PROFILE, "metadata": {"name": f"p{n}"}} for n in range(10))), "ClusterNotFound", "has p0, p1, p2, p3, p4, p5, p6, p7 and 2 more:"),
         (replace(fresh(), profiles=(PROFILE, {**PROFILE, "metadata": {**PROFILE["metadata"], "name": "q"}})), "SeveralDefaultClusters", "(p, q)"),
         (replace(fresh(), profiles=({**PROFILE, "spec": {"shmSize": "much"}},)), "InvalidCluster", "shmSize"),
         (fresh(nodes="two"), "InvalidSpec", "nodes"),

@@ -16,13 +16,13 @@ from lockstep.api.hosts import Host, HostsCluster
 from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.platforms.hosts.place import HostPlace
 from lockstep.platforms.hosts.ssh import Login, Shared
-from lockstep.programs import STDERR, Broken
+from lockstep.programs import STDERR, Broken, NotStarted
 
-SAYS = "cat > /dev/null & printf '\\036lockstep 1\\n'; {script}"
+SAYS = "cat > /dev/null & {noise}; printf '\\036lockstep 1\\n'; {script}"
 
 
-def place(script: str) -> HostPlace:
-    """A host whose ssh is this script, after the mark by which a program begins."""
+def place(script: str, noise: str = ":") -> HostPlace:
+    """A host whose ssh is this script, after the login shell's noise and the mark by which a program begins."""
 
     async def opened() -> None:
         """Do nothing: there is no connection to share."""
@@ -34,7 +34,7 @@ def place(script: str) -> HostPlace:
         login=SimpleNamespace(name="lab0", words="lab0"),
         be_open=opened,
         patiently=once,
-        command=lambda *_: ("sh", "-c", SAYS.format(script=script)),
+        command=lambda *_: ("sh", "-c", SAYS.format(script=script, noise=noise)),
     )
     return HostPlace(shared)
 
@@ -62,6 +62,19 @@ def test_255_is_a_program_s_own_only_where_its_mark_ends_what_it_says_in_one_pie
     script: str, errors: bytes, code: int | None
 ) -> None:
     assert asyncio.run(ended(script)) == (errors, code)
+
+
+@pytest.mark.parametrize(("kibibytes", "is_refused"), [(60, False), (200, True)])
+def test_a_login_shell_may_print_64_kibibytes_before_a_program(kibibytes: int, is_refused: bool) -> None:
+    async def begun() -> str:
+        async with place("true", f"head -c {kibibytes << 10} /dev/zero | tr '\\0' x").program(["true"]) as program:
+            return program.noise
+
+    if is_refused:
+        with pytest.raises(NotStarted, match="its login shell says: xxx"):
+            asyncio.run(begun())
+    else:
+        assert len(asyncio.run(begun())) == kibibytes << 10
 
 
 def test_work_on_hosts_that_is_interrupted_has_cleaned_up_on_all_of_them_when_it_ends(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import re
 import subprocess
@@ -319,3 +320,21 @@ def test_a_connection_that_was_open_is_looked_at_again_after_ten_seconds(monkeyp
         asyncio.run(shared.be_open())
         clock.sleep(1.0)
     assert opened == [0, 11, 22]
+
+
+def test_a_connection_that_another_command_opens_is_looked_for_twenty_times_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, pauses = Shared(Login("lab0"), tmp_path), list[float]()
+    Stub(tmp_path, monkeypatch)
+    with (tmp_path / f"{shared.login.key}.lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+
+        async def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 20:
+                fcntl.flock(other, fcntl.LOCK_UN)
+
+        monkeypatch.setattr(ssh.asyncio, "sleep", pause)
+        asyncio.run(shared.open())
+    assert sum(pauses) == pytest.approx(1.0)

@@ -447,3 +447,15 @@ def test_a_log_that_does_not_end_with_its_container_has_five_seconds(quick: pyte
     server, clock = Namespace(ran(), (node(0, ended(0)), node(1, ended(0)))), VirtualClock()
     assert clock.run(_follow(cast(Cluster, server), ran(), lambda line: None)) == 0
     assert clock.now - 1000.0 == pytest.approx(5, abs=0.1)
+
+
+def test_pods_of_a_measurement_are_looked_for_twice_a_second() -> None:
+    clock, looks = VirtualClock(), list[float]()
+
+    class Coming(FakeCluster):
+        async def list(self, *_: Any) -> Object:
+            looks.append(clock.now)
+            return {"items": [node(0, RUNS), node(1, RUNS)] if len(looks) > 4 else []}
+
+    clock.run(shortruns._all_pods(Coming().as_cluster, ran()))
+    assert looks == pytest.approx([1000.0, 1000.5, 1001.0, 1001.5, 1002.0, 1002.0])

@@ -221,6 +221,14 @@ def test_sysfs_says_what_a_port_is_and_where(tmp_path: Path) -> None:
     assert netfacts.network_facts(tmp_path)["hcas"] == []
 
 
+def test_of_a_node_s_rdma_ports_64_are_told(tmp_path: Path) -> None:
+    for number in range(65):
+        port = tmp_path / f"sys/class/infiniband/mlx5_{number:02}/ports/1"
+        port.mkdir(parents=True)
+        (port / "state").write_text("4: ACTIVE\n")
+    assert [hca["device"] for hca in netfacts.network_facts(tmp_path)["hcas"]] == [f"mlx5_{number:02}" for number in range(64)]
+
+
 def test_the_containers_limit_counts_as_cores(tmp_path: Path) -> None:
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
     (tmp_path / "sys/fs/cgroup/cpu.max").write_text("50000 100000\n")

@@ -29,6 +29,7 @@ from lockstep_gang.contract.reply import FactType, parse_reply
 from lockstep_gang.contract.report import RankCount, Report, State, claimed_job, report_body, report_bytes_max
 from lockstep_gang.contract.run import JobIdentity
 from lockstep_spec.codec import to_json
+from unit.virtual_time import VirtualClock
 
 NODES_MAX = 1024
 CLAIM_BYTES_MAX = 700
@@ -468,3 +469,12 @@ def test_tokens_that_are_no_good_are_asked_about_ever_less_often_however_well_th
     asyncio.run(run())
     assert set(codes) == {401, 429}
     assert asked[0] == codes.count(401) <= 8
+
+
+def test_each_token_that_is_no_good_makes_its_job_wait_for_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, reports = VirtualClock(), Reports()
+    monkeypatch.setattr(report_server, "time", clock)
+    for _ in range(3):
+        reports.asked_in_vain("a")
+    assert clock.seconds_of(reports.turn("b")) == 0
+    assert clock.seconds_of(reports.turn("a")) == pytest.approx(3.0)

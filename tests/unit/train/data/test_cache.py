@@ -25,6 +25,7 @@ from lockstep_train.data.tokens import source as source_module
 from lockstep_train.data.tokens.source import tokens_of
 from lockstep_train.data.tokens.tokenizer import Tokenizer
 from unit.train.data.data_cases import BYTES, dataset_of, text_of, write_jsonl
+from unit.virtual_time import VirtualClock
 
 RECORDS = [{"text": "x" * (number % 7) + str(number)} for number in range(50)]
 
@@ -235,9 +236,13 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "SETTLED_SECONDS", -1.0)
 
 
-def test_a_file_that_has_just_changed_is_not_believed_to_be_done(tmp_path: Path, data: str) -> None:
+@pytest.mark.parametrize(("age", "is_believed"), [(1.9, False), (2.1, True)])
+def test_a_file_that_changed_less_than_two_seconds_ago_is_not_believed_to_be_done(
+    tmp_path: Path, data: str, monkeypatch: pytest.MonkeyPatch, age: float, is_believed: bool
+) -> None:
+    monkeypatch.setattr(cache, "time", VirtualClock(Path(data).stat().st_ctime + age))
     content_digest(Path(data), tmp_path / "cache")
-    assert not list((tmp_path / "cache").rglob("*.json"))
+    assert any((tmp_path / "cache").rglob("*.json")) == is_believed
 
 
 @pytest.mark.usefixtures("settled")

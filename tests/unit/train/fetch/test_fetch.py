@@ -240,11 +240,13 @@ def test_a_gated_model_comes_with_its_token_which_no_other_host_and_no_file_gets
     assert all(TOKEN.encode() not in (fetched.folder / name).read_bytes() for name in names(fetched.folder))
 
 
-def test_no_network_is_no_final_failure(tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_network_is_no_final_failure_after_six_attempts(tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    pauses: list[float] = []
+    monkeypatch.setattr(fetching.time, "sleep", pauses.append)
     with pytest.raises(TrainerError, match=r"can't be asked for the model org/tiny: ConnectError.*lockstep model get") as refused:
         get(tmp_path)
-    assert refused.value.exit_code == 1
+    assert (refused.value.exit_code, len(pauses)) == (1, 5)
 
 
 def test_a_volume_without_room_is_refused_before_anything_is_fetched(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
