@@ -219,6 +219,8 @@ class HostProgram(Program):
             for reader in self._readers:
                 reader.cancel()
             await asyncio.gather(*self._readers, return_exceptions=True)
+            for pipe in filter(None, map(self._transport.get_pipe_transport, (STDOUT, STDERR))):
+                pipe.close()  # asyncio never sees the end of one that waits for its reader, and waits for that beside the process
             await ended(self._process)
         finally:  # (a second Ctrl-C comes in between)
             self._transport.close()
