@@ -49,7 +49,7 @@ def test_who_has_no_rights_is_told_which_are_missing(
     said = told.stdout + told.stderr
     assert "Traceback" not in said
     if name in ANSWERS_WHATEVER_IS_HIDDEN:
-        assert told.returncode in (0, 1), told
+        assert told.returncode in (0, 1, 3), told  # 3: a plan of a cluster that tells nothing
         return
     assert told.returncode in (1, 2), told
     assert " cannot " in said or "you may not" in said, told

@@ -45,7 +45,8 @@ def test_a_plan_says_what_the_cluster_would_and_makes_nothing(other: Jobs, kubec
     assert (fits["verdict"], said(fits, "admission", "ok").count("was admitted")) == ("fits now", 3)
     assert "2 of 2 nodes fit now" in said(fits, "nodes", "ok")
 
-    limited = plan(other, tmp_path, 0, kubeconfig_of("edit", other, cluster, tmp_path))
+    limited = plan(other, tmp_path, 3, kubeconfig_of("edit", other, cluster, tmp_path))
+    assert limited["message"] == "may wait; not known: cluster and nodes and claims (--context NAME, of an account with more rights)"
     assert "your account may not list nodes" in said(limited, "nodes", "unknown")
     assert said(limited, "admission", "ok").count("was admitted") == 3
 
