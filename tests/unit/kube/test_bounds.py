@@ -19,7 +19,7 @@ from lockstep.kube.exec import PodProgram
 from lockstep.kube.kubeconfig import Server
 from lockstep.kube.loginprogram import LoginProgram
 from support.fake_cluster import FakeCluster
-from unit.kube.test_reading import Listing, Reply, text_of
+from unit.kube.test_reading import Listing, Reply, forbid_twice, text_of
 from unit.virtual_time import VirtualClock
 
 
@@ -92,17 +92,7 @@ def test_what_is_forbidden_is_asked_for_every_half_minute_and_a_watch_that_faile
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, server, asked = VirtualClock(), Listing([text_of("a")]), list[float]()
-    allowed = server.request
-
-    async def forbids_twice(**how: Any) -> Any:
-        asked.append(clock.now - 1000.0)
-        if len(asked) > 2:
-            return await allowed(**how)
-        reply = Reply(b"{}")
-        reply.status = 403
-        return reply
-
-    monkeypatch.setattr(server, "request", forbids_twice)
+    forbid_twice(monkeypatch, server, lambda: asked.append(clock.now - 1000.0))
     session = reading.BoundedSession(server, frozenset(), frozenset())
     clock.run(session.request("get", "https://cluster/api/v1/configmaps?limit=100"))
     assert asked == [0, 30, 60]

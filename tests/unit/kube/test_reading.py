@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -197,6 +197,21 @@ def test_an_empty_list_of_metadata_has_no_items() -> None:
     assert asyncio.run(page())["items"] == []
 
 
+def forbid_twice(monkeypatch: pytest.MonkeyPatch, server: Listing, asked: Callable[[], None]) -> None:
+    """Let the server forbid the first two requests, and say of each that it was asked."""
+    allowed, refusals = server.request, iter(range(2))
+
+    async def request(**how: Any) -> Any:
+        asked()
+        if next(refusals, None) is None:
+            return await allowed(**how)
+        reply = Reply(b"{}")
+        reply.status = 403
+        return reply
+
+    monkeypatch.setattr(server, "request", request)
+
+
 def session(server: Listing) -> BoundedSession:
     return BoundedSession(server, frozenset({"configmaps"}), frozenset({"trainingjobs"}), slim=slimmed)
 
@@ -334,17 +349,8 @@ def test_what_is_forbidden_is_asked_for_again_until_it_is_allowed(monkeypatch: p
     monkeypatch.setattr("lockstep.kube.reading.FORBIDDEN_SECONDS", 0.0)
     monkeypatch.setattr("lockstep.kube.reading.WATCH_ERROR_SECONDS", 0.0)
     server = Listing([text_of("a")])
-    allowed, asked = server.request, list[str]()
-
-    async def forbids_twice(**how: Any) -> Any:
-        asked.append(how["url"])
-        if len(asked) > 2:
-            return await allowed(**how)
-        reply = Reply(b"{}")
-        reply.status = 403
-        return reply
-
-    monkeypatch.setattr(server, "request", forbids_twice)
+    asked = list[int]()
+    forbid_twice(monkeypatch, server, lambda: asked.append(1))
 
     async def page() -> Any:
         async with await session(server).request("get", "https://cluster/api/v1/configmaps?limit=100") as reply:
@@ -352,7 +358,7 @@ def test_what_is_forbidden_is_asked_for_again_until_it_is_allowed(monkeypatch: p
 
     assert len(asyncio.run(page())["items"]) == 1
     assert len(asked) == 3
-    asked.clear()
+    forbid_twice(monkeypatch, server, lambda: None)
     assert [event["object"]["code"] for event in asyncio.run(lines_of(server, since=0))] == [410]
 
 
