@@ -44,15 +44,25 @@ def number_of(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def listed(items: Sequence[object], most: int, separator: str = ", ") -> str:
-    """The first `most` items, and how many more there are: `a, b and 3 more`; between sentences (`separator="; "`) `a; b; and 3 more`."""
-    shown = separator.join(str(item) for item in items[:most])
-    return shown + (f"{separator.rstrip(', ')} and {len(items) - most} more" if len(items) > most else "")
+LISTED = 8
 
 
-def named(noun: str, names: Sequence[object], most: int) -> str:
+def listed(items: Sequence[object]) -> str:
+    """The first eight items, and how many more there are: `a, b and 3 more`."""
+    return ", ".join(map(str, items[:LISTED])) + (f" and {len(items) - LISTED} more" if len(items) > LISTED else "")
+
+
+CLAUSES = 3
+
+
+def clauses(texts: Sequence[object]) -> str:
+    """The first three texts, and how many more there are: `a; b; c; and 3 more`."""
+    return "; ".join(map(str, texts[:CLAUSES])) + (f"; and {len(texts) - CLAUSES} more" if len(texts) > CLAUSES else "")
+
+
+def named(noun: str, names: Sequence[object]) -> str:
     """`node a`, or `nodes a, b and 3 more`."""
-    return f"{noun}{'' if len(names) == 1 else 's'} {listed(names, most)}"
+    return f"{noun}{'' if len(names) == 1 else 's'} {listed(names)}"
 
 
 def _in_units(count: float, units: Sequence[tuple[str, float]]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lockstep_spec.modelnames import folder_name
-from lockstep_spec.words import binary_size, decimal_size, duration, listed, named, number_of, step_duration
+from lockstep_spec.words import binary_size, clauses, decimal_size, duration, listed, named, number_of, step_duration
 
 
 @pytest.mark.parametrize(
@@ -36,10 +36,10 @@ def test_one_of_a_thing_has_no_plural() -> None:
     assert [number_of(count, "rank") for count in (0, 1, 2)] == ["0 ranks", "1 rank", "2 ranks"]
 
 
-def test_lists_say_how_many_more_there_are() -> None:
-    assert [listed("abc", most) for most in (2, 3)] == ["a, b and 1 more", "a, b, c"]
-    assert listed(["one fails", "two fails", "three fails"], 2, "; ") == "one fails; two fails; and 1 more"
-    assert [named("pod", names, 2) for names in (["a"], ["a", "b", "c"])] == ["pod a", "pods a, b and 1 more"]
+def test_lists_have_eight_items_or_three_clauses_and_say_how_many_more_there_are() -> None:
+    assert [listed(range(count)) for count in (8, 10)] == ["0, 1, 2, 3, 4, 5, 6, 7", "0, 1, 2, 3, 4, 5, 6, 7 and 2 more"]
+    assert [named("pod", "a" * count) for count in (1, 2, 9)] == ["pod a", "pods a, a", "pods a, a, a, a, a, a, a, a and 1 more"]
+    assert [clauses(["a fails"] * count) for count in (3, 5)] == ["a fails; a fails; a fails", "a fails; a fails; a fails; and 2 more"]
 
 
 def test_a_folder_of_a_long_model_s_name_has_200_characters() -> None:

@@ -23,7 +23,6 @@ SLACK_SECONDS = (5.0, 15.0)
 SILENT_SECONDS = 12.0
 """Silence from which on a rank doesn't run any more. It beats every 5 s, and its agent reports that within 5 s, or somewhat later in a big gang."""
 STOPPED = frozenset({"T", "t"})
-SHOWN = 5
 
 
 def overdue_hang(gang: Gang, run: Run, now: float) -> tuple[Gang, Hang | None]:
@@ -162,7 +161,7 @@ def _who(blamed: tuple[int, ...], run: Run, dumps: Mapping[int, Dumped]) -> str:
     if not blamed:
         return "no rank makes progress, and none is behind the others"
     nodes = sorted({run.node_of(rank) for rank in blamed})
-    return f"{named('rank', blamed, SHOWN)} on {named('node', nodes, SHOWN)} {'hangs' if len(blamed) == 1 else 'hang'}"
+    return f"{named('rank', blamed)} on {named('node', nodes)} {'hangs' if len(blamed) == 1 else 'hang'}"
 
 
 def dump_text(dump: Dumped | None) -> str:

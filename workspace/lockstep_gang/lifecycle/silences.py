@@ -14,8 +14,7 @@ from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import SILENCE_SECONDS
 from lockstep_gang.lifecycle.gang import Gang, Silence
-
-SHOWN = 3
+from lockstep_spec.words import clauses
 
 
 def with_silence(gang: Gang, silence: Silence) -> Gang:
@@ -73,8 +72,7 @@ def _interrupted(silence: Silence, run: Run) -> Failure:
 def open_silences_text(gang: Gang, run: Run) -> str:
     """Sentences such as `node 1 (x-1) has not been heard since 12:00:05 UTC: …`; empty while all are heard."""
     silences = open_silences(gang)
-    more = f"; nor are {len(silences) - SHOWN} more nodes" if len(silences) > SHOWN else ""
-    return "; ".join(f"{run.node_name(s.node)} has not been heard since {_clock(s.since)}: {_why(s, run)}" for s in silences[:SHOWN]) + more
+    return clauses([f"{run.node_name(s.node)} has not been heard since {_clock(s.since)}: {_why(s, run)}" for s in silences])
 
 
 def silence_lines(before: Gang, after: Gang, run: Run) -> Iterator[str]:

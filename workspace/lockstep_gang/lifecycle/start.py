@@ -12,9 +12,8 @@ from lockstep_gang.lifecycle.gang import Gang, Phase
 from lockstep_gang.lifecycle.hang import dump_text
 from lockstep_gang.lifecycle.progress import Wait
 from lockstep_gang.lifecycle.stops import busy_nodes, with_stuck_nodes
-from lockstep_spec.words import listed, named, number_of
+from lockstep_spec.words import LISTED, listed, named, number_of
 
-SHOWN = 5
 _UNPLACED = frozenset({"Unschedulable", "Scheduling", "NotCreated"})
 """Reasons that the operator gives for a pod that no Node has room for yet. An image that can't be pulled, say, is another matter."""
 
@@ -117,18 +116,18 @@ def _waits_for_returns(gang: Gang, run: Run) -> bool:
 
 def listed_nodes(gang: Gang, run: Run, nodes: list[int]) -> str:
     """`node 1 of 2: x-1 (ImagePullBackOff)`, as far as that is known."""
-    pods = ", ".join(filter(None, (gang.facts.waiting(node) or run.pod_name(node) for node in nodes[:SHOWN])))
-    return f"{named('node', nodes, SHOWN)} of {run.nodes}" + (f": {pods}" if pods else "")
+    pods = ", ".join(filter(None, (gang.facts.waiting(node) or run.pod_name(node) for node in nodes[:LISTED])))
+    return f"{named('node', nodes)} of {run.nodes}" + (f": {pods}" if pods else "")
 
 
 def listed_ranks(run: Run, ranks: tuple[int, ...]) -> str:
     nodes = sorted({run.node_of(rank) for rank in ranks})
-    return f"{named('rank', ranks, SHOWN)} on {named('node', nodes, SHOWN)}"
+    return f"{named('rank', ranks)} on {named('node', nodes)}"
 
 
 def start_banner(gang: Gang, run: Run) -> Iterator[str]:
     """Lines with which an attempt starts, after the one that says that it does."""
-    yield f"  nodes: {listed([name for node in range(run.nodes) if (name := run.pod_name(node))], SHOWN) or run.nodes}, {_ranks_words(run)}"
+    yield f"  nodes: {listed([name for node in range(run.nodes) if (name := run.pod_name(node))]) or run.nodes}, {_ranks_words(run)}"
     yield f"  fabric: {_fabric(run)}"
     yield f"  run: {run.run_dir}, works in {run.working_directory}, log of what happens in {run.run_dir}/logs"
     yield f"  from: {_from(gang, run)}"

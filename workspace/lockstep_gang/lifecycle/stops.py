@@ -12,7 +12,7 @@ from lockstep_gang.contract.times import stamp
 from lockstep_gang.lifecycle.gang import Gang, Phase
 from lockstep_gang.lifecycle.hang import dump_text
 from lockstep_spec.exits import SAVED
-from lockstep_spec.words import named
+from lockstep_spec.words import clauses, named
 
 SAME_MOMENT_SECONDS = 1.0
 """Head start of an agent, which counts its ranks' grace from a moment before the coordinator hears of the stop."""
@@ -65,7 +65,7 @@ def _why_not_saved(gang: Gang, run: Run, now: float) -> str:
         return stuck_nodes_text(gang, run, stuck)
     killed = [index for index, exit_ in exits.items() if exit_.signal == "SIGKILL"]
     if killed and now - gang.stop_began >= run.save_grace_seconds - SAME_MOMENT_SECONDS:
-        return f"{named('rank', killed, SHOWN)} still ran after the {run.save_grace_seconds} s that a save may take, and were killed"
+        return f"{named('rank', killed)} still ran after the {run.save_grace_seconds} s that a save may take, and were killed"
     broken = [index for index, exit_ in exits.items() if exit_.signal is not None or exit_.exit_code not in (0, SAVED)]
     if broken:
         error = gang.ranks[broken[0]].error
@@ -91,7 +91,6 @@ def _report(gang: Gang, now: float, save: Save, message: str, lost: int | None) 
 
 END_SECONDS = 60.0
 """Time that nodes have to end their ranks by SIGKILL; a process that frees much memory needs seconds."""
-SHOWN = 5
 
 
 def busy_nodes(gang: Gang) -> list[int]:
@@ -125,8 +124,7 @@ def with_stuck_nodes(text: str, gang: Gang, run: Run) -> str:
 
 def stuck_nodes_text(gang: Gang, run: Run, nodes: list[int]) -> str:
     """`node 1 could not end rank 3; its process can't be interrupted (state D): …; check that node`; empty without nodes."""
-    more = f"; likewise on {len(nodes) - SHOWN} more nodes" if len(nodes) > SHOWN else ""
-    return "; ".join(_on_node(gang, run, node) for node in nodes[:SHOWN])[:600] + more
+    return clauses([_on_node(gang, run, node) for node in nodes])[:600]
 
 
 def _on_node(gang: Gang, run: Run, node: int) -> str:
@@ -135,7 +133,7 @@ def _on_node(gang: Gang, run: Run, node: int) -> str:
         dump = next((dump for dump in gang.dumps if dump.rank in run.ranks_of(node) and dump.state == "D"), None)
         return f"node {node} could not end all processes of attempt {gang.nodes[node].attempt}{dump_text(dump)}; check that node"
     dump = next((dump for dump in gang.dumps if dump.rank in ranks and dump.state), None)
-    return f"node {node} could not end {named('rank', ranks, SHOWN)}{dump_text(dump)}; check that node"
+    return f"node {node} could not end {named('rank', ranks)}{dump_text(dump)}; check that node"
 
 
 def _left(gang: Gang, run: Run, node: int) -> Iterator[int]:

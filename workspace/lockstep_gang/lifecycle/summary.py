@@ -14,8 +14,6 @@ from lockstep_gang.lifecycle.start import absent_nodes, listed_nodes, listed_ran
 from lockstep_gang.lifecycle.stops import busy_nodes, with_stuck_nodes
 from lockstep_spec.words import named
 
-SHOWN = 5
-
 
 def summarize(gang: Gang, run: Run, sequence: int = 0, log: tuple[str, ...] = ()) -> Report:
     """The report of this moment."""
@@ -106,7 +104,7 @@ def _waiting_for(gang: Gang, run: Run) -> str:
         return "ready: nothing runs"
     busy = busy_nodes(gang)
     return (
-        f"waiting for ranks of an earlier attempt to stop on {named('node', busy, SHOWN)}"
+        f"waiting for ranks of an earlier attempt to stop on {named('node', busy)}"
         if busy
         else f"attempt {gang.attempt + 1} starts soon{after}"
     )

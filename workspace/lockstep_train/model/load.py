@@ -31,7 +31,6 @@ from lockstep_train.model.weight_files import INDEX, PRECISIONS, SINGLE, WeightR
 from lockstep_train.zero.parameters import full_shape, is_plain, is_sharded, sharding_empty, shards
 
 SAMPLED_BYTES = 1 << 16
-SHOWN = 3
 """Tensors in a message."""
 
 
@@ -173,7 +172,7 @@ def refuse_missing_tensors(missing: Collection[str], folder: str) -> None:
     """
     if missing:
         raise ConfigError(
-            f"{folder}: its weight files lack {listed(sorted(missing), SHOWN)}, which its config.json asks for; its weights and its config.json must be of one model, "
+            f"{folder}: its weight files lack {listed(sorted(missing))}, which its config.json asks for; its weights and its config.json must be of one model, "
             "so download the model again"
         )
 

@@ -13,11 +13,10 @@ import torch
 from lockstep_spec.choices import Method
 from lockstep_spec.modelnames import model_title
 from lockstep_spec.training import LoraConfig, TrainingConfig
+from lockstep_spec.words import listed
 from lockstep_train.base.errors import ConfigError, refusal
 from lockstep_train.base.imports import import_peft
 from lockstep_train.zero.parameters import full_shape, gather_as_one, is_sharded, set_values
-
-SHOWN = 24
 
 
 def unmatched_targets(targets: Sequence[str], names: Iterable[str]) -> list[str]:
@@ -87,7 +86,7 @@ def _shown(names: Iterable[str], field: str) -> str:
     """The last part of each name; of a stack of experts the last three, since `gate_up_proj` alone would not say where."""
     parts = 3 if field == "targetParameters" else 1
     short = sorted({".".join(name.split(".")[-parts:]) for name in names})
-    return ", ".join(short[:SHOWN]) + (", …" if len(short) > SHOWN else "") or "none"
+    return listed(short) or "none"
 
 
 CONFIG = "adapter_config.json"

@@ -266,7 +266,7 @@ async def _refuse_without_rights(connection: Cluster, objects: list[dict[str, An
 
     forbidden = await may_not_delete(connection, objects)
     if forbidden:
-        names = listed([called(item) for item in forbidden], 3)
+        names = listed([called(item) for item in forbidden])
         raise Failed(f"you may not delete {names}, and nothing was removed: an administrator of the cluster does this")
 
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from lockstep.plan.pages.why import Answer, ClusterHome
 
 T = TypeVar("T")
-SHOWN_NAMESPACES = 5
 
 
 class KubeSite(Site):
@@ -366,7 +365,7 @@ def no_such_job(target: Target, name: str) -> str:
 
 def elsewhere(name: str, namespace: str, places: list[str]) -> str:
     """Explain a job that is in these namespaces, and not in the one that was looked at."""
-    has = f"namespace {places[0]} has one" if len(places) == 1 else f"namespaces {listed(places, SHOWN_NAMESPACES)} have one"
+    has = f"namespace {places[0]} has one" if len(places) == 1 else f"namespaces {listed(places)} have one"
     return f"there is no TrainingJob {name} in namespace {namespace}, but {has}: add -n {places[0]}"
 
 

@@ -17,7 +17,6 @@ from lockstep_spec.words import listed
 
 OF_VERBS = ("suspend", "restart.retry", "interactive.resume")
 """Fields that verbs set in an existing job. A job file that leaves them out doesn't ask for another value."""
-SHOWN_FIELDS = 5
 MENDED_BY_OTHERS = frozenset(
     {
         Reason.PREVIOUS_JOB_REMAINS, Reason.CLAIM_DELETED, Reason.SERVICE_ACCOUNT_NOT_FOUND, Reason.WRITE_REFUSED, Reason.FROZEN_RUN_LOST,
@@ -106,7 +105,7 @@ def name_taken(wanted: TrainingJob, existing: Object, typed: SubmittedAs) -> tup
     state = _state(status, is_stopped=is_stopped)
     if not fields and not state:
         return ()
-    differs = f" and differs from {typed.file} in {listed(fields, SHOWN_FIELDS)}" if fields else ""
+    differs = f" and differs from {typed.file} in {listed(fields)}" if fields else ""
     sentence = f"namespace {namespace} has a job {name}, which {state or 'has not ended'}{differs}; nothing was changed:"
     there = existing["spec"].get("cluster")
     return (sentence, *(f"  {command}   # {what}" for command, what in _steps(wanted, state, fields, typed, there)))

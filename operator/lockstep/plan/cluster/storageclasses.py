@@ -81,10 +81,10 @@ def judge_class(item: Object, facts: ClusterFacts) -> JudgedClass:
     is_default = is_default_class(item)
     bound, waiting = (_shared(facts, name, phase) for phase in ("Bound", "Pending"))
     if bound:
-        return JudgedClass(name, Shareable.YES, f"{RWX} volumes of it are bound ({listed(bound, 3)})", is_default)
+        return JudgedClass(name, Shareable.YES, f"{RWX} volumes of it are bound ({listed(bound)})", is_default)
     by_provisioner = next((verdict for end, verdict in PROVISIONERS.items() if provisioner.endswith(end)), Shareable.UNKNOWN)
     if waiting and by_provisioner is not Shareable.NO:
-        return JudgedClass(name, Shareable.DOUBTFUL, f"{RWX} claims of it wait and none is bound ({listed(waiting, 3)})", is_default)
+        return JudgedClass(name, Shareable.DOUBTFUL, f"{RWX} claims of it wait and none is bound ({listed(waiting)})", is_default)
     reasons = {
         Shareable.YES: f"its provisioner {provisioner} makes shared file systems; no claim of it was seen bound",
         Shareable.NO: f"its provisioner {provisioner} makes volumes for one node at a time",

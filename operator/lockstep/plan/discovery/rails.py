@@ -131,7 +131,7 @@ def _rails(facts: ClusterFacts, rails: Sequence[FoundRail], nodes: Sequence[Obje
     items = []
     for rail in rails:
         without = [host(node) for node in nodes if not allocatable(node, rail.resource)]
-        lacking = f"; not on {listed(without, 4)}" if without else ""
+        lacking = f"; not on {listed(without)}" if without else ""
         fewest = min((allocatable(node, rail.resource) for node in nodes if host(node) not in without), default=0)
         several = f"; nodes have {fewest} of it: one entry like this for each that a pod is to have" if fewest > 1 else ""
         value = {"network": rail.network.of(facts.namespace), "resource": rail.resource}

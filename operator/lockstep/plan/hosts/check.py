@@ -151,7 +151,7 @@ def _gpus(look: HostLook, facts: HostFacts, condition: HostCondition) -> Iterato
             yield warning(look.name, f"GPU {gpu.index} ({gpu.name}) is claimed by {gpu.claim}", fix)
         elif gpu.users:
             fix = "wait for them, end them, or leave the GPU out of hosts[].gpus"
-            yield warning(look.name, f"GPU {gpu.index} ({gpu.name}) is used by {listed(gpu.users, 4)}", fix)
+            yield warning(look.name, f"GPU {gpu.index} ({gpu.name}) is used by {listed(gpu.users)}", fix)
         if gpu.ecc_errors:
             fix = f"nvidia-smi -q -d ECC on {look.name}; reset or replace the card"
             yield warning(look.name, f"GPU {gpu.index} ({gpu.name}) has {gpu.ecc_errors} memory errors that ECC could not correct", fix)

@@ -58,7 +58,7 @@ def job_findings(
     running = [host for host, facts in answers.items() if facts.jobs[name].runs]
     if running:
         findings.append(
-            warning(f"job {name}", f"it runs on {named('host', running, 8)} already", f"lockstep logs {name} -f {again} follows it")
+            warning(f"job {name}", f"it runs on {named('host', running)} already", f"lockstep logs {name} -f {again} follows it")
         )
     if len(answers) < len(hosts):
         return findings  # (a finding names what they lack)

@@ -13,7 +13,6 @@ from lockstep.plan.hosts.place import Seat
 from lockstep.plan.render.resolved import Resolved
 from lockstep_spec.words import listed, number_of
 
-HOSTS_NAMED = 8
 NOT_ASKED = "the hosts were not asked (--offline)"
 
 
@@ -60,7 +59,7 @@ def room_of(asked: HostsAsked, shared: bool) -> int | None:
 def hosts_plan(resolved: Resolved, hosts: Sequence[str], asked: HostsAsked | None, estimate: Forecast) -> list[Finding]:
     """Everything that there is to say, in order. `hosts`: names of those that the job takes. `asked`: None offline."""
     name = resolved.profile.metadata.name
-    message = f"{resolved.name} on {listed(hosts, HOSTS_NAMED)} of {name}: {number_of(resolved.nodes, 'node')}, {resolved.transport} between them, storage {resolved.storage_mode.value}"
+    message = f"{resolved.name} on {listed(hosts)} of {name}: {number_of(resolved.nodes, 'node')}, {resolved.transport} between them, storage {resolved.storage_mode.value}"
     findings = [note("job", message)]
     if asked is None:
         findings.append(unknown("hosts", f"whether they can be reached, have the inputs and free GPUs: {NOT_ASKED}", NOT_OFFLINE))

@@ -13,7 +13,7 @@ from lockstep.plan.cluster.finding import Finding, failed, warning
 from lockstep.plan.cluster.hardware import RailEnd
 from lockstep.plan.cluster.pairs import Blame, Pair, PairRate, blamed, gigabits
 from lockstep.plan.hosts.condition import Knock
-from lockstep_spec.words import listed
+from lockstep_spec.words import clauses, listed
 
 SLOW_GBS = 0.5
 """Rate of a gigabit network that something holds up; below it a step of a small adapter already takes seconds."""
@@ -21,7 +21,6 @@ SLOW_PART = 0.5
 """Part of its ports' line rate that a pair should reach in a short measurement."""
 FAST_GBS = 5.0
 """Rate that is fast enough whatever the ports could do: processors and load decide above."""
-SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def _unreachable(network: HostNetwork, blame: Blame, failing: frozenset[Pair], p
     pairs = [pair for pair in sorted(failing) if _is_of(blame, pair)]
     knocks = [knock for knock in network.knocks if knock.reason and (knock.sender, knock.receiver) in pairs and knock.purpose in purposes]
     ports = ", ".join(f"{_port(knock)}" for knock in knocks if (knock.sender, knock.receiver) == pairs[0])
-    reasons = listed(sorted({knock.reason for knock in knocks}), 2, "; ")
+    reasons = clauses(sorted({knock.reason for knock in knocks}))
     plural = "s" if ", " in ports else ""
     if blame.groups:
         groups = " and ".join(f"[{', '.join(names[node] for node in group)}]" for group in blame.groups)
@@ -94,7 +93,7 @@ def _unreachable(network: HostNetwork, blame: Blame, failing: frozenset[Pair], p
     if len(blame.nodes) == 1:
         node = blame.nodes[0]
         others = sorted({end for pair in pairs for end in pair if end != node})
-        there = listed([names[other] for other in others], SHOWN)
+        there = listed([names[other] for other in others])
         if blame.sends and blame.receives:
             fix = f"{_let_in(network, node, others)}; and let out what goes there"
             return failed(f"{names[node]} ↔ {there}", f"port{plural} {ports}: {reasons}, both ways", fix)
@@ -137,7 +136,7 @@ def _let_in(network: HostNetwork, node: int, peers: Sequence[int]) -> str:
     else:
         version = "ip6" if any(":" in address for address in addresses) else "ip"
         commands = [f"nft insert rule inet filter input {version} saddr {{ {', '.join(addresses)} }} meta l4proto tcp accept"]
-    shown = listed(commands, SHOWN, "; ")
+    shown = "; ".join(commands)
     return f"as root on {network.names[node]}: {shown}" + (
         "" if tool else " (or what its firewall calls this: nft list ruleset, iptables -S)"
     )
@@ -196,7 +195,7 @@ def _slow(network: HostNetwork, blame: Blame, rates: Sequence[PairRate], best: f
     if len(blame.nodes) == 1:
         node = blame.nodes[0]
         others = sorted({end for rate in rates for end in (rate.sender, rate.receiver) if end != node})
-        there = listed([network.names[other] for other in others], SHOWN)
+        there = listed([network.names[other] for other in others])
         arrow = "↔" if blame.sends and blame.receives else "→"
         subject = f"{there} → {network.names[node]}" if not blame.sends else f"{network.names[node]} {arrow} {there}"
         return warning(subject, message, _cable(network, [node]))

@@ -23,10 +23,9 @@ from lockstep.plan.times import timestamp
 from lockstep_gang.contract.report import Report, State, parse_report
 from lockstep_spec.codec import ContractError
 from lockstep_spec.exits import MEANINGS
-from lockstep_spec.words import duration, listed, number_of
+from lockstep_spec.words import duration, named, number_of
 
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
-HOSTS_NAMED = 8
 UNWRITTEN_SECONDS = 20.0
 """Seconds without a report, which is written every 5, after which that is said."""
 UNHEARD = re.compile(
@@ -325,7 +324,7 @@ def _how_ended(host: str, job: JobOnHost) -> str:
 def named_hosts(names: Iterable[str]) -> str:
     """`host a`, or `hosts a, b and 3 more`."""
     every = list(names)
-    return f"host{'' if len(every) == 1 else 's'} {listed(every, HOSTS_NAMED)}"
+    return named("host", every)
 
 
 def complaints(seen: Seen) -> tuple[str, ...]:

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lockstep.api.errors import ConfigError
+from lockstep_spec.words import clauses
 
 LEGACY = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
 """Older names of platforms by their version of glibc."""
-SHOWN_DIGESTS = 3
 _PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?==([A-Za-z0-9.!+_-]+)\s*(;.*)?")
 _HASH = re.compile(r"\s--hash=sha256:([0-9a-f]{64})(?=\s|$)")
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,250}")
@@ -32,8 +32,7 @@ class Pin:
 
     def expects(self) -> str:
         """Digests of it, for a message."""
-        shown = sorted(self.hashes)[:SHOWN_DIGESTS]
-        return ", ".join(shown) + (f" and {len(self.hashes) - len(shown)} more" if len(self.hashes) > len(shown) else "")
+        return clauses(sorted(self.hashes))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ COLUMNS = ("HOST", "LOAD", "CPU", "MEMORY", "FREE DISK", "JOBS")
 DROPS = (("LOAD",), ("FREE DISK",), ("MEMORY",))
 GPU_COLUMNS = ("HOST", "GPU", "NAME", "LOAD", "GPU MEMORY", "TEMP", "POWER", "USED BY")
 GPU_DROPS = (("POWER",), ("TEMP",), ("NAME",), ("GPU MEMORY",))
-USERS_SHOWN, JOBS_SHOWN = 3, 4
 LOADS, DISKS_MAX, JOBS_MAX, PROCESSES_MAX = 3, 8, 64, 64
 
 
@@ -83,7 +82,7 @@ def _host_row(host: Object) -> tuple[str, ...]:
         cpu_cell(host.get("cpu", {})),
         memory_cell(host.get("memory", {})),
         NONE if disk is None else f"{binary_size(disk['freeBytes'])} of {binary_size(disk['limitBytes'])}",
-        listed([f"{job['name']} ({_ranks(job['ranks'])})" for job in host.get("jobs", [])], JOBS_SHOWN) or NONE,
+        listed([f"{job['name']} ({_ranks(job['ranks'])})" for job in host.get("jobs", [])]) or NONE,
     )
 
 
@@ -103,4 +102,4 @@ def _used_by(gpu: Object) -> str:
     parts = [f"{claim['words']} ({holder})" if "words" in claim else f"{holder} (pid {claim['pid']})"] if claim else []
     strangers = [process for process in gpu.get("processes", []) if not claim or process.get("user") != claim.get("user")]
     parts += [f"{process.get('user') or 'somebody'}: {process.get('name') or 'a process'} (pid {process['pid']})" for process in strangers]
-    return listed(parts, USERS_SHOWN) or "free"
+    return listed(parts) or "free"

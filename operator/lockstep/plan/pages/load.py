@@ -18,7 +18,6 @@ RANK_COLUMNS = ("RANK", "NODE", "CPU", "MEMORY", "GPU", "LOAD", "GPU MEMORY", "T
 NODE_DROPS = (("ON",), ("POD", "HOST"), ("NIC", "IN Gb/s", "OUT Gb/s"), ("MEMORY",))
 RANK_DROPS = (("POWER",), ("TEMP",), ("NODE",), ("GPU",), ("MEMORY",))
 """Columns that a narrow terminal has no room for, the first to go first."""
-PROBLEMS_SHOWN = 4
 MANY_RANKS = 8
 """Above so many rows the least and the greatest values come first."""
 
@@ -42,7 +41,7 @@ def problem_lines(nodes: Sequence[Object]) -> Iterator[str]:
     """Lines about nodes that could not be asked, and about GPUs that could not be read."""
     for key, words in (("problem", "not seen: "), ("gpuProblem", "")):
         for problem in dict.fromkeys(node[key] for node in nodes if key in node):
-            yield f"{words}{listed([place_of(node) for node in nodes if node.get(key) == problem], PROBLEMS_SHOWN)}: {problem}"
+            yield f"{words}{listed([place_of(node) for node in nodes if node.get(key) == problem])}: {problem}"
 
 
 def place_of(node: Object) -> str:

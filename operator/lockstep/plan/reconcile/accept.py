@@ -25,7 +25,6 @@ from lockstep.plan.render.storage import shared_claims
 from lockstep_spec.words import listed
 
 HASH_CHARACTERS = 10
-LISTED_PROFILES = 8
 REMEMBERED_JOBS, REMEMBERED_CLUSTERS = 32, 8
 REMEMBERED_CHARACTERS = 16 << 10
 """The most that a remembered job may have; most have 1 KB. Larger ones are read each time, so that they hold no memory."""
@@ -177,7 +176,7 @@ def _default(observed: Observed) -> Object | Notice:
 
 def _available(observed: Observed) -> str:
     names = sorted(p["metadata"]["name"] for p in observed.profiles)
-    return f"the cluster has {listed(names, LISTED_PROFILES)}" if names else "there is none at all"
+    return f"the cluster has {listed(names)}" if names else "there is none at all"
 
 
 def _first_problem(error: ValidationError, what: str) -> str:

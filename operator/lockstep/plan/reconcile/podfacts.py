@@ -17,7 +17,7 @@ from lockstep.plan.observed import Observed, ReceivedReport, current_report, is_
 from lockstep.plan.times import seconds_of, timestamp
 from lockstep.plan.waiting.containers import UNDECIDED, is_heard, is_scheduled, scheduler_message, waits_for_a_claim
 from lockstep_gang.contract.reply import Fact, FactType
-from lockstep_spec.words import listed
+from lockstep_spec.words import clauses, listed
 
 FACT_CHARACTERS = 256
 SIGNALLED = 128
@@ -216,7 +216,6 @@ LOOK_AGAIN_SECONDS = 10.0
 LOOK_AGAIN_MAX_SECONDS = 600.0
 SUGGESTED_SECONDS = 60
 SHARED_MODES = frozenset({"ReadWriteMany", "ReadOnlyMany"})
-NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -261,7 +260,7 @@ def lost_nodes(observed: Observed, received: ReceivedReport | None, now: float, 
     looks += [LOOK_AGAIN_SECONDS for lost in obstacles if lost.reason == "AgentConnected"]
     return Verdict(
         reason=obstacles[0].reason,
-        message=listed([lost.message for lost in obstacles], NAMED, "; "),
+        message=clauses([lost.message for lost in obstacles]),
         replace=tuple(pod for due, pod in at if due <= now and pod is not None),
         again_seconds=min(looks, default=None),
     )
@@ -327,10 +326,10 @@ def _without_node(observed: Observed) -> Iterator[_Lost]:
     lost = [trouble for node in observed.nodes if (trouble := trouble_of(node)) is not None]
     if not lost:
         return
-    names = ", ".join(pod["metadata"]["name"] for pod in waiting[:NAMED])
+    names = listed([pod["metadata"]["name"] for pod in waiting])
     fewer = observed.replicas - len(waiting)
     less = f", or go on with fewer: kubectl scale tj {observed.name} -n {observed.namespace} --replicas={fewer}" if fewer > 0 else ""
-    nodes = "; ".join(trouble.text for trouble in lost[:NAMED])
+    nodes = clauses([trouble.text for trouble in lost])
     yield _Lost(
         "NoNodeFree", f"{nodes}, and pod {names} finds no other Node: bring it back, or add one{less} (condition PodsScheduled has more)"
     )

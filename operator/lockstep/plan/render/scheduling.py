@@ -29,7 +29,7 @@ def scheduling_refusals(template: PodTemplate, allowed: Nodes, profile_name: str
     if allowed.gpu_nodes and nodes > len(allowed.gpu_nodes):
         message = (
             f"nodes is {nodes}, but the cluster {profile_name} allows {len(allowed.gpu_nodes)} (nodes.gpuNodes:"
-            f" {listed(allowed.gpu_nodes, 8)}), one pod each: ask for fewer or add nodes there"
+            f" {listed(allowed.gpu_nodes)}), one pod each: ask for fewer or add nodes there"
         )
         refusals.insert(0, Notice("NotEnoughNodes", message))
     return refusals

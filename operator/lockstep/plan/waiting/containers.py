@@ -35,7 +35,6 @@ _UNREACHED = re.compile(
 _VAGUE = "Unable to attach or mount volumes"
 UNDECIDED = "the scheduler has not decided yet"
 """Message of a pod that has no node and that the scheduler has said nothing about."""
-NAMED_PODS = 4
 CRASHES = 2
 MOUNT_SECONDS = 15.0
 """A kubelet that hears late of what was made just before a pod has mounted it by then."""
@@ -183,7 +182,7 @@ def is_heard(pod: Object, report: Report | None) -> bool:
 
 
 def _named(pods: list[str]) -> str:
-    return named("pod", pods, NAMED_PODS)
+    return named("pod", pods)
 
 
 def _explained(observed: Observed, trouble: Trouble, pods: list[str]) -> str:

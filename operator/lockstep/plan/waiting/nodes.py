@@ -12,9 +12,8 @@ from lockstep.api.names import LABEL_HOSTNAME, LABEL_JOB
 from lockstep.api.objects import Object
 from lockstep.api.quantity import number
 from lockstep_spec import words
-from lockstep_spec.words import listed
+from lockstep_spec.words import clauses
 
-NAMED_NODES = 4
 GIB = Decimal(2**30)
 _UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 _NOT_READY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
@@ -145,7 +144,7 @@ def _in_use(pod: Object, nodes: list[Object], resource: str, others: Others) -> 
 
 def named(nodes: list[str]) -> str:
     """`node a`, or `nodes a, b and 3 more`."""
-    return words.named("node", sorted(nodes), NAMED_NODES)
+    return words.named("node", sorted(nodes))
 
 
 HARD = ("NoSchedule", "NoExecute")
@@ -223,7 +222,6 @@ def _of(amounts: Mapping[str, object], resource: str) -> Decimal:
     return number(amounts.get(resource))
 
 
-NAMED_HOLDERS = 3
 JOB_KIND = "TrainingJob"
 UNUSED = ", a dev environment in which nothing runs,"
 _OVER = ("Succeeded", "Failed")
@@ -270,7 +268,7 @@ def who_holds(
 ) -> str:
     """The largest holders, each with the command that frees what it has; '' when nobody is seen."""
     largest = holders(pods, nodes, resource, requested, unused)
-    return listed(largest, NAMED_HOLDERS, "; ")
+    return clauses(largest)
 
 
 def _owner(pod: Object) -> tuple[str, str, str, str]:

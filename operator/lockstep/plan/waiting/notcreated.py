@@ -10,7 +10,6 @@ from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, is_terminating
 from lockstep.plan.reasons import Reason
 from lockstep.plan.times import age, remaining, seconds_of
-from lockstep.plan.waiting.containers import NAMED_PODS
 from lockstep_spec.words import listed
 
 _PREFIX = re.compile(r"^create Pod \S+ in StatefulSet \S+ failed error: ")
@@ -99,7 +98,7 @@ def why_still_there(observed: Observed, now: float) -> Notice | None:
     late = [pod for pod in observed.pods if is_terminating(pod) and _until_late(pod, now) <= 0]
     if not late:
         return None
-    names = listed([pod["metadata"]["name"] for pod in late], NAMED_PODS)
+    names = listed([pod["metadata"]["name"] for pod in late])
     first = late[0]["metadata"]
     since = f"{names} should have ended at {first['deletionTimestamp']}"
     if first.get("finalizers"):

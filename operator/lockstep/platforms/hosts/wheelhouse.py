@@ -133,7 +133,7 @@ async def _offers(pins: Sequence[Pin], targets: Sequence[HostTarget], here: Mapp
                 problems.append(f"{pin.name} {pin.version} for {target}")
     if problems:
         raise Failed(
-            f"{_shown(index)} has no file with a digest of the lock for {listed(problems, 4)}: make the lock for that Python, or name another by environment.python in the cluster file"
+            f"{_shown(index)} has no file with a digest of the lock for {listed(problems)}: make the lock for that Python, or name another by environment.python in the cluster file"
         )
     return offers
 

@@ -17,7 +17,6 @@ from lockstep_gang.contract.run import RestartPolicy
 from lockstep_gang.coordinator import coordinator
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.log_lines import log_lines
-from lockstep_gang.lifecycle import summary
 from lockstep_gang.lifecycle.gang import Facts, Phase, new_gang
 from lockstep_gang.lifecycle.history import AttemptRecord, resume_gang
 from lockstep_gang.lifecycle.losses import with_facts
@@ -241,12 +240,3 @@ def test_a_host_that_is_here_and_can_t_end_its_ranks_has_the_start_s_time() -> N
     story = away()
     story.hears(1, hello(1, attempt=1, known=1))
     assert story.waits(600).report.message.startswith("node 1 of 2 did not end their earlier ranks within the 600 s of startTimeoutSeconds")
-
-
-def test_nodes_whose_ranks_of_an_earlier_attempt_still_run_are_named_five_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    story = started(nodes=2)
-    story.gang = replace(story.gang, attempt=1)
-    monkeypatch.setattr(summary, "busy_nodes", lambda gang: list(range(9)))
-    assert (
-        summary._waiting_for(story.gang, story.run) == "waiting for ranks of an earlier attempt to stop on nodes 0, 1, 2, 3, 4 and 4 more"
-    )

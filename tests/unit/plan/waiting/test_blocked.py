@@ -142,7 +142,7 @@ def test_the_summary_joins_what_is_seen_of_all_pods() -> None:
     assert (status, reason) == ("False", "Unschedulable")
     assert message == (
         f"6 of 8 pods scheduled: node a lacks {GPU}; holds 6 of 8 nodes; releases them at 2027-01-15T08:01:20Z so that another job can run; "
-        "0 of 8 pods run: pods x-0, x-1, x-2, x-3 and 2 more: image x:1 of container trainer: manifest unknown; correct spec.image, or the cluster's image"
+        "0 of 8 pods run: pods x-0, x-1, x-2, x-3, x-4, x-5: image x:1 of container trainer: manifest unknown; correct spec.image, or the cluster's image"
     )
 
 

@@ -28,11 +28,11 @@ from lockstep_gang.lifecycle.fabric.rank_fabric import (
     why_not_direct,
     why_sockets,
 )
-from lockstep_spec.words import listed
+from lockstep_spec.words import clauses, listed
 
 RankFabrics = tuple[RankFabric | None, ...]
 T = TypeVar("T")
-DIFFERING, SHOWN, WHY = 32, 3, 400
+DIFFERING, WHY = 32, 400
 GLOO = "gloo"
 
 
@@ -165,7 +165,7 @@ def _differs(run: Run, ranks: RankFabrics, reason: FabricReason, opening: str, p
         message = f"{opening}all {run.world_size} ranks {same.pop()}"
     else:
         parts = [f"{ranks_words(members)} on node {node} {_agreeing(why, members)}" for (node, why), members in groups.items()]
-        message = opening + listed(parts, SHOWN, "; ")
+        message = opening + clauses(parts)
     differing = tuple(DifferingRanks(node, number_runs(members), why[:WHY]) for (node, why), members in groups.items())[:DIFFERING]
     return _report(run, ranks, Verified.FALSE, reason, message, differing)
 
@@ -287,7 +287,6 @@ def _gpu_direct(fabrics: list[RankFabric]) -> str | None:
 
 
 _NUMBERED = re.compile(r"^(.*?)(\d+)$")
-_SHOWN = 12
 
 
 def number_runs(numbers: Iterable[int]) -> str:
@@ -309,7 +308,7 @@ def names_words(names: Iterable[str]) -> str:
     for prefix in dict.fromkeys(prefix for prefix, _ in numbered.values()):
         for first, last in _runs(sorted(number for p, number in numbered.values() if p == prefix)):
             words += [f"{prefix}{first}..{last}"] if last - first >= 2 else [f"{prefix}{n}" for n in range(first, last + 1)]
-    return listed(words, _SHOWN)
+    return listed(words)
 
 
 def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from lockstep_spec.codec import from_json, to_json
-from lockstep_spec.words import listed
+from lockstep_spec.words import clauses
 from lockstep_train.base.durable import write_durably
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.checkpoint.format.layout import MANIFEST
@@ -26,7 +26,6 @@ from lockstep_train.checkpoint.format.manifest import ShardRecord
 DEADLINE = timedelta(minutes=10)
 """Time limit for every rank's shard. Nobody but the background waits for it, so a slow volume may take its time."""
 
-SHOWN = 4
 """Ranks whose problems are written out."""
 
 
@@ -68,7 +67,7 @@ def decide(ranks: Ranks, tag: str, manifest: Callable[[Sequence[ShardRecord]], b
         answers = [json.loads(answer) for answer in ranks.store.multi_get(keys)]
     problems = [_problem(rank, answer) for rank, answer in enumerate(answers) if "shard" not in answer]
     if problems:
-        decision = Decision(problem=listed(problems, SHOWN, "; "), answered=answered)
+        decision = Decision(problem=clauses(problems), answered=answered)
     else:
         decision = Decision(manifest(tuple(from_json(ShardRecord, answer["shard"], "shard") for answer in answers)).decode())
     if ranks.nodes > 1:

@@ -24,7 +24,6 @@ NO_DATA = {"state.json"}
 """Files that `save_to_disk` of `datasets` puts beside the data, and its own rules don't leave out."""
 ABOUT_DATA = {*NO_DATA, "config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"}
 """Files that are named as data are, and hold none."""
-SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ def _separator(config: Any) -> str | None:
 
 def one_of(names: Collection[str]) -> str:
     """Names for a sentence, the first of them where there are many."""
-    return listed(sorted(map(str, names)), SHOWN)
+    return listed(sorted(map(str, names)))
 
 
 PART = re.compile(r"\s*(?P<name>\w+(\.\w+)*)\s*(?P<slice>\[[^\]]*\])?\s*")
