@@ -15,7 +15,7 @@ from lockstep.programs import STDERR, STDOUT, Broken, NotStarted, Program
 STDIN, STATUS, RESIZE, CLOSE = 0, 3, 4, 255
 V5, V4 = "v5.channel.k8s.io", "v4.channel.k8s.io"
 FRAME_BYTES = 1 << 18
-_WORDS_MAX = 2000
+WORDS_MAX = 2000
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def ending_of(status: dict[str, Any]) -> tuple[int, str]:
     for cause in (status.get("details") or {}).get("causes") or []:
         if cause.get("reason") == "ExitCode" and str(cause.get("message")).isdecimal():
             return int(cause["message"]), ""
-    return 1, " ".join(str(status.get("message") or "no reason is told")[:_WORDS_MAX].split())
+    return 1, " ".join(str(status.get("message") or "no reason is told")[:WORDS_MAX].split())
 
 
 def refused(error: ApiError, namespace: str, pod: str, what: str, right: str) -> NotStarted:

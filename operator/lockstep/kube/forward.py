@@ -10,13 +10,11 @@ from typing import Any
 
 from lockstep.api.errors import ConfigError
 from lockstep.kube.cluster import ApiError, Cluster
-from lockstep.kube.exec import V4, refused
+from lockstep.kube.exec import FRAME_BYTES, V4, WORDS_MAX, refused
 from lockstep.kube.kinds import path_of
 
 HERE = "127.0.0.1"
 DATA, ERROR = 0, 1
-CHUNK_BYTES = 1 << 16
-WORDS_MAX = 2000
 Say = Callable[[str], None]
 
 
@@ -78,7 +76,7 @@ async def _carry(
 
 async def _to_pod(reader: asyncio.StreamReader, socket: Any) -> None:
     with contextlib.suppress(ConnectionError):
-        while data := await reader.read(CHUNK_BYTES):
+        while data := await reader.read(FRAME_BYTES):
             await socket.send_bytes(bytes([DATA]) + data)
 
 

@@ -13,13 +13,13 @@ from typing import Any, cast
 import pytest
 
 from lockstep.api.errors import ConfigError
-from lockstep.kube import expiry, issuer, kubeconfig, loginprogram, reading
+from lockstep.kube import expiry, forward, issuer, jobs, kubeconfig, loginprogram, reading
 from lockstep.kube.cluster import Answers, ApiError, Cluster, _error
-from lockstep.kube.exec import PodProgram
+from lockstep.kube.exec import PodProgram, ending_of
 from lockstep.kube.kubeconfig import Server
 from lockstep.kube.loginprogram import LoginProgram
 from support.fake_cluster import FakeCluster
-from unit.kube.test_reading import Listing, Reply, forbid_twice, text_of
+from unit.kube.test_reading import Listing, Reply, deep, depth_of, forbid_twice, text_of
 from unit.virtual_time import VirtualClock
 
 
@@ -70,7 +70,23 @@ def test_a_request_may_take_so_long(ask: Any, seconds: float | None) -> None:
 
 def test_lists_are_asked_for_by_pages_of_500() -> None:
     asyncio.run(drained(Cluster(connection := Recording()).pages("Pod")))  # type: ignore[arg-type]
-    assert "limit=500" in connection.urls[0]
+    assert connection.urls[0].endswith("?limit=500")
+
+
+def test_a_log_without_an_end_of_line_comes_in_pieces_of_256_kibibytes() -> None:
+    class Unbroken(Reply):
+        async def iter_any(self) -> AsyncIterator[bytes]:
+            yield b"x" * (600 << 10)
+
+    async def lengths() -> list[int]:
+        server = Listing([])
+        server.request = lambda *_: answer(Unbroken(b""))  # type: ignore[assignment]
+        return [len(line) async for line in Cluster(server).log_of("/x", {})]  # type: ignore[arg-type]
+
+    async def answer(reply: Reply) -> Reply:
+        return reply
+
+    assert asyncio.run(lengths()) == [256 << 10, 256 << 10, 88 << 10]
 
 
 @pytest.mark.parametrize(("said", "seconds"), [("7", 7.0), ("86400", 60.0), ("soon", 0.0)])
@@ -104,6 +120,16 @@ def test_a_line_of_a_watch_with_few_brackets_is_passed_on_as_it_is(brackets: int
     line = b'{"type": "ADDED",  "object": [' + b",".join([b"[]"] * (brackets - 2)) + b"]}"
     watched = reading._Watched(None, False, lambda: None, lambda item: item)
     assert (asyncio.run(watched._checked(line)) != line) == is_parsed
+
+
+@pytest.mark.parametrize(("size", "is_slim"), [(128 << 10, False), ((128 << 10) + 1, True)])
+def test_of_an_object_of_more_than_128_kibibytes_only_what_is_kept_goes_on(size: int, is_slim: bool) -> None:
+    watched = reading._Watched(None, False, lambda: None, lambda item: "slim")
+    assert (b"slim" in asyncio.run(watched._checked(b'{"type":"ADDED","object":{}}'.ljust(size)))) == is_slim
+
+
+def test_what_is_read_is_67_levels_deep_at_most() -> None:
+    assert depth_of(reading.loads(deep(100).encode())) == 67
 
 
 @pytest.mark.parametrize(("size", "is_refused"), [(16 << 10, False), ((16 << 10) + 1, True)])
@@ -195,6 +221,26 @@ def test_what_is_written_to_a_pod_goes_in_frames_of_256_kibibytes() -> None:
     made._socket = SimpleNamespace(send_bytes=send)
     asyncio.run(made.write(bytes(600 << 10)))
     assert frames == [256 << 10, 256 << 10, 88 << 10]
+
+
+def test_of_a_kubelet_s_words_2000_characters_are_repeated() -> None:
+    async def socket() -> AsyncIterator[SimpleNamespace]:
+        for data in (b"port", b"x" * 5000):
+            yield SimpleNamespace(data=bytes([forward.ERROR]) + data)
+
+    said: list[str] = []
+    asyncio.run(forward._from_pod(socket(), cast(Any, None), said.append))
+    assert [ending_of({"message": "x" * 5000})[1], *said] == ["x" * 2000] * 2
+
+
+def test_a_deleted_job_is_looked_for_five_times_a_second_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, asked = VirtualClock(), list[str]()
+    monkeypatch.setattr(jobs, "time", clock)
+    client: Any = SimpleNamespace(request=lambda method, *_: {"asked": asked.append(method)})
+    with pytest.raises(TimeoutError):
+        jobs.delete_job(client, "ns", "x")
+    assert clock.now - 1000.0 == pytest.approx(60, abs=0.5)
+    assert len(asked) == pytest.approx(60 * 5, abs=5)
 
 
 def test_an_api_error_is_told_apart() -> None:

@@ -17,6 +17,7 @@ import yaml
 from lockstep.api.errors import ConfigError
 from lockstep.kube import kubeconfig
 from lockstep.kube.kubeconfig import Server, read_server
+from unit.virtual_time import VirtualClock
 
 V1 = "client.authentication.k8s.io/v1"
 
@@ -49,13 +50,16 @@ def test_a_token_a_password_and_nothing_are_said_in_the_header(tmp_path: Path) -
     assert header(found(write(tmp_path / "k", {}))) is None
 
 
-def test_a_tokens_file_is_read_again_when_it_may_have_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokens_file_is_read_again_after_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = VirtualClock()
+    monkeypatch.setattr(kubeconfig, "time", clock)
     (tmp_path / "token").write_text("one\n")
     server = found(write(tmp_path / "k", {"tokenFile": "token"}))
     assert header(server) == "Bearer one"
     (tmp_path / "token").write_text("two")
+    clock.now += 59
     assert header(server) == "Bearer one"
-    monkeypatch.setattr(kubeconfig, "RENEWED_SECONDS", 0.0)
+    clock.now += 1
     assert header(server) == "Bearer two"
 
 

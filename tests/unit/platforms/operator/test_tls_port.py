@@ -10,7 +10,7 @@ import logging
 import socket
 import ssl
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -23,10 +23,11 @@ from lockstep.platforms.operator import tls_port
 from lockstep.platforms.operator.certificate import make_certificates
 from lockstep.platforms.operator.report_server import tls_context
 from lockstep.platforms.operator.tls_port import METRICS, REPORTS, Limits, Listener, Rate, Seldom, prove, serving
+from unit.virtual_time import VirtualClock
 
 CERTIFICATES = make_certificates(("localhost",), datetime.now(UTC))
 ROOMY = Limits(connections=100, peer_connections=100, handshakes=100, rate=1000, peer_rate=1000)
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -70,8 +71,10 @@ def in_one_second(limits: Limits) -> Rate:
     return Rate(limits, lambda: 0.0)
 
 
-def play(test: Callable[[Scene], Awaitable[None]], limits: Limits = ROOMY) -> None:
-    async def run() -> None:
+def play(
+    test: Callable[[Scene], Awaitable[None]], limits: Limits = ROOMY, run: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run
+) -> None:
+    async def story() -> None:
         scene: Scene
 
         async def page(request: web.Request) -> web.Response:
@@ -105,7 +108,7 @@ def play(test: Callable[[Scene], Awaitable[None]], limits: Limits = ROOMY) -> No
                 scene.release.set()
                 await scene.close()
 
-    asyncio.run(run())
+    run(story())
 
 
 async def is_closed(streams: Streams) -> bool:
@@ -114,57 +117,63 @@ async def is_closed(streams: Streams) -> bool:
     return True
 
 
-def test_who_never_begins_the_handshake_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls_port, "HANDSHAKE_SECONDS", 0.1)
-
-    async def test(scene: Scene) -> None:
-        silent = await scene.connect(tls=False)
-        assert await is_closed(silent)
-
-    play(test)
+async def silence(scene: Scene) -> None:
+    """A connection without a handshake."""
+    assert await is_closed(await scene.connect(tls=False))
 
 
-@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n"], ids=["nothing", "half of the headers"])
-def test_who_does_not_end_the_headers_is_closed(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls_port, "HEADERS_SECONDS", 0.1)
-
-    async def test(scene: Scene) -> None:
-        idle = await scene.connect()
-        idle[1].write(said)
-        assert await is_closed(idle)
-
-    play(test)
+async def no_request(scene: Scene) -> None:
+    assert await is_closed(await scene.connect())
 
 
-def test_headers_that_come_byte_by_byte_are_not_waited_for_any_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls_port, "HEADERS_SECONDS", 0.3)
-
-    async def test(scene: Scene) -> None:
-        slow = await scene.connect()
-
-        async def drip() -> None:
-            with contextlib.suppress(ConnectionError):
-                slow[1].write(b"GET / HTTP/1.1\r\n")
-                while True:
-                    slow[1].write(b"a: b\r\n"[:3])
-                    await slow[1].drain()
-                    await asyncio.sleep(0.02)
-
-        dripping = asyncio.ensure_future(drip())
-        assert await is_closed(slow)
-        dripping.cancel()
-
-    play(test)
+async def half_of_the_headers(scene: Scene) -> None:
+    streams = await scene.connect()
+    streams[1].write(b"GET / HTTP/1.1\r\nHost: x\r\n")
+    assert await is_closed(streams)
 
 
-def test_a_connection_ends_however_long_its_answer_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls_port, "CONNECTION_SECONDS", 0.3)
+async def headers_byte_by_byte(scene: Scene) -> None:
+    slow = await scene.connect()
 
-    async def test(scene: Scene) -> None:
-        waiting = await scene.connect()
-        assert await scene.code(waiting, GET.replace(b"/ ", b"/stay ", 1)) == 0
+    async def drip() -> None:
+        with contextlib.suppress(ConnectionError):
+            slow[1].write(b"GET / HTTP/1.1\r\n")
+            while True:
+                slow[1].write(b"a: b\r\n"[:3])
+                await slow[1].drain()
+                await asyncio.sleep(0.2)
 
-    play(test)
+    dripping = asyncio.ensure_future(drip())
+    assert await is_closed(slow)
+    dripping.cancel()
+
+
+async def an_answer_that_never_comes(scene: Scene) -> None:
+    assert await scene.code(await scene.connect(), GET.replace(b"/ ", b"/stay ", 1)) == 0
+
+
+async def a_refused_body_that_never_comes(scene: Scene) -> None:
+    streams = await scene.connect()
+    assert await scene.code(streams, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n") == 405
+    await streams[0].read()
+
+
+@pytest.mark.parametrize(
+    ("test", "seconds"),
+    [
+        (silence, 5),
+        (no_request, 5),
+        (half_of_the_headers, 5),
+        (headers_byte_by_byte, 5),
+        (an_answer_that_never_comes, 30),
+        (a_refused_body_that_never_comes, 1),
+    ],
+)
+def test_nobody_is_waited_for_any_longer(test: Callable[[Scene], Awaitable[None]], seconds: float) -> None:
+    clock = VirtualClock()
+    with contextlib.suppress(TimeoutError):
+        play(test, run=clock.run)
+    assert clock.now - 1000.0 == pytest.approx(seconds, abs=0.5)
 
 
 def test_a_connection_is_for_one_request() -> None:

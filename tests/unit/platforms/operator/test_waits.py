@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from kopf._core.reactor import queueing
 
+from lockstep.kube.cluster import Cluster
 from lockstep.plan.observed import Observed
 from lockstep.plan.reconcile.events import SentEvents
 from lockstep.platforms.clusters import install
 from lockstep.platforms.files import transfer
 from lockstep.platforms.inpod.wire import Gone
-from lockstep.platforms.operator import execute, notify, replica
+from lockstep.platforms.operator import execute, metrics, notify, operator, replica, report_server
+from lockstep.platforms.operator.authenticate import Refusal
+from lockstep.platforms.operator.certificate import Certificates
 from lockstep.platforms.operator.execute import Executor
 from lockstep.platforms.operator.memory import queue
+from lockstep.platforms.operator.memory.inventory import Inventory
 from lockstep.platforms.operator.memory.queue import WorkQueue
+from lockstep.platforms.operator.operator import Operator, Settings
+from lockstep.platforms.operator.report_server import Reports, ReportServer
+from lockstep.platforms.operator.watching import kopf_settings
+from lockstep_gang.contract.report import JOB_HEADER
 from support.fake_cluster import FakeCluster
 from unit.virtual_time import VirtualClock
 
@@ -119,6 +129,95 @@ def test_what_goes_on_for_ever_is_done_so_often(
     clock.seconds_of(story())
     assert [later - first for first, later in pairwise(times)] == pytest.approx([seconds] * (len(times) - 1))
     assert len(times) in (4, 5)
+
+
+@pytest.mark.parametrize(
+    ("unserved", "lists_until", "times"),
+    [
+        (set(), 0.0, [(600, True), (1200, True)]),
+        ({"b"}, 0.0, [(second, second % 600 == 0) for second in range(60, 1300, 60)]),
+        (set(), 30.0, [(2, False), (12, False), (22, False), (32, False), (59, False), (659, True), (1259, True)]),
+    ],
+    ids=["quiet", "a right is lacking", "a watch fails every second"],
+)
+def test_when_everything_is_listed_again(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, unserved: set[str], lists_until: float, times: list[tuple[float, bool]]
+) -> None:
+    listed: list[tuple[float, bool]] = []
+
+    async def resync(every_job: bool) -> None:
+        listed.append((round(clock.now - 1000.0), every_job))
+
+    async def story() -> None:
+        led = Operator(Cluster(cast(Any, None)), Settings("agent:1"), b"", Certificates("", "", "", ""))
+        led._unserved, led.resync = unserved, resync  # type: ignore[method-assign, assignment]
+        resyncing = asyncio.ensure_future(led.resync_forever())
+        while clock.now < 1000.0 + lists_until:
+            led.watch_lists()
+            await asyncio.sleep(1)
+        await asyncio.sleep(1299 - lists_until)
+        resyncing.cancel()
+
+    monkeypatch.setattr(operator, "time", clock)
+    clock.run(story())
+    assert listed == times
+
+
+def test_a_stranger_s_tokens_are_asked_about_every_five_seconds_and_another_key_is_remembered_for_two_minutes(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_server, "time", clock)
+    reports, asked, known = Reports(), list[int](), list[int]()
+    reports.unverified("u")
+    for second in range(200):
+        asked += [second] if reports.may_ask("u", f"token {second}") else []
+        known += [second] if reports.is_unverified("u") else []
+        clock.now += 1
+    assert asked == [*range(0, 200, 5)] and known == [*range(120)]
+
+
+@pytest.mark.parametrize(("tokens", "refused"), [(5, False), (6, True)])
+def test_a_report_waits_five_seconds_for_its_turn(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, tokens: int, refused: bool) -> None:
+    monkeypatch.setattr(report_server, "time", clock)
+    reports = Reports()
+    for _ in range(tokens):  # each is a second more
+        reports.asked_in_vain("u")
+    with pytest.raises(Refusal, match="again in 6 s") if refused else nullcontext():
+        clock.run(reports.turn("u"))
+
+
+def test_a_body_has_ten_seconds_and_last_lines_have_six_to_be_written(clock: VirtualClock) -> None:
+    request: Any = SimpleNamespace(headers={JOB_HEADER: "ns/x/u"}, content=SimpleNamespace(readany=forever), content_length=None)
+    server = ReportServer(b"m", forever, Inventory(), lambda key: None, written=forever)
+    assert clock.seconds_of(server.receive(request)) == 10.0
+    assert clock.seconds_of(server._is_written(KEY)) == 6.0
+
+
+def test_who_scrapes_metrics_is_asked_about_once_a_minute(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    async def request(method: str, path: str, body: Any) -> Any:
+        asked.append(clock.now - 1000.0)
+        return {"status": {"authenticated": True, "allowed": True, "user": {"username": "prometheus"}}}
+
+    async def story() -> None:
+        server = metrics.MetricsServer(cast(Any, SimpleNamespace(request=request)), cast(Any, None))
+        for _ in range(15):
+            await server._check("Bearer t")
+            await asyncio.sleep(10)
+
+    monkeypatch.setattr(metrics, "time", clock)
+    clock.run(story())
+    assert asked == [0, 0, 60, 60, 120, 120]
+
+
+def test_kopf_s_task_for_an_object_ends_a_twentieth_of_a_second_after_its_last_event(clock: VirtualClock) -> None:
+    async def idle() -> None:
+        key: Any = ("pods", "u")
+        streams = {key: queueing.Stream(pressure=asyncio.Event(), backlog=asyncio.Queue())}
+        await queueing.worker(signaller=asyncio.Condition(), settings=kopf_settings(), processor=forever, streams=streams, key=key)
+
+    assert clock.seconds_of(idle()) == pytest.approx(0.05)
 
 
 def test_events_hold_up_a_status_for_fifteen_seconds(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
