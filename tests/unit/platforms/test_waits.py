@@ -375,7 +375,17 @@ def test_another_node_has_five_seconds_to_take_a_connection_and_ten_to_go_on(mon
     assert limits == [5.0, 5.0, 10.0]
 
 
-def test_what_a_trainer_prints_of_a_folder_is_read_no_further_than_64_mebibytes() -> None:
+async def look_at_a_host() -> None:
+    _, problems = await fleet().look(["lab0"])
+    raise ConfigError(problems["lab0"])
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda place: results.inspected(place, "commits", "/x", []), lambda _: look_at_a_host()], ids=["folder", "host"]
+)
+def test_what_a_trainer_prints_of_a_folder_and_a_host_of_itself_is_read_no_further_than_64_mebibytes(
+    monkeypatch: pytest.MonkeyPatch, ask: Callable[[SilentPlace], Coroutine[Any, Any, Any]]
+) -> None:
     reads: list[int] = []
 
     class Talking(SilentProgram):
@@ -388,8 +398,9 @@ def test_what_a_trainer_prints_of_a_folder_is_read_no_further_than_64_mebibytes(
         async def program(self, *_: object, **__: object) -> AsyncIterator[Program]:
             yield Talking(self)
 
+    monkeypatch.setattr(Fleet, "place", lambda *_: TalkingPlace())
     with pytest.raises(ConfigError, match="prints more than 67108864 bytes"):
-        asyncio.run(results.inspected(TalkingPlace(), "commits", "/x", []))
+        asyncio.run(ask(TalkingPlace()))
     assert len(reads) == 65
 
 

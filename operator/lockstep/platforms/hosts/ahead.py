@@ -17,7 +17,6 @@ from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.platforms.hosts.start import HostOptions, refuse_missing, refuse_running
 from lockstep.programs import output_of
 
-CONFIG_BYTES_MAX = 1 << 20
 MODEL = "spec.training.model.name"
 
 
@@ -53,7 +52,7 @@ async def model_config(
     program = "import os, sys; sys.stdout.buffer.write(open(os.path.expanduser(sys.argv[1]), 'rb').read(1 << 20))"
     place = fleet.place(host.name)
     try:
-        text = await output_of(place, [*place.python, "-I", "-c", program, path], most=CONFIG_BYTES_MAX)
+        text = await output_of(place, [*place.python, "-I", "-c", program, path])
         config = json.loads(text)
     except (Failed, OSError, ValueError, RecursionError):
         return None

@@ -25,7 +25,6 @@ from lockstep.platforms.onhost import condition as condition_program
 from lockstep.programs import ProgramFailed, answer_of, python_output
 
 CONDITION_SECONDS = 60.0
-CONDITION_BYTES_MAX = 1 << 20
 KNOCK_SECONDS = 3.0
 RATE_SECONDS = 0.3
 """Seconds of each measurement between neighbors."""
@@ -77,9 +76,7 @@ async def _begin(fleet: Fleet, name: str) -> tuple[str, float]:
 async def _condition(fleet: Fleet, host: Host, config: str) -> HostCondition:
     place = fleet.place(host.name)
     request = {"python": host.python or ENVIRONMENT_PYTHON, "config": config}
-    text = await python_output(
-        place, old_source_of(condition_program), json.dumps(request), seconds=CONDITION_SECONDS, most=CONDITION_BYTES_MAX
-    )
+    text = await python_output(place, old_source_of(condition_program), json.dumps(request), seconds=CONDITION_SECONDS)
     return read_condition(host.name, answer_of(text, place.name))
 
 

@@ -22,7 +22,7 @@ from lockstep.plan.hosts.setup import HostParts, HostSetup, read_parts
 from lockstep.plan.hosts.wheels import Pin, is_of, is_source, only, without
 from lockstep.platforms.hosts.fleet import Fleet, old_source_of
 from lockstep.platforms.hosts.place import HostPlace
-from lockstep.platforms.hosts.wheelhouse import WheelFile, digest_of, fetch
+from lockstep.platforms.hosts.wheelhouse import PIECE_BYTES, WheelFile, digest_of, fetch
 from lockstep.platforms.inpod import source_of
 from lockstep.platforms.onhost import gputest, install
 from lockstep.programs import Program, ProgramFailed, answer_of, lines_in, python_output, python_program
@@ -31,7 +31,6 @@ from lockstep_spec.words import number_of
 LOOK_SECONDS = 30.0
 MAKE_SECONDS = 4 * 3600.0
 GPU_SECONDS = 300.0
-PIECE_BYTES = 1 << 20
 SOURCE_ONLY = ("deepspeed",)
 """Packages of requirements/train.lock that have no wheel: a host builds theirs, with what else the lock brings."""
 TRAINER = ("lockstep_gang", "lockstep_spec", "lockstep_train")

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from lockstep.platforms.hosts.ssh import OWN_FAILURE, Shared, ended, unreachable
+from lockstep.platforms.hosts.ssh import OWN_FAILURE, WORDS_MAX, Shared, ended, unreachable
 from lockstep.platforms.onhost import relay, starter
 from lockstep.programs import STDERR, STDOUT, Broken, NotStarted, Program
 
@@ -24,7 +24,6 @@ REMOTE = 'exec python3 -I -S -c "import os;exec(bytes().join(iter(lambda:os.read
 NOISE_BYTES_MAX = 1 << 16
 PIECE_BYTES = 1 << 18
 PIECES_AHEAD = 8
-_WORDS_MAX = 1000
 
 
 @cache
@@ -159,7 +158,7 @@ class HostProgram(Program):
         if code == OWN_FAILURE:
             raise unreachable(self._login, errors)
         lines = [line.strip() for line in (*self.noise.split("\n")[-3:], *errors.split("\n")[-3:])]
-        words = " | ".join(filter(None, lines))[-_WORDS_MAX:]
+        words = " | ".join(filter(None, lines))[-WORDS_MAX:]
         raise NotStarted(
             f"no program could be started on {self.place.name}: its login shell says: {words or f'nothing, and ended with {code}'} "
             f"(ssh {self._login.words} python3 --version must print a version)"

@@ -47,7 +47,7 @@ NAME_BYTES = 16
 OWN_FAILURE = 255
 """Exit code of ssh itself: no connection, or it was lost."""
 T = TypeVar("T")
-_WORDS_MAX = 1000
+WORDS_MAX = 1000
 _ALIAS = "lockstep-"
 """Beginning of the name that a host with a stated key has in its file of known hosts."""
 
@@ -411,9 +411,9 @@ def explained(login: Login, errors: str) -> str:
     name = login.name
     plain = re.sub(rf"{_ALIAS}[0-9a-f]{{{NAME_BYTES}}}", name, errors)
     lines = [line.strip() for line in plain.splitlines() if line.strip() and not line.startswith("@")]
-    words = " | ".join(lines[-2:])[-_WORDS_MAX:] or "ssh gave no reason"
+    words = " | ".join(lines[-2:])[-WORDS_MAX:] or "ssh gave no reason"
     if refusal := _JUMP_REFUSED.search(plain):
-        words = " | ".join(line for line in lines if line in plain[: refusal.end()])[-_WORDS_MAX:]
+        words = " | ".join(line for line in lines if line in plain[: refusal.end()])[-WORDS_MAX:]
         return f"host {name} can't be reached: {_JUMP_ADVICE} (ssh: {words})"
     advice = next((text.format(words=login.words) for pattern, text in _ADVICE if re.search(pattern, errors)), "")
     return f"host {name} can't be reached: {advice} (ssh: {words})" if advice else f"host {name} can't be reached (ssh: {words})"

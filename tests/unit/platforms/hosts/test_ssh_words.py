@@ -160,6 +160,7 @@ def test_a_runtime_folder_that_is_too_long_open_to_others_or_not_there_is_not_ta
         ("kex_exchange_identification: Connection closed by remote host", "its sshd, or that of a jump host on the way, closes connections before any login"),
         ("Connection closed by UNKNOWN port 65535", "raise MaxStartups in sshd_config (ssh: Connection closed by UNKNOWN port 65535)"),
         ("", "host lab0 can't be reached (ssh: ssh gave no reason)"),
+        pytest.param("x" * 5000, f"(ssh: {'x' * 1000})", id="long"),
     ],
 )  # fmt: skip
 def test_what_ssh_says_becomes_a_sentence_with_what_to_do(errors: str, sentence: str) -> None:
@@ -320,6 +321,19 @@ def test_a_connection_that_was_open_is_looked_at_again_after_ten_seconds(monkeyp
         asyncio.run(shared.be_open())
         clock.sleep(1.0)
     assert opened == [0, 11, 22]
+
+
+def test_a_login_that_waits_for_a_touch_is_told_after_five_seconds_and_given_up_after_a_minute(tmp_path: Path) -> None:
+    clock, told = VirtualClock(0.0), list[tuple[float, str]]()
+
+    class Waiting(Shared):
+        async def _run(self, *_: object, **__: object) -> tuple[int, str]:
+            return await asyncio.get_running_loop().create_future()
+
+    shared = Waiting(Login("lab0"), tmp_path, tell=lambda line: told.append((clock.now, line[:39])))
+    with pytest.raises(HostUnreachable, match="no login in 60 s"):
+        clock.run(shared._connect())
+    assert (told, clock.now) == ([(5.0, "host lab0 has not let you in after 5 s:")], 60.0)
 
 
 def test_a_connection_that_another_command_opens_is_looked_for_twenty_times_a_second(

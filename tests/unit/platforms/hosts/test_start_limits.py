@@ -163,13 +163,18 @@ def test_a_stop_that_takes_too_long_says_where_and_what_ends_it(fleet: Fleet, mo
     )
 
 
-def test_a_short_run_whose_files_a_host_never_takes_says_which(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    fall(monkeypatch, lab0=(PLACED,), lab1=())
+async def short_run(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, **answers: tuple[bytes, ...]) -> None:
+    """Run something short on hosts that give these answers, until a line says `done`."""
+    fall(monkeypatch, **answers)
     monkeypatch.setattr(shortruns, "build_agent", lambda **_: b"")
     monkeypatch.setattr(shortruns, "run_text", lambda _: "")
     briefs = [cast(Brief, SimpleNamespace(host=name, run=None, request=lambda _: {})) for name in NAMES]
+    await shortruns._run(fleet, briefs, lambda line: line == "done", 100.0)
+
+
+def test_a_short_run_whose_files_a_host_never_takes_says_which(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Failed, match=r"^nothing was started: host lab1 has not taken the agent's files for 120 s$"):
-        VirtualClock().run(shortruns._run(fleet, briefs, lambda _: False, 1.0))
+        VirtualClock().run(short_run(fleet, monkeypatch, lab0=(PLACED,), lab1=()))
 
 
 def test_for_the_ranks_of_a_job_the_host_of_node_0_alone_waits(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,12 +209,12 @@ def test_at_most_32_hosts_are_asked_at_once_and_all_are_asked() -> None:
 
 def test_of_an_agent_that_fails_the_last_six_lines_are_told(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [json.dumps({"line": f"line {number}"}).encode() for number in range(20)]
-    fall(monkeypatch, lab0=(PLACED, *lines, b'{"ended": 99}'), lab1=(PLACED,))
-    monkeypatch.setattr(shortruns, "build_agent", lambda **_: b"")
-    monkeypatch.setattr(shortruns, "run_text", lambda _: "")
-    briefs = [cast(Brief, SimpleNamespace(host=name, run=None, request=lambda _: {})) for name in NAMES]
     with pytest.raises(Failed, match=r"host lab0 ended with 99: line 14 \| line 15 \| line 16 \| line 17 \| line 18 \| line 19$"):
-        VirtualClock().run(shortruns._run(fleet, briefs, lambda _: False, 100.0))
+        VirtualClock().run(short_run(fleet, monkeypatch, lab0=(PLACED, *lines, b'{"ended": 99}'), lab1=(PLACED,)))
+
+
+def test_hosts_have_half_a_minute_to_remove_what_a_short_run_had(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert VirtualClock().seconds_of(short_run(fleet, monkeypatch, lab0=(PLACED, b'{"line": "done"}'), lab1=(PLACED,))) == 30.0
 
 
 def test_a_short_run_that_states_no_limit_has_a_quarter_of_an_hour(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

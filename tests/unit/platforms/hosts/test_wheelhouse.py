@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import http.server
 import json
+import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -234,25 +235,50 @@ def test_a_download_that_the_network_breaks_is_tried_four_times_ever_later() -> 
     assert tries == [0, 2, 6, 12]
 
 
+class Answer:
+    """An answer of an index, and what was read of it at once."""
+
+    status, content_type, url, content = 200, "application/json", "https://index/", property(lambda self: self)
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.session: Any = SimpleNamespace(get=lambda *_, **__: self)
+
+    async def __aenter__(self) -> Answer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    def raise_for_status(self) -> None:
+        pass
+
+    async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
+        self.sizes.append(size)
+        yield CONTENT
+
+    async def read(self, size: int) -> bytes:
+        self.sizes.append(size)
+        return bytes(12 << 20) if len(self.sizes) < 10 else b""
+
+
 def test_a_download_is_written_by_pieces_of_a_mebibyte(tmp_path: Path) -> None:
-    sizes: list[int] = []
+    answer = Answer()
+    asyncio.run(wheelhouse.download(answer.session, "https://index/x.whl", tmp_path / "x.whl", digest(CONTENT)))
+    assert answer.sizes == [1 << 20] and (tmp_path / "x.whl").read_bytes() == CONTENT
 
-    class Response:
-        status, content = 200, property(lambda self: self)
 
-        async def __aenter__(self) -> Response:
-            return self
+def test_a_page_of_an_index_is_read_no_further_than_32_mebibytes() -> None:
+    answer = Answer()
+    with pytest.raises(Failed, match=r"small/ is larger than 33\.6 MB, which no page of an index is"):
+        asyncio.run(wheelhouse._page(answer.session, "https://index", Pin("small", "1.0", frozenset())))
+    assert len(answer.sizes) == 3
 
-        async def __aexit__(self, *_: object) -> None:
-            pass
 
-        def raise_for_status(self) -> None:
-            pass
+def test_an_index_that_falls_silent_is_waited_for_a_minute_four_times() -> None:
+    async def ask(port: int) -> None:
+        async with wheelhouse._session() as session:
+            await wheelhouse._page(session, f"http://127.0.0.1:{port}", Pin("small", "1.0", frozenset()))
 
-        async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
-            sizes.append(size)
-            yield CONTENT
-
-    session: Any = SimpleNamespace(get=lambda *_, **__: Response())
-    asyncio.run(wheelhouse.download(session, "https://index/x.whl", tmp_path / "x.whl", digest(CONTENT)))
-    assert sizes == [1 << 20] and (tmp_path / "x.whl").read_bytes() == CONTENT
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert VirtualClock().seconds_of(ask(silent.getsockname()[1])) == pytest.approx(4 * 60.0 + 2 + 4 + 6, abs=2.0)

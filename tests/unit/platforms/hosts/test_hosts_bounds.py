@@ -1,0 +1,151 @@
+"""So long this machine waits for hosts, so often it says that it is there, and so much it takes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from lockstep.api.errors import Failed
+from lockstep.api.hosts import Host, HostsCluster
+from lockstep.plan.cluster.hardware import MeasuredRail, RailEnd
+from lockstep.platforms.hosts import checkup, environment, forward, shortruns, volumes
+from lockstep.platforms.hosts.chain import Chain, _Link
+from lockstep.platforms.hosts.fleet import Fleet
+from lockstep.platforms.hosts.place import TerminalProgram
+from lockstep.platforms.hosts.shortruns import _Running
+from lockstep.programs import Broken, Program
+from lockstep_gang.contract.preflight import SWEEP_DONE
+from unit.platforms.hosts.test_start_limits import Fallen
+from unit.silent_place import SilentPlace, SilentProgram
+from unit.virtual_time import VirtualClock
+
+NONE = cast(Any, None)
+
+
+def chain() -> Chain:
+    return Chain([], "", [], {}, print)
+
+
+@pytest.mark.parametrize(
+    ("beat", "seconds"),
+    [
+        (lambda program: chain()._beat([cast(Any, SimpleNamespace(is_quiet=True, program=program))], []), 15.0),
+        (lambda program: _Running(NONE, program).follow(print), 10.0),
+    ],
+    ids=["copy", "short run"],
+)
+def test_a_host_hears_that_this_machine_is_there(beat: Callable[[Program], Coroutine[Any, Any, Any]], seconds: float) -> None:
+    clock, heard = VirtualClock(0.0), list[float]()
+
+    class Hearing(SilentProgram):
+        async def write(self, data: bytes | memoryview) -> None:
+            heard.append(clock.now)
+
+    clock.seconds_of(asyncio.wait_for(beat(Hearing(SilentPlace())), 3.5 * seconds))
+    assert heard == [seconds, 2 * seconds, 3 * seconds]
+
+
+def test_the_host_that_broke_a_chain_may_say_so_a_second_later() -> None:
+    ends = {"a": (0.0, Broken("gone")), "b": (0.9, Failed("its disk is full")), "c": (1.1, Failed("too late"))}
+
+    class Breaking(Chain):
+        async def _from_there(self, link: _Link, heads: object) -> Any:
+            seconds, error = ends[link.stop.host]
+            await asyncio.sleep(seconds)
+            raise error
+
+    breaking, broken = Breaking([], "", [], {}, print), dict[str, str]()
+    VirtualClock().run(breaking._copied([cast(Any, SimpleNamespace(stop=SimpleNamespace(host=host))) for host in ends], [], broken))
+    assert (list(breaking.results), list(broken)) == (["b"], ["a"])
+
+
+def test_a_rate_is_measured_for_a_moment_and_twice_for_a_second_where_it_seems_slow() -> None:
+    asked: list[float] = []
+
+    async def ask(what: str, **request: Any) -> dict[str, Any]:
+        asked.append(request["seconds"])
+        return {"gbs": 0.001}
+
+    programs = dict.fromkeys((0, 1), cast(Any, SimpleNamespace(ask=ask)))
+    rail = MeasuredRail("hosts", dict.fromkeys((0, 1), RailEnd("eth0", "10.0.0.1")))
+    asyncio.run(checkup._measure(programs, "t", rail, {0: 1, 1: 1}, {(0, 1)}))
+    assert asked == [0.3, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(("work", "seconds"), [(environment.set_up, 4 * 3600.0), (environment.try_gpus, 300.0)], ids=["made", "GPUs"])
+def test_an_environment_has_four_hours_to_be_made_and_its_gpus_five_minutes(
+    monkeypatch: pytest.MonkeyPatch, work: Callable[..., Coroutine[Any, Any, Any]], seconds: float
+) -> None:
+    monkeypatch.setattr(environment, "HostPlace", lambda *_: SilentPlace())
+    monkeypatch.setattr(SilentPlace, "shared", None, raising=False)
+    parts = SimpleNamespace(home="/home/ada")
+    setup = SimpleNamespace(host=Host(name="lab0"), parts=parts, environment="e", path="/e", lingers=False, folders=(), makes=False)
+    arguments = (SimpleNamespace(place=lambda _: SilentPlace()), setup, None, print)
+    assert VirtualClock().seconds_of(work(*arguments[: 4 if work is environment.set_up else 2])) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("stated", "seconds"), [(False, 0.3), (True, 30.0)])
+def test_marks_of_other_hosts_are_looked_for_shortly_and_longer_where_a_file_system_was_stated(
+    monkeypatch: pytest.MonkeyPatch, stated: bool, seconds: float
+) -> None:
+    programs: list[Fallen] = []
+
+    class Answering(SilentPlace):
+        @contextlib.asynccontextmanager
+        async def program(self, *_: object, **__: object) -> AsyncIterator[Program]:
+            programs.append(Fallen(fleet, "lab0", b'{"mark": "m"}', b'{"seen": []}'))
+            yield programs[-1]
+
+    monkeypatch.setattr(Fleet, "place", lambda *_: Answering())
+    fleet = Fleet(HostsCluster(hosts=[Host(name="lab0"), Host(name="lab1")], ports="29400-29449"), "lab", "lab")
+    VirtualClock().run(volumes.sharing(fleet, {"lab0": "/a", "lab1": "/a"}, stated=stated))
+    assert [json.loads(program.written.splitlines()[-1])["seconds"] for program in programs] == [seconds] * 2
+
+
+def test_a_port_that_is_taken_just_before_its_use_is_chosen_anew_five_times() -> None:
+    tries: list[str] = []
+
+    async def control(*words: str) -> tuple[int, str]:
+        tries.append(words[-1])
+        return 255, "in use"
+
+    shared = SimpleNamespace(shares=True, control=control, login=SimpleNamespace(name="lab0"))
+    with pytest.raises(Failed, match="host lab0 forwards no port: in use"):
+        asyncio.run(forward._forward(cast(Any, shared), 8888, 0, False, contextlib.AsyncExitStack()))
+    assert len(tries) == 1 + 5
+
+
+def test_what_is_typed_into_a_host_s_terminal_goes_there_in_frames_of_256_kibibytes() -> None:
+    written: list[int] = []
+
+    class Typing(TerminalProgram):
+        def __init__(self) -> None:
+            pass
+
+        async def _send(self, data: bytes | memoryview) -> None:
+            written.append(len(data) - 5)
+
+    asyncio.run(Typing().write(bytes((1 << 19) + 1)))
+    assert written == [1 << 18, 1 << 18, 1]
+
+
+def test_of_a_sweep_a_thousand_points_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(_: object, __: object, listen: Callable[[str], bool], ___: float) -> str:
+        for _ in range(1200):
+            listen('sweep point: {"bytes": 4, "microseconds": 5, "ranks": 2}')
+        return str(listen(SWEEP_DONE))
+
+    async def seats(*_: object) -> Any:
+        return [SimpleNamespace(resolved=SimpleNamespace(transport=SimpleNamespace(value="tcp")))]
+
+    for name, stub in (("_run", run), ("_seats", seats), ("_brief", lambda *_, **__: None)):
+        monkeypatch.setattr(shortruns, name, stub)
+    points: list[object] = []
+    sweep = asyncio.run(shortruns.sweep_on_hosts(NONE, NONE, NONE, points.append))
+    assert len(sweep.points) == len(points) == 1000
