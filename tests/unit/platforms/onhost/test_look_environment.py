@@ -31,6 +31,7 @@ def test_a_host_without_an_environment_names_none(tmp_path: Path, monkeypatch: p
         ("#!/bin/sh\necho hello\n", {"problem": "hello"}),
         ("#!/bin/sh\necho no library >&2; exit 127\n", {"problem": "no library"}),
         ("#!/bin/sh\nexit 3\n", {"problem": "it ended with 3"}),
+        ("#!/bin/sh\nprintf '%05000d' 0\n", {"problem": "0" * 300}),
         ("#!/nonesuch\n", {"problem": "No such file or directory"}),
     ],
 )

@@ -1,0 +1,306 @@
+"""So long programs on a host wait, and so much they read, take and tell: of others' files, of what comes, and of what fails there."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from lockstep.platforms.inpod.wire import Gone
+from lockstep.platforms.onhost import condition, install, keep, look, marks, relay, starter, station
+from lockstep.platforms.onhost.station import Inflow, Station
+from unit.virtual_time import VirtualClock
+
+MEBIBYTE = 1 << 20
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
+    """The clock of every program here."""
+    clock = VirtualClock(0.0)
+    for module in (install, keep, station):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (tmp_path / "lockstep").mkdir()
+    return tmp_path
+
+
+def test_a_model_s_config_is_read_no_further_than_256_kibibytes(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("x" * MEBIBYTE)
+    assert len(condition.config(str(tmp_path / "config.json"))) == 256 << 10
+
+
+def test_files_that_sshd_includes_are_read_three_deep(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[object] = []
+    monkeypatch.setattr(condition, "text_of", lambda path: read.append(path) or "Include more")
+    monkeypatch.setattr(condition, "paths", lambda pattern: [pattern])
+    condition.sshd()
+    assert len(read) == 1 + 3
+
+
+def test_a_setup_waits_ten_seconds_for_another_one(home: Path, clock: VirtualClock) -> None:
+    later = install.exclusive()
+    with install.exclusive(), pytest.raises(install.NotMade, match="another setup of yours runs there"):
+        later.__enter__()
+    later.__exit__()
+    assert clock.now == pytest.approx(10.0, abs=0.2)
+
+
+def test_files_that_come_are_read_by_a_mebibyte_and_compared_so(tmp_path: Path) -> None:
+    sizes: list[int] = []
+
+    class Stream(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            sizes.append(size or 0)
+            return super().read(size)
+
+    content = bytes(2 * MEBIBYTE + 1)
+    head = {"name": "a-1.whl", "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    install.receive(tmp_path, head, Stream(content))
+    assert sizes == [MEBIBYTE, MEBIBYTE, 1]
+
+
+def test_256_mebibytes_of_a_disk_stay_free(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=(256 << 20) + 2))
+    for size in range(1, 5):
+        with contextlib.suppress(install.NotMade):
+            install.take({"files": 0, "bytes": size}, io.BytesIO())
+            taken.append(size)
+    assert taken == [1, 2]
+
+
+def test_of_a_step_that_fails_the_last_1500_characters_are_told(home: Path) -> None:
+    with pytest.raises(install.NotMade) as raised:
+        install.run(["sh", "-c", "printf '%05000d' 0; exit 1"], {})
+    assert str(raised.value) == "sh -c failed: " + "0" * 1500
+
+
+def test_an_agent_that_ends_by_a_fault_is_started_again_after_two_seconds(
+    home: Path, monkeypatch: pytest.MonkeyPatch, clock: VirtualClock
+) -> None:
+    (home / "lockstep/jobs/x").mkdir(parents=True)
+    monkeypatch.chdir(home)
+    starts, opened = list[float](), set[int]()
+
+    def agent(*_: object, **__: object) -> Any:
+        starts.append(clock.now)
+        return SimpleNamespace(wait=lambda: 9 if len(starts) < 4 else 0)
+
+    monkeypatch.setattr(subprocess, "Popen", agent)
+    for name, stub in (
+        ("fork", lambda: 0),
+        ("setsid", lambda: None),
+        ("dup2", lambda source, _: opened.add(source)),
+        ("pipe", lambda: (0, os.open(os.devnull, 1))),
+    ):
+        monkeypatch.setattr(os, name, stub)
+    for name in ("signal", "pthread_sigmask"):
+        monkeypatch.setattr(signal, name, lambda *_: None)
+    monkeypatch.setattr(os, "_exit", lambda _: (_ for _ in ()).throw(SystemExit))
+    with pytest.raises(SystemExit):
+        keep.supervise("x", ["agent"], {})
+    for descriptor in opened:
+        os.close(descriptor)
+    assert starts == [0.0, 2.0, 4.0, 6.0]
+
+
+def test_a_host_that_lost_its_connection_looks_for_the_coordinator_for_twenty_seconds(
+    monkeypatch: pytest.MonkeyPatch, clock: VirtualClock
+) -> None:
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    assert not keep.is_heard("10.0.0.1", 29400)
+    assert clock.now == pytest.approx(20.0, abs=0.5)
+
+
+def refuse(*_: object, **__: object) -> Any:
+    raise TimeoutError
+
+
+def test_a_look_tells_of_at_most_256_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = SimpleNamespace(glob=lambda _: [Path(f"j{number}") for number in range(300)])
+    for name, stub in (("state_folder", lambda: folders), ("units", lambda _: {}), ("job", lambda *_: {})):
+        monkeypatch.setattr(look, name, stub)
+    assert len(look.jobs("~/ws", "")) == 256
+
+
+def test_of_a_job_s_attempts_the_last_4000_are_told(tmp_path: Path) -> None:
+    (tmp_path / "gang").mkdir()
+    (tmp_path / "gang/attempts.jsonl").write_text("".join(f'{{"attempt": {number}}}\n' for number in range(5000)))
+    assert look.attempts(tmp_path) == list(range(1000, 5000))
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [("".join(f"{number}\n" for number in range(100)), [str(number) for number in range(80, 100)]), ("x" * MEBIBYTE, ["x" * (16 << 10)])],
+    ids=["lines", "bytes"],
+)
+def test_of_an_agent_s_log_the_last_20_lines_are_told_and_no_more_than_16_kibibytes(tmp_path: Path, text: str, lines: list[str]) -> None:
+    (tmp_path / "agent.log").write_text(text)
+    assert look.last_lines(tmp_path / "agent.log") == lines
+
+
+def test_a_mark_that_a_power_cut_left_goes_after_an_hour(tmp_path: Path) -> None:
+    for name, age in (("young", 3500.0), ("old", 3700.0)):
+        (tmp_path / f"{marks.MARK}{name}").touch()
+        os.utime(tmp_path / f"{marks.MARK}{name}", (time.time() - age,) * 2)
+    marks.forget_old(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [f"{marks.MARK}young"]
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[relay.Terminal]:
+    """A terminal that has shown much already."""
+    (tmp_path / "shown").write_bytes(bytes(MEBIBYTE))
+    with (tmp_path / "shown").open("rb") as file:
+        yield relay.Terminal(file.fileno())
+
+
+def test_a_frame_has_at_most_a_mebibyte(terminal: relay.Terminal) -> None:
+    terminal.take(relay.HEADER.pack(relay.DATA, MEBIBYTE) + bytes(MEBIBYTE))
+    assert len(terminal.typed) == MEBIBYTE
+    with pytest.raises(ValueError, match="not a frame"):
+        terminal.take(relay.HEADER.pack(relay.DATA, MEBIBYTE + 1))
+
+
+def test_what_a_terminal_shows_is_passed_on_by_64_kibibytes(terminal: relay.Terminal) -> None:
+    assert terminal.shown() == bytes(64 << 10)
+
+
+def test_a_program_that_goes_on_when_it_is_told_to_end_is_killed_after_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, signals = VirtualClock(0.0), list[tuple[float, int]]()
+
+    class Poller:
+        def register(self, *_: object) -> None:
+            """Nobody reads the output any more."""
+
+        unregister = register
+
+        def poll(self, milliseconds: int | None) -> list[tuple[int, int]]:
+            clock.sleep((milliseconds or 0) / 1000)
+            return [] if milliseconds else [(1, 0)]
+
+    monkeypatch.setattr(starter.select, "poll", Poller)
+    monkeypatch.setattr(starter, "end", lambda _, number: signals.append((clock.now, number)))
+    monkeypatch.setattr(os, "waitpid", lambda *_: (7, 9) if len(signals) == 2 else (0, 0))
+    assert starter.wait_for(7, 3) == 128 + 9
+    assert signals == [(0.0, signal.SIGTERM), (5.0, signal.SIGKILL)]
+
+
+class Home:
+    """The person's machine, which says these things."""
+
+    def __init__(self, *says: dict[str, Any]) -> None:
+        self._says, self.heard = iter(says), list[dict[str, Any]]()
+
+    def hear(self) -> dict[str, Any]:
+        return next(self._says)
+
+    def say(self, value: dict[str, Any]) -> None:
+        self.heard.append(value)
+
+
+class Listener(contextlib.nullcontext[None]):
+    """A listening socket with so many connections that wait."""
+
+    def __init__(self, clock: VirtualClock, connections: list[Any]) -> None:
+        super().__init__()
+        self._clock, self._connections = clock, connections
+
+    def settimeout(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def accept(self) -> tuple[Any, None]:
+        if self._connections:
+            return self._connections.pop(), None
+        self._clock.sleep(self._seconds)
+        raise TimeoutError
+
+
+def test_the_host_that_takes_from_another_one_is_awaited_for_a_minute(clock: VirtualClock) -> None:
+    accepted = Station(cast(Any, Home()))._accepted(cast(Any, Listener(clock, [])), bytes(32))
+    with pytest.raises(Gone, match="nobody came"), accepted:
+        pass
+    assert clock.now == pytest.approx(60.0, abs=0.2)
+
+
+def test_sixteen_strangers_at_once_may_prove_themselves_and_more_are_turned_away(
+    monkeypatch: pytest.MonkeyPatch, clock: VirtualClock
+) -> None:
+    over, closed = threading.Event(), list[bool]()
+
+    def proved(*_: object, **__: object) -> None:
+        over.wait(30)
+        raise Gone
+
+    monkeypatch.setattr(station, "proved", proved)
+    strangers = [SimpleNamespace(close=lambda: closed.append(over.is_set())) for _ in range(20)]
+    with pytest.raises(Gone), Station(cast(Any, Home()))._accepted(cast(Any, Listener(clock, strangers)), bytes(32)):
+        pass
+    over.set()
+    assert closed.count(False) == 4
+
+
+def test_a_host_that_another_one_can_t_reach_is_given_up_after_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    home = Home({"from": ["10.0.0.2", 29400]}, {"from": "home"})
+    Station(cast(Any, home))._upstream(bytes(32))
+    assert home.heard == [{"unreachable": "no answer in 5 s"}]
+
+
+def wait_for_a_file(arrivals: Inflow, clock: VirtualClock, beat: Callable[[], None]) -> None:
+    arrivals.awaited(lambda: True if clock.now >= 3.0 else None, beat)
+
+
+def wait_for_room(arrivals: Inflow, clock: VirtualClock, beat: Callable[[], None]) -> None:
+    def busy() -> None:
+        beat()
+        arrivals._is_passed_on = clock.now < 3.0
+
+    arrivals._is_passed_on = True
+    arrivals.fits(cast(Any, SimpleNamespace(busy=busy)))
+
+
+@pytest.mark.parametrize("work", [wait_for_a_file, wait_for_room])
+def test_a_host_says_every_second_that_it_waits_for_another_one(
+    clock: VirtualClock, work: Callable[[Inflow, VirtualClock, Callable[[], None]], None]
+) -> None:
+    class Changed(contextlib.nullcontext[None]):
+        def wait(self, seconds: float) -> None:
+            clock.sleep(seconds)
+
+        def wait_for(self, _: object, seconds: float) -> None:
+            clock.sleep(seconds)
+
+    arrivals, beats = Inflow(), list[float]()
+    arrivals._changed = cast(Any, Changed())
+    work(arrivals, clock, lambda: beats.append(clock.now))
+    assert beats == [1.0, 2.0, 3.0]
+
+
+def test_a_host_tells_twice_a_second_how_much_has_passed(clock: VirtualClock) -> None:
+    told: list[float] = []
+    one = Station(cast(Any, SimpleNamespace(say=lambda _: told.append(clock.now))))
+    for _ in range(270):
+        clock.sleep(0.01)
+        one._passing(1)
+    assert told == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.5], abs=0.06)
