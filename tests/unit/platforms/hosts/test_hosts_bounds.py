@@ -17,7 +17,7 @@ from lockstep.plan.cluster.hardware import MeasuredRail, RailEnd
 from lockstep.platforms.hosts import checkup, environment, forward, shortruns, volumes
 from lockstep.platforms.hosts.chain import Chain, _Link
 from lockstep.platforms.hosts.fleet import Fleet
-from lockstep.platforms.hosts.place import TerminalProgram
+from lockstep.platforms.hosts.place import HostPlace, HostProgram, TerminalProgram
 from lockstep.platforms.hosts.shortruns import _Running
 from lockstep.programs import Broken, Program
 from lockstep_gang.contract.preflight import SWEEP_DONE
@@ -133,6 +133,27 @@ def test_what_is_typed_into_a_host_s_terminal_goes_there_in_frames_of_256_kibiby
 
     asyncio.run(Typing().write(bytes((1 << 19) + 1)))
     assert written == [1 << 18, 1 << 18, 1]
+
+
+def test_of_a_program_that_prints_unread_eight_pieces_wait_here() -> None:
+    reads: list[int] = []
+
+    class Endless:
+        async def read(self, size: int) -> bytes:
+            reads.append(size)
+            return b"x"
+
+    async def unread() -> None:
+        shared = cast(Any, SimpleNamespace(login=None))
+        process = cast(Any, SimpleNamespace(stdout=Endless(), stderr=asyncio.StreamReader()))
+        program = HostProgram(HostPlace(shared), NONE, process)
+        await asyncio.wait(program._readers, timeout=1.0)
+        for reader in program._readers:
+            reader.cancel()
+        await asyncio.gather(*program._readers, return_exceptions=True)
+
+    VirtualClock().run(unread())
+    assert reads == [1 << 18] * (8 + 1)
 
 
 def test_of_a_sweep_a_thousand_points_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
