@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from lockstep.platforms.operator.authenticate import Refusal
+from lockstep.platforms.operator.report_server import ReportServer
 from lockstep_gang.contract.messages import (
     Error,
     Exited,
@@ -330,3 +334,17 @@ def test_a_proof_holds_for_one_key_one_job_and_one_node(other: Handshake) -> Non
     require_proof(other.agent_proof(), other.agent_proof())
     with pytest.raises(ProofError):
         require_proof(Handshake(KEY, "uid", 1, "a", "b").agent_proof(), other.agent_proof())
+
+
+def test_of_a_report_that_names_no_job_little_more_than_700_bytes_are_read() -> None:
+    pieces: list[bytes] = []
+
+    async def readany() -> bytes:
+        pieces.append(b"x" * 100)
+        return pieces[-1]
+
+    request: Any = SimpleNamespace(headers={}, content=SimpleNamespace(readany=readany))
+    nothing: Any = None
+    with pytest.raises(Refusal, match="is missing"):
+        asyncio.run(ReportServer(b"", nothing, nothing, nothing)._read(request))
+    assert len(pieces) == 8

@@ -119,3 +119,21 @@ def test_without_a_folder_the_script_runs_without_progress(tmp_path: Path) -> No
     lines = list[str]()
     assert asyncio.run(ProgressServer(tmp_path / "none", lambda step: None, lines.append).start()) == {}
     assert "runs without them" in lines[0]
+
+
+@pytest.mark.parametrize(("size", "answer"), [(15 << 10, b"HTTP/1.1 401"), (17 << 10, b"")])
+def test_the_head_of_a_report_has_at_most_16_kibibytes(tmp_path: Path, size: int, answer: bytes) -> None:
+    async def talk() -> bytes:
+        server = ProgressServer(tmp_path, lambda step: None, lambda line: None)
+        port = (await server.start())[URL].rpartition(":")[2].strip("/")
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
+        writer.write(b"POST / HTTP/1.1\r\nx: ".ljust(size, b"x") + b"\r\n\r\n")
+        try:
+            return await reader.read(12)
+        except ConnectionResetError:
+            return b""
+        finally:
+            writer.close()
+            server.close()
+
+    assert asyncio.run(talk()) == answer

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -252,3 +255,27 @@ def test_the_real_library_logs_where_it_is_told_and_is_read(agents: Gang) -> Non
     assert failure["cause"] == "Fabric"
     assert failure["message"].endswith("NCCL says: Bootstrap : no socket interface found")
     assert "NCCL_SOCKET_IFNAME" in (agents.folder / "run" / "logs" / "nccl" / "rank-0.log").read_text()
+
+
+def test_a_log_is_read_a_mebibyte_at_a_time_and_two_mebibytes_of_each_end_are_kept(tmp_path: Path) -> None:
+    path, line = tmp_path / "rank-0.71.log", b"x" * 1023 + b"\n"
+    log = LogFile(path)
+    path.write_bytes(line * 2048)
+    assert [len(list(log.lines())) for _ in range(3)] == [1024, 1024, 0]
+    with path.open("ab") as file:
+        file.write(line)
+    assert len(list(log.lines())) == 1
+    assert path.stat().st_size == 0
+    assert log.retained() == line * 2048 + b"\n[lockstep] lines are left out here\n"
+
+
+def test_of_a_rank_s_logs_64_are_read_and_of_a_full_folder_4096_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, lines = logs(tmp_path)
+    for number in range(70):
+        (tmp_path / "nccl-1" / f"rank-0.{number}.log").write_text("x:1:1 [0] f.cc:1 NCCL WARN w\n")
+    made.news()
+    assert len(lines) == 64
+    names = (SimpleNamespace(name=f"{number}.log") for number in itertools.count())
+    monkeypatch.setattr(nccl_log.os, "scandir", lambda folder: nullcontext(names))
+    made.news()
+    assert next(names).name == "4096.log"

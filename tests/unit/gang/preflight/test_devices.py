@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep_gang.agent.preflight.facts import gpu_facts, rdma_facts
+from lockstep_gang.agent.preflight.facts import compared_variables, gpu_facts, rdma_facts
 from lockstep_gang.contract.preflight import ExpectedRdma, GpuFacts, HcaFacts
 
 GID = "0000:0000:0000:0000:0000:ffff:0a00:0105"
@@ -69,3 +69,7 @@ def test_gpus_are_counted_by_the_devices_that_the_container_has(tmp_path: Path) 
 def test_a_machine_without_devices_has_none(tmp_path: Path) -> None:
     assert gpu_facts(tmp_path) == GpuFacts(0, "")
     assert rdma_facts(ExpectedRdma(), tmp_path).hcas == ()
+
+
+def test_of_a_variable_s_value_300_characters_are_compared() -> None:
+    assert compared_variables({"NCCL_DEBUG": "x" * 5000}) == {"NCCL_DEBUG": "x" * 300}

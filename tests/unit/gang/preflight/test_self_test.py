@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from lockstep_gang.agent.preflight import allreduce_rank, selftest, selftest_program
+from lockstep_gang.agent.preflight.programs import json_objects
 from lockstep_gang.agent.preflight.selftest import NodeSelfTest, read_result
 from lockstep_gang.contract.preflight import DeviceResult, Expected, Finding, SelfTest, SelfTestResult, Speed
 from lockstep_gang.contract.report import Cause
@@ -20,6 +22,7 @@ from lockstep_gang.lifecycle.preflight.checks import cause_of
 from lockstep_gang.lifecycle.preflight.self_test import judge_self_test, speed_of
 from lockstep_spec.choices import Severity
 from unit.gang.cases import make_run
+from unit.virtual_time import VirtualClock
 
 GOOD = DeviceResult(0, "GPU-1", "H100", 9, 0, "2.15.0", precision="BF16", elements=100, flops=600 * 10**12)
 
@@ -338,3 +341,73 @@ def test_an_all_reduce_that_takes_long_is_measured_once(monkeypatch: pytest.Monk
     agreed = SimpleNamespace(item=lambda: first)
     dist: Any = SimpleNamespace(all_reduce=lambda *_, **__: None, ReduceOp=SimpleNamespace(MAX=0))
     assert len(allreduce_rank.times(SimpleNamespace(tensor=lambda *_, **__: agreed), dist, SimpleNamespace(device="cpu"))) == count
+
+
+@pytest.mark.parametrize(("gpus", "size"), [(0, 8 << 20), (8, 256 << 20)])
+def test_an_all_reduce_is_one_of_so_many_bytes_after_one_of_a_mebibyte(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], gpus: int, size: int
+) -> None:
+    reduced: list[int] = []
+    nothing: Any = lambda *_, **__: None  # noqa: E731
+    torch = SimpleNamespace(
+        ones=lambda count, device: SimpleNamespace(bytes=4 * count, device=device, is_cuda=False),
+        tensor=lambda values, device: SimpleNamespace(bytes=4, item=lambda: values[0]),
+    )
+    dist = SimpleNamespace(
+        all_reduce=lambda tensor, **_: reduced.append(tensor.bytes), ReduceOp=SimpleNamespace(MAX=0),
+        barrier=nothing, init_process_group=nothing, destroy_process_group=nothing,
+    )  # fmt: skip
+    monkeypatch.setattr(allreduce_rank, "torch_on_device", lambda: (torch, dist, "a device"))
+    monkeypatch.setattr(allreduce_rank, "store", nothing)
+    for name, value in {"LOCKSTEP_SECONDS": 30, "RANK": 0, "WORLD_SIZE": 2, "GPUS_PER_NODE": gpus}.items():
+        monkeypatch.setenv(name, str(value))
+    allreduce_rank.measure()
+    assert reduced[:2] == [1 << 20, size] == [1 << 20, json_objects(capsys.readouterr().out.encode())[-1]["bytes"]]
+
+
+@pytest.mark.parametrize(("seconds", "count"), [(0.42, 7), (0.44, 1)])
+def test_a_size_of_a_sweep_of_which_seven_take_three_seconds_is_measured_once(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, count: int
+) -> None:
+    done: list[float] = []
+    monkeypatch.setattr(allreduce_rank, "all_reduce_seconds", lambda *_: done.append(seconds) or seconds)
+    monkeypatch.setattr(allreduce_rank, "_agreed", lambda *each: each[-1])
+    torch = SimpleNamespace(ones=lambda size, device: SimpleNamespace(numel=lambda: size))
+    allreduce_rank.measure_size(torch, SimpleNamespace(get_world_size=lambda: 2), "cpu", 1024)
+    assert len(done) == 2 + count
+
+
+class Matrix:
+    """All matrices of a product, and what they are compared to."""
+
+    def __getitem__(self, places: object) -> Matrix:
+        return self
+
+    def __ne__(self, other: object) -> Matrix:  # type: ignore[override]
+        return self
+
+    def to(self, where: object = None) -> Matrix:
+        return self
+
+    cpu = to
+
+    def sum(self) -> int:
+        return 0
+
+
+def test_a_gpu_multiplies_for_a_twentieth_of_a_second_eight_times_between_two_looks_at_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, done, matrix = VirtualClock(), list[float](), Matrix()
+    monkeypatch.setattr(selftest_program, "time", clock)
+    monkeypatch.setattr(selftest_program, "factors", lambda *_: (matrix, matrix, matrix))
+    monkeypatch.setattr(Matrix, "__matmul__", lambda *_: done.append(clock.now) or matrix, raising=False)
+    torch = SimpleNamespace(arange=lambda size: size, cuda=SimpleNamespace(synchronize=lambda device: clock.sleep(0.02)))
+    selftest_program.product(torch, SimpleNamespace(type="cuda"), "bfloat16")
+    assert [done.count(at) for at in dict.fromkeys(done)] == [1, 8, 8, 8]
+
+
+@pytest.mark.parametrize("terms", [256, 257])
+def test_a_number_of_the_product_above_256_is_the_cpu_s_fault(terms: int) -> None:
+    torch = pytest.importorskip("torch")
+    ones = SimpleNamespace(Generator=torch.Generator, randint=lambda least, most, shape, **_: torch.ones(shape))
+    with pytest.raises(ArithmeticError) if terms > 256 else nullcontext():
+        selftest_program.factors(ones, terms)

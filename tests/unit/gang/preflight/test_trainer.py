@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 import venv
@@ -15,6 +16,7 @@ import pytest
 
 import lockstep_spec
 from lockstep_gang.agent.preflight.answers import ask_trainer
+from lockstep_gang.agent.preflight.programs import Programs
 from lockstep_gang.contract.placewords import IN_PODS
 from lockstep_gang.contract.preflight import LOCKSTEP, Checked, Expected, Looked, Met
 from lockstep_gang.contract.report import Cause, State
@@ -111,3 +113,15 @@ def test_a_trainer_of_another_version_is_warned_of_and_trains(version: str | Non
 
 def test_every_package_states_the_version_of_the_project() -> None:
     assert f'version = "{lockstep_spec.VERSION}"' in (ROOT / "pyproject.toml").read_text().splitlines()
+
+
+def test_why_ranks_can_not_run_has_at_most_300_characters(tmp_path: Path) -> None:
+    (program := tmp_path / "python").write_text(f"#!/bin/sh\necho '{json.dumps({'lacks': 'x' * 5000})}'\n")
+    program.chmod(0o755)
+    assert asked(tmp_path, (str(program), *TRAINER)) == (None, "x" * 300)
+
+
+def test_of_what_a_program_writes_the_last_64_kibibytes_stay(tmp_path: Path) -> None:
+    text = bytearray()
+    asyncio.run(Programs(["sh", "-c", "head -c 200000 /dev/zero; echo end"], str(tmp_path)).run(text, os.environ))
+    assert len(text) == 64 << 10 and text.endswith(b"end\n")
