@@ -236,7 +236,8 @@ def _seat(
     interface = host.interface or _interface(own, placement.addresses, placement.addresses[node])
     environment = variables(resolved, host, own, interface, gpus, run.layout.counts[node])
     command = (python, "-B", join(folder, AGENT), "--run", join(folder, RUN), "--node", str(node))
-    unit = unit_text(resolved.name, node, command, environment, folder, join(folder, "agent.log"), run.save_grace_seconds)
+    stop_seconds = resolved.job.spec.pod_template.grace_seconds
+    unit = unit_text(resolved.name, node, command, environment, folder, join(folder, "agent.log"), stop_seconds)
     record = JobRecord(
         job=stored(resolved, cluster),
         cluster=cluster,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-STOP_EXTRA_SECONDS = 30
-"""Seconds beyond the save's grace, for the agent itself."""
 _SPECIAL = str.maketrans({"\\": "\\\\", '"': '\\"', "%": "%%", "\n": "\\n", "\t": "\\t", "\r": "\\r"})
 UNIT = """\
 [Unit]
@@ -39,9 +37,7 @@ def unit_name(job: str) -> str:
     return f"lockstep-{job}.service"
 
 
-def unit_text(
-    job: str, node: int, command: Sequence[str], environment: Mapping[str, str], folder: str, log: str, grace_seconds: int
-) -> str:
+def unit_text(job: str, node: int, command: Sequence[str], environment: Mapping[str, str], folder: str, log: str, stop_seconds: int) -> str:
     """Text of the unit file: every word of `command` and every value is quoted for systemd, which then changes nothing in it."""
     return UNIT.format(
         job=_plain(job),
@@ -50,7 +46,7 @@ def unit_text(
         environment="".join(f"Environment={quoted(f'{name}={value}')}\n" for name, value in sorted(environment.items())),
         folder=_path(folder),
         log=_path(log),
-        stop_seconds=grace_seconds + STOP_EXTRA_SECONDS,
+        stop_seconds=stop_seconds,
     )
 
 

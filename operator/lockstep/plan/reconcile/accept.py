@@ -18,13 +18,12 @@ from lockstep.api.statuspart import unchecked
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import UNREADABLE, Observed, is_terminating, start_anew
 from lockstep.plan.reasons import Reason
-from lockstep.plan.render.objects import Frozen, RenderContext, freeze
+from lockstep.plan.render.objects import HASH_CHARACTERS, Frozen, RenderContext, freeze
 from lockstep.plan.render.resolve import refuse_missing_gpus, resolve, trainer_image
 from lockstep.plan.render.resolved import PlatformDefaults, Refused, Resolved
 from lockstep.plan.render.storage import shared_claims
 from lockstep_spec.words import listed
 
-HASH_CHARACTERS = 10
 REMEMBERED_JOBS, REMEMBERED_CLUSTERS = 32, 8
 REMEMBERED_CHARACTERS = 16 << 10
 """The most that a remembered job may have; most have 1 KB. Larger ones are read each time, so that they hold no memory."""

@@ -16,6 +16,7 @@ from lockstep.plan.ahead.live import Comparison
 from lockstep.plan.ahead.planned import EXIT_CODES, MORE_RIGHTS, PlanVerdict, sentence, verdict
 from lockstep.plan.cluster.facts import NETWORK, SCC_REVIEW, ClusterFacts, Listing, Sight, Try
 from lockstep.plan.cluster.finding import Finding, Outcome
+from lockstep.plan.diff import Change
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.plan.waiting.nodes import request
@@ -452,3 +453,12 @@ def test_the_page_lists_every_verdict_with_its_exit_code() -> None:
 
 def test_what_only_the_run_itself_will_show_says_nothing_of_its_start() -> None:
     assert verdict([Finding("time", Outcome.UNKNOWN, "how long")]) is PlanVerdict.FITS
+
+
+def test_of_a_value_that_would_change_sixty_characters_are_shown() -> None:
+    (finding,) = [
+        one
+        for one in lines(around(), compared=[Comparison("ConfigMap/x", changes=(Change("a", "b" * 100, 1),))])
+        if "would change" in one.message
+    ]
+    assert finding.message.endswith(f': a: 1 → "{"b" * 59}…')

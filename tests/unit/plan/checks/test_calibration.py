@@ -70,12 +70,15 @@ def test_points_are_found_in_a_log_with_prefixes_of_ranks() -> None:
     assert is_done("[node 0 rank 0] sweep done") and not is_done("sweep point: 1")
 
 
-@pytest.mark.parametrize(("mode", "transport", "most"), [(FabricMode.AUTO, "RDMA", 2**30), (FabricMode.TCP, "TCP", 2**30)])
-def test_the_job_runs_the_agents_own_sweep_on_the_profiles_nodes(mode: FabricMode, transport: str, most: int) -> None:
-    profile = parse_cluster_file(RDMA_FILE, "c").profile
+@pytest.mark.parametrize(
+    ("mode", "transport", "gpus", "most"),
+    [(FabricMode.AUTO, "RDMA", 4, 2**30), (FabricMode.TCP, "TCP", 4, 2**30), (FabricMode.TCP, "TCP", 0, 2**24)],
+)
+def test_the_job_runs_the_agents_own_sweep_on_the_profiles_nodes(mode: FabricMode, transport: str, gpus: int, most: int) -> None:
+    profile = parse_cluster_file(RDMA_FILE.replace("per_node: 4", f"per_node: {gpus}"), "c").profile
     resolved = resolve(sweep_job(profile.spec, None, mode), profile)
     assert resolved.command == ("python3", "/lockstep/agent.pyz", "sweep", "--least", str(MIB), "--most", str(most))
-    assert (resolved.nodes, resolved.gpus_per_node, resolved.transport.value) == (2, 4, transport)
+    assert (resolved.nodes, resolved.gpus_per_node, resolved.transport.value) == (2, gpus, transport)
 
 
 def test_its_pods_get_onto_tainted_nodes_with_private_images_and_the_gpus_runtime() -> None:
@@ -141,6 +144,7 @@ def test_a_new_figure_takes_the_place_of_the_one_of_its_transport() -> None:
 
 def test_the_threshold_that_is_offered_is_at_the_size_that_preflight_takes() -> None:
     assert suggested_threshold(POINTS, gpus=True) == "150"
+    assert suggested_threshold(POINTS, gpus=False) == "2.9"
     assert suggested_threshold(POINTS[:1], gpus=False) is None
     source = (ROOT / "workspace/lockstep_gang/agent/preflight/allreduce_rank.py").read_text()
     assert "GPU_BYTES = 256 * 1024 * 1024" in source and re.search(r"CPU_BYTES = 8 \* 1024 \* 1024", source)

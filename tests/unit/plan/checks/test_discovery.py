@@ -13,6 +13,7 @@ from lockstep.api.files.clusterkeys import KEYS
 from lockstep.plan.cluster.facts import ClusterFacts, Listing, ProbeFacts, Sight
 from lockstep.plan.discovery.draft import Item, stated, write
 from lockstep.plan.discovery.file import discovered
+from lockstep.plan.discovery.probe import probe_pods
 from support.cluster_facts import GROUPS, claim, network, node, policy, quota, rail, rdma_cluster, storage_class, with_namespace_rights
 
 
@@ -112,6 +113,13 @@ def test_without_taints_the_file_has_no_tolerations() -> None:
 def test_all_nodes_are_listed_not_the_first_ten() -> None:
     facts = rdma_cluster(Node=tuple(node(f"n{number}") for number in range(25)))
     assert len(file_of(facts).profile.spec.nodes.gpu_nodes) == 25
+
+
+def test_of_a_large_cluster_1024_nodes_are_listed_and_64_looked_at_for_three_minutes() -> None:
+    facts = rdma_cluster(Node=tuple(node(f"n{number}") for number in range(1030)))
+    assert [len(entry.value) for entry in discovered("mine", facts)[1] if entry.key == "nodes.gpu_nodes"] == [1024]
+    pods = list(probe_pods(facts, "t", "agent:1"))
+    assert len(pods) == 64 and {pod["spec"]["activeDeadlineSeconds"] for pod in pods} == {180}
 
 
 @pytest.mark.parametrize(

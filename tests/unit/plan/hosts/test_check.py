@@ -58,6 +58,7 @@ def test_healthy_hosts_have_no_finding() -> None:
     ("change", "outcome", "words", "fix"),
     [
         ({"seen": {"noise": "Welcome\n"}}, "warning", "prints 'Welcome'", "print nothing"),
+        ({"seen": {"noise": "Welcome " * 30}}, "warning", f"prints {'Welcome ' * 5!r} before", "print nothing"),
         ({"seen": {"seconds": 9.0}}, "warning", "only after 9.0 s", "UseDNS"),
         ({"seen": {"clock_seconds": -5.0}}, "warning", "5 s behind this machine's", "as root on lab1: timedatectl set-ntp true"),
         ({"python": (3, 9)}, "failed", "Python 3.9 is too old", "lockstep hosts setup lab"),

@@ -28,6 +28,7 @@ def test_each_host_has_a_run_of_its_own_that_differs_in_places_alone() -> None:
     assert second.record.environment["HF_HOME"] == "/data/hf" and "HF_HOME" not in first.record.environment
     assert first.record.environment["NCCL_SOCKET_IFNAME"] == "=eth0" and first.record.environment["A"] == "1"
     assert first.run.host is not None and first.run.host.unit == "lockstep-x.service"
+    assert "\nTimeoutStopSec=180\n" in first.record.unit and first.run.save_grace_seconds == 150
     assert read_record(json.loads(record_text(second.record))) == second.record
 
 

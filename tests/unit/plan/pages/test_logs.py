@@ -153,3 +153,17 @@ def test_of_a_thousand_ranks_that_lost_their_peer_few_are_shown() -> None:
     lines = [f"[lockstep] rank {rank} on node {rank // 8} exited with 1" for rank in range(1000)]
     shown = list(error_lines({"rank": 3, "node": 0, "message": "x"}, rank_failures(lines)))
     assert len(shown) == 10 and shown[-1] == "then:  991 more ranks; --rank N has the lines of one"
+
+
+def test_of_a_rank_its_last_twenty_lines_are_kept_whether_they_came_before_its_end_or_with_it() -> None:
+    own = [f"[rank 0] line {number}" for number in range(30)]
+    end = "[lockstep] rank 0 on node 0 exited with 1"
+    again = [f"[lockstep] rank 0 | line {number}" for number in range(30)]
+    expected = tuple(f"line {number}" for number in range(10, 30))
+    assert [rank_failures(log)[0].lines for log in ([*own, end], [f"{end}, its last lines:", *again])] == [expected, expected]
+
+
+def test_of_a_log_that_anybody_may_have_written_256_ranks_and_10_000_failures_are_kept() -> None:
+    lines = [f"[rank {rank}] hello" for rank in range(300)]
+    found = rank_failures([*lines, *(f"[lockstep] rank {rank % 300} on node 0 exited with 1" for rank in range(10_300))])
+    assert len(found) == 10_000 and sum(bool(one.lines) for one in found[:300]) == 256

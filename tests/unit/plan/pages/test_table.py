@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from lockstep.plan.pages.load import load_page
 from lockstep.plan.pages.table import COLUMNS, WIDE, age, describe, row
 
 NOW = datetime.fromisoformat("2026-11-21T12:00:00+00:00").timestamp()
@@ -130,3 +131,10 @@ def test_a_job_without_conditions_points_to_the_operator() -> None:
 
 def test_a_time_in_the_future_is_no_age() -> None:
     assert age("2026-11-21T12:00:05Z", NOW) == "0s"
+
+
+def test_of_a_node_eight_nics_with_traffic_are_shown() -> None:
+    lines = list(
+        load_page([{"node": 0, "pod": "x-0", "ranks": [0], "gigabits": {f"eth{number}": [1.0, 1.0] for number in range(12)}}], None)
+    )
+    assert [line.split()[-3] for line in lines[1:]] == [f"eth{number}" for number in range(8)]

@@ -53,6 +53,12 @@ def test_a_failed_job_says_who_failed_first_what_it_cost_and_what_to_type() -> N
     assert "lockstep why x -n ns --bundle x.tar.gz" in said
 
 
+def test_of_a_failed_rank_the_last_ten_lines_are_shown() -> None:
+    failure = replace(FAILURE, last_lines=tuple(f"line {number}" for number in range(15)))
+    said = asked(after(settled(report()), reconcile(settled(report()), report(State.FAILED, ready=0, failure=failure), CONTEXT, NOW)))
+    assert said.last_lines == tuple(f"line {number}" for number in range(5, 15))
+
+
 @pytest.mark.parametrize(
     ("message", "field"),
     [

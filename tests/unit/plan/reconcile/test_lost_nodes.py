@@ -210,6 +210,10 @@ def test_a_pod_on_a_lost_node_is_deleted_by_force_once_it_is_time() -> None:
     assert [found["metadata"]["name"] for found in late.force_delete] == ["x-1"]
 
 
+def test_a_replacement_that_is_far_off_is_looked_at_again_in_ten_minutes() -> None:
+    assert lost_nodes(lost(lostNodeSeconds=86_400), heard(), NOW).again_seconds == 600.0
+
+
 def test_a_node_that_is_gone_from_the_cluster_is_not_waited_for() -> None:
     observed = lost(nodes=(node("node-0"), node("node-2")), lostNodeSeconds=600)
     assert [found["metadata"]["name"] for found in lost_nodes(observed, heard(), NOW).replace] == ["x-1"]
@@ -219,7 +223,7 @@ def test_an_agent_that_node_zero_hears_is_left_alone_whatever_its_node_is() -> N
     observed = lost(lostNodeSeconds=0)
     verdict = lost_nodes(observed, heard(connected=True), NOW)
     assert (verdict.reason, verdict.replace) == ("AgentConnected", ())
-    assert verdict.again_seconds is not None
+    assert verdict.again_seconds == 10.0
     assert lost_nodes(observed, heard(connected=True, age=31), NOW).reason == "Replacing"
 
 
@@ -412,3 +416,7 @@ def test_an_end_of_the_agent_s_own_is_no_loss(code: int) -> None:
 def test_a_fact_about_a_pod_has_256_characters() -> None:
     pod = {"metadata": {"name": "x-1", "uid": "u"}, "spec": {}}
     assert len(podfacts._fact(FactType.PREEMPTED, pod, "r", "x" * 5000).message) == 256
+
+
+def test_of_64_pods_that_do_not_run_yet_the_reason_is_told() -> None:
+    assert len(facts_of(replace(running(nodes=100), pods=()), {})) == 64

@@ -98,6 +98,7 @@ def test_a_new_job_gets_all_its_objects_in_the_order_pods_need_them() -> None:
     plan = reconcile(fresh(), None, CONTEXT, NOW)
     assert [item["kind"] for item in plan.create] == ["Secret", "ConfigMap", "NetworkPolicy", "Service", "StatefulSet"]
     assert plan.create[-1]["spec"]["replicas"] == 2
+    assert re.fullmatch("x-run-[0-9a-f]{10}", plan.create[1]["metadata"]["name"])
     assert (plan.apply, plan.delete) == ((), ())
 
 

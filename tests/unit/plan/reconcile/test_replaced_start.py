@@ -203,6 +203,15 @@ def test_a_start_that_was_replaced_after_a_failure_is_no_stop_that_nobody_confir
     assert "stop" not in plan.status
 
 
+@pytest.mark.parametrize(("age", "replaced"), [(30.0, True), (31.0, False)])
+def test_a_gang_that_was_waiting_thirty_seconds_ago_has_begun_nothing_since(age: float, replaced: bool) -> None:
+    said = report(State.WAITING, ready=0)
+    said = replace(said, report=replace(said.report, attempt=0), received=NOW - age)
+    observed = running()
+    observed = after(observed, reconcile(observed, said, CONTEXT, NOW))
+    assert is_replaced(reconcile(changed(observed, image="right:1"), said, CONTEXT, NOW)) == replaced
+
+
 def test_people_in_a_dev_environment_keep_their_pods() -> None:
     observed = running(type="Interactive", script=None)
     observed = after(observed, reconcile(observed, None, CONTEXT, NOW))

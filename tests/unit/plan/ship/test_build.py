@@ -256,3 +256,8 @@ def test_of_a_tool_that_fails_the_last_sixty_lines_are_looked_at_for_the_reason(
     with pytest.raises(Failed, match="it failed"):
         build._run([sys.executable, "-c", "import sys; [print(n, file=sys.stderr) for n in range(100)]; sys.exit(1)"], Path("/"))
     assert seen == [f"{number}\n" for number in range(40, 100)]
+
+
+def test_of_the_line_that_says_why_a_tool_failed_300_characters_are_repeated() -> None:
+    said = tool_failure(("podman", "build"), 1, ["x" * 400])
+    assert said == f"podman build failed with exit code 1: {'x' * 300} …; more is above"

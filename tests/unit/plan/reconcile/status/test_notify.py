@@ -60,6 +60,10 @@ def test_a_failed_job_is_told_with_its_cause() -> None:
     assert "secret" not in str(found)
 
 
+def test_of_a_long_reason_a_thousand_characters_are_told() -> None:
+    assert body(ended("Failed", "x" * 4096))["message"] == "x" * 1000
+
+
 @pytest.mark.parametrize(
     "observed",
     [fresh(notify=NOTIFY), ended(notify=None), ended(notification={"id": f"{UID}-0-Complete", "delivered": False})],

@@ -27,9 +27,9 @@ from lockstep.plan.reconcile.events import JobEvent, SentEvents, events_between,
 from lockstep.plan.reconcile.reconcile import reconcile
 from lockstep.plan.reconcile.status import fitted, stored_bytes
 from lockstep.platforms.operator.memory.objects import BYTES_MAX, StoredObject
-from lockstep_gang.contract.report import NodeReport, RankCount, Report, State, parse_report
+from lockstep_gang.contract.report import Failure, NodeReport, RankCount, Report, State, parse_report
 from lockstep_spec.codec import to_json
-from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, fresh, pod
+from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, fresh, pod, settled
 from unit.plan.reconcile.test_reconcile import report as a_report
 
 RANKS_MAX = 8192
@@ -204,3 +204,9 @@ def test_a_status_names_at_most_sixteen_nodes_that_are_bad_for_the_job() -> None
 @pytest.mark.parametrize(("number", "told"), [(2**63 - 1, 2**63 - 1), (2**63, None), (-1, None)])
 def test_a_count_that_the_api_server_does_not_take_is_left_out(number: int, told: int | None) -> None:
     assert status_module._count(number) == told
+
+
+def test_a_status_has_the_last_twenty_lines_of_the_rank_that_failed() -> None:
+    failure = Failure("rank 1 on node 1 exited with 1", 1, 1, 1, last_lines=tuple(f"line {number}" for number in range(30)))
+    plan = reconcile(settled(a_report()), a_report(State.FAILED, ready=0, failure=failure), CONTEXT, NOW)
+    assert plan.status is not None and plan.status["failure"]["lastLines"] == [f"line {number}" for number in range(10, 30)]
