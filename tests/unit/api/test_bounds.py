@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from lockstep.api.hosts import Host
 from lockstep.api.job import TrainingJob, TrainingJobSpec
 from lockstep.kube.reading import loads
 from lockstep.plan.reconcile.status import fitted
@@ -62,6 +63,15 @@ def test_a_job_holds_so_much_and_no_more(most: Object, more: Object, says: str) 
             spec_of(**stated)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "says"), [(65, "must be a number of GPUs, or a list"), (list(range(65)), "at most 64")], ids=["number", "list"]
+)
+def test_a_host_has_at_most_64_gpus(gpus: int | list[int], says: str) -> None:
+    assert Host.model_validate({"name": "a", "gpus": 64}).gpus == 64
+    with pytest.raises(ValidationError, match=says):
+        Host.model_validate({"name": "a", "gpus": gpus})
+
+
 def test_a_job_that_states_nothing_restarts_three_times_waits_ten_seconds_and_reads_2048_tokens() -> None:
     spec = spec_of(training={"model": {"name": "/m"}, "data": {"path": "/d"}})
     assert spec.training is not None and spec.training.data.max_length == 2048
@@ -81,6 +91,6 @@ def test_a_text_of_a_status_has_1024_characters_and_a_message_4096() -> None:
 
 def test_an_object_of_the_cluster_is_read_to_64_levels_below_its_fields() -> None:
     value, levels = loads(b"[" * 100 + b"]" * 100), 0
-    while isinstance(value, list):
+    while value and isinstance(value, list):
         value, levels = value[0], levels + 1
     assert (value, levels) == ("(deeper than 64 levels)", 67)

@@ -127,8 +127,6 @@ ONE = "hosts: [{name: a}]\n"
         (HEAD + "hosts: [{name: ada@lab0}]\n", ["lab.yaml:2: hosts[0].name: 'ada@lab0' is not valid"]),
         (HEAD + "hosts: [{name: a, address: lab0}]\n", ["lab.yaml:2: hosts[0].address: must be a numeric address such as 192.168.1.100"]),
         (HEAD + "hosts: [{name: a, address: 'fe80::1%eth0;x'}]\n", ["lab.yaml:2: hosts[0].address: must be a numeric address such as 192.168.1.100"]),
-        (HEAD + "hosts: [{name: a, gpus: 65}]\n", ["lab.yaml:2: hosts[0].gpus: must be a number of GPUs, or a list"]),
-        (HEAD + f"hosts: [{{name: a, gpus: {list(range(65))}}}]\n", ["lab.yaml:2: hosts[0].gpus: must name each GPU once, and at most 64"]),
         (HEAD + "hosts: [{name: a, address: 0.0.0.0}]\n", ["lab.yaml:2: hosts[0].address: must be an address of the host itself"]),
         (
             HEAD + "hosts: [{name: a, address: 10.0.0.1}, {name: b, address: 10.0.0.1}]\n",

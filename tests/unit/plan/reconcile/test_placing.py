@@ -100,9 +100,8 @@ def test_two_jobs_do_not_move_in_step() -> None:
 
 
 def test_a_job_that_lacks_a_node_for_a_moment_keeps_the_others() -> None:
-    plan = reconcile(holding_since(HOLD_SECONDS - 5, queued()), None, CONTEXT, NOW)
-    assert replicas(plan) == []
-    assert (plan.again_seconds or 99) <= 10
+    plan = reconcile(holding_since(HOLD_SECONDS - 30, queued()), None, CONTEXT, NOW)
+    assert (replicas(plan), plan.again_seconds) == ([], 10.0)
     assert "holds 1 of 2 nodes; releases them at 2027-01-15T08:00:" in condition(plan, "PodsScheduled")[2]
 
 
