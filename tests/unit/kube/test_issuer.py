@@ -110,6 +110,17 @@ def test_any_other_token_is_refused(text: str) -> None:
         bearer(text)
 
 
+def test_a_key_of_another_type_checks_no_signature() -> None:
+    class Changed(Api):
+        async def document(self, path: str, media_type: str) -> dict[str, Any]:
+            found = await super().document(path, media_type)
+            return {"keys": [{**key, "kty": "oct"} for key in found["keys"]]} if path == KEYS else found
+
+    for text in (token(CLAIMS), token(CLAIMS, "ec", "ES256")):
+        with pytest.raises(Refusal):
+            bearer(text, Changed())
+
+
 def test_a_changed_claim_breaks_the_signature() -> None:
     header, _, signature = token(CLAIMS).split(".")
     forged = {**CLAIMS, "kubernetes.io": {"pod": {"name": "y-0", "uid": "u-9"}}}

@@ -160,6 +160,14 @@ def test_the_frozen_run_of_a_gang_that_somebody_swaps_is_replaced_by_whoever_kno
     assert "was changed after the pods started" in condition(unknown, "Accepted")[2]
 
 
+def test_a_copy_of_a_frozen_run_that_is_another_job_s_is_not_obeyed() -> None:
+    observed = gang()
+    copy = frozen(observed)
+    copy = {**copy, "metadata": {**copy["metadata"], "ownerReferences": [{**copy["metadata"]["ownerReferences"][0], "uid": "another"}]}}
+    plan = reconcile(with_run(observed, copy), report(), NEWER, NOW + 5)
+    assert condition(plan, "Accepted")[1] == "FrozenRunLost"
+
+
 @pytest.mark.parametrize("data", [None, {}, {"run.json": "{"}, {"run.json": "[]", TEMPLATE_KEY: "no"}])
 def test_a_frozen_run_that_can_not_be_read_stops_neither_its_gang_nor_the_reconciling(data: Object | None) -> None:
     observed = gang()

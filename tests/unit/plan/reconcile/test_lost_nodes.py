@@ -208,6 +208,8 @@ def test_a_pod_on_a_lost_node_is_deleted_by_force_once_it_is_time() -> None:
     )  # fmt: skip
     late = reconcile(observed, heard(), CONTEXT, NOW)
     assert [found["metadata"]["name"] for found in late.force_delete] == ["x-1"]
+    clocks_differ = reconcile(observed, heard(), replace(CONTEXT, clock_off=True), NOW)
+    assert clocks_differ.force_delete == ()
 
 
 def test_a_replacement_that_is_far_off_is_looked_at_again_in_ten_minutes() -> None:

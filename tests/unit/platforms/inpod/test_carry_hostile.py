@@ -234,6 +234,13 @@ def test_a_file_has_the_name_that_was_typed_whatever_the_pod_calls_it(home: Path
     assert sorted(path.name for path in (home / "projects/demo").iterdir()) == ["there", "x"]
 
 
+@pytest.mark.parametrize(
+    ("name", "link", "stays"), [("a/b", "../c", True), ("b", "c/d", True), ("b", "../c", False), ("a/b", "c/../d", False)]
+)
+def test_a_link_may_go_up_at_its_beginning_only_and_no_further_than_its_target(name: str, link: str, stays: bool) -> None:
+    assert protocol.stays_below(name, link) is stays
+
+
 def test_a_link_that_an_earlier_transfer_left_is_replaced_and_never_followed(home: Path) -> None:
     there = home / "projects/demo/there"
     assert taken([offer(ROOT, file("l"))], str(there), None) == ""
