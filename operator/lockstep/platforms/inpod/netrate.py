@@ -36,7 +36,7 @@ BUCKETS_PER_SECOND = 100
 BLOCK_BYTES = 8 << 20
 TOKEN_BYTES, HEADER = 32, struct.Struct("!16sHHd")
 """A connection begins with the token, then: measurement, number of the stream, number of streams, seconds. No streams: it is a knock."""
-PROOF_BYTES, KNOCKS_AT_ONCE = 32, 64
+KNOCKS_AT_ONCE = 64
 END = b"\n"
 DISCARD = struct.pack("ii", 1, 0)
 """Linger for no time: what wasn't sent is dropped."""
@@ -146,17 +146,17 @@ def knock(token: str, source: str, targets: list[list[str | int]], seconds: floa
 
 
 def _why_no_answer(token: bytes, source: str, target: str, port: int, seconds: float) -> str:
-    name = secrets.token_bytes(16)
+    proof = _proof(token, name := secrets.token_bytes(16))
     try:
         with socket.create_connection((target, port), seconds, (source, 0)) as connection:
             connection.settimeout(seconds)
             connection.sendall(token + HEADER.pack(name, 0, 0, 0.0))
-            answer = _exactly(connection, PROOF_BYTES)
+            answer = _exactly(connection, len(proof))
     except TimeoutError:
         return f"no answer in {seconds:.0f} s"
     except OSError as error:
         return f"{error.strerror or error}"[:TEXT_MAX]
-    return "" if hmac.compare_digest(answer, _proof(token, name)) else "something else answers"
+    return "" if hmac.compare_digest(answer, proof) else "something else answers"
 
 
 def _listener(address: str, ports: range) -> socket.socket:

@@ -22,7 +22,7 @@ from lockstep.programs import STDERR, Place, Program, ProgramFailed, answer_of, 
 BEAT_SECONDS = 15.0
 END_SECONDS = 15.0
 ANSWER_BYTES_MAX = 1 << 18
-LINES_MAX, WORDS_MAX = 20, 20_000
+WORDS_MAX = 20_000
 Say = Callable[[str], None]
 
 
@@ -131,7 +131,7 @@ async def _hear(session: Program, listens: asyncio.Future[int], missing: asyncio
                     missing.set()
                 reason = str(answer.get("failed") or f"it ended with exit code {answer['ended']}")
                 words = answer.get("said")
-                why = " | ".join([reason, *map(str, words[:LINES_MAX] if isinstance(words, list) else ())])[:WORDS_MAX]
+                why = " | ".join([reason, *map(str, words if isinstance(words, list) else ())])[:WORDS_MAX]
     return why
 
 

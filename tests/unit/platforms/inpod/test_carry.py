@@ -105,6 +105,17 @@ def test_a_folder_arrives_with_its_bytes_and_its_programs_runnable(source: Path,
     assert (tmp_path / "there/sub/run.sh").stat().st_mode & 0o777 == 0o755
 
 
+@pytest.mark.parametrize(("size", "syncs"), [((1 << 20) - 1, 0), (1 << 20, 1)])
+def test_a_file_of_a_mebibyte_is_on_the_disk_before_it_has_its_name(
+    size: int, syncs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    (tmp_path / "x").write_bytes(bytes(size))
+    copied(tmp_path / "x", tmp_path / "y")
+    assert len(synced) == syncs
+
+
 def test_only_what_differs_travels_again(source: Path, tmp_path: Path) -> None:
     copied(source, tmp_path / "there")
     assert copied(source, tmp_path / "there")["bytes"] == 0

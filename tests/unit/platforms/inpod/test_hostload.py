@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,7 +27,10 @@ def test_it_runs_as_text_and_answers_every_line(tmp_path: Path) -> None:
     assert len(first["disks"]) == 2 and len(first["load"]) == 3
 
 
-def test_a_claim_is_told_in_its_own_words_with_the_user_that_the_kernel_names() -> None:
+@pytest.mark.parametrize(
+    ("said", "told"), [(b"job demo of ada since 14:02\n", "job demo of ada since 14:02"), (b"x" * 600, "x" * 500)], ids=["", "much"]
+)
+def test_a_claim_is_told_in_its_own_words_with_the_user_that_the_kernel_names(said: bytes, told: str) -> None:
     uuid = f"GPU-test-{os.getpid()}"
     assert hostload.claim_of(uuid) == {}
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
@@ -36,22 +40,29 @@ def test_a_claim_is_told_in_its_own_words_with_the_user_that_the_kernel_names() 
         def answer() -> None:
             connection, _ = listening.accept()
             with connection:
-                connection.sendall(b"job demo of ada since 14:02\n")
+                connection.sendall(said)
 
         telling = threading.Thread(target=answer)
         telling.start()
         claim = hostload.claim_of(uuid)
         telling.join()
-    assert claim == {"pid": os.getpid(), "user": hostload.user_of(os.getuid()), "words": "job demo of ada since 14:02"}
+    assert claim == {"pid": os.getpid(), "user": hostload.user_of(os.getuid()), "words": told}
 
 
-def test_a_claim_that_says_nothing_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hostload, "CLAIM_SECONDS", 0.1)
+def test_a_claim_that_says_nothing_is_waited_for_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float | None] = []
+
+    class Hasty(socket.socket):
+        def settimeout(self, seconds: float | None) -> None:
+            limits.append(seconds)
+            super().settimeout(0.01)
+
     uuid = f"GPU-silent-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         listening.bind(hostload.CLAIM + uuid)
         listening.listen()
-        assert hostload.claim_of(uuid)["words"] == ""
+        monkeypatch.setattr(socket, "socket", Hasty)
+        assert hostload.claim_of(uuid)["words"] == "" and limits == [1.0]
 
 
 def test_who_computes_on_a_gpu_is_what_the_driver_says_and_whose_process_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,6 +75,12 @@ def test_who_computes_on_a_gpu_is_what_the_driver_says_and_whose_process_it_is(t
     assert gone == {"pid": 4194304, "name": "", "user": ""}
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
     assert hostload.computing() == {}
+
+
+def test_of_the_processes_on_gpus_64_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = "".join(f"GPU-a, {4194304 + number}, 1\n" for number in range(70))
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=table))
+    assert len(hostload.computing()["GPU-a"]) == 64
 
 
 def test_jobs_are_found_by_their_ranks(tmp_path: Path) -> None:

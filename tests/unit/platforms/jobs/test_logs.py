@@ -33,6 +33,7 @@ from support.fake_cluster import FakeCluster
 from unit.gang.cases import make_run
 from unit.platforms.files.test_reader import claim, starts, stateful_set
 from unit.platforms.inpod.test_runfolder import write
+from unit.virtual_time import VirtualClock
 
 Object = dict[str, Any]
 JOB: Object = {"kind": "TrainingJob", "metadata": {"name": "x", "namespace": "ns", "uid": "uid-2"}, "spec": {"nodes": 2}, "status": {}}
@@ -191,6 +192,24 @@ def test_a_folder_s_log_is_followed_over_looks_that_fail_and_no_line_comes_twice
     assert [line.removeprefix("[rank 0] ") for line in asyncio.run(follow_it())] == shown
     told = "lockstep: host lab0 can't be reached: the output goes on when it answers again\n"
     assert capsys.readouterr().err == told * 2, "once for each time that it is away"
+
+
+def test_a_log_that_ends_is_asked_for_twice_a_second_and_a_folder_s_every_second(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def follow_a_folder() -> None:
+        async with aclosing(runs.followed(AwayPlace(), str(tmp_path), {"tail": -1}, ended_after(4))) as output:
+            assert [line async for line in output] == []
+
+    monkeypatch.setattr(AwayPlace, "looks", [False] * 5)
+    assert VirtualClock().seconds_of(followed(Logged(pod("x-0")), ended_after(4))) == pytest.approx(2.0)
+    assert VirtualClock().seconds_of(follow_a_folder()) == pytest.approx(4.0)
+
+
+def test_whom_an_agent_can_t_reach_is_looked_for_in_its_last_thousand_lines() -> None:
+    cluster = Logged()
+    assert asyncio.run(module.unheard_lines(cluster.as_cluster, "ns", [pod("x-0")])) == []
+    assert cluster.queries == [{"tailLines": "1000"}]
 
 
 def test_a_stream_that_breaks_is_taken_up_again_and_no_line_comes_twice(monkeypatch: pytest.MonkeyPatch) -> None:

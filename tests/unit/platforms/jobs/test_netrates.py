@@ -229,6 +229,12 @@ def test_of_a_node_s_rdma_ports_64_are_told(tmp_path: Path) -> None:
     assert [hca["device"] for hca in netfacts.network_facts(tmp_path)["hcas"]] == [f"mlx5_{number:02}" for number in range(64)]
 
 
+def test_of_a_node_64_gpus_are_told_and_200_letters_of_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = "".join(f"{number}, 00000000:{number:02x}:00.0, {'H' * 300}\n" for number in range(65))
+    monkeypatch.setattr(netfacts, "_output", lambda *command: rows if "--query-gpu=index,pci.bus_id,name" in command else "")
+    assert [gpu["name"] for gpu in netfacts.network_facts()["gpus"]] == ["H" * 200] * 64
+
+
 def test_the_containers_limit_counts_as_cores(tmp_path: Path) -> None:
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
     (tmp_path / "sys/fs/cgroup/cpu.max").write_text("50000 100000\n")

@@ -14,6 +14,7 @@ import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -143,8 +144,14 @@ def test_an_editors_server_that_answers_nonsense_has_failed(text: bytes) -> None
 def test_of_an_editors_server_only_ports_and_words_are_taken() -> None:
     assert asyncio.run(heard(says(b'{"port": -1}\n{"port": "22"}\n{"port": 99999}\n{"port": 8888}\n'))) == ("", 8888)
     why, port = asyncio.run(heard(says(json.dumps({"failed": {"a": 1}, "said": ["x" * 900] * 200}).encode() + b"\n")))
-    assert port is None and len(why) <= 20_000
+    assert port is None and len(why) == 20_000
     assert asyncio.run(heard(says(b'{"failed": "no", "said": 3}\n')))[0] == "no"
+
+
+@pytest.mark.parametrize(("size", "is_taken"), [(1 << 18, True), ((1 << 18) + 1, False)])
+def test_a_line_of_an_editors_server_has_at_most_256_kibibytes(size: int, is_taken: bool) -> None:
+    with contextlib.nullcontext() if is_taken else pytest.raises(ProgramFailed, match="doesn't end its answer"):
+        assert asyncio.run(heard(says(bytes(size)))) == ("", None)
 
 
 @pytest.mark.parametrize(
@@ -256,13 +263,10 @@ def test_an_archive_that_lies_costs_neither_memory_nor_a_traceback(data: bytes) 
         tracemalloc.stop()
 
 
-def test_a_tar_of_many_names_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle, "FILES_MAX", 100)
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for number in range(bundle.FILES_MAX + 5):
-            tar.addfile(tarfile.TarInfo(str(number)))
-    assert len(dict(bundle._unpacked(buffer.getvalue()))) == bundle.FILES_MAX
+def test_a_tar_of_many_names_is_cut_after_20000(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = iter([SimpleNamespace(offset=number, name="x", type=tarfile.DIRTYPE, size=0) for number in range(20_005)])
+    monkeypatch.setattr(tarfile, "open", lambda **_: contextlib.nullcontext(entries))
+    assert list(bundle._unpacked(b"")) == [] and len(list(entries)) == 5
 
 
 def headers(kind: bytes, name: str, data: bytes, times: int) -> bytes:
@@ -414,6 +418,18 @@ def test_a_bundle_of_an_ended_job_has_the_logs_and_stacks_of_its_volume(
         assert sorted(name for name in found if name.startswith("run/")) == names
         file = archive.extractfile(next(name for name in archive.getnames() if name.endswith("stacks.txt")))
         assert file is not None and file.read() == b"Thread 1: all_reduce\n"
+
+
+def test_of_an_ended_job_sixteen_volumes_are_read_and_the_others_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders: list[str] = []
+
+    async def add(place: PodPlace, source: str, folder: str, *_: Any) -> None:
+        folders.append(folder)
+
+    observed = run_of_an_ended_job(tmp_path, monkeypatch, list(range(20)))
+    monkeypatch.setattr(bundle, "_add_from", add)
+    missing = asyncio.run(bundle.write_bundle(tmp_path / "x.tar.gz", Logging().as_cluster, observed, "why"))
+    assert folders == [f"run/x-{node}" for node in range(16)] and "on the volumes of nodes 16 to 19: " in missing[0]
 
 
 @pytest.mark.parametrize("depth", [20, 480, 900])
