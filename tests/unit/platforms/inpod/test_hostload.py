@@ -28,7 +28,7 @@ def test_it_runs_as_text_and_answers_every_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "told"), [(b"job demo of ada since 14:02\n", "job demo of ada since 14:02"), (b"x" * 600, "x" * 500)], ids=["", "much"]
+    ("said", "told"), [(b"job demo of ada since 14:02\n", "job demo of ada since 14:02"), (b"x" * 600, "x" * 500)], ids=["little", "much"]
 )
 def test_a_claim_is_told_in_its_own_words_with_the_user_that_the_kernel_names(said: bytes, told: str) -> None:
     uuid = f"GPU-test-{os.getpid()}"

@@ -41,7 +41,7 @@ def test_all_have_stopped_no_later_than_the_next_attempt_starts(
 def test_what_a_drill_waits_for_is_looked_at_five_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, looks = VirtualClock(), list[float]()
     monkeypatch.setattr(drilledjob, "time", clock)
-    drilled = DrilledJob(cast(Job, None), None, cast(Any, {"attempts": 1, "nodes": 2}), 10.0, lambda text: None)
+    drilled = DrilledJob(cast(Job, None), None, cast(Any, {"attempts": 1, "nodes": 2}), 100.0, lambda text: None)
 
     def look() -> bool:
         looks.append(clock.now - 1000.0)
