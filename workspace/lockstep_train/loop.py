@@ -62,7 +62,6 @@ def train(run: Run, stop: StopSignal) -> dict[str, str | None]:
         after = _evaluate(run, run.plan.total_steps, stop, steps)
         if after is None:
             raise Stopped("asked to stop after the last step, which is saved already")
-    run.watch.begin("Export", limits.EXPORT_SECONDS)
     return {**export_outcome(run), "evalLossBefore": before, "evalLossAfter": after, "note": nothing_left}
 
 

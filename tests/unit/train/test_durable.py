@@ -38,3 +38,10 @@ def test_two_writers_with_the_same_process_id_do_not_take_each_other_s_file(tmp_
     durable.write_durably(target, b"mine")
     assert target.read_bytes() == b"mine"
     assert [path.name for path in tmp_path.iterdir()] == ["a1.json"]
+
+
+def test_pages_are_written_eight_mebibytes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(os, "write", lambda _, data: sizes.append(len(data)) or len(data))
+    durable.write_pages_durably(tmp_path / "shard", memoryview(bytearray(20 << 20)), 20 << 20)
+    assert sizes == [8 << 20, 8 << 20, 4 << 20]

@@ -81,7 +81,7 @@ class Isolation:
     """Movement when packed as in training."""
     together: float
     """Movement within one document: what a leak does."""
-    largest_share: float = LARGEST_SHARE
+    largest_share: float
 
 
 def check_isolation(engine: Any, examples: Any, rows: int, device: torch.device) -> Isolation:

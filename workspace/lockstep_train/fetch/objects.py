@@ -17,10 +17,11 @@ from typing import Any
 
 from lockstep_spec.modelnames import MODELS, holds_password
 from lockstep_train.base.errors import ConfigError, first_line
-from lockstep_train.fetch.remote import CHUNK_BYTES, ByteSink, MayPass, RemoteFile
+from lockstep_train.fetch.remote import ByteSink, MayPass, RemoteFile
 
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
 READERS = 16
+CHUNK_BYTES = 8 << 20
 _AWS = re.compile(r"AWS Error (\w+)(?: \(HTTP status (\d+)\))?")
 _UNKNOWN = re.compile(r"ExceptionName: (\w+) Message: (.*?) \(Request")
 """Words that pyarrow leaves of an error that it doesn't know."""

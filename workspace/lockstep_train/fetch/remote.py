@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-CHUNK_BYTES = 8 << 20
-
 
 class MayPass(Exception):
     """Error of a network, a server or a store that fails now and may not fail later. The message is one sentence without its remedy.
@@ -84,9 +82,7 @@ def git_digest(path: Path) -> str:
     """SHA-1 of a file as a git blob: over `blob <size>`, a zero byte and its content."""
     digest = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, lambda: digest).hexdigest()
 
 
 def matches(digest: str, path: Path) -> bool:

@@ -126,6 +126,7 @@ def test_differences_are_named_in_the_words_of_the_job_file() -> None:
     assert IDENTITY.differences(other) == ["lora.rank is 16, not 8", "lora.dora is the default, not true"]
     assert IDENTITY.differences(replace(IDENTITY, parameters="others")) == ["the set of trainable parameters is parameters, not others"]
     assert IDENTITY.differences(IDENTITY) == []
+    assert IDENTITY.differences(replace(IDENTITY, base="0123456789abcdef")) == ["the base model is base, not 0123456789ab"]
 
 
 def make_commits(checkpoints: Path, *found: str) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from lockstep_train.checkpoint.save import replicas
 from lockstep_train.checkpoint.save.replicas import (
     CHALLENGE_BYTES,
     SIGNATURE_BYTES,
@@ -21,6 +25,7 @@ from lockstep_train.checkpoint.save.replicas import (
     get_shard,
     put_shard,
 )
+from unit.virtual_time import VirtualClock
 
 TOKEN = b"t" * 32
 CONTENT = bytes(range(256)) * 9000  # more than two chunks
@@ -159,3 +164,50 @@ def test_a_stranger_s_frame_is_refused_before_more_than_its_length_is_read() -> 
             with pytest.raises(TransferError, match=told):
                 line.receive("asks")
             thread.join()
+
+
+def test_a_file_is_sent_one_mebibyte_at_a_time(path: Path) -> None:
+    sizes: list[int] = []
+    connection = SimpleNamespace(settimeout=lambda _: None, sendall=lambda content: sizes.append(len(content)))
+    Line(cast(Any, connection), TOKEN, 60).send_file(path, len(CONTENT))
+    assert sizes == [1 << 20, 1 << 20, len(CONTENT) - (2 << 20)]
+
+
+class Trickle:
+    """A connection on which a zero comes every five seconds."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+
+    def __enter__(self) -> Trickle:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+    def settimeout(self, seconds: float) -> None: ...
+    def sendall(self, content: bytes) -> None: ...
+    def recv(self, size: int) -> bytes:
+        self._clock.sleep(5)
+        return b"\0"
+
+
+def test_a_stranger_is_listened_to_for_ten_seconds_and_a_server_of_this_run_for_five_minutes(
+    server: Server, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = VirtualClock(0.0)
+    monkeypatch.setattr(replicas, "time", clock)
+    monkeypatch.setattr(socket, "create_connection", lambda *_, **__: Trickle(clock))
+    assert server._slots.acquire(blocking=False)
+    server._serve(cast(Any, Trickle(clock)))
+    assert clock.now == 10
+    for do in (get_shard, put_shard):
+        clock.now = 0.0
+        with pytest.raises(TransferError, match="the deadline has passed"):
+            do(server.place, TOKEN, shard(), path)
+        assert clock.now == 300
+
+
+def test_of_65_connections_at_once_the_last_is_refused(server: Server) -> None:
+    with contextlib.ExitStack() as stack:
+        address = server.place.host, server.place.port
+        connections = [stack.enter_context(socket.create_connection(address, 30)) for _ in range(65)]
+        assert [len(connection.recv(32)) for connection in connections] == [32] * 64 + [0]

@@ -6,16 +6,19 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from lockstep_train.base.runfile import RunConfig
 from lockstep_train.checkpoint.format import volume
 from lockstep_train.checkpoint.format.manifest import Manifest, decode
 from lockstep_train.checkpoint.save.replicas import Replicas
 from lockstep_train.checkpoint.save.rotation import Rotation
-from lockstep_train.checkpoint.save.upkeep import Exporter, Upkeep
+from lockstep_train.checkpoint.save.upkeep import Exporter, Upkeep, start_upkeep
 from support.checkpoint_cases import make_commit, record
+from unit.train.model.test_settings import training
 
 
 @dataclass
@@ -115,6 +118,25 @@ def test_an_export_that_never_ends_does_not_keep_the_run_from_ending(tmp_path: P
     begin(exporter, tmp_path, 1)
     exporter.close()
     assert "is not exported: it takes longer than" in told[0]
+
+
+@pytest.mark.parametrize(("collective_seconds", "seconds"), [(600, 150), (100, 50)])
+def test_the_end_of_a_run_waits_for_an_export_half_as_long_as_the_other_ranks_wait_for_it(
+    tmp_path: Path, collective_seconds: int, seconds: int
+) -> None:
+    told: list[str] = []
+    settings = training(
+        checkpoint={"everySteps": 2, "keep": 2, "resumeFrom": "Auto", "exportAdapter": True},
+        limits={"collectiveTimeoutSeconds": collective_seconds},
+    )
+    config, ranks = RunConfig("x", None, tmp_path / "run", settings), cast(Any, SimpleNamespace(first=True))
+    upkeep = start_upkeep(config, ranks, 1, ("", 0), tmp_path, lambda *_: None, shared=True, say=told.append)
+    assert upkeep._exporter is not None
+    waits: list[float] = []
+    upkeep._exporter._thread = cast(Any, SimpleNamespace(join=waits.append, is_alive=lambda: True))
+    upkeep.close()
+    assert waits == [seconds]
+    assert f"is not exported: it takes longer than {seconds} s, and the run is over" in told[-1]
 
 
 def test_a_shard_with_fewer_copies_than_asked_for_is_told(tmp_path: Path) -> None:

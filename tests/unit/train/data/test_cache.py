@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -228,6 +229,11 @@ def test_a_batch_ends_at_so_many_characters_too_so_that_long_documents_need_no_m
     found = list(source_module.batches(iter([*samples, said, samples[2]])))
     assert found == [samples[:2], samples[2:5], samples[5:6], [said], samples[2:3]]
     assert list(source_module.batches(iter([]))) == []
+
+
+def test_a_batch_has_at_most_four_million_characters_and_one_more_sample() -> None:
+    samples: list[Any] = [SimpleNamespace(characters=900_000)] * 11
+    assert [len(batch) for batch in source_module.batches(iter(samples))] == [5, 5, 1]
 
 
 @pytest.fixture

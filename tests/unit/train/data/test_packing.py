@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep_spec.training import EvaluationConfig
+from lockstep_train.base.errors import ConfigError
+from lockstep_train.data.isolation import check_isolation
 from lockstep_train.data.sequences.documents import best_fit_decreasing
-from lockstep_train.data.tokens.encode import IGNORED
+from lockstep_train.data.tokens.encode import IGNORED, Example
 from lockstep_train.data.tokens.tokenizer import Tokenizer
 from unit.train.data.data_cases import BYTES, PLAIN_BYTES, dataset_of, write_jsonl
 
@@ -61,3 +67,40 @@ def test_packs_for_evaluation_are_made_of_the_evaluated_samples_alone(tmp_path: 
     backwards = dataset_of(tmp_path / "b", path=str(write_jsonl(tmp_path / "y.jsonl", RECORDS[::-1])), packing=True, evaluation=evaluation)
     assert sum(len(example.documents) for example in small.evaluation) == 6
     assert [example.ids.tolist() for example in small.evaluation] == [example.ids.tolist() for example in backwards.evaluation]
+
+
+class Leaking:
+    """A model in which a changed document moves the next one's logits by a share of what it moves within one document."""
+
+    training = False
+    module = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: SimpleNamespace(vocab_size=100)))
+
+    def __init__(self, dtype: torch.dtype, share: float) -> None:
+        self._dtype, self._share = dtype, share
+
+    def eval(self) -> None: ...
+    def train(self, mode: bool) -> None: ...
+    def __call__(self, input_ids: torch.Tensor, position_ids: torch.Tensor, **_: Any) -> Any:
+        apart = int(position_ids.max()) < 47
+        moved = float(input_ids[0, 0]) * (self._share if apart else 1.0)
+        return SimpleNamespace(logits=torch.full((1, 48, 1), moved, dtype=self._dtype))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "share", "leaks"),
+    [
+        (torch.float32, 0.0009, False),
+        (torch.float32, 0.0011, True),
+        (torch.bfloat16, 0.019, False),
+        (torch.bfloat16, 0.021, True),
+        (torch.float16, 0.019, False),
+        (torch.float16, 0.021, True),
+    ],
+)
+def test_a_leak_is_more_than_a_thousandth_of_what_a_change_does_and_two_hundredths_in_half_precision(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, share: float, leaks: bool
+) -> None:
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_: None)
+    example = Example(numpy.arange(24), numpy.arange(24), "x", (24,))
+    with pytest.raises(ConfigError, match="packing can't be used with this model") if leaks else contextlib.nullcontext():
+        check_isolation(Leaking(dtype, share), [example], 1, torch.device("cpu"))

@@ -35,6 +35,7 @@ from lockstep_train.data.tokens.pool import (
     usable_cores,
 )
 from unit.train.data.data_cases import BYTES, PLAIN_BYTES
+from unit.virtual_time import VirtualClock
 
 BATCHES: list[Batch] = [[Conversation(({"role": "user", "content": str(number)},), 0, (), number)] for number in range(30)]
 
@@ -123,6 +124,19 @@ def test_short_work_and_texts_without_a_template_start_no_process(monkeypatch: p
     assert len(list(Encoder(answer, never, print).run(BATCHES))) == 30
     monkeypatch.setattr(pool_module, "AFTER_SECONDS", 0.0)
     assert len(list(Encoder(answer, never, print).run([[Sample("a", None, 1)]]))) == 1
+
+
+def test_the_pool_takes_over_what_is_left_after_twenty_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, here = VirtualClock(), list[int]()
+    monkeypatch.setattr(pool_module, "time", clock)
+
+    def slow(batch: Batch) -> Answer:
+        clock.sleep(4)
+        here.append(batch[0].line)
+        return answer(batch)
+
+    assert run([Process(), Process()], slow) == (list(range(30)), [])
+    assert here == [0, 1, 2, 3, 4]
 
 
 def test_there_is_no_pool_without_cores_for_it_or_a_tokenizer_to_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

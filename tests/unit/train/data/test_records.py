@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -241,6 +243,20 @@ def test_a_quote_that_is_never_closed_is_not_searched_in_all_of_a_file(tmp_path:
     monkeypatch.setattr(read_module, "LONGEST_OBJECT", 1000)
     with pytest.raises(ConfigError, match="an object of more than 0 MiB, or a quote that is never closed"):
         read(tmp_path / "x.json", '[{"text": "a' + "b" * 100_000 + '"}]')
+
+
+def test_an_object_of_an_array_may_have_64_mebibytes() -> None:
+    characters = iter(['[{"text": "a' + "b" * (65 << 20), '"}]'])
+    with pytest.raises(ValueError, match="an object of more than 64 MiB, or a quote that is never closed"):
+        read_module._Elements(lambda: next(characters, "")).next()
+
+
+def test_an_array_is_read_a_mebibyte_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = io.BytesIO(b"[" + b'{"text": "a"},' * 250_000)
+    reader = io.BufferedReader(cast(Any, content))
+    monkeypatch.setattr(read_module, "_opened", lambda _: contextlib.nullcontext(reader))
+    assert next(read_module.read_array(tmp_path, Broken("x"))) == Sample("a", None, 1)
+    assert 1 << 20 <= content.tell() < 2 << 20
 
 
 def test_bytes_that_are_not_utf8_in_an_array_are_told(tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,9 +25,10 @@ from lockstep_train.fetch import hub as hubs
 from lockstep_train.fetch.fetch import Fetched, FetchProgress, fetch, pin_of
 from lockstep_train.fetch.hub import DATASETS, HubRepository
 from lockstep_train.fetch.model import model_files, texts_only
-from lockstep_train.fetch.remote import MayPass
+from lockstep_train.fetch.remote import MayPass, RemoteFile
 from lockstep_train.model.fetched import TEXTS
 from support.hub_server import TOKEN, Hub, hub_of_this_process
+from unit.virtual_time import VirtualClock
 
 WEIGHTS = {name: os.urandom(300_000) for name in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")}
 INDEX = json.dumps({"weight_map": {f"layer.{number}": name for number, name in enumerate(WEIGHTS)}}).encode()
@@ -249,6 +252,18 @@ def test_no_network_is_no_final_failure_after_six_attempts(tmp_path: Path, hub: 
     assert (refused.value.exit_code, len(pauses)) == (1, 5)
 
 
+def test_a_question_is_asked_again_after_one_second_and_then_twice_as_long_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(fetching.time, "sleep", waits.append)
+
+    def ask() -> None:
+        raise MayPass("away")
+
+    with pytest.raises(MayPass):
+        fetching._with_patience(ask, print)
+    assert waits == [1, 2, 4, 8, 16]
+
+
 def test_a_volume_without_room_is_refused_before_anything_is_fetched(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.add(NAME, TINY)
     monkeypatch.setattr(fetching, "free_bytes", lambda folder: 20_000_000)
@@ -353,6 +368,34 @@ def test_who_comes_while_another_fetches_waits_and_then_asks_for_nothing(hub: Hu
         assert not target.folder.exists()
     other.join()
     assert target.folder.is_dir()
+
+
+def test_who_waits_for_another_process_looks_twice_a_second_and_says_so_every_half_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, looks, lines = VirtualClock(), list[float](), list[float]()
+    monkeypatch.setattr(folders, "time", clock)
+    monkeypatch.setattr(folders, "_locked", lambda _: looks.append(clock.now - 1000) or clock.now >= 1070)
+    with folders.one_at_a_time(folders.Target(tmp_path / "mine"), lambda _: lines.append(clock.now - 1000)):
+        assert lines == [0, 30, 60]
+        assert looks == [number / 2 for number in range(141)]
+
+
+def test_how_far_a_fetch_is_is_looked_at_every_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, told = VirtualClock(0.0), list[float]()
+    progress = partial(FetchProgress, clock=clock.monotonic)
+    monkeypatch.setattr(fetching, "FetchProgress", progress)
+    transfer = fetching.Transfer(tmp_path, HubRepository(NAME), "", lambda _: told.append(clock.now))
+
+    def waited(waiting: set[Any], seconds: float, _: str) -> tuple[set[Any], set[Any]]:
+        clock.sleep(seconds)
+        transfer._progress.moved(1_000_000)
+        return set(), waiting if clock.now < 100 else set()
+
+    monkeypatch.setattr(fetching, "wait", waited)
+    monkeypatch.setattr(transfer, "bring", lambda file: tmp_path)
+    transfer.bring_all([RemoteFile("a", 1_000_000_000, "")])
+    assert told == [5, 35, 65, 95]
 
 
 def test_progress_is_told_only_while_bytes_come() -> None:
@@ -501,7 +544,8 @@ def test_without_locks_each_process_writes_files_of_its_own_and_only_abandoned_o
     abandoned, written = WEIGHTS
     for name in WEIGHTS:
         (partial / f"{name}.{'0' * 16}.part").write_bytes(WEIGHTS[name][:200_000])
-    os.utime(partial / f"{abandoned}.{'0' * 16}.part", (1, 1))
+    for name, age in ((abandoned, 610), (written, 590)):
+        os.utime(partial / f"{name}.{'0' * 16}.part", (partial.stat().st_mtime - age,) * 2)
     folder = get(tmp_path).folder
     assert (hub.sent[abandoned], hub.sent[written]) == (100_000, 300_000)
     assert names(folder) == {*NEEDED, FETCHED}
@@ -642,6 +686,13 @@ def test_a_hub_that_is_asked_too_often_is_left_alone_for_as_long_as_it_says(
     hub.faults.statuses[where] = [429]
     assert names(get(tmp_path).folder) == {*NEEDED, FETCHED}
     assert waits == [waited]
+
+
+@pytest.mark.parametrize("status", [408, 416, 429, 500, 503])
+def test_what_a_hub_answers_that_may_pass_is_no_final_failure(status: int) -> None:
+    error = OSError("…")
+    error.response = SimpleNamespace(status_code=status, headers={})  # type: ignore[attr-defined]
+    assert isinstance(HubRepository(NAME).problem(error, None), MayPass)
 
 
 def test_a_hub_that_is_asked_too_often_holds_up_no_model_that_is_there(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

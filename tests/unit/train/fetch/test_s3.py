@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import os
 import re
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -22,7 +23,7 @@ from lockstep_train.fetch import fetch as fetching
 from lockstep_train.fetch import objects
 from lockstep_train.fetch.fetch import Fetched, fetch, pin_of
 from lockstep_train.fetch.model import model_files, model_remote
-from lockstep_train.fetch.remote import MayPass
+from lockstep_train.fetch.remote import MayPass, RemoteFile
 from support.s3_server import bucket, running_s3
 
 LARGE = os.urandom(12_000_000)
@@ -268,3 +269,19 @@ def test_the_etag_of_an_upload_in_parts_is_the_md5_of_their_md5s(tmp_path: Path,
     assert objects._is_etag(tmp_path / "a", size, tag)
     assert not objects._is_etag(tmp_path / "a", size, "0" * 32 + f"-{len(pieces)}")
     assert objects._is_etag(tmp_path / "a", size, md5(content).hexdigest())
+
+
+class Pretending(io.BytesIO):
+    """An object of zeros."""
+
+    def metadata(self) -> dict[str, bytes]:
+        return {}
+
+
+def test_an_object_is_read_eight_mebibytes_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, sizes = objects.ObjectFolder(ADDRESS), list[int]()
+    system = SimpleNamespace(open_input_file=lambda _: Pretending(bytes(20 << 20)))
+    monkeypatch.setattr(folder, "_system", lambda: (system, "models/team/tiny"))
+    sink = SimpleNamespace(write=lambda data: sizes.append(len(data)))
+    folder.read(RemoteFile("x", 20 << 20, ""), "", cast(Any, sink), 0)
+    assert sizes == [8 << 20, 8 << 20, 4 << 20]

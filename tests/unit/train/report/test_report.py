@@ -6,12 +6,16 @@ import errno
 import io
 import json
 import os
+import socket
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from lockstep_train.report import Reporter
+from lockstep_train.report import Reporter, jsonl
+from lockstep_train.report.agent import Agent, PaceTeller
 from lockstep_train.report.jsonl import JsonLog
 from lockstep_train.report.terminal import Terminal, bar, clock, metric_text
 
@@ -240,3 +244,80 @@ def test_a_reader_that_has_gone_away_does_not_end_the_run() -> None:
     terminal.close()
     with pytest.raises(BrokenPipeError):
         stream.close()
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[tuple[Agent, socket.socket]]:
+    """A rank's agent, and the end at which its datagrams arrive."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as arriving:
+        arriving.bind(str(tmp_path / "agent"))
+        arriving.setblocking(False)
+        agent = Agent(str(tmp_path / "agent"), 3)
+        assert agent._socket is not None
+        with agent._socket:
+            yield agent, arriving
+
+
+def test_an_agent_gets_no_datagram_of_more_than_60_000_bytes(agent: tuple[Agent, socket.socket]) -> None:
+    sender, arriving = agent
+    sender.send("end", result="x" * 60_000)
+    sender.send("end", result="x" * 59_900)
+    assert len(json.loads(arriving.recv(1 << 20))["result"]) == 59_900
+
+
+def test_an_agent_gets_the_last_thirty_lines_of_a_traceback(agent: tuple[Agent, socket.socket]) -> None:
+    sender, arriving = agent
+
+    def fail(depth: int) -> None:
+        [fail(depth - 1) for _ in range(1)] if depth else int("x")
+
+    with pytest.raises(ValueError) as failed:
+        fail(20)
+    sender.send_error(failed.value)
+    lines = json.loads(arriving.recv(1 << 20))["traceback"]
+    assert (len(lines), lines[-1].partition(":")[0]) == (30, "ValueError")
+
+
+@pytest.mark.parametrize(("event", "seconds"), [("beat", 0), ("step", 0), ("error", 2.0), ("checkpoint", 2.0)])
+def test_what_matters_later_waits_two_seconds_for_an_agent_whose_queue_is_full(
+    agent: tuple[Agent, socket.socket], event: str, seconds: float
+) -> None:
+    waits: list[float] = []
+
+    def full(*_: object) -> None:
+        raise TimeoutError
+
+    agent[0]._socket = cast(Any, SimpleNamespace(settimeout=waits.append, sendto=full))
+    agent[0].send(event)
+    assert waits == [seconds]
+
+
+def test_the_pace_of_a_rank_is_sent_every_two_seconds(agent: tuple[Agent, socket.socket]) -> None:
+    sender, arriving = agent
+    now = [0.0]
+    teller = PaceTeller(sender, lambda: now[0])
+    for step in range(1, 6):
+        now[0] += 0.8
+        teller.step(step, 0.5)
+    assert json.loads(arriving.recv(1000)) == {"rank": 3, "event": "pace", "step": 3, "steps": 3, "microseconds": 500_000}
+    with pytest.raises(BlockingIOError):
+        arriving.recv(1000)
+
+
+def test_of_a_long_log_the_last_mebibyte_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "train_log.jsonl"
+    with path.open("wb") as file:
+        file.truncate(5 << 20)
+        file.seek(5 << 20)
+        file.write(b'\n{"step": 4}\n')
+    assert len(jsonl._tail(path)) == 1 << 20
+    assert jsonl._last_step(path) == 4
+
+
+def test_of_the_events_before_the_files_are_open_the_first_two_hundred_are_kept(tmp_path: Path) -> None:
+    reporter = Reporter(None, 0)
+    for number in range(250):
+        reporter.event("early", number=number)
+    reporter.open_logs(tmp_path, 0)
+    reporter.close()
+    assert [event["number"] for event in records(tmp_path / "events.jsonl")] == list(range(200))

@@ -24,7 +24,6 @@ from lockstep_train.checkpoint.format.layout import shard_file
 from lockstep_train.checkpoint.format.manifest import FragmentRecord, ShardRecord
 from lockstep_train.zero.zero_access import Fragment
 
-PAGE_BYTES = 4096
 CHUNK_ELEMENTS = 1 << 20
 _ALIGNMENT = 64
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
@@ -119,7 +118,7 @@ class HostBuffer:
 
     def __init__(self, size: int, pinned: bool) -> None:
         """Take the memory. Raises MemoryError or OSError when there is none."""
-        self.size = -(-max(size, 1) // PAGE_BYTES) * PAGE_BYTES
+        self.size = -(-max(size, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         self.memory = mmap.mmap(-1, self.size)
         self.bytes = torch.frombuffer(self.memory, dtype=torch.uint8)
         self.pinned = pinned

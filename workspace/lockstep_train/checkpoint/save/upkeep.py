@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lockstep_spec.choices import Method
-from lockstep_train.base.limits import Say
+from lockstep_train.base.limits import END_SECONDS, Say
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.base.runfile import RunConfig
 from lockstep_train.checkpoint.format.layout import MANIFEST, TRASH
@@ -23,10 +23,6 @@ from lockstep_train.checkpoint.format.volume import read_chain, read_view
 from lockstep_train.checkpoint.save.replicas import Replicas, connect, local_only
 from lockstep_train.checkpoint.save.rotation import Rotation
 from lockstep_train.report import print_error
-
-EXPORT_SECONDS = 300.0
-"""Seconds that the end of a run waits for an export under way; less where the other ranks wait less."""
-
 
 WriteAdapter = Callable[[Path, Manifest, Sequence[Path]], None]
 """Writer of the adapter of a commit into its folder, from shards at these paths: export.export_shards."""
@@ -91,7 +87,7 @@ class Upkeep:
 class Exporter:
     """Adapter folders, one after the other; a commit that comes while two are waiting takes the place of the waiting one."""
 
-    def __init__(self, replicas: Replicas, write: WriteAdapter, tell: Say, patience_seconds: float = EXPORT_SECONDS) -> None:
+    def __init__(self, replicas: Replicas, write: WriteAdapter, tell: Say, patience_seconds: float = END_SECONDS / 2) -> None:
         self._replicas = replicas
         self._write = write
         self._tell = tell
@@ -154,7 +150,7 @@ def start_upkeep(
     tell = say if ranks.first else lambda line: print_error(f"lockstep_train: node {ranks.node}: {line}")
     apart = not shared and (settings.replicas > 1 or exports)
     replicas = connect(ranks, checkpoints, attempt, settings.replicas, master) if apart else local_only(ranks)
-    patience = min(EXPORT_SECONDS, config.training.limits.collective_timeout_seconds / 2)
+    patience = min(END_SECONDS, config.training.limits.collective_timeout_seconds) / 2  # the other ranks are at the end already
     exporter = Exporter(replicas, write, tell, patience) if mine and exports else None
     upkeep = Upkeep(checkpoints, settings.keep, replicas, tell, mine=mine, exporter=exporter)
     if mine:

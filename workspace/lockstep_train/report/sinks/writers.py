@@ -108,7 +108,6 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any
 
 
 INIT_SECONDS = 30
-FINISH_SECONDS = 20
 
 
 class WandBWriter:
@@ -135,7 +134,6 @@ class WandBWriter:
                 disable_code=True,
                 disable_job_creation=True,
                 init_timeout=INIT_SECONDS,
-                finish_timeout=FINISH_SECONDS,
             ),
         )
         if earlier is None:
