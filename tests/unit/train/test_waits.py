@@ -29,11 +29,11 @@ class Left(BaseException):
 class Scene:
     """A rank's watchdog on a clock of its own, and what its agent gets."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, rank: int = 1, ends: float = float("inf")) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rank: int = 1, ends: float = float("inf"), slowness: int = 1) -> None:
         self.clock, self.beats, self.code, self.problem = VirtualClock(), list[float](), 0, ""
         self.begun = self.clock.now
         monkeypatch.setattr(watchdog, "time", self.clock)
-        self.stop = SimpleNamespace(wait=self.clock.sleep, requested=False, stacks_requested=False)
+        self.stop = SimpleNamespace(wait=lambda seconds: self.clock.sleep(seconds * slowness), requested=False, stacks_requested=False)
         reporter = SimpleNamespace(agent=SimpleNamespace(send=self._beat, send_error=self._error), event=lambda *_, **__: None)
         self.watch = Watchdog(cast(Any, self.stop), cast(Any, reporter), RankPlace(rank, 1, Path("/nowhere")), self._leave)
         self.watch._closed = cast(Any, SimpleNamespace(is_set=lambda: self.seconds > ends, wait=self.clock.sleep))
@@ -94,7 +94,7 @@ def exporting(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_work_that_does_not_end_is_called_a_hang(
     monkeypatch: pytest.MonkeyPatch, work: Callable[[Scene, pytest.MonkeyPatch], None], problem: str
 ) -> None:
-    scene = Scene(monkeypatch)
+    scene = Scene(monkeypatch, slowness=20)
     with pytest.raises(Left):
         work(scene, monkeypatch)
     assert (scene.code, scene.problem.partition(":")[0]) == (76, problem)

@@ -16,7 +16,6 @@ import pytest
 from lockstep_train.checkpoint.save import replicas
 from lockstep_train.checkpoint.save.replicas import (
     CHALLENGE_BYTES,
-    SIGNATURE_BYTES,
     Line,
     Server,
     ServerAddress,
@@ -120,7 +119,7 @@ def test_a_server_of_another_run_cannot_pretend_that_it_kept_a_shard(path: Path)
                 line.challenge = b"c" * 32
                 line.write(line.challenge)
                 size = int.from_bytes(line.read(4), "big")
-                line.read(size + SIGNATURE_BYTES + len(CONTENT))
+                line.read(size + 32 + len(CONTENT))
                 line.send("server", {"problem": None})
 
         thread = threading.Thread(target=pretend)

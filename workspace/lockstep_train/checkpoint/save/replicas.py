@@ -38,7 +38,6 @@ from lockstep_train.report import print_error
 
 CHUNK_BYTES = 1 << 20
 CHALLENGE_BYTES = 32
-SIGNATURE_BYTES = 32
 FRAME_BYTES_MAX = 1 << 16
 CONNECTIONS_MAX = 64
 DEADLINE_SECONDS = 300.0
@@ -98,7 +97,8 @@ class Line:
         if size > FRAME_BYTES_MAX:
             raise TransferError("the frame is too long")
         body = self.read(size)
-        if not hmac.compare_digest(self.read(SIGNATURE_BYTES), self._signature(role, body)):
+        signature = self._signature(role, body)
+        if not hmac.compare_digest(self.read(len(signature)), signature):
             raise TransferError("the signature is wrong: the other side is not of this run")
         value = json.loads(body)
         if not isinstance(value, dict):
