@@ -87,7 +87,7 @@ class Upkeep:
 class Exporter:
     """Adapter folders, one after the other; a commit that comes while two are waiting takes the place of the waiting one."""
 
-    def __init__(self, replicas: Replicas, write: WriteAdapter, tell: Say, patience_seconds: float = END_SECONDS / 2) -> None:
+    def __init__(self, replicas: Replicas, write: WriteAdapter, tell: Say, patience_seconds: float = END_SECONDS) -> None:
         self._replicas = replicas
         self._write = write
         self._tell = tell
@@ -150,7 +150,7 @@ def start_upkeep(
     tell = say if ranks.first else lambda line: print_error(f"lockstep_train: node {ranks.node}: {line}")
     apart = not shared and (settings.replicas > 1 or exports)
     replicas = connect(ranks, checkpoints, attempt, settings.replicas, master) if apart else local_only(ranks)
-    patience = min(END_SECONDS, config.training.limits.collective_timeout_seconds) / 2  # the other ranks are at the end already
+    patience = min(0.9 * END_SECONDS, config.training.limits.collective_timeout_seconds / 2)  # the other ranks are at the end already
     exporter = Exporter(replicas, write, tell, patience) if mine and exports else None
     upkeep = Upkeep(checkpoints, settings.keep, replicas, tell, mine=mine, exporter=exporter)
     if mine:
