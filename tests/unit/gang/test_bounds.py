@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import tempfile
 from dataclasses import replace
@@ -24,6 +25,7 @@ from lockstep_gang.coordinator import records
 from lockstep_gang.coordinator.records import Records, Replaced
 from lockstep_gang.lifecycle.gang import Budget, Gang, new_gang
 from lockstep_gang.lifecycle.history import AttemptRecord, begun_records, resume_gang, retained_records
+from lockstep_spec.codec import ContractError
 from lockstep_spec.exits import INTERNAL
 from unit.gang.cases import KEY, gang, make_run
 from unit.gang.test_scale import endings
@@ -225,3 +227,11 @@ def test_of_a_long_file_of_attempts_only_the_end_is_read(tmp_path: Path, monkeyp
     monkeypatch.setattr(records.os, "fdopen", Counting)
     assert records._last_line(path) == '{"attempt": 99999}'
     assert read == [16 << 10]
+
+
+def test_a_record_of_more_than_sixteen_mebibytes_is_refused(tmp_path: Path) -> None:
+    own, path = Records(str(tmp_path)), tmp_path / "gang/goodput.json"
+    own.write_goodput(records.GoodputRecord("uid-1"))
+    os.truncate(path, (16 << 20) + 1)
+    with pytest.raises(ContractError, match="it has more than 16777216 bytes"):
+        own.goodput("uid-1")

@@ -12,7 +12,7 @@ from typing import Any, SupportsIndex
 from lockstep_gang.contract.lines import PROOF_SECONDS, ProvingReader, Streams, next_line, send_at_once, send_plain
 from lockstep_gang.contract.proof import FORMAT, Handshake, Opener, ProofError, Sealer, new_nonce, read_object, require_proof
 
-TCP_INFO_BYTES, UNACKED = 104, slice(24, 28)
+UNACKED = slice(24, 28)
 WAITING_MAX = 1024
 """Connections that the kernel holds until they are taken: all agents of a big gang may come in the same second."""
 
@@ -80,7 +80,7 @@ class Channel:
         """True if the other side's machine has acknowledged all that was sent, as this one's kernel knows (`struct tcp_info`, tcpi_unacked)."""
         connection = self._writer.get_extra_info("socket")
         try:
-            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, UNACKED.stop)
         except (AttributeError, OSError):
             return False  # it is closed
         return self.backlog_bytes == 0 and info[UNACKED] == bytes(4)

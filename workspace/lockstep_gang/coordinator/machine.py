@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-CHARACTERS = 64
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """Goes on while the machine sleeps, unlike `time.monotonic`. Only Linux has it."""
 
@@ -14,7 +13,7 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 def boot_id() -> str:
     """A text that is another one after each start of the machine; empty where nobody knows."""
     try:
-        return BOOT_ID.read_text(encoding="ascii").strip()[:CHARACTERS]
+        return BOOT_ID.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
         return ""
 

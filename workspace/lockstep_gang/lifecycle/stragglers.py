@@ -14,10 +14,10 @@ from dataclasses import replace
 from lockstep_gang.contract.messages import Pace
 from lockstep_gang.contract.report import Straggler
 from lockstep_gang.contract.run import Run
+from lockstep_gang.lifecycle.fabric.state import JUDGED_AT_ONCE
 from lockstep_gang.lifecycle.gang import Gang
+from lockstep_spec.words import LISTED
 
-JUDGED_AT_ONCE = 64
-"""Ranks of a gang that is judged whenever rank 0 tells its pace; a larger one is judged once in a millisecond for each further rank."""
 WINDOW = 30
 """Samples of a rank that count; one is sent every 2 s, or every step if steps are longer."""
 ENOUGH = 20
@@ -31,7 +31,6 @@ MOSTLY = 0.8
 ABOVE = 1.1
 SAID_ANEW = 1.15
 """Factor by which a slowdown changes until it is reported anew: status isn't written for a digit."""
-LISTED = 8
 
 
 def with_sample(paces: tuple[Pace, ...], pace: Pace) -> tuple[Pace, ...]:

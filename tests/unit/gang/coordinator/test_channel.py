@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -23,7 +24,7 @@ from lockstep_gang.contract.lines import ProvingReader, next_line
 from lockstep_gang.contract.messages import Hello, Ping, Start, agent_message, message_to_json
 from lockstep_gang.contract.proof import Sealer
 from lockstep_gang.contract.run import Run
-from lockstep_gang.coordinator.channel import Channel, accept, connect
+from lockstep_gang.coordinator.channel import Channel, accept, connect, listen
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.server import Server
 from lockstep_spec.codec import ContractError
@@ -398,3 +399,21 @@ def test_a_line_has_eight_kibibytes_before_the_proof_and_four_mebibytes_after_it
     assert asyncio.run(read(most)) == most + 1
     with pytest.raises(ContractError, match="longer than any message"):
         asyncio.run(read(most + 1))
+
+
+def test_a_thousand_agents_may_come_in_the_second_in_which_none_is_taken() -> None:
+    async def waiting_at_most() -> int:
+        async with await listen(lambda *_: None, "127.0.0.1", 0) as serving:
+            info = serving.sockets[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
+        return int.from_bytes(info[28:], sys.byteorder)  # tcpi_sacked, of a socket that listens its backlog
+
+    assert asyncio.run(waiting_at_most()) == min(1024, int(Path("/proc/sys/net/core/somaxconn").read_text()))
+
+
+@pytest.mark.parametrize("unacknowledged", [0, 3])
+def test_what_the_other_side_s_machine_has_acknowledged_has_arrived(unacknowledged: int) -> None:
+    info = bytes(24) + unacknowledged.to_bytes(4, sys.byteorder) + bytes(76)
+    kernel = SimpleNamespace(getsockopt=lambda level, option, size: info[:size])
+    transport = SimpleNamespace(get_write_buffer_size=lambda: 0)
+    writer = cast(Any, SimpleNamespace(get_extra_info=lambda name: kernel, transport=transport))
+    assert Channel((cast(Any, None), writer), Sealer(KEY), cast(Any, None)).arrives is (unacknowledged == 0)

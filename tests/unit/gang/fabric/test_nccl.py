@@ -103,6 +103,11 @@ def test_receiving_straight_and_sending_through_the_host_is_gpudirect_on_older_g
     assert uses_direct(rank) is True
 
 
+def test_of_a_long_name_200_characters_are_kept() -> None:
+    rank = read_line(RankFabric(0), f"{HEAD}Using network {'x' * 1000}")
+    assert rank.networks == ("x" * 200,)
+
+
 def test_channels_inside_a_node_are_no_traffic() -> None:
     assert not has_traffic(read("2.21-one-node-only"))
 

@@ -12,7 +12,7 @@ from lockstep_gang.contract.messages import Checkpoint, Leaving, RankState, Star
 from lockstep_gang.contract.report import Cause, CheckpointReport, Failure, Restart, State
 from lockstep_gang.contract.run import RestartPolicy
 from lockstep_gang.contract.times import stamp
-from lockstep_gang.lifecycle.budget import may_start_at
+from lockstep_gang.lifecycle.budget import backoff_seconds, may_start_at
 from lockstep_gang.lifecycle.causes import rank_cause
 from lockstep_gang.lifecycle.gang import Budget, Phase, new_gang
 from lockstep_gang.lifecycle.history import AttemptRecord, begun_records, closed_records, resume_gang
@@ -266,3 +266,8 @@ def test_downtime_after_the_coordinator_s_death_begins_when_it_was_last_alive_or
     assert story.gang.history[0].down_since == "1970-01-01T00:16:10Z"
     story.hears(1, hello(1, attempt=1, ranks=(RankState(1, True, step=48, step_age_seconds=22),)))
     assert story.gang.history[0].down_since == "1970-01-01T00:16:18Z"
+
+
+@pytest.mark.parametrize(("stated", "failures", "wait"), [(10, 6, 160), (10, 7, 300), (10, 30, 300), (400, 7, 400)])
+def test_a_backoff_is_doubled_up_to_300_s_and_never_shorter_than_stated(stated: int, failures: int, wait: int) -> None:
+    assert backoff_seconds(make_run(restart=RestartPolicy(99, stated)), failures) == wait

@@ -261,3 +261,12 @@ def test_the_next_attempt_knows_nothing_of_the_hang_before_it() -> None:
     story = scripted()
     failure(dumped(story.waits(60), 1, state="T"))
     assert (story.gang.attempt, story.gang.hang, story.gang.dumps) == (2, None, ())
+
+
+@pytest.mark.parametrize(
+    ("report", "seconds"), [(Step(0, 4), 3600), (Activity(0, "Evaluate"), 7200), (Activity(0, "Save"), 3600), (Activity(0, "Load"), 14400)]
+)
+def test_a_job_that_states_no_limit_has_so_long_for_an_activity(report: RankReport, seconds: int) -> None:
+    story = started(nodes=1).reports(0, Step(0, 3), report)
+    assert story.waits(seconds - 1).gang.phase is Phase.ACTIVE
+    assert story.waits(1).gang.phase is Phase.STOPPING

@@ -240,3 +240,9 @@ def test_a_host_that_is_here_and_can_t_end_its_ranks_has_the_start_s_time() -> N
     story = away()
     story.hears(1, hello(1, attempt=1, known=1))
     assert story.waits(600).report.message.startswith("node 1 of 2 did not end their earlier ranks within the 600 s of startTimeoutSeconds")
+
+
+def test_a_job_that_states_no_time_for_its_start_has_half_an_hour() -> None:
+    story = told(waiting(timeouts=Timeouts()))
+    assert story.waits(1799).gang.phase is Phase.WAITING
+    assert story.waits(1).report.message == "node 1 of 2: x-1 did not come within the 1800 s of startTimeoutSeconds"

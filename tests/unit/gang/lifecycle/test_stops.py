@@ -69,7 +69,7 @@ def test_what_the_last_commit_doesnt_have_is_counted_and_the_rank_that_failed_is
 @pytest.mark.parametrize(("stated", "seconds"), [({"save_grace_seconds": 150}, 150), ({}, 120)], ids=["stated", "not stated"])
 def test_ranks_that_were_killed_when_their_time_was_over_are_named(stated: dict[str, Any], seconds: int) -> None:
     story = stopping(training(step=43, commit=42, **stated))
-    story.now += seconds
+    story.now += seconds - 1
     stop = ended(story, None, None, signal="SIGKILL")
     assert stop.message == (
         "stopped without a save: 1 step since the commit of step 42 is lost:"
@@ -78,7 +78,9 @@ def test_ranks_that_were_killed_when_their_time_was_over_are_named(stated: dict[
 
 
 def test_a_rank_that_is_killed_early_is_not_said_to_have_taken_too_long() -> None:
-    stop = ended(stopping(training(step=43)), None, None, signal="SIGKILL")
+    story = stopping(training(step=43))
+    story.now += 118.9
+    stop = ended(story, None, None, signal="SIGKILL")
     assert stop.message == "stopped without a save: 43 steps since the start are lost: rank 0 was ended by SIGKILL"
 
 

@@ -12,8 +12,9 @@ import pytest
 from lockstep_gang.contract.messages import Pace, Progressed, rank_report_to_json
 from lockstep_gang.contract.report import Straggler
 from lockstep_gang.coordinator.log_lines import log_lines
-from lockstep_gang.lifecycle.gang import Gang
-from lockstep_gang.lifecycle.stragglers import ENOUGH, WINDOW, with_sample, with_stragglers
+from lockstep_gang.lifecycle.gang import Gang, new_gang
+from lockstep_gang.lifecycle.stragglers import ENOUGH, WINDOW, with_sample, with_stragglers, with_stragglers_now_and_then
+from unit.gang.cases import make_run
 from unit.gang.story import Story, started
 
 SECOND = 1_000_000
@@ -104,3 +105,10 @@ def test_stragglers_are_in_the_report_while_ranks_run_and_forgotten_by_the_next_
     assert story.report.stragglers == (Straggler(1, 1, "2.00", 40 * ENOUGH),)
     story.exits(0, 1)
     assert story.report.stragglers == ()
+
+
+@pytest.mark.parametrize(("ranks", "judged"), [(64, [1000.0, 1000.999, 1001.0]), (1064, [1001.0])])
+def test_a_gang_of_more_than_64_ranks_is_judged_once_in_a_millisecond_for_each_further_one(ranks: int, judged: list[float]) -> None:
+    run = make_run(nodes=ranks)
+    gang = replace(new_gang(run), straggled_at=1000.0)
+    assert [now for now in (1000.0, 1000.999, 1001.0) if with_stragglers_now_and_then(gang, run, now) is not gang] == judged

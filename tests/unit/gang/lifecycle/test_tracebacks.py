@@ -106,3 +106,11 @@ def test_what_exit_hooks_print_does_not_push_the_exception_out_of_sight(monkeypa
 def test_an_exception_after_which_a_rank_went_on_gives_its_place_to_newer_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = relayed(monkeypatch, 5)
     assert raised_in(lines) is None and LEFT_OUT not in lines
+
+
+def test_twenty_lines_after_its_first_one_belong_to_an_exception_and_twenty_lines_in_c_plus_plus() -> None:
+    more = [f"line {number}" for number in range(40)]
+    raised = raised_in(["Traceback (most recent call last):", '  File "x", line 1', "ValueError: bad", *more])
+    assert raised is not None and raised.message.split("\n") == ["bad", *more[:20]]
+    raised = raised_in([TERMINATED, *more])
+    assert raised is not None and raised.message.split("\n") == more[:20]

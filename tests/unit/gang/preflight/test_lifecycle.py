@@ -312,3 +312,8 @@ def test_one_that_fails_within_the_backoff_delays_the_start() -> None:
     answers(answers(story.waits(55), looked=LOOKED), met=Met({"1": "refused"}))
     assert story.report.message.startswith("preflight failed and runs again soon")
     assert [type(order) for _, order in story.waits(5).orders] == [Check, Check]
+
+
+def test_of_thirty_errors_a_report_has_twenty_and_says_how_many_it_leaves_out() -> None:
+    report = looked_and_met(begun(30), replace(LOOKED, unresolved={"x-1": "Name or service not known"})).report.preflight
+    assert (len(report.findings), report.omitted) == (20, 10)
