@@ -115,6 +115,25 @@ def test_the_account_is_written_every_15_s_and_a_second_after_the_last_time_if_t
     assert times[: len(written)] == pytest.approx(written, abs=0.5)
 
 
+def test_the_file_of_a_report_that_is_no_news_is_written_every_five_seconds(
+    clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times: list[float] = []
+    monkeypatch.setattr(Records, "write_report", lambda *_: times.append(clock.now))
+
+    async def story() -> None:
+        quiet = made(tmp_path)
+        hosting = asyncio.ensure_future(quiet.run())
+        for _ in range(33):
+            await asyncio.sleep(0.5)
+            assert quiet._reports is not None
+            quiet._reports.refresh(lambda: summarize(quiet.gang, make_run()))
+        hosting.cancel()
+
+    clock.run(story())
+    assert times == pytest.approx([0, 5, 10, 15], abs=0.6)
+
+
 @pytest.mark.parametrize(("late", "longer"), [(0.2, 0.0), (0.3, 0.3)])
 def test_nodes_that_are_away_have_longer_to_come_back_if_a_pulse_is_a_quarter_of_a_second_late(
     clock: VirtualClock, tmp_path: Path, late: float, longer: float
