@@ -16,7 +16,6 @@ from lockstep.devcluster.host import network
 from lockstep.devcluster.host.layout import Layout, NodeLayout
 from lockstep.devcluster.node import cni_folder, pod_network_configuration, write_once
 
-RAILS_MAX = 8
 MTU = 9000
 CONFIGURATION = "00-multus.conf"
 """Before the pod network's own in the order of names: containerd takes the first."""
@@ -128,7 +127,7 @@ def take_up(layout: Layout, nodes: list[NodeLayout]) -> None:
     """Remove the bridges in the nodes, and the hub with all cables."""
     subprocess.run(["ip", "netns", "delete", _hub(layout)], capture_output=True, check=False)
     for node in nodes:
-        for rail in range(1, RAILS_MAX + 1):
+        for rail in range(1, recorded(layout) + 1):
             if _is_link(node.namespace, _bridge(rail)):
                 network.run("ip", "-n", node.namespace, "link", "delete", _bridge(rail))
 

@@ -19,6 +19,7 @@ JOB_FILE = "manifests/samples/trainingjob.yaml"
 PROMPT = "Return the"
 SAMPLE = "One sample without and with the adapter (a toy model: the loss tells what it has learned, not the words)"
 AGAIN = " from the beginning, beside the run that is there"
+GENERATE_SECONDS = 600.0
 
 
 @contextmanager

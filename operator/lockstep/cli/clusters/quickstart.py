@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.clusters.demo import AGAIN, JOB_FILE, SAMPLE, demo_folder, generate_command, print_result, step
+from lockstep.cli.clusters.demo import AGAIN, GENERATE_SECONDS, JOB_FILE, SAMPLE, demo_folder, generate_command, print_result, step
+from lockstep.cli.shared.site import POLL_SECONDS
 from lockstep.cli.shared.terminal import confirm
 from lockstep.platforms.output import put, put_text, tell
 
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
 
 CLUSTER = "local"
 EXISTS = "import os, sys; print(os.path.exists(sys.argv[1]))"
-FINISHED_TIMEOUT_SECONDS, GENERATE_TIMEOUT_SECONDS, GONE_TIMEOUT_SECONDS = 900.0, 600.0, 60.0
-POLL_SECONDS = 0.2
+FINISHED_TIMEOUT_SECONDS, GONE_TIMEOUT_SECONDS = 900.0, 60.0
 POD_RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}}
 """Resources of the pod beside the job. No limits: it loads the model for the sample, too."""
 
@@ -244,7 +244,7 @@ async def _train_and_show(context: str | None, resolved: Resolved, demo: Path, *
                 return 1
             with step(SAMPLE):
                 command = generate_command(job.spec.training.model.name if job.spec.training else "", result["adapter"])
-                sample = await output_of(pod, command, seconds=GENERATE_TIMEOUT_SECONDS)
+                sample = await output_of(pod, command, seconds=GENERATE_SECONDS)
                 put(*sample.decode(errors="replace").splitlines())
     print_result(result, f" (on claim {resolved.profile.spec.storage.workspace_claim} of namespace {namespace})")
     _print_next(context, namespace, job.metadata.name, embedded=embedded)

@@ -7,12 +7,11 @@ import shutil
 from pathlib import Path
 
 from lockstep.api.errors import Failed
-from lockstep.cli.clusters.demo import AGAIN, JOB_FILE, SAMPLE, demo_folder, generate_command, print_result, step
+from lockstep.cli.clusters.demo import AGAIN, GENERATE_SECONDS, JOB_FILE, SAMPLE, demo_folder, generate_command, print_result, step
 from lockstep.cli.shared.hostsite import HostJob, HostSite
 from lockstep.platforms.output import put_text
 
 HOSTS = 2
-GENERATE_SECONDS = 600.0
 
 
 def run_on_bed() -> int:

@@ -30,6 +30,7 @@ from lockstep.cli.shared.jobargs import (
     on_site,
 )
 from lockstep.cli.shared.localsite import LocalSite
+from lockstep.cli.shared.site import POLL_SECONDS
 from lockstep.cli.shared.terminal import confirm, say
 from lockstep.kube.outage import Outage
 from lockstep.platforms.output import put
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster
 
 NODES_MAX = 1024
-POLL_SECONDS = 0.5
 
 
 @on_site

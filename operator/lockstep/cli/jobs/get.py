@@ -21,6 +21,7 @@ from lockstep.cli.shared.jobargs import (
     on_cluster,
     on_site,
 )
+from lockstep.cli.shared.site import POLL_SECONDS
 from lockstep.cli.shared.terminal import say
 from lockstep.kube.outage import Outage
 from lockstep.plan.pages.table import aligned
@@ -29,7 +30,6 @@ from lockstep.platforms.output import put, put_json, put_text, tell
 if TYPE_CHECKING:
     from lockstep.cli.shared.site import Site, SiteJob, Stale
 
-POLL_SECONDS = 0.5
 WATCH_SECONDS = 2.0
 EXIT_STALE = 1
 

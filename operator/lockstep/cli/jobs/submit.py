@@ -14,7 +14,7 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.objects import Object, condition, has_ended, is_true
 from lockstep.cli.shared.inputs import FRESH, resolve_inputs
 from lockstep.cli.shared.kubesite import ClusterJob
-from lockstep.cli.shared.site import JobGone
+from lockstep.cli.shared.site import POLL_SECONDS, JobGone
 from lockstep.cli.shared.terminal import say
 from lockstep.kube.outage import Outage
 from lockstep.platforms.output import put
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from lockstep.plan.ahead.submission import SubmittedAs, SubmittedState
 
 EXIT_FAILED = 1
-POLL_SECONDS = 0.5
 LASTS_SECONDS = 2.0
 """Time for which a job must be in one state before that is said: a start passes through several."""
 UNSEEN_SECONDS = 20.0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.objects import Object, condition, has_ended
-from lockstep.cli.shared.site import JobGone, Site, SiteJob, Stale, Volume
+from lockstep.cli.shared.site import POLL_SECONDS, JobGone, Site, SiteJob, Stale, Volume
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from lockstep.platforms.hosts.fleet import Fleet
     from lockstep.platforms.hosts.place import HostPlace
     from lockstep.programs import Place
-
-POLL_SECONDS = 0.5
 
 
 class HostVolume(Volume):

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from lockstep.plan.pages.why import Answer
     from lockstep.programs import Place
 
+POLL_SECONDS = 0.5
+"""Between two looks at what is waited for."""
+
 
 class JobGone(Failed):
     """A job that was watched was deleted."""

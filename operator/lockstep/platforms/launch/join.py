@@ -30,7 +30,6 @@ from lockstep_spec.exits import CONFIGURATION, SAVED
 
 RETRY_SECONDS = 1.0
 SAY_SECONDS = 30.0
-AGAIN_SECONDS = 1.0
 LEFT_BEHIND_SECONDS = 180.0
 """Longest wait for an agent of an earlier join on this machine, whose ranks still save."""
 
@@ -137,7 +136,7 @@ class _Join:
             if code >= 0:
                 return self._exit_code(code)
             tell(f"lockstep: the agent was ended by {signal.Signals(-code).name}: it is started again")
-            await asyncio.sleep(AGAIN_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)
             await self._start(agent)
 
     def _exit_code(self, code: int) -> int:

@@ -20,7 +20,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.platforms.local.placement import VISIBLE, gpus_here
 
 SIOCGIFCONF = 0x8912
-IFREQ_BYTES, NAME_BYTES, ADDRESS = 40, 16, slice(20, 24)
+IFREQ_BYTES, ADDRESS = 40, slice(20, 24)
 """A `struct ifreq` of 64-bit Linux: the interface's name, then its socket address, whose IPv4 address is here."""
 INTERFACES_MAX = 1024
 KEPT = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS", VISIBLE)
@@ -103,7 +103,7 @@ def _ipv4() -> Iterator[tuple[str, str]]:
     data = answers.tobytes()[: struct.unpack("iP", packed)[0]]
     for start in range(0, len(data), IFREQ_BYTES):
         request = data[start : start + IFREQ_BYTES]
-        name = request[:NAME_BYTES].split(b"\0", 1)[0].decode(errors="replace")
+        name = request.split(b"\0", 1)[0].decode(errors="replace")
         yield socket.inet_ntoa(request[ADDRESS]), name.partition(":")[0]
 
 

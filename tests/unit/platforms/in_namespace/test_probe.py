@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from lockstep.api.errors import ConfigError
-from lockstep.kube.cluster import ApiError
+from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.plan.cluster.facts import ClusterFacts, ProbeFacts
 from lockstep.plan.discovery.probe import probe_pods, probed_nodes, read_probe
 from lockstep.platforms.in_namespace import probe
@@ -17,6 +18,7 @@ from lockstep_gang.agent.main import main as agent
 from lockstep_gang.agent.preflight.facts import probed
 from support.cluster_facts import node, rdma_cluster, with_namespace_rights
 from support.fake_cluster import FakeCluster
+from unit.kube.test_bounds import Recording
 
 Object = dict[str, Any]
 SAID = {
@@ -32,6 +34,12 @@ SAID = {
 def test_every_node_with_gpus_is_looked_at_but_cordoned_ones() -> None:
     assert probed_nodes(rdma_cluster(Node=(node("a"), node("b", unschedulable=True), node("c", gpus=0)))) == ["a"]
     assert probed_nodes(with_namespace_rights(rdma_cluster())) == [None, None]
+
+
+def test_of_a_pod_s_log_a_mebibyte_is_asked_for() -> None:
+    connection: Any = Recording()
+    asyncio.run(probe._log(Cluster(connection), {"metadata": {"namespace": "ns", "name": "p"}}))
+    assert connection.urls == ["/api/v1/namespaces/ns/pods/p/log?container=probe&limitBytes=1048576"]
 
 
 @pytest.mark.parametrize("facts", [rdma_cluster(), with_namespace_rights(rdma_cluster())])

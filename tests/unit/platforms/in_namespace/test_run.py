@@ -26,6 +26,7 @@ from lockstep.platforms.in_namespace.run import TimeLimit, _follow, _Log, _remov
 from lockstep_gang.contract.run import parse_run, run_text
 from support.fake_cluster import FakeCluster
 from support.process_place import ProcessPlace
+from unit.kube.test_bounds import Recording
 from unit.virtual_time import VirtualClock
 
 Object = dict[str, Any]
@@ -321,11 +322,12 @@ def test_a_job_that_waits_for_nodes_which_are_not_there_says_so_before_it_starts
     assert {"x-keeper"} == set(cluster.names("Job")) == set(cluster.names("Role")), "whoever is away, its nodes go at its end"
 
 
-def test_a_run_that_never_has_a_result_is_given_up_in_time() -> None:
-    said: list[str] = []
-    with pytest.raises(Failed, match="x has no result after 0 s \\(--timeout\\)"):
-        asyncio.run(left_after(two_nodes(), on_nodes(2), said, TimeLimit(0.2)))
-    assert said[-1] == "lockstep: x is removed; its claims stay"
+def test_a_run_that_never_has_a_result_is_given_up_after_a_quarter_of_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, said = VirtualClock(), list[str]()
+    monkeypatch.setattr(module, "_follow", lambda *_: asyncio.Event().wait())
+    with pytest.raises(Failed, match="x has no result after 900 s \\(--timeout\\)"):
+        clock.run(left_after(two_nodes(), on_nodes(2), said, TimeLimit.of(None)))
+    assert said[-1] == "lockstep: x is removed; its claims stay" and clock.now - 1000.0 == pytest.approx(900, abs=1.0)
 
 
 def test_a_run_that_is_interrupted_while_its_objects_are_made_leaves_none() -> None:
@@ -428,6 +430,46 @@ def test_of_a_short_run_without_a_result_the_last_lines_are_told(monkeypatch: py
     with pytest.raises(Failed) as raised:
         asyncio.run(getattr(shortruns, ask)(None, None, "ns", None, *more))
     assert str(raised.value).endswith(": " + " | ".join(f"line {number}" for number in range(20 - count, 20)))
+
+
+def test_a_log_that_breaks_off_is_asked_for_four_times_a_second_and_its_last_5000_lines_at_the_end() -> None:
+    clock, looks, connection = VirtualClock(0.0), list[float](), Recording()
+
+    class Broken:
+        async def log(self, *_: object) -> AsyncIterator[str]:
+            looks.append(clock.now)
+            log.ended = len(looks) == 3
+            for line in ():
+                yield line
+
+    log = _Log(cast(Cluster, Broken()), cast(Run, _Run()), lambda line: None)
+    clock.run(log.follow())
+    asyncio.run(_Log(Cluster(cast(Any, connection)), cast(Run, _Run()), lambda line: None).rest(previous=True))
+    assert looks == [0, 0.25, 0.5] and "tailLines=5000&" in connection.urls[0]
+
+
+def test_of_a_sweep_a_thousand_points_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[object] = []
+    run = SimpleNamespace(resolved=SimpleNamespace(transport=SimpleNamespace(value="tcp"), nodes=2))
+
+    async def run_until(cluster: object, run: object, listen: Callable[[str], None], done: asyncio.Event, *_: object) -> None:
+        for _ in range(1500):
+            listen("a point")
+        done.set()
+
+    async def connect(context: object) -> object:
+        return contextlib.nullcontext()
+
+    async def with_image(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(shortruns, "Cluster", SimpleNamespace(connect=connect))
+    monkeypatch.setattr(shortruns, "_run_until", run_until)
+    monkeypatch.setattr(shortruns, "point_in", lambda line: line)
+    for name, value in (("prepare", lambda *_: run), ("without_claims", lambda run: run), ("with_image", with_image)):
+        monkeypatch.setattr(shortruns, name, value)
+    sweep = asyncio.run(shortruns._sweep(job(), profile(), "ns", None, heard.append, TimeLimit()))
+    assert len(sweep.points) == len(heard) == 1000
 
 
 def test_a_log_that_does_not_end_with_its_container_has_five_seconds(quick: pytest.MonkeyPatch) -> None:

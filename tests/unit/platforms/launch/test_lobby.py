@@ -9,7 +9,8 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -161,6 +162,23 @@ async def test_attempts_begin_above_those_that_the_launch_s_machine_had_as_anoth
 async def test_a_job_of_one_node_waits_for_nobody() -> None:
     async with site(1) as one:
         assert [run.nodes for run in await one.lobby.gather()] == [1]
+
+
+@lobby_test
+async def test_of_65_connections_without_a_proof_the_oldest_is_closed() -> None:
+    closed: list[int] = []
+
+    class Stranger:
+        def __init__(self, number: int) -> None:
+            self.transport = SimpleNamespace(abort=lambda: closed.append(number))
+
+    lobby = Site(2, 0).lobby
+    lobby._connection = lambda *_: asyncio.Event().wait()  # type: ignore[method-assign,assignment,return-value]
+    for number in range(65):
+        assert closed == []
+        lobby._accepted(cast(Any, None), cast(Any, Stranger(number)))
+    assert closed == [0]
+    await lobby.end(0, "over", 0.0)
 
 
 def test_every_interface_with_an_address_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import stat
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,14 @@ def test_a_file_without_a_token_is_refused_by_its_name(tmp_path: Path) -> None:
     path.chmod(0o600)
     with pytest.raises(ConfigError, match=f"{path}: this is no token"):
         token_of_launch(path)
+
+
+@pytest.mark.parametrize("size", [4096, 4097])
+def test_of_a_token_s_file_4_kibibytes_are_read(tmp_path: Path, size: int) -> None:
+    (path := tmp_path / "token").touch(0o600)
+    path.write_text((token := new_token()).text.rjust(size))
+    with nullcontext() if size == 4096 else pytest.raises(ConfigError, match="this is no token"):
+        assert read_file(path) == token
 
 
 def test_a_joiner_waits_for_the_file_as_long_as_it_may(tmp_path: Path) -> None:
@@ -213,13 +222,13 @@ def test_something_else_on_the_port_is_named() -> None:
     asyncio.run(talk())
 
 
-@pytest.mark.parametrize("size", [6_000, 100_000])
+@pytest.mark.parametrize("size", [4097, 100_000])
 def test_a_stranger_gets_little_room(size: int) -> None:
     async def talk() -> None:
         door = Door(new_token())
         async with door as address:
             _, writer = await asyncio.open_connection(*address)
-            writer.write(b"x" * size)
+            writer.write(b"x" * size + b"\n")
             error = await door.channels.get()
             assert "longer than any message" in str(error)
             writer.close()

@@ -1,0 +1,143 @@
+"""Verbs about clusters wait, ask and show no more than they promise."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext, suppress
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from lockstep.cli.clusters import gpus, quickstart, quickstarthosts
+from lockstep.cli.shared import difference
+from lockstep.kube.cluster import Cluster
+from lockstep.plan.ahead.live import Comparison
+from lockstep.plan.diff import Change
+from lockstep.platforms.clusters import imagebuild, install
+from support.fake_cluster import FakeCluster
+from unit.kube.test_bounds import Recording
+from unit.silent_place import SilentPlace, SilentProgram
+from unit.virtual_time import VirtualClock
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
+    clock = VirtualClock()
+    monkeypatch.setattr(quickstart, "time", clock)
+    return clock
+
+
+class TalkingPlace(SilentPlace):
+    """A pod whose program prints this, and ends."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__("pod x-0")
+        self.pod, self.text = "x-0", text
+
+    @asynccontextmanager
+    async def program(self, *_: object, **__: object) -> AsyncIterator[SilentProgram]:
+        program = SilentProgram(self)
+
+        async def received() -> AsyncIterator[tuple[int, bytes]]:
+            for data in [self.text.encode()] if self.text else []:
+                self.text = ""
+                yield 1, data
+            program.code = 0
+
+        program._received = received  # type: ignore[method-assign]
+        yield program
+
+
+def gpus_of(place: SilentPlace, monkeypatch: pytest.MonkeyPatch) -> Any:
+    async def connect(context: object) -> object:
+        return nullcontext()
+
+    async def running_pods(*_: object) -> dict[int, SilentPlace]:
+        return {0: place}
+
+    monkeypatch.setattr(Cluster, "connect", connect)
+    monkeypatch.setattr("lockstep.platforms.files.reader.running_pods", running_pods)
+    return gpus._ask("ns", "x", None, "lab")
+
+
+def test_the_gpus_of_a_pod_are_asked_for_half_a_minute(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = SilentPlace("pod x-0")
+    place.pod = "x-0"  # type: ignore[attr-defined]
+    assert clock.run(gpus_of(place, monkeypatch)) == {"x-0": "pod x-0: nvidia-smi has not ended after 30 s"}
+
+
+def test_of_the_gpus_of_a_pod_64_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = "".join(f"{number}, H200, 1, 2, 3, 4, 5\n" for number in range(100))
+    rows = asyncio.run(gpus_of(TalkingPlace(table), monkeypatch))["x-0"]
+    assert [row[0] for row in rows] == [str(number) for number in range(64)]
+
+
+def demo() -> Any:
+    class Kept(FakeCluster):
+        async def request(self, *_: object) -> None:
+            pass
+
+    return Kept({"kind": "TrainingJob", "metadata": {"name": "demo", "namespace": "ns"}, "status": {}}).as_cluster
+
+
+def test_an_earlier_demo_has_a_minute_to_go(clock: VirtualClock) -> None:
+    with pytest.raises(TimeoutError, match="demo is still there 60 s after its deletion"):
+        clock.run(quickstart._replace(demo(), {"metadata": {"name": "demo", "namespace": "ns"}}))
+    assert clock.now - 1000.0 == pytest.approx(60, abs=1.0)
+
+
+def test_a_demo_that_does_not_end_is_followed_for_a_quarter_of_an_hour(clock: VirtualClock) -> None:
+    assert clock.seconds_of(quickstart._follow(demo(), "ns", "demo")) == pytest.approx(900, abs=10.0)
+
+
+def test_ten_minutes_are_left_to_write_a_sample(clock: VirtualClock) -> None:
+    fleet = SimpleNamespace(place=lambda host: SilentPlace())
+    record = SimpleNamespace(workspace="/w", command=["python3"])
+    job = SimpleNamespace(
+        seen=SimpleNamespace(first="lab0"), record_on=lambda host: record, status={"result": {"adapter": "/a"}},
+        site=SimpleNamespace(fleet=lambda: fleet),
+    )  # fmt: skip
+    assert clock.seconds_of(quickstarthosts._sample(cast(Any, job))) == 600
+
+
+def test_eight_objects_at_once_are_compared(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = SilentPlace()
+
+    async def connect(context: object) -> object:
+        return nullcontext(FakeCluster())
+
+    async def would_change(*_: object) -> list[Change]:
+        async with place.program([]):
+            await asyncio.sleep(1)
+        return []
+
+    monkeypatch.setattr(Cluster, "connect", connect)
+    monkeypatch.setattr("lockstep.platforms.clusters.send.would_change", would_change)
+    objects = [{"kind": "Service", "metadata": {"name": f"s{number}"}} for number in range(20)]
+    assert clock.run(difference._diff_deployment(objects, None)) == (False, 0)
+    assert place.most == 8
+
+
+def test_of_a_long_value_120_characters_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    difference.print_comparison(Comparison("Service/x", changes=(Change("spec.a", "b" * 500, "c" * 118),)))
+    assert capsys.readouterr().out.splitlines()[1] == '    spec.a: "' + "c" * 118 + '" → "' + "b" * 119 + "…"
+
+
+def test_an_operator_that_is_stuck_for_eight_seconds_is_given_up(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def stuck(*_: object) -> str:
+        return "no room"
+
+    monkeypatch.setattr(install, "stuck", stuck)
+    with pytest.raises(install.InstallError, match="the operator can't start: no room"):
+        clock.run(install.until_ready(FakeCluster().as_cluster, "ns", "x"))
+    assert clock.now - 1000.0 == pytest.approx(8, abs=1.0)
+
+
+def test_a_build_has_a_quarter_of_an_hour_to_take_the_files() -> None:
+    connection: Any = Recording()
+    with suppress(KeyError):  # (it answers with no build)
+        config = {"kind": "BuildConfig", "metadata": {"name": "b"}}
+        asyncio.run(imagebuild.build(Cluster(connection), [config], "ns", b"files", lambda line: None))
+    assert connection.urls[-1].endswith("/b/instantiatebinary") and connection.limits[-1] == 900.0

@@ -1,0 +1,143 @@
+"""Verbs about jobs wait, look and read no longer than they promise."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
+from itertools import count
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from typer.testing import CliRunner
+
+from lockstep.api.errors import ConfigError
+from lockstep.cli.jobs import change, get, hosttop, removal, submit
+from lockstep.cli.main import app
+from lockstep.cli.reference import cli_page
+from lockstep.cli.shared import hubconfig, runonhosts
+from lockstep.cli.shared.site import Volume
+from support.checkout import ROOT
+from unit.silent_place import SilentPlace
+from unit.virtual_time import VirtualClock
+
+Object = dict[str, Any]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
+    clock = VirtualClock(0.0)
+    for module in (change, get, hosttop, runonhosts, submit):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def progress(reason: str, **more: str) -> Object:
+    others = [{"type": kind, "status": status} for kind, status in more.items()]
+    return {"conditions": [{"type": "Progressing", "status": "True", "reason": reason, "message": "so it is"}, *others]}
+
+
+def test_the_page_of_all_verbs_in_docs_has_their_defaults_and_words() -> None:
+    assert (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8") == cli_page()
+
+
+@pytest.mark.parametrize(
+    ("verb", "said"), [("wait", "job x is not Ended after 3600 s: "), ("stop", "job x has not stopped within 600 s: ")]
+)
+def test_a_job_that_does_not_get_there_is_waited_for_so_long(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, verb: str, said: str
+) -> None:
+    def look_again() -> Object:
+        clock.sleep(9.5)
+        return {}
+
+    job = SimpleNamespace(name="x", status={}, look_again=look_again, suspend=lambda now: True)
+    monkeypatch.setattr(get, "find_job", lambda *_: job)
+    monkeypatch.setattr(change, "_not_ended", lambda *_: [job])
+    assert str(CliRunner().invoke(app, [verb, "x"]).exception).startswith(said)
+    assert clock.now == pytest.approx(float(said.split(" s:", maxsplit=1)[0].rpartition(" ")[2]), abs=10.0)
+
+
+def test_a_state_is_said_after_two_seconds_and_that_no_operator_looks_after_twenty(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[float, str]] = []
+    monkeypatch.setattr(submit, "say", lambda line: told.append((clock.now, line)))
+    watch = submit.StartWatch(cast(Any, SimpleNamespace(name="x", namespace="ns", at="x")), cast(Any, None), is_new=True)
+    for look in range(120):
+        watch({} if look < 60 else progress("Unschedulable"))
+        clock.sleep(0.5)
+    unseen = "no operator has looked at job x for 20 s: lockstep doctor -n ns"
+    assert told == [(20.5, unseen), (32.0, "x: Unschedulable: so it is")]
+
+
+@pytest.mark.parametrize(("size", "is_kept"), [((200 << 10) - 1000, True), (200 << 10, False)])
+def test_a_job_of_more_than_200_kibibytes_is_created_without_a_copy_of_itself(size: int, is_kept: bool) -> None:
+    written = {"metadata": {"name": "x"}, "spec": {"script": {"args": ["a" * size]}}}
+    inputs = cast(Any, SimpleNamespace(job=SimpleNamespace(written=lambda: written)))
+    assert ("last-applied-configuration" in json.dumps(submit._document(inputs, "ns")["metadata"])) == is_kept
+
+
+def test_a_start_on_hosts_is_looked_at_every_third_of_a_second(clock: VirtualClock) -> None:
+    looks: list[float] = []
+
+    async def current(patience: float) -> Object:
+        looks.append(clock.now)
+        return progress("Starting", **({"RanksReady": "True"} if len(looks) == 4 else {}))
+
+    clock.now = 100.0
+    assert runonhosts._until_running(cast(Any, SimpleNamespace(name="x", at="x", status=progress("Starting"), current=current))) == 0
+    assert looks == pytest.approx([100.0, 100.3, 100.6, 100.9])
+
+
+def test_a_loss_curve_is_read_again_after_ten_seconds(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[float] = []
+
+    class Watch:
+        async def ask(self, points: int) -> Object:
+            read.extend([clock.now] if points else [])
+            return {0: {"curve": {"1": {"loss": 2.0}}}}
+
+    async def current() -> Object:
+        return progress("Running")
+
+    place = SimpleNamespace(place=lambda host: SilentPlace(), fleet=lambda: place)
+    seen = SimpleNamespace(hosts=["lab0"], problems={}, record=SimpleNamespace(ranks=(1,)))
+    record = SimpleNamespace(workspace="/w")
+    object_ = {"metadata": {"name": "x", "namespace": "", "uid": "u"}, "spec": {}, "status": {}}
+    job = SimpleNamespace(name="x", site=place, seen=seen, job=object_, record_on=lambda host: record, current=current)
+    monkeypatch.setattr("lockstep.platforms.jobs.top.NodesWatch", lambda *_: nullcontext(Watch()))
+
+    async def story() -> None:
+        looks = count()
+        async for _ in hosttop.looks_of_host_job(cast(Any, job), 2.5, live=True):
+            if next(looks) == 10:
+                return
+
+    clock.run(story())
+    assert read == [0, 10, 20]
+
+
+def test_half_an_hour_is_left_to_remove_the_files_of_a_job(clock: VirtualClock) -> None:
+    @asynccontextmanager
+    async def volume(*_: object) -> AsyncIterator[Volume]:
+        yield Volume(SilentPlace(), "/w", "/d")
+
+    assert clock.seconds_of(removal._remove(cast(Any, SimpleNamespace(name="x", volume=volume)), 0)) == 1800
+
+
+@pytest.mark.parametrize(("size", "is_read"), [(4_000_000, True), (4 << 20, False)])
+def test_a_hub_has_five_seconds_for_a_config_of_four_mebibytes(monkeypatch: pytest.MonkeyPatch, size: int, is_read: bool) -> None:
+    limits: list[float] = []
+
+    def open_(request: object, timeout: float) -> io.BytesIO:
+        limits.append(timeout)
+        return io.BytesIO(json.dumps({"a": "x" * size}).encode())
+
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(hubconfig, "build_opener", lambda *_: SimpleNamespace(open=open_))
+    with nullcontext() if is_read else pytest.raises(ConfigError, match="holds no JSON"):
+        assert len(hubconfig.hub_config("a/b", None)[0]["a"]) == size
+    assert limits == [5.0]

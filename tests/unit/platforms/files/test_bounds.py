@@ -1,0 +1,233 @@
+"""Programs elsewhere, and files that come and go: how much is read of them, how often they are tried, and how long they are waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from lockstep.api.errors import Failed
+from lockstep.cli.files import model
+from lockstep.cli.files import sync as verb
+from lockstep.cli.files.sync import Sync, SyncReporter
+from lockstep.platforms.files import results, transfer
+from lockstep.platforms.files.reader import beside
+from lockstep.platforms.files.sync import Receivers, Synced
+from lockstep.platforms.files.transfer import TransferProgress
+from lockstep.platforms.inpod import runfolder
+from lockstep.platforms.local import records
+from lockstep.platforms.local import run as local_run
+from lockstep.platforms.local.place import LocalProgram
+from lockstep.programs import STDERR, STDOUT, Broken, Program, ProgramFailed, output_of
+from support.fake_cluster import FakeCluster
+from unit.platforms.files.test_reader import claim, stateful_set
+from unit.platforms.files.test_sync_watch import cluster
+from unit.silent_place import SilentPlace, SilentProgram
+from unit.virtual_time import VirtualClock
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock(0.0)
+
+
+class Talking(SilentProgram):
+    """It prints such pieces without an end."""
+
+    def __init__(self, place: SilentPlace, channel: int, piece: bytes) -> None:
+        super().__init__(place)
+        self.channel, self.piece, self.printed = channel, piece, 0
+
+    async def _received(self) -> AsyncIterator[tuple[int, bytes]]:
+        while self.printed < 100:
+            self.printed += 1
+            yield self.channel, self.piece
+            await asyncio.sleep(0)
+
+
+class TalkingPlace(SilentPlace):
+    def __init__(self, channel: int, piece: bytes) -> None:
+        super().__init__()
+        self.talking = Talking(self, channel, piece)
+
+    @asynccontextmanager
+    async def program(self, *_: object, **__: object) -> AsyncIterator[Program]:
+        yield self.talking
+
+
+def test_of_output_that_is_collected_16_mebibytes_are_read() -> None:
+    place = TalkingPlace(STDOUT, bytes(1 << 20))
+    with pytest.raises(ProgramFailed, match="cat prints more than 16777216 bytes"):
+        asyncio.run(output_of(place, ["cat"]))
+    assert place.talking.printed == 17
+
+
+def test_of_what_a_program_complains_of_64_kibibytes_are_kept_and_2000_characters_said() -> None:
+    place = TalkingPlace(STDERR, b"x" * 3000)
+    with pytest.raises(ProgramFailed) as raised:
+        asyncio.run(output_of(place, ["cat"]))
+    assert len(place.talking.errors) == 64 << 10
+    assert str(raised.value).endswith(f"after: {'x' * 2000}")
+
+
+def pieces_of(read: Callable[[asyncio.StreamReader, list[int]], Any]) -> list[int]:
+    """Sizes in which a stream that has 600 KiB ready is passed on."""
+    sizes: list[int] = []
+
+    async def story() -> None:
+        stream = asyncio.StreamReader(limit=1 << 20)
+        stream.feed_data(bytes(600 << 10))
+        stream.feed_eof()
+        await read(stream, sizes)
+
+    asyncio.run(story())
+    return sizes
+
+
+async def read_here(stream: asyncio.StreamReader, sizes: list[int]) -> None:
+    program = LocalProgram.__new__(LocalProgram)
+    program._queue = asyncio.Queue()
+    await program._read(STDOUT, stream)
+    while not program._queue.empty():
+        sizes.append(len(program._queue.get_nowait()[1]))
+
+
+async def pump_up(stream: asyncio.StreamReader, sizes: list[int]) -> None:
+    async def write(data: bytes) -> None:
+        sizes.append(len(data))
+
+    await transfer._up(stream, cast(Any, SimpleNamespace(write=write)), cast(Any, SimpleNamespace(shutdown=lambda how: sizes.append(0))))
+
+
+@pytest.mark.parametrize("read", [read_here, pump_up])
+def test_bytes_are_passed_on_in_pieces_of_256_kibibytes(read: Any) -> None:
+    assert pieces_of(read) == [256 << 10, 256 << 10, 88 << 10, 0]
+
+
+def test_an_answer_about_an_adapter_has_at_most_64_kibibytes() -> None:
+    answer = b'{"adapter": null, "commit": null}'
+    assert results._folders(answer.rjust(64 << 10), "/w/runs/x", "pod x-0") == (None, None)
+    with pytest.raises(results.NoAdapter):
+        results._folders(answer.rjust((64 << 10) + 1), "/w/runs/x", "pod x-0")
+
+
+def test_a_node_that_says_nothing_after_a_sync_is_given_up_after_half_a_minute(clock: VirtualClock, tmp_path: Path) -> None:
+    async def story() -> list[Synced]:
+        async with Receivers() as receivers:
+            return await receivers.send({"x-0": SilentPlace()}, tmp_path, "/w")
+
+    assert [result.problem for result in clock.run(story())] == ["it has not answered for 30 s"]
+
+
+def test_four_lines_of_a_node_wait_to_be_read() -> None:
+    place = TalkingPlace(STDOUT, b"a line\n")
+
+    async def story() -> None:
+        async with Receivers() as receivers:
+            await receivers._receiver("x-0", place)
+            for _ in range(200):
+                await asyncio.sleep(0)
+
+    asyncio.run(story())
+    assert place.talking.printed == 5  # the fifth one waits for room
+
+
+def test_a_pod_that_lacks_something_is_sent_to_after_two_seconds_and_a_change_is_seen_in_a_fifth_of_one(
+    clock: VirtualClock, tmp_path: Path
+) -> None:
+    sent: list[float] = []
+
+    class Ended:
+        are_there = False
+
+        async def send(self, *_: object, **__: object) -> list[Synced]:
+            sent.append(clock.now)
+            if len(sent) == 4:
+                raise asyncio.CancelledError
+            return [Synced("x-0", problem="away" if len(sent) < 2 else None)]
+
+    one = Sync("x", "ns", tmp_path, "/w", force=False)
+    with suppress(asyncio.CancelledError):
+        clock.run(verb._watch(cluster().as_cluster, cast(Any, Ended()), one, {}, SyncReporter()))
+    assert sent == pytest.approx([2.0, 4.0, 4.2, 4.4])
+
+
+def test_of_many_files_fifty_are_named_and_the_others_counted() -> None:
+    first, *named = verb._lines(Synced("x-0", removed=tuple(f"f{number}" for number in range(60))))
+    assert first == "x-0: 0 sent (0 bytes), 60 removed"
+    assert len(named) == 51 and named[-1] == "x-0: 10 more files were removed, too"
+
+
+async def look_beside(there: FakeCluster) -> None:
+    async with beside(there.as_cluster, "ns", "x"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("work", "seconds"), [(look_beside, 3600), (lambda there: model._everywhere(there.as_cluster, "ns", "x", []), 86400)], ids=["look", "fetch"]
+)  # fmt: skip
+def test_a_pod_that_is_left_behind_ends_after_an_hour_and_one_that_fetches_a_model_after_a_day(work: Any, seconds: int) -> None:
+    deadlines: list[int] = []
+
+    def create(item: dict[str, Any]) -> None:
+        if item["kind"] == "Pod":
+            deadlines.append(item["spec"]["activeDeadlineSeconds"])
+            raise Failed("enough")
+
+    with pytest.raises(Failed, match="enough"):
+        asyncio.run(work(FakeCluster(stateful_set("PerPod"), claim("workspace-x-0"), claim("datasets-x-0"), on_create=create)))
+    assert deadlines == [seconds]
+
+
+@pytest.mark.parametrize(("missing", "pauses"), [([7], [2, 4, 8, 15, 15]), ([9, 9, 9, 5], [2, 4, 8, 1, 2, 4, 8, 15, 15])])
+def test_a_transfer_that_gets_nowhere_is_tried_six_times_with_growing_pauses(
+    clock: VirtualClock, missing: list[int], pauses: list[float]
+) -> None:
+    """`missing`: what the other end lacks in each try, the last for ever."""
+    begun: list[float] = []
+    progress = TransferProgress()
+
+    class Breaking(SilentPlace):
+        @asynccontextmanager
+        async def program(self, *_: object, **__: object) -> AsyncIterator[Program]:
+            begun.append(clock.now)
+            progress.missing = missing[: len(begun)][-1]
+            raise Broken("the connection broke")
+            yield
+
+    with pytest.raises(Failed, match="the connection broke; what has arrived is kept"):
+        clock.run(transfer.get(Breaking(), "/w/a", "a", ["/w"], progress))
+    assert [later - first for first, later in pairwise(begun)] == pauses
+
+
+def test_a_first_look_at_this_machine_s_ranks_takes_a_second(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(records, "time", clock)
+    monkeypatch.setattr(records, "_snapshot_of", lambda *_: ({}, False))
+    monkeypatch.setattr(runfolder, "Watch", lambda *_, **__: SimpleNamespace(answer=dict))
+    looks = records.LocalLooks("x", tmp_path)
+    seconds = []
+    for _ in range(3):
+        looks.look(1)
+        seconds.append(clock.now)
+    assert seconds == [1.0, 1.0, 1.0]
+
+
+def test_an_agent_that_does_not_end_is_told_twice_and_killed_after_half_a_minute(clock: VirtualClock) -> None:
+    told: list[tuple[float, str]] = []
+
+    def wait(seconds: float) -> None:
+        clock.sleep(seconds)
+        raise subprocess.TimeoutExpired("agent", seconds)
+
+    agents = local_run.Agents.__new__(local_run.Agents)
+    agents._processes = [cast(Any, SimpleNamespace(wait=wait))]
+    agents.tell = lambda number: told.append((clock.now, number.name))  # type: ignore[method-assign]
+    agents.end()
+    assert told == [(0, "SIGTERM"), (15, "SIGTERM"), (30, "SIGKILL")]
